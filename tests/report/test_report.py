@@ -8,7 +8,7 @@ from rich.console import Console
 
 from equipoise.report import Run, RunFolderError, read_run, render_page, summary, write_report
 from equipoise.report.figures import Curve, line_chart
-from equipoise.report.phrases import epsilon_in_words, guessing_bound
+from equipoise.report.phrases import epsilon_in_words, guessing_bound, promise_in_words
 from equipoise.report.terminal import sparkline
 
 
@@ -16,7 +16,7 @@ def test_page_is_self_contained_and_complete(run_folder):
     page = write_report(run_folder).read_text()
     assert "<script" not in page
     assert not re.search(r"""(src|href)\s*=|url\(|@import|https?://""", page)
-    assert page.count("<svg") == 3
+    assert page.count("<svg") == 4  # the wide one is there for narrow screens, too
     for text in (
         "94.5%",
         "2.994",
@@ -26,13 +26,31 @@ def test_page_is_self_contained_and_complete(run_folder):
         "7.25",
         "equipoise train --data digits",
     ):
-        assert text in page
+        assert text in re.sub("<[^>]*>", "", page)
     assert "prefers-color-scheme: dark" in page
 
 
 def test_page_shows_nothing_private(run_folder):
     page = render_page(read_run(run_folder))
     assert "123456" not in page
+
+
+def test_page_says_what_the_data_are_and_whose_they_are(run_folder):
+    config = json.loads((run_folder / "config.json").read_text())
+    config["begun"] = "2026-01-31"
+    config["experiment"] |= {"data_description": "grey images", "population": 1437}
+    page = render_page(Run("r", read_run(run_folder).statement, [], config))
+    assert "begun 2026-01-31" in page
+    assert "digits: grey images. 1,437 training records, a public number" in page
+    assert "A person may own several" in page
+
+
+def test_a_factor_beyond_all_floats_is_right_and_is_called_worthless():
+    said = promise_in_words(30_800.0, 1e-5, "add_or_remove_one")
+    assert "e^30,800, which is below 10^13,377," in said  # 30,800 / ln 10 = 13,376.2
+    assert "promises nothing in practice" in said
+    assert "e^20.00 = 4.9e+8," in promise_in_words(20.0, 1e-5, "replace_one")
+    assert "practice" not in promise_in_words(3.0, 1e-5, "replace_one")
 
 
 def test_text_from_files_is_escaped(run_folder):
@@ -51,9 +69,11 @@ def test_missing_proof_and_reproducible_noise_are_shouted(run_folder):
     page = render_page(Run(run.name, hole, run.metrics, run.config))
     assert "no value" in page
     assert "raw threshold" in page
+    assert "<p>Nothing. At least one step has no privacy proof" in page
     assert "right with probability" not in page
     page = render_page(Run(run.name, {**run.statement, "private": False}, run.metrics, run.config))
     assert "NOT PRIVATE" in page
+    assert "<p>Nothing. The noise follows a public seed" in page
     assert "right with probability" not in page
     assert ">proven<" not in page.split("The privacy statement")[0]
 
@@ -176,6 +196,19 @@ def test_ticks_are_few_and_inside(low, high):
         assert 2 <= len(values) <= 8
         assert all(low - extra - 1e-9 <= v <= high + extra + 1e-9 for v in values)
         assert len(set(values)) == len(values)
+
+
+def test_an_axis_of_shares_makes_no_drama_of_chance():
+    svg = line_chart([Curve("a", (1, 2), (0.840, 0.846))], title="t", x_label="x", y_label="y", percent=True)
+    shown = [float(share) for share in re.findall(r">([0-9.]+)%<", svg)]
+    assert max(shown) - min(shown) >= 8
+
+
+def test_points_that_are_no_course_have_no_line():
+    curve = Curve("epsilon", (0, 1, 2), (1.0, 2.0, 1.5))
+    svg = line_chart([curve], title="t", x_label="client", y_label="y", joined=False)
+    assert svg.count('class="dot"') == 3
+    assert 'class="line"' not in svg
 
 
 def test_counted_things_have_whole_ticks():

@@ -229,6 +229,7 @@ def _write_settings(folder: Path, experiment: Experiment) -> None:
         "test_records": len(experiment.dataset.test),
         **{f"baseline_{name}": value for name, value in baseline.items()},
         "baseline": answer,
+        **({"data_description": about} if (about := experiment.dataset.description) else {}),
     }
     if experiment.dataset.schema is not None:
         content["schema"] = dict(experiment.dataset.schema)

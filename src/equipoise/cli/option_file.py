@@ -12,20 +12,19 @@ import json
 import shlex
 import tomllib
 from collections.abc import Callable, Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from equipoise._files import explained
-from equipoise.app.option_checks import flag, suggestion
+from equipoise.app.option_checks import data_form, flag, suggestion
+from equipoise.app.settings import RunSettings
 from equipoise.cli.shared_options import UsageError
 from equipoise.report.json_files import LARGEST_OBJECT, read_file, read_json
 
 __all__ = ["option_file"]
-
-_OF_A_RUN = ("steps", "test_records")
-"""What `config.json` holds of a run in addition to its settings."""
 
 _INSTEAD_OF = {"epsilon": "noise_multiplier", "noise_multiplier": "epsilon"}
 """Either decides the other: one on the command line displaces the other in the file."""
@@ -117,12 +116,9 @@ def _of_json(values: Any, config: str) -> dict[str, Any]:
             f"--config {config!r} is of a run begun from Python, and holds no settings of the command line."
         )
     if isinstance(values.get("experiment"), dict):
-        values = {
-            name: value
-            for name, value in values["experiment"].items()
-            if name not in _OF_A_RUN and not name.startswith("baseline")
-        }
-        if ":" not in str(values.get("data")):
+        settings = {item.name for item in fields(RunSettings)}  # the others tell what came of it
+        values = {name: value for name, value in values["experiment"].items() if name in settings}
+        if data_form(str(values.get("data"))) == "named":
             values.pop("population", None)  # published, and the smaller where records were left out
         elif "public_records" in values:
             values["population"] += values["public_records"]  # the private ones; the option counts all

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from equipoise._files import PathLike
 from equipoise._rounding import plain, rounded_up, significant
 from equipoise.report.figures import Curve, line_chart, range_chart
-from equipoise.report.pages import GUARANTEE_BANNERS, banner, figure, render, write_page
+from equipoise.report.pages import GUARANTEE_BANNERS, banner, figure, on_any_screen, render, write_page
 from equipoise.report.phrases import RELATIONS_IN_WORDS, readable
 
 if TYPE_CHECKING:
@@ -42,19 +43,24 @@ def render_comparison(values: Mapping[str, Any]) -> str:
 
     methods = values["methods"]
     shown = methods[:MOST]
-    curves = line_chart(
-        [_curve(m) for m in shown],
-        title="Accuracy along the training",
-        x_label="step",
-        y_label="accuracy",
-        percent=True,
-        wide=True,
+    curves = on_any_screen(
+        partial(
+            line_chart,
+            [_curve(m) for m in shown],
+            title="Accuracy along the training",
+            x_label="step",
+            y_label="accuracy",
+            percent=True,
+        )
     )
-    ranges = range_chart(
-        [(m["label"], m["accuracies"]) for m in shown],
-        title="Final accuracy of every seed",
-        x_label="accuracy",
-        percent=True,
+    ranges = on_any_screen(
+        partial(
+            range_chart,
+            [(m["label"], m["accuracies"]) for m in shown],
+            title="Final accuracy of every seed",
+            x_label="accuracy",
+            percent=True,
+        )
     )
     unequal = [m["label"] for m in methods if not _is_equal(m, values["epsilon"])]
     banners = []

@@ -34,6 +34,13 @@ if TYPE_CHECKING:
 __all__ = ["federation_summary", "render_federation", "write_federation_report"]
 
 
+_PUBLISHABLE = (
+    "federation.json", "federation.sig.json", "model.safetensors", "report.html", "clients/*/statement.json",
+    "clients/*/statement.sig.json",
+)  # fmt: skip
+_WITHHELD = ("server/", "settings.json", "everything else under clients/")
+
+
 def write_federation_report(values: Mapping[str, Any], folder: PathLike) -> Path:
     """Write ``report.html`` into a folder and return its path."""
     return write_page(render_federation(values), folder, "report.html")
@@ -63,6 +70,9 @@ def render_federation(values: Mapping[str, Any]) -> str:
         charts=_charts(values),
         clients=[_client_row(one) for one in values["clients"]],
         absences=_absences(values),
+        assumptions=values.get("assumptions", []),
+        publishable=_PUBLISHABLE,
+        withheld=_WITHHELD,
         settings=[
             {"name": readable(name), "value": _text(value)} for name, value in settings.items() if value != {}
         ],
@@ -136,7 +146,17 @@ def _public_part(values: Mapping[str, Any]) -> str:
 
 def _promise(values: Mapping[str, Any]) -> list[str]:
     paragraphs = []
-    if values["epsilon"] is not None and values["private"] and values["guarantee"] != "none":
+    if not values["private"]:
+        paragraphs.append(
+            "Nothing. The noise of every client follows a public seed: anybody can draw it again and "
+            "subtract it."
+        )
+    elif values["guarantee"] == "none":
+        paragraphs.append(
+            "Nothing. At least one client took a step without a privacy proof, so what it sent may tell any "
+            "detail of any of its records."
+        )
+    elif values["epsilon"] is not None:
         relation = str(values["relation"])
         paragraphs.append(promise_in_words(values["epsilon"], values["delta"], relation))
         paragraphs.append(epsilon_in_words(values["epsilon"], values["delta"], relation))
@@ -194,6 +214,7 @@ def _charts(values: Mapping[str, Any]) -> list[Mapping[str, Any]]:
             "Epsilon by client",
             "What every client has spent in all; the largest is the one to quote.",
             [Curve("epsilon", [one["client"] for one in spent], [one["epsilon"] for one in spent])],
+            joined=False,
             x_label="client",
             y_label="epsilon",
             from_zero=True,

@@ -164,6 +164,7 @@ def line_chart(
     percent: bool = False,
     from_zero: bool = False,
     wide: bool = False,
+    joined: bool = True,
     target: tuple[float, str] | None = None,
 ) -> str:
     """An ``<svg>`` element with the curves; a dot on a curve tells its value.
@@ -176,6 +177,7 @@ def line_chart(
         percent: print y values as percentages.
         from_zero: let the vertical axis begin at 0.
         wide: draw it twice as wide, at the same height.
+        joined: draw a line through the points; else a large dot for each.
         target: a dashed horizontal line ``(y, label)``.
 
     Returns:
@@ -194,8 +196,8 @@ def line_chart(
     xs = [x for curve in drawn for x in curve.x]
     ys = [y for curve in drawn for y in (*curve.y, *curve.low, *curve.high)] + ([target[0]] if target else [])
     low, high = _padded(0.0 if from_zero else min(ys), max(ys), 0.06)
-    if percent and max(ys) <= 1:
-        high = min(high, 1.0)
+    if percent:
+        low, high = _at_least(low, high, max(ys) <= 1)
     chart = _Chart(
         WIDE if wide else WIDTH,
         HEIGHT,
@@ -227,19 +229,25 @@ def line_chart(
             around = (*curve.x, *reversed(curve.x))
             edge = (*curve.high, *reversed(curve.low))
             axes.fill(around, edge, color=_colour(number), alpha=0.13, linewidth=0, clip_on=False)
-        (line,) = axes.plot(curve.x, curve.y, color=_colour(number), linewidth=2.2, clip_on=False)
-        chart.call(line, "line")
+        if joined:
+            (line,) = axes.plot(curve.x, curve.y, color=_colour(number), linewidth=2.2, clip_on=False)
+            chart.call(line, "line")
         # a dot per point would be a wall of ink on long curves; thin them out, the last one always stays
         points = list(zip(curve.x, curve.y, strict=True))
         for x, y in points[:: -max(1, math.ceil(len(points) / DOTS))][::-1]:
             value = f"{y:.2%}" if percent else significant(y, 4)
-            radius = 3.5 if (x, y) == points[-1] else 2.0
+            radius = 3.5 if (x, y) == points[-1] or not joined else 2.0
             chart.dot(x, y, radius, number, f"{curve.label}: {value} at {x:g}")
     return chart.svg(title)
 
 
 def range_chart(
-    rows: Sequence[tuple[str, Sequence[float]]], *, title: str, x_label: str, percent: bool = False
+    rows: Sequence[tuple[str, Sequence[float]]],
+    *,
+    title: str,
+    x_label: str,
+    percent: bool = False,
+    wide: bool = True,
 ) -> str:
     """An ``<svg>`` element with one line per row: one dot per value, and a stroke at their median.
 
@@ -248,6 +256,7 @@ def range_chart(
         title: what the picture shows, read out by screen readers.
         x_label: the label of the horizontal axis.
         percent: print the values as percentages.
+        wide: draw it as wide as the page.
 
     Example:
         >>> range_chart([("a", [0.8, 0.9])], title="t", x_label="x").count('class="dot"')
@@ -255,16 +264,19 @@ def range_chart(
     """
     everything = [value for _, values in rows for value in values]
     left = 16 + 7.4 * max(len(label) for label, _ in rows)
+    low, high = _padded(min(everything), max(everything), 0.08)
+    if percent:
+        low, high = _at_least(low, high, max(everything) <= 1)
     chart = _Chart(
-        WIDE,
+        WIDE if wide else WIDTH,
         TOP + 30 * len(rows) + BOTTOM,
         left,
-        _padded(min(everything), max(everything), 0.08),
+        (low, high),
         (len(rows) + 0.5, 0.5),
         right=5 * RIGHT,
     )
     axes = chart.axes
-    chart.ticks(axes.xaxis, 8, percent=percent)
+    chart.ticks(axes.xaxis, 8 if wide else 3, percent=percent)
     axes.xaxis.grid(True, color=LINE, linewidth=1, clip_on=False)
     axes.spines["bottom"].set_visible(False)
     axes.set_yticks(range(1, len(rows) + 1), [label for label, _ in rows], parse_math=False)
@@ -393,6 +405,24 @@ def _variable(placeholder: re.Match[str]) -> str:
 def _colour(number: int) -> str:
     """The placeholder of the page's colour of curve `number`, from 1 on."""
     return f"#0000{number:02x}"
+
+
+SMALLEST_SPAN = 0.1
+"""Of an axis of shares: on a narrower one the chance of a few records looks like an event."""
+
+
+def _at_least(low: float, high: float, shares: bool) -> tuple[float, float]:
+    """An axis of at least `SMALLEST_SPAN`; within 0 and 1 where all values are.
+
+    >>> [round(end, 3) for end in (*_at_least(0.84, 0.846, True), *_at_least(0.98, 0.99, True))]
+    [0.793, 0.893, 0.9, 1.0]
+    """
+    if high - low < SMALLEST_SPAN:
+        middle = (low + high) / 2
+        if shares:
+            middle = min(max(middle, SMALLEST_SPAN / 2), 1 - SMALLEST_SPAN / 2)
+        low, high = middle - SMALLEST_SPAN / 2, middle + SMALLEST_SPAN / 2
+    return low, min(high, 1.0) if shares else high
 
 
 def _padded(low: float, high: float, share: float) -> tuple[float, float]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ __all__ = [
     "figure",
     "guarantee_figure",
     "loss_figure",
+    "on_any_screen",
     "render",
     "write_page",
 ]
@@ -79,6 +81,19 @@ def banner(tone: str, *lines: str) -> dict[str, Any]:
     return {"tone": tone, "lines": lines}
 
 
+def on_any_screen(draw: Callable[..., str], wide: bool = True) -> str:
+    """The SVG of a chart; of a wide one two, of which the style shows the one that fits the screen.
+
+    Args:
+        draw: takes ``wide`` and answers an ``<svg>`` element.
+        wide: whether there is room for a wide one.
+    """
+    if not wide:
+        return draw(wide=False)
+    found = {"if-roomy": draw(wide=True), "if-narrow": draw(wide=False)}
+    return "".join(svg.replace('class="chart"', f'class="chart {name}"', 1) for name, svg in found.items())
+
+
 def chart(
     title: str, caption: str, curves: Sequence[Curve | None], *, wide: bool = False, **options: Any
 ) -> list[Mapping[str, Any]]:
@@ -93,7 +108,7 @@ def chart(
     from markupsafe import Markup
 
     drawn = [curve for curve in curves if curve is not None]
-    svg = line_chart(drawn, title=title, wide=wide, **options)
+    svg = on_any_screen(partial(line_chart, drawn, title=title, **options), wide)
     if not svg:
         return []
     legend = [curve.label for curve in drawn] if len(drawn) > 1 else []

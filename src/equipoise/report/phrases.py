@@ -32,6 +32,7 @@ __all__ = [
     "sampling_in_words",
     "score_in_words",
     "score_name",
+    "unit_in_words",
 ]
 
 
@@ -88,18 +89,51 @@ ACCOUNTANTS = {
 }
 
 
-def promise_in_words(epsilon: float, delta: float, relation: str) -> str:
+_HUGE = 15.0
+"""Above this epsilon somebody who guesses can be right but for less than one time in a million."""
+
+
+def promise_in_words(epsilon: float, delta: float, relation: str, unit: str = "record") -> str:
     """The definition, with the run's figures.
 
     >>> promise_in_words(1.0, 1e-5, "replace_one")[:67]
     'Everything this run published is (1.000, 1e-5)-differentially priva'
     """
     change = "replacing" if relation.startswith("replace") else "adding or removing"
-    factor = rounded_up(math.exp(epsilon)) if epsilon < 15 else f"{math.exp(min(epsilon, 700)):.1e}"
+    doubt = " A factor this large promises nothing in practice." if epsilon > _HUGE else ""
     return (
         f"Everything this run published is ({rounded_up(epsilon)}, {plain(delta)})-differentially private: "
-        f"{change} any one training record changes the probability of any outcome at most by the factor "
-        f"e^{rounded_up(epsilon)} = {factor}, apart from an exception of probability at most {plain(delta)}."
+        f"{change} any one training {unit} changes the probability of any outcome at most by the factor "
+        f"{factor_in_words(epsilon)}, apart from an exception of probability at most {plain(delta)}.{doubt}"
+    )
+
+
+def factor_in_words(epsilon: float) -> str:
+    """e^epsilon as a number, never rounded down.
+
+    >>> [factor_in_words(epsilon) for epsilon in (3.0, 20.0, 15_710.0)]
+    ['e^3.000 = 20.09', 'e^20.00 = 4.9e+8', 'e^15,710, which is below 10^6,823']
+    """
+    power = f"e^{rounded_up(epsilon)}"
+    if epsilon < _HUGE:
+        return f"{power} = {rounded_up(math.exp(epsilon))}"
+    if epsilon < 700:  # a float ends at e^709
+        return f"{power} = {rounded_up(math.exp(epsilon), 2)}"
+    return f"{power}, which is below 10^{math.ceil(epsilon / math.log(10) + 1e-9):,}"
+
+
+def unit_in_words(unit: str) -> str:
+    """What is protected, and what is not.
+
+    >>> print(unit_in_words("record"))
+    The unit is one record. A person may own several: with k of them the bound grows to about k times \
+epsilon, and delta grows faster.
+    """
+    if unit != "record":
+        return f"The unit is one {unit}."
+    return (
+        "The unit is one record. A person may own several: with k of them the bound grows to about k times "
+        "epsilon, and delta grows faster."
     )
 
 

@@ -28,6 +28,7 @@ from equipoise.report.phrases import (
     promise_in_words,
     readable,
     sampling_in_words,
+    unit_in_words,
 )
 from equipoise.report.run_reader import PUBLISHABLE_FILES, WITHHELD_FILES, Run, damage_named, read_run
 
@@ -81,6 +82,7 @@ def render_page(run: Run) -> str:
             figures=_figures(run),
             banners=_banners(run),
             promise=_promise(run),
+            data=_data(run),
             charts=_charts(run),
             statement=_statement_rows(run),
             releases=_release_rows(run.statement),
@@ -109,6 +111,8 @@ def _subtitle(run: Run) -> str:
         parts.append(str(method))
     if run.steps_in_words:
         parts.append(f"{run.steps_in_words} steps")
+    if run.begun:
+        parts.append(f"begun {run.begun}")
     return " · ".join(parts)
 
 
@@ -143,7 +147,7 @@ def _banners(run: Run) -> list[dict[str, Any]]:
                 "private.",
             )
         )
-    if holes := _lines(run.statement.get("holes")):
+    if holes := _holes(run.statement):
         banners.append(banner("bad", "Steps without a proof", *holes))
     if warnings := _lines(run.statement.get("warnings")):
         banners.append(banner("mid", "Please note", *warnings))
@@ -153,16 +157,42 @@ def _banners(run: Run) -> list[dict[str, Any]]:
 def _promise(run: Run) -> list[str]:
     statement = run.statement
     paragraphs = []
-    if run.epsilon is not None and run.delta is not None and run.guarantee != "none" and run.is_private:
-        relation = str(statement.get("relation", ""))
-        paragraphs.append(promise_in_words(run.epsilon, run.delta, relation))
+    if not run.is_private:
+        paragraphs.append(
+            "Nothing. The noise follows a public seed: anybody can draw it again, subtract it, and see what "
+            "each step took from the records."
+        )
+    elif run.guarantee == "none":
+        paragraphs.append(
+            "Nothing. At least one step has no privacy proof, so what was published may tell any detail of "
+            "any record."
+        )
+    elif run.epsilon is not None and run.delta is not None:
+        relation, unit = str(statement.get("relation", "")), str(statement.get("unit", "record"))
+        paragraphs.append(promise_in_words(run.epsilon, run.delta, relation, unit))
         paragraphs.append(epsilon_in_words(run.epsilon, run.delta, relation))
+        paragraphs.append(unit_in_words(unit))
     if run.accuracy is not None:
         paragraphs.append(
             "The accuracy was measured on the test records. The statement covers only the training records: "
             "if the test records are personal data too, the accuracy is a figure about them without noise."
         )
     return paragraphs
+
+
+def _data(run: Run) -> list[str]:
+    """What the records are, by public facts."""
+    details = run.details
+    facts = [str(details[key]) for key in ("data", "data_description") if details.get(key)]
+    found = [": ".join(facts) + "."] if facts else []
+    sizes = {
+        "population": "{:,} training records, a public number that sets the sampling rate.",
+        "public_records": "{:,} more records were declared public: they get no protection.",
+        "test_records": "{:,} test records, none of them trained on.",
+    }
+    return found + [
+        words.format(details[key]) for key, words in sizes.items() if isinstance(details.get(key), int)
+    ]
 
 
 def _charts(run: Run) -> list[Mapping[str, Any]]:
@@ -267,6 +297,7 @@ def _statement_rows(run: Run) -> list[dict[str, Any]]:
     )
     if statement.get("noise") in NOISES:
         statement["noise"] = NOISES[statement["noise"]]
+    statement["holes"] = _holes(statement)
     if not statement.get("other_runs"):
         statement.pop("other_runs", None)
     # these two repeat what the table of releases shows, for who computes the plan's hash again
@@ -288,6 +319,17 @@ def _statement_rows(run: Run) -> list[dict[str, Any]]:
             continue
         rows.append({"name": _STATEMENT_NAMES.get(key, readable(key)), "lines": lines})
     return rows
+
+
+def _holes(statement: Mapping[str, Any]) -> list[str]:
+    """What has no proof, and how often."""
+    found = statement.get("holes")
+    return [
+        f"{hole['reason']} ({_text(hole.get('count'))} times)"
+        if isinstance(hole, Mapping) and "reason" in hole
+        else _text(hole)
+        for hole in (found if isinstance(found, list) else [])
+    ]
 
 
 def _is_pair(row: Mapping[str, Any]) -> bool:
@@ -320,7 +362,7 @@ def _configuration_rows(config: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [
         {"name": readable(k), "lines": lines}
         for k, v in config.items()
-        if k != "command" and (lines := _lines(v))
+        if k not in ("command", "begun", "data_description") and (lines := _lines(v))
     ]
 
 

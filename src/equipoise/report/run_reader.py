@@ -86,9 +86,14 @@ class Run:
             # one level is enough: settings, sampling and method hold plain values or small objects
             if isinstance(value, Mapping) and key in ("settings", "sampling", "budget", "method"):
                 flat.update({("method" if k == "name" else k): v for k, v in value.items()})
-            elif key not in ("format", "plan", "command"):
+            elif key not in ("format", "plan", "command", "begun"):
                 flat[key] = value
         return flat
+
+    @property
+    def begun(self) -> str:
+        """The day on which the run was begun, such as 2026-01-31; empty where none was noted."""
+        return str(self.config.get("begun") or "")
 
     @property
     def is_private(self) -> bool:

@@ -6,6 +6,7 @@ another try: folder, lock and reservation go.
 
 from __future__ import annotations
 
+import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -119,7 +120,8 @@ def start_run(
                 undo.callback(folder.unlock)
         with processes.together():
             if folder is not None:
-                processes.first(lambda: folder.write_config(setup.config(setup.found)))
+                begun = {"begun": time.strftime("%Y-%m-%d", time.gmtime())}
+                processes.first(lambda: folder.write_config(setup.config(setup.found) | begun))
             ledger = open_ledger(setup, folder, ledger_class=ledger_class)
             if processes.is_first:
                 undo.callback(_give_up, own_ledger(ledger))

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -201,8 +201,19 @@ def _values(made: Federation, history: FederationHistory, clients: list[dict[str
         "public_records": 0 if made.public is None else len(next(iter(made.public.values()))),
         "epsilon_claimed": max(claimed, default=None),
         "warnings": [] if doubt is None else [doubt],
+        "assumptions": _shared([one["assumptions"] for one in statements]),
         "clients": [{k: v for k, v in one.items() if k != "statement"} for one in clients],
     }
+
+
+def _shared(assumptions: Sequence[Sequence[str]]) -> list[str]:
+    """What all clients' statements take as true, and how much else single ones do."""
+    if not assumptions:
+        return []
+    common = [line for line in assumptions[0] if all(line in others for others in assumptions)]
+    more = {line for lines in assumptions for line in lines} - set(common)
+    own = [f"{len(more)} more, such as its population, stand in the statements of single clients"]
+    return common + (own if more else [])
 
 
 def _round_values(done: RoundReport) -> dict[str, Any]:
