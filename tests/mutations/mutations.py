@@ -1092,7 +1092,10 @@ MUTATIONS = (
     Mutation(
         "nobody sees whether a data set keeps something of the first records",
         "training/setup/pipeline_trials.py",
-        (("        untouched.losses(first)\n", ""), ("SECONDS = 1000, 0.5", "SECONDS = 0, 0.5")),
+        (
+            ("        untouched.losses(first)\n", ""),
+            ("MOST_READS, WORK, WAIT = 1000", "MOST_READS, WORK, WAIT = 0"),
+        ),
         ("tests/training/test_neighbours.py::test_a_pipeline_that_keeps_something_is_refused",),
     ),
     Mutation(

@@ -1162,7 +1162,7 @@ def divided(batch, scale):
 @pytest.mark.parametrize("where", ["data", "collate", "augmentation", "views"])
 def test_a_pipeline_that_keeps_something_is_refused(make, where, monkeypatch):
     """Of the first record: the sum moved by 9 to 18 clip norms; a running mean: by 12."""
-    monkeypatch.setattr(pipeline_trials, "SECONDS", 60)
+    monkeypatch.setattr(pipeline_trials, "WORK", 60)
     data, scale = {"x": torch.randn(40, 3), "y": torch.randn(40)}, make()
     augmentation = {"augmentation": lambda batch, generator: divided(batch, scale)}
     options = {
