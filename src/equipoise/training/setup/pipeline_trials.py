@@ -358,7 +358,7 @@ def _check_items(source: RecordSource) -> None:
 
 
 MOST_READS, WORK, WAIT = 1000, 0.5, 5.0
-"""How often, for how many seconds of a processor and of a clock, records are made to see whether they agree."""
+"""How often, for how many seconds of a processor and of a clock, records are made to see what they are."""
 
 
 def _check_many(pipeline: Pipeline, readable: list[int]) -> None:
