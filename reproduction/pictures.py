@@ -29,6 +29,7 @@ from equipoise.methods import (
     BiasedGEP,
     ClipSGD,
     Method,
+    PlainSGD,
     PublicOnly,
     PublicRecords,
     PublicSubspace,
@@ -112,6 +113,7 @@ def _pictures() -> dict[str, Picture]:
             },
             epsilon=1.0,
         ),
+        "sgd": Picture({"sgd": PlainSGD(), **dp_sgd}),
         "clip-sgd": Picture(
             {f"clip norm {word}": ClipSGD(clip_norm=value) for word, value in [("0.5", 0.5), ("2", 2.0)]}
             | {"no clipping": ClipSGD(clip_norm=math.inf)},

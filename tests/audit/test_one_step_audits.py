@@ -16,7 +16,7 @@ from equipoise.audit.rehearsal import CanaryTraining, rehearse
 from equipoise.federated import ServerQuantile
 from equipoise.methods import METHODS, Automatic, Independent, ReleasedQuantile, Round, TopShare, TwoChannel
 
-NOTHING = ("clip-sgd", "ef-sgd", "public-only")
+NOTHING = ("sgd", "clip-sgd", "ef-sgd", "public-only")
 """Nothing leaves with noise."""
 VARIANTS = {
     "dp-sgd, automatic rule": ("dp-sgd", {"clip_rule": "auto_s"}),

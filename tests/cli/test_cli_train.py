@@ -91,6 +91,7 @@ def test_dry_run_spends_nothing(equipoise, tmp_path, monkeypatch):
             "no guarantee, so no epsilon. Claimed to reach the optimum",
         ),
         ("clip-sgd", "none", ["gradient"], "no proven noise for gradient"),
+        ("sgd", "none", ["gradient"], "no proven noise for gradient"),
     ],
 )
 def test_a_dry_run_promises_no_epsilon_that_the_run_would_not_have(
@@ -102,7 +103,7 @@ def test_a_dry_run_promises_no_epsilon_that_the_run_would_not_have(
     assert found.value["unproven"] == unproven
     text = " ".join(found.err.split())
     assert said in text
-    assert "(not a guarantee)" in text
+    assert "(not a guarantee)" in text or "NOT PRIVATE: no noise, and so no epsilon" in text
 
 
 def test_a_dry_run_counts_the_other_runs_of_the_journal(equipoise, tmp_path):
@@ -248,7 +249,7 @@ def test_options_reach_the_training(equipoise, tmp_path):
         ("--data no_such_module:records --population 10", "no_such_module"),
         ("--model no-such-net", "no-such-net"),
         ("--model no_such_module:net", "no_such_module"),
-        ("--method sgd", "dp-sgd"),
+        ("--method dpsdg", "dp-sgd"),
         ("--epsilon 0", "--epsilon is 0"),
         ("--epsilon -1", "--epsilon is -1"),
         ("--epsilon nan", "--epsilon is nan"),
@@ -353,3 +354,16 @@ def test_evaluations_at_a_chosen_pace(equipoise, tmp_path):
     assert equipoise(words, folder).code == 0
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows if "evaluation.accuracy" in row] == [3, 6, 7]
+
+
+def test_a_plain_run_claims_no_epsilon_and_is_ahead_of_a_private_one(equipoise, tmp_path):
+    words = "train --data digits --epochs 10 --json --run-dir"
+    plain = equipoise(f"{words} {tmp_path / 'plain'} --method sgd").value
+    private = equipoise(f"{words} {tmp_path / 'private'} --method dp-sgd").value
+    assert plain["accuracy"] > private["accuracy"]
+    assert (plain["epsilon"], plain["guarantee"]) == (None, "none")
+    assert plain["settings"]["learning_rate"] == pytest.approx(0.3)
+    config = json.loads((tmp_path / "plain" / "config.json").read_text())
+    assert not {"epsilon", "clip_norm", "clip_rule"} & set(config["experiment"])
+    assert "--epsilon" not in config["command"]
+    assert "Nothing. At least one step" in (tmp_path / "plain" / "report.html").read_text()

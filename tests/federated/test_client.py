@@ -474,6 +474,7 @@ LOCAL = {
     "dp-c4": lambda: eq.DPC4(clip_norm=0.5, anchor=Quantile(count_noise=0.3)),
     "dp-c4-plus": lambda: eq.DPC4Plus(clip_norm=0.5, anchor=Quantile(count_noise=0.3)),
     "dice-sgd": lambda: eq.DiceSGD(clip_norm=0.1, residual_clip_norm=0.6),
+    "sgd": lambda: eq.methods.PlainSGD(),
     "clip-sgd": lambda: eq.methods.ClipSGD(clip_norm=0.1),
     "ef-sgd": lambda: eq.methods.EFSGD(clip_norm=0.1),
     "pcdp-sgd": lambda: eq.PCDPSGD(source=PublicSubspace(PublicRecords(public())), clip_norm=0.5),

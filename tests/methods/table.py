@@ -163,6 +163,7 @@ EXAMPLES: dict[str, Callable[[], Method]] = {
     ),
     "adaptive-rms round": lambda: eq.AdaptiveRMS(clip_norm=0.5, variant=Round(length=2)),
     "adaptive-rms published": lambda: published.AdaptiveRMS(clip_norm=0.5, round_length=2),
+    "sgd": lambda: eq.methods.PlainSGD(),
     "clip-sgd": lambda: eq.methods.ClipSGD(clip_norm=0.1),
     "ef-sgd": lambda: eq.methods.EFSGD(clip_norm=0.1),
 }

@@ -27,6 +27,7 @@ from equipoise.app.option_checks import (
     flag,
     parse_clip_norm,
 )
+from equipoise.methods.registry import registered
 from equipoise.report.json_files import read_json
 
 __all__ = [
@@ -251,6 +252,9 @@ class RunSettings:
         for item in fields(self):
             if item.metadata.get("of_data") and getattr(self, item.name) is None:
                 filled[item.name] = getattr(defaults, item.name)
+        if self.learning_rate is None and "clip_norm" in self._no_use():
+            # A clipped gradient has at most this length; longer steps than it leads to would differ in kind.
+            filled["learning_rate"] = defaults.learning_rate * defaults.clip_norm
         if self.clip_norm is None:
             filled["clip_norm"] = f"{defaults.clip_norm:g}"
         if self.epsilon is None and self.noise_multiplier is None:
@@ -347,10 +351,19 @@ class RunSettings:
         return f"{flag(name)} is {value:g}" + (", the default" if usual else "")
 
     def publishable(self) -> dict[str, Any]:
-        """The settings that tell nothing about the machine: without paths, and without what was left open."""
-        paths = {item.name for item in fields(self) if "path" in item.metadata}
+        """The settings that tell nothing about the machine: without paths, and without what was left open.
+
+        >>> [name for name in RunSettings(method="sgd", epsilon=3.0).publishable() if name == "epsilon"]
+        []
+        """
+        left_out = {item.name for item in fields(self) if "path" in item.metadata} | set(self._no_use())
         values = {**asdict(self), "data": self.data_name}
-        return {k: v for k, v in values.items() if k not in paths and v not in (None, {})}
+        return {k: v for k, v in values.items() if k not in left_out and v not in (None, {})}
+
+    def _no_use(self) -> tuple[str, ...]:
+        """Settings that the method has no use for: one without noise meets no budget."""
+        entry = registered().get(self.method)
+        return () if entry is None else entry.no_use
 
     @property
     def data_name(self) -> str:
@@ -366,7 +379,7 @@ class RunSettings:
         words = ["equipoise", "train"]
         for item in fields(self):
             value = getattr(self, item.name)
-            if value is None or value is False or item.name == "run_dir":
+            if value is None or value is False or item.name in ("run_dir", *self._no_use()):
                 continue
             if isinstance(value, dict):
                 option = flag(item.metadata["option"])

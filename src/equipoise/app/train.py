@@ -32,6 +32,7 @@ from equipoise.audit.canary_records import SCORES_FILE, InsertedCanaries, choose
 from equipoise.audit.canary_scores import scores_of
 from equipoise.data.features.extractors import FeatureProgress
 from equipoise.methods import PublicRecords, find
+from equipoise.methods.non_private import NonPrivate
 from equipoise.report import read_run, write_report
 from equipoise.report.json_files import read_object
 from equipoise.report.phrases import score_in_words, score_name
@@ -289,12 +290,15 @@ def _introduce(training: PrivateTraining, experiment: Experiment, console: Conso
     is_proven = training.method.guarantee == "proven" and not training.plan.unproven
     doubt = "" if is_proven else " (not a guarantee)"
     asked = rounded_up(budget.epsilon) if settings.epsilon is None else plain(settings.epsilon)
+    spends = f"budget epsilon {asked} at delta {budget.delta:g}{doubt}"
+    length = f", clip norm {settings.clip_norm}" if "clip_norm" in settings.publishable() else ""
+    if isinstance(training.method, NonPrivate):
+        spends = "[bold red]NOT PRIVATE[/]: no noise, and so no epsilon"
     parameters = sum(p.numel() for p in experiment.model.parameters() if p.requires_grad)
     console.print(
         f"[bold]{settings.model}[/] ({parameters:,} parameters) on [bold]{settings.data_name}[/], "
-        f"{settings.method}, {sampling.steps:,} steps of about {sampling.expected_size:,g} records, budget "
-        f"epsilon {asked} at delta {budget.delta:g}{doubt}; {settings.optimizer} with learning rate "
-        f"{settings.learning_rate:g}, clip norm {settings.clip_norm}"
+        f"{settings.method}, {sampling.steps:,} steps of about {sampling.expected_size:,g} records, "
+        f"{spends}; {settings.optimizer} with learning rate {settings.learning_rate:g}{length}"
     )
     if settings.reproducible:
         console.print("[bold red]NOT PRIVATE[/]: --reproducible lets the noise follow the public seed.")

@@ -41,6 +41,7 @@ from equipoise.methods.matrix_factorisation import LeastError as LeastError
 from equipoise.methods.matrix_factorisation import SquareRoot as SquareRoot
 from equipoise.methods.non_private import EFSGD as EFSGD
 from equipoise.methods.non_private import ClipSGD as ClipSGD
+from equipoise.methods.non_private import PlainSGD as PlainSGD
 from equipoise.methods.projected.gep import GEP as GEP
 from equipoise.methods.projected.gep import BiasedGEP as BiasedGEP
 from equipoise.methods.projected.projected_gradient import PCDPSGD as PCDPSGD

@@ -1,10 +1,12 @@
-"""References without privacy: SGD with clipped gradients, and the same with clipped error feedback.
+"""References without privacy: plain SGD, SGD on clipped gradients, and the same with clipped error feedback.
 
+    sgd:        estimate = sum_i g_i / B
     clip-sgd:   estimate = sum_i clip(g_i, C1) / B
     ef-sgd:     estimate = sum_i clip(g_i, C1) / B + clip(e, C2),   e = e + sum_i g_i / B - estimate
 
-They show what clipping alone does to a training, and what feedback undoes, with the noise taken away. They
-disclose their sums: a run carries no guarantee, and its statement says so.
+The distance to the first is the price of privacy. The others show what clipping alone does to a training, and
+what feedback undoes, with the noise taken away. They disclose their sums: a run carries no guarantee, and its
+statement says so.
 """
 
 from __future__ import annotations
@@ -22,15 +24,49 @@ from equipoise.methods.clip_rules import Abadi
 from equipoise.methods.named_tensors import clipped, mean_of, zeros_like
 from equipoise.methods.published.dice_sgd import clipped_and_plain_sums
 from equipoise.privacy import PrivacyPlan, Unproven, clip
+from equipoise.privacy.bounds.clipping import unbounded_sum
 
-__all__ = ["EFSGD", "ClipSGD"]
+__all__ = ["EFSGD", "ClipSGD", "NonPrivate", "PlainSGD"]
 
 
 NO_NOISE = "this method adds no noise: it is a reference, not a private method"
 
 
+class NonPrivate(Method):
+    """A method that adds no noise: its plan holds no release, and no run of it has an epsilon."""
+
+    def plan(self, setting: Setting) -> Plan:
+        return Plan(PrivacyPlan([], setting.sampling, setting.relation, [Unproven("gradient")]))
+
+
 @dataclass(frozen=True, kw_only=True)
-class ClipSGD(Method):
+class PlainSGD(NonPrivate):
+    """SGD without clipping or noise: NOT PRIVATE. What privacy costs is the distance to it.
+
+    Example:
+        >>> PlainSGD().config()
+        {'name': 'sgd', 'recipe': 'library'}
+    """
+
+    name: ClassVar[str] = "sgd"
+    card: ClassVar[Card] = Card(
+        summary="Plain SGD without clipping or noise: a reference that is not private.",
+        claim="None on privacy. The same draws, model and optimiser as the private methods have.",
+        source="Robbins and Monro 1951, A Stochastic Approximation Method",
+        guarantee="none",
+        cost="as DP-SGD",
+        use_when="To see the price of privacy, on data that need no protection.",
+        avoid_when="Anything private: every step discloses a sum of gradients.",
+    )
+
+    def step(self, context: Context, state: State) -> tuple[dict[str, Tensor], State]:
+        sums = context.draw("batch").query(lambda rows, ids: {"gradient": unbounded_sum(rows)})
+        total = context.ledger.disclose(sums["gradient"].value, NO_NOISE)
+        return mean_of(total, context.sampling.expected_size), state
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClipSGD(NonPrivate):
     """SGD on clipped gradients, without noise: NOT PRIVATE.
 
     Args:
@@ -58,9 +94,6 @@ class ClipSGD(Method):
         if self.clip_norm != math.inf:
             _validate.positive(clip_norm=self.clip_norm)
 
-    def plan(self, setting: Setting) -> Plan:
-        return Plan(PrivacyPlan([], setting.sampling, setting.relation, [Unproven("gradient")]))
-
     def step(self, context: Context, state: State) -> tuple[dict[str, Tensor], State]:
         limit = min(self.clip_norm, 1e30)  # an infinite threshold times a weight of zero would be no number
         draw = context.draw("batch")
@@ -70,7 +103,7 @@ class ClipSGD(Method):
 
 
 @dataclass(frozen=True, kw_only=True)
-class EFSGD(Method):
+class EFSGD(NonPrivate):
     """SGD on clipped gradients with clipped error feedback, without noise: NOT PRIVATE.
 
     Args:
@@ -105,9 +138,6 @@ class EFSGD(Method):
     def feedback_radius(self) -> float:
         """C2."""
         return self.clip_norm if self.feedback_clip_norm is None else self.feedback_clip_norm
-
-    def plan(self, setting: Setting) -> Plan:
-        return Plan(PrivacyPlan([], setting.sampling, setting.relation, [Unproven("gradient")]))
 
     def init(self, context: Context) -> State:
         return {"memory": zeros_like(context.params)}

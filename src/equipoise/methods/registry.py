@@ -28,10 +28,12 @@ class MethodEntry:
     Attributes:
         ours: the class of the library's own recipe.
         published: what the paper printed; None where there is no such class.
+        no_use: settings of a training that mean nothing to it; a run of it does not speak of them.
     """
 
     ours: str
     published: str | None = None
+    no_use: tuple[str, ...] = ()
 
 
 METHODS: Final[Mapping[str, MethodEntry]] = {
@@ -48,8 +50,11 @@ METHODS: Final[Mapping[str, MethodEntry]] = {
         "equipoise.methods.feedback.dice_sgd:DiceSGD",
         published="equipoise.methods.published.dice_sgd:DiceSGD",
     ),
-    "clip-sgd": MethodEntry("equipoise.methods.non_private:ClipSGD"),
-    "ef-sgd": MethodEntry("equipoise.methods.non_private:EFSGD"),
+    "sgd": MethodEntry(
+        "equipoise.methods.non_private:PlainSGD", no_use=("epsilon", "clip_norm", "clip_rule")
+    ),
+    "clip-sgd": MethodEntry("equipoise.methods.non_private:ClipSGD", no_use=("epsilon", "clip_rule")),
+    "ef-sgd": MethodEntry("equipoise.methods.non_private:EFSGD", no_use=("epsilon", "clip_rule")),
     "pcdp-sgd": MethodEntry(
         "equipoise.methods.projected.projected_gradient:PCDPSGD",
         published="equipoise.methods.published.pcdp_sgd:PCDPSGD",
