@@ -31,6 +31,7 @@ from equipoise.methods.registry import registered
 from equipoise.report.json_files import read_json
 
 __all__ = [
+    "AdviceSettings",
     "AuditSettings",
     "CalibrationSettings",
     "FederationSettings",
@@ -549,6 +550,24 @@ class CalibrationSettings:
     def number_of_steps(self) -> int:
         """The steps, or as many as the epochs take."""
         return self.steps or steps_of(self.epochs or 0.0, self.population, self.batch_size)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdviceSettings:
+    """What `equipoise advise` is told of the records, beyond the settings of a training."""
+
+    fixed_order: bool = setting(
+        False, "The order of the records may be known: no sampling can be called random."
+    )
+    records_per_person: int = setting(1, "How many records one person may own.", at_least_one=True)
+
+    def check(self) -> None:
+        """Refuse values that cannot be used.
+
+        Raises:
+            SettingsError: naming the option and its value.
+        """
+        _check_fields(self)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,6 +27,7 @@ import typer
 
 from equipoise._files import explained
 from equipoise._version import __version__
+from equipoise.cli.advise_command import advise
 from equipoise.cli.audit_command import audit
 from equipoise.cli.calibrate_command import calibrate
 from equipoise.cli.compare_command import compare
@@ -41,6 +42,7 @@ from equipoise.cli.verify_command import search, sign, verify
 __all__ = ["app", "is_taught", "main", "run_app"]
 
 COMMANDS: tuple[Callable[..., None], ...] = (
+    advise,
     calibrate,
     train,
     resume,

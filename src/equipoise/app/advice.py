@@ -1,0 +1,223 @@
+"""What to train with, and why: rules over public facts, each with the measurement that it rests on.
+
+Everything looked at is public: the stated population, the budget, the model's size, and what the user says of
+the records. No private record has a say, so advice costs nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from equipoise.app.build import Experiment, assemble
+from equipoise.app.default_settings import DEFAULT_SETTINGS
+from equipoise.app.noise_calibration import answer
+from equipoise.app.option_checks import LITTLE_LEARNED, SettingsError, delta_warning
+from equipoise.app.settings import AdviceSettings, CalibrationSettings, RunSettings
+from equipoise.app.train import describe_run
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+__all__ = ["MEASURED", "Measured", "advise"]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Two figures of a page under `docs/measurements`, in percent of test records, in the page's digits.
+
+    Attributes:
+        page: the page's name.
+        where: data, model and budget.
+        found: what this choice reached.
+        plain: what DP-SGD reached in the same place, or the choice that this one is held against.
+    """
+
+    page: str
+    where: str
+    found: str
+    plain: str
+
+    def __str__(self) -> str:
+        return f"{self.found}% against {self.plain}% ({self.where}; measurements/{self.page})"
+
+
+MEASURED = {
+    "auto_s": Measured("comparison", "MNIST, 10,000 records, epsilon 3", "97.16", "97.02"),
+    "warm start": Measured("comparison", "Fashion-MNIST, 10,000 records, epsilon 1", "84.74", "84.28"),
+    "warm start elsewhere": Measured("comparison", "MNIST, 10,000 records, epsilon 1", "95.42", "96.00"),
+    "fixed order": Measured("noise-over-steps", "MNIST in a fixed order, epsilon 3", "94.7", "91.1"),
+    "many steps": Measured("noise-over-steps", "MNIST, 400 steps, epsilon 8", "95.1", "94.8"),
+    "scattering, MNIST": Measured("accuracy", "MNIST, epsilon 2.93", "98.61", "98.16"),
+    "scattering, Fashion-MNIST": Measured("accuracy", "Fashion-MNIST, epsilon 2.7", "89.48", "86.35"),
+    "dice-sgd": Measured("comparison", "MNIST, 10,000 records, epsilon 3", "92.00", "97.02"),
+    "dp-c4-plus": Measured("comparison", "MNIST, 10,000 records, epsilon 3", "95.96", "97.02"),
+    "pcdp-sgd": Measured("comparison", "MNIST, 10,000 records, epsilon 3", "90.52", "97.02"),
+}
+"""Every figure that advice quotes, by what it speaks for."""
+
+MANY_STEPS, SMALL_SHARE = 400, 0.02
+"""Where noise over steps was ahead of DP-SGD with Poisson sampling: so many steps on so small draws."""
+
+LESS_NOISE = 0.8
+"""A larger batch is worth its time where it brings the noise of the whole run below this share."""
+
+
+def advise(settings: RunSettings, asked: AdviceSettings, console: Console) -> dict[str, Any]:
+    """A recommendation with its reasons, what else is worth a trial, and a dry run of it.
+
+    Args:
+        settings: what the user has fixed.
+        asked: what the user knows of the records.
+        console: for people.
+
+    Returns:
+        Plain values: command, method, reasons, worth_trying, warnings, dry_run.
+    """
+    if settings.epsilon is None:
+        raise SettingsError("--epsilon is missing: the budget decides. See docs/how-to/choose-epsilon.md.")
+    with console.status("loading the data and building the model"):
+        experiment = assemble(settings)
+    behind = ", ".join(f"{name} {MEASURED[name].found}" for name in ("dp-c4-plus", "dice-sgd", "pcdp-sgd"))
+    place = MEASURED["dice-sgd"]
+    reasons = [
+        "DP-SGD, tuned, is the one to beat: nothing compared is ahead of it by more than the spread of the "
+        f"seeds. It reached {place.plain}%, {behind} ({place.where}; measurements/{place.page})."
+    ]
+    chosen = _chosen(settings, asked, experiment, reasons)
+    worth_trying = _worth_trying(chosen, asked, experiment)
+    warnings = _warnings(asked, experiment)
+    if (batch := _larger_batch(chosen, experiment)) is not None:
+        worth_trying.append(batch)
+    command = _command(chosen)
+    for title, lines in (("Why", reasons), ("Worth a trial", worth_trying), ("Please note", warnings)):
+        if lines:
+            console.print(f"\n[bold]{title}[/]")
+        for line in lines:
+            console.print(f"  - {line}", markup=False, highlight=False)
+    console.print("\n[bold]A dry run of it[/]")
+    found = describe_run(chosen, console)
+    console.print("\n[bold]The command[/]")
+    console.print(f"  {command}", markup=False, soft_wrap=True)
+    return {
+        "command": command,
+        "method": chosen.method,
+        "reasons": reasons,
+        "worth_trying": worth_trying,
+        "warnings": warnings,
+        "dry_run": found,
+    }
+
+
+def _chosen(
+    settings: RunSettings, asked: AdviceSettings, experiment: Experiment, reasons: list[str]
+) -> RunSettings:
+    """The settings to take; says why."""
+    chosen = settings
+    resolved = experiment.settings
+    if asked.fixed_order:
+        size = float(max(1, round(resolved.batch_size or 1)))
+        chosen = replace(chosen, method="dp-mf", sampling="fixed-epochs", batch_size=size)
+        reasons.append(
+            "The order of the records may be known, so no sampling amplifies the guarantee. Noise that is "
+            f"correlated over steps makes up for most of it: {MEASURED['fixed order']}."
+        )
+    known = (resolved.data, resolved.model) in DEFAULT_SETTINGS
+    if not known and settings.clip_norm is None and not asked.fixed_order:
+        chosen = replace(chosen, clip_rule="auto_s")
+        reasons.append(
+            "No clip norm is known for these data. AUTO-S normalises the gradients, so that only the "
+            f"learning rate is left to tune, and is level with DP-SGD: {MEASURED['auto_s']}."
+        )
+    return chosen
+
+
+def _worth_trying(chosen: RunSettings, asked: AdviceSettings, experiment: Experiment) -> list[str]:
+    found = []
+    resolved, sampling = experiment.settings, experiment.sampling
+    if resolved.public_records is not None:
+        found.append(
+            "--method public-warm-start, since there are public records of the task: "
+            f"{MEASURED['warm start']}; but {MEASURED['warm start elsewhere']}. It must be the same task."
+        )
+    epsilon = resolved.epsilon or 0.0
+    share = sampling.expected_size / sampling.population
+    if not asked.fixed_order and epsilon >= 3 and sampling.steps >= MANY_STEPS and share <= SMALL_SHARE:
+        found.append(
+            f"--method dp-mf, since epsilon is {epsilon:g} and there are {sampling.steps:,} steps on small "
+            f"draws: {MEASURED['many steps']}."
+        )
+    names = {"mnist": "MNIST", "fashion-mnist": "Fashion-MNIST"}
+    if resolved.data in names and resolved.model != "scatter-linear":
+        found.append(
+            "--model scatter-linear, fixed features and few parameters: "
+            f"{MEASURED[f'scattering, {names[resolved.data]}']} of cnn-tanh."
+        )
+    found.append(
+        "--method sgd on data that need no protection: the same loop without privacy shows its price."
+    )
+    return found
+
+
+def _noise(experiment: Experiment, batch_size: float) -> float:
+    """How far the noise of a whole run of DP-SGD moves the model, over how far its gradients can."""
+    settings, sampling = experiment.settings, experiment.sampling
+    assert settings.epochs is not None
+    assert settings.delta is not None
+    asked = CalibrationSettings(
+        population=sampling.population,
+        batch_size=batch_size,
+        epochs=settings.epochs,
+        delta=settings.delta,
+        epsilon=settings.epsilon,
+        relation=settings.neighbours(),
+    )
+    return (
+        answer(asked)["noise_multiplier"]
+        * math.sqrt(_size(experiment) / asked.number_of_steps())
+        / batch_size
+    )
+
+
+def _larger_batch(chosen: RunSettings, experiment: Experiment) -> str | None:
+    """A batch size with clearly less noise at the same number of passes, or None."""
+    size = experiment.sampling.expected_size
+    larger = min(4 * size, experiment.sampling.population / 2)
+    if chosen.sampling is not None or larger < 2 * size:
+        return None
+    now, then = _noise(experiment, size), _noise(experiment, larger)
+    if then > LESS_NOISE * now:
+        return None
+    return (
+        f"--batch-size {larger:g} at the same number of passes: the noise of the whole run falls to "
+        f"{then / now:.0%} of what it is (computed for this budget). Raise the learning rate with it."
+    )
+
+
+def _warnings(asked: AdviceSettings, experiment: Experiment) -> list[str]:
+    settings, population = experiment.settings, experiment.sampling.population
+    found = []
+    noise = _noise(experiment, experiment.sampling.expected_size)
+    if noise > LITTLE_LEARNED:
+        found.append(
+            f"The noise moves the model {noise:.1f} times as far as all gradients can ({_size(experiment):,} "
+            f"parameters, {population:,} records). Take a smaller model, fixed features, or more records."
+        )
+    if (owned := asked.records_per_person) > 1:
+        found.append(
+            f"A person owns up to {owned} records, and epsilon {settings.epsilon:g} is that of one: a "
+            f"person's is about {owned * (settings.epsilon or 0):g}. Join a person's records into one, or "
+            "keep one of them (docs/concepts/unit.md)."
+        )
+    assert settings.delta is not None
+    warning = delta_warning(settings.delta, population)
+    return found if warning is None else [*found, warning]
+
+
+def _size(experiment: Experiment) -> int:
+    return sum(p.numel() for p in experiment.model.parameters() if p.requires_grad)
+
+
+def _command(settings: RunSettings) -> str:
+    return settings.command().replace(" --seed 0", "")

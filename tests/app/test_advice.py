@@ -1,0 +1,93 @@
+"""Advice quotes measurements that stand on their pages, and follows nothing but public facts."""
+
+import io
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+
+from equipoise.app.advice import MEASURED, advise
+from equipoise.app.option_checks import SettingsError
+from equipoise.app.settings import AdviceSettings, RunSettings
+from equipoise.data import DataSet, Records
+
+PAGES = Path(__file__).parents[2] / "docs" / "measurements"
+
+
+@pytest.mark.parametrize("name", MEASURED)
+def test_a_figure_stands_on_its_page(name):
+    page = (PAGES / f"{MEASURED[name].page}.md").read_text(encoding="utf-8")
+    assert MEASURED[name].found in page
+    assert MEASURED[name].plain in page
+
+
+def records(count=600):
+    generator = torch.Generator().manual_seed(count)
+    inputs = torch.randn(count, 6, generator=generator)
+    rows = Records({"input": inputs, "label": (inputs[:, 0] > 0).long()})
+    return DataSet("people", train=rows, test=rows, population=600, num_classes=2)
+
+
+def fewer_records():
+    return records(500)
+
+
+def advice(asked=None, **settings):
+    console = Console(file=io.StringIO(), width=200)
+    found = advise(RunSettings(epsilon=2.0, **settings), asked or AdviceSettings(), console)
+    return found, console.file.getvalue()
+
+
+def own(name, **settings):
+    return advice(data=f"{__name__}:{name}", population=600, model="linear", **{"batch_size": 100} | settings)
+
+
+def test_plain_dp_sgd_where_its_clip_norm_is_known():
+    found, said = advice(data="digits")
+    assert found["method"] == "dp-sgd"
+    assert "--clip-rule" not in found["command"]
+    assert "97.02%" in found["reasons"][0]
+    assert found["dry_run"]["epsilon"] <= 2
+    assert "nothing spent by this dry run" in said
+    assert "--method sgd" in " ".join(found["worth_trying"])
+
+
+def test_a_fixed_order_takes_correlated_noise():
+    found, _ = advice(AdviceSettings(fixed_order=True), data="digits")
+    assert found["method"] == "dp-mf"
+    assert "--sampling fixed-epochs" in found["command"]
+    assert found["dry_run"]["sampling"] == "FixedEpochs"
+
+
+def test_normalised_gradients_where_no_clip_norm_is_known():
+    found, _ = own("records")
+    assert "--clip-rule auto_s" in found["command"]
+    given, _ = own("records", clip_norm="0.3")
+    assert "--clip-rule" not in given["command"]
+
+
+def test_public_records_and_owners_of_several_are_spoken_of():
+    found, _ = advice(AdviceSettings(records_per_person=3), data="digits", public_records=100)
+    assert "public-warm-start" in found["worth_trying"][0]
+    assert "a person's is about 6" in found["warnings"][0]
+
+
+def test_a_larger_batch_is_named_where_it_has_less_noise():
+    small, _ = own("records", batch_size=2)
+    assert any(line.startswith("--batch-size 8 ") for line in small["worth_trying"])
+    usual, _ = own("records")
+    assert not any(line.startswith("--batch-size") for line in usual["worth_trying"])
+
+
+def test_no_private_record_has_a_say():
+    with_all, without_some = own("records")[0], own("fewer_records")[0]
+    for answer in (with_all, without_some):
+        for timed in ("memory_bytes", "seconds_per_step", "seconds", "settings", "warnings"):
+            answer["dry_run"].pop(timed)
+    assert str(with_all).replace(":records", ":fewer_records") == str(without_some)
+
+
+def test_the_budget_must_be_named():
+    with pytest.raises(SettingsError, match="--epsilon is missing"):
+        advise(RunSettings(), AdviceSettings(), Console(file=io.StringIO()))
