@@ -622,3 +622,17 @@ def test_what_a_buffer_is_given_through_data_is_gone(tmp_path):
     model.later = True
     run.run(progress=False)
     assert not model.buffer.any()
+
+
+def test_lists_in_place_of_tensors_are_named_by_their_kind_once():
+    with pytest.raises(DataError, match="tensors with the record axis") as caught:
+        eq.PrivateTraining(
+            model := nn.Linear(5, 2),
+            torch.optim.SGD(model.parameters(), lr=0.1),
+            loss=lambda m, b: m(b["x"]).sum(1),
+            data={"x": [[0.0] * 5] * 1000, "label": [0] * 1000},
+            sampling=eq.Poisson(10, 1000, steps=2),
+            budget=eq.Budget(3.0, 1e-5),
+        )
+    assert "['float', 'int']" in str(caught.value)
+    assert len(str(caught.value)) < 1000

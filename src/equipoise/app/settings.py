@@ -31,6 +31,7 @@ from equipoise.methods.registry import registered
 from equipoise.report.json_files import read_json
 
 __all__ = [
+    "GROUPS",
     "AdviceSettings",
     "AuditSettings",
     "CalibrationSettings",
@@ -103,6 +104,27 @@ def _check_delta(delta: float | None) -> None:
             f"--delta is {delta:g}, but it is a probability strictly between 0 and 1; it should be far below "
             "1/population."
         )
+
+
+GROUPS: Mapping[str, tuple[str, ...]] = {
+    "Data": (
+        "data", "data_dir", "population", "target", "schema", "test", "test_share", "task", "class_weights",
+        "subset", "public_records", "canaries", "fixed_order", "records_per_person",
+    ),
+    "Privacy": (
+        "epsilon", "delta", "noise_multiplier", "sampling", "relation", "hardened", "ledger", "reproducible",
+    ),
+    "Method": ("method", "recipe", "variant", "options", "clip_norm", "clip_rule", "per_layer"),
+    "Model and optimiser": (
+        "model", "epochs", "steps", "batch_size", "learning_rate", "optimizer", "momentum", "weight_decay",
+        "schedule", "ema", "views", "seed",
+    ),
+    "Federation": (
+        "clients", "rounds", "clients_per_round", "local_steps", "partition", "alpha", "driver",
+    ),
+    "Run": ("micro_batch_size", "evaluate_every", "device", "run_dir"),
+}  # fmt: skip
+"""The headings under which ``--help`` shows the settings, by name of the field."""
 
 
 @dataclass(frozen=True, kw_only=True)

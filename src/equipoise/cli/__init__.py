@@ -57,16 +57,28 @@ COMMANDS: tuple[Callable[..., None], ...] = (
     audit,
 )
 
+EXAMPLES = {
+    "advise": "equipoise advise --data digits --epsilon 3",
+    "calibrate": "equipoise calibrate --population 6000 --batch-size 256 --epochs 9 --epsilon 2",
+    "train": "equipoise train --data digits --epsilon 3\n\nequipoise train --config run.toml --dry-run",
+    "predict": "equipoise predict runs/NAME --output predicted.csv",
+    "methods": "equipoise methods dp-sgd dice-sgd",
+    "compare": "equipoise compare --data digits --methods dp-sgd,auto-s --epsilon 3",
+    "federate": "equipoise federate --data digits --clients 5 --rounds 20",
+    "audit": "equipoise audit --method dp-sgd --epsilon 2",
+}
+"""What ``--help`` of a command ends with."""
+
 app = typer.Typer(
     name="equipoise",
     help="Train PyTorch models with differential privacy.",
     no_args_is_help=True,
-    add_completion=False,
+    add_completion=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 for command in COMMANDS:
-    app.command()(command)
+    app.command(epilog=EXAMPLES.get(command.__name__))(command)
 app.add_typer(data)
 
 

@@ -10,7 +10,26 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
+from equipoise.app.option_checks import DATA_NAMES, MODEL_NAMES
+from equipoise.app.settings import GROUPS
+from equipoise.methods.registry import METHODS
+
 __all__ = ["settings_options"]
+
+
+_GROUP_OF = {name: group for group, names in GROUPS.items() for name in names}
+
+
+def _completion(name: str) -> Callable[[str], list[str]] | None:
+    """What a shell offers after an option that takes one of some names."""
+    known = {"data": DATA_NAMES, "model": MODEL_NAMES, "method": tuple(METHODS)}.get(name)
+    if known is None:
+        return None
+
+    def offered(incomplete: str) -> list[str]:
+        return [word for word in known if word.startswith(incomplete)]
+
+    return offered
 
 
 def settings_options(
@@ -41,9 +60,14 @@ def settings_options(
             usual = None
         default = (defaults or {}).get(item.name, usual)
         flags = [f"--{facts.get('option', item.name).replace('_', '-')}"]  # a switch has no --no-... form
+        words = (helps or {}).get(item.name, facts.get("help", ""))
+        if facts.get("of_data") and default is None:
+            words += " [default: by data and model]"
         shown = typer.Option(
             *flags,
-            help=(helps or {}).get(item.name, facts.get("help", "")),
+            help=words.replace("[", "\\["),  # of rich, whose marks stand in brackets
+            rich_help_panel=_GROUP_OF.get(item.name),
+            autocompletion=_completion(item.name),
             metavar=facts.get("metavar", facts.get("path")),
             envvar=facts.get("envvar"),
             show_default=facts.get("shown", True),

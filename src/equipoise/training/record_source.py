@@ -220,7 +220,7 @@ class RecordSource:
 
     def _check_nest(self) -> None:
         tensors = leaves(self._nest)
-        wrong = [type(leaf).__name__ for leaf in tensors if not isinstance(leaf, Tensor)]
+        wrong = sorted({type(leaf).__name__ for leaf in tensors if not isinstance(leaf, Tensor)})
         if wrong or not tensors:
             remedy = f": {ARRAY_REMEDY}" if any(map(is_array, tensors)) else ""
             raise DataError(

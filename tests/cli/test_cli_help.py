@@ -1,0 +1,55 @@
+import os
+import subprocess
+import sys
+from dataclasses import fields
+
+import pytest
+
+from equipoise.app.settings import GROUPS, AdviceSettings, FederationSettings, RunSettings
+from equipoise.cli import COMMANDS, EXAMPLES
+
+
+def test_every_setting_of_a_training_stands_under_one_heading():
+    grouped = [name for names in GROUPS.values() for name in names]
+    assert len(grouped) == len(set(grouped))
+    kinds = (RunSettings, AdviceSettings, FederationSettings)
+    assert {item.name for kind in kinds for item in fields(kind)} - {"base"} <= set(grouped)
+
+
+@pytest.mark.parametrize("name", [command.__name__ for command in COMMANDS])
+def test_help_fits_a_terminal_of_80_columns(equipoise, monkeypatch, name):
+    monkeypatch.setenv("COLUMNS", "80")
+    found = equipoise(f"{name} --help")
+    assert found.code == 0
+    assert max(len(line) for line in found.out.splitlines()) <= 80
+    for line in EXAMPLES.get(name, "").split("\n\n"):
+        assert line in found.out
+
+
+def test_help_shows_headings_and_where_defaults_come_from(equipoise):
+    said = equipoise("train --help").out
+    for heading in ("Data", "Privacy", "Method", "Model and optimiser", "Run"):
+        assert f"─ {heading} ─" in said
+    assert "[default: by data and model]" in " ".join(said.split())
+
+
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [("--method dp-c", "dp-c4-plus"), ("--data fash", "fashion-mnist"), ("--lear", "--learning-rate")],
+)
+def test_a_shell_completes_names_and_options(words, offered):
+    environment = os.environ | {
+        "_EQUIPOISE_COMPLETE": "complete_bash",
+        "COMP_WORDS": f"equipoise train {words}",
+        "COMP_CWORD": str(1 + len(words.split())),
+    }
+    program = [sys.executable, "-c", "from equipoise.cli import app; app(prog_name='equipoise')"]
+    found = subprocess.run(program, env=environment, capture_output=True, text=True, check=False)
+    assert offered in found.stdout.split()
+
+
+@pytest.mark.parametrize(("typed", "meant"), [("--lr", "--learning-rate"), ("--epsilom", "--epsilon")])
+def test_near_misses_are_answered(equipoise, typed, meant):
+    found = equipoise(f"train {typed} 1 --json")
+    assert found.code == 2
+    assert f"Did you mean '{meant}'?" in found.value["error"] or meant in found.value["error"]
