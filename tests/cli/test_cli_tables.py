@@ -210,6 +210,94 @@ def test_what_is_refused(equipoise, words, message):
     assert message in found.value["error"]
 
 
+def test_a_column_of_text_is_an_input_of_its_own(equipoise, tmp_path):
+    rng = np.random.default_rng(0)
+    words = [["a fine film", "yes"], ["a dull, slow film", "no"]]
+    rows = [words[i] for i in rng.integers(0, 2, 400)]
+    with (tmp_path / "reviews.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([["review", "likes"], *rows])
+    (tmp_path / "reviews.schema.toml").write_text(
+        'target = "likes"\npopulation = 400\n[columns.review]\ntype = "text"\nlength = 8\nvocabulary = 99\n'
+        '[columns.likes]\ntype = "category"\nvalues = ["no", "yes"]\n'
+    )
+    run = tmp_path / "run"
+    words = ("--data", tmp_path / "reviews.csv", "--test-share", "0.25", "--run-dir", run)
+    found = equipoise(f"train {SMALL} --learning-rate 2", *words)
+    assert found.code == 0, found.err
+    assert found.value["settings"]["model"] == "text-bag"
+    assert found.value["accuracy"] == 1.0
+    (tmp_path / "new.csv").write_text('review\n"a dull,\nslow film"\na fine film\n')
+    equipoise("predict", run, "--data", tmp_path / "new.csv", "--output", tmp_path / "out.csv")
+    rows = (tmp_path / "out.csv").read_text().splitlines()
+    assert [row.split(",")[0] for row in rows] == ["prediction", "no", "yes"]
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory):
+    """Grey pictures: dark ones on the left in one class, on the right in the other."""
+    from PIL import Image
+
+    folder, rng = tmp_path_factory.mktemp("photos"), np.random.default_rng(0)
+    for part, count in (("train", 150), ("test", 40)):
+        for name in ("left", "right", "nobody"):
+            (folder / part / name).mkdir(parents=True)
+        for i in range(2 * count):
+            pixels = rng.integers(120, 255, (12, 10), dtype=np.uint8)
+            side = slice(0, 5) if i % 2 else slice(5, 10)
+            pixels[:, side] //= 4
+            Image.fromarray(pixels).save(folder / part / ("left" if i % 2 else "right") / f"{i:03d}.png")
+    (folder / "train" / "left" / "notes.txt").write_text("no image")
+    return folder
+
+
+def test_images_in_folders(equipoise, photos, tmp_path):
+    run = tmp_path / "run"
+    size = ("--image-size", "8x8x1", "--population", "300", "--model", "mlp-tanh")
+    words = ("--data", photos / "train", "--test", photos / "test", "--run-dir", run, *size)
+    found = equipoise(f"train {SMALL}", *words)
+    assert found.code == 0, found.err
+    assert found.value["accuracy"] > 0.9
+    assert "auc" not in found.value["evaluation"]  # a class without a test image
+    for name in ("checkpoint", "private"):
+        shutil.rmtree(run / name)
+    again = equipoise("predict --json", run, "--data", photos / "test")
+    assert again.value["accuracy"] == found.value["accuracy"]
+    output = tmp_path / "out.csv"
+    bare = equipoise("predict --json", run, "--data", photos / "test" / "left", "--output", output)
+    assert (bare.value["records"], bare.value["evaluation"]) == (40, {})
+    header, *rows = output.read_text().splitlines()
+    assert header == "prediction,p(left),p(nobody),p(right)"
+    assert np.mean([row.startswith("left,") for row in rows]) > 0.8
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--test-share 0.2", "--population and --image-size"),
+        ("--image-size 8x8 --population 9", "--test-share"),
+        ("--image-size 8 --population 9 --test-share 0.2", "HEIGHTxWIDTH"),
+        ("--image-size 8x8 --population 9 --test-share 0.2 --schema a", "--schema is for tables"),
+    ],
+)
+def test_what_folders_of_images_need(equipoise, photos, words, message):
+    found = equipoise(f"train --json {words} --data", photos / "train")
+    assert found.code == 2
+    assert message in found.value["error"]
+
+
+def test_a_folder_that_is_none_of_images(equipoise, photos, tmp_path):
+    words = "train --json --image-size 8x8 --population 9 --test-share 0.2 --data"
+    assert "does not exist" in equipoise(words, tmp_path / "nothing").value["error"]
+    assert "fewer than two subfolders" in equipoise(words, tmp_path).value["error"]
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+    assert "holds no images" in equipoise(words, tmp_path).value["error"]
+    (tmp_path / "a" / "x.png").write_text("secret")
+    found = equipoise(words, tmp_path).value["error"]
+    assert "cannot be read (UnidentifiedImageError)" in found
+    assert "secret" not in found
+
+
 def test_methods_are_compared_on_a_table(equipoise, folder, tmp_path):
     data = ("--data", folder / "people.csv", "--test-share", "0.25", "--run-dir", tmp_path / "compared")
     words = "--methods dp-sgd --seeds 1 --trials 1 --epochs 4 --batch-size 100 --epsilon 8 --json"

@@ -146,7 +146,7 @@ def test_schemas_that_cannot_be_used(people, old, new, message):
 
 
 def test_what_is_missing_is_named(people):
-    with pytest.raises(SchemaError, match="--test-share"):
+    with pytest.raises(DataFileError, match="--test-share"):
         load_table(people)
     with pytest.raises(MissingDataError, match="data describe"):
         load_table(people, "absent.toml", test=people)

@@ -14,6 +14,7 @@ from equipoise.app.option_checks import SettingsError, data_form
 from equipoise.app.settings import RunSettings
 from equipoise.data import DataSet
 from equipoise.data.readers.custom import load_dataset
+from equipoise.data.readers.image_folders import load_images
 from equipoise.data.readers.schema import load_table
 
 __all__ = ["cache_folder", "load_data", "set_public_apart"]
@@ -68,6 +69,17 @@ def _load_whole(settings: RunSettings) -> DataSet:
             settings.data,
             settings.schema,
             target=settings.target,
+            test=settings.test,
+            test_share=settings.test_share,
+            population=settings.population,
+            seed=settings.seed,
+        )
+    if form == "images":
+        assert settings.image_size is not None
+        assert settings.population is not None
+        return load_images(
+            settings.data,
+            settings.image_size,
             test=settings.test,
             test_share=settings.test_share,
             population=settings.population,

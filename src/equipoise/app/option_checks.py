@@ -11,6 +11,7 @@ import math
 import re
 from collections.abc import Iterable
 from difflib import get_close_matches
+from pathlib import Path
 
 from equipoise.federated.registry import FEDERATED, PLAIN_AVERAGING
 from equipoise.methods.registry import registered
@@ -49,7 +50,7 @@ MODEL_NAMES = (
 _OTHER_NAMES = {"expected_batch_size": "batch_size", "ledger_file": "ledger", "ema_decay": "ema"}
 
 
-FILES = "a table such as people.csv"
+FILES = "a table such as people.csv, a folder with a subfolder of images for each class"
 _TABLES = (".csv", ".tsv", ".csv.gz", ".tsv.gz", ".parquet")
 
 
@@ -67,14 +68,16 @@ def flag(name: str) -> str:
 
 
 def data_form(data: str) -> str:
-    """What the word of ``--data`` names: ``named``, ``code`` or ``table``.
+    """What the word of ``--data`` names: ``named``, ``code``, ``table``, or a folder of ``images``.
 
-    >>> data_form("digits"), data_form("my_project:records"), data_form("survey/people.csv")
-    ('named', 'code', 'table')
+    >>> data_form("digits"), data_form("my_project:records"), data_form("people.csv"), data_form("photos/")
+    ('named', 'code', 'table', 'images')
     """
     if ":" in data:
         return "code"
-    return "table" if data.lower().endswith(_TABLES) else "named"
+    if data.lower().endswith(_TABLES):
+        return "table"
+    return "images" if data not in DATA_NAMES and ("/" in data or Path(data).is_dir()) else "named"
 
 
 def population_warning(records: int, population: int, batch_size: float) -> str | None:
@@ -216,7 +219,7 @@ def check_name(option: str, value: str | None, names: Iterable[str], own: str = 
     known = tuple(names)
     if value is None or value in known or (own and ":" in value):
         return
-    if files and data_form(value) == "table":
+    if files and data_form(value) in ("table", "images"):
         return
     kind = "Class" if option == "method" else "function"
     end = f", {files}" if files else ""

@@ -16,6 +16,7 @@ from equipoise.app.option_checks import SettingsError, data_form
 from equipoise.app.settings import RunSettings
 from equipoise.app.tasks import TASKS, in_units, outputs_of
 from equipoise.data import DataSet
+from equipoise.data.readers.image_folders import images_for_model
 from equipoise.data.readers.schema import records_for_model
 from equipoise.training import load_model
 
@@ -35,7 +36,8 @@ def predict_run(
     Args:
         folder: of the run or the federation, with its model.safetensors.
         settings: those of the folder, where the data may be others with inputs of the same shape.
-        schema: of a table, from the configuration of the run; its rows may lack what is to be predicted.
+        schema: of a table or of images, from the configuration of the run; its rows may lack what is to be
+            predicted.
         output: file for the predictions, one row per record: the class and the probability of each, or the
             number.
         device: where to compute.
@@ -69,12 +71,14 @@ def predict_run(
 def _records(settings: RunSettings, schema: Mapping[str, Any] | None) -> tuple[DataSet, bool]:
     """The data set whose test records are predicted, and whether it says what is right."""
     form = data_form(settings.data)
-    if form == "table" and schema is not None:
+    if form == "table" and schema is not None and "columns" in schema:
         return records_for_model(settings.data, schema)
-    if form == "table":
+    if form == "images" and schema is not None and "image_size" in schema:
+        return images_for_model(settings.data, schema)
+    if form in ("table", "images"):
         raise SettingsError(
             f"--data is {settings.data!r}, but the run was trained on another kind of data: config.json "
-            "holds no schema of a table. Give data of the kind that it was trained on."
+            "holds no schema for it. Give data of the kind that it was trained on."
         )
     # predicting spends nothing, so any positive population does for a function of the user's own
     population = (settings.population or 1) if form == "code" else None

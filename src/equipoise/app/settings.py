@@ -131,7 +131,9 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
 class RunSettings:
     """What one training needs to know; None where the default settings decide."""
 
-    data: str = setting("digits", "Name of a data set, a table (CSV, Parquet), or package.module:function.")
+    data: str = setting(
+        "digits", "Data set: a name, a CSV or Parquet file, a folder of images, or package.module:function."
+    )
     data_dir: str | None = setting(
         None, "Folder that holds the data files.", path="DIR", envvar="EQUIPOISE_DATA"
     )
@@ -143,13 +145,18 @@ class RunSettings:
         None, "Declared columns of a table; TABLE.schema.toml by default.", path="FILE", metavar="FILE"
     )
     test: str | None = setting(
-        None, "Table of rows to evaluate on; the result is published.", path="FILE", metavar="FILE"
+        None, "Table or folder to evaluate on; the result is published.", path="FILE", metavar="FILE"
     )
     test_share: float | None = setting(
         None,
-        "Share of a table's rows to evaluate on, and not to train on; the result is published.",
+        "Share of the rows to evaluate on, and not to train on; the result is published.",
         above_zero="a share of the rows",
         share=True,
+    )
+    image_size: str | None = setting(
+        None,
+        "What images of a folder are brought to: 32x32, or 28x28x1 for grey.",
+        metavar="HxW[x1]",
     )
     task: str | None = setting(
         None,
@@ -334,14 +341,24 @@ class RunSettings:
                 "returns, it would change with one record more, and the privacy proof would not hold. Give "
                 "the published size of the set, or a round figure near it."
             )
-        of_tables = ("target", "schema", "test", "test_share")
-        given = [flag(name) for name in of_tables if getattr(self, name) is not None]
-        if given and form != "table":
+        for names, forms, meant in (
+            (("target", "schema"), ("table",), "tables"),
+            (("test", "test_share"), ("table", "images"), "tables and folders of images"),
+            (("image_size",), ("images",), "folders of images"),
+        ):
+            given = [flag(name) for name in names if getattr(self, name) is not None]
+            if given and form not in forms:
+                raise SettingsError(
+                    f"{' and '.join(given)} is for {meant}, but --data is {self.data!r}. Name a file that "
+                    "ends in .csv, .tsv or .parquet, or a folder; or leave it out."
+                )
+        if form == "images" and (self.population is None or self.image_size is None):
             raise SettingsError(
-                f"{' and '.join(given)} is for tables, but --data is {self.data!r}. Name a file that ends in "
-                ".csv, .tsv or .parquet, or leave it out."
+                f"--data {self.data!r} is a folder of images, which needs --population and --image-size: the "
+                "number of images and their size are public numbers that you state, such as --population "
+                "5000 --image-size 32x32. Read from the private images they would tell of persons."
             )
-        if form == "table" and self.test is None and self.test_share is None:
+        if form in ("table", "images") and self.test is None and self.test_share is None:
             raise SettingsError(
                 "the rows to evaluate on are missing: give --test FILE, or --test-share 0.2. What the "
                 "evaluation says of them is published, and no epsilon covers it."
@@ -390,12 +407,13 @@ class RunSettings:
 
     @property
     def data_name(self) -> str:
-        """What the data are called in files that are published: of a table the name without its folder.
+        """What the data are called in files that are published: of files the name without their folder.
 
         >>> RunSettings(data="secret/place/people.csv").data_name
         'people.csv'
         """
-        return Path(self.data).name if data_form(self.data) == "table" else self.data
+        files = data_form(self.data) in ("table", "images")
+        return Path(self.data).resolve().name if files else self.data
 
     def command(self) -> str:
         """The command that repeats the run, with placeholders for paths."""

@@ -94,9 +94,7 @@ def predict(
     settings = settings_of_run(folder, published=True)
     schema = schema_of_run(folder)
     if schema is not None and data is None and settings.test is None:
-        raise UsageError(
-            "the rows to predict are missing: --data FILE, a table of the form of the run's own."
-        )
+        raise UsageError("the rows to predict are missing: --data FILE, of the form of the run's own.")
     if schema is not None and data is None:
         data = settings.test
     settings = replace(settings, data=data or settings.data, data_dir=data_dir or settings.data_dir)

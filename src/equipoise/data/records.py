@@ -21,7 +21,7 @@ from torch import Tensor
 
 from equipoise.data.readers.files import DataFileError
 
-__all__ = ["TASK_NAMES", "DataSet", "Records"]
+__all__ = ["TASK_NAMES", "DataSet", "Records", "with_test_records"]
 
 TASK_NAMES = ("classification", "regression", "multi-label")
 
@@ -267,6 +267,35 @@ class DataSet:
     def input_shape(self) -> tuple[int, ...]:
         """The shape of one record's input."""
         return tuple(self.train.fields["input"].shape[1:])
+
+
+def with_test_records(
+    rows: Records, test: Records | None, share: float | None, population: int, seed: int
+) -> tuple[Records, Records, int]:
+    """Training records, test records and the public number of training records.
+
+    Args:
+        rows: the private records.
+        test: others to evaluate on, or None.
+        share: without them, the share of the private ones to set aside.
+        population: the public number of private records.
+        seed: public.
+
+    Raises:
+        DataFileError: neither or both of test and share are given, or a population that is no number above 0.
+    """
+    if population < 1:
+        raise DataFileError(f"population={population} must be positive: it is the public number of records.")
+    if (test is None) == (share is None):
+        raise DataFileError(
+            "the records to evaluate on are missing or named twice. Give one of --test and --test-share. "
+            "What the evaluation says of these records is published, and no epsilon covers them."
+        )
+    if test is not None:
+        return rows, test, population
+    assert share is not None
+    train, aside = rows.set_aside(share, seed)
+    return train, aside, max(1, round(population * (1 - share)))
 
 
 def _check_labels(label: Tensor, num_classes: int | None) -> None:

@@ -38,7 +38,7 @@ from equipoise.data.readers.tables import (
     rows_of_file,
 )
 from equipoise.data.readers.text import HashingTokenizer
-from equipoise.data.records import DataSet, Records
+from equipoise.data.records import DataSet, Records, with_test_records
 
 __all__ = [
     "TO_FILL_IN",
@@ -278,25 +278,15 @@ def load_table(
     targets = targets_of(values, target, str(where))
     table = table_of(values, targets, str(where))
     size = population if population is not None else values.get("population")
-    if size is None or size < 1:
+    if size is None:
         raise SchemaError(
             "the population is missing. It sets the sampling rate and the divisor of the noised sums, so it "
             "must be a public number that you state, not one counted from the private rows: --population "
             f"NUMBER, or population = ... in {str(where)!r}. A round figure near the number of rows will do."
         )
-    if (test is None) == (test_share is None):
-        raise SchemaError(
-            "the records to evaluate on are missing or named twice. Give one of --test FILE and --test-share "
-            "SHARE. What the evaluation says of these records is published, and no epsilon covers them."
-        )
-    rows = read_table(path, table)
-    if test_share is not None:
-        train, judges = rows.set_aside(test_share, seed)
-        size = max(1, round(size * (1 - test_share)))
-    else:
-        assert test is not None
-        train, judges = rows, read_table(test, table)
-    return table_data_set(Path(path).name, train, judges, size, values, table, targets)
+    judges = None if test is None else read_table(test, table)
+    train, judges, left = with_test_records(read_table(path, table), judges, test_share, size, seed)
+    return table_data_set(Path(path).name, train, judges, left, values, table, targets)
 
 
 def records_for_model(path: PathLike, values: Mapping[str, Any]) -> tuple[DataSet, bool]:
