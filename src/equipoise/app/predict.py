@@ -20,7 +20,7 @@ from equipoise.data.readers.image_folders import images_for_model
 from equipoise.data.readers.schema import records_for_model
 from equipoise.training import load_model
 
-__all__ = ["predict_run"]
+__all__ = ["predict_run", "records_to_predict"]
 
 
 def predict_run(
@@ -46,7 +46,7 @@ def predict_run(
         Plain values: run_dir, data, records, the scores where the rows say what is right, and, where one was
         written, output.
     """
-    raw, labelled = _records(settings, schema)
+    raw, labelled = records_to_predict(settings, schema)
     name = settings.model or default_model(raw)  # a federation's settings may leave it open
     dataset = prepare_data(name, raw, cache_folder())
     model = load_model(build_model(name, dataset, seed=settings.seed), Path(folder) / "model.safetensors")
@@ -68,7 +68,7 @@ def predict_run(
     }
 
 
-def _records(settings: RunSettings, schema: Mapping[str, Any] | None) -> tuple[DataSet, bool]:
+def records_to_predict(settings: RunSettings, schema: Mapping[str, Any] | None) -> tuple[DataSet, bool]:
     """The data set whose test records are predicted, and whether it says what is right."""
     form = data_form(settings.data)
     if form == "table" and schema is not None and "columns" in schema:

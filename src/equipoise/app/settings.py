@@ -31,6 +31,7 @@ from equipoise.methods.registry import registered
 from equipoise.report.json_files import read_json
 
 __all__ = [
+    "EXPORTS",
     "GROUPS",
     "AdviceSettings",
     "AuditSettings",
@@ -49,6 +50,8 @@ SCHEDULES = ("constant", "linear", "cosine")
 DRIVERS = ("inline", "flower")
 PARTITIONS = ("iid", "dirichlet", "one-class")
 SUBSETS = "without-replacement"
+EXPORTS = {"safetensors": "model.safetensors", "state-dict": "model.pt", "onnx": "model.onnx"}
+"""The forms in which a model is exported, each with the name of its file."""
 
 
 def setting(default: Any, help: str, **facts: Any) -> Any:

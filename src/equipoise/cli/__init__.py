@@ -32,6 +32,7 @@ from equipoise.cli.audit_command import audit
 from equipoise.cli.calibrate_command import calibrate
 from equipoise.cli.compare_command import compare
 from equipoise.cli.data_command import data
+from equipoise.cli.export_command import export
 from equipoise.cli.federate_command import federate
 from equipoise.cli.methods_command import methods
 from equipoise.cli.report_command import predict, report
@@ -48,6 +49,7 @@ COMMANDS: tuple[Callable[..., None], ...] = (
     resume,
     report,
     predict,
+    export,
     verify,
     sign,
     search,
@@ -62,6 +64,7 @@ EXAMPLES = {
     "calibrate": "equipoise calibrate --population 6000 --batch-size 256 --epochs 9 --epsilon 2",
     "train": "equipoise train --data digits --epsilon 3\n\nequipoise train --config run.toml --dry-run",
     "predict": "equipoise predict runs/NAME --output predicted.csv",
+    "export": "equipoise export runs/NAME --format state-dict",
     "methods": "equipoise methods dp-sgd dice-sgd",
     "compare": "equipoise compare --data digits --methods dp-sgd,auto-s --epsilon 3",
     "federate": "equipoise federate --data digits --clients 5 --rounds 20",

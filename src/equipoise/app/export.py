@@ -1,0 +1,131 @@
+"""The model of a run in a form that others read, with a card that says what is promised of it."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+
+from equipoise._files import make_folder, write_atomically
+from equipoise.app.data_loading import cache_folder
+from equipoise.app.models import build_model, default_model, prepare_data
+from equipoise.app.option_checks import SettingsError
+from equipoise.app.predict import records_to_predict
+from equipoise.app.settings import EXPORTS, RunSettings
+from equipoise.report import Run, read_run
+from equipoise.report.phrases import readable, score_in_words, score_name, unit_in_words
+from equipoise.report.run_reader import damage_named
+from equipoise.statements import Statement
+from equipoise.training import load_model
+
+__all__ = ["export_run", "model_card"]
+
+_COPIED = ("statement.json", "statement.sig.json")
+
+
+def export_run(
+    folder: str,
+    settings: RunSettings,
+    output: str,
+    *,
+    form: str = "safetensors",
+    schema: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Write the model, its card and its statement into a folder; only what may be published.
+
+    Args:
+        folder: of the run, finished.
+        settings: those of the run; for ONNX the data are loaded, for the shape of an input.
+        output: the folder to write to.
+        form: safetensors, state-dict (of `torch.load`) or onnx.
+        schema: of a table, from the configuration of the run.
+
+    Returns:
+        Plain values: run_dir, output, format and files.
+
+    Raises:
+        SettingsError: ONNX without its packages.
+        RunFolderError: the run is not finished, or damaged.
+    """
+    run = read_run(folder)
+    with damage_named(run.name):
+        card = model_card(run, form)
+    if form == "onnx" and (find_spec("onnx") is None or find_spec("onnxscript") is None):
+        raise SettingsError("--format onnx needs the packages of its exporter: pip install 'equipoise[onnx]'")
+    weights, place = Path(folder) / "model.safetensors", make_folder(output, "output")
+    path = place / EXPORTS[form]
+    if form == "safetensors":
+        shutil.copyfile(weights, path)
+    elif form == "state-dict":
+        torch.save(load_file(weights), path)
+    else:
+        _write_onnx(weights, settings, schema, path)
+    files = [path.name, "README.md"]
+    write_atomically(place / "README.md", card.encode(), mode=0o644)
+    for name in _COPIED:
+        if (Path(folder) / name).is_file():
+            shutil.copyfile(Path(folder) / name, place / name)
+            files.append(name)
+    return {"run_dir": folder, "output": output, "format": form, "files": files}
+
+
+def _write_onnx(weights: Path, settings: RunSettings, schema: Mapping[str, Any] | None, path: Path) -> None:
+    """By torch's exporter, for any number of records; an input is zeros of the public shape."""
+    raw, _ = records_to_predict(settings, schema)
+    name = settings.model or default_model(raw)
+    dataset = prepare_data(name, replace(raw, train=raw.test), cache_folder())
+    model = load_model(build_model(name, dataset, seed=settings.seed), weights).eval()
+    example = torch.zeros(2, *dataset.input_shape, dtype=dataset.test.fields["input"].dtype)
+    torch.onnx.export(
+        model,
+        (example,),
+        path,
+        input_names=["input"],
+        output_names=["output"],
+        dynamic_shapes=({0: torch.export.Dim("records")},),
+        external_data=False,
+        dynamo=True,
+        verbose=False,
+    )
+
+
+def model_card(run: Run, form: str = "safetensors") -> str:
+    """A card in Markdown, from the publishable files of a run.
+
+    Args:
+        run: as `read_run` gives it.
+        form: of the model's file.
+    """
+    details, statement = run.details, Statement(**run.statement)
+    title = " on ".join(str(details[key]) for key in ("model", "data") if details.get(key)) or run.name
+    facts = {
+        "method": details.get("method"),
+        "data": ": ".join(str(details[k]) for k in ("data", "data_description") if details.get(k)),
+        "training records, a public number": details.get("population"),
+        "begun": run.begun,
+        "steps": run.steps_in_words,
+    }
+    scores = {name: run.last(f"evaluation.{name}") for name in ("accuracy", *run.other_evaluations)}
+    rows = [f"- {readable(name)}: {value}" for name, value in facts.items() if value]
+    rows += [
+        f"- {readable(score_name(name))} on the test records: {score_in_words(name, value)}"
+        for name, value in scores.items()
+        if value is not None
+    ]
+    promised = statement.guarantee != "none" and run.is_private
+    unit = f"{unit_in_words(statement.unit)}\n\n" if promised else ""
+    return (
+        "---\nlibrary_name: pytorch\ntags:\n- differential-privacy\n- equipoise\n---\n\n"
+        f"# {title}\n\n" + "\n".join(rows) + "\n\n"
+        f"{unit}{statement.markdown()}\n"
+        "## Files\n\n"
+        f"- `{EXPORTS[form]}`: the weights\n"
+        "- `statement.json`: the statement above, for programs\n"
+        "- `statement.sig.json`: its signature, where the run was signed\n"
+    )

@@ -1,0 +1,71 @@
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import equipoise as eq
+from equipoise.app.build import assemble
+from equipoise.app.settings import RunSettings
+
+
+@pytest.mark.parametrize(("form", "read"), [("safetensors", load_file), ("state-dict", torch.load)])
+def test_weights_are_those_of_the_run(equipoise, trained, tmp_path, form, read):
+    folder, _ = trained
+    found = equipoise(f"export {folder} --format {form} --json --output {tmp_path}")
+    assert found.code == 0, found.out
+    weights = load_file(folder / "model.safetensors")
+    again = read(tmp_path / found.value["files"][0])
+    assert weights.keys() == again.keys()
+    assert all(torch.equal(weights[name], again[name]) for name in weights)
+    assert (tmp_path / "statement.json").read_bytes() == (folder / "statement.json").read_bytes()
+
+
+def test_the_card_holds_the_statement_and_nothing_private(equipoise, trained, tmp_path):
+    folder, found = trained
+    assert equipoise(f"export {folder} --output {tmp_path}").code == 0
+    card = (tmp_path / "README.md").read_text()
+    for words in (
+        "# mlp-tanh on digits",
+        "## Guarantee: proven",
+        "- Method: dp-sgd",
+        "A person may own several",
+    ):
+        assert words in card
+    assert f"{found['accuracy']:.1%}" in card
+    assert str(folder.parent) not in card
+
+
+def test_a_run_without_a_guarantee_has_a_card_that_says_so(equipoise, tmp_path):
+    run = tmp_path / "run"
+    assert equipoise(f"train --data digits --epochs 1 --method sgd --json --run-dir {run}").code == 0
+    assert equipoise(f"export {run}").code == 0
+    card = (run / "export" / "README.md").read_text()
+    assert "carries no privacy guarantee" in card
+    assert "A person may own several" not in card
+
+
+def test_onnx_without_its_packages_says_what_to_install(equipoise, trained, monkeypatch):
+    folder, _ = trained
+    monkeypatch.setattr("equipoise.app.export.find_spec", lambda name: None)
+    found = equipoise(f"export {folder} --format onnx --json")
+    assert found.code == 2
+    assert "equipoise[onnx]" in found.value["error"]
+
+
+def test_onnx_answers_as_the_model_does(equipoise, trained, tmp_path):
+    pytest.importorskip("onnxscript")
+    runtime = pytest.importorskip("onnxruntime")
+    folder, _ = trained
+    found = equipoise(f"export {folder} --format onnx --json --output {tmp_path}")
+    assert found.code == 0, found.out
+    experiment = assemble(RunSettings(data="digits"))
+    model = eq.load_model(experiment.model, folder / "model.safetensors").eval()
+    inputs = experiment.dataset.test.fields["input"][:7]
+    session = runtime.InferenceSession(tmp_path / "model.onnx")
+    (outputs,) = session.run(None, {"input": inputs.numpy()})
+    assert torch.allclose(torch.from_numpy(outputs), model(inputs), atol=1e-5)
+
+
+def test_an_unknown_form_is_refused(equipoise, trained):
+    found = equipoise(f"export {trained[0]} --format pickle --json")
+    assert found.code == 2
+    assert "--format is 'pickle'" in found.value["error"]
