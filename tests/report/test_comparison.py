@@ -93,6 +93,14 @@ def test_page_loads_and_runs_nothing(values):
         assert word not in page
 
 
+def test_a_run_without_privacy_is_the_price_and_never_the_best(values):
+    free = {**STATEMENT, "guarantee": "none", "epsilon": None}
+    values["methods"].append(method("sgd", [0.9, 0.91, 0.92], statement=free, settings={"method": "sgd"}))
+    text = text_of(render_comparison(values))
+    assert "Best median accuracy 81.00% better" in text
+    assert "Price of privacy 10.00 points Without privacy 91.00%" in text
+
+
 def test_overlapping_seeds_are_not_called_a_win(values):
     values["methods"][0]["accuracies"] = [0.70, 0.71, 0.805]
     text = text_of(render_comparison(values))
