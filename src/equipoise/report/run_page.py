@@ -28,6 +28,7 @@ from equipoise.report.phrases import (
     promise_in_words,
     readable,
     sampling_in_words,
+    score_name,
     unit_in_words,
 )
 from equipoise.report.run_reader import PUBLISHABLE_FILES, WITHHELD_FILES, Run, damage_named, read_run
@@ -209,7 +210,7 @@ def _charts(run: Run) -> list[Mapping[str, Any]]:
         ),
         *itertools.chain.from_iterable(
             chart(
-                name,
+                readable(score_name(name)),
                 "As evaluated on public records along the way.",
                 [_curve(name, run.curve(f"evaluation.{name}"))],
                 x_label="step",
