@@ -15,6 +15,7 @@ from equipoise.audit.one_step import probe_method
 from equipoise.audit.rehearsal import CanaryTraining, rehearse
 from equipoise.federated import ServerQuantile
 from equipoise.methods import METHODS, Automatic, Independent, ReleasedQuantile, Round, TopShare, TwoChannel
+from equipoise.privacy import Unit
 
 NOTHING = ("sgd", "clip-sgd", "ef-sgd", "public-only")
 """Nothing leaves with noise."""
@@ -117,3 +118,28 @@ def test_top_share_is_seen_in_part():
     found = probe_method("dc-dpsgd", options={"variant": TopShare()}, confidence=EACH)
     assert found.holds
     assert all(not quiet.passes for _, quiet in found.noise.values())
+
+
+USERS = (Unit("user", 4), Unit("user", 4, "mean"), Unit("user", 3, "sum"))
+
+
+@pytest.mark.parametrize("unit", USERS, ids=repr)
+def test_a_step_of_users(unit):
+    """The certificate for users is below the claim for users, and within a factor of two of it."""
+    found = audit_method("dp-sgd", 2.0, one_step=True, canaries=20_000, unit=unit)
+    assert found.unit == unit
+    assert found.holds
+    assert found.certified > found.claimed / 2
+
+
+def test_sampled_records_of_users():
+    found = audit_method("dp-sgd", 2.0, canaries=20_000, trainings=2, unit=Unit("user", 4))
+    assert found.holds
+    assert found.certified > 0.4
+
+
+def test_a_step_of_users_that_is_accounted_for_records_is_seen(monkeypatch):
+    monkeypatch.setattr(Unit, "group", property(lambda self: 1))
+    found = audit_method("dp-sgd", 2.0, one_step=True, canaries=20_000, unit=Unit("user", 4))
+    assert not found.holds
+    assert found.certified > 3 * found.claimed

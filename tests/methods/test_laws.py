@@ -118,6 +118,17 @@ def test_it_protects_users_of_several_records(make, monkeypatch):
 
 
 @proven
+def test_it_draws_users(make, monkeypatch):
+    """Rows of users in the place of rows of records: the plan is the same, and it completes."""
+    monkeypatch.setattr(eq.PrivateTraining, "ledger_class", functools.partial(Ledger, forbid_unproven=True))
+    owner = torch.arange(RECORDS) % 29
+    run = train(make(), unit="user", owner=owner, records_per_user=2, user_rows="mean")
+    assert [r.mechanism for r in run.plan.releases] == [r.mechanism for r in train(make()).plan.releases]
+    assert len(list(run)) == STEPS
+    assert (run.statement().unit, run.statement().guarantee) == ("user", "proven")
+
+
+@proven
 def test_thresholds_are_functions_of_what_was_released(make, monkeypatch):
     first, second = scales_under_replay(make, monkeypatch)
     assert first == second

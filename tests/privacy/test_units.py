@@ -113,7 +113,7 @@ def test_what_no_accountant_covers_is_refused():
         (WithoutReplacement(10, 1000, 10), "replace_one"),
         (SAMPLED, "replace_one"),
     ):
-        with pytest.raises(PlanError, match="records_per_user=2"):
+        with pytest.raises(PlanError, match=r"records_per_user=2.*user_rows='mean'"):
             plan_of(sampling, 1.0, 2, relation)
         plan_of(sampling, 1.0, 1, relation)
         plan_of(sampling, 1.0, 2, relation, rows="sum")

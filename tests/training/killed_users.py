@@ -1,4 +1,4 @@
-"""A training of users that kills itself in its fifth step: python killed_users.py RUN_DIR."""
+"""A training of users that kills itself in its fifth step: python killed_users.py RUN_DIR [mean]."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ def owners() -> list[str]:
     return [f"user {k}" for k in range(RECORDS) for _ in range(k + 1)][:RECORDS]
 
 
-def start(run_dir: str, kill: bool = False, resume: bool = False) -> eq.PrivateTraining:
+def start(
+    run_dir: str, kill: bool = False, resume: bool = False, rows: str | None = None
+) -> eq.PrivateTraining:
     model = network(dtype=torch.float64)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
     pieces = {"loss": loss, "data": records(dtype=torch.float64), "owner": owners()}
@@ -29,13 +31,14 @@ def start(run_dir: str, kill: bool = False, resume: bool = False) -> eq.PrivateT
         training = eq.PrivateTraining(
             model,
             optimizer,
-            sampling=eq.Poisson(20, RECORDS, STEPS),
+            sampling=eq.Poisson(20 if rows is None else 5, RECORDS, STEPS),
             method=eq.DPSGD(clip_norm=0.5, noise_multiplier=1.0),
             reproducible=True,
             run_dir=run_dir,
             epsilon_every=1000,
             unit="user",
             records_per_user=MOST,
+            user_rows=rows,
             **pieces,
         )
     step = optimizer.step
@@ -51,4 +54,4 @@ def start(run_dir: str, kill: bool = False, resume: bool = False) -> eq.PrivateT
 
 
 if __name__ == "__main__":
-    start(sys.argv[1], kill=True)
+    start(sys.argv[1], kill=True, rows=sys.argv[2] if len(sys.argv) > 2 else None)

@@ -13,12 +13,15 @@ import torch
 from killed_users import MOST, STEPS, owners, start
 from small_problems import RECORDS, OnDemand, loss, network, parameters, records, training
 from test_processes import in_two_processes, join_group
+from torch import nn
 
 import equipoise as eq
+from equipoise.gradients import GradientEngine
 from equipoise.privacy import JournalError, PlanError, Unit
 from equipoise.training.folder.published_run import verify_run
-from equipoise.training.owners import Owners
-from equipoise.training.record_source import DataError
+from equipoise.training.forwards import PUBLIC_ROWS, RowSource
+from equipoise.training.owners import Owners, UserSource, joined_over_users
+from equipoise.training.record_source import DataError, RecordSource
 
 
 def of_users(most=2, owner=None, **options):
@@ -143,6 +146,7 @@ def test_owners_are_a_column_of_the_data():
         ({"unit": "user", "owner": list(range(RECORDS))}, ValueError, "needs records_per_user"),
         ({"owner": list(range(RECORDS))}, ValueError, "unit='record' protects single records"),
         ({"records_per_user": 2}, ValueError, "belongs to unit='user'"),
+        ({"user_rows": "sum"}, ValueError, "belong to unit='user'"),
         ({"unit": "client"}, ValueError, "unit='client' is unknown"),
     ],
 )
@@ -177,16 +181,23 @@ def test_samplings_that_no_accountant_covers_are_refused_before_anything_is_spen
     assert not (tmp_path / "run").exists()
 
 
-def test_killed_and_resumed(tmp_path):
-    whole = start(str(tmp_path / "whole"))
+@pytest.mark.parametrize("rows", [None, "mean"])
+def test_killed_and_resumed(rows, tmp_path):
+    whole = start(str(tmp_path / "whole"), rows=rows)
     folder = tmp_path / "killed"
-    script = Path(__file__).with_name("killed_users.py")
-    ended = subprocess.run([sys.executable, script, str(folder)], capture_output=True, text=True, check=False)
+    command = [
+        sys.executable,
+        Path(__file__).with_name("killed_users.py"),
+        str(folder),
+        *filter(None, [rows]),
+    ]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
     assert ended.returncode == -9, ended.stderr
     resumed = start(str(folder), resume=True)
     assert torch.equal(parameters(resumed.model), parameters(whole.model))
     statement = resumed.statement()
     assert (statement.unit, statement.releases[0]["used"]) == ("user", STEPS)
+    assert statement.users == {"records": MOST, "rows": rows}
     assert verify_run(folder).consistent
 
 
@@ -215,14 +226,143 @@ def test_a_shared_journal_holds_one_unit(tmp_path):
 
 def in_process(rank: int, port: int, folder: str) -> None:
     join_group(rank, port)
-    run = start(str(Path(folder) / "run"))
-    torch.save(parameters(run.model), Path(folder) / f"rank{rank}.pt")
+    for rows in (None, "mean"):
+        run = start(str(Path(folder) / f"run {rows}"), rows=rows)
+        torch.save(parameters(run.model), Path(folder) / f"rank{rank} {rows}.pt")
     torch.distributed.destroy_process_group()
 
 
 def test_two_processes_equal_one(tmp_path):
     in_two_processes(in_process, tmp_path)
-    alone = parameters(start(str(tmp_path / "alone")).model)
-    ends = [torch.load(tmp_path / f"rank{rank}.pt") for rank in (0, 1)]
-    assert torch.equal(*ends)
-    torch.testing.assert_close(ends[0], alone, rtol=1e-10, atol=1e-12)
+    for rows in (None, "mean"):
+        alone = parameters(start(str(tmp_path / f"alone {rows}"), rows=rows).model)
+        ends = [torch.load(tmp_path / f"rank{rank} {rows}.pt") for rank in (0, 1)]
+        assert torch.equal(*ends)
+        torch.testing.assert_close(ends[0], alone, rtol=1e-10, atol=1e-12)
+
+
+# ---- users drawn: one row per user
+
+
+def summed_rows(gradients, counts):
+    """The dense rows of records, summed over users with so many each."""
+    return torch.stack([rows.sum(0) for rows in gradients.materialise().matrix().split(counts)])
+
+
+@pytest.mark.parametrize("rows", ["sum", "mean"])
+@pytest.mark.parametrize("make", [lambda: network(dtype=torch.float64), lambda: convolutions().double()])
+def test_rows_of_users_are_the_dense_sums_of_their_records(rows, make):
+    counts, most = [3, 1, 4, 2], 4
+    model = make()
+    batch = records(sum(counts), dtype=torch.float64)
+    owners = Owners(
+        [user for user, count in enumerate(counts) for _ in range(count)], Unit("user", most, rows)
+    )
+    users = UserSource(RecordSource(batch), owners).take(torch.arange(len(counts)))
+    engine = GradientEngine(model, joined_over_users(loss, rows), users)
+    found = engine(users)
+    wanted = summed_rows(GradientEngine(model, loss, batch)(batch), counts)
+    if rows == "mean":
+        wanted = wanted / torch.tensor(counts)[:, None]
+    torch.testing.assert_close(found.materialise().matrix(), wanted, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(found.row_norms(), wanted.norm(dim=1), rtol=1e-6, atol=1e-9)
+    weights = torch.tensor([0.5, 2.0, -1.0, 0.0], dtype=torch.float64)
+    sums = torch.cat([value.flatten() for value in found.weighted_sums(weights).values()])
+    torch.testing.assert_close(sums, weights @ wanted, rtol=1e-9, atol=1e-12)
+    # in ghost form: the positions of a user's records merge, and no row is held
+    assert {row.how for row in engine.coverage()} == {"rule"}
+
+
+def convolutions():
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Unflatten(1, (3, 2, 2)), nn.Conv2d(3, 4, 2, padding=1), nn.Tanh(), nn.Flatten(), nn.Linear(36, 3)
+    )
+
+
+@pytest.mark.parametrize("rows", ["sum", "mean"])
+def test_users_of_one_record_are_the_record_level_bit_for_bit(rows):
+    alone, run = training(steps=10), of_users(1, torch.arange(RECORDS), user_rows=rows, steps=10)
+    assert alone.run(progress=False).epsilon == run.run(progress=False).epsilon
+    assert torch.equal(parameters(alone.model), parameters(run.model))
+
+
+def test_every_forward_has_as_many_rows_whatever_users_hold(monkeypatch):
+    of_batch, shapes = RowSource.of_batch, []
+
+    def watching(self, rows_of, batch, *rest):
+        shapes.append((batch["present"].shape, batch["records"]["input"].shape[:2]))
+        return of_batch(self, rows_of, batch, *rest)
+
+    monkeypatch.setattr(RowSource, "of_batch", watching)
+    run = of_users(MOST, owners(), user_rows="mean", batch=20, steps=12)
+    list(run)
+    rows = torch.Size([run.settings.micro_batch_size + PUBLIC_ROWS, MOST])
+    assert len(shapes) >= 10
+    assert set(shapes) == {(rows, rows)}
+
+
+def test_a_draw_of_all_users_is_the_mean_of_their_means():
+    """Without clipping and next to no noise: the step is the average of the users' gradients."""
+    owner = owners()
+    method = eq.DPSGD(clip_norm=1e6, noise_multiplier=1e-12)
+    options = {
+        "user_rows": "mean",
+        "method": method,
+        "learning_rate": 1.0,
+        "data": records(dtype=torch.float64),
+    }
+    count = len(set(owner))
+    model = network(dtype=torch.float64)
+    start = parameters(model).clone()
+    run = of_users(RECORDS, owner, model=model, sampling=eq.FullBatch(count, 1), population=count, **options)
+    run.take_step()
+    again = network(dtype=torch.float64)
+    data = records(dtype=torch.float64)
+    losses = loss(again, data)
+    of_user = [
+        losses[[i for i, one in enumerate(owner) if one == user]].mean() for user in dict.fromkeys(owner)
+    ]
+    torch.stack(of_user).mean().backward()
+    moved = torch.cat([p.grad.flatten() for p in again.parameters()])
+    torch.testing.assert_close(start - parameters(model), moved, rtol=1e-5, atol=1e-6)
+
+
+def test_items_on_demand_and_augmented_views_of_users():
+    def flipped(batch, rng):
+        seen.append(batch["input"].shape[1:])
+        turn = torch.rand(len(batch["label"]), 1, generator=rng) < 0.5
+        return batch | {"input": torch.where(turn, batch["input"], -batch["input"])}
+
+    seen: list[torch.Size] = []
+    run = of_users(
+        3,
+        owners(),
+        data=OnDemand(records()),
+        augmentation=flipped,
+        views=2,
+        user_rows="sum",
+        batch=5,
+        steps=3,
+    )
+    assert run.run(progress=False).steps == 3
+    assert set(seen) == {torch.Size([12])}
+
+
+def test_a_user_with_a_record_that_fails_is_left_out_whole(tmp_path):
+    class Broken(OnDemand):
+        def __getitem__(self, i):
+            if i == 57:
+                raise OSError("secret-value")
+            return super().__getitem__(i)
+
+    run = of_users(
+        4, data=Broken(records()), user_rows="mean", sampling=eq.FullBatch(15, 2), run_dir=tmp_path / "run"
+    )
+    run.run(progress=False)
+    assert '"batch.records_failed": 1' in (tmp_path / "run" / "private" / "diagnostics.jsonl").read_text()
+
+
+def test_the_sampling_without_replacement_draws_users():
+    run = of_users(4, user_rows="sum", sampling=eq.WithoutReplacement(5, 15, 3), relation="replace_one")
+    assert "replacing one user" in " ".join(str(run.run(progress=False).statement).split())

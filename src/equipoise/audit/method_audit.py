@@ -20,7 +20,7 @@ from equipoise.audit.bounds import Certificate, certify_gaussian, certify_thresh
 from equipoise.audit.designs import AUDITS, ONE_STEP, Design, with_options
 from equipoise.audit.rehearsal import CanaryTraining, rehearse
 from equipoise.methods import Method
-from equipoise.privacy import Budget, PrivacyPlan
+from equipoise.privacy import RECORD, Budget, PrivacyPlan, Unit
 from equipoise.privacy.ledger.replay import RecordingLedger
 
 __all__ = ["Audit", "audit_method", "find_design"]
@@ -36,6 +36,7 @@ class Audit:
         claimed: upper bound of the plan at `delta`; None where nothing is claimed.
         delta: of the claim.
         relation: of the claim, and of the neighbours that were told apart.
+        unit: of the claim: what the neighbours differ by.
         certificates: one per seed.
         confidence: probability that *all* certificates are true.
     """
@@ -47,6 +48,7 @@ class Audit:
     relation: str
     certificates: tuple[Certificate, ...]
     confidence: float
+    unit: Unit = RECORD
 
     @property
     def certified(self) -> float:
@@ -77,6 +79,7 @@ def audit_method(
     trainings: int | None = None,
     canaries: int | None = None,
     make_ledger: Callable[..., RecordingLedger] = RecordingLedger,
+    unit: Unit = RECORD,
 ) -> Audit:
     """Audit a method at a claimed (epsilon, delta).
 
@@ -91,6 +94,7 @@ def audit_method(
         confidence: of all certificates together.
         trainings, canaries: other sizes than the design's.
         make_ledger: a kind of `RecordingLedger`; audits of planted bugs give their own.
+        unit: of the claim; of users, each canary is one with as many records as the unit has.
 
     Raises:
         ValueError: an unknown name or relation, or no seeds.
@@ -106,7 +110,7 @@ def audit_method(
         raise ValueError("seeds is empty: give at least one")
     design = with_options(find_design(method, one_step=one_step), options or {})
     count = canaries or design.canaries
-    sampling, budget = design.sampling(count), Budget(epsilon, delta)
+    sampling, budget = design.sampling(count * unit.group), Budget(epsilon, delta)
     each = 1 - (1 - confidence) / len(seeds)
 
     def make() -> Method:
@@ -125,6 +129,7 @@ def audit_method(
                 seed=1_000_000 * seed + number,
                 relation=relation,
                 hardened=hardened,
+                unit=unit,
             )
             found = rehearse(training, make_ledger=make_ledger)
             plan = plan or found.plan
@@ -142,7 +147,7 @@ def audit_method(
     assert plan is not None
     made = make()
     claimed = _claim(made, plan, delta)
-    return Audit(made.name, epsilon, claimed, delta, relation, tuple(certificates), confidence)
+    return Audit(made.name, epsilon, claimed, delta, relation, tuple(certificates), confidence, unit)
 
 
 def find_design(method: str | Design, *, one_step: bool = False) -> Design:

@@ -13,6 +13,13 @@ a statistic like any other. With noise over steps s has parts in later releases 
 them. Where records take turns in one of m groups, L is log(1/m sum over groups exp L_group), of the draws of
 each group at their own rate.
 
+A user is a canary whose G records have one gradient. Where they are drawn by themselves, k of them are in a
+draw with the binomial probability, and a draw's term is
+
+    log sum_k Binomial(G, q)(k) exp(k/G <y, s> - (k/G)^2 |s|^2 / 2),
+
+of the contribution s of all G.
+
 Of neighbours by replacement all canaries are there, each at random as a record or as its opposite, of
 gradient g or -g. The attacker replays both, and the ratio is that of the one against the other.
 """
@@ -31,7 +38,7 @@ from torch import Tensor
 from equipoise._tree import map_leaves
 from equipoise.audit.canaries import CanaryLayout, canary_loss, directed_records
 from equipoise.methods import Method
-from equipoise.privacy import Budget, Draw, PrivacyPlan, Sampling
+from equipoise.privacy import RECORD, Budget, Draw, PrivacyPlan, Sampling, Unit
 from equipoise.privacy.ledger.replay import RecordingLedger, ReplayLedger
 from equipoise.privacy.mechanisms.base import NoiseHistory, Past, Sums
 from equipoise.training.run_ledger import open_ledger
@@ -78,6 +85,8 @@ class InMemoryTraining:
         learning_rate: float = 1.0,
         make_ledger: Callable[..., RecordingLedger] = RecordingLedger,
         optimizer: torch.optim.Optimizer | None = None,
+        unit: Unit = RECORD,
+        owner: Tensor | None = None,
         **settings: Unpack[CommonSettings],
     ) -> InMemoryTraining:
         """A training at its start; noise and draws follow the seed."""
@@ -91,7 +100,15 @@ class InMemoryTraining:
             sampling=sampling,
             method=method,
             budget=budget,
-            settings=TrainingSettings(seed=seed, reproducible=True, **settings),  # for the attacker's replays
+            owner=owner,
+            settings=TrainingSettings(
+                seed=seed,
+                reproducible=True,  # for the attacker's replays
+                unit=unit.name,
+                records_per_user=None if unit == RECORD else unit.records,
+                user_rows=unit.rows,
+                **settings,
+            ),
         )
         setup = prepare(given)
         ledger = open_ledger(setup, ledger_class=make_ledger)
@@ -122,6 +139,7 @@ class CanaryTraining:
         seed: of the choice of canaries, of draws and of noise.
         relation: of the plan.
         hardened: noise on a grid of integers.
+        unit: of privacy; a canary is one user with as many records as the unit has.
     """
 
     make_method: Callable[[], Method]
@@ -132,11 +150,16 @@ class CanaryTraining:
     seed: int
     relation: str = "add_or_remove_one"
     hardened: bool = False
+    unit: Unit = RECORD
 
     def open(
         self, data: Mapping[str, Tensor], make_ledger: Callable[..., RecordingLedger] = RecordingLedger
     ) -> InMemoryTraining:
-        """The training of these records, under this ledger; always with the same draws and noise."""
+        """The training of these canaries, under this ledger; always with the same draws and noise."""
+        owner = None
+        if self.unit != RECORD:
+            data = {name: value.repeat_interleave(self.unit.records, 0) for name, value in data.items()}
+            owner = torch.arange(len(data["index"])) // self.unit.records
         return InMemoryTraining.open(
             self.make_method(),
             self.layout.model(self.canaries),
@@ -149,6 +172,8 @@ class CanaryTraining:
             relation=self.relation,
             hardened=self.hardened,
             make_ledger=make_ledger,
+            unit=self.unit,
+            owner=owner,
         )
 
     @functools.cached_property
@@ -177,10 +202,10 @@ class CanaryTraining:
         white = whitened(released, released.transcript)
         for number, draw in enumerate(released.draws):
             sampling = released.plan.sampling_of(draw.name)
-            exponent = _exponent(released, number, attacker.ledger.sums[number], white, self.canaries)
+            inner, half = _exponent(released, number, attacker.ledger.sums[number], white, self.canaries)
             turns = torch.zeros(sampling.draws_per_epoch, self.canaries, dtype=torch.float64)
             turn = by_turn.setdefault(draw.name, turns)[draw.ordinal % sampling.draws_per_epoch]
-            turn += _log_ratio(exponent, sampling.turn_rate)
+            turn += _log_ratio(inner, half, sampling.turn_rate, self.unit.group)
         ratios = torch.zeros(self.canaries, dtype=torch.float64)
         for turns in by_turn.values():
             ratios += turns.logsumexp(dim=0) - math.log(len(turns))
@@ -242,8 +267,8 @@ def rehearse(
 
 def _exponent(
     ledger: RecordingLedger, number: int, sums: Sums, white: Sequence[Sums], canaries: int
-) -> Tensor:
-    """<y, s> - |s|^2 / 2 of the canaries' part in one draw, in all releases that it reaches, [M].
+) -> tuple[Tensor, Tensor]:
+    """<y, s> and |s|^2 / 2 of the canaries' part in one draw, in all releases that it reaches, [M] each.
 
     Args:
         ledger: of the training.
@@ -252,7 +277,8 @@ def _exponent(
         white: what left, whitened.
         canaries: M.
     """
-    exponent = torch.zeros(canaries, dtype=torch.float64)  # sums of many steps would lose digits in float32
+    # Sums of many steps would lose digits in float32.
+    inner, half = torch.zeros(2, canaries, dtype=torch.float64)
     reach = 1 + max(mechanism.memory for mechanism, _ in ledger.plan.groups(sums))
     name = ledger.draws[number].name
     reached = [i for i in range(number, len(white)) if ledger.draws[i].name == name][:reach]
@@ -264,18 +290,21 @@ def _exponent(
             for tensor, shift in tensors.items():
                 if shift.numel() and shift.numel() % canaries == 0:
                     y = white[i][release][tensor].flatten()
-                    inner = y * shift.flatten() - shift.flatten().square() / 2
-                    exponent += inner.view(canaries, -1).sum(dim=1)
+                    inner += (y * shift.flatten()).view(canaries, -1).sum(dim=1)
+                    half += (shift.flatten().square() / 2).view(canaries, -1).sum(dim=1)
                 # Anything else is a number about all records together, which is left to the attacker.
-    return exponent
+    return inner, half
 
 
-def _log_ratio(exponent: Tensor, rate: float) -> Tensor:
-    """log(1 - q + q exp(exponent)) of one draw."""
+def _log_ratio(inner: Tensor, half: Tensor, rate: float, group: int = 1) -> Tensor:
+    """log(1 - q + q exp(<y, s> - |s|^2 / 2)) of one draw, or the same of a group drawn by itself."""
     if rate >= 1:
-        return exponent
-    quiet = torch.full_like(exponent, 1 - rate).log()
-    return torch.logaddexp(quiet, exponent + torch.tensor(rate, dtype=torch.float64).log())
+        return inner - half
+    terms = []
+    for k in range(group + 1):
+        chance = math.log(math.comb(group, k)) + k * math.log(rate) + (group - k) * math.log1p(-rate)
+        terms.append(k / group * inner - (k / group) ** 2 * half + chance)
+    return torch.stack(terms).logsumexp(dim=0)
 
 
 def whitened(

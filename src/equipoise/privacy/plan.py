@@ -208,12 +208,12 @@ class PrivacyPlan:
             raise PlanError(
                 f"release {release.name!r} has noise over steps, which rests on the draws of a unit being "
                 f"apart; with records_per_user={self.unit.records} the records of a user are drawn by "
-                "themselves. Take noise that is fresh in every step"
+                "themselves. Draw users (user_rows='mean'), or take noise that is fresh in every step"
             )
         if self.relation == "replace_one" and sampling.turn_rate < 1:
             raise PlanError(
                 f"records_per_user={self.unit.records}: no accountant covers a user who is replaced where "
-                "records are sampled. Take relation='add_or_remove_one'"
+                "records are sampled. Take relation='add_or_remove_one', or draw users (user_rows='mean')"
             )
 
     def __getitem__(self, name: str) -> Release:

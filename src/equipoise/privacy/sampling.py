@@ -151,7 +151,7 @@ class Sampling(ABC):
         raise PlanError(
             f"records_per_user={group}: no accountant covers users of several records under "
             f"{type(self).__name__}, which does not draw each record by itself afresh. Take Poisson, "
-            "FullBatch or FixedEpochs"
+            "FullBatch or FixedEpochs, or draw users (user_rows='mean')"
         )
 
     @abstractmethod

@@ -40,7 +40,7 @@ from equipoise.methods.base import Parameters
 from equipoise.privacy import Draw, secret_generator
 from equipoise.privacy.noise.uniform import uniform_order
 from equipoise.training.distributed import Processes
-from equipoise.training.owners import Owners
+from equipoise.training.owners import Owners, by_user, flattened
 from equipoise.training.randomness import Randomness, public_randomness, secret_randomness
 from equipoise.training.record_source import RecordSource
 
@@ -131,11 +131,13 @@ class BatchPreparation:
         device: where batches are moved to.
         augmentation: (batch, generator) -> batch, or None.
         views: K; with more than one, K augmented views per record.
+        of_users: a batch holds users, whose records are augmented.
     """
 
     device: torch.device
     augmentation: Callable[[Any, torch.Generator], Any] | None = None
     views: int = 1
+    of_users: bool = False
 
     def __call__(self, batch: Any, randomness: Randomness) -> Any:
         """The batch on the device, augmented."""
@@ -143,9 +145,14 @@ class BatchPreparation:
         if self.augmentation is None:
             return batch
         rng = randomness("augmentation")
+        records = flattened(batch) if self.of_users else batch
         if self.views == 1:
-            return self.augmentation(batch, rng)
-        return repeat_views(batch, self.views, self.augmentation, rng)
+            augmented = self.augmentation(records, rng)
+        else:
+            augmented = repeat_views(records, self.views, self.augmentation, rng)
+        if not self.of_users:
+            return augmented
+        return {**batch, "records": by_user(augmented, batch["present"])}
 
 
 @dataclass(frozen=True)
@@ -270,7 +277,7 @@ class RowSource:
 
     def used(self, ids: Tensor) -> Tensor:
         """Those of the records drawn that are used: of each user no more than the cap."""
-        return ids if self.owners is None else self.owners.used(ids)
+        return ids if self.owners is None or self.prepare.of_users else self.owners.used(ids)
 
     def micro_batches(self, draw: Draw, ids: Tensor, places: int, processes: Processes) -> list[MicroBatch]:
         """This process' micro-batches of a draw.

@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 from torch import nn
@@ -97,6 +97,8 @@ class PrivateTraining:
             column of `data` that holds them.
         records_per_user: with unit="user", the most records of a user that the run uses. A public number;
             of a user with more, secret randomness chooses.
+        user_rows: with unit="user", draw users instead of records: a row is the "sum" or the "mean" of the
+            gradients of a user's records, clipped as a whole. `population` and batch sizes count users then.
         collate: joins the items of a dataset to a batch.
         workers: processes that read the items of a dataset ahead of the step; the result is the same for any
             number of them. 0 reads in this process.
@@ -143,6 +145,7 @@ class PrivateTraining:
         unit: str = "record",
         owner: Any = None,
         records_per_user: int | None = None,
+        user_rows: Literal["sum", "mean"] | None = None,
         collate: Callable[[list[Any]], Any] | None = None,
         workers: int = 0,
         epsilon_every: int | None = None,
@@ -165,6 +168,7 @@ class PrivateTraining:
             allow_public_duplicates=allow_public_duplicates,
             unit=unit,
             records_per_user=records_per_user,
+            user_rows=user_rows,
         )
         given = TrainingInputs(
             model=model,

@@ -1,5 +1,9 @@
 """Whose the records are, where the unit of privacy is the user.
 
+`Owners` knows the user of each record. Where users are drawn, `UserSource` gives them by number as
+`RecordSource` gives records, and `joined_over_users` makes one loss of those of a user's records: all that
+follows treats a user as a record.
+
 Each user's records stand in an order that the run's key deals (`Owners.choose`). Of a user who owns more
 than `records_per_user` those beyond are in no draw. So the cap holds whatever the data hold, no run stops
 over a user with many records, and which records count is secret. The order of one user's records follows
@@ -9,20 +13,22 @@ their records, which deal the same law.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from equipoise import _validate
 from equipoise.data.records import Records
+from equipoise.gradients.engine_inputs import Loss, map_records
 from equipoise.privacy import Unit, digest
 from equipoise.privacy.noise.uniform import keyed_integers
-from equipoise.training.record_source import DataError
+from equipoise.training.randomness import Randomness
+from equipoise.training.record_source import DataError, RecordSource
 
-__all__ = ["Owners", "column_of"]
+__all__ = ["Owners", "UserSource", "by_user", "column_of", "flattened", "joined_over_users"]
 
 _KEYS = (
     2**62
@@ -49,7 +55,7 @@ class Owners:
     def __init__(self, owner: Any, unit: Unit) -> None:
         self.unit = unit
         self._users, self.count = _numbered(owner)
-        self._used: Tensor | None = None
+        self.choose(bytes(32))  # for trials, until the ledger gives the run's key
 
     def __len__(self) -> int:
         """How many records have an owner."""
@@ -61,12 +67,25 @@ class Owners:
         Args:
             key: 32 secret bytes of the run, which serve nothing else.
         """
-        self._used = self._places(key) < self.unit.records
+        places = self._places(key)
+        self._used = places < self.unit.records
+        if self.unit.rows is not None:
+            self._counts = torch.bincount(self._users[self._used], minlength=self.count)
+            self._table = torch.zeros(self.count, self.unit.records, dtype=torch.long)
+            self._table[self._users[self._used], places[self._used]] = self._used.nonzero().flatten()
 
     def used(self, ids: Tensor) -> Tensor:
         """Those of the records that draws may hold."""
-        assert self._used is not None, "the ledger gives the key of the choice"
         return ids[self._used[ids]]
+
+    def records_of(self, users: Tensor) -> tuple[Tensor, Tensor]:
+        """The records of users, [b, G], in which each one's own come again in places beyond; who counts."""
+        places, counts = torch.arange(self.unit.records), self._counts[users][:, None]
+        return self._table[users].gather(1, places % counts), places < counts
+
+    def users_of(self, records: Tensor) -> Tensor:
+        """The users of these records, each once."""
+        return self._users[records].unique()  # type: ignore[no-untyped-call]
 
     def fingerprint(self, records: str) -> str:
         """A digest of who owns which record, and of the records' own digest."""
@@ -123,3 +142,95 @@ def _numbered(owner: Any) -> tuple[Tensor, int]:
         raise DataError(f"owner holds values of type {found.dtype}; {remedy}")
     users, numbers = np.unique(found, return_inverse=True)
     return torch.from_numpy(numbers.astype(np.int64)), len(users)
+
+
+class UserSource(RecordSource):
+    """Users by number, in the place of records: each is a row of places with records, some of which count.
+
+    A batch is `{"records": [b, G, ...], "present": [b, G]}`. A user with fewer records than G stands there
+    with copies of their own in the other places: nothing but the user's own records decides on their row.
+
+    Args:
+        records: of all users.
+        owners: whose they are.
+    """
+
+    def __init__(self, records: RecordSource, owners: Owners) -> None:
+        self._records, self._owners = records, owners
+
+    def __len__(self) -> int:
+        return self._owners.count
+
+    @property
+    def is_scanned(self) -> bool:
+        return self._records.is_scanned
+
+    @property
+    def has_rows(self) -> bool:
+        return False
+
+    def read(self, ids: Tensor, randomness: Randomness | None = None) -> Any:
+        records, present = self._owners.records_of(ids)
+        return self._records.read(records.flatten(), randomness), present
+
+    def join(self, read: Any) -> Any:
+        records, present = read
+        return {"records": by_user(self._records.join(records), present), "present": present}
+
+    def ahead(self, parts: Sequence[Tensor], randomness: Randomness) -> Iterator[None]:
+        records = [self._owners.records_of(part)[0].flatten() for part in parts]
+        return self._records.ahead(records, randomness)
+
+    def close(self) -> None:
+        self._records.close()
+
+    def fingerprint(self) -> str:
+        return self._records.fingerprint()
+
+    def batch(self) -> Any:
+        return self._records.batch()
+
+    def leaves(self) -> list[Tensor]:
+        return self._records.leaves()
+
+    def probes(self, count: int) -> Tensor:
+        return self._owners.users_of(self._records.probes(count))
+
+    def marked(self) -> list[int]:
+        marked = torch.tensor(self._records.marked(), dtype=torch.long)
+        return [int(user) for user in self._owners.users_of(marked)]
+
+
+def flattened(batch: Any) -> Any:
+    """The records of a batch of users one after the other, [b * G, ...]."""
+    return map_records(lambda leaf: leaf.flatten(0, 1), batch["records"])
+
+
+def by_user(records: Any, present: Tensor) -> Any:
+    """The inverse of `flattened`, [b, G, ...]."""
+    return map_records(lambda leaf: leaf.reshape(*present.shape, *leaf.shape[1:]), records)
+
+
+def joined_over_users(loss: Loss, rows: str | None) -> Loss:
+    """The loss of a batch of users: the sum, or the mean, of the losses of each user's records, [b].
+
+    Args:
+        loss: of records, [b * G].
+        rows: "sum" or "mean"; None where a batch holds records.
+    """
+    if rows is None:
+        return loss
+
+    def joined(model: nn.Module, batch: Any) -> Tensor:
+        present = batch["present"]
+        losses = loss(model, flattened(batch))
+        if not isinstance(losses, Tensor) or losses.shape != (present.numel(),):
+            found = tuple(losses.shape) if isinstance(losses, Tensor) else _validate.what_is(losses)
+            raise ValueError(
+                f"loss gives {found} for {present.numel()} records; it must give one number per record, "
+                f"[{present.numel()}]"
+            )
+        counted = (losses.view(present.shape) * present).sum(1)
+        return counted / present.sum(1).clamp(min=1) if rows == "mean" else counted
+
+    return joined

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from typing import Any
 
@@ -24,7 +24,7 @@ from equipoise.gradients.engine_inputs import (
     record_leaves,
     run_loss,
 )
-from equipoise.training.forwards import averaged_over_views, moved
+from equipoise.training.forwards import moved
 from equipoise.training.record_source import ARRAY_REMEDY, DataError, RecordSource
 from equipoise.training.setup.deep_copies import deep_copy
 from equipoise.training.setup.memory_use import available_bytes
@@ -165,20 +165,20 @@ def _shapes(batch: Any) -> str:
 
 
 def copies_of(
-    model: nn.Module, loss: Loss, views: int, device: torch.device
+    model: nn.Module, loss: Loss, whole: Callable[[Loss], Loss], device: torch.device
 ) -> tuple[nn.Module, Loss] | None:
     """Copies of model and loss, to meet other records first; None where there are none, or too large ones.
 
     Args:
         model, loss: not run yet.
-        views: the copy of the loss is averaged over so many views of a record.
+        whole: makes the loss of what is drawn of that of a record.
         device: where the model is.
     """
     tensors = itertools.chain(model.parameters(), model.buffers())
     if sum(t.numel() * t.element_size() for t in tensors) > available_bytes(device) / 4:
         return None
     copies = deep_copy((model, loss))
-    return copies and (copies[0], averaged_over_views(copies[1], views))
+    return copies and (copies[0], whole(copies[1]))
 
 
 def check_repeatable(

@@ -10,6 +10,7 @@ from typing import Any, TypedDict
 from equipoise import _validate
 from equipoise.privacy import Unit
 from equipoise.privacy.accounting.epsilon import check_relation
+from equipoise.privacy.unit import Joined
 
 __all__ = ["CommonSettings", "TrainingSettings", "refuse_unknown"]
 
@@ -30,6 +31,7 @@ class TrainingSettings:
     allow_public_duplicates: bool = False
     unit: str = "record"
     records_per_user: int | None = None
+    user_rows: Joined | None = None
 
     def __post_init__(self) -> None:
         for name in ("reproducible", "hardened", "allow_public_duplicates"):
@@ -60,7 +62,7 @@ class TrainingSettings:
     @property
     def protected(self) -> Unit:
         """The unit of privacy."""
-        return Unit(self.unit, 1 if self.records_per_user is None else self.records_per_user)
+        return Unit(self.unit, 1 if self.records_per_user is None else self.records_per_user, self.user_rows)
 
     def to_json(self) -> dict[str, Any]:
         """Plain values; `TrainingSettings(**values)` brings them back."""

@@ -15,6 +15,7 @@ from equipoise._dtensor import is_dtensor
 from equipoise.gradients import GradientEngine
 from equipoise.gradients.capture.random_numbers import random_numbers_from
 from equipoise.gradients.checks.record_trials import RecordTrials
+from equipoise.gradients.engine_inputs import Loss
 from equipoise.methods import Method
 from equipoise.methods.base import Plan, Setting
 from equipoise.privacy import Budget, BudgetError, PrivacyPlan, Sampling, digest
@@ -24,7 +25,7 @@ from equipoise.training.distributed import Processes
 from equipoise.training.folder.run_folder import RunFolder
 from equipoise.training.forwards import BatchPreparation, RowSource, averaged_over_views
 from equipoise.training.moving_average import MovingAverage
-from equipoise.training.owners import Owners
+from equipoise.training.owners import Owners, UserSource, joined_over_users
 from equipoise.training.randomness import derive_seed, public_randomness
 from equipoise.training.record_source import DataError, RecordSource
 from equipoise.training.setup.argument_checks import (
@@ -187,22 +188,32 @@ def prepare(given: TrainingInputs, resumed: ResumedRun | None = None) -> Trainin
     # The user's random numbers go on afterwards as if nothing had been tried.
     with processes.together(), random_numbers_from(0, place):
         owners = None if given.owner is None else Owners(given.owner, settings.protected)
-        source = RecordSource(given.data, given.collate, given.workers)
+        source: RecordSource = RecordSource(given.data, given.collate, given.workers)
         if owners is not None and len(owners) != len(source):
             raise DataError(
                 "owner has another length than data: it names the user of each record, in the order of data"
             )
+        if owners is not None and owners.unit.rows is not None:
+            source = UserSource(source, owners)
         check_public(source, method, settings.allow_public_duplicates)
-        prepare_batch = BatchPreparation(place, given.augmentation, settings.views)
+        prepare_batch = BatchPreparation(
+            place, given.augmentation, settings.views, settings.user_rows is not None
+        )
+
+        def whole(loss: Loss) -> Loss:
+            """The loss of what is drawn: of views of records, of records of users."""
+            return joined_over_users(averaged_over_views(loss, settings.views), settings.user_rows)
+
         # Before anything is read or run: it may keep something of the first records that it meets.
-        untouched = copies_of(model, given.loss, settings.views, place)
+        untouched = copies_of(model, given.loss, whole, place)
         runs_code = not source.is_scanned or given.augmentation is not None
         other_source = deep_copy((source, prepare_batch), shares_data=True) if runs_code else None
-        example, probes = check_loss(model, given.loss, source, place)
+        of_loss = joined_over_users(given.loss, settings.user_rows) if callable(given.loss) else given.loss
+        example, probes = check_loss(model, of_loss, source, place)
 
         method_plan = _plan_of(given, resumed, processes)
 
-        loss = averaged_over_views(given.loss, settings.views)
+        loss = whole(given.loss)
         prepared = prepare_batch(example, public_randomness(settings.seed, "example"))
         trials = RecordTrials(model, loss, prepared)
         loss_keeps_nothing = check_repeatable(model, loss, untouched, prepared, trials.params)
