@@ -56,6 +56,7 @@ def test_a_smaller_population_of_a_run_is_not_taken_for_the_published_one(equipo
     ("lines", "said"),
     [
         ("learning_rat = 1\n", "no option of equipoise train. Did you mean --learning-rate?"),
+        ("lr = 1\n", "Did you mean --learning-rate?"),
         ("epochs = true\n", "epochs = True: Invalid value for '--epochs'"),
         ("views = 3.5\n", "is not a valid integer"),
         ('hardened = "yes"\n', "give true or false"),

@@ -20,6 +20,7 @@ __all__ = [
     "DATA_NAMES",
     "FILES",
     "MODEL_NAMES",
+    "USUAL_NAMES",
     "SettingsError",
     "check_choice",
     "check_federated",
@@ -52,6 +53,17 @@ _OTHER_NAMES = {"expected_batch_size": "batch_size", "ledger_file": "ledger", "e
 
 FILES = "a table such as people.csv, a folder with a subfolder of images for each class"
 _TABLES = (".csv", ".tsv", ".csv.gz", ".tsv.gz", ".parquet")
+
+
+USUAL_NAMES = {
+    "--lr": "--learning-rate",
+    "--bs": "--batch-size",
+    "--wd": "--weight-decay",
+    "--noise": "--noise-multiplier",
+    "--sigma": "--noise-multiplier",
+    "--steps": "--epochs",
+}
+"""What other programs call our options: too unlike for the parser to guess."""
 
 
 class SettingsError(ValueError):

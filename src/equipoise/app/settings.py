@@ -112,7 +112,7 @@ def _check_delta(delta: float | None) -> None:
 GROUPS: Mapping[str, tuple[str, ...]] = {
     "Data": (
         "data", "data_dir", "population", "target", "schema", "test", "test_share", "task", "class_weights",
-        "subset", "public_records", "canaries", "fixed_order", "records_per_person",
+        "subset", "public_records", "image_size", "canaries", "fixed_order", "records_per_person",
     ),
     "Privacy": (
         "epsilon", "delta", "noise_multiplier", "sampling", "relation", "hardened", "ledger", "reproducible",

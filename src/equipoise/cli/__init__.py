@@ -172,17 +172,6 @@ def _said_once(message: str) -> str:
     return before + question + rest.split(" Did you mean ")[0]
 
 
-_USUAL_NAMES = {
-    "--lr": "--learning-rate",
-    "--bs": "--batch-size",
-    "--wd": "--weight-decay",
-    "--noise": "--noise-multiplier",
-    "--sigma": "--noise-multiplier",
-    "--steps": "--epochs",
-}
-"""What other programs call our options: too unlike for the parser to guess."""
-
-
 def _stray_words(error: Any, said: str) -> str:
     """What a command answers to words that stand without an option.
 
@@ -212,7 +201,7 @@ def _stray_words(error: Any, said: str) -> str:
 
 
 def _words(error: Exception, chosen: typer.Typer, words: list[str]) -> str:
-    from equipoise.app.option_checks import in_option_words
+    from equipoise.app.option_checks import USUAL_NAMES, in_option_words
 
     if isinstance(error, OSError):
         error = explained(error, _place(error, words))
@@ -224,8 +213,8 @@ def _words(error: Exception, chosen: typer.Typer, words: list[str]) -> str:
         if said.startswith("Got unexpected extra argument"):
             return _stray_words(error, said)
         usual = re.match(r"No such option '?(--?\w+)", said)
-        if usual and usual[1] in _USUAL_NAMES:
-            return f"No such option '{usual[1]}'. Did you mean '{_USUAL_NAMES[usual[1]]}'?"
+        if usual and usual[1] in USUAL_NAMES:
+            return f"No such option '{usual[1]}'. Did you mean '{USUAL_NAMES[usual[1]]}'?"
         if said.startswith("No such command 'experiment'"):
             return (
                 "there is no command 'experiment': the papers' experiments are not in the package. Run "

@@ -15,7 +15,7 @@ __all__ = ["advise"]
 @settings_options(
     RunSettings,
     "data", "data_dir", "population", "target", "schema", "test", "test_share", "task", "class_weights",
-    "subset", "public_records", "model", "epsilon", "delta", "epochs",
+    "image_size", "subset", "public_records", "model", "epsilon", "delta", "epochs",
     "batch_size", "clip_norm", "learning_rate", "device",
     parameter="base",
 )  # fmt: skip

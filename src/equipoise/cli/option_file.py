@@ -19,7 +19,7 @@ from typing import Annotated, Any
 import typer
 
 from equipoise._files import explained
-from equipoise.app.option_checks import data_form, flag, suggestion
+from equipoise.app.option_checks import USUAL_NAMES, data_form, flag, suggestion
 from equipoise.app.settings import RunSettings
 from equipoise.cli.shared_options import UsageError
 from equipoise.report.json_files import LARGEST_OBJECT, read_file, read_json
@@ -74,9 +74,11 @@ def _read(context: typer.Context, config: str | None) -> str | None:
         chosen = by_name.get(name.replace("-", "_"))
         if chosen is None or chosen.name in ("config", "help"):
             known = [word for word in by_name if word not in ("config", "help", "h")]
+            usual = USUAL_NAMES.get(flag(name))
+            meant = f" Did you mean {usual}?" if usual else suggestion(name.replace("-", "_"), known)
             raise UsageError(
                 f"--config {config!r} has {name!r}, which is no option of {context.command_path}."
-                f"{suggestion(name.replace('-', '_'), known)} `{context.command_path} --help` lists them."
+                f"{meant} `{context.command_path} --help` lists them."
             )
         words = _words_of(config, name, value, chosen)
         try:

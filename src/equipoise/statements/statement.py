@@ -226,6 +226,12 @@ class Statement:
             parts += [f"## {heading}", "\n".join(f"- {row}" for row in rows)]
         return "\n\n".join(parts) + "\n"
 
+    def __repr__(self) -> str:
+        """What is promised, in a line; `to_json` has every key."""
+        word = self.guarantee if self.private else "NOT PRIVATE"
+        spent = "" if self.epsilon is None else f", epsilon={rounded_up(self.epsilon)}, delta={self.delta:g}"
+        return f"<Statement: {word}{spent}, {self.relation} of one {self.unit}>"
+
     def __str__(self) -> str:
         """The statement for a terminal: the sections of `markdown`, in lines of at most 88 characters."""
         (heading, promise), *lists = self.sections()

@@ -1,0 +1,27 @@
+"""A statement in a console is a line, not all of its keys."""
+
+from dataclasses import replace
+
+import torch
+from torch import nn
+
+import equipoise as eq
+from equipoise._rounding import rounded_up
+
+
+def test_a_statement_is_shown_in_a_line():
+    model = nn.Linear(3, 1)
+    training = eq.PrivateTraining(
+        model,
+        torch.optim.SGD(model.parameters(), lr=0.1),
+        loss=lambda model, batch: model(batch["x"]).square().sum(1),
+        data={"x": torch.randn(200, 3)},
+        sampling=eq.Poisson(20, 200, steps=2),
+        budget=eq.Budget(3.0, 1e-4),
+    )
+    training.run(progress=False)
+    statement = training.statement()
+    spent = f"epsilon={rounded_up(statement.epsilon)}, delta=0.0001"
+    assert repr(statement) == f"<Statement: proven, {spent}, add_or_remove_one of one record>"
+    assert "NOT PRIVATE" in repr(replace(statement, private=False))
+    assert "epsilon" not in repr(replace(statement, guarantee="none", epsilon=None))
