@@ -40,7 +40,7 @@ from equipoise.methods.base import Parameters
 from equipoise.privacy import Draw, secret_generator
 from equipoise.privacy.noise.uniform import uniform_order
 from equipoise.training.distributed import Processes
-from equipoise.training.owners import Owners, by_user, flattened
+from equipoise.training.owners import Owners, by_user, flattened, users_of_one_record
 from equipoise.training.randomness import Randomness, public_randomness, secret_randomness
 from equipoise.training.record_source import RecordSource
 
@@ -399,6 +399,8 @@ class RowSource:
     def of_public(self, batch: Any, at: Parameters | None, step: int) -> Any:
         """Gradient rows of public records, under the public randomness of a step."""
         batch = moved(batch, self.prepare.device)
+        if self.owners is not None and self.prepare.of_users:
+            batch = users_of_one_record(batch, self.owners.unit.records)
         return self.of_batch(self.engine, batch, [at], public_randomness(self.seed, step, "public"))[0]
 
     def of_public_alone(self, at: Sequence[Parameters | None], randomness: Randomness) -> list[Any]:

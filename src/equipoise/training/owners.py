@@ -22,13 +22,21 @@ from torch import Tensor, nn
 
 from equipoise import _validate
 from equipoise.data.records import Records
-from equipoise.gradients.engine_inputs import Loss, map_records
+from equipoise.gradients.engine_inputs import Loss, map_records, num_records, record_leaves
 from equipoise.privacy import Unit, digest
 from equipoise.privacy.noise.uniform import keyed_integers
 from equipoise.training.randomness import Randomness
 from equipoise.training.record_source import DataError, RecordSource
 
-__all__ = ["Owners", "UserSource", "by_user", "column_of", "flattened", "joined_over_users"]
+__all__ = [
+    "Owners",
+    "UserSource",
+    "by_user",
+    "column_of",
+    "flattened",
+    "joined_over_users",
+    "users_of_one_record",
+]
 
 _KEYS = (
     2**62
@@ -209,6 +217,13 @@ def flattened(batch: Any) -> Any:
 def by_user(records: Any, present: Tensor) -> Any:
     """The inverse of `flattened`, [b, G, ...]."""
     return map_records(lambda leaf: leaf.reshape(*present.shape, *leaf.shape[1:]), records)
+
+
+def users_of_one_record(batch: Any, places: int) -> Any:
+    """Each record as a user of its own, whose other places hold copies that do not count."""
+    records = map_records(lambda leaf: leaf[:, None].expand(-1, places, *leaf.shape[1:]), batch)
+    present = (torch.arange(places) == 0).expand(num_records(batch), places)
+    return {"records": records, "present": present.to(record_leaves(batch)[0].device)}
 
 
 def joined_over_users(loss: Loss, rows: str | None) -> Loss:
