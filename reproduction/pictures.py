@@ -26,8 +26,12 @@ from equipoise.methods import (
     GEP,
     PCDPSGD,
     PDPSGD,
+    AdaClip,
     BiasedGEP,
     ClipSGD,
+    DiSK,
+    Doppler,
+    DPAdamBC,
     Method,
     PlainSGD,
     PublicOnly,
@@ -37,6 +41,7 @@ from equipoise.methods import (
     RandomProjection,
     RandomSparsification,
     RandomSubspace,
+    ScaleThenPrivatise,
 )
 from equipoise.privacy import Budget, Poisson
 from equipoise.report.figures import COLOURS, Curve
@@ -150,6 +155,14 @@ def _pictures() -> dict[str, Picture]:
         "dp-mf": Picture(
             {"dp-mf, noise over 4 steps": DPMF(clip_norm=4.0, bands=4), **dp_sgd}, epsilon=8.0, paths=3
         ),
+        "scale-then-privatise": Picture(
+            {"scale-then-privatise": ScaleThenPrivatise(clip_norm=4.0), **dp_sgd}, paths=3
+        ),
+        "adaclip": Picture({"adaclip": AdaClip(clip_norm=4.0), **dp_sgd}, paths=3),
+        # A rate of 0.1 moves each entry by 0.1 per step, whatever the gradient's size.
+        "dp-adam-bc": Picture({"dp-adam-bc": DPAdamBC(clip_norm=4.0), **dp_sgd}, paths=3),
+        "disk": Picture({"disk": DiSK(clip_norm=4.0), **dp_sgd}, epsilon=1.0, paths=3),
+        "doppler": Picture({"doppler": Doppler(clip_norm=4.0), **dp_sgd}, epsilon=1.0, paths=3),
         "rsdp": Picture(
             {"rsdp, half of the coordinates": RandomSparsification(drop_rate=0.5, clip_norm=4.0), **dp_sgd}
         ),

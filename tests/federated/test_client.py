@@ -470,6 +470,11 @@ LOCAL = {
         clip_norm=eq.methods.ReleasedQuantile(0.5, count_noise=0.3), noise_multiplier=1.0
     ),
     "dp-mf": lambda: eq.DPMF(clip_norm=0.5),
+    "scale-then-privatise": lambda: eq.methods.ScaleThenPrivatise(clip_norm=0.5),
+    "adaclip": lambda: eq.methods.AdaClip(clip_norm=0.5),
+    "dp-adam-bc": lambda: eq.methods.DPAdamBC(clip_norm=0.5),
+    "disk": lambda: eq.methods.DiSK(clip_norm=0.5),
+    "doppler": lambda: eq.methods.Doppler(clip_norm=0.5),
     "dp-svrg": lambda: eq.methods.DPSVRG(clip_norm=0.5, anchor_batch_size=40),
     "dp-c4": lambda: eq.DPC4(clip_norm=0.5, anchor=Quantile(count_noise=0.3)),
     "dp-c4-plus": lambda: eq.DPC4Plus(clip_norm=0.5, anchor=Quantile(count_noise=0.3)),

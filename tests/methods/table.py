@@ -23,9 +23,11 @@ from equipoise.methods import (
     Constant,
     ErrorFeedback,
     Every,
+    FixedScale,
     Independent,
     IterationSubspace,
     LeastError,
+    LowPass,
     MeanSquareRule,
     Method,
     MomentSubspace,
@@ -38,6 +40,7 @@ from equipoise.methods import (
     ReleasedNorm,
     ReleasedSubspace,
     Round,
+    SecondMoment,
     TopShare,
     Trace,
     Tracked,
@@ -74,6 +77,32 @@ EXAMPLES: dict[str, Callable[[], Method]] = {
     "dp-mf": lambda: eq.DPMF(clip_norm=0.5),
     "dp-mf learned threshold": lambda: eq.DPMF(
         clip_norm=eq.methods.ReleasedQuantile(initial=0.5, count_noise=0.3), strategy=LeastError()
+    ),
+    "scale-then-privatise": lambda: eq.methods.ScaleThenPrivatise(clip_norm=0.5),
+    "scale-then-privatise by sides": lambda: eq.methods.ScaleThenPrivatise(
+        clip_norm=eq.methods.ReleasedQuantile(initial=0.5, count_noise=0.3),
+        scale=SecondMoment(decay=0.5, by_sides=True),
+    ),
+    "scale-then-privatise fixed": lambda: eq.methods.ScaleThenPrivatise(
+        clip_norm=0.5, per_layer=True, scale=FixedScale(2.0)
+    ),
+    "adaclip": lambda: eq.methods.AdaClip(clip_norm=0.5),
+    "adaclip learned threshold": lambda: eq.methods.AdaClip(
+        clip_norm=eq.methods.ReleasedQuantile(initial=0.5, count_noise=0.3), decay=0.5, centred=False
+    ),
+    "dp-adam-bc": lambda: eq.methods.DPAdamBC(clip_norm=0.5),
+    "dp-adam-bc learned threshold": lambda: eq.methods.DPAdamBC(
+        clip_norm=eq.methods.ReleasedQuantile(initial=0.5, count_noise=0.3), beta2=0.9
+    ),
+    "disk": lambda: eq.methods.DiSK(clip_norm=0.5),
+    "disk one point": lambda: eq.methods.DiSK(clip_norm=0.5, kappa=0.5, gamma=1.0, per_layer=True),
+    "disk learned threshold": lambda: eq.methods.DiSK(
+        clip_norm=eq.methods.ReleasedQuantile(initial=0.5, count_noise=0.3), kappa=0.3, gamma=0.2
+    ),
+    "doppler": lambda: eq.methods.Doppler(clip_norm=0.5),
+    "doppler learned threshold": lambda: eq.methods.Doppler(
+        clip_norm=eq.methods.ReleasedQuantile(initial=0.5, count_noise=0.3),
+        filter=LowPass(forward=(0.2, 0.1, 0.1), feedback=(-0.5, -0.1)),
     ),
     "dp-sgd psac per layer": lambda: eq.DPSGD(clip_norm=0.5, clip_rule=PSAC(), per_layer=True),
     "pcdp-sgd": lambda: eq.PCDPSGD(source=PublicSubspace(PublicRecords(public_batch())), clip_norm=0.5),

@@ -799,8 +799,8 @@ MUTATIONS = (
         "methods/dp_sgd.py",
         (
             (
-                "released = context.ledger.release(draw, draw.query(sums))",
-                "asked = draw.query(sums)\n        released = context.ledger.release(draw, asked)",
+                "released = context.ledger.release(draw, draw.query(sums, at=at))",
+                "asked = draw.query(sums, at=at)\n        released = context.ledger.release(draw, asked)",
             ),
             (
                 '(count,) = released["below_threshold"].values()',

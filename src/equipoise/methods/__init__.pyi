@@ -35,6 +35,9 @@ from equipoise.methods.feedback.dice_sgd import ErrorFeedback as ErrorFeedback
 from equipoise.methods.feedback.joint_noise import Automatic as Automatic
 from equipoise.methods.feedback.joint_noise import Independent as Independent
 from equipoise.methods.feedback.joint_noise import Joint as Joint
+from equipoise.methods.filtered.disk import DiSK as DiSK
+from equipoise.methods.filtered.doppler import Doppler as Doppler
+from equipoise.methods.filtered.doppler import LowPass as LowPass
 from equipoise.methods.matrix_factorisation import DPMF as DPMF
 from equipoise.methods.matrix_factorisation import GivenCoefficients as GivenCoefficients
 from equipoise.methods.matrix_factorisation import LeastError as LeastError
@@ -58,6 +61,12 @@ from equipoise.methods.public_records import PublicRecords as PublicRecords
 from equipoise.methods.random_sparsification import RandomSparsification as RandomSparsification
 from equipoise.methods.registry import METHODS as METHODS
 from equipoise.methods.registry import find as find
+from equipoise.methods.scaled.adaclip import AdaClip as AdaClip
+from equipoise.methods.scaled.dp_adam_bc import DPAdamBC as DPAdamBC
+from equipoise.methods.scaled.scale_then_privatise import FixedScale as FixedScale
+from equipoise.methods.scaled.scale_then_privatise import Scale as Scale
+from equipoise.methods.scaled.scale_then_privatise import ScaleThenPrivatise as ScaleThenPrivatise
+from equipoise.methods.scaled.scale_then_privatise import SecondMoment as SecondMoment
 from equipoise.methods.thresholds import ExponentialDecay as ExponentialDecay
 from equipoise.methods.thresholds import Fixed as Fixed
 from equipoise.methods.thresholds import LinearDecay as LinearDecay

@@ -11,7 +11,7 @@ the same noised vector.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
@@ -127,12 +127,31 @@ class DPSGD(Method):
         return {"threshold": self.threshold.start()}
 
     def step(self, context: Context, state: State) -> tuple[dict[str, Tensor], State]:
+        return self.clipped_mean(context, state)
+
+    def clipped_mean(
+        self,
+        context: Context,
+        state: State,
+        view: Callable[..., PrivateRows] | None = None,
+        at: Sequence[Parameters] | None = None,
+    ) -> tuple[dict[str, Tensor], State]:
+        """The released estimate, and the state with the threshold that it learned.
+
+        Args:
+            context, state: of the step.
+            view: makes the rows that are clipped from those at each point, record by record and from public
+                values; the rows themselves when None.
+            at: the parameter points; only the current parameters when None.
+        """
         threshold = self.threshold
         # C_t follows from earlier releases: one from this draw would be an un-noised statistic of it.
         clip_norm = threshold.at(context.step, state["threshold"])
         groups, limits = self._groups(context.params, clip_norm)
 
-        def sums(rows: PrivateRows, ids: Tensor) -> dict[str, Bounded]:
+        def sums(*given: Any) -> dict[str, Bounded]:
+            *points, _ = given  # the rows at each point, then the records' numbers
+            rows: PrivateRows = points[0] if view is None else view(*points)
             out = {"gradient": clip(rows, self.clip_rule, limits, groups)}
             if isinstance(threshold, ReleasedQuantile):
                 # A record without a finite norm counts as above, and moves the count by 1/2 like any other.
@@ -141,7 +160,7 @@ class DPSGD(Method):
             return out
 
         draw = context.draw("batch")
-        released = context.ledger.release(draw, draw.query(sums))
+        released = context.ledger.release(draw, draw.query(sums, at=at))
         if isinstance(threshold, ReleasedQuantile):
             (count,) = released["below_threshold"].values()
             state = self.learn(state, float(count), context.sampling.expected_size)

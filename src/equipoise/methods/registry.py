@@ -39,6 +39,11 @@ class MethodEntry:
 METHODS: Final[Mapping[str, MethodEntry]] = {
     "dp-sgd": MethodEntry("equipoise.methods.dp_sgd:DPSGD"),
     "dp-mf": MethodEntry("equipoise.methods.matrix_factorisation:DPMF"),
+    "scale-then-privatise": MethodEntry("equipoise.methods.scaled.scale_then_privatise:ScaleThenPrivatise"),
+    "adaclip": MethodEntry("equipoise.methods.scaled.adaclip:AdaClip"),
+    "dp-adam-bc": MethodEntry("equipoise.methods.scaled.dp_adam_bc:DPAdamBC"),
+    "disk": MethodEntry("equipoise.methods.filtered.disk:DiSK"),
+    "doppler": MethodEntry("equipoise.methods.filtered.doppler:Doppler"),
     "dp-svrg": MethodEntry("equipoise.methods.anchored.dp_svrg:DPSVRG"),
     "dp-c4": MethodEntry(
         "equipoise.methods.anchored.dp_c4:DPC4", published="equipoise.methods.published.dp_c4:DPC4"

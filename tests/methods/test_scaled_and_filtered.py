@@ -1,0 +1,346 @@
+"""Methods that scale rows before clipping, and methods that filter over steps, against their formulas."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from stepping import Follower, Linear, consistent, half_square
+from table import CLASSES, FEATURES, loss, network, parameters, records
+from table import training as train
+from torch import nn
+
+import equipoise as eq
+from equipoise.gradients import dense_gradients
+from equipoise.gradients.factors.base import DenseFactor
+from equipoise.methods import (
+    AdaClip,
+    DiSK,
+    Doppler,
+    DPAdamBC,
+    FixedScale,
+    LowPass,
+    ScaleThenPrivatise,
+    SecondMoment,
+)
+
+QUIET = {"noise_multiplier": 1e-9}
+ALL = eq.FullBatch(60, 6)
+
+
+def end(method: eq.Method, **options) -> torch.Tensor:
+    run = train(method, **options)
+    list(run)
+    return parameters(run.model)
+
+
+def follow(method: eq.Method, sampling: eq.privacy.Sampling = ALL, rate: float = 0.1) -> Follower:
+    return Follower(method, network(), loss, records(), sampling, learning_rate=rate)
+
+
+def rows_at(params: dict[str, torch.Tensor]) -> torch.Tensor:
+    return dense_gradients(network(), loss, records(), params=params).matrix()
+
+
+def clipped_mean(rows: torch.Tensor, clip_norm: float) -> torch.Tensor:
+    return (rows * (clip_norm / rows.norm(dim=1)).clamp(max=1).unsqueeze(1)).sum(0) / len(rows)
+
+
+def flat(tensors: dict[str, torch.Tensor]) -> torch.Tensor:
+    return torch.cat([value.detach().flatten() for value in tensors.values()])
+
+
+def named(vector: torch.Tensor, like: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    parts = vector.split([value.numel() for value in like.values()])
+    return {name: part.view(like[name].shape) for name, part in zip(like, parts, strict=True)}
+
+
+# ---- what is DP-SGD, is it bit for bit
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        ScaleThenPrivatise(clip_norm=0.5, scale=FixedScale(1.0)),
+        DiSK(clip_norm=0.5, kappa=1.0),
+        Doppler(clip_norm=0.5, filter=LowPass(forward=(1.0,), feedback=())),
+        ScaleThenPrivatise(clip_norm=0.5, scale=FixedScale(1.0), per_layer=True),
+    ],
+    ids=["scale 1", "kappa 1", "no filter", "scale 1 per layer"],
+)
+def test_it_is_dp_sgd_bit_for_bit(method):
+    """The same draws, the same sums, and so the same noise."""
+    assert torch.equal(end(method), end(eq.DPSGD(clip_norm=0.5, per_layer=method.per_layer)))
+
+
+def test_a_constant_scale_is_the_clip_norm_over_it():
+    for scale in (0.1, 2.0, 30.0):
+        scaled = ScaleThenPrivatise(clip_norm=0.5, scale=FixedScale(scale), **QUIET)
+        plain = eq.DPSGD(clip_norm=0.5 / scale, **QUIET)
+        options = {"sampling": ALL, "budget": None}
+        torch.testing.assert_close(end(scaled, **options), end(plain, **options), rtol=1e-6, atol=1e-7)
+
+
+def test_the_noise_of_a_constant_scale_is_that_of_the_clip_norm_over_it():
+    sizes = []
+    for method in (
+        ScaleThenPrivatise(clip_norm=0.5, scale=FixedScale(4.0), noise_multiplier=1e6),
+        eq.DPSGD(clip_norm=0.125, noise_multiplier=1e6),
+    ):
+        follower = follow(method, eq.FullBatch(60, 40), rate=0.0)
+        noise = torch.cat([flat(follower.step()) for _ in range(40)])
+        sizes.append(float(noise.std()))
+    assert sizes[0] == pytest.approx(sizes[1], rel=0.05)  # 2,120 numbers: 1.5 % each
+
+
+# ---- the formulas, on formed rows
+
+
+@pytest.mark.parametrize(("kappa", "gamma"), [(0.7, 0.5), (0.3, 0.2), (0.5, 1.0)])
+def test_disk_by_its_formula(kappa, gamma):
+    share = (1 - kappa) / (kappa * gamma)
+    follower = follow(DiSK(clip_norm=0.5, kappa=kappa, gamma=gamma, **QUIET))
+    x = {name: value.detach().clone() for name, value in follower.params.items()}
+    previous, estimate = x, None
+    for _ in range(4):
+        ahead = {name: value + gamma * (value - previous[name]) for name, value in x.items()}
+        fresh = clipped_mean(share * rows_at(ahead) + (1 - share) * rows_at(x), 0.5)
+        estimate = fresh if estimate is None else (1 - kappa) * estimate + kappa * fresh
+        torch.testing.assert_close(flat(follower.step()), estimate, rtol=1e-6, atol=1e-7)
+        previous = x
+        x = {name: x[name] - 0.1 * part for name, part in named(estimate, x).items()}
+    assert follower.method.passes_over("batch") == (1 if kappa == 0.5 else 2)
+
+
+def test_disk_lags_less_than_an_average_does():
+    """Where gradients shrink from step to step, at one gain."""
+    data, _ = consistent(50, 4)
+    ends = {}
+    for name, method in {
+        "now": eq.DPSGD(clip_norm=1e6, **QUIET),
+        "disk": DiSK(clip_norm=1e6, kappa=0.3, gamma=0.5, noise_multiplier=1e-15),
+        "average": Doppler(clip_norm=1e6, filter=LowPass((0.3,), (-0.7,)), noise_multiplier=1e-15),
+    }.items():
+        follower = Follower(method, Linear(4), half_square, data, eq.FullBatch(50, 30), learning_rate=0.05)
+        follower.run(29)
+        here = Follower(eq.DPSGD(clip_norm=1e6, noise_multiplier=1e-15), Linear(4), half_square, data, ALL)
+        with torch.no_grad():
+            here.params["weight"].copy_(follower.params["weight"])
+        truth = flat(here.step())
+        ends[name] = float((flat(follower.step()) - truth).norm() / truth.norm())
+    assert ends["disk"] < 0.7 * ends["average"]
+
+
+def test_the_filter_by_its_definition():
+    given = LowPass(forward=(0.2, 0.1, 0.1), feedback=(-0.5, -0.1))
+    sampling = eq.FullBatch(60, 6)
+    raw = follow(eq.DPSGD(clip_norm=0.5, **QUIET), sampling, rate=0.0)
+    filtered = follow(Doppler(clip_norm=0.5, filter=given, **QUIET), sampling, rate=0.0)
+    u, m, c = [], [], []
+    for t in range(6):
+        # parameters that move alike in both
+        for follower in (raw, filtered):
+            with torch.no_grad():
+                for value in follower.params.values():
+                    value += 0.3
+        u.append(flat(raw.step()))
+        m.append(sum(b * u[t - k] for k, b in enumerate(given.forward) if k <= t))
+        m[t] = m[t] - sum(a * m[t - k] for k, a in enumerate(given.feedback, 1) if k <= t)
+        c.append(given.response([1.0] * (t + 1))[-1])
+        torch.testing.assert_close(flat(filtered.step()), m[t] / c[t], rtol=1e-6, atol=1e-7)
+
+
+def test_the_filter_leaves_the_share_of_noise_that_it_says():
+    given = LowPass()
+    method = Doppler(clip_norm=1e-6, filter=given, noise_multiplier=1.0)
+    data = records()
+    data["weight"].zero_()  # nothing but noise
+    follower = Follower(method, network(), loss, data, eq.FullBatch(60, 200), learning_rate=0.0)
+    follower.run(50)
+    noise = torch.stack([flat(follower.step()) for _ in range(100)])
+    # 53 numbers, 100 steps whose noise hangs together over about 20
+    assert float(noise.std()) * 60 / 1e-6 == pytest.approx(given.noise_share(1000), rel=0.2)
+
+
+@pytest.mark.parametrize("by_sides", [False, True])
+def test_scaling_by_second_moments_by_its_formula(by_sides):
+    decay, floor = 0.6, 0.2
+    method = ScaleThenPrivatise(clip_norm=0.5, scale=SecondMoment(decay, floor, by_sides), **QUIET)
+    follower = follow(method)
+    x = {name: value.detach().clone() for name, value in follower.params.items()}
+    square, scale = torch.zeros(flat(x).numel(), dtype=torch.float64), None
+    for t in range(1, 5):
+        scale = torch.ones_like(square) if scale is None else scale
+        estimate = clipped_mean(rows_at(x) * scale, 0.5) / scale
+        torch.testing.assert_close(flat(follower.step()), estimate, rtol=1e-6, atol=1e-7)
+        square = decay * square + (1 - decay) * estimate**2
+        corrected = square / (1 - decay**t)
+        size = corrected.mean().sqrt()
+        parts = []
+        for value in named(corrected, x).values():
+            if by_sides and value.ndim == 2:
+                rows, columns, own = (
+                    value.mean(1, keepdim=True),
+                    value.mean(0, keepdim=True),
+                    value.mean().sqrt(),
+                )
+                by_row = (1 + floor) * size / (rows.sqrt() + floor * size)
+                parts.append((by_row * (1 + floor) * own / (columns.sqrt() + floor * own)).flatten())
+            else:
+                parts.append(((1 + floor) * size / (value.sqrt() + floor * size)).flatten())
+        scale = torch.cat(parts)
+        x = {name: x[name] - 0.1 * part for name, part in named(estimate, x).items()}
+
+
+def test_entries_of_one_size_are_scaled_by_one():
+    scale = SecondMoment(decay=0.5)
+    params = {"w": torch.zeros(3, 4), "b": torch.zeros(4)}
+    memory = scale.learn(scale.start(params), {name: torch.full_like(p, 0.3) for name, p in params.items()})
+    for parts in (scale.parts(params, memory), SecondMoment(by_sides=True).parts(params, memory)):
+        for name, value in params.items():
+            product = torch.ones_like(value)
+            for part in parts[name]:
+                product = product * part
+            torch.testing.assert_close(product, torch.ones_like(value))
+
+
+@pytest.mark.parametrize("centred", [True, False])
+def test_adaclip_by_its_formula(centred):
+    decay, floor = 0.5, 0.2
+    method = AdaClip(clip_norm=0.5, decay=decay, floor=floor, centred=centred, **QUIET)
+    follower = follow(method)
+    x = {name: value.detach().clone() for name, value in follower.params.items()}
+    mean = torch.zeros(flat(x).numel(), dtype=torch.float64)
+    spread, a, b = torch.zeros_like(mean), torch.zeros_like(mean), torch.ones_like(mean)
+    for t in range(1, 5):
+        centre = a if centred else torch.zeros_like(a)
+        estimate = centre + b * clipped_mean((rows_at(x) - centre) / b, 0.5)
+        torch.testing.assert_close(flat(follower.step()), estimate, rtol=1e-6, atol=1e-7)
+        mean = decay * mean + (1 - decay) * estimate
+        spread = decay * spread + (1 - decay) * (estimate - a) ** 2
+        a, squares = mean / (1 - decay**t), spread / (1 - decay**t)
+        s = squares.clamp(min=floor**2 * squares.clamp(min=0).mean()).sqrt()
+        b = (s * s.sum() / s.square().sum()).sqrt()
+        assert float((s / b).square().sum()) == pytest.approx(float(s.square().sum()))
+        x = {name: x[name] - 0.1 * part for name, part in named(estimate, x).items()}
+
+
+def test_adaclip_takes_the_noise_out_of_the_spread():
+    """Records without gradients: all that is seen is noise, and what is left of it is near nothing."""
+    data = records()
+    data["weight"].zero_()
+    method = AdaClip(clip_norm=1.0, decay=0.98, noise_multiplier=1.0)
+    follower = Follower(method, network(), loss, data, eq.FullBatch(60, 400), learning_rate=0.0)
+    follower.run(400)
+    spread = flat(follower.state["spread"])
+    assert abs(float(spread.mean())) < 0.1 / 60**2  # the noise's own is 1 / 60^2
+
+
+# ---- DP-AdamBC
+
+
+def test_without_noise_adambc_is_adam_bit_for_bit():
+    rng = torch.Generator().manual_seed(0)
+    for dtype in (torch.float32, torch.float64):
+        model = nn.Linear(7, 5).to(dtype)
+        mine = {name: p.detach().clone().requires_grad_() for name, p in model.named_parameters()}
+        method = DPAdamBC()
+        moments = method.moments(mine)
+        adam = torch.optim.Adam(model.parameters(), lr=2**-7)
+        sgd = torch.optim.SGD(mine.values(), lr=2**-7)
+        for _ in range(50):
+            gradient = {name: torch.randn(p.shape, generator=rng, dtype=dtype) for name, p in mine.items()}
+            estimate, moments = method.direction(gradient, moments, std=0.0)
+            for name, p in model.named_parameters():
+                p.grad, mine[name].grad = gradient[name], estimate[name]
+            adam.step()
+            sgd.step()
+            for name, p in model.named_parameters():
+                assert torch.equal(p, mine[name])
+
+
+def test_adambc_by_its_formula():
+    method = DPAdamBC(beta1=0.5, beta2=0.8, eps=1e-3, floor=0.1)
+    first, second = torch.zeros(100).double(), torch.zeros(100).double()
+    moments = method.moments({"w": first})
+    rng = torch.Generator().manual_seed(0)
+    for t in range(1, 6):
+        u = torch.randn(100, generator=rng, dtype=torch.float64)
+        first, second = 0.5 * first + 0.5 * u, 0.8 * second + 0.2 * u * u
+        root = (second / (1 - 0.8**t) - 0.49).clamp(min=0.049).sqrt() + 1e-3
+        estimate, moments = method.direction({"w": u}, moments, std=0.7)
+        torch.testing.assert_close(estimate["w"], first / (1 - 0.5**t) / root)
+
+
+def test_adambc_knows_the_noise_of_its_releases():
+    """Where there is nothing but noise, what is subtracted is the mean square of the estimates."""
+    data = records()
+    data["weight"].zero_()
+    method = DPAdamBC(clip_norm=0.5, noise_multiplier=3.0, beta2=0.99)
+    follower = Follower(method, network(), loss, data, eq.FullBatch(60, 300), learning_rate=0.0)
+    follower.run(300)
+    second = flat(follower.state["second"]).mean()
+    assert float(second) == pytest.approx(follower.state["noise"], rel=0.05)
+    assert follower.state["noise"] / (1 - 0.99**300) == pytest.approx((3.0 * 0.5 / 60) ** 2)
+
+
+def test_a_learned_threshold_moves_the_noise_that_adambc_knows():
+    learned = eq.methods.ReleasedQuantile(initial=0.5, count_noise=0.3)
+    method = DPAdamBC(clip_norm=learned, noise_multiplier=1.0, beta2=0.0)
+    follower = follow(method, eq.FullBatch(60, 6))
+    before = 0.5
+    for _ in range(6):
+        follower.step()
+        assert follower.state["noise"] == pytest.approx((before / 60) ** 2)
+        before = follower.state["threshold"]
+    assert before != 0.5
+
+
+# ---- ghost norms, and what is refused
+
+
+def test_no_rows_of_a_plain_network_are_formed(monkeypatch):
+    """Linear layers over one position keep their norms under any diagonal, shifts included."""
+    formed = []
+    original = DenseFactor.__init__
+
+    def noting(self, g, *rest):
+        formed.append(tuple(g.shape[1:]))
+        original(self, g, *rest)
+
+    monkeypatch.setattr(DenseFactor, "__init__", noting)
+    for kind in (AdaClip, ScaleThenPrivatise, DiSK):
+        method = kind(clip_norm=0.5, noise_multiplier=1.0)
+        follower = follow(method)
+        formed.clear()
+        follower.run(3)
+        assert (5, FEATURES) not in formed
+        assert (CLASSES, 5) not in formed
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: DiSK(kappa=0.0), "kappa"),
+        (lambda: DiSK(kappa=1.1), "kappa"),
+        (lambda: DiSK(gamma=0.0), "gamma"),
+        (lambda: LowPass(forward=()), "forward"),
+        (lambda: LowPass(forward=("a",)), "forward"),
+        (lambda: LowPass(feedback=(-1.0,)), "without end"),
+        (lambda: LowPass(feedback=(0.0, 1.5)), "without end"),
+        (lambda: LowPass(forward=(1.0, -2.0), feedback=()), "other sign"),
+        (lambda: Doppler(filter=(1.0,)), "filter"),
+        (lambda: SecondMoment(decay=1.0), "decay"),
+        (lambda: SecondMoment(floor=0.0), "floor"),
+        (lambda: FixedScale(0.0), "value"),
+        (lambda: ScaleThenPrivatise(scale=2.0), "scale"),
+        (lambda: AdaClip(decay=1.0), "decay"),
+        (lambda: AdaClip(floor=0.0), "floor"),
+        (lambda: DPAdamBC(beta1=1.0), "beta1"),
+        (lambda: DPAdamBC(beta2=-0.1), "beta2"),
+        (lambda: DPAdamBC(eps=-1.0), "eps"),
+        (lambda: DPAdamBC(floor=0.0), "floor"),
+    ],
+)
+def test_settings_out_of_range_are_refused(make, words):
+    with pytest.raises((ValueError, TypeError), match=words):
+        make()
