@@ -3,10 +3,14 @@
 import csv
 import json
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from sklearn import metrics
+
+from equipoise.app.data_loading import load_data
+from equipoise.app.settings import RunSettings
 
 SCHEMA = """population = 600
 target = "buys"
@@ -307,6 +311,18 @@ def test_methods_are_compared_on_a_table(equipoise, folder, tmp_path):
     other = equipoise(f"compare {words} --target wage", *data)
     assert other.code == 2
     assert "knows classification only" in other.value["error"]
+
+
+def test_every_run_sets_the_same_rows_aside(folder):
+    """Scores on them are published: a run that trained on them would protect nobody."""
+    settings = RunSettings(data=str(folder / "people.csv"), test_share=0.2)
+    first, second, larger = (
+        load_data(replace(settings, **changes)).test
+        for changes in ({"seed": 1}, {"seed": 2}, {"test_share": 0.4})
+    )
+    assert first.fingerprint() == second.fingerprint()
+    rows = larger.fields["input"].tolist()
+    assert all(row in rows for row in first.fields["input"].tolist())
 
 
 def test_canaries_are_for_classes(equipoise, folder):

@@ -135,6 +135,9 @@ def test_a_first_row_of_data_is_no_header_and_is_not_shown(tmp_path):
         ('["low", "high"]', "[1, 2]", "must be a list of texts"),
         ("population = 4", "population =", "is no TOML"),
         ("low = 0\n", "", "a number needs low"),
+        ("buckets = 3", "buckets = 99999999999", "at most 65536"),
+        ("high = 100", f"high = {10**400}", "too large"),
+        ("population = 4", "x = " + "[" * 9000, "is no TOML"),
     ],
 )
 def test_schemas_that_cannot_be_used(people, old, new, message):
@@ -190,6 +193,11 @@ def test_one_record_more_moves_no_other_one_between_the_parts():
 
 def parts_of(numbers):
     return Records({"input": numbers}).set_aside(0.3, seed=1)
+
+
+def test_a_delimiter_that_is_none(people):
+    with pytest.raises(DataFileError, match="cannot stand between cells"):
+        describe_table(people, delimiter=";;")
 
 
 def test_a_share_that_leaves_nothing():

@@ -72,7 +72,6 @@ def _load_whole(settings: RunSettings) -> DataSet:
             test=settings.test,
             test_share=settings.test_share,
             population=settings.population,
-            seed=settings.seed,
         )
     if form == "images":
         assert settings.image_size is not None
@@ -83,7 +82,6 @@ def _load_whole(settings: RunSettings) -> DataSet:
             test=settings.test,
             test_share=settings.test_share,
             population=settings.population,
-            seed=settings.seed,
         )
     if form == "named":
         dataset = data.load(settings.data, settings.data_dir)

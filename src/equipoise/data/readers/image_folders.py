@@ -62,7 +62,6 @@ def load_images(
     test: PathLike | None = None,
     test_share: float | None = None,
     population: int,
-    seed: int = 0,
 ) -> DataSet:
     """The data set of a folder with a subfolder of images for each class.
 
@@ -72,7 +71,6 @@ def load_images(
         test: a folder of the same form to evaluate on; what the evaluation says of it is published.
         test_share: without it, the share of the private images to evaluate on instead of training on them.
         population: the public number of images.
-        seed: public; of the images that are set aside.
 
     Raises:
         MissingDataError, DataFileError: no such folder, no classes in it, an image that cannot be read.
@@ -81,7 +79,7 @@ def load_images(
     form = ImageSize.parse(size)
     judges = None if test is None else _read(test, form, classes, labelled=True)
     rows = _read(path, form, classes, labelled=True)
-    train, judges, left = with_test_records(rows, judges, test_share, population, seed)
+    train, judges, left = with_test_records(rows, judges, test_share, population)
     schema = {"image_size": size, "classes": list(classes)}
     return _data_set(Path(path).resolve().name, train, judges, left, classes, schema)
 

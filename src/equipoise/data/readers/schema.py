@@ -104,7 +104,7 @@ def read_schema(path: PathLike) -> dict[str, Any]:
         )
     try:
         values = tomllib.loads(read_text(path))
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise SchemaError(f"the schema {str(path)!r} is no TOML: {error}.") from None
     check_schema(values, str(path))
     return values
@@ -212,7 +212,7 @@ def table_of(values: Mapping[str, Any], targets: Sequence[str], where: str) -> T
             header=values.get("header", True),
             comment=values.get("comment"),
         )
-    except ValueError as error:
+    except (ValueError, OverflowError) as error:
         raise SchemaError(f"the schema {where!r}: {error}") from None
 
 
@@ -257,7 +257,6 @@ def load_table(
     test: PathLike | None = None,
     test_share: float | None = None,
     population: int | None = None,
-    seed: int = 0,
 ) -> DataSet:
     """The data set of a table file, by its schema.
 
@@ -268,7 +267,6 @@ def load_table(
         test: a file of rows to evaluate on; what the evaluation says of them is published.
         test_share: without it, the share of the private rows to evaluate on instead of training on them.
         population: the public number of rows; as the schema says by default.
-        seed: public; of the rows that are set aside.
 
     Raises:
         MissingDataError, DataFileError: files that are missing or broken, a schema that cannot be used.
@@ -285,7 +283,7 @@ def load_table(
             f"NUMBER, or population = ... in {str(where)!r}. A round figure near the number of rows will do."
         )
     judges = None if test is None else read_table(test, table)
-    train, judges, left = with_test_records(read_table(path, table), judges, test_share, size, seed)
+    train, judges, left = with_test_records(read_table(path, table), judges, test_share, size)
     return table_data_set(Path(path).name, train, judges, left, values, table, targets)
 
 

@@ -179,8 +179,10 @@ class Hashed:
     unknown: _Signs = None
 
     def __post_init__(self) -> None:
-        if self.buckets < 2:
-            raise ValueError(f"column {self.name!r}: buckets={self.buckets} must be at least 2.")
+        if not 2 <= self.buckets <= 2**16:
+            raise ValueError(
+                f"column {self.name!r}: buckets={self.buckets} must be at least 2 and at most {2**16}."
+            )
 
     @property
     def width(self) -> int:
@@ -354,7 +356,13 @@ def rows_of_file(
     if is_parquet(path):
         yield from _parquet_rows(path, columns)
         return
-    rows = csv.reader(io.StringIO(read_text(path), newline=""), delimiter=delimiter, skipinitialspace=True)
+    text = io.StringIO(read_text(path), newline="")
+    try:
+        rows = csv.reader(text, delimiter=delimiter, skipinitialspace=True)
+    except (TypeError, ValueError):
+        raise DataFileError(
+            f"delimiter={delimiter!r} cannot stand between cells. Give one character, such as a semicolon."
+        ) from None
     try:
         for row in rows:
             empty = not row or (len(row) == 1 and not row[0].strip())
