@@ -22,9 +22,9 @@ __all__ = ["advise"]
 @settings_options(AdviceSettings, parameter="asked")
 def advise(base: RunSettings, asked: AdviceSettings, json_output: Json = False) -> None:
     """Recommend a method and settings for data and budget, with reasons and a dry run; spends nothing."""
-    from equipoise.app.option_checks import DATA_NAMES, MODEL_NAMES, check_name
+    from equipoise.app.option_checks import DATA_NAMES, FILES, MODEL_NAMES, check_name
 
-    check_name("data", base.data, DATA_NAMES, "a function that returns a DataSet")
+    check_name("data", base.data, DATA_NAMES, "a function that returns a DataSet", FILES)
     check_name("model", base.model, MODEL_NAMES, "a function from the data set to a module")
     base.check()
     asked.check()
