@@ -113,7 +113,7 @@ def test_the_report_is_self_contained_and_quotes_the_largest_epsilon(finished):
     assert page.count("<svg") == 4  # accuracy, radius, epsilon by client, bytes
     assert rounded_up(found["epsilon"]) in page
     for number in range(3):
-        assert f"<tr><td>{number}</td>" in page
+        assert f"Client </span>{number}</th>" in page
     assert str(folder) not in page
 
 
