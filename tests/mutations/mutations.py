@@ -795,6 +795,29 @@ MUTATIONS = (
         ("tests/gradients/test_differences.py::test_guard_is_the_stated_one_and_is_carried_everywhere",),
     ),
     Mutation(
+        "norms of scaled rows without their diagonal",
+        "gradients/factors/scaled.py",
+        (
+            (
+                "squared_rows(self.inner.rows(part).materialise() * self.diagonal)",
+                "squared_rows(self.inner.rows(part).materialise())",
+            ),
+        ),
+        ("tests/gradients/test_operator_laws.py::test_norms_sums_and_products_equal_the_matrix",),
+    ),
+    Mutation(
+        "rows of other places subtracted",
+        "privacy/rows.py",
+        ((" or other._places != self._places:", ":"),),
+        ("tests/privacy/test_provenance.py::test_rows_of_other_records_never_meet",),
+    ),
+    Mutation(
+        "the noise of another clip norm taken out of Adam's second moments",
+        "methods/scaled/dp_adam_bc.py",
+        (("clip_norm = self.threshold.at(context.step, learned)", "clip_norm = 1.0"),),
+        ("tests/methods/test_scaled_and_filtered.py::test_adambc_knows_the_noise_of_its_releases",),
+    ),
+    Mutation(
         "the count of a learned threshold without noise",
         "methods/dp_sgd.py",
         (
