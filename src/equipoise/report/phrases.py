@@ -29,6 +29,7 @@ __all__ = [
     "guessing_bound",
     "promise_in_words",
     "readable",
+    "relation_in_words",
     "sampling_in_words",
     "score_in_words",
     "score_name",
@@ -79,6 +80,16 @@ RELATIONS_IN_WORDS = {
     "add_or_remove_one": "neighbours differ by adding or removing one record",
     "replace_one": "neighbours differ by replacing one record",
 }
+
+
+def relation_in_words(statement: Mapping[str, Any]) -> str:
+    """What neighbouring data sets differ by; empty for a relation that is not known.
+
+    >>> relation_in_words({"relation": "replace_one", "unit": "user"})
+    'neighbours differ by replacing one user'
+    """
+    words = RELATIONS_IN_WORDS.get(str(statement.get("relation", "")), "")
+    return words.replace("record", "user") if statement.get("unit") == "user" else words
 
 
 ACCOUNTANTS = {

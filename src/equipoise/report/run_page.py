@@ -27,6 +27,7 @@ from equipoise.report.phrases import (
     epsilon_in_words,
     promise_in_words,
     readable,
+    relation_in_words,
     sampling_in_words,
     score_name,
     unit_in_words,
@@ -125,7 +126,7 @@ def _figures(run: Run) -> list[dict[str, str]]:
         figures.append(
             figure("Test accuracy", f"{run.accuracy:.1%}", f"on {records}, none of them trained on")
         )
-    notes = [RELATIONS_IN_WORDS.get(str(run.statement.get("relation", "")), "")]
+    notes = [relation_in_words(run.statement)]
     accountant = run.statement.get("accountant")
     if accountant:
         notes.append(f"computed by {ACCOUNTANTS.get(str(accountant), accountant)}")
@@ -292,6 +293,8 @@ def _statement_rows(run: Run) -> list[dict[str, Any]]:
     for key, meanings in (("relation", RELATIONS_IN_WORDS), ("accountant", ACCOUNTANTS)):
         if statement.get(key):
             statement[key] = meanings.get(str(statement[key]), readable(str(statement[key])))
+    if relation_in_words(run.statement):
+        statement["relation"] = relation_in_words(run.statement)
     statement["guarantee"] = run.guarantee.replace("_", " ")
     statement["private"] = (
         "from a secret key of the operating system" if run.is_private else "from a public seed: NOT PRIVATE"

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from equipoise._rounding import plain, rounded_up
-from equipoise.report.phrases import RELATIONS_IN_WORDS, score_in_words, score_name
+from equipoise.report.phrases import relation_in_words, score_in_words, score_name
 from equipoise.report.run_reader import Run
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def summary(run: Run, folder: str, seconds: float | None = None) -> RenderableTy
     else:
         tone = {"proven": "green", "worst_case": "yellow"}.get(run.guarantee, "bold red")
         text = Text(run.guarantee.replace("_", " "), style=tone)
-        relation = RELATIONS_IN_WORDS.get(str(run.statement.get("relation", "")))
+        relation = relation_in_words(run.statement)
         if relation:
             text.append(f"; {relation}", style="default")
         grid.add_row("guarantee", text)
