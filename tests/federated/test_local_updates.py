@@ -87,10 +87,16 @@ def test_one_step_on_one_record_at_rate_one_is_dp_sgd_bit_for_bit():
     assert torch.equal(trained(LocalUpdates(cross_entropy), data), trained(cross_entropy, alone))
 
 
-def test_absent_records_count_nothing():
+@pytest.mark.parametrize("filler", [7.0, float("nan")])
+def test_absent_records_count_nothing(filler):
     data = with_some_absent(120)
+    if filler != filler:
+        loss = LocalUpdates(cross_entropy, present="there")
+        holed = data | {"x": data["x"].where(data["there"][..., None], filler)}
+        assert torch.equal(loss(network(), holed), loss(network(), data))
+        return
     others = {name: values.clone() for name, values in data.items()}
-    others["x"][~others["there"]] = 7.0
+    others["x"][~others["there"]] = filler
     loss = LocalUpdates(cross_entropy, steps=4, batch_size=2, learning_rate=0.3, present="there")
     assert torch.equal(trained(loss, data), trained(loss, others))
     assert not torch.equal(trained(loss, data), trained(loss, data | {"x": data["x"] + 1}))

@@ -733,6 +733,89 @@ def test_a_record_that_fails_gives_no_other_record_another_number():
         assert (after - before).norm() <= SLACK
 
 
+class OfOneKind(torch.utils.data.Dataset):
+    """Records of one kind, but for the last of 201, which joins with no other."""
+
+    def __init__(self, count):
+        self.count, self.x = count, 1 + torch.rand(201, 3, generator=torch.Generator().manual_seed(0))
+
+    def __len__(self):
+        return self.count
+
+    def __getitem__(self, i):
+        return {"x": self.x[i], "y": torch.tensor(5.0), "kind": torch.tensor(int(i == 200))}
+
+
+def test_a_record_that_joins_with_no_other_gives_none_another_number():
+    """One sign for a micro-batch became one sign per record: the sum moved by 12 to 34 clip norms."""
+
+    def signed(items):
+        batch = default_collate(items)
+        if len(batch["kind"].unique()) > 1:
+            raise ValueError("two kinds of records in a batch")
+        return batch | {"x": batch["x"] * (1.0 if torch.rand(()) < 0.5 else -1.0)}
+
+    sums = []
+    for count in (200, 201):
+        torch.manual_seed(0)
+        options = {"collate": signed, "micro_batch_size": 64, "reproducible": True}
+        sums.append(raw_sum(nn.Linear(3, 1), least_squares, OfOneKind(count), **options))
+    assert 0 < (sums[1] - sums[0]).norm() <= 1 + SLACK
+
+
+class Tolerant(nn.Module):
+    """A layer is left out where it raises; a learned number stands for what is missing."""
+
+    def __init__(self):
+        super().__init__()
+        self.missing = nn.Parameter(torch.zeros(()))
+        self.first, self.second = nn.Linear(3, 3), nn.Linear(3, 1)
+
+    def forward(self, x):
+        gone = x == 0.125
+        try:
+            hidden = self.first(torch.where(gone, self.missing, x) if bool(gone.any()) else x)
+        except RuntimeError:
+            hidden = x
+        return self.second(hidden)
+
+
+def test_a_model_that_catches_what_left_the_plan_is_found_out():
+    """Its fallback fitted the rest of the plan: the sum moved by 22 clip norms."""
+    generator = torch.Generator().manual_seed(0)
+    data = {"x": 3 * torch.randn(60, 3, generator=generator), "y": torch.randn(60, generator=generator)}
+    more = with_one_more(data, {"x": torch.tensor([0.125, 1, 1]), "y": torch.tensor(0.0)}, 60)
+    sums = []
+    for records in (data, more):
+        torch.manual_seed(0)
+        sums.append(raw_sum(Tolerant(), least_squares, records, micro_batch_size=64, reproducible=True))
+    assert (sums[1] - sums[0]).norm() <= 1 + SLACK
+
+
+class Gated(nn.Module):
+    """A record passes an extra layer where its own coin says so; where none does, that layer is left out."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.extra = nn.Linear(3, 1), nn.Linear(3, 1)
+
+    def forward(self, x):
+        coin = torch.rand(len(x)) < 0.03
+        out = self.layer(x)
+        return out + coin[:, None] * self.extra(x) if bool(coin.any()) else out
+
+
+def test_records_whose_coins_open_a_branch_have_places_at_random():
+    """Who ran alone tossed once more, and whether it did followed who else was there."""
+    run = listening(Gated(), least_squares, {"x": torch.randn(40, 3), "y": torch.randn(40)})
+    assert run._setup.rows.dealt
+    plain = listening(
+        nn.Sequential(nn.Linear(3, 8), nn.Dropout(0.5), nn.Linear(8, 1)), least_squares,
+        {"x": torch.randn(40, 3), "y": torch.randn(40)},
+    )  # fmt: skip
+    assert not plain._setup.rows.dealt
+
+
 class Notes(nn.Module):
     """Adds what a note says, where some record of the batch has one, and drops out."""
 

@@ -162,8 +162,11 @@ def test_arguments_that_do_not_go_together_are_named(options, error, message):
         ("nobody", "owner='nobody' is no column"),
         (torch.zeros(RECORDS), "type float32"),
         (torch.zeros(RECORDS, 2, dtype=torch.long), "2 axes"),
+        (torch.zeros(RECORDS, dtype=torch.bfloat16), "type bfloat16"),
         ([None] * RECORDS, "NoneType"),
-        (np.array(["secret-value", None] * (RECORDS // 2), dtype=object), "types NoneType, str"),
+        ([1, "1"] * (RECORDS // 2), "types: int, str"),
+        (np.ma.masked_array([7] * RECORDS, [True] * RECORDS), "MaskedArray"),
+        (np.array(["secret-value", None] * (RECORDS // 2), dtype=object), "types: NoneType, str"),
         (3, "owner is an int"),
     ],
 )
@@ -171,6 +174,11 @@ def test_owners_that_name_no_user_per_record_are_refused(owner, message):
     with pytest.raises(DataError, match=message) as caught:
         of_users(owner=owner)
     assert "secret-value" not in str(caught.value)
+
+
+def test_users_whose_names_an_array_would_take_for_one_are_two():
+    assert Owners(["a", "a\0", "a", "b"], Unit("user", records=2)).count == 3
+    assert Owners(np.array([2**70, 1, 2**70], dtype=object), Unit("user", records=2)).count == 2
 
 
 def test_samplings_that_no_accountant_covers_are_refused_before_anything_is_spent(tmp_path):

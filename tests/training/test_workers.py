@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import pickle
 import random
 import re
 import signal
@@ -153,7 +154,7 @@ def test_items_arrive_as_they_were_made(kind):
         return
     assert sorted(items) == list(range(6))
     for i, item in items.items():
-        assert_same(item, THINGS[kind](i))
+        assert_same(pickle.loads(item), THINGS[kind](i))
     workers.close()
 
 
@@ -439,3 +440,47 @@ def test_the_next_micro_batch_is_read_while_one_is_in_use():
     assert sorted(next(reading)) == parts[1].tolist()
     assert time.perf_counter() - start < 0.05
     workers.close()
+
+
+class Fresh(torch.utils.data.Dataset):
+    """Records made anew at every reading; some cannot be sent by a worker, some cannot be read."""
+
+    def __init__(self, unsendable=(), unreadable=()):
+        self.data, self.unsendable, self.unreadable = records(), unsendable, unreadable
+
+    def __len__(self):
+        return RECORDS
+
+    def __getitem__(self, i):
+        if i in self.unreadable:
+            raise OSError("gone")
+        item = {
+            "input": self.data["input"][i].clone(),
+            "label": self.data["label"][i],
+            "reader": torch.tensor(os.getpid()),
+        }
+        return item | {"undo": lambda: None} if i in self.unsendable else item
+
+
+def changing(items):
+    """A collate that changes its items, as many do."""
+    labels = torch.stack([item.pop("label") for item in items])
+    for item in items:
+        item["input"] *= 2
+    return {"input": torch.stack([item["input"] for item in items]), "label": labels}
+
+
+def test_a_collate_that_changes_its_items_gets_new_ones_when_records_are_joined_again():
+    """A record that cannot be read had all others vanish, with workers alone."""
+    runs = [trained(Fresh(unreadable=(7,)), n, collate=changing, reproducible=True) for n in (0, 2)]
+    assert torch.equal(*(parameters(run.model) for run in runs))
+
+
+def test_an_item_that_no_worker_can_send_is_read_here_alone():
+    """All items of its micro-batch were read in this process: what a worker held otherwise changed them."""
+    source = RecordSource(Fresh(unsendable=(5,)), lambda items: items, workers=2)
+    ids = torch.arange(RECORDS)
+    for _ in source.ahead([ids], nobodys):
+        here = [item["reader"] == os.getpid() for item in source.read(ids, source._read_by)]
+    source.close()
+    assert here == [i == 5 for i in range(RECORDS)]

@@ -45,7 +45,8 @@ class LocalUpdates:
             all of them in every step.
         learning_rate: r, of the local steps. The server's is that of the optimiser.
         present: key of a bool or 0/1 tensor [B, G] in the batch that says which of the G places hold a
-            record; the others count nothing, and `loss` is not given the tensor. None where all do.
+            record; the others count nothing, whatever numbers stand there, and `loss` is not given the
+            tensor. Whole numbers there must be ones that the model takes. None where all places hold one.
 
     The batch holds users first and their places second, [B, G, ...]. G is public: a cap on the records of a
     user, up to which others are filled up.
@@ -137,8 +138,14 @@ class LocalUpdates:
                 "shape. Fill up the records of a user to G, and say with present=... which are there"
             )
         if weights is None:
-            weights = leaves[0].new_ones(leaves[0].shape[:2], dtype=torch.float32)
-        return users, weights
+            return users, leaves[0].new_ones(leaves[0].shape[:2], dtype=torch.float32)
+
+        def without_absent(leaf: Tensor) -> Tensor:
+            """Zeros for numbers that are not there: weight zero does not silence NaN."""
+            there = weights.bool().reshape(*weights.shape, *[1] * (leaf.ndim - 2))
+            return torch.where(there, leaf, 0) if leaf.is_floating_point() else leaf
+
+        return map_records(without_absent, users), weights
 
     def _places(self, step: int, count: int) -> slice:
         """Where the records of a local step are among `count` places."""

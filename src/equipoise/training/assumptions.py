@@ -57,8 +57,8 @@ class Assumption(StrEnum):
         "sharded model stop where one does not, and a run that stops tells that such a record was drawn"
     )
     RANDOM_PIPELINE = (
-        "collating and augmenting treat each record by itself: they draw random numbers, or few records "
-        "could be read, so that not all of it could be tried before the start"
+        "collating and augmenting treat each record by itself, and no random number makes them fail: they "
+        "draw some, or few records could be read, so that not all of it could be tried before the start"
     )
     KEEPS_NOTHING = (
         "model, loss, data set, collate and augmentation keep nothing of the records that they meet: some of "

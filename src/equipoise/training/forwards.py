@@ -299,11 +299,11 @@ class RowSource:
         Args:
             part: the micro-batch.
             of_items: randomness of the items of the draw.
-            purpose: with another one, joining draws other random numbers.
+            purpose: with another one, joining draws other random numbers; not where records share them.
         """
         if self.source.is_scanned:
             return self.source.take(part.ids)  # no code runs
-        joining = secret_randomness(part.draw, part.rank, part.number, *purpose)
+        joining = secret_randomness(part.draw, part.rank, part.number, *(() if self.dealt else purpose))
         with random_numbers_from(joining("records"), self.prepare.device):
             return self.source.take(part.ids, of_items)
 

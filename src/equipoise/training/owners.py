@@ -130,26 +130,28 @@ def column_of(data: Any, name: str) -> tuple[Any, Any]:
 
 def _numbered(owner: Any) -> tuple[Tensor, int]:
     """Numbers of users from 0 on, LongTensor [n], and how many users there are."""
-    if isinstance(owner, Tensor):
-        owner = owner.detach().cpu().numpy()
     remedy = "give one whole number or text per record, such as a tensor of user numbers"
-    if not isinstance(owner, np.ndarray) and not (isinstance(owner, Sequence) and not isinstance(owner, str)):
-        array_like = getattr(owner, "__array__", None)
-        if array_like is None:
-            raise DataError(f"owner is {_validate.what_is(owner)}; {remedy}")
-    found = np.asarray(owner)
-    if found.ndim != 1:
+    if isinstance(owner, Tensor):
+        if owner.is_floating_point() or owner.is_complex():
+            raise DataError(f"owner holds values of type {str(owner.dtype).removeprefix('torch.')}; {remedy}")
+        owner = owner.detach().cpu().numpy()
+    is_list = isinstance(owner, Sequence) and not isinstance(owner, (str, bytes))
+    if isinstance(owner, np.ma.MaskedArray) or not (is_list or hasattr(owner, "__array__")):
+        raise DataError(f"owner is {_validate.what_is(owner)}; {remedy}")
+    found = owner if is_list else np.asarray(owner)
+    if not is_list and found.ndim != 1:
         raise DataError(f"owner has {found.ndim} axes; {remedy}")
-    if found.dtype.kind == "O":  # texts of a table
-        kinds = {type(value) for value in found.tolist()}
-        if kinds != {str}:
-            names = sorted(kind.__name__ for kind in kinds)
-            raise DataError(f"owner holds values of the types {', '.join(names)}; {remedy}")
-        found = found.astype(str)
-    if found.dtype.kind not in "iuUS":
-        raise DataError(f"owner holds values of type {found.dtype}; {remedy}")
-    users, numbers = np.unique(found, return_inverse=True)
-    return torch.from_numpy(numbers.astype(np.int64)), len(users)
+    if not is_list and found.dtype.kind in "iuUS":
+        users, numbers = np.unique(found, return_inverse=True)
+        return torch.from_numpy(numbers.astype(np.int64)), len(users)
+    # An array made of a list would take 1 and "1" for one user, and "a" and "a\0".
+    values = list(found) if is_list else found.tolist()
+    kinds = {int if isinstance(value, (int, np.integer)) else type(value) for value in values}
+    if kinds not in ({int}, {str}) or any(isinstance(value, bool) for value in values):
+        names = ", ".join(sorted({type(value).__name__ for value in values})) or "nothing"
+        raise DataError(f"owner holds values of the types: {names}; {remedy}, all of one type")
+    table = {user: number for number, user in enumerate(sorted(set(values)))}
+    return torch.tensor([table[value] for value in values]), len(table)
 
 
 class UserSource(RecordSource):

@@ -104,8 +104,8 @@ class ReadingWorkers:
         self._workers: list[_Worker] = []
         self._waiting: deque[tuple[int, _Worker, bytes]] = deque()  # part, who reads it, task
 
-    def read(self, parts: Sequence[Tensor], randomness: Randomness) -> Iterator[dict[int, Any]]:
-        """The items of each part in turn, by number, but for those that no worker could read.
+    def read(self, parts: Sequence[Tensor], randomness: Randomness) -> Iterator[dict[int, bytes]]:
+        """The pickled items of each part in turn, by number, but for those that no worker could read or send.
 
         While a part is in use the next one is read.
 
@@ -129,7 +129,7 @@ class ReadingWorkers:
                 while tasks and tasks[0][0] <= place + 1:
                     waiting.append((tasks[0][0], next(workers), tasks.popleft()[1]))
                     waiting[-1][1].send(waiting[-1][2])
-                items: dict[int, Any] = {}
+                items: dict[int, bytes] = {}
                 while waiting and waiting[0][0] == place:
                     worker = waiting[0][1]
                     items |= self._answer(worker, [task for _, one, task in waiting if one is worker])
@@ -161,7 +161,7 @@ class ReadingWorkers:
             for numbers in torch.split(part, size):
                 yield place, pickle.dumps((numbers.tolist(), randomness))
 
-    def _answer(self, worker: _Worker, tasks: list[bytes]) -> dict[int, Any]:
+    def _answer(self, worker: _Worker, tasks: list[bytes]) -> dict[int, bytes]:
         """What the worker says to the first of its tasks; it is started again once if it has died."""
         for is_second in (False, True):
             try:
@@ -178,9 +178,7 @@ class ReadingWorkers:
                 for task in tasks:
                     worker.send(task)
             else:
-                with contextlib.suppress(Exception):  # an item that can be sent and not be received
-                    return dict(pickle.loads(answer))
-                return {}
+                return dict(pickle.loads(answer))
         raise WorkersLostError(
             f"a worker process that reads records died twice over the same ones (exit code "
             f"{worker.exit_code()}; -9 is how a system ends a process when memory runs out). Nothing was "
@@ -256,18 +254,19 @@ def _hand_over(connection: Connection, answers: queue.SimpleQueue[bytes]) -> Non
 
 
 def _answer_to(reader: ItemReader, numbers: list[int], randomness: Randomness) -> bytes:
-    """The items that can be read and sent, by number."""
+    """The items that can be read and sent, by number: each by itself, so that none decides over another."""
+    items: dict[int, Any] = {}
     try:
-        return _pickled(dict(zip(numbers, reader.read(numbers, randomness), strict=True)))
-    except Exception:
-        pass  # one of them
+        items = dict(zip(numbers, reader.read(numbers, randomness), strict=True))
+    except Exception:  # one of them
+        for number in numbers if len(numbers) > 1 else []:
+            with contextlib.suppress(Exception):
+                (items[number],) = reader.read([number], randomness)
     answer = {}
-    for number in numbers if len(numbers) > 1 else []:
+    for number, item in items.items():
         with contextlib.suppress(Exception):
-            (item,) = reader.read([number], randomness)
-            _pickled({number: item})
-            answer[number] = item
-    return _pickled(answer)
+            answer[number] = _pickled(item)
+    return pickle.dumps(answer)
 
 
 class _Pickler(pickle.Pickler):

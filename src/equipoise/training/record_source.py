@@ -14,8 +14,10 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import pickle
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from itertools import repeat
 from typing import Any
 
@@ -66,7 +68,7 @@ class RecordSource:
         self._length: int | None = None  # of tensors; another data set is asked each time
         self._reader = ItemReader(data)
         self._workers: ReadingWorkers | None = None
-        self._read_ahead: dict[int, Any] = {}  # items of a part, by number
+        self._read_ahead: dict[int, bytes] = {}  # pickled items of a part, by number
         self._read_by: Randomness | None = None  # and what gave them their random numbers
         if isinstance(data, (IterableDataset, Iterator)):
             raise DataError(
@@ -133,9 +135,18 @@ class RecordSource:
         if self._nest is not None:
             return take_records(self._nest, ids)
         numbers = ids.tolist()
-        if randomness is not None and randomness is self._read_by and self._read_ahead.keys() >= set(numbers):
-            return [self._read_ahead[number] for number in numbers]
-        return self._reader.read(numbers, randomness)
+        items: dict[int, Any] = {}  # by place: one number may be asked for twice
+        if randomness is not None and randomness is self._read_by:
+            # Made anew at every call: joining may change an item, and the same ones may be joined again.
+            for place, number in enumerate(numbers):
+                if number in self._read_ahead:
+                    with suppress(Exception):  # an item that can be sent and not be received
+                        items[place] = pickle.loads(self._read_ahead[number])
+        missing = [place for place in range(len(numbers)) if place not in items]
+        if missing:
+            read = self._reader.read([numbers[place] for place in missing], randomness)
+            items |= zip(missing, read, strict=True)
+        return [items[place] for place in range(len(numbers))]
 
     def ahead(self, parts: Sequence[Tensor], randomness: Randomness) -> Iterator[None]:
         """Goes through parts of a draw: while it stands at one, workers have read its items for `read`.

@@ -215,6 +215,7 @@ class Capture(Watch):
         self.plan, self.records, self.lenient = plan, records, lenient
         self.choices = choices or {}
         self.cursor = 0
+        self.left_plan: str | None = None  # how a forward left the plan; the model may have caught the error
         self.collecting = False  # the backward that gives the rows is running
         self.edges: list[Any] = []
         self.found: list[tuple[int, int, Expression, Factor]] = []
@@ -226,13 +227,21 @@ class Capture(Watch):
 
     def notice_hook(self) -> None:
         """The plan knows of no hooks on gradients."""
-        raise PlanMismatch("the model registers a hook on a gradient, which it did not do at the start")
+        self.left_plan = "the model registers a hook on a gradient, which it did not do at the start"
+        raise PlanMismatch(self.left_plan)
 
     def touch(self, func: Callable, args: tuple, kwargs: dict[str, Any]) -> Any:
         """Do what the plan says for the next operation."""
         out = func(*args, **kwargs)
         if not has_gradient(out):
             return out  # a look at a parameter, not a use: it is not part of the plan
+        try:
+            return self._follow(func, args, kwargs, out)
+        except Exception as error:
+            self.left_plan = self.left_plan or str(error)
+            raise
+
+    def _follow(self, func: Callable, args: tuple, kwargs: dict[str, Any], out: Any) -> Any:
         index = self.cursor
         self.cursor += 1
         steps = self.plan.steps
@@ -353,6 +362,8 @@ class Capture(Watch):
         # Hooks hold this object and the edges hold the hooks: let go, or none of them is ever freed.
         edges, self.edges = self.edges, []
         self.firsts.let_go()
+        if self.left_plan is not None:
+            raise PlanMismatch(self.left_plan)
         if self.cursor != len(self.plan.steps):
             raise PlanMismatch(
                 f"the model touched parameters {self.cursor} times, and {len(self.plan.steps)} times at the "

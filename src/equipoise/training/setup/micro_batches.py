@@ -20,8 +20,10 @@ from torch import Tensor
 from torch.utils.flop_counter import flop_registry
 
 from equipoise.gradients import GradientEngine
-from equipoise.gradients.capture.random_numbers import RandomUse, SeenOperations
+from equipoise.gradients.capture.isolation import undisturbed
+from equipoise.gradients.capture.random_numbers import MIDDLE, RandomUse, SeenOperations
 from equipoise.gradients.capture.recorder import PlanMismatch
+from equipoise.gradients.checks.record_trials import HELD
 from equipoise.gradients.engine_inputs import (
     WholeNumbers,
     joined,
@@ -110,7 +112,10 @@ def choose_micro_batches(
     is_planned = public is not prepared and engine.plan_on(public, prepared, pipeline.trials.params)
     record_bytes = bytes_per_record(engine.model, engine.loss, public)
     # The worst of all processes': they deal the records of a draw in one way.
-    random_use = max(processes.all_of(pipeline.random_use(probes)), key=get_args(RandomUse).index)
+    mine = pipeline.random_use(probes)
+    if mine == "own" and _operations_follow_numbers(engine, public):
+        mine = "shared"  # who runs alone has other numbers, and whether it does follows the whole micro-batch
+    random_use = max(processes.all_of(mine), key=get_args(RandomUse).index)
     if random_use == "shared":
         _check_population(pipeline.source, sampling)
     num_parameters = sum(p.numel() for p in pipeline.trials.params.values())
@@ -127,6 +132,19 @@ def choose_micro_batches(
     engine.load_state_dict(processes.agreed(engine.state_dict()))
     size, keeps_bits = _size_that_keeps_bits(engine, public, sizes, processes)
     return MicroBatches(size, keeps_bits, random_use, record_bytes, is_planned, public)
+
+
+def _operations_follow_numbers(engine: GradientEngine, batch: Any) -> bool:
+    """Whether other random numbers open or close a branch of the model."""
+    for level, seed in HELD:
+        try:
+            with undisturbed(engine.model, seed, level=level or MIDDLE):
+                engine.by_plan(batch)
+        except PlanMismatch:
+            return True
+        except Exception:  # numbers that the model does not take, such as those that drop all tokens
+            continue
+    return False
 
 
 class _Work(SeenOperations):  # type: ignore[no-untyped-call]
