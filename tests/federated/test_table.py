@@ -90,7 +90,7 @@ def test_a_state_of_another_strategy_is_refused():
 
 
 def test_an_unknown_method_is_named():
-    for name in ("sgd", "fedavg:sgd", "fedprox:dp-sgd"):
+    for name in ("nobody", "fedavg:nobody", "fedprox:dp-sgd"):
         with pytest.raises(ValueError, match=name):
             find_federated(name)
 

@@ -181,6 +181,14 @@ def test_users_whose_names_an_array_would_take_for_one_are_two():
     assert Owners(np.array([2**70, 1, 2**70], dtype=object), Unit("user", records=2)).count == 2
 
 
+def test_draws_of_one_size_are_refused_where_users_own_several_records():
+    """Whether a run began followed how many records the replaced user had."""
+    exact = {"sampling": eq.WithoutReplacement(10, RECORDS, 4), "relation": "replace_one"}
+    with pytest.raises(DataError, match="which user is there"):
+        of_users(most=1, **exact)
+    of_users(most=1, owner=torch.arange(RECORDS), **exact)
+
+
 def test_samplings_that_no_accountant_covers_are_refused_before_anything_is_spent(tmp_path):
     with pytest.raises(PlanError, match="WithoutReplacement"):
         of_users(

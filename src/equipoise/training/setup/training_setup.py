@@ -18,7 +18,7 @@ from equipoise.gradients.checks.record_trials import RecordTrials
 from equipoise.gradients.engine_inputs import Loss
 from equipoise.methods import Method
 from equipoise.methods.base import Plan, Setting
-from equipoise.privacy import Budget, BudgetError, PrivacyPlan, Sampling, digest
+from equipoise.privacy import Budget, BudgetError, PrivacyPlan, Sampling, WithoutReplacement, digest
 from equipoise.privacy.ledger.journal_records import other_runs
 from equipoise.training.assumptions import ALONE, Assumption
 from equipoise.training.distributed import Processes
@@ -195,6 +195,17 @@ def prepare(given: TrainingInputs, resumed: ResumedRun | None = None) -> Trainin
             )
         if owners is not None and owners.unit.rows is not None:
             source = UserSource(source, owners)
+        elif (
+            owners is not None
+            and isinstance(given.sampling, WithoutReplacement)
+            and owners.unit.records == 1  # with more the plan refuses it
+            and owners.count < len(source)
+        ):
+            raise DataError(
+                "sampling=WithoutReplacement(...) needs as many records as its population, and some users "
+                "own several: how many records there are would follow which user is there. Take Poisson, or "
+                "draw users (user_rows='mean')"
+            )
         check_public(source, method, settings.allow_public_duplicates)
         prepare_batch = BatchPreparation(
             place, given.augmentation, settings.views, settings.user_rows is not None
