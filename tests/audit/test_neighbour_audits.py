@@ -14,6 +14,7 @@ from equipoise.privacy import clip
 from equipoise.privacy.accounting.epsilon import gaussian_epsilon
 from equipoise.privacy.ledger import replay
 from equipoise.privacy.private import unwrap
+from equipoise.training.forwards import RowSource
 from equipoise.training.setup import training_setup
 
 
@@ -331,3 +332,52 @@ def test_the_tail_of_a_whole_draw_moves_by_its_whole_bound(monkeypatch):
     )
     assert audited_tail().worst.movement == pytest.approx(1.25, abs=1e-4)
     assert not audited_tail().holds
+
+
+def users(rows=None, **options):
+    """30 users: every third owns five records, more than any run uses, the others one or two."""
+    owner = torch.tensor([user for user in range(30) for _ in range((5, 1, 2)[user % 3])])
+    data = records(len(owner))
+    unit = {"unit": "user", "owner": "owner", "records_per_user": 3, "user_rows": rows}
+    return audited(data=data | {"owner": owner}, **unit, **options)
+
+
+@pytest.mark.parametrize(
+    ("rows", "options"),
+    [
+        (None, {}),
+        (None, {"sampling": eq.Poisson(20, 80, 2), "steps": 2}),
+        (None, {"model": network(nn.Dropout(0.3))}),
+        ("mean", {}),
+        ("sum", {"sampling": eq.Poisson(10, 30, 2), "steps": 2}),
+        ("mean", {"sampling": eq.WithoutReplacement(10, 30, 2), "relation": "replace_one"}),
+    ],
+    ids=["records", "Poisson", "dropout", "mean", "sum", "WithoutReplacement"],
+)
+def test_one_user_moves_the_sum_by_the_bound_of_all_records(rows, options):
+    found = users(rows, **options)
+    assert found.unit == "user"
+    assert found.holds
+    kinds = ("replace",) if "relation" in options else CHANGES
+    assert [pair.change for pair in found.pairs] == [*kinds, *kinds]
+    assert max(pair.movement for pair in found.pairs if pair.change != "silent") > 0.3
+    for pair in found.pairs:
+        assert pair.epsilon <= pair.claimed * (1 + 1e-4)
+
+
+@pytest.mark.parametrize("is_kept", [True, False])
+def test_users_of_equal_records_move_the_sum_by_the_whole_bound(monkeypatch, is_kept):
+    """Five records each, of which three are paid for; a cap that is not kept is seen."""
+    if not is_kept:
+        monkeypatch.setattr(RowSource, "used", lambda self, ids: ids)
+    data = {"x": torch.ones(20, 5) * 9, "y": torch.zeros(20), "owner": torch.arange(20) // 5}
+    found = audited(data=data, unit="user", owner="owner", records_per_user=3, changes=("add", "remove"))
+    assert found.holds == is_kept
+    assert [pair.movement for pair in found.pairs] == pytest.approx([1 if is_kept else 5 / 3] * 4, abs=1e-5)
+    assert found.pairs[0].claimed == gaussian_epsilon(3.0, 0.1 / 20)
+
+
+def test_one_user_alone_has_no_neighbour():
+    data = records(6) | {"owner": torch.zeros(6, dtype=torch.long)}
+    with pytest.raises(ValueError, match="data holds 1 user"):
+        audited(data=data, unit="user", owner="owner", records_per_user=3)

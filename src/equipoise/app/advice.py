@@ -207,8 +207,8 @@ def _warnings(asked: AdviceSettings, experiment: Experiment) -> list[str]:
     if (owned := asked.records_per_person) > 1:
         found.append(
             f"A person owns up to {owned} records, and epsilon {settings.epsilon:g} is that of one: a "
-            f"person's is about {owned * (settings.epsilon or 0):g}. Join a person's records into one, or "
-            "keep one of them (docs/concepts/unit.md)."
+            f"person's is about {owned * (settings.epsilon or 0):g}. Protect the person: --unit user --owner "
+            f"COLUMN --records-per-user {owned} (docs/how-to/users.md)."
         )
     assert settings.delta is not None
     warning = delta_warning(settings.delta, population)

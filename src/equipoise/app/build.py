@@ -26,6 +26,7 @@ from equipoise.audit.canary_scores import WithCanaryScores
 from equipoise.data import DataSet, Records
 from equipoise.data.augmentations import shift_and_flip
 from equipoise.data.features.extractors import FeatureProgress
+from equipoise.data.records import OWNER
 from equipoise.gradients.engine_inputs import Loss
 from equipoise.methods import Method
 from equipoise.privacy import BudgetError, Sampling
@@ -73,9 +74,24 @@ class Experiment:
 
     @property
     def records(self) -> Records:
-        """The training records, and the canaries that are present."""
+        """The training records, and the canaries that are present; without the names of users."""
         train = self.dataset.train
+        train = train.without(OWNER) if OWNER in train.fields else train
         return train if self.canaries is None else self.canaries.insert(train)
+
+    @property
+    def owner(self) -> Tensor | None:
+        """The user of each record by number, where users are protected."""
+        names = self.dataset.train.fields.get(OWNER)
+        if names is None or names.ndim == 1:
+            return names
+        return names.unique(dim=0, return_inverse=True)[1]  # type: ignore[no-untyped-call]
+
+    @property
+    def drawn(self) -> int:
+        """How many records, or users where they are drawn, the data hold: private."""
+        owner = self.owner if self.settings.user_rows is not None else None
+        return len(self.records) if owner is None else len(owner.unique())  # type: ignore[no-untyped-call]
 
     def with_scores(self, method: Method) -> WithCanaryScores:
         """The method, which also adds up the scores of the canaries."""
@@ -173,6 +189,10 @@ def build_training(
             run_dir=settings.run_dir if on_disk else None,
             ledger_file=settings.ledger if on_disk else None,
             relation=settings.neighbours(),
+            unit=settings.unit or "record",
+            owner=experiment.owner,
+            records_per_user=settings.records_per_user,
+            user_rows=settings.user_rows,  # type: ignore[arg-type]
             hardened=settings.hardened,
             # they were set apart by number, so that equal ones are different records
             allow_public_duplicates=settings.public_records is not None,

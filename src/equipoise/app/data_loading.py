@@ -12,10 +12,11 @@ from torch import Tensor
 from equipoise import data
 from equipoise.app.option_checks import SettingsError, data_form
 from equipoise.app.settings import RunSettings
-from equipoise.data import DataSet
+from equipoise.data import DataSet, Records
 from equipoise.data.readers.custom import load_dataset
 from equipoise.data.readers.image_folders import load_images
 from equipoise.data.readers.schema import load_table
+from equipoise.data.records import OWNER
 
 __all__ = ["cache_folder", "load_data", "set_public_apart"]
 
@@ -33,6 +34,7 @@ def set_public_apart(settings: RunSettings, dataset: DataSet) -> tuple[DataSet, 
         )
     train = dataset.train.subset(torch.arange(private))
     public = dataset.train[slice(private, private + count)]
+    public.pop(OWNER, None)  # nobody is protected there
     return replace(dataset, train=train, population=dataset.population - count), public
 
 
@@ -45,6 +47,8 @@ def load_data(settings: RunSettings) -> DataSet:
         DataFileError: files are missing or broken.
     """
     dataset = _load_whole(settings)
+    if settings.owner is not None and data_form(settings.data) != "table":
+        dataset = _with_owner(dataset, settings.owner)
     if settings.task not in (None, dataset.task):
         raise SettingsError(
             f"--task is {settings.task}, but {settings.data_name!r} is made for {dataset.task}. A table's "
@@ -62,6 +66,25 @@ def load_data(settings: RunSettings) -> DataSet:
     return replace(dataset, train=train, population=settings.subset)
 
 
+def _with_owner(dataset: DataSet, name: str) -> DataSet:
+    """The data set of the user's own, where a field of its training records names users."""
+    owner = dataset.train.fields.get(name)
+    if owner is None or name in ("input", "label", "target"):
+        fields = ", ".join(sorted(set(dataset.train.fields) - {"input", "label", "target"})) or "none"
+        raise SettingsError(
+            f"--owner is {name!r}, but it must name a field of the training records that holds a number for "
+            f"the user of each. Besides inputs and what is learnt they have: {fields}."
+        )
+    if owner.ndim != 1 or owner.is_floating_point() or owner.is_complex() or owner.dtype == torch.bool:
+        raise SettingsError(
+            f"--owner is {name!r}, a field of type {owner.dtype} and shape {list(owner.shape)}, but users "
+            "are whole numbers, one per record."
+        )
+    train = Records({**dataset.train.without(name).fields, OWNER: owner}, num_classes=dataset.num_classes)
+    test = dataset.test.without(name) if name in dataset.test.fields else dataset.test
+    return replace(dataset, train=train, test=test)
+
+
 def _load_whole(settings: RunSettings) -> DataSet:
     form = data_form(settings.data)
     if form == "table":
@@ -72,6 +95,7 @@ def _load_whole(settings: RunSettings) -> DataSet:
             test=settings.test,
             test_share=settings.test_share,
             population=settings.population,
+            owner=settings.owner,
         )
     if form == "images":
         assert settings.image_size is not None

@@ -18,12 +18,12 @@ from equipoise.methods import ExponentialDecay, Method, PublicRecords, ReleasedQ
 from equipoise.methods.base import Setting
 from equipoise.methods.configuration import defaults
 from equipoise.methods.public_records import NeedsPublicRecords
-from equipoise.privacy import Budget, Sampling, epsilon
+from equipoise.privacy import Budget, Sampling, Unit, epsilon
 from equipoise.privacy.ledger.journal_records import other_runs
 from equipoise.privacy.ledger.run_record import compose_events
 from equipoise.training.randomness import derive_seed
 
-__all__ = ["check_options", "make_method", "make_setting", "read_clip_norm"]
+__all__ = ["check_options", "make_method", "make_setting", "read_clip_norm", "unit_of"]
 
 
 def make_method(
@@ -58,7 +58,7 @@ def make_method(
         return method, Budget(settings.epsilon, settings.delta)
     setting = make_setting(settings, sampling)
     plan = method.plan(setting)
-    total = compose_events([plan.releases.event(), *setting.other_runs])
+    total = compose_events([plan.releases.protecting(setting.unit).event(), *setting.other_runs])
     found = epsilon(total, settings.delta, settings.neighbours()).value
     if found == 0:
         # Nothing that the plan releases is proven, so the noise has no epsilon. The budget is then what the
@@ -78,9 +78,15 @@ def make_setting(settings: RunSettings, sampling: Sampling, budget: Budget | Non
         sampling=sampling,
         budget=budget,
         relation=settings.neighbours(),
-        other_runs=other_runs(settings.ledger, settings.neighbours()),
+        unit=(unit := unit_of(settings)),
+        other_runs=other_runs(settings.ledger, settings.neighbours(), unit.name),
         public_seed=derive_seed(settings.seed, "plan"),
     )
+
+
+def unit_of(settings: RunSettings) -> Unit:
+    """The unit of privacy that the settings name."""
+    return Unit(settings.unit or "record", settings.records_per_user or 1, settings.user_rows)  # type: ignore[arg-type]
 
 
 def method_words(settings: RunSettings, kind: type[Method]) -> dict[str, Any]:

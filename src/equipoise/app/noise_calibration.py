@@ -11,7 +11,7 @@ from typing import Any
 
 from equipoise._roots import crossing
 from equipoise.app.settings import CalibrationSettings, steps_of
-from equipoise.privacy import Budget, Gaussian, PrivacyPlan, Release, calibrate, epsilon
+from equipoise.privacy import RECORD, Budget, Gaussian, PrivacyPlan, Release, Unit, calibrate, epsilon
 from equipoise.privacy.sampling import SAMPLING_WORDS
 
 __all__ = ["answer", "table"]
@@ -20,7 +20,13 @@ __all__ = ["answer", "table"]
 def _plan(asked: CalibrationSettings, noise_multiplier: float) -> PrivacyPlan:
     kind = SAMPLING_WORDS[asked.sampling]
     sampling = kind.of_size(asked.batch_size, asked.population, asked.number_of_steps())
-    return PrivacyPlan([Release("gradient", 1.0, Gaussian(noise_multiplier))], sampling, asked.relation)
+    return PrivacyPlan(
+        [Release("gradient", 1.0, Gaussian(noise_multiplier))], sampling, asked.relation, unit=_unit(asked)
+    )
+
+
+def _unit(asked: CalibrationSettings) -> Unit:
+    return RECORD if asked.records_per_user == 1 else Unit("user", asked.records_per_user)
 
 
 def answer(asked: CalibrationSettings) -> dict[str, Any]:
@@ -44,6 +50,8 @@ def answer(asked: CalibrationSettings) -> dict[str, Any]:
         "accountant": found.accountant,
         "cross_check_rdp": found.cross_check,
         "relation": asked.relation,
+        "unit": _unit(asked).name,
+        "users": _unit(asked).describe(),
         "sampling": plan.sampling.describe(),
         "sampling_rate": plan.sampling.sampling_rate,
         "steps": plan.sampling.steps,

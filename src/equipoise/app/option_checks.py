@@ -92,10 +92,11 @@ def data_form(data: str) -> str:
     return "images" if data not in DATA_NAMES and ("/" in data or Path(data).is_dir()) else "named"
 
 
-def population_warning(records: int, population: int, batch_size: float) -> str | None:
+def population_warning(records: int, population: int, batch_size: float, drawn: str = "record") -> str | None:
     """A sentence where the stated population is far from the number of records, None where it is near.
 
-    It is for the data's owner only: the number of records is private.
+    It is for the data's owner only: the number of records is private, and so is that of users, who are
+    counted where they are drawn.
 
     >>> population_warning(1050, 1000, 100)
     >>> population_warning(1000, 12000, 256)[:76]
@@ -104,7 +105,7 @@ def population_warning(records: int, population: int, batch_size: float) -> str 
     if 0.9 <= records / population <= 1.1:
         return None
     return (
-        f"the population is stated as {population:,}, but the data hold {records:,} records, so that a step "
+        f"the population is stated as {population:,}, but the data hold {records:,} {drawn}s, so that a step "
         f"draws about {batch_size * records / population:,.0f} of them where {batch_size:,g} are meant. The "
         "guarantee holds all the same, but the noise is that of the stated population. This sentence is for "
         "the data's owner: it is written into no file."

@@ -50,6 +50,8 @@ SCHEDULES = ("constant", "linear", "cosine")
 DRIVERS = ("inline", "flower")
 PARTITIONS = ("iid", "dirichlet", "one-class")
 SUBSETS = "without-replacement"
+UNITS = ("record", "user")
+ROWS = ("sum", "mean")
 EXPORTS = {"safetensors": "model.safetensors", "state-dict": "model.pt", "onnx": "model.onnx"}
 """The forms in which a model is exported, each with the name of its file."""
 
@@ -115,7 +117,8 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
         "subset", "public_records", "image_size", "canaries", "fixed_order", "records_per_person",
     ),
     "Privacy": (
-        "epsilon", "delta", "noise_multiplier", "sampling", "relation", "hardened", "ledger", "reproducible",
+        "epsilon", "delta", "noise_multiplier", "sampling", "relation", "unit", "owner", "records_per_user",
+        "user_rows", "hardened", "ledger", "reproducible",
     ),
     "Method": ("method", "recipe", "variant", "options", "clip_norm", "clip_rule", "per_layer"),
     "Model and optimiser": (
@@ -225,6 +228,22 @@ class RunSettings:
         choices=RELATIONS,
         read=_underscored,
     )
+    unit: str | None = setting(
+        None, "Whom the guarantee covers: one record (default), or one user with all records.", choices=UNITS
+    )
+    owner: str | None = setting(
+        None, "With --unit user: the column that names the user of each row.", metavar="COLUMN"
+    )
+    records_per_user: int | None = setting(
+        None,
+        "With --unit user: the most records of a user that are used, a public number.",
+        at_least_one=True,
+    )
+    user_rows: str | None = setting(
+        None,
+        "With --unit user: draw users, and clip the sum or mean over their records.",
+        choices=ROWS,
+    )
     learning_rate: float | None = setting(None, "Learning rate.", above_zero="a step size", of_data=True)
     clip_norm: str | None = setting(
         None, "Bound on one record's gradient: a number, decay:START:RATE, quantile or quantile:SHARE."
@@ -323,6 +342,7 @@ class RunSettings:
                 "of its own: give --method module:Class, and the rule by its kind."
             )
         self._check_data()
+        self._check_unit()
         if self.sampling == SUBSETS and self.relation == "add_or_remove_one":
             raise SettingsError(
                 "--relation is add-or-remove-one, but --sampling without-replacement draws subsets of a "
@@ -333,6 +353,33 @@ class RunSettings:
             raise SettingsError(
                 f"--canaries is {self.canaries}, but each canary is there or not by chance, and --sampling "
                 "without-replacement needs a public number of records. Sample by poisson."
+            )
+
+    def _check_unit(self) -> None:
+        names = ("owner", "records_per_user", "user_rows")
+        given = [flag(name) for name in names if getattr(self, name) is not None]
+        if self.unit != "user":
+            if given:
+                raise SettingsError(
+                    f"{' and '.join(given)} belongs to --unit user, and without it single records are "
+                    "protected. Give --unit user, or leave it out."
+                )
+            return
+        for name, meant in (
+            ("owner", "the column that names the user of each row"),
+            ("records_per_user", "the most records of a user that are used, a public number that you state"),
+        ):
+            if getattr(self, name) is None:
+                raise SettingsError(f"--unit user needs {flag(name)}: {meant}.")
+        if data_form(self.data) not in ("table", "code"):
+            raise SettingsError(
+                f"--unit user is for tables and for data of your own, but --data is {self.data!r}, whose "
+                "records have no owners. Leave --unit, --owner and --records-per-user out."
+            )
+        if self.canaries is not None:
+            raise SettingsError(
+                f"--canaries is {self.canaries}, but canaries are single records, and --unit is user. Audit "
+                "the method itself: `equipoise audit --method NAME --unit user --records-per-user G`."
             )
 
     def _check_data(self) -> None:
@@ -561,6 +608,9 @@ class CalibrationSettings:
         None, "Target; asks for the noise multiplier.", above_zero="a privacy budget"
     )
     sampling: str = setting("poisson", "poisson, without-replacement, full-batch or fixed-epochs.")
+    records_per_user: int = setting(
+        1, "Protect users of so many records at most, each drawn by itself.", at_least_one=True
+    )
     relation: str = setting(
         "add_or_remove_one",
         "add-or-remove-one or replace-one.",
@@ -640,6 +690,13 @@ class AuditSettings:
         read=_underscored,
         shown="add-or-remove-one",
     )
+    unit: str = setting("record", "Of --method: one record, or one user with several.", choices=UNITS)
+    records_per_user: int | None = setting(
+        None, "With --unit user: how many records a user has, at most.", at_least_one=True
+    )
+    user_rows: str | None = setting(
+        None, "With --unit user: draw users, by the sum or mean over their records.", choices=ROWS
+    )
     hardened: bool = setting(False, "With --method: exact noise on a grid of integers.")
     seeds: int = setting(1, "Number of audits, each with a seed of its own.", at_least_one=True)
     shadow: bool = setting(False, "Guess members with shadow models, with privacy and without.")
@@ -679,14 +736,25 @@ class AuditSettings:
             )
         _check_fields(self)
         _check_delta(self.delta)
-        of_method = self.hardened or self.relation != RELATIONS[0] or self.variant or self.options
+        of_unit = self.unit == "user" or self.records_per_user or self.user_rows
+        of_method = self.hardened or self.relation != RELATIONS[0] or self.variant or self.options or of_unit
         if self.neighbours and of_run and (of_method or self.method is not None):
             raise SettingsError(
                 "--neighbours RUN takes method and settings from the run: leave --method, --relation, "
-                "--hardened, --variant and --option out."
+                "--hardened, --variant, --option and --unit out."
             )
         if self.method is None and of_method and not self.neighbours:
-            raise SettingsError("--relation, --hardened, --variant and --option are only for --method.")
+            raise SettingsError(
+                "--relation, --hardened, --variant, --option and --unit are only for --method."
+            )
+        if self.neighbours and of_unit:
+            raise SettingsError(
+                "--unit is for --method; --neighbours RUN changes whole users where the run protects users."
+            )
+        if self.unit != "user" and of_unit:
+            raise SettingsError("--records-per-user and --user-rows belong to --unit user.")
+        if self.unit == "user" and self.records_per_user is None:
+            raise SettingsError("--unit user needs --records-per-user: how many records a user has.")
         if self.one_step and (self.hardened or self.seeds != 1):
             raise SettingsError("--one-step has one seed, and looks at noise in floating point.")
         if not 0.5 <= self.confidence < 1:

@@ -126,6 +126,7 @@ def resume_run(
         scheduler=experiment.scheduler,
         augmentation=experiment.augmentation,
         device=settings.device,
+        owner=experiment.owner,
     )
     if stop_fixed_beforehand:
         began = time.perf_counter()
@@ -297,7 +298,8 @@ def _introduce(training: PrivateTraining, experiment: Experiment, console: Conso
     parameters = sum(p.numel() for p in experiment.model.parameters() if p.requires_grad)
     console.print(
         f"[bold]{settings.model}[/] ({parameters:,} parameters) on [bold]{settings.data_name}[/], "
-        f"{settings.method}, {sampling.steps:,} steps of about {sampling.expected_size:,g} records, "
+        f"{settings.method}, {sampling.steps:,} steps of about {sampling.expected_size:,g} "
+        f"{training.settings.protected.drawn}s, "
         f"{spends}; {settings.optimizer} with learning rate {settings.learning_rate:g}{length}"
     )
     if settings.reproducible:
@@ -312,7 +314,7 @@ def _introduce(training: PrivateTraining, experiment: Experiment, console: Conso
         noise = training.plan.releases[0].noise_multiplier
         found.append(noise_warning(noise, parameters, sampling.expected_size, sampling.steps))
     population = population_warning(
-        len(experiment.dataset.train), sampling.population, sampling.expected_size
+        experiment.drawn, sampling.population, sampling.expected_size, training.settings.protected.drawn
     )
     if population is not None:  # not among what is answered: the number of records is private
         console.print(f"[bold yellow]Warning[/]: {population}", soft_wrap=True)

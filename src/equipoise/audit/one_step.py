@@ -21,7 +21,7 @@ from equipoise.audit.designs import Design, with_options
 from equipoise.audit.method_audit import Audit, audit_method, find_design
 from equipoise.audit.noise_checks import Check, noise_scale
 from equipoise.audit.rehearsal import InMemoryTraining, whitened
-from equipoise.privacy import Budget, Draw, FullBatch
+from equipoise.privacy import RECORD, Budget, Draw, FullBatch, Unit
 from equipoise.privacy.ledger.replay import RecordingLedger
 from equipoise.privacy.mechanisms.base import Sums
 
@@ -105,6 +105,7 @@ def probe_method(
     relation: str = "add_or_remove_one",
     seed: int = 0,
     confidence: float = 0.99,
+    unit: Unit = RECORD,
 ) -> Probe:
     """Audit one step of a method, and the same step with bugs.
 
@@ -115,6 +116,7 @@ def probe_method(
         relation: of the claim and of the neighbours.
         seed: of canaries and noise.
         confidence: of each certificate.
+        unit: of the claim: a record, or a user with so many records.
 
     Example:
         >>> from dataclasses import replace
@@ -134,6 +136,7 @@ def probe_method(
             confidence=confidence,
             trainings=trainings,
             make_ledger=ledger,
+            unit=unit,
         )
 
     clean = audit(RecordingLedger, design.trainings)

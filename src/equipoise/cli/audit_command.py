@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from equipoise.audit.method_audit import Audit
     from equipoise.audit.neighbours import NeighbourAudit
     from equipoise.audit.one_step import Probe
+    from equipoise.privacy import Unit
 
 __all__ = ["audit"]
 
@@ -74,6 +75,12 @@ def _method_options(name: str, asked: AuditSettings) -> dict[str, Any]:
     return options
 
 
+def _unit(asked: AuditSettings) -> Unit:
+    from equipoise.privacy import Unit
+
+    return Unit(asked.unit, asked.records_per_user or 1, asked.user_rows)  # type: ignore[arg-type]
+
+
 def _audit_method(name: str, asked: AuditSettings) -> Audit:
     from equipoise.audit.method_audit import audit_method
     from equipoise.privacy import LedgerError
@@ -90,6 +97,7 @@ def _audit_method(name: str, asked: AuditSettings) -> Audit:
                 hardened=asked.hardened,
                 seeds=range(asked.seeds),
                 confidence=asked.confidence,
+                unit=_unit(asked),
             )
         except LedgerError as error:
             raise UsageError(f"{name} cannot be audited with --hardened: {error}.") from error
@@ -115,6 +123,7 @@ def _audit_steps(asked: AuditSettings) -> list[Probe]:
                     options=options,
                     relation=asked.relation,
                     confidence=share,
+                    unit=_unit(asked),
                 )
             )
     return rows

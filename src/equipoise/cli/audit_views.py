@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from equipoise.audit.method_audit import Audit
     from equipoise.audit.neighbours import NeighbourAudit, NeighbourPair
     from equipoise.audit.one_step import Probe
+    from equipoise.privacy import Unit
 
 __all__ = [
     "certificate_values",
@@ -32,6 +33,8 @@ def show_method(found: Audit, as_json: bool) -> bool:
             {
                 "method": found.method,
                 "relation": found.relation,
+                "unit": found.unit.name,
+                "users": found.unit.describe(),
                 "requested_epsilon": found.requested,
                 "claimed_epsilon": found.claimed,
                 "certified_epsilon": found.certified,
@@ -46,7 +49,7 @@ def show_method(found: Audit, as_json: bool) -> bool:
     claimed = "nothing" if found.claimed is None else f"epsilon at most [bold]{rounded_up(found.claimed)}[/]"
     console.print(
         f"[bold]{found.method}[/] claims {claimed} at delta {found.delta:g} "
-        f"({found.relation.replace('_', ' ')})"
+        f"({found.relation.replace('_', ' ')}{_of_users(found.unit)})"
     )
     if not found.within_request:
         console.print(f"  [bold red]more than the {found.requested:g} that it was asked for[/]")
@@ -60,6 +63,10 @@ def show_method(found: Audit, as_json: bool) -> bool:
     console.print(f"{verdict}; all of it with confidence {found.confidence:g}")
     console.print(_meaning(found), soft_wrap=True)
     return found.holds
+
+
+def _of_users(unit: Unit) -> str:
+    return "" if unit.name == "record" else f"; users of {unit.records} records each"
 
 
 def _meaning(found: Audit) -> str:
@@ -125,8 +132,8 @@ def show_neighbours(found: NeighbourAudit, as_json: bool) -> bool:
         soft_wrap=True,
     )
     table = Table(box=None, pad_edge=False, header_style="dim")
-    for title in ("one record", "tried", "sum moved by", "allowed", "epsilon", "allowed", ""):
-        table.add_column(title, justify="left" if title in ("one record", "") else "right")
+    for title in (f"one {found.unit}", "tried", "sum moved by", "allowed", "epsilon", "allowed", ""):
+        table.add_column(title, justify="left" if title in (f"one {found.unit}", "") else "right")
     for change, words in CHANGES_IN_WORDS.items():
         pair = found.worst_of(change)
         if pair is None:
@@ -154,14 +161,14 @@ def _verdict(found: NeighbourAudit) -> str:
     """What the movements tell the reader, and what they do not."""
     units = (
         "Movements are in units of the bound that the noise is made for. Epsilon is of these steps at delta "
-        f"{found.delta:g}, for a record that is in all their draws; the whole training claims "
+        f"{found.delta:g}, for a {found.unit} that is in all their draws; the whole training claims "
         f"{rounded_up(found.plan_epsilon)}."
     )
     if found.holds:
         return (
-            "[green]no sum moved farther than it may[/]\nIn plain words: one record moved the sums as far as "
-            "the proof says, and nothing else moved by more than rounding. This was tried on these records "
-            f"and proves nothing about others. {units}"
+            f"[green]no sum moved farther than it may[/]\nIn plain words: one {found.unit} moved the sums as "
+            "far as the proof says, and nothing else moved by more than rounding. This was tried on these "
+            f"records and proves nothing about others. {units}"
         )
     worst = found.worst
     return (

@@ -60,7 +60,8 @@ def _show(
     console.print(
         f"noise multiplier [bold]{significant(found['noise_multiplier'], 4)}[/]  gives  epsilon "
         f"[bold]{rounded_up(found['epsilon'])}[/] at delta {plain(found['delta'])}  [dim](by "
-        f"{found['accountant'].upper()}, {found['steps']:,} steps, {found['relation'].replace('_', ' ')})[/]"
+        f"{found['accountant'].upper()}, {found['steps']:,} steps, {found['relation'].replace('_', ' ')}"
+        f"{_users(found['users'])})[/]"
     )
     epochs, batch_sizes, cells = table
     shown = Table(box=None, pad_edge=False, header_style="dim")
@@ -74,3 +75,7 @@ def _show(
     warning = delta_warning(found["delta"], found["population"])
     if warning is not None:
         console.print(f"\n[bold yellow]Warning[/]: {warning}")
+
+
+def _users(users: dict[str, Any] | None) -> str:
+    return "" if users is None else f"; users of at most {users['records']} records each"

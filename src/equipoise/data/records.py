@@ -21,9 +21,11 @@ from torch import Tensor
 
 from equipoise.data.readers.files import DataFileError
 
-__all__ = ["TASK_NAMES", "DataSet", "Records", "with_test_records"]
+__all__ = ["OWNER", "TASK_NAMES", "DataSet", "Records", "with_test_records"]
 
 TASK_NAMES = ("classification", "regression", "multi-label")
+OWNER = "owner"
+"""The field of a data set's training records that says whose they are, where users are protected."""
 
 Batch = dict[str, Tensor]
 
@@ -141,11 +143,21 @@ class Records:
         order = torch.from_numpy(np.random.RandomState(seed).permutation(self._length))
         return self.subset(order[:size].sort().values), self.subset(order[size:].sort().values)
 
-    def set_aside(self, share: float, seed: int) -> tuple[Records, Records]:
+    def without(self, name: str) -> Records:
+        """The records without one of their fields."""
+        fields = {key: value for key, value in self._fields.items() if key != name}
+        return Records(fields, num_classes=self.num_classes, check_finite=False)
+
+    def set_aside(self, share: float, seed: int, by: str | None = None) -> tuple[Records, Records]:
         """Two disjoint parts, of which the second holds about ``share`` of the records.
 
         Where a record goes follows from what it holds, how many equal ones stand before it, and the public
         seed. So one record more or less moves no other one, as `split` would.
+
+        Args:
+            share: of the second part.
+            seed: public.
+            by: a field whose value alone decides, such as that of the user: all records of one go together.
 
         >>> rest, aside = Records({"input": torch.arange(1000.0)}).set_aside(0.2, seed=0)
         >>> len(rest) + len(aside), 150 < len(aside) < 250
@@ -155,7 +167,7 @@ class Records:
             raise ValueError(f"share={share} must lie strictly between 0 and 1.")
         flat = [
             self._fields[name].detach().cpu().contiguous().reshape(self._length, -1).view(torch.uint8).numpy()
-            for name in sorted(self._fields)
+            for name in (sorted(self._fields) if by is None else [by])
         ]
         seen: dict[bytes, int] = {}
         aside = torch.empty(self._length, dtype=torch.bool)
@@ -163,7 +175,7 @@ class Records:
             digest = hashlib.blake2b(digest_size=16, key=seed.to_bytes(8, "little", signed=True))
             for rows in flat:
                 digest.update(rows[i].data)
-            before = seen.get(digest.digest(), 0)
+            before = seen.get(digest.digest(), 0) if by is None else 0
             seen[digest.digest()] = before + 1
             digest.update(before.to_bytes(8, "little"))
             aside[i] = int.from_bytes(digest.digest()[:8], "little") < share * 2**64
@@ -294,7 +306,11 @@ def with_test_records(
     if test is not None:
         return rows, test, population
     assert share is not None
-    train, aside = rows.set_aside(share, seed=0)
+    if OWNER not in rows.fields:
+        train, aside = rows.set_aside(share, seed=0)
+    else:  # a user is trained on or evaluated on, never both
+        train, aside = rows.set_aside(share, seed=0, by=OWNER)
+        aside = aside.without(OWNER)
     return train, aside, max(1, round(population * (1 - share)))
 
 

@@ -25,6 +25,7 @@ __all__ = [
     "ACCOUNTANTS",
     "RELATIONS_IN_WORDS",
     "bytes_in_words",
+    "drawn_of",
     "epsilon_in_words",
     "guessing_bound",
     "promise_in_words",
@@ -50,7 +51,7 @@ def guessing_bound(epsilon: float, delta: float) -> float:
     return min(1.0, (1.0 + delta * small) / (1.0 + small))
 
 
-def epsilon_in_words(epsilon: float, delta: float, relation: str) -> str:
+def epsilon_in_words(epsilon: float, delta: float, relation: str, unit: str = "record") -> str:
     """Two sentences that say what the figures bound.
 
     >>> print(epsilon_in_words(1.0, 1e-5, "add_or_remove_one"))
@@ -66,9 +67,9 @@ with probability at most 73.2%; without seeing it, 50%.
     places = 1 if missing >= 0.1 or missing <= 0 else min(9, -math.floor(math.log10(missing)))
     percent = math.ceil(bound * 100 * 10**places) / 10**places
     if relation.startswith("replace"):
-        unknown = "which of two candidates one particular record is"
+        unknown = f"which of two candidates one particular {unit} is"
     else:
-        unknown = "whether one particular record is among them"
+        unknown = f"whether one particular {unit} is among them"
     return (
         f"Suppose somebody knows everything about the training data except {unknown}, and holds both answers "
         "for equally likely. After seeing all that this run published they are right with probability at "
@@ -141,15 +142,25 @@ def unit_in_words(unit: str) -> str:
 epsilon, and delta grows faster.
     """
     if unit != "record":
-        return f"The unit is one {unit}."
+        return f"The unit is one {unit}, with all of their records in the data."
     return (
         "The unit is one record. A person may own several: with k of them the bound grows to about k times "
         "epsilon, and delta grows faster."
     )
 
 
-def sampling_in_words(sampling: Mapping[str, Any]) -> str:
-    """How the records of a step are drawn.
+def drawn_of(statement: Mapping[str, Any]) -> str:
+    """What a draw draws, and what population and batch sizes count.
+
+    >>> drawn_of({"users": {"records": 4, "rows": "mean"}}), drawn_of({"users": {"records": 4, "rows": None}})
+    ('user', 'record')
+    """
+    users = statement.get("users")
+    return "user" if isinstance(users, Mapping) and users.get("rows") is not None else "record"
+
+
+def sampling_in_words(sampling: Mapping[str, Any], drawn: str = "record") -> str:
+    """How the records or users of a step are drawn.
 
     >>> sampling_in_words({"scheme": "Poisson", "expected_batch_size": 256, "population": 60000, "steps": 9})
     'each record by itself with probability 0.00427: about 256 of 60,000'
@@ -158,13 +169,13 @@ def sampling_in_words(sampling: Mapping[str, Any]) -> str:
     if scheme == "Poisson":
         expected = sampling["expected_batch_size"]
         return (
-            f"each record by itself with probability {plain(expected / population, 3)}: about {expected:,g} "
+            f"each {drawn} by itself with probability {plain(expected / population, 3)}: about {expected:,g} "
             f"of {population:,}"
         )
     if scheme == "CyclicPoisson":
         size, groups = sampling["expected_batch_size"], sampling["bands"]
         return (
-            f"one of {groups} secret groups in turn, each record of it by itself with probability "
+            f"one of {groups} secret groups in turn, each {drawn} of it by itself with probability "
             f"{plain(groups * size / population, 3)}: about {size:,g} of {population:,}"
         )
     if scheme == "WithoutReplacement":

@@ -24,6 +24,7 @@ from equipoise.report.pages import banner, chart, figure, guarantee_figure, loss
 from equipoise.report.phrases import (
     ACCOUNTANTS,
     RELATIONS_IN_WORDS,
+    drawn_of,
     epsilon_in_words,
     promise_in_words,
     readable,
@@ -88,6 +89,7 @@ def render_page(run: Run) -> str:
             charts=_charts(run),
             statement=_statement_rows(run),
             releases=_release_rows(run.statement),
+            drawn=drawn_of(run.statement),
             configuration=_configuration_rows(run.details),
             command=run.config.get("command", ""),
             repeat_note=_repeat_note(run),
@@ -172,7 +174,7 @@ def _promise(run: Run) -> list[str]:
     elif run.epsilon is not None and run.delta is not None:
         relation, unit = str(statement.get("relation", "")), str(statement.get("unit", "record"))
         paragraphs.append(promise_in_words(run.epsilon, run.delta, relation, unit))
-        paragraphs.append(epsilon_in_words(run.epsilon, run.delta, relation))
+        paragraphs.append(epsilon_in_words(run.epsilon, run.delta, relation, unit))
         paragraphs.append(unit_in_words(unit))
     if run.accuracy is not None:
         paragraphs.append(
@@ -187,8 +189,9 @@ def _data(run: Run) -> list[str]:
     details = run.details
     facts = [str(details[key]) for key in ("data", "data_description") if details.get(key)]
     found = [": ".join(facts) + "."] if facts else []
+    drawn = drawn_of(run.statement)
     sizes = {
-        "population": "{:,} training records, a public number that sets the sampling rate.",
+        "population": f"{{:,}} training {drawn}s, a public number that sets the sampling rate.",
         "public_records": "{:,} more records were declared public: they get no protection.",
         "test_records": "{:,} test records, none of them trained on.",
     }
@@ -349,7 +352,7 @@ def _release_rows(statement: Mapping[str, Any]) -> list[dict[str, str]]:
                 "count": _times(release),
                 "bound": _text(release.get("max_bound", "")),
                 "noise_multiplier": _text((release.get("mechanism") or {}).get("noise_multiplier", "")),
-                "sampling": sampling_in_words(release.get("sampling") or {}),
+                "sampling": sampling_in_words(release.get("sampling") or {}, drawn_of(statement)),
             }
         )
     return rows

@@ -35,9 +35,9 @@ class Description:
         steps: optimiser steps.
         epochs: expected passes over the population.
         sampling: the scheme's name.
-        sampling_rate: probability of a record to be in a draw.
+        sampling_rate: probability of a record, or of a user where users are drawn, to be in a draw.
         expected_batch_size: the public divisor.
-        micro_batch_size: records at once.
+        micro_batch_size: records or users at once.
         noise_multipliers: release name -> noise multiplier.
         unproven: names of the quantities that leave with noise of a scale that no proof covers, or with none.
         guarantee: the best that the run's statement will say: "proven", "worst_case" or "none".
@@ -47,6 +47,9 @@ class Description:
         claim: what the method's publication claims, and what was found of it.
         delta: of the guarantee.
         relation: neighbouring relation.
+        unit: of privacy, "record" or "user".
+        drawn: what a draw draws and batch sizes count, "record" or "user".
+        records_per_user: the most records of a user that are used; None where records are protected.
         memory_bytes: estimated peak above the model: factors of a micro-batch and copies of the parameters.
         passes: forward and backward passes over an expected batch that the method takes a step, on average.
         seconds_per_step: measured on one micro-batch and scaled to the records of all passes.
@@ -72,6 +75,9 @@ class Description:
     claim: str
     delta: float
     relation: str
+    unit: str
+    drawn: str
+    records_per_user: int | None
     memory_bytes: int
     passes: float
     seconds_per_step: float
@@ -87,11 +93,12 @@ class Description:
     def __str__(self) -> str:
         noise = [f"multiplier {name} {value:.4g}" for name, value in self.noise_multipliers.items()]
         noise += [f"no proven noise for {name}" for name in self.unproven]
+        passes = f"{self.passes:.1f}"
         lines = [
             f"{self.method}: {self.steps} steps planned, {self.epochs:.1f} passes over the population; "
             "nothing spent by this dry run",
             f"  sampling    {self.sampling}, rate {self.sampling_rate:.4g}, {self.expected_batch_size:g} "
-            f"records expected per step, {self.micro_batch_size} at once"
+            f"{self.drawn}s expected per step, {self.micro_batch_size} at once"
             + (f", {self.processes} processes" if self.processes > 1 else ""),
             f"  noise       {', '.join(noise) or 'none'}",
             f"  privacy     {self._privacy()}",
@@ -103,7 +110,7 @@ class Description:
             ),
             f"  memory      about {self.memory_bytes / 1e6:,.0f} MB in addition to the model",
             f"  time        about {self.seconds_per_step * 1e3:,.0f} ms per step"
-            + (f" for {self.passes:.1f} gradients per drawn record" if round(self.passes, 1) != 1 else "")
+            + (f" for {passes} gradients per drawn {self.drawn}" if passes != "1.0" else "")
             + f", {_duration(self.seconds)} in all",
         ]
         if self.unused:
@@ -120,7 +127,8 @@ class Description:
             return f"no proven epsilon; the statement will hold a worst case. {self.claim}"
         seeded = "" if self.private else ", were the noise secret: NOT PRIVATE"
         relation = self.relation.replace("_", "-")
-        return f"epsilon {rounded_up(self.epsilon)} at delta {self.delta:g} ({relation}){seeded}"
+        users = "" if self.unit == "record" else f" of users, {self.records_per_user} records of each at most"
+        return f"epsilon {rounded_up(self.epsilon)} at delta {self.delta:g} ({relation}{users}){seeded}"
 
 
 def describe(setup: TrainingSetup, ledger: Ledger) -> Description:
@@ -158,6 +166,9 @@ def describe(setup: TrainingSetup, ledger: Ledger) -> Description:
         claim=setup.method.card.claim,
         delta=setup.delta,
         relation=setup.settings.relation,
+        unit=plan.unit.name,
+        drawn=plan.unit.drawn,
+        records_per_user=setup.settings.records_per_user,
         memory_bytes=step_bytes(
             setup.record_bytes,
             setup.num_parameters,

@@ -95,6 +95,15 @@ class Owners:
         """The users of these records, each once."""
         return self._users[records].unique()  # type: ignore[no-untyped-call]
 
+    def all_of(self, user: int) -> tuple[int, ...]:
+        """The numbers of all records of one user, whether draws may hold them or not."""
+        return tuple((self._users == user).nonzero().flatten().tolist())
+
+    def with_newcomers(self, sizes: Sequence[int]) -> Owners:
+        """The same, and users more, who own so many records each behind those that are there."""
+        numbers = torch.arange(self.count, self.count + len(sizes))
+        return Owners(torch.cat([self._users, numbers.repeat_interleave(torch.tensor(sizes))]), self.unit)
+
     def fingerprint(self, records: str) -> str:
         """A digest of who owns which record, and of the records' own digest."""
         return digest({"records": records, "users": self._users})

@@ -65,6 +65,10 @@ def neighbours_of(
         hardened=settings.hardened,
         device=settings.device,
         allow_public_duplicates=settings.public_records is not None,
+        unit=settings.unit or "record",
+        owner=experiment.owner,
+        records_per_user=settings.records_per_user,
+        user_rows=settings.user_rows,  # type: ignore[arg-type]
     )
 
 

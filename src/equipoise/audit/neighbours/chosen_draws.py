@@ -1,4 +1,4 @@
-"""Ledgers that are told who is in their draws, so that the two sides of a pair differ by one record."""
+"""Ledgers that are told who is in their draws, so that two sides differ by one record or one user."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ class ChosenDraws:
 
     Attributes:
         others: the records with numbers below this are drawn by the sampling.
-        old: the one of them that is in no draw by itself.
-        record: the one that is audited, in every draw; None on the side without it.
-        place: where it stands among the others, as a share of their number; 1 for the end.
+        old: those of them that are in no draw by themselves: one, or all of a user.
+        audited: those that are audited, in every draw: one, or all of a user; none on the side without.
+        place: where they stand among the others, as a share of their number; 1 for the end.
     """
 
     others: int
-    old: int
-    record: int | None = None
+    old: tuple[int, ...]
+    audited: tuple[int, ...] = ()
     place: float = 1.0
 
 
@@ -37,7 +37,7 @@ class ChosenDrawsLedger(RecordingLedger):
     """A ledger that draws these records.
 
     Attributes:
-        stood_at: position of the audited record in the first draw.
+        stood_at: position of the first audited record in the first draw.
     """
 
     def __init__(self, drawn: ChosenDraws, *args: Any, **options: Any) -> None:
@@ -48,14 +48,14 @@ class ChosenDrawsLedger(RecordingLedger):
         drawn, sampling = self._drawn, self.plan.sampling_of(draw.name)
         # From the number of others, which is the same on either side.
         ids = sampling.sample(self.secrets, draw, drawn.others).tolist()
-        kept = [i for i in ids if i != drawn.old]
-        if drawn.record is not None:
+        kept = [i for i in ids if i not in drawn.old]
+        if drawn.audited:
             if isinstance(sampling, WithoutReplacement):
-                kept = kept[: sampling.batch_size - 1]
+                kept = kept[: sampling.batch_size - len(drawn.audited)]
             place = round(drawn.place * len(kept))
             if not self.transcript:
                 self.stood_at = place
-            kept.insert(place, drawn.record)
+            kept[place:place] = drawn.audited
         return torch.tensor(kept, dtype=torch.long)
 
 

@@ -15,7 +15,8 @@ from equipoise.audit.neighbours.neighbour_trainings import NeighbourSettings, Ne
 from equipoise.audit.neighbours.silent_record import WholeDrawError
 from equipoise.gradients.engine_inputs import Loss
 from equipoise.methods import Method
-from equipoise.privacy import FullBatch, Sampling, WithoutReplacement
+from equipoise.privacy import FullBatch, Sampling, Unit, WithoutReplacement
+from equipoise.training.owners import Owners, column_of
 from equipoise.training.record_source import RecordSource
 from equipoise.training.setup.training_settings import refuse_unknown
 
@@ -39,16 +40,18 @@ def audit_neighbours(
 ) -> NeighbourAudit:
     """Measure how far the released sums move when one record enters, leaves or is replaced.
 
+    With `unit="user"` it is one user with all records, of which the training uses the number that it may.
+
     Nothing is released or spent, and the model is not moved: copies are trained.
 
     Args:
         model, loss, data: as for `PrivateTraining`.
         sampling: of the training; all records in every step by default.
         method: `DPSGD(noise_multiplier=1.0)` by default. One without a multiplier needs a `budget`.
-        positions: how many records, spread over the draw, are added, removed and replaced. Where there are
-            two or more, the smallest and the largest of up to 1,000 records are among them. They are left
-            out where batches are padded to the longest and random numbers are drawn: in another shape the
-            others get other numbers, and nothing can be compared.
+        positions: how many records or users, spread over the draw, are added, removed and replaced. Where
+            there are two or more, the smallest and the largest of up to 1,000 records, or the users who own
+            them, are among them. They are left out where batches are padded to the longest and random
+            numbers are drawn: in another shape the others get other numbers, and nothing can be compared.
         changes: some of `CHANGES`; by default all that sampling and method have a place for.
         steps: to compare on each pair of data sets.
         threads: numbers of processor threads to try.
@@ -57,8 +60,8 @@ def audit_neighbours(
         settings: as for `PrivateTraining`.
 
     Raises:
-        ValueError: fewer than two records, no number of threads, a change that sampling or method have no
-            place for, a method whose releases are not proved; and whatever refuses the training.
+        ValueError: fewer than two records or users, no number of threads, a change that sampling or method
+            have no place for, a method whose releases are not proved; and whatever refuses the training.
 
     Example:
         >>> records = {"x": torch.randn(50, 3), "y": torch.randn(50)}
@@ -77,7 +80,7 @@ def audit_neighbours(
     for count in threads:
         _validate.count("the number of processor threads", threads=count)
     refuse_unknown("audit_neighbours", settings, NeighbourSettings)
-    sampling, kinds = _checked(data, settings.get("collate"), sampling, changes, steps)
+    sampling, kinds = _checked(_drawn(data, settings), sampling, changes, steps)
     left_out = {} if changes is not None else {kind: FIXED_SIZE for kind in CHANGES if kind not in kinds}
     pairs: list[NeighbourPair] = []
     for count in threads:
@@ -109,6 +112,7 @@ def audit_neighbours(
         left_out=left_out,
         delta=setup.delta,
         plan_epsilon=setup.plan.epsilon(setup.delta).value,
+        unit=setup.plan.unit.name,
     )
 
 
@@ -116,12 +120,22 @@ FIXED_SIZE = "subsets of a fixed size are accounted under replace-one alone"
 WHOLE_DRAW = "the method looks at all rows of a draw at once"
 
 
+def _drawn(data: Any, settings: NeighbourSettings) -> int:
+    """How many records, or users where they are drawn, there are; at least two."""
+    owner = settings.get("owner")
+    if isinstance(owner, str):
+        owner, data = column_of(data, owner)
+    records = len(RecordSource(data, settings.get("collate")))
+    units = records if owner is None else Owners(owner, Unit("user")).count
+    if units < 2:
+        name = "record" if owner is None else "user"
+        raise ValueError(f"data holds {units} {name}: neighbours need at least two")
+    return units if settings.get("user_rows") is not None else records
+
+
 def _checked(
-    data: Any, collate: Any, sampling: Sampling | None, changes: Sequence[str] | None, steps: int
+    records: int, sampling: Sampling | None, changes: Sequence[str] | None, steps: int
 ) -> tuple[Sampling, tuple[str, ...]]:
-    records = len(RecordSource(data, collate))
-    if records < 2:
-        raise ValueError(f"data holds {records} record: neighbours need at least two")
     sampling = FullBatch(records, steps) if sampling is None else sampling
     if steps > sampling.steps:
         raise ValueError(f"steps={steps}, but sampling plans {sampling.steps}; give at most as many")

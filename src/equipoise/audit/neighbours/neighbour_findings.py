@@ -9,7 +9,7 @@ from typing import Any
 __all__ = ["CHANGES", "MOVEMENT_SLACK", "NeighbourAudit", "NeighbourPair"]
 
 CHANGES = ("add", "remove", "replace", "silent")
-"""What is done to one record; a silent one enters without a gradient of its own."""
+"""What is done to one record, or to one user; a silent one enters without a gradient of its own."""
 
 MOVEMENT_SLACK = 1e-5
 """What rounding may add, in units of the bound."""
@@ -21,8 +21,8 @@ class NeighbourPair:
 
     Attributes:
         change: one of `CHANGES`.
-        position: of the record in its first draw.
-        scale: what the floating-point numbers of the record that enters were multiplied by; 1 if none does.
+        position: of the record, or of the user's first one, in its first draw.
+        scale: what the floating-point numbers of what enters were multiplied by; 1 if nothing does.
         threads: that the processor used.
         movement: the largest distance of two sums, in units of the bound of this change.
         epsilon: of these steps for this very pair, at the audit's delta.
@@ -61,6 +61,7 @@ class NeighbourAudit:
         left_out: the changes that were not tried, and why.
         delta: that the epsilons are for.
         plan_epsilon: what the whole plan claims at delta.
+        unit: what a change adds, removes or replaces: one "record", or one "user" with all records.
     """
 
     pairs: tuple[NeighbourPair, ...]
@@ -72,6 +73,7 @@ class NeighbourAudit:
     left_out: Mapping[str, str]
     delta: float
     plan_epsilon: float
+    unit: str = "record"
 
     @property
     def holds(self) -> bool:

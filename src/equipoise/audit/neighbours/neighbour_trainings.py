@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields, replace
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -28,6 +29,7 @@ from equipoise.privacy import Budget, Sampling
 from equipoise.privacy.accounting.epsilon import gaussian_epsilon
 from equipoise.privacy.mechanisms.base import Sums
 from equipoise.training.assumptions import Assumption
+from equipoise.training.owners import UserSource
 from equipoise.training.record_source import RecordSource
 from equipoise.training.run_ledger import open_ledger
 from equipoise.training.setup.training_inputs import TrainingInputs
@@ -42,6 +44,10 @@ class NeighbourSettings(CommonSettings, total=False):
     """Arguments that mean what they mean for `PrivateTraining`."""
 
     views: int
+    unit: str
+    owner: Any
+    records_per_user: int | None
+    user_rows: Literal["sum", "mean"] | None
     budget: Budget | None
     augmentation: Callable[[Any, torch.Generator], Any] | None
     collate: Callable[[list[Any]], Any] | None
@@ -49,7 +55,7 @@ class NeighbourSettings(CommonSettings, total=False):
 
 
 class NeighbourTrainings:
-    """A training, prepared as for a run, with records that may enter behind those of the data."""
+    """A training, prepared as for a run, with records or users that may enter behind those of the data."""
 
     def __init__(
         self,
@@ -64,10 +70,9 @@ class NeighbourTrainings:
         settings: NeighbourSettings,
     ) -> None:
         collate = settings.get("collate")
-        source = RecordSource(data, collate)
         given: dict[str, Any] = {**settings}
         own = {item.name for item in fields(TrainingSettings)} & given.keys()
-        self.records, self._positions, self._seed = len(source), positions, seed
+        self._positions, self._seed = positions, seed
         self._optimizer = optimizer or (lambda parameters: torch.optim.SGD(parameters, lr=0.1))
         copied = copy.deepcopy(model)
         inputs = TrainingInputs(
@@ -83,7 +88,11 @@ class NeighbourTrainings:
             ),
             **given,
         )
+        source = RecordSource(inputs.data, collate)  # without a column that names users
+        self.records = len(source)
         self.setup = setup = prepare(inputs)
+        self._owners = setup.rows.owners
+        self._units = self.records if self._owners is None else self._owners.count
         if setup.plan.unproven or not setup.plan.releases:
             raise ValueError(
                 f"method {setup.method.name!r} has releases without a proof, or none at all: there is no "
@@ -95,34 +104,64 @@ class NeighbourTrainings:
         tries_extremes = positions > 1 and not (
             self.draws_numbers and Assumption.SHAPES_FOLLOW in setup.found
         )
-        self._extremes = (smallest_and_largest(source) if tries_extremes else None) or ()
-        others = (other_record(source, self._old(n)) for n in range(len(self._extremes), positions))
-        self._copies = [
-            ScaledCopy(record, SCALES[number % len(SCALES)])
-            for number, record in enumerate([*self._extremes, *others])
+        extremes = (smallest_and_largest(source) if tries_extremes else None) or ()
+        self._extremes = tuple(dict.fromkeys(map(self._unit_of, extremes)))
+        if len(self._extremes) < 2:  # one user owns both
+            self._extremes = ()
+        entering = [*self._extremes, *(self._other(source, n) for n in range(len(self._extremes), positions))]
+        self._scales = [SCALES[number % len(SCALES)] for number in range(len(entering))]
+        copies = [
+            [ScaledCopy(record, scale) for record in self._records_of(unit)]
+            for unit, scale in zip(entering, self._scales, strict=True)
         ]
         self._rows = copy.copy(setup.rows)
-        self._rows.source = with_copies(source, data, self._copies, collate)
+        self._rows.source = with_copies(source, inputs.data, list(itertools.chain(*copies)), collate)
+        if self._owners is not None:
+            self._rows.owners = self._owners.with_newcomers([len(one) for one in copies])
+            if self._owners.unit.rows is not None:
+                self._rows.source = UserSource(self._rows.source, self._rows.owners)
+        starts = itertools.pairwise(itertools.accumulate(map(len, copies), initial=self.records))
+        self._new = [tuple(range(start, stop)) for start, stop in starts]
         self._start = {name: p.detach().clone() for name, p in setup.parameters.items()}
 
+    def _unit_of(self, record: int) -> int:
+        """The record itself, or the user who owns it."""
+        return record if self._owners is None else int(self._owners.users_of(torch.tensor([record])))
+
+    def _records_of(self, unit: int) -> tuple[int, ...]:
+        """The record itself, or all records of the user."""
+        return (unit,) if self._owners is None else self._owners.all_of(unit)
+
+    def _numbers(self, unit: int) -> tuple[int, ...]:
+        """What draws hold of a record or user of the data."""
+        users_drawn = self._owners is not None and self._owners.unit.rows is not None
+        return (unit,) if users_drawn else self._records_of(unit)
+
     def _old(self, number: int) -> int:
-        """The record of the data that leaves or is replaced."""
+        """The record or user of the data that leaves or is replaced."""
         if number < len(self._extremes):
             return self._extremes[number]
-        return number * self.records // self._positions
+        return number * self._units // self._positions
+
+    def _other(self, source: RecordSource, number: int) -> int:
+        """A record with other contents than the old one, or the user who owns such a record."""
+        old = self._old(number)
+        found = self._unit_of(other_record(source, self._records_of(old)[0]))
+        return found if found != old else (old + self._units // 2) % self._units
 
     def _copy(self, change: str, number: int) -> int:
-        """Which copy enters. The smallest and the largest record enter themselves, or replace each other."""
+        """Which copy enters. The smallest and the largest enter themselves, or replace each other."""
         return 1 - number if change == "replace" and number < len(self._extremes) else number
 
     def compare(self, change: str, number: int, steps: int, threads: int) -> NeighbourPair:
         """The number-th of several pairs of this change."""
-        old, copied = self._old(number), self._copy(change, number)
-        new = self.records + copied
+        old, copied = self._numbers(self._old(number)), self._copy(change, number)
+        users_drawn = self._owners is not None and self._owners.unit.rows is not None
+        new = (self._units + copied,) if users_drawn else self._new[copied]
         place = 1.0 if self.draws_numbers else number / max(1, self._positions - 1)
         # The population that the user states need not hold a record more than the data.
-        without = ChosenDraws(self.records, old)
-        before, after = (replace(without, record=one, place=place) for one in (old, new))
+        without = ChosenDraws(self._units if users_drawn else self.records, old)
+        before, after = (replace(without, audited=those, place=place) for those in (old, new))
         one, other = {"remove": (before, without), "replace": (before, after)}.get(change, (without, after))
         left = self._step(one, number, steps)
         right = self._step(other, number, steps, left.transcript, new if change == "silent" else None)
@@ -130,7 +169,7 @@ class NeighbourTrainings:
         return NeighbourPair(
             change=change,
             position=max(left.stood_at, right.stood_at),
-            scale=1.0 if change == "remove" else self._copies[copied].scale,
+            scale=1.0 if change == "remove" else self._scales[copied],
             threads=threads,
             movement=movement,
             epsilon=gaussian_epsilon(math.sqrt(square), self.setup.delta),
@@ -143,7 +182,7 @@ class NeighbourTrainings:
         number: int,
         steps: int,
         transcript: Sequence[Sums] | None = None,
-        silent: int | None = None,
+        silent: tuple[int, ...] | None = None,
     ) -> ChosenDrawsLedger:
         """The ledger after these steps from the start, with draws and randomness of this number."""
         setup = self.setup
@@ -190,7 +229,8 @@ def _distance(
             white = mechanism.whitened(apart, bounds)
             length = sum(float(v.square().sum()) for tensors in white.values() for v in tensors.values())
             ratio = max(plan[name].replace_ratio for name in members) if replaced else 1.0
-            limit = ratio**2 * mechanism.whitened_square()
+            # a user's records that are drawn by themselves each move a sum by its bound
+            limit = (ratio * plan.unit.group) ** 2 * mechanism.whitened_square()
             furthest = max(furthest, math.sqrt(length / limit))
             square, allowed = square + length, allowed + limit
     return furthest, square, allowed

@@ -1,9 +1,11 @@
-"""A record whose row no method sees, though it is in the forward: what it moves, it moves through others."""
+"""Records whose rows no method sees: what they move, being in the forward, they move through others."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
+
+import torch
 
 from equipoise.privacy import Private
 from equipoise.privacy.private import unwrap
@@ -14,32 +16,32 @@ __all__ = ["SilentMethod", "WholeDrawError"]
 class _Proxy:
     """Another object, but for what a subclass does differently."""
 
-    def __init__(self, inner: Any, record: int) -> None:
-        self._inner, self._record = inner, record
+    def __init__(self, inner: Any, records: tuple[int, ...]) -> None:
+        self._inner, self._records = inner, records
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
 
 
 class SilentMethod(_Proxy):
-    """A method that does not see the row of one record, which is in the forward nevertheless."""
+    """A method that does not see the rows of some records, which are in the forward nevertheless."""
 
     def init(self, context: Any) -> Any:
-        return self._inner.init(_SilentContext(context, self._record))
+        return self._inner.init(_SilentContext(context, self._records))
 
     def step(self, context: Any, state: Any) -> Any:
-        return self._inner.step(_SilentContext(context, self._record), state)
+        return self._inner.step(_SilentContext(context, self._records), state)
 
 
 class _SilentContext(_Proxy):
     def draw(self, name: str = "batch") -> Any:
-        return _SilentDraw(self._inner.draw(name), self._record)
+        return _SilentDraw(self._inner.draw(name), self._records)
 
 
 class _SilentDraw(_Proxy):
-    """A draw whose micro-batches come without one record's row.
+    """A draw whose micro-batches come without these records' rows.
 
-    What a method makes of all rows (`rows`) and asks with (`along`) has no place for the record either.
+    What a method makes of all rows (`rows`) and asks with (`along`) has no place for the records either.
     """
 
     def query(self, fn: Callable[..., Any], at: Any = None, along: Any = None) -> Any:
@@ -53,7 +55,8 @@ class _SilentDraw(_Proxy):
     def _hiding(self, fn: Callable[..., Any]) -> Callable[..., Any]:
         def seen(*given: Any) -> Any:
             *rows, ids = given
-            keep = (unwrap(ids) != self._record).nonzero().flatten()
+            hidden = torch.isin(unwrap(ids), torch.tensor(self._records, device=unwrap(ids).device))
+            keep = (~hidden).nonzero().flatten()
             if len(keep) == len(unwrap(ids)):
                 return fn(*given)
             kept = Private(unwrap(ids)[keep], ids.draw)

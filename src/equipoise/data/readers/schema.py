@@ -15,6 +15,7 @@ import json
 import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ from equipoise.data.readers.tables import (
     Hashed,
     Label,
     Number,
+    Owner,
     Skip,
     Table,
     TargetNumber,
@@ -90,8 +92,12 @@ def schema_file(data: PathLike) -> Path:
     return path.with_suffix(".schema.toml")
 
 
-def read_schema(path: PathLike) -> dict[str, Any]:
+def read_schema(path: PathLike, owner: str | None = None) -> dict[str, Any]:
     """The values of a schema file, checked.
+
+    Args:
+        path: of the file.
+        owner: the column that names users. It is no input, whatever the schema says of it.
 
     Raises:
         MissingDataError: no such file; the message says which command writes one.
@@ -106,6 +112,8 @@ def read_schema(path: PathLike) -> dict[str, Any]:
         values = tomllib.loads(read_text(path))
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise SchemaError(f"the schema {str(path)!r} is no TOML: {error}.") from None
+    if owner is not None and owner in (columns := values.get("columns") or {}):
+        columns[owner] = {"type": "skip"}
     check_schema(values, str(path))
     return values
 
@@ -257,6 +265,7 @@ def load_table(
     test: PathLike | None = None,
     test_share: float | None = None,
     population: int | None = None,
+    owner: str | None = None,
 ) -> DataSet:
     """The data set of a table file, by its schema.
 
@@ -267,13 +276,16 @@ def load_table(
         test: a file of rows to evaluate on; what the evaluation says of them is published.
         test_share: without it, the share of the private rows to evaluate on instead of training on them.
         population: the public number of rows; as the schema says by default.
+        owner: the column that names the user of each row, for training records only.
 
     Raises:
         MissingDataError, DataFileError: files that are missing or broken, a schema that cannot be used.
     """
     where = schema or schema_file(path)
-    values = read_schema(where)
+    values = read_schema(where, owner)
     targets = targets_of(values, target, str(where))
+    if owner in targets:
+        raise SchemaError(f"--owner names {owner!r}, which is the target: users are not what is learnt.")
     table = table_of(values, targets, str(where))
     size = population if population is not None else values.get("population")
     if size is None:
@@ -283,8 +295,22 @@ def load_table(
             f"NUMBER, or population = ... in {str(where)!r}. A round figure near the number of rows will do."
         )
     judges = None if test is None else read_table(test, table)
-    train, judges, left = with_test_records(read_table(path, table), judges, test_share, size)
+    own = table if owner is None else _with_owner(table, owner, values, str(where))
+    train, judges, left = with_test_records(read_table(path, own), judges, test_share, size)
     return table_data_set(Path(path).name, train, judges, left, values, table, targets)
+
+
+def _with_owner(table: Table, owner: str, values: Mapping[str, Any], where: str) -> Table:
+    """The table whose column `owner` names the user of each row."""
+    there = [column.name for column in table.columns]
+    if owner not in there and not table.header:
+        raise SchemaError(
+            f"--owner names {owner!r}, which is no column of the schema {where!r}. A file without header "
+            'needs all its columns declared in order; this one by type = "skip".'
+        )
+    column = Owner(owner, tuple(values.get("missing", ())) or None)
+    columns = [column if one.name == owner else one for one in table.columns]
+    return replace(table, columns=(*columns, *([] if owner in there else [column])))
 
 
 def records_for_model(path: PathLike, values: Mapping[str, Any]) -> tuple[DataSet, bool]:

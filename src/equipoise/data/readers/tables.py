@@ -25,6 +25,7 @@ UCI Machine Learning Repository, 1987 (``agaricus-lepiota.names``).
 from __future__ import annotations
 
 import csv
+import hashlib
 import io
 import math
 import zlib
@@ -41,7 +42,7 @@ from equipoise import _validate
 from equipoise._files import PathLike
 from equipoise.data.readers.files import DataFileError, MissingDataError, read_bytes, read_text
 from equipoise.data.readers.text import HashingTokenizer
-from equipoise.data.records import Records
+from equipoise.data.records import OWNER, Records
 
 __all__ = [
     "ADULT",
@@ -51,6 +52,7 @@ __all__ = [
     "Hashed",
     "Label",
     "Number",
+    "Owner",
     "Skip",
     "Table",
     "TargetNumber",
@@ -256,7 +258,28 @@ class Skip:
     name: str
 
 
-Column = Number | Category | Hashed | Text | Label | TargetNumber | Skip
+@dataclass(frozen=True)
+class Owner:
+    """The column that names the user of each row: no input. ``unknown`` are signs that name nobody.
+
+    A cell becomes a digest of 16 bytes, as two whole numbers: the same for the same name, whoever else is
+    there.
+    """
+
+    name: str
+    unknown: _Signs = None
+
+    def digest(self, cell: str) -> bytes:
+        """Of one cell; DataFileError where it names nobody."""
+        if not cell or _means_unknown(cell, self.unknown):
+            raise DataFileError(
+                "the cell names no user, and rows of unknown users would count as one user's. Name the user, "
+                "or drop the row."
+            )
+        return hashlib.blake2b(cell.encode(), digest_size=16).digest()
+
+
+Column = Number | Category | Hashed | Text | Label | TargetNumber | Skip | Owner
 
 
 @dataclass(frozen=True)
@@ -410,6 +433,7 @@ def read_table(path: PathLike, table: Table, *, targets: bool = True) -> Records
 
     Text gives the input int64 ``[n, length]``. What is learnt is ``label`` int64 ``[n]`` of a classification,
     ``target`` float32 ``[n]`` of a regression, in [-1, 1], or ``target`` ``[n, labels]`` of zeros and ones.
+    Where a column names users, ``owner`` is int64 ``[n, 2]``.
 
     Args:
         path: of the file; ``.gz`` is unpacked, ``.parquet`` needs the package pyarrow.
@@ -434,6 +458,7 @@ def read_table(path: PathLike, table: Table, *, targets: bool = True) -> Records
     inputs, numbers = array("f"), array("d")
     seen: list[dict[str, list[float]]] = [{} for _ in read]
     texts: list[str] = []
+    owners = bytearray()
     width, count = 0, 0
     rows = rows_of_file(
         path, delimiter=table.delimiter, comment=table.comment, columns=[column.name for column in read]
@@ -456,6 +481,8 @@ def read_table(path: PathLike, table: Table, *, targets: bool = True) -> Records
                     numbers.append(column.number(cell))
                 elif isinstance(column, Text):
                     texts.append(cell)
+                elif isinstance(column, Owner):
+                    owners += column.digest(cell)
                 else:
                     if cell not in known:
                         known[cell] = column.encode(cell)
@@ -464,9 +491,10 @@ def read_table(path: PathLike, table: Table, *, targets: bool = True) -> Records
                 raise DataFileError(f"{place}, column {column.name!r}: {error}") from None
     if not count:
         raise DataFileError(f"The file {str(path)!r} holds no rows.")
-    return Records(
-        _fields(table, count, inputs, texts, numbers if targets else None), num_classes=_classes(table)
-    )
+    fields = _fields(table, count, inputs, texts, numbers if targets else None)
+    if owners:
+        fields[OWNER] = torch.frombuffer(owners, dtype=torch.int64).reshape(count, 2).clone()
+    return Records(fields, num_classes=_classes(table))
 
 
 _TARGET = (Label, TargetNumber)
