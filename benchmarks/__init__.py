@@ -1,0 +1,1 @@
+"""Measurements of speed, memory and accuracy, and the accuracy of every method."""
