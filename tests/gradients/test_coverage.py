@@ -541,8 +541,15 @@ def test_sharded_and_wrapped_models_are_refused_by_name(one_process):
     assert torch.equal(GradientEngine(sharded, squared, batch)(batch).row_norms(), expected)
     parallel = nn.Sequential(nn.Linear(5, 4), nn.Linear(4, 3))
     parallelize_module(parallel, mesh, {"0": ColwiseParallel(), "1": RowwiseParallel()})
-    with pytest.raises(TypeError, match=r"\['0\.weight', .*fully_shard did not make.*before parallelize"):
+    said = r"\['0\.weight', .*fully_shard did not make.*before parallelize"
+    with pytest.raises(TypeError, match=said):
         GradientEngine(parallel, squared, batch)
+    both = nn.Sequential(nn.Linear(5, 4), nn.Linear(4, 3))
+    axes = init_device_mesh("cpu", (1, 1), mesh_dim_names=("data", "tensor"))
+    parallelize_module(both, axes["tensor"], {"0": ColwiseParallel(), "1": RowwiseParallel()})
+    fully_shard(both, mesh=axes["data"])
+    with pytest.raises(TypeError, match=said):
+        GradientEngine(both, squared, batch)
 
 
 def test_tiny_losses_are_held_against_their_own_size():

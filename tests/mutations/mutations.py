@@ -1019,7 +1019,12 @@ MUTATIONS = (
     Mutation(
         "the plan of all records follows one of them",
         "training/forwards.py",
-        (("whole = self.of_batch(self.engine.by_plan,", "whole = self.of_batch(self.engine,"),),
+        (
+            (
+                "whole = self._of_private_batch(self.engine.by_plan,",
+                "whole = self._of_private_batch(self.engine,",
+            ),
+        ),
         (
             "tests/training/test_neighbours.py"
             "::test_a_record_that_runs_other_operations_leaves_others_their_random_numbers",

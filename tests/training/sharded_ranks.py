@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Callable
 from importlib.util import find_spec
@@ -256,12 +257,14 @@ def work(rank: int, port: int, folder: str) -> None:
     dist.destroy_process_group()
 
 
-def fail_in_a_forward() -> None:
-    """The second process fails in the forward of its third step."""
+def fail_in_a_forward(how: str) -> None:
+    """The second process fails in a forward of its third step, by no record's fault."""
 
     def failing(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
         if run and run[0].steps_done == 2 and os.environ["RANK"] == "1":
-            raise ValueError("a record that the model does not take")
+            if how == "is killed":
+                os.kill(os.getpid(), signal.SIGKILL)
+            raise MemoryError("secret-value")
         return loss(model, batch)
 
     run: list[eq.PrivateTraining] = []
@@ -272,7 +275,7 @@ def fail_in_a_forward() -> None:
 
 if __name__ == "__main__" and sys.argv[1] == "fail":
     dist.init_process_group("gloo")
-    fail_in_a_forward()
+    fail_in_a_forward(sys.argv[2])
 elif __name__ == "__main__":  # one process goes on with a sharded run of two
     dist.init_process_group("gloo")
     run = resume(Path(sys.argv[1]), sharded(network(dtype=torch.float64, seed=4)))

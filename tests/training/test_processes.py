@@ -7,6 +7,7 @@ import socket
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import torch.multiprocessing as mp
@@ -17,6 +18,9 @@ from equipoise.methods import PublicRecords, PublicSubspace, TopShare, Trace, Tr
 from equipoise.training.assumptions import Assumption
 from equipoise.training.distributed import ProcessError
 from equipoise.training.run_ledger import own_ledger
+
+#: What looks at the parameters, with its arguments.
+CALLS = {"take_step": (), "finish": (), "save_checkpoint": (), "evaluate": (lambda model: 1.0,)}
 
 
 def join_group(rank: int, port: int) -> None:
@@ -46,8 +50,10 @@ def work(rank: int, port: int, folder: str) -> None:
     assert run.statement().releases[0]["used"] == 15  # on every process now
     assert Assumption.TRUSTED in run.statement().assumptions  # the second one's data
     fail_alone(rank, Path(folder))
-    for call in ("take_step", "finish", "save_checkpoint"):
+    for call in CALLS:
         move_alone(rank, Path(folder), call)
+    write_alone(rank, Path(folder))
+    torch.save(read_apart(rank, Path(folder)), Path(folder) / f"read{rank}.pt")
     torch.distributed.destroy_process_group()
 
 
@@ -94,9 +100,55 @@ def move_alone(rank: int, folder: Path, call: str) -> None:
             next(run.model.parameters()).add_(1)
     began = time.monotonic()
     try:
-        getattr(run, call)()
+        getattr(run, call)(*CALLS[call])
+        run.take_step()  # the first process learns of it here at the latest
     except Exception as error:
         (folder / f"{call}{rank}").write_text(f"{type(error).__name__}: {error}")
+    assert time.monotonic() - began < 60
+
+
+class Mapped(OnDemand):
+    """Records in files, which note who is read; one process may read them slowly."""
+
+    def __init__(self, folder: Path, seconds: float) -> None:
+        found = {}
+        for name, rows in records(dtype=torch.float64).items():
+            np.save(folder / f"{name}.npy", rows.numpy())
+            found[name] = np.load(folder / f"{name}.npy", mmap_mode="r")
+        super().__init__(found)
+        self.seconds, self.read = seconds, []
+
+    def __getitem__(self, i: int) -> dict[str, torch.Tensor]:
+        time.sleep(self.seconds)
+        self.read.append(i)
+        return {name: torch.from_numpy(np.array(rows[i])) for name, rows in self.data.items()}
+
+
+def read_apart(rank: int, folder: Path) -> dict:
+    """Each process reads the records of its own part of every draw, at its own speed."""
+    files = folder / f"files{rank}"
+    files.mkdir()
+    data = Mapped(files, seconds=0.02 * rank)
+    run = training(network(dtype=torch.float64), data=data, steps=3, batch=20, micro_batch_size=8)
+    read = []
+    for _ in range(3):
+        data.read = []
+        run.take_step()
+        read.append(data.read)
+    return {"read": read, "parameters": parameters(run.model)}
+
+
+def write_alone(rank: int, folder: Path) -> None:
+    """The first process cannot write a file that only it writes; the other one must not wait for it."""
+    run = training(network(), steps=6, batch=20, run_dir=folder / "unwritten")
+    run.take_step()
+    if rank == 0:
+        (folder / "unwritten" / "statement.json").mkdir()
+    began = time.monotonic()
+    try:
+        run.finish()
+    except Exception as error:
+        (folder / f"unwritten{rank}").write_text(f"{type(error).__name__}: {error}")
     assert time.monotonic() - began < 60
 
 
@@ -135,11 +187,26 @@ def test_two_processes_equal_one(tmp_path):
     assert "secret-value" not in failed[0]
     for rank in (0, 1):
         assert "Start the processes again" in (tmp_path / f"afterwards{rank}").read_text()
-    for call in ("take_step", "finish", "save_checkpoint"):
+    assert (tmp_path / "unwritten0").read_text().startswith("IsADirectoryError")
+    assert "process 0 (IsADirectoryError) failed" in (tmp_path / "unwritten1").read_text()
+    for call in CALLS:
         assert "process 1 (RuntimeError) failed" in (tmp_path / f"{call}0").read_text()
         assert "moved the parameters" in (tmp_path / f"{call}1").read_text()
+    check_read_apart(tmp_path)
     lines = (tmp_path / "run" / "private" / "journal.jsonl").read_text().splitlines()
     assert sum('"release"' in line for line in lines) == 15
+
+
+def check_read_apart(folder: Path) -> None:
+    first, second = (torch.load(folder / f"read{rank}.pt", weights_only=True) for rank in (0, 1))
+    alone = read_apart(0, folder / "files1")
+    for parts in zip(first["read"], second["read"], alone["read"], strict=True):
+        mine, others, whole = map(sorted, parts)
+        assert mine
+        assert others
+        assert sorted([*mine, *others]) == whole
+    assert torch.equal(first["parameters"], second["parameters"])
+    torch.testing.assert_close(first["parameters"], alone["parameters"], rtol=1e-10, atol=1e-12)
 
 
 # ---- the methods

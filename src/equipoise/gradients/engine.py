@@ -29,7 +29,7 @@ from equipoise.gradients.capture.isolation import (
 from equipoise.gradients.capture.planner import LARGE, learn_plan
 from equipoise.gradients.capture.random_numbers import MIDDLE, GlobalState, random_numbers_from
 from equipoise.gradients.capture.recorder import Capture, CapturePlan, PlanMismatch
-from equipoise.gradients.capture.sharded import begin_sharded, leaves_told
+from equipoise.gradients.capture.sharded import SHARDED, begin_sharded, leaves_told
 from equipoise.gradients.checks.errors import CoverageError, CrossRecordError, RefusedParameter
 from equipoise.gradients.checks.oracle import dense_rows
 from equipoise.gradients.checks.record_mixing import MANY, exchanged, find_mixing_module
@@ -257,6 +257,9 @@ class GradientEngine:
 
     def _plan_of_length(self, batch: Any) -> CapturePlan:
         """The latest plan or another, by what made-up records in the shape of these run."""
+        if self.model in SHARDED:  # the others, who have other shapes, would not plan with this process
+            assert self._latest is not None
+            return self._latest
         for whole in get_args(WholeNumbers):
             try:
                 with undisturbed(self.model):

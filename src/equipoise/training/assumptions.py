@@ -52,10 +52,6 @@ class Assumption(StrEnum):
         "copies of a drawn record fill up the micro-batches, with weight zero: the model takes no made-up "
         "records"
     )
-    NONE_FAILS = (
-        "every record can be read, and model and loss take it and run what is planned: the processes of a "
-        "sharded model stop where one does not, and a run that stops tells that such a record was drawn"
-    )
     RANDOM_PIPELINE = (
         "collating and augmenting treat each record by itself, and no random number makes them fail: they "
         "draw some, or few records could be read, so that not all of it could be tried before the start"

@@ -12,7 +12,6 @@ and loss work is checked when the training is prepared.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -27,8 +26,9 @@ from equipoise.privacy import Bounded, Draw, Ledger, Private, PrivateRows, sums_
 from equipoise.privacy.bounds.bounded import added_over_processes
 from equipoise.privacy.private import join, unwrap
 from equipoise.training.distributed import Processes
-from equipoise.training.forwards import Forwards, RowSource
-from equipoise.training.randomness import generator, secret_randomness
+from equipoise.training.forwards import Forwards, RowSource, is_no_records_fault
+from equipoise.training.lockstep import Turns
+from equipoise.training.randomness import generator, public_randomness, secret_randomness
 from equipoise.training.run_ledger import SharedLedger
 from equipoise.training.sharded_rows import ShardedRows
 
@@ -63,9 +63,7 @@ class TrainingDraw:
         # What a pass over the draw reads. A record that failed is left out of every later pass, and the
         # others keep their places and with them their random numbers.
         self._micro_batches = rows.micro_batches(token, ids, places, processes)
-        # Processes that hold a part of the parameters each run every forward together.
         self._params = params
-        self._forwards = max(1, math.ceil(max(places, len(ids)) / processes.count / rows.micro_batch_size))
         diagnostics.note_draw(token.name, sum(len(part.ids) for part in self._micro_batches))
 
     @property
@@ -88,10 +86,13 @@ class TrainingDraw:
             along: numbers of the draw's records, as `rows` gave them; `fn(rows, ..., ids, part)` gets those
                 of the micro-batch's records.
         """
+        if self._rows.lockstep is not None:
+            fn = self._processes.failing_alone(fn)
         if along is None:
-            sums = sums_of(fn(*rows, ids) for rows, ids, _ in self._pass(at))
+            each = (fn(*rows, ids) for rows, ids, _ in self._pass(at))
         else:
-            sums = sums_of(fn(*rows, ids, along[place]) for rows, ids, place in self._pass(at))
+            each = (fn(*rows, ids, along[place]) for rows, ids, place in self._pass(at))
+        sums = sums_of(each)
         if self._processes.count > 1:
             self._processes.all_well()
             sums = added_over_processes(sums)
@@ -123,12 +124,11 @@ class TrainingDraw:
     def _pass(self, at: Sequence[Parameters] | None) -> Iterator[tuple[list[PrivateRows], Private, Tensor]]:
         """Rows at every point, record numbers and places in the draw, per forward.
 
-        Records that fail are left out of the passes that follow, too.
+        Records that fail are left out of the passes that follow, too. The processes of a sharded model come
+        here together as often as any of them has rows.
         """
         points: Sequence[Parameters | None] = [None] if at is None else list(at)
-        if self._params is not None:
-            yield from self._pass_together(points, self._params)
-            return
+        turns = self._turns(points)
         note_failure = partial(self._diagnostics.note_failure, self.name)
         forwards = Forwards(self._rows, points, self._of_items, note_failure)
         following, start = [], 0
@@ -139,8 +139,9 @@ class TrainingDraw:
             for few, rows in forwards.of(part):
                 left.append(part.index(few))
                 self._diagnostics.note_losses(rows[0].losses)
-                ids = Private(few.ids, self.token)
-                yield [PrivateRows(r, self.token) for r in rows], ids, start + left[-1]
+                if turns is not None:
+                    turns.wait_to_sum()
+                yield self._guarded(rows, few.ids, start + left[-1])
             if left:
                 whole = torch.cat(left).sort().values
                 following.append(part if len(whole) == len(part.ids) else part.of(whole))
@@ -149,37 +150,40 @@ class TrainingDraw:
             self._rows.log_failed_draw(self.name)
         self._micro_batches = following
         if not following:
-            nobody = torch.zeros(0, dtype=torch.long)
-            rows = [PrivateRows(r, self.token) for r in self._rows.of_nobody(points)]
-            yield rows, Private(nobody, self.token), nobody
+            if turns is not None:
+                turns.wait_to_sum()
+            yield self._of_nobody(points)
+        if turns is not None:
+            for _ in turns.until_all_are_done():
+                yield self._of_nobody(points)
 
-    def _pass_together(
-        self, points: Sequence[Parameters | None], params: Mapping[str, Tensor]
-    ) -> Iterator[tuple[list[PrivateRows], Private, Tensor]]:
-        """As `_pass`, with as many forwards and sums on every process, of public records if need be.
+    def _turns(self, points: Sequence[Parameters | None]) -> Turns | None:
+        """Of the processes of a sharded model."""
+        lockstep, rows = self._rows.lockstep, self._rows
+        if lockstep is None:
+            return None
+        randomness = public_randomness(rows.seed, 0, "while others run")
 
-        No record may fail here: a forward gathers parameters from the others, which would wait.
-        """
-        parts, start = {part.number: part for part in self._micro_batches}, 0
-        for number in range(self._forwards):
-            part = parts.get(number)
+        def idle() -> None:
             try:
-                if part is None:
-                    randomness = secret_randomness(self.token, self._processes.rank, number)
-                    found, ids = (
-                        self._rows.of_public_alone(points, randomness),
-                        torch.zeros(0, dtype=torch.long),
-                    )
-                else:
-                    records = self._rows.joined(part, self._of_items, ())
-                    found, ids = self._rows.of_records(records, points, part), part.ids
-            except Exception as error:
-                self._processes.fail_alone(error)
-                raise
-            self._diagnostics.note_losses(found[0].losses)
-            rows = [PrivateRows(ShardedRows(one, params), self.token) for one in found]
-            yield rows, Private(ids, self.token), start + torch.arange(len(ids))
-            start += len(ids)
+                rows.of_public_alone(points, randomness)
+            except Exception as error:  # nobody takes its rows
+                if is_no_records_fault(error):
+                    raise
+
+        return lockstep.turns(idle, len(points))
+
+    def _of_nobody(self, points: Sequence[Parameters | None]) -> tuple[list[PrivateRows], Private, Tensor]:
+        nobody = torch.zeros(0, dtype=torch.long)
+        return self._guarded(self._rows.of_nobody(points), nobody, nobody)
+
+    def _guarded(
+        self, rows: Sequence[Any], ids: Tensor, places: Tensor
+    ) -> tuple[list[PrivateRows], Private, Tensor]:
+        """What a query gets of one forward."""
+        if self._params is not None:
+            rows = [ShardedRows(one, self._params) for one in rows]
+        return [PrivateRows(one, self.token) for one in rows], Private(ids, self.token), places
 
 
 class StepDiagnostics:

@@ -7,7 +7,8 @@ once, one event booked) and broadcasts what was released. So the result is that 
 order of floating-point additions, and no key leaves rank 0.
 
 Every exchange begins by telling whether all processes are well, and a process that fails takes part in one
-more of these: so an error anywhere is raised everywhere, and no process waits for ever.
+more of these: so an error anywhere is raised everywhere, and no process waits for ever. The processes of a
+sharded model tell at the same time what each of them wants to do next (`most_of`, see `lockstep`).
 """
 
 from __future__ import annotations
@@ -27,6 +28,9 @@ from equipoise._dtensor import holders_of_a_part, is_dtensor, local_part
 __all__ = ["ProcessError", "Processes"]
 
 T = TypeVar("T")
+
+#: What a process tells that failed; more than any wish.
+_TROUBLE = 100
 
 
 class ProcessError(RuntimeError):
@@ -81,9 +85,21 @@ class Processes:
         if self.count > 1:
             self._failed = True
             error.add_note(
-                "(the processes of a sharded model run every forward together: the others end with this one. "
+                "(the other processes are in an exchange of a sharded model, and end with this one. "
                 "Start them again and resume the run from its checkpoint: nothing is spent twice)"
             )
+
+    def failing_alone(self, exchange: Callable[..., T]) -> Callable[..., T]:
+        """The function, which exchanges something: of its errors nobody is told, see `fail_alone`."""
+
+        def watched(*args: Any) -> T:
+            try:
+                return exchange(*args)
+            except Exception as error:
+                self.fail_alone(error)
+                raise
+
+        return watched
 
     def all_well(self) -> None:
         """Go on if every process does; to be called before an exchange.
@@ -94,15 +110,27 @@ class Processes:
         if self.count > 1:
             self._tell(None)
 
-    def _tell(self, trouble: str | None) -> None:
+    def most_of(self, wish: int) -> int:
+        """The largest wish of all processes, from 0 to less than 100; as `all_well`, an exchange by itself.
+
+        Raises:
+            ProcessError: one of them failed.
+        """
+        return wish if self.count == 1 else self._tell(None, wish)
+
+    def _tell(self, trouble: str | None, wish: int = 0) -> int:
         """Exchange who failed; every exchange begins with this one, so that a failing process meets it."""
         again = "Start the processes again and resume the run from its checkpoint: nothing is spent twice."
         if self._failed:
             raise ProcessError(f"a process of this training failed before. {again}")
-        count = torch.tensor([0 if trouble is None else 1], device=self._device)
-        dist.all_reduce(count)
-        if int(count) == 0:
-            return
+        told = torch.tensor([wish if trouble is None else _TROUBLE], device=self._device)
+        try:
+            dist.all_reduce(told, dist.ReduceOp.MAX)
+        except RuntimeError as error:
+            self._failed = True
+            raise ProcessError(f"another process of this training ended. {again}") from error
+        if int(told) < _TROUBLE:
+            return int(told)
         self._failed = True
         # Only the kind of the error: its message may quote a record, and belongs to the failing process.
         troubles: list[str | None] = [None] * self.count
@@ -110,6 +138,7 @@ class Processes:
         if trouble is None:
             named = ", ".join(f"process {rank} ({kind})" for rank, kind in enumerate(troubles) if kind)
             raise ProcessError(f"{named} failed; its own message says why. {again}")
+        return _TROUBLE
 
     @property
     def _device(self) -> str:

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from equipoise._tree import map_leaves
 from equipoise.gradients import ForwardWritesError
+from equipoise.gradients.capture.gathers import GatherError
 from equipoise.gradients.capture.random_numbers import random_numbers_from
 from equipoise.gradients.capture.recorder import PlanMismatch
 from equipoise.gradients.engine_inputs import (
@@ -39,7 +40,8 @@ from equipoise.gradients.engine_inputs import (
 from equipoise.methods.base import Parameters
 from equipoise.privacy import Draw, secret_generator
 from equipoise.privacy.noise.uniform import uniform_order
-from equipoise.training.distributed import Processes
+from equipoise.training.distributed import ProcessError, Processes
+from equipoise.training.lockstep import Lockstep
 from equipoise.training.owners import Owners, by_user, flattened, users_of_one_record
 from equipoise.training.randomness import Randomness, public_randomness, secret_randomness
 from equipoise.training.record_source import RecordSource
@@ -52,6 +54,7 @@ __all__ = [
     "RowSource",
     "averaged_over_views",
     "filled",
+    "is_no_records_fault",
     "moved",
     "out_of_memory",
     "repeat_views",
@@ -246,6 +249,7 @@ class RowSource:
         dealt: records are dealt to random places of a draw, which a record more does not change; otherwise
             they take the first places in their order.
         owners: whose the records are, where the unit of privacy is the user.
+        lockstep: runs the forwards of private records, where several processes hold parts of the model.
     """
 
     def __init__(
@@ -260,8 +264,9 @@ class RowSource:
         probes: Tensor | None = None,
         dealt: bool = False,
         owners: Owners | None = None,
+        lockstep: Lockstep | None = None,
     ) -> None:
-        self.owners = owners
+        self.owners, self.lockstep = owners, lockstep
         self.whole_numbers, self.dealt = whole_numbers, dealt
         self.engine, self.source, self.prepare = engine, source, prepare
         self.probes = torch.zeros(0, dtype=torch.long) if probes is None else probes
@@ -320,7 +325,7 @@ class RowSource:
         """
         randomness, count = part.randomness, len(part.ids)
         batch = self._batch(records, self._public(records), part.places, randomness)
-        whole = self.of_batch(self.engine.by_plan, batch, at, randomness)
+        whole = self._of_private_batch(self.engine.by_plan, batch, at, randomness)
         rows = []
         # The first places as a slice: nothing is copied.
         are_first = int(part.places[-1]) == count - 1
@@ -340,7 +345,7 @@ class RowSource:
         try:
             return self._without_plan(record, self._public(record), at, part)
         except Exception as error:
-            if _is_no_records_fault(error):
+            if is_no_records_fault(error):
                 raise
         # Public records may fail where it does not; copies of it fail only where it does.
         return self._without_plan(record, self._repeated(record), at, part)
@@ -356,9 +361,11 @@ class RowSource:
         place, randomness = int(part.places), part.randomness
         batch = self._batch(record, public, part.places, randomness)
         if self.dealt:
-            return self.of_batch(partial(self.engine.alone, place=place), batch, at, randomness)
+            return self._of_private_batch(partial(self.engine.alone, place=place), batch, at, randomness)
         one = take_records(batch, slice(place, place + 1))
-        return self.of_batch(self.engine.alone, one, at, lambda kind: randomness(f"{kind} of {place}"))
+        return self._of_private_batch(
+            self.engine.alone, one, at, lambda kind: randomness(f"{kind} of {place}")
+        )
 
     def _batch(self, records: Any, public: Any, places: Tensor, randomness: Randomness) -> Any:
         """The rows of a forward, prepared: records at their places, public ones at all others."""
@@ -396,6 +403,17 @@ class RowSource:
                 rows.append(rows_of(batch, params=params))
         return rows
 
+    def _of_private_batch(
+        self,
+        rows_of: Callable[..., Any],
+        batch: Any,
+        at: Sequence[Parameters | None],
+        randomness: Randomness,
+    ) -> list[Any]:
+        """As `of_batch`, at the same time as the other processes of a sharded model."""
+        run = partial(self.of_batch, rows_of, batch, at, randomness)
+        return run() if self.lockstep is None else self.lockstep.forwards(run, len(at))
+
     def of_public(self, batch: Any, at: Parameters | None, step: int) -> Any:
         """Gradient rows of public records, under the public randomness of a step."""
         batch = moved(batch, self.prepare.device)
@@ -404,7 +422,7 @@ class RowSource:
         return self.of_batch(self.engine, batch, [at], public_randomness(self.seed, step, "public"))[0]
 
     def of_public_alone(self, at: Sequence[Parameters | None], randomness: Randomness) -> list[Any]:
-        """No rows, by a forward of public records: a process without private ones runs it with the others."""
+        """No rows, by a forward of public records, which a process runs while others need one."""
         public = self._public(self.example)
         # One takes a private record's place: the rows that are kept for later forwards are copied, as ever.
         batch = self._batch(take_records(public, slice(1)), public, torch.tensor([0]), randomness)
@@ -556,7 +574,7 @@ def _attempt(
     try:
         return run(part), {}
     except errors as error:
-        if _is_no_records_fault(error):
+        if is_no_records_fault(error):
             raise
         kind = type(error).__name__
     # Outside of the handler, so that no error holds what was computed, or carries a record's with it.
@@ -566,9 +584,10 @@ def _attempt(
     return None, _attempt(run, part.of(first), errors)[1] | _attempt(run, part.of(second), errors)[1]
 
 
-def _is_no_records_fault(error: Exception) -> bool:
-    """Whether the model is spoilt, or memory ran out."""
-    return isinstance(error, ForwardWritesError) or out_of_memory(error)
+def is_no_records_fault(error: Exception) -> bool:
+    """Whether the model is spoilt, another process failed, or memory ran out."""
+    others = isinstance(error, ForwardWritesError | GatherError | ProcessError)
+    return others or out_of_memory(error)
 
 
 def out_of_memory(error: Exception) -> bool:

@@ -447,7 +447,8 @@ class PrivateTraining:
                 "the checkpoint; the step is repeated with the noise it had."
             ) from error
         self._state_is_tried, self._finished_with = True, None
-        return self._run.metrics.step(self.steps_done, outcome, self.ledger)
+        with self.processes.together():
+            return self._run.metrics.step(self.steps_done, outcome, self.ledger)
 
     # ---- the whole training
 
@@ -503,7 +504,8 @@ class PrivateTraining:
 
     def evaluate(self, evaluate: Evaluate) -> dict[str, float]:
         """Evaluate the (averaged) model on public data and write the numbers to the metrics."""
-        self._steps.check()
+        with self.processes.together():
+            self._steps.check()
         average = self._setup.average
         self.model.eval()
         try:
@@ -552,14 +554,9 @@ class PrivateTraining:
             average.move_in()
             self._steps.remember()
         if folder is not None:
-            writes = self.processes.is_first
-            if writes:
-                write_atomically(folder.statement, (statement.to_json() + "\n").encode(), mode=0o644)
-            if writes or self._setup.is_sharded:
-                with average.swapped_in() if average is not None else nullcontext():
-                    save_model(self.model, folder.model, {"step": str(steps)}, writes=writes)
-            if writes:
-                write_report(folder.path)
+            with self.processes.together():
+                self._publish(folder, statement)
+            self.processes.all_well()
         if finished:
             self.end(stop_fixed_beforehand)
         return Result(
@@ -571,6 +568,17 @@ class PrivateTraining:
             run_dir=None if folder is None else folder.path,
             statement=statement,
         )
+
+    def _publish(self, folder: RunFolder, statement: Statement) -> None:
+        """Write statement, model and report; every process helps with a sharded model."""
+        average, writes = self._setup.average, self.processes.is_first
+        if writes:
+            write_atomically(folder.statement, (statement.to_json() + "\n").encode(), mode=0o644)
+        if writes or self._setup.is_sharded:
+            with average.swapped_in() if average is not None else nullcontext():
+                save_model(self.model, folder.model, {"step": str(self.steps_done)}, writes=writes)
+        if writes:
+            write_report(folder.path)
 
     def end(self, stop_fixed_beforehand: bool = False) -> None:
         """Book the end of the run, and delete the key: nothing more can be released.

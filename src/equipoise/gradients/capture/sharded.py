@@ -24,6 +24,7 @@ __all__ = [
     "FSDP_AT_WORK",
     "SHARDED",
     "begin_sharded",
+    "fsdp_groups",
     "hooked_by_fsdp",
     "leaves_told",
     "not_by_fully_shard",
@@ -54,11 +55,8 @@ def not_by_fully_shard(model: nn.Module) -> list[str]:
         return []
     SHARDED.add(model)
     managed: set[int] = set()
-    for module in model.modules():
-        if _is_fsdp(module):
-            state: Any = module._get_fsdp_state()  # type: ignore[operator]
-            for group in state._fsdp_param_groups:
-                managed |= {id(one.sharded_param) for one in group.fsdp_params if _is_plain(one)}
+    for group in fsdp_groups(model):
+        managed |= {id(one.sharded_param) for one in group.fsdp_params if _is_plain(one)}
     return [n for n, p in model.named_parameters() if is_dtensor(p) and id(p) not in managed]
 
 
@@ -161,6 +159,16 @@ def begin_sharded(model: nn.Module) -> bool:
         if _is_fsdp(module):
             module._get_fsdp_state()._lazy_init()  # type: ignore[operator]
     return True
+
+
+def fsdp_groups(model: nn.Module) -> list[Any]:
+    """FSDP's groups of parameters that are gathered together, each once, in the order of the modules."""
+    found: dict[int, Any] = {}
+    for module in model.modules():
+        if _is_fsdp(module):
+            groups = module._get_fsdp_state()._fsdp_param_groups  # type: ignore[operator]
+            found |= {id(group): group for group in groups}
+    return list(found.values())
 
 
 def _is_fsdp(module: nn.Module) -> bool:

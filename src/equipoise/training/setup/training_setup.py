@@ -24,6 +24,7 @@ from equipoise.training.assumptions import ALONE, Assumption
 from equipoise.training.distributed import Processes
 from equipoise.training.folder.run_folder import RunFolder
 from equipoise.training.forwards import BatchPreparation, RowSource, averaged_over_views
+from equipoise.training.lockstep import Lockstep
 from equipoise.training.moving_average import MovingAverage
 from equipoise.training.owners import Owners, UserSource, joined_over_users
 from equipoise.training.randomness import derive_seed, public_randomness
@@ -251,7 +252,11 @@ def prepare(given: TrainingInputs, resumed: ResumedRun | None = None) -> Trainin
             _try_pipeline(pipeline, others, micro_batches.size) if runs_code else (True, True)
         )
 
-        rows = _row_source(engine, pipeline, example, probes, micro_batches, owners)
+        is_sharded = any(map(is_dtensor, parameters.values()))
+        lockstep = Lockstep(model, processes) if is_sharded else None
+        rows = _row_source(engine, pipeline, example, probes, micro_batches, owners, lockstep)
+        if lockstep is not None:
+            lockstep.note(lambda: rows.of_public_alone([None], public_randomness(settings.seed, "order")))
         keeps_nothing = loss_keeps_nothing and pipeline_keeps_nothing
         mine = _found(pipeline, rows, micro_batches, was_tried, keeps_nothing, given.scheduler)
         before = [] if resumed is None else resumed.found
@@ -277,7 +282,7 @@ def prepare(given: TrainingInputs, resumed: ResumedRun | None = None) -> Trainin
         found=found,
         average=MovingAverage(parameters, settings.ema_decay) if settings.ema_decay is not None else None,
         modes=[(module, module.training) for module in model.modules()],
-        is_sharded=any(map(is_dtensor, parameters.values())),
+        is_sharded=is_sharded,
     )
 
 
@@ -344,6 +349,7 @@ def _row_source(
     probes: Tensor,
     micro_batches: MicroBatches,
     owners: Owners | None,
+    lockstep: Lockstep | None,
 ) -> RowSource:
     source, prepare_batch, seed, size = pipeline.source, pipeline.prepare, pipeline.seed, micro_batches.size
     randomness = public_randomness(seed, "example")
@@ -352,7 +358,7 @@ def _row_source(
     )
     is_dealt = micro_batches.random_use == "shared"
     return RowSource(
-        engine, source, prepare_batch, size, example, seed, whole_numbers, probes, is_dealt, owners
+        engine, source, prepare_batch, size, example, seed, whole_numbers, probes, is_dealt, owners, lockstep
     )
 
 
@@ -386,7 +392,6 @@ def _found(
         Assumption.KEEPS_NOTHING: not keeps_nothing,
         Assumption.of_shapes(pipeline.shapes_follow): not is_scanned,
         Assumption.PADDED_WITH_COPIES: rows.whole_numbers is None,
-        Assumption.NONE_FAILS: pipeline.trials.is_sharded,
         Assumption.SCHEDULED: scheduler is not None,
         Assumption.FOUND: True,
     }

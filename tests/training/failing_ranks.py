@@ -1,0 +1,141 @@
+"""Trainings of a sharded model on two processes, in which some records fail at some place of a forward."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from sharded_ranks import values
+from small_problems import CLASSES, FEATURES, RECORDS, OnDemand, records, training
+from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
+from torch.utils.checkpoint import checkpoint
+
+import equipoise as eq
+
+WAYS = [
+    "unreadable",
+    "before",  # anything was computed
+    "between",  # two parts
+    "inside",  # a part
+    "loss",
+    "backward",
+    "other operation",
+    "skips a part",
+    "a part twice",
+    "a part too early",
+]
+#: Their rows need other parts than planned: where processes share the forwards they have weight zero.
+OTHER_PARTS = WAYS[-3:]
+SEVERAL = {5: "inside", 17: "unreadable", 40: "skips a part", 41: "loss", 44: "other operation"}
+CASES: dict[str, dict[int, str]] = {way: {41: way} for way in WAYS} | {"several": SEVERAL}
+
+
+def number(way: str) -> int:
+    """What stands in a record that fails so; made-up records hold zeros and ones."""
+    return 10 + WAYS.index(way)
+
+
+class Part(nn.Sequential):
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(8, 8), nn.Tanh())
+
+    def forward(self, h: Tensor, ways: Tensor) -> Tensor:
+        fail(ways, "inside")
+        return super().forward(h)
+
+
+class Fragile(nn.Module):
+    """It looks at what each record says of itself."""
+
+    def __init__(self, checkpointed: bool = False) -> None:
+        super().__init__()
+        self.first, self.head = nn.Linear(FEATURES, 8), nn.Linear(8, CLASSES)
+        self.parts = nn.ModuleList(Part() for _ in range(3))
+        self.checkpointed = checkpointed
+
+    def forward(self, x: Tensor, ways: Tensor) -> Tensor:
+        fail(ways, "before")
+        h = self.first(x)
+        for place, part in enumerate(self.parts):
+            if place == 2:
+                fail(ways, "between")
+            if place == 1 and has(ways, "skips a part"):
+                continue
+            if place == 1 and has(ways, "a part twice"):
+                h = part(h, ways)
+            if place == 1 and has(ways, "a part too early"):
+                with suppress(RuntimeError):  # whatever refuses it
+                    h = h + self.parts[2](h, ways)
+            more = checkpoint(part, h, ways, use_reentrant=False) if self.checkpointed else part(h, ways)
+            h = h + more
+        if has(ways, "backward"):
+            h.register_hook(lambda _: fail(ways, "backward"))
+        if has(ways, "other operation"):
+            return h @ self.head.weight.T + self.head.bias
+        return self.head(h)
+
+
+def has(ways: Tensor, way: str) -> bool:
+    return bool((ways == number(way)).any())
+
+
+def fail(ways: Tensor, way: str) -> None:
+    if has(ways, way):
+        raise ValueError(f"a record fails: {way}")
+
+
+def losses(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+    logits = model(batch["input"], batch["way"])
+    fail(batch["way"], "loss")
+    return nn.functional.cross_entropy(logits, batch["label"], reduction="none")
+
+
+class Marked(OnDemand):
+    """Records that say how they fail."""
+
+    def __init__(self, ways: dict[int, str]) -> None:
+        super().__init__(records(dtype=torch.float64))
+        self.ways = ways
+
+    def __getitem__(self, i: int) -> dict[str, Tensor]:
+        way = self.ways.get(i)
+        if way == "unreadable":
+            raise OSError("a record cannot be read")
+        return super().__getitem__(i) | {"way": torch.tensor(0 if way is None else number(way))}
+
+
+def trained(ways: dict[int, str], is_sharded: bool, **options: Any) -> Tensor:
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        model = Fragile(options.pop("checkpointed", False)).double()
+    if is_sharded:
+        for part in model.parts:
+            fully_shard(part)
+        fully_shard(model)
+    run = training(
+        model,
+        data=Marked(ways),
+        loss=losses,
+        sampling=eq.FullBatch(RECORDS, 2),
+        method=eq.DPSGD(clip_norm=0.5, noise_multiplier=0.1),
+        micro_batch_size=16,
+        **options,
+    )
+    norms = [step.released_norm for step in run]
+    return torch.cat([values(run.model), torch.tensor(norms, dtype=torch.float64)])
+
+
+def work(rank: int, port: int, folder: str) -> None:
+    torch.set_num_threads(1)
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    dist.init_process_group("gloo", timeout=timedelta(seconds=60))
+    found = {name: trained(ways, True) for name, ways in CASES.items()}
+    found["checkpointed"] = trained(SEVERAL, True, checkpointed=True)
+    torch.save(found, Path(folder) / f"found{rank}.pt")
+    dist.destroy_process_group()

@@ -1,0 +1,37 @@
+"""Records that fail while processes share every forward of a model: they weigh nothing, and nobody waits."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+import torch
+import torch.multiprocessing as mp
+from failing_ranks import CASES, OTHER_PARTS, SEVERAL, trained, work
+
+
+@pytest.fixture(scope="module")
+def by_rank(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("ranks")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    mp.start_processes(work, args=(port, str(folder)), nprocs=2, start_method="spawn")
+    return [torch.load(folder / f"found{rank}.pt", weights_only=True) for rank in (0, 1)]
+
+
+def in_one_process(ways: dict[int, str], **options) -> torch.Tensor:
+    return trained({i: "loss" if way in OTHER_PARTS else way for i, way in ways.items()}, False, **options)
+
+
+@pytest.mark.parametrize("name", [*CASES, "checkpointed"])
+def test_a_record_that_fails_weighs_what_it_does_in_one_process(name, by_rank):
+    first, second = (found[name] for found in by_rank)
+    assert torch.equal(first, second)
+    options = {"checkpointed": True} if name == "checkpointed" else {}
+    alone = in_one_process(CASES.get(name, SEVERAL), **options)
+    assert (first - alone).norm() <= 1e-12 * alone.norm()
+
+
+def test_a_failing_record_is_missed(by_rank):
+    assert not torch.allclose(by_rank[0]["loss"], by_rank[0]["other operation"], rtol=1e-6)
