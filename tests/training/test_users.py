@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections import Counter
@@ -238,6 +239,35 @@ def test_a_shared_journal_holds_one_unit(tmp_path):
         training(ledger_file=tmp_path / "journal", steps=2, seed=1)
     second = of_users(ledger_file=tmp_path / "journal", steps=2, seed=1)
     assert "the other runs in this journal have the same users" in second.statement().assumptions
+
+
+def test_runs_in_a_journal_have_the_same_users_of_the_same_records(tmp_path):
+    """Names do not matter, nor how many records of a user a run takes: its cost is that of the user."""
+    journal = {"ledger_file": tmp_path / "journal", "steps": 2}
+    first = of_users(**journal, owner=torch.arange(RECORDS) // 4)
+    renamed = [f"user {i // 4}" for i in range(RECORDS)]
+    second = of_users(3, renamed, seed=1, **journal)
+    assert list(second.ledger.other_runs()) == [first.ledger.run]
+    before = (tmp_path / "journal").read_text()
+    with pytest.raises(JournalError, match="owner groups them into other users"):
+        of_users(**journal, seed=2, owner=torch.arange(RECORDS) // 3)
+    assert (tmp_path / "journal").read_text() == before  # nothing was booked
+    fewer = {name: value[:40] for name, value in records().items()}  # of grown data nothing can be said
+    of_users(**journal, seed=3, owner=torch.arange(40) // 3, data=fewer)
+
+
+def test_an_edited_journal_that_mixes_users_is_found(tmp_path):
+    journal = tmp_path / "journal"
+    for seed in (0, 1):
+        run = of_users(ledger_file=journal, steps=2, seed=seed, run_dir=tmp_path / f"run{seed}")
+        run.run(progress=False)
+    folder = tmp_path / "run1"
+    assert verify_run(folder, ledger_file=journal).consistent
+    lines = [json.loads(line) for line in journal.read_text().splitlines()]
+    began = next(line for line in lines if line["type"] == "run")
+    began["owners"] = began["owners"].replace(":", ":0")
+    journal.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert not verify_run(folder, ledger_file=journal).consistent
 
 
 def in_process(rank: int, port: int, folder: str) -> None:

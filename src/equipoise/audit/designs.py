@@ -141,6 +141,11 @@ _SPECIAL: Final[Mapping[str, Design]] = {
     "pdp": Design(_projected("pdp", 1), **MANY_SMALL),
     "rpdp": Design(_projected("rpdp"), **MANY_SMALL, width=2, along=_drawn_columns),
     # a canary of four coordinates is dropped whole once in 123 steps, one of six once in 1372
+    # Scales, centres and filters begin with the second step.
+    **{
+        name: Design(_made(name, clip_norm=1.0), one_step={"steps": 3})
+        for name in ("scale-then-privatise", "adaclip", "dp-adam-bc", "disk", "doppler")
+    },
     "rsdp": Design(
         _made("rsdp", clip_norm=1.0),
         canaries=1500,

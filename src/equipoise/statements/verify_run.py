@@ -147,7 +147,7 @@ def _read(journal: Iterable[Entry | Snapshot], run: object, records: JournalReco
         held = sorted(records.runs)
         raise JournalError(f"it holds no run {run!r:.60}, which the statement names; it holds {held}")
     own = records.runs[str(run)]
-    check_neighbours(records.runs, own.plan)
+    check_neighbours(records.runs, own)
     return _Read(own, lines, views)
 
 

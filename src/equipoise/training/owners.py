@@ -108,6 +108,12 @@ class Owners:
         """A digest of who owns which record, and of the records' own digest."""
         return digest({"records": records, "users": self._users})
 
+    def partition(self) -> str:
+        """How many records there are, and a digest of which of them have one owner, whatever it is called."""
+        records = torch.arange(len(self))
+        first = torch.full((self.count,), len(self)).scatter_reduce(0, self._users, records, "amin")
+        return f"{len(self)}:{digest({'users': first[self._users]})}"  # by the first record of each user
+
     def _places(self, key: bytes) -> Tensor:
         """The place of every record among those of its user, LongTensor [n]."""
         keys = keyed_integers(_KEYS, torch.arange(len(self._users)), key)

@@ -77,6 +77,7 @@ def open_ledger(
         file = settings.ledger_file or (None if folder is None else folder.journal)
         options = {
             "data_fingerprint": setup.rows.fingerprint(),
+            "owners": setup.partition,
             "kernels": setup.kernels(),
         }
         journal = Journal(file, existing=resume)

@@ -168,6 +168,8 @@ class Entry:
         # A value may be disclosed that comes from no open draw.
         if entry is DisclosureEntry and "index" in values:
             fields = {**fields, **_DRAW}
+        if entry is RunEntry and "owners" in values:
+            fields = {**fields, "owners": _TEXT}
         if entry is CloseEntry and "stop_fixed_beforehand" in values:
             fields = {**fields, "stop_fixed_beforehand": ("true or false", bool)}
         _check(values, fields, line)
@@ -190,6 +192,7 @@ class RunEntry(Entry):
         plan: what the run may release.
         data: digest of the records.
         private: whether the key is secret.
+        owners: of users, how many records there are and a digest of who owns which; "" for records.
     """
 
     kind = "run"
@@ -203,6 +206,7 @@ class RunEntry(Entry):
     plan: PrivacyPlan
     data: str
     private: bool
+    owners: str = ""
 
     @property
     def fingerprint(self) -> str:
@@ -215,7 +219,11 @@ class RunEntry(Entry):
         return self.plan.arithmetic
 
     def to_json(self) -> dict[str, Any]:
-        return super().to_json() | {"plan": self.plan.describe()}
+        return (
+            super().to_json()
+            | {"plan": self.plan.describe()}
+            | ({"owners": self.owners} if self.owners else {})
+        )
 
     @classmethod
     def _of_row(cls, row: Mapping[str, Any], line: int) -> Entry:
@@ -231,7 +239,13 @@ class RunEntry(Entry):
             )
         if row["noise"] != plan.arithmetic:
             raise _error(line, "noise", f"is {row['noise']!r}, but the plan's is {plan.arithmetic!r}")
-        return cls(run=row["run"], plan=plan, data=row["data"], private=row["private"])
+        return cls(
+            run=row["run"],
+            plan=plan,
+            data=row["data"],
+            private=row["private"],
+            owners=row.get("owners", ""),
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

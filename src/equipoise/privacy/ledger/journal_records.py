@@ -29,7 +29,6 @@ from equipoise.privacy.ledger.journal import (
     UnprovenEntry,
 )
 from equipoise.privacy.ledger.run_record import ForgottenDraw, OtherRuns, RunRecord
-from equipoise.privacy.plan import PrivacyPlan
 
 _Folded = TypeVar("_Folded")
 
@@ -176,31 +175,32 @@ def records_of(lines: Iterable[Entry | Snapshot]) -> dict[str, RunRecord]:
 
 
 def events_of(
-    records: Mapping[str, RunRecord], relation: str, unit: str = "record"
+    records: Mapping[str, RunRecord], relation: str, unit: str = "record", owners: str = ""
 ) -> dict[str, dp_accounting.DpEvent]:
     """What these runs cost another run over the same data, by name.
 
     Args:
         records: of the runs.
         relation, unit: that the other run is accounted under.
+        owners: of the other run, as `RunEntry.owners`; "" where they are not looked at.
 
     Raises:
-        JournalError: a run was accounted under another relation, or for another unit.
+        JournalError: a run was accounted under another relation, for another unit, or for other users.
     """
-    _check_neighbours(records, relation, unit)
+    _check_neighbours(records, relation, unit, owners)
     return {run: record.reserved_event for run, record in records.items()}
 
 
-def check_neighbours(records: Mapping[str, RunRecord], plan: PrivacyPlan) -> None:
-    """Refuse runs that were accounted under another relation, or for another unit, than a plan.
+def check_neighbours(records: Mapping[str, RunRecord], own: RunRecord) -> None:
+    """Refuse runs that were accounted under another relation, for another unit or for other users than one.
 
     Raises:
         JournalError: naming the run.
     """
-    _check_neighbours(records, plan.relation, plan.unit.name)
+    _check_neighbours(records, own.plan.relation, own.plan.unit.name, own.owners)
 
 
-def _check_neighbours(records: Mapping[str, RunRecord], relation: str, unit: str) -> None:
+def _check_neighbours(records: Mapping[str, RunRecord], relation: str, unit: str, owners: str = "") -> None:
     for run, record in records.items():
         if record.plan.relation != relation:
             raise JournalError(
@@ -212,6 +212,23 @@ def _check_neighbours(records: Mapping[str, RunRecord], relation: str, unit: str
                 f"run {run} in the journal is accounted for one {record.plan.unit.name}, this one for one "
                 f"{unit}: their costs do not compose; use one unit for all runs over a data set"
             )
+        # Neighbours of both runs differ by one user only if both mean the same by a user. How many records
+        # of a user a run takes does not matter: each run's cost is that of the whole user.
+        if _are_other_users(record.owners, owners):
+            raise JournalError(
+                f"run {run} in the journal has as many records as this one, and owner groups them into other "
+                "users: the costs of one user do not compose with those of another; name users by the same "
+                "column in all runs over a data set, with its records in the same order, or take another "
+                "journal"
+            )
+
+
+def _are_other_users(one: str, other: str) -> bool:
+    """Whether two runs have as many records each, grouped into users in different ways.
+
+    Of data that grew meanwhile nothing can be said; that their users are the same is an assumption.
+    """
+    return one.partition(":")[0] == other.partition(":")[0] and one != other
 
 
 # The entries by which a run changes what it costs others: a release changes nothing until its run is closed.

@@ -255,6 +255,7 @@ class Ledger:
         secrets: key of noise and sampling; None takes a fresh key of the operating system.
         position: number of draws opened when the checkpoint that is resumed was written.
         data_fingerprint: digest of the records; changed data are never answered with old noise.
+        owners: of users, who owns which record, as `RunEntry.owners`; all runs in the journal have the same.
         kernels: digest of kernel choices or of anything else that the numbers depend on.
         forbid_unproven: refuse `disclose` and `release_unproven` (proven recipes run under it in tests).
         history: noise that later releases use again, as `ledger.history` gave it when the checkpoint was
@@ -285,6 +286,7 @@ class Ledger:
         *,
         position: int = 0,
         data_fingerprint: str = "",
+        owners: str = "",
         kernels: str = "",
         forbid_unproven: bool = False,
         history: Mapping[str, Any] | None = None,
@@ -293,7 +295,7 @@ class Ledger:
         self.budget = budget
         self.journal = Journal() if journal is None else journal
         self.secrets = Secrets() if secrets is None else secrets
-        self.data_fingerprint = data_fingerprint
+        self.data_fingerprint, self.owners = data_fingerprint, owners
         self.kernels = kernels
         self.forbid_unproven = forbid_unproven
         self.run = self.secrets.identity
@@ -333,7 +335,7 @@ class Ledger:
     def _events(self, records: JournalRecords) -> dict[str, DpEvent]:
         """What the other runs of the journal cost, by name."""
         others = {run: record for run, record in records.runs.items() if run != self.run}
-        return events_of(others, self.plan.relation, self.plan.unit.name)
+        return events_of(others, self.plan.relation, self.plan.unit.name, self.owners)
 
     def _begun(self, records: JournalRecords, others: Mapping[str, DpEvent]) -> RunRecord:
         """Book that the run begins: from here on its plan is reserved with the other runs'."""
@@ -345,6 +347,7 @@ class Ledger:
             plan=self.plan,
             data=self.data_fingerprint,
             private=self.secrets.is_private,
+            owners=self.owners,
         )
         records.length = self.journal.append(began)
         records.take(began)

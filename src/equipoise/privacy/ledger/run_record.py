@@ -145,6 +145,7 @@ class RunRecord:
     next_ordinals: dict[str, int] = field(default_factory=dict)
     closed: bool = False
     stop_fixed_beforehand: bool = False
+    owners: str = ""
 
     def __post_init__(self) -> None:
         self._patterns = {(p.draw, tuple(sorted(p.names))): p for p in self.plan.patterns()}
@@ -187,7 +188,7 @@ class RunRecord:
                 f"the journal has entries of run {entry.run} without its plan; it is not a journal of this "
                 "library"
             )
-        record = cls(entry.run, entry.plan, entry.private, data={entry.data})
+        record = cls(entry.run, entry.plan, entry.private, data={entry.data}, owners=entry.owners)
         record._entries = 1
         return record
 
@@ -360,6 +361,7 @@ class RunRecord:
             "next_ordinals": self.next_ordinals,
             "closed": self.closed,
             "stop_fixed_beforehand": self.stop_fixed_beforehand,
+            **({"owners": self.owners} if self.owners else {}),
             "entries": self._entries,
         }
 
@@ -388,6 +390,7 @@ class RunRecord:
             next_ordinals=dict(state["next_ordinals"]),
             closed=state["closed"],
             stop_fixed_beforehand=state["stop_fixed_beforehand"],
+            owners=state.get("owners", ""),
         )
         record._entries = state["entries"]
         record._epochs_met = {(name, epoch) for name, epoch in state["epochs_met"]}

@@ -115,6 +115,12 @@ class TrainingSetup:
         }
 
     @property
+    def partition(self) -> str:
+        """Which records have one owner, where users are protected; "" otherwise. Private."""
+        owners = self.rows.owners
+        return "" if owners is None else owners.partition()
+
+    @property
     def plan(self) -> PrivacyPlan:
         """The releases of the method's plan."""
         return self.method_plan.releases
