@@ -26,7 +26,7 @@ from equipoise.audit.noise_checks import (
     sensitivity,
 )
 from equipoise.audit.rehearsal import InMemoryTraining, whitened
-from equipoise.methods import DPMF, DPSGD, Abadi, Context, State
+from equipoise.methods import DPMF, DPSGD, Abadi, AdaClip, Context, ScaleThenPrivatise, State
 from equipoise.privacy import (
     Draw,
     FixedEpochs,
@@ -189,6 +189,37 @@ class RawThreshold(DPSGD):
         return context.ledger.release(draw, sums)["gradient"], state
 
 
+class PrivateScale(ScaleThenPrivatise):
+    """Rows scaled by the largest norm of the batch before they are clipped, and back afterwards."""
+
+    def step(self, context: Context, state: State) -> tuple[dict[str, Tensor], State]:
+        """As the method's, with a scale that follows from the records."""
+        draw = context.draw("batch")
+        largest = float(unwrap(draw.rows(lambda rows, ids: rows.row_norms())).max())
+        scale = {name: torch.full_like(value, 1 / largest) for name, value in context.params.items()}
+        sums = draw.query(lambda rows, ids: {"gradient": clip(rows.scaled(scale), Abadi(), 1.0)})
+        released = context.ledger.release(draw, sums)["gradient"]
+        return {name: value * largest for name, value in released.items()}, state
+
+
+class UnscaledSums(PrivateRows):
+    """Rows whose norms are those of scaled rows, and whose sums are those of the rows themselves."""
+
+    def row_norms(self, groups: Any = None) -> Any:
+        """Norms after a division by 2."""
+        return super().row_norms(groups) * 0.5
+
+
+class AddsUnscaledRows(AdaClip):
+    """AdaClip that clips by the norms of scaled rows and adds the rows as they were."""
+
+    def step(self, context: Context, state: State) -> tuple[dict[str, Tensor], State]:
+        """As the method's at b = 2, whose release has the noise of scaled rows."""
+        draw = context.draw("batch")
+        sums = draw.query(lambda rows, ids: {"gradient": clip(UnscaledSums(rows), Abadi(), 1.0)})
+        return context.ledger.release(draw, sums)["gradient"], state
+
+
 @dataclass(frozen=True)
 class FixedSize(Poisson):
     """Accounted as Poisson, and so in the journal; takes a subset of a fixed size."""
@@ -295,8 +326,8 @@ class Pair(nn.Module):
         return 1e-4 * self.first(index) + self.second(index)
 
 
-def _reach(planted: bool, seed: int) -> Check:
-    canaries, kind = 1000, ForgetsParameter if planted else DPSGD
+def _reach(kind: type[DPSGD], planted: bool, seed: int) -> Check:
+    canaries, kind = 1000, kind if planted else DPSGD
     data = {"index": torch.arange(canaries), "scale": torch.full((canaries, 1), FAR)}
     training = InMemoryTraining.open(
         kind(clip_norm=1.0, noise_multiplier=NOISE),
@@ -347,7 +378,10 @@ def _sizes(planted: bool, seed: int) -> Check:
 
 BUGS: Mapping[str, Callable[[bool, int], Check]] = {
     "noise scaled by 0.8": _noise_scale,
-    "one parameter left out of the norm": _reach,
+    "one parameter left out of the norm": lambda planted, seed: _reach(ForgetsParameter, planted, seed),
+    "rows clipped by scaled norms, added unscaled": lambda planted, seed: _reach(
+        AddsUnscaledRows, planted, seed
+    ),
     "divisor by the realised batch size": lambda planted, seed: _same_scale(
         DividesByRealised, planted, seed, far=False
     ),
@@ -357,6 +391,7 @@ BUGS: Mapping[str, Callable[[bool, int], Check]] = {
     "the same noise for two tensors": _echoes,
     "noise over steps without its history": lambda planted, seed: _over_steps(WithoutHistory, planted, seed),
     "noise over steps in reverse order": lambda planted, seed: _over_steps(ReversedHistory, planted, seed),
+    "scale from the raw batch": lambda planted, seed: _same_scale(PrivateScale, planted, seed, far=True),
     "threshold from the raw batch": lambda planted, seed: _same_scale(RawThreshold, planted, seed, far=True),
 }
 """bug -> probe(planted, seed): the check that suits it, on a step with the bug or without."""

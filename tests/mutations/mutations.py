@@ -818,6 +818,48 @@ MUTATIONS = (
         ("tests/methods/test_scaled_and_filtered.py::test_adambc_knows_the_noise_of_its_releases",),
     ),
     Mutation(
+        "AdaClip's estimates not scaled back",
+        "methods/scaled/adaclip.py",
+        (("value = value * divisor[name].to(value.dtype)", "value = value.to(divisor[name].dtype)"),),
+        ("tests/methods/test_scaled_and_filtered.py::test_adaclip_by_its_formula",),
+    ),
+    Mutation(
+        "the noise of AdaClip's estimates taken for that of unscaled ones",
+        "methods/scaled/adaclip.py",
+        (("(std * divisor[name]).square()", "std**2 * 0"),),
+        ("tests/methods/test_scaled_and_filtered.py::test_adaclip_takes_the_noise_out_of_the_spread",),
+    ),
+    Mutation(
+        "scaled estimates not divided by their scale",
+        "methods/scaled/scale_then_privatise.py",
+        (("estimate = divided(mean, parts)", "estimate = mean"),),
+        ("tests/methods/test_scaled_and_filtered.py::test_scaling_by_second_moments_by_its_formula",),
+    ),
+    Mutation(
+        "a coefficient of the low-pass filter that is not applied",
+        "methods/filtered/doppler.py",
+        (("value - factor * earlier[name] for", "value for"),),
+        ("tests/methods/test_scaled_and_filtered.py::test_the_filter_by_its_definition",),
+    ),
+    Mutation(
+        "the point ahead of DiSK taken behind",
+        "methods/filtered/disk.py",
+        (("value + self.gamma * (value", "value - self.gamma * (value"),),
+        ("tests/methods/test_scaled_and_filtered.py::test_disk_by_its_formula",),
+    ),
+    Mutation(
+        "a run with other users of the same records joins a journal",
+        "privacy/ledger/journal_records.py",
+        (("if _are_other_users(record.owners, owners):", "if False:"),),
+        ("tests/training/test_users.py::test_runs_in_a_journal_have_the_same_users_of_the_same_records",),
+    ),
+    Mutation(
+        "a user who is set aside to evaluate on is trained on, too",
+        "data/records.py",
+        (("share, seed=0, by=OWNER)", "share, seed=0)"),),
+        ("tests/cli/test_cli_users.py::test_the_owner_is_no_input_and_a_user_is_never_split",),
+    ),
+    Mutation(
         "the count of a learned threshold without noise",
         "methods/dp_sgd.py",
         (
