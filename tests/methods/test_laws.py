@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 import json
@@ -28,8 +29,9 @@ from equipoise.gradients.engine_inputs import num_records
 from equipoise.methods import METHODS, find
 from equipoise.methods.base import Setting
 from equipoise.methods.public_records import public_counts
-from equipoise.privacy import Ledger, PlanError, clip
+from equipoise.privacy import Journal, JournalError, Ledger, PlanError, clip
 from equipoise.privacy.private import unwrap
+from equipoise.statements import check_with_journal
 from equipoise.training.forwards import RowSource
 
 BUDGET = eq.Budget(8.0, 1e-3)
@@ -115,6 +117,60 @@ def test_it_protects_users_of_several_records(make, monkeypatch):
         assert 0.98 * BUDGET.epsilon <= statement.epsilon <= BUDGET.epsilon * (1 + 1e-9)
         multipliers = [[release.noise_multiplier for release in one.plan.releases] for one in (run, alone)]
         assert max(a / b for a, b in zip(*multipliers, strict=True)) > 1.2
+
+
+def leaves_of(values, path=()):
+    """The numbers, words and truth values in plain values, each with the way to it."""
+    if isinstance(values, dict | list):
+        for key, value in values.items() if isinstance(values, dict) else enumerate(values):
+            yield from leaves_of(value, (*path, key))
+    elif values is not None:
+        yield path, values
+
+
+def edited(values, path):
+    """The values with another one at the end of a way."""
+    values = copy.deepcopy(values)
+    *way, last = path
+    place = functools.reduce(lambda inside, key: inside[key], way, values)
+    old = place[last]
+    changed = not old if isinstance(old, bool) else old + "x" if isinstance(old, str) else old * 2 + 1
+    place[last] = changed
+    return values
+
+
+@pytest.mark.parametrize(
+    "name", ["dp-mf", "scale-then-privatise", "adaclip", "dp-adam-bc", "disk", "doppler", "dp-zero"]
+)
+def test_what_epsilon_depends_on_cannot_be_edited(name):
+    """In the statement, and in the journal: each field by itself is caught."""
+    if name not in EXAMPLES:
+        pytest.skip("no such method")
+    run = train(EXAMPLES[name](), sampling=eq.FixedEpochs(20, RECORDS, STEPS))  # in closed form, and so quick
+    list(run)
+    statement, rows = json.loads(run.statement().to_json()), run.ledger.journal.read()
+
+    def is_caught(statement, rows):
+        journal = Journal()
+        try:
+            for row in rows:
+                journal.write(row)
+            return any(found.ok is False for found in check_with_journal(statement, journal.entries()))
+        except JournalError:
+            return True
+
+    assert not is_caught(statement, rows)
+    asked = ("epsilon", "delta", "relation", "unit", "plan", "sampling", "releases", "guarantee", "epsilons")
+    for path, _ in leaves_of({key: statement[key] for key in asked}):
+        assert is_caught(edited(statement, path), rows), path
+    began = next(i for i, row in enumerate(rows) if row["type"] == "run")
+    left = next(i for i, row in enumerate(rows) if row["type"] == "release")
+    booked = {"plan", "fingerprint", "noise", "bounds", "multipliers", "pattern", "ordinal", "draw"}
+    for number in (began, left):
+        fields = {key: value for key, value in rows[number].items() if key in booked}
+        for path, _ in leaves_of(fields):
+            assert is_caught(statement, edited(rows, (number, *path))), path
+    assert is_caught(statement, rows[:left] + rows[left + 1 :])
 
 
 @proven

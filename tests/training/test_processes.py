@@ -14,7 +14,17 @@ import torch.multiprocessing as mp
 from small_problems import OnDemand, loss, network, parameters, records, training
 
 import equipoise as eq
-from equipoise.methods import PublicRecords, PublicSubspace, TopShare, Trace, Tracked, TwoChannel, published
+from equipoise.methods import (
+    PublicRecords,
+    PublicSubspace,
+    ReleasedQuantile,
+    SecondMoment,
+    TopShare,
+    Trace,
+    Tracked,
+    TwoChannel,
+    published,
+)
 from equipoise.training.assumptions import Assumption
 from equipoise.training.distributed import ProcessError
 from equipoise.training.run_ledger import own_ledger
@@ -219,6 +229,14 @@ SYSTEMS = {
         coupled=Tracked(), anchor_batch_size=40, anchor_noise_multiplier=1.0, **NOISE
     ),
     "dp-mf": lambda: eq.DPMF(clip_norm=0.5, bands=3, **NOISE),
+    "scale-then-privatise": lambda: eq.methods.ScaleThenPrivatise(clip_norm=0.5, **NOISE),
+    "scale-then-privatise by sides": lambda: eq.methods.ScaleThenPrivatise(
+        clip_norm=0.5, scale=SecondMoment(by_sides=True), **NOISE
+    ),
+    "adaclip": lambda: eq.methods.AdaClip(clip_norm=ReleasedQuantile(initial=0.5), **NOISE),
+    "dp-adam-bc": lambda: eq.methods.DPAdamBC(clip_norm=0.5, **NOISE),
+    "disk": lambda: eq.methods.DiSK(clip_norm=0.5, **NOISE),
+    "doppler": lambda: eq.methods.Doppler(clip_norm=0.5, **NOISE),
     "dice-sgd": lambda: eq.DiceSGD(clip_norm=0.2, **NOISE),
     "dc-dpsgd": lambda: eq.DCDPSGD(clip_norm=0.5, **NOISE),
     "dc-dpsgd two channels": lambda: eq.DCDPSGD(clip_norm=0.5, variant=TwoChannel(), **NOISE),
