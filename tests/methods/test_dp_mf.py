@@ -18,6 +18,7 @@ from equipoise.audit.rehearsal import CanaryTraining, rehearse, whitened
 from equipoise.methods import GivenCoefficients, LeastError
 from equipoise.methods.base import Setting
 from equipoise.privacy import (
+    BandedGaussian,
     Budget,
     CyclicPoisson,
     FixedEpochs,
@@ -25,6 +26,7 @@ from equipoise.privacy import (
     Gaussian,
     PlanError,
     Poisson,
+    PrivacyPlan,
     optimal_coefficients,
     prefix_error,
     square_root_coefficients,
@@ -245,3 +247,25 @@ def test_the_log_ratio_is_that_of_the_plan():
     for chosen, sign in ((~found.present, 1.0), (found.present, -1.0)):
         values = (sign * found.log_ratios[chosen]).exp()
         assert abs(float(values.mean()) - 1) < 5 * float(values.std()) / math.sqrt(len(values))
+
+
+# ---- what it is not combined with
+
+
+@pytest.mark.parametrize("method", [eq.DPC4(), eq.DPC4Plus(), eq.methods.DPSVRG()])
+def test_methods_with_anchors_refuse_turns_of_records(method):
+    """Where they are not whole draws: an anchor of all records needs no turns, and takes none."""
+    cyclic = CyclicPoisson(512, 60_000, 2400, bands=8)
+    with pytest.raises(TypeError, match=r"CyclicPoisson.*noise over steps \(dp-mf\).*take Poisson"):
+        method.plan(Setting(sampling=cyclic, budget=BUDGET))
+
+
+def test_noise_over_steps_is_no_part_of_a_joint_release():
+    """DiceSGD's two sums share their noise; one of them with noise of its own would not hide its records."""
+    made = eq.DiceSGD(clip_norm=1.0).plan(Setting(sampling=POISSON, budget=BUDGET)).releases
+    cyclic = CyclicPoisson(512, 60_000, 2400, bands=2)
+    over_steps = BandedGaussian((1.0, 0.5), 1.0)
+    for name in ("body", "total"):
+        releases = [replace(r, mechanism=over_steps) if r.name == name else r for r in made.releases]
+        with pytest.raises(PlanError, match=r"carries noise that \['body', 'total'\] share"):
+            PrivacyPlan(releases, cyclic)

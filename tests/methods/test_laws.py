@@ -173,6 +173,23 @@ def test_what_epsilon_depends_on_cannot_be_edited(name):
     assert is_caught(statement, rows[:left] + rows[left + 1 :])
 
 
+@pytest.mark.parametrize(
+    "method",
+    [
+        eq.DCDPSGD(clip_norm=0.5),
+        eq.DPSGD(clip_norm=eq.methods.ReleasedQuantile(0.5)),
+        eq.methods.DiSK(clip_norm=eq.methods.ReleasedQuantile(0.5)),
+    ],
+)
+def test_counts_leave_room_for_users_of_many_records(method):
+    """Eight records of a user move a count by as much as four of its noises: it gets more noise."""
+    setting = Setting(sampling=eq.Poisson(20, RECORDS, STEPS), budget=BUDGET, unit=eq.privacy.Unit("user", 8))
+    plan = method.plan(setting).releases
+    gradient, count = plan.releases
+    assert count.noise_multiplier == gradient.noise_multiplier
+    assert 0.98 * BUDGET.epsilon <= plan.epsilon(BUDGET.delta).value <= BUDGET.epsilon
+
+
 @proven
 def test_it_draws_users(make, monkeypatch):
     """Rows of users in the place of rows of records: the plan is the same, and it completes."""

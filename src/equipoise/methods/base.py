@@ -225,6 +225,24 @@ class Setting:
             )
         return self.budget
 
+    def count_noise(self, multiplier: float, of_gradient: float) -> float:
+        """The noise multiplier of a count that is released with a gradient.
+
+        A user whose records are drawn by themselves moves a count by all of them. It then has the gradient's
+        multiplier at least: so it takes half of the budget at most, and some noise meets every budget.
+
+        Args:
+            multiplier: as asked for.
+            of_gradient: the gradient's.
+
+        Example:
+            >>> sampling = Poisson(20, 1000, 5)
+            >>> of_users = Setting(sampling=sampling, unit=Unit("user", 8))
+            >>> Setting(sampling=sampling).count_noise(2.0, 7.0), of_users.count_noise(2.0, 7.0)
+            (2.0, 7.0)
+        """
+        return multiplier if self.unit.group == 1 else max(multiplier, of_gradient)
+
     def calibrated(
         self, with_noise: Callable[[float], PrivacyPlan], noise_multiplier: float | None = None
     ) -> PrivacyPlan:

@@ -117,8 +117,8 @@ class DPSGD(Method):
             releases = [Release("gradient", bound, mechanism(noise_multiplier), sampling=sampling)]
             if isinstance(threshold, ReleasedQuantile):
                 # A centred indicator is -1/2 or +1/2, so one record moves the count by 1/2.
-                noise = Gaussian(threshold.count_noise_multiplier(size))
-                releases.append(Release("below_threshold", 0.5, noise, sampling=sampling))
+                noise = setting.count_noise(threshold.count_noise_multiplier(size), noise_multiplier)
+                releases.append(Release("below_threshold", 0.5, Gaussian(noise), sampling=sampling))
             return PrivacyPlan(releases, setting.sampling, setting.relation)
 
         return setting.calibrated(with_noise, self.noise_multiplier)

@@ -286,5 +286,6 @@ def anchor_sampling(sampling: Sampling, size: float, count: int) -> Sampling:
         return dataclasses.replace(sampling, batch_size=round(size), steps=count)
     raise TypeError(
         f"sampling={sampling!r}: anchors can be sampled with Poisson, WithoutReplacement, FullBatch and "
-        "FixedEpochs draws"
+        "FixedEpochs draws. Turns of records serve noise over steps (dp-mf), and methods with anchors have "
+        "noise that is fresh in every step: take Poisson"
     )

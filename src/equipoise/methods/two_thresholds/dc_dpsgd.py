@@ -316,6 +316,7 @@ class DCDPSGD(TwoClipNorms):
             if self._counter is not None:
                 # A label is in [0, 1]: adding, removing or replacing a record moves the count by at most 1.
                 sigma = float(self._counter.count_noise) * setting.sampling.expected_size
+                sigma = setting.count_noise(sigma, noise_multiplier)
                 releases.append(Release("tail_count", 1.0, Gaussian(sigma), replace_ratio=1.0))
             return PrivacyPlan(releases, setting.sampling, setting.relation)
 
