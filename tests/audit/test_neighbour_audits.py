@@ -334,6 +334,11 @@ def test_the_tail_of_a_whole_draw_moves_by_its_whole_bound(monkeypatch):
     assert not audited_tail().holds
 
 
+LEARNED = eq.methods.ReleasedQuantile(0.5)
+scaled = eq.methods.AdaClip(clip_norm=LEARNED, decay=0.5, noise_multiplier=1.0)
+ahead = eq.methods.DiSK(clip_norm=0.5, noise_multiplier=1.0)
+
+
 def users(rows=None, **options):
     """30 users: every third owns five records, more than any run uses, the others one or two."""
     owner = torch.tensor([user for user in range(30) for _ in range((5, 1, 2)[user % 3])])
@@ -351,8 +356,10 @@ def users(rows=None, **options):
         ("mean", {}),
         ("sum", {"sampling": eq.Poisson(10, 30, 2), "steps": 2}),
         ("mean", {"sampling": eq.WithoutReplacement(10, 30, 2), "relation": "replace_one"}),
+        (None, {"method": scaled, "sampling": eq.Poisson(20, 80, 3), "steps": 3}),
+        ("mean", {"method": ahead, "sampling": eq.Poisson(10, 30, 3), "steps": 3}),
     ],
-    ids=["records", "Poisson", "dropout", "mean", "sum", "WithoutReplacement"],
+    ids=["records", "Poisson", "dropout", "mean", "sum", "WithoutReplacement", "AdaClip", "DiSK"],
 )
 def test_one_user_moves_the_sum_by_the_bound_of_all_records(rows, options):
     found = users(rows, **options)

@@ -180,6 +180,18 @@ def test_named_data_have_no_owners(equipoise):
     assert "whose records have no owners" in found.value["error"]
 
 
+def test_methods_are_compared_for_users(equipoise, people, tmp_path):
+    words = ("--data", people, "--test-share", "0.2", "--run-dir", tmp_path / "comparison")
+    small = "compare --methods dp-sgd --seeds 1 --trials 1 --epochs 2 --batch-size 150 --epsilon 8 --json"
+    found = equipoise(f"{small} {USERS}", *words)
+    assert found.code == 0, found.err
+    (row,) = found.value["methods"]
+    assert row["statement"]["unit"] == "user"
+    assert USERS in found.value["command"]
+    refused = equipoise(f"{small} --option dp-sgd.unit=user", *words)
+    assert "all methods share it" in refused.value["error"]
+
+
 def test_noise_for_users_is_calibrated(equipoise):
     words = "calibrate --population 10000 --batch-size 100 --steps 50 --delta 1e-6 --epsilon 3"
     found = equipoise(f"{words} --records-per-user 4 --json").value

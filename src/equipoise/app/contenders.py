@@ -28,7 +28,8 @@ SHORTHANDS: dict[str, dict[str, Any]] = {
 _COMMON = {
     "data", "data_dir", "population", "subset", "public_records", "epsilon", "delta", "seed", "device",
     "reproducible", "ledger", "run_dir", "noise_multiplier", "method", "options", "model", "target", "schema",
-    "test", "test_share", "image_size", "task", "class_weights",
+    "test", "test_share", "image_size", "task", "class_weights", "unit", "owner", "records_per_user",
+    "user_rows",
 }  # fmt: skip
 """Settings that all methods of a comparison share."""
 

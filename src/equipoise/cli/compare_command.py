@@ -22,7 +22,7 @@ __all__ = ["compare"]
     "data", "data_dir", "target", "schema", "test", "test_share",
     "population", "subset", "public_records", "model", "epsilon", "delta", "epochs",
     "batch_size", "learning_rate", "clip_norm", "optimizer", "momentum", "schedule", "ema",
-    "micro_batch_size", "device", "reproducible",
+    "micro_batch_size", "device", "reproducible", "unit", "owner", "records_per_user", "user_rows",
     parameter="base",
     helps={
         "epsilon": "Privacy budget of every run.",
