@@ -328,13 +328,22 @@ def start(
     return workers, failed
 
 
-def time_steps(task: str, methods: list[str], rounds: int, seconds: float, threads: int, keep: bool) -> dict:
+def time_steps(
+    task: str,
+    methods: list[str],
+    rounds: int,
+    seconds: float,
+    threads: int,
+    keep: bool,
+    processor: bool = False,
+) -> dict:
     """Median milliseconds, ratio to plain training and its quartiles, by method."""
     workers, failed = start(task, methods, threads, keep)
     times: dict[str, list[float]] = {m: [] for m in workers}
     for _ in range(rounds):
         for method, process in workers.items():
-            times[method].append(process.ask(do="time", seconds=seconds)["seconds"])
+            order = {"do": "time", "seconds": seconds, "processor": processor}
+            times[method].append(process.ask(**order)["seconds"])
     for process in workers.values():
         process.close()
     rows: dict[str, dict] = {method: {"failed": why} for method, why in failed.items()}
@@ -386,6 +395,9 @@ def main() -> None:
     parser.add_argument(
         "--default-allocator", action="store_true", help="do not keep freed memory in the process"
     )
+    parser.add_argument(
+        "--processor", action="store_true", help="time of the processor, for machines that do other work too"
+    )
     parser.add_argument("--out", type=Path, help="write the results as JSON here")
     parser.add_argument("--worker", nargs=2, metavar=("TASK", "METHOD"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -399,9 +411,8 @@ def main() -> None:
         found = []
         if "time" in arguments.measure:
             keep = not arguments.default_allocator
-            found.append(
-                time_steps(task, methods, arguments.rounds, arguments.seconds, arguments.threads, keep)
-            )
+            visits = arguments.rounds, arguments.seconds, arguments.threads
+            found.append(time_steps(task, methods, *visits, keep, arguments.processor))
         if "memory" in arguments.measure:
             found.append(peak_memory(task, methods, arguments.threads))
         for part in found:

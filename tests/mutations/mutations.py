@@ -1043,7 +1043,7 @@ MUTATIONS = (
     Mutation(
         "a record among its own copies is not compared",
         "gradients/checks/record_trials.py",
-        (("follows_company(losses, batch))", "None)"),),
+        (("follows_company(losses, batch, before))", "None)"),),
         ("tests/gradients/test_zoo.py::test_zoo[trimmed to the longest]",),
     ),
     Mutation(
@@ -1126,8 +1126,28 @@ MUTATIONS = (
     Mutation(
         "rows are compared under random numbers of one seed",
         "gradients/engine.py",
-        (("            if drawn:\n", "            if False:\n"),),
+        (("            if measured(MIDDLE, 0)[1].numbers:\n", "            if False:\n"),),
         ("tests/gradients/test_zoo.py::test_zoo[custom function whose backward mixes by a rare coin]",),
+    ),
+    Mutation(
+        "a model that asks NumPy for random numbers seems to ask for none",
+        "gradients/capture/random_numbers.py",
+        (("asked.numbers = constant.has_met or bool(state.moved())", "asked.numbers = constant.has_met"),),
+        ("tests/gradients/test_asked_numbers.py::test_what_is_asked_is_seen[NumPy]",),
+    ),
+    Mutation(
+        "a model whose layers drop something seems to have no dropout",
+        "gradients/capture/random_numbers.py",
+        (("asked.dropout = no_dropout.has_met or any(before)", "asked.dropout = no_dropout.has_met"),),
+        ("tests/gradients/test_asked_numbers.py::test_what_is_asked_is_seen[recurrent layer]",),
+    ),
+    Mutation(
+        "a forward that stops short of its plan seems to follow it",
+        "gradients/engine.py",
+        (("                capture.check_followed()\n", "                pass\n"),),
+        (
+            "tests/gradients/test_asked_numbers.py::test_a_forward_alone_tells_whether_records_follow_the_plan[True]",
+        ),
     ),
     Mutation(
         "random numbers of Python are not held",

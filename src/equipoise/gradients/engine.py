@@ -27,7 +27,7 @@ from equipoise.gradients.capture.isolation import (
     undisturbed,
 )
 from equipoise.gradients.capture.planner import LARGE, learn_plan
-from equipoise.gradients.capture.random_numbers import MIDDLE, GlobalState, random_numbers_from
+from equipoise.gradients.capture.random_numbers import MIDDLE, Asked, GlobalState, random_numbers_from
 from equipoise.gradients.capture.recorder import Capture, CapturePlan, PlanMismatch
 from equipoise.gradients.capture.sharded import SHARDED, begin_sharded, leaves_told
 from equipoise.gradients.checks.errors import CoverageError, CrossRecordError, RefusedParameter
@@ -51,6 +51,7 @@ from equipoise.gradients.engine_inputs import (
     made_up_records,
     map_records,
     num_records,
+    places_of_different,
     repeat_to,
     signature,
     take_records,
@@ -95,6 +96,8 @@ class GradientEngine:
             least.
         check: compare with single records at the start (three records, one by one) and choose kernels by
             measurement.
+        trials: of model, loss and example batch, where there are some; they are made only if `check`.
+        kernels: choose them now; otherwise `choose_kernels` is called later.
 
     Raises:
         TypeError: a scripted, sharded or wrapped model, see ``check_model``.
@@ -111,7 +114,16 @@ class GradientEngine:
     [('weight', 'rule', ('linear',)), ('bias', 'rule', ('linear',))]
     """
 
-    def __init__(self, model: nn.Module, loss: Loss, example_batch: Any, *, check: bool = True) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: Loss,
+        example_batch: Any,
+        *,
+        check: bool = True,
+        trials: RecordTrials | None = None,
+        kernels: bool = True,
+    ) -> None:
         self.model, self.loss = model, loss
         self._check = check
         self._plans: dict[tuple, CapturePlan] = {}
@@ -127,12 +139,13 @@ class GradientEngine:
         self._buffers = Buffers(model)
         with parameters_restored(model):
             with self._buffers.kept():
-                self._attach(example_batch)
+                self._attach(example_batch, trials)
             self._buffers.find_changing(lambda: self._trial(example_batch))
             if check:
                 with undisturbed(model, dropout=True):
                     self(example_batch)  # a plan that does not hold for the whole batch is changed here
-                self.choose_kernels(example_batch)
+                if kernels:
+                    self.choose_kernels(example_batch)
 
     def __call__(self, batch: Any, params: Mapping[str, Tensor] | None = None) -> FactoredGradients:
         """G of a batch, at the model's parameters or at others.
@@ -168,6 +181,28 @@ class GradientEngine:
             return _no_rows(leaves)
         plan = self._plans.get(signature(batch)) or self._plan_of_length(batch)
         return _gathered(leaves, *self._capture(plan, batch, leaves, substitute, params))
+
+    def planned_losses(self, batch: Any, params: Mapping[str, Tensor] | None = None) -> Tensor | None:
+        """Per-record losses by a forward that runs what was planned; no backward can leave the plan.
+
+        Args:
+            batch, params: as in a call, one record at least.
+
+        Returns:
+            None if the model runs other operations for some of these records.
+        """
+        plan = self._plans.get(signature(batch)) or self._plan_of_length(batch)
+        leaves, substitute = self._leaves(params)
+        try:
+            capture, losses = self._run(plan, batch, leaves, substitute, {})
+            capture.let_go()
+            for kept in capture.inputs:  # no hook will run
+                kept.clear()
+            if plan.ruled:
+                capture.check_followed()
+        except PlanMismatch:
+            return None
+        return losses.detach()
 
     def alone(
         self, batch: Any, params: Mapping[str, Tensor] | None = None, place: int = 0
@@ -232,12 +267,8 @@ class GradientEngine:
     def _holds(self, batch: Any, place: int, public: Any) -> bool:
         """Whether copies of a record run what is planned, next to public ones."""
         copies = take_records(batch, torch.full((LARGE,), place))
-        try:
-            with undisturbed(self.model), self._buffers.kept():
-                self._by_plan(joined(copies, public), None)
-        except PlanMismatch:
-            return False
-        return True
+        with undisturbed(self.model), self._buffers.kept():
+            return self.planned_losses(joined(copies, public)) is not None
 
     def _settle(
         self, batch: Any, params: Mapping[str, Tensor] | None = None, public: Any | None = None
@@ -248,10 +279,14 @@ class GradientEngine:
         """
         for _ in range(MISMATCHES):  # what one record changes must hold for those before it
             before = self._plans.get(signature(batch))
-            for place in range(num_records(batch)):
+            for place in places_of_different(batch):
                 copies = take_records(batch, torch.full((LARGE,), place))
+                together = copies if public is None else joined(copies, public)
                 with undisturbed(self.model), self._buffers.kept():
-                    self._gradients(copies if public is None else joined(copies, public), params)
+                    holds = self.planned_losses(together, params) is not None
+                if not holds:
+                    with undisturbed(self.model), self._buffers.kept():
+                        self._gradients(together, params)
             if self._plans.get(signature(batch)) is before:
                 return
 
@@ -359,27 +394,30 @@ class GradientEngine:
         except Exception:  # such as a parameter that has to stay positive
             params = away_from_zero(self.model, self.loss, batch)
             first = losses(0)
-        try:
-            losses(0, several)
-        except Exception:  # such as a label that has to be one of a few
-            several = repeat_to(batch, records)
         if not torch.equal(first, losses(1)):
             return None
         orders = [torch.arange(size) % records, (torch.arange(size) * 5 // 3 + 1) % records]
-        found: dict[int, Tensor] = {}
-        for order in orders:
-            placed = take_records(several, order)
-            with undisturbed(self.model), self._buffers.watched(), self._plans_kept():
-                gradients = self._gradients(placed, params)
-                norms = gradients.row_norms([(name,) for name in gradients.names])
-            assert gradients.losses is not None
-            bits = torch.cat([gradients.losses[:, None].to(norms.dtype), norms], dim=1).nan_to_num()
-            for record in set(order.tolist()):
-                copies = bits[order.to(bits.device) == record]
-                expected = found.setdefault(record, copies[:1])
-                if not torch.equal(copies, expected.expand_as(copies)):
-                    return False
-        return True
+
+        def same_everywhere(several: Any) -> bool:
+            found: dict[int, Tensor] = {}
+            for order in orders:
+                placed = take_records(several, order)
+                with undisturbed(self.model), self._buffers.watched(), self._plans_kept():
+                    gradients = self._gradients(placed, params)
+                    norms = gradients.row_norms([(name,) for name in gradients.names])
+                assert gradients.losses is not None
+                bits = torch.cat([gradients.losses[:, None].to(norms.dtype), norms], dim=1).nan_to_num()
+                for record in set(order.tolist()):
+                    copies = bits[order.to(bits.device) == record]
+                    expected = found.setdefault(record, copies[:1])
+                    if not torch.equal(copies, expected.expand_as(copies)):
+                        return False
+            return True
+
+        try:
+            return same_everywhere(several)
+        except Exception:  # such as a label that has to be one of a few
+            return same_everywhere(repeat_to(batch, records))
 
     @contextmanager
     def _plans_kept(self) -> Iterator[None]:
@@ -478,11 +516,11 @@ class GradientEngine:
         self._plans[signature(batch)] = self._latest = plan
         return plan
 
-    def _attach(self, batch: Any) -> None:
+    def _attach(self, batch: Any, trials: RecordTrials | None) -> None:
         self._learn(batch)
         if not self._check:
             return
-        trials = RecordTrials(self.model, self.loss, batch)
+        trials = trials or RecordTrials(self.model, self.loss, batch)
         trials.refuse_mixing(repeat_to(batch, min(MANY, max(LARGE, num_records(batch)))))
         self._settle(batch)
         self._compare(self._plans[signature(batch)], batch)
@@ -506,15 +544,21 @@ class GradientEngine:
         change = exchanged(batch, 0)
         weights = 0.5 + torch.rand(num_records(batch) - 1, generator=torch.Generator().manual_seed(0))
 
+        drawn: list[str] = []  # whose random numbers the rows asked for
+
         def others(batch: Any, level: float | None, seed: int) -> FactoredGradients:
             """The rows of all records but the first."""
             with undisturbed(self.model, seed, dropout=level is None, level=level or MIDDLE):
-                return self._by_plan(batch, params).rows(slice(1, None))
+                state = GlobalState(*{p.device for p in self.model.parameters()})
+                rows = self._by_plan(batch, params).rows(slice(1, None))
+                drawn.extend(state.moved())
+                return rows
 
-        for numbers in self._random_numbers(batch, params):
+        for numbers in self._random_numbers(batch, params, drawn):
             try:
                 before, after = others(batch, *numbers), others(change.batch, *numbers)
             except PlanMismatch:
+                drawn.append("not known")
                 continue  # such records are computed by themselves
             assert self._latest is not None
             whole = before.row_norms()
@@ -534,23 +578,27 @@ class GradientEngine:
                 raise CrossRecordError(None, None, gradients_of=names)
 
     def _random_numbers(
-        self, batch: Any, params: Mapping[str, Tensor] | None
+        self, batch: Any, params: Mapping[str, Tensor] | None, drawn: Sequence[str]
     ) -> Iterator[tuple[float | None, int]]:
-        """Random ones, dropout too, and those under which rows without dropout are others."""
-        yield None, 0
-        few, drawn = take_records(batch, slice(LARGE)), list[str]()
+        """Random ones, dropout too, and those under which rows without dropout are others.
 
-        def measured(level: float | None, seed: int) -> Tensor:
-            with undisturbed(self.model, seed, dropout=level is None, level=level or MIDDLE):
-                before = GlobalState(*{p.device for p in self.model.parameters()})
+        Args:
+            batch, params: as for `refuse_mixed_rows`.
+            drawn: is filled while the first ones are used.
+        """
+        yield None, 0
+        if not drawn:  # under all others the rows are the same
+            return
+        few = take_records(batch, slice(LARGE))
+
+        def measured(level: float | None, seed: int) -> tuple[Tensor, Asked]:
+            with undisturbed(self.model, seed, dropout=level is None, level=level or MIDDLE) as asked:
                 norms = self._by_plan(few, params).row_norms()
-                drawn[:] = before.moved()
-            return norms
+            return norms, asked
 
         try:
-            measured(MIDDLE, 0)
-            if drawn:
-                yield from random_numbers_that_matter(measured, tuple(drawn))
+            if measured(MIDDLE, 0)[1].numbers:
+                yield from random_numbers_that_matter(measured)
         except PlanMismatch:
             return
 
@@ -568,10 +616,7 @@ class GradientEngine:
         three = take_records(repeat_to(batch, LARGE), torch.arange(LARGE).flip(0))
         leaves = trainable_parameters(self.model)
         try:
-            with undisturbed(self.model):
-                expected, _ = dense_rows(self.model, self.loss, three, names=tuple(leaves), method="loop")
-            with undisturbed(self.model, seed=1):
-                again, _ = dense_rows(self.model, self.loss, three, names=tuple(leaves), method="loop")
+            expected = self._rows_one_by_one(three)
         except RuntimeError as error:
             raise CoverageError(
                 [
@@ -584,9 +629,6 @@ class GradientEngine:
                     for name in plan.dense or leaves
                 ]
             ) from error
-        if any(not torch.equal(expected[name], again[name]) for name in leaves):
-            # Single records draw other random numbers that cannot be held constant than those of a batch.
-            return
         # The norm of each record's whole gradient: what the rounding of the backward pass is relative to.
         whole = torch.stack([g.double().reshape(LARGE, -1).norm(dim=1) for g in expected.values()]).norm(
             dim=0
@@ -606,6 +648,10 @@ class GradientEngine:
                     wrong[name] = why
             if not wrong:
                 return
+            again = self._rows_one_by_one(three, seed=1)
+            if any(not torch.equal(expected[name], again[name]) for name in leaves):
+                # Single records draw other random numbers that cannot be held constant than those of a batch.
+                return
             if all(name in plan.dense for name in wrong):
                 break  # the dense rows are wrong too: no plan can help
             plan = self._learn(batch, dense=plan.dense | wrong)
@@ -613,6 +659,12 @@ class GradientEngine:
         raise CoverageError(
             [RefusedParameter(n, n.rpartition(".")[0], why, remedy) for n, why in wrong.items()]
         )
+
+    def _rows_one_by_one(self, batch: Any, seed: int = 0) -> dict[str, Tensor]:
+        """The rows by ordinary autograd, under random numbers of this seed."""
+        names = tuple(trainable_parameters(self.model))
+        with undisturbed(self.model, seed):
+            return dense_rows(self.model, self.loss, batch, names=names, method="loop")[0]
 
     @backward_included()
     def choose_kernels(self, batch: Any) -> None:

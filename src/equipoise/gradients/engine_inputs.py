@@ -38,6 +38,7 @@ __all__ = [
     "made_up_records",
     "map_records",
     "num_records",
+    "places_of_different",
     "record_leaves",
     "run_loss",
     "signature",
@@ -157,6 +158,18 @@ def repeat_to(batch: Any, count: int) -> Any:
     """The first ``count`` records; where the batch has fewer, they are repeated in turn."""
     size = num_records(batch)
     return take_records(batch, torch.arange(count) % size)
+
+
+def places_of_different(batch: Any) -> list[int]:
+    """The places of the records, each but once where several hold the same whole numbers.
+
+    >>> places_of_different(torch.tensor([[1, 0], [0, 1], [1, 0]])), places_of_different(torch.ones(2))
+    ([0, 1], [0, 1])
+    """
+    places, found = list(range(num_records(batch))), record_leaves(batch)
+    if any(leaf.is_floating_point() or leaf.is_complex() for leaf in found):  # zeros have signs
+        return places
+    return [at for at in places if not any(all(x[at].equal(x[b]) for x in found) for b in range(at))]
 
 
 #: What made-up records hold where whole numbers, labels, tokens or truth values go.

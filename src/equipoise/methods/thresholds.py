@@ -81,6 +81,9 @@ class Fixed(Threshold):
     def at(self, step: int, learned: float) -> float:
         return float(self.clip_norm)
 
+    def upper(self, steps: int) -> float:
+        return float(self.clip_norm)
+
 
 @dataclass(frozen=True)
 class ExponentialDecay(Threshold):

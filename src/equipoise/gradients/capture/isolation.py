@@ -24,7 +24,12 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from equipoise._dtensor import local_part
-from equipoise.gradients.capture.random_numbers import MIDDLE, random_numbers_constant, random_numbers_from
+from equipoise.gradients.capture.random_numbers import (
+    MIDDLE,
+    Asked,
+    random_numbers_constant,
+    random_numbers_from,
+)
 from equipoise.gradients.capture.sharded import SHARDED, resharded
 from equipoise.gradients.checks.errors import BufferWritesError, ForwardWritesError
 
@@ -261,7 +266,7 @@ def _same_values(now: Tensor | None, before: Tensor | None) -> bool:
 @contextmanager
 def undisturbed(
     model: nn.Module, seed: int = 0, dropout: bool = False, level: float = MIDDLE
-) -> Iterator[None]:
+) -> Iterator[Asked]:
     """Run something on the model and leave no trace: buffers and random states come back as they were.
 
     Args:
@@ -269,10 +274,13 @@ def undisturbed(
         seed: of the random numbers inside.
         dropout: leave them random, dropout too; otherwise see `random_numbers_constant`.
         level: the quantile that random functions give.
+
+    Yields:
+        What was asked for, known afterwards (see `random_numbers_constant`).
     """
     with (
         Buffers(model).kept(),
         random_numbers_from(seed, *{p.device for p in model.parameters()}),
-        nullcontext() if dropout else random_numbers_constant(model, level),
+        nullcontext(Asked()) if dropout else random_numbers_constant(model, level) as asked,
     ):
-        yield
+        yield asked

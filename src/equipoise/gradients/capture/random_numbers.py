@@ -11,6 +11,8 @@ import math
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
 from statistics import NormalDist
 from typing import Any, Literal
 
@@ -26,9 +28,9 @@ from equipoise.gradients.capture.compositions import opened
 __all__ = [
     "MIDDLE",
     "RARE",
+    "Asked",
     "GlobalState",
     "RandomUse",
-    "generators_used",
     "global_numbers_constant",
     "random_numbers_constant",
     "random_numbers_from",
@@ -120,8 +122,23 @@ MIDDLE = 0.3
 MOST_HELD = 3000
 
 
+@dataclass
+class Asked:
+    """What a computation asked for under constant random numbers.
+
+    One that asked for nothing comes out the same under all random numbers: it need not be tried again.
+
+    Attributes:
+        numbers: random numbers of torch, NumPy or Python; True where nobody watched.
+        dropout: dropout, which was left out.
+    """
+
+    numbers: bool = True
+    dropout: bool = True
+
+
 @contextmanager
-def random_numbers_constant(model: nn.Module, level: float) -> Iterator[None]:
+def random_numbers_constant(model: nn.Module, level: float) -> Iterator[Asked]:
     """Inside, dropout is the identity and torch's random numbers are constant, NumPy's and Python's too.
 
     Random numbers are dealt by place in the batch: those of a batch and of single records differ otherwise.
@@ -130,16 +147,27 @@ def random_numbers_constant(model: nn.Module, level: float) -> Iterator[None]:
         model: the module that will run.
         level: the quantile that random functions give, in (0, 1). A low and a high one take both sides of a
             branch such as ``if torch.rand(()) < 0.45``. At `MIDDLE`, NumPy and Python follow their seeds.
+
+    Yields:
+        What was asked for. It is known afterwards, and only at `MIDDLE`.
     """
     # The dropout of these happens inside one function, out of sight of a function mode.
     inside = [m for m in model.modules() if isinstance(m, nn.MultiheadAttention | nn.RNNBase)]
     before = [module.dropout for module in inside]
     for module in inside:
         module.dropout = 0.0
+    asked, no_dropout = Asked(), _NoDropout()
     try:
-        constant = _ConstantNumbers(level) if level == MIDDLE else global_numbers_constant(level)
-        with constant, _NoDropout():
-            yield
+        if level != MIDDLE:
+            with global_numbers_constant(level), no_dropout:
+                yield asked
+        else:
+            # What an operation takes moves its generator or, where that is one of its own, is seen.
+            state, constant = GlobalState(*{p.device for p in model.parameters()}), _ConstantNumbers(level)
+            with constant, no_dropout:
+                yield asked
+            asked.numbers = constant.has_met or bool(state.moved())
+            asked.dropout = no_dropout.has_met or any(before)
     finally:
         for module, dropout in zip(inside, before, strict=True):
             module.dropout = dropout
@@ -187,13 +215,23 @@ _GRADIENT = opened(torch.autograd.grad)
 
 
 class _NoDropout(TorchFunctionMode):
-    """Dropout is the identity."""
+    """Dropout is the identity.
+
+    Attributes:
+        has_met: whether there was any that would have done something.
+    """
+
+    has_met = False
 
     def __torch_function__(self, func: Callable, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func in _DROPOUTS:
+            # (input, p, training); torch's own say train
+            is_on = _argument(args, kwargs, 2, "training", kwargs.get("train", True))
+            self.has_met |= is_on is not False and _argument(args, kwargs, 1, "p", None) != 0
             return args[0] if args else kwargs["input"]
         if func is F.scaled_dot_product_attention:
+            self.has_met |= _argument(args, kwargs, 4, "dropout_p", 0.0) != 0
             if len(args) > 4:  # (query, key, value, mask, dropout_p)
                 args = (*args[:4], 0.0, *args[5:])
             else:
@@ -231,16 +269,21 @@ class SeenOperations(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class _ConstantNumbers(SeenOperations):  # type: ignore[no-untyped-call]
-    """Random tensors hold one quantile of their distribution."""
+    """Random tensors hold one quantile of their distribution.
+
+    Attributes:
+        has_met: whether there were any.
+    """
 
     def __init__(self, level: float, generators: bool = False) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._level, self._generators, self._calls = level, generators, 0
+        self._level, self._generators, self._calls, self.has_met = level, generators, 0, False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if not _is_random(func):
+        if not _is_random(func, args, kwargs):
             return func(*args, **kwargs)
+        self.has_met = True
         value_of = _QUANTILES.get(func.overloadpacket)
         # A generator of the model's own stays: it is refused for what it is.
         is_own = not self._generators and _generator_of(func, args, kwargs) is not None
@@ -252,8 +295,21 @@ class _ConstantNumbers(SeenOperations):  # type: ignore[no-untyped-call]
         return out.copy_(value) if isinstance(value, Tensor) else out.fill_(value)
 
 
-def _is_random(func: Any) -> bool:
-    return torch.Tag.nondeterministic_seeded in func.tags
+def _is_random(func: Any, args: tuple, kwargs: Mapping[str, Any]) -> bool:
+    """Whether this operation takes random numbers; attention without dropout takes none."""
+    if torch.Tag.nondeterministic_seeded not in func.tags:
+        return False
+    place = _dropout_place(func)
+    return place is None or _argument(args, kwargs, place, "dropout_p", 0.0) != 0
+
+
+@cache
+def _dropout_place(func: Any) -> int | None:
+    """Which argument of an attention is its share of dropout; None for other operations."""
+    if "attention" not in func._schema.name:
+        return None
+    names = [argument.name for argument in func._schema.arguments]
+    return names.index("dropout_p") if "dropout_p" in names else None
 
 
 def _generator_of(func: Any, args: tuple, kwargs: Mapping[str, Any]) -> torch.Generator | None:
@@ -330,14 +386,6 @@ _QUANTILES: dict[Any, Callable[..., Any]] = {
 # ---- whose they are
 
 
-def generators_used(run: Callable[[], Any], *devices: torch.device) -> list[str]:
-    """Whose global generator `run` takes numbers from, of torch, NumPy and Python; they are put back."""
-    with random_numbers_from(0, *devices):
-        before = GlobalState(*devices)
-        run()
-        return before.moved()
-
-
 class _RandomCalls(SeenOperations):  # type: ignore[no-untyped-call]
     """Notes the shapes that random operations give, in their order."""
 
@@ -347,7 +395,7 @@ class _RandomCalls(SeenOperations):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        if _is_random(func):
+        if _is_random(func, args, kwargs or {}):
             self.calls.append((func, [t.shape for t in _tensors(out)]))
         return out
 
@@ -369,7 +417,7 @@ class _OtherNumbers(SeenOperations):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if not _is_random(func):
+        if not _is_random(func, args, kwargs):
             return func(*args, **kwargs)
         axis, records = next(self._axes), len(self._chosen)
         value_of = None if self._level is None else _QUANTILES.get(func.overloadpacket)

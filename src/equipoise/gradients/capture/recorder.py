@@ -218,6 +218,7 @@ class Capture(Watch):
         self.left_plan: str | None = None  # how a forward left the plan; the model may have caught the error
         self.collecting = False  # the backward that gives the rows is running
         self.edges: list[Any] = []
+        self.inputs: list[list[Any]] = []  # of the operations, kept by their hooks until these have run
         self.found: list[tuple[int, int, Expression, Factor]] = []
         # What a lenient capture learns for the plan, by the number of the operation.
         self.failures: dict[int, str] = {}
@@ -303,6 +304,7 @@ class Capture(Watch):
             if known is not None and t is not out
         ]
 
+        self.inputs += (finishes, versions)
         matrix = step.rules[0] in MATRIX_RULES
 
         def hook(b: Tensor) -> Tensor | None:
@@ -357,11 +359,22 @@ class Capture(Watch):
             self.failures[index] = f"{type(error).__name__} in the rule for {name_of(op.func)}: {error}"
             return None
 
-    def collect(self, losses: Tensor) -> dict[str, list[Factor]]:
-        """Run the backward and return the factors by parameter name, in the order of use."""
-        # Hooks hold this object and the edges hold the hooks: let go, or none of them is ever freed.
+    def let_go(self) -> list[Any]:
+        """Hooks hold this object and the edges hold the hooks: let go, or none of them is ever freed.
+
+        Returns:
+            The edges.
+        """
         edges, self.edges = self.edges, []
         self.firsts.let_go()
+        return edges
+
+    def check_followed(self) -> None:
+        """See that the forward followed the plan to its end.
+
+        Raises:
+            PlanMismatch: it did not.
+        """
         if self.left_plan is not None:
             raise PlanMismatch(self.left_plan)
         if self.cursor != len(self.plan.steps):
@@ -369,6 +382,15 @@ class Capture(Watch):
                 f"the model touched parameters {self.cursor} times, and {len(self.plan.steps)} times at the "
                 "start"
             )
+
+    def collect(self, losses: Tensor) -> dict[str, list[Factor]]:
+        """Run the backward and return the factors by parameter name, in the order of use.
+
+        Raises:
+            PlanMismatch: the forward left the plan.
+        """
+        edges = self.let_go()
+        self.check_followed()
         if edges and losses.requires_grad:
             self.collecting = True
             # Only for the hooks. Where the loss does not depend on an output none runs.

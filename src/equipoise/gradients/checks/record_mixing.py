@@ -82,15 +82,18 @@ def _lowered(leaf: Tensor) -> Tensor:
     return torch.cat([leaf[:1] - (leaf[:1] > 0).to(leaf.dtype), leaf[1:]])
 
 
-def mixing_change(run: Callable[[Any], Tensor], batch: Any, most: int | None = None) -> RecordChange | None:
+def mixing_change(
+    run: Callable[[Any], Tensor], batch: Any, most: int | None = None, before: TracedLosses | None = None
+) -> RecordChange | None:
     """The first change that moves the loss of a record other than the changed one, or None.
 
     Args:
         run: per-record losses [B] of a batch; the same for the same batch.
         batch: two records at least.
         most: how many changes are tried; all by default.
+        before: what `run` gives for the batch, where it is known.
     """
-    before = TracedLosses.of(run, batch)
+    before = before or TracedLosses.of(run, batch)
     for change in itertools.islice(changes(batch), most):
         try:
             after = TracedLosses.of(run, change.batch)
@@ -101,7 +104,9 @@ def mixing_change(run: Callable[[Any], Tensor], batch: Any, most: int | None = N
     return None
 
 
-def follows_company(run: Callable[[Any], Tensor], batch: Any) -> RecordChange | None:
+def follows_company(
+    run: Callable[[Any], Tensor], batch: Any, together: TracedLosses | None = None
+) -> RecordChange | None:
     """The first record whose loss differs between a batch of its own copies and this one, or None.
 
     Where most records are alike, such as in their length, a change of one may move nothing.
@@ -109,8 +114,9 @@ def follows_company(run: Callable[[Any], Tensor], batch: Any) -> RecordChange | 
     Args:
         run: per-record losses [B] of a batch; the same for the same batch.
         batch: two records at least.
+        together: what `run` gives for the batch, where it is known.
     """
-    together, count = TracedLosses.of(run, batch), num_records(batch)
+    together, count = together or TracedLosses.of(run, batch), num_records(batch)
     for record in range(count):
         copies = take_records(batch, torch.full((count,), record))
         try:

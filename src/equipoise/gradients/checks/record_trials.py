@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -17,11 +17,12 @@ from torch import Tensor, nn
 
 from equipoise._dtensor import all_values, with_values
 from equipoise.gradients.capture.isolation import Buffers, undisturbed
-from equipoise.gradients.capture.random_numbers import MIDDLE, RARE, generators_used
+from equipoise.gradients.capture.random_numbers import MIDDLE, RARE, Asked
 from equipoise.gradients.capture.sharded import SHARDED, leaves_told
 from equipoise.gradients.checks.errors import CrossRecordError
 from equipoise.gradients.checks.record_mixing import (
     RecordChange,
+    TracedLosses,
     find_mixing_module,
     follows_company,
     infects,
@@ -133,15 +134,16 @@ class RecordTrials:
         Raises:
             CrossRecordError: the loss of another record moved.
         """
-        for number, (level, seed) in enumerate(self._random_numbers(batch)):
+        for number, ((level, seed), before) in enumerate(self._random_numbers(batch)):
 
             def losses(records: Any, level: float | None = level, seed: int = seed) -> Tensor:
                 return self.losses(records, level, seed)
 
-            self._refuse(losses, batch, mixing_change(losses, batch, FEW_CHANGES if number > 3 else most))
+            few = FEW_CHANGES if number > 3 else most
+            self._refuse(losses, batch, mixing_change(losses, batch, few, before))
             if number or most is not None:
                 continue
-            self._refuse(losses, batch, follows_company(losses, batch))
+            self._refuse(losses, batch, follows_company(losses, batch, before))
             if infects(*self._on_host(batch)):
                 raise CrossRecordError(*find_mixing_module(self._model, losses, batch))
 
@@ -163,33 +165,48 @@ class RecordTrials:
         host.params = {name: p.detach().cpu().requires_grad_() for name, p in self.params.items()}
         return host._model, host.losses, map_records(Tensor.cpu, batch)
 
-    def _random_numbers(self, batch: Any) -> Iterator[HeldNumbers]:
-        """Those under which losses are others than under the first ones."""
-        devices = {p.device for p in self._model.parameters()}
-        drawn = generators_used(lambda: self.evaluate(batch), *devices)
-        return random_numbers_that_matter(lambda *numbers: self.losses(batch, *numbers), drawn)
+    def _random_numbers(self, batch: Any) -> Iterator[tuple[HeldNumbers, TracedLosses]]:
+        """Those under which losses are others than under the first ones, and the losses."""
+        found: dict[HeldNumbers, TracedLosses] = {}
+
+        def measured(level: float | None, seed: int) -> tuple[Tensor, Asked]:
+            asked = Asked()
+
+            def run(records: Any) -> Tensor:
+                nonlocal asked
+                with undisturbed(self._model, seed, dropout=level is None, level=level or MIDDLE) as asked:
+                    return self.evaluate(records)
+
+            found[level, seed] = TracedLosses.of(run, batch)
+            return found[level, seed].values, asked
+
+        for numbers in random_numbers_that_matter(measured):
+            if numbers not in found:
+                measured(*numbers)
+            yield numbers, found[numbers]
 
 
 def random_numbers_that_matter(
-    measured: Callable[[float | None, int], Tensor], drawn: Sequence[str]
+    measured: Callable[[float | None, int], tuple[Tensor, Asked]],
 ) -> Iterator[HeldNumbers]:
     """Quantile and seed of the random numbers to compare records under.
 
     Args:
-        measured: measured(quantile, seed) -> something of the records under these numbers.
-        drawn: whose generators it asks (see `generators_used`).
+        measured: measured(quantile, seed) -> something of the records under these numbers, and what was asked
+            for meanwhile.
 
     Yields:
         The middle ones, and those under which other things are measured.
     """
-    usual = measured(MIDDLE, 0)
+    usual, asked = measured(MIDDLE, 0)
     yield MIDDLE, 0
-    if not drawn:
+    if not asked.numbers:  # under other constant numbers the same is measured
+        yield from FREE[:1] if asked.dropout else ()
         return
 
     def differs(numbers: HeldNumbers) -> bool:
         try:
-            return not torch.equal(measured(*numbers), usual)
+            return not torch.equal(measured(*numbers)[0], usual)
         except Exception:  # numbers that the model does not take, such as those that drop all tokens
             return False
 

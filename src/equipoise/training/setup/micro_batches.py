@@ -126,8 +126,11 @@ def choose_micro_batches(
         overhead = pass_overhead(pipeline.trials.losses, public, pipeline.prepare.device)
         tried = _sizes_to_try(given, most, sampling, processes, random_use, overhead)
         sizes = processes.agreed(tried)
-    with suppress(PlanMismatch):  # then those that were chosen on the example stay
+    try:
         engine.choose_kernels(repeat_to(public, min(sizes[0], TIMED_RECORDS)))
+    except PlanMismatch:
+        with suppress(PlanMismatch):
+            engine.choose_kernels(prepared)
     # Rank 0's on every process, and kept with the run: a resumed run must add in the same order.
     engine.load_state_dict(processes.agreed(engine.state_dict()))
     size, keeps_bits = _size_that_keeps_bits(engine, public, sizes, processes)
@@ -136,14 +139,16 @@ def choose_micro_batches(
 
 def _operations_follow_numbers(engine: GradientEngine, batch: Any) -> bool:
     """Whether other random numbers open or close a branch of the model."""
-    for level, seed in HELD:
+    for level, seed in (None, 0), *HELD:
         try:
-            with undisturbed(engine.model, seed, level=level or MIDDLE):
-                engine.by_plan(batch)
-        except PlanMismatch:
-            return True
+            with undisturbed(engine.model, seed, level=level or MIDDLE) as asked:
+                is_as_planned = engine.planned_losses(batch) is not None
         except Exception:  # numbers that the model does not take, such as those that drop all tokens
             continue
+        if not is_as_planned:
+            return True
+        if not asked.numbers:  # without dropout there are none
+            return False
     return False
 
 
@@ -263,12 +268,12 @@ def _check_population(source: RecordSource, sampling: Sampling) -> None:
 
 
 def choose_whole_numbers(
-    run: Callable[[Any], Any], example: Any, micro_batches: MicroBatches
+    run: Callable[[Any], Tensor | None], example: Any, micro_batches: MicroBatches
 ) -> WholeNumbers | None:
     """What the public records of a forward hold where whole numbers go; None for copies of a private one.
 
     Args:
-        run: run(batch) -> gradients; it augments.
+        run: run(batch) -> losses, or None where the batch runs other operations than planned; it augments.
         example: a few records that the model takes. Their shape counts, and one of them where made-up records
             run other operations.
         micro_batches: their size, and whether made-up records run what is planned.
@@ -278,12 +283,12 @@ def choose_whole_numbers(
         public = made_up_records(one, PUBLIC_ROWS, whole)
         first = public if micro_batches.is_planned else one
         try:
-            losses = run(filled(first, repeat_to(public, micro_batches.size + PUBLIC_ROWS))).losses
+            losses = run(filled(first, repeat_to(public, micro_batches.size + PUBLIC_ROWS)))
         except Exception as error:
             if out_of_memory(error):
                 raise
             continue
-        if bool(torch.isfinite(losses).all()):
+        if losses is not None and bool(torch.isfinite(losses).all()):
             return whole
     return None
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from equipoise._dtensor import is_dtensor
 from equipoise.gradients import GradientEngine
+from equipoise.gradients.capture.isolation import undisturbed
 from equipoise.gradients.capture.random_numbers import random_numbers_from
 from equipoise.gradients.checks.record_trials import RecordTrials
 from equipoise.gradients.engine_inputs import Loss
@@ -236,7 +237,8 @@ def prepare(given: TrainingInputs, resumed: ResumedRun | None = None) -> Trainin
         trials = RecordTrials(model, loss, prepared)
         loss_keeps_nothing = check_repeatable(model, loss, untouched, prepared, trials.params)
         del untouched  # its memory counts as free in what follows
-        engine = GradientEngine(model, loss, prepared)
+        # Kernels are chosen with the micro-batches, whose size counts.
+        engine = GradientEngine(model, loss, prepared, trials=trials, kernels=False)
 
         pipeline = Pipeline(trials, source, prepare_batch, settings.seed)
         micro_batches = choose_micro_batches(
@@ -359,9 +361,12 @@ def _row_source(
 ) -> RowSource:
     source, prepare_batch, seed, size = pipeline.source, pipeline.prepare, pipeline.seed, micro_batches.size
     randomness = public_randomness(seed, "example")
-    whole_numbers = choose_whole_numbers(
-        lambda batch: engine.by_plan(prepare_batch(batch, randomness)), example, micro_batches
-    )
+
+    def losses(batch: Any) -> Tensor | None:
+        with undisturbed(engine.model, dropout=True):
+            return engine.planned_losses(prepare_batch(batch, randomness))
+
+    whole_numbers = choose_whole_numbers(losses, example, micro_batches)
     is_dealt = micro_batches.random_use == "shared"
     return RowSource(
         engine, source, prepare_batch, size, example, seed, whole_numbers, probes, is_dealt, owners, lockstep
