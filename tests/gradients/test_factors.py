@@ -343,8 +343,12 @@ def test_measurement_finds_a_much_cheaper_way():
 
 @pytest.mark.parametrize(("small", "large"), [(1e-23, 1e22), (1e-10, 1e22), (1e-25, 1e12), (1e-21, 1e15)])
 @pytest.mark.parametrize(("positions", "kernel"), [(1, "gram"), (3, "gram"), (3, "product")])
-def test_a_tiny_input_beside_a_huge_gradient_keeps_its_norm(positions, kernel, small, large):
+@pytest.mark.parametrize("is_device", [False, True])
+def test_a_tiny_input_beside_a_huge_gradient_keeps_its_norm(
+    monkeypatch, positions, kernel, small, large, is_device
+):
     """Squares of 1e-23 vanish in float32 and those of 1e22 are infinite; the row 1e-23 * 1e22 is neither."""
+    monkeypatch.setattr("equipoise.gradients.factors.outer.host_waits", lambda device: is_device)
     a, b = torch.full((3, positions, 100), 1.0), torch.full((3, positions, 2), 1.0)
     a[1, 0], b[1, 0] = small, large
     b[1, 1:] = 0.0  # the other positions do not hide what the first one loses

@@ -1218,4 +1218,15 @@ MUTATIONS = (
         (("        if tensor.draw != draw:", "        if False:"),),
         ("tests/privacy/test_bounded.py::test_a_bound_is_for_values_of_its_own_draw",),
     ),
+    Mutation(
+        "on a device only the first line of many tensors is hashed",
+        "privacy/digests.py",
+        (
+            (
+                "torch.split(lines, HASHED_AT_ONCE // HASHED_BYTES)",
+                "torch.split(lines[:1], HASHED_AT_ONCE // HASHED_BYTES)",
+            ),
+        ),
+        ("tests/privacy/test_ledger.py::test_what_is_hashed_on_a_device_is_copied_at_once",),
+    ),
 )

@@ -8,6 +8,7 @@ import signal
 import pytest
 import torch
 from privacy_rows import DenseRows, Flat, rows
+from torch import Tensor
 
 from equipoise.privacy import (
     Budget,
@@ -32,6 +33,7 @@ from equipoise.privacy import (
     capped,
     clip,
     digest,
+    digests,
     gaussian_epsilon,
     indicator,
     unbounded_sum,
@@ -579,8 +581,10 @@ def test_digest():
         digest({"w": {1, 2}})
 
 
-def test_keyed_digest():
+@pytest.mark.parametrize("is_far", [False, True], ids=["on the host", "on a device"])
+def test_keyed_digest(monkeypatch, is_far):
     """As the digest without key, and another key or purpose gives another one."""
+    monkeypatch.setattr(digests, "_is_far", lambda raw: is_far)
     key = bytes(range(32))
     a = {"w": torch.arange(1000.0), "b": {"x": 1.0, "y": Private(torch.ones(3))}}
     known = keyed_digest(a, key, "test")
@@ -599,11 +603,35 @@ def test_keyed_digest():
         {**a, "b": {"x": 1, "y": a["b"]["y"]}},
         {"w": a["w"]},
     ]
-    digests = [known, *(keyed_digest(other, key, "test") for other in others)]
-    digests += [keyed_digest(a, key, "other"), keyed_digest(a, bytes(32), "test")]
-    assert len(set(digests)) == len(digests)
+    found = [known, *(keyed_digest(other, key, "test") for other in others)]
+    found += [keyed_digest(a, key, "other"), keyed_digest(a, bytes(32), "test")]
+    assert len(set(found)) == len(found)
     with pytest.raises(ValueError, match="32"):
         keyed_digest(a, b"short", "test")
+
+
+def test_what_is_hashed_on_a_device_is_copied_at_once(monkeypatch):
+    """Each 16 KiB, in the order of all bytes, become four exact numbers, copied at once."""
+    copies = []
+    monkeypatch.setattr(digests, "_is_far", lambda raw: True)
+    monkeypatch.setattr(Tensor, "cpu", lambda raw: copies.append(raw) or raw)
+    # Several groups, one of them of many lines.
+    monkeypatch.setattr(digests, "HASHED_AT_ONCE", 3 * digests.HASHED_BYTES)
+    sizes = (5, 70_000, 1, digests.HASHED_BYTES, 9)
+    parts = [torch.full((size,), 255, dtype=torch.uint8) for size in sizes]  # the largest sums there are
+    keyed_digest({"parts": parts, "number": torch.ones(3, dtype=torch.bfloat16)}, bytes(32), "test")
+    (copy,) = copies
+    key = bytes(range(32))
+    weights = digests._weights(key, torch.device("cpu")).long()
+    assert int(weights.min()) < 2**18
+    assert 2**31 - 2**18 < int(weights.max()) <= digests.PRIME
+    assert abs(float(weights.double().mean()) / digests.PRIME - 0.5) < 5 / math.sqrt(12 * weights.numel())
+    found = torch.cat([*digests.compressed(parts, key)])
+    groups = [5 + 70_000, 1 + digests.HASHED_BYTES + 9]  # a group ends where it has enough
+    lines = [min(digests.HASHED_BYTES, n - at) for n in groups for at in range(0, n, digests.HASHED_BYTES)]
+    assert len(copy) == len(found) == len(lines)
+    for line, size in zip(found.tolist(), lines, strict=True):
+        assert line == [255 * int(column.sum()) % digests.PRIME for column in weights[:size].T]
 
 
 def test_indicator_goes_through(tmp_path):

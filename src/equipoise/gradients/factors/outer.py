@@ -25,9 +25,11 @@ from equipoise.gradients.numerics import (
     ROWS_GROWTH,
     chunks,
     contracted,
+    host_waits,
     in_pieces,
     products_error,
     squared_rows,
+    squared_rows_in_float64,
     widen,
 )
 
@@ -152,8 +154,10 @@ def outer_norms(a: Tensor, b: Tensor) -> Tensor:
     """Squared norms of ``b_i (outer) a_i`` for one position, ``(|a_i| |b_i|)^2``.
 
     A tiny input times a huge gradient must not lose its norm to underflow: where squares of numbers may not
-    be float32, they are taken in float64.
+    be float32, they are taken in float64; all of them on a device, where looking at them would take longer.
     """
+    if host_waits(a.device):
+        return squared_rows_in_float64(a) * squared_rows_in_float64(b)
     both = torch.stack([squared_rows(t) for t in (a, b)])
     if a.shape[0]:
         low, high = torch.stack(torch.aminmax(both)).tolist()
