@@ -7,6 +7,8 @@ import statistics
 from collections.abc import Mapping
 from typing import Any
 
+from benchmarks.whole_data.problems import DESIGNS
+
 Cell = tuple[str, str, float | None]
 Done = Mapping[Cell, tuple[tuple[float, float], list[dict[str, Any]]]]
 
@@ -17,7 +19,12 @@ def rows(done: Done) -> list[dict[str, Any]]:
     for (data, method, epsilon), ((clip_norm, _), results) in done.items():
         accuracies = [result["accuracy"] for result in results]
         row = {"data": data, "method": method, "epsilon": epsilon, "clip_norm": clip_norm}
-        row |= {"rate": results[0]["rate"], "median": round(statistics.median(accuracies), 2)}
+        row |= {"model": DESIGNS[data].model, "steps": DESIGNS[data].steps, "draws": DESIGNS[data].draws}
+        row |= {
+            "batch": round(results[0]["batch"]),
+            "rate": results[0]["rate"],
+            "median": round(statistics.median(accuracies), 2),
+        }
         row |= {"lowest": round(min(accuracies), 2), "highest": round(max(accuracies), 2)}
         row["cpu_seconds"] = round(statistics.median(result["cpu_seconds"] for result in results), 2)
         for name in ("clipped", "asymmetry", "bias", "gradient", "noise"):

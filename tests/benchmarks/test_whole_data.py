@@ -92,7 +92,7 @@ def calls(monkeypatch):
         made.append((method, point, seed, split))
         # the test records would choose another point than the tuning does
         accuracy = point[1] if split == "test" else -abs(point[1] - 16)
-        return {"accuracy": accuracy, "cpu_seconds": 1.0, "rate": point[1]}
+        return {"accuracy": accuracy, "cpu_seconds": 1.0, "rate": point[1], "batch": 25}
 
     monkeypatch.setattr(cells, "measure", measure)
     return made

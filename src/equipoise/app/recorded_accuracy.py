@@ -1,0 +1,102 @@
+"""What the methods reached on whole public data sets, all tuned alike.
+
+The file is what `python -m benchmarks.whole_data --summary` writes; docs/measurements/whole-data.md tells how
+the figures came about.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from equipoise.app.contenders import SHORTHANDS
+from equipoise.methods.registry import registered
+
+__all__ = ["RecordedAccuracy", "recorded", "simplest_level"]
+
+FILE = Path(__file__).with_name("whole_data.json")
+
+LEVEL = 0.3
+"""Points of accuracy by which a method must be ahead before it is preferred to a simpler one."""
+
+SIMPLEST = ("dp-sgd", "auto-s")
+NEED_PUBLIC_RECORDS = ("pcdp-sgd", "public-warm-start")
+
+
+@dataclass(frozen=True)
+class RecordedAccuracy:
+    """One method on one data set at one budget.
+
+    Attributes:
+        data: the data set's name.
+        method: as `equipoise compare` names it.
+        epsilon: the budget; None where no noise was added.
+        median, lowest, highest: of the seeds' test accuracies, in percent.
+        model: as `equipoise train` names it; None for a model on features that it does not have.
+        clip_norm, rate: the settings that were chosen; the rate falls linearly to zero.
+        batch, steps: expected records per step, and the number of steps.
+        draws: batches in one pass over the records.
+    """
+
+    data: str
+    method: str
+    epsilon: float | None
+    median: float
+    lowest: float
+    highest: float
+    model: str | None
+    clip_norm: float
+    rate: float
+    batch: int
+    steps: int
+    draws: int
+
+    def __str__(self) -> str:
+        return f"{self.method} {self.median:.2f}% [{self.lowest:.2f}, {self.highest:.2f}]"
+
+    def changes(self) -> dict[str, Any]:
+        """The method, as fields of `RunSettings`."""
+        return dict(SHORTHANDS.get(self.method, {"method": self.method}))
+
+    def settings(self) -> dict[str, Any]:
+        """The settings, as fields of `RunSettings`."""
+        found = {"model": self.model, "batch_size": float(self.batch), "epochs": self.steps / self.draws}
+        found |= {"learning_rate": self.rate, "momentum": 0.0, "schedule": "linear"}
+        return {"clip_norm": f"{self.clip_norm:g}", **found, **self.changes()}
+
+
+@cache
+def _all() -> tuple[RecordedAccuracy, ...]:
+    names = RecordedAccuracy.__dataclass_fields__
+    rows = json.loads(FILE.read_text(encoding="utf-8"))
+    return tuple(RecordedAccuracy(**{name: row[name] for name in names}) for row in rows)
+
+
+def recorded(data: str, epsilon: float) -> list[RecordedAccuracy]:
+    """The private methods on a data set, at the recorded budget that is nearest in ratio; the best first.
+
+    Those on models that `equipoise train` has.
+    """
+    known = {*registered(), *SHORTHANDS}
+    rows = [row for row in _all() if row.data == data and row.model is not None and row.method in known]
+    rows = [row for row in rows if row.epsilon is not None]
+    if not rows:
+        return []
+    nearest = min({row.epsilon for row in rows}, key=lambda other: abs(math.log((other or 1.0) / epsilon)))
+    return sorted((row for row in rows if row.epsilon == nearest), key=lambda row: -row.median)
+
+
+def simplest_level(rows: list[RecordedAccuracy], public_records: bool) -> RecordedAccuracy:
+    """The simplest method that is level with the best, among those that can be used.
+
+    Args:
+        rows: the best first.
+        public_records: whether there are any.
+    """
+    rows = [row for row in rows if public_records or row.method not in NEED_PUBLIC_RECORDS]
+    simple = [row for name in SIMPLEST for row in rows if row.method == name]
+    return next(row for row in [*simple, *rows] if row.median >= rows[0].median - LEVEL)
