@@ -3,15 +3,17 @@
     torchrun --nproc_per_node 2 benchmarks/processes.py
 
 Efficiency is the CPU time of a step in one process over that of the busiest of n processes, times n: what is
-not computed by all of them once costs it. The ratio to plain FSDP2 is of wall times, in turn in one run:
-forward, backward and SGD of the mean loss on the same records. The bytes are those that a process keeps
-between two steps (parameters, optimiser state).
+not computed by all of them once costs it. Every forward holds public rows too, and n processes run n forwards
+where one runs one: "by rows" is what these leave of it. The ratio to plain FSDP2 is of wall times, in turn in
+one run: forward, backward and SGD of the mean loss on the same records. The share is of the parameters that a
+process keeps between two steps.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import statistics
 import subprocess
@@ -27,6 +29,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 
 import equipoise as eq
+from equipoise.training.forwards import PUBLIC_ROWS
 from tasks import _Block, _classification, _language
 
 
@@ -82,6 +85,7 @@ def resnet18() -> tuple[nn.Module, dict[str, Tensor], Callable[..., Tensor]]:
 
 TASKS: dict[str, tuple[Callable[[], Any], int]] = {
     "lm-256": (lambda: language(256), 16),
+    "lm-256-32": (lambda: language(256), 32),
     "lm-64": (lambda: language(64), 32),
     "resnet18": (resnet18, 32),
 }
@@ -115,17 +119,27 @@ def shard(model: nn.Module) -> nn.Module:
     return fully_shard(model)
 
 
-def cpu_seconds(name: str, steps: int) -> float:
-    """Median CPU time of a step of this process."""
-    taken, found = iter(private(name, False, steps)), []
+def cpu_seconds(name: str, steps: int) -> dict[str, Any]:
+    """CPU times of the steps of this process but the first, and the rows of a forward."""
+    run = private(name, False, steps)
+    taken, found = iter(run), []
     for _ in range(steps):
         before = time.process_time()
         next(taken)
         found.append(time.process_time() - before)
-    return statistics.median(found[1:])
+    size = run.settings.micro_batch_size
+    assert size is not None
+    passes = math.ceil(TASKS[name][1] / run.processes.count / size)
+    return {"seconds": found[1:], "rows": passes * (size + PUBLIC_ROWS)}
 
 
-def against_fsdp(name: str, steps: int) -> dict[str, float]:
+def spread(values: list[float], digits: int = 2) -> str:
+    """The median, and the quartiles in brackets."""
+    low, middle, high = statistics.quantiles(values, n=4, method="inclusive")
+    return f"{middle:.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]"
+
+
+def against_fsdp(name: str, steps: int) -> dict[str, Any]:
     """Wall times of private and plain steps of a sharded model, in turn, and what a process keeps."""
     run = private(name, True, steps)
     taken = iter(run)
@@ -153,7 +167,7 @@ def against_fsdp(name: str, steps: int) -> dict[str, float]:
     return {
         "private": statistics.median(mine[1:]),
         "plain": statistics.median(plain[1:]),
-        "ratio": statistics.median(ratios),
+        "ratios": ratios,
         "parameters_here": sum(p.numel() for p in kept),
         "parameters": sum(p.numel() for p in run.model.parameters()),
     }
@@ -180,15 +194,18 @@ def main() -> None:
         alone = [json.loads(done.stdout)]
     dist.broadcast_object_list(alone)
     for name in arguments.tasks:
-        seconds = torch.tensor([cpu_seconds(name, arguments.steps)], dtype=torch.float64)
+        here = cpu_seconds(name, arguments.steps)
+        seconds = torch.tensor(here["seconds"], dtype=torch.float64)
         dist.all_reduce(seconds, dist.ReduceOp.MAX)
         beside = against_fsdp(name, arguments.steps)
         if rank == 0:
-            efficiency = alone[0][name] / (count * float(seconds))
+            one, many = alone[0][name], seconds.tolist()
+            efficiency = statistics.median(one["seconds"]) / (count * statistics.median(many))
             print(
-                f"{name}: efficiency {efficiency:.2f} (a step {alone[0][name]:.3f} s of CPU in one process, "
-                f"{float(seconds):.3f} s in each of {count}); sharded {beside['ratio']:.2f} times "
-                f"plain FSDP2 ({beside['private']:.3f} s, {beside['plain']:.3f} s), "
+                f"{name}: efficiency {efficiency:.2f}, of {one['rows'] / (count * here['rows']):.2f} by rows "
+                f"(CPU s of a step {spread(one['seconds'], 3)} in one process, {spread(many, 3)} in the "
+                f"busier of {count}); sharded {spread(beside['ratios'])} times plain FSDP2 "
+                f"({beside['private']:.3f} s, {beside['plain']:.3f} s), "
                 f"{beside['parameters_here'] / beside['parameters']:.2f} of the parameters here",
                 flush=True,
             )

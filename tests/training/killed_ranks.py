@@ -3,6 +3,7 @@
 The environment says what goes wrong, in the first life of the processes alone:
 KILL_RANK, and KILL_AFTER (seconds) or KILL_STEP (between its release and the move of the parameters).
 KERNELS is "apart" where the processes find different kernels to be the fastest, and others after a restart.
+SHARDED shards the model.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ import time
 from pathlib import Path
 
 import torch
-from small_problems import RECORDS, loss, network, parameters, records
+from sharded_ranks import sharded, values
+from small_problems import RECORDS, loss, network, records
 
 import equipoise as eq
 from equipoise.gradients import engine
@@ -51,6 +53,9 @@ def main(run_dir: str) -> None:
         threading.Timer(float(os.environ["KILL_AFTER"]), die).start()
     began = time.monotonic()
     model = network(dropout=0.3)
+    if "SHARDED" in os.environ:
+        torch.distributed.init_process_group("gloo")
+        sharded(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.9)
     training = eq.PrivateTraining.start_or_resume(
         model,
@@ -76,7 +81,7 @@ def main(run_dir: str) -> None:
     result = training.run(progress=False, checkpoint_every=CHECKPOINT_EVERY)
     assert result.finished, result
     folder = Path(run_dir).parent
-    torch.save(parameters(model), folder / f"end{rank}.pt")
+    torch.save(values(model), folder / f"end{rank}.pt")
     (folder / f"seconds{rank}").write_text(str(time.monotonic() - began))
 
 

@@ -99,9 +99,21 @@ def test_another_number_of_processes_goes_on_and_is_charged_by_the_rules(tmp_pat
     ends(tmp_path, after)
 
 
-def check_killed_at(folder: Path, whole: Path, rank: int, share: float) -> None:
+#: What a model that is sharded needs, where its script makes the process group.
+SHARDED = {"SHARDED": "", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+
+
+@pytest.fixture(scope="module")
+def whole_sharded(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("whole-sharded")
+    launch(folder, **SHARDED)
+    check_booked_once(folder)
+    return folder
+
+
+def check_killed_at(folder: Path, whole: Path, rank: int, share: float, **told: object) -> None:
     seconds = float((whole / f"seconds{rank}").read_text())
-    launch(folder, restarts=1, KILL_RANK=rank, KILL_AFTER=share * seconds)
+    launch(folder, restarts=1, KILL_RANK=rank, KILL_AFTER=share * seconds, **told)
     check_booked_once(folder)
     # A run that had not begun when it was killed chose its kernels anew.
     assert (ends(folder) - ends(whole)).norm() <= 1e-5 * ends(whole).norm()
@@ -116,6 +128,13 @@ def test_torchrun_restarts_a_run_of_which_a_process_was_killed(tmp_path, whole):
 def test_torchrun_restarts_a_run_killed_at_ten_random_moments(tmp_path, whole, trial):
     rng = random.Random(trial)
     check_killed_at(tmp_path, whole, rng.randrange(2), rng.random())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("trial", range(10))
+def test_torchrun_restarts_a_sharded_run_killed_at_ten_random_moments(tmp_path, whole_sharded, trial):
+    rng = random.Random(100 + trial)
+    check_killed_at(tmp_path, whole_sharded, rng.randrange(2), rng.random(), **SHARDED)
 
 
 # ---- starting or resuming, in one process

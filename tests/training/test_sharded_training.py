@@ -12,11 +12,15 @@ from pathlib import Path
 import pytest
 import sharded_ranks
 import torch
+import torch.distributed as dist
 import torch.multiprocessing as mp
 from sharded_ranks import CASES, gpt2, trained, work
 from small_problems import network
+from torch.distributed.fsdp import fully_shard
 
 import equipoise as eq
+from equipoise.gradients import GradientEngine
+from equipoise.training.sharded_rows import ShardedRows
 
 
 @pytest.fixture(scope="module")
@@ -153,6 +157,37 @@ def test_exchanges_of_a_step_do_not_grow_with_the_number_of_tensors(is_sharded, 
         assert few == many
         assert few["broadcast_object_list"] <= 1 + is_sharded
         assert sum(few.values()) <= 16
+
+
+class TwoTypes(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = torch.nn.Linear(5, 4), torch.nn.Linear(4, 3, dtype=torch.float64)
+
+    def forward(self, x):
+        return self.second(self.first(x).double())
+
+
+def test_sums_have_the_same_type_with_rows_and_without_any():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        model = TwoTypes()
+        for layer in (model.first, model.second):
+            fully_shard(layer)
+        fully_shard(model)
+        batch = torch.randn(6, 5)
+        engine = GradientEngine(model, lambda model, x: model(x).square().sum(1), batch)
+        params = dict(model.named_parameters())
+        some, none = (
+            ShardedRows(engine(batch[:count]), params).weighted_sums(torch.ones(count, dtype=torch.float64))
+            for count in (6, 0)
+        )
+        assert {name: value.dtype for name, value in none.items()} == {
+            name: value.dtype for name, value in some.items()
+        }
+        assert some["second.weight"].dtype == torch.float64
+    finally:
+        dist.destroy_process_group()
 
 
 @pytest.mark.parametrize("lora", [False, True])

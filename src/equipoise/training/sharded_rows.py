@@ -11,7 +11,8 @@ from typing import Any
 from torch import Tensor
 
 from equipoise._collectives import BUCKET, reduce_scattered
-from equipoise._dtensor import is_dtensor
+from equipoise._dtensor import device_of, is_dtensor
+from equipoise.gradients.numerics import accumulation_dtype
 
 __all__ = ["ShardedRows"]
 
@@ -56,7 +57,12 @@ class ShardedRows:
     def _sums(self, names: list[str], weights: Tensor | Mapping[str, Tensor]) -> dict[str, Tensor]:
         if isinstance(weights, Mapping):
             weights = {name: weights[name] for name in names}
-        found = self._rows.select(names).weighted_sums(weights)
+        sums = self._rows.select(names).weighted_sums(weights)
+        # Alike in every process, also in one that has no rows to take a type and a device from.
+        found = {
+            name: total.to(device_of(self._params[name]), accumulation_dtype(self._params[name].dtype))
+            for name, total in sums.items()
+        }
         sharded = [name for name in names if is_dtensor(self._params[name])]
         tensors, like = [found.pop(name) for name in sharded], [self._params[name] for name in sharded]
         return found | dict(zip(sharded, reduce_scattered(tensors, like), strict=True))
