@@ -101,9 +101,19 @@ def killed_and_resumed(folder: Path) -> dict[str, Any]:
     again = resume(folder / "left", sharded(network(dtype=torch.float64, seed=4)))
     begun_at = again.steps_done
     again.run(progress=False)
+    ended = sharded(network(dtype=torch.float64, seed=5))
+    found = eq.PrivateTraining.start_or_resume(
+        ended,
+        torch.optim.Adam(ended.parameters()),
+        run_dir=folder / "whole",
+        loss=loss,
+        data=records(dtype=torch.float64),
+        sampling=whole.sampling,
+    )
     return {
         "whole": values(whole.model),
         "resumed": values(again.model),
+        "ended": values(ended) if found.run().finished else None,
         "begun at": begun_at,
         "epsilon": result.statement is not None,
     }

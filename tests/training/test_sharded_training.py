@@ -56,6 +56,7 @@ def test_a_sharded_run_is_resumed_with_its_records_and_noise(folder, by_rank):
     for found in (found["resumed"] for found in by_rank):
         assert found["begun at"] == 3
         assert torch.equal(found["whole"], found["resumed"])
+        assert torch.equal(found["whole"], found["ended"])
     for name in ("whole", "left"):
         lines = (folder / name / "private" / "journal.jsonl").read_text().splitlines()
         released = [json.loads(line)["index"] for line in lines if json.loads(line)["type"] == "release"]

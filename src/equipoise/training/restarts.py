@@ -14,6 +14,7 @@ from safetensors import safe_open
 from safetensors import torch as safetensors
 from torch import nn
 
+from equipoise._dtensor import with_values
 from equipoise.privacy import Budget, Journal, Sampling
 from equipoise.privacy.ledger.journal import CloseEntry, RunEntry, read_journal
 from equipoise.privacy.ledger.journal_records import book_end
@@ -130,8 +131,10 @@ class FinishedTraining:
         self.folder, self.model, self.processes = folder, model, processes
         text, content, steps, self._evaluation = processes.first(self._read)
         self._statement, self.steps_done = Statement.from_json(text), steps
-        # Tensors that share memory were written once.
-        model.load_state_dict(safetensors.load(content), strict=False)
+        # Tensors that share memory were written once. A sharded model takes its parts.
+        own, saved = model.state_dict(), safetensors.load(content)
+        parts = {name: with_values(value, own[name]) for name, value in saved.items() if name in own}
+        model.load_state_dict(saved | parts, strict=False)
 
     def _read(self) -> tuple[str, bytes, int, dict[str, float]]:
         folder = self.folder

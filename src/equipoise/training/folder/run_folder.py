@@ -23,7 +23,7 @@ from safetensors import SafetensorError
 from safetensors import torch as safetensors
 from torch import nn
 
-from equipoise._dtensor import all_values, local_part
+from equipoise._dtensor import all_values, is_dtensor, local_part
 from equipoise._files import PathLike, explained, make_folder, write_atomically
 from equipoise.report.json_files import RunFolderError, read_file, read_object
 from equipoise.training.folder.checkpoint import Checkpoints
@@ -193,9 +193,10 @@ def save_model(
         if name not in own:
             continue
         tensor = own[name]
-        part = local_part(tensor)
-        key = (part.data_ptr(), int(part.storage_offset()), tuple(tensor.shape))
-        if key in seen and part.numel():
+        # Whatever part a process holds, an empty one too: all have to come to the same answer.
+        place = id(tensor) if is_dtensor(tensor) else tensor.data_ptr()
+        key = (place, int(local_part(tensor).storage_offset()), tuple(tensor.shape))
+        if key in seen and tensor.numel():
             continue
         seen.add(key)
         # Of a sharded model every process has to gather each of them.
