@@ -94,7 +94,8 @@ class TrainingDraw:
             each = (fn(*rows, ids, along[place]) for rows, ids, place in self._pass(at))
         sums = sums_of(each)
         if self._processes.count > 1:
-            self._processes.all_well()
+            if self._rows.lockstep is None:  # whose last turn has told it
+                self._processes.all_well()
             sums = added_over_processes(sums)
         self._diagnostics.note_sums(self.token.name, sums)
         return sums
