@@ -14,7 +14,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["DEFAULT_MODEL", "DEFAULT_SETTINGS", "FALLBACK", "DefaultSettings", "default_settings"]
+from equipoise.app.option_checks import data_form
+
+__all__ = ["DEFAULT_MODEL", "DEFAULT_SETTINGS", "FALLBACK", "TABLES", "DefaultSettings", "default_settings"]
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,10 @@ FALLBACK = DefaultSettings()
 """For data and models that have no line of their own."""
 
 
+TABLES = DefaultSettings(schedule="linear")
+"""For tables: noise of the last steps weighs less than under a constant rate."""
+
+
 DEFAULT_SETTINGS: dict[tuple[str, str], DefaultSettings] = {
     ("digits", "mlp-tanh"): DefaultSettings(batch_size=718.5, epochs=40, clip_norm=0.1, learning_rate=3.0),
     ("mnist", "cnn-tanh"): DefaultSettings(
@@ -85,11 +91,12 @@ DEFAULT_MODEL: dict[str, str] = {
 
 
 def default_settings(data: str, model: str) -> DefaultSettings:
-    """Those of a pair of data set and model, or the fallback.
+    """Those of a pair of data set and model, of tables, or the fallback.
 
     >>> default_settings("mnist", "cnn-tanh").epsilon
     2.93
     >>> default_settings("my.module:records", "my.module:net") is FALLBACK
     True
     """
-    return DEFAULT_SETTINGS.get((data, model), FALLBACK)
+    usual = TABLES if data_form(data) == "table" else FALLBACK
+    return DEFAULT_SETTINGS.get((data, model), usual)

@@ -297,8 +297,8 @@ class PrivateTraining:
         that has ended the answer is its result, and the model gets its parameters.
 
         Args:
-            model, optimizer, run_dir, loss, data, sampling, method, budget, scheduler, augmentation, device,
-                collate, workers, owner, writers, on_create: as for the class.
+            model, optimizer, run_dir, loss, data, sampling, method, budget: as for the class.
+            scheduler, augmentation, device, collate, workers, owner, writers, on_create: as for the class.
             settings: the others of the class, such as `seed` or `ledger_file`.
 
         Raises:

@@ -31,7 +31,7 @@ import torch
 import torch.multiprocessing
 from torch import Tensor
 
-from equipoise.gradients.capture.random_numbers import GlobalState, random_numbers_from
+from equipoise.gradients.capture.random_numbers import GlobalState
 from equipoise.training.randomness import Randomness
 
 __all__ = ["ItemReader", "ReadingWorkers", "WorkersLostError"]
@@ -69,10 +69,13 @@ class ItemReader:
                 return items
             before.restore()
             self._draws_numbers = True
-        items = []
-        for number in numbers:
-            with random_numbers_from(randomness(f"item {number}")):
+        items, before = [], GlobalState()
+        try:
+            for number in numbers:
+                before.start(randomness(f"item {number}"))
                 items += self._items([number])
+        finally:
+            before.restore()
         return items
 
     def _items(self, numbers: list[int]) -> list[Any]:

@@ -1,0 +1,81 @@
+"""Train a small network on MNIST with Lightning, privately with equipoise.
+
+The folder of its four files is the argument.
+"""
+
+import gzip
+import json
+import sys
+from pathlib import Path
+
+import lightning
+import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
+
+import equipoise as eq
+from equipoise.integrations.lightning import fit
+
+EPOCHS, BATCH, RATE = 2, 256, 0.5
+
+
+def read(folder, part):
+    pixels = np.frombuffer(
+        gzip.decompress((folder / f"{part}-images-idx3-ubyte.gz").read_bytes()), np.uint8, offset=16
+    )
+    labels = np.frombuffer(
+        gzip.decompress((folder / f"{part}-labels-idx1-ubyte.gz").read_bytes()), np.uint8, offset=8
+    )
+    images = torch.tensor(pixels).reshape(-1, 1, 28, 28) / 127.5 - 1
+    return TensorDataset(images, torch.tensor(labels).long())
+
+
+class Classifier(lightning.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Sequential(
+            nn.Conv2d(1, 16, 8, 4), nn.Tanh(), nn.Flatten(), nn.Linear(576, 64), nn.Tanh(), nn.Linear(64, 10)
+        )
+
+    def validation_step(self, batch, index):
+        x, y = batch
+        self.log("accuracy", (self.net(x).argmax(1) == y).float().mean())
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=RATE)
+
+
+def record_losses(module, batch):
+    x, y = batch
+    return F.cross_entropy(module.net(x), y, reduction="none")
+
+
+def main(folder):
+    lightning.seed_everything(0)
+    train_set, test_set = read(folder, "train"), read(folder, "t10k")
+    module = Classifier()
+    trainer = lightning.Trainer(
+        accelerator="cpu",
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        num_sanity_val_steps=0,
+    )
+    training = fit(
+        trainer,
+        module,
+        loss=record_losses,
+        data=train_set,
+        sampling=eq.Poisson(expected_batch_size=BATCH, population=60_000, steps=EPOCHS * 60_000 // BATCH),
+        method=eq.DPSGD(clip_norm=1.0),
+        budget=eq.Budget(epsilon=3.0, delta=1e-5),
+        val_dataloaders=DataLoader(test_set, 1000),
+    )
+    accuracy = trainer.callback_metrics["accuracy"].item()
+    print(json.dumps({"accuracy": accuracy, "epsilon": training.statement().epsilon}))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
