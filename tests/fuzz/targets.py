@@ -24,6 +24,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import strategies as st
 from mutating import HOSTILE, mutated_bytes, mutated_json, mutated_lines, mutated_text, mutated_tree
+from PIL import Image
 from rich.console import Console
 from safetensors.torch import save_file
 from torch import nn
@@ -34,7 +35,7 @@ from equipoise.app import run_checks as saved
 from equipoise.app.contenders import parse_method_option, read_entries
 from equipoise.app.settings import RunSettings, parse_option
 from equipoise.data.features import extractors as features
-from equipoise.data.readers import cifar, idx, medmnist, tables, text
+from equipoise.data.readers import cifar, idx, image_folders, medmnist, schema, tables, text
 from equipoise.federated import Client, FedAvg, Reply, Request, simulate
 from equipoise.privacy import FullBatch, Journal, Ledger, Secrets
 from equipoise.report import read_run, render_page, summary
@@ -279,8 +280,52 @@ FORM = tables.Table(
     header=True,
     comment="#",
 )
+SCHEMA = b"""population = 6
+target = "group"
+missing = ["", "?"]
+[columns.age]
+type = "number"
+low = 0
+high = 100
+log = true
+[columns.member]
+type = "category"
+values = ["no", "yes"]
+other = false
+[columns.group]
+type = "category"
+values = ["a", "b"]
+"""
+ROWS = b"age,member,group\n30,yes,a\n50,no,b\n61,?,a\n,no,b\n7,yes,a\n99,no,b\n"
+
+
 LIBSVM = b"+1 1:0.5 3:2 # remark\n-1 2:1\n+1 1:-1e3\n"
 TSV = b"sentence\tlabel\na good film\t1\nnot 'so' good\t0\n"
+
+
+def _rows_by_schema(path: Path) -> None:
+    """A table of which either the rows or the schema are mutated; the other one is good."""
+    rows, columns = path.with_suffix(".csv"), path.with_suffix(".toml")
+    for good, content in ((rows, ROWS), (columns, SCHEMA)):
+        if not good.exists():
+            good.write_bytes(content)
+    schema.load_table(rows, columns, test=rows)
+
+
+def _png() -> bytes:
+    buffer = io.BytesIO()
+    Image.fromarray(np.arange(64, dtype=np.uint8).reshape(8, 8)).save(buffer, "png")
+    return buffer.getvalue()
+
+
+def _image_folder(path: Path) -> None:
+    """A folder of two classes, with one mutated image among good ones."""
+    for name in ("a", "b"):
+        place = path.parent / "photos" / name
+        place.mkdir(parents=True)
+        (place / "good.png").write_bytes(_png())
+    shutil.copy(path, path.parent / "photos" / "b" / "mutated.png")
+    image_folders.load_images(path.parent / "photos", "4x4x1", test=path.parent / "photos", population=3)
 
 
 def _npz(**arrays: Any) -> bytes:
@@ -520,6 +565,11 @@ def targets() -> tuple[Target, ...]:
         of_data("idx", "x-idx3-ubyte", [IDX, IDX_FLOATS], idx.read_idx, 500),
         of_data("idx.gz", "x-idx3-ubyte.gz", [gzip.compress(IDX)], idx.read_idx, 200),
         of_data("csv", "x.csv", [CSV], lambda p: tables.read_table(p, FORM), 400, ["yes", "a", "#", "?"]),
+        of_data("table by schema", "x.csv", [ROWS], _rows_by_schema, 300, ["yes", "a", "?"]),
+        of_data(
+            "schema", "x.toml", [SCHEMA], _rows_by_schema, 400, ["true", "[columns.age]", "low = nan", "inf"]
+        ),
+        of_data("image", "x.png", [_png()], _image_folder, 200),
         of_data(
             "libsvm", "x.svm", [LIBSVM], lambda p: tables.read_libsvm(p, 3), 400, ["+1", "0:1", "3:", "#"]
         ),

@@ -16,7 +16,14 @@ from dataclasses import dataclass
 
 from equipoise.app.option_checks import data_form
 
-__all__ = ["DEFAULT_MODEL", "DEFAULT_SETTINGS", "FALLBACK", "TABLES", "DefaultSettings", "default_settings"]
+__all__ = [
+    "DEFAULT_MODEL",
+    "DEFAULT_SETTINGS",
+    "FALLBACK",
+    "FALLBACK_OF_TABLES",
+    "DefaultSettings",
+    "default_settings",
+]
 
 
 @dataclass(frozen=True)
@@ -58,7 +65,7 @@ FALLBACK = DefaultSettings()
 """For data and models that have no line of their own."""
 
 
-TABLES = DefaultSettings(schedule="linear")
+FALLBACK_OF_TABLES = DefaultSettings(schedule="linear")
 """For tables: noise of the last steps weighs less than under a constant rate."""
 
 
@@ -98,5 +105,5 @@ def default_settings(data: str, model: str) -> DefaultSettings:
     >>> default_settings("my.module:records", "my.module:net") is FALLBACK
     True
     """
-    usual = TABLES if data_form(data) == "table" else FALLBACK
+    usual = FALLBACK_OF_TABLES if data_form(data) == "table" else FALLBACK
     return DEFAULT_SETTINGS.get((data, model), usual)
