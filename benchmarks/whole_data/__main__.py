@@ -19,6 +19,8 @@ from benchmarks.whole_data.problems import DESIGNS, Problem
 from benchmarks.whole_data.tables import summary, table
 
 METHODS = (*CONTENDERS, *PARTS)
+RESULTS = Path(__file__).with_name("results.jsonl")
+"""What was run so far."""
 
 
 def main() -> None:
@@ -26,7 +28,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--folder", type=Path, default=Path("data"), help="of the data sets")
-    parser.add_argument("--out", type=Path, default=Path("whole_data.jsonl"), help="one line per run")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="one line per run")
     parser.add_argument("--minutes", type=float, default=None, help="begin no run after so many")
     parser.add_argument("--data", nargs="+", choices=DESIGNS, default=list(DESIGNS))
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
