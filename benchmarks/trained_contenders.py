@@ -9,6 +9,7 @@ import json
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,27 +43,28 @@ def train(
     *,
     rate: float,
     seed: int,
-    momentum: float = 0.0,
+    optimizer: Callable[..., torch.optim.Optimizer] = torch.optim.SGD,
     micro_batch_size: int | None = None,
 ) -> eq.PrivateTraining:
-    """Train in place by SGD with a rate that falls linearly to 0; answers the training.
+    """Train in place with a rate that falls linearly to 0; answers the training.
 
     Args:
         epsilon: at `DELTA`; None for a method that has its noise multiplier, or adds no noise.
+        optimizer: of (parameters, lr=rate).
     """
-    optimizer = torch.optim.SGD(model.parameters(), lr=rate, momentum=momentum)
+    moves = optimizer(model.parameters(), lr=rate)
     steps = sampling.steps
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         training = eq.PrivateTraining(
             model,
-            optimizer,
+            moves,
             loss=loss,
             data=dict(data),
             sampling=sampling,
             method=method,
             budget=None if epsilon is None else eq.Budget(epsilon, DELTA),
-            scheduler=torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / steps),
+            scheduler=torch.optim.lr_scheduler.LambdaLR(moves, lambda step: 1 - step / steps),
             reproducible=True,
             seed=seed,
             allow_public_duplicates=True,  # they were set apart by number: equal ones are different records
@@ -105,7 +107,7 @@ class Contender:
             epsilon,
             rate=rate,
             seed=seed,
-            momentum=self.momentum,
+            optimizer=partial(torch.optim.SGD, momentum=self.momentum),
         )
 
 

@@ -127,14 +127,24 @@ def measure(
     model = problem.model()
     sampling = eq.Poisson(population / problem.draws, population, problem.steps)
     began = time.process_time()
+    contender = CONTENDERS["dp-sgd" if method in PARTS else method]
+    rate = contender.rate(clip_norm, length)
     if method in PARTS:
-        rate, budget = length / clip_norm, None
-        made = _part(method, clip_norm, sampling, epsilon)
+        made, budget = _part(method, clip_norm, sampling, epsilon), None
     else:
-        rate = CONTENDERS[method].rate(clip_norm, length)
-        made = CONTENDERS[method].make(clip_norm, PublicRecords(problem.public))
-        budget = epsilon if CONTENDERS[method].private else None
-    training = train(model, records, sampling, made, budget, rate=rate, seed=seed, micro_batch_size=4096)
+        made = contender.make(clip_norm, PublicRecords(problem.public))
+        budget = epsilon if contender.private else None
+    training = train(
+        model,
+        records,
+        sampling,
+        made,
+        budget,
+        rate=rate,
+        seed=seed,
+        optimizer=contender.optimizer,
+        micro_batch_size=4096,
+    )
     found = {"accuracy": accuracy(model, judges), "cpu_seconds": time.process_time() - began}
     found |= {"rate": rate, "population": population, "batch": sampling.expected_size}
     found["judges"] = len(judges["label"])

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+
+import torch
 
 import equipoise as eq
 from equipoise.methods import (
@@ -41,6 +44,7 @@ class Contender:
         scale: of its steps; Adam's are one long in every entry, far more than a mean of clipped gradients.
         by_clip_norm: whether its steps grow with the clip norm.
         clips: whether its clip norm is chosen; AUTO-S divides it out of a step length.
+        optimizer: takes its steps.
     """
 
     make: Make
@@ -48,6 +52,7 @@ class Contender:
     scale: float = 1.0
     by_clip_norm: bool = True
     clips: bool = True
+    optimizer: Callable[..., torch.optim.Optimizer] = torch.optim.SGD
 
     def rate(self, clip_norm: float, length: float) -> float:
         """The learning rate of a step length."""
@@ -67,6 +72,17 @@ CONTENDERS: dict[str, Contender] = {
     "scale-then-privatise": Contender(lambda clip, public: ScaleThenPrivatise(clip_norm=clip)),
     "adaclip": Contender(lambda clip, public: AdaClip(clip_norm=clip)),
     "dp-adam-bc": Contender(lambda clip, public: DPAdamBC(clip_norm=clip), scale=2**-8, by_clip_norm=False),
+    "dp-sgd, adam": Contender(
+        lambda clip, public: eq.DPSGD(clip_norm=clip),
+        scale=2**-8,
+        by_clip_norm=False,
+        optimizer=torch.optim.Adam,
+    ),
+    "dp-sgd, momentum": Contender(
+        lambda clip, public: eq.DPSGD(clip_norm=clip),
+        scale=0.1,
+        optimizer=partial(torch.optim.SGD, momentum=0.9),
+    ),
     "pcdp-sgd": Contender(lambda clip, public: eq.PCDPSGD(source=PublicSubspace(public), clip_norm=clip)),
     "public-warm-start": Contender(
         lambda clip, public: PublicWarmStart(public=public, inner=eq.DPSGD(clip_norm=clip))
