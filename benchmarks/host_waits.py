@@ -130,7 +130,7 @@ def waits_of_third_step(micro_batch_size: int = 300) -> collections.Counter[str]
     move = forwards.moved
     with (
         mock.patch.object(forwards, "moved", lambda nest, to: device.take(move(nest, to))),
-        mock.patch.object(digests, "_is_far", device.holds),
+        mock.patch.object(digests, "HASHED_WHERE_THEY_ARE", ("cpu",)),
         mock.patch.object(outer, "host_waits", return_value=True),
         _Followed(device),
         _Reads(device),

@@ -584,7 +584,7 @@ def test_digest():
 @pytest.mark.parametrize("is_far", [False, True], ids=["on the host", "on a device"])
 def test_keyed_digest(monkeypatch, is_far):
     """As the digest without key, and another key or purpose gives another one."""
-    monkeypatch.setattr(digests, "_is_far", lambda raw: is_far)
+    monkeypatch.setattr(digests, "HASHED_WHERE_THEY_ARE", ("cpu",) if is_far else ())
     key = bytes(range(32))
     a = {"w": torch.arange(1000.0), "b": {"x": 1.0, "y": Private(torch.ones(3))}}
     known = keyed_digest(a, key, "test")
@@ -613,7 +613,7 @@ def test_keyed_digest(monkeypatch, is_far):
 def test_what_is_hashed_on_a_device_is_copied_at_once(monkeypatch):
     """Each 16 KiB, in the order of all bytes, become four exact numbers, copied at once."""
     copies = []
-    monkeypatch.setattr(digests, "_is_far", lambda raw: True)
+    monkeypatch.setattr(digests, "HASHED_WHERE_THEY_ARE", ("cpu",))
     monkeypatch.setattr(Tensor, "cpu", lambda raw: copies.append(raw) or raw)
     # Several groups, one of them of many lines.
     monkeypatch.setattr(digests, "HASHED_AT_ONCE", 3 * digests.HASHED_BYTES)

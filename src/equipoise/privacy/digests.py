@@ -32,7 +32,7 @@ from typing import Any
 import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
-from equipoise.privacy.private import unwrap
+from equipoise.privacy.private import Private, unwrap
 
 __all__ = ["Digestible", "as_digest", "digest", "keyed_digest"]
 
@@ -53,7 +53,7 @@ def digest(tensors: Mapping[str, Any]) -> str:
         (True, False)
     """
     state = hashlib.blake2b(digest_size=16)
-    _update(state, tensors, lambda raw: state.update(_bytes_of(raw.cpu())))
+    _update(state, tensors, lambda raw: state.update(raw.cpu().reshape(-1).view(torch.uint8).numpy().data))
     return state.hexdigest()
 
 
@@ -77,22 +77,24 @@ def keyed_digest(value: Any, key: bytes, purpose: str) -> str:
     hashing = hashlib.blake2b(purpose.encode(), key=key, person=b"equipoise ghash").digest()[:32]
     bulk = Cipher(algorithms.AES(hashing), modes.GCM(bytes(12))).encryptor()
     state = hashlib.blake2b(purpose.encode() + b";", key=key, person=b"equipoise digest", digest_size=16)
+    tensors: list[torch.Tensor] = []
+    _update(state, value, tensors.append)
     on_device: list[torch.Tensor] = []
-
-    def take(raw: torch.Tensor) -> None:
-        if _is_far(raw):
-            on_device.append(raw)  # their bytes follow those of all others
-        else:
-            bulk.authenticate_additional_data(_bytes_of(raw.cpu()))
-
-    _update(state, value, take)
+    on_host: list[torch.Tensor] = []
+    for raw in tensors:
+        (on_device if raw.device.type in HASHED_WHERE_THEY_ARE else on_host).append(raw)
     if on_device:
         state.update(b"compressed;")
-        bulk.authenticate_additional_data(_bytes_of(torch.cat([*compressed(on_device, hashing)]).cpu()))
+        on_host.append(torch.cat([*compressed(on_device, hashing)]))
+    for raw in on_host:
+        bulk.authenticate_additional_data(raw.cpu().reshape(-1).view(torch.uint8).numpy().data)
     bulk.finalize()
     state.update(bulk.tag)
     return state.hexdigest()
 
+
+HASHED_WHERE_THEY_ARE = ("cuda",)
+"""Devices that compute in float64."""
 
 PRIME = 2**31 - 1
 HASHED_BYTES, HASH_NUMBERS = 2**14, 4
@@ -137,19 +139,10 @@ def _weights(key: bytes, device: torch.device) -> torch.Tensor:
     return (words & PRIME).view(HASHED_BYTES, HASH_NUMBERS).double().to(device)
 
 
-def _is_far(raw: torch.Tensor) -> bool:
-    """Whether its bytes are best hashed where they are: a GPU, which knows float64."""
-    return raw.device.type == "cuda"
-
-
-def _bytes_of(raw: torch.Tensor) -> Any:
-    return raw.reshape(-1).view(torch.uint8).numpy().data
-
-
 def _update(state: Any, value: Any, take: Callable[[torch.Tensor], None]) -> None:
     """Describe `value` to `state`; its tensors, contiguous and not empty, go to `take`."""
     if isinstance(value, torch.Tensor):
-        raw = unwrap(value).detach()
+        raw = (unwrap(value) if isinstance(value, Private) else value).detach()
         state.update(f"tensor {raw.dtype} {tuple(raw.shape)};".encode())
         # Of a DTensor, which several processes hold, the part that is here.
         raw = getattr(raw, "_local_tensor", raw).contiguous()
