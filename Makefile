@@ -13,7 +13,7 @@ PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11 p
 	"$$p" -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && { echo "$$p"; break; }; done)
 VENV ?= .venv
 EXTRAS ?= dev
-PYTEST_ARGS ?= -n auto --durations=15
+PYTEST_ARGS ?= -n auto --dist loadgroup --durations=15
 TRAIN_ARGS ?= --data digits
 
 comma := ,

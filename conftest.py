@@ -6,7 +6,7 @@ as a module, one would hide the other.
 
 from importlib.util import find_spec
 
-pytest_plugins = ["tests.passed_before"]
+pytest_plugins = ["tests.shared_fixtures", "tests.passed_before"]
 NEEDS = {
     "flwr": [
         "src/equipoise/federated/flower/*.py",

@@ -10,6 +10,10 @@ from __future__ import annotations
 from collections import defaultdict
 from pathlib import Path
 
+import pytest
+
+from tests.shared_fixtures import without_group
+
 
 def pytest_addoption(parser):
     parser.addoption("--write-passed", metavar="FILE", help="list the tests of the files that passed whole")
@@ -22,6 +26,7 @@ def pytest_configure(config):
         config.pluginmanager.register(PassedTests(Path(config.getoption("--write-passed"))))
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist adds to the names
 def pytest_collection_modifyitems(config, items):
     if not config.getoption("--leave-out"):
         return
@@ -39,7 +44,7 @@ class PassedTests:
         self.outcomes = defaultdict(set)  # by test
 
     def pytest_runtest_logreport(self, report):
-        self.outcomes[report.nodeid].add(report.outcome)
+        self.outcomes[without_group(report.nodeid)].add(report.outcome)
 
     def pytest_sessionfinish(self):
         whole = defaultdict(lambda: True)  # by file

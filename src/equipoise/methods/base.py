@@ -236,6 +236,7 @@ class Setting:
             of_gradient: the gradient's.
 
         Example:
+            >>> from equipoise.privacy import Poisson, Unit
             >>> sampling = Poisson(20, 1000, 5)
             >>> of_users = Setting(sampling=sampling, unit=Unit("user", 8))
             >>> Setting(sampling=sampling).count_noise(2.0, 7.0), of_users.count_noise(2.0, 7.0)
