@@ -12,6 +12,7 @@ from equipoise.gradients import GradientEngine
 from equipoise.gradients.capture.isolation import undisturbed
 from equipoise.gradients.capture.random_numbers import RARE, use_of_random_numbers
 from equipoise.gradients.capture.recorder import PlanMismatch
+from equipoise.gradients.checks.errors import CrossRecordError
 from equipoise.gradients.checks.record_trials import FREE, HELD, RecordTrials
 
 OWN = torch.Generator()
@@ -90,8 +91,10 @@ def test_records_are_compared_under_the_numbers_that_matter(name):
     model, x = Runs(forward), torch.randn(3, 4)
     trials = RecordTrials(model, losses, x)
     found = [one for one, _ in trials._random_numbers(x)]
-    if not numbers:
-        assert found[1:] == ([FREE[0]] if dropout else [])
+    if not numbers and not dropout:
+        assert found[1:] == []
+    elif not numbers:  # nothing but dropout: one trial with it
+        assert found[1:] == [FREE[0]]
     elif name != "torch, of its own":  # its numbers are the same each time
         assert {*found} >= {*HELD[:2], *FREE} or name == "dropout beneath the functions"
 
@@ -136,3 +139,55 @@ def test_attention_without_dropout_takes_no_random_numbers(share, whose):
 
     found = use_of_random_numbers(run, 2, 4)
     assert (found == "none") is (whose == "none")
+
+
+def put_back():
+    """A number of NumPy's that leaves no trace, as in a context that puts generators back."""
+    state = np.random.get_state()
+    number = np.random.rand()
+    np.random.set_state(state)
+    return number
+
+
+def copied():
+    generator = random.Random()
+    generator.setstate(random.getstate())
+    return generator.random()
+
+
+class Centres(nn.Module):
+    """Takes the mean of the batch off, by a coin."""
+
+    def __init__(self, coin, share, dropout):
+        super().__init__()
+        self.coin, self.share = coin, share
+        self.dropout, self.layer = nn.Dropout(dropout), nn.Linear(4, 4)
+
+    def forward(self, x):
+        x = self.dropout(x)
+        return self.layer(x - x.mean(0) if self.coin() < self.share else x)
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+@pytest.mark.parametrize("share", [0.5, 0.1, 0.002])
+@pytest.mark.parametrize("coin", [put_back, copied])
+def test_numbers_that_nobody_sees_are_tried(coin, share, dropout):
+    with pytest.raises(CrossRecordError):
+        GradientEngine(Centres(coin, share, dropout), losses, torch.randn(5, 4))
+
+
+class Flips(nn.Module):
+    """The same sign for all records of a forward, by a coin."""
+
+    def __init__(self, coin):
+        super().__init__()
+        self.coin, self.layer = coin, nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.layer(x) * (1 if self.coin() < 0.5 else -1) - 1
+
+
+@pytest.mark.parametrize(("coin", "follows"), [(put_back, True), (copied, True), (lambda: 0.1, False)])
+def test_a_number_that_nobody_sees_is_known_as_such(coin, follows):
+    x = torch.randn(3, 4)
+    assert RecordTrials(Flips(coin), losses, x).follow_unseen_numbers(x) is follows

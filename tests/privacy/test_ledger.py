@@ -4,6 +4,7 @@ import json
 import math
 import os
 import signal
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -608,6 +609,26 @@ def test_keyed_digest(monkeypatch, is_far):
     assert len(set(found)) == len(found)
     with pytest.raises(ValueError, match="32"):
         keyed_digest(a, b"short", "test")
+
+
+class Far(Tensor):
+    """A tensor that says that it lies elsewhere."""
+
+    device = property(lambda self: SimpleNamespace(type="far"))
+
+
+def test_a_digest_tells_which_tensors_were_hashed_on_a_device(monkeypatch):
+    """Or two tensors that change places between host and device would have one digest."""
+    monkeypatch.setattr(digests, "HASHED_WHERE_THEY_ARE", ("far",))
+    monkeypatch.setattr(digests, "compressed", lambda far, key: [one.as_subclass(Tensor) for one in far])
+    one, other = torch.arange(5.0), torch.arange(5.0) + 1
+    nests = [
+        {"a": one, "b": other.as_subclass(Far)},
+        {"a": one.as_subclass(Far), "b": other},
+        {"a": other, "b": one.as_subclass(Far)},
+        {"a": other.as_subclass(Far), "b": one},
+    ]
+    assert len({keyed_digest(nest, bytes(32), "test") for nest in nests}) == 4
 
 
 def test_what_is_hashed_on_a_device_is_copied_at_once(monkeypatch):

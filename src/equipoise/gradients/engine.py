@@ -36,6 +36,7 @@ from equipoise.gradients.checks.record_mixing import MANY, exchanged, find_mixin
 from equipoise.gradients.checks.record_trials import (
     RecordTrials,
     away_from_zero,
+    may_follow_numbers,
     random_numbers_that_matter,
 )
 from equipoise.gradients.checks.row_comparison import rows_differ
@@ -544,21 +545,15 @@ class GradientEngine:
         change = exchanged(batch, 0)
         weights = 0.5 + torch.rand(num_records(batch) - 1, generator=torch.Generator().manual_seed(0))
 
-        drawn: list[str] = []  # whose random numbers the rows asked for
-
         def others(batch: Any, level: float | None, seed: int) -> FactoredGradients:
             """The rows of all records but the first."""
             with undisturbed(self.model, seed, dropout=level is None, level=level or MIDDLE):
-                state = GlobalState(*{p.device for p in self.model.parameters()})
-                rows = self._by_plan(batch, params).rows(slice(1, None))
-                drawn.extend(state.moved())
-                return rows
+                return self._by_plan(batch, params).rows(slice(1, None))
 
-        for numbers in self._random_numbers(batch, params, drawn):
+        for numbers in self._random_numbers(batch, params):
             try:
                 before, after = others(batch, *numbers), others(change.batch, *numbers)
             except PlanMismatch:
-                drawn.append("not known")
                 continue  # such records are computed by themselves
             assert self._latest is not None
             whole = before.row_norms()
@@ -578,17 +573,10 @@ class GradientEngine:
                 raise CrossRecordError(None, None, gradients_of=names)
 
     def _random_numbers(
-        self, batch: Any, params: Mapping[str, Tensor] | None, drawn: Sequence[str]
+        self, batch: Any, params: Mapping[str, Tensor] | None
     ) -> Iterator[tuple[float | None, int]]:
-        """Random ones, dropout too, and those under which rows without dropout are others.
-
-        Args:
-            batch, params: as for `refuse_mixed_rows`.
-            drawn: is filled while the first ones are used.
-        """
+        """Random ones, dropout too, and those under which rows without dropout are others."""
         yield None, 0
-        if not drawn:  # under all others the rows are the same
-            return
         few = take_records(batch, slice(LARGE))
 
         def measured(level: float | None, seed: int) -> tuple[Tensor, Asked]:
@@ -597,7 +585,7 @@ class GradientEngine:
             return norms, asked
 
         try:
-            if measured(MIDDLE, 0)[1].numbers:
+            if may_follow_numbers(measured):
                 yield from random_numbers_that_matter(measured)
         except PlanMismatch:
             return

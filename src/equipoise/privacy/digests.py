@@ -84,7 +84,8 @@ def keyed_digest(value: Any, key: bytes, purpose: str) -> str:
     for raw in tensors:
         (on_device if raw.device.type in HASHED_WHERE_THEY_ARE else on_host).append(raw)
     if on_device:
-        state.update(b"compressed;")
+        places = [at for at, raw in enumerate(tensors) if raw.device.type in HASHED_WHERE_THEY_ARE]
+        state.update(f"hashed where they are: {places};".encode())
         on_host.append(torch.cat([*compressed(on_device, hashing)]))
     for raw in on_host:
         bulk.authenticate_additional_data(raw.cpu().reshape(-1).view(torch.uint8).numpy().data)

@@ -306,7 +306,7 @@ def _is_random(func: Any, args: tuple, kwargs: Mapping[str, Any]) -> bool:
 @cache
 def _dropout_place(func: Any) -> int | None:
     """Which argument of an attention is its share of dropout; None for other operations."""
-    if "attention" not in func._schema.name:
+    if func.namespace != "aten" or "attention" not in func._schema.name:
         return None
     names = [argument.name for argument in func._schema.arguments]
     return names.index("dropout_p") if "dropout_p" in names else None

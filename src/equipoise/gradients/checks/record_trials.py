@@ -38,7 +38,13 @@ from equipoise.gradients.engine_inputs import (
     trainable_parameters,
 )
 
-__all__ = ["RecordTrials", "away_from_zero", "random_numbers_that_matter"]
+__all__ = [
+    "RecordTrials",
+    "away_from_zero",
+    "follows_unseen_numbers",
+    "may_follow_numbers",
+    "random_numbers_that_matter",
+]
 
 
 HeldNumbers = tuple[float | None, int]
@@ -165,20 +171,28 @@ class RecordTrials:
         host.params = {name: p.detach().cpu().requires_grad_() for name, p in self.params.items()}
         return host._model, host.losses, map_records(Tensor.cpu, batch)
 
+    def follow_unseen_numbers(self, batch: Any) -> bool:
+        """Whether random numbers change losses, though none were seen to be asked for."""
+        return follows_unseen_numbers(lambda *numbers: self._measured(batch, *numbers)[1:])
+
+    def _measured(self, batch: Any, level: float | None, seed: int) -> tuple[TracedLosses, Tensor, Asked]:
+        asked = Asked()
+
+        def run(records: Any) -> Tensor:
+            nonlocal asked
+            with undisturbed(self._model, seed, dropout=level is None, level=level or MIDDLE) as asked:
+                return self.evaluate(records)
+
+        losses = TracedLosses.of(run, batch)
+        return losses, losses.values, asked
+
     def _random_numbers(self, batch: Any) -> Iterator[tuple[HeldNumbers, TracedLosses]]:
         """Those under which losses are others than under the first ones, and the losses."""
         found: dict[HeldNumbers, TracedLosses] = {}
 
         def measured(level: float | None, seed: int) -> tuple[Tensor, Asked]:
-            asked = Asked()
-
-            def run(records: Any) -> Tensor:
-                nonlocal asked
-                with undisturbed(self._model, seed, dropout=level is None, level=level or MIDDLE) as asked:
-                    return self.evaluate(records)
-
-            found[level, seed] = TracedLosses.of(run, batch)
-            return found[level, seed].values, asked
+            found[level, seed], values, asked = self._measured(batch, level, seed)
+            return values, asked
 
         for numbers in random_numbers_that_matter(measured):
             if numbers not in found:
@@ -186,33 +200,49 @@ class RecordTrials:
             yield numbers, found[numbers]
 
 
-def random_numbers_that_matter(
-    measured: Callable[[float | None, int], tuple[Tensor, Asked]],
-) -> Iterator[HeldNumbers]:
+Measured = Callable[[float | None, int], tuple[Tensor, Asked]]
+"""Measures something of records under random numbers of a quantile and a seed, and what was asked for."""
+
+
+def random_numbers_that_matter(measured: Measured) -> Iterator[HeldNumbers]:
     """Quantile and seed of the random numbers to compare records under.
 
     Args:
-        measured: measured(quantile, seed) -> something of the records under these numbers, and what was asked
-            for meanwhile.
+        measured: called with a quantile and a seed.
 
     Yields:
         The middle ones, and those under which other things are measured.
     """
     usual, asked = measured(MIDDLE, 0)
     yield MIDDLE, 0
-    if not asked.numbers:  # under other constant numbers the same is measured
-        yield from FREE[:1] if asked.dropout else ()
+    if not (asked.dropout or _may_follow(measured, usual, asked)):
         return
-
-    def differs(numbers: HeldNumbers) -> bool:
-        try:
-            return not torch.equal(measured(*numbers)[0], usual)
-        except Exception:  # numbers that the model does not take, such as those that drop all tokens
-            return False
-
-    differ = [numbers for numbers in HELD if differs(numbers)]
+    differ = [numbers for numbers in HELD if _differs(measured, usual, numbers)]
     yield from differ
-    yield from FREE if differ or differs((MIDDLE, 1)) else FREE[:1]
+    yield from FREE if differ or _differs(measured, usual, (MIDDLE, 1)) else FREE[:1]
+
+
+def may_follow_numbers(measured: Measured) -> bool:
+    """Whether other random numbers may change what is measured; dropout aside."""
+    return _may_follow(measured, *measured(MIDDLE, 0))
+
+
+def follows_unseen_numbers(measured: Measured) -> bool:
+    """Whether random numbers change what is measured, though none were seen to be asked for."""
+    usual, asked = measured(MIDDLE, 0)
+    return not asked.numbers and _may_follow(measured, usual, asked)
+
+
+def _may_follow(measured: Measured, usual: Tensor, asked: Asked) -> bool:
+    # Numbers of a generator that is copied, or put back, are asked for unseen: try two of every model.
+    return asked.numbers or any(_differs(measured, usual, numbers) for numbers in HELD[:2])
+
+
+def _differs(measured: Measured, usual: Tensor, numbers: HeldNumbers) -> bool:
+    try:
+        return not torch.equal(measured(*numbers)[0], usual)
+    except Exception:  # numbers that the model does not take, such as those that drop all tokens
+        return False
 
 
 def away_from_zero(model: nn.Module, loss: Loss, batch: Any) -> dict[str, Tensor]:
