@@ -1126,7 +1126,7 @@ MUTATIONS = (
     Mutation(
         "rows are compared under random numbers of one seed",
         "gradients/engine.py",
-        (("            if measured(MIDDLE, 0)[1].numbers:\n", "            if False:\n"),),
+        (("            if may_follow_numbers(measured):\n", "            if False:\n"),),
         ("tests/gradients/test_zoo.py::test_zoo[custom function whose backward mixes by a rare coin]",),
     ),
     Mutation(
@@ -1228,5 +1228,17 @@ MUTATIONS = (
             ),
         ),
         ("tests/privacy/test_ledger.py::test_what_is_hashed_on_a_device_is_copied_at_once",),
+    ),
+    Mutation(
+        "random numbers that nobody saw are not tried",
+        "gradients/checks/record_trials.py",
+        (("return asked.numbers or any(", "return asked.numbers and any("),),
+        ("tests/gradients/test_asked_numbers.py::test_numbers_that_nobody_sees_are_tried[put_back-0.1-0.0]",),
+    ),
+    Mutation(
+        "a digest does not tell which tensors were hashed on a device",
+        "privacy/digests.py",
+        (("hashed where they are: {places};", "hashed where they are;"),),
+        ("tests/privacy/test_ledger.py::test_a_digest_tells_which_tensors_were_hashed_on_a_device",),
     ),
 )

@@ -200,11 +200,11 @@ class RecordTrials:
             yield numbers, found[numbers]
 
 
-Measured = Callable[[float | None, int], tuple[Tensor, Asked]]
+MeasuredUnder = Callable[[float | None, int], tuple[Tensor, Asked]]
 """Measures something of records under random numbers of a quantile and a seed, and what was asked for."""
 
 
-def random_numbers_that_matter(measured: Measured) -> Iterator[HeldNumbers]:
+def random_numbers_that_matter(measured: MeasuredUnder) -> Iterator[HeldNumbers]:
     """Quantile and seed of the random numbers to compare records under.
 
     Args:
@@ -222,23 +222,23 @@ def random_numbers_that_matter(measured: Measured) -> Iterator[HeldNumbers]:
     yield from FREE if differ or _differs(measured, usual, (MIDDLE, 1)) else FREE[:1]
 
 
-def may_follow_numbers(measured: Measured) -> bool:
+def may_follow_numbers(measured: MeasuredUnder) -> bool:
     """Whether other random numbers may change what is measured; dropout aside."""
     return _may_follow(measured, *measured(MIDDLE, 0))
 
 
-def follows_unseen_numbers(measured: Measured) -> bool:
+def follows_unseen_numbers(measured: MeasuredUnder) -> bool:
     """Whether random numbers change what is measured, though none were seen to be asked for."""
     usual, asked = measured(MIDDLE, 0)
     return not asked.numbers and _may_follow(measured, usual, asked)
 
 
-def _may_follow(measured: Measured, usual: Tensor, asked: Asked) -> bool:
+def _may_follow(measured: MeasuredUnder, usual: Tensor, asked: Asked) -> bool:
     # Numbers of a generator that is copied, or put back, are asked for unseen: try two of every model.
     return asked.numbers or any(_differs(measured, usual, numbers) for numbers in HELD[:2])
 
 
-def _differs(measured: Measured, usual: Tensor, numbers: HeldNumbers) -> bool:
+def _differs(measured: MeasuredUnder, usual: Tensor, numbers: HeldNumbers) -> bool:
     try:
         return not torch.equal(measured(*numbers)[0], usual)
     except Exception:  # numbers that the model does not take, such as those that drop all tokens
