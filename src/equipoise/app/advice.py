@@ -54,9 +54,6 @@ MEASURED = {
     "scattering, Fashion-MNIST": Measured("accuracy", "Fashion-MNIST, epsilon 2.7", "89.48", "86.35"),
     "dice-sgd": Measured("comparison", "MNIST, 10,000 records, epsilon 3", "92.00", "97.02"),
     "dp-c4-plus": Measured("comparison", "MNIST, 10,000 records, epsilon 3", "95.96", "97.02"),
-    "dp-adam-bc": Measured(
-        "whole-data", "Fashion-MNIST, few features, 100 steps, epsilon 3", "85.84", "83.87"
-    ),
     "pcdp-sgd": Measured("comparison", "MNIST, 10,000 records, epsilon 3", "90.52", "97.02"),
 }
 """Every figure that advice quotes, by what it speaks for."""
@@ -172,11 +169,6 @@ def _worth_trying(chosen: RunSettings, asked: AdviceSettings, experiment: Experi
         found.append(
             "--model scatter-linear, fixed features and few parameters: "
             f"{MEASURED[f'scattering, {NAMES[resolved.data]}']} of cnn-tanh."
-        )
-    if resolved.data in NAMES:
-        found.append(
-            "--method dp-adam-bc, which scales entries, with --learning-rate 0.06 and --momentum 0: "
-            f"{MEASURED['dp-adam-bc']}."
         )
     found.append(
         "--method sgd on data that need no protection: the same loop without privacy shows its price."
