@@ -1,6 +1,6 @@
 """Trained at one budget with four kinds of noise and draws, each at its best learning rate.
 
-    python -m benchmarks.noise_over_steps_trained --data mnist [--folder FOLDER] [--out FILE]
+    python -m benchmarks.noise_over_steps_trained --data mnist [--folder FOLDER] [--epsilon 8 3 1] [--out F]
 
 The small network on 55,000 of the training records, 400 steps of 1,100, clip norm 0.3, SGD with a rate that
 falls linearly to 0. The rate is the one of 2, 4, 8, ... 64 with the best accuracy on the other 5,000 training
@@ -35,10 +35,11 @@ def main() -> None:
     )
     parser.add_argument("--data", choices=("mnist", "fashion-mnist"), required=True)
     parser.add_argument("--folder", default=None)
+    parser.add_argument("--epsilon", type=float, nargs="+", default=EPSILONS)
     parser.add_argument("--out", type=Path, default=Path("noise_over_steps.jsonl"))
     given = parser.parse_args()
     images = Images.load(given.data, given.folder, POISSON.population)
-    for epsilon in EPSILONS:
+    for epsilon in given.epsilon:
         for name, contender in CONTENDERS.items():
             found = tuned(contender, images, epsilon, seeds=(1, 2, 3))
             append(given.out, {"data": given.data, "epsilon": epsilon, "name": name, **found})
