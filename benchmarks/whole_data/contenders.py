@@ -7,7 +7,7 @@ every gradient is clipped and all agree.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -95,3 +95,20 @@ CONTENDERS: dict[str, Contender] = {
     "ef-sgd": Contender(lambda clip, public: EFSGD(clip_norm=clip), private=False),
 }
 """In the order in which they are worth knowing. `sgd`, `clip-sgd` and `ef-sgd` add no noise."""
+
+MOMENTUM = 0.9
+
+for _name in (
+    "sgd",
+    "auto-s",
+    "public-warm-start",
+    "dp-mf",
+    "disk",
+    "dice-sgd",
+    "dc-dpsgd",
+    "pcdp-sgd",
+    "dp-c4-plus",
+):
+    CONTENDERS[f"{_name}, momentum"] = replace(
+        CONTENDERS[_name], scale=1 - MOMENTUM, optimizer=partial(torch.optim.SGD, momentum=MOMENTUM)
+    )
