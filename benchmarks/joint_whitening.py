@@ -16,6 +16,7 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -25,11 +26,12 @@ from torch.nn import functional as F
 import equipoise as eq
 from benchmarks.trained_contenders import DELTA, append
 from benchmarks.whole_data.cells import SEEDS, TUNING_SEEDS
+from benchmarks.whole_data.contenders import MOMENTUM
 from benchmarks.whole_data.problems import DESIGNS, Problem, Split
 from equipoise.privacy.accounting.calibrate import calibrate_noise_multiplier
 
 RATES = (0.4, 1.6, 6.4, 25.6)
-CLIP_NORM, MOMENTUM = 1.0, 0.9
+CLIP_NORM = 1.0
 LEAST_DAMPING = 1e-4
 
 
@@ -58,14 +60,14 @@ class Whitening:
         """
         values, vectors = torch.linalg.eigh(moment)
         values = values.clamp(min=0)
-        # what lies below the norm of the noise cannot be told from it
+        # What lies below the norm of the noise cannot be told from it.
         damping = max(LEAST_DAMPING, std * math.sqrt(2 * len(values)))
         half = (values + damping).rsqrt()
         half *= (values.sum() / (half.square() * values).sum()).sqrt()
         return (vectors * half) @ vectors.T
 
 
-def train(problem: Problem, split: Split, epsilon: float, share: float, rate: float, seed: int) -> float:
+def train(problem: Problem, epsilon: float, share: float, split: Split, rate: float, seed: int) -> float:
     """The accuracy, in percent."""
     records, judges = problem.parts(split)
     inputs, labels = records["input"], records["label"]
@@ -134,18 +136,7 @@ def main() -> None:
         for epsilon in given.epsilons:
             for share in given.shares:
                 began = time.process_time()
-
-                def run(
-                    split: Split,
-                    rate: float,
-                    seed: int,
-                    problem: Problem = problem,
-                    epsilon: float = epsilon,
-                    share: float = share,
-                ) -> float:
-                    return train(problem, split, epsilon, share, rate, seed)
-
-                rate, found = tuned(run)
+                rate, found = tuned(partial(train, problem, epsilon, share))
                 row = {"data": name, "epsilon": epsilon, "share": share, "rate": rate}
                 row |= {"median": round(statistics.median(found), 2)}
                 row |= {"lowest": round(min(found), 2), "highest": round(max(found), 2)}
