@@ -67,6 +67,23 @@ MUTATIONS = (
         ("tests/privacy/test_noise.py::test_noise_keeps_its_scale_over_the_whole_range",),
     ),
     Mutation(
+        "two devices make the same numbers of one stream",
+        "privacy/noise/streams.py",
+        (
+            (
+                "if std != 0:\n            self._bytes +=",
+                "if std != 0 and torch.device('cpu') in ranges:\n            self._bytes +=",
+            ),
+        ),
+        ("tests/privacy/test_noise.py::test_a_stream_has_one_place_for_all_devices",),
+    ),
+    Mutation(
+        "ChaCha20 of half its rounds",
+        "privacy/noise/chacha20.py",
+        (("range(10)", "range(5)"),),
+        ("tests/privacy/test_noise.py::test_the_key_stream_is_chacha20",),
+    ),
+    Mutation(
         "epochs counted as if draws left no gaps",
         "privacy/ledger/run_record.py",
         (("self.plan.event(self.used, self.epochs)", "self.plan.event(self.used)"),),

@@ -8,6 +8,7 @@ import random
 import numpy as np
 import pytest
 import torch
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 from privacy_rows import Flat, rows
 from scipy import stats
 
@@ -25,6 +26,7 @@ from equipoise.privacy import (
     clip,
 )
 from equipoise.privacy.noise import streams
+from equipoise.privacy.noise.chacha20 import key_stream
 from equipoise.privacy.noise.streams import NormalStream
 
 SIZE = 40_000
@@ -54,7 +56,7 @@ def test_a_key_follows_no_generator_of_the_process(in_memory, tmp_path):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-def test_noise_passes_kolmogorov_smirnov_at_its_scale_only(dtype):
+def test_noise_passes_kolmogorov_smirnov_at_its_scale_only(dtype, cipher):
     noise = released_noise(1.5, 2.0, dtype)
     assert noise.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
     sample = noise.double().numpy()
@@ -149,7 +151,7 @@ def test_noise_does_not_depend_on_threads():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_normals_in_the_tail(dtype):
+def test_normals_in_the_tail(dtype, cipher):
     """Four million numbers: moments, extremes and tail counts of a normal; no infinity, no zero run."""
     x = NormalStream(b"t" * 32).draw(4_000_000, 1.0, dtype).double()
     assert torch.isfinite(x).all()
@@ -225,13 +227,60 @@ def test_zero_noise_only_where_asked():
     assert bool((NormalStream(bytes(32)).draw(3, 1.0) != 0).all())
 
 
+# ---- on devices other than the CPU
+
+
+@pytest.fixture(params=["cpu", "other"])
+def cipher(request, monkeypatch):
+    """Numbers are made on the CPU, by its own cipher or by that of other devices."""
+    if request.param == "other":
+        monkeypatch.setattr(streams._ChaCha, "blocks_at_once", 2)
+        monkeypatch.setattr(streams, "_Aes", lambda key: streams._ChaCha(key, torch.device("cpu")))
+    return request.param
+
+
+@pytest.mark.parametrize("first", [0, 5, 2**31 - 1, 2**32 - 2, 2**32 + 3, 2**40 + 3])
+def test_the_key_stream_is_chacha20(first):
+    key, expected = os.urandom(32), b""
+    for block in range(first, first + 3):
+        nonce = block.to_bytes(8, "little") + bytes(8)
+        expected += Cipher(algorithms.ChaCha20(key, nonce), None).encryptor().update(bytes(64))
+    assert bytes(key_stream(key, first, 3).view(torch.uint8).tolist()) == expected
+
+
+def test_no_two_ciphers_have_one_key():
+    """A stream whose numbers lie on two devices takes both ciphers."""
+    key = b"k" * 32
+    assert key not in (streams._ChaCha(key, torch.device("meta"))._key, bytes(32))
+    assert streams._Aes(key)._key == key
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_stream_has_one_place_for_all_devices(dtype):
+    """Sums of one release that lie on two devices never share a number."""
+    whole, other = NormalStream(b"k" * 32), NormalStream(b"k" * 32)
+    whole.draw(17, 1.0, dtype)
+    assert other.draw(17, 1.0, dtype, "meta").device.type == "meta"
+    assert torch.equal(whole.draw(9, 1.0, dtype), other.draw(9, 1.0, dtype))
+
+
+def test_each_device_makes_its_ranges_of_one_stream():
+    like = {"a": torch.empty(7), "far": torch.empty(4, 5, device="meta"), "b": torch.empty(9)}
+    found = streams.normals(streams.ReleaseStreams(lambda purpose: b"k" * 32), like, 1.0)
+    whole = NormalStream(b"k" * 32).draw(36, 1.0)
+    assert torch.equal(found["a"], whole[:7])
+    assert torch.equal(found["b"], whole[27:])
+    assert found["far"].device.type == "meta"
+    assert found["far"].shape == (4, 5)
+
+
 # ---- parts of a stream, for processes that hold a part of a sum each
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("count", [1, 2, 17, 2**18 - 1, 2**18, 3 * 2**18 + 5])
 @pytest.mark.parametrize("processes", [1, 2, 3])
-def test_joined_ranges_of_processes_are_the_whole_stream(dtype, count, processes):
+def test_joined_ranges_of_processes_are_the_whole_stream(dtype, count, processes, cipher):
     whole, again = NormalStream(b"k" * 32), NormalStream(b"k" * 32)
     for stream in (whole, again):
         stream.draw(6, 1.0, torch.float32)  # 24 bytes: no whole block of the cipher
@@ -246,7 +295,7 @@ def test_joined_ranges_of_processes_are_the_whole_stream(dtype, count, processes
     assert torch.equal(torch.cat(parts), expected)
 
 
-def test_many_ranges_are_those_of_the_whole_stream():
+def test_many_ranges_are_those_of_the_whole_stream(cipher):
     count = 2 * 2**18 + 1000
     whole = NormalStream(b"k" * 32).draw(count, 1.0)
     rng = np.random.default_rng(0)
@@ -259,7 +308,7 @@ def test_a_part_of_a_stream_costs_no_more_than_twice_its_numbers(monkeypatch):
     made = []
     transform = streams._transform
     monkeypatch.setattr(
-        streams, "_transform", lambda out, *rest: (made.append(len(out)), transform(out, *rest))
+        streams, "_transform", lambda out, *rest: (made.append(out.numel()), transform(out, *rest))
     )
     NormalStream(bytes(32)).draw_ranges(2**22, 1.0, [(0, 2**20), (3 * 2**20 + 7, 3 * 2**20 + 107)])
     assert sum(made) <= 2 * (2**20 + 100)

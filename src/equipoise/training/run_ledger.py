@@ -34,7 +34,7 @@ from equipoise.privacy.digests import keyed_digest
 from equipoise.privacy.ledger.journal import Snapshot
 from equipoise.privacy.ledger.journal_records import JournalRecords, costs_over_time, folded
 from equipoise.privacy.mechanisms.gaussian import Gaussian
-from equipoise.privacy.noise.streams import NOISE, NormalStream, ReleaseStreams, released_type
+from equipoise.privacy.noise.streams import NOISE, ReleaseStreams, released_type
 from equipoise.privacy.private import unwrap
 from equipoise.training.distributed import Processes
 from equipoise.training.folder.run_folder import RunFolder
@@ -197,7 +197,7 @@ class SharedLedger:
         if key is None:
             return None
         out: dict[str, dict[str, Tensor]] = {}
-        stream, processes = NormalStream(key), self._processes
+        streams, processes = ReleaseStreams(lambda purpose: _only_noise(key, purpose)), self._processes
         for mechanism, members in self.plan.groups(sums):
             for name in members:
                 std = mechanism.standard_deviation(name, sums[name].add_remove)
@@ -206,7 +206,7 @@ class SharedLedger:
                 kind = released_type(next(iter(raws.values())))
                 flat = torch.cat([raw.reshape(-1).to(kind) for raw in raws.values()])
                 start, stop = processes.part_of(len(flat))
-                mine = stream.draw_ranges(len(flat), std, [(start, stop)], kind)
+                mine = streams.normal().draw_ranges(len(flat), std, [(start, stop)], kind, flat.device)
                 noised = processes.joined_parts(mine.add_(flat[start:stop]), len(flat))
                 pieces = torch.split(noised, [raw.numel() for raw in raws.values()])
                 made = {key: piece.view(raws[key].shape) for key, piece in zip(raws, pieces, strict=True)}
@@ -236,7 +236,7 @@ class SharedLedger:
             return self._ledger.book(draw, sums, parts[1:]).streams.key(NOISE)
 
         key = self._processes.first(on_rank_0)
-        streams = ReleaseStreams(lambda purpose, device: _only_noise(key, purpose, device))
+        streams = ReleaseStreams(lambda purpose: _only_noise(key, purpose))
         out: dict[str, dict[str, Tensor]] = {}
         for mechanism, members in self.plan.groups(sums):
             out |= mechanism.noised({name: sums[name] for name in members}, streams)
@@ -270,13 +270,13 @@ def _are_normal(plan: PrivacyPlan, sums: Mapping[str, Bounded]) -> bool:
     """Whether the noise of these sums is one stream of normal numbers that may be drawn in parts."""
     mechanisms = {type(plan[name].mechanism) for name in sums}
     values = [value for bounded in sums.values() for value in bounded.value.values()]
-    types = {(value.device.type, released_type(value)) for value in values}
-    return mechanisms == {Gaussian} and len(types) == 1 and types.pop()[0] == "cpu"
+    types = {(value.device, released_type(value)) for value in values}
+    return mechanisms == {Gaussian} and len(types) == 1
 
 
-def _only_noise(key: bytes, purpose: str, device: str) -> bytes:
+def _only_noise(key: bytes, purpose: str) -> bytes:
     """The key of the one stream that a process was handed."""
-    if (purpose, device) != (NOISE, ""):
+    if purpose != NOISE:
         raise LedgerError(
             f"noise of the stream {purpose!r} is not made by processes that hold parts of the sums: train a "
             "model that is not sharded, or take a method with independent Gaussian noise"

@@ -9,7 +9,7 @@ Where the key is private the purpose also holds all that is asked (`bound`). The
 function of the whole question, as nonces of deterministic signatures are (RFC 6979). So two questions get
 independent noise even where a folder was put back from an older copy and the index comes again.
 
-Noise is a `NormalStream` (AES-256 in counter mode on the CPU). Sampling takes a torch generator, a Mersenne
+Noise is a `NormalStream` (AES-256 in counter mode, or ChaCha20). Sampling takes a torch generator, a Mersenne
 twister. `manual_seed` would fill it from 32 bits only, so all 624 words of its state are filled from the
 hash. Which records were drawn is never released, so nobody sees the twister's outputs.
 """
@@ -115,11 +115,7 @@ class Secrets:
     def streams(self, index: int, *question: object) -> ReleaseStreams:
         """The streams of release `index` for this question (see `bound`)."""
 
-        def key_of(purpose: str, device: str) -> bytes:
-            text = self.bound(purpose, *question)
-            return self.stream_key(index, f"{text} {device}" if device else text)
-
-        return ReleaseStreams(key_of)
+        return ReleaseStreams(lambda purpose: self.stream_key(index, self.bound(purpose, *question)))
 
     def bound(self, purpose: str, *question: object) -> str:
         """The purpose of a stream that serves only this question.
