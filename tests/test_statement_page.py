@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 import equipoise as eq
-from equipoise.privacy import Gaussian, Ledger, Release
+from equipoise.privacy import Gaussian, Ledger, Release, Staged
 from equipoise.statements import statement_of
 
 PAGE = Path(__file__).parents[1] / "docs" / "statement.md"
@@ -25,7 +25,8 @@ def documented() -> list[set[str]]:
 
 
 def test_every_key_is_explained():
-    plan = eq.privacy.PrivacyPlan([Release("gradient", 1.0, Gaussian(1.0))], eq.FixedEpochs(10, 100, 3))
+    staged = Staged(Gaussian(1.0), (0, 10), (1.0, 0.5))
+    plan = eq.privacy.PrivacyPlan([Release("gradient", 1.0, staged)], eq.FixedEpochs(10, 100, 20))
     statement = json.loads(statement_of(Ledger(plan), delta=1e-3).to_json())
     keys, of_a_release = documented()
     assert keys == set(statement)

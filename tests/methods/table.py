@@ -31,6 +31,7 @@ from equipoise.methods import (
     MeanSquareRule,
     Method,
     MomentSubspace,
+    NoiseStages,
     NullTail,
     PublicRecords,
     PublicSubspace,
@@ -158,6 +159,11 @@ EXAMPLES: dict[str, Callable[[], Method]] = {
     "dp-sgd learned threshold": lambda: eq.DPSGD(
         clip_norm=eq.methods.ReleasedQuantile(initial=0.5, count_noise=0.3)
     ),
+    "dp-sgd stages": lambda: eq.DPSGD(
+        clip_norm=eq.methods.ReleasedQuantile(initial=0.5, count_noise=0.3),
+        noise_multiplier=NoiseStages((1.0, 0.8, 0.5)),
+    ),
+    "dp-adam-bc stages": lambda: eq.methods.DPAdamBC(clip_norm=0.5, noise_multiplier=NoiseStages((1.0, 0.6))),
     "dp-sgd decaying threshold": lambda: eq.DPSGD(clip_norm=eq.methods.ExponentialDecay(0.5, rate=0.9)),
     "dp-svrg": lambda: eq.methods.DPSVRG(clip_norm=0.5, anchor_batch_size=40),
     "dp-svrg decaying threshold": lambda: eq.methods.DPSVRG(

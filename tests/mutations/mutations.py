@@ -1258,4 +1258,38 @@ MUTATIONS = (
         (("hashed where they are: {places};", "hashed where they are;"),),
         ("tests/privacy/test_ledger.py::test_a_digest_tells_which_tensors_were_hashed_on_a_device",),
     ),
+    Mutation(
+        "all stages are paid for at the first one's noise",
+        "privacy/plan.py",
+        (
+            (
+                "self.combined_multiplier(pattern.names, pattern.first))",
+                "self.combined_multiplier(pattern.names))",
+            ),
+        ),
+        ("tests/privacy/test_staged.py::test_the_cost_is_that_of_every_draw_with_its_own_noise",),
+    ),
+    Mutation(
+        "a stage begins a draw early",
+        "privacy/mechanisms/staged.py",
+        (("bisect_right(self.starts, ordinal)", "bisect_right(self.starts, ordinal + 1)"),),
+        ("tests/privacy/test_staged.py::test_every_draw_has_the_noise_of_its_stage",),
+    ),
+    Mutation(
+        "noise changes within an epoch",
+        "privacy/plan.py",
+        (("if change % epoch]", "if False]"),),
+        ("tests/privacy/test_staged.py::test_what_is_refused",),
+    ),
+    Mutation(
+        "releases of a late stage are booked as early ones",
+        "privacy/ledger/run_record.py",
+        (
+            (
+                "return stages[place] if place >= 0 and stages[place].holds(ordinal) else None",
+                "return next((p for p in stages if self.used[p] < p.count), None)",
+            ),
+        ),
+        ("tests/privacy/test_staged.py::test_draws_that_were_not_released_leave_their_stage",),
+    ),
 )

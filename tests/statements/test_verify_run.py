@@ -22,6 +22,7 @@ from equipoise.privacy import (
     Release,
     RunRecord,
     Secrets,
+    Staged,
     Unit,
     Unproven,
     capped,
@@ -139,6 +140,18 @@ def over_steps_run() -> Ledger:
     return ledger
 
 
+def stages_run() -> Ledger:
+    """Two releases whose noise falls twice over ten draws, seven of them released."""
+    gradient = Release("gradient", 5.0, Staged(Gaussian(3.0), (0, 4, 7), (1.0, 0.8, 0.5)))
+    ledger = Ledger(PrivacyPlan([gradient, Release("norm", 5.0, Gaussian(6.0))], FullBatch(100, 10)))
+    for ordinal in range(9):
+        if 4 <= ordinal < 6:
+            ledger.open("batch")
+        else:
+            released(ledger, "batch", "gradient", "norm")
+    return ledger
+
+
 def test_epochs_are_charged_by_the_draws_that_lie_in_them():
     ledger = gappy_run()
     two = gaussian_epsilon(2**0.5, DELTA)
@@ -210,6 +223,8 @@ RUNS = {
     "worst case": lambda: unproven_run(3.0),
     "no guarantee": lambda: unproven_run(None),
     "over steps": over_steps_run,
+    "stages": stages_run,
+    "stages, fixed stop": lambda: stopped(stages_run()),
     "nothing yet": lambda: plain_run(steps=0),
     "fixed stop": lambda: stopped(plain_run()),
     "fixed stop, worst case": lambda: stopped(unproven_run(3.0)),
@@ -322,6 +337,54 @@ def test_an_edited_statement_of_noise_over_steps_is_caught(edit):
     ledger.close(stop_fixed_beforehand=True)
     statement = OVER_STEPS_EDITS[edit](statement_of(ledger))
     assert verdicts(statement, ledger) == (False, False)
+
+
+def in_stages(**changes):
+    return edited(lambda s: s["releases"][0]["mechanism"].update(changes))
+
+
+STAGES_EDITS = {
+    "a factor": in_stages(factors=[1.0, 0.9, 0.5]),
+    "the order of the factors": in_stages(factors=[1.0, 0.5, 0.8]),
+    "a start": in_stages(starts=[0, 4, 8]),
+    "a stage left out": in_stages(starts=[0, 4], factors=[1.0, 0.8]),
+    "more noise": in_stages(noise_multiplier=4.0),
+    "more noise inside": in_stages(mechanism={"kind": "gaussian", "noise_multiplier": 4.0}),
+    "more noise in both places": in_stages(
+        noise_multiplier=4.0, mechanism={"kind": "gaussian", "noise_multiplier": 4.0}
+    ),
+    "the same noise in all steps": edited(
+        lambda s: s["releases"][0].update(mechanism={"kind": "gaussian", "noise_multiplier": 3.0})
+    ),
+    "releases of a late stage told as early ones": edited(
+        lambda s: [row.update(used_by_stage=[4, 2, 1]) for row in s["releases"]]
+    ),
+    "stages of two releases of a draw that differ": edited(
+        lambda s: s["releases"][1].update(used_by_stage=[4, 2, 1])
+    ),
+    "more releases in a stage than it has": edited(
+        lambda s: [row.update(used_by_stage=[5, 0, 2]) for row in s["releases"]]
+    ),
+    "counts of stages left out": edited(lambda s: [row.pop("used_by_stage") for row in s["releases"]]),
+}
+
+
+@pytest.mark.parametrize("edit", STAGES_EDITS)
+def test_an_edited_statement_of_noise_in_stages_is_caught(edit):
+    ledger = stopped(stages_run())
+    assert [row["used_by_stage"] for row in statement_of(ledger)["releases"]] == 2 * [[4, 1, 2]]
+    statement = STAGES_EDITS[edit](statement_of(ledger))
+    assert verdicts(statement, ledger) == (False, False)
+
+
+@pytest.mark.parametrize("ordinal", [3, 4])
+def test_a_journal_line_with_the_noise_of_another_stage_is_caught(ordinal):
+    ledger = Ledger(PrivacyPlan(stages_run().plan.releases, FullBatch(100, 10)))
+    for _ in range(5):
+        released(ledger, "batch", "gradient", "norm")
+    rows = rows_of(ledger)
+    rows[1 + ordinal]["multipliers"]["gradient"] = 3.0 * 0.8 if ordinal < 4 else 3.0
+    assert "noise multiplier" in complaint(statement_of(ledger), rows)
 
 
 def users_run() -> Ledger:

@@ -15,6 +15,7 @@ from small_problems import OnDemand, loss, network, parameters, records, trainin
 
 import equipoise as eq
 from equipoise.methods import (
+    NoiseStages,
     PublicRecords,
     PublicSubspace,
     ReleasedQuantile,
@@ -229,6 +230,9 @@ SYSTEMS = {
         coupled=Tracked(), anchor_batch_size=40, anchor_noise_multiplier=1.0, **NOISE
     ),
     "dp-mf": lambda: eq.DPMF(clip_norm=0.5, bands=3, **NOISE),
+    "dp-sgd stages": lambda: eq.DPSGD(
+        clip_norm=0.5, noise_multiplier=NoiseStages((1.0, 0.5), noise_multiplier=1.0)
+    ),
     "scale-then-privatise": lambda: eq.methods.ScaleThenPrivatise(clip_norm=0.5, **NOISE),
     "scale-then-privatise by sides": lambda: eq.methods.ScaleThenPrivatise(
         clip_norm=0.5, scale=SecondMoment(by_sides=True), **NOISE

@@ -279,8 +279,8 @@ def _exponent(
     """
     # Sums of many steps would lose digits in float32.
     inner, half = torch.zeros(2, canaries, dtype=torch.float64)
-    reach = 1 + max(mechanism.memory for mechanism, _ in ledger.plan.groups(sums))
-    name = ledger.draws[number].name
+    name, ordinal = ledger.draws[number].name, ledger.draws[number].ordinal
+    reach = 1 + max(mechanism.memory for mechanism, _ in ledger.plan.groups(sums, ordinal))
     reached = [i for i in range(number, len(white)) if ledger.draws[i].name == name][:reach]
     # This part and nothing after it: whitened, what is left of it in the later releases.
     rest = [map_leaves(torch.zeros_like, ledger.sums[i]) for i in reached[1:]]
@@ -324,7 +324,7 @@ def whitened(
     ):
         draw, bounds = ledger.draws[number], ledger.bounds[number]
         white: Sums = {}
-        for mechanism, members in ledger.plan.groups(sums):
+        for mechanism, members in ledger.plan.groups(sums, draw.ordinal):
             earlier = past.before(members[0], draw.ordinal, mechanism.memory)
             own = {name: sums[name] for name in members}
             past.add(members[0], draw.ordinal, (own, bounds), mechanism.memory)

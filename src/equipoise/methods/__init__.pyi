@@ -42,6 +42,7 @@ from equipoise.methods.matrix_factorisation import DPMF as DPMF
 from equipoise.methods.matrix_factorisation import GivenCoefficients as GivenCoefficients
 from equipoise.methods.matrix_factorisation import LeastError as LeastError
 from equipoise.methods.matrix_factorisation import SquareRoot as SquareRoot
+from equipoise.methods.noise_stages import NoiseStages as NoiseStages
 from equipoise.methods.non_private import EFSGD as EFSGD
 from equipoise.methods.non_private import ClipSGD as ClipSGD
 from equipoise.methods.non_private import PlainSGD as PlainSGD

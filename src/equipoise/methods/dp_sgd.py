@@ -23,6 +23,7 @@ from equipoise.methods.base import Context, Method, Parameters, Plan, Setting, S
 from equipoise.methods.card import Card
 from equipoise.methods.clip_rules import Abadi, ClipRule, check_shares, layer_shares
 from equipoise.methods.named_tensors import mean_of
+from equipoise.methods.noise_stages import NoiseStages
 from equipoise.methods.thresholds import (
     Fixed,
     ReleasedQuantile,
@@ -50,7 +51,7 @@ class DPSGD(Method):
         per_layer: clip every layer (module) on its own, at C / sqrt(number of layers); or a mapping from
             module paths to shares of C^2 that are scaled to sum to one.
         noise_multiplier: z, the noise's standard deviation over the threshold; calibrated to the budget
-            when None.
+            when None; or `NoiseStages` for noise that changes over the run.
 
     Example:
         >>> from equipoise.methods import PSAC
@@ -72,12 +73,13 @@ class DPSGD(Method):
     clip_norm: float | Callable[[int], float] | Threshold = 1.0
     clip_rule: ClipRule = Abadi()
     per_layer: bool | Mapping[str, float] = False
-    noise_multiplier: float | None = None
+    noise_multiplier: float | NoiseStages | None = None
 
     def __post_init__(self) -> None:
         resolve_threshold(self.clip_norm)  # raises where it is no threshold
         _validate.instance(ClipRule, "PSAC(regulariser=0.1)", clip_rule=self.clip_rule)
-        _validate.positive_if_given("or None to calibrate it", noise_multiplier=self.noise_multiplier)
+        if not isinstance(self.noise_multiplier, NoiseStages):
+            _validate.positive_if_given("or None to calibrate it", noise_multiplier=self.noise_multiplier)
         if self.per_layer is not False and isinstance(self.threshold, ReleasedQuantile):
             raise ValueError(
                 "per_layer with a ReleasedQuantile threshold is not offered: one count cannot steer several "
@@ -112,16 +114,19 @@ class DPSGD(Method):
         """
         threshold, steps, size = self.threshold, setting.sampling.steps, setting.sampling.expected_size
         bound = threshold.upper(steps)
+        given = self.noise_multiplier
+        stages = given if isinstance(given, NoiseStages) else NoiseStages((1.0,), given)
 
         def with_noise(noise_multiplier: float) -> PrivacyPlan:
-            releases = [Release("gradient", bound, mechanism(noise_multiplier), sampling=sampling)]
+            noise = stages.over(mechanism(noise_multiplier), sampling or setting.sampling)
+            releases = [Release("gradient", bound, noise, sampling=sampling)]
             if isinstance(threshold, ReleasedQuantile):
                 # A centred indicator is -1/2 or +1/2, so one record moves the count by 1/2.
-                noise = setting.count_noise(threshold.count_noise_multiplier(size), noise_multiplier)
-                releases.append(Release("below_threshold", 0.5, Gaussian(noise), sampling=sampling))
+                of_count = setting.count_noise(threshold.count_noise_multiplier(size), noise_multiplier)
+                releases.append(Release("below_threshold", 0.5, Gaussian(of_count), sampling=sampling))
             return PrivacyPlan(releases, setting.sampling, setting.relation)
 
-        return setting.calibrated(with_noise, self.noise_multiplier)
+        return setting.calibrated(with_noise, stages.noise_multiplier)
 
     def init(self, context: Context) -> State:
         return {"threshold": self.threshold.start()}

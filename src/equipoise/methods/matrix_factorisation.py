@@ -47,6 +47,7 @@ from equipoise.methods.base import Plan, Setting
 from equipoise.methods.card import Card
 from equipoise.methods.configuration import Option
 from equipoise.methods.dp_sgd import DPSGD
+from equipoise.methods.noise_stages import NoiseStages
 from equipoise.privacy.errors import BudgetError
 from equipoise.privacy.mechanisms import BandedGaussian
 from equipoise.privacy.mechanisms.toeplitz import (
@@ -168,6 +169,11 @@ class DPMF(DPSGD):
         _validate.instance(NoiseStrategy, "LeastError()", strategy=self.strategy)
         if self.bands is not None:
             _validate.count("over how many steps noise is correlated", bands=self.bands)
+        if isinstance(self.noise_multiplier, NoiseStages):
+            raise ValueError(
+                f"noise_multiplier={self.noise_multiplier!r:.80} changes over the run, and noise over steps "
+                "is proved at one scale; give a number or None, or take dp-sgd"
+            )
         own = self.strategy.bands
         if own is not None and self.bands not in (None, own):
             raise ValueError(

@@ -86,6 +86,10 @@ class Release:
         """The mechanism's: the noise over what one record may add."""
         return self.mechanism.noise_multiplier
 
+    def at(self, ordinal: int) -> Mechanism:
+        """How the draw of this ordinal gets its noise."""
+        return self.mechanism.at(ordinal)
+
     def scaled(self, factor: float) -> Release:
         """The release with `factor` times the noise."""
         return replace(self, mechanism=self.mechanism.scaled(factor))
@@ -123,12 +127,27 @@ def _check_names(**named: object) -> None:
 
 @dataclass(frozen=True)
 class Pattern:
-    """Releases that share a draw, and how many draws do so."""
+    """Releases that share a draw, and how many draws do so.
+
+    Attributes:
+        draw: name of the draw.
+        names: of the releases.
+        count: how many draws release them.
+        sampling: of the draw.
+        first: ordinal of the first draw that may be one of these.
+        stop: ordinal of the first one that may not; None where any later draw may.
+    """
 
     draw: str
     names: frozenset[str]
     count: int
     sampling: Sampling = field(compare=False)
+    first: int = 0
+    stop: int | None = None
+
+    def holds(self, ordinal: int) -> bool:
+        """Whether the draw of this ordinal may be one of these."""
+        return self.first <= ordinal and (self.stop is None or ordinal < self.stop)
 
 
 @dataclass(frozen=True)
@@ -243,7 +262,7 @@ class PrivacyPlan:
         """Which releases share a draw, and how often.
 
         Releases of one draw name with different counts are nested: the rarer ones happen on draws of the
-        more frequent.
+        more frequent. Where noise changes on the way, each stage is a pattern of its own draws.
         """
         out = []
         for draw in dict.fromkeys(release.draw for release in self.releases):
@@ -257,6 +276,10 @@ class PrivacyPlan:
                     "record meets one draw of each epoch, and which releases it meets must not depend on the "
                     "slot. Give them the same count or draws of their own"
                 )
+            changes = sorted({c for release in members for c in release.mechanism.changes})
+            if changes:
+                out += self._stages(draw, counts, changes)
+                continue
             # The rarest first: its draws release everything, the next ones all but that, and so on.
             for count in counts:
                 names = frozenset(release.name for release in members if self.count(release) >= count)
@@ -264,11 +287,44 @@ class PrivacyPlan:
                 done = count
         return tuple(out)
 
-    def groups(self, names: Iterable[str]) -> list[tuple[Mechanism, tuple[str, ...]]]:
-        """These releases by the noise that they share: every mechanism with the releases that carry it."""
+    def _stages(self, draw: str, counts: Sequence[int], changes: Sequence[int]) -> list[Pattern]:
+        """The patterns of a draw whose releases' noise changes at these ordinals."""
+        sampling, names = self.sampling_of(draw), frozenset(r.name for r in self.releases if r.draw == draw)
+        if len(counts) > 1:
+            raise PlanError(
+                f"releases of draw {draw!r} have the counts {counts} and noise in stages: which of them are "
+                "in a stage is not fixed. Give them the same count or draws of their own"
+            )
+        (count,) = counts
+        if changes[-1] >= count:
+            raise PlanError(
+                f"noise of draw {draw!r} changes at draw {changes[-1]}, and {count} are planned: let the "
+                "last stage begin before"
+            )
+        epoch = sampling.draws_per_epoch if sampling.takes_turns else 1
+        within = [change for change in changes if change % epoch]
+        if within:
+            raise PlanError(
+                f"noise of draw {draw!r} changes at draw {within[0]}, within an epoch of {epoch} draws of "
+                f"{type(sampling).__name__}: what a record meets in an epoch must not depend on its slot. "
+                f"Begin stages at multiples of {epoch}"
+            )
+        ends = [*changes, count]
+        return [
+            Pattern(draw, names, stop - first, sampling, first, stop)
+            for first, stop in zip([0, *changes], ends, strict=True)
+        ]
+
+    def groups(self, names: Iterable[str], ordinal: int = 0) -> list[tuple[Mechanism, tuple[str, ...]]]:
+        """These releases by the noise that they share: every mechanism with the releases that carry it.
+
+        Args:
+            names: of releases of one draw, or of several where none has noise that changes on the way.
+            ordinal: of the draw.
+        """
         out: dict[tuple[str, ...], Mechanism] = {}
         for name in sorted(names):
-            mechanism = self[name].mechanism
+            mechanism = self[name].mechanism.at(ordinal)
             out.setdefault(mechanism.shared_by or (name,), mechanism)
         return [(mechanism, members) for members, mechanism in out.items()]
 
@@ -283,13 +339,13 @@ class PrivacyPlan:
             ratio = 2.0 if apart else max(self[name].replace_ratio for name in members)
         return ratio**2 * mechanism.whitened_square(*run)
 
-    def combined_multiplier(self, names: frozenset[str]) -> float:
+    def combined_multiplier(self, names: frozenset[str], ordinal: int = 0) -> float:
         """The multiplier of the joint event of one draw, relative to the sensitivity under the relation.
 
         Infinite where a record's parts in different draws overlap: what they cost follows from the whole run.
         """
         total = 0.0
-        for mechanism, members in self.groups(names):
+        for mechanism, members in self.groups(names, ordinal):
             if not self._overlaps(mechanism, members):
                 # all that one participation reaches
                 total += self._square(mechanism, members, 1, 1, mechanism.memory + 1)
@@ -314,20 +370,22 @@ class PrivacyPlan:
         for pattern in self.patterns():
             made = pattern.count if counts is None else counts.get(pattern, 0)
             if made > 0:
-                # Patterns that differ in noise over steps alone have one multiplier and are one event.
-                key = (pattern.draw, self.combined_multiplier(pattern.names))
-                by_draw[key] = by_draw.get(key, 0) + made
                 for name in pattern.names:
                     by_name[name] = by_name.get(name, 0) + made
+                sampling = pattern.sampling
+                if sampling.takes_turns and epochs is not None:
+                    # As many draws as fill these epochs. Gaps between draws touch more epochs, in a stage as
+                    # many as it has, and no more than it has releases.
+                    touched = min(epochs[pattern.draw], made, sampling.participations(pattern.count))
+                    made = touched * sampling.draws_per_epoch
+                # Patterns that differ in noise over steps alone have one multiplier and are one event.
+                key = (pattern.draw, self.combined_multiplier(pattern.names, pattern.first))
+                by_draw[key] = by_draw.get(key, 0) + made
         events = []
         # Noise that is fresh in every draw: the draws compose, each amplified by its sampling.
         for (draw, z), made in by_draw.items():
             if math.isfinite(z):
-                sampling = self.sampling_of(draw)
-                if sampling.takes_turns and epochs is not None:
-                    # As many draws as fill these epochs. Gaps between draws touch more epochs.
-                    made = epochs[draw] * sampling.draws_per_epoch
-                events.append(sampling.event(z, made, self.unit.group))
+                events.append(self.sampling_of(draw).event(z, made, self.unit.group))
         # Parts that overlap: one Gaussian for all releases of a run, by how often a record may take part.
         for mechanism, members in self.groups(by_name):
             if self._overlaps(mechanism, members):

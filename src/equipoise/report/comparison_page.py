@@ -12,7 +12,7 @@ from equipoise._files import PathLike
 from equipoise._rounding import plain, rounded_up, significant
 from equipoise.report.figures import Curve, line_chart, range_chart
 from equipoise.report.pages import GUARANTEE_BANNERS, banner, figure, on_any_screen, render, write_page
-from equipoise.report.phrases import RELATIONS_IN_WORDS, readable
+from equipoise.report.phrases import RELATIONS_IN_WORDS, noise_in_words, readable
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -253,7 +253,7 @@ def _statement(method: Mapping[str, Any]) -> dict[str, Any]:
             {
                 "name": readable(str(r["name"])),
                 "count": f"{r['count']:,}",
-                "noise": plain(r["mechanism"]["noise_multiplier"], 4) if r.get("mechanism") else "",
+                "noise": noise_in_words(r.get("mechanism")),
                 "bound": "" if r.get("max_bound") is None else plain(r["max_bound"], 4),
             }
             for r in statement["releases"]

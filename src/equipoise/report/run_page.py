@@ -26,6 +26,7 @@ from equipoise.report.phrases import (
     RELATIONS_IN_WORDS,
     drawn_of,
     epsilon_in_words,
+    noise_in_words,
     promise_in_words,
     readable,
     relation_in_words,
@@ -351,7 +352,7 @@ def _release_rows(statement: Mapping[str, Any]) -> list[dict[str, str]]:
                 "name": readable(str(release.get("name", ""))),
                 "count": _times(release),
                 "bound": _text(release.get("max_bound", "")),
-                "noise_multiplier": _text((release.get("mechanism") or {}).get("noise_multiplier", "")),
+                "noise_multiplier": noise_in_words(release.get("mechanism"), 5),
                 "sampling": sampling_in_words(release.get("sampling") or {}, drawn_of(statement)),
             }
         )

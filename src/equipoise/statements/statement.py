@@ -261,9 +261,13 @@ def _users_in_words(records: int, rows: str | None) -> str:
 
 def _release_in_words(release: Mapping[str, Any]) -> str:
     bound = "any" if release["max_bound"] is None else format(release["max_bound"], "g")
+    mechanism = release["mechanism"]
+    noise = f"noise multiplier {mechanism['noise_multiplier']:.4g}"
+    if "factors" in mechanism:
+        last = mechanism["noise_multiplier"] * mechanism["factors"][-1]
+        noise += f" at first and {last:.4g} at last, in {len(mechanism['factors'])} stages"
     return (
-        f"{release['name']} (noise multiplier {release['mechanism']['noise_multiplier']:.4g}, bound at most "
-        f"{bound}, {release['used']} of {release['count']} times)"
+        f"{release['name']} ({noise}, bound at most {bound}, {release['used']} of {release['count']} times)"
     )
 
 
@@ -353,6 +357,9 @@ def make_statement(
     for release in described["releases"]:
         count = sum(n for pattern, n in record.used.items() if release["name"] in pattern.names)
         row = {**release, "used": count}
+        stages = [p for p in record.patterns if release["name"] in p.names and p.stop is not None]
+        if stages:
+            row["used_by_stage"] = [record.used[pattern] for pattern in stages]
         if release["draw"] in record.epochs:
             row["epochs"] = record.epochs[release["draw"]]
         rows.append(row)

@@ -195,20 +195,24 @@ def check_published(statement: Mapping[str, Any]) -> list[Finding]:
 
 
 def _published_record(statement: Mapping[str, Any]) -> RunRecord:
-    counts = ("used", "epochs")
+    counts = ("used", "used_by_stage", "epochs")
     rows = [{key: value for key, value in row.items() if key not in counts} for row in statement["releases"]]
     description = {"relation": statement["relation"], "sampling": statement["sampling"]}
     if statement.get("users") is not None:
         description["users"] = statement["users"]
     plan = PrivacyPlan.from_description(description | {"releases": rows, "unproven": statement["unproven"]})
     counted = {row["name"]: row["used"] for row in statement["releases"]}
+    in_stages = {row["name"]: row.get("used_by_stage", ()) for row in statement["releases"]}
     used: Counter[Pattern] = Counter()
     # Patterns of a draw are nested, the one with the most names first: what a name was released beyond the
     # patterns before belongs to the last pattern that has it.
     for pattern in plan.patterns():
         names = sorted(pattern.names)
         before = [p for p in used if p.draw == pattern.draw]
-        here = {counted[name] - sum(used[p] for p in before if name in p.names) for name in names}
+        if pattern.stop is None:
+            here = {counted[name] - sum(used[p] for p in before if name in p.names) for name in names}
+        else:
+            here = {in_stages[name][len(before)] for name in names}
         used[pattern] = min(here)
     for name, count in counted.items():
         if sum(n for pattern, n in used.items() if name in pattern.names) != count:

@@ -265,7 +265,7 @@ class StepLedger:
         """As `Ledger.release`."""
         released = self._ledger.release(draw.token, sums)
         name, first = next(iter(sums.items()))
-        std = self._ledger.plan[name].mechanism.standard_deviation(name, first.add_remove)
+        std = self._ledger.plan[name].at(draw.token.ordinal).standard_deviation(name, first.add_remove)
         self.last_noise = ReleaseNoise(std, first.add_remove)
         return released
 

@@ -16,7 +16,7 @@ from typing import Any
 from equipoise._rounding import rounded_up
 from equipoise.gradients.capture.recorder import PlanMismatch
 from equipoise.gradients.engine_inputs import repeat_to
-from equipoise.privacy import Ledger, epsilon
+from equipoise.privacy import Ledger, PrivacyPlan, epsilon
 from equipoise.privacy.ledger.run_record import GUARANTEES, compose_events
 from equipoise.training.randomness import public_randomness
 from equipoise.training.setup.memory_use import step_bytes
@@ -38,7 +38,7 @@ class Description:
         sampling_rate: probability of a record, or of a user where users are drawn, to be in a draw.
         expected_batch_size: the public divisor.
         micro_batch_size: records or users at once.
-        noise_multipliers: release name -> noise multiplier.
+        noise_multipliers: release name -> noise multiplier, the first and the last where it changes.
         unproven: names of the quantities that leave with noise of a scale that no proof covers, or with none.
         guarantee: the best that the run's statement will say: "proven", "worst_case" or "none".
         epsilon: at the end of all steps, other runs of a shared journal included; None where the guarantee
@@ -158,7 +158,7 @@ def describe(setup: TrainingSetup, ledger: Ledger) -> Description:
         sampling_rate=sampling.sampling_rate,
         expected_batch_size=sampling.expected_size,
         micro_batch_size=rows.micro_batch_size,
-        noise_multipliers={release.name: release.noise_multiplier for release in plan.releases},
+        noise_multipliers=_noise_multipliers(plan),
         unproven=[item.name for item in plan.unproven],
         guarantee=guarantee,
         epsilon=total if guarantee == "proven" else None,
@@ -229,3 +229,13 @@ def _duration(seconds: float) -> str:
     if seconds < 5400:
         return f"{seconds / 60:.0f} min"
     return f"{seconds / 3600:.1f} h"
+
+
+def _noise_multipliers(plan: PrivacyPlan) -> dict[str, float]:
+    found = {}
+    for release in plan.releases:
+        changes = release.mechanism.changes
+        found[f"{release.name} at first" if changes else release.name] = release.noise_multiplier
+        if changes:
+            found[f"{release.name} at last"] = release.at(changes[-1]).noise_multiplier
+    return found

@@ -167,7 +167,7 @@ class SharedLedger:
     def release(self, draw: Draw, sums: Mapping[str, Bounded]) -> dict[str, dict[str, Tensor]]:
         if self._is_sharded:
             return self._release_parts(draw, sums)
-        if _are_normal(self.plan, sums):
+        if _are_normal(self.plan, draw, sums):
             found = self._release_shared(draw, sums)
             if found is not None:
                 return found
@@ -198,7 +198,7 @@ class SharedLedger:
             return None
         out: dict[str, dict[str, Tensor]] = {}
         streams, processes = ReleaseStreams(lambda purpose: _only_noise(key, purpose)), self._processes
-        for mechanism, members in self.plan.groups(sums):
+        for mechanism, members in self.plan.groups(sums, draw.ordinal):
             for name in members:
                 std = mechanism.standard_deviation(name, sums[name].add_remove)
                 # In the order in which one process adds them up: see `normals`.
@@ -238,7 +238,7 @@ class SharedLedger:
         key = self._processes.first(on_rank_0)
         streams = ReleaseStreams(lambda purpose: _only_noise(key, purpose))
         out: dict[str, dict[str, Tensor]] = {}
-        for mechanism, members in self.plan.groups(sums):
+        for mechanism, members in self.plan.groups(sums, draw.ordinal):
             out |= mechanism.noised({name: sums[name] for name in members}, streams)
         return {name: out[name] for name in sums}
 
@@ -266,9 +266,9 @@ class SharedLedger:
         return self._processes.first(lambda: self._ledger.progress(delta))
 
 
-def _are_normal(plan: PrivacyPlan, sums: Mapping[str, Bounded]) -> bool:
+def _are_normal(plan: PrivacyPlan, draw: Draw, sums: Mapping[str, Bounded]) -> bool:
     """Whether the noise of these sums is one stream of normal numbers that may be drawn in parts."""
-    mechanisms = {type(plan[name].mechanism) for name in sums}
+    mechanisms = {type(plan[name].at(draw.ordinal)) for name in sums}
     values = [value for bounded in sums.values() for value in bounded.value.values()]
     types = {(value.device, released_type(value)) for value in values}
     return mechanisms == {Gaussian} and len(types) == 1

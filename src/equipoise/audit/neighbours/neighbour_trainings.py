@@ -220,8 +220,8 @@ def _distance(
     if left.bounds != right.bounds:
         return math.inf, math.inf, 0.0  # a public threshold that follows from the records
     plan, furthest, square, allowed = side.plan, 0.0, 0.0, 0.0
-    for ours, theirs, bounds in zip(left.sums, right.sums, left.bounds, strict=True):
-        for mechanism, members in plan.groups(ours):
+    for draw, ours, theirs, bounds in zip(left.draws, left.sums, right.sums, left.bounds, strict=True):
+        for mechanism, members in plan.groups(ours, draw.ordinal):
             apart = {
                 name: {key: value.double() - theirs[name][key].double() for key, value in ours[name].items()}
                 for name in members

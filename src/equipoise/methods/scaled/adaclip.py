@@ -109,7 +109,7 @@ class AdaClip(DPSGD):
         for name, value in mean.items():
             value = value * divisor[name].to(value.dtype)
             estimate[name] = value + centre[name].to(value.dtype) if self.centred else value
-        mechanism = context.plan.releases["gradient"].mechanism
+        mechanism = context.plan.releases["gradient"].at(context.step)
         clip_norm = self.threshold.at(context.step, learned)
         std = mechanism.standard_deviation("gradient", clip_norm) / context.sampling.expected_size
         return estimate, {**rest, **self.updated(state, estimate, divisor, std)}

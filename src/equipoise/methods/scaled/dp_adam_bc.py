@@ -93,7 +93,7 @@ class DPAdamBC(DPSGD):
         learned = state["threshold"]
         fresh, rest = self.clipped_mean(context, {"threshold": learned})
         # The noise of this release: public, as its threshold follows from earlier ones.
-        mechanism = context.plan.releases["gradient"].mechanism
+        mechanism = context.plan.releases["gradient"].at(context.step)
         clip_norm = self.threshold.at(context.step, learned)
         std = mechanism.standard_deviation("gradient", clip_norm) / context.sampling.expected_size
         estimate, moments = self.direction(fresh, state, std)

@@ -108,7 +108,7 @@ def pattern_for(
     if not fitting:
         raise LedgerError(f"the plan holds no draw {draw.name!r} that releases {sorted(names)} together")
     # Fewer names than a pattern holds cost less than was planned for it, so any pattern with them serves.
-    left = [p for p in fitting if used.get(p, 0) < p.count]
+    left = [p for p in fitting if used.get(p, 0) < p.count and p.holds(draw.ordinal)]
     if not left:
         raise PlanUsedUpError(
             f"the plan's {sum(p.count for p in fitting)} releases of {sorted(names)} on draw {draw.name!r} "
@@ -469,7 +469,7 @@ class Ledger:
         sums = dict(sums)
         self._check_unreleased(draw)
         check_sums(self.plan, draw, sums)
-        groups = self.plan.groups(sums)
+        groups = self.plan.groups(sums, draw.ordinal)
         for mechanism, members in groups:
             mechanism.check_sums({name: sums[name] for name in members})
         record, pattern = self.record, None
@@ -493,7 +493,7 @@ class Ledger:
                 run=self.run,
                 draw=BookedDraw.of(draw, self.data_fingerprint),
                 bounds=bounds,
-                multipliers={name: self.plan[name].noise_multiplier for name in bounds},
+                multipliers={name: self.plan[name].at(draw.ordinal).noise_multiplier for name in bounds},
                 pattern=tuple(sorted(pattern.names)),
                 answer=answer,
                 joint=joint,

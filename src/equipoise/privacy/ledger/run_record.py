@@ -21,6 +21,7 @@ the word that its stop had been fixed beforehand, no more is claimed than the re
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -109,6 +110,7 @@ class RunRecord:
         draws: by index, what was booked of the draw; forgotten ones are left out.
         unproven: by name and index, what left without proof.
         unproven_used: how many unproven releases of each name are booked.
+        patterns: the plan's.
         data: digests of the records that the entries name.
         num_draws: how many draws have entries.
         next_index: 1 + the largest index that has an entry.
@@ -148,7 +150,10 @@ class RunRecord:
     owners: str = ""
 
     def __post_init__(self) -> None:
-        self._patterns = {(p.draw, tuple(sorted(p.names))): p for p in self.plan.patterns()}
+        self.patterns = self.plan.patterns()
+        self._patterns: dict[tuple[str, tuple[str, ...]], list[Pattern]] = {}
+        for pattern in self.patterns:
+            self._patterns.setdefault((pattern.draw, tuple(sorted(pattern.names))), []).append(pattern)
         samplings = {release.draw: self.plan.sampling_of(release.draw) for release in self.plan.releases}
         self._epoch_lengths = {
             draw: sampling.draws_per_epoch for draw, sampling in samplings.items() if sampling.takes_turns
@@ -251,7 +256,7 @@ class RunRecord:
 
     def _add_release(self, entry: ReleaseEntry) -> None:
         draw = self._add_draw(entry.draw)
-        pattern = self._patterns.get((entry.draw.name, entry.pattern))
+        pattern = self._pattern_of(entry)
         if pattern is None:
             raise self._error(
                 f"the plan holds no draw {entry.draw.name!r:.60} that releases {entry.pattern!r:.60} together"
@@ -266,10 +271,11 @@ class RunRecord:
             )
         for name, bound in entry.bounds.items():
             planned = self.plan[name]
-            if entry.multipliers[name] != planned.noise_multiplier:
+            multiplier = planned.at(entry.draw.ordinal).noise_multiplier
+            if entry.multipliers[name] != multiplier:
                 raise self._error(
                     f"has the noise multiplier {entry.multipliers[name]!r} for {name!r}, the plan "
-                    f"{planned.noise_multiplier!r}"
+                    f"{multiplier!r}"
                 )
             if bound > planned.max_bound * BOUND_ROUNDING:
                 raise self._error(
@@ -290,6 +296,12 @@ class RunRecord:
             if epoch not in self._epochs_met:
                 self._epochs_met.add(epoch)
                 self.epochs[entry.draw.name] += 1
+
+    def _pattern_of(self, entry: ReleaseEntry) -> Pattern | None:
+        """The planned pattern that a release was booked as: of several it is that of the draw's stage."""
+        stages, ordinal = self._patterns.get((entry.draw.name, entry.pattern), []), entry.draw.ordinal
+        place = bisect_right(stages, ordinal, key=lambda pattern: pattern.first) - 1
+        return stages[place] if place >= 0 and stages[place].holds(ordinal) else None
 
     def _add_unproven(self, entry: UnprovenEntry) -> None:
         self._add_draw(entry.draw)
@@ -397,11 +409,6 @@ class RunRecord:
         return record
 
     # ---- what it adds up to
-
-    @property
-    def patterns(self) -> tuple[Pattern, ...]:
-        """The plan's patterns."""
-        return tuple(self._patterns.values())
 
     @property
     def has_entries(self) -> bool:

@@ -11,6 +11,7 @@ from equipoise.privacy.mechanisms.base import Mechanism
 from equipoise.privacy.mechanisms.gaussian import Gaussian
 from equipoise.privacy.mechanisms.grid_gaussian import GridGaussian
 from equipoise.privacy.mechanisms.joint_gaussian import JointGaussian
+from equipoise.privacy.mechanisms.staged import Staged
 
 __all__ = [
     "MECHANISMS",
@@ -19,11 +20,12 @@ __all__ = [
     "GridGaussian",
     "JointGaussian",
     "Mechanism",
+    "Staged",
     "mechanism_from",
 ]
 
 MECHANISMS: dict[str, type[Mechanism]] = {
-    c.kind: c for c in (Gaussian, JointGaussian, GridGaussian, BandedGaussian)
+    c.kind: c for c in (Gaussian, JointGaussian, GridGaussian, BandedGaussian, Staged)
 }
 """Every mechanism by its kind. A new one is its file and a word here."""
 
@@ -41,4 +43,7 @@ def mechanism_from(description: Mapping[str, Any]) -> Mechanism:
     kind = description["kind"]
     if kind not in MECHANISMS:
         raise PlanError(f"mechanism kind={kind!r} is unknown; this version has {', '.join(MECHANISMS)}")
-    return MECHANISMS[kind].from_description(description)
+    values = dict(description)
+    if "mechanism" in values:  # around another one
+        values["mechanism"] = mechanism_from(values["mechanism"])
+    return MECHANISMS[kind].from_description(values)

@@ -12,6 +12,7 @@ Everything that the ledger, the accountant and the audits need follows from that
 | ledger | `memory`: how many earlier releases' noise it uses again; `noise_over_steps` |
 | accountant | `whitened_square`: s^2, of one release or of a run |
 | plan | `check_sampling`: what it asks of the sampling; `shared_by`: the releases that share its noise |
+| plan, ledger | `changes` and `at`: the mechanism of one draw, where noise changes on the way |
 | audits | `whitened` |
 | journal, statement | `describe`, and `from_description` as its inverse |
 
@@ -72,6 +73,15 @@ class Mechanism(ABC):
     def memory(self) -> int:
         """How many earlier releases' noise it uses again, and how many later ones a record's part reaches."""
         return 0
+
+    @property
+    def changes(self) -> tuple[int, ...]:
+        """The ordinals of the draws from which on its noise is of another scale; none where all are alike."""
+        return ()
+
+    def at(self, ordinal: int) -> Mechanism:
+        """The mechanism of the draw of this ordinal."""
+        return self
 
     def check_sampling(self, sampling: Sampling) -> None:  # noqa: B027 - most ask for nothing
         """Refuse a sampling for which `whitened_square` would not hold.

@@ -144,7 +144,8 @@ def _other_noise(statement: Object, described: Object, bound: float | None) -> l
     """The noise and the bound that the settings fix and that are not those of any release, as words."""
     rows = [row for row in statement.get("releases") or () if isinstance(row, Mapping)]
     stated = [_noise_of(row) for row in rows]
-    given = {n: v for n, v in _settings(described) if n.endswith("noise_multiplier") and v is not None}
+    found = {n: v for n, v in _settings(described) if n.endswith("noise_multiplier") and v is not None}
+    given = {name: value for name, value in found.items() if not isinstance(value, Mapping)}
     wrong = [
         f"{name} is {value!r}, those of the releases {stated!r}"[:120]
         for name, value in given.items()
