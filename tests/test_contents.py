@@ -23,7 +23,14 @@ def test_an_unknown_name_lists_the_known_ones():
 def test_the_contents_are_these():
     """What a user meets first; the rest is one dot deeper."""
     training = {"PrivateTraining", "Budget", "Statement", "load_model", "verify_run", "sign_run"}
-    samplings = {"Poisson", "CyclicPoisson", "WithoutReplacement", "FullBatch", "FixedEpochs"}
+    samplings = {
+        "Poisson",
+        "TruncatedPoisson",
+        "CyclicPoisson",
+        "WithoutReplacement",
+        "FullBatch",
+        "FixedEpochs",
+    }
     methods = {"DPSGD", "DPMF", "DPC4", "DPC4Plus", "DiceSGD", "DCDPSGD", "PCDPSGD", "AdaptiveRMS", "Method"}
     gradients = {"per_sample_gradients", "replace_batch_norm"}
     modules = {"methods", "published", "privacy", "gradients", "data", "federated", "audit"}

@@ -21,6 +21,7 @@ from equipoise.privacy import CyclicPoisson as CyclicPoisson
 from equipoise.privacy import FixedEpochs as FixedEpochs
 from equipoise.privacy import FullBatch as FullBatch
 from equipoise.privacy import Poisson as Poisson
+from equipoise.privacy import TruncatedPoisson as TruncatedPoisson
 from equipoise.privacy import WithoutReplacement as WithoutReplacement
 from equipoise.statements import Statement as Statement
 from equipoise.training import PrivateTraining as PrivateTraining

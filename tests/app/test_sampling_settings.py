@@ -10,12 +10,13 @@ from equipoise.app.method_settings import make_setting
 from equipoise.app.option_checks import SettingsError
 from equipoise.app.settings import FederationSettings, RunSettings
 from equipoise.methods.adaptive_rms.adaptive_rms import sampling_at
-from equipoise.privacy import FixedEpochs, FullBatch, Poisson, WithoutReplacement
+from equipoise.privacy import FixedEpochs, FullBatch, Poisson, TruncatedPoisson, WithoutReplacement
 from equipoise.privacy.sampling import SAMPLING_WORDS
 
 EXPECTED = {
     None: Poisson(64.0, 1000, 32),
     "poisson": Poisson(64.0, 1000, 32),
+    "truncated-poisson": TruncatedPoisson(64.0, 1000, 32),
     "without-replacement": WithoutReplacement(64, 1000, 32),
     "full-batch": FullBatch(1000, 2),
     "fixed-epochs": FixedEpochs(64, 1000, 32),
@@ -39,7 +40,7 @@ def test_every_scheme_has_a_word():
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"sampling": "subsets"}, "--sampling is 'subsets', but it must be one of poisson"),
+        ({"sampling": "subsets"}, "--sampling is 'subsets', but it must be one of poisson, truncated"),
         ({"sampling": "without-replacement", "batch_size": 64.5}, "--batch-size is 64.5.* whole number"),
         ({"sampling": "fixed-epochs", "batch_size": 64.5}, "--batch-size is 64.5.* whole number"),
     ],

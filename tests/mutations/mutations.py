@@ -1292,4 +1292,33 @@ MUTATIONS = (
         ),
         ("tests/privacy/test_staged.py::test_draws_that_were_not_released_leave_their_stage",),
     ),
+    Mutation(
+        "a record that pushes another one out moves a sum by its own part alone",
+        "privacy/accounting/loss_distribution.py",
+        (("replace(plain, sigma=self.sigma / 2)", "plain"),),
+        ("tests/privacy/test_truncated.py::test_no_number_of_records_has_a_larger_delta_than_the_bound",),
+    ),
+    Mutation(
+        "a record pushes another one out only where two are too many",
+        "privacy/accounting/epsilon.py",
+        (("part.truncated_batch_size - 1, others", "part.truncated_batch_size + 1, others"),),
+        ("tests/privacy/test_truncated.py::test_no_number_of_records_has_a_larger_delta_than_the_bound",),
+    ),
+    Mutation(
+        "of too many records the first ones are taken",
+        "privacy/sampling.py",
+        (
+            (
+                "return found[uniform_subset(len(found), self.largest_size, generator)]",
+                "return found[: self.largest_size]",
+            ),
+        ),
+        ("tests/privacy/test_truncated.py::test_draws_are_cut_to_uniform_subsets",),
+    ),
+    Mutation(
+        "a cap holds for any number of records",
+        "privacy/sampling.py",
+        (("if _check_records(num_records) > self.population:", "if False:"),),
+        ("tests/privacy/test_truncated.py::test_more_records_than_the_population_are_refused",),
+    ),
 )

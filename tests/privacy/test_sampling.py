@@ -15,6 +15,7 @@ from equipoise.privacy import (
     FullBatch,
     Poisson,
     Secrets,
+    TruncatedPoisson,
     WithoutReplacement,
 )
 from equipoise.privacy.noise.uniform import uniform_integers, uniform_order, uniform_subset
@@ -80,6 +81,7 @@ def test_frequency_rejects_a_wrong_rate():
     "sampling",
     [
         Poisson(8, N, 10),
+        TruncatedPoisson(8, N, 10, 9),
         CyclicPoisson(8, N, 10, 3),
         WithoutReplacement(8, N, 10),
         FullBatch(N, 10),

@@ -28,7 +28,7 @@ from equipoise.privacy import (
     capped,
     gaussian_epsilon,
 )
-from equipoise.privacy.sampling import CyclicPoisson, FixedEpochs, FullBatch
+from equipoise.privacy.sampling import CyclicPoisson, FixedEpochs, FullBatch, TruncatedPoisson
 from equipoise.statements import (
     check_published,
     check_with_journal,
@@ -217,6 +217,7 @@ def test_a_statement_from_before_stops_were_told_apart_says_so():
 RUNS = {
     "gaps": gappy_run,
     "poisson": lambda: plain_run(Poisson(20, 100, 4)),
+    "truncated": lambda: plain_run(TruncatedPoisson(20, 100, 4, 25)),
     "replace": lambda: plain_run(relation="replace_one"),
     "unamplified": plain_run,
     "nested": lambda: plain_run(FullBatch(100, 4)),
@@ -385,6 +386,33 @@ def test_a_journal_line_with_the_noise_of_another_stage_is_caught(ordinal):
     rows = rows_of(ledger)
     rows[1 + ordinal]["multipliers"]["gradient"] = 3.0 * 0.8 if ordinal < 4 else 3.0
     assert "noise multiplier" in complaint(statement_of(ledger), rows)
+
+
+def of_draws(**changes):
+    return edited(
+        lambda s: [
+            place.update(changes)
+            for place in (s["sampling"], *(row["sampling"] for row in s["releases"]))
+            if place["scheme"] == "TruncatedPoisson"
+        ]
+    )
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        of_draws(max_batch_size=30),
+        of_draws(max_batch_size=20),
+        of_draws(max_batch_size=19),
+        of_draws(expected_batch_size=10),
+        of_draws(population=200),
+        of_draws(scheme="Poisson"),
+        edited(lambda s: s["sampling"].pop("max_batch_size")),
+    ],
+)
+def test_an_edited_statement_of_samples_with_a_cap_is_caught(edit):
+    ledger = stopped(RUNS["truncated"]())
+    assert verdicts(edit(statement_of(ledger)), ledger) == (False, False)
 
 
 def users_run() -> Ledger:

@@ -219,7 +219,7 @@ class RunSettings:
     )
     sampling: str | None = setting(
         None,
-        "poisson (default), without-replacement, full-batch or fixed-epochs.",
+        "poisson (default), truncated-poisson, without-replacement, full-batch or fixed-epochs.",
         read=_hyphenated,
     )
     relation: str | None = setting(
@@ -607,7 +607,9 @@ class CalibrationSettings:
     epsilon: float | None = setting(
         None, "Target; asks for the noise multiplier.", above_zero="a privacy budget"
     )
-    sampling: str = setting("poisson", "poisson, without-replacement, full-batch or fixed-epochs.")
+    sampling: str = setting(
+        "poisson", "poisson, truncated-poisson, without-replacement, full-batch or fixed-epochs."
+    )
     records_per_user: int = setting(
         1, "Protect users of so many records at most, each drawn by itself.", at_least_one=True
     )

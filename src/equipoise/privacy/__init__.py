@@ -74,6 +74,7 @@ from equipoise.privacy.sampling import FixedEpochs as FixedEpochs
 from equipoise.privacy.sampling import FullBatch as FullBatch
 from equipoise.privacy.sampling import Poisson as Poisson
 from equipoise.privacy.sampling import Sampling as Sampling
+from equipoise.privacy.sampling import TruncatedPoisson as TruncatedPoisson
 from equipoise.privacy.sampling import WithoutReplacement as WithoutReplacement
 from equipoise.privacy.sampling import sampling_from as sampling_from
 from equipoise.privacy.unit import RECORD as RECORD

@@ -37,8 +37,18 @@ from equipoise import _validate
 from equipoise.privacy.accounting.epsilon import EpsilonResult, check_relation, epsilon
 from equipoise.privacy.errors import PlanError
 from equipoise.privacy.mechanisms import Mechanism, mechanism_from
-from equipoise.privacy.sampling import SAMPLINGS, CyclicPoisson, Poisson, Sampling, sampling_from
+from equipoise.privacy.sampling import (
+    SAMPLINGS,
+    CyclicPoisson,
+    Poisson,
+    Sampling,
+    TruncatedPoisson,
+    sampling_from,
+)
 from equipoise.privacy.unit import RECORD, Unit, unit_from
+
+_BY_ITSELF = (Poisson, TruncatedPoisson, CyclicPoisson)
+"""Samplings that draw each record by itself: a replaced record need not be in the draw of the other."""
 
 
 @dataclass(frozen=True)
@@ -195,6 +205,13 @@ class PrivacyPlan:
             raise PlanError(f"release names must be unique; repeated: {twice}")
         for release in self.releases:
             self._check_mechanism(release)
+        for item in self.unproven:
+            if self.sampling_of(item.draw).pushes_out:
+                raise PlanError(
+                    f"release {item.name!r} without a proof has draws in which a record may push another "
+                    f"one out ({type(self.sampling_of(item.draw)).__name__}): what one record does there at "
+                    "worst is not known. Take Poisson"
+                )
         self.patterns()  # raises for inconsistent draws
 
     def _check_mechanism(self, release: Release) -> None:
@@ -333,7 +350,7 @@ class PrivacyPlan:
         ratio = 1.0
         if self.relation == "replace_one":
             sampling = self.sampling_of(self[members[0]].draw)
-            poisson = isinstance(sampling, Poisson | CyclicPoisson) and sampling.turn_rate < 1
+            poisson = isinstance(sampling, _BY_ITSELF) and sampling.turn_rate < 1
             # The records of two users need not be in the same draws: what one adds, the other does not undo.
             apart = poisson or self.unit.group > 1
             ratio = 2.0 if apart else max(self[name].replace_ratio for name in members)

@@ -3,7 +3,8 @@
 | scheme | one draw | its event with noise multiplier z |
 |---|---|---|
 | `Poisson` | each record, independently, with probability q | Poisson-sampled Gaussian |
-| `CyclicPoisson` | the same at rate b q from one of b groups in turn | one of these per b draws |
+| `TruncatedPoisson` | the same; of more records than a cap a uniform subset of that size | below |
+| `CyclicPoisson` | as `Poisson`, at rate b q from one of b groups in turn | one of these per b draws |
 | `WithoutReplacement` | a uniform subset of batch_size | Gaussian sampled without replacement |
 | `FullBatch` | all records | Gaussian |
 | `FixedEpochs` | each record once per epoch | one Gaussian per epoch |
@@ -20,6 +21,20 @@ have this under add-or-remove.
 record is in at most one draw of b, there with probability b q, and whether it is decides itself
 independently every time. So each round of b draws is a Poisson-sampled Gaussian for it, whatever its group.
 The marginal rate of a draw is q.
+
+`TruncatedPoisson` draws each of at most N records with probability q, and keeps a uniform subset of K where
+more than K were drawn. Let s be how many of the others were drawn. Where s < K, one record more is Poisson
+sampling: it adds its part with probability q. Where s >= K, couple the draws with it and without. With
+probability r = q K / (s + 1) it is in the batch and a uniform one of the others is out; else the batches are
+the same. So it moves the sum by its own part and another's, 2 bounds at most, with probability r < q. Whoever
+is told which of the two it was sees the more, and a divergence of mixtures is convex and grows with r:
+
+    delta <= (1 - p) delta(rate q, length 1) + p delta(rate q, length 2),    p = P[Binomial(N - 1, q) >= K]
+
+in each direction; a replaced record's parts lie 2 bounds from nothing at most, in the place of 1. Fewer
+records than N are pushed out more seldom, so the bound holds for any number up to N, which is refused above.
+It is tighter under add-or-remove than the same bound with the pair of a replaced record, which dp-accounting
+takes (A. Ganesh 2025, "Tighter Privacy Analysis for Truncated Poisson Sampling", arXiv:2508.15089).
 
 **Separation.** Noise over steps asks how far apart the draws of one record are (`min_separation`). An epoch
 that is dealt anew may follow a record's last slot with its first one: separation 1. With `same_slots=True`
@@ -55,6 +70,8 @@ class Sampling(ABC):
     steps: int
     takes_turns: ClassVar[bool] = False
     """Whether a record is in at most one draw of each epoch of `draws_per_epoch`, from ordinal 0 on."""
+    pushes_out: ClassVar[bool] = False
+    """Whether a record that is drawn may keep another one out of the draw."""
 
     def __post_init__(self) -> None:
         _validate.count("the public number of records, which the user states", population=self.population)
@@ -265,6 +282,84 @@ class Poisson(Sampling):
 
 
 @dataclass(frozen=True)
+class TruncatedPoisson(Sampling):
+    """Poisson sampling with a cap: of more records than that a uniform subset is taken.
+
+    No draw is larger than `max_batch_size`, which bounds memory and time of a step. Where the cap is seldom
+    reached it costs next to nothing. Near the expected size it costs much: a record then pushes others out.
+
+    Args:
+        expected_batch_size: expected records per draw before the cap, in (0, max_batch_size]; the divisor.
+        population: public number of records, which the data must not exceed.
+        steps: number of draws.
+        max_batch_size: the cap, at most the population; six standard deviations above the expected size when
+            None.
+
+    Example:
+        >>> sampling = TruncatedPoisson(256, population=60_000, steps=4700)
+        >>> sampling.max_batch_size, TruncatedPoisson(256, 60_000, 4700, 300).largest_size
+        (352, 300)
+    """
+
+    expected_batch_size: float
+    population: int
+    steps: int
+    max_batch_size: int | None = None
+    pushes_out: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        _validate.positive(expected_batch_size=self.expected_batch_size)
+        super().__post_init__()
+        self._check_size("expected_batch_size")
+        _check_rate(self, self.sampling_rate)
+        if self.max_batch_size is None:
+            far = math.ceil(self.expected_batch_size + 6 * self.size_deviation)
+            object.__setattr__(self, "max_batch_size", min(self.population, far))
+        _validate.count("the most records of a draw", max_batch_size=self.max_batch_size)
+        self._check_size("max_batch_size")
+        if self.largest_size < self.expected_batch_size:
+            raise ValueError(
+                f"max_batch_size={self.max_batch_size} is below expected_batch_size="
+                f"{self.expected_batch_size}, so that most draws would be cut; raise it, or lower "
+                "expected_batch_size"
+            )
+
+    @property
+    def expected_size(self) -> float:
+        return float(self.expected_batch_size)
+
+    @property
+    def largest_size(self) -> int:
+        """The cap."""
+        assert self.max_batch_size is not None
+        return self.max_batch_size
+
+    def _sampled(self, gaussian: dp_accounting.GaussianDpEvent) -> dp_accounting.DpEvent:
+        return dp_accounting.TruncatedSubsampledGaussianDpEvent(
+            self.population, self.sampling_rate, self.largest_size, gaussian.noise_multiplier
+        )
+
+    def sample(self, secrets: Secrets, draw: Draw | int, num_records: int) -> torch.Tensor:
+        """Sorted positions, in time and memory that follow the draw and not the population.
+
+        Raises:
+            ValueError: there are more records than the population.
+        """
+        if _check_records(num_records) > self.population:
+            raise ValueError(
+                f"num_records={num_records} exceeds population={self.population}: how often a record pushes "
+                "another one out is accounted for at most that many; state a population that covers the "
+                "records, or use Poisson"
+            )
+        draw = as_draw(draw)
+        generator = secrets.sampling_generator(draw.index, draw.parameters)
+        found = _drawn_by_themselves(self.sampling_rate, generator, num_records)
+        if len(found) <= self.largest_size:
+            return found
+        return found[uniform_subset(len(found), self.largest_size, generator)]
+
+
+@dataclass(frozen=True)
 class CyclicPoisson(Sampling):
     """Poisson sampling from one group of records after the other, dealt once and for all by secret
     randomness.
@@ -462,7 +557,8 @@ class FixedEpochs(Sampling):
 
 
 SAMPLINGS: dict[str, type[Sampling]] = {
-    c.__name__: c for c in (Poisson, CyclicPoisson, WithoutReplacement, FullBatch, FixedEpochs)
+    c.__name__: c
+    for c in (Poisson, TruncatedPoisson, CyclicPoisson, WithoutReplacement, FullBatch, FixedEpochs)
 }
 """Every scheme by its name. A new one is its class and a word here; options and readers follow."""
 

@@ -172,6 +172,9 @@ def sampling_in_words(sampling: Mapping[str, Any], drawn: str = "record") -> str
             f"each {drawn} by itself with probability {plain(expected / population, 3)}: about {expected:,g} "
             f"of {population:,}"
         )
+    if scheme == "TruncatedPoisson":
+        poisson = sampling_in_words({**sampling, "scheme": "Poisson"}, drawn)
+        return f"{poisson}, and of more than {sampling['max_batch_size']:,} so many at random"
     if scheme == "CyclicPoisson":
         size, groups = sampling["expected_batch_size"], sampling["bands"]
         return (

@@ -37,7 +37,14 @@ from equipoise.methods.thresholds import Threshold
 from equipoise.privacy import calibrate, calibrate_noise_multiplier
 from equipoise.privacy.mechanisms import Gaussian
 from equipoise.privacy.plan import PrivacyPlan, Release
-from equipoise.privacy.sampling import FixedEpochs, FullBatch, Poisson, Sampling, WithoutReplacement
+from equipoise.privacy.sampling import (
+    FixedEpochs,
+    FullBatch,
+    Poisson,
+    Sampling,
+    TruncatedPoisson,
+    WithoutReplacement,
+)
 
 __all__ = ["AnchoredMethod", "Anchors", "anchor_sampling"]
 
@@ -281,6 +288,8 @@ def anchor_sampling(sampling: Sampling, size: float, count: int) -> Sampling:
         return FullBatch(population, count)
     if isinstance(sampling, Poisson):
         return Poisson(size, population, count)
+    if isinstance(sampling, TruncatedPoisson):  # with a cap for this size
+        return TruncatedPoisson(size, population, count)
     if isinstance(sampling, (WithoutReplacement, FixedEpochs)):
         # Of the training's kind, so that the neighbouring relation and the amplification are the same.
         return dataclasses.replace(sampling, batch_size=round(size), steps=count)

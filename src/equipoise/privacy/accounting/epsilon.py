@@ -5,6 +5,7 @@
 | Gaussians without sampling | both | closed form (Gaussian DP) | - |
 | Poisson-sampled Gaussians, with or without plain ones | add-or-remove | PLD | RDP |
 | the same | replace-one | PLD | none available |
+| Gaussians on Poisson samples with a cap, with or without the others | both | PLD | none |
 | mixtures of Gaussians (users of several records), with or without the others | add-or-remove | PLD | none |
 | Gaussians sampled without replacement, with or without plain ones | replace-one | RDP | none available |
 | without replacement | add-or-remove | none exists: an error | |
@@ -37,7 +38,8 @@ import dp_accounting
 from absl import logging
 from dp_accounting import rdp
 from dp_accounting.dp_event import MixtureOfGaussiansDpEvent as _Mixture
-from scipy import special
+from dp_accounting.dp_event import TruncatedSubsampledGaussianDpEvent as _Truncated
+from scipy import special, stats
 
 from equipoise import _validate
 from equipoise._relations import RELATIONS
@@ -95,10 +97,14 @@ def _collect(event: dp_accounting.DpEvent, count: int, counts: dict[dp_accountin
             part = _Poisson(event.sampling_probability, part)
     elif isinstance(event, _Mixture):
         part, z = event, event.standard_deviation
+    elif isinstance(event, _Truncated):
+        part, z = event, event.noise_multiplier
+        if pushed_out(event) == 0:  # never cut
+            return _collect(_Poisson(event.sampling_probability, _Gaussian(z)), count, counts)
     else:
         raise PlanError(
-            f"no accountant for {event!r}: only Gaussians, plain, sampled (Poisson, without replacement) or "
-            "mixed, and their compositions are accounted for"
+            f"no accountant for {event!r}: only Gaussians, plain, sampled (Poisson, with or without a "
+            "cap, without replacement) or mixed, and their compositions are accounted for"
         )
     counts[part] = counts.get(part, 0) + count
     return bool(z > 0)  # without noise it is not private
@@ -108,7 +114,15 @@ def _multiplier(part: dp_accounting.DpEvent) -> float:
     """The noise over the largest move; what chance does is left out."""
     if isinstance(part, _Mixture):
         return float(part.standard_deviation / max(part.sensitivities))
+    if isinstance(part, _Truncated):
+        return float(part.noise_multiplier / 2)  # where a record pushes another one out
     return float((part if isinstance(part, _Gaussian) else part.event).noise_multiplier)
+
+
+def pushed_out(part: _Truncated) -> float:
+    """The probability that a record which is drawn pushes another one out, with all records there."""
+    others = part.dataset_size - 1
+    return float(stats.binom.sf(part.truncated_batch_size - 1, others, part.sampling_probability))
 
 
 def _inverse_squares(parts: Parts) -> float:
@@ -222,10 +236,11 @@ def epsilon(
     if parts is None:
         return EpsilonResult(math.inf, delta, relation, "none")
     found = _epsilon(parts, delta, relation)
-    # dp-accounting has no Renyi divergence of Poisson sampling under replace-one.
+    # dp-accounting has no Renyi divergence of Poisson sampling under replace-one, of mixtures and of samples
+    # with a cap.
     kinds = {type(part) for part, _ in parts}
-    # Nor has it one of mixtures.
-    if cross_check and relation == "add_or_remove_one" and _Poisson in kinds and _Mixture not in kinds:
+    known = _Poisson in kinds and not kinds & {_Mixture, _Truncated}
+    if cross_check and relation == "add_or_remove_one" and known:
         found = replace(found, cross_check=_rdp(parts, delta, relation))
     return found
 
@@ -277,7 +292,7 @@ def _epsilon(parts: Parts, delta: float, relation: str) -> EpsilonResult:
                 "sampling without replacement has no valid accountant under add_or_remove_one (a subset of "
                 "fixed size reveals the number of records); use relation='replace_one', or Poisson sampling"
             )
-        if _Poisson in kinds:
+        if kinds & {_Poisson, _Truncated}:
             raise PlanError(
                 "no accountant covers Poisson sampling and sampling without replacement in one plan: the "
                 "first needs PLD, the second RDP, under replace_one; use one scheme for all draws"
@@ -309,6 +324,13 @@ def _by_loss_distribution(parts: Parts, delta: float, relation: str) -> tuple[fl
         if isinstance(part, _Poisson)
     ]
     rows += [_mixture(part, count) for part, count in parts if isinstance(part, _Mixture)]
+    rows += [
+        SampledGaussians(
+            scale * part.noise_multiplier, part.sampling_probability, count, pushed=pushed_out(part)
+        )
+        for part, count in parts
+        if isinstance(part, _Truncated)
+    ]
     if any(row.sigma < 1e-3 for row in rows):
         return math.inf, math.inf  # epsilon is in the hundred thousands, whatever is amplified
     found: list[tuple[float, float]] = []

@@ -17,6 +17,9 @@ M = sum_c w_c N(c) above, q the probability that anything moves, and delta_G tha
 order. Their loss grows with the release, so that the sets where it is above epsilon are half-lines, whose
 end a Newton iteration finds (log M/N(0) is convex and grows).
 
+In draws with a cap a record may push another one out, and then moves a release twice as far (`sampling.py`).
+Whether it would is known to whoever sees the pair of laws, so that delta is the mean of both.
+
 For epsilon < 0, delta(epsilon) = 1 - e^epsilon + e^epsilon delta'(-epsilon) with delta' of P and Q exchanged.
 
 **Discretisation.** "Connect the dots": the pair of discrete laws whose delta agrees with the true one at the
@@ -37,7 +40,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from scipy import fft, special
@@ -68,6 +71,7 @@ class SampledGaussians:
         rate: sampling rate in (0, 1]: the probability that anything moves.
         count: how many there are.
         lengths, shares: by how much it moves then, and how likely each is.
+        pushed: probability of a draw in which all moves are twice as long.
     """
 
     sigma: float
@@ -75,14 +79,23 @@ class SampledGaussians:
     count: int
     lengths: tuple[float, ...] = (1.0,)
     shares: tuple[float, ...] = (1.0,)
+    pushed: float = 0.0
 
     @property
     def mu(self) -> float:
         """The largest move in units of the noise."""
-        return max(self.lengths) / self.sigma
+        return max(self.lengths) / self.sigma * (2 if self.pushed else 1)
+
+    @property
+    def kinds(self) -> list[tuple[float, SampledGaussians]]:
+        """Draws without and with moves of twice the length, with their probabilities."""
+        plain = replace(self, pushed=0.0)
+        return [(1 - self.pushed, plain), (self.pushed, replace(plain, sigma=self.sigma / 2))]
 
     def deviation(self, direction: str) -> float:
         """About the standard deviation of one loss: that of the ratio of the laws, or without sampling."""
+        if self.pushed:
+            return math.sqrt(sum(share * kind.deviation(direction) ** 2 for share, kind in self.kinds))
         square = min(1 / self.sigma**2, 700.0)
         if direction == "replace":
             return min(2 / self.sigma, self.rate * 2 * math.sqrt(math.sinh(square)))
@@ -125,6 +138,11 @@ def composed_epsilon(
 # ---- one release
 def divergence(epsilons: Array, part: SampledGaussians, direction: str) -> Array:
     """delta(epsilon) of one release, for epsilon >= 0."""
+    if part.pushed:
+        return sum(
+            (share * divergence(epsilons, kind, direction) for share, kind in part.kinds),
+            start=np.zeros(len(epsilons)),
+        )
     mu, sigma, rate = 1 / part.sigma, part.sigma, part.rate
 
     def moved(epsilons: Array) -> Array:
