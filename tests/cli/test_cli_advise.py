@@ -18,7 +18,7 @@ def test_advice_is_one_object_with_a_dry_run(equipoise):
         ("--data digits --epsilon 2 --records-per-person 0", "it must be at least 1"),
         (
             "--data there-is-no.csv --epsilon 2 --target income --population 90 --test-share 0.2",
-            "there-is-no.schema.toml",
+            "there-is-no.csv' does not exist",
         ),
     ],
 )

@@ -62,6 +62,25 @@ def test_neighbours(equipoise, trained):
     assert "1 and 2 threads" in said.out
 
 
+def test_neighbours_of_a_table(equipoise, people):
+    """By the reader of `equipoise train`, and whatever its target asks for."""
+    for target in ("buys", "wage"):
+        found = equipoise(
+            f"audit --neighbours --positions 1 --test-share 0.2 --target {target} --json --data", people
+        )
+        assert (found.code, found.value["holds"]) == (0, True)
+
+
+def test_shadow_models_of_a_table(equipoise, people, tmp_path):
+    words = ("--data", people, "--test-share", "0.2", "--run-dir", tmp_path)
+    found = equipoise("audit --shadow --models 4 --json", *words)
+    assert found.code == 0, found.err
+    assert found.value["data"] == "people.csv"
+    assert found.value["trainings"]["private"]["epsilon"] <= 2
+    refused = equipoise("audit --shadow --models 4 --json --target wage", *words)
+    assert "made for regression" in refused.value["error"]
+
+
 def test_neighbours_that_were_not_tried_are_told(equipoise):
     command = "audit --neighbours --positions 1 --method dc-dpsgd --variant top_share"
     found = equipoise(f"{command} --json")
@@ -125,6 +144,10 @@ def test_a_refuted_claim_ends_with_1(equipoise, monkeypatch):
         ("audit --method dp-sgd --epsilon -1", "epsilon"),
         ("audit --shadow --models 3", "--models"),
         ("audit --shadow --data my_project:records", "named data sets"),
+        ("audit --shadow --data peple", "a table such as people.csv"),
+        ("audit --neighbours --data people.csv", "--test-share 0.2"),
+        ("audit --method dp-sgd --target buys", "--target is for --shadow and --neighbours"),
+        ("audit runs/a --test-share 0.2", "a run knows its own data"),
     ],
 )
 def test_what_it_refuses(equipoise, line, word):

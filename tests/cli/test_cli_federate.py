@@ -49,6 +49,29 @@ def finished(tmp_path_factory):
     return folder, json.loads(out.getvalue())
 
 
+@pytest.mark.parametrize(("target", "score"), [("buys", "accuracy"), ("wage", "rmse"), ("buys,member", "f1")])
+def test_a_table_is_shared_out_to_the_owners(equipoise, people, tmp_path, target, score):
+    """By the reader of `equipoise train`; its stated population is shared out, not the number of rows."""
+    run = tmp_path / "run"
+    words = ("--data", people, "--target", target, "--test-share", "0.2", "--run-dir", run)
+    found = equipoise("federate --clients 3 --rounds 2 --epsilon 20 --json", *words)
+    assert found.code == 0, found.err
+    assert [one["population"] for one in found.value["clients"]] == [160, 160, 160]
+    assert found.value["settings"]["data"] == "people.csv"
+    assert score in found.value["evaluation"]
+    assert str(people.parent) not in (run / "report.html").read_text()
+    assert str(people.parent) not in (run / "federation.json").read_text()
+    assert equipoise("verify", run).code == 0
+    assert equipoise("resume --json", run).value["evaluation"] == found.value["evaluation"]
+
+
+def test_records_without_a_class_are_not_dealt_by_class(equipoise, people):
+    words = ("--data", people, "--target", "wage", "--test-share", "0.2", "--partition", "one-class")
+    found = equipoise("federate --json", *words)
+    assert found.code == 2
+    assert "Take --partition iid" in found.value["error"]
+
+
 def keys(folder):
     """The clients whose keys lie in the folder of a federation."""
     return sorted(path.parts[-3] for path in folder.glob("clients/*/private/key"))

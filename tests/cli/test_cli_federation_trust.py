@@ -93,7 +93,7 @@ def better_accuracy(run):
 
 def other_page(run):
     values = json.loads((run / "federation.json").read_text())
-    write_federation_report({**values, "accuracy": 0.99}, run)
+    write_federation_report({**values, "test_records": 1}, run)
 
 
 def append(name):

@@ -2,9 +2,11 @@ import os
 import subprocess
 import sys
 from dataclasses import fields
+from importlib.metadata import version
 
 import pytest
 
+from equipoise.app.option_checks import DATA_NAMES, MODEL_NAMES
 from equipoise.app.settings import GROUPS, AdviceSettings, FederationSettings, RunSettings
 from equipoise.cli import COMMANDS, EXAMPLES
 
@@ -24,6 +26,20 @@ def test_help_fits_a_terminal_of_80_columns(equipoise, monkeypatch, name):
     assert max(len(line) for line in found.out.splitlines()) <= 80
     for line in EXAMPLES.get(name, "").split("\n\n"):
         assert line in found.out
+
+
+def test_help_says_what_an_argument_is(equipoise):
+    if tuple(map(int, version("click").split(".")[:2])) >= (8, 5):
+        pytest.skip("click 8.5 hides the help of arguments; pyproject.toml asks for an older one")
+    assert "The run folder." in equipoise("predict --help").out.split("─ Options ─")[0]
+
+
+@pytest.mark.parametrize("name", ["train", "compare", "federate", "advise", "audit"])
+def test_help_names_data_sets_and_models(equipoise, name):
+    said = " ".join(equipoise(f"{name} --help").out.replace("│", " ").split())
+    assert f"Names: {', '.join(DATA_NAMES)}" in said
+    assert f"Names: {', '.join(MODEL_NAMES)}" in said
+    assert "…" not in said
 
 
 def test_help_shows_headings_and_where_defaults_come_from(equipoise):

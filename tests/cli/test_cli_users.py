@@ -162,6 +162,7 @@ def test_a_function_names_users_by_a_field(monkeypatch):
         ("--unit user --records-per-user 2", "--unit user needs --owner"),
         ("--unit user --owner patient", "--unit user needs --records-per-user"),
         (f"{USERS} --canaries 10", "canaries are single records"),
+        (f"{USERS} --subset 100", "some users would be cut in two"),
         (f"{USERS.replace('2', '0')}", "--records-per-user is 0"),
         (f"{USERS} --sampling without-replacement", "--records-per-user 2: no accountant"),
         (f"{USERS} --method dp-mf", "--records-per-user 2"),

@@ -81,7 +81,8 @@ def test_a_target_chooses_the_task(people):
 
 def test_what_is_described_is_left_to_be_filled_in(people):
     text, left = describe_table(people, target="income")
-    assert left == ["low of 'age'", "high of 'age'", "low of 'note'", "high of 'note'", "values of 'income'"]
+    ranges = ["low of 'age'", "high of 'age'", "low of 'note'", "high of 'note'"]
+    assert left == ["population", *ranges, "values of 'income'"]
     values = tomllib.loads(text)
     assert list(values["columns"]) == ["age", "job", "city", "note", "income"]
     assert values["columns"]["job"] == {"type": "category", "buckets": 16}
@@ -89,8 +90,10 @@ def test_what_is_described_is_left_to_be_filled_in(people):
         assert cell not in text, cell
     path = people.with_name("new.toml")
     path.write_text(text)
-    with pytest.raises(SchemaError, match=r"to be filled in: low of 'age', high of 'age'.*no epsilon"):
+    with pytest.raises(SchemaError, match=r"to be filled in: population, low of 'age'.*no epsilon"):
         read_schema(path)
+    with pytest.raises(SchemaError, match=r"to be filled in: low of 'age'"):
+        read_schema(path, population=7)
 
 
 def test_public_rows_fill_in_ranges_and_categories(people):
@@ -98,12 +101,32 @@ def test_public_rows_fill_in_ranges_and_categories(people):
     public.write_text("age,job,city,note,income\n20,baker,Rome,1,low\n80,?,Bern,5,high\n")
     text, left = describe_table(people, target="income", public_rows=public)
     columns = tomllib.loads(text)["columns"]
-    assert left == []
+    assert left == ["population"]
     assert (columns["age"]["low"], columns["age"]["high"]) == (20, 80)
     assert columns["job"]["values"] == ["baker"]
     assert columns["income"]["values"] == ["high", "low"]
     with pytest.raises(SchemaError, match="names the private rows themselves"):
         describe_table(people, public_rows=people)
+
+
+@pytest.mark.parametrize(("sign", "word"), [(";", '";"'), ("\t", "$'\\t'"), ("|", '"|"')])
+def test_another_delimiter_is_named_and_no_cell_shown(people, sign, word):
+    path = people.with_name("other.csv")
+    path.write_text(people.read_text().replace(",", sign))
+    with pytest.raises(DataFileError) as caught:
+        describe_table(path)
+    assert f"--delimiter {word}" in str(caught.value)
+    schema = people.with_name("people.schema.toml")
+    with pytest.raises(DataFileError) as caught:
+        load_table(path, schema, test_share=0.5)
+    assert "declare delimiter" in str(caught.value)
+    for cell in ("baker", "Rome", "41"):
+        assert cell not in str(caught.value)
+
+
+def test_a_table_that_is_missing_is_named_before_its_schema(tmp_path):
+    with pytest.raises(MissingDataError, match=r"peple\.csv' does not exist"):
+        load_table(tmp_path / "peple.csv", test_share=0.5)
 
 
 def test_a_first_row_of_data_is_no_header_and_is_not_shown(tmp_path):

@@ -57,7 +57,7 @@ def test_lines_without_header(tmp_path: Path) -> None:
     ("content", "message"),
     [
         ("sentence\tclass\nx\t0\n", r"lacks the columns \['label'\]"),
-        ("sentence\tlabel\nx\t2\n", "line 2: the label '2'"),
+        ("sentence\tlabel\nx\t2\n", r"line 2: the label is not one of \['0', '1'\]"),
         ("sentence\tlabel\nx\t0\nonly text\n", "line 3: 1 cells"),
         ("sentence\tlabel\n", "no texts"),
     ],

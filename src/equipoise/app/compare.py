@@ -98,7 +98,7 @@ def compare(comparison: Comparison, folder: PathLike, note: Note) -> dict[str, A
     found = {
         "format": 1,
         "version": __version__,
-        "data": comparison.base.data,
+        "data": comparison.base.data_name,
         "model": bench.model,
         "population": bench.population,
         "public_records": comparison.base.public_records,

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
-from collections.abc import Mapping
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -82,17 +85,32 @@ def _write_onnx(weights: Path, settings: RunSettings, schema: Mapping[str, Any] 
     dataset = prepare_data(name, replace(raw, train=raw.test), cache_folder())
     model = load_model(build_model(name, dataset, seed=settings.seed), weights).eval()
     example = torch.zeros(2, *dataset.input_shape, dtype=dataset.test.fields["input"].dtype)
-    torch.onnx.export(
-        model,
-        (example,),
-        path,
-        input_names=["input"],
-        output_names=["output"],
-        dynamic_shapes=({0: torch.export.Dim("records")},),
-        external_data=False,
-        dynamo=True,
-        verbose=False,
-    )
+    with _quiet_exporter():
+        torch.onnx.export(
+            model,
+            (example,),
+            path,
+            input_names=["input"],
+            output_names=["output"],
+            dynamic_shapes=({0: torch.export.Dim("records")},),
+            external_data=False,
+            dynamo=True,
+            verbose=False,
+        )
+
+
+@contextmanager
+def _quiet_exporter() -> Iterator[None]:
+    """Without what torch's exporter says of torchvision, which is not needed, and of its own old code."""
+    log = logging.getLogger("torch.onnx")
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", category=FutureWarning, module="copyreg|torch")
+            yield
+    finally:
+        log.setLevel(level)
 
 
 def model_card(run: Run, form: str = "safetensors") -> str:

@@ -33,6 +33,7 @@ from equipoise.report.json_files import read_json
 __all__ = [
     "EXPORTS",
     "GROUPS",
+    "OF_OWN_DATA",
     "AdviceSettings",
     "AuditSettings",
     "CalibrationSettings",
@@ -64,8 +65,8 @@ def setting(default: Any, help: str, **facts: Any) -> Any:
         help: what the command line says of it.
         facts: ``above_zero`` (what the number is, where it must be above 0), ``choices``, ``share`` (at
             least 0 and below 1), ``at_least_one``, ``of_data`` (its default follows from data set and
-            model), ``path`` (its placeholder), ``shown`` (the default in help), ``metavar``, ``envvar``,
-            ``read`` (from the words of the command line to the value), ``form`` (their type).
+            model), ``path`` (its placeholder), ``shown`` (words for the default in help), ``metavar``,
+            ``envvar``, ``read`` (from the words of the command line to the value), ``form`` (their type).
     """
     return field(default=default, metadata={"help": help, **facts})
 
@@ -131,6 +132,12 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
     "Run": ("micro_batch_size", "evaluate_every", "device", "run_dir"),
 }  # fmt: skip
 """The headings under which ``--help`` shows the settings, by name of the field."""
+
+
+OF_OWN_DATA = (
+    "population", "target", "schema", "test", "test_share", "task", "class_weights", "image_size",
+)  # fmt: skip
+"""The settings that say how files and functions of the user's own are read, and what is learnt of them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,7 +207,9 @@ class RunSettings:
         metavar="N",
     )
     model: str | None = setting(None, "Name of a model, or package.module:function.")
-    epsilon: float | None = setting(None, "Privacy budget.", above_zero="a privacy budget")
+    epsilon: float | None = setting(
+        None, "Privacy budget.", above_zero="a privacy budget", shown="by data and model"
+    )
     delta: float | None = setting(None, "Failure probability of the guarantee.", of_data=True)
     noise_multiplier: float | None = setting(
         None, "Noise, instead of a budget.", above_zero="noise that protects anybody"
@@ -246,7 +255,9 @@ class RunSettings:
     )
     learning_rate: float | None = setting(None, "Learning rate.", above_zero="a step size", of_data=True)
     clip_norm: str | None = setting(
-        None, "Bound on one record's gradient: a number, decay:START:RATE, quantile or quantile:SHARE."
+        None,
+        "Bound on one record's gradient: a number, decay:START:RATE, quantile or quantile:SHARE.",
+        shown="by data and model",
     )
     clip_rule: str | None = setting(None, "Name of a clip rule, such as abadi or psac.", of_data=True)
     per_layer: bool = setting(False, "Clip every layer on its own.")
@@ -371,6 +382,11 @@ class RunSettings:
         ):
             if getattr(self, name) is None:
                 raise SettingsError(f"--unit user needs {flag(name)}: {meant}.")
+        if self.subset is not None:
+            raise SettingsError(
+                f"--subset is {self.subset}, which takes the first rows, whosever they are, and --unit is "
+                "user: some users would be cut in two. Leave --subset out, or give a file with fewer users."
+            )
         if data_form(self.data) not in ("table", "code"):
             raise SettingsError(
                 f"--unit user is for tables and for data of your own, but --data is {self.data!r}, whose "

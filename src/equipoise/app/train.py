@@ -291,7 +291,7 @@ def _introduce(training: PrivateTraining, experiment: Experiment, console: Conso
     is_proven = training.method.guarantee == "proven" and not training.plan.unproven
     doubt = "" if is_proven else " (not a guarantee)"
     asked = rounded_up(budget.epsilon) if settings.epsilon is None else plain(settings.epsilon)
-    spends = f"budget epsilon {asked} at delta {budget.delta:g}{doubt}"
+    spends = f"budget epsilon {asked} at delta {plain(budget.delta)}{doubt}"
     length = f", clip norm {settings.clip_norm}" if "clip_norm" in settings.publishable() else ""
     if isinstance(training.method, NonPrivate):
         spends = "[bold red]NOT PRIVATE[/]: no noise, and so no epsilon"

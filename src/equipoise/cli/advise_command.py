@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from equipoise.app.settings import AdviceSettings, RunSettings
+from equipoise.app.settings import OF_OWN_DATA, AdviceSettings, RunSettings
 from equipoise.cli.option_file import option_file
 from equipoise.cli.screen import emit, loading, open_console, quiet
 from equipoise.cli.settings_options import settings_options
@@ -14,8 +14,7 @@ __all__ = ["advise"]
 @option_file
 @settings_options(
     RunSettings,
-    "data", "data_dir", "population", "target", "schema", "test", "test_share", "task", "class_weights",
-    "image_size", "subset", "public_records", "model", "epsilon", "delta", "epochs",
+    "data", "data_dir", *OF_OWN_DATA, "subset", "public_records", "model", "epsilon", "delta", "epochs",
     "batch_size", "clip_norm", "learning_rate", "device",
     parameter="base",
 )  # fmt: skip

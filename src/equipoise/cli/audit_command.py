@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from equipoise.app.option_checks import DATA_NAMES, FILES, check_name, flag
 from equipoise.app.run_checks import check_own_code, settings_of_run
-from equipoise.app.settings import AuditSettings, RunSettings
+from equipoise.app.settings import OF_OWN_DATA, AuditSettings, RunSettings
 from equipoise.cli.audit_views import show_method, show_neighbours, show_run, show_shadow, show_steps
 from equipoise.cli.screen import loading, open_console, quiet
 from equipoise.cli.settings_options import settings_options
@@ -24,8 +25,10 @@ if TYPE_CHECKING:
 __all__ = ["audit"]
 
 
+@settings_options(RunSettings, *OF_OWN_DATA, parameter="base")
 @settings_options(AuditSettings, parameter="asked")
 def audit(
+    base: RunSettings,
     asked: AuditSettings,
     run: Annotated[
         str | None,
@@ -41,19 +44,27 @@ def audit(
     Exit code 1: a claim is refuted, a sum moved too far, or --one-step misses a bug that it put in.
     """
     # with --shadow, --run-dir is the folder to write
-    asked.check(of_run=run is not None or (run_dir is not None and not asked.shadow))
+    of_run = run is not None or (run_dir is not None and not asked.shadow)
+    asked.check(of_run)
+    if asked.shadow or (asked.neighbours and not of_run):
+        base = _own_settings(base, asked)
+    elif given := [flag(name) for name in OF_OWN_DATA if getattr(base, name)]:
+        raise UsageError(
+            f"{' and '.join(given)} is for --shadow and --neighbours with --data: a run knows its own data, "
+            "and the audit of a method makes some up."
+        )
     with loading():
         import equipoise.methods  # noqa: F401
     quiet()
     warnings.filterwarnings("ignore", category=UserWarning, module="equipoise.methods")
     if asked.neighbours:
-        fine = show_neighbours(_audit_neighbours(asked, run, run_dir), json_output)
+        fine = show_neighbours(_audit_neighbours(base, asked, run, run_dir), json_output)
     elif asked.one_step:
         fine = show_steps(_audit_steps(asked), asked, json_output)
     elif asked.method is not None:
         fine = show_method(_audit_method(asked.method, asked), json_output)
     elif asked.shadow:
-        fine = show_shadow(_audit_shadow(asked, run_dir), json_output)
+        fine = show_shadow(_audit_shadow(base, asked, run_dir), json_output)
     else:
         fine = show_run(_audit_run(asked, chosen_folder(run, run_dir)), json_output)
     if not fine:
@@ -129,22 +140,34 @@ def _audit_steps(asked: AuditSettings) -> list[Probe]:
     return rows
 
 
-def _audit_neighbours(asked: AuditSettings, run: str | None, run_dir: str | None) -> NeighbourAudit:
-    """Of the data, model and method of a run, or of those that the options name."""
-    if run is None and run_dir is None:
-        settings = RunSettings(
-            data=asked.data or "digits",
-            data_dir=asked.data_dir,
+def _own_settings(base: RunSettings, asked: AuditSettings) -> RunSettings:
+    """Of a training on the data that the options name.
+
+    Raises:
+        SettingsError: data that cannot be used.
+    """
+    data = asked.data or "digits"
+    check_name("data", data, DATA_NAMES, "a function that returns a DataSet", FILES)
+    settings = replace(base, data=data, data_dir=asked.data_dir, epsilon=asked.epsilon, delta=asked.delta)
+    if asked.neighbours:
+        settings = replace(
+            settings,
             model=asked.model,
             method=asked.method or "dp-sgd",
             variant=asked.variant,
             options=asked.options,
-            epsilon=asked.epsilon,
-            delta=asked.delta,
             relation=asked.relation,
             hardened=asked.hardened,
         )
-    else:
+    settings.check()
+    return settings
+
+
+def _audit_neighbours(
+    settings: RunSettings, asked: AuditSettings, run: str | None, run_dir: str | None
+) -> NeighbourAudit:
+    """Of the data, model and method of a run, or of those that the options name."""
+    if run is not None or run_dir is not None:
         folder = chosen_folder(run, run_dir)
         settings = settings_of_run(folder)
         check_own_code(folder, settings, data=asked.data, model=asked.model)
@@ -157,12 +180,9 @@ def _audit_neighbours(asked: AuditSettings, run: str | None, run_dir: str | None
         )
 
 
-def _audit_shadow(asked: AuditSettings, run_dir: str | None) -> dict[str, Any]:
+def _audit_shadow(settings: RunSettings, asked: AuditSettings, run_dir: str | None) -> dict[str, Any]:
     from equipoise.app.audits.shadow_models import audit_shadow
 
-    settings = RunSettings(
-        data=asked.data or "digits", data_dir=asked.data_dir, epsilon=asked.epsilon, delta=asked.delta
-    )
     with open_console(True).status("training shadow models") as status:
         return audit_shadow(
             settings, asked.models, run_dir, lambda done, of: status.update(f"shadow model {done} of {of}")

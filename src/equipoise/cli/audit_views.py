@@ -143,7 +143,7 @@ def show_neighbours(found: NeighbourAudit, as_json: bool) -> bool:
         table.add_row(
             words,
             str(sum(one.change == change for one in found.pairs)),
-            f"{pair.movement:.1e}" if silent else f"{pair.movement:.6f}",
+            f"{pair.movement:.1e}" if silent else f"{pair.movement:.4f}",
             "0" if silent else "1",
             rounded_up(pair.epsilon),
             "" if silent else rounded_up(pair.claimed),

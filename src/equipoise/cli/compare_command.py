@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from equipoise.app.contenders import Comparison, parse_method_option, read_entries
-from equipoise.app.settings import RunSettings
+from equipoise.app.settings import OF_OWN_DATA, RunSettings
 from equipoise.cli.option_file import option_file
 from equipoise.cli.screen import emit, loading, open_console, quiet
 from equipoise.cli.settings_options import settings_options
@@ -19,14 +19,13 @@ __all__ = ["compare"]
 @option_file
 @settings_options(
     RunSettings,
-    "data", "data_dir", "target", "schema", "test", "test_share",
-    "population", "subset", "public_records", "model", "epsilon", "delta", "epochs",
+    "data", "data_dir", *OF_OWN_DATA, "subset", "public_records", "model", "epsilon", "delta", "epochs",
     "batch_size", "learning_rate", "clip_norm", "optimizer", "momentum", "schedule", "ema",
     "micro_batch_size", "device", "reproducible", "unit", "owner", "records_per_user", "user_rows",
     parameter="base",
     helps={
         "epsilon": "Privacy budget of every run.",
-        "learning_rate": "Centre of the rates that are tried.",
+        "learning_rate": "Centre of the rates that are tried. [default: by data and model]",
         "public_records": "Declare the last so many training records public, for all methods.",
         "reproducible": "Noise follows the seeds: NOT PRIVATE.",
     },
@@ -35,7 +34,7 @@ def compare(
     base: RunSettings,
     methods: Annotated[
         str, typer.Option(help="Methods, separated by commas; LABEL=METHOD for a second form of one.")
-    ] = "dp-sgd,auto-s,quantile-clipping",
+    ] = "dp-sgd, auto-s, quantile-clipping",
     seeds: Annotated[int, typer.Option(help="Runs that are reported, per method.")] = 3,
     trials: Annotated[int, typer.Option(help="Learning rates tried, per method.")] = 3,
     learning_rates: Annotated[

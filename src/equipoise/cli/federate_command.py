@@ -6,9 +6,9 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from equipoise.app.option_checks import DATA_NAMES, MODEL_NAMES, check_name
+from equipoise.app.option_checks import DATA_NAMES, FILES, MODEL_NAMES, check_name
 from equipoise.app.run_checks import FEDERATION_FILE, check_federation_folder
-from equipoise.app.settings import FederationSettings, RunSettings
+from equipoise.app.settings import OF_OWN_DATA, FederationSettings, RunSettings
 from equipoise.cli.option_file import option_file
 from equipoise.cli.screen import emit, loading, open_console, quiet
 from equipoise.cli.settings_options import settings_options
@@ -21,16 +21,16 @@ __all__ = ["federate", "resume_folder"]
 @settings_options(
     RunSettings,
     "method", "data", "data_dir", "epsilon", "delta", "batch_size", "sampling", "relation", "learning_rate",
-    "clip_norm", "model", "recipe", "options", "population", "subset", "public_records", "micro_batch_size",
-    "seed", "reproducible", "hardened",
+    "clip_norm", "model", "recipe", "options", *OF_OWN_DATA, "subset", "public_records",
+    "micro_batch_size", "seed", "reproducible", "hardened",
     parameter="base",
     defaults={"method": "adaptdp-fedavg", "data": "mnist", "epsilon": 3.0},
     helps={
         "method": "Federated method, or fedavg:NAME with any name that `equipoise methods` lists.",
         "epsilon": "Privacy budget of every client.",
         "batch_size": "Expected records per step at a client of average size; a tenth of it by default.",
-        "learning_rate": "Of the local steps, plain SGD.",
-        "clip_norm": "Bound on one record's gradient, or the largest radius.",
+        "learning_rate": "Of the local steps, plain SGD; by default one that suits the noise.",
+        "clip_norm": "Bound on one record's gradient, or the largest radius; 1 by default.",
         "seed": "Initial weights, partition and choice of clients.",
         "hardened": "Exact noise on a grid of integers at every client; slower.",
     },
@@ -47,11 +47,11 @@ def federate(
     run_dir: RunDir = None,
 ) -> None:
     """Train one model on the records of several simulated owners; goes on where it was stopped."""
-    check_name("data", base.data, DATA_NAMES, "a function that returns a DataSet")
+    check_name("data", base.data, DATA_NAMES, "a function that returns a DataSet", FILES)
     check_name("model", base.model, MODEL_NAMES, "a function from the data set to a module")
     settings = replace(federation, base=base)
     settings.check()
-    name = f"runs/{base.method}-{base.data}-{time.strftime('%Y%m%d-%H%M%S')}".replace(":", "-")
+    name = f"runs/{base.method}-{base.data_name}-{time.strftime('%Y%m%d-%H%M%S')}".replace(":", "-")
     folder = run_dir or name
     check_federation_folder(settings, folder)
     _run(settings, folder, json_output)

@@ -20,9 +20,12 @@ __all__ = ["settings_options"]
 _GROUP_OF = {name: group for group, names in GROUPS.items() for name in names}
 
 
+_NAMES = {"data": DATA_NAMES, "model": MODEL_NAMES, "method": tuple(METHODS)}
+
+
 def _completion(name: str) -> Callable[[str], list[str]] | None:
     """What a shell offers after an option that takes one of some names."""
-    known = {"data": DATA_NAMES, "model": MODEL_NAMES, "method": tuple(METHODS)}.get(name)
+    known = _NAMES.get(name)
     if known is None:
         return None
 
@@ -61,8 +64,11 @@ def settings_options(
         default = (defaults or {}).get(item.name, usual)
         flags = [f"--{facts.get('option', item.name).replace('_', '-')}"]  # a switch has no --no-... form
         words = (helps or {}).get(item.name, facts.get("help", ""))
-        if facts.get("of_data") and default is None:
-            words += " [default: by data and model]"
+        if item.name in ("data", "model"):
+            words += f" Names: {', '.join(_NAMES[item.name])}."
+        default_words = facts.get("shown", "by data and model" if facts.get("of_data") else None)
+        if default_words and default in (None, item.default) and item.name not in (helps or {}):
+            words += f" [default: {default_words}]"
         shown = typer.Option(
             *flags,
             help=words.replace("[", "\\["),  # of rich, whose marks stand in brackets
@@ -70,7 +76,7 @@ def settings_options(
             autocompletion=_completion(item.name),
             metavar=facts.get("metavar", facts.get("path")),
             envvar=facts.get("envvar"),
-            show_default=facts.get("shown", True),
+            show_default=default_words is None,
         )
         annotation: Any = Annotated[facts.get("form", hints[item.name]), shown]
         return inspect.Parameter(

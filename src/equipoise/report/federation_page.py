@@ -21,10 +21,13 @@ from equipoise.report.pages import (
 )
 from equipoise.report.phrases import (
     RELATIONS_IN_WORDS,
+    SCORES,
     bytes_in_words,
     epsilon_in_words,
     promise_in_words,
     readable,
+    score_in_words,
+    score_name,
 )
 from equipoise.report.terminal import sparkline
 
@@ -89,11 +92,11 @@ def federation_summary(values: Mapping[str, Any]) -> RenderableType:
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="dim", no_wrap=True)
     grid.add_column()
-    accuracies = [row["accuracy"] for row in values["rounds"] if "accuracy" in row]
-    if accuracies:
-        line = Text(f"{accuracies[-1]:.1%}", style="bold")
-        line.append("  " + sparkline(accuracies), style="blue")
-        grid.add_row("test accuracy", line)
+    for name in _scores(values):
+        curve = [row[name] for row in values["rounds"] if name in row]
+        line = Text(score_in_words(name, curve[-1]), style="bold")
+        line.append("  " + sparkline(curve), style="blue")
+        grid.add_row("test accuracy" if name == "accuracy" else score_name(name), line)
     spent = "no value" if values["epsilon"] is None else f"ε = {rounded_up(values['epsilon'])}"
     grid.add_row("privacy spent", f"{spent} at δ = {plain(values['delta'])}, the most at any client")
     if not values["private"]:
@@ -115,13 +118,15 @@ def federation_summary(values: Mapping[str, Any]) -> RenderableType:
 
 
 def _figures(values: Mapping[str, Any]) -> list[dict[str, str]]:
-    accuracy = values["accuracy"]
-    relation = RELATIONS_IN_WORDS.get(str(values["relation"]), "")
+    scores, relation = _scores(values), RELATIONS_IN_WORDS.get(str(values["relation"]), "")
+    first = scores[0] if scores else "accuracy"
+    shown = "none" if not scores else score_in_words(first, values["rounds"][-1][first])
+    more = [f"{score_name(name)} {score_in_words(name, values['rounds'][-1][name])}" for name in scores[1:]]
     return [
         figure(
-            "Test accuracy",
-            "none" if accuracy is None else f"{accuracy:.1%}",
-            f"on {values['test_records']:,} test records, after the last round",
+            f"Test {score_name(first)}",
+            shown,
+            "; ".join([f"on {values['test_records']:,} test records, after the last round", *more]),
         ),
         loss_figure(
             "Privacy loss ε, largest of all clients",
@@ -137,6 +142,11 @@ def _figures(values: Mapping[str, Any]) -> list[dict[str, str]]:
             f"{values['parameters']:,} parameters",
         ),
     ]
+
+
+def _scores(values: Mapping[str, Any]) -> list[str]:
+    """The scores of the last round; those of the task stand before others."""
+    return [name for name in SCORES if values["rounds"] and name in values["rounds"][-1]]
 
 
 def _public_part(values: Mapping[str, Any]) -> str:
@@ -194,13 +204,17 @@ def _charts(values: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     spent = [one for one in values["clients"] if one["epsilon"] is not None]
     budget = values["settings"].get("epsilon")
     return [
-        *chart(
-            "Accuracy by round",
-            "Share of test records classified rightly.",
-            [curve("accuracy")],
-            x_label="round",
-            y_label="accuracy",
-            percent=True,
+        *(
+            item
+            for name in _scores(values)[:1]
+            for item in chart(
+                f"{readable(score_name(name))} by round",
+                "On the test records.",
+                [curve(name, score_name(name))],
+                x_label="round",
+                y_label=score_name(name),
+                percent=name == "accuracy",
+            )
         ),
         *chart(
             "Radius by round",

@@ -24,6 +24,7 @@ from equipoise._rounding import plain, rounded_up, significant
 __all__ = [
     "ACCOUNTANTS",
     "RELATIONS_IN_WORDS",
+    "SCORES",
     "bytes_in_words",
     "drawn_of",
     "epsilon_in_words",
@@ -216,6 +217,8 @@ def readable(name: str) -> str:
     return words[:1].upper() + words[1:]
 
 
+SCORES = ("accuracy", "rmse", "balanced_accuracy", "label_accuracy", "f1", "auc", "mae", "r2")
+"""What a task is evaluated by; the first that there is stands for the others."""
 _SHARES = ("accuracy", "balanced_accuracy", "label_accuracy")
 
 

@@ -22,6 +22,7 @@ from equipoise.app.audits.finished_run import roc_curves, save_roc_figure
 from equipoise.app.build import Experiment, assemble, build_training, make_optimizer, make_scheduler
 from equipoise.app.data_loading import load_data
 from equipoise.app.models import build_model, default_model
+from equipoise.app.option_checks import SettingsError
 from equipoise.app.settings import RunSettings
 from equipoise.app.tasks import accuracy
 from equipoise.audit.roc import Roc, bound_on_roc
@@ -64,10 +65,14 @@ def audit_shadow(
         ValueError: too few models.
     """
     whole = load_data(settings)
+    if whole.task != "classification":
+        raise SettingsError(
+            f"--shadow guesses by the scores of classes, but {settings.data_name!r} is made for {whole.task}."
+        )
     settings = replace(settings.resolved(default_model(whole)), reproducible=True)
     assert settings.batch_size is not None
     settings = replace(settings, batch_size=settings.batch_size / 2)
-    half = replace(whole, population=len(whole.train) // 2)
+    half = replace(whole, population=max(1, whole.population // 2))
     done = 0
 
     def note() -> None:
@@ -85,9 +90,9 @@ def audit_shadow(
         trainings[label], curves[label] = _attack(assemble(chosen, raw=half), models, note)
     assert settings.delta is not None
     claimed = trainings["private"]["epsilon"]
-    out = Path(folder or f"runs/shadow-{settings.data}") / "private"
+    out = Path(folder or f"runs/shadow-{settings.data_name}") / "private"
     values: dict[str, Any] = {
-        "data": settings.data,
+        "data": settings.data_name,
         "model": settings.model,
         "records": len(whole.train),
         "models": models,

@@ -22,7 +22,7 @@ from equipoise.app.data_loading import cache_folder, load_data, set_public_apart
 from equipoise.app.models import build_model, default_model, prepare_data
 from equipoise.app.option_checks import SettingsError
 from equipoise.app.settings import FederationSettings, RunSettings
-from equipoise.app.tasks import accuracy, cross_entropy
+from equipoise.app.tasks import TASKS, loss_of
 from equipoise.data import DataSet
 from equipoise.federated import Client, Strategy, dirichlet, iid, one_class
 from equipoise.federated.registry import FederatedMethod, FederationSetup, find_federated
@@ -44,7 +44,7 @@ CLIP_NORM = 1.0
 TOTAL_NOISE = 15.0
 
 
-LARGEST_STEP = 3.0
+LARGEST_STEP = 3.0  # in a classification; other tasks take no longer ones than central training
 
 
 # What the default settings fill in and local steps of plain SGD do not have.
@@ -83,7 +83,8 @@ class Federation:
         return self.entry.strategy(self.setup)
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
-        return {"accuracy": accuracy(model, self.dataset.test)}
+        """The scores of the task on the test records."""
+        return TASKS[self.dataset.task].evaluate(model, self.dataset)
 
     @property
     def public_bytes(self) -> int:
@@ -101,8 +102,9 @@ class Federation:
         self.client(busiest, None).close()
 
     def population(self, number: int) -> int:
-        """A client's public size: the partition of a simulation is public."""
-        return len(self.parts[number])
+        """A client's public size: its share of the public population; the partition itself is public."""
+        share = len(self.parts[number]) / sum(map(len, self.parts))
+        return max(1, round(self.dataset.population * share))
 
     def client(self, number: int, folder: Path | None) -> Client:
         """Client `number`, in its folder or in memory; a folder that holds a run is continued."""
@@ -110,14 +112,14 @@ class Federation:
         assert base.batch_size is not None
         assert base.delta is not None
         n = self.population(number)
-        rate = base.batch_size / (sum(map(len, self.parts)) / len(self.parts))
+        rate = base.batch_size * len(self.parts) / self.dataset.population
         method = self.entry.method(self.setup)
         kind = sampling_kind(base)
         size = max(1, round(rate * n)) if whole_draws(kind) else rate * n
         budget = None if base.epsilon is None else Budget(base.epsilon, base.delta)
         return Client(
             self.model(),
-            protocol_of(method).client_loss or cross_entropy,
+            protocol_of(method).client_loss or self.setup.loss,
             self.dataset.train.subset(self.parts[number]),
             kind.of_size(size, n, max(1, self.planned[number]) * K),
             method,
@@ -180,7 +182,7 @@ def federation(text: str) -> Federation:
         )
     dataset, public = set_public_apart(filled, whole)
     parts = _partition(settings, dataset)
-    average = sum(map(len, parts)) / len(parts)
+    average = dataset.population / len(parts)
     if base.batch_size is not None and base.batch_size > average:  # the default is a share of the average
         raise SettingsError(
             f"--batch-size is {base.batch_size:g}, but a client of average size has {average:g} records. "
@@ -203,7 +205,9 @@ def federation(text: str) -> Federation:
     assert base.model is not None
     model = build_model(base.model, dataset, seed=base.seed)
     if base.learning_rate is None:
-        base = replace(base, learning_rate=_learning_rate(settings, average, model))
+        usual = filled.learning_rate or LARGEST_STEP
+        longest = LARGEST_STEP if dataset.task == "classification" else min(LARGEST_STEP, usual)
+        base = replace(base, learning_rate=_learning_rate(settings, average, model, longest))
         settings = replace(settings, base=base)
     assert base.learning_rate is not None
     setup = FederationSetup(
@@ -213,7 +217,7 @@ def federation(text: str) -> Federation:
         local_steps=settings.local_steps,
         learning_rate=base.learning_rate,
         model=model,
-        loss=cross_entropy,
+        loss=loss_of(dataset, base.class_weights),
         clip_norm=_radius(base.clip_norm),
         recipe=_recipe(base, entry),
         options=_options(base, entry),
@@ -225,13 +229,13 @@ def federation(text: str) -> Federation:
     )
 
 
-def _learning_rate(settings: FederationSettings, average: float, model: nn.Module) -> float:
+def _learning_rate(settings: FederationSettings, average: float, model: nn.Module, longest: float) -> float:
     """The rate at which the noise of all steps moves the global model by `TOTAL_NOISE`, rounded to 2 digits.
 
     A client of n records adds noise of z C / (q n) per coordinate and step, where z is near sqrt(T) q / mu
     for T steps and mu of the budget in Gaussian differential privacy (Dong, Roth and Su 2022). The mean of
     M clients' d parameters is moved by sqrt(R K d / M) times that and the rate. No step is longer than
-    `LARGEST_STEP`.
+    `longest`.
     """
     base, count = settings.base, settings.clients_per_round or settings.clients
     assert base.epsilon is not None
@@ -240,13 +244,19 @@ def _learning_rate(settings: FederationSettings, average: float, model: nn.Modul
     own_steps = max(1.0, steps * count / settings.clients)
     size = sum(p.numel() for p in model.parameters() if p.requires_grad)
     noise = math.sqrt(own_steps * steps * size / count) / (gaussian_mu(base.epsilon, base.delta) * average)
-    return float(f"{min(TOTAL_NOISE / noise, LARGEST_STEP) / _radius(base.clip_norm):.2g}")
+    return float(f"{min(TOTAL_NOISE / noise, longest) / _radius(base.clip_norm):.2g}")
 
 
 def _partition(settings: FederationSettings, dataset: DataSet) -> list[Tensor]:
-    labels, seed, P = dataset.train.fields["label"], settings.base.seed, settings.clients
+    labels, seed, P = dataset.train.fields.get("label"), settings.base.seed, settings.clients
+    if settings.partition == "iid":
+        return iid(len(dataset.train), P, seed)
+    if labels is None:
+        raise SettingsError(
+            f"--partition is {settings.partition}, which deals records by their class, but "
+            f"{settings.base.data_name!r} is made for {dataset.task}. Take --partition iid."
+        )
     deal: dict[str, Callable[[], list[Tensor]]] = {
-        "iid": lambda: iid(len(labels), P, seed),
         "dirichlet": lambda: dirichlet(labels, P, settings.alpha, seed),
         "one-class": lambda: one_class(labels, P, seed),
     }

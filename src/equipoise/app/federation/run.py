@@ -22,6 +22,7 @@ import torch
 from safetensors.torch import save_file
 
 from equipoise._files import make_folder, write_atomically
+from equipoise._rounding import plain
 from equipoise.app.federation.folder import read_result
 from equipoise.app.federation.participants import ClientMaker, Federation, federation
 from equipoise.app.option_checks import delta_warning
@@ -34,7 +35,7 @@ from equipoise.federated.messages import CLIENT_FAILURES
 from equipoise.methods.base import Parameters
 from equipoise.privacy.ledger.run_record import GUARANTEES
 from equipoise.report.federation_page import write_federation_report
-from equipoise.report.phrases import bytes_in_words
+from equipoise.report.phrases import SCORES, bytes_in_words, score_in_words, score_name
 from equipoise.statements.verify_federation import RESULT
 
 if TYPE_CHECKING:
@@ -182,6 +183,7 @@ def _values(made: Federation, history: FederationHistory, clients: list[dict[str
     public_bytes = made.public_bytes * len({index for done in history.rounds for index in done.asked})
     statements = [one["statement"] for one in clients if one["statement"]]
     doubt = made.strategy().doubt([done.metrics for done in history.rounds])
+    last = history.rounds[-1].metrics
     return {
         "settings": settings.public(),
         "command": settings.command(),
@@ -189,7 +191,8 @@ def _values(made: Federation, history: FederationHistory, clients: list[dict[str
         "parameters": sum(value.numel() for value in history.params.values()),
         "test_records": len(made.dataset.test),
         "rounds": [_round_values(done) for done in history.rounds],
-        "accuracy": history.rounds[-1].metrics.get("accuracy"),
+        "accuracy": last.get("accuracy"),
+        "evaluation": {name: last[name] for name in last if name in SCORES},
         "epsilon": None if None in epsilons else max(epsilons),
         "delta": settings.base.delta,
         "guarantee": max((one["guarantee"] for one in clients), key=GUARANTEES.index),
@@ -233,13 +236,13 @@ def _write(path: Path, values: Mapping[str, Any]) -> None:
 
 
 def _introduce(made: Federation, console: Console) -> None:
-    base, sizes = made.settings.base, [len(part) for part in made.parts]
+    base, sizes = made.settings.base, [made.population(number) for number in range(len(made.parts))]
     spread = f"{min(sizes):,}" if min(sizes) == max(sizes) else f"{min(sizes):,} to {max(sizes):,}"
     console.print(
-        f"[bold]{base.method}[/]: {made.setup.clients} clients with {spread} records of [bold]{base.data}[/] "
-        f"each, {made.setup.clients_per_round} per round, {made.setup.rounds} rounds of "
-        f"{made.setup.local_steps} steps, budget per client "
-        f"epsilon {base.epsilon:.4g} at delta {base.delta:g}"
+        f"[bold]{base.method}[/]: {made.setup.clients} clients with {spread} records of "
+        f"[bold]{base.data_name}[/] each, {made.setup.clients_per_round} per round, "
+        f"{made.setup.rounds} rounds of {made.setup.local_steps} steps, budget per client "
+        f"epsilon {plain(base.epsilon or 0.0)} at delta {plain(base.delta or 0.0)}"
     )
     if base.reproducible:
         console.print("[bold red]NOT PRIVATE[/]: --reproducible lets the noise follow the public seed.")
@@ -277,8 +280,9 @@ def _progress(made: Federation, console: Console) -> Iterator[Callable[[RoundRep
 
 def _round_words(done: RoundReport) -> str:
     words = [f"round {done.number}"]
-    if "accuracy" in done.metrics:
-        words.append(f"accuracy {done.metrics['accuracy']:.2%}")
+    first = next((name for name in SCORES if name in done.metrics), None)
+    if first is not None:
+        words.append(f"{score_name(first)} {score_in_words(first, done.metrics[first])}")
     if "radius" in done.metrics:
         words.append(f"radius {done.metrics['radius']:.4g}")
     words.append(f"{len(done.answered)} of {len(done.asked)} answered")

@@ -65,9 +65,7 @@ def read_bytes(path: PathLike) -> bytes:
     try:
         content = path.read_bytes()
     except FileNotFoundError:
-        raise MissingDataError(
-            f"The file {str(path)!r} does not exist. Check the path or the folder argument."
-        ) from None
+        raise MissingDataError(f"The file {str(path)!r} does not exist. Check the path.") from None
     if path.suffix != ".gz":
         return content
     try:

@@ -31,9 +31,7 @@ def read_npz(path: PathLike, names: Sequence[str]) -> dict[str, NDArray[Any]]:
     [0, 1, 2]
     """
     if not Path(path).is_file():
-        raise MissingDataError(
-            f"The file {str(path)!r} does not exist. Check the path or the folder argument."
-        )
+        raise MissingDataError(f"The file {str(path)!r} does not exist. Check the path.")
     try:
         archive = np.load(path, allow_pickle=False)
         if not isinstance(archive, np.lib.npyio.NpzFile):

@@ -36,6 +36,7 @@ from equipoise.data.readers.tables import (
     TargetNumber,
     Text,
     is_parquet,
+    other_delimiter,
     read_table,
     rows_of_file,
 )
@@ -92,12 +93,13 @@ def schema_file(data: PathLike) -> Path:
     return path.with_suffix(".schema.toml")
 
 
-def read_schema(path: PathLike, owner: str | None = None) -> dict[str, Any]:
+def read_schema(path: PathLike, owner: str | None = None, population: int | None = None) -> dict[str, Any]:
     """The values of a schema file, checked.
 
     Args:
         path: of the file.
         owner: the column that names users. It is no input, whatever the schema says of it.
+        population: the public number of rows, whatever the schema says of it.
 
     Raises:
         MissingDataError: no such file; the message says which command writes one.
@@ -114,6 +116,8 @@ def read_schema(path: PathLike, owner: str | None = None) -> dict[str, Any]:
         raise SchemaError(f"the schema {str(path)!r} is no TOML: {error}.") from None
     if owner is not None and owner in (columns := values.get("columns") or {}):
         columns[owner] = {"type": "skip"}
+    if population is not None:
+        values["population"] = population
     check_schema(values, str(path))
     return values
 
@@ -128,11 +132,12 @@ def check_schema(values: Mapping[str, Any], where: str) -> None:
     Raises:
         SchemaError: naming every place that is to be filled in, or the first key that is wrong.
     """
-    _check_keys(values, _KEYS, f"the schema {where!r}")
+    open_size = values.get("population") == TO_FILL_IN
+    _check_keys({**values, "population": 1} if open_size else values, _KEYS, f"the schema {where!r}")
     columns = values.get("columns")
     if not columns:
         raise SchemaError(f"the schema {where!r} declares no columns: [columns.NAME] with a type for each.")
-    left = []
+    left = ["population"] if open_size else []
     for name, column in columns.items():
         place = f"the schema {where!r}, column {name!r}"
         kind = column.get("type") if isinstance(column, Mapping) else None
@@ -281,13 +286,15 @@ def load_table(
     Raises:
         MissingDataError, DataFileError: files that are missing or broken, a schema that cannot be used.
     """
+    if not Path(path).is_file():  # before its schema is asked for, which is looked for by its name
+        raise MissingDataError(f"The file {str(path)!r} does not exist. Check the path.")
     where = schema or schema_file(path)
-    values = read_schema(where, owner)
+    values = read_schema(where, owner, population)
     targets = targets_of(values, target, str(where))
     if owner in targets:
         raise SchemaError(f"--owner names {owner!r}, which is the target: users are not what is learnt.")
     table = table_of(values, targets, str(where))
-    size = population if population is not None else values.get("population")
+    size = values.get("population")
     if size is None:
         raise SchemaError(
             "the population is missing. It sets the sampling rate and the divisor of the noised sums, so it "
@@ -413,14 +420,14 @@ def describe_table(
         "# is declared public. Types are guesses from the rows. Ranges and categories come from public",
         "# knowledge, never from the private rows.",
         "format = 1",
-        "# population = 10000      # the public number of rows; a round figure near it will do",
+        f"population = {_toml(TO_FILL_IN)}   # the public number of rows; a round figure near it will do",
         *([f"target = {_toml(wanted if len(wanted) > 1 else wanted[0])}"] if wanted else []),
         f"header = {_toml(header)}",
         f"delimiter = {_toml(delimiter)}",
         f"missing = {_toml(_MISSING)}   # cells without an answer: a number gets a second one that says so,",
         "#                                     a category becomes zeros",
     ]
-    left: list[str] = []
+    left = ["population"]
     for name, cells in zip(names, columns, strict=True):
         numeric = _are_numbers(cells)
         bare = re.fullmatch("[A-Za-z0-9_-]+", name)
@@ -455,6 +462,12 @@ def _first_rows(
         if not names:
             names = cells if header else [f"column-{i}" for i in range(1, len(cells) + 1)]
             columns = [[] for _ in names]
+            other = other_delimiter(cells)
+            if other is not None:
+                raise DataFileError(
+                    f"The first row of {str(path)!r} is one cell, so another sign stands between cells: give "
+                    f"--delimiter {other if len(other) == 3 else '$' + repr(chr(9))}."
+                )
             if header:
                 _check_names(path, names)
                 continue

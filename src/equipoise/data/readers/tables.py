@@ -58,6 +58,7 @@ __all__ = [
     "TargetNumber",
     "Text",
     "is_parquet",
+    "other_delimiter",
     "read_libsvm",
     "read_table",
     "rows_of_file",
@@ -509,12 +510,27 @@ def _places_by_name(place: str, names: list[str], read: Sequence[Column]) -> lis
     missing = [column.name for column in read if column.name not in names]
     twice = [column.name for column in read if names.count(column.name) > 1]
     if missing or twice:
+        other = other_delimiter(names)
+        remedy = (
+            "Correct the names, or declare that the file has no header: header = false."
+            if other is None
+            else f"The row is one cell, so another sign stands between cells: declare delimiter = {other}."
+        )
         raise DataFileError(
             f"{place}: the header {'lacks' if missing else 'repeats'} the declared columns "
-            f"{', '.join(map(repr, missing or twice))}. Correct the names, or declare that the file has no "
-            "header: header = false."
+            f"{', '.join(map(repr, missing or twice))}. {remedy}"
         )
     return [names.index(column.name) for column in read]
+
+
+def other_delimiter(cells: Sequence[str]) -> str | None:
+    """The sign that seems to stand between cells where a row was read as one cell, as TOML writes it.
+
+    >>> other_delimiter(["age;wage"]), other_delimiter(["age", "wage"])
+    ('";"', None)
+    """
+    signs = {";": '";"', "\t": '"\\t"', "|": '"|"', ",": '","'}
+    return next((word for sign, word in signs.items() if len(cells) == 1 and sign in cells[0]), None)
 
 
 def _fields(

@@ -101,7 +101,10 @@ def read_labelled_text(
         header = [name.strip() for name in lines[0].split(delimiter)]
         missing = [name for name in (text, label) if name not in header]
         if missing:
-            raise DataFileError(f"The header of {str(path)!r} lacks the columns {missing}; it has {header}.")
+            raise DataFileError(
+                f"The header of {str(path)!r} lacks the columns {missing}. Correct the names, or name the "
+                "columns by their positions."
+            )
         text_at, label_at, first, cuts = header.index(text), header.index(label), 1, -1
     elif isinstance(text, int) and isinstance(label, int):
         text_at, label_at, first, cuts = text, label, 0, max(text, label)
@@ -121,7 +124,7 @@ def read_labelled_text(
             )
         name = cells[label_at].strip()
         if name not in numbers:
-            raise DataFileError(f"{place}: the label {name!r} is not one of {list(numbers)}.")
+            raise DataFileError(f"{place}: the label is not one of {list(numbers)}.")
         texts.append(cells[text_at])
         labels.append(numbers[name])
     if not texts:
