@@ -121,6 +121,7 @@ COMPARED = {
     "private": (headline(private=False), "private False, the statement of client 000 True"),
     "relation": (headline(relation="replace_one"), "relation replace_one, the statement of client 000"),
     "accuracy": (headline(accuracy=0.99), "its last round"),
+    "another score": (headline(evaluation={"f1": 0.99}), "says f1 0.99, its last round"),
     "rounds": (headline(rounds=[]), "each of the 2 rounds"),
     "epsilon": (headline(epsilon=0.1), "the largest of its clients"),
     "claim": (headline(epsilon_claimed=0.1), "epsilon_claimed 0.1, its clients None"),

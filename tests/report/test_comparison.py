@@ -99,6 +99,8 @@ def test_a_run_without_privacy_is_the_price_and_never_the_best(values):
     text = text_of(render_comparison(values))
     assert "Best median accuracy 81.00% better" in text
     assert "Price of privacy 10.00 points Without privacy 91.00%" in text
+    assert "Not private: sgd. Neither clipped nor noised" in text
+    assert "Not at the same budget" not in text
 
 
 def test_overlapping_seeds_are_not_called_a_win(values):

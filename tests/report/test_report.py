@@ -40,7 +40,7 @@ def test_page_says_what_the_data_are_and_whose_they_are(run_folder):
     config["begun"] = "2026-01-31"
     config["experiment"] |= {"data_description": "grey images", "population": 1437}
     page = render_page(Run("r", read_run(run_folder).statement, [], config))
-    assert "begun 2026-01-31" in page
+    assert 'begun <span class="whole">2026-01-31</span>' in page
     assert "digits: grey images. 1,437 training records, a public number" in page
     assert "A person may own several" in page
 
@@ -71,11 +71,17 @@ def test_missing_proof_and_reproducible_noise_are_shouted(run_folder):
     assert "raw threshold" in page
     assert "<p>Nothing. At least one step has no privacy proof" in page
     assert "right with probability" not in page
+    assert "What nothing protects" in page
+    assert "spends the budget again" in page
+    page = render_page(Run(run.name, {**hole, "releases": []}, run.metrics, run.config))
+    assert "spends the budget again" not in page
     page = render_page(Run(run.name, {**run.statement, "private": False}, run.metrics, run.config))
     assert "NOT PRIVATE" in page
     assert "<p>Nothing. The noise follows a public seed" in page
     assert "right with probability" not in page
-    assert ">proven<" not in page.split("The privacy statement")[0]
+    assert ">proven<" not in page
+    assert "What nothing protects" in page
+    assert "What the statement covers" in render_page(run)
 
 
 def test_run_that_has_no_metrics_yet_still_has_a_page(run_folder):
@@ -120,6 +126,16 @@ def test_every_evaluation_is_shown(run_folder):
     console = Console(width=80, record=True, file=io.StringIO())
     console.print(summary(run, "runs/digits-sample"))
     assert "0.6667" in console.export_text()
+
+
+def test_a_run_without_an_accuracy_shows_what_says_most_beside_its_baseline(run_folder):
+    row = {"step": 80, "evaluation.mae": 1.5, "evaluation.r2": 0.75, "evaluation.rmse": 2.0}
+    details = {"baseline_rmse": 4.0, "baseline": "always giving the mean", "test_records": 9}
+    page = render_page(Run("r", read_run(run_folder).statement, [row], {"experiment": details}))
+    headline = re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", page.partition("What this run promises")[0]))
+    assert "Test RMSE 2 on 9 test records, none of them trained on; 4 by always giving the mean" in headline
+    assert page.index(">RMSE<") < page.index(">MAE<")
+    assert "The RMSE was measured on the test records" in page
 
 
 def test_summary_in_a_narrow_terminal(run_folder):

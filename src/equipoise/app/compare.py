@@ -98,6 +98,7 @@ def compare(comparison: Comparison, folder: PathLike, note: Note) -> dict[str, A
     found = {
         "format": 1,
         "version": __version__,
+        "finished": time.strftime("%Y-%m-%d", time.gmtime()),
         "data": comparison.base.data_name,
         "model": bench.model,
         "population": bench.population,

@@ -62,7 +62,8 @@ def render_comparison(values: Mapping[str, Any]) -> str:
             percent=True,
         )
     )
-    unequal = [m["label"] for m in methods if not _is_equal(m, values["epsilon"])]
+    unequal = [m["label"] for m in methods if not _is_equal(m, values["epsilon"]) and not _is_plain(m)]
+    references = [m["label"] for m in methods if _is_plain(m)]
     banners = []
     if values["reproducible"]:
         banners.append(
@@ -81,6 +82,14 @@ def render_comparison(values: Mapping[str, Any]) -> str:
                 f"{', '.join(unequal)}: the true epsilon is above {plain(values['epsilon'])} or does not "
                 "exist, so the accuracy is not comparable with that of the others. The statements below say "
                 "why.",
+            )
+        )
+    if references:
+        banners.append(
+            banner(
+                "mid",
+                f"Not private: {_listed(references)}.",
+                "Neither clipped nor noised: it stands here to show the price of privacy.",
             )
         )
     banners.append(banner("mid", "Please note", SEARCH))
@@ -173,7 +182,8 @@ def _subtitle(values: Mapping[str, Any]) -> str:
         str(values["model"]),
         f"{values['population']:,} private records" + (f", {public:,} public ones" if public else ""),
         f"epsilon {plain(values['epsilon'])} at delta {plain(values['delta'])}",
-        f"{values['seeds']} seeds each",
+        f"{values['seeds']} seed{'s' if values['seeds'] > 1 else ''} each",
+        *([f"finished {values['finished']}"] if values.get("finished") else []),
     ]
     return " · ".join(parts)
 
@@ -193,7 +203,7 @@ def _figures(values: Mapping[str, Any]) -> list[dict[str, str]]:
         lead = f"{100 * (best['accuracy'] - first['accuracy']):.2f}"
         note = f"{first['label']} has {first['accuracy']:.2%}."
         figures.append(figure(f"Ahead of {first['label']} by", lead, note, unit="points"))
-    plain_ones = [m for m in values["methods"] if m["settings"].get("method") == "sgd"]
+    plain_ones = [m for m in values["methods"] if _is_plain(m)]
     if plain_ones:
         free = plain_ones[0]["accuracy"]
         price = 100 * (free - best["accuracy"])
@@ -213,6 +223,11 @@ def _figures(values: Mapping[str, Any]) -> list[dict[str, str]]:
 
 def _listed(words: Sequence[str]) -> str:
     return words[0] if len(words) == 1 else ", ".join(words[:-1]) + " and " + words[-1]
+
+
+def _is_plain(method: Mapping[str, Any]) -> bool:
+    """Whether it is the reference without privacy."""
+    return method["settings"].get("method") == "sgd"
 
 
 def _is_equal(method: Mapping[str, Any], epsilon: float) -> bool:

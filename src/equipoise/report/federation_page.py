@@ -20,8 +20,11 @@ from equipoise.report.pages import (
     write_page,
 )
 from equipoise.report.phrases import (
+    BYTE_UNITS,
+    PERCENTAGES,
     RELATIONS_IN_WORDS,
     SCORES,
+    SHARES,
     bytes_in_words,
     epsilon_in_words,
     promise_in_words,
@@ -66,14 +69,16 @@ def render_federation(values: Mapping[str, Any]) -> str:
     return render(
         "federation.html.j2",
         title=f"{settings['method']} on {settings['data']}",
-        subtitle=f"{settings['clients']} clients, {len(values['rounds'])} rounds: {values['summary']}",
+        subtitle=_subtitle(values),
         figures=_figures(values),
         banners=banners,
         promise=_promise(values),
+        data=_data(values),
         charts=_charts(values),
         clients=[_client_row(one) for one in values["clients"]],
         absences=_absences(values),
         assumptions=values.get("assumptions", []),
+        covered=values["private"] and values["guarantee"] != "none",
         publishable=_PUBLISHABLE,
         withheld=_WITHHELD,
         settings=[
@@ -115,6 +120,22 @@ def federation_summary(values: Mapping[str, Any]) -> RenderableType:
     if "seconds" in values:  # not where an old federation is looked at again
         title += f" in {values['seconds']:,.0f} s"
     return Panel(grid, title=title, title_align="left", expand=False)
+
+
+def _subtitle(values: Mapping[str, Any]) -> str:
+    found = f"{values['settings']['clients']} clients, {len(values['rounds'])} rounds: {values['summary']}"
+    return f"{found} · finished {values['finished']}" if values.get("finished") else found
+
+
+def _data(values: Mapping[str, Any]) -> list[str]:
+    """What the records are, by public facts."""
+    facts = [values["settings"]["data"], *filter(None, [values.get("data_description")])]
+    dealt = sum(one["population"] for one in values["clients"])
+    return [
+        ": ".join(facts) + ".",
+        f"{dealt:,} training records by the clients' public sizes; which client holds which was simulated.",
+        f"{values['test_records']:,} test records, none of them trained on.",
+    ]
 
 
 def _figures(values: Mapping[str, Any]) -> list[dict[str, str]]:
@@ -203,6 +224,8 @@ def _charts(values: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
     spent = [one for one in values["clients"] if one["epsilon"] is not None]
     budget = values["settings"].get("epsilon")
+    most = max((row["bytes_down"] for row in rows), default=0)
+    unit, unit_name = next((size, name) for size, name in BYTE_UNITS if most >= size or size == 1)
     return [
         *(
             item
@@ -213,7 +236,8 @@ def _charts(values: Mapping[str, Any]) -> list[Mapping[str, Any]]:
                 [curve(name, score_name(name))],
                 x_label="round",
                 y_label=score_name(name),
-                percent=name == "accuracy",
+                percent=name in PERCENTAGES,
+                share=name in SHARES,
             )
         ),
         *chart(
@@ -235,11 +259,11 @@ def _charts(values: Mapping[str, Any]) -> list[Mapping[str, Any]]:
             target=(float(budget), f"budget {budget:g}") if budget is not None else None,
         ),
         *chart(
-            "Megabytes by round",
-            "Of parameters and numbers, all clients together.",
-            [curve("bytes_up", "up", 1e6), curve("bytes_down", "down", 1e6)],
+            "Sent by round",
+            "Parameters and numbers of all clients together.",
+            [curve("bytes_up", "up", unit), curve("bytes_down", "down", unit)],
             x_label="round",
-            y_label="MB",
+            y_label=unit_name,
             from_zero=True,
         ),
     ]

@@ -162,6 +162,7 @@ def line_chart(
     x_label: str,
     y_label: str,
     percent: bool = False,
+    share: bool = False,
     from_zero: bool = False,
     wide: bool = False,
     joined: bool = True,
@@ -175,6 +176,7 @@ def line_chart(
         x_label: the label of the horizontal axis.
         y_label: the label of the vertical axis, printed above it.
         percent: print y values as percentages.
+        share: y values lie in [0, 1]; as where they are percentages, noise of a point does not fill the axis.
         from_zero: let the vertical axis begin at 0.
         wide: draw it twice as wide, at the same height.
         joined: draw a line through the points; else a large dot for each.
@@ -196,7 +198,7 @@ def line_chart(
     xs = [x for curve in drawn for x in curve.x]
     ys = [y for curve in drawn for y in (*curve.y, *curve.low, *curve.high)] + ([target[0]] if target else [])
     low, high = _padded(0.0 if from_zero else min(ys), max(ys), 0.06)
-    if percent:
+    if percent or share:
         low, high = _at_least(low, high, max(ys) <= 1)
     chart = _Chart(
         WIDE if wide else WIDTH,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -21,6 +22,7 @@ __all__ = [
     "loss_figure",
     "on_any_screen",
     "render",
+    "unbroken",
     "write_page",
 ]
 
@@ -43,7 +45,19 @@ def render(name: str, /, **values: Any) -> str:
         undefined=StrictUndefined,
         trim_blocks=True,
     )
+    environment.filters["unbroken"] = unbroken
     return environment.get_template(name).render(version=__version__, **values)
+
+
+def unbroken(text: str) -> str:
+    """HTML of a text in which no line ends inside a date or a number such as 1e-5.
+
+    >>> str(unbroken("at 1e-5 & below"))
+    'at <span class="whole">1e-5</span> &amp; below'
+    """
+    from markupsafe import Markup, escape
+
+    return Markup(re.sub(r"\S*(?:\de|\d)-\d\S*", r'<span class="whole">\g<0></span>', str(escape(text))))
 
 
 def write_page(text: str, folder: PathLike, name: str) -> Path:

@@ -23,8 +23,11 @@ from equipoise._rounding import plain, rounded_up, significant
 
 __all__ = [
     "ACCOUNTANTS",
+    "BYTE_UNITS",
+    "PERCENTAGES",
     "RELATIONS_IN_WORDS",
     "SCORES",
+    "SHARES",
     "bytes_in_words",
     "drawn_of",
     "epsilon_in_words",
@@ -219,7 +222,8 @@ def readable(name: str) -> str:
 
 SCORES = ("accuracy", "rmse", "balanced_accuracy", "label_accuracy", "f1", "auc", "mae", "r2")
 """What a task is evaluated by; the first that there is stands for the others."""
-_SHARES = ("accuracy", "balanced_accuracy", "label_accuracy")
+PERCENTAGES = ("accuracy", "balanced_accuracy", "label_accuracy")
+SHARES = (*PERCENTAGES, "f1", "auc")
 
 
 def score_in_words(name: str, value: float) -> str:
@@ -228,7 +232,7 @@ def score_in_words(name: str, value: float) -> str:
     >>> score_in_words("accuracy", 0.8471), score_in_words("auc", 0.90461)
     ('84.7%', '0.9046')
     """
-    return f"{value:.1%}" if name in _SHARES else f"{value:.4g}"
+    return f"{value:.1%}" if name in PERCENTAGES else f"{value:.4g}"
 
 
 _SHORT = {"auc": "AUC", "f1": "F1", "rmse": "RMSE", "mae": "MAE", "r2": "R²"}
@@ -243,13 +247,16 @@ def score_name(name: str) -> str:
     return _SHORT.get(name, name.replace("_", " "))
 
 
+BYTE_UNITS = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1, "bytes"))
+
+
 def bytes_in_words(count: float) -> str:
     """A number of bytes in the unit that leaves digits to read.
 
     >>> [bytes_in_words(n) for n in (0, 512, 19_240, 57_720_000, 2.5e9)]
     ['0 bytes', '512 bytes', '19.2 kB', '57.7 MB', '2.50 GB']
     """
-    for unit, name in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+    for unit, name in BYTE_UNITS[:-1]:
         if count >= unit:
             return f"{significant(count / unit)} {name}"
     return f"{count:.0f} bytes"

@@ -23,7 +23,9 @@ from equipoise.report.json_files import read_file
 from equipoise.report.pages import banner, chart, figure, guarantee_figure, loss_figure, render, write_page
 from equipoise.report.phrases import (
     ACCOUNTANTS,
+    PERCENTAGES,
     RELATIONS_IN_WORDS,
+    SHARES,
     drawn_of,
     epsilon_in_words,
     noise_in_words,
@@ -31,6 +33,7 @@ from equipoise.report.phrases import (
     readable,
     relation_in_words,
     sampling_in_words,
+    score_in_words,
     score_name,
     unit_in_words,
 )
@@ -94,6 +97,7 @@ def render_page(run: Run) -> str:
             configuration=_configuration_rows(run.details),
             command=run.config.get("command", ""),
             repeat_note=_repeat_note(run),
+            covered=run.is_private and run.guarantee != "none",
             publishable=PUBLISHABLE_FILES,
             withheld=WITHHELD_FILES,
             maker=_maker(),
@@ -123,12 +127,15 @@ def _subtitle(run: Run) -> str:
 
 def _figures(run: Run) -> list[dict[str, str]]:
     figures = []
-    if run.accuracy is not None:
+    if run.evaluation:
+        name, value = next(iter(run.evaluation.items()))
         count = run.details.get("test_records")
         records = f"{count:,} test records" if isinstance(count, int) else "test records"
-        figures.append(
-            figure("Test accuracy", f"{run.accuracy:.1%}", f"on {records}, none of them trained on")
-        )
+        note = f"on {records}, none of them trained on"
+        if name in run.baseline:
+            words = run.details.get("baseline", "a model without inputs")
+            note += f"; {score_in_words(name, run.baseline[name])} by {words}"
+        figures.append(figure(f"Test {score_name(name)}", score_in_words(name, value), note))
     notes = [relation_in_words(run.statement)]
     accountant = run.statement.get("accountant")
     if accountant:
@@ -177,10 +184,11 @@ def _promise(run: Run) -> list[str]:
         paragraphs.append(promise_in_words(run.epsilon, run.delta, relation, unit))
         paragraphs.append(epsilon_in_words(run.epsilon, run.delta, relation, unit))
         paragraphs.append(unit_in_words(unit))
-    if run.accuracy is not None:
+    if run.evaluation:
+        what = score_name(next(iter(run.evaluation)))
         paragraphs.append(
-            "The accuracy was measured on the test records. The statement covers only the training records: "
-            "if the test records are personal data too, the accuracy is a figure about them without noise."
+            f"The {what} was measured on the test records. The statement covers only the training records: "
+            f"if the test records are personal data too, the {what} is a figure about them without noise."
         )
     return paragraphs
 
@@ -219,7 +227,9 @@ def _charts(run: Run) -> list[Mapping[str, Any]]:
                 "As evaluated on public records along the way.",
                 [_curve(name, run.curve(f"evaluation.{name}"))],
                 x_label="step",
-                y_label="value",
+                y_label=score_name(name),
+                percent=name in PERCENTAGES,
+                share=name in SHARES,
             )
             for name in run.other_evaluations
         ),
@@ -300,6 +310,8 @@ def _statement_rows(run: Run) -> list[dict[str, Any]]:
     if relation_in_words(run.statement):
         statement["relation"] = relation_in_words(run.statement)
     statement["guarantee"] = run.guarantee.replace("_", " ")
+    if not run.is_private:
+        statement["guarantee"] += ", were the noise secret. It is not: NOT PRIVATE"
     statement["private"] = (
         "from a secret key of the operating system" if run.is_private else "from a public seed: NOT PRIVATE"
     )
@@ -377,10 +389,12 @@ def _configuration_rows(config: Mapping[str, Any]) -> list[dict[str, Any]]:
 def _repeat_note(run: Run) -> str:
     if not run.is_private:
         return "The same command gives the same model, to the last digit on the same machine."
+    noise, spends = "fresh noise and fresh sampling", ", and it spends the budget again"
+    if not run.statement.get("releases"):
+        noise, spends = "fresh sampling", ""
     return (
-        "The same command repeats the run with fresh noise and fresh sampling from the operating system, so "
-        "its figures will differ a little, and it spends the budget again. The seed fixes only the "
-        "initial weights and other public randomness."
+        f"The same command repeats the run with {noise} from the operating system, so its figures will "
+        f"differ a little{spends}. The seed fixes only the initial weights and other public randomness."
     )
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from equipoise._files import PathLike
 from equipoise.report.json_files import RunFolderError, read_object, read_rows
+from equipoise.report.phrases import SCORES
 
 __all__ = ["PUBLISHABLE_FILES", "WITHHELD_FILES", "Run", "damage_named", "file_of_run", "read_run"]
 
@@ -70,10 +71,11 @@ class Run:
 
     @property
     def other_evaluations(self) -> list[str]:
-        """What was evaluated in addition to the accuracy; a page has room for a few."""
+        """What was evaluated in addition to the accuracy, what says most first; a page has room for a few."""
         prefix = "evaluation."
         names = {key.removeprefix(prefix) for row in self.metrics for key in row if key.startswith(prefix)}
-        return [name for name in sorted(names - {"accuracy"}) if self.curve(prefix + name)][:6]
+        others = [name for name in SCORES if name in names] + sorted(names - set(SCORES))
+        return [name for name in others if name != "accuracy" and self.curve(prefix + name)][:6]
 
     @property
     def details(self) -> Mapping[str, Any]:

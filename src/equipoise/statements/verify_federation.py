@@ -91,10 +91,10 @@ def _headline_differences(
         found.append(
             f"{RESULT} does not list each of the {values['settings']['rounds']} rounds of its settings"
         )
-    elif values["accuracy"] != rounds[-1].get("accuracy"):
-        found.append(
-            f"{RESULT} says accuracy {values['accuracy']}, its last round {rounds[-1].get('accuracy')}"
-        )
+    else:
+        for name, said in {"accuracy": values["accuracy"], **values.get("evaluation", {})}.items():
+            if said != rounds[-1].get(name):
+                found.append(f"{RESULT} says {name} {said}, its last round {rounds[-1].get(name)}")
     return found
 
 

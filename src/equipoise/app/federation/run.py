@@ -188,6 +188,8 @@ def _values(made: Federation, history: FederationHistory, clients: list[dict[str
         "settings": settings.public(),
         "command": settings.command(),
         "summary": made.entry.summary,
+        "finished": time.strftime("%Y-%m-%d", time.gmtime()),
+        "data_description": made.dataset.description,
         "parameters": sum(value.numel() for value in history.params.values()),
         "test_records": len(made.dataset.test),
         "rounds": [_round_values(done) for done in history.rounds],
