@@ -48,8 +48,11 @@ def test_indices_out_of_range(index: object) -> None:
         ({"input": torch.tensor(1.0)}, "single number"),
         ({"input": torch.zeros(3), "label": torch.tensor([0, 1])}, "different numbers"),
         ({"input": torch.zeros(0, 3)}, "no records"),
-        ({"input": torch.zeros(2), "label": torch.tensor([0, 3])}, "from 0 to 3, outside 0 .. 2"),
-        ({"input": torch.zeros(2), "label": torch.tensor([-1, 0])}, "from -1 to 0"),
+        ({"input": torch.zeros(2), "label": torch.tensor([0, 3])}, "a label lies outside 0 .. 2"),
+        (
+            {"input": torch.zeros(2), "label": torch.tensor([-1, 0])},
+            "a label lies outside 0 .. 2|a label is negative",
+        ),
         ({"input": torch.zeros(2), "label": torch.tensor([0.0, 1.0])}, "must be integers"),
         ({"input": torch.zeros(2), "label": torch.tensor([True, False])}, "must be integers"),
         ({"input": torch.zeros(2), "label": torch.tensor([[0], [1]])}, r"squeeze"),

@@ -1058,6 +1058,212 @@ MUTATIONS = (
         ("tests/app/test_sampling_settings.py::test_a_training_samples_as_it_is_told",),
     ),
     Mutation(
+        "a number beyond its declared range is taken as it is",
+        "data/readers/tables.py",
+        (
+            (
+                "value, span = min(max(_finite(cell), self.low), self.high) - self.low, self.high - self.low",
+                "value, span = _finite(cell) - self.low, self.high - self.low",
+            ),
+        ),
+        ("tests/data/test_tables.py::test_typed_columns",),
+    ),
+    Mutation(
+        "a target beyond its declared range is taken as it is",
+        "data/readers/tables.py",
+        (
+            (
+                "return 2.0 * (min(max(_finite(cell), self.low), self.high) - self.low)",
+                "return 2.0 * (_finite(cell) - self.low)",
+            ),
+        ),
+        ("tests/data/test_tables.py::test_a_number_and_several_labels_as_targets",),
+    ),
+    Mutation(
+        "a cell that is no declared class is shown",
+        "data/readers/tables.py",
+        (
+            (
+                '"the cell is not a declared class. Repair the row, drop it, or declare it."',
+                'f"{cell!r} is not a declared class. Repair it: the cell is not."',
+            ),
+        ),
+        ("tests/data/test_tables.py::test_bad_cells_name_their_place",),
+    ),
+    Mutation(
+        "a header that is a row of data is shown",
+        "data/readers/tables.py",
+        (
+            (
+                "{', '.join(map(repr, missing or twice))}. {remedy}",
+                "{', '.join(map(repr, missing or twice))}, not {names}. {remedy}",
+            ),
+        ),
+        ("tests/data/test_tables.py::test_tabs_and_header",),
+    ),
+    Mutation(
+        "rows without a user count as one user's",
+        "data/readers/tables.py",
+        (("if not cell or _means_unknown(cell, self.unknown):", "if False:"),),
+        ("tests/cli/test_cli_users.py::test_a_row_without_an_owner_stops_the_command",),
+    ),
+    Mutation(
+        "a schema with places to be filled in is used",
+        "data/readers/schema.py",
+        (
+            (
+                "    if left:\n        raise SchemaError(",
+                "    if left and not left:\n        raise SchemaError(",
+            ),
+        ),
+        ("tests/data/test_schema.py::test_what_is_described_is_left_to_be_filled_in",),
+    ),
+    Mutation(
+        "ranges are read from the private rows",
+        "data/readers/schema.py",
+        (
+            (
+                "low, high = _range(found) if found else (TO_FILL_IN, TO_FILL_IN)",
+                "low, high = _range(found or cells)",
+            ),
+        ),
+        ("tests/data/test_schema.py::test_what_is_described_is_left_to_be_filled_in",),
+    ),
+    Mutation(
+        "categories are read from the private rows",
+        "data/readers/schema.py",
+        (("for cell in found or () if", "for cell in found or cells if"),),
+        ("tests/data/test_schema.py::test_what_is_described_is_left_to_be_filled_in",),
+    ),
+    Mutation(
+        "the population of a schema is counted",
+        "data/readers/schema.py",
+        (('f"population = {_toml(TO_FILL_IN)} ', 'f"population = {len(columns[0])} '),),
+        ("tests/data/test_schema.py::test_what_is_described_is_left_to_be_filled_in",),
+    ),
+    Mutation(
+        "a population that nobody stated is counted",
+        "data/readers/schema.py",
+        (
+            (
+                '    size = values.get("population")\n',
+                '    size = values.get("population") or sum(1 for _ in rows_of_file(path))\n',
+            ),
+        ),
+        ("tests/data/test_schema.py::test_schemas_that_cannot_be_used",),
+    ),
+    Mutation(
+        "the private rows pass for public ones",
+        "data/readers/schema.py",
+        (("Path(public_rows).samefile(path)", "not Path(public_rows).samefile(path)"),),
+        ("tests/data/test_schema.py::test_public_rows_fill_in_ranges_and_categories",),
+    ),
+    Mutation(
+        "a first row of data gives the names of the columns",
+        "data/readers/schema.py",
+        (("                _check_names(path, names)\n", ""),),
+        ("tests/data/test_schema.py::test_a_first_row_of_data_is_no_header_and_is_not_shown",),
+    ),
+    Mutation(
+        "the column of users is an input, if a schema says so",
+        "data/readers/schema.py",
+        (
+            (
+                "columns = [column if one.name == owner else one for one in table.columns]",
+                "columns = list(table.columns)",
+            ),
+            ("(*columns, *([] if owner in there else [column]))", "(*columns, replace(column, name=owner))"),
+        ),
+        ("tests/cli/test_cli_users.py::test_the_owner_is_no_input_and_a_user_is_never_split",),
+    ),
+    Mutation(
+        "what was set aside is counted",
+        "data/records.py",
+        (
+            (
+                "return train, aside, max(1, round(population * (1 - share)))",
+                "return train, aside, len(train)",
+            ),
+        ),
+        ("tests/data/test_schema.py::test_the_rest_of_the_rows_is_a_share_of_the_stated_population",),
+    ),
+    Mutation(
+        "where a record goes follows from its place",
+        "data/records.py",
+        (("digest.update(before.to_bytes", "digest.update(i.to_bytes"),),
+        ("tests/data/test_schema.py::test_one_record_more_moves_no_other_one_between_the_parts",),
+    ),
+    Mutation(
+        "users are trained on and evaluated on",
+        "data/records.py",
+        (("rows.set_aside(share, seed=0, by=OWNER)", "rows.set_aside(share, seed=0)"),),
+        ("tests/cli/test_cli_users.py::test_the_owner_is_no_input_and_a_user_is_never_split",),
+    ),
+    Mutation(
+        "a label out of range is shown",
+        "data/records.py",
+        (('f"a label {bound}. Recode', 'f"a label from {low} to {high} {bound}. Recode'),),
+        ("tests/data/test_records.py::test_bad_fields_are_refused",),
+    ),
+    Mutation(
+        "classes are those that have images",
+        "data/readers/image_folders.py",
+        (
+            (
+                "for child in Path(path).iterdir() if child.is_dir()))",
+                "for child in Path(path).iterdir() if child.is_dir() and any(child.iterdir())))",
+            ),
+        ),
+        ("tests/cli/test_cli_tables.py::test_images_in_folders",),
+    ),
+    Mutation(
+        "images are standardised by the mean of all",
+        "data/readers/images.py",
+        (("part -= part.mean(1, keepdim=True)", "part -= part.mean()"),),
+        ("tests/data/test_idx.py::test_images_are_standardised_one_by_one",),
+    ),
+    Mutation(
+        "texts are as long as the longest of them",
+        "data/readers/text.py",
+        (
+            (
+                "tokens = torch.zeros(len(texts), self.length, dtype=torch.int64)",
+                "tokens = torch.zeros(len(texts), min(self.length, max(map(len, map(self.words, texts)))), "
+                "dtype=torch.int64)",
+            ),
+        ),
+        ("tests/data/test_text.py::test_tokens_of_a_text_do_not_depend_on_other_texts",),
+    ),
+    Mutation(
+        "a label that was not declared is shown",
+        "data/readers/text.py",
+        (("{place}: the label is not", "{place}: the label {name!r} is not"),),
+        ("tests/data/test_text.py::test_bad_files",),
+    ),
+    Mutation(
+        "the population of a folder of images is counted",
+        "app/settings.py",
+        (
+            (
+                'if form == "images" and (self.population is None or self.image_size is None):',
+                'if form == "images" and self.image_size is None:',
+            ),
+        ),
+        ("tests/cli/test_cli_tables.py::test_what_folders_of_images_need",),
+    ),
+    Mutation(
+        "a subset cuts users in two",
+        "app/settings.py",
+        (('("subset", "first", "give a file with fewer users"),\n', ""),),
+        ("tests/cli/test_cli_users.py::test_slips_are_answered",),
+    ),
+    Mutation(
+        "owners count the rows that they were dealt",
+        "app/federation/participants.py",
+        (("n = self.population(number)", "n = len(self.parts[number])"),),
+        ("tests/cli/test_cli_federate.py::test_a_table_is_shared_out_to_the_owners",),
+    ),
+    Mutation(
         "a record among its own copies is not compared",
         "gradients/checks/record_trials.py",
         (("follows_company(losses, batch, before))", "None)"),),

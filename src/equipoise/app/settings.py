@@ -382,11 +382,15 @@ class RunSettings:
         ):
             if getattr(self, name) is None:
                 raise SettingsError(f"--unit user needs {flag(name)}: {meant}.")
-        if self.subset is not None:
-            raise SettingsError(
-                f"--subset is {self.subset}, which takes the first rows, whosever they are, and --unit is "
-                "user: some users would be cut in two. Leave --subset out, or give a file with fewer users."
-            )
+        for name, taken, instead in (
+            ("subset", "first", "give a file with fewer users"),
+            ("public_records", "last", "give them to the method from Python"),
+        ):
+            if (count := getattr(self, name)) is not None:
+                raise SettingsError(
+                    f"{flag(name)} is {count}, which takes the {taken} rows, whosever they are, and --unit "
+                    f"is user: some users would be cut in two. Leave {flag(name)} out, or {instead}."
+                )
         if data_form(self.data) not in ("table", "code"):
             raise SettingsError(
                 f"--unit user is for tables and for data of your own, but --data is {self.data!r}, whose "
@@ -559,12 +563,13 @@ class FederationSettings:
         """The command that repeats it, with placeholders for paths."""
         words = self.base.command().replace("equipoise train", "equipoise federate", 1)
         for name, value in self.own().items():
-            if name != "alpha" or self.partition == "dirichlet":
-                words += f" {flag(name)} {value:g}" if isinstance(value, float) else f" {flag(name)} {value}"
+            words += f" {flag(name)} {value:g}" if isinstance(value, float) else f" {flag(name)} {value}"
         return words
 
     def own(self) -> dict[str, Any]:
-        own = {item.name: getattr(self, item.name) for item in fields(self) if item.name != "base"}
+        """Those of the federation itself that are of use."""
+        left_out = {"base"} if self.partition == "dirichlet" else {"base", "alpha"}
+        own = {item.name: getattr(self, item.name) for item in fields(self) if item.name not in left_out}
         return {name: value for name, value in own.items() if value is not None}
 
     def to_json(self) -> str:
@@ -719,7 +724,8 @@ class AuditSettings:
     seeds: int = setting(1, "Number of audits, each with a seed of its own.", at_least_one=True)
     shadow: bool = setting(False, "Guess members with shadow models, with privacy and without.")
     data: str | None = setting(
-        None, "Data of --shadow and --neighbours, digits by default; or the run's own function."
+        None,
+        "Data of --shadow and --neighbours, as of `train`; digits by default. Or the run's own function.",
     )
     model: str | None = setting(
         None, "Model of --neighbours; or the run's own function for the model, named again."

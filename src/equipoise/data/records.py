@@ -326,11 +326,8 @@ def _check_labels(label: Tensor, num_classes: int | None) -> None:
         )
     low, high = int(label.min()), int(label.max())
     if low < 0 or (num_classes is not None and high >= num_classes):
-        bound = "" if num_classes is None else f" .. {num_classes - 1}"
-        raise DataFileError(
-            f"label has values from {low} to {high}, outside 0{bound}. Recode the classes from 0, or correct "
-            "num_classes."
-        )
+        bound = "is negative" if num_classes is None else f"lies outside 0 .. {num_classes - 1}"
+        raise DataFileError(f"a label {bound}. Recode the classes from 0, or correct num_classes.")
 
 
 def _check_finite(name: str, value: Tensor) -> None:
