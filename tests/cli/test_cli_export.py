@@ -56,6 +56,7 @@ def test_onnx_answers_as_the_model_does(equipoise, trained, tmp_path):
     runtime = pytest.importorskip("onnxruntime")
     folder, _ = trained
     found = equipoise(f"export {folder} --format onnx --json --output {tmp_path}")
+    assert found.err == ""
     assert found.code == 0, found.out
     experiment = assemble(RunSettings(data="digits"))
     model = eq.load_model(experiment.model, folder / "model.safetensors").eval()

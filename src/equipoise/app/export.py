@@ -101,8 +101,11 @@ def _write_onnx(weights: Path, settings: RunSettings, schema: Mapping[str, Any] 
 
 @contextmanager
 def _quiet_exporter() -> Iterator[None]:
-    """Without what torch's exporter says of torchvision, which is not needed, and of its own old code."""
-    log = logging.getLogger("torch.onnx")
+    """Without what torch's exporter says of torchvision, which is not needed, and of its own old code.
+
+    Whatever else it warns of is passed on.
+    """
+    log = logging.getLogger("torch.onnx._internal.exporter._registration")
     level = log.level
     log.setLevel(logging.ERROR)
     try:

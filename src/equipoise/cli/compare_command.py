@@ -25,7 +25,7 @@ __all__ = ["compare"]
     parameter="base",
     helps={
         "epsilon": "Privacy budget of every run.",
-        "learning_rate": "Centre of the rates that are tried. [default: by data and model]",
+        "learning_rate": "Centre of the rates that are tried.",
         "public_records": "Declare the last so many training records public, for all methods.",
         "reproducible": "Noise follows the seeds: NOT PRIVATE.",
     },

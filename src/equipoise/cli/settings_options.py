@@ -66,9 +66,10 @@ def settings_options(
         words = (helps or {}).get(item.name, facts.get("help", ""))
         if item.name in ("data", "model"):
             words += f" Names: {', '.join(_NAMES[item.name])}."
-        default_words = facts.get("shown", "by data and model" if facts.get("of_data") else None)
-        if default_words and default in (None, item.default) and item.name not in (helps or {}):
-            words += f" [default: {default_words}]"
+        meant = facts.get("shown", "by data and model" if facts.get("of_data") else None)
+        in_words = meant is not None and default in (None, item.default)
+        if in_words and "default" not in words:
+            words += f" [default: {meant}]"
         shown = typer.Option(
             *flags,
             help=words.replace("[", "\\["),  # of rich, whose marks stand in brackets
@@ -76,7 +77,7 @@ def settings_options(
             autocompletion=_completion(item.name),
             metavar=facts.get("metavar", facts.get("path")),
             envvar=facts.get("envvar"),
-            show_default=default_words is None,
+            show_default=not in_words,
         )
         annotation: Any = Annotated[facts.get("form", hints[item.name]), shown]
         return inspect.Parameter(
