@@ -242,7 +242,8 @@ def test_images_in_folders(equipoise, photos, tmp_path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("--test-share 0.2", "--population and --image-size"),
+        ("--test-share 0.2 --image-size 8x8", "--population and --image-size"),
+        ("--test-share 0.2 --population 9", "--population and --image-size"),
         ("--image-size 8x8 --population 9", "--test-share"),
         ("--image-size 8 --population 9 --test-share 0.2", "HEIGHTxWIDTH"),
         ("--image-size 8x8 --population 9 --test-share 0.2 --schema a", "--schema is for tables"),

@@ -471,9 +471,11 @@ class RunSettings:
         return {k: v for k, v in values.items() if k not in left_out and v not in (None, {})}
 
     def _no_use(self) -> tuple[str, ...]:
-        """Settings that the method has no use for: one without noise meets no budget."""
+        """Settings that method or data have no use for: a method without noise meets no budget."""
         entry = registered().get(self.method)
-        return () if entry is None else entry.no_use
+        of_method = () if entry is None else entry.no_use
+        in_folder = data_form(self.data) in ("named", "code") and self.data != "digits"
+        return of_method if in_folder else (*of_method, "data_dir")
 
     @property
     def data_name(self) -> str:

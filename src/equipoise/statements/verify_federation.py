@@ -92,7 +92,7 @@ def _headline_differences(
             f"{RESULT} does not list each of the {values['settings']['rounds']} rounds of its settings"
         )
     else:
-        for name, said in {"accuracy": values["accuracy"], **values.get("evaluation", {})}.items():
+        for name, said in [("accuracy", values["accuracy"]), *values.get("evaluation", {}).items()]:
             if said != rounds[-1].get(name):
                 found.append(f"{RESULT} says {name} {said}, its last round {rounds[-1].get(name)}")
     return found
