@@ -418,7 +418,7 @@ def describe_table(
     lines = [
         f"# The form of {Path(path).name}, written by `equipoise data describe`. Edit it: what stands here",
         "# is declared public. Types are guesses from the rows. Ranges and categories come from public",
-        "# knowledge, never from the private rows.",
+        '# knowledge, never from the private rows. A column that names people is no input: type = "skip".',
         "format = 1",
         f"population = {_toml(TO_FILL_IN)}   # the public number of rows; a round figure near it will do",
         *([f"target = {_toml(wanted if len(wanted) > 1 else wanted[0])}"] if wanted else []),
