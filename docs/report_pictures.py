@@ -92,7 +92,8 @@ def together(screens: dict[tuple[int, bool], Image.Image]) -> Image.Image:
     whole = Image.new("RGB", (1224, 1812), "#808080")
     for number, row in enumerate(rows):
         whole.paste(row, (0, 912 * number))
-    return whole.quantize(200, method=Image.Quantize.MAXCOVERAGE)  # keeps the rare colours
+    # the one that keeps rare colours
+    return whole.quantize(200, method=Image.Quantize.MAXCOVERAGE, kmeans=2)
 
 
 def main() -> None:

@@ -224,7 +224,7 @@ def _charts(run: Run) -> list[Mapping[str, Any]]:
         *itertools.chain.from_iterable(
             chart(
                 readable(score_name(name)),
-                "As evaluated on public records along the way.",
+                "As evaluated along the way.",
                 [_curve(name, run.curve(f"evaluation.{name}"))],
                 x_label="step",
                 y_label=score_name(name),
