@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
-from table import RECORDS, loss, network, parameters, records, training
+from table import RECORDS, loss, network, parameters, public_batch, records, training
 
 import equipoise as eq
 from equipoise.audit.designs import AUDITS
 from equipoise.audit.method_audit import audit_method
 from equipoise.audit.noise_checks import noise_scale, repeats
 from equipoise.audit.rehearsal import CanaryTraining, rehearse, whitened
-from equipoise.methods import GivenCoefficients, LeastError
+from equipoise.methods import (
+    GivenCoefficients,
+    LeastError,
+    PublicRecords,
+    PublicSubspace,
+    ReleasedSubspace,
+)
 from equipoise.methods.base import Setting
 from equipoise.privacy import (
     BandedGaussian,
@@ -24,9 +30,11 @@ from equipoise.privacy import (
     FixedEpochs,
     FullBatch,
     Gaussian,
+    LedgerError,
     PlanError,
     Poisson,
     PrivacyPlan,
+    Release,
     optimal_coefficients,
     prefix_error,
     square_root_coefficients,
@@ -258,6 +266,54 @@ def test_methods_with_anchors_refuse_turns_of_records(method):
     cyclic = CyclicPoisson(512, 60_000, 2400, bands=8)
     with pytest.raises(TypeError, match=r"CyclicPoisson.*noise over steps \(dp-mf\).*take Poisson"):
         method.plan(Setting(sampling=cyclic, budget=BUDGET))
+
+
+@dataclass(frozen=True, kw_only=True)
+class CoordinatesOverSteps(eq.PCDPSGD):
+    """PCDP-SGD whose coordinates get noise over three steps."""
+
+    name = "coordinates-over-steps"
+
+    def _parts(self, scale):
+        return [Release("gradient", self.clip_norm, BandedGaussian((1.0, 0.5, 0.3), scale))], scale
+
+
+def over_coordinates(source=None):
+    public = PublicSubspace(PublicRecords(public_batch()), dimension=4, refresh_every=100)
+    return CoordinatesOverSteps(source=source or public, clip_norm=0.5)
+
+
+@pytest.mark.parametrize(
+    "sampling", [FixedEpochs(15, RECORDS, 12, same_slots=True), CyclicPoisson(10, RECORDS, 12, bands=4)]
+)
+def test_coordinates_of_a_subspace_take_noise_over_steps(sampling, tmp_path):
+    """A sum of clipped coordinates is a bounded sum like any other: cost, resuming, statement."""
+    method = over_coordinates()
+    mine, theirs = planned(sampling, method), planned(sampling, eq.DPMF(clip_norm=0.5, bands=3))
+    z = mine["gradient"].noise_multiplier
+    assert z == pytest.approx(theirs["gradient"].noise_multiplier, rel=1e-3)
+    whole, reference = end_of(method, sampling=sampling)
+    folder = tmp_path / "run"
+    first = training(method, sampling=sampling, run_dir=folder)
+    for step in first:
+        if step.step == 4:
+            first.save_checkpoint()
+        if step.step == 7:
+            break
+    first.close()
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    again = eq.PrivateTraining.resume(folder, model, optimizer, loss=loss, data=records(), method=method)
+    list(again)
+    assert torch.equal(parameters(model), whole)
+    statement = again.finish().statement
+    assert (statement.guarantee, statement.epsilon) == ("proven", reference.statement().epsilon)
+
+
+def test_noise_does_not_go_on_from_coordinates_to_whole_gradients():
+    method = over_coordinates(ReleasedSubspace(dimension=4, history=2, explore_every=2))
+    with pytest.raises(LedgerError, match="goes on between releases of the same tensors"):
+        end_of(method, sampling=FixedEpochs(15, RECORDS, 12, same_slots=True))
 
 
 def test_noise_over_steps_is_no_part_of_a_joint_release():

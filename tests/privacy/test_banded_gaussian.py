@@ -362,6 +362,19 @@ def test_a_draw_that_is_repeated_is_no_second_one():
     assert torch.equal(ledger.sample(ledger.open("batch", "p"), 80), first)
 
 
+@pytest.mark.parametrize("sizes", [(5, 4), (1, 5)])
+def test_sums_of_other_shapes_than_before_are_refused_and_cost_nothing(sizes):
+    """Noise of one number, stretched to five, would be the same for all of them."""
+    ledger = Ledger(plan_of(BandedGaussian((1.0, 0.5), 2.0)))
+    take(ledger, sizes[0], "p0")
+    spent = ledger.spent(DELTA).value
+    with pytest.raises(LedgerError, match=rf"'v': \({sizes[1]},\).*Nothing was released"):
+        take(ledger, sizes[1], "p1")
+    assert ledger.spent(DELTA).value == spent
+    assert sum(ledger.record.used.values()) == 1
+    take(ledger, sizes[1], "p2")  # after a gap the noise starts afresh
+
+
 def test_hardened_noise_refuses_it_by_name():
     with pytest.raises(PlanError, match="banded_gaussian noise has no form on a grid"):
         plan_of(BandedGaussian((1.0, 0.5), 2.0)).hardened()

@@ -193,6 +193,24 @@ def _check_sum(plan: PrivacyPlan, draw: Draw, name: str, bounded: Bounded) -> No
             )
 
 
+def _check_shapes(sums: Mapping[str, Bounded], past: Sequence[NoiseOverSteps]) -> None:
+    """Refuse sums of other shapes than earlier noise: stretched over them, it would hide too little.
+
+    Raises:
+        LedgerError: naming the sum.
+    """
+    for name, bounded in sums.items():
+        shapes = {tensor: tuple(value.shape) for tensor, value in bounded.value.items()}
+        for left in past:
+            before = {tensor: tuple(value.shape) for tensor, value in left.noise[name].items()}
+            if before != shapes:
+                raise LedgerError(
+                    f"sums[{name!r}] has the tensors {shapes!r:.200}, the release before {before!r:.200}. "
+                    "Noise over steps goes on between releases of the same tensors: release one kind of sum "
+                    "under the name, or take noise that is fresh in every step. Nothing was released"
+                )
+
+
 def _read_history(history: Mapping[str, Any]) -> NoiseHistory[NoiseOverSteps]:
     return NoiseHistory(
         {
@@ -480,6 +498,8 @@ class Ledger:
         values = {name: bounded.value for name, bounded in sums.items()}
         answer = self._answer(values if not parts else {"here": values, "elsewhere": list(parts)})
         past = [self._state.history.before(names[0], draw.ordinal, m.memory) for m, names in groups]
+        for (_, names), of in zip(groups, past, strict=True):
+            _check_shapes({name: sums[name] for name in names}, of)
         # Noise that goes over steps depends on earlier noise: its keys are part of what is asked.
         asked = [m.question([left.key for left in of]) for (m, _), of in zip(groups, past, strict=True)]
         joint = "+".join(filter(None, asked)) or None
