@@ -514,6 +514,23 @@ def test_a_claim_that_no_proof_covers_is_refused(options, words):
         client(**options)
 
 
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"unit": "user"}, "unit='user': a client accounts for one record"),
+        ({"unit": "user", "owner": ["Ann"] * RECORDS}, r"owner=\.\.\., unit='user'"),
+        ({"owner": ["Ann"] * RECORDS}, r"owner=\.\.\.: .*PrivateTraining\(unit='user', owner=\.\.\.\)"),
+        ({"records_per_user": 3}, "records_per_user=3: .*one record per user"),
+        ({"user_rows": "mean"}, "user_rows='mean': .*LocalUpdates"),
+    ],
+)
+def test_users_of_several_records_are_refused_by_name(options, words, tmp_path):
+    with pytest.raises(ValueError, match=words) as caught:
+        client(folder=tmp_path / "client", **options)
+    assert "Ann" not in str(caught.value)
+    assert not (tmp_path / "client").exists()
+
+
 def test_a_client_that_is_never_asked_spends_what_dp_sgd_spends():
     steered_one, plain = client(follower()), client()
     for number in range(1, ROUNDS + 1):

@@ -50,6 +50,16 @@ def charged(folder):
     return [one(p) for p in range(CLIENTS)]
 
 
+def test_users_of_several_records_are_refused_at_the_node(tmp_path, caplog):
+    """Its own log says why, with the remedy; the server learns that nobody answered."""
+    with pytest.warns(RuntimeWarning, match="its own log says why") as warned:
+        found = serve(grid(tmp_path, records_per_user=3), adaptive(), CLIENTS, start(), 1)
+    assert not found.rounds[0].answered
+    assert not any("records_per_user" in str(one.message) for one in warned)
+    assert "records_per_user=3: a client accounts for one record at one client" in caplog.text
+    assert not any((tmp_path / str(p)).exists() for p in range(CLIENTS))
+
+
 @pytest.mark.parametrize("picked", [None, 2])
 def test_the_grid_gives_what_one_process_gives(tmp_path, picked):
     options = {"clients_per_round": picked, "seed": 3}

@@ -128,6 +128,7 @@ class Client:
         noise: str = "local",
         **settings: Unpack[ClientSettings],
     ) -> None:
+        _refuse_users(unit, settings)
         refuse_unknown("Client", settings, ClientSettings)
         _validate.count(local_steps=local_steps)
         _check_claim(unit, noise, local_steps)
@@ -350,6 +351,20 @@ class Client:
                 f"the {self.training.sampling.steps} planned steps leave no further round of "
                 f"{self.local_steps}: the client's budget is used. Nothing was spent"
             )
+
+
+def _refuse_users(unit: str, settings: Mapping[str, Any]) -> None:
+    """Refuse what belongs to users of several records."""
+    given = [f"{name}={settings[name]!r}" for name in ("records_per_user", "user_rows") if name in settings]
+    given += ["owner=..."] if "owner" in settings else []  # whose records they are is no text for messages
+    given += [f"unit={unit!r}"] if unit == "user" else []
+    if given:
+        raise ValueError(
+            f"{', '.join(given)}: a client accounts for one record at one client, and not for users of "
+            "several records. Keep one record per user and leave this out. Where one process sees all "
+            "records, train with PrivateTraining(unit='user', owner=...), or on users' updates with "
+            "LocalUpdates. Nothing was spent"
+        )
 
 
 def _check_claim(unit: str, noise: str, local_steps: int) -> None:
