@@ -1252,6 +1252,18 @@ MUTATIONS = (
         ("tests/cli/test_cli_tables.py::test_what_folders_of_images_need",),
     ),
     Mutation(
+        "the population of own data is counted",
+        "app/settings.py",
+        (('if form == "code" and self.population is None:', "if False:"),),
+        ("tests/cli/test_cli_train.py::test_bad_input_is_refused_before_anything_is_spent",),
+    ),
+    Mutation(
+        "public records cut users in two",
+        "app/settings.py",
+        (('("public_records", "last", "give them to the method from Python"),\n', ""),),
+        ("tests/cli/test_cli_users.py::test_slips_are_answered",),
+    ),
+    Mutation(
         "a subset cuts users in two",
         "app/settings.py",
         (('("subset", "first", "give a file with fewer users"),\n', ""),),
