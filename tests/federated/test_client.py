@@ -475,6 +475,7 @@ LOCAL = {
     "dp-adam-bc": lambda: eq.methods.DPAdamBC(clip_norm=0.5),
     "disk": lambda: eq.methods.DiSK(clip_norm=0.5),
     "doppler": lambda: eq.methods.Doppler(clip_norm=0.5),
+    "dp-zo": lambda: eq.methods.DPZO(clip_norm=0.5),
     "dp-svrg": lambda: eq.methods.DPSVRG(clip_norm=0.5, anchor_batch_size=40),
     "dp-c4": lambda: eq.DPC4(clip_norm=0.5, anchor=Quantile(count_noise=0.3)),
     "dp-c4-plus": lambda: eq.DPC4Plus(clip_norm=0.5, anchor=Quantile(count_noise=0.3)),

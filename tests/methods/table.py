@@ -105,6 +105,7 @@ EXAMPLES: dict[str, Callable[[], Method]] = {
         clip_norm=eq.methods.ReleasedQuantile(initial=0.5, count_noise=0.3),
         filter=LowPass(forward=(0.2, 0.1, 0.1), feedback=(-0.5, -0.1)),
     ),
+    "dp-zo": lambda: eq.methods.DPZO(clip_norm=0.5),
     "dp-sgd psac per layer": lambda: eq.DPSGD(clip_norm=0.5, clip_rule=PSAC(), per_layer=True),
     "pcdp-sgd": lambda: eq.PCDPSGD(source=PublicSubspace(PublicRecords(public_batch())), clip_norm=0.5),
     "pcdp-sgd published": lambda: published.PCDPSGD(

@@ -241,6 +241,7 @@ SYSTEMS = {
     "dp-adam-bc": lambda: eq.methods.DPAdamBC(clip_norm=0.5, **NOISE),
     "disk": lambda: eq.methods.DiSK(clip_norm=0.5, **NOISE),
     "doppler": lambda: eq.methods.Doppler(clip_norm=0.5, **NOISE),
+    "dp-zo": lambda: eq.methods.DPZO(clip_norm=0.5, **NOISE),
     "dice-sgd": lambda: eq.DiceSGD(clip_norm=0.2, **NOISE),
     "dc-dpsgd": lambda: eq.DCDPSGD(clip_norm=0.5, **NOISE),
     "dc-dpsgd two channels": lambda: eq.DCDPSGD(clip_norm=0.5, variant=TwoChannel(), **NOISE),

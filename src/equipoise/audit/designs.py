@@ -50,6 +50,7 @@ class Design(CanaryLayout):
         steps: T.
         rate: q of Poisson sampling; 1 takes every record at every step.
         options: further arguments of `make`.
+        in_turn: the canaries would share what leaves, so each has steps of its own; see `rehearse_in_turn`.
         one_step: what differs from `FULL_BATCH` where every record is there at every step.
 
     Example:
@@ -64,6 +65,7 @@ class Design(CanaryLayout):
     steps: int = 20
     rate: float = 0.25
     options: Mapping[str, Any] = field(default_factory=dict)
+    in_turn: bool = False
     one_step: Mapping[str, Any] = field(default_factory=dict)
 
     def sampling(self, count: int) -> Sampling:
@@ -130,6 +132,9 @@ _SPECIAL: Final[Mapping[str, Design]] = {
     # Records in four groups, each taken whole in its turn; in one step it is DP-SGD.
     "dp-mf": Design(
         _made("dp-mf", clip_norm=1.0), options={"bands": 4}, trainings=4, one_step={"options": {}}
+    ),
+    "dp-zo": Design(
+        _made("dp-zo", clip_norm=1.0), canaries=500, in_turn=True, one_step={"canaries": 8_000}
     ),
     "dp-svrg": Design(_made("dp-svrg", clip_norm=1.0), kind="oscillating", one_step=TURNING),
     "dp-c4": Design(_made("dp-c4", clip_norm=1.0), kind="oscillating", one_step=TURNING),

@@ -18,7 +18,7 @@ import torch
 
 from equipoise.audit.bounds import Certificate, certify_gaussian, certify_thresholds
 from equipoise.audit.designs import AUDITS, ONE_STEP, Design, with_options
-from equipoise.audit.rehearsal import CanaryTraining, rehearse
+from equipoise.audit.rehearsal import CanaryTraining, rehearse, rehearse_in_turn
 from equipoise.methods import Method
 from equipoise.privacy import RECORD, Budget, PrivacyPlan, Unit
 from equipoise.privacy.ledger.replay import RecordingLedger
@@ -110,11 +110,12 @@ def audit_method(
         raise ValueError("seeds is empty: give at least one")
     design = with_options(find_design(method, one_step=one_step), options or {})
     count = canaries or design.canaries
-    sampling, budget = design.sampling(count * unit.group), Budget(epsilon, delta)
+    together = 1 if design.in_turn else count
+    sampling, budget = design.sampling(together * unit.group), Budget(epsilon, delta)
     each = 1 - (1 - confidence) / len(seeds)
 
     def make() -> Method:
-        return design.make(count, **design.options)
+        return design.make(together, **design.options)
 
     certificates, plan = [], None
     for seed in seeds:
@@ -124,14 +125,17 @@ def audit_method(
                 make_method=make,
                 sampling=sampling,
                 budget=budget,
-                canaries=count,
+                canaries=together,
                 layout=design,
                 seed=1_000_000 * seed + number,
                 relation=relation,
                 hardened=hardened,
                 unit=unit,
             )
-            found = rehearse(training, make_ledger=make_ledger)
+            if design.in_turn:
+                found = rehearse_in_turn(training, count, make_ledger=make_ledger)
+            else:
+                found = rehearse(training, make_ledger=make_ledger)
             plan = plan or found.plan
             statistic, present = found.log_ratios, found.present
             if not found.plan.releases:

@@ -29,7 +29,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Unpack
 
 import torch
@@ -37,7 +37,7 @@ from torch import Tensor
 
 from equipoise._tree import map_leaves
 from equipoise.audit.canaries import CanaryLayout, canary_loss, directed_records
-from equipoise.methods import Method
+from equipoise.methods import Method, Setting
 from equipoise.privacy import RECORD, Budget, Draw, PrivacyPlan, Sampling, Unit
 from equipoise.privacy.ledger.replay import RecordingLedger, ReplayLedger
 from equipoise.privacy.mechanisms.base import NoiseHistory, Past, Sums
@@ -47,7 +47,7 @@ from equipoise.training.setup.training_settings import CommonSettings, TrainingS
 from equipoise.training.setup.training_setup import TrainingSetup, prepare
 from equipoise.training.step import StepRunner
 
-__all__ = ["CanaryTraining", "InMemoryTraining", "Rehearsal", "rehearse", "whitened"]
+__all__ = ["CanaryTraining", "InMemoryTraining", "Rehearsal", "rehearse", "rehearse_in_turn", "whitened"]
 
 
 class FullBatchReplayLedger(ReplayLedger):
@@ -191,6 +191,20 @@ class CanaryTraining:
 
     def replay(self, real: InMemoryTraining, data: Mapping[str, Tensor]) -> Tensor:
         """L of these records, one per canary, against nobody in their places, [M]."""
+        by_turn: dict[str, Tensor] = {}
+        for draw, ratios in self.replayed_draws(real, data):
+            sampling = real.ledger.plan.sampling_of(draw.name)
+            turns = torch.zeros(sampling.draws_per_epoch, self.canaries, dtype=torch.float64)
+            by_turn.setdefault(draw.name, turns)[draw.ordinal % sampling.draws_per_epoch] += ratios
+        found = torch.zeros(self.canaries, dtype=torch.float64)
+        for turns in by_turn.values():
+            found += turns.logsumexp(dim=0) - math.log(len(turns))
+        return found
+
+    def replayed_draws(
+        self, real: InMemoryTraining, data: Mapping[str, Tensor]
+    ) -> list[tuple[Draw, Tensor]]:
+        """Every draw that was released, and its part of L, [M]."""
         released = real.ledger
         attacker = self.open(data, functools.partial(FullBatchReplayLedger, released.transcript)).run()
         if not torch.equal(attacker.parameters, real.parameters):
@@ -198,18 +212,13 @@ class CanaryTraining:
                 f"the attacker's replay of {real.setup.method.name!r} does not end at the parameters of the "
                 "training: its state is not a function of what was released"
             )
-        by_turn: dict[str, Tensor] = {}
         white = whitened(released, released.transcript)
+        found = []
         for number, draw in enumerate(released.draws):
-            sampling = released.plan.sampling_of(draw.name)
+            rate = released.plan.sampling_of(draw.name).turn_rate
             inner, half = _exponent(released, number, attacker.ledger.sums[number], white, self.canaries)
-            turns = torch.zeros(sampling.draws_per_epoch, self.canaries, dtype=torch.float64)
-            turn = by_turn.setdefault(draw.name, turns)[draw.ordinal % sampling.draws_per_epoch]
-            turn += _log_ratio(inner, half, sampling.turn_rate, self.unit.group)
-        ratios = torch.zeros(self.canaries, dtype=torch.float64)
-        for turns in by_turn.values():
-            ratios += turns.logsumexp(dim=0) - math.log(len(turns))
-        return ratios
+            found.append((draw, _log_ratio(inner, half, rate, self.unit.group)))
+        return found
 
     def moved(self, real: InMemoryTraining) -> Tensor:
         """Where each canary's own parameters ended, [M, numbers of a canary]."""
@@ -263,6 +272,57 @@ def rehearse(
         if replaced:  # L of the record against nobody, less that of its opposite against nobody
             ratios -= training.replay(real, training.records(everyone, -torch.ones(canaries)))
     return Rehearsal(present, ratios, moved, real.setup.plan)
+
+
+def rehearse_in_turn(
+    training: CanaryTraining,
+    times: int,
+    *,
+    make_ledger: Callable[..., RecordingLedger] = RecordingLedger,
+) -> Rehearsal:
+    """As `rehearse`, of one canary, many times over in one long training.
+
+    For methods that release few numbers about all records together, which canaries would share. After every
+    T steps of the plan it is chosen anew whether the canary takes part: what was released before is public,
+    so each of these stretches is an experiment of its own, with the noise of a training of T steps.
+
+    Args:
+        training: of one canary; the method takes a `noise_multiplier`.
+        times: how many experiments.
+        make_ledger: as for `rehearse`.
+    """
+    steps, replaced = training.sampling.steps, training.relation == "replace_one"
+    setting = Setting(
+        sampling=training.sampling, budget=training.budget, relation=training.relation, unit=training.unit
+    )
+    plan = training.make_method().plan(setting).releases
+    noise = {"noise_multiplier": plan["gradient"].noise_multiplier}
+    long = replace(
+        training,
+        make_method=lambda: replace(training.make_method(), **noise),  # type: ignore[type-var]
+        sampling=replace(training.sampling, steps=steps * times),  # type: ignore[type-var]
+        budget=None,
+    )
+    present = torch.rand(times, generator=torch.Generator().manual_seed(training.seed)) < 0.5
+
+    class Taking(make_ledger):  # type: ignore[misc, valid-type]
+        """Of the canary, and behind it its opposite, the one whose turn it is."""
+
+        def sample(self, draw: Draw, num_records: int) -> Tensor:
+            ids: Tensor = super().sample(draw, num_records)
+            own = num_records // 2 if replaced else num_records
+            return ids[(ids < own) == present[draw.ordinal // steps]]
+
+    both = torch.tensor([0, 0]), torch.tensor([1.0, -1.0])
+    canary = torch.zeros(1, dtype=torch.long)
+    real = long.open(long.records(*both) if replaced else long.records(canary), Taking).run()
+
+    def ratios(sign: float) -> Tensor:
+        draws = long.replayed_draws(real, long.records(canary, torch.tensor([sign])))
+        return torch.stack([ratio for _, ratio in draws]).view(times, steps).sum(1)
+
+    found = ratios(1.0) - ratios(-1.0) if replaced else ratios(1.0)
+    return Rehearsal(present, found, torch.zeros(times), plan)
 
 
 def _exponent(

@@ -60,8 +60,9 @@ from equipoise.gradients.engine_inputs import (
 )
 from equipoise.gradients.factors.base import DenseFactor, Factor
 from equipoise.gradients.factors.kernel_choice import choose
+from equipoise.gradients.forward_only import LossesOnly, nothing_saved
 from equipoise.gradients.numerics import accumulation_dtype
-from equipoise.gradients.operator import FactoredGradients
+from equipoise.gradients.operator import FactoredGradients, PerSampleGradients
 
 __all__ = ["Covered", "GradientEngine", "per_sample_gradients"]
 
@@ -162,18 +163,26 @@ class GradientEngine:
         with parameters_watched(self.model, params), self._buffers.watched():
             return self._gradients(batch, params)
 
-    def by_plan(self, batch: Any, params: Mapping[str, Tensor] | None = None) -> FactoredGradients:
+    def by_plan(
+        self, batch: Any, params: Mapping[str, Tensor] | None = None, forward_only: bool = False
+    ) -> PerSampleGradients:
         """G of private records: what was planned at the start, whatever their values.
 
         A plan that followed a batch would change how all its records round, and which random numbers they
         get, so that one record moved the others. Records of other lengths are planned on made-up ones.
 
+        Args:
+            batch: as in a call.
+            params: as in a call; each is asked for once, so that a mapping may make them then.
+            forward_only: answer `LossesOnly`, at the memory of inference.
+
         Raises:
             PlanMismatch: the model runs other operations for some of these records; `alone` serves them.
             BufferWritesError, ForwardWritesError: as in a call.
         """
+        params = None if params is None else dict(params)
         with parameters_watched(self.model, params), self._buffers.watched():
-            return self._by_plan(batch, params)
+            return self._losses_by_plan(batch, params) if forward_only else self._by_plan(batch, params)
 
     @backward_included()
     def _by_plan(self, batch: Any, params: Mapping[str, Tensor] | None) -> FactoredGradients:
@@ -182,6 +191,35 @@ class GradientEngine:
             return _no_rows(leaves)
         plan = self._plans.get(signature(batch)) or self._plan_of_length(batch)
         return _gathered(leaves, *self._capture(plan, batch, leaves, substitute, params))
+
+    def _losses_by_plan(self, batch: Any, params: Mapping[str, Tensor] | None) -> LossesOnly:
+        plan = self._plans.get(signature(batch)) or self._plan_of_length(batch, forward_only=True)
+        return self._losses_only(self._followed(plan, batch, params))
+
+    def _followed(self, plan: CapturePlan, batch: Any, params: Mapping[str, Tensor] | None) -> Tensor:
+        """Per-record losses of a forward that saves nothing, and is held against the plan."""
+        leaves, substitute = self._leaves(params)
+        with nothing_saved():
+            if not plan.ruled:  # nothing to hold it against: a record at a time, as for dense rows
+                each = [take_records(batch, slice(i, i + 1)) for i in range(num_records(batch))]
+                return torch.cat([self._evaluated(one, substitute) for one in each])
+            capture, losses = self._run(plan, batch, leaves, substitute, {}, forward_only=True)
+            capture.check_followed()
+            return losses.detach()
+
+    def _follows(self, plan: CapturePlan, batch: Any) -> bool:
+        try:
+            self._followed(plan, batch, None)
+        except PlanMismatch:
+            return False
+        return True
+
+    def _evaluated(self, batch: Any, substitute: Mapping[str, Tensor] | None) -> Tensor:
+        with torch.enable_grad():
+            return evaluate_loss(self.model, self.loss, batch, substitute).detach()
+
+    def _losses_only(self, losses: Tensor) -> LossesOnly:
+        return LossesOnly(losses, {name: p.shape for name, p in trainable_parameters(self.model).items()})
 
     def planned_losses(self, batch: Any, params: Mapping[str, Tensor] | None = None) -> Tensor | None:
         """Per-record losses by a forward that runs what was planned; no backward can leave the plan.
@@ -206,20 +244,28 @@ class GradientEngine:
         return losses.detach()
 
     def alone(
-        self, batch: Any, params: Mapping[str, Tensor] | None = None, place: int = 0
-    ) -> FactoredGradients:
+        self,
+        batch: Any,
+        params: Mapping[str, Tensor] | None = None,
+        forward_only: bool = False,
+        place: int = 0,
+    ) -> PerSampleGradients:
         """G of one record of a batch, by ordinary autograd, without a plan.
 
         Args:
             batch: as in a call.
-            params: as in a call.
+            params, forward_only: as in `by_plan`.
             place: of the record.
 
         Raises:
             BufferWritesError, ForwardWritesError: as in a call.
         """
+        params = None if params is None else dict(params)
         with parameters_watched(self.model, params), self._buffers.watched(), backward_included():
             leaves, substitute = self._leaves(params)
+            if forward_only:
+                with nothing_saved():
+                    return self._losses_only(self._evaluated(batch, substitute)[place : place + 1])
             seen = dict(leaves)
             with torch.enable_grad(), self._leaves_told(seen.__setitem__):
                 loss = evaluate_loss(self.model, self.loss, batch, substitute)[place]
@@ -291,19 +337,21 @@ class GradientEngine:
             if self._plans.get(signature(batch)) is before:
                 return
 
-    def _plan_of_length(self, batch: Any) -> CapturePlan:
+    def _plan_of_length(self, batch: Any, forward_only: bool = False) -> CapturePlan:
         """The latest plan or another, by what made-up records in the shape of these run."""
+        assert self._latest is not None
         if self.model in SHARDED:  # the others, who have other shapes, would not plan with this process
-            assert self._latest is not None
             return self._latest
         for whole in get_args(WholeNumbers):
+            made_up = made_up_records(batch, LARGE, whole)
             try:
                 with undisturbed(self.model):
-                    self._gradients(made_up_records(batch, LARGE, whole), None)
+                    # Without a backward, where none is needed.
+                    if not (forward_only and self._follows(self._latest, made_up)):
+                        self._gradients(made_up, None)
                 break
             except Exception:  # whatever a model raises that does not take such records
                 continue
-        assert self._latest is not None
         return self._plans.setdefault(signature(batch), self._latest)
 
     @backward_included()
@@ -458,10 +506,11 @@ class GradientEngine:
         leaves: Mapping[str, Tensor],
         substitute: Mapping[str, Tensor] | None,
         choices: Mapping[str, str],
+        forward_only: bool = False,
     ) -> tuple[Capture, Tensor]:
         """The forward: per-record losses, and the capture that will collect the factors."""
         served = {name: leaves[name] for name in plan.ruled}
-        capture = Capture(served, plan, num_records(batch), choices=choices)
+        capture = Capture(served, plan, num_records(batch), choices=choices, forward_only=forward_only)
         try:
             with torch.enable_grad(), self._leaves_told(capture.follow), capture:
                 losses = evaluate_loss(self.model, self.loss, batch, substitute)

@@ -84,3 +84,4 @@ from equipoise.methods.two_thresholds.dc_dpsgd import TwoChannel as TwoChannel
 from equipoise.methods.two_thresholds.scores import Norm as Norm
 from equipoise.methods.two_thresholds.scores import Random as Random
 from equipoise.methods.two_thresholds.scores import Trace as Trace
+from equipoise.methods.zeroth_order import DPZO as DPZO

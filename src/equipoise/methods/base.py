@@ -77,7 +77,11 @@ class DrawHandle(Protocol):
         ...
 
     def query(
-        self, fn: Query, at: Sequence[Parameters] | None = None, along: Tensor | None = None
+        self,
+        fn: Query,
+        at: Sequence[Parameters] | None = None,
+        along: Tensor | None = None,
+        forward_only: bool = False,
     ) -> dict[str, Bounded]:
         """Run `fn` once per micro-batch and unite the bounded sums.
 
@@ -85,9 +89,12 @@ class DrawHandle(Protocol):
             fn: called with one matrix of gradient rows per parameter point, then the records' numbers
                 (LongTensor [b]).
             at: the parameter points; only the current parameters when None. All points see the same
-                dropout masks.
+                dropout masks. The values of a point are asked for when its forward begins, and let go after
+                it.
             along: numbers of the draw's records, [B], in the order in which `rows` gives them; `fn` gets
                 those of the micro-batch's records, [b], as its last argument.
+            forward_only: run no backward, and keep no activations: the rows that `fn` gets have `losses` and
+                no gradients.
 
         Returns:
             name -> Bounded, over the whole draw; an empty draw gives sums of zero.
@@ -300,6 +307,8 @@ class Method(ABC):
     )
     recipe: ClassVar[str] = "library"
     """"library" (proven by composition) or "as_published" (the paper's to the letter)."""
+    forward_only: ClassVar[bool] = False
+    """Whether it asks draws for losses alone and never for gradients."""
 
     @abstractmethod
     def plan(self, setting: Setting) -> Plan:
@@ -318,7 +327,10 @@ class Method(ABC):
         """One step: an estimate of the gradient for every trainable parameter, and the next state."""
 
     def passes_over(self, draw: str) -> int:
-        """How often a step computes the gradients of the records of this draw: points times queries."""
+        """How often a step computes the gradients of the records of this draw: points times queries.
+
+        For a `forward_only` method, their losses.
+        """
         return 1
 
     def gradients_per_step(self, plan: Plan) -> float:

@@ -39,6 +39,7 @@ class MethodEntry:
 METHODS: Final[Mapping[str, MethodEntry]] = {
     "dp-sgd": MethodEntry("equipoise.methods.dp_sgd:DPSGD"),
     "dp-mf": MethodEntry("equipoise.methods.matrix_factorisation:DPMF"),
+    "dp-zo": MethodEntry("equipoise.methods.zeroth_order:DPZO"),
     "scale-then-privatise": MethodEntry("equipoise.methods.scaled.scale_then_privatise:ScaleThenPrivatise"),
     "adaclip": MethodEntry("equipoise.methods.scaled.adaclip:AdaClip"),
     "dp-adam-bc": MethodEntry("equipoise.methods.scaled.dp_adam_bc:DPAdamBC"),

@@ -38,6 +38,10 @@ class MethodWrapper(Method):
     def guarantee(self) -> str:
         return self.inner.guarantee
 
+    @property
+    def forward_only(self) -> bool:  # type: ignore[override]
+        return self.inner.forward_only
+
     def plan(self, setting: Setting) -> Plan:
         return self.inner.plan(setting)
 

@@ -51,7 +51,8 @@ class Description:
         drawn: what a draw draws and batch sizes count, "record" or "user".
         records_per_user: the most records of a user that are used; None where records are protected.
         memory_bytes: estimated peak above the model: factors of a micro-batch and copies of the parameters.
-        passes: forward and backward passes over an expected batch that the method takes a step, on average.
+        passes: over an expected batch that the method takes a step, on average: forward and backward, or
+            forward alone where it takes no gradients.
         seconds_per_step: measured on one micro-batch and scaled to the records of all passes.
         seconds: the whole training.
         processes: how many processes share the work.
@@ -110,7 +111,7 @@ class Description:
             ),
             f"  memory      about {self.memory_bytes / 1e6:,.0f} MB in addition to the model",
             f"  time        about {self.seconds_per_step * 1e3:,.0f} ms per step"
-            + (f" for {passes} gradients per drawn {self.drawn}" if passes != "1.0" else "")
+            + (f" for {passes} passes over each drawn {self.drawn}" if passes != "1.0" else "")
             + f", {_duration(self.seconds)} in all",
         ]
         if self.unused:
@@ -173,6 +174,7 @@ def describe(setup: TrainingSetup, ledger: Ledger) -> Description:
             setup.record_bytes,
             setup.num_parameters,
             rows.micro_batch_size,
+            setup.method.forward_only,
         ),
         passes=passes,
         seconds_per_step=seconds,
@@ -194,7 +196,7 @@ def _best_guarantee(setup: TrainingSetup, ledger: Ledger) -> str:
 
 def _seconds_a_pass(setup: TrainingSetup) -> float:
     """Time of the rows and sums of one micro-batch, scaled to this process' share of a batch."""
-    rows = setup.rows
+    rows = setup.rows.losses if setup.method.forward_only else setup.rows
     share = setup.sampling.expected_size / setup.processes.count
     count = min(rows.micro_batch_size, len(rows.source), max(1, math.ceil(share)))
     # the records that were looked at already, repeated: others may be broken
@@ -207,7 +209,8 @@ def _seconds_a_pass(setup: TrainingSetup) -> float:
             (made,) = rows.of_batch(rows.engine.by_plan, batch, [None], randomness)
         except PlanMismatch:
             (made,) = rows.of_batch(rows.engine.alone, batch, [None], randomness)
-        made.weighted_sums(1 / (1 + made.row_norms()))
+        if not rows.forward_only:
+            made.weighted_sums(1 / (1 + made.row_norms()))
 
     return time_once(work) * share / count
 

@@ -44,9 +44,11 @@ class _SilentDraw(_Proxy):
     What a method makes of all rows (`rows`) and asks with (`along`) has no place for the records either.
     """
 
-    def query(self, fn: Callable[..., Any], at: Any = None, along: Any = None) -> Any:
+    def query(
+        self, fn: Callable[..., Any], at: Any = None, along: Any = None, forward_only: bool = False
+    ) -> Any:
         if along is None:
-            return self._inner.query(self._hiding(fn), at)
+            return self._inner.query(self._hiding(fn), at, forward_only=forward_only)
         raise WholeDrawError
 
     def rows(self, fn: Callable[..., Any], at: Any = None) -> Any:

@@ -201,6 +201,7 @@ class Capture(Watch):
         choices: kernels by factor signature.
         lenient: note which rule serves each operation and what fails, instead of raising (while a plan is
             made).
+        forward_only: hold the forward against the plan, and keep nothing for a backward.
     """
 
     def __init__(
@@ -210,9 +211,10 @@ class Capture(Watch):
         records: int,
         choices: Mapping[str, str] | None = None,
         lenient: bool = False,
+        forward_only: bool = False,
     ) -> None:
         super().__init__(params)
-        self.plan, self.records, self.lenient = plan, records, lenient
+        self.plan, self.records, self.lenient, self.forward_only = plan, records, lenient, forward_only
         self.choices = choices or {}
         self.cursor = 0
         self.left_plan: str | None = None  # how a forward left the plan; the model may have caught the error
@@ -274,6 +276,8 @@ class Capture(Watch):
             raise PlanMismatch(
                 f"{name_of(func)} gave shape {tuple(out.shape)} for {self.records} records", step.names
             )
+        if self.forward_only:
+            return out
         op = Operation(func, args, kwargs, out, tracked, tensors, step.layouts, layout, self.records)
         finishes: list[tuple[Rule, Finish]] = []
         for rule in step.rules:

@@ -104,6 +104,11 @@ def fitting(per_record: float, num_parameters: int, device: torch.device) -> int
     return max(1, min(LARGEST_MICRO_BATCH, int(free / max(1.0, per_record * FACTOR_OVERHEAD))))
 
 
-def step_bytes(per_record: float, num_parameters: int, records: float) -> int:
-    """Estimated bytes of a step without the model: factors of a micro-batch, copies of the parameters."""
+def step_bytes(per_record: float, num_parameters: int, records: float, forward_only: bool = False) -> int:
+    """Estimated bytes of a step without the model: factors of a micro-batch, copies of the parameters.
+
+    A step without a backward holds one copy and what makes it, and fewer activations than autograd saves.
+    """
+    if forward_only:
+        return int(per_record * records + 8 * num_parameters)
     return int(FACTOR_OVERHEAD * per_record * records + 16 * num_parameters)

@@ -38,7 +38,12 @@ from equipoise.training.setup.argument_checks import (
     trainable,
 )
 from equipoise.training.setup.deep_copies import deep_copy
-from equipoise.training.setup.loss_trials import check_loss, check_repeatable, copies_of
+from equipoise.training.setup.loss_trials import (
+    check_forward_only,
+    check_loss,
+    check_repeatable,
+    copies_of,
+)
 from equipoise.training.setup.micro_batches import MicroBatches, choose_micro_batches, choose_whole_numbers
 from equipoise.training.setup.pipeline_trials import Pipeline, check_history, check_pipeline
 from equipoise.training.setup.public_copies import check_public, public_assumptions
@@ -255,6 +260,8 @@ def prepare(given: TrainingInputs, resumed: ResumedRun | None = None) -> Trainin
         full = micro_batches.full(prepared)
         trials.refuse_mixing(full, most=2)
         engine.refuse_mixed_rows(full, trials.params)
+        if method.forward_only:
+            check_forward_only(engine, full)
         others = other_source and Pipeline(trials, *other_source, settings.seed)
         was_tried, pipeline_keeps_nothing = (
             _try_pipeline(pipeline, others, micro_batches.size) if runs_code else (True, True)

@@ -1,0 +1,481 @@
+"""Zeroth-order training: its formula, its memory, and what a record can move."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from stepping import Follower, Linear, consistent, half_square
+from table import loss, network, parameters, records
+from table import training as train
+from test_memory_counts import highest
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+import equipoise as eq
+from equipoise.audit.designs import AUDITS, ONE_STEP
+from equipoise.audit.method_audit import audit_method
+from equipoise.audit.neighbours import audit_neighbours
+from equipoise.audit.one_step import Long, Quiet, check_noise
+from equipoise.federated import LocalUpdates
+from equipoise.gradients import GradientEngine
+from equipoise.gradients.capture.recorder import PlanMismatch
+from equipoise.methods import DPZO
+from equipoise.methods.zeroth_order import RandomDirection
+from equipoise.privacy import clip
+from equipoise.privacy.ledger.replay import RecordingLedger
+from equipoise.privacy.private import unwrap
+
+QUIET = {"noise_multiplier": 1e-12}
+ALL = eq.FullBatch(60, 6)
+
+
+def direction(seed: int = 0, like: dict[str, torch.Tensor] | None = None) -> RandomDirection:
+    return RandomDirection(like or dict(network().named_parameters()), torch.Generator().manual_seed(seed))
+
+
+# ---- the formula
+
+
+def test_it_is_what_ten_lines_write(monkeypatch):
+    """A whole run, bit for bit up to rounding, with the directions that it took."""
+    taken = []
+    made = RandomDirection.__init__
+
+    def noted(self, *given):
+        made(self, *given)
+        taken.append({name: u.double() for name, u in self.items()})
+
+    monkeypatch.setattr(RandomDirection, "__init__", noted)
+    follower = Follower(DPZO(clip_norm=0.5, **QUIET), network(), loss, records(), ALL)
+    follower.run()
+    model, data = network(), records()
+    for u in taken:
+        losses = []
+        for sign in (1, -1):
+            moved = {name: p + sign * 1e-3 * u[name] for name, p in model.named_parameters()}
+            losses.append(torch.func.functional_call(_WithLoss(model), _prefixed(moved), (data,)))
+        slopes = ((losses[0] - losses[1]) / 2e-3).clamp(-0.5, 0.5)
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                parameter -= 0.1 * slopes.sum() / 60 * u[name]
+    assert len(taken) == 6
+    torch.testing.assert_close(follower.vector, parameters(model), rtol=1e-6, atol=1e-8)
+
+
+class _WithLoss(nn.Module):
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, batch):
+        return loss(self.model, batch)
+
+
+def _prefixed(values):
+    return {f"model.{name}": value for name, value in values.items()}
+
+
+def test_without_clipping_it_is_the_gradient_in_the_mean():
+    model = network()
+    follower = Follower(
+        DPZO(clip_norm=1e6, noise_multiplier=1e-12),
+        model,
+        loss,
+        records(),
+        eq.FullBatch(60, 4000),
+        learning_rate=0.0,
+    )
+    mean = sum(torch.cat([e.flatten() for e in follower.step().values()]) for _ in range(4000)) / 4000
+    loss(model, records()).mean().backward()
+    gradient = torch.cat([p.grad.flatten() for p in model.parameters()])
+    # An entry deviates by about |g| / sqrt(4000).
+    assert (mean - gradient).abs().max() < 5 * gradient.norm() / 4000**0.5
+    assert torch.dot(mean, gradient) > 0.8 * gradient.square().sum()
+
+
+def test_directions_lie_on_the_sphere_and_are_white():
+    like = {"a": torch.zeros(3, 4), "b": torch.zeros(8)}
+    flat = torch.stack(
+        [torch.cat([u.flatten() for u in direction(seed, like).values()]) for seed in range(4000)]
+    ).double()
+    torch.testing.assert_close(
+        flat.square().sum(1), torch.full((4000,), 20.0, dtype=torch.float64), rtol=1e-6, atol=0
+    )
+    assert ((flat.T @ flat) / 4000 - torch.eye(20)).abs().max() < 4 * 2**0.5 / 4000**0.5
+    assert flat.mean(0).abs().max() < 4 / 4000**0.5
+
+
+def test_its_noise_is_one_number_per_step():
+    """Along the direction, of the scale that is booked."""
+    follower = Follower(
+        DPZO(clip_norm=0.5, noise_multiplier=1e6),
+        network(),
+        loss,
+        records(),
+        eq.FullBatch(60, 2000),
+        learning_rate=0,
+    )
+    lengths = []
+    for step in range(2000):
+        estimate = follower.step()
+        u = direction_of(follower, step)
+        along = [float(estimate[name].flatten()[0] / u[name].flatten()[0]) for name in u]
+        assert max(along) == pytest.approx(min(along), rel=1e-5)
+        lengths.append(60 * along[0] / (0.5 * 1e6))
+    assert torch.tensor(lengths).std().item() == pytest.approx(1, abs=4 / (2 * 2000) ** 0.5)
+
+
+def direction_of(follower: Follower, step: int) -> RandomDirection:
+    from equipoise.training.randomness import generator
+
+    return RandomDirection(follower.params, generator(follower.rows.seed, "method", step))
+
+
+def test_it_converges():
+    data, solution = consistent(200, 10)
+    follower = Follower(
+        DPZO(clip_norm=5.0),
+        Linear(10),
+        half_square,
+        data,
+        eq.Poisson(100, 200, 600),
+        budget=eq.Budget(8.0, 1e-4),
+        learning_rate=0.01,
+    ).run()
+    assert (follower.vector - solution).norm() < 0.25 * solution.norm()
+
+
+# ---- no backward, and the memory of inference
+
+
+class Wide(nn.Module):
+    """Many layers of one size, whose activations are far larger than its parameters."""
+
+    def __init__(self, layers: int = 12) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(64, 64) for _ in range(layers))
+        self.head = nn.Linear(64, 2)
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = torch.tanh(layer(x))
+        return self.head(x)
+
+
+def wide_loss(model, batch):
+    return F.cross_entropy(model(batch["x"]), batch["y"], reduction="none")
+
+
+def wide_run(model: nn.Module, records: int, method: eq.Method) -> eq.PrivateTraining:
+    data = {"x": torch.randn(records, model.head.in_features), "y": torch.arange(records) % 2}
+    return eq.PrivateTraining(
+        model,
+        torch.optim.SGD(model.parameters(), lr=1e-4),
+        loss=wide_loss,
+        data=data,
+        sampling=eq.FullBatch(records, 20),
+        method=method,
+        micro_batch_size=records,
+        reproducible=True,
+        epsilon_every=1000,
+    )
+
+
+def test_a_step_runs_no_backward(monkeypatch):
+    run = train(DPZO(clip_norm=0.5))
+    run.take_step()
+
+    def refused(*_, **__):
+        raise AssertionError("a backward")
+
+    monkeypatch.setattr(torch.autograd, "grad", refused)
+    monkeypatch.setattr(torch.autograd, "backward", refused)
+    before = parameters(run.model).clone()
+    run.take_step()
+    assert not torch.equal(before, parameters(run.model))
+
+
+def test_activations_are_not_kept():
+    """The peak of a step is that of a forward without gradients, where activations are what counts."""
+    model = Wide()
+    run = wide_run(model, 4096, DPZO(noise_multiplier=1.0))
+    run.take_step()
+    batch = {"x": torch.randn(4098, 64), "y": torch.arange(4098) % 2}
+    with torch.no_grad():
+        inference = highest(lambda: wide_loss(model, batch))
+    peak = highest(run.take_step)
+    inputs = 4098 * 64 * 4  # the batch is put together, with its public rows
+    parameters = sum(p.numel() * 4 for p in model.parameters())
+    assert peak < 1.1 * (inference + 2 * inputs + 2 * parameters)
+    trained = wide_run(Wide(), 4096, eq.DPSGD(noise_multiplier=1.0))
+    trained.take_step()
+    assert highest(trained.take_step) > 4 * peak
+
+
+class Deep(nn.Module):
+    """Parameters are far larger than activations."""
+
+    def __init__(self, layers: int = 8) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(256, 256) for _ in range(layers))
+        self.head = nn.Linear(256, 2)
+
+    forward = Wide.forward
+
+
+def test_one_copy_of_the_parameters_is_held():
+    model = Deep()
+    run = wide_run(model, 4, DPZO(noise_multiplier=1.0))
+    run.take_step()
+    peak = highest(run.take_step)
+    parameters = sum(p.numel() * 4 for p in model.parameters())
+    largest = 256 * 256 * 4
+    # Tensors of a point are made one by one: a direction's, scaled, and what it is added to.
+    assert parameters < peak < parameters + 2 * largest
+
+
+# ---- the query of losses
+
+
+class Branching(nn.Module):
+    """A branch that few records take."""
+
+    def __init__(self):
+        super().__init__()
+        self.missing, self.layer = nn.Parameter(torch.zeros(())), nn.Linear(3, 2)
+
+    def forward(self, x):
+        gone = x == -9
+        return self.layer(torch.where(gone, self.missing, x) if gone.any() else x)
+
+
+def squares(model, x):
+    return model(x).square().flatten(1).sum(1)
+
+
+def test_losses_are_those_of_the_gradients_query():
+    engine = GradientEngine(network(), loss, records())
+    with_gradients, without = engine.by_plan(records()), engine.by_plan(records(), forward_only=True)
+    assert torch.equal(with_gradients.losses, without.losses)
+    assert without.shape == with_gradients.shape
+    for ask in (
+        without.row_norms,
+        without.materialise,
+        lambda: without.weighted_sums(torch.ones(60)),
+        lambda: without - without,
+        lambda: without.scaled(2.0),
+    ):
+        with pytest.raises(TypeError, match="forward_only=True gives losses and no gradients"):
+            ask()
+
+
+def test_a_record_that_runs_other_operations_runs_by_itself():
+    torch.manual_seed(0)
+    engine, usual = GradientEngine(Branching(), squares, torch.randn(5, 3)), torch.randn(5, 3)
+    rare = usual.clone()
+    rare[2, 0] = -9
+    with pytest.raises(PlanMismatch):
+        engine.by_plan(rare, forward_only=True)
+    for batch in (usual, rare):
+        alone = torch.cat([engine.alone(batch, forward_only=True, place=place).losses for place in range(5)])
+        torch.testing.assert_close(alone, squares(engine.model, batch))
+    assert torch.equal(engine.by_plan(usual, forward_only=True).losses, squares(engine.model, usual))
+
+
+def test_batches_of_another_length_are_planned_without_a_backward(monkeypatch):
+    model = nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 3))
+    engine = GradientEngine(model, squares, torch.randint(9, (5, 7)))
+    monkeypatch.setattr(torch.autograd, "grad", lambda *_, **__: pytest.fail("a backward"))
+    longer = torch.randint(9, (5, 11))
+    assert torch.equal(engine.by_plan(longer, forward_only=True).losses, squares(model, longer))
+
+
+def test_a_model_without_rules_is_asked_record_by_record():
+    class Own(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, w):
+            ctx.save_for_backward(x, w)
+            return x * w
+
+        @staticmethod
+        def backward(ctx, b):
+            x, w = ctx.saved_tensors
+            return b * w, (b * x).sum(0)
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.w = nn.Parameter(torch.ones(3))
+
+        def forward(self, x):
+            return Own.apply(x, self.w)
+
+    batch = torch.randn(5, 3)
+    engine = GradientEngine(Model(), squares, batch)
+    assert [c.how for c in engine.coverage()] == ["dense"]
+    torch.testing.assert_close(engine.by_plan(batch, forward_only=True).losses, squares(engine.model, batch))
+
+
+def test_checkpointed_models_train():
+    class Model(Wide):
+        def forward(self, x):
+            for layer in self.layers:
+                x = checkpoint(lambda x, layer=layer: torch.tanh(layer(x)), x, use_reentrant=False)
+            return self.head(x)
+
+    torch.manual_seed(0)
+    plain, checkpointed = Wide(3), Model(3)
+    checkpointed.load_state_dict(plain.state_dict())
+    for model in (plain, checkpointed):
+        torch.manual_seed(1)
+        list(wide_run(model, 16, DPZO(noise_multiplier=1.0)))
+    torch.testing.assert_close(parameters(plain), parameters(checkpointed))
+
+
+def test_dropout_is_alike_at_both_points():
+    """Other masks would be a difference of their own, divided by 2 mu."""
+    model = nn.Sequential(nn.Linear(6, 40), nn.Dropout(0.5), nn.Linear(40, 3)).double()
+    seen = []
+
+    class Watched(DPZO):
+        def _sums(self, ahead, behind, ids):
+            seen.append(unwrap((ahead.losses - behind.losses) / 2e-3))
+            return super()._sums(ahead, behind, ids)
+
+    list(train(Watched(clip_norm=0.5, **QUIET), model=model, budget=None))
+    assert torch.cat(seen).abs().max() < 200
+
+
+@pytest.mark.parametrize("users", [True, False])
+def test_losses_that_take_derivatives_are_refused(users):
+    def penalty(model, batch):
+        x = batch["input"].detach().requires_grad_()
+        losses = loss(model, {**batch, "input": x})
+        (gradient,) = torch.autograd.grad(losses.sum(), x, create_graph=True)
+        return losses + gradient.square().sum(1)
+
+    data = records()
+    options = {"loss": penalty}
+    if users:
+        data = {name: value.unflatten(0, (30, 2)) for name, value in data.items()}
+        options = {"loss": LocalUpdates(loss, steps=2), "sampling": eq.Poisson(10, 30, 3)}
+    with pytest.raises(ValueError, match=r"it takes derivatives itself.*Nothing was spent"):
+        train(DPZO(), data=data, **options)
+
+
+def test_it_tells_what_it_takes():
+    told = train(DPZO(noise_multiplier=1.0), budget=None).describe()
+    assert told.passes == 2
+    assert told.memory_bytes < train(eq.DPSGD(noise_multiplier=1.0), budget=None).describe().memory_bytes
+    assert "2.0 passes over each drawn record" in str(told)
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"displacement": 0.0}, "displacement=0.0"),
+        ({"clip_norm": -1.0}, "clip_norm=-1.0"),
+        ({"clip_rule": "abadi"}, "clip_rule"),
+        ({"noise_multiplier": 0.0}, "noise_multiplier=0.0"),
+    ],
+)
+def test_settings_that_mean_nothing_are_refused(options, match):
+    with pytest.raises((ValueError, TypeError), match=match):
+        DPZO(**options)
+
+
+# ---- what one record moves
+
+
+@pytest.mark.parametrize("rule", [eq.methods.Abadi(), eq.methods.PSAC(), eq.methods.AutoS()])
+def test_one_record_moves_the_sum_by_its_bound_and_nothing_else_moves(rule):
+    """The direction, the divisor, the points and the losses of the others stay, bit for bit."""
+    torch.manual_seed(0)
+    data = {"x": torch.randn(60, 5) + 1, "y": torch.randn(60)}
+    model = nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 1))
+
+    def regression(model, batch):
+        return 0.5 * (model(batch["x"]).squeeze(1) - batch["y"]).square()
+
+    found = audit_neighbours(
+        model, regression, data, method=DPZO(clip_norm=0.5, clip_rule=rule), positions=4, steps=2,
+        budget=eq.Budget(4, 1e-3), sampling=eq.Poisson(20, 60, 2),
+    )  # fmt: skip
+    assert found.holds
+    assert max(pair.movement for pair in found.pairs if pair.change == "silent") == 0
+    assert max(pair.movement for pair in found.pairs if pair.change != "silent") > 0.3
+
+
+def test_that_audit_sees_losses_that_are_mixed():
+    """A slope relative to the mean of all: everybody's moves with one."""
+
+    class Centred(DPZO):
+        def _sums(self, ahead, behind, ids):
+            centred = [_Centred(rows) for rows in (ahead, behind)]
+            return super()._sums(*centred, ids)
+
+    class _Centred:
+        def __init__(self, rows):
+            raw = unwrap(rows.losses)
+            self.losses = type(rows.losses)(raw - raw.mean(), rows.draw)
+
+    data = {"x": torch.randn(60, 5) + 1, "y": torch.randn(60)}
+    found = audit_neighbours(
+        nn.Linear(5, 1),
+        lambda model, batch: 0.5 * (model(batch["x"]).squeeze(1) - batch["y"]).square(),
+        data,
+        method=Centred(clip_norm=5.0),
+        positions=2,
+    )
+    assert not found.holds
+
+
+def test_a_mean_of_losses_is_refused_where_the_sum_is_bounded():
+    class Mean(DPZO):
+        def _sums(self, ahead, behind, ids):
+            ahead, behind = ahead.losses, behind.losses
+            return {"gradient": eq.privacy.clip_coordinates(
+                (ahead - ahead.mean() - behind)[:, None], self.clip_rule, 0.5, "slope"
+            )}  # fmt: skip
+
+    with pytest.raises(eq.privacy.PrivateError, match="must look at each record on its own"):
+        list(train(Mean(), budget=eq.Budget(8.0, 1e-3)))
+
+
+def test_gradients_of_a_query_of_losses_are_refused():
+    class Wrong(DPZO):
+        def _sums(self, ahead, behind, ids):
+            return {"gradient": clip(ahead, self.clip_rule, 0.5)}
+
+    with pytest.raises(TypeError, match="gives losses and no gradients"):
+        list(train(Wrong()))
+
+
+# ---- audits
+
+
+def test_its_audit_stays_below_the_claim_and_finds_a_part_of_it():
+    found = audit_method("dp-zo", 2.0, one_step=True, trainings=150)
+    assert found.holds
+    assert found.certified > 0.4
+
+
+def test_its_noise_is_looked_at():
+    design, budget = ONE_STEP["dp-zo"], eq.Budget(2.0, 1e-5)
+    for ledger, passes in ((RecordingLedger, True), (Quiet, False)):
+        assert check_noise(design, budget, ledger)["gradient"].passes is passes
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ledger", [Quiet, Long])
+def test_planted_bugs_are_found_by_its_audit(ledger):
+    assert not audit_method("dp-zo", 2.0, one_step=True, make_ledger=ledger).holds
+
+
+def test_a_canary_is_alone_in_its_training():
+    """Two would share the only number that leaves."""
+    assert {AUDITS["dp-zo"].canaries, ONE_STEP["dp-zo"].canaries} == {1}
+    assert replace(ONE_STEP["dp-zo"], canaries=1).trainings > 1000
