@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from equipoise.methods import (
     DPMF,
     DPSGD,
+    DPZO,
     EFSGD,
     GEP,
     PCDPSGD,
@@ -155,6 +156,7 @@ def _pictures() -> dict[str, Picture]:
         "dp-mf": Picture(
             {"dp-mf, noise over 4 steps": DPMF(clip_norm=4.0, bands=4), **dp_sgd}, epsilon=8.0, paths=3
         ),
+        "dp-zo": Picture({"dp-zo": DPZO(clip_norm=4.0), **dp_sgd}, paths=3),
         "scale-then-privatise": Picture(
             {"scale-then-privatise": ScaleThenPrivatise(clip_norm=4.0), **dp_sgd}, paths=3
         ),

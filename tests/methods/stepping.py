@@ -62,7 +62,7 @@ class Follower:
         self.params = {name: p for name, p in model.named_parameters() if p.requires_grad}
         source = RecordSource(data)
         example = source.take(torch.arange(3))
-        self.engine = engine or GradientEngine(model, loss, example)
+        self.engine = engine or GradientEngine(model, loss, example, forward_only=method.forward_only)
         prepare = BatchPreparation(torch.device("cpu"))
         size = micro_batch_size or len(source)  # the whole draw at once, unless another size is asked for
         self.rows = RowSource(self.engine, source, prepare, size, example, seed)

@@ -15,10 +15,11 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 import equipoise as eq
-from equipoise.audit.designs import AUDITS, ONE_STEP
+from equipoise.audit.designs import AUDITS
 from equipoise.audit.method_audit import audit_method
 from equipoise.audit.neighbours import audit_neighbours
-from equipoise.audit.one_step import Long, Quiet, check_noise
+from equipoise.audit.one_step import Altered, Quiet
+from equipoise.audit.rehearsal import CanaryTraining, rehearse_in_turn
 from equipoise.federated import LocalUpdates
 from equipoise.gradients import GradientEngine
 from equipoise.gradients.capture.recorder import PlanMismatch
@@ -85,15 +86,16 @@ def test_without_clipping_it_is_the_gradient_in_the_mean():
         model,
         loss,
         records(),
-        eq.FullBatch(60, 4000),
+        eq.FullBatch(60, 800),
         learning_rate=0.0,
     )
-    mean = sum(torch.cat([e.flatten() for e in follower.step().values()]) for _ in range(4000)) / 4000
+    mean = sum(torch.cat([e.flatten() for e in follower.step().values()]) for _ in range(800)) / 800
     loss(model, records()).mean().backward()
     gradient = torch.cat([p.grad.flatten() for p in model.parameters()])
-    # An entry deviates by about |g| / sqrt(4000).
-    assert (mean - gradient).abs().max() < 5 * gradient.norm() / 4000**0.5
-    assert torch.dot(mean, gradient) > 0.8 * gradient.square().sum()
+    # An entry deviates by about |g| / sqrt(800), the part along the gradient by sqrt(2) |g| / sqrt(800).
+    assert (mean - gradient).abs().max() < 5 * gradient.norm() / 800**0.5
+    along = torch.dot(mean, gradient.to(mean)) / gradient.square().sum()
+    assert abs(along - 1) < 4 * (2 / 800) ** 0.5
 
 
 def test_directions_lie_on_the_sphere_and_are_white():
@@ -115,17 +117,17 @@ def test_its_noise_is_one_number_per_step():
         network(),
         loss,
         records(),
-        eq.FullBatch(60, 2000),
+        eq.FullBatch(60, 600),
         learning_rate=0,
     )
     lengths = []
-    for step in range(2000):
+    for step in range(600):
         estimate = follower.step()
         u = direction_of(follower, step)
         along = [float(estimate[name].flatten()[0] / u[name].flatten()[0]) for name in u]
         assert max(along) == pytest.approx(min(along), rel=1e-5)
         lengths.append(60 * along[0] / (0.5 * 1e6))
-    assert torch.tensor(lengths).std().item() == pytest.approx(1, abs=4 / (2 * 2000) ** 0.5)
+    assert torch.tensor(lengths).std().item() == pytest.approx(1, abs=4 / (2 * 600) ** 0.5)
 
 
 def direction_of(follower: Follower, step: int) -> RandomDirection:
@@ -257,8 +259,9 @@ def squares(model, x):
 
 
 def test_losses_are_those_of_the_gradients_query():
-    engine = GradientEngine(network(), loss, records())
-    with_gradients, without = engine.by_plan(records()), engine.by_plan(records(), forward_only=True)
+    model = network()
+    with_gradients = GradientEngine(model, loss, records()).by_plan(records())
+    without = GradientEngine(model, loss, records(), forward_only=True).by_plan(records())
     assert torch.equal(with_gradients.losses, without.losses)
     assert without.shape == with_gradients.shape
     for ask in (
@@ -268,33 +271,35 @@ def test_losses_are_those_of_the_gradients_query():
         lambda: without - without,
         lambda: without.scaled(2.0),
     ):
-        with pytest.raises(TypeError, match="forward_only=True gives losses and no gradients"):
+        with pytest.raises(TypeError, match="have losses and no gradients"):
             ask()
 
 
 def test_a_record_that_runs_other_operations_runs_by_itself():
     torch.manual_seed(0)
-    engine, usual = GradientEngine(Branching(), squares, torch.randn(5, 3)), torch.randn(5, 3)
+    engine = GradientEngine(Branching(), squares, torch.randn(5, 3), forward_only=True)
+    usual = torch.randn(5, 3)
     rare = usual.clone()
     rare[2, 0] = -9
     with pytest.raises(PlanMismatch):
-        engine.by_plan(rare, forward_only=True)
+        engine.by_plan(rare)
     for batch in (usual, rare):
-        alone = torch.cat([engine.alone(batch, forward_only=True, place=place).losses for place in range(5)])
+        alone = torch.cat([engine.alone(batch, place=place).losses for place in range(5)])
         torch.testing.assert_close(alone, squares(engine.model, batch))
-    assert torch.equal(engine.by_plan(usual, forward_only=True).losses, squares(engine.model, usual))
+    assert torch.equal(engine.by_plan(usual).losses, squares(engine.model, usual))
 
 
-def test_batches_of_another_length_are_planned_without_a_backward(monkeypatch):
+def test_batches_of_another_length_are_planned_on_made_up_ones():
     model = nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 3))
-    engine = GradientEngine(model, squares, torch.randint(9, (5, 7)))
-    monkeypatch.setattr(torch.autograd, "grad", lambda *_, **__: pytest.fail("a backward"))
+    engine = GradientEngine(model, squares, torch.randint(9, (5, 7)), forward_only=True)
     longer = torch.randint(9, (5, 11))
-    assert torch.equal(engine.by_plan(longer, forward_only=True).losses, squares(model, longer))
+    assert torch.equal(engine.by_plan(longer).losses, squares(model, longer))
 
 
-def test_a_model_without_rules_is_asked_record_by_record():
-    class Own(torch.autograd.Function):
+class Unruled(nn.Module):
+    """Its only parameter is used by an operation without a rule, and random numbers follow the records."""
+
+    class Product(torch.autograd.Function):
         @staticmethod
         def forward(ctx, x, w):
             ctx.save_for_backward(x, w)
@@ -305,18 +310,31 @@ def test_a_model_without_rules_is_asked_record_by_record():
             x, w = ctx.saved_tensors
             return b * w, (b * x).sum(0)
 
-    class Model(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.w = nn.Parameter(torch.ones(3))
+    def __init__(self):
+        super().__init__()
+        self.w = nn.Parameter(torch.ones(3))
 
-        def forward(self, x):
-            return Own.apply(x, self.w)
+    def forward(self, x):
+        if bool((x == -9).any()):
+            torch.rand(7)
+        return self.Product.apply(x, self.w) + torch.rand(len(x), 3)
 
+
+def test_without_rules_each_record_is_asked_for_by_itself():
+    """Neither its operations nor its random numbers follow the others."""
     batch = torch.randn(5, 3)
-    engine = GradientEngine(Model(), squares, batch)
+    engine = GradientEngine(Unruled(), squares, batch, forward_only=True)
     assert [c.how for c in engine.coverage()] == ["dense"]
-    torch.testing.assert_close(engine.by_plan(batch, forward_only=True).losses, squares(engine.model, batch))
+
+    def losses(batch: torch.Tensor) -> torch.Tensor:
+        torch.manual_seed(1)
+        return engine.by_plan(batch).losses
+
+    other = batch.clone()
+    other[0] = -9
+    before, after = losses(batch), losses(other)
+    assert before[0] != after[0]
+    assert torch.equal(before[1:], after[1:])
 
 
 def test_checkpointed_models_train():
@@ -429,6 +447,7 @@ def test_that_audit_sees_losses_that_are_mixed():
         data,
         method=Centred(clip_norm=5.0),
         positions=2,
+        budget=eq.Budget(4, 1e-3),
     )
     assert not found.holds
 
@@ -450,7 +469,7 @@ def test_gradients_of_a_query_of_losses_are_refused():
         def _sums(self, ahead, behind, ids):
             return {"gradient": clip(ahead, self.clip_rule, 0.5)}
 
-    with pytest.raises(TypeError, match="gives losses and no gradients"):
+    with pytest.raises(TypeError, match="have losses and no gradients"):
         list(train(Wrong()))
 
 
@@ -458,24 +477,57 @@ def test_gradients_of_a_query_of_losses_are_refused():
 
 
 def test_its_audit_stays_below_the_claim_and_finds_a_part_of_it():
-    found = audit_method("dp-zo", 2.0, one_step=True, trainings=150)
+    found = audit_method("dp-zo", 2.0, one_step=True, canaries=400)
     assert found.holds
-    assert found.certified > 0.4
+    assert found.certified > 0.3
 
 
-def test_its_noise_is_looked_at():
-    design, budget = ONE_STEP["dp-zo"], eq.Budget(2.0, 1e-5)
-    for ledger, passes in ((RecordingLedger, True), (Quiet, False)):
-        assert check_noise(design, budget, ledger)["gradient"].passes is passes
+def test_its_audit_finds_noise_that_is_far_too_small():
+    class Silent(Altered):
+        noise_by = 0.3
+
+    assert not audit_method("dp-zo", 2.0, one_step=True, canaries=200, make_ledger=Silent).holds
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("ledger", [Quiet, Long])
-def test_planted_bugs_are_found_by_its_audit(ledger):
-    assert not audit_method("dp-zo", 2.0, one_step=True, make_ledger=ledger).holds
+@pytest.mark.parametrize("relation", ["add_or_remove_one", "replace_one"])
+@pytest.mark.parametrize("name", ["dp-zo", "dp-sgd"])
+def test_a_canary_in_turn_is_alone(name, relation):
+    """Two would share the only number that leaves. What is seen of one tells when it was there."""
+    design = replace(AUDITS[name], rate=1.0, steps=2)
+    training = CanaryTraining(
+        make_method=lambda: replace(design.make(1), noise_multiplier=0.02),
+        sampling=design.sampling(1),
+        budget=None,
+        canaries=1,
+        layout=design,
+        seed=0,
+        relation=relation,
+    )
+    found = rehearse_in_turn(training, 40)
+    assert 10 < found.present.sum() < 30
+    assert torch.equal(found.log_ratios > 0, found.present)
 
 
-def test_a_canary_is_alone_in_its_training():
-    """Two would share the only number that leaves."""
-    assert {AUDITS["dp-zo"].canaries, ONE_STEP["dp-zo"].canaries} == {1}
-    assert replace(ONE_STEP["dp-zo"], canaries=1).trainings > 1000
+@pytest.mark.parametrize(("ledger", "passes"), [(RecordingLedger, True), (Quiet, False)])
+def test_the_log_ratio_of_a_canary_in_turn_is_normal(ledger, passes):
+    """With the mean and deviation of one Gaussian step; of 0.8 of the noise it is not."""
+    training = CanaryTraining(
+        make_method=lambda: DPZO(clip_norm=1.0, noise_multiplier=1.0),
+        sampling=eq.FullBatch(1, 1),
+        budget=None,
+        canaries=1,
+        seed=3,
+    )
+    found = rehearse_in_turn(training, 800, make_ledger=ledger)
+    as_planned = []
+    for present, mean in ((True, 0.5), (False, -0.5)):
+        ratios = found.log_ratios[found.present == present]
+        assert abs(ratios.mean() - mean) < 4 / len(ratios) ** 0.5
+        as_planned.append(abs(ratios.std() - 1) < 4 / (2 * len(ratios)) ** 0.5)
+    assert all(as_planned) is passes
+
+
+def test_the_statement_names_what_is_assumed_of_rounding():
+    run = train(DPZO(clip_norm=0.5), budget=eq.Budget(8.0, 1e-3))
+    run.take_step()
+    assert any("divided by twice the displacement" in text for text in run.statement().assumptions)

@@ -134,7 +134,12 @@ _SPECIAL: Final[Mapping[str, Design]] = {
         _made("dp-mf", clip_norm=1.0), options={"bands": 4}, trainings=4, one_step={"options": {}}
     ),
     "dp-zo": Design(
-        _made("dp-zo", clip_norm=1.0), canaries=500, in_turn=True, one_step={"canaries": 8_000}
+        _made("dp-zo", clip_norm=1.0),
+        canaries=500,
+        trainings=1,
+        steps=4,
+        in_turn=True,
+        one_step={"canaries": 8_000},
     ),
     "dp-svrg": Design(_made("dp-svrg", clip_norm=1.0), kind="oscillating", one_step=TURNING),
     "dp-c4": Design(_made("dp-c4", clip_norm=1.0), kind="oscillating", one_step=TURNING),

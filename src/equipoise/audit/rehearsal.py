@@ -201,9 +201,7 @@ class CanaryTraining:
             found += turns.logsumexp(dim=0) - math.log(len(turns))
         return found
 
-    def replayed_draws(
-        self, real: InMemoryTraining, data: Mapping[str, Tensor]
-    ) -> list[tuple[Draw, Tensor]]:
+    def replayed_draws(self, real: InMemoryTraining, data: Mapping[str, Tensor]) -> list[tuple[Draw, Tensor]]:
         """Every draw that was released, and its part of L, [M]."""
         released = real.ledger
         attacker = self.open(data, functools.partial(FullBatchReplayLedger, released.transcript)).run()

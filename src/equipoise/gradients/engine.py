@@ -31,7 +31,7 @@ from equipoise.gradients.capture.random_numbers import MIDDLE, Asked, GlobalStat
 from equipoise.gradients.capture.recorder import Capture, CapturePlan, PlanMismatch
 from equipoise.gradients.capture.sharded import SHARDED, begin_sharded, leaves_told
 from equipoise.gradients.checks.errors import CoverageError, CrossRecordError, RefusedParameter
-from equipoise.gradients.checks.oracle import dense_rows
+from equipoise.gradients.checks.oracle import dense_rows, losses_one_by_one
 from equipoise.gradients.checks.record_mixing import MANY, exchanged, find_mixing_module
 from equipoise.gradients.checks.record_trials import (
     RecordTrials,
@@ -100,6 +100,8 @@ class GradientEngine:
             measurement.
         trials: of model, loss and example batch, where there are some; they are made only if `check`.
         kernels: choose them now; otherwise `choose_kernels` is called later.
+        forward_only: `by_plan` and `alone` answer `LossesOnly`, at the memory of inference. The checks at the
+            start and a call still run a backward.
 
     Raises:
         TypeError: a scripted, sharded or wrapped model, see ``check_model``.
@@ -125,8 +127,9 @@ class GradientEngine:
         check: bool = True,
         trials: RecordTrials | None = None,
         kernels: bool = True,
+        forward_only: bool = False,
     ) -> None:
-        self.model, self.loss = model, loss
+        self.model, self.loss, self.forward_only = model, loss, forward_only
         self._check = check
         self._plans: dict[tuple, CapturePlan] = {}
         self._latest: CapturePlan | None = None
@@ -163,63 +166,36 @@ class GradientEngine:
         with parameters_watched(self.model, params), self._buffers.watched():
             return self._gradients(batch, params)
 
-    def by_plan(
-        self, batch: Any, params: Mapping[str, Tensor] | None = None, forward_only: bool = False
-    ) -> PerSampleGradients:
+    def by_plan(self, batch: Any, params: Mapping[str, Tensor] | None = None) -> PerSampleGradients:
         """G of private records: what was planned at the start, whatever their values.
 
         A plan that followed a batch would change how all its records round, and which random numbers they
         get, so that one record moved the others. Records of other lengths are planned on made-up ones.
 
-        Args:
-            batch: as in a call.
-            params: as in a call; each is asked for once, so that a mapping may make them then.
-            forward_only: answer `LossesOnly`, at the memory of inference.
-
         Raises:
             PlanMismatch: the model runs other operations for some of these records; `alone` serves them.
             BufferWritesError, ForwardWritesError: as in a call.
         """
-        params = None if params is None else dict(params)
         with parameters_watched(self.model, params), self._buffers.watched():
-            return self._losses_by_plan(batch, params) if forward_only else self._by_plan(batch, params)
+            if not self.forward_only:
+                return self._by_plan(batch, params)
+            plan = self._plan_for(batch)  # before nothing is saved: it may be planned now
+            with nothing_saved():
+                if plan.ruled:
+                    return self._losses_only(self._planned_losses(plan, batch, params))
+                # Nothing is held against a plan: a record at a time, as dense rows are.
+                substitute = self._leaves(params)[1]
+                return self._losses_only(losses_one_by_one(self.model, self.loss, batch, substitute))
 
     @backward_included()
     def _by_plan(self, batch: Any, params: Mapping[str, Tensor] | None) -> FactoredGradients:
         leaves, substitute = self._leaves(params)
         if num_records(batch) == 0:
             return _no_rows(leaves)
-        plan = self._plans.get(signature(batch)) or self._plan_of_length(batch)
-        return _gathered(leaves, *self._capture(plan, batch, leaves, substitute, params))
+        return _gathered(leaves, *self._capture(self._plan_for(batch), batch, leaves, substitute, params))
 
-    def _losses_by_plan(self, batch: Any, params: Mapping[str, Tensor] | None) -> LossesOnly:
-        plan = self._plans.get(signature(batch)) or self._plan_of_length(batch, forward_only=True)
-        return self._losses_only(self._followed(plan, batch, params))
-
-    def _followed(self, plan: CapturePlan, batch: Any, params: Mapping[str, Tensor] | None) -> Tensor:
-        """Per-record losses of a forward that saves nothing, and is held against the plan."""
-        leaves, substitute = self._leaves(params)
-        with nothing_saved():
-            if not plan.ruled:  # nothing to hold it against: a record at a time, as for dense rows
-                each = [take_records(batch, slice(i, i + 1)) for i in range(num_records(batch))]
-                return torch.cat([self._evaluated(one, substitute) for one in each])
-            capture, losses = self._run(plan, batch, leaves, substitute, {}, forward_only=True)
-            capture.check_followed()
-            return losses.detach()
-
-    def _follows(self, plan: CapturePlan, batch: Any) -> bool:
-        try:
-            self._followed(plan, batch, None)
-        except PlanMismatch:
-            return False
-        return True
-
-    def _evaluated(self, batch: Any, substitute: Mapping[str, Tensor] | None) -> Tensor:
-        with torch.enable_grad():
-            return evaluate_loss(self.model, self.loss, batch, substitute).detach()
-
-    def _losses_only(self, losses: Tensor) -> LossesOnly:
-        return LossesOnly(losses, {name: p.shape for name, p in trainable_parameters(self.model).items()})
+    def _plan_for(self, batch: Any) -> CapturePlan:
+        return self._plans.get(signature(batch)) or self._plan_of_length(batch)
 
     def planned_losses(self, batch: Any, params: Mapping[str, Tensor] | None = None) -> Tensor | None:
         """Per-record losses by a forward that runs what was planned; no backward can leave the plan.
@@ -230,42 +206,43 @@ class GradientEngine:
         Returns:
             None if the model runs other operations for some of these records.
         """
-        plan = self._plans.get(signature(batch)) or self._plan_of_length(batch)
-        leaves, substitute = self._leaves(params)
         try:
-            capture, losses = self._run(plan, batch, leaves, substitute, {})
-            capture.let_go()
-            for kept in capture.inputs:  # no hook will run
-                kept.clear()
-            if plan.ruled:
-                capture.check_followed()
+            return self._planned_losses(self._plan_for(batch), batch, params)
         except PlanMismatch:
             return None
+
+    def _planned_losses(self, plan: CapturePlan, batch: Any, params: Mapping[str, Tensor] | None) -> Tensor:
+        leaves, substitute = self._leaves(params)
+        capture, losses = self._run(plan, batch, leaves, substitute, {}, self.forward_only)
+        capture.let_go()
+        for kept in capture.inputs:  # no hook will run
+            kept.clear()
+        if plan.ruled:
+            capture.check_followed()
         return losses.detach()
 
+    def _losses_only(self, losses: Tensor) -> LossesOnly:
+        return LossesOnly(losses, {name: p.shape for name, p in trainable_parameters(self.model).items()})
+
     def alone(
-        self,
-        batch: Any,
-        params: Mapping[str, Tensor] | None = None,
-        forward_only: bool = False,
-        place: int = 0,
+        self, batch: Any, params: Mapping[str, Tensor] | None = None, place: int = 0
     ) -> PerSampleGradients:
         """G of one record of a batch, by ordinary autograd, without a plan.
 
         Args:
             batch: as in a call.
-            params, forward_only: as in `by_plan`.
+            params: as in a call.
             place: of the record.
 
         Raises:
             BufferWritesError, ForwardWritesError: as in a call.
         """
-        params = None if params is None else dict(params)
         with parameters_watched(self.model, params), self._buffers.watched(), backward_included():
             leaves, substitute = self._leaves(params)
-            if forward_only:
-                with nothing_saved():
-                    return self._losses_only(self._evaluated(batch, substitute)[place : place + 1])
+            if self.forward_only:
+                with nothing_saved(), torch.enable_grad():
+                    losses = evaluate_loss(self.model, self.loss, batch, substitute)
+                return self._losses_only(losses.detach()[place : place + 1])
             seen = dict(leaves)
             with torch.enable_grad(), self._leaves_told(seen.__setitem__):
                 loss = evaluate_loss(self.model, self.loss, batch, substitute)[place]
@@ -337,21 +314,19 @@ class GradientEngine:
             if self._plans.get(signature(batch)) is before:
                 return
 
-    def _plan_of_length(self, batch: Any, forward_only: bool = False) -> CapturePlan:
+    def _plan_of_length(self, batch: Any) -> CapturePlan:
         """The latest plan or another, by what made-up records in the shape of these run."""
-        assert self._latest is not None
         if self.model in SHARDED:  # the others, who have other shapes, would not plan with this process
+            assert self._latest is not None
             return self._latest
         for whole in get_args(WholeNumbers):
-            made_up = made_up_records(batch, LARGE, whole)
             try:
                 with undisturbed(self.model):
-                    # Without a backward, where none is needed.
-                    if not (forward_only and self._follows(self._latest, made_up)):
-                        self._gradients(made_up, None)
+                    self._gradients(made_up_records(batch, LARGE, whole), None)
                 break
             except Exception:  # whatever a model raises that does not take such records
                 continue
+        assert self._latest is not None
         return self._plans.setdefault(signature(batch), self._latest)
 
     @backward_included()

@@ -41,7 +41,7 @@ class LossesOnly(PerSampleGradients):
     >>> rows.row_norms()
     Traceback (most recent call last):
     ...
-    TypeError: a query with forward_only=True gives losses and no gradients; leave it out
+    TypeError: the rows of a method with forward_only = True have losses and no gradients
     """
 
     def __init__(self, losses: Tensor, shapes: Mapping[str, torch.Size]) -> None:
@@ -53,7 +53,7 @@ class LossesOnly(PerSampleGradients):
         return LossesOnly(self.losses[index], self.shapes)
 
     def _refused(self, *_: Any, **__: Any) -> NoReturn:
-        raise TypeError("a query with forward_only=True gives losses and no gradients; leave it out")
+        raise TypeError("the rows of a method with forward_only = True have losses and no gradients")
 
     row_norms = weighted_sums = cross_gram = inner = select = materialise = _refused
     __sub__ = __add__ = scaled = shifted = masked = _refused

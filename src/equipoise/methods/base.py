@@ -77,11 +77,7 @@ class DrawHandle(Protocol):
         ...
 
     def query(
-        self,
-        fn: Query,
-        at: Sequence[Parameters] | None = None,
-        along: Tensor | None = None,
-        forward_only: bool = False,
+        self, fn: Query, at: Sequence[Parameters] | None = None, along: Tensor | None = None
     ) -> dict[str, Bounded]:
         """Run `fn` once per micro-batch and unite the bounded sums.
 
@@ -93,8 +89,6 @@ class DrawHandle(Protocol):
                 it.
             along: numbers of the draw's records, [B], in the order in which `rows` gives them; `fn` gets
                 those of the micro-batch's records, [b], as its last argument.
-            forward_only: run no backward, and keep no activations: the rows that `fn` gets have `losses` and
-                no gradients.
 
         Returns:
             name -> Bounded, over the whole draw; an empty draw gives sums of zero.
@@ -308,7 +302,7 @@ class Method(ABC):
     recipe: ClassVar[str] = "library"
     """"library" (proven by composition) or "as_published" (the paper's to the letter)."""
     forward_only: ClassVar[bool] = False
-    """Whether it asks draws for losses alone and never for gradients."""
+    """Whether its draws give `losses` and no gradients: no backward runs, and no activations are kept."""
 
     @abstractmethod
     def plan(self, setting: Setting) -> Plan:

@@ -76,11 +76,7 @@ class TrainingDraw:
         return self.token.number("method", purpose)
 
     def query(
-        self,
-        fn: Query,
-        at: Sequence[Parameters] | None = None,
-        along: Tensor | None = None,
-        forward_only: bool = False,
+        self, fn: Query, at: Sequence[Parameters] | None = None, along: Tensor | None = None
     ) -> dict[str, Bounded]:
         """`fn(rows, ..., ids)` per micro-batch, united over the draw and over processes.
 
@@ -89,14 +85,13 @@ class TrainingDraw:
             at: the parameter points.
             along: numbers of the draw's records, as `rows` gave them; `fn(rows, ..., ids, part)` gets those
                 of the micro-batch's records.
-            forward_only: run no backward; the rows have losses and no gradients.
         """
         if self._rows.lockstep is not None:
             fn = self._processes.failing_alone(fn)
         if along is None:
-            each = (fn(*rows, ids) for rows, ids, _ in self._pass(at, forward_only))
+            each = (fn(*rows, ids) for rows, ids, _ in self._pass(at))
         else:
-            each = (fn(*rows, ids, along[place]) for rows, ids, place in self._pass(at, forward_only))
+            each = (fn(*rows, ids, along[place]) for rows, ids, place in self._pass(at))
         sums = sums_of(each)
         if self._processes.count > 1:
             if self._rows.lockstep is None:  # whose last turn has told it
@@ -127,9 +122,7 @@ class TrainingDraw:
             return {name: join([part[name] for part in found], order) for name in found[0]}
         return join(found, order)
 
-    def _pass(
-        self, at: Sequence[Parameters] | None, forward_only: bool = False
-    ) -> Iterator[tuple[list[PrivateRows], Private, Tensor]]:
+    def _pass(self, at: Sequence[Parameters] | None) -> Iterator[tuple[list[PrivateRows], Private, Tensor]]:
         """Rows at every point, record numbers and places in the draw, per forward.
 
         Records that fail are left out of the passes that follow, too. The processes of a sharded model come
@@ -138,8 +131,7 @@ class TrainingDraw:
         points: Sequence[Parameters | None] = [None] if at is None else list(at)
         turns = self._turns(points)
         note_failure = partial(self._diagnostics.note_failure, self.name)
-        source = self._rows.losses if forward_only else self._rows
-        forwards = Forwards(source, points, self._of_items, note_failure)
+        forwards = Forwards(self._rows, points, self._of_items, note_failure)
         following, start = [], 0
         # Workers, where there are any, read the following micro-batch meanwhile.
         ahead = self._rows.source.ahead([part.ids for part in self._micro_batches], self._of_items)

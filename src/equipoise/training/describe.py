@@ -196,7 +196,7 @@ def _best_guarantee(setup: TrainingSetup, ledger: Ledger) -> str:
 
 def _seconds_a_pass(setup: TrainingSetup) -> float:
     """Time of the rows and sums of one micro-batch, scaled to this process' share of a batch."""
-    rows = setup.rows.losses if setup.method.forward_only else setup.rows
+    rows = setup.rows
     share = setup.sampling.expected_size / setup.processes.count
     count = min(rows.micro_batch_size, len(rows.source), max(1, math.ceil(share)))
     # the records that were looked at already, repeated: others may be broken
@@ -209,7 +209,7 @@ def _seconds_a_pass(setup: TrainingSetup) -> float:
             (made,) = rows.of_batch(rows.engine.by_plan, batch, [None], randomness)
         except PlanMismatch:
             (made,) = rows.of_batch(rows.engine.alone, batch, [None], randomness)
-        if not rows.forward_only:
+        if not rows.engine.forward_only:
             made.weighted_sums(1 / (1 + made.row_norms()))
 
     return time_once(work) * share / count

@@ -11,13 +11,12 @@ decides which records of a micro-batch share one.
 
 from __future__ import annotations
 
-import copy
 import itertools
 import logging
 import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 import torch
@@ -251,12 +250,7 @@ class RowSource:
             they take the first places in their order.
         owners: whose the records are, where the unit of privacy is the user.
         lockstep: runs the forwards of private records, where several processes hold parts of the model.
-
-    Attributes:
-        forward_only: its rows are `LossesOnly`, at the memory of inference.
     """
-
-    forward_only = False
 
     def __init__(
         self,
@@ -280,13 +274,6 @@ class RowSource:
         self.ran_alone: set[int] = set()  # numbers of records, for `Forwards`; only its time follows them
         self._failure_was_logged = False
         self._made_up: tuple[Any, Any] = (None, None)  # the public rows of the last form of records
-
-    @cached_property
-    def losses(self) -> RowSource:
-        """The same, whose rows are losses alone."""
-        other = copy.copy(self)
-        other.forward_only = True
-        return other
 
     def fingerprint(self) -> str:
         """A digest of the records and of whose they are, which is private; see `RecordSource.fingerprint`."""
@@ -343,7 +330,7 @@ class RowSource:
         # The first places as a slice: nothing is copied.
         are_first = int(part.places[-1]) == count - 1
         for gradients in whole:
-            if not self.forward_only:
+            if not self.engine.forward_only:
                 gradients.row_norms()  # in the fixed shape too; the cut below keeps them
             rows.append(gradients.rows(slice(count) if are_first else part.places.to(gradients.device)))
         return rows
@@ -412,10 +399,10 @@ class RowSource:
     ) -> list[Any]:
         """Gradient rows of a prepared batch at every parameter point, under the same masks."""
         rows = []
-        given = {"forward_only": True} if self.forward_only else {}
-        for params in at:
+        for point in at:
             with random_numbers_from(randomness("dropout"), self.prepare.device):
-                rows.append(rows_of(batch, params=params, **given))
+                # Values are asked for once, now, and go after it: a mapping may make them.
+                rows.append(rows_of(batch, params=None if point is None else dict(point)))
         return rows
 
     def _of_private_batch(

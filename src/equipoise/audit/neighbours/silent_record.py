@@ -44,11 +44,9 @@ class _SilentDraw(_Proxy):
     What a method makes of all rows (`rows`) and asks with (`along`) has no place for the records either.
     """
 
-    def query(
-        self, fn: Callable[..., Any], at: Any = None, along: Any = None, forward_only: bool = False
-    ) -> Any:
+    def query(self, fn: Callable[..., Any], at: Any = None, along: Any = None) -> Any:
         if along is None:
-            return self._inner.query(self._hiding(fn), at, forward_only=forward_only)
+            return self._inner.query(self._hiding(fn), at)
         raise WholeDrawError
 
     def rows(self, fn: Callable[..., Any], at: Any = None) -> Any:

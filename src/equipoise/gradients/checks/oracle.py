@@ -32,7 +32,7 @@ from equipoise.gradients.engine_inputs import (
 from equipoise.gradients.operator import DenseGradients
 from equipoise.gradients.rules.local import over_records
 
-__all__ = ["dense_gradients", "dense_rows"]
+__all__ = ["dense_gradients", "dense_rows", "losses_one_by_one"]
 
 
 def dense_rows(
@@ -148,6 +148,20 @@ def dense_gradients(
     """
     rows, losses = dense_rows(model, loss, batch, params)
     return DenseGradients(rows, losses)
+
+
+def losses_one_by_one(
+    model: nn.Module, loss: Loss, batch: Any, params: Mapping[str, Tensor] | None = None
+) -> Tensor:
+    """Losses [B] of forwards of one record each, with random numbers of the record's own; as in `_loop`."""
+    losses, leaves = [], record_leaves(batch)
+    devices = {leaf.device for leaf in leaves}
+    stand = torch.get_rng_state().numpy().tobytes()
+    for i in range(leaves[0].shape[0]):
+        single = replace_leaves(batch, [leaf[i : i + 1] for leaf in leaves])
+        with random_numbers_from(_start(stand, i), *devices), torch.enable_grad():
+            losses.append(evaluate_loss(model, loss, single, params).detach())
+    return torch.cat(losses)
 
 
 def _start(stand: bytes, record: int) -> int:

@@ -249,15 +249,16 @@ def check_forward_only(engine: GradientEngine, batch: Any) -> None:
     """See that losses can be had by a forward that keeps nothing for a backward.
 
     Args:
-        engine: of the model.
+        engine: a forward-only one.
         batch: prepared records.
 
     Raises:
         ValueError: the loss takes derivatives itself.
     """
-    with suppress(PlanMismatch), undisturbed(engine.model, dropout=True):  # such records run by themselves
+    # Records that run other operations than planned run by themselves.
+    with suppress(PlanMismatch), undisturbed(engine.model, dropout=True):
         try:
-            engine.by_plan(batch, forward_only=True)
+            engine.by_plan(batch)
         except RuntimeError as error:
             if is_no_records_fault(error):
                 raise

@@ -243,7 +243,9 @@ def prepare(given: TrainingInputs, resumed: ResumedRun | None = None) -> Trainin
         loss_keeps_nothing = check_repeatable(model, loss, untouched, prepared, trials.params)
         del untouched  # its memory counts as free in what follows
         # Kernels are chosen with the micro-batches, whose size counts.
-        engine = GradientEngine(model, loss, prepared, trials=trials, kernels=False)
+        engine = GradientEngine(
+            model, loss, prepared, trials=trials, kernels=False, forward_only=method.forward_only
+        )
 
         pipeline = Pipeline(trials, source, prepare_batch, settings.seed)
         micro_batches = choose_micro_batches(
@@ -259,9 +261,10 @@ def prepare(given: TrainingInputs, resumed: ResumedRun | None = None) -> Trainin
         # Once more at the very shape: a model may treat 16 records in another way than 8.
         full = micro_batches.full(prepared)
         trials.refuse_mixing(full, most=2)
-        engine.refuse_mixed_rows(full, trials.params)
-        if method.forward_only:
+        if method.forward_only:  # at this shape a backward may not fit
             check_forward_only(engine, full)
+        else:
+            engine.refuse_mixed_rows(full, trials.params)
         others = other_source and Pipeline(trials, *other_source, settings.seed)
         was_tried, pipeline_keeps_nothing = (
             _try_pipeline(pipeline, others, micro_batches.size) if runs_code else (True, True)
