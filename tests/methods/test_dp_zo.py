@@ -380,7 +380,7 @@ def test_losses_that_take_derivatives_are_refused(users):
     if users:
         data = {name: value.unflatten(0, (30, 2)) for name, value in data.items()}
         options = {"loss": LocalUpdates(loss, steps=2), "sampling": eq.Poisson(10, 30, 3)}
-    with pytest.raises(ValueError, match=r"it takes derivatives itself.*Nothing was spent"):
+    with pytest.raises(ValueError, match="the loss takes derivatives itself"):
         train(DPZO(), data=data, **options)
 
 

@@ -60,7 +60,7 @@ from equipoise.gradients.engine_inputs import (
 )
 from equipoise.gradients.factors.base import DenseFactor, Factor
 from equipoise.gradients.factors.kernel_choice import choose
-from equipoise.gradients.forward_only import LossesOnly, nothing_saved
+from equipoise.gradients.forward_only import LossesOnly, NothingSavedError, nothing_saved
 from equipoise.gradients.numerics import accumulation_dtype
 from equipoise.gradients.operator import FactoredGradients, PerSampleGradients
 
@@ -100,8 +100,8 @@ class GradientEngine:
             measurement.
         trials: of model, loss and example batch, where there are some; they are made only if `check`.
         kernels: choose them now; otherwise `choose_kernels` is called later.
-        forward_only: `by_plan` and `alone` answer `LossesOnly`, at the memory of inference. The checks at the
-            start and a call still run a backward.
+        forward_only: `by_plan` and `alone` answer `LossesOnly`, at the memory of inference. A plan is still
+            made by a backward, of three records.
 
     Raises:
         TypeError: a scripted, sharded or wrapped model, see ``check_model``.
@@ -109,6 +109,7 @@ class GradientEngine:
         CoverageError: a trainable parameter has no per-sample gradient; names, reasons and remedies are
             listed.
         ForwardWritesError: the forward changes a parameter, frozen or not (it is put back), or would.
+        ValueError: forward_only, and the loss takes derivatives itself.
 
     >>> model = nn.Linear(3, 2)
     >>> engine = GradientEngine(model, lambda m, x: m(x).square().sum(1), torch.randn(4, 3))
@@ -179,11 +180,11 @@ class GradientEngine:
         with parameters_watched(self.model, params), self._buffers.watched():
             if not self.forward_only:
                 return self._by_plan(batch, params)
-            plan = self._plan_for(batch)  # before nothing is saved: it may be planned now
+            plan = self._plan_for(batch)
+            if plan.ruled:
+                return self._losses_only(self._planned_losses(plan, batch, params))
+            # Nothing is held against a plan: a record at a time, as dense rows are.
             with nothing_saved():
-                if plan.ruled:
-                    return self._losses_only(self._planned_losses(plan, batch, params))
-                # Nothing is held against a plan: a record at a time, as dense rows are.
                 substitute = self._leaves(params)[1]
                 return self._losses_only(losses_one_by_one(self.model, self.loss, batch, substitute))
 
@@ -213,7 +214,8 @@ class GradientEngine:
 
     def _planned_losses(self, plan: CapturePlan, batch: Any, params: Mapping[str, Tensor] | None) -> Tensor:
         leaves, substitute = self._leaves(params)
-        capture, losses = self._run(plan, batch, leaves, substitute, {}, self.forward_only)
+        with nothing_saved() if self.forward_only else nullcontext():
+            capture, losses = self._run(plan, batch, leaves, substitute, {}, self.forward_only)
         capture.let_go()
         for kept in capture.inputs:  # no hook will run
             kept.clear()
@@ -426,11 +428,11 @@ class GradientEngine:
             found: dict[int, Tensor] = {}
             for order in orders:
                 placed = take_records(several, order)
-                with undisturbed(self.model), self._buffers.watched(), self._plans_kept():
-                    gradients = self._gradients(placed, params)
-                    norms = gradients.row_norms([(name,) for name in gradients.names])
-                assert gradients.losses is not None
-                bits = torch.cat([gradients.losses[:, None].to(norms.dtype), norms], dim=1).nan_to_num()
+                if self.forward_only:
+                    with nothing_saved():
+                        bits = losses(0, placed)[:, None]
+                else:
+                    bits = self._losses_and_norms(placed, params)
                 for record in set(order.tolist()):
                     copies = bits[order.to(bits.device) == record]
                     expected = found.setdefault(record, copies[:1])
@@ -442,6 +444,14 @@ class GradientEngine:
             return same_everywhere(several)
         except Exception:  # such as a label that has to be one of a few
             return same_everywhere(repeat_to(batch, records))
+
+    def _losses_and_norms(self, batch: Any, params: Mapping[str, Tensor]) -> Tensor:
+        """A row per record, by operations that need not be those planned."""
+        with undisturbed(self.model), self._buffers.watched(), self._plans_kept():
+            gradients = self._gradients(batch, params)
+            norms = gradients.row_norms([(name,) for name in gradients.names])
+        assert gradients.losses is not None
+        return torch.cat([gradients.losses[:, None].to(norms.dtype), norms], dim=1).nan_to_num()
 
     @contextmanager
     def _plans_kept(self) -> Iterator[None]:
@@ -543,6 +553,8 @@ class GradientEngine:
 
     def _attach(self, batch: Any, trials: RecordTrials | None) -> None:
         self._learn(batch)
+        if self.forward_only:
+            self._refuse_derivatives(batch)
         if not self._check:
             return
         trials = trials or RecordTrials(self.model, self.loss, batch)
@@ -550,6 +562,24 @@ class GradientEngine:
         self._settle(batch)
         self._compare(self._plans[signature(batch)], batch)
         self.refuse_mixed_rows(repeat_to(batch, LARGE), trials.params)
+
+    def _refuse_derivatives(self, batch: Any) -> None:
+        """Losses can be had by a forward that keeps nothing for a backward.
+
+        Raises:
+            ValueError: the loss takes derivatives itself.
+        """
+        try:
+            with undisturbed(self.model, dropout=True):
+                self.planned_losses(batch)
+        except RuntimeError as error:
+            if not isinstance(error, NothingSavedError) and "saved tensor hooks" not in str(error):
+                raise
+            raise ValueError(
+                "the method asks for losses and no gradients, and the loss takes derivatives itself, as "
+                f"LocalUpdates of several steps and gradient penalties do ({error}). Take another method, "
+                "such as DPSGD"
+            ) from error
 
     def refuse_mixed_rows(self, batch: Any, params: Mapping[str, Tensor] | None = None) -> None:
         """Change one record; neither norms nor a weighted sum of the others' rows may move.
@@ -565,6 +595,8 @@ class GradientEngine:
             CrossRecordError: another record's row moved.
         """
 
+        if self.forward_only:
+            return  # whose rows nobody asks for
         # Contents of a real record: a backward may write anywhere for a class that there is not.
         change = exchanged(batch, 0)
         weights = 0.5 + torch.rand(num_records(batch) - 1, generator=torch.Generator().manual_seed(0))
@@ -624,6 +656,8 @@ class GradientEngine:
             batch: the records.
             public: others.
         """
+        if self.forward_only:
+            return  # whose rows nobody asks for
         # In another order than the plan was learned on: a model may sort records, or tokens, by value.
         three = take_records(repeat_to(batch, LARGE), torch.arange(LARGE).flip(0))
         leaves = trainable_parameters(self.model)
@@ -689,7 +723,7 @@ class GradientEngine:
             PlanMismatch: they run other operations than what was planned.
         """
         plan = self._plans.get(signature(batch), self._latest)
-        if plan is None or not plan.ruled:
+        if plan is None or not plan.ruled or self.forward_only:
             return
         leaves, _ = self._leaves(None)
         with self._buffers.watched(), undisturbed(self.model, dropout=True):

@@ -16,7 +16,11 @@ from torch import Tensor
 
 from equipoise.gradients.operator import PerSampleGradients
 
-__all__ = ["LossesOnly", "nothing_saved"]
+__all__ = ["LossesOnly", "NothingSavedError", "nothing_saved"]
+
+
+class NothingSavedError(RuntimeError):
+    """A backward was asked for where nothing is saved for one."""
 
 
 def nothing_saved() -> AbstractContextManager[Any]:
@@ -25,7 +29,7 @@ def nothing_saved() -> AbstractContextManager[Any]:
 
 
 def _refuse_backward(saved: None) -> NoReturn:
-    raise RuntimeError("a backward was asked for in a forward that keeps nothing for one")
+    raise NothingSavedError("a backward was asked for in a forward that keeps nothing for one")
 
 
 class LossesOnly(PerSampleGradients):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -12,16 +12,9 @@ from torch import Tensor, nn
 
 from equipoise import _validate
 from equipoise._tree import leaves
-from equipoise.gradients import (
-    Buffers,
-    ForwardWritesError,
-    GradientEngine,
-    parameters_restored,
-    refuse_max_norm,
-)
+from equipoise.gradients import Buffers, ForwardWritesError, parameters_restored, refuse_max_norm
 from equipoise.gradients.capture.attributes import attributes_kept, has_unseen_state
 from equipoise.gradients.capture.isolation import undisturbed
-from equipoise.gradients.capture.recorder import PlanMismatch
 from equipoise.gradients.checks.record_mixing import losses_moved
 from equipoise.gradients.engine_inputs import (
     Loss,
@@ -31,19 +24,12 @@ from equipoise.gradients.engine_inputs import (
     record_leaves,
     run_loss,
 )
-from equipoise.training.forwards import is_no_records_fault, moved
+from equipoise.training.forwards import moved
 from equipoise.training.record_source import ARRAY_REMEDY, DataError, RecordSource
 from equipoise.training.setup.deep_copies import deep_copy
 from equipoise.training.setup.memory_use import available_bytes
 
-__all__ = [
-    "OWN_GENERATOR",
-    "SEARCHED",
-    "check_forward_only",
-    "check_loss",
-    "check_repeatable",
-    "copies_of",
-]
+__all__ = ["OWN_GENERATOR", "SEARCHED", "check_loss", "check_repeatable", "copies_of"]
 
 SEARCHED = 64
 """How many of the first records are tried, where the very first ones fail."""
@@ -243,30 +229,6 @@ def check_repeatable(
             "record's gradient. Initialise them on public records before the training. Nothing was spent."
         )
     return not has_unseen_state(model, loss)
-
-
-def check_forward_only(engine: GradientEngine, batch: Any) -> None:
-    """See that losses can be had by a forward that keeps nothing for a backward.
-
-    Args:
-        engine: a forward-only one.
-        batch: prepared records.
-
-    Raises:
-        ValueError: the loss takes derivatives itself.
-    """
-    # Records that run other operations than planned run by themselves.
-    with suppress(PlanMismatch), undisturbed(engine.model, dropout=True):
-        try:
-            engine.by_plan(batch)
-        except RuntimeError as error:
-            if is_no_records_fault(error):
-                raise
-            raise ValueError(
-                f"the method computes losses and no gradients, and the loss fails so ({error}): it takes "
-                "derivatives itself, as LocalUpdates of several steps and gradient penalties do. Take "
-                "another method, such as DPSGD. Nothing was spent."
-            ) from error
 
 
 def _altered(leaf: Tensor) -> Tensor:

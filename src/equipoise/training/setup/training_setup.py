@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -17,6 +18,7 @@ from equipoise.gradients.capture.isolation import undisturbed
 from equipoise.gradients.capture.random_numbers import random_numbers_from
 from equipoise.gradients.checks.record_trials import RecordTrials
 from equipoise.gradients.engine_inputs import Loss
+from equipoise.gradients.forward_only import nothing_saved
 from equipoise.methods import Method
 from equipoise.methods.base import Plan, Setting
 from equipoise.privacy import Budget, BudgetError, PrivacyPlan, Sampling, WithoutReplacement, digest
@@ -38,12 +40,7 @@ from equipoise.training.setup.argument_checks import (
     trainable,
 )
 from equipoise.training.setup.deep_copies import deep_copy
-from equipoise.training.setup.loss_trials import (
-    check_forward_only,
-    check_loss,
-    check_repeatable,
-    copies_of,
-)
+from equipoise.training.setup.loss_trials import check_loss, check_repeatable, copies_of
 from equipoise.training.setup.micro_batches import MicroBatches, choose_micro_batches, choose_whole_numbers
 from equipoise.training.setup.pipeline_trials import Pipeline, check_history, check_pipeline
 from equipoise.training.setup.public_copies import check_public, public_assumptions
@@ -260,11 +257,9 @@ def prepare(given: TrainingInputs, resumed: ResumedRun | None = None) -> Trainin
         )
         # Once more at the very shape: a model may treat 16 records in another way than 8.
         full = micro_batches.full(prepared)
-        trials.refuse_mixing(full, most=2)
-        if method.forward_only:  # at this shape a backward may not fit
-            check_forward_only(engine, full)
-        else:
-            engine.refuse_mixed_rows(full, trials.params)
+        with nothing_saved() if method.forward_only else nullcontext():
+            trials.refuse_mixing(full, most=2)
+        engine.refuse_mixed_rows(full, trials.params)
         others = other_source and Pipeline(trials, *other_source, settings.seed)
         was_tried, pipeline_keeps_nothing = (
             _try_pipeline(pipeline, others, micro_batches.size) if runs_code else (True, True)
