@@ -23,6 +23,7 @@ from equipoise.audit.rehearsal import CanaryTraining, rehearse_in_turn
 from equipoise.federated import LocalUpdates
 from equipoise.gradients import GradientEngine
 from equipoise.gradients.capture.recorder import PlanMismatch
+from equipoise.gradients.checks.errors import CrossRecordError
 from equipoise.methods import DPZO
 from equipoise.methods.zeroth_order import RandomDirection
 from equipoise.privacy import clip
@@ -450,6 +451,17 @@ def test_that_audit_sees_losses_that_are_mixed():
         budget=eq.Budget(4, 1e-3),
     )
     assert not found.holds
+
+
+def test_losses_that_mix_at_the_size_of_a_forward_are_refused():
+    """With few records nothing mixes; no gradients are compared that would show it."""
+
+    def mixing(model, batch):
+        found = loss(model, batch)
+        return found + 0.1 * found.mean().detach() if len(found) > 16 else found
+
+    with pytest.raises(CrossRecordError):
+        train(DPZO(clip_norm=0.5), loss=mixing, sampling=ALL, micro_batch_size=60).take_step()
 
 
 def test_a_mean_of_losses_is_refused_where_the_sum_is_bounded():

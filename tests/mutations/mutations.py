@@ -246,6 +246,65 @@ MUTATIONS = (
         ),
     ),
     Mutation(
+        "a forward for losses that may leave the plan",
+        "gradients/engine.py",
+        (
+            (
+                "        if plan.ruled:\n            capture.check_followed()\n        return losses.detach()",
+                "        return losses.detach()",
+            ),
+        ),
+        ("tests/methods/test_dp_zo.py::test_a_record_that_runs_other_operations_runs_by_itself",),
+    ),
+    Mutation(
+        "losses without a rule of all records at once",
+        "gradients/engine.py",
+        (
+            (
+                "            if plan.ruled:\n                return self._losses_only(",
+                "            if True:\n                return self._losses_only(",
+            ),
+        ),
+        ("tests/methods/test_dp_zo.py::test_without_rules_each_record_is_asked_for_by_itself",),
+    ),
+    Mutation(
+        "losses of single records under one stream of random numbers",
+        "gradients/checks/oracle.py",
+        (
+            (
+                "with random_numbers_from(_start(stand, i), *devices), torch.enable_grad():",
+                "with torch.enable_grad():",
+            ),
+        ),
+        ("tests/methods/test_dp_zo.py::test_without_rules_each_record_is_asked_for_by_itself",),
+    ),
+    Mutation(
+        "losses of the public rows of a forward counted",
+        "gradients/forward_only.py",
+        (("LossesOnly(self.losses[index], self.shapes)", "LossesOnly(self.losses, self.shapes)"),),
+        (
+            "tests/methods/test_dp_zo.py::test_it_is_what_ten_lines_write",
+            "tests/methods/test_dp_zo.py::test_one_record_moves_the_sum_by_its_bound_and_nothing_else_moves",
+        ),
+    ),
+    Mutation(
+        "a zeroth-order step whose bound is not the one that was planned",
+        "methods/zeroth_order.py",
+        (
+            (
+                'Release("gradient", self.clip_norm, Gaussian(scale))',
+                'Release("gradient", 0.5 * self.clip_norm, Gaussian(scale))',
+            ),
+        ),
+        ("tests/methods/test_dp_zo.py::test_its_noise_is_one_number_per_step",),
+    ),
+    Mutation(
+        "losses that mix at the size of a forward",
+        "training/setup/training_setup.py",
+        (("trials.refuse_mixing(full, most=2)", "pass"),),
+        ("tests/methods/test_dp_zo.py::test_losses_that_mix_at_the_size_of_a_forward_are_refused",),
+    ),
+    Mutation(
         "the coefficients of noise over steps in reverse order",
         "privacy/mechanisms/banded_gaussian.py",
         (("in zip(self.coefficients[1:], past, strict=False)", "in zip(self.coefficients[:0:-1], past)"),),

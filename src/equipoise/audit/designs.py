@@ -139,7 +139,7 @@ _SPECIAL: Final[Mapping[str, Design]] = {
         trainings=1,
         steps=4,
         in_turn=True,
-        one_step={"canaries": 8_000},
+        one_step={"canaries": 16_000},
     ),
     "dp-svrg": Design(_made("dp-svrg", clip_norm=1.0), kind="oscillating", one_step=TURNING),
     "dp-c4": Design(_made("dp-c4", clip_norm=1.0), kind="oscillating", one_step=TURNING),
