@@ -255,6 +255,18 @@ class Branching(nn.Module):
         return self.layer(torch.where(gone, self.missing, x) if gone.any() else x)
 
 
+class Ending(nn.Module):
+    """Few records end its forward early."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.other = nn.Linear(3, 3), nn.Linear(3, 3)
+
+    def forward(self, x):
+        first = self.layer(x)
+        return first if (x == -9).any() else self.other(first)
+
+
 def squares(model, x):
     return model(x).square().flatten(1).sum(1)
 
@@ -276,9 +288,10 @@ def test_losses_are_those_of_the_gradients_query():
             ask()
 
 
-def test_a_record_that_runs_other_operations_runs_by_itself():
+@pytest.mark.parametrize("make", [Branching, Ending])
+def test_a_record_that_runs_other_operations_runs_by_itself(make):
     torch.manual_seed(0)
-    engine = GradientEngine(Branching(), squares, torch.randn(5, 3), forward_only=True)
+    engine = GradientEngine(make(), squares, torch.randn(5, 3), forward_only=True)
     usual = torch.randn(5, 3)
     rare = usual.clone()
     rare[2, 0] = -9

@@ -250,8 +250,8 @@ MUTATIONS = (
         "gradients/engine.py",
         (
             (
-                "        if plan.ruled:\n            capture.check_followed()\n        return losses.detach()",
-                "        return losses.detach()",
+                "if plan.ruled:\n            capture.check_followed()\n        return losses.detach()",
+                "return losses.detach()",
             ),
         ),
         ("tests/methods/test_dp_zo.py::test_a_record_that_runs_other_operations_runs_by_itself",),

@@ -133,11 +133,13 @@ _SPECIAL: Final[Mapping[str, Design]] = {
     "dp-mf": Design(
         _made("dp-mf", clip_norm=1.0), options={"bands": 4}, trainings=4, one_step={"options": {}}
     ),
+    # Of draws at random, so few experiments would certify nothing.
     "dp-zo": Design(
         _made("dp-zo", clip_norm=1.0),
-        canaries=500,
+        canaries=2000,
         trainings=1,
-        steps=4,
+        steps=2,
+        rate=1.0,
         in_turn=True,
         one_step={"canaries": 16_000},
     ),

@@ -12,7 +12,7 @@ A single one is about sqrt(P) times as long as the slope along u, most of it acr
 
 u is never held whole: it is made again, tensor by tensor, from the seeds of the step.
 
-The proof needs each slope to come from its record alone. A forward of records that share it may round their
+The proof needs each slope to come from its own record. A forward of records that share it may round their
 losses by who else is there. Here that is divided by 2 mu: in float32 a unit of loss rounds to about 3e-5 of
 slope at mu = 1e-3, for every other record. So the bound C is exact where losses keep their bits at every
 place of a micro-batch. That is tried at the start, and the statement names it as an assumption.
@@ -44,7 +44,7 @@ from equipoise.privacy.rows import PrivateRows
 
 __all__ = ["DPZO", "RandomDirection"]
 
-ROUNDING_ASSUMPTION = (
+_ASSUMED = (
     "DP-ZO: a record's losses are the same to the last digit whoever else is drawn; what they differed by "
     "would be divided by twice the displacement"
 )
@@ -148,13 +148,13 @@ class DPZO(Method):
         return Plan(setting.calibrated(at, self.noise_multiplier))
 
     def assumptions(self, plan: Plan | None = None) -> Sequence[str]:
-        return (ROUNDING_ASSUMPTION, *super().assumptions(plan))
+        return (_ASSUMED, *super().assumptions(plan))
 
     def passes_over(self, draw: str) -> int:
         return 2  # forwards
 
     def step(self, context: Context, state: State) -> tuple[dict[str, Tensor], State]:
-        # Public chance, from the step alone: a direction that followed records would tell of them.
+        # From the public seed and the number of the step: a direction that followed records would tell of them.
         direction = RandomDirection(context.params, context.public_rng(context.step))
         points = [_Displaced(context.params, direction, sign * self.displacement) for sign in (1, -1)]
         draw = context.draw("batch")
