@@ -25,6 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils._pytree import tree_leaves
 
 import equipoise as eq
+from equipoise import _host
 from equipoise.gradients.factors import outer
 from equipoise.privacy import digests
 from equipoise.privacy.private import unwrap
@@ -132,6 +133,7 @@ def waits_of_third_step(micro_batch_size: int = 300) -> collections.Counter[str]
         mock.patch.object(forwards, "moved", lambda nest, to: device.take(move(nest, to))),
         mock.patch.object(digests, "HASHED_WHERE_THEY_ARE", ("cpu",)),
         mock.patch.object(outer, "host_waits", return_value=True),
+        mock.patch.object(_host, "host_waits", return_value=True),
         _Followed(device),
         _Reads(device),
     ):

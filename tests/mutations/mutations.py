@@ -516,8 +516,8 @@ MUTATIONS = (
         "training/step.py",
         (
             (
-                "            moved = self._parameter_norms() != self._norms\n",
-                "            moved = self._norms != self._norms\n",
+                "Unread([self._parameter_norms() != self._norms]",
+                "Unread([self._norms != self._norms]",
             ),
         ),
         ("tests/training/test_loop.py::test_nothing_else_moves_the_parameters",),
@@ -808,7 +808,7 @@ MUTATIONS = (
     Mutation(
         "parameters may move before the optimiser's step",
         "training/step.py",
-        (("if self._ledger.digest(parameters) != before:", "if False:"),),
+        (("if after.value() != before:", "if False:"),),
         ("tests/training/test_bad_input.py::test_a_model_that_writes_its_parameters_later_takes_no_step",),
     ),
     Mutation(
@@ -1528,6 +1528,29 @@ MUTATIONS = (
         "gradients/checks/record_trials.py",
         (("return asked.numbers or any(", "return asked.numbers and any("),),
         ("tests/gradients/test_asked_numbers.py::test_numbers_that_nobody_sees_are_tried[put_back-0.1-0.0]",),
+    ),
+    Mutation(
+        "sums that are not finite are released",
+        "privacy/ledger/ledger.py",
+        (("if not is_so.value())", "if False)"),),
+        ("tests/privacy/test_ledger.py::test_refusals_release_and_charge_nothing[not finite]",),
+    ),
+    Mutation(
+        "a digest is taken of the values as they are when it is asked for",
+        "privacy/digests.py",
+        (
+            (
+                "Unread([*compressed(on_device, hashing)] if on_device else [], finished)",
+                "Unread([], lambda: finished(*(compressed(on_device, hashing) if on_device else [])))",
+            ),
+        ),
+        ("tests/test_host.py::test_an_unread_digest_is_of_the_values_as_they_were[on a device]",),
+    ),
+    Mutation(
+        "of what is read together, each value is the first one",
+        "_host.py",
+        (("part.clone().view(like.dtype)", "parts[0].clone().view(like.dtype)"),),
+        ("tests/test_host.py::test_one_copy_brings_all",),
     ),
     Mutation(
         "a digest does not tell which tensors were hashed on a device",

@@ -11,6 +11,7 @@ import torch
 from privacy_rows import DenseRows, Flat, rows
 from torch import Tensor
 
+from equipoise import _host
 from equipoise.privacy import (
     Budget,
     BudgetError,
@@ -635,13 +636,15 @@ def test_what_is_hashed_on_a_device_is_copied_at_once(monkeypatch):
     """Each 16 KiB, in the order of all bytes, become four exact numbers, copied at once."""
     copies = []
     monkeypatch.setattr(digests, "HASHED_WHERE_THEY_ARE", ("cpu",))
+    monkeypatch.setattr(_host, "host_waits", lambda device: True)
     monkeypatch.setattr(Tensor, "cpu", lambda raw: copies.append(raw) or raw)
     # Several groups, one of them of many lines.
     monkeypatch.setattr(digests, "HASHED_AT_ONCE", 3 * digests.HASHED_BYTES)
     sizes = (5, 70_000, 1, digests.HASHED_BYTES, 9)
     parts = [torch.full((size,), 255, dtype=torch.uint8) for size in sizes]  # the largest sums there are
     keyed_digest({"parts": parts, "number": torch.ones(3, dtype=torch.bfloat16)}, bytes(32), "test")
-    (copy,) = copies
+    (raw,) = copies
+    copy = raw.view(torch.int32).view(-1, digests.HASH_NUMBERS)
     key = bytes(range(32))
     weights = digests._weights(key, torch.device("cpu")).long()
     assert int(weights.min()) < 2**18

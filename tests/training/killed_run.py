@@ -1,6 +1,7 @@
 """A training that kills itself: python killed_run.py RUN_DIR STEP WHERE.
 
-WHERE is one of forward, update, checkpoint. The sampling is one whose epsilon has a closed form: quick.
+WHERE is one of forward, update, checkpoint, or "read 2" for the second place where a step waits for a device.
+The sampling is one whose epsilon has a closed form: quick.
 """
 
 from __future__ import annotations
@@ -13,6 +14,9 @@ import torch
 from small_problems import RECORDS, loss, network, records
 
 import equipoise as eq
+from equipoise._host import read
+from equipoise.privacy.ledger import ledger as ledger_module
+from equipoise.training import step as step_module
 
 STEPS = 12
 
@@ -55,6 +59,17 @@ def start(
             )
         )
     training = run[0]
+    if where.startswith("read"):
+        reads = []
+
+        def dying_read(*values):
+            if training.steps_done == kill_step:
+                reads.append(values)
+            if len(reads) == int(where.removeprefix("read ")):
+                die()
+            read(*values)
+
+        step_module.read = ledger_module.read = dying_read
     if where == "update":
         step = optimizer.step
 

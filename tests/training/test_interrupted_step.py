@@ -9,6 +9,9 @@ import torch
 from small_problems import loss, network, parameters, training
 
 import equipoise as eq
+from equipoise._host import read
+from equipoise.privacy.ledger import ledger as ledger_module
+from equipoise.training import step as step_module
 
 STEPS = 6
 
@@ -59,6 +62,30 @@ def test_an_error_after_the_release_costs_nothing(tmp_path, step, moved, error):
     result = run.run(progress=False)
     assert result.finished
     assert result.steps == STEPS
+    assert releases(tmp_path / "run") == list(range(STEPS))
+    assert torch.equal(parameters(model), whole())
+
+
+@pytest.mark.parametrize("place", [1, 2, 3])
+def test_an_interrupt_where_the_host_waits_costs_nothing(tmp_path, monkeypatch, place):
+    model = network()
+    run = training(model, steps=STEPS, run_dir=tmp_path / "run")
+    reads = []
+
+    def interrupted(*values) -> None:
+        read(*values)
+        if run.steps_done == 3:
+            reads.append(values)
+        if len(reads) == place:
+            reads.append(values)  # once
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(step_module, "read", interrupted)
+    monkeypatch.setattr(ledger_module, "read", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        list(run)
+    assert run.steps_done == 3
+    list(run)
     assert releases(tmp_path / "run") == list(range(STEPS))
     assert torch.equal(parameters(model), whole())
 

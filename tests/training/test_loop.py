@@ -193,9 +193,11 @@ def test_nothing_else_moves_the_parameters(tmp_path, move, then):
     """A loop that took steps of its own on private records had a statement that said "proven"."""
     run = training(run_dir=tmp_path / "run")
     run.take_step()
+    left = run.ledger.releases_left
     move(run.model)
     with pytest.raises(RuntimeError, match=r"something else than it moved the parameters \['"):
         getattr(run, then)()
+    assert run.ledger.releases_left == left  # found before anything is booked
 
 
 def test_an_evaluation_that_moves_the_parameters_ends_the_run():

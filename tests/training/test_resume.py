@@ -46,7 +46,11 @@ def check(folder: Path, got: torch.Tensor, uninterrupted: torch.Tensor) -> None:
     assert [row["step"] for row in rows] == list(range(1, STEPS + 1))
 
 
-@pytest.mark.parametrize(("step", "where"), [(6, "update"), (7, "checkpoint")])
+# The host waits for a device before the draw, before the booking and after the release.
+READS = [(5, "read 1"), (5, "read 2"), (5, "read 3")]
+
+
+@pytest.mark.parametrize(("step", "where"), [(6, "update"), (7, "checkpoint"), *READS])
 def test_killed_and_resumed(tmp_path, uninterrupted, step, where):
     folder = tmp_path / "run"
     check(folder, kill_and_resume(folder, step, where), uninterrupted)

@@ -136,11 +136,6 @@ def memory_order(tensor: Tensor) -> list[int]:
     return sorted(range(1, tensor.ndim), key=lambda dimension: -strides[dimension])
 
 
-def host_waits(device: torch.device) -> bool:
-    """Whether the host waits where it reads a value: it runs ahead of every device but the processor."""
-    return device.type != "cpu"
-
-
 def squared_rows_in_float64(tensor: Tensor) -> Tensor:
     """As `squared_rows`, where no square vanishes or overflows: each is taken in float64, a slower way."""
     flat = tensor.reshape(tensor.shape[0], tensor.shape[1:].numel())

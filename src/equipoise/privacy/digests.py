@@ -12,7 +12,7 @@ on the machine it was chosen on). Two different values of L bytes get one digest
 alone must not be shown.
 
 Tensors on a GPU would have to be copied to the host first. There, each 16 KiB of their bytes b become four
-numbers, which alone are copied: one copy, and one wait, for all tensors of a digest.
+numbers, which alone are copied, where the digest is read and together with what else is read there.
 
     c_j = sum_i k_ij b_i  mod p,    p = 2^31 - 1,    k_ij secret.
 
@@ -32,9 +32,10 @@ from typing import Any
 import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
+from equipoise._host import Unread
 from equipoise.privacy.private import Private, unwrap
 
-__all__ = ["Digestible", "as_digest", "digest", "keyed_digest"]
+__all__ = ["Digestible", "as_digest", "digest", "keyed_digest", "unread_digest"]
 
 Digestible = str | bytes | Mapping[str, Any] | Callable[[], str | bytes | Mapping[str, Any]] | None
 
@@ -72,6 +73,11 @@ def keyed_digest(value: Any, key: bytes, purpose: str) -> str:
         >>> a == keyed_digest({"w": torch.zeros(3)}, bytes(32), "another")
         False
     """
+    return unread_digest(value, key, purpose).value()
+
+
+def unread_digest(value: Any, key: bytes, purpose: str) -> Unread[str]:
+    """As `keyed_digest`, of the value as it is now, without a wait for a device."""
     if len(key) != 32:
         raise ValueError(f"key has {len(key)} bytes; a keyed digest takes 32")
     hashing = hashlib.blake2b(purpose.encode(), key=key, person=b"equipoise ghash").digest()[:32]
@@ -86,12 +92,21 @@ def keyed_digest(value: Any, key: bytes, purpose: str) -> str:
     if on_device:
         places = [at for at, raw in enumerate(tensors) if raw.device.type in HASHED_WHERE_THEY_ARE]
         state.update(f"hashed where they are: {places};".encode())
-        on_host.append(torch.cat([*compressed(on_device, hashing)]))
     for raw in on_host:
-        bulk.authenticate_additional_data(raw.cpu().reshape(-1).view(torch.uint8).numpy().data)
-    bulk.finalize()
-    state.update(bulk.tag)
-    return state.hexdigest()
+        _authenticate(bulk, raw.cpu())
+
+    def finished(*lines: torch.Tensor) -> str:
+        for some in lines:
+            _authenticate(bulk, some)
+        bulk.finalize()
+        state.update(bulk.tag)
+        return state.hexdigest()
+
+    return Unread([*compressed(on_device, hashing)] if on_device else [], finished)
+
+
+def _authenticate(bulk: Any, raw: torch.Tensor) -> None:
+    bulk.authenticate_additional_data(raw.reshape(-1).view(torch.uint8).numpy().data)
 
 
 HASHED_WHERE_THEY_ARE = ("cuda",)

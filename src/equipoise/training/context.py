@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from equipoise._host import Unread
 from equipoise.methods.base import Parameters, Plan, Query
 from equipoise.privacy import Bounded, Draw, Ledger, Private, PrivateRows, sums_of
 from equipoise.privacy.bounds.bounded import added_over_processes
@@ -190,7 +191,7 @@ class TrainingDraw:
 class StepDiagnostics:
     """The private numbers of one step: they go into the diagnostics and nowhere else.
 
-    The draws of the step write them while a method queries; its answers hold none. `MetricsLog` reads the
+    The draws of the step write them while a method queries; its answers hold none. `MetricsLog` asks for the
     row when the step is over.
     """
 
@@ -220,18 +221,23 @@ class StepDiagnostics:
             if bounded.counts is not None:
                 self._counts[f"{name}.{key}"] = bounded.counts
 
-    def row(self) -> dict[str, Any]:
+    def row(self) -> Unread[dict[str, Any]]:
         """The row of the diagnostics; `covered` says that no guarantee covers it."""
         row: dict[str, Any] = {"covered": False, **self._row}
-        if self._losses:
-            losses = torch.cat(self._losses).double()
-            row["training_loss"] = losses[torch.isfinite(losses)].mean()
-        for name, counts in self._counts.items():
-            records, bad, *cut = unwrap(counts).tolist()
-            row[f"{name}.records_not_finite"] = bad
-            if cut:  # of a clipped sum: the share of the others whose row was made shorter
-                row[f"{name}.clip_fraction"] = cut[0] / max(1, records - bad)
-        return row
+        parts, names = len(self._losses), list(self._counts)
+
+        def filled(*found: Tensor) -> dict[str, Any]:
+            if parts:
+                losses = torch.cat(found[:parts]).double()
+                row["training_loss"] = losses[torch.isfinite(losses)].mean()
+            for name, counts in zip(names, found[parts:], strict=True):
+                records, bad, *cut = counts.tolist()
+                row[f"{name}.records_not_finite"] = bad
+                if cut:  # of a clipped sum: the share of the others whose row was made shorter
+                    row[f"{name}.clip_fraction"] = cut[0] / max(1, records - bad)
+            return row
+
+        return Unread([*self._losses, *map(unwrap, self._counts.values())], filled)
 
 
 @dataclass(frozen=True)

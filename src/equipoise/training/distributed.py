@@ -254,24 +254,22 @@ class Processes:
         dist.all_gather_object(values, value)
         return values
 
-    def norm_of(self, tensors: Mapping[str, Tensor]) -> float:
-        """The norm of named tensors together, those that processes hold parts of counted once."""
-        parts = {name: local_part(tensor) for name, tensor in tensors.items()}
-        squares = dict(zip(parts, torch._foreach_norm(list(parts.values())), strict=True))
+    def norm_of(self, tensors: Mapping[str, Tensor]) -> Tensor:
+        """The norm of named tensors together, those that processes hold parts of counted once; float64."""
+        norms = [norm.double() for norm in torch._foreach_norm([local_part(t) for t in tensors.values()])]
+        if not any(is_dtensor(tensor) for tensor in tensors.values()):
+            return torch.stack(norms).norm()
         shared, own = [], []
-        for name, tensor in tensors.items():
-            square = squares[name].double().square()
+        for tensor, norm in zip(tensors.values(), norms, strict=True):
             if is_dtensor(tensor):
-                shared.append(square / holders_of_a_part(tensor))
+                shared.append(norm.square() / holders_of_a_part(tensor))
             else:
-                own.append(square)
+                own.append(norm.square())
         total = torch.stack(own).sum() if own else torch.zeros((), dtype=torch.float64)
-        if shared:
-            here = torch.stack(shared).sum()
-            if self.count > 1:
-                dist.all_reduce(here)
-            total = total.to(here.device) + here
-        return float(total.sqrt())
+        here = torch.stack(shared).sum()
+        if self.count > 1:
+            dist.all_reduce(here)
+        return (total.to(here.device) + here).sqrt()
 
     def same(self, what: str, value: Any) -> None:
         """Check that every process has the same value (settings, initial parameters).

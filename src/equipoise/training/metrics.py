@@ -263,17 +263,12 @@ class MetricsLog:
             # Some milliseconds for usual plans, a second for millions of steps: not after every step.
             progress = ledger.progress(setup.delta)
             epsilon = progress if math.isfinite(progress) else None
-        if setup.is_sharded:
-            released_norm = setup.processes.norm_of(outcome.estimate)
-        else:
-            norms = torch._foreach_norm(list(outcome.estimate.values()))
-            released_norm = float(torch.stack([norm.double() for norm in norms]).norm())
         report = StepReport(
             step=number,
             learning_rate=outcome.learning_rate,
             clip_norm=bound,
             noise_std=std,
-            released_norm=released_norm,
+            released_norm=outcome.released_norm,
             # A sum's noise has norm std sqrt(P); the estimate is the sum over the expected size.
             noise_norm=std * math.sqrt(self._num_parameters) / setup.sampling.expected_size,
             epsilon=epsilon,
@@ -282,7 +277,7 @@ class MetricsLog:
             row = {name: value for name, value in vars(report).items() if value is not None}
             self._write(row | {f"method.{name}": value for name, value in outcome.metrics.items()})
         if self._diagnostics is not None:
-            self._diagnostics.write(number, {**outcome.diagnostics.row(), "seconds": outcome.seconds})
+            self._diagnostics.write(number, {**outcome.diagnostics.value(), "seconds": outcome.seconds})
         return report
 
     def evaluation(self, number: int, values: Mapping[str, float]) -> None:

@@ -18,6 +18,7 @@ from dp_accounting import DpEvent
 from torch import Tensor
 
 from equipoise._dtensor import local_part
+from equipoise._host import Unread
 from equipoise.privacy import (
     Bounded,
     Draw,
@@ -30,7 +31,7 @@ from equipoise.privacy import (
     Private,
     Secrets,
 )
-from equipoise.privacy.digests import keyed_digest
+from equipoise.privacy.digests import keyed_digest, unread_digest
 from equipoise.privacy.ledger.journal import Snapshot
 from equipoise.privacy.ledger.journal_records import JournalRecords, costs_over_time, folded
 from equipoise.privacy.mechanisms.gaussian import Gaussian
@@ -138,9 +139,13 @@ class SharedLedger:
 
     def digest(self, value: Any) -> str:
         """As `Ledger.digest` on rank 0; elsewhere a digest of what this process has."""
+        return self.unread_digest(value).value()
+
+    def unread_digest(self, value: Any) -> Unread[str]:
+        """As `digest`, without a wait for a device."""
         if self.own is not None:
-            return self.own.digest(value)
-        return keyed_digest(value, self._key, "what a step depends on")
+            return self.own.unread_digest(value)
+        return unread_digest(value, self._key, "what a step depends on")
 
     @property
     def place(self) -> dict[str, Any]:

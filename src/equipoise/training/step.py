@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import compress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,13 +20,14 @@ import torch
 from torch import Tensor
 
 from equipoise._dtensor import local_part
+from equipoise._host import Unread, read
 from equipoise.gradients import ForwardWritesError
 from equipoise.gradients.capture.isolation import write_mark
 from equipoise.methods import Context, State
 from equipoise.methods.base import Parameters
 from equipoise.privacy import ChangedQueryError, Ledger
 from equipoise.statements import Statement
-from equipoise.training.context import ReleaseNoise, StepContext, StepDiagnostics
+from equipoise.training.context import ReleaseNoise, StepContext
 from equipoise.training.run_ledger import SharedLedger
 from equipoise.training.setup.training_setup import TrainingSetup
 
@@ -99,20 +101,39 @@ class StepOutcome:
     """What a step leaves for those who write it down.
 
     Attributes:
-        estimate: of the gradient, public.
+        released_norm: of the estimate of the gradient.
         noise: of its last release; None where it released nothing.
         learning_rate: of the first parameter group, as used.
-        diagnostics: the private numbers.
+        diagnostics: the row of private numbers.
         seconds: how long it took, private too.
         metrics: public numbers of the method's state.
     """
 
-    estimate: Mapping[str, Tensor]
+    released_norm: float
     noise: ReleaseNoise | None
     learning_rate: float
-    diagnostics: StepDiagnostics
+    diagnostics: Unread[dict[str, Any]]
     seconds: float
     metrics: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class _Estimate:
+    """What a method made of a step's draws.
+
+    Attributes:
+        gradient: the estimate of it, public.
+        norm: of the estimate.
+        state: what the method carries to the next step.
+        noise: of the last release; None where there was none.
+        diagnostics: the row of private numbers.
+    """
+
+    gradient: Mapping[str, Tensor]
+    norm: Unread[float]
+    state: State
+    noise: ReleaseNoise | None
+    diagnostics: Unread[dict[str, Any]]
 
 
 class StepRunner:
@@ -151,28 +172,28 @@ class StepRunner:
         """
         setup, number, started = self._setup, self.done, time.perf_counter()
         parameters = setup.parameters
-        state: State | None = None
+        found: _Estimate | None = None
         with setup.processes.together():
             before = self._begin()
             try:
-                context, estimate, state = self._estimate(before)
+                found = self._estimate(before)
                 for name, parameter in parameters.items():
-                    parameter.grad = estimate[name].to(parameter.dtype)
+                    parameter.grad = found.gradient[name].to(parameter.dtype)
                 rate = float(setup.optimizer.param_groups[0]["lr"])
                 setup.optimizer.step()
-                self._count(state)
+                self._count(found.state)
             except BaseException:
                 # `number`: an interrupt can arrive when the step is counted already
-                if state is not None and self.done == number and before != self._ledger.digest(parameters):
-                    self._count(state)
+                if found is not None and self.done == number and before != self._ledger.digest(parameters):
+                    self._count(found.state)
                 raise
             finally:
                 for parameter in parameters.values():
                     parameter.grad = None
         # float() refuses private numbers
-        metrics = {name: float(value) for name, value in setup.method.metrics(state).items()}
+        metrics = {name: float(value) for name, value in setup.method.metrics(found.state).items()}
         seconds = time.perf_counter() - started
-        return StepOutcome(estimate, context.ledger.last_noise, rate, context.diagnostics, seconds, metrics)
+        return StepOutcome(found.norm.value(), found.noise, rate, found.diagnostics, seconds, metrics)
 
     def move(self, values: Parameters) -> None:
         """Someone else moves the parameters (a server, a warm start); the method takes note.
@@ -212,41 +233,49 @@ class StepRunner:
         """
         self._stopped = reason
 
-    def check(self) -> None:
+    def check(self, *beside: Unread[Any]) -> None:
         """Refuse what comes after `stop`, or after something else moved the parameters.
+
+        Args:
+            beside: what else the host needs here; it waits once for all.
 
         Raises:
             RuntimeError: with the reason.
         """
         if self._stopped is None and self._norms is not None:
-            moved = self._parameter_norms() != self._norms
-            if bool(moved.any()):
-                names = [
-                    name for name, has_moved in zip(self._setup.parameters, moved, strict=True) if has_moved
-                ]
+            has_moved = Unread([self._parameter_norms() != self._norms], Tensor.tolist)
+            read(has_moved, *beside)
+            names = list(compress(self._setup.parameters, has_moved.value()))
+            if names:
                 self.stop(MOVED.format(names=names))
         if self._stopped is not None:
             raise RuntimeError(self._stopped)
 
     @contextmanager
-    def _watched(self, before: str) -> Iterator[None]:
+    def _watched(self, before: str) -> Iterator[list[Unread[Any]]]:
         """Inside, private records are looked at and no parameter may move.
 
         Args:
             before: digest of the parameters.
+
+        Yields:
+            A list for what else the host needs at the end; it waits once for all.
 
         Raises:
             ForwardWritesError: one moved, or what is inside raised it; the training has come to its end.
         """
         parameters = self._setup.parameters
         marks = {name: write_mark(parameter) for name, parameter in parameters.items()}
+        beside: list[Unread[Any]] = []
         try:
             try:
-                yield
+                yield beside
             finally:
                 # The model or the method may have written private values into the parameters. The digest sees
                 # writes through `.data` too, which move no version counter, but not to which parameter.
-                if self._ledger.digest(parameters) != before:
+                after = self._ledger.unread_digest(parameters)
+                read(after, *beside)
+                if after.value() != before:
                     moved = [
                         name for name, parameter in parameters.items() if write_mark(parameter) != marks[name]
                     ]
@@ -264,10 +293,11 @@ class StepRunner:
     def _begin(self) -> str:
         """Begin a step: the digest of the parameters, from which its records and its noise follow."""
         self._setup.restore_modes()
-        self.check()
+        before = self._ledger.unread_digest(self._setup.parameters)
+        self.check(before)
         self.settle()
         self._began = self._ledger.place
-        return self._ledger.digest(self._setup.parameters)
+        return before.value()
 
     def remember(self) -> None:
         """From here on nothing but a step moves the parameters."""
@@ -293,10 +323,10 @@ class StepRunner:
         if self._setup.scheduler is not None:
             self._setup.scheduler.step()
 
-    def _estimate(self, before: str) -> tuple[StepContext, Mapping[str, Tensor], State]:
+    def _estimate(self, before: str) -> _Estimate:
         """The method's estimate of the gradient and its next state; nothing of the training changes."""
         method, parameters, state = self._setup.method, self._setup.parameters, self.state
-        with self._watched(before):
+        with self._watched(before) as beside:
             if state is None:
                 state = method.init(self._context(before, None))
             context = self._context(before, state)
@@ -307,17 +337,20 @@ class StepRunner:
                 # Of several processes each has this error.
                 context = self._context(before, state)
                 estimate, following = method.step(context, state)
-        if not isinstance(estimate, Mapping):
-            raise TypeError(
-                f"step() of method {method.name!r} gave a {type(estimate).__name__} for the estimate; let it "
-                "return (estimate, state), the first a dict of one tensor per parameter"
-            )
-        missing = parameters.keys() - estimate.keys()
-        if missing:
-            raise RuntimeError(
-                f"method {method.name!r} gave no estimate for the parameters {sorted(missing)}"
-            )
-        return context, estimate, following
+            if not isinstance(estimate, Mapping):
+                raise TypeError(
+                    f"step() of method {method.name!r} gave a {type(estimate).__name__} for the estimate; "
+                    "let it return (estimate, state), the first a dict of one tensor per parameter"
+                )
+            missing = parameters.keys() - estimate.keys()
+            if missing:
+                raise RuntimeError(
+                    f"method {method.name!r} gave no estimate for the parameters {sorted(missing)}"
+                )
+            norm = Unread([self._setup.processes.norm_of(estimate)], float)
+            diagnostics = context.diagnostics.row()
+            beside += [norm, diagnostics]
+        return _Estimate(estimate, norm, following, context.ledger.last_noise, diagnostics)
 
     def _context(self, before: str, state: State | None) -> StepContext:
         setup, ledger = self._setup, self._ledger

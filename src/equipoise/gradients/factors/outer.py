@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
+from equipoise._host import host_waits
 from equipoise.gradients.factors.base import BilinearFactor
 from equipoise.gradients.numerics import (
     CANCELLATION_SHARE,
@@ -25,7 +26,6 @@ from equipoise.gradients.numerics import (
     ROWS_GROWTH,
     chunks,
     contracted,
-    host_waits,
     in_pieces,
     products_error,
     squared_rows,

@@ -37,11 +37,13 @@ from typing import Any, NoReturn
 import torch
 from dp_accounting import DpEvent
 
+from equipoise._dtensor import local_part
+from equipoise._host import Unread, read
 from equipoise._tree import map_leaves
 from equipoise.privacy.accounting.calibrate import Budget
 from equipoise.privacy.accounting.epsilon import EpsilonResult
 from equipoise.privacy.bounds.bounded import Bounded
-from equipoise.privacy.digests import Digestible, as_digest, keyed_digest
+from equipoise.privacy.digests import Digestible, as_digest, unread_digest
 from equipoise.privacy.errors import ChangedQueryError, JournalError, LedgerError, PlanUsedUpError
 from equipoise.privacy.ledger.journal import (
     BookedDraw,
@@ -178,19 +180,38 @@ def _check_sum(plan: PrivacyPlan, draw: Draw, name: str, bounded: Bounded) -> No
             f"replace_ratio={release.replace_ratio} times its add-or-remove bound {bounded.add_remove:g}; "
             "plan the release with a larger replace_ratio"
         )
+
+
+def check_finite(sums: Mapping[str, Bounded], *beside: Unread[Any]) -> None:
+    """Refuse sums that are not finite.
+
+    Args:
+        sums: {release name: bounded sum}.
+        beside: what else the host needs here; it waits once for all.
+
+    Raises:
+        LedgerError: naming sum and tensor.
+    """
     # Of DTensors the parts that are here.
-    raw = {t: getattr(value := unwrap(v), "_local_tensor", value) for t, v in bounded.value.items()}
-    # The totals tell in one pass without a copy, and the host waits once for all of them; where one
-    # overflows, every entry is looked at.
-    totals = [value.sum() for value in raw.values()]
-    if not totals or bool(torch.isfinite(torch.stack(totals)).all()):
-        return
-    for tensor, value in raw.items():
-        if not bool(torch.isfinite(value).all()):
-            raise LedgerError(
-                f"sums[{name!r}][{tensor!r}] is not finite though bad records were left out: a bug in a "
-                "factor or a kernel, or an overflow. Nothing was released"
-            )
+    raw = {
+        name: {tensor: local_part(unwrap(value)) for tensor, value in bounded.value.items()}
+        for name, bounded in sums.items()
+    }
+    # The totals tell in one pass without a copy; where one overflows, every entry is looked at.
+    totals = {
+        name: torch.stack([value.sum() for value in values.values()])
+        for name, values in raw.items()
+        if values
+    }
+    is_finite = {name: Unread([torch.isfinite(total).all()], bool) for name, total in totals.items()}
+    read(*is_finite.values(), *beside)
+    for name in (name for name, is_so in is_finite.items() if not is_so.value()):
+        for tensor, value in raw[name].items():
+            if not bool(torch.isfinite(value).all()):
+                raise LedgerError(
+                    f"sums[{name!r}][{tensor!r}] is not finite though bad records were left out: a bug in a "
+                    "factor or a kernel, or an overflow. Nothing was released"
+                )
 
 
 def _check_shapes(sums: Mapping[str, Bounded], past: Sequence[NoiseOverSteps]) -> None:
@@ -496,7 +517,9 @@ class Ledger:
             pattern = pattern_for(record.patterns, record.used, draw, frozenset(sums))
         bounds = {name: float(sums[name].add_remove) for name in sorted(sums)}
         values = {name: bounded.value for name, bounded in sums.items()}
-        answer = self._answer(values if not parts else {"here": values, "elsewhere": list(parts)})
+        unread = self._answer(values if not parts else {"here": values, "elsewhere": list(parts)})
+        check_finite(sums, unread)
+        answer = unread.value()
         past = [self._state.history.before(names[0], draw.ordinal, m.memory) for m, names in groups]
         for (_, names), of in zip(groups, past, strict=True):
             _check_shapes({name: sums[name] for name in names}, of)
@@ -524,9 +547,9 @@ class Ledger:
         streams = self._streams(draw, draw.parameters, bounds, answer, joint)
         return BookedNoise(streams, groups, past)
 
-    def _answer(self, values: Mapping[str, Any]) -> str:
+    def _answer(self, values: Mapping[str, Any]) -> Unread[str]:
         """Keyed digest of the exact raw sums: who holds the key alone can tell whether two are the same."""
-        return keyed_digest(values, self.secrets.key, "what a draw answers")
+        return unread_digest(values, self.secrets.key, "what a draw answers")
 
     def _void(self, draw: Draw) -> NoReturn:
         """Let no later draw repeat this index, and refuse this one."""
@@ -620,7 +643,7 @@ class Ledger:
             worst_case_multiplier=None
             if worst_case_multiplier is None
             else float(worst_case_multiplier) / self.plan.unit.group,
-            answer=self._answer({name: value}),
+            answer=self._answer({name: value}).value(),
         )
         booked = self.record.unproven.get((name, draw.index))
         if booked is None:
@@ -649,7 +672,11 @@ class Ledger:
 
     def digest(self, value: Any) -> str:
         """Digest of tensors and plain values that a draw depends on, under the run's key."""
-        return keyed_digest(value, self.secrets.key, "what a step depends on")
+        return self.unread_digest(value).value()
+
+    def unread_digest(self, value: Any) -> Unread[str]:
+        """As `digest`, without a wait for a device."""
+        return unread_digest(value, self.secrets.key, "what a step depends on")
 
     @property
     def can_go_on(self) -> bool:
