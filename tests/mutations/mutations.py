@@ -1553,6 +1553,41 @@ MUTATIONS = (
         ("tests/test_host.py::test_one_copy_brings_all",),
     ),
     Mutation(
+        "on a device nobody looks at the norms of a draw",
+        "training/context.py",
+        (("if all_finite and not bool(torch.stack(all_finite).all()):", "if False:"),),
+        ("tests/training/test_bad_input.py::test_on_a_device_a_draw_with_a_bad_record_is_asked_again",),
+    ),
+    Mutation(
+        "a micro-batch tells that all its records are finite where one is",
+        "privacy/bounds/clipping.py",
+        (("_all_finite.append(finite.all())", "_all_finite.append(finite.any())"),),
+        ("tests/privacy/test_late_looks.py",),
+    ),
+    Mutation(
+        "a record that is not finite has a norm where nobody looked yet",
+        "privacy/bounds/clipping.py",
+        (("torch.where(places, norms, math.nan)", "torch.where(places, norms, 1.0)"),),
+        ("tests/privacy/test_late_looks.py",),
+    ),
+    Mutation(
+        "what is derived from rows forgets to tell",
+        "privacy/rows.py",
+        (
+            (
+                "PrivateRows(rows, self.draw, self._places, self._all_finite)",
+                "PrivateRows(rows, self.draw, self._places, [])",
+            ),
+        ),
+        ("tests/privacy/test_late_looks.py",),
+    ),
+    Mutation(
+        "a draw that is asked again has other places",
+        "training/context.py",
+        (("            self._micro_batches = whole", "            whole = self._micro_batches"),),
+        ("tests/training/test_bad_input.py::test_a_draw_that_is_asked_again_keeps_its_places",),
+    ),
+    Mutation(
         "a digest does not tell which tensors were hashed on a device",
         "privacy/digests.py",
         (("hashed where they are: {places};", "hashed where they are;"),),

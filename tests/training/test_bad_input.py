@@ -16,7 +16,9 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 import equipoise as eq
 from equipoise.data import Records
 from equipoise.gradients import CrossRecordError, ForwardWritesError
-from equipoise.methods.clip_rules import ClipRule
+from equipoise.methods.clip_rules import Abadi, ClipRule
+from equipoise.privacy import clip
+from equipoise.privacy.private import unwrap
 from equipoise.training import DataError
 
 
@@ -636,3 +638,76 @@ def test_lists_in_place_of_tensors_are_named_by_their_kind_once():
         )
     assert "['float', 'int']" in str(caught.value)
     assert len(str(caught.value)) < 1000
+
+
+def weighted_loss(model, batch):
+    return loss(model, batch) * batch["weight"]
+
+
+def with_overflow(record: int = 30):
+    """A loss of this record is a finite number, and its gradient is none."""
+    data = records() | {"weight": torch.ones(RECORDS)}
+    data["weight"][record], data["input"][record] = 1e38, 100 * data["input"][record]
+    return data
+
+
+def on_a_device(monkeypatch):
+    monkeypatch.setattr("equipoise.training.forwards.host_waits", lambda device: True)
+
+
+def test_on_a_device_a_draw_with_a_bad_record_is_asked_again(tmp_path, monkeypatch):
+    """Once; from then on each micro-batch is looked at. Files and parameters are those of a processor."""
+    found = {}
+    for where in ("processor", "device"):
+        model = network()
+        options = {"data": with_overflow(), "loss": weighted_loss, "micro_batch_size": 5, "steps": 12}
+        run = training(model, run_dir=tmp_path / where, **options)
+        looked = []
+        for _ in run:
+            looked.append(run._setup.rows.looks_at_once)
+        assert set(run.ledger.releases_left.values()) == {0}
+        rows = map(json.loads, (tmp_path / where / "private" / "diagnostics.jsonl").read_text().splitlines())
+        bad = [row["batch.gradient.records_not_finite"] for row in rows]
+        found[where] = parameters(model), bad, looked
+        on_a_device(monkeypatch)
+    torch.testing.assert_close(found["device"][0], found["processor"][0], rtol=1e-6, atol=1e-8)
+    bad = found["device"][1]
+    assert bad == found["processor"][1]
+    assert bad[0] == 0 < sum(bad)
+    assert found["processor"][2] == [True] * 12
+    assert found["device"][2] == [sum(bad[: step + 1]) > 0 for step in range(12)]
+
+
+def test_a_draw_that_is_asked_again_keeps_its_places(monkeypatch):
+    """A record that fails for the first time before another is not finite."""
+    fails, seen = [], []
+
+    def failing(model, batch):
+        if fails and bool((batch["number"] == 3).any()):
+            raise ValueError("record 3")
+        return weighted_loss(model, batch)
+
+    class Numbered(eq.DPSGD):
+        def step(self, context, state):
+            draw = context.draw("batch")
+            numbers = draw.rows(lambda rows, ids: ids)
+            fails.append(1)
+
+            def sums(rows, ids, part):
+                seen.append((unwrap(ids).tolist(), unwrap(part).tolist()))
+                return {"gradient": clip(rows, Abadi(), 0.5)}
+
+            return context.ledger.release(draw, draw.query(sums, along=numbers))["gradient"], state
+
+    on_a_device(monkeypatch)
+    run = training(
+        method=Numbered(clip_norm=0.5, noise_multiplier=1.0),
+        data=with_overflow() | {"number": torch.arange(RECORDS)},
+        loss=failing,
+        sampling=eq.FullBatch(RECORDS, 1),
+        micro_batch_size=10,
+    )
+    run.take_step()
+    assert run._setup.rows.looks_at_once
+    assert sum(len(ids) for ids, _ in seen) == 2 * (RECORDS - 1)
+    assert all(ids == part for ids, part in seen)

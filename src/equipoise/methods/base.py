@@ -79,11 +79,11 @@ class DrawHandle(Protocol):
     def query(
         self, fn: Query, at: Sequence[Parameters] | None = None, along: Tensor | None = None
     ) -> dict[str, Bounded]:
-        """Run `fn` once per micro-batch and unite the bounded sums.
+        """Run `fn` on each micro-batch and unite the bounded sums.
 
         Args:
             fn: called with one matrix of gradient rows per parameter point, then the records' numbers
-                (LongTensor [b]).
+                (LongTensor [b]). It keeps nothing: it may be asked again for the same micro-batches.
             at: the parameter points; only the current parameters when None. All points see the same
                 dropout masks. The values of a point are asked for when its forward begins, and let go after
                 it.

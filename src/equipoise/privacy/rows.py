@@ -40,13 +40,20 @@ class PrivateRows:
     Args:
         rows: the wrapped matrix; B rows.
         draw: the draw that the rows belong to; bounded sums made from them carry it.
+        _all_finite: takes from each sum whether every record was finite, as a tensor. Then none is left out,
+            and who gives the list throws the sums away where one was not.
     """
 
     def __init__(
-        self, rows: Any, draw: Draw | None = None, _places: tuple[tuple[int, ...], ...] = ()
+        self,
+        rows: Any,
+        draw: Draw | None = None,
+        _places: tuple[tuple[int, ...], ...] = (),
+        _all_finite: list[torch.Tensor] | None = None,
     ) -> None:
         if isinstance(rows, PrivateRows):
-            draw, _places, rows = draw or rows.draw, rows._places, rows._rows
+            draw, _places, _all_finite = draw or rows.draw, rows._places, rows._all_finite
+            rows = rows._rows
         if not hasattr(rows, "row_norms") or not hasattr(rows, "weighted_sums"):
             raise TypeError(
                 f"rows must offer row_norms and weighted_sums, got {type(rows).__name__}; pass the result of "
@@ -56,6 +63,7 @@ class PrivateRows:
         self.draw: Draw | None = draw
         # What `rows` chose, so that rows of two choices never meet.
         self._places: tuple[tuple[int, ...], ...] = _places
+        self._all_finite: list[torch.Tensor] | None = _all_finite
 
     names: tuple[str, ...] = property(lambda self: self._rows.names)  # type: ignore[assignment]
     shapes: dict[str, torch.Size] = property(lambda self: self._rows.shapes)  # type: ignore[assignment]
@@ -117,7 +125,9 @@ class PrivateRows:
                 "index holds a row more than once: its record would count as often in every sum, beyond "
                 "the bound; give every row once and use weights"
             )
-        return PrivateRows(self._rows.rows(index), self.draw, (*self._places, tuple(places)))
+        return PrivateRows(
+            self._rows.rows(index), self.draw, (*self._places, tuple(places)), self._all_finite
+        )
 
     def select(self, names: Sequence[str]) -> PrivateRows:
         """The same rows on some of the parameters."""
@@ -225,7 +235,7 @@ class PrivateRows:
         return other._rows
 
     def _like(self, rows: Any) -> PrivateRows:
-        return PrivateRows(rows, self.draw, self._places)
+        return PrivateRows(rows, self.draw, self._places, self._all_finite)
 
     def __len__(self) -> int:
         return self.num_records

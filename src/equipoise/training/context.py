@@ -82,24 +82,42 @@ class TrainingDraw:
         """`fn(rows, ..., ids)` per micro-batch, united over the draw and over processes.
 
         Args:
-            fn: gives the bounded sums of one micro-batch.
+            fn: gives the bounded sums of one micro-batch, and keeps nothing: on a device it is asked again
+                where a record was not finite.
             at: the parameter points.
             along: numbers of the draw's records, as `rows` gave them; `fn(rows, ..., ids, part)` gets those
                 of the micro-batch's records.
         """
         if self._rows.lockstep is not None:
             fn = self._processes.failing_alone(fn)
-        if along is None:
-            each = (fn(*rows, ids) for rows, ids, _ in self._pass(at))
-        else:
-            each = (fn(*rows, ids, along[place]) for rows, ids, place in self._pass(at))
-        sums = sums_of(each)
+        all_finite: list[Tensor] | None = None if self._rows.looks_at_once else []
+        whole = self._micro_batches
+        sums = self._sums(fn, at, along, all_finite)
+        # The host waits for a device once for a draw, and not for each forward. Nothing of these sums is used
+        # where a record was not finite; from then on it is left out at once.
+        if all_finite and not bool(torch.stack(all_finite).all()):
+            self._rows.looks_at_once = True
+            self._micro_batches = whole  # in whose places `along` is
+            sums = self._sums(fn, at, along, None)
         if self._processes.count > 1:
             if self._rows.lockstep is None:  # whose last turn has told it
                 self._processes.all_well()
             sums = added_over_processes(sums)
         self._diagnostics.note_sums(self.token.name, sums)
         return sums
+
+    def _sums(
+        self,
+        fn: Query,
+        at: Sequence[Parameters] | None,
+        along: Tensor | None,
+        all_finite: list[Tensor] | None,
+    ) -> dict[str, Bounded]:
+        """Those of this process; `all_finite` as for `PrivateRows`."""
+        each = self._pass(at, all_finite)
+        if along is None:
+            return sums_of(fn(*rows, ids) for rows, ids, _ in each)
+        return sums_of(fn(*rows, ids, along[place]) for rows, ids, place in each)
 
     def rows(self, fn: Callable[..., Any], at: Sequence[Parameters] | None = None) -> Any:
         """Private numbers of the whole draw's records, in the draw's order.
@@ -123,7 +141,9 @@ class TrainingDraw:
             return {name: join([part[name] for part in found], order) for name in found[0]}
         return join(found, order)
 
-    def _pass(self, at: Sequence[Parameters] | None) -> Iterator[tuple[list[PrivateRows], Private, Tensor]]:
+    def _pass(
+        self, at: Sequence[Parameters] | None, all_finite: list[Tensor] | None = None
+    ) -> Iterator[tuple[list[PrivateRows], Private, Tensor]]:
         """Rows at every point, record numbers and places in the draw, per forward.
 
         Records that fail are left out of the passes that follow, too. The processes of a sharded model come
@@ -143,7 +163,7 @@ class TrainingDraw:
                 self._diagnostics.note_losses(rows[0].losses)
                 if turns is not None:
                     turns.wait_to_sum()
-                yield self._guarded(rows, few.ids, start + left[-1])
+                yield self._guarded(rows, few.ids, start + left[-1], all_finite)
             if left:
                 whole = torch.cat(left).sort().values
                 following.append(part if len(whole) == len(part.ids) else part.of(whole))
@@ -180,12 +200,13 @@ class TrainingDraw:
         return self._guarded(self._rows.of_nobody(points), nobody, nobody)
 
     def _guarded(
-        self, rows: Sequence[Any], ids: Tensor, places: Tensor
+        self, rows: Sequence[Any], ids: Tensor, places: Tensor, all_finite: list[Tensor] | None = None
     ) -> tuple[list[PrivateRows], Private, Tensor]:
         """What a query gets of one forward."""
         if self._params is not None:
             rows = [ShardedRows(one, self._params) for one in rows]
-        return [PrivateRows(one, self.token) for one in rows], Private(ids, self.token), places
+        guarded = [PrivateRows(one, self.token, _all_finite=all_finite) for one in rows]
+        return guarded, Private(ids, self.token), places
 
 
 class StepDiagnostics:

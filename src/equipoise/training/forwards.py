@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from equipoise._host import host_waits
 from equipoise._tree import map_leaves
 from equipoise.gradients import ForwardWritesError
 from equipoise.gradients.capture.gathers import GatherError
@@ -272,6 +273,9 @@ class RowSource:
         self.probes = torch.zeros(0, dtype=torch.long) if probes is None else probes
         self.micro_batch_size, self.example, self.seed = micro_batch_size, example, seed
         self.ran_alone: set[int] = set()  # numbers of records, for `Forwards`; only its time follows them
+        # Whether each forward is looked at for gradients that are not finite; else the sums of a whole draw.
+        # Only time follows it: see `TrainingDraw.query`.
+        self.looks_at_once = lockstep is not None or not host_waits(prepare.device)
         self._failure_was_logged = False
         self._made_up: tuple[Any, Any] = (None, None)  # the public rows of the last form of records
 

@@ -223,8 +223,19 @@ def usable_rows(
 def without_bad(
     rows: PrivateRows, norms: torch.Tensor, finite: torch.Tensor
 ) -> tuple[Any, torch.Tensor, Private]:
-    """Raw rows and norms of the usable records, and the private counts of all records and of the others."""
+    """Raw rows and norms of the usable records, and the private counts of all records and of the others.
+
+    Args:
+        rows: of B records.
+        norms: [B] or [B, m], or other numbers of the records.
+        finite: which records are usable, [B].
+    """
     raw, counts = rows._rows, record_counts(finite, rows.draw)
+    if rows._all_finite is not None:
+        rows._all_finite.append(finite.all())
+        # Such a record's weights are NaN or zero: a sum that is not thrown away is refused, or lacks it.
+        places = finite.view(-1, *[1] * (norms.ndim - 1))
+        return raw, torch.where(places, norms, math.nan), counts
     if bool(finite.all()):  # inside the room: the branch changes speed, never the result
         return raw, norms, counts
     # A bad row is left out, not weighted by zero: 0 * inf would make the whole sum NaN.

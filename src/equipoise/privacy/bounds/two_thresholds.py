@@ -206,10 +206,9 @@ def _usable(
         raise TypeError(f"{name} must be bool or labels in [0, 1], got {labels.dtype}; see soft_indicator")
     norms = unwrap(rows.row_norms())
     require_length(name, labels, norms)
-    finite = torch.isfinite(norms)
-    kept, kept_norms, bad = without_bad(rows, norms, finite)
-    shares = torch.nan_to_num(labels[finite].to(kept_norms.dtype), nan=0.0).clamp(0, 1)
-    return kept, kept_norms, shares, bad
+    both = torch.stack([norms, labels.to(norms.dtype)], dim=1)
+    kept, numbers, bad = without_bad(rows, both, torch.isfinite(norms))
+    return kept, numbers[:, 0], torch.nan_to_num(numbers[:, 1], nan=0.0).clamp(0, 1), bad
 
 
 def _thresholds(upper: float, lower: float) -> tuple[float, float]:
