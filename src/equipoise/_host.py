@@ -14,7 +14,7 @@ from torch import Tensor
 
 __all__ = ["Unread", "host_waits", "read"]
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 
 
 def host_waits(device: torch.device) -> bool:
@@ -22,7 +22,7 @@ def host_waits(device: torch.device) -> bool:
     return device.type != "cpu"
 
 
-class Unread(Generic[T]):
+class Unread(Generic[_T]):
     """A value that follows from tensors, some of which may lie on a device.
 
     Args:
@@ -37,11 +37,11 @@ class Unread(Generic[T]):
         (True, 3.0)
     """
 
-    def __init__(self, tensors: Sequence[Tensor], make: Callable[..., T]) -> None:
+    def __init__(self, tensors: Sequence[Tensor], make: Callable[..., _T]) -> None:
         self._tensors, self._make = list(tensors), make
-        self._made: list[T] = []  # the value, once it was asked for
+        self._made: list[_T] = []  # the value, once it was asked for
 
-    def value(self) -> T:
+    def value(self) -> _T:
         """The value; the host waits for it unless `read` has brought it."""
         if not self._made:
             read(self)
