@@ -1562,13 +1562,19 @@ MUTATIONS = (
         "a micro-batch tells that all its records are finite where one is",
         "privacy/bounds/clipping.py",
         (("_all_finite.append(finite.all())", "_all_finite.append(finite.any())"),),
-        ("tests/privacy/test_late_looks.py",),
+        (
+            "tests/privacy/test_late_looks.py"
+            "::test_a_record_that_is_not_finite_is_told_and_never_adds_a_number[clip-bad0]",
+        ),
     ),
     Mutation(
         "a record that is not finite has a norm where nobody looked yet",
         "privacy/bounds/clipping.py",
         (("torch.where(places, norms, math.nan)", "torch.where(places, norms, 1.0)"),),
-        ("tests/privacy/test_late_looks.py",),
+        (
+            "tests/privacy/test_late_looks.py"
+            "::test_a_record_that_is_not_finite_is_told_and_never_adds_a_number[clip-bad2]",
+        ),
     ),
     Mutation(
         "what is derived from rows forgets to tell",
@@ -1579,7 +1585,10 @@ MUTATIONS = (
                 "PrivateRows(rows, self.draw, self._places, [])",
             ),
         ),
-        ("tests/privacy/test_late_looks.py",),
+        (
+            "tests/privacy/test_late_looks.py"
+            "::test_a_record_that_is_not_finite_is_told_and_never_adds_a_number[clip differences-bad0]",
+        ),
     ),
     Mutation(
         "a draw that is asked again has other places",

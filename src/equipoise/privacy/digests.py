@@ -93,20 +93,16 @@ def unread_digest(value: Any, key: bytes, purpose: str) -> Unread[str]:
         places = [at for at, raw in enumerate(tensors) if raw.device.type in HASHED_WHERE_THEY_ARE]
         state.update(f"hashed where they are: {places};".encode())
     for raw in on_host:
-        _authenticate(bulk, raw.cpu())
+        bulk.authenticate_additional_data(raw.cpu().reshape(-1).view(torch.uint8).numpy().data)
 
     def finished(*lines: torch.Tensor) -> str:
         for some in lines:
-            _authenticate(bulk, some)
+            bulk.authenticate_additional_data(some.reshape(-1).view(torch.uint8).numpy().data)
         bulk.finalize()
         state.update(bulk.tag)
         return state.hexdigest()
 
     return Unread([*compressed(on_device, hashing)] if on_device else [], finished)
-
-
-def _authenticate(bulk: Any, raw: torch.Tensor) -> None:
-    bulk.authenticate_additional_data(raw.reshape(-1).view(torch.uint8).numpy().data)
 
 
 HASHED_WHERE_THEY_ARE = ("cuda",)

@@ -16,6 +16,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from operator import is_not
 from typing import Any, TypeVar
 
 import torch
@@ -256,8 +257,9 @@ class Processes:
 
     def norm_of(self, tensors: Mapping[str, Tensor]) -> Tensor:
         """The norm of named tensors together, those that processes hold parts of counted once; float64."""
-        norms = [norm.double() for norm in torch._foreach_norm([local_part(t) for t in tensors.values()])]
-        if not any(is_dtensor(tensor) for tensor in tensors.values()):
+        parts = [local_part(tensor) for tensor in tensors.values()]
+        norms = [norm.double() for norm in torch._foreach_norm(parts)]
+        if not any(map(is_not, tensors.values(), parts)):
             return torch.stack(norms).norm()
         shared, own = [], []
         for tensor, norm in zip(tensors.values(), norms, strict=True):

@@ -233,18 +233,18 @@ class StepRunner:
         """
         self._stopped = reason
 
-    def check(self, *beside: Unread[Any]) -> None:
+    def check(self, *also: Unread[Any]) -> None:
         """Refuse what comes after `stop`, or after something else moved the parameters.
 
         Args:
-            beside: what else the host needs here; it waits once for all.
+            also: what else the host needs here; it waits once for all.
 
         Raises:
             RuntimeError: with the reason.
         """
         if self._stopped is None and self._norms is not None:
             has_moved = Unread([self._parameter_norms() != self._norms], Tensor.tolist)
-            read(has_moved, *beside)
+            read(has_moved, *also)
             names = list(compress(self._setup.parameters, has_moved.value()))
             if names:
                 self.stop(MOVED.format(names=names))
@@ -266,15 +266,15 @@ class StepRunner:
         """
         parameters = self._setup.parameters
         marks = {name: write_mark(parameter) for name, parameter in parameters.items()}
-        beside: list[Unread[Any]] = []
+        also: list[Unread[Any]] = []
         try:
             try:
-                yield beside
+                yield also
             finally:
                 # The model or the method may have written private values into the parameters. The digest sees
                 # writes through `.data` too, which move no version counter, but not to which parameter.
                 after = self._ledger.unread_digest(parameters)
-                read(after, *beside)
+                read(after, *also)
                 if after.value() != before:
                     moved = [
                         name for name, parameter in parameters.items() if write_mark(parameter) != marks[name]
@@ -326,7 +326,7 @@ class StepRunner:
     def _estimate(self, before: str) -> _Estimate:
         """The method's estimate of the gradient and its next state; nothing of the training changes."""
         method, parameters, state = self._setup.method, self._setup.parameters, self.state
-        with self._watched(before) as beside:
+        with self._watched(before) as also:
             if state is None:
                 state = method.init(self._context(before, None))
             context = self._context(before, state)
@@ -349,7 +349,7 @@ class StepRunner:
                 )
             norm = Unread([self._setup.processes.norm_of(estimate)], float)
             diagnostics = context.diagnostics.row()
-            beside += [norm, diagnostics]
+            also += [norm, diagnostics]
         return _Estimate(estimate, norm, following, context.ledger.last_noise, diagnostics)
 
     def _context(self, before: str, state: State | None) -> StepContext:

@@ -37,7 +37,6 @@ from typing import Any, NoReturn
 import torch
 from dp_accounting import DpEvent
 
-from equipoise._dtensor import local_part
 from equipoise._host import Unread, read
 from equipoise._tree import map_leaves
 from equipoise.privacy.accounting.calibrate import Budget
@@ -182,19 +181,19 @@ def _check_sum(plan: PrivacyPlan, draw: Draw, name: str, bounded: Bounded) -> No
         )
 
 
-def check_finite(sums: Mapping[str, Bounded], *beside: Unread[Any]) -> None:
+def check_finite(sums: Mapping[str, Bounded], *also: Unread[Any]) -> None:
     """Refuse sums that are not finite.
 
     Args:
         sums: {release name: bounded sum}.
-        beside: what else the host needs here; it waits once for all.
+        also: what else the host needs here; it waits once for all.
 
     Raises:
         LedgerError: naming sum and tensor.
     """
     # Of DTensors the parts that are here.
     raw = {
-        name: {tensor: local_part(unwrap(value)) for tensor, value in bounded.value.items()}
+        name: {t: getattr(value := unwrap(v), "_local_tensor", value) for t, v in bounded.value.items()}
         for name, bounded in sums.items()
     }
     # The totals tell in one pass without a copy; where one overflows, every entry is looked at.
@@ -204,7 +203,7 @@ def check_finite(sums: Mapping[str, Bounded], *beside: Unread[Any]) -> None:
         if values
     }
     is_finite = {name: Unread([torch.isfinite(total).all()], bool) for name, total in totals.items()}
-    read(*is_finite.values(), *beside)
+    read(*is_finite.values(), *also)
     for name in (name for name, is_so in is_finite.items() if not is_so.value()):
         for tensor, value in raw[name].items():
             if not bool(torch.isfinite(value).all()):
