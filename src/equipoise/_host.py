@@ -39,12 +39,14 @@ class Unread(Generic[_T]):
 
     def __init__(self, tensors: Sequence[Tensor], make: Callable[..., _T]) -> None:
         self._tensors, self._make = list(tensors), make
+        self._is_read = False
         self._made: list[_T] = []  # the value, once it was asked for
 
     def value(self) -> _T:
         """The value; the host waits for it unless `read` has brought it."""
         if not self._made:
-            read(self)
+            if not self._is_read:
+                read(self)
             self._made.append(self._make(*self._tensors))
             self._tensors = []
         return self._made[0]
@@ -54,6 +56,7 @@ def read(*values: Unread[Any]) -> None:
     """Bring to the host what these values follow from: one copy from each device, for all of them."""
     far: dict[torch.device, list[tuple[list[Tensor], int]]] = {}
     for value in values:
+        value._is_read = True
         for at, tensor in enumerate(value._tensors):
             if host_waits(tensor.device):
                 far.setdefault(tensor.device, []).append((value._tensors, at))

@@ -1532,7 +1532,7 @@ MUTATIONS = (
     Mutation(
         "sums that are not finite are released",
         "privacy/ledger/ledger.py",
-        (("if not is_so.value())", "if False)"),),
+        (("bad = [] if is_so.value() else", "bad = [] if True else"),),
         ("tests/privacy/test_ledger.py::test_refusals_release_and_charge_nothing[not finite]",),
     ),
     Mutation(

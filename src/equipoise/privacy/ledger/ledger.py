@@ -204,13 +204,13 @@ def check_finite(sums: Mapping[str, Bounded], *also: Unread[Any]) -> None:
     }
     is_finite = {name: Unread([torch.isfinite(total).all()], bool) for name, total in totals.items()}
     read(*is_finite.values(), *also)
-    for name in (name for name, is_so in is_finite.items() if not is_so.value()):
-        for tensor, value in raw[name].items():
-            if not bool(torch.isfinite(value).all()):
-                raise LedgerError(
-                    f"sums[{name!r}][{tensor!r}] is not finite though bad records were left out: a bug in a "
-                    "factor or a kernel, or an overflow. Nothing was released"
-                )
+    for name, is_so in is_finite.items():
+        bad = [] if is_so.value() else [t for t, v in raw[name].items() if not bool(torch.isfinite(v).all())]
+        if bad:
+            raise LedgerError(
+                f"sums[{name!r}][{bad[0]!r}] is not finite though bad records were left out: a bug in a "
+                "factor or a kernel, or an overflow. Nothing was released"
+            )
 
 
 def _check_shapes(sums: Mapping[str, Bounded], past: Sequence[NoiseOverSteps]) -> None:
