@@ -87,6 +87,13 @@ EXAMPLES: dict[str, Callable[[], Method]] = {
     "scale-then-privatise fixed": lambda: eq.methods.ScaleThenPrivatise(
         clip_norm=0.5, per_layer=True, scale=FixedScale(2.0)
     ),
+    "joint-whitening": lambda: eq.methods.JointWhitening(clip_norm=0.5),
+    "joint-whitening learned threshold": lambda: eq.methods.JointWhitening(
+        clip_norm=eq.methods.ReleasedQuantile(initial=0.5, count_noise=0.3), share=0.6
+    ),
+    "joint-whitening one layer": lambda: eq.methods.JointWhitening(
+        clip_norm=0.5, per_layer=True, most_inputs=5
+    ),
     "adaclip": lambda: eq.methods.AdaClip(clip_norm=0.5),
     "adaclip learned threshold": lambda: eq.methods.AdaClip(
         clip_norm=eq.methods.ReleasedQuantile(initial=0.5, count_noise=0.3), decay=0.5, centred=False

@@ -19,6 +19,7 @@ keeps a clip bound valid where the difference drowns in it. Rows whose own terms
 
 Rows combine: ``G.scaled(D)`` multiplies columns, ``a * G + b * H`` adds matching rows, ``G.shifted(m)`` adds
 one row to all. Each stays in factors (``factors/scaled.py``), so that the norms come as those of G do.
+``G.multiplied(P)`` mixes columns, on the side of a layer's inputs (``factors/multiplied.py``).
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from equipoise.gradients.factors.base import DenseFactor, Factor
+from equipoise.gradients.factors.multiplied import input_rows, multiplied
 from equipoise.gradients.factors.pair_products import gram, inner
 from equipoise.gradients.factors.scaled import SharedFactor, added, scaled
 from equipoise.gradients.numerics import (
@@ -38,6 +40,7 @@ from equipoise.gradients.numerics import (
     GUARD,
     MOST_EXCESS,
     chunks,
+    contracted,
     full_precision,
     guarded,
     products_error,
@@ -165,6 +168,38 @@ class PerSampleGradients(ABC):
         """Rows to each of which one row is added, given as named tensors of the parameters' shapes."""
         return as_factored(self).shifted(by)
 
+    def multiplied(self, matrices: Mapping[str, Tensor]) -> PerSampleGradients:
+        """Rows whose matrices are multiplied on the side of a layer's inputs, ``G_i P``.
+
+        Args:
+            matrices: P [d_in, d_in] for some of the parameters [d_out, d_in]; the others stay as they are.
+
+        Raises:
+            ValueError: they do not fit, or are not finite or hold more than 1e15.
+
+        >>> G = DenseGradients({"w": torch.tensor([[[3.0, 4.0]]])})
+        >>> G.multiplied({"w": torch.tensor([[0.0, 2.0], [1.0, 0.0]])}).materialise().tensors["w"]
+        tensor([[[4., 6.]]])
+        """
+        return as_factored(self).multiplied(matrices)
+
+    def input_moments(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Second moments of rows on the side of a layer's inputs, ``sum_i (w_i G_i)^T (w_i G_i)``.
+
+        Args:
+            weights: w [B] for some of the parameters [d_out, d_in].
+
+        Returns:
+            ``{name: [d_in, d_in]}`` for these. Of layers with one input per record, and of look-ups, no row
+            is formed; of others a few at a time.
+
+        >>> G = DenseGradients({"w": torch.tensor([[[3.0, 4.0]]])})
+        >>> G.input_moments({"w": torch.tensor([0.5])})["w"]
+        tensor([[2.2500, 3.0000],
+                [3.0000, 4.0000]])
+        """
+        return as_factored(self).input_moments(weights)
+
     def __mul__(self, factor: float) -> PerSampleGradients:
         if not isinstance(factor, int | float):
             return NotImplemented
@@ -262,6 +297,20 @@ def diagonal_parts(
             )
         out[name] = found
     return out
+
+
+def require_matrix(argument: str, name: str, shapes: Mapping[str, torch.Size]) -> int:
+    """d_in of a parameter [d_out, d_in].
+
+    Raises:
+        ValueError: there is no such parameter, or it is no matrix.
+    """
+    if len(shapes.get(name, ())) != 2:
+        raise ValueError(
+            f"{argument} names {name!r}, which is no matrix among {[*map(str, shapes)]}; name parameters of "
+            "two dimensions, outputs by inputs"
+        )
+    return shapes[name][1]
 
 
 def summed_rows(uses: Sequence[Factor], index: Tensor | slice | None = None) -> Tensor:
@@ -445,6 +494,48 @@ class FactoredGradients(PerSampleGradients):
         if self._operands is not None:
             out._operands = tuple(operand._scaled(parts) for operand in self._operands)
         return out
+
+    @override
+    def multiplied(self, matrices: Mapping[str, Tensor]) -> FactoredGradients:
+        for name, matrix in matrices.items():
+            width = require_matrix("matrices", name, self.shapes)
+            if matrix.shape != (width, width):
+                raise ValueError(
+                    f"matrices[{name!r}] has shape {tuple(matrix.shape)}; it needs {(width, width)}, the "
+                    "layer's inputs by its inputs"
+                )
+            if matrix.numel() and not float(matrix.abs().max()) <= LARGEST_SCALE:
+                raise ValueError(
+                    f"matrices[{name!r}] is not finite, or holds more than {LARGEST_SCALE:g}; damp what it "
+                    "is the inverse of"
+                )
+        factors: dict[str, Sequence[Factor]] = {}
+        with full_precision(self.device):
+            for name, uses in self.factors.items():
+                matrix = matrices.get(name)
+                factors[name] = uses if matrix is None else [multiplied(factor, matrix) for factor in uses]
+        out = self._new(factors, self.losses)
+        if self._operands is not None:
+            out._operands = tuple(operand.multiplied(matrices) for operand in self._operands)
+        return out
+
+    @override
+    def input_moments(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        with full_precision(self.device):
+            return {name: self._input_moment(name, weights) for name in weights}
+
+    def _input_moment(self, name: str, weights: Mapping[str, Tensor]) -> Tensor:
+        width = require_matrix("weights", name, self.shapes)
+        w, uses = self._weights_for(name, weights).to(self.dtype)[:, None, None], self.factors[name]
+        total = torch.zeros(width, width, dtype=self.dtype, device=self.device)
+        few = input_rows(uses[0]) if len(uses) == 1 else None
+        if few is not None:
+            kept = (few * w).flatten(0, 1)
+            return total + contracted(kept.t(), kept)
+        for part in chunks(self.num_records if uses else 0, self.shapes[name].numel()):
+            kept = (summed_rows(uses, part) * w[part]).flatten(0, 1)
+            total += contracted(kept.t(), kept)
+        return total
 
     @override
     def shifted(self, by: Mapping[str, Tensor]) -> FactoredGradients:

@@ -64,6 +64,7 @@ from equipoise.methods.registry import METHODS as METHODS
 from equipoise.methods.registry import find as find
 from equipoise.methods.scaled.adaclip import AdaClip as AdaClip
 from equipoise.methods.scaled.dp_adam_bc import DPAdamBC as DPAdamBC
+from equipoise.methods.scaled.joint_whitening import JointWhitening as JointWhitening
 from equipoise.methods.scaled.scale_then_privatise import FixedScale as FixedScale
 from equipoise.methods.scaled.scale_then_privatise import Scale as Scale
 from equipoise.methods.scaled.scale_then_privatise import ScaleThenPrivatise as ScaleThenPrivatise

@@ -103,7 +103,11 @@ class DPSGD(Method):
         return Plan(self.calibrated(setting, Gaussian))
 
     def calibrated(
-        self, setting: Setting, mechanism: Callable[[float], Mechanism], sampling: Sampling | None = None
+        self,
+        setting: Setting,
+        mechanism: Callable[[float], Mechanism],
+        sampling: Sampling | None = None,
+        others: Callable[[float], Sequence[Release]] = lambda noise_multiplier: (),
     ) -> PrivacyPlan:
         """The releases, with the noise that meets the budget.
 
@@ -111,6 +115,7 @@ class DPSGD(Method):
             setting: of the plan.
             mechanism: of the gradient, by its multiplier.
             sampling: of the draws; None takes the setting's.
+            others: further releases of each draw, by the same multiplier.
         """
         threshold, steps, size = self.threshold, setting.sampling.steps, setting.sampling.expected_size
         bound = threshold.upper(steps)
@@ -124,6 +129,7 @@ class DPSGD(Method):
                 # A centred indicator is -1/2 or +1/2, so one record moves the count by 1/2.
                 of_count = setting.count_noise(threshold.count_noise_multiplier(size), noise_multiplier)
                 releases.append(Release("below_threshold", 0.5, Gaussian(of_count), sampling=sampling))
+            releases += others(noise_multiplier)
             return PrivacyPlan(releases, setting.sampling, setting.relation)
 
         return setting.calibrated(with_noise, stages.noise_multiplier)
@@ -141,13 +147,27 @@ class DPSGD(Method):
         view: Callable[..., PrivateRows] | None = None,
         at: Sequence[Parameters] | None = None,
     ) -> tuple[dict[str, Tensor], State]:
-        """The released estimate, and the state with the threshold that it learned.
+        """The released estimate, and the state with the threshold that it learned; arguments of `released`."""
+        released, state = self.released(context, state, view, at)
+        # The expected size is public; dividing by the realised one would release it.
+        return mean_of(released["gradient"], context.sampling.expected_size), state
+
+    def released(
+        self,
+        context: Context,
+        state: State,
+        view: Callable[..., PrivateRows] | None = None,
+        at: Sequence[Parameters] | None = None,
+        others: Callable[..., dict[str, Bounded]] | None = None,
+    ) -> tuple[dict[str, dict[str, Tensor]], State]:
+        """The sums of a draw once they are released, and the state with the threshold that it learned.
 
         Args:
             context, state: of the step.
             view: makes the rows that are clipped from those at each point, record by record and from public
                 values; the rows themselves when None.
             at: the parameter points; only the current parameters when None.
+            others: makes further bounded sums from the rows at each point.
         """
         threshold = self.threshold
         # C_t follows from earlier releases: one from this draw would be an un-noised statistic of it.
@@ -162,6 +182,8 @@ class DPSGD(Method):
                 # A record without a finite norm counts as above, and moves the count by 1/2 like any other.
                 below = soft_indicator(rows.row_norms(), clip_norm, "below")
                 out["below_threshold"] = centred_indicator(below)
+            if others is not None:
+                out |= others(*points)
             return out
 
         draw = context.draw("batch")
@@ -169,8 +191,7 @@ class DPSGD(Method):
         if isinstance(threshold, ReleasedQuantile):
             (count,) = released["below_threshold"].values()
             state = self.learn(state, float(count), context.sampling.expected_size)
-        # The expected size is public; dividing by the realised one would release it.
-        return mean_of(released["gradient"], context.sampling.expected_size), state
+        return released, state
 
     def learn(self, state: State, count: float, expected_size: float) -> State:
         """The state after a released count of rows below the threshold."""

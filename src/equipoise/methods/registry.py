@@ -41,6 +41,7 @@ METHODS: Final[Mapping[str, MethodEntry]] = {
     "dp-mf": MethodEntry("equipoise.methods.matrix_factorisation:DPMF"),
     "dp-zo": MethodEntry("equipoise.methods.zeroth_order:DPZO"),
     "scale-then-privatise": MethodEntry("equipoise.methods.scaled.scale_then_privatise:ScaleThenPrivatise"),
+    "joint-whitening": MethodEntry("equipoise.methods.scaled.joint_whitening:JointWhitening"),
     "adaclip": MethodEntry("equipoise.methods.scaled.adaclip:AdaClip"),
     "dp-adam-bc": MethodEntry("equipoise.methods.scaled.dp_adam_bc:DPAdamBC"),
     "disk": MethodEntry("equipoise.methods.filtered.disk:DiSK"),

@@ -25,6 +25,7 @@ from equipoise.privacy.bounds.counts import centred_indicator as centred_indicat
 from equipoise.privacy.bounds.counts import indicator as indicator
 from equipoise.privacy.bounds.counts import soft_indicator as soft_indicator
 from equipoise.privacy.bounds.joint import clip_jointly as clip_jointly
+from equipoise.privacy.bounds.second_moments import input_moments as input_moments
 from equipoise.privacy.bounds.second_moments import moment_action as moment_action
 from equipoise.privacy.bounds.second_moments import second_moment as second_moment
 from equipoise.privacy.bounds.two_thresholds import Selection as Selection

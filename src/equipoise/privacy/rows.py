@@ -202,6 +202,16 @@ class PrivateRows:
             refuse("a row that follows from private values, added to all others,")
         return self._like(self._rows.shifted(by))
 
+    def multiplied(self, matrices: Mapping[str, torch.Tensor]) -> PrivateRows:
+        """The rows times public matrices on the side of a layer's inputs, by parameter name.
+
+        Raises:
+            PrivateError: for a `Private` one, which would carry other records into every row.
+        """
+        if any(isinstance(matrix, Private) for matrix in matrices.values()):
+            refuse("a matrix that follows from private values, by which rows are multiplied,")
+        return self._like(self._rows.multiplied(matrices))
+
     def __mul__(self, factor: float) -> PrivateRows:
         if isinstance(factor, bool) or not isinstance(factor, int | float):
             raise TypeError(

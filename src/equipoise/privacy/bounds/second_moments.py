@@ -10,6 +10,14 @@ One record moves all M_l together by at most c^2 in the Frobenius norm, since su
 The action is bounded record by record, sum_l |w g_l|^2 |w X_l^T g_l|^2 <= c^4, whatever X is. Noise that is
 added to all p_l x p_l entries of M_l and then symmetrised is the symmetric Gaussian mechanism of Dwork et al.
 2014 ("Analyze Gauss").
+
+On the side of a layer's inputs, where a row is a matrix G_il [d_out, d_in] and each is brought to one length,
+
+    H_l = L^(-1/2) sum_i G_il^T G_il / |G_il|^2        over L layers
+
+One record moves H_l by at most L^(-1/2), since |G^T G| <= |G|^2, and all of them together by at most 1. A
+replaced record moves them by at most sqrt(2): both parts are positive semidefinite, and their product's
+trace is not negative. For a layer that sees one input x per record, G^T G / |G|^2 is x x^T / |x|^2.
 """
 
 from __future__ import annotations
@@ -27,11 +35,12 @@ from equipoise.privacy.bounds.clipping import (
     as_private,
     limited_weights,
     usable_rows,
+    weights_for,
 )
 from equipoise.privacy.bounds.requirements import public_threshold
 from equipoise.privacy.rows import PrivateRows
 
-__all__ = ["moment_action", "second_moment"]
+__all__ = ["input_moments", "moment_action", "second_moment"]
 
 
 def second_moment(
@@ -94,6 +103,29 @@ def moment_action(
     for block, y in zip(columns, products, strict=True):
         value.update(kept.select(list(block)).weighted_sums(y * (weights.square() * over).unsqueeze(1)))
     return make_bounded(as_private(value, rows.draw), bound, 2 * bound, rows.draw, bad)
+
+
+def input_moments(rows: PrivateRows, names: Sequence[str]) -> Bounded:
+    """The sums of L^(-1/2) G^T G / |G|^2 of L matrix parameters: bounds 1 and sqrt(2).
+
+    Args:
+        rows: per-sample rows.
+        names: of the parameters, [d_out, d_in] each.
+
+    Returns:
+        A bounded sum with a tensor [d_in, d_in] per parameter, under its name.
+
+    Example:
+        >>> from equipoise.gradients import DenseGradients
+        >>> rows = PrivateRows(DenseGradients({"w": torch.tensor([[[3.0, 4.0]]])}))
+        >>> input_moments(rows, ["w"]).add_remove
+        1.0
+    """
+    kept, norms, bad = usable_rows(rows, [[name] for name in names])
+    # Rows of length L^(-1/4), and shorter ones where a norm is too small to be read.
+    weights = weights_for(torch.full_like(norms, len(names) ** -0.25), norms)
+    value = kept.input_moments(dict(zip(names, weights.unbind(1), strict=True)))
+    return make_bounded(as_private(value, rows.draw), 1.0, math.sqrt(2), rows.draw, bad)
 
 
 def _clipped(rows: PrivateRows, rule: WeightRule, threshold: float) -> tuple[Any, torch.Tensor, Any, float]:
