@@ -22,6 +22,7 @@ from equipoise.methods import (
     DiSK,
     Doppler,
     DPAdamBC,
+    JointWhitening,
     PlainSGD,
     PublicRecords,
     PublicSubspace,
@@ -85,6 +86,7 @@ CONTENDERS: dict[str, Contender] = {
         scale=0.1,
         optimizer=partial(torch.optim.SGD, momentum=MOMENTUM),
     ),
+    "joint-whitening": Contender(lambda clip, public: JointWhitening(clip_norm=clip)),
     "pcdp-sgd": Contender(lambda clip, public: eq.PCDPSGD(source=PublicSubspace(public), clip_norm=clip)),
     "public-warm-start": Contender(
         lambda clip, public: PublicWarmStart(public=public, inner=eq.DPSGD(clip_norm=clip))
@@ -102,6 +104,7 @@ CONTENDERS: dict[str, Contender] = {
 for _name in (
     "sgd",
     "auto-s",
+    "joint-whitening",
     "public-warm-start",
     "dp-mf",
     "disk",

@@ -36,6 +36,9 @@ def audited(model=None, data=None, **options):
     return audit_neighbours(model or network(), loss, data or records(), positions=2, **options)
 
 
+whitening = eq.methods.JointWhitening(noise_multiplier=1.0)
+
+
 @pytest.mark.parametrize(
     ("model", "options", "draws_numbers"),
     [
@@ -53,9 +56,30 @@ def audited(model=None, data=None, **options):
             },
             False,
         ),
+        # whitened by what left from the second step on
+        (network, {"method": whitening, "sampling": eq.Poisson(20, 60, 4), "steps": 4}, False),
+        (
+            network,
+            {
+                "method": whitening,
+                "sampling": eq.WithoutReplacement(20, 60, 4),
+                "relation": "replace_one",
+                "steps": 4,
+            },
+            False,
+        ),
         (lambda: network(nn.Dropout(0.3)), {}, True),
     ],
-    ids=["mlp", "Poisson", "FixedEpochs", "WithoutReplacement", "DiceSGD", "dropout"],
+    ids=[
+        "mlp",
+        "Poisson",
+        "FixedEpochs",
+        "WithoutReplacement",
+        "DiceSGD",
+        "joint whitening",
+        "joint whitening replaced",
+        "dropout",
+    ],
 )
 def test_one_record_moves_the_sum_by_its_bound_and_nothing_else_moves(model, options, draws_numbers):
     found = audited(model(), **options)

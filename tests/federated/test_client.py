@@ -471,6 +471,7 @@ LOCAL = {
     ),
     "dp-mf": lambda: eq.DPMF(clip_norm=0.5),
     "scale-then-privatise": lambda: eq.methods.ScaleThenPrivatise(clip_norm=0.5),
+    "joint-whitening": lambda: eq.methods.JointWhitening(clip_norm=0.5),
     "adaclip": lambda: eq.methods.AdaClip(clip_norm=0.5),
     "dp-adam-bc": lambda: eq.methods.DPAdamBC(clip_norm=0.5),
     "disk": lambda: eq.methods.DiSK(clip_norm=0.5),

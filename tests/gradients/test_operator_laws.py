@@ -257,6 +257,61 @@ def test_columns_may_be_scaled_and_rows_combined(make, dtype):
         assert found.select(["conv"]).names == ("conv",)
 
 
+def square(width, seed=70, dtype=torch.float64):
+    g = torch.Generator().manual_seed(seed)
+    return torch.randn(width, width, generator=g, dtype=dtype)
+
+
+@DTYPES
+@KINDS
+def test_inputs_may_be_multiplied_and_have_second_moments(make, dtype):
+    """The oracle beside the fast path: both on the formed rows."""
+    G, tolerance = make(dtype=dtype), 10 * TOLERANCE[dtype]
+    tensors, C = G.materialise().tensors, torch.linspace(-1, 1, 6, dtype=dtype)
+    matrices = {name: square(SHAPES[name][1], dtype=dtype) for name in ("linear", "tied", "unused", "reused")}
+    found = G.multiplied(matrices)
+    expected = {name: rows @ matrices[name] if name in matrices else rows for name, rows in tensors.items()}
+    whole = DenseGradients(expected).matrix()
+    close(found.materialise().matrix(), whole, tolerance)
+    guard = guard_of(dtype, make, shifted) * (10 if make in (difference, scaled_difference) else 1)
+    close(found.row_norms(), whole.norm(dim=1), tolerance + guard)
+    assert (found.row_norms() >= whole.norm(dim=1) * (1 - tolerance)).all()
+    close(flat(found.weighted_sums(C)), C @ whole, tolerance)
+    close(found.rows(slice(1, 3)).materialise().matrix(), whole[1:3], tolerance)
+    moments = G.input_moments({name: (k + 1) * C for k, name in enumerate(matrices)})
+    for k, name in enumerate(matrices):
+        rows = (k + 1) * C[:, None, None] * tensors[name]
+        close(moments[name], (rows.mT @ rows).sum(0), tolerance)
+
+
+def test_inputs_of_one_position_and_look_ups_are_multiplied_as_they_are(monkeypatch):
+    """Nothing of them is formed, for norms, sums or second moments."""
+    g = torch.Generator().manual_seed(4)
+    a, b = (torch.randn(7, 1, width, generator=g, dtype=torch.float64) for width in (5, 3))
+    index = torch.randint(4, (7, 6), generator=g)
+    looked = torch.randn(7, 6, 2, generator=g, dtype=torch.float64)
+    G = FactoredGradients({"w": (OuterFactor(a, b),), "e": (IndexFactor(index, looked, 4),)})
+    dense, C = G.materialise(), torch.rand(7, generator=g, dtype=torch.float64)
+    matrices = {"w": square(5), "e": square(2)}
+    expected = dense.multiplied(matrices)
+    moments = dense.input_moments(dict.fromkeys(matrices, C))
+    for kind in (OuterFactor, IndexFactor):
+        monkeypatch.setattr(kind, "materialise", None)
+    found = G.multiplied(matrices)
+    close(found.row_norms(), expected.row_norms(), 1e-10)
+    for name, total in found.weighted_sums(C).items():
+        close(total, expected.weighted_sums(C)[name], 1e-10)
+    for name, moment in G.input_moments(dict.fromkeys(matrices, C)).items():
+        close(moment, moments[name], 1e-10)
+
+
+def test_second_moments_keep_what_float32_squares_lose():
+    """A tiny gradient of a huge input: its direction is there, at length one."""
+    G = FactoredGradients({"w": (OuterFactor(torch.full((1, 4), 1e15), torch.full((1, 3), 1e-25)),)})
+    moment = G.input_moments({"w": 1 / G.row_norms()})["w"]
+    torch.testing.assert_close(moment, torch.full((4, 4), 0.25))
+
+
 def test_what_follows_a_factor_is_taken_in():
     """No rows are formed for diagonals along the sides of a factor, nor for those of look-ups."""
     G = factored()
@@ -355,6 +410,12 @@ def test_autocast_does_not_reach_the_norms():
         (lambda G: G.scaled(float("nan")), ValueError, "not finite"),
         (lambda G: G.scaled(1e16), ValueError, "apart from zero"),
         (lambda G: G.shifted({"bias": torch.ones(5)}), ValueError, "give each parameter"),
+        (lambda G: G.multiplied({"nothing": torch.eye(3)}), ValueError, "no matrix among"),
+        (lambda G: G.multiplied({"bias": torch.eye(5)}), ValueError, "no matrix among"),
+        (lambda G: G.multiplied({"linear": torch.eye(3)}), ValueError, r"needs \(4, 4\)"),
+        (lambda G: G.multiplied({"linear": torch.eye(4) / 0}), ValueError, "damp"),
+        (lambda G: G.input_moments({"conv": torch.ones(6)}), ValueError, "no matrix among"),
+        (lambda G: G.input_moments({"linear": torch.ones(5)}), ValueError, "one row per record"),
         (lambda G: concat([]), ValueError, "at least one"),
         (lambda G: concat([G, G - G]), ValueError, "guards"),
         (lambda G: FactoredGradients({"w": ()}), ValueError, "shapes="),

@@ -189,6 +189,10 @@ def test_what_scales_and_shifts_rows_is_public():
             g.scaled(diagonal)
     with pytest.raises(PrivateError, match="added to all"):
         g.shifted({"w": secret})
+    matrices = PrivateRows(DenseGradients({"w": torch.ones(1, 1, 2)}), DRAW)
+    with pytest.raises(PrivateError, match="by which rows are multiplied"):
+        matrices.multiplied({"w": Private(torch.eye(2), DRAW)})
+    assert matrices.multiplied({"w": torch.eye(2)}).draw == DRAW
     for factor in (secret, torch.ones(()), True):
         with pytest.raises(TypeError, match="public number"):
             factor * g if factor is True else g * factor

@@ -237,6 +237,7 @@ SYSTEMS = {
     "scale-then-privatise by sides": lambda: eq.methods.ScaleThenPrivatise(
         clip_norm=0.5, scale=SecondMoment(by_sides=True), **NOISE
     ),
+    "joint-whitening": lambda: eq.methods.JointWhitening(clip_norm=0.5, **NOISE),
     "adaclip": lambda: eq.methods.AdaClip(clip_norm=ReleasedQuantile(initial=0.5), **NOISE),
     "dp-adam-bc": lambda: eq.methods.DPAdamBC(clip_norm=0.5, **NOISE),
     "disk": lambda: eq.methods.DiSK(clip_norm=0.5, **NOISE),

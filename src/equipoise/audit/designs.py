@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypedDict
 
+import torch
 from torch import Tensor
 
 from equipoise.audit.canaries import CanaryLayout, public_records
@@ -110,6 +111,11 @@ def _projected(name: str, public: int | None = None) -> Callable[..., Method]:
     )(m, **options)
 
 
+def _entries(context: Context) -> Tensor:
+    """The entries of the parameters, [P, P]."""
+    return torch.eye(sum(value.numel() for value in context.params.values()))
+
+
 def _drawn_columns(context: Context) -> Tensor:
     """The columns of the first random subspace, [K, P]: the seed that they come from is public."""
     source = RandomSubspace(dimension=sum(value.numel() for value in context.params.values()) // 2)
@@ -158,6 +164,11 @@ _SPECIAL: Final[Mapping[str, Design]] = {
         name: Design(_made(name, clip_norm=1.0), one_step={"steps": 3})
         for name in ("scale-then-privatise", "adaclip", "dp-adam-bc", "disk", "doppler")
     },
+    # A canary is an input of one layer, with an entry of the second moment for itself. From the second step
+    # on its row is whitened by what all canaries left, and the canaries would see each other.
+    "joint-whitening": replace(
+        Design(_made("joint-whitening", clip_norm=1.0), **MANY_SMALL, along=_entries), steps=1
+    ),
     "rsdp": Design(
         _made("rsdp", clip_norm=1.0),
         canaries=1500,

@@ -512,8 +512,9 @@ class FactoredGradients(PerSampleGradients):
         factors: dict[str, Sequence[Factor]] = {}
         with full_precision(self.device):
             for name, uses in self.factors.items():
-                matrix = matrices.get(name)
-                factors[name] = uses if matrix is None else [multiplied(factor, matrix) for factor in uses]
+                factors[name] = (
+                    [multiplied(factor, matrices[name]) for factor in uses] if name in matrices else uses
+                )
         out = self._new(factors, self.losses)
         if self._operands is not None:
             out._operands = tuple(operand.multiplied(matrices) for operand in self._operands)

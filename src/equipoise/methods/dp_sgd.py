@@ -147,7 +147,10 @@ class DPSGD(Method):
         view: Callable[..., PrivateRows] | None = None,
         at: Sequence[Parameters] | None = None,
     ) -> tuple[dict[str, Tensor], State]:
-        """The released estimate, and the state with the threshold that it learned; arguments of `released`."""
+        """The released estimate, and the state with the threshold that it learned.
+
+        Args: as for `released`.
+        """
         released, state = self.released(context, state, view, at)
         # The expected size is public; dividing by the realised one would release it.
         return mean_of(released["gradient"], context.sampling.expected_size), state

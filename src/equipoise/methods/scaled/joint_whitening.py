@@ -3,7 +3,7 @@
 With G_i the gradient of record i for a weight W [d_out, d_in], P the root in use and L weights to whiten,
 
     u = sum_i clip(G_i P, C) + C z_1 N                     the other parameters clipped along with it
-    M = sum_i G_i^T G_i / |G_i|^2 + L^(1/2) z_2 N'         symmetrised; x x^T / |x|^2 for one input x per record
+    M = sum_i G_i^T G_i / |G_i|^2 + L^(1/2) z_2 N'         symmetrised; for one input x: x x^T / |x|^2
     z_1 = z / (1 - s)^(1/2),     z_2 = z / s^(1/2)         s: the share of the second moments
     estimate = u P / B
 
@@ -70,11 +70,11 @@ class JointWhitening(DPSGD):
     name: ClassVar[str] = "joint-whitening"
     card: ClassVar[Card] = Card(
         summary="DP-SGD on inputs whitened by their second moment, which is released with the gradients.",
-        claim="Steps along directions that DP-SGD barely moves in; private at DP-SGD's epsilon, and proved so.",
+        claim="Moves where DP-SGD barely does; private at DP-SGD's epsilon, and proved so.",
         source="this library, docs/measurements/joint-whitening.md",
         guarantee="proven",
-        cost="as DP-SGD, and a matrix of inputs by inputs per weight, whose root is taken a few times; layers "
-        "over sequences form their rows in pieces",
+        cost="as DP-SGD, and three matrices of inputs by inputs per weight, whose root is taken a few times; "
+        "layers over sequences form their rows in pieces",
         use_when="A linear model on image features.",
         avoid_when="Layers have some thousand inputs, or nearly all inputs are rare.",
     )

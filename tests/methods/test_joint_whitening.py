@@ -1,0 +1,330 @@
+"""Joint whitening: its formulas on formed rows, its bounds, its noise, and what it is without a root."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+import torch
+from stepping import Follower
+from table import CLASSES, FEATURES, loss, network, parameters, records
+from table import training as train
+from torch import nn
+
+import equipoise as eq
+from equipoise.gradients import DenseGradients, FactoredGradients, dense_gradients
+from equipoise.gradients.factors import OuterFactor
+from equipoise.gradients.factors.base import DenseFactor
+from equipoise.methods import JointWhitening
+from equipoise.methods.base import Setting
+from equipoise.methods.scaled import joint_whitening
+from equipoise.methods.scaled.joint_whitening import whitening_root
+from equipoise.privacy import Draw, PrivateRows, input_moments
+from equipoise.privacy.ledger.replay import RecordingLedger
+from equipoise.privacy.private import unwrap
+
+SLACK = 1 + 1e-5
+ALL = eq.FullBatch(60, 6)
+WEIGHTS = {"0.weight": FEATURES, "2.weight": 5}
+
+
+def follow(method: eq.Method, sampling: eq.privacy.Sampling = ALL, data=None, rate: float = 0.1) -> Follower:
+    return Follower(method, network(), loss, data or records(), sampling, learning_rate=rate)
+
+
+def identity(moment: torch.Tensor, std: float) -> torch.Tensor:
+    """In the place of a root."""
+    return torch.eye(len(moment)).double()
+
+
+def silent():
+    """Records without gradients: all that is released is noise."""
+    data = records()
+    data["weight"].zero_()
+    return data
+
+
+# ---- the formulas
+
+
+def test_it_is_its_formulas_on_formed_rows():
+    """The oracle: every gradient formed, every root by a decomposition of its own."""
+    method = JointWhitening(clip_norm=0.5, share=0.3, noise_multiplier=1e-9)
+    follower = follow(method)
+    x = {name: value.detach().clone() for name, value in follower.params.items()}
+    roots = {name: torch.eye(width, dtype=torch.float64) for name, width in WEIGHTS.items()}
+    sums = {name: 0 * root for name, root in roots.items()}
+    for t in range(1, 6):
+        rows = dense_gradients(network(), loss, records(), params=x).tensors
+        seen = {name: value @ roots[name] if name in roots else value for name, value in rows.items()}
+        weights = (0.5 / DenseGradients(seen).row_norms()).clamp(max=1)
+        estimate = {name: torch.tensordot(weights, value, 1) / 60 for name, value in seen.items()}
+        for name, root in roots.items():
+            estimate[name] = estimate[name] @ root
+            unit = rows[name] / rows[name].flatten(1).norm(dim=1)[:, None, None]
+            sums[name] = sums[name] + (unit.mT @ unit).sum(0)
+        for name, value in follower.step().items():
+            torch.testing.assert_close(value, estimate[name], rtol=1e-6, atol=1e-7)
+        if t in (1, 2, 4):
+            for name, total in sums.items():
+                moment = total / (60 * t)
+                vectors, values, _ = torch.linalg.svd(moment)  # positive semidefinite: no noise to speak of
+                root = vectors @ torch.diag((values + 1e-4) ** -0.5) @ vectors.mT
+                roots[name] = root * (moment.trace() / (root @ moment @ root).trace()).sqrt()
+        x = {name: x[name] - 0.1 * value for name, value in estimate.items()}
+    assert (roots["0.weight"] - torch.eye(FEATURES)).abs().max() > 0.1
+
+
+def test_the_moment_of_a_linear_layer_is_that_of_its_inputs():
+    """x x^T / |x|^2, whatever the error that came back to the layer."""
+    rng = torch.Generator().manual_seed(0)
+    x, error = (torch.randn(9, 1, width, generator=rng, dtype=torch.float64) for width in (4, 3))
+    rows = PrivateRows(FactoredGradients({"w": (OuterFactor(x, error),)}), Draw("batch", 0))
+    found = unwrap(input_moments(rows, ["w"]).value["w"])
+    unit = x[:, 0] / x[:, 0].norm(dim=1, keepdim=True)
+    torch.testing.assert_close(found, unit.T @ unit)
+
+
+def test_a_root_keeps_the_length_of_an_average_input():
+    moment = torch.diag(torch.tensor([4.0, 1.0, 0.25, -0.1], dtype=torch.float64))
+    root = whitening_root(moment, 0.01)
+    assert float((root @ moment.clamp(min=0) @ root).trace()) == pytest.approx(5.25)
+    ratio = ((4 + 0.01 * 8**0.5) / (1 + 0.01 * 8**0.5)) ** 0.5
+    assert float(root[1, 1] / root[0, 0]) == pytest.approx(ratio)
+    # Nothing but noise: no direction is preferred.
+    assert torch.equal(whitening_root(-moment.clamp(min=0), 0.01), torch.eye(4, dtype=torch.float64))
+
+
+# ---- what is DP-SGD, is it bit for bit
+
+
+def test_without_roots_it_is_dp_sgd_bit_for_bit(monkeypatch):
+    """Sums of gradients and their noise are those of DP-SGD at z / (1 - s)^(1/2)."""
+
+    class Recording(eq.PrivateTraining):
+        ledger_class = RecordingLedger
+
+    def ran(method, steps):
+        model = network()
+        run = Recording(
+            model,
+            torch.optim.SGD(model.parameters(), lr=0.1),
+            loss=loss,
+            data=records(),
+            sampling=eq.Poisson(20, 60, steps),
+            method=method,
+            reproducible=True,
+        )
+        list(run)
+        sums = [each["gradient"] for each in run.ledger.sums]
+        noise = [
+            {name: value - raw[name] for name, value in left["gradient"].items()}
+            for left, raw in zip(run.ledger.transcript, sums, strict=True)
+        ]
+        return sums, noise
+
+    def flat(named):
+        return torch.cat([value.flatten() for each in named for value in each.values()])
+
+    mine = JointWhitening(clip_norm=0.5, share=0.36, noise_multiplier=0.8)
+    plain = eq.DPSGD(clip_norm=0.5, noise_multiplier=1.0)
+    assert torch.equal(flat(ran(mine, 1)[0]), flat(ran(plain, 1)[0]))  # the first step has no root
+    monkeypatch.setattr(joint_whitening, "whitening_root", identity)
+    sums, noise = ran(mine, 40)
+    plain_sums, plain_noise = ran(plain, 40)
+    assert torch.equal(flat(sums[:1]), flat(plain_sums[:1]))
+    assert float(flat(noise).std()) == pytest.approx(0.5, rel=0.05)  # 2,120 numbers: 1.5 % each
+    assert float(flat(plain_noise).std()) == pytest.approx(0.5, rel=0.05)
+
+
+def test_a_root_that_is_the_identity_changes_no_bit(monkeypatch):
+    quiet = {"clip_norm": 0.5, "noise_multiplier": 1e-30}  # below what a sum can hold
+    monkeypatch.setattr(joint_whitening, "whitening_root", identity)
+    ends = []
+    for method in (JointWhitening(**quiet), eq.DPSGD(**quiet)):
+        run = train(method, sampling=ALL, budget=None)
+        list(run)
+        ends.append(parameters(run.model))
+    assert torch.equal(*ends)
+
+
+# ---- privacy
+
+
+@pytest.mark.parametrize("share", [0.05, 0.2, 0.7])
+def test_both_releases_are_one_gaussian_of_the_multiplier(share):
+    plan = JointWhitening(noise_multiplier=1.3, share=share).plan(Setting(sampling=ALL)).releases
+    assert plan.combined_multiplier(frozenset({"gradient", "input_moments"})) == pytest.approx(1.3)
+    assert plan["input_moments"].max_bound == 1.0
+    same = eq.DPSGD(noise_multiplier=1.3).plan(Setting(sampling=ALL)).releases
+    assert plan.epsilon(1e-5).value == pytest.approx(same.epsilon(1e-5).value)
+
+
+def moments_of(rows: dict[str, torch.Tensor], names: list[str]) -> torch.Tensor:
+    found = input_moments(PrivateRows(DenseGradients(rows), Draw("batch", 0)), names)
+    assert (found.add_remove, found.replace) == (1.0, math.sqrt(2))
+    return torch.cat([unwrap(value).double().flatten() for value in found.value.values()])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("layers", [1, 3])
+def test_one_record_moves_the_second_moments_by_their_bounds(layers, dtype):
+    """Records of forty orders of magnitude, zero included, over layers of other shapes."""
+    rng = torch.Generator().manual_seed(1)
+    shapes = {"a": (3, 4), "b": (1, 6), "c": (5, 2)}
+    names = list(shapes)[:layers]
+    added, replaced = [], []
+
+    def record():
+        out = {}
+        for name, shape in shapes.items():
+            scale = 10 ** (40 * torch.rand((), generator=rng).double() - 20)
+            # of rank one, as a layer with one input has them, and of full rank
+            parts = [torch.randn(1, size, generator=rng).double() for size in shape]
+            full = torch.randn(1, *shape, generator=rng).double()
+            row = parts[0][:, :, None] * parts[1][:, None, :] if float(full[0, 0, 0]) > 0 else full
+            out[name] = (scale * row * (float(full[0, 0, 0]) < 1)).to(dtype)
+        return out
+
+    for _ in range(200):
+        others = [record() for _ in range(3)]
+        whole, replacement = record(), record()
+
+        def joined(*parts):
+            return {name: torch.cat([part[name] for part in parts]) for name in shapes}
+
+        here, without, other = (
+            moments_of(joined(*parts), names)
+            for parts in ((*others, whole), tuple(others), (*others, replacement))
+        )
+        added.append(float((here - without).norm()))
+        replaced.append(float((here - other).norm()))
+    assert 0.99 < max(added) <= SLACK
+    assert max(replaced) <= math.sqrt(2) * SLACK
+
+
+def test_replaced_records_reach_the_bound():
+    pair = [moments_of({"a": torch.eye(2)[None, i : i + 1]}, ["a"]) for i in (0, 1)]
+    assert float((pair[0] - pair[1]).norm()) == pytest.approx(math.sqrt(2))
+
+
+def test_a_bad_record_leaves_the_second_moments():
+    rng = torch.Generator().manual_seed(2)
+    good = {"a": torch.randn(4, 2, 3, generator=rng), "b": torch.randn(4, 1, 2, generator=rng)}
+    bad = {name: torch.cat([value, torch.full_like(value[:1], math.nan)]) for name, value in good.items()}
+    assert torch.equal(moments_of(good, ["a", "b"]), moments_of(bad, ["a", "b"]))
+
+
+@pytest.mark.parametrize(("share", "layers"), [(0.2, 2), (0.5, 2), (0.2, 1)])
+def test_the_noise_of_moments_and_gradients_is_what_it_says(share, layers):
+    """Where there is nothing but noise: z (1 - s)^(-1/2) C, and z (L / s)^(1/2) on the diagonal."""
+    steps = 300
+    method = JointWhitening(
+        clip_norm=0.5, share=share, noise_multiplier=1.5, most_inputs=6 if layers == 2 else 5
+    )
+    follower = follow(method, eq.FullBatch(60, steps), silent(), rate=0.0)
+    # The roots mix the gradients' noise, and the biases keep it as it is.
+    biases = [torch.cat([step["0.bias"], step["2.bias"]]) for step in (follower.step() for _ in range(steps))]
+    assert 60 * float(torch.stack(biases).std()) == pytest.approx(0.75 / (1 - share) ** 0.5, rel=0.05)
+    assert set(follower.state["moments"]) == set(list(WEIGHTS)[2 - layers :])
+    kept = [state["moments"] for state in follower.states]
+    diagonal, rest = [], []
+    for before, after in itertools.pairwise(kept):
+        for name, total in after.items():
+            noise = total - before[name]
+            assert torch.equal(noise, noise.T)
+            diagonal.append(noise.diagonal())
+            rest.append(noise[0, 1:])
+    expected = 1.5 * (layers / share) ** 0.5
+    assert float(torch.cat(diagonal).std()) == pytest.approx(expected, rel=0.05)
+    assert float(torch.cat(rest).std()) == pytest.approx(expected / 2**0.5, rel=0.05)
+
+
+def test_the_damping_knows_the_noise(monkeypatch):
+    """The deviation that a root is told is that of the mean moment's diagonal."""
+    told = []
+    monkeypatch.setattr(
+        joint_whitening,
+        "whitening_root",
+        lambda moment, std: told.append((moment, std)) or torch.eye(len(moment)).double(),
+    )
+    method = JointWhitening(noise_multiplier=2.0, share=0.5)
+    follow(method, eq.FullBatch(60, 600), silent(), rate=0.0).run(600)
+    assert len(told) == 2 * 10  # after 1, 2, 4, ... 512 steps
+    scores = torch.cat([moment.diagonal() / std for moment, std in told])
+    assert float(scores.square().mean()) == pytest.approx(1, rel=0.35)  # 110 numbers that hang together
+    assert told[0][1] == pytest.approx(2.0 * (2 / 0.5) ** 0.5 / 60)
+
+
+# ---- which weights, ghost norms, and what is refused
+
+
+def test_weights_with_too_many_inputs_stay_as_in_dp_sgd():
+    method = JointWhitening(clip_norm=0.5, most_inputs=5, noise_multiplier=1.0)
+    follower = follow(method)
+    follower.run(3)
+    assert set(follower.state["roots"]) == {"2.weight"}
+    with pytest.raises(ValueError, match="most_inputs=4: the model has no weight matrix"):
+        list(train(JointWhitening(clip_norm=0.5, most_inputs=4)))
+
+
+def test_no_rows_of_a_plain_network_are_formed(monkeypatch):
+    formed = []
+    original = DenseFactor.__init__
+
+    def noting(self, g, *rest):
+        formed.append(tuple(g.shape[1:]))
+        original(self, g, *rest)
+
+    follower = follow(JointWhitening(clip_norm=0.5, noise_multiplier=1.0))
+    follower.step()  # the gradients are looked at
+    monkeypatch.setattr(DenseFactor, "__init__", noting)
+    monkeypatch.setattr(OuterFactor, "materialise", None)
+    follower.run(4)
+    assert (5, FEATURES) not in formed
+    assert (CLASSES, 5) not in formed
+
+
+def test_layers_over_sequences_are_whitened_too():
+    """Their rows are formed for the second moments: the law of the operator holds them to the formula."""
+
+    class Sequences(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner, self.outer = nn.Linear(4, 3).double(), nn.Linear(3, 2).double()
+
+        def forward(self, x):
+            return self.outer(self.inner(x).tanh().mean(1))
+
+    rng = torch.Generator().manual_seed(3)
+    data = {"x": torch.randn(60, 5, 4, generator=rng, dtype=torch.float64), "y": torch.arange(60) % 2}
+
+    def sequence_loss(model, batch):
+        return nn.functional.cross_entropy(model(batch["x"]), batch["y"], reduction="none")
+
+    model = Sequences()
+    start = {name: value.detach().clone() for name, value in model.named_parameters()}
+    method = JointWhitening(noise_multiplier=1e-9)
+    follower = Follower(method, model, sequence_loss, data, eq.FullBatch(60, 4))
+    follower.run(1)
+    rows = dense_gradients(Sequences(), sequence_loss, data, params=start).tensors
+    for name, moment in follower.state["moments"].items():
+        unit = rows[name] / rows[name].flatten(1).norm(dim=1)[:, None, None]
+        torch.testing.assert_close(moment, (unit.mT @ unit).sum(0), rtol=1e-6, atol=1e-6)
+    follower.run(3)
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: JointWhitening(share=0.0), "share"),
+        (lambda: JointWhitening(share=1.0), "share"),
+        (lambda: JointWhitening(most_inputs=0), "most_inputs"),
+        (lambda: JointWhitening(most_inputs=2.5), "most_inputs"),
+        (lambda: JointWhitening(clip_norm=-1.0), "clip_norm"),
+    ],
+)
+def test_settings_out_of_range_are_refused(make, words):
+    with pytest.raises((ValueError, TypeError), match=words):
+        make()
