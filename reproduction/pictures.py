@@ -5,6 +5,9 @@ The model is a point w of the plane, the 500 records a_i lie in the same plane, 
 of the records. A fifth of the records lies apart: clipping weighs it down and moves the point of rest. The 40
 public records are like the private ones, and stand a little aside.
 
+Of a method that looks at inputs the model is linear and its weight is the point w. The records are inputs x_i
+with targets near x_i b, for the same best point b, and long in one direction.
+
 Trainings are those of `harness.follow`, with noise from a public seed. `python -m reproduction pictures NAME`
 draws the picture of a method into `docs/figures`.
 """
@@ -33,6 +36,7 @@ from equipoise.methods import (
     DiSK,
     Doppler,
     DPAdamBC,
+    JointWhitening,
     Method,
     PlainSGD,
     PublicOnly,
@@ -87,6 +91,30 @@ PRIVATE = _records(400, 100, (0.0, 0.0), seed=1)
 PUBLIC = _records(32, 8, (0.3, -0.5), seed=2)
 
 
+class Weight(nn.Module):
+    """A linear model: its output is w x."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.point = nn.Linear(2, 1, bias=False)
+        with torch.no_grad():
+            self.point.weight.copy_(torch.tensor(START)[None])
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.point(inputs).squeeze(1)
+
+
+def _stretched() -> dict[str, Tensor]:
+    """Inputs with a deviation of 1 along (1, 1) and of 0.2 across, and their targets."""
+    chance = torch.Generator().manual_seed(3)
+    parts = torch.randn(len(PRIVATE), 3, generator=chance) * torch.tensor([1.0, 0.2, 0.1])
+    inputs = parts[:, :2] @ torch.tensor([[1.0, 1.0], [1.0, -1.0]]) / math.sqrt(2)
+    return {"input": inputs, "target": inputs @ PRIVATE.mean(0) + parts[:, 2]}
+
+
+INPUTS = _stretched()
+
+
 @dataclass(frozen=True)
 class Picture:
     """What is drawn for a method.
@@ -97,6 +125,7 @@ class Picture:
         steps: of every training.
         paths: seeds whose paths are drawn; the distances are those of five seeds.
         public: whether the public records are drawn.
+        inputs: whether the model is linear and the records are inputs.
     """
 
     methods: Mapping[str, Method]
@@ -104,6 +133,7 @@ class Picture:
     steps: int = 100
     paths: int = 1
     public: bool = False
+    inputs: bool = False
 
 
 def _pictures() -> dict[str, Picture]:
@@ -160,6 +190,11 @@ def _pictures() -> dict[str, Picture]:
         "scale-then-privatise": Picture(
             {"scale-then-privatise": ScaleThenPrivatise(clip_norm=4.0), **dp_sgd}, paths=3
         ),
+        "joint-whitening": Picture(
+            {"joint-whitening": JointWhitening(clip_norm=1.0), "dp-sgd": DPSGD(clip_norm=1.0)},
+            paths=3,
+            inputs=True,
+        ),
         "adaclip": Picture({"adaclip": AdaClip(clip_norm=4.0), **dp_sgd}, paths=3),
         # A rate of 0.1 moves each entry by 0.1 per step, whatever the gradient's size.
         "dp-adam-bc": Picture({"dp-adam-bc": DPAdamBC(clip_norm=4.0), **dp_sgd}, paths=3),
@@ -196,7 +231,7 @@ def picture(name: str) -> tuple[Figure, dict[str, tuple[float, float, float]]]:
     chosen, best = PICTURES[name], PRIVATE.mean(0)
     figure = Figure(figsize=(6.2, 3.3), layout="constrained")
     plane, distance = figure.subplots(1, 2, width_ratios=(1.3, 1))
-    _draw_plane(plane, chosen.public, best)
+    _draw_plane(plane, chosen, best)
     ends = {}
     for number, (label, method) in enumerate(chosen.methods.items()):
         colour, above = COLOURS[number], 3 - 0.1 * number  # the method of the page is on top
@@ -225,11 +260,12 @@ def picture(name: str) -> tuple[Figure, dict[str, tuple[float, float, float]]]:
     return figure, ends
 
 
-def _draw_plane(axes: Axes, public: bool, best: Tensor) -> None:
+def _draw_plane(axes: Axes, chosen: Picture, best: Tensor) -> None:
     """The records, the start and the best point."""
-    axes.plot(*PRIVATE.T, "o", color="#9aa4ad", markersize=2, markeredgewidth=0)
-    axes.text(4, 1.7, "records", color="#5b6770", fontsize=9, ha="center")
-    if public:
+    records, word = (INPUTS["input"], "inputs") if chosen.inputs else (PRIVATE, "records")
+    axes.plot(*records.T, "o", color="#9aa4ad", markersize=2, markeredgewidth=0)
+    axes.text(4, 1.7, word, color="#5b6770", fontsize=9, ha="center")
+    if chosen.public:
         axes.plot(*PUBLIC.T, "^", color="#b23a8e", markersize=4, markeredgewidth=0)
         axes.text(4, 1.2, "public records", color="#b23a8e", fontsize=9, ha="center")
     white = {"boxstyle": "round,pad=0.1", "facecolor": "white", "alpha": 0.8, "edgecolor": "none"}
@@ -254,9 +290,17 @@ def _path(method: Method, chosen: Picture, seed: int) -> Tensor:
     def loss(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
         return 0.5 * (model(batch["one"]) - batch["place"]).square().sum(1)
 
+    def loss_of_inputs(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
+        return 0.5 * (model(batch["input"]) - batch["target"]).square()
+
+    problem = (
+        Problem("inputs", Weight, loss_of_inputs, INPUTS, len(PRIVATE), note)
+        if chosen.inputs
+        else Problem("plane", Plane, loss, _batch(PRIVATE), len(PRIVATE), note)
+    )
     follow(
         method,
-        Problem("plane", Plane, loss, _batch(PRIVATE), len(PRIVATE), note),
+        problem,
         sampling=Poisson(100, len(PRIVATE), chosen.steps),
         budget=Budget(chosen.epsilon, 1e-5),
         learning_rate=RATE,

@@ -912,6 +912,95 @@ MUTATIONS = (
         ("tests/methods/test_scaled_and_filtered.py::test_scaling_by_second_moments_by_its_formula",),
     ),
     Mutation(
+        "second moments of several layers that each take the whole bound",
+        "privacy/bounds/second_moments.py",
+        (("torch.full_like(norms, len(names) ** -0.25)", "torch.ones_like(norms)"),),
+        ("tests/methods/test_joint_whitening.py::test_one_record_moves_the_second_moments_by_their_bounds",),
+    ),
+    Mutation(
+        "second moments of gradients as long as they are",
+        "privacy/bounds/second_moments.py",
+        (
+            (
+                "weights = weights_for(torch.full_like(norms, len(names) ** -0.25), norms)",
+                "weights = torch.full_like(norms, len(names) ** -0.25)",
+            ),
+        ),
+        ("tests/methods/test_joint_whitening.py::test_one_record_moves_the_second_moments_by_their_bounds",),
+    ),
+    Mutation(
+        "the bound of a replaced record's second moment taken for that of one more",
+        "privacy/bounds/second_moments.py",
+        (
+            (
+                "make_bounded(as_private(value, rows.draw), 1.0, math.sqrt(2), rows.draw, bad)",
+                "make_bounded(as_private(value, rows.draw), 1.0, 1.0, rows.draw, bad)",
+            ),
+        ),
+        ("tests/methods/test_joint_whitening.py::test_one_record_moves_the_second_moments_by_their_bounds",),
+    ),
+    Mutation(
+        "norms of whitened rows taken before they are whitened",
+        "methods/scaled/joint_whitening.py",
+        (
+            ("return rows.multiplied(roots)", "return rows"),
+            (
+                "released, rest = self.released(context, learned, view=whitened, others=moments)",
+                "released, rest = self.released(context, learned, view=whitened, others=moments)\n"
+                "        for name, root in roots.items():\n"
+                '            released["gradient"][name] = released["gradient"][name] @ root',
+            ),
+        ),
+        ("tests/methods/test_joint_whitening.py::test_it_is_its_formulas_on_formed_rows",),
+    ),
+    Mutation(
+        "both sums at the whole multiplier",
+        "methods/scaled/joint_whitening.py",
+        (
+            ("noise_multiplier / math.sqrt(1 - self.share)", "noise_multiplier"),
+            ("noise_multiplier / math.sqrt(self.share)", "noise_multiplier"),
+        ),
+        ("tests/methods/test_joint_whitening.py::test_both_releases_are_one_gaussian_of_the_multiplier",),
+    ),
+    Mutation(
+        "second moments without their noise",
+        "methods/scaled/joint_whitening.py",
+        (
+            (
+                "def moments(rows: PrivateRows) -> dict[str, Bounded]:\n"
+                '            return {"input_moments": input_moments(rows, names)}',
+                "raw = []\n\n        def moments(rows: PrivateRows) -> dict[str, Bounded]:\n"
+                "            raw.append(input_moments(rows, names))\n"
+                '            return {"input_moments": raw[-1]}',
+            ),
+            (
+                'released["input_moments"][name].to(kept.dtype)',
+                "sum(one.value[name]._held for one in raw).to(kept.dtype)",
+            ),
+        ),
+        (
+            "tests/methods/test_joint_whitening.py::test_the_noise_of_moments_and_gradients_is_what_it_says",
+            "tests/methods/test_laws.py::test_thresholds_are_functions_of_what_was_released",
+        ),
+    ),
+    Mutation(
+        "a row's product with a matrix from private values",
+        "privacy/rows.py",
+        (("if any(isinstance(matrix, Private) for matrix in matrices.values()):", "if False:"),),
+        ("tests/privacy/test_provenance.py::test_what_scales_and_shifts_rows_is_public",),
+    ),
+    Mutation(
+        "the other use of a weight not multiplied",
+        "gradients/factors/multiplied.py",
+        (
+            (
+                "left, right = (_outer(cast(OuterFactor, operand), matrix) for operand in factor._operands)",
+                "left, right = (cast(OuterFactor, operand) for operand in factor._operands)",
+            ),
+        ),
+        ("tests/gradients/test_operator_laws.py::test_inputs_may_be_multiplied_and_have_second_moments",),
+    ),
+    Mutation(
         "a coefficient of the low-pass filter that is not applied",
         "methods/filtered/doppler.py",
         (("value - factor * earlier[name] for", "value for"),),
