@@ -16,7 +16,7 @@ from pathlib import Path
 
 import equipoise as eq
 from benchmarks.trained_contenders import Contender, Images, append, tuned
-from equipoise.methods import AdaClip, DiSK, Doppler, DPAdamBC, ScaleThenPrivatise
+from equipoise.methods import AdaClip, DiSK, Doppler, DPAdamBC, JointWhitening, ScaleThenPrivatise
 
 DRAWS = eq.Poisson(1_000, 55_000, 240)
 RATES = tuple(2.0**k for k in range(2, 8))
@@ -29,6 +29,7 @@ CONTENDERS = {
     "disk": Contender(lambda: DiSK(clip_norm=0.3, kappa=0.7, gamma=0.5), DRAWS, RATES),
     "doppler": Contender(lambda: Doppler(clip_norm=0.3), DRAWS, RATES),
     "scale-then-privatise": Contender(lambda: ScaleThenPrivatise(clip_norm=0.3), DRAWS, RATES),
+    "joint-whitening": Contender(lambda: JointWhitening(clip_norm=0.3), DRAWS, RATES),
     "adaclip": Contender(lambda: AdaClip(clip_norm=0.3), DRAWS, RATES),
     "dp-adam-bc": Contender(lambda: DPAdamBC(clip_norm=0.3), DRAWS, [rate / 2**12 for rate in RATES]),
 }
