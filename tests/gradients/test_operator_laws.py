@@ -305,11 +305,15 @@ def test_inputs_of_one_position_and_look_ups_are_multiplied_as_they_are(monkeypa
         close(moment, moments[name], 1e-10)
 
 
-def test_second_moments_keep_what_float32_squares_lose():
-    """A tiny gradient of a huge input: its direction is there, at length one."""
-    G = FactoredGradients({"w": (OuterFactor(torch.full((1, 4), 1e15), torch.full((1, 3), 1e-25)),)})
-    moment = G.input_moments({"w": 1 / G.row_norms()})["w"]
-    torch.testing.assert_close(moment, torch.full((4, 4), 0.25))
+@pytest.mark.parametrize("size", [1e-40, 1e-35, 1e-25, 1e15, 1e25, 1e37])
+def test_second_moments_keep_what_float32_squares_lose(size):
+    """Inputs and errors of opposite sizes: the direction at length one, or shorter where a size is lost."""
+    error = min(1e-10 / size, 1e38)
+    G = FactoredGradients({"w": (OuterFactor(torch.full((1, 4), size), torch.full((1, 3), error)),)})
+    moment = G.input_moments({"w": 1 / G.row_norms().clamp(min=1e-12)})["w"]
+    assert float(moment.norm()) <= 1 + 1e-5
+    if size in (1e-25, 1e15, 1e25):
+        torch.testing.assert_close(moment, torch.full((4, 4), 0.25))
 
 
 def test_what_follows_a_factor_is_taken_in():

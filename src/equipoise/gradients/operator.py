@@ -527,14 +527,14 @@ class FactoredGradients(PerSampleGradients):
 
     def _input_moment(self, name: str, weights: Mapping[str, Tensor]) -> Tensor:
         width = require_matrix("weights", name, self.shapes)
-        w, uses = self._weights_for(name, weights).to(self.dtype)[:, None, None], self.factors[name]
-        total = torch.zeros(width, width, dtype=self.dtype, device=self.device)
-        few = input_rows(uses[0]) if len(uses) == 1 else None
+        w, uses = self._weights_for(name, weights).to(self.dtype), self.factors[name]
+        few = input_rows(uses[0], w) if len(uses) == 1 else None
         if few is not None:
-            kept = (few * w).flatten(0, 1)
-            return total + contracted(kept.t(), kept)
+            kept = few.flatten(0, 1)
+            return contracted(kept.t(), kept).to(self.dtype)
+        total = torch.zeros(width, width, dtype=self.dtype, device=self.device)
         for part in chunks(self.num_records if uses else 0, self.shapes[name].numel()):
-            kept = (summed_rows(uses, part) * w[part]).flatten(0, 1)
+            kept = (summed_rows(uses, part) * w[part, None, None]).flatten(0, 1)
             total += contracted(kept.t(), kept)
         return total
 

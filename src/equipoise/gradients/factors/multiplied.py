@@ -5,11 +5,11 @@ The rows of a parameter W [d_out, d_in] are matrices G_i of its shape. For a mat
     G_i P               is the gradient of a layer that sees P^T x in the place of its input x
     sum_i w_i^2 G_i^T G_i     is the rows' second moment on that side, [d_in, d_in]
 
-| factor | G_i P | rows h with G_i^T G_i = sum_h h h^T |
+| factor | G_i P | rows h with w_i^2 G_i^T G_i = sum_h h h^T |
 |---|---|---|
-| one outer product ``b (outer) a`` | ``b (outer) P^T a`` | ``|b| a`` |
+| one outer product ``b (outer) a`` | ``b (outer) P^T a`` | ``w |b| a`` |
 | several | the same, position by position | formed |
-| look-up | ``b P`` | ``b``, of equal indices added up |
+| look-up | ``b P`` | ``w b``, of equal indices added up |
 | all others | formed | formed |
 """
 
@@ -58,19 +58,24 @@ def _outer(factor: OuterFactor, matrix: Tensor) -> OuterFactor:
     return left._minus(right, factor.kernel)
 
 
-def input_rows(factor: Factor) -> Tensor | None:
-    """Few rows h of each record with ``G_i^T G_i = sum_h h h^T``, [B, n, d_in]; None where there are none.
+def input_rows(factor: Factor, weights: Tensor) -> Tensor | None:
+    """Few rows h of each record with ``w_i^2 G_i^T G_i = sum_h h h^T``, [B, n, d_in]; None for want of them.
+
+    Args:
+        factor: the only use of a matrix parameter.
+        weights: w [B].
 
     >>> f = OuterFactor(torch.tensor([[1.0, 2.0]]), torch.tensor([[3.0, 4.0]]))
-    >>> input_rows(f)
-    tensor([[[ 5., 10.]]])
+    >>> input_rows(f, torch.tensor([0.5]))
+    tensor([[[2.5000, 5.0000]]])
     """
     if isinstance(factor, OuterFactor) and factor.positions == 1 and factor.shape == factor.matrix_shape:
+        a = widen(factor.a)
         # In float64, where no square vanishes or overflows.
         sizes = torch.linalg.vector_norm(factor.b, dim=2, keepdim=True, dtype=torch.float64)
-        a = widen(factor.a)
-        return (a * sizes).to(a.dtype)
+        sizes = (sizes * weights[:, None, None]).clamp_(max=torch.finfo(a.dtype).max)
+        return a * sizes.to(a.dtype)
     if isinstance(factor, IndexFactor):
         b = factor.wide_b()
-        return factor._segment_sums(b).view_as(b)
+        return factor._segment_sums(b).view_as(b) * weights[:, None, None].to(b.dtype)
     return None
