@@ -161,6 +161,14 @@ def test_both_releases_are_one_gaussian_of_the_multiplier(share):
     assert plan.epsilon(1e-5).value == pytest.approx(same.epsilon(1e-5).value)
 
 
+def test_stages_change_the_noise_of_gradients_and_are_accounted_for():
+    setting = Setting(sampling=ALL, budget=eq.Budget(4.0, 1e-5))
+    plan = JointWhitening(noise_multiplier=eq.methods.NoiseStages((1.0, 0.5))).plan(setting).releases
+    assert 0.98 * 4 <= plan.epsilon(1e-5).value <= 4
+    first, last = (plan["gradient"].mechanism.at(ordinal).noise_multiplier for ordinal in (0, 5))
+    assert (last / first, plan["input_moments"].noise_multiplier) == (0.5, pytest.approx(2 * first))
+
+
 def moments_of(rows: dict[str, torch.Tensor], names: list[str]) -> torch.Tensor:
     found = input_moments(PrivateRows(DenseGradients(rows), Draw("batch", 0)), names)
     assert (found.add_remove, found.replace) == (1.0, math.sqrt(2))
