@@ -25,7 +25,7 @@ BASE = "dp-sgd"
 def measure(task: str, methods: list[str], rounds: int, threads: int, **visit: float) -> dict[str, dict]:
     """By method: ms per step, ratios to DP-SGD and to plain training with quartiles, extra memory."""
     names = ["plain", *(PREFIX + method for method in methods)]
-    workers, failed = start(task, names, threads, keep=False)
+    workers, failed = start(task, names, threads)
     times: dict[str, list[float]] = {name: [] for name in workers}
     for _ in range(rounds):
         for name, process in workers.items():

@@ -24,84 +24,33 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.fsdp import fully_shard
 
 import equipoise as eq
 from equipoise.training.forwards import PUBLIC_ROWS
-from tasks import _Block, _classification, _language
+from tasks import Task, language, resnet18
 
-
-class Block(nn.Module):
-    """A block of a language model: attention and two layers behind norms."""
-
-    def __init__(self, width: int, heads: int) -> None:
-        super().__init__()
-        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
-        self.heads = heads
-
-    def forward(self, x: Tensor) -> Tensor:
-        count, length, width = x.shape
-        q, k, v = self.qkv(self.norm1(x)).reshape(count, length, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
-        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + self.out(mixed.transpose(1, 2).reshape(count, length, width))
-        return x + self.down(F.gelu(self.up(self.norm2(x))))
-
-
-class LanguageModel(nn.Module):
-    """4.2 million parameters."""
-
-    def __init__(self, width: int = 256, layers: int = 4, words: int = 2000, length: int = 256) -> None:
-        super().__init__()
-        self.table, self.places = nn.Embedding(words, width), nn.Embedding(length, width)
-        self.blocks = nn.ModuleList(Block(width, 4) for _ in range(layers))
-        self.head = nn.Linear(width, words)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        places = torch.arange(tokens.shape[1], device=tokens.device).expand(len(tokens), -1)
-        x = self.table(tokens) + self.places(places)
-        for block in self.blocks:
-            x = block(x)
-        return self.head(x)
-
-
-def language(length: int) -> tuple[nn.Module, dict[str, Tensor], Callable[..., Tensor]]:
-    tokens = torch.randint(0, 2000, (256, length + 1))
-    return LanguageModel(length=length), {"x": tokens[:, :-1], "y": tokens[:, 1:]}, _language
-
-
-def resnet18() -> tuple[nn.Module, dict[str, Tensor], Callable[..., Tensor]]:
-    layers: list[nn.Module] = [nn.Conv2d(3, 64, 3, 1, 1, bias=False), nn.GroupNorm(8, 64), nn.ReLU()]
-    c_in = 64
-    for c_out, stride in [(64, 1), (64, 1), (128, 2), (128, 1), (256, 2), (256, 1), (512, 2), (512, 1)]:
-        layers.append(_Block(c_in, c_out, stride))
-        c_in = c_out
-    model = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, 10))
-    return model, {"x": torch.randn(256, 3, 32, 32), "y": torch.randint(0, 10, (256,))}, _classification
-
-
-TASKS: dict[str, tuple[Callable[[], Any], int]] = {
-    "lm-256": (lambda: language(256), 16),
-    "lm-256-32": (lambda: language(256), 32),
-    "lm-64": (lambda: language(64), 32),
-    "resnet18": (resnet18, 32),
+#: By name: a network with a batch of 256 records, all the data there is, and the records of a step.
+TASKS: dict[str, tuple[Callable[[], Task], int]] = {
+    "lm-256": (lambda: language(256, 256), 16),
+    "lm-256-32": (lambda: language(256, 256), 32),
+    "lm-64": (lambda: language(256, 64), 32),
+    "resnet18": (lambda: resnet18(256), 32),
 }
 
 
 def private(name: str, is_sharded: bool, steps: int) -> eq.PrivateTraining:
     torch.manual_seed(0)
     make, batch = TASKS[name]
-    model, data, losses = make()
+    task = make()
     if is_sharded:
-        shard(model)
+        shard(task.model)
     return eq.PrivateTraining(
-        model,
-        torch.optim.SGD(model.parameters(), lr=0.01),
-        loss=lambda model, batch: losses(model(batch["x"]), batch["y"]),
-        data=data,
+        task.model,
+        torch.optim.SGD(task.model.parameters(), lr=0.01),
+        loss=lambda model, batch: task.losses(model(batch["input"]), batch["label"]),
+        data={"input": task.inputs, "label": task.labels},
         # Every draw has as many records: times do not follow their number.
         sampling=eq.WithoutReplacement(batch, 256, steps),
         method=eq.DPSGD(clip_norm=1.0, noise_multiplier=1.0),
@@ -145,10 +94,13 @@ def against_fsdp(name: str, steps: int) -> dict[str, Any]:
     taken = iter(run)
     torch.manual_seed(0)
     make, batch = TASKS[name]
-    model, data, losses = make()
-    optimizer = torch.optim.SGD(shard(model).parameters(), lr=0.01)
+    task = make()
+    model = shard(task.model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     share = slice(dist.get_rank() * batch // dist.get_world_size(), None)
-    inputs, labels = (data[key][:batch][share][: batch // dist.get_world_size()] for key in ("x", "y"))
+    inputs, labels = (
+        records[:batch][share][: batch // dist.get_world_size()] for records in (task.inputs, task.labels)
+    )
     mine, plain = [], []
     for _ in range(steps):
         dist.barrier()
@@ -157,7 +109,7 @@ def against_fsdp(name: str, steps: int) -> dict[str, Any]:
         dist.barrier()
         middle = time.perf_counter()
         optimizer.zero_grad()
-        losses(model(inputs), labels).mean().backward()
+        task.losses(model(inputs), labels).mean().backward()
         optimizer.step()
         dist.barrier()
         mine.append(middle - began)

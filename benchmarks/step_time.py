@@ -3,26 +3,45 @@
 A step is: forward, backward, clip each record's gradient to norm 1, add noise (multiplier 1), average,
 SGD update, on one fixed batch without data loading. Each (task, method) lives in a process of its own;
 rounds visit the methods in turn, so that a busy machine slows all of them alike; the ratio to plain training
-is taken round by round and its median and quartiles are reported. Peak memory is what a step adds to the
-resident set.
+is taken round by round and its median and quartiles are reported. Memory is the peak of the resident
+set during steps, less what it was with the model and the batch only: gradients and what a method keeps count.
 
     python benchmarks/step_time.py                          # everything that is installed
     python benchmarks/step_time.py --tasks cnn --methods plain ours --rounds 30
+    python benchmarks/step_time.py --tasks lora --together 1   # each method beside plain only
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import ctypes
 import gc
 import json
+import multiprocessing
 import os
+import resource
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable
+from multiprocessing.connection import Connection
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+# Processes are copies of one that has the libraries loaded: importing them takes longer than many a row.
+FORKS = multiprocessing.get_context("forkserver")
+FORKS.set_forkserver_preload(
+    [
+        "tasks",
+        "equipoise.training",
+        "torch.func",
+        "torch._dynamo",
+        "opacus.validators",
+        "transformers",
+        "peft",
+    ]
+)
 
 METHODS = (
     "plain",
@@ -243,126 +262,143 @@ def _status_kib(field: str) -> int:
     return 0
 
 
-def _peak_extra_mb(step: Callable[[], object], task) -> float:
-    """Peak resident set during three steps less the resident set with all gradients dropped, MB."""
-    task.model.zero_grad(set_to_none=True)
+def _resident_kib() -> int:
+    """The resident set, with what was freed given back."""
     gc.collect()
     ctypes.CDLL("libc.so.6").malloc_trim(0)
-    base = _status_kib("VmRSS")
+    return _status_kib("VmRSS")
+
+
+def _peak_kib(step: Callable[[], object]) -> int:
+    """The peak of the resident set during three steps."""
+    _resident_kib()
     Path("/proc/self/clear_refs").write_text("5")
     for _ in range(3):
         step()
-    return (_status_kib("VmHWM") - base) / 1024
+    return _status_kib("VmHWM")
 
 
-def worker(task_name: str, method: str, threads: int) -> None:
+def worker(orders: Connection, task_name: str, method: str, threads: int, gigabytes: int) -> None:
+    """Answer orders until the other end is closed; the first answer says that the method runs, or why not."""
+    try:
+        _serve(orders, task_name, method, threads, gigabytes)
+    except EOFError:
+        return
+    except Exception as error:  # whatever a library refuses with is shown in the table
+        with contextlib.suppress(OSError):
+            orders.send({"failed": f"{type(error).__name__}: {error}"[:300]})
+
+
+def _serve(orders: Connection, task_name: str, method: str, threads: int, gigabytes: int) -> None:
+    if gigabytes:
+        resource.setrlimit(resource.RLIMIT_DATA, (gigabytes << 30, gigabytes << 30))
     import torch
 
-    sys.path.insert(0, str(Path(__file__).parent))
     from tasks import TASKS
 
     torch.set_num_threads(threads)
     torch.manual_seed(0)
     task = TASKS[task_name]()
     if method.startswith(PREFIX):
-        build = equipoise_step(method.removeprefix(PREFIX), TASKS[task_name](PUBLIC_RECORDS))
+        build = equipoise_step(method.removeprefix(PREFIX), TASKS[task_name](batch_size=PUBLIC_RECORDS))
     else:
         build = BUILDERS[method]
+    before = _resident_kib()
     step = build(task)
-    for _ in range(3):
+    for _ in range(2):  # the first takes what is made only once
         step()
-    print(json.dumps({"ready": True}), flush=True)
-    for line in sys.stdin:
-        order = json.loads(line)
+    orders.send({"ready": True})
+    while True:
+        order = orders.recv()
         if order["do"] == "memory":
-            print(json.dumps({"mb": _peak_extra_mb(step, task)}), flush=True)
+            orders.send({"mb": (_peak_kib(step) - before) / 1024})
             continue
-        clock = time.process_time if order.get("processor") else time.perf_counter
+        clock = time.process_time if order["processor"] else time.perf_counter
         times = []
         begin = clock()
-        while clock() - begin < order["seconds"] or len(times) < order.get("steps", 2):
+        while clock() - begin < order["seconds"] or len(times) < order["steps"]:
             start = clock()
             step()
             times.append(clock() - start)
-        answer = {"seconds": statistics.median(times), "mean": statistics.fmean(times)}
-        print(json.dumps(answer), flush=True)
+        orders.send({"seconds": statistics.median(times), "mean": statistics.fmean(times)})
 
 
 class Process:
-    def __init__(self, task: str, method: str, threads: int, keep: bool) -> None:
-        env = os.environ | {"OMP_NUM_THREADS": str(threads)} | (KEEP if keep else {})
-        command = [sys.executable, __file__, "--worker", task, method, "--threads", str(threads)]
-        self.process = subprocess.Popen(
-            command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
+    """A method in a process of its own."""
+
+    def __init__(self, *arguments: object) -> None:
+        self.orders, end = FORKS.Pipe()
+        self.process = FORKS.Process(target=worker, args=(end, *arguments), daemon=True)
+        self.process.start()
+        end.close()
 
     def read(self) -> dict:
-        for line in self.process.stdout:  # libraries print on standard output too
-            if line.startswith("{"):
-                return json.loads(line)
-        tail = self.process.stderr.read().strip().splitlines()
-        raise RuntimeError(tail[-1] if tail else "the worker ended without a word")
+        """The next answer."""
+        try:
+            answer = self.orders.recv()
+        except EOFError:
+            answer = {"failed": "the process ended without a word"}
+        if "failed" in answer:
+            raise RuntimeError(answer["failed"])
+        return answer
 
     def ask(self, **order: object) -> dict:
-        self.process.stdin.write(json.dumps(order) + "\n")
-        self.process.stdin.flush()
+        self.orders.send(order)
         return self.read()
 
     def close(self) -> None:
         self.process.kill()
-        self.process.wait()
+        self.process.join()
 
 
 # --- the comparison
 def start(
-    task: str, methods: list[str], threads: int, keep: bool
+    task: str, methods: list[str], threads: int, gigabytes: int = 0
 ) -> tuple[dict[str, Process], dict[str, str]]:
     """One process per method, all started before any is awaited; and why the others did not start."""
-    workers, failed = {m: Process(task, m, threads, keep) for m in methods}, {}
+    workers, failed = {method: Process(task, method, threads, gigabytes) for method in methods}, {}
     for method, process in list(workers.items()):
         try:
             process.read()
         except RuntimeError as error:
-            failed[method] = str(error)[:200]
+            failed[method] = str(error)
             workers.pop(method).close()
     return workers, failed
 
 
-def time_steps(
-    task: str,
-    methods: list[str],
-    rounds: int,
-    seconds: float,
-    threads: int,
-    keep: bool,
-    processor: bool = False,
-) -> dict:
-    """Median milliseconds, ratio to plain training and its quartiles, by method."""
-    workers, failed = start(task, methods, threads, keep)
-    times: dict[str, list[float]] = {m: [] for m in workers}
-    for _ in range(rounds):
-        for method, process in workers.items():
-            order = {"do": "time", "seconds": seconds, "processor": processor}
-            times[method].append(process.ask(**order)["seconds"])
-    for process in workers.values():
-        process.close()
-    rows: dict[str, dict] = {method: {"failed": why} for method, why in failed.items()}
-    for method in workers:
-        ratios = [t / p for t, p in zip(times[method], times["plain"], strict=True)]
-        low, _, high = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
-        rows[method] = {
-            "ms": 1000 * statistics.median(times[method]),
-            "ratio": statistics.median(ratios),
-            "quartiles": [low, high],
-        }
+def time_steps(task: str, methods: list[str], arguments: argparse.Namespace) -> dict[str, dict]:
+    """Median milliseconds, ratio to plain training and its quartiles, by method, plain training first."""
+    plain, others = methods[0], methods[1:]
+    size = arguments.together or max(len(others), 1)
+    groups = [others[i : i + size] for i in range(0, len(others), size)] or [[]]
+    times: dict[str, list[float]] = {method: [] for method in methods}
+    ratios: dict[str, list[float]] = {method: [] for method in methods}
+    rows: dict[str, dict] = {}
+    for group in groups:
+        workers, failed = start(task, [plain, *group], arguments.threads, arguments.gigabytes)
+        rows |= {method: {"failed": why} for method, why in failed.items()}
+        for _ in range(arguments.rounds if len(workers) > 1 or not others else 0):
+            found = {}
+            for method, process in workers.items():
+                order = {"seconds": arguments.seconds, "steps": arguments.steps}
+                found[method] = process.ask(do="time", processor=arguments.processor, **order)["seconds"]
+                times[method].append(found[method])
+                ratios[method].append(found[method] / found[plain])
+        for process in workers.values():
+            process.close()
+    for method, own in ratios.items():
+        if own:
+            low, middle, high = statistics.quantiles(own, n=4) if len(own) > 1 else own * 3
+            rows[method] = {"ms": 1000 * statistics.median(times[method]), "ratio": middle}
+            rows[method]["quartiles"] = [low, high]
     return rows
 
 
-def peak_memory(task: str, methods: list[str], threads: int) -> dict:
-    """Extra megabytes of a step, by method, with the default allocator, as a user has it."""
+def peak_memory(task: str, methods: list[str], threads: int, gigabytes: int = 0) -> dict[str, dict]:
+    """Megabytes that a method and its steps take at most, by method."""
     rows = {}
     for method in methods:
-        workers, failed = start(task, [method], threads, keep=False)
+        workers, failed = start(task, [method], threads, gigabytes)
         for process in workers.values():
             rows[method] = {"extra_mb": process.ask(do="memory")["mb"]}
             process.close()
@@ -390,38 +426,37 @@ def main() -> None:
     parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=METHODS)
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--seconds", type=float, default=0.6, help="time of one visit to one method")
+    parser.add_argument("--steps", type=int, default=2, help="steps of a visit, at least")
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--measure", nargs="+", default=["time", "memory"], choices=["time", "memory"])
     parser.add_argument(
-        "--default-allocator", action="store_true", help="do not keep freed memory in the process"
+        "--together", type=int, default=0, help="methods at once next to plain training; 0: all"
+    )
+    parser.add_argument("--gigabytes", type=int, default=0, help="most memory of one method; 0: no limit")
+    parser.add_argument("--measure", default="time", choices=["time", "memory"])
+    parser.add_argument(
+        "--default-allocator", action="store_true", help="do not keep freed memory: so memory is measured"
     )
     parser.add_argument(
         "--processor", action="store_true", help="time of the processor, for machines that do other work too"
     )
-    parser.add_argument("--out", type=Path, help="write the results as JSON here")
-    parser.add_argument("--worker", nargs=2, metavar=("TASK", "METHOD"), help=argparse.SUPPRESS)
+    parser.add_argument("--out", type=Path, help="write the results as JSON here, added to what is there")
     arguments = parser.parse_args()
-    if arguments.worker:
-        worker(*arguments.worker, arguments.threads)
-        return
+    if arguments.measure == "time" and not arguments.default_allocator:
+        os.environ.update(KEEP)
+    os.environ["OMP_NUM_THREADS"] = str(arguments.threads)
     methods = ["plain", *[m for m in arguments.methods if m != "plain"]]
-    results: dict[str, dict] = {}
     for task in arguments.tasks:
-        rows: dict[str, dict] = {method: {} for method in methods}
-        found = []
-        if "time" in arguments.measure:
-            keep = not arguments.default_allocator
-            visits = arguments.rounds, arguments.seconds, arguments.threads
-            found.append(time_steps(task, methods, *visits, keep, arguments.processor))
-        if "memory" in arguments.measure:
-            found.append(peak_memory(task, methods, arguments.threads))
-        for part in found:
-            for method, row in part.items():
-                rows[method] |= row
-        results[task] = rows
+        if arguments.measure == "time":
+            rows = time_steps(task, methods, arguments)
+        else:
+            rows = peak_memory(task, methods, arguments.threads, arguments.gigabytes)
         print(f"\n{task}", *(line(method, row) for method, row in rows.items()), sep="\n", flush=True)
         if arguments.out:
-            arguments.out.write_text(json.dumps(results, indent=1))
+            found = json.loads(arguments.out.read_text()) if arguments.out.exists() else {}
+            kept = found.setdefault(task, {})
+            for method, row in rows.items():
+                kept[method] = kept.get(method, {}) | row
+            arguments.out.write_text(json.dumps(found, indent=1))
 
 
 if __name__ == "__main__":
