@@ -3,7 +3,7 @@
 Each method of the table runs through ``PrivateTraining`` on the fixed batch of a task of ``tasks.py``, in a
 process of its own; rounds visit the methods in turn. Times are means over a visit, since methods with an
 anchor or a refresh spend their time unevenly; ratios are taken round by round, and their median and quartiles
-reported. Memory is what a step adds to the resident set. Methods that take public records get 100;
+reported. Memory is as in step_time.py. Methods that take public records get 100;
 ``NAME:KEY=VALUE`` gives a method a setting.
 
     python benchmarks/methods.py                          # all methods, on the CNN and the small transformer
@@ -17,7 +17,7 @@ import json
 import statistics
 from pathlib import Path
 
-from step_time import PREFIX, peak_memory, start
+from step_time import PREFIX, start
 
 BASE = "dp-sgd"
 
@@ -30,16 +30,13 @@ def measure(task: str, methods: list[str], rounds: int, threads: int, **visit: f
     for _ in range(rounds):
         for name, process in workers.items():
             times[name].append(process.ask(do="time", **visit)["mean"])
-    for process in workers.values():
-        process.close()
     rows: dict[str, dict] = {name: {"failed": why} for name, why in failed.items()}
     for name, own in times.items():
-        rows[name] = {"ms": 1000 * statistics.median(own)}
+        rows[name] = {"ms": 1000 * statistics.median(own), "extra_mb": workers[name].ask(do="memory")["mb"]}
+        workers[name].close()
         for label, other in (("to_plain", "plain"), ("to_dp_sgd", PREFIX + BASE)):
             if other in times:
                 rows[name][label] = spread([t / o for t, o in zip(own, times[other], strict=True)])
-    for name, row in peak_memory(task, list(workers), threads).items():
-        rows[name] |= row
     return {name.removeprefix(PREFIX): row for name, row in rows.items()}
 
 

@@ -366,43 +366,33 @@ def start(
     return workers, failed
 
 
-def time_steps(task: str, methods: list[str], arguments: argparse.Namespace) -> dict[str, dict]:
-    """Median milliseconds, ratio to plain training and its quartiles, by method, plain training first."""
+def measured(task: str, methods: list[str], arguments: argparse.Namespace) -> dict[str, dict]:
+    """By method, plain training first: median milliseconds, ratio to plain and its quartiles, megabytes."""
     plain, others = methods[0], methods[1:]
     size = arguments.together or max(len(others), 1)
-    groups = [others[i : i + size] for i in range(0, len(others), size)] or [[]]
     times: dict[str, list[float]] = {method: [] for method in methods}
     ratios: dict[str, list[float]] = {method: [] for method in methods}
-    rows: dict[str, dict] = {}
-    for group in groups:
+    rows: dict[str, dict] = {method: {} for method in methods}
+    for group in [others[i : i + size] for i in range(0, len(others), size)] or [[]]:
         workers, failed = start(task, [plain, *group], arguments.threads, arguments.gigabytes)
-        rows |= {method: {"failed": why} for method, why in failed.items()}
-        for _ in range(arguments.rounds if len(workers) > 1 or not others else 0):
+        for method, why in failed.items():
+            rows[method] = {"failed": why}
+        for _ in range(arguments.rounds if "time" in arguments.measure else 0):
             found = {}
             for method, process in workers.items():
                 order = {"seconds": arguments.seconds, "steps": arguments.steps}
                 found[method] = process.ask(do="time", processor=arguments.processor, **order)["seconds"]
                 times[method].append(found[method])
                 ratios[method].append(found[method] / found[plain])
-        for process in workers.values():
+        for method, process in workers.items():
+            if "memory" in arguments.measure:
+                rows[method]["extra_mb"] = process.ask(do="memory")["mb"]
             process.close()
     for method, own in ratios.items():
         if own:
             low, middle, high = statistics.quantiles(own, n=4) if len(own) > 1 else own * 3
-            rows[method] = {"ms": 1000 * statistics.median(times[method]), "ratio": middle}
+            rows[method] |= {"ms": 1000 * statistics.median(times[method]), "ratio": middle}
             rows[method]["quartiles"] = [low, high]
-    return rows
-
-
-def peak_memory(task: str, methods: list[str], threads: int, gigabytes: int = 0) -> dict[str, dict]:
-    """Megabytes that a method and its steps take at most, by method."""
-    rows = {}
-    for method in methods:
-        workers, failed = start(task, [method], threads, gigabytes)
-        for process in workers.values():
-            rows[method] = {"extra_mb": process.ask(do="memory")["mb"]}
-            process.close()
-        rows |= {name: {"failed": why} for name, why in failed.items()}
     return rows
 
 
@@ -432,24 +422,21 @@ def main() -> None:
         "--together", type=int, default=0, help="methods at once next to plain training; 0: all"
     )
     parser.add_argument("--gigabytes", type=int, default=0, help="most memory of one method; 0: no limit")
-    parser.add_argument("--measure", default="time", choices=["time", "memory"])
+    parser.add_argument("--measure", nargs="+", default=["time", "memory"], choices=["time", "memory"])
     parser.add_argument(
-        "--default-allocator", action="store_true", help="do not keep freed memory: so memory is measured"
+        "--default-allocator", action="store_true", help="give freed memory back, as users' processes do"
     )
     parser.add_argument(
         "--processor", action="store_true", help="time of the processor, for machines that do other work too"
     )
     parser.add_argument("--out", type=Path, help="write the results as JSON here, added to what is there")
     arguments = parser.parse_args()
-    if arguments.measure == "time" and not arguments.default_allocator:
+    if not arguments.default_allocator:
         os.environ.update(KEEP)
     os.environ["OMP_NUM_THREADS"] = str(arguments.threads)
     methods = ["plain", *[m for m in arguments.methods if m != "plain"]]
     for task in arguments.tasks:
-        if arguments.measure == "time":
-            rows = time_steps(task, methods, arguments)
-        else:
-            rows = peak_memory(task, methods, arguments.threads, arguments.gigabytes)
+        rows = measured(task, methods, arguments)
         print(f"\n{task}", *(line(method, row) for method, row in rows.items()), sep="\n", flush=True)
         if arguments.out:
             found = json.loads(arguments.out.read_text()) if arguments.out.exists() else {}

@@ -49,6 +49,11 @@ class Here(step_time.Process):
         self.orders.close()
 
 
+def of(measure, together=0):
+    visits = {"rounds": 2, "seconds": 0.0, "steps": 1, "processor": True}
+    return argparse.Namespace(measure=[measure], together=together, threads=1, gigabytes=0, **visits)
+
+
 @pytest.mark.parametrize("together", [0, 1])
 def test_a_method_that_fails_is_named_and_the_others_are_timed(monkeypatch, together):
     def refuses(task):
@@ -56,10 +61,7 @@ def test_a_method_that_fails_is_named_and_the_others_are_timed(monkeypatch, toge
 
     monkeypatch.setattr(step_time, "Process", Here)
     monkeypatch.setitem(step_time.BUILDERS, "peer", refuses)
-    arguments = argparse.Namespace(
-        together=together, threads=1, gigabytes=0, rounds=2, seconds=0.0, steps=1, processor=True
-    )
-    rows = step_time.time_steps("mlp-16", ["plain", "ours", "peer"], arguments)
+    rows = step_time.measured("mlp-16", ["plain", "ours", "peer"], of("time", together=together))
     assert rows["plain"]["ratio"] == 1.0
     assert rows["ours"]["ratio"] > 1.0
     assert rows["peer"] == {"failed": "ValueError: not this network"}
@@ -76,5 +78,5 @@ def test_memory_counts_what_a_step_holds_and_what_the_method_keeps(monkeypatch, 
 
     monkeypatch.setattr(step_time, "Process", Here)
     monkeypatch.setitem(step_time.BUILDERS, "holds", build)
-    rows = step_time.peak_memory("mlp-16", ["holds"], threads=1)
+    rows = step_time.measured("mlp-16", ["holds"], of("memory"))
     assert 90 < rows["holds"]["extra_mb"] < 130
