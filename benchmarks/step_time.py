@@ -67,6 +67,11 @@ CLIP_NORM, NOISE_MULTIPLIER, LEARNING_RATE = 1.0, 1.0, 0.01
 
 
 # --- the methods
+def trained(model) -> dict:
+    """The parameters that are trained, by name."""
+    return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+
+
 def plain_step(task):
     import torch
 
@@ -93,7 +98,7 @@ def ours_step(task):
     optimizer = torch.optim.SGD(task.model.parameters(), lr=LEARNING_RATE)
     engine = GradientEngine(task.model, lambda model, b: task.losses(model(b["input"]), b["label"]), batch)
     rule = Abadi()
-    named = dict(task.model.named_parameters())
+    named = trained(task.model)
     sizes = [p.numel() for p in named.values()]
     records = len(task.labels)
     noise = NormalStream(Secrets().key)
@@ -180,7 +185,7 @@ def vmap_step(task):
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
     optimizer = torch.optim.SGD(task.model.parameters(), lr=LEARNING_RATE)
-    named = dict(task.model.named_parameters())
+    named = trained(task.model)
 
     def loss(values, x, y):
         return task.losses(functional_call(task.model, values, (x[None],)), y[None])[0]
