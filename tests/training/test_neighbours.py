@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
+import gc
 import math
 import random
 import threading
+import weakref
 from collections import Counter
 from collections.abc import Callable
 from queue import SimpleQueue
@@ -1331,7 +1333,19 @@ def test_what_a_model_keeps_at_the_start_moves_nobody(nested):
 def test_nothing_is_kept_while_memory_is_measured():
     model = Keeps(nested=False)
     assert bytes_per_record(model, least_squares, {"x": torch.randn(8, 2), "y": torch.randn(8)}) > 0
-    assert model.mean is None
+
+
+def test_the_measured_forward_is_freed():
+    results = SimpleQueue()  # which is not put back after the forward
+
+    def loss(model, batch):
+        shares = model(batch["x"]).log_softmax(1)  # such a result is saved for the backward
+        results.put(weakref.ref(shares))
+        return -shares[:, 0]
+
+    assert bytes_per_record(nn.Linear(2, 3), loss, {"x": torch.randn(8, 2)}) > 0
+    gc.collect()
+    assert results.get()() is None
 
 
 class Hungry(nn.Linear):

@@ -62,7 +62,7 @@ def bytes_per_record(model: nn.Module, loss: Loss, batch: Any) -> float:
         storage = saved.untyped_storage()
         if storage.data_ptr() not in own:
             seen[storage.data_ptr()] = storage.nbytes()
-        return saved
+        return saved.detach()  # a result that keeps its own graph would never be freed, nor would the graph
 
     def total_within(measure: AbstractContextManager[Any], total: Callable[[], int]) -> int:
         with (
