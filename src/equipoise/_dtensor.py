@@ -19,9 +19,13 @@ __all__ = [
     "all_values",
     "device_of",
     "holders_of_a_part",
+    "is_a_copy",
+    "is_cut_once",
     "is_dtensor",
     "local_part",
-    "range_of",
+    "part_like",
+    "place_of",
+    "ranges_of",
     "with_part",
     "with_values",
 ]
@@ -56,11 +60,20 @@ def all_values(tensor: Tensor) -> Tensor:
 
 
 def with_part(part: Tensor, like: Tensor) -> Tensor:
-    """A tensor in the form of `like`, of which this process holds this part."""
+    """A tensor in the form of `like`, of which this process holds this part.
+
+    The part may have further axes in front, which the tensor then has too.
+    """
     if not is_dtensor(like):
         return part
+    from torch.distributed.tensor import Shard
+
+    more = part.ndim - like.ndim
+    shape = (*part.shape[:more], *like.shape)
+    placements = [Shard(one.dim + more) if isinstance(one, Shard) else one for one in like.placements]
+    stride = torch.empty(shape, device="meta").stride() if more else like.stride()
     return type(like).from_local(
-        part, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
+        part, like.device_mesh, placements, run_check=False, shape=torch.Size(shape), stride=stride
     )
 
 
@@ -81,19 +94,51 @@ def holders_of_a_part(tensor: DTensor) -> int:
     return math.prod(size for placement, size in sizes if placement.is_replicate())
 
 
-def range_of(tensor: DTensor) -> tuple[int, int]:
-    """Where the local part lies among the flattened values: [start, stop), in its own order.
+def part_like(values: Tensor, like: Tensor) -> Tensor:
+    """The part of these values that this process holds of `like`: a gradient may lie in another way.
 
-    Raises:
-        NotImplementedError: it is cut along another axis than its first.
+    Whatever has to be exchanged for it, all processes have to ask.
     """
+    if not (is_dtensor(values) and is_dtensor(like)):
+        return values
+    return values.redistribute(placements=like.placements)._local_tensor
+
+
+def is_a_copy(tensor: Tensor) -> bool:
+    """Whether all processes that know of the tensor hold all of it."""
+    return not is_dtensor(tensor) or all(placement.is_replicate() for placement in tensor.placements)
+
+
+def is_cut_once(tensor: DTensor) -> bool:
+    """Whether each process holds one slice of it, along one axis."""
+    from torch.distributed.tensor import Shard
+
+    cuts = [placement for placement in tensor.placements if not placement.is_replicate()]
+    return len(cuts) == 1 and type(cuts[0]) is Shard
+
+
+def place_of(tensor: DTensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Shape of the local part, and where it begins on every axis."""
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
     shape, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
-    if tuple(shape[1:]) != tuple(tensor.shape[1:]) or any(offset[1:]):
-        raise NotImplementedError(
-            f"a tensor of shape {tuple(tensor.shape)} is placed as {tensor.placements}: shard parameters "
-            "along their first axis, as fully_shard does by itself"
-        )
-    start = offset[0] * math.prod(tensor.shape[1:]) if offset else 0
-    return start, start + tensor._local_tensor.numel()
+    return tuple(shape), tuple(offset)
+
+
+def ranges_of(tensor: Tensor) -> Tensor:
+    """Where the local part lies among the flattened values: [start, stop) after [start, stop), in its order.
+
+    >>> ranges_of(torch.zeros(2, 3))
+    tensor([[0, 6]])
+    """
+    if not is_dtensor(tensor):
+        return torch.tensor([[0, tensor.numel()]])
+    shape, offset = place_of(tensor)
+    # Axes from `whole` on are here as a whole, so that each index before them gives one range.
+    whole = max((axis for axis in range(len(shape)) if shape[axis] != tensor.shape[axis]), default=0)
+    starts, stride = torch.zeros(1, dtype=torch.int64), tensor.numel()
+    for axis, (begin, size) in enumerate(zip(offset[: whole + 1], shape[: whole + 1], strict=True)):
+        stride //= max(1, tensor.shape[axis])
+        taken = torch.arange(begin, begin + size) if axis < whole else torch.tensor([begin])
+        starts = (starts[:, None] + stride * taken).flatten()
+    return torch.stack([starts, starts + math.prod(shape[whole:])], dim=1)

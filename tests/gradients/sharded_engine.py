@@ -12,6 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import parallel_engine
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -199,6 +200,7 @@ def work(rank: int, port: int, folder: str) -> None:
             break
     else:
         found["refusals"] = refusals()
+        found["parallel"] = parallel_engine.measured()
         found["bf16"] = bf16()
     torch.save(found, Path(folder) / f"found{rank}.pt")
     dist.destroy_process_group()

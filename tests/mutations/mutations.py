@@ -1446,8 +1446,8 @@ MUTATIONS = (
         "training/forwards.py",
         (
             (
-                "whole = self._of_private_batch(self.engine.by_plan,",
-                "whole = self._of_private_batch(self.engine,",
+                "gradients = self.engine.by_plan(batch,",
+                "gradients = self.engine(batch,",
             ),
         ),
         (
@@ -1473,7 +1473,12 @@ MUTATIONS = (
     Mutation(
         "rows are not compared beside other records",
         "gradients/engine.py",
-        (("            if any(moved):", "            if False:"),),
+        (
+            (
+                'dict.fromkeys(names, ""))]\n            if names:',
+                'dict.fromkeys(names, ""))]\n            if False:',
+            ),
+        ),
         ("tests/gradients/test_zoo.py::test_zoo[custom function whose backward mixes, behind a gate]",),
     ),
     Mutation(
@@ -1760,6 +1765,69 @@ MUTATIONS = (
         (("            if before != shapes:", "            if False:"),),
         (
             "tests/privacy/test_banded_gaussian.py::test_sums_of_other_shapes_than_before_are_refused_and_cost_nothing",
+        ),
+    ),
+    Mutation(
+        "a parameter that all processes hold counts once for each in a norm",
+        "gradients/split.py",
+        (("is_first or not is_a_copy(self._params[name])", "is_first or True"),),
+        (
+            "tests/gradients/test_sharded_engine.py::test_rows_of_a_tensor_parallel_model_are_those_of_the_whole",
+        ),
+    ),
+    Mutation(
+        "a process of a tensor parallel model clips by the norm of its part",
+        "gradients/split.py",
+        (("        dist.all_reduce(total, group=self._mesh.get_group())\n", ""),),
+        (
+            "tests/gradients/test_sharded_engine.py::test_rows_of_a_tensor_parallel_model_are_those_of_the_whole",
+        ),
+    ),
+    Mutation(
+        "a look-up in a table cut by rows counts what is in another process",
+        "gradients/capture/local_operations.py",
+        (("is_here = (own >= 0) & (own < count)", "is_here = own >= -len(table)"),),
+        (
+            "tests/gradients/test_sharded_engine.py::test_rows_of_a_tensor_parallel_model_are_those_of_the_whole",
+        ),
+    ),
+    Mutation(
+        "operations that see a part of each record are taken for whole ones",
+        "gradients/capture/local_operations.py",
+        (("    if all(map(is_a_copy, tensors)):\n", "    if True:\n"),),
+        (
+            "tests/gradients/test_sharded_engine.py"
+            "::test_what_tensor_parallel_models_may_not_do_is_refused_by_name",
+        ),
+    ),
+    Mutation(
+        "processes sum what all of them hold apart, whatever was clipped by",
+        "training/model_sharing.py",
+        (("            sent = sent_by_first(", "            sent = list("),),
+        (
+            "tests/training/test_sharded_training.py"
+            "::test_sums_of_what_all_processes_hold_are_those_of_the_first",
+        ),
+    ),
+    Mutation(
+        "processes that hold columns of a matrix draw the same noise",
+        "_dtensor.py",
+        (("else torch.tensor([begin])", "else torch.tensor([0])"),),
+        ("tests/training/test_sharded_training.py::test_a_sharded_model_trains_as_in_one_process",),
+    ),
+    Mutation(
+        "one range of columns is drawn again for the following rows",
+        "privacy/noise/streams.py",
+        (("values.as_strided(shape, (following - start, 1),", "values.as_strided(shape, (0, 1),"),),
+        ("tests/privacy/test_noise.py::test_the_columns_of_a_matrix_are_those_of_the_whole_stream",),
+    ),
+    Mutation(
+        "processes that run the same records add their sums up",
+        "training/model_sharing.py",
+        (("        return after_exchange(sums, first)\n", "        return added_over_processes(sums)\n"),),
+        (
+            "tests/training/test_sharded_training.py"
+            "::test_sums_of_what_all_processes_hold_are_those_of_the_first",
         ),
     ),
 )

@@ -304,6 +304,15 @@ def test_many_ranges_are_those_of_the_whole_stream(cipher):
     assert torch.equal(parts, torch.cat([whole[start:stop] for start, stop in ranges]))
 
 
+@pytest.mark.parametrize(("width", "columns"), [(5, (1, 3)), (768, (384, 768)), (2**18 + 3, (7, 2**18))])
+def test_the_columns_of_a_matrix_are_those_of_the_whole_stream(width, columns, cipher):
+    rows = 3 * 2**18 // width + 2
+    whole = NormalStream(b"k" * 32).draw(rows * width, 1.0).view(rows, width)
+    ranges = width * torch.arange(rows)[:, None] + torch.tensor(columns)
+    parts = NormalStream(b"k" * 32).draw_ranges(rows * width, 1.0, ranges)
+    assert torch.equal(parts.view(rows, -1), whole[:, slice(*columns)])
+
+
 def test_a_part_of_a_stream_costs_no_more_than_twice_its_numbers(monkeypatch):
     made = []
     transform = streams._transform

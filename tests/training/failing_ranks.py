@@ -1,4 +1,4 @@
-"""Trainings of a sharded model on two processes, in which some records fail at some place of a forward."""
+"""Trainings of models of which two processes hold parts, in which records fail at some place of a forward."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ import torch.distributed as dist
 from sharded_ranks import values
 from small_problems import CLASSES, FEATURES, RECORDS, OnDemand, records, training
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Replicate
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.utils.checkpoint import checkpoint
 
 import equipoise as eq
@@ -25,6 +28,7 @@ WAYS = [
     "inside",  # a part
     "loss",
     "backward",
+    "not finite",
     "other operation",
     "skips a part",
     "a part twice",
@@ -32,8 +36,14 @@ WAYS = [
 ]
 #: Their rows need other parts than planned: where processes share the forwards they have weight zero.
 OTHER_PARTS = WAYS[-3:]
-SEVERAL = {5: "inside", 17: "unreadable", 40: "skips a part", 41: "loss", 44: "other operation"}
+SEVERAL = {5: "inside", 17: "unreadable", 20: "not finite", 40: "skips a part", 41: "loss"}
+SEVERAL |= {44: "other operation"}
 CASES: dict[str, dict[int, str]] = {way: {41: way} for way in WAYS} | {"several": SEVERAL}
+#: Of a tensor parallel model; a usual tensor times a parameter of it is an error of PyTorch's.
+CUT: dict[str, dict[int, str]] = {
+    f"cut, {way}": CASES[way]
+    for way in ("several", "unreadable", "between", "not finite", "skips a part", "a part twice")
+}
 
 
 def number(way: str) -> int:
@@ -90,6 +100,13 @@ def fail(ways: Tensor, way: str) -> None:
         raise ValueError(f"a record fails: {way}")
 
 
+def cut(model: Fragile) -> nn.Module:
+    whole = ColwiseParallel(output_layouts=Replicate())
+    ways = {"first": whole, "head": RowwiseParallel(input_layouts=Replicate())}
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    return parallelize_module(model, mesh, ways | {f"parts.{number}.0": whole for number in range(3)})
+
+
 def losses(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
     logits = model(batch["input"], batch["way"])
     fail(batch["way"], "loss")
@@ -107,14 +124,17 @@ class Marked(OnDemand):
         way = self.ways.get(i)
         if way == "unreadable":
             raise OSError("a record cannot be read")
-        return super().__getitem__(i) | {"way": torch.tensor(0 if way is None else number(way))}
+        found = super().__getitem__(i) | {"way": torch.tensor(0 if way is None else number(way))}
+        return found | ({"input": found["input"] * torch.nan} if way == "not finite" else {})
 
 
-def trained(ways: dict[int, str], is_sharded: bool, **options: Any) -> Tensor:
+def trained(ways: dict[int, str], how: str = "whole", **options: Any) -> Tensor:
     with torch.random.fork_rng():
         torch.manual_seed(1)
         model = Fragile(options.pop("checkpointed", False)).double()
-    if is_sharded:
+    if how == "cut":
+        cut(model)
+    elif how == "sharded":
         for part in model.parts:
             fully_shard(part)
         fully_shard(model)
@@ -135,7 +155,8 @@ def work(rank: int, port: int, folder: str) -> None:
     torch.set_num_threads(1)
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     dist.init_process_group("gloo", timeout=timedelta(seconds=60))
-    found = {name: trained(ways, True) for name, ways in CASES.items()}
-    found["checkpointed"] = trained(SEVERAL, True, checkpointed=True)
+    found = {name: trained(ways, "sharded") for name, ways in CASES.items()}
+    found["checkpointed"] = trained(SEVERAL, "sharded", checkpointed=True)
+    found |= {name: trained(ways, "cut") for name, ways in CUT.items()}
     torch.save(found, Path(folder) / f"found{rank}.pt")
     dist.destroy_process_group()

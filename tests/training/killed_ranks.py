@@ -3,7 +3,7 @@
 The environment says what goes wrong, in the first life of the processes alone:
 KILL_RANK, and KILL_AFTER (seconds) or KILL_STEP (between its release and the move of the parameters).
 KERNELS is "apart" where the processes find different kernels to be the fastest, and others after a restart.
-SHARDED shards the model.
+SHARDED says how processes hold parts of the model: "fully", or "cut".
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 
 import torch
-from sharded_ranks import sharded, values
+from sharded_ranks import cut, layers, sharded, values
 from small_problems import RECORDS, loss, network, records
 
 import equipoise as eq
@@ -52,10 +52,11 @@ def main(run_dir: str) -> None:
     if is_mine and "KILL_AFTER" in os.environ:
         threading.Timer(float(os.environ["KILL_AFTER"]), die).start()
     began = time.monotonic()
-    model = network(dropout=0.3)
-    if "SHARDED" in os.environ:
+    how = os.environ.get("SHARDED")
+    model = layers().float() if how == "cut" else network(dropout=0.3)
+    if how is not None:
         torch.distributed.init_process_group("gloo")
-        sharded(model)
+        model = cut(model) if how == "cut" else sharded(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.9)
     training = eq.PrivateTraining.start_or_resume(
         model,

@@ -1,4 +1,4 @@
-"""Trainings of models that `fully_shard` shards over two processes; what each finds goes into files."""
+"""Trainings of models of which two processes hold parts; what each finds goes into files."""
 
 from __future__ import annotations
 
@@ -12,13 +12,20 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from small_problems import RECORDS, loss, network, records, training
+from small_problems import CLASSES, FEATURES, RECORDS, loss, network, records, training
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import Replicate
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import equipoise as eq
-from equipoise.methods import ReleasedQuantile
+from equipoise.gradients.operator import DenseGradients
+from equipoise.methods import Abadi, AutoS, ReleasedQuantile
+from equipoise.privacy import Draw, PrivateRows, clip
+from equipoise.privacy.private import unwrap
+from equipoise.training.distributed import Processes
+from equipoise.training.model_sharing import TensorParallel
 
 NOISE = {"clip_norm": 0.5, "noise_multiplier": 1.0}
 #: Draws of two records: one process often gets none.
@@ -33,6 +40,22 @@ CASES: dict[str, dict[str, Any]] = {
     "copies": {"method": eq.DPSGD(**NOISE), "shard": {"mesh": (2, 1)}},
     "offload": {"method": eq.DPSGD(**NOISE), "shard": {"offload_policy": CPUOffloadPolicy(pin_memory=False)}},
 }
+#: Trainings of tensor parallel models, see `cut`.
+PARALLEL: dict[str, dict[str, Any]] = {
+    "cut": {"method": eq.DPSGD(**NOISE), "ema_decay": 0.5},
+    "cut, per layer": {"method": eq.DPSGD(per_layer=True, **NOISE)},
+    "cut, learned threshold": CASES["learned threshold"],
+    "cut, normalised": {"method": eq.DPSGD(clip_rule=AutoS(), **NOISE)},
+    "cut, shared numbers": CASES["shared numbers"],
+    "cut, two sums": {"method": eq.DiceSGD(clip_norm=0.5, noise_multiplier=1.0)},
+    "cut, differences": {"method": eq.DPC4Plus(anchor_noise_multiplier=1.0, anchor_batch_size=24, **NOISE)},
+    "cut, one record in a forward": {"method": eq.DPSGD(**NOISE), "micro_batch_size": 1},
+}
+CASES |= {name: options | {"shard": "cut"} for name, options in PARALLEL.items()}
+
+
+#: Those that are left and taken up again.
+RESUMED = ["adam", "cut", "cut, two sums", "cut, differences"]
 
 
 def dropped_layers(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
@@ -48,20 +71,41 @@ def sharded(model: nn.Module, **options: Any) -> nn.Module:
     return fully_shard(model, **options)
 
 
+def layers(seed: int = 1) -> nn.Sequential:
+    """What `cut` cuts: some parameters by rows, in unequal parts, some by columns, some are copied."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        body = [nn.Linear(FEATURES, 8), nn.Tanh(), nn.Linear(8, 5), nn.LayerNorm(5)]
+        return nn.Sequential(*body, nn.Linear(5, CLASSES)).double()
+
+
+def cut(model: nn.Module) -> nn.Module:
+    ways = {"0": ColwiseParallel(), "2": RowwiseParallel(), "4": ColwiseParallel(output_layouts=Replicate())}
+    return parallelize_module(model, init_device_mesh("cpu", (dist.get_world_size(),)), ways)
+
+
 def values(model: nn.Module) -> Tensor:
     """All parameters in one vector, gathered."""
     found = [p.full_tensor() if hasattr(p, "full_tensor") else p for p in model.parameters()]
     return torch.cat([p.detach().cpu().flatten() for p in found])
 
 
+def built(name: str, is_sharded: bool, seed: int = 1) -> nn.Module:
+    how = CASES[name].get("shard", {})
+    model = layers(seed) if how == "cut" else network(dtype=torch.float64, seed=seed)
+    if not is_sharded:
+        return model
+    if how == "cut":
+        return cut(model)
+    if "mesh" in how:  # parts of which several processes hold copies
+        how = {"mesh": init_device_mesh("cpu", how["mesh"], mesh_dim_names=("copies", "parts"))}
+    return sharded(model, **how)
+
+
 def start(name: str, is_sharded: bool, folder: Path | None = None, **more: Any) -> eq.PrivateTraining:
     options = dict(CASES[name])
-    model = network(dtype=torch.float64)
-    how = options.pop("shard", {})
-    if is_sharded:
-        if "mesh" in how:  # parts of which several processes hold copies
-            how = {"mesh": init_device_mesh("cpu", how["mesh"], mesh_dim_names=("copies", "parts"))}
-        sharded(model, **how)
+    model = built(name, is_sharded)
+    options.pop("shard", None)
     if options.get("loss") == "dropped layers":
         options["loss"] = dropped_layers
     data = records(dtype=torch.float64)
@@ -87,21 +131,21 @@ def resume(folder: Path, model: nn.Module) -> eq.PrivateTraining:
     return eq.PrivateTraining.resume(folder, model, optimizer, loss=loss, data=records(dtype=torch.float64))
 
 
-def killed_and_resumed(folder: Path) -> dict[str, Any]:
+def killed_and_resumed(name: str, folder: Path) -> dict[str, Any]:
     """A run that is left two steps behind its checkpoint and taken up by fresh processes' objects."""
-    whole = start("adam", True, folder / "whole")
+    whole = start(name, True, folder / "whole")
     result = whole.run(progress=False)
-    run = start("adam", True, folder / "left")
+    run = start(name, True, folder / "left")
     for step in run:
         if step.step == 3:
             run.save_checkpoint()
         if step.step == 5:
             break
     run.close()
-    again = resume(folder / "left", sharded(network(dtype=torch.float64, seed=4)))
+    again = resume(folder / "left", built(name, True, seed=4))
     begun_at = again.steps_done
     again.run(progress=False)
-    ended = sharded(network(dtype=torch.float64, seed=5))
+    ended = built(name, True, seed=5)
     found = eq.PrivateTraining.start_or_resume(
         ended,
         torch.optim.Adam(ended.parameters()),
@@ -130,7 +174,23 @@ def left_for_one(folder: Path) -> None:
     run.close()
 
 
-def refused() -> dict[str, str]:
+def sums_of_copies() -> Tensor:
+    """What all processes take for the sum of a parameter that each of them holds; their own ones differ."""
+    rows = DenseGradients({"w": torch.full((4, 3), 0.1 * (1 + dist.get_rank()))})
+    sums = {"gradient": clip(PrivateRows(rows, Draw("batch", 0)), Abadi(), 1.0)}
+    total = TensorParallel(Processes(same_records=True)).total(sums)
+    return unwrap(total["gradient"].value["w"])
+
+
+def weights_apart() -> None:
+    """The copies of a parameter differ."""
+    model = built("cut", True)
+    with torch.no_grad():
+        model[3].weight.add_(dist.get_rank())
+    training(model, data=records(dtype=torch.float64))
+
+
+def refused(folder: Path) -> dict[str, str]:
     def said(make: Callable[[], Any]) -> str:
         try:
             make()
@@ -142,6 +202,11 @@ def refused() -> dict[str, str]:
         "method": said(lambda: start("adam", True, method=eq.DPC4(anchor_batch_size=40, **NOISE))),
         "hardened": said(lambda: start("adam", True, hardened=True)),
         "describe": said(lambda: start("adam", True).describe()),
+        "cut, method": said(lambda: start("cut", True, method=eq.AdaptiveRMS())),
+        "cut, hardened": said(lambda: start("cut", True, hardened=True)),
+        "cut, describe": said(lambda: start("cut", True).describe()),
+        "cut, whole": said(lambda: resume(folder / "cut" / "whole", layers())),
+        "cut, weights apart": said(weights_apart),
     }
 
 
@@ -253,10 +318,12 @@ def work(rank: int, port: int, folder: str) -> None:
     dist.init_process_group("gloo")
     path = Path(folder)
     found: dict[str, Any] = {name: trained(name, True) for name in CASES}
-    found["resumed"] = killed_and_resumed(path)
+    for name in RESUMED:
+        found[f"resumed {name}"] = killed_and_resumed(name, path / name)
     left_for_one(path)
-    found["refused"] = refused()
+    found["refused"] = refused(path)
     found["memory"] = memory()
+    found["sums of copies"] = sums_of_copies()
     found["exchanges"] = {
         (depth, is_sharded): exchanges(depth, is_sharded) for depth in (1, 9) for is_sharded in (False, True)
     }
@@ -267,7 +334,7 @@ def work(rank: int, port: int, folder: str) -> None:
     dist.destroy_process_group()
 
 
-def fail_in_a_forward(how: str) -> None:
+def fail_in_a_forward(name: str, how: str) -> None:
     """The second process fails in a forward of its third step, by no record's fault."""
 
     def failing(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
@@ -278,14 +345,14 @@ def fail_in_a_forward(how: str) -> None:
         return loss(model, batch)
 
     run: list[eq.PrivateTraining] = []
-    run.append(start("adam", True, loss=failing))
+    run.append(start(name, True, loss=failing))
     for _ in run[0]:
         pass
 
 
 if __name__ == "__main__" and sys.argv[1] == "fail":
     dist.init_process_group("gloo")
-    fail_in_a_forward(sys.argv[2])
+    fail_in_a_forward(sys.argv[2], sys.argv[3])
 elif __name__ == "__main__":  # one process goes on with a sharded run of two
     dist.init_process_group("gloo")
     run = resume(Path(sys.argv[1]), sharded(network(dtype=torch.float64, seed=4)))

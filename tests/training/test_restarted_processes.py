@@ -100,15 +100,15 @@ def test_another_number_of_processes_goes_on_and_is_charged_by_the_rules(tmp_pat
 
 
 #: What a model that is sharded needs, where its script makes the process group.
-SHARDED = {"SHARDED": "", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+SHARDED = {"SHARDED": "fully", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 
 
-@pytest.fixture(scope="module")
-def whole_sharded(tmp_path_factory) -> Path:
+@pytest.fixture(scope="module", params=["fully", "cut"])
+def whole_sharded(request, tmp_path_factory) -> tuple[Path, str]:
     folder = tmp_path_factory.mktemp("whole-sharded")
-    launch(folder, **SHARDED)
+    launch(folder, **SHARDED | {"SHARDED": request.param})
     check_booked_once(folder)
-    return folder
+    return folder, request.param
 
 
 def check_killed_at(folder: Path, whole: Path, rank: int, share: float, **told: object) -> None:
@@ -134,7 +134,8 @@ def test_torchrun_restarts_a_run_killed_at_ten_random_moments(tmp_path, whole, t
 @pytest.mark.parametrize("trial", range(10))
 def test_torchrun_restarts_a_sharded_run_killed_at_ten_random_moments(tmp_path, whole_sharded, trial):
     rng = random.Random(100 + trial)
-    check_killed_at(tmp_path, whole_sharded, rng.randrange(2), rng.random(), **SHARDED)
+    whole, how = whole_sharded
+    check_killed_at(tmp_path, whole, rng.randrange(2), rng.random(), **SHARDED | {"SHARDED": how})
 
 
 # ---- starting or resuming, in one process

@@ -7,7 +7,7 @@ import socket
 import pytest
 import torch
 import torch.multiprocessing as mp
-from failing_ranks import CASES, OTHER_PARTS, SEVERAL, trained, work
+from failing_ranks import CASES, CUT, OTHER_PARTS, SEVERAL, trained, work
 
 
 @pytest.fixture(scope="module")
@@ -20,16 +20,18 @@ def by_rank(tmp_path_factory):
     return [torch.load(folder / f"found{rank}.pt", weights_only=True) for rank in (0, 1)]
 
 
-def in_one_process(ways: dict[int, str], **options) -> torch.Tensor:
-    return trained({i: "loss" if way in OTHER_PARTS else way for i, way in ways.items()}, False, **options)
+def in_one_process(ways: dict[int, str], failing: list[str], **options) -> torch.Tensor:
+    return trained({i: "loss" if way in failing else way for i, way in ways.items()}, **options)
 
 
-@pytest.mark.parametrize("name", [*CASES, "checkpointed"])
+@pytest.mark.parametrize("name", [*CASES, *CUT, "checkpointed"])
 def test_a_record_that_fails_weighs_what_it_does_in_one_process(name, by_rank):
     first, second = (found[name] for found in by_rank)
     assert torch.equal(first, second)
     options = {"checkpointed": True} if name == "checkpointed" else {}
-    alone = in_one_process(CASES.get(name, SEVERAL), **options)
+    ways = (CASES | CUT).get(name, SEVERAL)
+    # A tensor parallel model runs other parts as in one process, if PyTorch does.
+    alone = in_one_process(ways, ["other operation"] if name in CUT else OTHER_PARTS, **options)
     assert (first - alone).norm() <= 1e-12 * alone.norm()
 
 

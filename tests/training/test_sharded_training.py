@@ -1,4 +1,4 @@
-"""Private training of models that `fully_shard` shards over two processes."""
+"""Private training of models of which two processes hold parts, by `fully_shard` or tensor parallel."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ import sharded_ranks
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from sharded_ranks import CASES, gpt2, trained, work
-from small_problems import network
+from sharded_ranks import CASES, RESUMED, built, gpt2, trained, work
 from torch.distributed.fsdp import fully_shard
 
 import equipoise as eq
@@ -46,26 +45,28 @@ def close(found: torch.Tensor, expected: torch.Tensor) -> bool:
 def test_a_sharded_model_trains_as_in_one_process(name, by_rank):
     first, second = (found[name] for found in by_rank)
     assert torch.equal(first, second)
-    begun = sharded_ranks.values(network(dtype=torch.float64))
+    begun = sharded_ranks.values(built(name, False))
     assert (first[: len(begun)] - begun).norm() > 1e-2  # it moved
     if name != "shared numbers":  # these follow the places, which the number of processes moves
         assert close(first, trained(name, False))
 
 
-def test_a_sharded_run_is_resumed_with_its_records_and_noise(folder, by_rank):
-    for found in (found["resumed"] for found in by_rank):
+@pytest.mark.parametrize("name", RESUMED)
+def test_a_sharded_run_is_resumed_with_its_records_and_noise(name, folder, by_rank):
+    for found in (found[f"resumed {name}"] for found in by_rank):
         assert found["begun at"] == 3
         assert torch.equal(found["whole"], found["resumed"])
         assert torch.equal(found["whole"], found["ended"])
-    for name in ("whole", "left"):
-        lines = (folder / name / "private" / "journal.jsonl").read_text().splitlines()
-        released = [json.loads(line)["index"] for line in lines if json.loads(line)["type"] == "release"]
-        assert released == list(range(6))
-        assert eq.verify_run(folder / name).consistent
+    for run in (folder / name / "whole", folder / name / "left"):
+        entries = [json.loads(line) for line in (run / "private" / "journal.jsonl").read_text().splitlines()]
+        released = [entry["index"] for entry in entries if entry["type"] == "release"]
+        assert released == [*range(len(released))]
+        assert eq.verify_run(run).consistent
 
 
 @pytest.mark.parametrize("how", ["lacks memory", "is killed"])
-def test_a_process_that_fails_in_a_forward_ends_the_others(how):
+@pytest.mark.parametrize("name", ["adam", "cut"])
+def test_a_process_that_fails_in_a_forward_ends_the_others(name, how):
     script = Path(sharded_ranks.__file__)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -74,7 +75,7 @@ def test_a_process_that_fails_in_a_forward_ends_the_others(how):
     environment |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
     ranks = [
         subprocess.Popen(
-            [sys.executable, script, "fail", how],
+            [sys.executable, script, "fail", name, how],
             env=environment | {"RANK": str(rank)},
             stderr=subprocess.PIPE,
         )
@@ -86,21 +87,23 @@ def test_a_process_that_fails_in_a_forward_ends_the_others(how):
         for rank in ranks:
             rank.kill()
     assert all(rank.returncode != 0 for rank in ranks)
-    if how == "is killed":
-        assert "and end with this one" in said[0] or "another process of this training ended" in said[0]
-    else:
+    assert "secret-value" not in said[0]
+    if how == "lacks memory":
         assert "secret-value" in said[1]
+    if how == "lacks memory" and name == "adam":
         assert "process 1 (MemoryError) failed" in said[0]
-        assert "secret-value" not in said[0]
+    else:  # it left an exchange in which the other one waits
+        assert "and end with this one" in said[0] or "another process of this training ended" in said[0]
 
 
 def test_the_published_model_is_whole(folder, by_rank):
-    model = eq.load_model(network(dtype=torch.float64), folder / "whole" / "model.safetensors")
-    assert torch.equal(sharded_ranks.values(model), by_rank[0]["resumed"]["whole"])
+    for name in RESUMED:
+        model = eq.load_model(built(name, False), folder / name / "whole" / "model.safetensors")
+        assert torch.equal(sharded_ranks.values(model), by_rank[0][f"resumed {name}"]["whole"])
 
 
 def test_a_changed_file_of_a_sharded_checkpoint_is_seen(folder, by_rank):
-    (newest,) = sorted((folder / "whole" / "checkpoint").glob("*.shards"))[-1:]
+    (newest,) = sorted((folder / "adam" / "whole" / "checkpoint").glob("*.shards"))[-1:]
     state = torch.load(newest.with_suffix(".pt"), weights_only=True)["state"]["parts"]["files"]
     sharded_ranks_files = {path.name for path in newest.iterdir()}
     assert set(state) == sharded_ranks_files
@@ -132,7 +135,12 @@ def test_one_process_goes_on_with_the_parts_of_two(folder, by_rank):
 @pytest.mark.parametrize(
     ("what", "said"),
     [
-        ("method", r"NotImplementedError: method='dp-c4' needs whole rows.*before fully_shard"),
+        ("method", r"NotImplementedError: method='dp-c4' .*take DPSGD, or .*before fully_shard"),
+        ("cut, method", r"NotImplementedError: method='adaptive-rms' .*take DPSGD or DiceSGD or "),
+        ("cut, hardened", r"NotImplementedError: hardened=True .*leave it out"),
+        ("cut, describe", r"NotImplementedError: describe\(\).*before fully_shard or parallelize_module"),
+        ("cut, whole", r"CheckpointError: .*parallelize_module"),
+        ("cut, weights apart", r"RuntimeError: the processes do not agree on the model's parameters"),
         ("hardened", r"NotImplementedError: hardened=True .*leave it out"),
         ("describe", r"NotImplementedError: describe\(\).*before fully_shard"),
     ],
@@ -142,6 +150,11 @@ def test_what_sharded_models_do_not_take_is_refused_by_name(what, said, by_rank)
 
     for found in by_rank:
         assert re.match(said, found["refused"][what]), found["refused"][what]
+
+
+def test_sums_of_what_all_processes_hold_are_those_of_the_first(by_rank):
+    for found in by_rank:
+        assert torch.equal(found["sums of copies"], torch.full((3,), 0.4))
 
 
 def test_a_process_keeps_its_part_alone(by_rank):

@@ -18,7 +18,7 @@ from typing import Any, get_args
 import torch
 from torch import Tensor, nn
 
-from equipoise._dtensor import all_values, device_of, with_values
+from equipoise._dtensor import all_values, device_of, local_part, part_like, with_values
 from equipoise.gradients.capture.isolation import (
     Buffers,
     parameters_restored,
@@ -29,7 +29,13 @@ from equipoise.gradients.capture.isolation import (
 from equipoise.gradients.capture.planner import LARGE, learn_plan
 from equipoise.gradients.capture.random_numbers import MIDDLE, Asked, GlobalState, random_numbers_from
 from equipoise.gradients.capture.recorder import Capture, CapturePlan, PlanMismatch
-from equipoise.gradients.capture.sharded import SHARDED, begin_sharded, leaves_told
+from equipoise.gradients.capture.sharded import (
+    SHARDED,
+    begin_sharded,
+    found_by_any,
+    leaves_told,
+    tensor_parallel_mesh,
+)
 from equipoise.gradients.checks.errors import CoverageError, CrossRecordError, RefusedParameter
 from equipoise.gradients.checks.oracle import dense_rows, losses_one_by_one
 from equipoise.gradients.checks.record_mixing import MANY, exchanged, find_mixing_module
@@ -63,6 +69,7 @@ from equipoise.gradients.factors.kernel_choice import choose
 from equipoise.gradients.forward_only import LossesOnly, NothingSavedError, nothing_saved
 from equipoise.gradients.numerics import accumulation_dtype
 from equipoise.gradients.operator import FactoredGradients, PerSampleGradients
+from equipoise.gradients.split import SplitGradients
 
 __all__ = ["Covered", "GradientEngine", "per_sample_gradients"]
 
@@ -153,7 +160,7 @@ class GradientEngine:
                 if kernels:
                     self.choose_kernels(example_batch)
 
-    def __call__(self, batch: Any, params: Mapping[str, Tensor] | None = None) -> FactoredGradients:
+    def __call__(self, batch: Any, params: Mapping[str, Tensor] | None = None) -> PerSampleGradients:
         """G of a batch, at the model's parameters or at others.
 
         Args:
@@ -189,11 +196,12 @@ class GradientEngine:
                 return self._losses_only(losses_one_by_one(self.model, self.loss, batch, substitute))
 
     @backward_included()
-    def _by_plan(self, batch: Any, params: Mapping[str, Tensor] | None) -> FactoredGradients:
+    def _by_plan(self, batch: Any, params: Mapping[str, Tensor] | None) -> PerSampleGradients:
         leaves, substitute = self._leaves(params)
         if num_records(batch) == 0:
-            return _no_rows(leaves)
-        return _gathered(leaves, *self._capture(self._plan_for(batch), batch, leaves, substitute, params))
+            return _no_rows(self.model, leaves)
+        found = self._capture(self._plan_for(batch), batch, leaves, substitute, params)
+        return _gathered(self.model, leaves, *found)
 
     def _plan_for(self, batch: Any) -> CapturePlan:
         return self._plans.get(signature(batch)) or self._plan_of_length(batch)
@@ -252,11 +260,12 @@ class GradientEngine:
                 if loss.requires_grad:
                     found = torch.autograd.grad(loss, [seen[name] for name in leaves], allow_unused=True)
             rows = {
-                name: [DenseFactor(gradient.to_dense()[None])]  # look-ups may give sparse ones
+                # Look-ups may give sparse ones.
+                name: [DenseFactor(part_like(gradient.to_dense(), seen[name])[None])]
                 for name, gradient in zip(leaves, found, strict=True)
                 if gradient is not None
             }
-            return _gathered(leaves, rows, loss.detach()[None])
+            return _gathered(self.model, leaves, rows, loss.detach()[None])
 
     def plan_on(self, public: Any, example: Any, params: Mapping[str, Tensor]) -> bool:
         """Plan anew on public records: a plan that followed private ones would tell of them.
@@ -332,11 +341,11 @@ class GradientEngine:
         return self._plans.setdefault(signature(batch), self._latest)
 
     @backward_included()
-    def _gradients(self, batch: Any, params: Mapping[str, Tensor] | None) -> FactoredGradients:
+    def _gradients(self, batch: Any, params: Mapping[str, Tensor] | None) -> PerSampleGradients:
         leaves, substitute = self._leaves(params)
         records = num_records(batch)
         if records == 0:
-            return _no_rows(leaves)
+            return _no_rows(self.model, leaves)
         own = self._plans.get(signature(batch))
         plan = own or self._latest  # for batches of another form the latest is tried first
         assert plan is not None
@@ -353,7 +362,7 @@ class GradientEngine:
                     names = mismatch.names if attempt < MISMATCHES - 2 else ()
                     dense |= dict.fromkeys(names or leaves, reason)
                 plan = self._learn(batch, params, dense)
-        return _gathered(leaves, factors, losses)
+        return _gathered(self.model, leaves, factors, losses)
 
     def coverage(self) -> tuple[Covered, ...]:
         """One entry per trainable parameter, in the model's order."""
@@ -601,7 +610,7 @@ class GradientEngine:
         change = exchanged(batch, 0)
         weights = 0.5 + torch.rand(num_records(batch) - 1, generator=torch.Generator().manual_seed(0))
 
-        def others(batch: Any, level: float | None, seed: int) -> FactoredGradients:
+        def others(batch: Any, level: float | None, seed: int) -> PerSampleGradients:
             """The rows of all records but the first."""
             with undisturbed(self.model, seed, dropout=level is None, level=level or MIDDLE):
                 return self._by_plan(batch, params).rows(slice(1, None))
@@ -621,11 +630,12 @@ class GradientEngine:
             unit = torch.where(whole > 0, weights.to(whole) / whole, 0.0)
             sums = before.weighted_sums(unit), after.weighted_sums(unit)
             for place, name in enumerate(before.names):
-                distance = (sums[1][name] - sums[0][name]).norm()
+                distance = local_part(sums[1][name] - sums[0][name]).norm()
                 moved[place] |= bool(distance > tolerance * len(before))
-            if any(moved):
-                own = self._leaves(None)[0]
-                names = [name for name, has_moved in zip(own, moved, strict=True) if has_moved]
+            own = self._leaves(None)[0]
+            names = [name for name, has_moved in zip(own, moved, strict=True) if has_moved]
+            names = [*found_by_any(self.model, dict.fromkeys(names, ""))]
+            if names:
                 raise CrossRecordError(None, None, gradients_of=names)
 
     def _random_numbers(
@@ -692,6 +702,7 @@ class GradientEngine:
                 why = rows_differ(rows, expected[name], plan.low_precision, sizes)
                 if why is not None:
                     wrong[name] = why
+            wrong = found_by_any(self.model, wrong)
             if not wrong:
                 return
             again = self._rows_one_by_one(three, seed=1)
@@ -735,7 +746,7 @@ class GradientEngine:
 
 def per_sample_gradients(
     model: nn.Module, loss: Loss, batch: Any, params: Mapping[str, Tensor] | None = None
-) -> FactoredGradients:
+) -> PerSampleGradients:
     """G of one batch: attaches without the comparison with single records, and captures.
 
     >>> model = nn.Linear(3, 1, bias=False)
@@ -744,24 +755,27 @@ def per_sample_gradients(
     tensor([1., 1., 1.])
     """
     if num_records(batch) == 0:
-        return _no_rows(trainable_parameters(model))
+        return _no_rows(model, trainable_parameters(model))
     return GradientEngine(model, loss, batch, check=False)(batch, params)
 
 
 def _gathered(
-    leaves: Mapping[str, Tensor], factors: Mapping[str, Sequence[Factor]], losses: Tensor
-) -> FactoredGradients:
+    model: nn.Module, leaves: Mapping[str, Tensor], factors: Mapping[str, Sequence[Factor]], losses: Tensor
+) -> PerSampleGradients:
     """The rows in the order of the parameters; those of unused parameters are zero."""
+    mesh = tensor_parallel_mesh(model)
+    params: Mapping[str, Tensor] = trainable_parameters(model)
     first = next(iter(leaves.values()))
-    return FactoredGradients(
+    found = FactoredGradients(
         {name: factors.get(name, ()) for name in leaves},
         losses=losses,
-        shapes={name: p.shape for name, p in leaves.items()},
+        shapes={name: (p if mesh is None else local_part(params[name])).shape for name, p in leaves.items()},
         dtype=accumulation_dtype(first.dtype),
-        device=first.device,
+        device=device_of(first),
     )
+    return found if mesh is None else SplitGradients(found, params, mesh)
 
 
-def _no_rows(leaves: Mapping[str, Tensor]) -> FactoredGradients:
+def _no_rows(model: nn.Module, leaves: Mapping[str, Tensor]) -> PerSampleGradients:
     first = next(iter(leaves.values()))
-    return _gathered(leaves, {}, torch.zeros(0, dtype=first.dtype, device=device_of(first)))
+    return _gathered(model, leaves, {}, torch.zeros(0, dtype=first.dtype, device=device_of(first)))

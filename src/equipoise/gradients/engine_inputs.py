@@ -16,11 +16,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from equipoise._dtensor import is_dtensor
 from equipoise._tree import leaves, map_leaves
 from equipoise.gradients.capture.attributes import attributes_kept
 from equipoise.gradients.capture.sharded import (
     SHARDED,
-    not_by_fully_shard,
+    note_sharding,
     other_values,
     parameters_gathered,
 )
@@ -262,6 +263,7 @@ def evaluate_loss(
 
     Raises:
         ValueError: the result is not one number per record.
+        TypeError: processes hold parts of it.
     """
     scope = _SCOPE.get() or ExitStack()
     with torch._C.DisableTorchFunction():  # whoever watches the evaluation watches the model alone
@@ -277,6 +279,12 @@ def evaluate_loss(
         else:
             losses = run_loss(model, loss, batch, substitute)
     records = num_records(batch)
+    if is_dtensor(losses):
+        raise TypeError(
+            f"loss(model, batch) gave a DTensor that lies as {losses.placements}, as under loss_parallel: "
+            "each process needs the whole losses. Give the last layer output_layouts=Replicate(), so that "
+            "the model gives usual tensors, and compute the loss of those without loss_parallel"
+        )
     if not isinstance(losses, Tensor) or losses.shape != (records,):
         found = (
             f"shape {tuple(losses.shape)}" if isinstance(losses, Tensor) else f"type {type(losses).__name__}"
@@ -345,13 +353,12 @@ def check_model(model: nn.Module) -> None:
                 "processes by itself, unclipped. Give the module inside: a training under torchrun shares "
                 "the records among the processes and adds their bounded sums."
             )
-    names = not_by_fully_shard(model)
+    names, unknown = note_sharding(model)
     if names:
         raise TypeError(
-            f"the model's parameters {names} are DTensors that fully_shard did not make: operations see a "
-            "part of each, and the norm of a record's gradient needs the whole. Give the model as it was "
-            "before parallelize_module, and shard it by fully_shard; tensor parallel models are not "
-            "supported yet."
+            f"processes hold parts of the model's parameters {names}, and {unknown}. Give the model as it "
+            "was before, and shard it by fully_shard alone or by parallelize_module alone, with "
+            "ColwiseParallel and RowwiseParallel over a mesh of one axis"
         )
 
 

@@ -11,6 +11,9 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from equipoise._collectives import norm_of_all
+from equipoise._dtensor import is_dtensor
+
 __all__ = ["clipped", "copied", "mean_of", "norm_of", "zeros_like"]
 
 
@@ -37,6 +40,8 @@ def norm_of(tensors: Mapping[str, Tensor]) -> Tensor:
         >>> norm_of({"a": torch.tensor([3.0]), "b": torch.tensor([[4.0]])})
         tensor(5.)
     """
+    if any(map(is_dtensor, tensors.values())):
+        return norm_of_all(tensors.values())
     return torch.stack([torch.linalg.vector_norm(value) for value in tensors.values()]).norm()
 
 

@@ -24,14 +24,12 @@ from torch import Tensor, nn
 from equipoise._host import Unread
 from equipoise.methods.base import Parameters, Plan, Query
 from equipoise.privacy import Bounded, Draw, Ledger, Private, PrivateRows, sums_of
-from equipoise.privacy.bounds.bounded import added_over_processes
 from equipoise.privacy.private import join, unwrap
 from equipoise.training.distributed import Processes
-from equipoise.training.forwards import Forwards, RowSource, is_no_records_fault
-from equipoise.training.lockstep import Turns
+from equipoise.training.forwards import Forwards, RowSource
+from equipoise.training.model_sharing import Turns, is_no_records_fault
 from equipoise.training.randomness import generator, public_randomness, secret_randomness
 from equipoise.training.run_ledger import SharedLedger
-from equipoise.training.sharded_rows import ShardedRows
 
 __all__ = ["ReleaseNoise", "StepContext", "StepDiagnostics", "StepLedger", "TrainingDraw"]
 
@@ -46,7 +44,7 @@ class TrainingDraw:
         rows: makes gradient rows of records.
         processes: whose sums are added.
         diagnostics: takes the draw's private numbers (records, losses, records left out).
-        params: the model's parameters, where processes hold a part of each.
+        params: the model's parameters.
     """
 
     def __init__(
@@ -57,7 +55,7 @@ class TrainingDraw:
         rows: RowSource,
         processes: Processes,
         diagnostics: StepDiagnostics,
-        params: Mapping[str, Tensor] | None = None,
+        params: Mapping[str, Tensor],
     ) -> None:
         self.token, self._rows, self._processes, self._diagnostics = token, rows, processes, diagnostics
         self._of_items = secret_randomness(token)
@@ -88,8 +86,7 @@ class TrainingDraw:
             along: numbers of the draw's records, as `rows` gave them; `fn(rows, ..., ids, part)` gets those
                 of the micro-batch's records.
         """
-        if self._rows.lockstep is not None:
-            fn = self._processes.failing_alone(fn)
+        fn = self._rows.sharing.query(fn)
         all_finite: list[Tensor] | None = None if self._rows.looks_at_once else []
         whole = self._micro_batches
         sums = self._sums(fn, at, along, all_finite)
@@ -99,10 +96,7 @@ class TrainingDraw:
             self._rows.looks_at_once = True
             self._micro_batches = whole  # in whose places `along` is
             sums = self._sums(fn, at, along, None)
-        if self._processes.count > 1:
-            if self._rows.lockstep is None:  # whose last turn has told it
-                self._processes.all_well()
-            sums = added_over_processes(sums)
+        sums = self._rows.sharing.total(sums)
         self._diagnostics.note_sums(self.token.name, sums)
         return sums
 
@@ -130,7 +124,7 @@ class TrainingDraw:
         Returns:
             The same, [B].
         """
-        if self._processes.count > 1:
+        if self._processes.parts > 1:
             raise NotImplementedError(
                 "statistics of the rows of a whole draw are not exchanged between processes yet: run this "
                 "method in one process"
@@ -146,8 +140,8 @@ class TrainingDraw:
     ) -> Iterator[tuple[list[PrivateRows], Private, Tensor]]:
         """Rows at every point, record numbers and places in the draw, per forward.
 
-        Records that fail are left out of the passes that follow, too. The processes of a sharded model come
-        here together as often as any of them has rows.
+        Records that fail are left out of the passes that follow, too. The processes of a fully sharded model
+        come here together as often as any of them has rows.
         """
         points: Sequence[Parameters | None] = [None] if at is None else list(at)
         turns = self._turns(points)
@@ -180,10 +174,8 @@ class TrainingDraw:
                 yield self._of_nobody(points)
 
     def _turns(self, points: Sequence[Parameters | None]) -> Turns | None:
-        """Of the processes of a sharded model."""
-        lockstep, rows = self._rows.lockstep, self._rows
-        if lockstep is None:
-            return None
+        """Of the processes of a fully sharded model."""
+        rows = self._rows
         randomness = public_randomness(rows.seed, 0, "while others run")
 
         def idle() -> None:
@@ -193,7 +185,7 @@ class TrainingDraw:
                 if is_no_records_fault(error):
                     raise
 
-        return lockstep.turns(idle, len(points))
+        return rows.sharing.turns(idle, len(points))
 
     def _of_nobody(self, points: Sequence[Parameters | None]) -> tuple[list[PrivateRows], Private, Tensor]:
         nobody = torch.zeros(0, dtype=torch.long)
@@ -203,9 +195,8 @@ class TrainingDraw:
         self, rows: Sequence[Any], ids: Tensor, places: Tensor, all_finite: list[Tensor] | None = None
     ) -> tuple[list[PrivateRows], Private, Tensor]:
         """What a query gets of one forward."""
-        if self._params is not None:
-            rows = [ShardedRows(one, self._params) for one in rows]
-        guarded = [PrivateRows(one, self.token, _all_finite=all_finite) for one in rows]
+        seen = [self._rows.sharing.rows(one, self._params) for one in rows]
+        guarded = [PrivateRows(one, self.token, _all_finite=all_finite) for one in seen]
         return guarded, Private(ids, self.token), places
 
 
@@ -323,7 +314,6 @@ class StepContext:
         depends_on: digest of what the step's releases depend on in addition to plan and records.
         rows: makes gradient rows of records.
         processes: the process group.
-        is_sharded: processes hold a part of the parameters each.
     """
 
     def __init__(
@@ -336,14 +326,13 @@ class StepContext:
         depends_on: str,
         rows: RowSource,
         processes: Processes,
-        is_sharded: bool = False,
     ) -> None:
         self.params: Parameters = MappingProxyType({name: p.detach() for name, p in params.items()})
         self.step, self.sampling, self.plan, self.relation = step, sampling, plan, plan.releases.relation
         self.ledger = StepLedger(ledger)
         self.diagnostics = StepDiagnostics()
         self._run_ledger, self._depends_on = ledger, depends_on
-        self._rows, self._processes, self._is_sharded = rows, processes, is_sharded
+        self._rows, self._processes = rows, processes
 
     def draw(self, name: str = "batch") -> TrainingDraw:
         """Take the next sample of records for the planned draw of this name."""
@@ -356,8 +345,7 @@ class StepContext:
         ids = self._rows.used(ids)
         # Only records that share random numbers are dealt to places; the bound takes a search.
         places = self.plan.releases.sampling_of(name).largest_size if self._rows.dealt else 0
-        params = self.params if self._is_sharded else None
-        return TrainingDraw(token, ids, places, self._rows, self._processes, self.diagnostics, params)
+        return TrainingDraw(token, ids, places, self._rows, self._processes, self.diagnostics, self.params)
 
     def public_gradients(self, batch: Any, at: Parameters | None = None, step: int | None = None) -> Any:
         """The gradient rows of public records, unguarded."""

@@ -197,7 +197,7 @@ def _best_guarantee(setup: TrainingSetup, ledger: Ledger) -> str:
 def _seconds_a_pass(setup: TrainingSetup) -> float:
     """Time of the rows and sums of one micro-batch, scaled to this process' share of a batch."""
     rows = setup.rows
-    share = setup.sampling.expected_size / setup.processes.count
+    share = setup.sampling.expected_size / setup.processes.parts
     count = min(rows.micro_batch_size, len(rows.source), max(1, math.ceil(share)))
     # the records that were looked at already, repeated: others may be broken
     example = repeat_to(rows.example, count)

@@ -8,15 +8,14 @@ order of floating-point additions, and no key leaves rank 0.
 
 Every exchange begins by telling whether all processes are well, and a process that fails takes part in one
 more of these: so an error anywhere is raised everywhere, and no process waits for ever. The processes of a
-sharded model tell at the same time what each of them wants to do next (`most_of`, see `lockstep`).
+sharded model tell at the same time what each of them wants to do next (`most_of`, see `model_sharing`).
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from operator import is_not
 from typing import Any, TypeVar
 
 import torch
@@ -24,7 +23,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 from equipoise._collectives import sent_by_first
-from equipoise._dtensor import holders_of_a_part, is_dtensor, local_part
 
 __all__ = ["ProcessError", "Processes"]
 
@@ -41,18 +39,28 @@ class ProcessError(RuntimeError):
 class Processes:
     """The process group of a training, or the single process.
 
+    Args:
+        same_records: every process has all records of a draw, otherwise a slice of them.
+
+    Attributes:
+        rank, count: of the processes.
+        same_records: as given.
+        part, parts: which of how many slices of a draw is this process'.
+
     Example:
         >>> single = Processes()
         >>> single.rank, single.count, single.first(lambda: 7)
         (0, 1, 7)
     """
 
-    def __init__(self) -> None:
+    def __init__(self, same_records: bool = False) -> None:
         if dist.is_available() and not dist.is_initialized() and int(os.environ.get("WORLD_SIZE", "1")) > 1:
             _init_process_group("nccl" if _one_gpu_a_rank() else "gloo")
         running = dist.is_available() and dist.is_initialized()
         self.rank = dist.get_rank() if running else 0
         self.count = dist.get_world_size() if running else 1
+        self.same_records = same_records
+        self.part, self.parts = (0, 1) if same_records else (self.rank, self.count)
         self._failed = False
         # The last error that `first` raised: every process has it, so none has to be told.
         self._raised_everywhere: Exception | None = None
@@ -148,7 +156,7 @@ class Processes:
 
     def share(self, ids: Tensor) -> Tensor:
         """This process' slice of a draw: contiguous, in rank order, sizes equal up to one."""
-        return ids.tensor_split(self.count)[self.rank] if self.count > 1 else ids
+        return ids.tensor_split(self.parts)[self.part] if self.parts > 1 else ids
 
     def first(self, compute: Callable[[], T]) -> T:
         """The result of `compute` on rank 0, on every rank; rank 0's error, too, is raised everywhere."""
@@ -254,24 +262,6 @@ class Processes:
         values: list[Any] = [None] * self.count
         dist.all_gather_object(values, value)
         return values
-
-    def norm_of(self, tensors: Mapping[str, Tensor]) -> Tensor:
-        """The norm of named tensors together, those that processes hold parts of counted once; float64."""
-        parts = [local_part(tensor) for tensor in tensors.values()]
-        norms = [norm.double() for norm in torch._foreach_norm(parts)]
-        if not any(map(is_not, tensors.values(), parts)):
-            return torch.stack(norms).norm()
-        shared, own = [], []
-        for tensor, norm in zip(tensors.values(), norms, strict=True):
-            if is_dtensor(tensor):
-                shared.append(norm.square() / holders_of_a_part(tensor))
-            else:
-                own.append(norm.square())
-        total = torch.stack(own).sum() if own else torch.zeros((), dtype=torch.float64)
-        here = torch.stack(shared).sum()
-        if self.count > 1:
-            dist.all_reduce(here)
-        return (total.to(here.device) + here).sqrt()
 
     def same(self, what: str, value: Any) -> None:
         """Check that every process has the same value (settings, initial parameters).

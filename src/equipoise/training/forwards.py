@@ -24,8 +24,6 @@ from torch import Tensor, nn
 
 from equipoise._host import host_waits
 from equipoise._tree import map_leaves
-from equipoise.gradients import ForwardWritesError
-from equipoise.gradients.capture.gathers import GatherError
 from equipoise.gradients.capture.random_numbers import random_numbers_from
 from equipoise.gradients.capture.recorder import PlanMismatch
 from equipoise.gradients.engine_inputs import (
@@ -41,8 +39,8 @@ from equipoise.gradients.engine_inputs import (
 from equipoise.methods.base import Parameters
 from equipoise.privacy import Draw, secret_generator
 from equipoise.privacy.noise.uniform import uniform_order
-from equipoise.training.distributed import ProcessError, Processes
-from equipoise.training.lockstep import Lockstep
+from equipoise.training.distributed import Processes
+from equipoise.training.model_sharing import ModelSharing, is_no_records_fault
 from equipoise.training.owners import Owners, by_user, flattened, users_of_one_record
 from equipoise.training.randomness import Randomness, public_randomness, secret_randomness
 from equipoise.training.record_source import RecordSource
@@ -55,9 +53,7 @@ __all__ = [
     "RowSource",
     "averaged_over_views",
     "filled",
-    "is_no_records_fault",
     "moved",
-    "out_of_memory",
     "repeat_views",
 ]
 
@@ -204,7 +200,7 @@ def _in_order(ids: Tensor, size: int, draw: Draw, processes: Processes) -> list[
     mine = processes.share(ids)
     parts = torch.split(mine, size) if len(mine) else ()
     return [
-        MicroBatch(draw, processes.rank, number, part, torch.arange(len(part)))
+        MicroBatch(draw, processes.part, number, part, torch.arange(len(part)))
         for number, part in enumerate(parts)
     ]
 
@@ -222,15 +218,15 @@ def _dealt(ids: Tensor, size: int, places: int, draw: Draw, processes: Processes
         draw: its secret randomness deals them.
         processes: each takes equally many micro-batches.
     """
-    each = math.ceil(max(places, len(ids)) / (size * processes.count))  # micro-batches of a process
+    each = math.ceil(max(places, len(ids)) / (size * processes.parts))  # micro-batches of a process
     generator = secret_generator(draw, "places")
-    given = uniform_order(each * size * processes.count, generator)[: len(ids)]
+    given = uniform_order(each * size * processes.parts, generator)[: len(ids)]
     taken, order = given.sort()
     found = []
     for number in range(each):
-        here = taken // size == processes.rank * each + number
+        here = taken // size == processes.part * each + number
         if bool(here.any()):
-            found.append(MicroBatch(draw, processes.rank, number, ids[order[here]], taken[here] % size))
+            found.append(MicroBatch(draw, processes.part, number, ids[order[here]], taken[here] % size))
     return found
 
 
@@ -250,7 +246,7 @@ class RowSource:
         dealt: records are dealt to random places of a draw, which a record more does not change; otherwise
             they take the first places in their order.
         owners: whose the records are, where the unit of privacy is the user.
-        lockstep: runs the forwards of private records, where several processes hold parts of the model.
+        sharing: runs the forwards of private records as the processes share the model.
     """
 
     def __init__(
@@ -265,9 +261,9 @@ class RowSource:
         probes: Tensor | None = None,
         dealt: bool = False,
         owners: Owners | None = None,
-        lockstep: Lockstep | None = None,
+        sharing: ModelSharing | None = None,
     ) -> None:
-        self.owners, self.lockstep = owners, lockstep
+        self.owners, self.sharing = owners, sharing or ModelSharing(Processes())
         self.whole_numbers, self.dealt = whole_numbers, dealt
         self.engine, self.source, self.prepare = engine, source, prepare
         self.probes = torch.zeros(0, dtype=torch.long) if probes is None else probes
@@ -275,7 +271,7 @@ class RowSource:
         self.ran_alone: set[int] = set()  # numbers of records, for `Forwards`; only its time follows them
         # Whether each forward is looked at for gradients that are not finite; else the sums of a whole draw.
         # Only time follows it: see `TrainingDraw.query`.
-        self.looks_at_once = lockstep is not None or not host_waits(prepare.device)
+        self.looks_at_once = self.sharing.is_sharded or not host_waits(prepare.device)
         self._failure_was_logged = False
         self._made_up: tuple[Any, Any] = (None, None)  # the public rows of the last form of records
 
@@ -313,8 +309,12 @@ class RowSource:
         if self.source.is_scanned:
             return self.source.take(part.ids)  # no code runs
         joining = secret_randomness(part.draw, part.rank, part.number, *(() if self.dealt else purpose))
-        with random_numbers_from(joining("records"), self.prepare.device):
-            return self.source.take(part.ids, of_items)
+
+        def read() -> Any:
+            with random_numbers_from(joining("records"), self.prepare.device):
+                return self.source.take(part.ids, of_items)
+
+        return self.sharing.reading(read)
 
     def of_records(self, records: Any, at: Sequence[Parameters | None], part: MicroBatch) -> list[Any]:
         """Gradient rows of private records that share a forward, at every parameter point.
@@ -329,15 +329,21 @@ class RowSource:
         """
         randomness, count = part.randomness, len(part.ids)
         batch = self._batch(records, self._public(records), part.places, randomness)
-        whole = self._of_private_batch(self.engine.by_plan, batch, at, randomness)
-        rows = []
-        # The first places as a slice: nothing is copied.
-        are_first = int(part.places[-1]) == count - 1
-        for gradients in whole:
+
+        def with_norms(batch: Any, params: Parameters | None) -> Any:
+            gradients = self.engine.by_plan(batch, params=params)
             if not self.engine.forward_only:
                 gradients.row_norms()  # in the fixed shape too; the cut below keeps them
-            rows.append(gradients.rows(slice(count) if are_first else part.places.to(gradients.device)))
-        return rows
+            return gradients
+
+        whole = self._of_private_batch(with_norms, batch, at, randomness)
+        # The first places as a slice: nothing is copied.
+        are_first = int(part.places[-1]) == count - 1
+        kept = slice(count) if are_first else part.places
+        return [
+            gradients.rows(kept if isinstance(kept, slice) else kept.to(gradients.device))
+            for gradients in whole
+        ]
 
     def of_one(self, record: Any, at: Sequence[Parameters | None], part: MicroBatch) -> list[Any]:
         """Rows of a record that runs other operations than planned, or fails next to others.
@@ -417,8 +423,7 @@ class RowSource:
         randomness: Randomness,
     ) -> list[Any]:
         """As `of_batch`, at the same time as the other processes of a sharded model."""
-        run = partial(self.of_batch, rows_of, batch, at, randomness)
-        return run() if self.lockstep is None else self.lockstep.forwards(run, len(at))
+        return self.sharing.forwards(partial(self.of_batch, rows_of, batch, at, randomness), len(at))
 
     def of_public(self, batch: Any, at: Parameters | None, step: int) -> Any:
         """Gradient rows of public records, under the public randomness of a step."""
@@ -588,14 +593,3 @@ def _attempt(
         return None, {int(part.places): kind}
     first, second = torch.arange(len(part.ids)).chunk(2)
     return None, _attempt(run, part.of(first), errors)[1] | _attempt(run, part.of(second), errors)[1]
-
-
-def is_no_records_fault(error: Exception) -> bool:
-    """Whether the model is spoilt, another process failed, or memory ran out."""
-    others = isinstance(error, ForwardWritesError | GatherError | ProcessError)
-    return others or out_of_memory(error)
-
-
-def out_of_memory(error: Exception) -> bool:
-    """Whether memory ran out, which is no record's fault."""
-    return isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error)

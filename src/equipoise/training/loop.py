@@ -348,12 +348,12 @@ class PrivateTraining:
 
         Raises:
             RuntimeError: of several processes this is not the first one, which keeps the ledger.
-            NotImplementedError: the model is sharded, so that one process cannot run it.
+            NotImplementedError: processes hold parts of the model, so that one cannot run it.
         """
         if self._setup.is_sharded:
             raise NotImplementedError(
-                "describe() times a forward in the first process, and a sharded model runs in all of them: "
-                "call it in one process before fully_shard"
+                "describe() times a forward in the first process, and this model runs in all of them: "
+                "call it in one process before fully_shard or parallelize_module"
             )
         return describe(self._setup, own_ledger(self.ledger))
 

@@ -86,7 +86,7 @@ class StartedRun:
         }
         done, processes = self.steps.done, setup.processes
         if setup.is_sharded:
-            parts = sharded_tensors(setup.model, setup.optimizer, average)
+            parts = sharded_tensors(setup.model, setup.optimizer, average, self.steps.state)
             seals = save_parts(folder.checkpoints.parts(done), parts, processes)
             types = {name: str(value.dtype) for name, value in parts.items()}
             state = without_parts(state) | {"parts": {"files": seals, "types": types}}
@@ -156,8 +156,12 @@ def continue_run(
             done, saved = _load(folder, processes)
             if ("parts" in saved) != setup.is_sharded:
                 raise CheckpointError(
-                    f"the checkpoint of step {done} is that of a model that "
-                    + ("is sharded: shard this one by fully_shard" if "parts" in saved else "is not sharded")
+                    f"the checkpoint of step {done} is that of a model which "
+                    + (
+                        "processes held in parts: call fully_shard or parallelize_module on this one"
+                        if "parts" in saved
+                        else "each process held as a whole: leave out fully_shard and parallelize_module"
+                    )
                     + " as the run was begun. Nothing was spent."
                 )
             if setup.is_sharded:
@@ -207,13 +211,16 @@ def _with_parts(setup: TrainingSetup, folder: Path, saved: Mapping[str, Any]) ->
         ) from error
     state = {number: dict(entry) for number, entry in saved["optimizer"]["state"].items()}
     average = None if saved["average"] is None else dict(saved["average"])
-    model = dict(saved["model"])
+    model, method = dict(saved["model"]), saved["method"]
     for name, value in parts.items():
         kind, _, rest = name.partition(".")
         if kind == "model":
             model[rest] = value
         elif kind == "average" and average is not None:
             average[rest] = value
+        elif kind == "method":
+            key, _, of = rest.partition(".")
+            method[key][of] = value
         elif kind == "optimizer":
             number, _, key = rest.partition(".")
             state[int(number)][key] = value

@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from equipoise._collectives import norm_of_all
 from equipoise._dtensor import local_part
 from equipoise._host import Unread, read
 from equipoise.gradients import ForwardWritesError
@@ -305,9 +306,7 @@ class StepRunner:
 
     def _parameter_norms(self) -> Tensor:
         """One number per parameter, which other values would change."""
-        values = [parameter.detach() for parameter in self._setup.parameters.values()]
-        if self._setup.is_sharded:
-            values = [local_part(value) for value in values]
+        values = [local_part(parameter.detach()) for parameter in self._setup.parameters.values()]
         # Half precision would round away what is smaller than a 500th of the norm.
         dtype = torch.float32 if all(value.dtype.itemsize == 2 for value in values) else None
         return torch.stack([n.double() for n in torch._foreach_norm(values, dtype=dtype)]).nan_to_num(-1.0)
@@ -347,7 +346,7 @@ class StepRunner:
                 raise RuntimeError(
                     f"method {method.name!r} gave no estimate for the parameters {sorted(missing)}"
                 )
-            norm = Unread([self._setup.processes.norm_of(estimate)], float)
+            norm = Unread([norm_of_all(estimate.values())], float)
             diagnostics = context.diagnostics.row()
             also += [norm, diagnostics]
         return _Estimate(estimate, norm, following, context.ledger.last_noise, diagnostics)
@@ -364,5 +363,4 @@ class StepRunner:
             depends_on,
             setup.rows,
             setup.processes,
-            setup.is_sharded,
         )

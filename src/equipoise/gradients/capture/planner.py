@@ -20,10 +20,11 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from equipoise._dtensor import is_dtensor
+from equipoise._dtensor import is_dtensor, local_part, part_like
 from equipoise._tree import map_leaves
 from equipoise.gradients.capture.expressions import CASTS
 from equipoise.gradients.capture.isolation import undisturbed
+from equipoise.gradients.capture.local_operations import gradient_here, why_not_here
 from equipoise.gradients.capture.recorder import (
     CallTrace,
     Capture,
@@ -36,7 +37,7 @@ from equipoise.gradients.capture.recorder import (
     name_of,
     tensors_in,
 )
-from equipoise.gradients.capture.sharded import leaves_told
+from equipoise.gradients.capture.sharded import found_by_any, leaves_told
 from equipoise.gradients.checks.errors import CoverageError, RefusedParameter
 from equipoise.gradients.checks.record_mixing import TracedLosses
 from equipoise.gradients.checks.row_comparison import rows_differ
@@ -54,8 +55,8 @@ SMALL, LARGE = 2, 3
 
 
 SHARDED_REMEDY = (
-    "A sharded model takes only parameters whose use a rule serves: freeze this one, or give the model as it "
-    "was before fully_shard"
+    "A model of which processes hold parts takes only parameters whose use a rule serves: freeze this one, "
+    "or give the model as it was before fully_shard or parallelize_module"
 )
 
 #: A tensor whose shape changes with the batch in a way that is not one axis of proportional size.
@@ -88,8 +89,8 @@ class SurveyedOperation:
     Attributes:
         reason: why no rule serves it, where its kind is "opaque".
         counts: False for a look at a parameter (its shape, a detached copy), whose result has no gradient.
-        edge, shape: of its output, where a rule serves it.
-        value: a copy of that output, where its fold is unknown.
+        edge, gradient_here: of its output, where a rule serves it.
+        value: a copy of that output, as far as it is here, where its fold is unknown.
     """
 
     func: Callable
@@ -101,7 +102,7 @@ class SurveyedOperation:
     reason: str = ""
     counts: bool = True
     edge: Any = None
-    shape: torch.Size = torch.Size()
+    gradient_here: Callable[[Tensor], Tensor] = lambda b: b
     value: Tensor | None = None
 
     def planned(self) -> PlannedOperation:
@@ -170,6 +171,8 @@ class OperationSurvey(Watch):
                 step.reason = (
                     f"{name_of(func)} joins it with a tensor that depends on the batch without a record axis"
                 )
+            elif any(map(is_dtensor, tensors)):
+                step.reason = f"{name_of(func)} computes something of its parts before it is used"
             elif self.sharded and _needs_values(out, [t for t in tensors if id(t) in self.tracked]):
                 step.reason = f"the derivative of {name_of(func)} needs its values, gone after the forward"
             else:
@@ -215,11 +218,16 @@ class OperationSurvey(Watch):
             if all(g is None for g in reached):
                 step.kind = "skip"
                 return out
+        reason = why_not_here(func, args, kwargs, tensors)
+        if reason is not None:
+            step.reason = reason
+            return out
         step.kind = "use"
         out, target = anchor(out, tensors)
         unknown = step.out_layout is not None and step.out_layout.fold == "unknown"
-        step.value = out.detach().clone() if unknown else None
-        step.edge, step.shape = torch.autograd.graph.get_gradient_edge(target), out.shape
+        step.value = local_part(out).detach().clone() if unknown else None
+        step.edge = torch.autograd.graph.get_gradient_edge(target)
+        step.gradient_here = gradient_here(out, target)
         return out
 
 
@@ -376,7 +384,7 @@ def learn_plan(
         separate = _learn_folds(survey, losses, lambda mode: run(perturb_record(three, 0), mode), ruled)
         if not separate:
             return None
-        new = _find_dense(survey, losses, {name: leaves[name] for name in ruled})
+        new = found_by_any(model, _find_dense(survey, losses, {name: leaves[name] for name in ruled}))
         if not new:
             steps = tuple(step.planned() for step in survey.steps if step.counts)
             plan = CapturePlan(steps, tuple(ruled), dense_found, frozenset(ruled) - survey.used())
@@ -385,10 +393,11 @@ def learn_plan(
             factors = capture.collect(losses)
             for index, reason in capture.failures.items():
                 new |= dict.fromkeys(steps[index].names, reason)
+            new = found_by_any(model, new)
             if not new:
                 again = run(three, CallTrace())
                 seen = {name: leaves[name] for name in ruled}
-                new = _wrong_sums(factors, again, seen, capture.low_precision)
+                new = found_by_any(model, _wrong_sums(factors, again, seen, capture.low_precision))
             if not new:
                 served = tuple(
                     replace(step, rules=(capture.served[i],), first=i in capture.firsts.found)
@@ -430,7 +439,7 @@ def _learn_folds(
         found = torch.autograd.grad(losses[record], edges, retain_graph=True, allow_unused=True)
         for kept, g, site in zip(supports, found, survey.sites, strict=True):
             if g is not None:
-                kept.append((record, (g != 0).reshape(site.shape)))
+                kept.append((record, site.gradient_here(g) != 0))
     # Gradients may vanish by chance (a dead unit): what a changed record moves in the forward tells as well.
     if any(site.value is not None for site in survey.sites):
         other = OperationSurvey(params, survey.layouts)
@@ -476,16 +485,21 @@ def _wrong_sums(
     found = torch.autograd.grad(losses.sum(), list(params.values()), allow_unused=True)
     # A gradient that vanishes (the key bias of attention) holds rounding alone, relative to the others' size.
     whole = torch.stack(
-        [torch.zeros(()).double(), *(g.to_dense().double().norm().cpu() for g in found if g is not None)]
+        [
+            torch.zeros(()).double(),
+            *(local_part(g.to_dense()).double().norm().cpu() for g in found if g is not None),
+        ]
     ).norm()
     wrong = {}
     for (name, p), g in zip(params.items(), found, strict=True):
         weights = torch.ones(LARGE, 1, device=p.device)
+        here = local_part(p)
         total = sum(
             (factor.weighted_sum(weights)[0].to(p.dtype) for factor in factors.get(name, [])),
-            torch.zeros_like(p),
+            torch.zeros_like(here),
         )
-        expected = torch.zeros_like(p) if g is None else g.to_dense()  # look-ups may give sparse ones
+        # Look-ups may give sparse ones.
+        expected = torch.zeros_like(here) if g is None else part_like(g.to_dense(), p)
         sizes = FactoredGradients({name: factors[name]}).magnitudes(name) if factors.get(name) else None
         terms = whole if sizes is None else whole + sizes.double().sum().cpu()
         if rows_differ(total[None], expected[None], low_precision, terms.to(p.device)) is not None:

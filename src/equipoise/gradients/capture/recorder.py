@@ -22,6 +22,7 @@ from torch.overrides import TorchFunctionMode
 from equipoise._tree import leaves
 from equipoise.gradients.capture.compositions import COMPOSITIONS, composition
 from equipoise.gradients.capture.expressions import Expression, derive, pull_back
+from equipoise.gradients.capture.local_operations import gradient_here, operation_here
 from equipoise.gradients.capture.sharded import FSDP_AT_WORK, hooked_by_fsdp
 from equipoise.gradients.factors.base import Factor, merged
 from equipoise.gradients.rules import MATRIX_RULES
@@ -279,6 +280,7 @@ class Capture(Watch):
         if self.forward_only:
             return out
         op = Operation(func, args, kwargs, out, tracked, tensors, step.layouts, layout, self.records)
+        op, counting = operation_here(op)
         finishes: list[tuple[Rule, Finish]] = []
         for rule in step.rules:
             finish = self._ask(index, rule, op)
@@ -292,7 +294,7 @@ class Capture(Watch):
             self.failures.setdefault(index, f"no rule serves {name_of(func)} in this form")
             return out
         out, target = anchor(out, tensors)
-        shape = out.shape
+        here = gradient_here(out, target)
         # The backward has to reach this output; those further back are reached on the way to the first ones.
         # With dense parameters, or leaves that the forward makes, an input may have a gradient although no
         # output of a rule lies behind it.
@@ -304,7 +306,7 @@ class Capture(Watch):
         # Rules keep detached inputs, of which autograd does not notice that they are changed in place.
         versions = [
             (t, t._version)
-            for t, known in zip(tensors, step.layouts, strict=True)
+            for t, known in zip(op.tensors, step.layouts, strict=True)
             if known is not None and t is not out
         ]
 
@@ -323,6 +325,7 @@ class Capture(Watch):
             copied = matrix and not b.is_contiguous()
             if copied:
                 b = b.contiguous()  # handed on as well, so that the backward does not copy it again
+            mine = counting(here(b))
             for tensor, version in versions:
                 if tensor._version != version:
                     raise RuntimeError(
@@ -332,7 +335,7 @@ class Capture(Watch):
                     )
             for rule, finish in finishes:
                 try:
-                    terms, served = finish(b.reshape(shape)), rule
+                    terms, served = finish(mine), rule
                     break
                 except (RuntimeError, ValueError, IndexError, TypeError, NotImplementedError) as error:
                     if not self.lenient:
@@ -345,7 +348,7 @@ class Capture(Watch):
                 self.low_precision |= b.dtype in (torch.bfloat16, torch.float16)
                 self.served[index] = served
             for place, (tensor, factor) in enumerate(terms):
-                self.found.append((index, place, tracked[id(tensor)], self._by_choice(factor)))
+                self.found.append((index, place, op.tracked[id(tensor)], self._by_choice(factor)))
             # The graph keeps this hook until it goes as a whole: let the inputs go now.
             finishes.clear()
             versions.clear()

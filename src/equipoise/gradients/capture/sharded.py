@@ -1,10 +1,13 @@
-"""Models whose parameters are sharded over processes (`torch.distributed.fsdp.fully_shard`).
+"""Models of whose parameters each process holds a part, a DTensor.
 
-A process holds a part of every parameter, a DTensor. Just before a module runs, FSDP puts the whole parameter
-in its place, and afterwards takes it away again. So what operations see is never the parameter that
+*Fully sharded* (`torch.distributed.fsdp.fully_shard`). Just before a module runs, FSDP puts the whole
+parameter in its place, and afterwards takes it away again. So what operations see is never the parameter that
 `named_parameters` gives. While a model runs here, temporary hooks on the sharded modules, behind FSDP's own,
 tell whoever listens which tensor stands for which name. What FSDP itself computes in its hooks is not part
 of the model: watchers look away meanwhile.
+
+*Tensor parallel* (`torch.distributed.tensor.parallel.parallelize_module`). Operations see DTensors: each
+process computes a part of them, and all run the same records (`tensor_parallel_mesh`).
 
 Other values for the parameters are written into the parts, for one evaluation and its backward.
 """
@@ -13,51 +16,82 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
+import torch.distributed as dist
 from torch import Tensor, nn
 
-from equipoise._dtensor import is_dtensor, local_part, with_values
+from equipoise._dtensor import is_a_copy, is_cut_once, is_dtensor, local_part, with_values
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 __all__ = [
     "FSDP_AT_WORK",
     "SHARDED",
     "begin_sharded",
+    "found_by_any",
     "fsdp_groups",
     "hooked_by_fsdp",
     "leaves_told",
-    "not_by_fully_shard",
+    "note_sharding",
     "of_fsdp",
     "other_values",
     "parameters_gathered",
     "resharded",
+    "tensor_parallel_mesh",
 ]
 
 #: Whoever wants to know the tensor that operations see in the place of a named parameter.
 _LISTENERS: list[Callable[[str, Tensor], None]] = []
 
-#: Models with sharded parameters, as far as `not_by_fully_shard` looked at them.
+#: Models with sharded parameters, as far as `note_sharding` looked at them.
 SHARDED: WeakSet[nn.Module] = WeakSet()
 
 #: How many of FSDP's own hooks are running, in a list that others look into: watchers pass over what they do.
 FSDP_AT_WORK = [0]
 
 
-def not_by_fully_shard(model: nn.Module) -> list[str]:
-    """Names of DTensor parameters that no module gathers before it runs, such as tensor parallel ones.
+def note_sharding(model: nn.Module) -> tuple[list[str], str]:
+    """Note whether processes hold parts of the model.
 
-    It notes whether the model is sharded.
+    Returns:
+        Names of parameters that lie in a way that nothing here knows, and what is unknown about them.
     """
     SHARDED.discard(model)
     resharded(model)  # what ran before may have left it whole
-    if not any(map(is_dtensor, model.parameters())):
-        return []
+    parts = {name: p for name, p in model.named_parameters() if is_dtensor(p)}
+    if not parts:
+        return [], ""
     SHARDED.add(model)
-    managed: set[int] = set()
-    for group in fsdp_groups(model):
-        managed |= {id(one.sharded_param) for one in group.fsdp_params if _is_plain(one)}
-    return [n for n, p in model.named_parameters() if is_dtensor(p) and id(p) not in managed]
+    groups = fsdp_groups(model)
+    managed = {id(one.sharded_param) for group in groups for one in group.fsdp_params if _is_plain(one)}
+    left = {name: p for name, p in parts.items() if id(p) not in managed}
+    if groups:
+        return [*left], "parallelize_module and fully_shard both hold parts of the model"
+    meshes = {p.device_mesh for p in left.values()}
+    if len(meshes) > 1 or any(mesh.ndim > 1 for mesh in meshes):
+        return [*left], "they lie on a mesh of several axes, or on several meshes"
+    known = {name for name, p in left.items() if is_a_copy(p) or is_cut_once(p)}
+    return [name for name in left if name not in known], "they are neither cut along one axis nor copied"
+
+
+def tensor_parallel_mesh(model: nn.Module) -> DeviceMesh | None:
+    """The processes that compute a part of every operation each; None if there are none."""
+    if model not in SHARDED or fsdp_groups(model):
+        return None
+    return next(p.device_mesh for p in model.parameters() if is_dtensor(p))
+
+
+def found_by_any(model: nn.Module, found: dict[str, str]) -> dict[str, str]:
+    """What any process of a tensor parallel model found of its part: all of them have to decide alike."""
+    mesh = tensor_parallel_mesh(model)
+    if mesh is None:
+        return found
+    of_all: list[Any] = [None] * mesh.size()
+    dist.all_gather_object(of_all, found, group=mesh.get_group())
+    return {name: reason for part in of_all for name, reason in part.items()}
 
 
 def _is_plain(fsdp_parameter: Any) -> bool:
@@ -126,6 +160,12 @@ def parameters_gathered(model: nn.Module) -> Iterator[None]:
     def begin(module: nn.Module, _: Any) -> None:
         look_again()
         tell(module)
+
+    gathered = {name for places in taken.values() for *_, name in places}
+    for name, parameter in model.named_parameters():
+        if name not in gathered:  # operations see it as it is, whatever values it has been given
+            for listener in _LISTENERS:
+                listener(name, parameter)
 
     before, handles = FSDP_AT_WORK[0], []
     for module in model.modules():

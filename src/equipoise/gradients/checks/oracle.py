@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
+from equipoise._dtensor import local_part, part_like
 from equipoise.gradients.capture.random_numbers import random_numbers_from
 from equipoise.gradients.capture.sharded import SHARDED, leaves_told
 from equipoise.gradients.engine_inputs import (
@@ -98,7 +99,10 @@ def dense_rows(
 def _sharded_loop(
     model: nn.Module, loss: Loss, batch: Any, params: Mapping[str, Tensor] | None, names: tuple[str, ...]
 ) -> tuple[dict[str, Tensor], Tensor]:
-    """As `_loop` for a model whose parameters are gathered while it runs: they are differentiated there."""
+    """As `_loop` for a model of whose parameters processes hold parts.
+
+    They are differentiated as operations see them; of one that is cut there too, rows are of the part here.
+    """
     rows: dict[str, list[Tensor]] = {name: [] for name in names}
     losses, leaves = [], record_leaves(batch)
     shapes = {name: p.shape for name, p in model.named_parameters()}
@@ -119,8 +123,9 @@ def _sharded_loop(
         gradients = dict(zip(known, found, strict=True))
         for name in names:
             g = gradients.get(name)
-            zero = torch.zeros(shapes[name], dtype=value.dtype, device=value.device)
-            rows[name].append(zero if g is None else g.detach().to_dense())
+            shape = local_part(seen[name]).shape if name in seen else shapes[name]
+            zero = torch.zeros(shape, dtype=value.dtype, device=value.device)
+            rows[name].append(zero if g is None else part_like(g.detach().to_dense(), seen[name]))
     return {name: torch.stack(found) for name, found in rows.items()}, torch.stack(losses)
 
 

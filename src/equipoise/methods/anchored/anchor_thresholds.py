@@ -38,6 +38,7 @@ import torch
 from torch import Tensor
 
 from equipoise import _validate
+from equipoise._collectives import norm_of_all
 from equipoise.methods.configuration import Option
 from equipoise.methods.thresholds import ReleasedQuantile
 
@@ -281,8 +282,7 @@ class Constant(AnchorRule):
 
 def public_norm(tensors: Mapping[str, Tensor]) -> float:
     """The Euclidean norm of named public tensors, in float64."""
-    squares = [value.detach().double().square().sum() for value in tensors.values()]
-    return float(torch.stack([s.cpu() for s in squares]).sum().sqrt()) if squares else 0.0
+    return float(norm_of_all(tensors.values(), torch.float64)) if tensors else 0.0
 
 
 def distance_between(x: Mapping[str, Tensor], w: Mapping[str, Tensor]) -> float:

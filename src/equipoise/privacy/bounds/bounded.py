@@ -10,7 +10,7 @@ of its ingredients is in `requirements`.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -137,20 +137,35 @@ def added_over_processes(sums: Mapping[str, Bounded], group: Any = None) -> dict
 
     A tensor of which every process holds a part is the sum over all of them already.
     """
+
+    def added(raws: list[torch.Tensor]) -> list[torch.Tensor]:
+        whole = [place for place, raw in enumerate(raws) if not is_dtensor(raw)]
+        out = list(raws)
+        for place, total in zip(whole, all_reduced([raws[place] for place in whole], group), strict=True):
+            out[place] = total
+        return out
+
+    return after_exchange(sums, added)
+
+
+def after_exchange(
+    sums: Mapping[str, Bounded], exchange: Callable[[list[torch.Tensor]], list[torch.Tensor]]
+) -> dict[str, Bounded]:
+    """Bounded sums whose tensors and counts processes exchange; for `training`, which knows what they hold.
+
+    Args:
+        sums: of one draw in all processes.
+        exchange: from this process' tensors to those that all agree on, which no record moves further.
+    """
     # One order on every process: a collective pairs by position.
-    raws = [
-        (name, key, unwrap(sums[name].value[key]))
-        for name in sorted(sums)
-        for key in sorted(sums[name].value)
-        if not is_dtensor(unwrap(sums[name].value[key]))
-    ]
+    places = [(name, key) for name in sorted(sums) for key in sorted(sums[name].value)]
     counted = [name for name in sorted(sums) if sums[name].counts is not None]
-    counts = [unwrap(sums[name].counts) for name in counted]
-    totals = iter(all_reduced([raw for *_, raw in raws] + counts, group))
+    raws = [unwrap(sums[name].value[key]) for name, key in places]
+    found = iter(exchange(raws + [unwrap(sums[name].counts) for name in counted]))
     values = {name: dict(bounded.value) for name, bounded in sums.items()}
-    for name, key, _ in raws:
-        values[name][key] = Private(next(totals), sums[name].draw)
-    counts_of = {name: Private(next(totals), sums[name].draw) for name in counted}
+    for name, key in places:
+        values[name][key] = Private(next(found), sums[name].draw)
+    counts_of = {name: Private(next(found), sums[name].draw) for name in counted}
     return {
         name: make_bounded(
             values[name], one.add_remove, one.replace, one.draw, counts_of.get(name), one.joint

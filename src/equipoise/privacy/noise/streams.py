@@ -25,11 +25,14 @@ import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from torch import Tensor
 
-from equipoise._dtensor import is_dtensor, local_part, range_of, with_part
+from equipoise._dtensor import local_part, ranges_of, with_part
 from equipoise.privacy.noise.chacha20 import BLOCK_WORDS, key_stream
 from equipoise.privacy.private import unwrap
 
 __all__ = ["NOISE", "NormalStream", "ReleaseStreams", "add_normals", "carries", "normals", "released_type"]
+
+Ranges = Sequence[tuple[int, int]] | Tensor
+"""[start, stop) after [start, stop)."""
 
 Stream = TypeVar("Stream")
 
@@ -96,7 +99,7 @@ class NormalStream:
         self,
         count: int,
         std: float,
-        ranges: Sequence[tuple[int, int]],
+        ranges: Ranges,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
     ) -> Tensor:
@@ -125,7 +128,7 @@ class NormalStream:
         self,
         count: int,
         std: float,
-        ranges: Mapping[torch.device, Sequence[tuple[int, int]]],
+        ranges: Mapping[torch.device, Ranges],
         dtype: torch.dtype,
     ) -> dict[torch.device, Tensor]:
         """As `draw_ranges`, where each device makes ranges of its own."""
@@ -138,20 +141,22 @@ class NormalStream:
         self,
         count: int,
         std: float,
-        ranges: Sequence[tuple[int, int]],
+        ranges: Ranges,
         dtype: torch.dtype,
         device: torch.device,
     ) -> Tensor:
         cipher = _Aes(self._key) if device.type == "cpu" else _ChaCha(self._key, device)
-        size, room = sum(stop - start for start, stop in ranges), _ROOM // dtype.itemsize
+        pairs, room = _joined(ranges), _ROOM // dtype.itemsize
+        size = int((pairs[:, 1] - pairs[:, 0]).sum())
         # One more for the last number of an odd count.
         out = torch.empty(size + 1 + room, dtype=dtype, device=device)
         if std == 0:
             return out.zero_()[:size]
-        even, at = count + count % 2, 0
+        even, at, place = count + count % 2, 0, 0
         # The numbers in `values`: one range took a part of them, and the next may take another.
         held, values = range(0), out
-        for start, stop in _joined(ranges):
+        while place < len(pairs):
+            start, stop = pairs[place].tolist()
             while start < stop:
                 if start not in held:
                     span = _span(start, stop, even, cipher.blocks_at_once)
@@ -167,6 +172,15 @@ class NormalStream:
                 end = min(stop, held.stop)
                 out[at : at + end - start] = values[start - held.start : end - held.start]
                 at, start = at + end - start, end
+            place += 1
+            # Those that follow in `values`, all at once: of a matrix cut by columns each row is a range.
+            number = _alike(pairs[place : place + len(held)], held)
+            if number > 1:
+                (start, stop), (following, _) = pairs[place : place + 2].tolist()
+                shape = (number, stop - start)
+                rows = values.as_strided(shape, (following - start, 1), start - held.start)
+                out[at : at + rows.numel()].view(shape).copy_(rows)
+                at, place = at + rows.numel(), place + number
         return out[:size]
 
     def _fill(self, cipher: _Aes | _ChaCha, memory: Tensor, span: range, std: float) -> None:
@@ -183,15 +197,23 @@ def _span(start: int, stop: int, even: int, at_once: int) -> range:
     return range(first, min(first + at_once * _BLOCK, -(-stop // _BLOCK) * _BLOCK, whole))
 
 
-def _joined(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """The same ranges, those that follow each other as one: a whole draw is one range."""
-    found: list[tuple[int, int]] = []
-    for start, stop in ranges:
-        if found and found[-1][1] == start:
-            found[-1] = (found[-1][0], stop)
-        else:
-            found.append((start, stop))
-    return found
+def _joined(ranges: Ranges) -> Tensor:
+    """The same ranges, [n, 2], those that follow each other as one: a whole draw is one range."""
+    pairs = torch.as_tensor(ranges, dtype=torch.int64).reshape(-1, 2)
+    begins = torch.ones(len(pairs) + 1, dtype=torch.bool)
+    begins[1:-1] = pairs[1:, 0] != pairs[:-1, 1]
+    return torch.stack([pairs[begins[:-1], 0], pairs[begins[1:], 1]], dim=1)
+
+
+def _alike(pairs: Tensor, held: range) -> int:
+    """How many of these ranges, [n, 2], lie in `held`, are equally long and follow at equal distances."""
+    if len(pairs) < 2:
+        return 0
+    starts, stops = pairs.unbind(1)
+    lengths, steps = stops - starts, starts.diff()
+    inside = (starts >= held.start) & (stops <= held.stop) & (lengths == lengths[0])
+    inside[1:] &= (steps == steps[0]) & (steps[0] >= 0)
+    return int(inside.cumprod(0).sum())
 
 
 class _Aes:
@@ -302,19 +324,20 @@ def normals(
     out = {}
     for dtype, names in kinds.items():
         count = 0
-        ranges: dict[torch.device, dict[str, tuple[int, int]]] = {}  # by device, of what lies there
+        # By device, of what lies there: the ranges of each tensor.
+        ranges: dict[torch.device, dict[str, Tensor]] = {}
         for name in names:
             raw = raws[name]
-            start, stop = range_of(raw) if is_dtensor(raw) else (0, raw.numel())
-            ranges.setdefault(local_part(raw).device, {})[name] = (count + start, count + stop)
+            ranges.setdefault(local_part(raw).device, {})[name] = ranges_of(raw) + count
             count += raw.numel()
         drawn = streams.normal(purpose).draw_on(
-            count, std, {device: list(wanted.values()) for device, wanted in ranges.items()}, dtype
+            count, std, {device: torch.cat([*wanted.values()]) for device, wanted in ranges.items()}, dtype
         )
         for device, wanted in ranges.items():
-            pieces = torch.split(drawn[device], [stop - start for start, stop in wanted.values()])
-            for name, piece in zip(wanted, pieces, strict=True):
-                out[name] = with_part(piece.view(local_part(raws[name]).shape), raws[name])
+            here = {name: local_part(raws[name]) for name in wanted}
+            pieces = torch.split(drawn[device], [part.numel() for part in here.values()])
+            for (name, part), piece in zip(here.items(), pieces, strict=True):
+                out[name] = with_part(piece.view(part.shape), raws[name])
     return out
 
 

@@ -57,13 +57,19 @@ class _Unpickler(pickle.Unpickler):
 
 
 def sharded_tensors(
-    model: nn.Module, optimizer: torch.optim.Optimizer, average: Mapping[str, Tensor] | None
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    average: Mapping[str, Tensor] | None,
+    of_method: Mapping[str, Any] | None,
 ) -> dict[str, Tensor]:
-    """The tensors that processes hold in parts, by name."""
+    """The tensors that processes hold in parts, by name; in a method's state they are named as parameters."""
     found = {f"model.{name}": value for name, value in model.state_dict().items()}
     for number, entry in optimizer.state_dict()["state"].items():
         found |= {f"optimizer.{number}.{name}": value for name, value in entry.items()}
     found |= {f"average.{name}": value for name, value in (average or {}).items()}
+    for key, tensors in (of_method or {}).items():
+        if isinstance(tensors, Mapping):
+            found |= {f"method.{key}.{name}": value for name, value in tensors.items()}
     return {name: value.detach() for name, value in found.items() if is_dtensor(value)}
 
 
@@ -153,6 +159,8 @@ def load_parts(
         kind, _, rest = name.partition(".")
         if kind == "optimizer":
             like: Tensor | None = parameters[int(rest.partition(".")[0])]
+        elif kind == "method":
+            like = trained.get(rest.partition(".")[2])
         else:
             like = own.get(rest) if kind == "model" else trained.get(rest)
         if like is None or not is_dtensor(like):

@@ -9,13 +9,20 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from equipoise import _validate
-from equipoise._dtensor import is_dtensor, range_of
+from equipoise._dtensor import is_dtensor
 from equipoise._tree import leaves
 from equipoise.gradients.engine_inputs import check_model
-from equipoise.methods import DPSGD, Method
+from equipoise.methods import DPC4, DPSGD, DiceSGD, DPC4Plus, Method
+from equipoise.training.distributed import Processes
 from equipoise.training.setup.training_settings import TrainingSettings
 
 __all__ = ["check_optimizer", "check_scheduler", "check_sharding", "move", "trainable"]
+
+
+#: Methods that train a model that `fully_shard` shards: rows give nothing but norms and one sum there.
+OF_SHARDED: tuple[type[Method], ...] = (DPSGD,)
+#: Methods that train a tensor parallel model.
+OF_PARALLEL: tuple[type[Method], ...] = (DPSGD, DiceSGD, DPC4, DPC4Plus)
 
 
 def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
@@ -110,36 +117,44 @@ def check_scheduler(scheduler: Any, optimizer: torch.optim.Optimizer) -> None:
 
 
 def check_sharding(
-    parameters: dict[str, nn.Parameter], method: Method, settings: TrainingSettings, processes: int
+    parameters: dict[str, nn.Parameter], method: Method, settings: TrainingSettings, processes: Processes
 ) -> None:
-    """Sharded parameters lie on all processes, and the method asks for nothing that needs them whole.
+    """All processes hold parts of the model, and the method asks for nothing that needs it whole.
 
     Raises:
-        NotImplementedError: naming what sharded models do not take yet, and the remedy.
-        ValueError: the parameters are sharded over other processes than those that train.
+        NotImplementedError: naming what models of which processes hold parts do not take yet, and the remedy.
+        ValueError: the parts are those of other processes than those that train.
     """
-    sharded = {name: p for name, p in parameters.items() if is_dtensor(p)}
-    if not sharded:
+    parts = {name: p for name, p in parameters.items() if is_dtensor(p)}
+    if not parts:
         return
-    whole = "give the model as it was before fully_shard"
-    if type(method) is not DPSGD:
+    whole = "give the model as it was before fully_shard or parallelize_module"
+    taken = OF_PARALLEL if processes.same_records else OF_SHARDED
+    if type(method) not in taken:
         raise NotImplementedError(
-            f"method={method.name!r} needs whole rows or sums, and sharded models give parts of them: take "
-            f"DPSGD, or {whole}. Nothing was spent"
+            f"method={method.name!r} was not made for models of which processes hold parts: take "
+            f"{' or '.join(kind.__name__ for kind in taken)}, or {whole}. Nothing was spent"
         )
     if settings.hardened:
         raise NotImplementedError(
             "hardened=True draws its noise number by number, and no process could draw that of its part: "
             f"leave it out, or {whole}. Nothing was spent"
         )
-    for name, parameter in sharded.items():
+    for name, parameter in parts.items():
         size = parameter.device_mesh.size()
-        if size != processes:
+        if size != processes.count:
             raise ValueError(
-                f"the parameter {name} is sharded over {size} processes, and {processes} train: shard over "
-                "all of them. Nothing was spent"
+                f"{size} processes hold the parameter {name}, and {processes.count} train: let all of them "
+                "hold a part of it. Nothing was spent"
             )
-        range_of(parameter)
+        # Of a model whose processes share the draw, whole sums are cut into rows.
+        if not processes.same_records and not all(
+            one.is_replicate() or one.is_shard(0) for one in parameter.placements
+        ):
+            raise NotImplementedError(
+                f"the parameter {name} of shape {tuple(parameter.shape)} lies as {parameter.placements}: "
+                "shard it along its first axis, as fully_shard does by itself. Nothing was spent"
+            )
 
 
 def _plateau_within(scheduler: Any) -> str | None:

@@ -54,12 +54,12 @@ def bytes_per_record(model: nn.Module, loss: Loss, batch: Any) -> float:
 
     def note_leaf(_: str, leaf: Tensor) -> None:
         """A parameter that was gathered for the forward."""
-        own.add(leaf.untyped_storage().data_ptr())
+        own.add(local_part(leaf).untyped_storage().data_ptr())
 
     seen: dict[int, int] = {}
 
     def note(saved: Tensor) -> Tensor:
-        storage = saved.untyped_storage()
+        storage = local_part(saved).untyped_storage()
         if storage.data_ptr() not in own:
             seen[storage.data_ptr()] = storage.nbytes()
         return saved.detach()  # a result that keeps its own graph would never be freed, nor would the graph

@@ -34,7 +34,8 @@ from equipoise.gradients.engine_inputs import (
 )
 from equipoise.privacy import Sampling
 from equipoise.training.distributed import Processes
-from equipoise.training.forwards import PUBLIC_ROWS, filled, out_of_memory
+from equipoise.training.forwards import PUBLIC_ROWS, filled
+from equipoise.training.model_sharing import out_of_memory
 from equipoise.training.record_source import DataError, RecordSource
 from equipoise.training.setup.memory_use import bytes_per_record, fitting
 from equipoise.training.setup.pipeline_trials import Pipeline
@@ -227,9 +228,9 @@ def _sizes_to_try(
     overhead: float,
 ) -> list[int]:
     """Micro-batch sizes, the best first; `most` records fit into the memory."""
-    mean, deviation = sampling.expected_size / processes.count, sampling.size_deviation / processes.count
+    mean, deviation = sampling.expected_size / processes.parts, sampling.size_deviation / processes.parts
     if random_use == "shared":  # places are kept for more records than are drawn
-        mean, deviation = sampling.largest_size / processes.count, 0.0
+        mean, deviation = sampling.largest_size / processes.parts, 0.0
     if given is None:
         return micro_batch_sizes(most, mean, deviation, overhead)
     # As given, but no larger than any draw will be: the rest would be public rows.

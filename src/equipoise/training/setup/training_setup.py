@@ -12,10 +12,11 @@ import torch
 from dp_accounting import DpEvent
 from torch import Tensor, nn
 
-from equipoise._dtensor import is_dtensor
+from equipoise._dtensor import is_a_copy, local_part
 from equipoise.gradients import GradientEngine
 from equipoise.gradients.capture.isolation import undisturbed
 from equipoise.gradients.capture.random_numbers import random_numbers_from
+from equipoise.gradients.capture.sharded import tensor_parallel_mesh
 from equipoise.gradients.checks.record_trials import RecordTrials
 from equipoise.gradients.engine_inputs import Loss
 from equipoise.gradients.forward_only import nothing_saved
@@ -27,7 +28,7 @@ from equipoise.training.assumptions import ALONE, Assumption
 from equipoise.training.distributed import Processes
 from equipoise.training.folder.run_folder import RunFolder
 from equipoise.training.forwards import BatchPreparation, RowSource, averaged_over_views
-from equipoise.training.lockstep import Lockstep
+from equipoise.training.model_sharing import ModelSharing, sharing_of
 from equipoise.training.moving_average import MovingAverage
 from equipoise.training.owners import Owners, UserSource, joined_over_users
 from equipoise.training.randomness import derive_seed, public_randomness
@@ -193,8 +194,8 @@ def prepare(given: TrainingInputs, resumed: ResumedRun | None = None) -> Trainin
     check_optimizer(given.optimizer, parameters)
     check_scheduler(given.scheduler, given.optimizer)
     place = move(model, given.optimizer, given.device)
-    processes = Processes()
-    check_sharding(parameters, method, settings, processes.count)
+    processes = Processes(same_records=tensor_parallel_mesh(model) is not None)
+    check_sharding(parameters, method, settings, processes)
     # The user's random numbers go on afterwards as if nothing had been tried.
     with processes.together(), random_numbers_from(0, place):
         owners = None if given.owner is None else Owners(given.owner, settings.protected)
@@ -265,17 +266,15 @@ def prepare(given: TrainingInputs, resumed: ResumedRun | None = None) -> Trainin
             _try_pipeline(pipeline, others, micro_batches.size) if runs_code else (True, True)
         )
 
-        is_sharded = any(map(is_dtensor, parameters.values()))
-        lockstep = Lockstep(model, processes) if is_sharded else None
-        rows = _row_source(engine, pipeline, example, probes, micro_batches, owners, lockstep)
-        if lockstep is not None:
-            lockstep.note(lambda: rows.of_public_alone([None], public_randomness(settings.seed, "order")))
+        sharing = sharing_of(model, processes)
+        rows = _row_source(engine, pipeline, example, probes, micro_batches, owners, sharing)
+        sharing.note(lambda: rows.of_public_alone([None], public_randomness(settings.seed, "order")))
         keeps_nothing = loss_keeps_nothing and pipeline_keeps_nothing
         mine = _found(pipeline, rows, micro_batches, was_tried, keeps_nothing, given.scheduler)
         before = [] if resumed is None else resumed.found
         found = Assumption.of_all(itertools.chain(before, *processes.all_of(mine)))
         # Of sharded parameters every process has another part.
-        copies = {name: p for name, p in parameters.items() if not is_dtensor(p)}
+        copies = {name: local_part(p) for name, p in parameters.items() if is_a_copy(p)}
         processes.same("the model's parameters", digest(copies))
         processes.same("the privacy plan", method_plan.releases.fingerprint())
     return TrainingSetup(
@@ -295,7 +294,7 @@ def prepare(given: TrainingInputs, resumed: ResumedRun | None = None) -> Trainin
         found=found,
         average=MovingAverage(parameters, settings.ema_decay) if settings.ema_decay is not None else None,
         modes=[(module, module.training) for module in model.modules()],
-        is_sharded=is_sharded,
+        is_sharded=sharing.is_sharded,
     )
 
 
@@ -362,7 +361,7 @@ def _row_source(
     probes: Tensor,
     micro_batches: MicroBatches,
     owners: Owners | None,
-    lockstep: Lockstep | None,
+    sharing: ModelSharing,
 ) -> RowSource:
     source, prepare_batch, seed, size = pipeline.source, pipeline.prepare, pipeline.seed, micro_batches.size
     randomness = public_randomness(seed, "example")
@@ -374,7 +373,7 @@ def _row_source(
     whole_numbers = choose_whole_numbers(losses, example, micro_batches)
     is_dealt = micro_batches.random_use == "shared"
     return RowSource(
-        engine, source, prepare_batch, size, example, seed, whole_numbers, probes, is_dealt, owners, lockstep
+        engine, source, prepare_batch, size, example, seed, whole_numbers, probes, is_dealt, owners, sharing
     )
 
 
