@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from equipoise._dtensor import holders_of_a_part, is_dtensor, local_part, with_part
+from equipoise._dtensor import is_dtensor, with_part
 
-__all__ = ["all_reduced", "norm_of_all", "reduce_scattered", "sent_by_first"]
+__all__ = ["all_reduced", "reduce_scattered", "sent_by_first"]
 
 BUCKET = 1 << 24
 """Numbers that are sent at once: enough to fill a link, few enough to be a small part of a model."""
@@ -41,32 +41,6 @@ def sent_by_first(tensors: Sequence[Tensor], group: Any = None) -> list[Tensor]:
         dist.broadcast(flat, src=0, group=group)
         _cut(flat, places, tensors, out)
     return [one for one in out if one is not None]
-
-
-def norm_of_all(tensors: Iterable[Tensor], dtype: torch.dtype | None = None) -> Tensor:
-    """The Euclidean norm of all tensors together, in float64; one exchange where processes hold parts.
-
-    Every number is counted once, whoever holds it. Of usual tensors all processes have the same.
-
-    Args:
-        tensors: at least one.
-        dtype: in which the norm of each is taken; its own when None.
-    """
-    given = [tensor.detach() for tensor in tensors]
-    norms = torch._foreach_norm([local_part(tensor) for tensor in given], dtype=dtype)
-    own, shared = [], []
-    for tensor, norm in zip(given, norms, strict=True):
-        square = norm.double().square()
-        if is_dtensor(tensor):
-            shared.append(square / holders_of_a_part(tensor))
-        else:
-            own.append(square)
-    if not shared:
-        return torch.stack(own).sum().sqrt()
-    total = torch.stack(shared).sum()
-    if dist.get_world_size() > 1:
-        dist.all_reduce(total)
-    return torch.stack([total, *(square.to(total.device) for square in own)]).sum().sqrt()
 
 
 def reduce_scattered(tensors: Sequence[Tensor], like: Sequence[Tensor]) -> list[Tensor]:

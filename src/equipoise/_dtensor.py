@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Iterable
+from operator import is_not
 from typing import TYPE_CHECKING, Any, TypeGuard, cast
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 if TYPE_CHECKING:
@@ -23,6 +26,7 @@ __all__ = [
     "is_cut_once",
     "is_dtensor",
     "local_part",
+    "norm_of_all",
     "part_like",
     "place_of",
     "ranges_of",
@@ -92,6 +96,32 @@ def holders_of_a_part(tensor: DTensor) -> int:
     """How many processes hold the same part."""
     sizes = zip(tensor.placements, tensor.device_mesh.shape, strict=True)
     return math.prod(size for placement, size in sizes if placement.is_replicate())
+
+
+def norm_of_all(tensors: Iterable[Tensor], dtype: torch.dtype | None = None) -> Tensor:
+    """The Euclidean norm of all tensors together, in float64; one exchange where processes hold parts.
+
+    Every number is counted once, whoever holds it. Of usual tensors all processes have the same.
+
+    Args:
+        tensors: at least one.
+        dtype: in which the norm of each is taken; its own when None.
+    """
+    given = list(tensors)
+    parts = [local_part(tensor) for tensor in given]
+    norms = [norm.detach().double() for norm in torch._foreach_norm(parts, dtype=dtype)]
+    if not any(map(is_not, given, parts)):
+        return torch.stack(norms).norm()
+    own, shared = [], []
+    for tensor, norm in zip(given, norms, strict=True):
+        if is_dtensor(tensor):
+            shared.append(norm.square() / holders_of_a_part(tensor))
+        else:
+            own.append(norm.square())
+    total = torch.stack(shared).sum()
+    if dist.get_world_size() > 1:
+        dist.all_reduce(total)
+    return torch.stack([total, *(square.to(total.device) for square in own)]).sum().sqrt()
 
 
 def part_like(values: Tensor, like: Tensor) -> Tensor:

@@ -763,15 +763,15 @@ def _gathered(
     model: nn.Module, leaves: Mapping[str, Tensor], factors: Mapping[str, Sequence[Factor]], losses: Tensor
 ) -> PerSampleGradients:
     """The rows in the order of the parameters; those of unused parameters are zero."""
-    mesh = tensor_parallel_mesh(model)
-    params: Mapping[str, Tensor] = trainable_parameters(model)
+    mesh = tensor_parallel_mesh(model) if model in SHARDED else None
+    params: Mapping[str, Tensor] = leaves if mesh is None else trainable_parameters(model)
     first = next(iter(leaves.values()))
     found = FactoredGradients(
         {name: factors.get(name, ()) for name in leaves},
         losses=losses,
-        shapes={name: (p if mesh is None else local_part(params[name])).shape for name, p in leaves.items()},
+        shapes={name: (p if mesh is None else local_part(p)).shape for name, p in params.items()},
         dtype=accumulation_dtype(first.dtype),
-        device=device_of(first),
+        device=first.device,
     )
     return found if mesh is None else SplitGradients(found, params, mesh)
 

@@ -11,8 +11,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from equipoise._collectives import norm_of_all
-from equipoise._dtensor import is_dtensor
+from equipoise._dtensor import is_dtensor, norm_of_all
 
 __all__ = ["clipped", "copied", "mean_of", "norm_of", "zeros_like"]
 

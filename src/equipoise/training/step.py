@@ -19,8 +19,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from equipoise._collectives import norm_of_all
-from equipoise._dtensor import local_part
+from equipoise._dtensor import local_part, norm_of_all
 from equipoise._host import Unread, read
 from equipoise.gradients import ForwardWritesError
 from equipoise.gradients.capture.isolation import write_mark
@@ -306,7 +305,9 @@ class StepRunner:
 
     def _parameter_norms(self) -> Tensor:
         """One number per parameter, which other values would change."""
-        values = [local_part(parameter.detach()) for parameter in self._setup.parameters.values()]
+        values = [parameter.detach() for parameter in self._setup.parameters.values()]
+        if self._setup.is_sharded:
+            values = [local_part(value) for value in values]
         # Half precision would round away what is smaller than a 500th of the norm.
         dtype = torch.float32 if all(value.dtype.itemsize == 2 for value in values) else None
         return torch.stack([n.double() for n in torch._foreach_norm(values, dtype=dtype)]).nan_to_num(-1.0)

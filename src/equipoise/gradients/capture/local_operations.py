@@ -14,10 +14,8 @@ part of the records' gradients: of a parameter that is cut the columns that are 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -79,16 +77,19 @@ def gradient_here(out: Tensor, target: Tensor) -> Callable[[Tensor], Tensor]:
     return here
 
 
-def operation_here(op: Operation) -> tuple[Operation, Callable[[Tensor], Tensor]]:
+def operation_here(op: Operation) -> tuple[Operation, Tensor | None]:
     """The operation on the tensors that are here, and which part of its output's gradient counts there.
 
-    An operation without DTensors is what it is.
+    Args:
+        op: its output is a DTensor.
+
+    Returns:
+        The operation, and truth values that the gradient is multiplied by; None where all of it counts.
     """
-    if not is_dtensor(op.out):
-        return op, _all_counts
+    assert is_dtensor(op.out)
     parts = {id(t): t._local_tensor for t in op.tensors if is_dtensor(t)}
     args, kwargs = map_leaves(lambda leaf: parts.get(id(leaf), leaf), (op.args, op.kwargs))
-    counting = _all_counts
+    counting: Tensor | None = None
     table = op.get("input", "weight")[1]
     if op.func is F.embedding and is_dtensor(table) and table.placements[0].is_shard(0):
         index, _, padding, *others = op.get(
@@ -101,12 +102,8 @@ def operation_here(op: Operation) -> tuple[Operation, Callable[[Tensor], Tensor]
             is_here &= own != padding % table.shape[0] - first
         parts[id(index)] = own.clamp(0, max(0, count - 1))
         args, kwargs = (parts[id(index)], parts[id(table)], None, *others), {}
-        counting = partial(torch.mul, is_here.unsqueeze(-1))
+        counting = is_here.unsqueeze(-1)
     tracked = {id(parts.get(id(t), t)): op.tracked[id(t)] for t in op.tensors if id(t) in op.tracked}
     tensors, out = [parts.get(id(t), t) for t in op.tensors], op.out._local_tensor
     local = Operation(op.func, args, kwargs, out, tracked, tensors, op.layouts, op.out_layout, op.records)
     return local, counting
-
-
-def _all_counts(b: Tensor) -> Tensor:
-    return b

@@ -13,12 +13,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from equipoise._dtensor import is_dtensor
 from equipoise._tree import leaves
 from equipoise.gradients.capture.compositions import COMPOSITIONS, composition
 from equipoise.gradients.capture.expressions import Expression, derive, pull_back
@@ -280,7 +282,7 @@ class Capture(Watch):
         if self.forward_only:
             return out
         op = Operation(func, args, kwargs, out, tracked, tensors, step.layouts, layout, self.records)
-        op, counting = operation_here(op)
+        op, counting = operation_here(op) if is_dtensor(out) else (op, None)
         finishes: list[tuple[Rule, Finish]] = []
         for rule in step.rules:
             finish = self._ask(index, rule, op)
@@ -294,7 +296,7 @@ class Capture(Watch):
             self.failures.setdefault(index, f"no rule serves {name_of(func)} in this form")
             return out
         out, target = anchor(out, tensors)
-        here = gradient_here(out, target)
+        here = gradient_here(out, target) if is_dtensor(out) else partial(torch.reshape, shape=out.shape)
         # The backward has to reach this output; those further back are reached on the way to the first ones.
         # With dense parameters, or leaves that the forward makes, an input may have a gradient although no
         # output of a rule lies behind it.
@@ -325,7 +327,7 @@ class Capture(Watch):
             copied = matrix and not b.is_contiguous()
             if copied:
                 b = b.contiguous()  # handed on as well, so that the backward does not copy it again
-            mine = counting(here(b))
+            mine = here(b) if counting is None else here(b) * counting
             for tensor, version in versions:
                 if tensor._version != version:
                     raise RuntimeError(

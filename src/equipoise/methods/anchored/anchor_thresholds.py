@@ -38,7 +38,7 @@ import torch
 from torch import Tensor
 
 from equipoise import _validate
-from equipoise._collectives import norm_of_all
+from equipoise._dtensor import norm_of_all
 from equipoise.methods.configuration import Option
 from equipoise.methods.thresholds import ReleasedQuantile
 

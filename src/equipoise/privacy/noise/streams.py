@@ -326,18 +326,18 @@ def normals(
         count = 0
         # By device, of what lies there: the ranges of each tensor.
         ranges: dict[torch.device, dict[str, Tensor]] = {}
-        for name in names:
+        parts = {name: local_part(raws[name]) for name in names}
+        for name, part in parts.items():
             raw = raws[name]
-            ranges.setdefault(local_part(raw).device, {})[name] = ranges_of(raw) + count
+            ranges.setdefault(part.device, {})[name] = ranges_of(raw) + count
             count += raw.numel()
         drawn = streams.normal(purpose).draw_on(
             count, std, {device: torch.cat([*wanted.values()]) for device, wanted in ranges.items()}, dtype
         )
         for device, wanted in ranges.items():
-            here = {name: local_part(raws[name]) for name in wanted}
-            pieces = torch.split(drawn[device], [part.numel() for part in here.values()])
-            for (name, part), piece in zip(here.items(), pieces, strict=True):
-                out[name] = with_part(piece.view(part.shape), raws[name])
+            pieces = torch.split(drawn[device], [parts[name].numel() for name in wanted])
+            for name, piece in zip(wanted, pieces, strict=True):
+                out[name] = with_part(piece.view(parts[name].shape), raws[name])
     return out
 
 
