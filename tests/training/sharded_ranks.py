@@ -18,6 +18,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.utils.checkpoint import checkpoint
 
 import equipoise as eq
 from equipoise.gradients.operator import DenseGradients
@@ -49,6 +50,7 @@ PARALLEL: dict[str, dict[str, Any]] = {
     "cut, shared numbers": CASES["shared numbers"],
     "cut, two sums": {"method": eq.DiceSGD(clip_norm=0.5, noise_multiplier=1.0)},
     "cut, differences": {"method": eq.DPC4Plus(anchor_noise_multiplier=1.0, anchor_batch_size=24, **NOISE)},
+    "cut, anchors": {"method": eq.DPC4(anchor_noise_multiplier=1.0, anchor_batch_size=24, **NOISE)},
     "cut, one record in a forward": {"method": eq.DPSGD(**NOISE), "micro_batch_size": 1},
 }
 CASES |= {name: options | {"shard": "cut"} for name, options in PARALLEL.items()}
@@ -303,6 +305,55 @@ def gpt2(folder: Path) -> dict[str, Any]:
     }
 
 
+class Words(nn.Module):
+    """A look-up that the head shares its weight with, and a checkpoint between them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(13, 6)
+        self.up, self.down = nn.Linear(6, 8), nn.Linear(8, 6)
+        self.head = nn.Linear(6, 13, bias=False)
+        self.head.weight = self.table.weight
+
+    def forward(self, words: Tensor) -> Tensor:
+        x = self.table(words)
+        return self.head(x + checkpoint(lambda x: self.down(self.up(x).tanh()), x, use_reentrant=False))
+
+
+def tied_and_checkpointed(is_cut: bool) -> Tensor:
+    """`Words`, trained; the look-up and the head are cut by words."""
+    words = torch.randint(13, (RECORDS, 6), generator=torch.Generator().manual_seed(0))
+
+    def next_word(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+        logits = model(batch["words"])[:, :-1].transpose(1, 2)
+        return nn.functional.cross_entropy(logits, batch["words"][:, 1:], reduction="none").sum(1)
+
+    torch.manual_seed(2)
+    model = Words().double()
+    if is_cut:
+        ways = {
+            "table": RowwiseParallel(input_layouts=Replicate()),
+            "up": ColwiseParallel(),
+            "down": RowwiseParallel(),
+            "head": ColwiseParallel(output_layouts=Replicate()),
+        }
+        parallelize_module(model, init_device_mesh("cpu", (dist.get_world_size(),)), ways)
+        model.head.weight = model.table.weight  # each was cut by itself
+    run = training(
+        model,
+        optimizer=torch.optim.Adam,
+        learning_rate=0.1,
+        data={"words": words},
+        loss=next_word,
+        steps=4,
+        batch=8,
+        micro_batch_size=4,
+        method=eq.DPSGD(**NOISE),
+    )
+    norms = [step.released_norm for step in run]
+    return torch.cat([values(model), torch.tensor(norms, dtype=torch.float64)])
+
+
 def mixed() -> dict[str, Any]:
     """bf16 forwards: sums, noise and steps stay float32."""
     model = sharded(network(), mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16))
@@ -329,6 +380,7 @@ def work(rank: int, port: int, folder: str) -> None:
     }
     if find_spec("transformers"):
         found["gpt2"] = gpt2(path)
+    found["tied and checkpointed"] = tied_and_checkpointed(is_cut=True)
     found["mixed"] = mixed()
     torch.save(found, path / f"found{rank}.pt")
     dist.destroy_process_group()

@@ -51,6 +51,12 @@ def test_a_sharded_model_trains_as_in_one_process(name, by_rank):
         assert close(first, trained(name, False))
 
 
+def test_a_cut_model_with_a_shared_weight_and_a_checkpoint_trains_as_in_one_process(by_rank):
+    first, second = (found["tied and checkpointed"] for found in by_rank)
+    assert torch.equal(first, second)
+    assert close(first, sharded_ranks.tied_and_checkpointed(is_cut=False))
+
+
 @pytest.mark.parametrize("name", RESUMED)
 def test_a_sharded_run_is_resumed_with_its_records_and_noise(name, folder, by_rank):
     for found in (found[f"resumed {name}"] for found in by_rank):
