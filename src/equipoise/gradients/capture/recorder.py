@@ -314,6 +314,7 @@ class Capture(Watch):
 
         self.inputs += (finishes, versions)
         matrix = step.rules[0] in MATRIX_RULES
+        tracked_here = op.tracked  # without the output, whose graph would hold the hook and never go
 
         def hook(b: Tensor) -> Tensor | None:
             if not self.collecting:  # the loss takes a gradient itself
@@ -350,7 +351,7 @@ class Capture(Watch):
                 self.low_precision |= b.dtype in (torch.bfloat16, torch.float16)
                 self.served[index] = served
             for place, (tensor, factor) in enumerate(terms):
-                self.found.append((index, place, op.tracked[id(tensor)], self._by_choice(factor)))
+                self.found.append((index, place, tracked_here[id(tensor)], self._by_choice(factor)))
             # The graph keeps this hook until it goes as a whole: let the inputs go now.
             finishes.clear()
             versions.clear()
