@@ -133,6 +133,11 @@ CASES = {
     # Next to one that is not: what a checkpoint runs once more has the model's own values.
     "checkpointed": Case(lambda: Language(checkpointed=True), whole=Language),
     "tied": Case(lambda: Language(tied=True), lambda: plan(table=BY_ROWS, head=BY_COLUMNS)),
+    "tied and checkpointed": Case(
+        lambda: Language(checkpointed=True, tied=True),
+        lambda: plan(table=BY_ROWS, head=BY_COLUMNS),
+        whole=lambda: Language(tied=True),
+    ),
     "inputs cut by the layer": Case(
         lambda: nn.Sequential(nn.Linear(5, 3), nn.Tanh(), nn.Linear(3, 1)),
         lambda: {"0": BY_ROWS},

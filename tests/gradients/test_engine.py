@@ -10,7 +10,7 @@ from queue import SimpleQueue
 import pytest
 import torch
 import torch.nn.functional as F
-from oracle_cases import close, compare, moved
+from oracle_cases import Filling, close, compare, moved
 from torch import nn
 
 from equipoise.gradients import CrossRecordError, GradientEngine, dense_gradients, per_sample_gradients
@@ -341,18 +341,6 @@ def test_a_buffer_that_moves_only_later_is_named():
     model.on = True
     with pytest.raises(RuntimeError, match=r"buffers \['seen'\] in place.*track_running_stats=False"):
         engine(torch.ones(4, 3))
-
-
-class Filling(nn.Module):
-    """A branch that few records take."""
-
-    def __init__(self):
-        super().__init__()
-        self.missing, self.layer = nn.Parameter(torch.zeros(())), nn.Linear(3, 2)
-
-    def forward(self, x):
-        gone = x == -9
-        return self.layer(torch.where(gone, self.missing, x) if gone.any() else x)
 
 
 def summed(model, x):

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from oracle_cases import Filling
 from stepping import Follower, Linear, consistent, half_square
 from table import loss, network, parameters, records
 from table import training as train
@@ -243,18 +244,6 @@ def test_one_copy_of_the_parameters_is_held():
 # ---- the query of losses
 
 
-class Branching(nn.Module):
-    """A branch that few records take."""
-
-    def __init__(self):
-        super().__init__()
-        self.missing, self.layer = nn.Parameter(torch.zeros(())), nn.Linear(3, 2)
-
-    def forward(self, x):
-        gone = x == -9
-        return self.layer(torch.where(gone, self.missing, x) if gone.any() else x)
-
-
 class Ending(nn.Module):
     """Few records end its forward early."""
 
@@ -288,7 +277,7 @@ def test_losses_are_those_of_the_gradients_query():
             ask()
 
 
-@pytest.mark.parametrize("make", [Branching, Ending])
+@pytest.mark.parametrize("make", [Filling, Ending])
 def test_a_record_that_runs_other_operations_runs_by_itself(make):
     torch.manual_seed(0)
     engine = GradientEngine(make(), squares, torch.randn(5, 3), forward_only=True)

@@ -10,6 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import parallel_engine
 import torch
 import torch.distributed as dist
 from small_problems import CLASSES, FEATURES, RECORDS, loss, network, records, training
@@ -18,7 +19,6 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
-from torch.utils.checkpoint import checkpoint
 
 import equipoise as eq
 from equipoise.gradients.operator import DenseGradients
@@ -305,46 +305,18 @@ def gpt2(folder: Path) -> dict[str, Any]:
     }
 
 
-class Words(nn.Module):
-    """A look-up that the head shares its weight with, and a checkpoint between them."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.table = nn.Embedding(13, 6)
-        self.up, self.down = nn.Linear(6, 8), nn.Linear(8, 6)
-        self.head = nn.Linear(6, 13, bias=False)
-        self.head.weight = self.table.weight
-
-    def forward(self, words: Tensor) -> Tensor:
-        x = self.table(words)
-        return self.head(x + checkpoint(lambda x: self.down(self.up(x).tanh()), x, use_reentrant=False))
-
-
 def tied_and_checkpointed(is_cut: bool) -> Tensor:
-    """`Words`, trained; the look-up and the head are cut by words."""
-    words = torch.randint(13, (RECORDS, 6), generator=torch.Generator().manual_seed(0))
-
-    def next_word(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
-        logits = model(batch["words"])[:, :-1].transpose(1, 2)
-        return nn.functional.cross_entropy(logits, batch["words"][:, 1:], reduction="none").sum(1)
-
-    torch.manual_seed(2)
-    model = Words().double()
-    if is_cut:
-        ways = {
-            "table": RowwiseParallel(input_layouts=Replicate()),
-            "up": ColwiseParallel(),
-            "down": RowwiseParallel(),
-            "head": ColwiseParallel(output_layouts=Replicate()),
-        }
-        parallelize_module(model, init_device_mesh("cpu", (dist.get_world_size(),)), ways)
-        model.head.weight = model.table.weight  # each was cut by itself
+    """A language model, trained; its look-up and its head share a weight, which is cut by words."""
+    case = parallel_engine.CASES["tied and checkpointed"]
+    words = case.records(RECORDS)
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),)) if is_cut else None
+    model = parallel_engine.built(case, mesh)
     run = training(
         model,
         optimizer=torch.optim.Adam,
         learning_rate=0.1,
         data={"words": words},
-        loss=next_word,
+        loss=lambda model, batch: case.loss(model, batch["words"]),
         steps=4,
         batch=8,
         micro_batch_size=4,
