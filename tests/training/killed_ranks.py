@@ -8,6 +8,7 @@ SHARDED says how processes hold parts of the model: "fully", or "cut".
 
 from __future__ import annotations
 
+import atexit
 import os
 import signal
 import sys
@@ -42,8 +43,15 @@ def choose_apart(life: int) -> None:
     engine.choose = chosen
 
 
+def tell_open_group(folder: Path) -> None:
+    if torch.distributed.is_initialized():
+        (folder / "group-left-open").touch()
+
+
 def main(run_dir: str) -> None:
     torch.set_num_threads(1)
+    # What is registered first is called last.
+    atexit.register(tell_open_group, Path(run_dir).parent)
     life = int(os.environ.get("LIFE", os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")))
     rank = int(os.environ.get("RANK", "0"))
     is_mine = life == 0 and os.environ.get("KILL_RANK") == str(rank)
@@ -84,6 +92,8 @@ def main(run_dir: str) -> None:
     folder = Path(run_dir).parent
     torch.save(values(model), folder / f"end{rank}.pt")
     (folder / f"seconds{rank}").write_text(str(time.monotonic() - began))
+    if how is not None:
+        torch.distributed.destroy_process_group()
 
 
 if __name__ == "__main__":

@@ -36,6 +36,7 @@ def launch(folder: Path, processes: int = 2, restarts: int = 0, check: bool = Tr
     )
     if check:
         assert done.returncode == 0, done.stderr[-3000:]
+        assert not (folder / "group-left-open").exists()
     else:
         assert done.returncode != 0
 

@@ -13,6 +13,7 @@ sharded model tell at the same time what each of them wants to do next (`most_of
 
 from __future__ import annotations
 
+import atexit
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -56,6 +57,8 @@ class Processes:
     def __init__(self, same_records: bool = False) -> None:
         if dist.is_available() and not dist.is_initialized() and int(os.environ.get("WORLD_SIZE", "1")) > 1:
             _init_process_group("nccl" if _one_gpu_a_rank() else "gloo")
+            # Torch may abort a process whose group is still open while Python ends (pytorch issue 190489).
+            atexit.register(_close_process_group)
         running = dist.is_available() and dist.is_initialized()
         self.rank = dist.get_rank() if running else 0
         self.count = dist.get_world_size() if running else 1
@@ -290,6 +293,11 @@ def _init_process_group(backend: str) -> None:
     store, rank, count = next(dist.rendezvous("env://"))  # type: ignore[attr-defined]
     store = dist.PrefixStore(f"restart {life}", store)  # type: ignore[attr-defined]
     dist.init_process_group(backend, store=store, rank=rank, world_size=count)
+
+
+def _close_process_group() -> None:
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 def _one_gpu_a_rank() -> bool:
