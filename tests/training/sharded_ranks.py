@@ -25,6 +25,7 @@ from equipoise.gradients.operator import DenseGradients
 from equipoise.methods import Abadi, AutoS, ReleasedQuantile
 from equipoise.privacy import Draw, PrivateRows, clip
 from equipoise.privacy.private import unwrap
+from equipoise.training import model_sharing
 from equipoise.training.distributed import Processes
 from equipoise.training.model_sharing import TensorParallel
 
@@ -368,6 +369,7 @@ def fail_in_a_forward(name: str, how: str) -> None:
             raise MemoryError("secret-value")
         return loss(model, batch)
 
+    model_sharing.PATIENCE = 10
     run: list[eq.PrivateTraining] = []
     run.append(start(name, True, loss=failing))
     for _ in run[0]:

@@ -45,7 +45,7 @@ from equipoise.gradients.checks.record_trials import (
     may_follow_numbers,
     random_numbers_that_matter,
 )
-from equipoise.gradients.checks.row_comparison import rows_differ
+from equipoise.gradients.checks.row_comparison import distance_and_length, rows_differ
 from equipoise.gradients.engine_inputs import (
     Loss,
     WholeNumbers,
@@ -670,44 +670,10 @@ class GradientEngine:
             return  # whose rows nobody asks for
         # In another order than the plan was learned on: a model may sort records, or tokens, by value.
         three = take_records(repeat_to(batch, LARGE), torch.arange(LARGE).flip(0))
-        leaves = trainable_parameters(self.model)
-        try:
-            expected = self._rows_one_by_one(three)
-        except RuntimeError as error:
-            raise CoverageError(
-                [
-                    RefusedParameter(
-                        name,
-                        name.rpartition(".")[0],
-                        f"the loss of a single record cannot be differentiated ({error})",
-                        "Make loss(model, batch) work with one record and ordinary autograd",
-                    )
-                    for name in plan.dense or leaves
-                ]
-            ) from error
-        # The norm of each record's whole gradient: what the rounding of the backward pass is relative to.
-        whole = torch.stack([g.double().reshape(LARGE, -1).norm(dim=1) for g in expected.values()]).norm(
-            dim=0
-        )
+        together = three if public is None else joined(three, public)
         for _ in range(2):
-            with undisturbed(self.model):
-                together = three if public is None else joined(three, public)
-                factors, _ = self._capture(plan, together, leaves, None, None)
-            wrong = {}
-            for name in leaves:
-                mine = [factor.rows(slice(LARGE)) for factor in factors.get(name, [])]
-                rows = sum((f.materialise() for f in mine), torch.zeros_like(expected[name]))
-                terms = FactoredGradients({name: mine}).magnitudes(name) if mine else None
-                sizes = whole if terms is None else whole + terms
-                why = rows_differ(rows, expected[name], plan.low_precision, sizes)
-                if why is not None:
-                    wrong[name] = why
-            wrong = found_by_any(self.model, wrong)
+            wrong = self._wrong_rows(plan, three, together)
             if not wrong:
-                return
-            again = self._rows_one_by_one(three, seed=1)
-            if any(not torch.equal(expected[name], again[name]) for name in leaves):
-                # Single records draw other random numbers that cannot be held constant than those of a batch.
                 return
             if all(name in plan.dense for name in wrong):
                 break  # the dense rows are wrong too: no plan can help
@@ -717,11 +683,71 @@ class GradientEngine:
             [RefusedParameter(n, n.rpartition(".")[0], why, remedy) for n, why in wrong.items()]
         )
 
-    def _rows_one_by_one(self, batch: Any, seed: int = 0) -> dict[str, Tensor]:
-        """The rows by ordinary autograd, under random numbers of this seed."""
-        names = tuple(trainable_parameters(self.model))
-        with undisturbed(self.model, seed):
-            return dense_rows(self.model, self.loss, batch, names=names, method="loop")[0]
+    def _wrong_rows(self, plan: CapturePlan, three: Any, together: Any) -> dict[str, str]:
+        """Parameters whose rows by plan are not those of single records, and why.
+
+        A record at a time: of a large model, rows of three records take more memory than its training.
+
+        Args:
+            plan: gives the rows.
+            three: the records.
+            together: the batch that begins with them.
+        """
+        leaves = trainable_parameters(self.model)
+        with undisturbed(self.model):
+            factors, _ = self._capture(plan, together, leaves, None, None)
+        compared: dict[str, list[Tensor]] = {name: [] for name in leaves}
+        sizes: dict[str, list[Tensor]] = {name: [] for name in leaves}
+        for place in range(LARGE):
+            expected = self._row_alone(three, place, plan)
+            # The norm of the whole gradient: what the rounding of the backward pass is relative to.
+            whole = torch.stack(
+                [torch.linalg.vector_norm(row, dtype=torch.float64) for row in expected.values()]
+            ).norm()
+            for name, row in expected.items():
+                mine = [factor.rows(slice(place, place + 1)) for factor in factors.get(name, [])]
+                by_plan = sum((factor.materialise()[0] for factor in mine), torch.zeros_like(row))
+                terms = FactoredGradients({name: mine}).magnitudes(name) if mine else None
+                compared[name].append(distance_and_length(by_plan, row))
+                sizes[name].append(whole if terms is None else whole + terms[0])
+        wrong = {}
+        for name, p in leaves.items():
+            why = rows_differ(
+                torch.stack(compared[name]), p.dtype, plan.low_precision, torch.stack(sizes[name])
+            )
+            if why is not None:
+                wrong[name] = why
+        wrong = found_by_any(self.model, wrong)
+        # Single records may draw other random numbers, which cannot be held constant, than those of a batch.
+        return {} if wrong and self._follows_seed(three, plan) else wrong
+
+    def _follows_seed(self, three: Any, plan: CapturePlan) -> bool:
+        """Whether a record by itself has another row under another seed, though numbers are held constant."""
+        moved: dict[str, str] = {}
+        for place in range(LARGE):
+            rows, again = (self._row_alone(three, place, plan, seed) for seed in (0, 1))
+            moved |= {name: "" for name, row in rows.items() if not torch.equal(row, again[name])}
+        return bool(found_by_any(self.model, moved))
+
+    def _row_alone(self, batch: Any, place: int, plan: CapturePlan, seed: int = 0) -> dict[str, Tensor]:
+        """The row of a record by ordinary autograd, under random numbers of this seed."""
+        names, record = tuple(trainable_parameters(self.model)), take_records(batch, slice(place, place + 1))
+        try:
+            with undisturbed(self.model, seed):
+                rows = dense_rows(self.model, self.loss, record, names=names, method="loop")[0]
+        except RuntimeError as error:
+            raise CoverageError(
+                [
+                    RefusedParameter(
+                        name,
+                        name.rpartition(".")[0],
+                        f"the loss of a single record cannot be differentiated ({error})",
+                        "Make loss(model, batch) work with one record and ordinary autograd",
+                    )
+                    for name in plan.dense or names
+                ]
+            ) from error
+        return {name: row[0] for name, row in rows.items()}
 
     @backward_included()
     def choose_kernels(self, batch: Any) -> None:

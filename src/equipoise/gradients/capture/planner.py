@@ -40,7 +40,7 @@ from equipoise.gradients.capture.recorder import (
 from equipoise.gradients.capture.sharded import found_by_any, leaves_told
 from equipoise.gradients.checks.errors import CoverageError, RefusedParameter
 from equipoise.gradients.checks.record_mixing import TracedLosses
-from equipoise.gradients.checks.row_comparison import rows_differ
+from equipoise.gradients.checks.row_comparison import distance_and_length, rows_differ
 from equipoise.gradients.engine_inputs import Loss, evaluate_loss, perturb_record, repeat_to
 from equipoise.gradients.factors.base import Factor
 from equipoise.gradients.operator import FactoredGradients
@@ -487,7 +487,11 @@ def _wrong_sums(
     whole = torch.stack(
         [
             torch.zeros(()).double(),
-            *(local_part(g.to_dense()).double().norm().cpu() for g in found if g is not None),
+            *(
+                torch.linalg.vector_norm(local_part(g.to_dense()), dtype=torch.float64).cpu()
+                for g in found
+                if g is not None
+            ),
         ]
     ).norm()
     wrong = {}
@@ -502,6 +506,7 @@ def _wrong_sums(
         expected = torch.zeros_like(here) if g is None else part_like(g.to_dense(), p)
         sizes = FactoredGradients({name: factors[name]}).magnitudes(name) if factors.get(name) else None
         terms = whole if sizes is None else whole + sizes.double().sum().cpu()
-        if rows_differ(total[None], expected[None], low_precision, terms.to(p.device)) is not None:
+        compared = distance_and_length(total, expected)[None]
+        if rows_differ(compared, expected.dtype, low_precision, terms.to(p.device)) is not None:
             wrong[name] = "the rows by rule did not add up to its gradient"
     return wrong
