@@ -27,4 +27,7 @@ def test_compare_refuses_what_does_not_fit(equipoise, tmp_path):
     assert "numbers such as" in err("--learning-rates a,b,c")
     assert "METHOD.NAME=VALUE" in err("--option clip_norm=3")
     assert "--seeds is 0" in err("--seeds 0")
+    assert "--learning-rate is inf" in err("--learning-rates 1,inf,2")
+    assert "--learning-rate is 0" in err("--learning-rates 1,2,0")
+    assert "--learning-rate is 'fast'" in err("--option dp-sgd.learning_rate=fast")
     assert not list(tmp_path.iterdir())

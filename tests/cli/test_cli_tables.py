@@ -268,15 +268,17 @@ def test_a_folder_that_is_none_of_images(equipoise, photos, tmp_path):
     assert "secret" not in found
 
 
-def test_methods_are_compared_on_a_table(equipoise, folder, tmp_path):
+def test_methods_are_compared_on_a_table(equipoise, folder, tmp_path, monkeypatch):
     data = ("--data", folder / "people.csv", "--test-share", "0.25", "--run-dir", tmp_path / "compared")
     words = "--methods dp-sgd --seeds 1 --trials 1 --epochs 4 --batch-size 100 --epsilon 8 --json"
     found = equipoise(f"compare {words}", *data)
     assert found.code == 0, found.err
     assert found.value["methods"][0]["accuracy"] > 0.6
-    other = equipoise(f"compare {words} --target wage", *data)
-    assert other.code == 2
-    assert "knows classification only" in other.value["error"]
+    monkeypatch.setattr("equipoise.app.compare._train", None)  # nothing is trained
+    for target, task in (("wage", "regression"), ("buys,member", "multi-label")):
+        other = equipoise(f"compare {words} --target {target}", *data)
+        assert other.code == 2
+        assert f"made for {task}, but methods are compared by accuracy" in other.value["error"]
 
 
 def test_every_run_sets_the_same_rows_aside(folder):

@@ -274,6 +274,13 @@ def test_options_reach_the_training(equipoise, tmp_path):
         ("--views 0", "--views is 0"),
         ("--micro-batch-size 0", "--micro-batch-size is 0"),
         ("--weight-decay -1", "--weight-decay is -1"),
+        ("--weight-decay inf", "--weight-decay is inf"),
+        ("--weight-decay 1e300", "--weight-decay is 1e+300"),
+        ("--momentum nan", "--momentum is nan"),
+        ("--learning-rate 1e308", "--learning-rate is 1e+308"),
+        ("--clip-norm 1e308", "--clip-norm is '1e308'"),
+        ("--epochs 1e300", "--epochs is 1e+300"),
+        ("--seed 1000000000000000000000000000000", "--seed has 31 digits"),
         ("--device nowhere", "nowhere"),
         ("--epsilon three", "valid"),
         ("--epsilonn 3", "--epsilonn"),
@@ -287,6 +294,24 @@ def test_bad_input_is_refused_before_anything_is_spent(equipoise, tmp_path, monk
     assert message in found.value["error"]
     assert "Traceback" not in found.err
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_model_that_is_not_finite_is_told_and_has_no_score(equipoise, tmp_path):
+    run = tmp_path / "run"
+    words = "--data digits --epochs 2 --noise-multiplier 1 --weight-decay 1e38 --evaluate-every 1"
+    found = equipoise(f"train {words} --run-dir {run} --json")
+    assert found.code == 0
+    assert found.value["finite"] is False
+    assert found.value["accuracy"] is None
+    assert found.value["evaluation"] == {"finite_answers": 0.0}
+    assert "numbers are not finite" in found.err
+    assert "test accuracy" not in equipoise("report", run).out
+    again = equipoise("predict", run, "--json")
+    assert again.value["finite"] is False
+    assert again.value["evaluation"] == {"finite_answers": 0.0}
+    assert "numbers are not finite" in again.err
+    assert equipoise("export", run, "--output", tmp_path / "out").code == 0
+    assert "Accuracy" not in (tmp_path / "out" / "README.md").read_text()
 
 
 def test_run_folder_in_use_is_refused(trained, equipoise):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import warnings
 
 import numpy as np
@@ -228,6 +229,16 @@ ARGUMENTS = {
         "LBFGS, which evaluates the loss several times",
     ),
     "an optimiser of another model": ({"optimizer": lambda m: sgd(network())}, ValueError, "does not hold"),
+    "a rate beyond 32 bits": (
+        {"optimizer": lambda m: torch.optim.SGD(m.parameters(), lr=1e308)},
+        ValueError,
+        r"optimizer has lr=1e\+308",
+    ),
+    "an infinite decay": (
+        {"optimizer": lambda m: torch.optim.AdamW(m.parameters(), weight_decay=math.inf)},
+        ValueError,
+        "optimizer has weight_decay=inf",
+    ),
     "an optimiser class": ({"optimizer": lambda m: torch.optim.SGD}, TypeError, "class SGD itself"),
     "a loss class": ({"loss": nn.CrossEntropyLoss}, TypeError, "class CrossEntropyLoss itself"),
     "a class of samplings": ({"sampling": eq.Poisson}, TypeError, "class Poisson itself"),

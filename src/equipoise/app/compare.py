@@ -32,6 +32,7 @@ from equipoise.app.build import assemble, build_training
 from equipoise.app.contenders import Comparison, Contender
 from equipoise.app.data_loading import load_data
 from equipoise.app.method_settings import make_method
+from equipoise.app.option_checks import SettingsError
 from equipoise.app.peak_memory import PeakMemory
 from equipoise.app.settings import RunSettings
 from equipoise.app.tasks import accuracy
@@ -143,6 +144,11 @@ class _Bench:
     def __init__(self, comparison: Comparison, folder: Path) -> None:
         self._folder, base = folder / "runs", comparison.base
         raw = load_data(base)
+        if raw.task != "classification":
+            raise SettingsError(
+                f"--data is {base.data_name!r}, made for {raw.task}, but methods are compared by accuracy, "
+                "which knows classification only. Train with each method: equipoise train --method NAME."
+            )
         # assembled once: what cannot be used is found before the first run, and the raw data can go
         first = assemble(comparison.entries[0].settings(base), raw=raw)
         self.dataset, self.model = raw, first.settings.model

@@ -86,6 +86,10 @@ class Comparison:
             )
         if self.base.noise_multiplier is not None:
             raise SettingsError("methods are compared at one budget: give --epsilon, no noise multiplier.")
+        for entry in self.entries:
+            entry.settings(self.base).check()
+        for rate in self.learning_rates or ():
+            replace(self.base, learning_rate=rate).check()
 
     def command(self) -> str:
         """The command that repeats the comparison, with placeholders for paths."""

@@ -132,12 +132,10 @@ def model_card(run: Run, form: str = "safetensors") -> str:
         "begun": run.begun,
         "steps": run.steps_in_words,
     }
-    scores = {name: run.last(f"evaluation.{name}") for name in ("accuracy", *run.other_evaluations)}
     rows = [f"- {readable(name)}: {value}" for name, value in facts.items() if value]
     rows += [
         f"- {readable(score_name(name))} on the test records: {score_in_words(name, value)}"
-        for name, value in scores.items()
-        if value is not None
+        for name, value in run.evaluation.items()
     ]
     promised = statement.guarantee != "none" and run.is_private
     unit = f"{unit_in_words(statement.unit)}\n\n" if promised else ""

@@ -19,6 +19,7 @@ from equipoise.methods.registry import registered
 __all__ = [
     "DATA_NAMES",
     "FILES",
+    "LARGEST",
     "MODEL_NAMES",
     "USUAL_NAMES",
     "SettingsError",
@@ -53,6 +54,10 @@ _OTHER_NAMES = {"expected_batch_size": "batch_size", "ledger_file": "ledger", "e
 
 FILES = "a table such as people.csv, a folder with a subfolder of images for each class"
 _TABLES = (".csv", ".tsv", ".csv.gz", ".tsv.gz", ".parquet")
+
+
+LARGEST = 3.4e38
+"""Numbers beyond it are infinite in 32 bits, and so torch refuses them, or the model is no longer finite."""
 
 
 USUAL_NAMES = {
@@ -191,9 +196,9 @@ def parse_clip_norm(text: str) -> float | tuple[str, float] | tuple[str, float, 
         numbers = [math.nan]
     if word == "quantile" and len(numbers) <= 1 and all(0 < share < 1 for share in numbers):
         return "quantile", numbers[0] if numbers else 0.5
-    if word == "decay" and len(numbers) == 2 and 0 < numbers[0] < math.inf and 0 < numbers[1] <= 1:
+    if word == "decay" and len(numbers) == 2 and 0 < numbers[0] <= LARGEST and 0 < numbers[1] <= 1:
         return "decay", numbers[0], numbers[1]
-    if word not in ("quantile", "decay") and len(numbers) == 1 and 0 < numbers[0] < math.inf:
+    if word not in ("quantile", "decay") and len(numbers) == 1 and 0 < numbers[0] <= LARGEST:
         return numbers[0]
     raise SettingsError(
         f"--clip-norm is {text!r}, but it must be a number above 0, decay:START:RATE (a start above 0 and a "

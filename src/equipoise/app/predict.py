@@ -43,8 +43,8 @@ def predict_run(
         device: where to compute.
 
     Returns:
-        Plain values: run_dir, data, records, the scores where the rows say what is right, and, where one was
-        written, output.
+        Plain values: run_dir, data, records, the scores where the rows say what is right, whether all answers
+        are finite, and, where one was written, output.
     """
     raw, labelled = records_to_predict(settings, schema)
     name = settings.model or default_model(raw)  # a federation's settings may leave it open
@@ -55,7 +55,7 @@ def predict_run(
     outputs = outputs_of(model, dataset.test)
     task, scores = TASKS[dataset.task], {}
     if labelled:
-        scores = task.scores(outputs, dataset.test.fields[task.field], dataset)
+        scores = task.scores_of(outputs, dataset)
     if output is not None:
         _write_rows(output, dataset, outputs)
     return {
@@ -64,6 +64,7 @@ def predict_run(
         "records": len(dataset.test),
         "accuracy": scores.get("accuracy"),
         "evaluation": scores,
+        "finite": bool(outputs.isfinite().all()),
         **({} if output is None else {"output": output}),
     }
 

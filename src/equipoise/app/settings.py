@@ -20,6 +20,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 from equipoise._relations import RELATIONS
 from equipoise.app.default_settings import DEFAULT_MODEL, default_settings
 from equipoise.app.option_checks import (
+    LARGEST,
     SettingsError,
     check_choice,
     check_federated,
@@ -56,6 +57,8 @@ ROWS = ("sum", "mean")
 EXPORTS = {"safetensors": "model.safetensors", "state-dict": "model.pt", "onnx": "model.onnx"}
 """The forms in which a model is exported, each with the name of its file."""
 
+_OF_NUMBERS = frozenset({"above_zero", "share", "at_least_zero", "at_least_one"})
+
 
 def setting(default: Any, help: str, **facts: Any) -> Any:
     """A field of a class of settings: its default, its help text, and what else is known of it.
@@ -64,9 +67,10 @@ def setting(default: Any, help: str, **facts: Any) -> Any:
         default: of the field; MISSING where it must be given.
         help: what the command line says of it.
         facts: ``above_zero`` (what the number is, where it must be above 0), ``choices``, ``share`` (at
-            least 0 and below 1), ``at_least_one``, ``of_data`` (its default follows from data set and
-            model), ``path`` (its placeholder), ``shown`` (words for the default in help), ``metavar``,
-            ``envvar``, ``read`` (from the words of the command line to the value), ``form`` (their type).
+            least 0 and below 1), ``at_least_zero``, ``at_least_one``, ``of_data`` (its default follows from
+            data set and model), ``path`` (its placeholder), ``shown`` (words for the default in help),
+            ``metavar``, ``envvar``, ``read`` (from the words of the command line to the value), ``form``
+            (their type).
     """
     return field(default=default, metadata={"help": help, **facts})
 
@@ -86,18 +90,35 @@ def _hyphenated(word: str | None) -> str | None:
     return word and word.replace("_", "-")
 
 
+def _check_number(name: str, value: float) -> None:
+    """Refuse NaN, infinity, and numbers that are infinite in the 32 bits of a model's numbers."""
+    if isinstance(value, int):
+        if not -(2**63) <= value < 2**63:
+            raise SettingsError(f"{flag(name)} has {len(str(abs(value)))} digits, but 2^63 - 1 is the most.")
+    elif not abs(value) <= LARGEST:
+        raise SettingsError(
+            f"{flag(name)} is {value:g}, but it must be a finite number, of {LARGEST:g} at most."
+        )
+
+
 def _check_fields(settings: Any) -> None:
     """Refuse values that contradict the facts in the declaration; what is left open passes."""
     for item in fields(settings):
         value, facts = getattr(settings, item.name), item.metadata
         if value is None:
             continue
-        if "above_zero" in facts and not (math.isfinite(value) and value > 0):
+        if facts.keys() & _OF_NUMBERS and (isinstance(value, bool) or not isinstance(value, int | float)):
+            raise SettingsError(f"{flag(item.name)} is {value!r:.80}, but it must be a number.")
+        if isinstance(value, int | float):
+            _check_number(item.name, value)
+        if "above_zero" in facts and not value > 0:
             raise SettingsError(
                 f"{flag(item.name)} is {value:g}, but {facts['above_zero']} is a number above 0."
             )
         if "share" in facts and not 0 <= value < 1:
             raise SettingsError(f"{flag(item.name)} is {value:g}, but it must be at least 0 and below 1.")
+        if "at_least_zero" in facts and value < 0:
+            raise SettingsError(f"{flag(item.name)} is {value:g}, but it must be at least 0.")
         if "at_least_one" in facts and value < 1:
             raise SettingsError(f"{flag(item.name)} is {value}, but it must be at least 1.")
         if "choices" in facts:
@@ -263,7 +284,7 @@ class RunSettings:
     per_layer: bool = setting(False, "Clip every layer on its own.")
     optimizer: str | None = setting(None, "sgd, adam or adamw.", choices=OPTIMIZERS, of_data=True)
     momentum: float | None = setting(None, "Momentum of sgd.", share=True, of_data=True)
-    weight_decay: float | None = setting(None, "Weight decay.", of_data=True)
+    weight_decay: float | None = setting(None, "Weight decay.", at_least_zero=True, of_data=True)
     schedule: str | None = setting(
         None, "Learning rate: constant, linear or cosine.", choices=SCHEDULES, of_data=True
     )
@@ -342,8 +363,6 @@ class RunSettings:
                 "between them."
             )
         _check_delta(self.delta)
-        if self.weight_decay is not None and not self.weight_decay >= 0:
-            raise SettingsError(f"--weight-decay is {self.weight_decay:g}, but it must be at least 0.")
         if self.clip_norm is not None:
             parse_clip_norm(self.clip_norm)
         if self.clip_rule is not None and ":" in self.clip_rule:

@@ -46,7 +46,14 @@ class Task:
 
     def evaluate(self, model: nn.Module, dataset: DataSet) -> dict[str, float]:
         """The scores on the test records."""
-        return self.scores(outputs_of(model, dataset.test), dataset.test.fields[self.field], dataset)
+        return self.scores_of(outputs_of(model, dataset.test), dataset)
+
+    def scores_of(self, outputs: Tensor, dataset: DataSet) -> dict[str, float]:
+        """The scores of answers on the test records; where some are not finite, the share of the others."""
+        finite = outputs.isfinite().all(1)
+        if not bool(finite.all()):
+            return {"finite_answers": float(finite.double().mean())}
+        return self.scores(outputs, dataset.test.fields[self.field], dataset)
 
     def learned_nothing(self, found: Mapping[str, float], baseline: Mapping[str, float]) -> bool:
         """Whether the model is no better than one without inputs."""
@@ -63,9 +70,11 @@ def cross_entropy(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
 
 
 def accuracy(model: nn.Module, records: Records, chunk: int = 256) -> float:
-    """The share of records whose label the model gives the highest score."""
+    """The share of records whose label the model gives the highest score; NaN answers nothing."""
     _check_labelled(records.fields)
-    return float((outputs_of(model, records, chunk).argmax(1) == records.fields["label"]).double().mean())
+    outputs = outputs_of(model, records, chunk)
+    right = (outputs.argmax(1) == records.fields["label"]) & outputs.isfinite().all(1)
+    return float(right.double().mean())
 
 
 def _check_labelled(fields: Mapping[str, Tensor]) -> None:
@@ -134,8 +143,6 @@ def _class_scores(outputs: Tensor, label: Tensor, dataset: DataSet) -> dict[str,
 
     found = outputs.argmax(1)
     scores = {"accuracy": float((found == label).double().mean())}
-    if not bool(outputs.isfinite().all()):
-        return scores
     truth, guess = label.numpy(), found.numpy()
     binary = dataset.num_classes == 2
     with warnings.catch_warnings():
@@ -168,8 +175,6 @@ def _squares(outputs: Tensor, target: Tensor, weights: Tensor | None) -> Tensor:
 def _errors(outputs: Tensor, target: Tensor, dataset: DataSet) -> dict[str, float]:
     from sklearn import metrics
 
-    if not bool(outputs.isfinite().all()):
-        return {}
     truth, guess = (in_units(values, dataset).numpy() for values in (target, outputs[:, 0]))
     return {
         "rmse": float(metrics.root_mean_squared_error(truth, guess)),
@@ -200,8 +205,6 @@ def _label_losses(outputs: Tensor, target: Tensor, weights: Tensor | None) -> Te
 def _label_scores(outputs: Tensor, target: Tensor, dataset: DataSet) -> dict[str, float]:
     from sklearn import metrics
 
-    if not bool(outputs.isfinite().all()):
-        return {}
     truth, guess = target.numpy().astype(int), (outputs > 0).numpy().astype(int)
     scores = {
         "accuracy": float((truth == guess).all(1).mean()),

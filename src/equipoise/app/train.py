@@ -15,6 +15,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from safetensors.torch import load_file
+
 from equipoise._files import write_atomically
 from equipoise._rounding import plain, rounded_up
 from equipoise.app.build import Experiment, assemble, build_training
@@ -50,8 +52,8 @@ def train_run(settings: RunSettings, console: Console) -> dict[str, Any]:
     """Train and write the run folder; `runs/DATA-TIME` if the settings name none.
 
     Returns:
-        Plain values: run_dir, accuracy, epsilon, delta, guarantee, steps, finished, seconds, statement and
-            files.
+        Plain values: run_dir, accuracy, whether the model is finite, epsilon, delta, guarantee, steps,
+            finished, seconds, statement and files.
 
     Raises:
         SettingsError, DataFileError: before anything is spent.
@@ -170,7 +172,8 @@ def _hint(experiment: Experiment, found: Mapping[str, float], console: Console) 
 
 def _answer(folder: str, settings: RunSettings, finished: bool, seconds: float) -> dict[str, Any]:
     """What a command answers about a run, whose folder and report are written."""
-    run = read_run(folder)
+    run, model = read_run(folder), Path(folder) / "model.safetensors"
+    weights = load_file(model) if model.is_file() else {}
     return {
         "run_dir": folder,
         "finished": finished,
@@ -178,6 +181,7 @@ def _answer(folder: str, settings: RunSettings, finished: bool, seconds: float) 
         "accuracy": run.accuracy,
         "evaluation": run.evaluation,
         "baseline": run.baseline,
+        "finite": all(bool(weight.isfinite().all()) for weight in weights.values()),
         "epsilon": run.epsilon,
         "delta": run.delta,
         "guarantee": run.guarantee,

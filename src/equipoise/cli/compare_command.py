@@ -80,7 +80,7 @@ def _rates(text: str | None, trials: int) -> tuple[float, ...] | None:
         rates = tuple(float(word) for word in text.split(","))
     except ValueError:
         raise UsageError(f"--learning-rates is {text!r}, but it must be numbers such as 0.5,1,2.") from None
-    if len(rates) != trials or not all(rate > 0 for rate in rates):
+    if len(rates) != trials:
         raise UsageError(
             f"--learning-rates is {text!r}, but --trials is {trials}: give that many numbers above 0."
         )

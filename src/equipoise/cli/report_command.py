@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from equipoise.cli.screen import emit, loading, open_console
+from equipoise.cli.screen import emit, loading, open_console, warn_of_numbers
 from equipoise.cli.shared_options import (
     DataDir,
     Device,
@@ -108,6 +108,7 @@ def predict(
         from equipoise.app.predict import predict_run
 
     found = predict_run(folder, settings, schema=schema, output=output, device=device)
+    warn_of_numbers(found, open_console(json_output))
     if json_output:
         emit(found)
         return

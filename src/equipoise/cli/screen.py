@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["emit", "fail", "loading", "open_console", "quiet"]
+__all__ = ["emit", "fail", "loading", "open_console", "quiet", "warn_of_numbers"]
 
 
 def open_console(as_json: bool) -> Console:
@@ -39,6 +39,16 @@ def emit(value: dict[str, Any]) -> None:
     """Print the answer as one JSON object."""
     # allow_nan=False: a reader of JSON must never meet the word Infinity
     print(json.dumps(value, allow_nan=False))
+
+
+def warn_of_numbers(found: dict[str, Any], console: Console) -> None:
+    """Say that a model is of no use, where it is none of finite numbers."""
+    if not found["finite"]:
+        console.print(
+            "[bold yellow]Warning[/]: the model's numbers are not finite, so it answers nothing. Train again "
+            "with a smaller --learning-rate, or with other inputs; what was spent stays spent.",
+            soft_wrap=True,
+        )
 
 
 def fail(message: str, as_json: bool, code: int, name: str = "equipoise") -> int:

@@ -11,7 +11,7 @@ import typer
 from equipoise.app.settings import RunSettings
 from equipoise.cli.federate_command import resume_folder
 from equipoise.cli.option_file import option_file
-from equipoise.cli.screen import emit, loading, open_console, quiet
+from equipoise.cli.screen import emit, loading, open_console, quiet, warn_of_numbers
 from equipoise.cli.settings_options import settings_options
 from equipoise.cli.shared_options import (
     DataDir,
@@ -129,6 +129,7 @@ def _finish(found: dict[str, Any], as_json: bool, console: Console) -> None:
     else:
         console.print()
         console.print(summary(read_run(found["run_dir"]), found["run_dir"], found["seconds"]))
+    warn_of_numbers(found, console)
     if not found["finished"]:
         print(
             "equipoise: stopped; the statement claims the whole plan, which covers every reason to stop. Go "

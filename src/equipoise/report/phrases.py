@@ -220,9 +220,14 @@ def readable(name: str) -> str:
     return words[:1].upper() + words[1:]
 
 
-SCORES = ("accuracy", "rmse", "balanced_accuracy", "label_accuracy", "f1", "auc", "mae", "r2")
-"""What a task is evaluated by; the first that there is stands for the others."""
-PERCENTAGES = ("accuracy", "balanced_accuracy", "label_accuracy")
+SCORES = (
+    "accuracy", "rmse", "balanced_accuracy", "label_accuracy", "f1", "auc", "mae", "r2", "finite_answers",
+)  # fmt: skip
+"""What a task is evaluated by; the first that there is stands for the others.
+
+Where answers of a model are not finite there are no scores but ``finite_answers``, the share of the others.
+"""
+PERCENTAGES = ("accuracy", "balanced_accuracy", "label_accuracy", "finite_answers")
 SHARES = (*PERCENTAGES, "f1", "auc")
 
 

@@ -138,10 +138,11 @@ class Run:
 
     @property
     def evaluation(self) -> dict[str, float]:
-        """The last value of everything that was evaluated."""
-        every = ("accuracy", *self.other_evaluations)
-        found = {name: self.last(f"evaluation.{name}") for name in every}
-        return {name: value for name, value in found.items() if value is not None}
+        """The last value of everything that was evaluated; of a model that answers NaN no earlier one."""
+        curves = {name: self.curve(f"evaluation.{name}") for name in ("accuracy", *self.other_evaluations)}
+        last = {name: points[-1] for name, points in curves.items() if points}
+        since = max(step for step, _ in last.values()) if "finite_answers" in last else 0.0
+        return {name: value for name, (step, value) in last.items() if step >= since}
 
     @property
     def baseline(self) -> dict[str, float]:
@@ -156,7 +157,7 @@ class Run:
     @property
     def accuracy(self) -> float | None:
         """Test accuracy in [0, 1], or None if the run evaluated none."""
-        return self.last("evaluation.accuracy")
+        return self.evaluation.get("accuracy")
 
 
 def file_of_run(folder: PathLike, name: str, otherwise: str | None = None) -> Path:

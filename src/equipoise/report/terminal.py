@@ -49,16 +49,15 @@ def summary(run: Run, folder: str, seconds: float | None = None) -> RenderableTy
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="dim", no_wrap=True)
     grid.add_column()
-    for name in ("accuracy", *run.other_evaluations):
+    for name, value in run.evaluation.items():
         values = [y for _, y in run.curve(f"evaluation.{name}")]
-        if values:
-            line = Text(score_in_words(name, values[-1]), style="bold")
-            if len(values) > 2:
-                line.append("  " + sparkline(values), style="blue")
-            if name in run.baseline:
-                words = f"  ({score_in_words(name, run.baseline[name])} by {run.details.get('baseline')})"
-                line.append(words, style="not bold dim")
-            grid.add_row("test accuracy" if name == "accuracy" else Text(score_name(name)), line)
+        line = Text(score_in_words(name, value), style="bold")
+        if len(values) > 2:
+            line.append("  " + sparkline(values), style="blue")
+        if name in run.baseline:
+            words = f"  ({score_in_words(name, run.baseline[name])} by {run.details.get('baseline')})"
+            line.append(words, style="not bold dim")
+        grid.add_row("test accuracy" if name == "accuracy" else Text(score_name(name)), line)
     not_private = not run.is_private
     if run.epsilon is None:
         spent = Text("no value: at least one step has no proof", style="bold red")

@@ -59,7 +59,7 @@ def check_optimizer(optimizer: torch.optim.Optimizer, parameters: dict[str, nn.P
 
     Raises:
         TypeError: not a torch optimiser, or one that needs to evaluate the loss itself (LBFGS).
-        ValueError: it misses trainable parameters or holds foreign ones.
+        ValueError: it misses trainable parameters, holds foreign ones, or has a rate that is not finite.
     """
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise TypeError(
@@ -71,6 +71,8 @@ def check_optimizer(optimizer: torch.optim.Optimizer, parameters: dict[str, nn.P
             "optimizer is LBFGS, which evaluates the loss several times per step; every evaluation would be "
             "a release of its own. Use an optimiser that takes one gradient per step, such as SGD or Adam."
         )
+    for group in optimizer.param_groups:
+        _check_rates(group)
     held = {id(p) for group in optimizer.param_groups for p in group["params"]}
     missing = [name for name, p in parameters.items() if id(p) not in held]
     if missing:
@@ -88,6 +90,19 @@ def check_optimizer(optimizer: torch.optim.Optimizer, parameters: dict[str, nn.P
             f"optimizer holds {len(known_frozen)} parameters that are not parameters of model: no private "
             "gradient can be computed for them. Build the optimiser from model.parameters()."
         )
+
+
+def _check_rates(group: dict[str, Any]) -> None:
+    """Rates that a step can multiply with: torch would refuse others after the step's release."""
+    most = min((torch.finfo(p.dtype).max for p in group["params"]), default=0.0)
+    most = max(most, torch.finfo(torch.float32).max)  # it computes in 32 bits where numbers have fewer
+    for name in ("lr", "weight_decay", "momentum"):
+        value = float(group.get(name, 0.0))
+        if not abs(value) <= most:
+            raise ValueError(
+                f"optimizer has {name}={value!r}, but a step needs a finite number of at most {most:.3g}. "
+                "Nothing was spent."
+            )
 
 
 def check_scheduler(scheduler: Any, optimizer: torch.optim.Optimizer) -> None:
