@@ -53,6 +53,13 @@ def test_the_cost_is_that_of_mixtures_of_gaussians(records, wanted):
     assert (found.cross_check is None) == (records > 1)
 
 
+@pytest.mark.filterwarnings("error")
+def test_users_of_hundreds_of_records_are_accounted_for_without_a_warning():
+    """Their shares, binomial probabilities, span the range of float64."""
+    found = plan_of(Poisson(10, 10_000, 100), 20.0, 200).epsilon(1e-6).value
+    assert found == pytest.approx(0.4013455, rel=1e-6)
+
+
 def test_another_accountant_agrees_at_a_coarse_interval():
     sampling = Poisson(30, 100, 5)
     for records in (2, 3):

@@ -183,7 +183,8 @@ def _mixture_delta(epsilons: Array, part: SampledGaussians, direction: str) -> A
     # The set beyond x, or before it where nothing moves in the first law; both tails in the log domain.
     side = 1.0 if direction == "remove" else -1.0
     with np.errstate(under="ignore"):
-        mixed = special.logsumexp(special.log_ndtr(side * (lengths - x) / sigma), axis=0, b=shares)
+        # Shares as logarithms too: those of 200 records and more span the range of float64.
+        mixed = special.logsumexp(np.log(shares) + special.log_ndtr(side * (lengths - x) / sigma), axis=0)
     still = special.log_ndtr(-side * x / sigma)
     first, second = (mixed, still) if direction == "remove" else (still, mixed)
     return np.exp(first) * -np.expm1(np.minimum(epsilons + second - first, 0.0))
