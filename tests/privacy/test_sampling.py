@@ -2,6 +2,7 @@
 
 import itertools
 from collections import Counter
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -13,13 +14,16 @@ from equipoise.privacy import (
     Draw,
     FixedEpochs,
     FullBatch,
+    Gaussian,
     Poisson,
+    PrivacyPlan,
+    Release,
     Secrets,
     TruncatedPoisson,
     WithoutReplacement,
 )
 from equipoise.privacy.noise.uniform import uniform_integers, uniform_order, uniform_subset
-from equipoise.privacy.sampling import sampling_from
+from equipoise.privacy.sampling import Sampling, sampling_from
 
 N, DRAWS, Q = 40, 6000, 0.2
 SECRETS = Secrets(reproducible_seed=11)
@@ -307,3 +311,27 @@ def test_the_event_of_groups_in_turn():
     assert event.event.event.noise_multiplier == 1.5
     whole = CyclicPoisson(10, 40, 12, 4)
     assert whole.event(2.0, 12) == FixedEpochs(10, 40, 12, same_slots=True).event(2.0, 12)
+
+
+@dataclass(frozen=True)
+class Thinned(Poisson):
+    """Draws of a user's own, which say nothing more."""
+
+
+@pytest.mark.parametrize(
+    ("sampling", "moves"),
+    [
+        (Poisson(10, 40, 8), 2.0),
+        (TruncatedPoisson(10, 40, 8), 2.0),
+        (CyclicPoisson(5, 40, 8, 2), 2.0),
+        (Thinned(10, 40, 8), 2.0),
+        (WithoutReplacement(10, 40, 8), 1.0),
+        (FullBatch(40, 8), 1.0),
+        (FixedEpochs(10, 40, 8), 1.0),
+    ],
+)
+def test_a_replaced_record_counts_twice_where_records_are_drawn_by_themselves(sampling, moves):
+    """Whatever its sum's own ratio: it may be in a draw that the other is not in."""
+    plan = PrivacyPlan([Release("a", 1.0, Gaussian(3.0), replace_ratio=1.0)], sampling, "replace_one")
+    assert plan.combined_multiplier(frozenset({"a"})) == pytest.approx(3.0 / moves)
+    assert Sampling.draws_by_itself  # a scheme that says nothing counts for the dearer

@@ -37,18 +37,8 @@ from equipoise import _validate
 from equipoise.privacy.accounting.epsilon import EpsilonResult, check_relation, epsilon
 from equipoise.privacy.errors import PlanError
 from equipoise.privacy.mechanisms import Mechanism, mechanism_from
-from equipoise.privacy.sampling import (
-    SAMPLINGS,
-    CyclicPoisson,
-    Poisson,
-    Sampling,
-    TruncatedPoisson,
-    sampling_from,
-)
+from equipoise.privacy.sampling import SAMPLINGS, Sampling, sampling_from
 from equipoise.privacy.unit import RECORD, Unit, unit_from
-
-_BY_ITSELF = (Poisson, TruncatedPoisson, CyclicPoisson)
-"""Samplings that draw each record by itself: a replaced record need not be in the draw of the other."""
 
 
 @dataclass(frozen=True)
@@ -350,9 +340,9 @@ class PrivacyPlan:
         ratio = 1.0
         if self.relation == "replace_one":
             sampling = self.sampling_of(self[members[0]].draw)
-            poisson = isinstance(sampling, _BY_ITSELF) and sampling.turn_rate < 1
+            by_itself = sampling.draws_by_itself and sampling.turn_rate < 1
             # The records of two users need not be in the same draws: what one adds, the other does not undo.
-            apart = poisson or self.unit.group > 1
+            apart = by_itself or self.unit.group > 1
             ratio = 2.0 if apart else max(self[name].replace_ratio for name in members)
         return ratio**2 * mechanism.whitened_square(*run)
 

@@ -72,6 +72,8 @@ class Sampling(ABC):
     """Whether a record is in at most one draw of each epoch of `draws_per_epoch`, from ordinal 0 on."""
     pushes_out: ClassVar[bool] = False
     """Whether a record that is drawn may keep another one out of the draw."""
+    draws_by_itself: ClassVar[bool] = True
+    """Whether each record is drawn by itself: a replaced record need not be in the draw of the other."""
 
     def __post_init__(self) -> None:
         _validate.count("the public number of records, which the user states", population=self.population)
@@ -443,6 +445,7 @@ class WithoutReplacement(Sampling):
     batch_size: int
     population: int
     steps: int
+    draws_by_itself: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         _validate.count("the number of records per draw", batch_size=self.batch_size)
