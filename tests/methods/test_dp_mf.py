@@ -35,11 +35,14 @@ from equipoise.privacy import (
     Poisson,
     PrivacyPlan,
     Release,
+    TruncatedPoisson,
+    gaussian_epsilon,
     optimal_coefficients,
     prefix_error,
     square_root_coefficients,
 )
 from equipoise.privacy.ledger.replay import RecordingLedger
+from equipoise.privacy.mechanisms.toeplitz import squared_sensitivity
 
 BUDGET = Budget(8.0, 1e-5)
 POISSON = Poisson(512, 60_000, 2400)
@@ -90,6 +93,19 @@ def test_noise_without_amplification_against_the_same_without_bands(size, steps,
     assert errors[0] / errors[1] == pytest.approx(ratio, abs=0.01)
 
 
+@dataclass(frozen=True)
+class Weekdays(Poisson):
+    """Draws of a user's own."""
+
+
+def test_a_sampling_of_a_users_own_is_never_replaced():
+    own = Weekdays(512, 60_000, 2400)
+    assert planned(own).sampling_of("batch") is own
+    assert planned(own)["gradient"].mechanism.coefficients == (1.0,)
+    with pytest.raises(PlanError, match="not amplified by Weekdays"):
+        planned(own, eq.DPMF(bands=4))
+
+
 def test_strategies():
     assert planned(POISSON, eq.DPMF(strategy=LeastError(), bands=8))["gradient"].mechanism.coefficients == (
         optimal_coefficients(8, 2400)
@@ -118,7 +134,7 @@ def test_coefficients_from_a_file_are_kept_and_the_path_is_not(tmp_path):
         (lambda: eq.DPMF(strategy=GivenCoefficients((1.0, 0.5)), bands=3), "bands=3 differs from the 2"),
         (lambda: eq.DPMF(bands=0), "bands"),
         (lambda: planned(POISSON, eq.DPMF(noise_multiplier=1.0)), "give bands too"),
-        (lambda: planned(FullBatch(100, 5), eq.DPMF(bands=2)), "min_separation=1"),
+        (lambda: planned(TruncatedPoisson(5, 100, 5), eq.DPMF(bands=2)), "min_separation=1"),
         (lambda: planned(CyclicPoisson(5, 100, 5, 2), eq.DPMF(bands=3)), "overlap"),
     ],
 )
@@ -175,6 +191,17 @@ def test_killed_after_any_step_and_resumed_exactly(sampling, tmp_path):
         assert statement.epsilon == reference.statement().epsilon
         assert statement.guarantee == "proven"
         assert eq.verify_run(folder).consistent
+
+
+def test_whole_batches_cost_the_sensitivity_of_the_run_and_verify(tmp_path):
+    method = eq.DPMF(clip_norm=0.5, bands=3)
+    _, run = end_of(method, sampling=FullBatch(RECORDS, 12), run_dir=tmp_path / "run")
+    coefficients, z = square_root_coefficients(3), run.plan["gradient"].noise_multiplier
+    square = squared_sensitivity(coefficients, 12, 1, 12) / sum(c * c for c in coefficients)
+    statement = run.finish().statement
+    assert statement.guarantee == "proven"
+    assert statement.epsilon == pytest.approx(gaussian_epsilon(square**0.5 / z, 1e-3))
+    assert eq.verify_run(tmp_path / "run").consistent
 
 
 # ---- audits
@@ -264,7 +291,9 @@ def test_the_log_ratio_is_that_of_the_plan():
 def test_methods_with_anchors_refuse_turns_of_records(method):
     """Where they are not whole draws: an anchor of all records needs no turns, and takes none."""
     cyclic = CyclicPoisson(512, 60_000, 2400, bands=8)
-    with pytest.raises(TypeError, match=r"CyclicPoisson.*noise over steps \(dp-mf\).*take Poisson"):
+    with pytest.raises(
+        TypeError, match=r"CyclicPoisson.*TruncatedPoisson.*noise over steps \(dp-mf\).*take Poisson"
+    ):
         method.plan(Setting(sampling=cyclic, budget=BUDGET))
 
 

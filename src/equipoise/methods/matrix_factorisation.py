@@ -13,7 +13,8 @@ more noise than DP-SGD's, and their sum over many steps less.
 | `Poisson` | `CyclicPoisson` with b groups | Poisson sampling at rate b q, every b-th step |
 | `CyclicPoisson` | itself | the same |
 | `FixedEpochs` | the same, where records keep their slots | one release per epoch: no sampling is assumed |
-| others | themselves, b = 1 | DP-SGD, which it then is |
+| `FullBatch` | itself; b = 1 unless given | the whole run's sensitivity, for b > 1 |
+| others, and subclasses of `Poisson` | themselves, b = 1 | DP-SGD, which it then is |
 
 **How many bands.** More bands cancel more noise and weaken the amplification. The number is the one among
 powers of two, at most 64, with the least
@@ -203,7 +204,7 @@ class DPMF(DPSGD):
             yield kept, asked or min(kept.draws_per_epoch, sampling.steps, MOST_BANDS)
         elif isinstance(sampling, CyclicPoisson):
             yield sampling, asked or min(sampling.bands, sampling.steps)
-        elif isinstance(sampling, Poisson):
+        elif type(sampling) is Poisson:  # a subclass draws in its own way, which groups would replace
             groups = math.floor(sampling.population / sampling.expected_batch_size)
             if asked is None and self.noise_multiplier is not None:
                 raise ValueError(
@@ -217,5 +218,5 @@ class DPMF(DPSGD):
                 )
                 yield cyclic, bands
         else:
-            # Whole batches and subsets: a record may be in draws that follow each other.
+            # Whole batches, subsets and others: a record may be in draws that follow each other.
             yield sampling, asked or 1

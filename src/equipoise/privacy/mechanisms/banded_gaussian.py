@@ -26,7 +26,8 @@ the bound, whatever was released before. Adaptive composition of Gaussian mechan
    only: `CyclicPoisson`).
 2. *Participations closer than that* share rows. What k of them, at least m apart, add to a whole run has a
    squared length of at most `squared_sensitivity` / z^2. The run is one Gaussian mechanism; nothing is
-   amplified.
+   amplified. Draws that would be amplified by themselves are refused, by choice and not for want of a proof:
+   more bands than they are apart would throw the amplification away.
 
 A run that ends early lacks rows. One whose noise starts afresh on the way has a strategy with some entries
 of C put to zero. Neither adds to the length of what absolute values bound.
@@ -55,10 +56,25 @@ from equipoise.privacy.mechanisms.base import Mechanism, Past, Sums, require_car
 from equipoise.privacy.mechanisms.toeplitz import inverse_coefficients, squared_sensitivity
 from equipoise.privacy.noise.streams import ReleaseStreams, add_normals, normals
 from equipoise.privacy.private import unwrap
-from equipoise.privacy.sampling import CyclicPoisson, Sampling
+from equipoise.privacy.sampling import Sampling
 
 _LONG = 4096  # steps after which the noise has the size that it keeps
 _EXPLODES = 1e3
+
+
+def _decays(coefficients: tuple[float, ...]) -> bool:
+    """Whether the inverse falls to nothing: its poles lie within the unit circle.
+
+    By the recursion of Schur and Cohn: they do if and only if every last coefficient, of polynomials of one
+    degree less each, is below 1.
+    """
+    left = np.array(coefficients)
+    while len(left) > 1:
+        last = left[-1]
+        if not abs(last) < 1:
+            return False
+        left = (left - last * left[::-1])[:-1] / (1 - last**2)
+    return True
 
 
 @functools.lru_cache(maxsize=64)
@@ -101,11 +117,11 @@ class BandedGaussian(Mechanism):
             )
         kept = tuple(c / given[0] for c in given)
         object.__setattr__(self, "coefficients", kept)
-        if not _growth(kept) < _EXPLODES:
+        if not (_decays(kept) and _growth(kept) < _EXPLODES):
             raise ValueError(
-                f"coefficients={kept!r:.80} have an inverse that grows without end, and so would the "
-                f"noise: to {_growth(kept):.1g} times its size within {_LONG} steps. Give coefficients that "
-                "fall, such as square_root_coefficients(bands)"
+                f"coefficients={kept!r:.80} have an inverse that grows without end, or to more than "
+                f"{_EXPLODES:g} times its size, and so would the noise: its poles must lie well within the "
+                "unit circle. Give coefficients that fall, such as square_root_coefficients(bands)"
             )
 
     @property
@@ -118,17 +134,12 @@ class BandedGaussian(Mechanism):
 
     def check_sampling(self, sampling: Sampling) -> None:
         bands, apart = len(self.coefficients), sampling.min_separation
-        if bands > 1 and apart == 1:
+        if bands > apart and sampling.turn_rate < 1:
             raise PlanError(
-                f"{self.kind} noise over {bands} steps needs a sampling that holds the draws of one record "
-                f"apart, and {type(sampling).__name__} has min_separation=1: a record may be in two draws "
-                "that follow each other. Take CyclicPoisson(..., bands) or FixedEpochs(..., same_slots=True)"
-            )
-        if isinstance(sampling, CyclicPoisson) and bands > apart:
-            raise PlanError(
-                f"{self.kind} noise over {bands} steps is not amplified by CyclicPoisson(bands={apart}): "
-                f"what a record adds to two draws would overlap. Give at most {apart} coefficients, or more "
-                "groups"
+                f"{self.kind} noise over {bands} steps is not amplified by {type(sampling).__name__} with "
+                f"min_separation={apart}: what a record adds to two draws would overlap. Give at most "
+                f"{apart} coefficients, or draws that are {bands} apart, such as CyclicPoisson(..., "
+                f"bands={bands})"
             )
 
     def whitened_square(self, participations: int = 1, separation: int = 1, count: int = 1) -> float:

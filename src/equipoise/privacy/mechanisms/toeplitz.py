@@ -20,7 +20,8 @@ optimiser adds up, the prefix sums A x with A[t, s] = 1 for s <= t, gets the noi
 which is the squared norm of the sum of the columns S of |C|. It grows with every entry, so coefficients that
 do not fall are replaced by the least ones above them that do. For coefficients that fall it is largest at S =
 {0, m, 2m, ...} (Kalinin and Lampert 2024, theorem 2). So the answer is exact for coefficients that are not
-negative and do not rise, and an upper bound for all.
+negative and do not rise, and an upper bound for all. Columns without a row in common are orthogonal, whatever
+the coefficients: where one participation ends before the next begins the squared lengths add up, exactly.
 
 Sources: Kalinin and Lampert 2024, "Banded Square Root Matrix Factorization for Differentially Private Model
 Training", arXiv 2405.13763; Choquette-Choo et al. 2023, "(Amplified) Banded Matrix Factorization", arXiv
@@ -101,10 +102,12 @@ def squared_sensitivity(
         >>> squared_sensitivity([1.0], participations=7, separation=1, count=5)
         5.0
     """
-    falling = non_increasing_majorant(coefficients)[:count]
+    starts = range(0, count, separation)[:participations]
+    apart = len(starts) == 1 or separation >= len(coefficients)
+    column = (np.abs(coefficients) if apart else non_increasing_majorant(coefficients))[:count]
     total = np.zeros(count)
-    for start in range(0, count, separation)[:participations]:
-        total[start : start + len(falling)] += falling[: count - start]
+    for start in starts:
+        total[start : start + len(column)] += column[: count - start]
     return float(total @ total)
 
 
