@@ -294,7 +294,7 @@ def anchor_sampling(sampling: Sampling, size: float, count: int) -> Sampling:
         # Of the training's kind, so that the neighbouring relation and the amplification are the same.
         return dataclasses.replace(sampling, batch_size=round(size), steps=count)
     raise TypeError(
-        f"sampling={sampling!r}: anchors can be sampled with Poisson, WithoutReplacement, FullBatch and "
-        "FixedEpochs draws. Turns of records serve noise over steps (dp-mf), and methods with anchors have "
-        "noise that is fresh in every step: take Poisson"
+        f"sampling={sampling!r}: anchors can be sampled with Poisson, TruncatedPoisson, WithoutReplacement, "
+        "FullBatch and FixedEpochs draws. Turns of records serve noise over steps (dp-mf), which methods "
+        "with anchors do not offer: take Poisson"
     )

@@ -2,9 +2,9 @@
 
 Stage j holds the draws from ordinal `starts[j]` on and has `factors[j]` times the noise. A draw's release is
 that of the mechanism `at` its ordinal, so noise, whitening and check are those. The plan takes every stage as
-releases of their own (`Pattern.ordinals`): a run is the composition of its stages, each with its multiplier
-and its number of draws, and nothing is averaged. The factors are public constants; what they follow from must
-be no result of the run.
+releases of their own (`Pattern.first`, `Pattern.stop`): a run is the composition of its stages, each with its
+multiplier and its number of draws, and nothing is averaged. The factors are public constants; what they
+follow from must be no result of the run.
 """
 
 from __future__ import annotations
