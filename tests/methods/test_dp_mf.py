@@ -167,7 +167,7 @@ def test_one_band_is_dp_sgd_bit_for_bit():
 
 
 @pytest.mark.parametrize("sampling", [Poisson(20, RECORDS, 12), FixedEpochs(15, RECORDS, 12)])
-def test_killed_after_any_step_and_resumed_exactly(sampling, tmp_path):
+def test_closed_after_any_step_and_resumed_exactly(sampling, tmp_path):
     """The history of the noise is in the checkpoint: steps after it are the same, bit for bit, and free."""
     method = eq.DPMF(clip_norm=0.5, bands=3)
     whole, reference = end_of(method, sampling=sampling)

@@ -82,7 +82,7 @@ def test_it_is_read_back_from_its_configuration_and_from_words():
 
 
 @pytest.mark.parametrize("sampling", [Poisson(20, RECORDS, 12), FixedEpochs(15, RECORDS, 12)])
-def test_killed_in_any_stage_and_resumed_exactly(sampling, tmp_path):
+def test_closed_in_any_stage_and_resumed_exactly(sampling, tmp_path):
     method = eq.DPSGD(clip_norm=0.5, noise_multiplier=FALLING)
     model = network()
     reference = training(method, model=model, sampling=sampling)

@@ -1,7 +1,7 @@
-"""A training that kills itself: python killed_run.py RUN_DIR STEP WHERE.
+"""A training that kills itself: python killed_run.py RUN_DIR STEP WHERE WHAT.
 
 WHERE is one of forward, update, checkpoint, or "read 2" for the second place where a step waits for a device.
-The sampling is one whose epsilon has a closed form: quick.
+WHAT is one of `RUNS`. Most have a sampling whose epsilon has a closed form: quick.
 """
 
 from __future__ import annotations
@@ -15,10 +15,26 @@ from small_problems import RECORDS, loss, network, records
 
 import equipoise as eq
 from equipoise._host import read
+from equipoise.federated import LocalUpdates
+from equipoise.methods import NoiseStages, ReleasedQuantile
 from equipoise.privacy.ledger import ledger as ledger_module
 from equipoise.training import step as step_module
 
 STEPS = 12
+EPOCHS = eq.FixedEpochs(12, RECORDS, STEPS)
+THRESHOLD = eq.DPSGD(clip_norm=ReleasedQuantile(initial=0.5), noise_multiplier=1.0)
+BANDS = eq.DPMF(clip_norm=0.5, noise_multiplier=1.0, bands=3)
+STAGES = eq.DPSGD(clip_norm=0.5, noise_multiplier=NoiseStages((1.0, 0.5), noise_multiplier=1.0))
+RUNS: dict[str, tuple[eq.Method, eq.privacy.Sampling]] = {
+    "threshold": (THRESHOLD, EPOCHS),
+    "bands": (BANDS, eq.Poisson(12, RECORDS, STEPS)),
+    "bands in slots": (BANDS, EPOCHS),
+    "stages": (STAGES, EPOCHS),
+    "updates of users": (THRESHOLD, EPOCHS),
+    "updates of users, bands": (BANDS, EPOCHS),
+}
+PLACES = 3
+"""Records of a user, where a row is a user's update."""
 
 
 def die() -> None:
@@ -26,9 +42,9 @@ def die() -> None:
 
 
 def start(
-    run_dir: str, kill_step: int | None = None, where: str = "", resume: bool = False
+    run_dir: str, kill_step: int | None = None, where: str = "", what: str = "threshold", resume: bool = False
 ) -> torch.nn.Module:
-    """Train with momentum, dropout, a learned threshold, a scheduler; die in step `kill_step` if asked."""
+    """Train with momentum, dropout, a scheduler; die in step `kill_step` if asked."""
     model = network(dropout=0.3)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.9)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=STEPS)
@@ -40,15 +56,19 @@ def start(
         return loss(model, batch)
 
     pieces = {"loss": dying_loss, "data": records(), "scheduler": scheduler}
+    if what.startswith("updates"):
+        data = records(RECORDS * PLACES)
+        pieces["data"] = {name: values.unflatten(0, (RECORDS, PLACES)) for name, values in data.items()}
+        pieces["loss"] = LocalUpdates(dying_loss, steps=3, batch_size=2, learning_rate=0.3)
     if resume:
         run.append(eq.PrivateTraining.resume(run_dir, model, optimizer, **pieces))
     else:
-        method = eq.DPSGD(clip_norm=eq.methods.ReleasedQuantile(initial=0.5), noise_multiplier=1.0)
+        method, sampling = RUNS[what]
         run.append(
             eq.PrivateTraining(
                 model,
                 optimizer,
-                sampling=eq.FixedEpochs(12, RECORDS, STEPS),
+                sampling=sampling,
                 method=method,
                 reproducible=True,
                 run_dir=run_dir,
@@ -94,4 +114,4 @@ def start(
 
 
 if __name__ == "__main__":
-    start(sys.argv[1], int(sys.argv[2]), sys.argv[3])
+    start(sys.argv[1], int(sys.argv[2]), *sys.argv[3:])

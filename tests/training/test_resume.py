@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import random
@@ -10,6 +11,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -24,16 +26,34 @@ from equipoise.training.assumptions import Assumption
 
 
 @pytest.fixture(scope="module")
-def uninterrupted(tmp_path_factory) -> torch.Tensor:
-    return parameters(start(str(tmp_path_factory.mktemp("whole") / "run")))
+def whole(tmp_path_factory) -> Callable[[str], Path]:
+    """The folders of runs that nothing interrupts, by what they train."""
+
+    @functools.cache
+    def made(what: str) -> Path:
+        folder = tmp_path_factory.mktemp("whole") / "run"
+        torch.save(parameters(start(str(folder), what=what)), folder.parent / "parameters.pt")
+        return folder
+
+    return made
 
 
-def kill_and_resume(folder: Path, step: int, where: str) -> torch.Tensor:
+def end_of(folder: Path) -> torch.Tensor:
+    return torch.load(folder.parent / "parameters.pt", weights_only=True)
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(whole) -> torch.Tensor:
+    return end_of(whole("threshold"))
+
+
+def kill_and_resume(folder: Path, step: int, where: str, what: str = "threshold") -> torch.Tensor:
     script = Path(__file__).with_name("killed_run.py")
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, script, folder, str(step), where], env=environment, check=False)
+    command = [sys.executable, script, folder, str(step), where, what]
+    done = subprocess.run(command, env=environment, check=False)
     assert done.returncode == -signal.SIGKILL
-    return parameters(start(str(folder), resume=True))
+    return parameters(start(str(folder), what=what, resume=True))
 
 
 def check(folder: Path, got: torch.Tensor, uninterrupted: torch.Tensor) -> None:
@@ -54,6 +74,30 @@ READS = [(5, "read 1"), (5, "read 2"), (5, "read 3")]
 def test_killed_and_resumed(tmp_path, uninterrupted, step, where):
     folder = tmp_path / "run"
     check(folder, kill_and_resume(folder, step, where), uninterrupted)
+
+
+@pytest.mark.parametrize(
+    ("what", "step", "where"),
+    [
+        ("bands", 6, "update"),
+        ("bands in slots", 9, "forward"),
+        ("stages", 5, "update"),  # in the first stage; the checkpoint before is four steps back
+        ("updates of users", 6, "forward"),
+        pytest.param("bands", 2, "forward", marks=pytest.mark.slow),
+        pytest.param("bands in slots", 6, "update", marks=pytest.mark.slow),
+        pytest.param("bands in slots", 7, "checkpoint", marks=pytest.mark.slow),
+        pytest.param("stages", 10, "forward", marks=pytest.mark.slow),
+        pytest.param("updates of users", 7, "checkpoint", marks=pytest.mark.slow),
+        pytest.param("updates of users, bands", 6, "update", marks=pytest.mark.slow),
+    ],
+)
+def test_killed_with_noise_of_a_past_or_rows_of_users(tmp_path, whole, what, step, where):
+    """What the noise goes on from is in the checkpoint: it ends at the same bits and the same epsilon."""
+    folder = tmp_path / "run"
+    assert torch.equal(kill_and_resume(folder, step, where, what), end_of(whole(what)))
+    mine, other = (json.loads((run / "statement.json").read_text()) for run in (folder, whole(what)))
+    assert (mine["epsilon"], mine["guarantee"]) == (other["epsilon"], "proven")
+    assert eq.verify_run(folder).consistent
 
 
 @pytest.mark.slow
