@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from scipy import stats
 
 import equipoise as eq
@@ -15,7 +16,8 @@ from equipoise.audit.one_step import probe_method
 from equipoise.audit.rehearsal import CanaryTraining, rehearse
 from equipoise.federated import ServerQuantile
 from equipoise.methods import METHODS, Automatic, Independent, ReleasedQuantile, Round, TopShare, TwoChannel
-from equipoise.privacy import Unit
+from equipoise.methods.base import Setting
+from equipoise.privacy import PlanError, Unit
 
 NOTHING = ("sgd", "clip-sgd", "ef-sgd", "public-only")
 """Nothing leaves with noise."""
@@ -50,7 +52,7 @@ def test_the_certificate_of_normal_laws_is_below_the_truth_and_close(mu):
     assert min(found) > 0.75 * truth
 
 
-@pytest.mark.parametrize("name", ["dp-sgd", "dp-svrg", "dp-c4", "dice-sgd"])
+@pytest.mark.parametrize("name", ["dp-sgd", "dp-svrg", "dp-c4", "dice-sgd", "dp-mf"])
 def test_the_statistic_is_normal(name):
     """With the same deviation in either world, as the certificate takes it."""
     design, count = ONE_STEP[name], 4000
@@ -61,6 +63,7 @@ def test_the_statistic_is_normal(name):
         canaries=count,
         seed=5,
         layout=design,
+        knows_deal=design.slots > 1,
     )
     found = rehearse(training)
     worlds = [found.log_ratios[found.present == present].numpy() for present in (False, True)]
@@ -69,13 +72,38 @@ def test_the_statistic_is_normal(name):
     assert 0.9 < worlds[0].std() / worlds[1].std() < 1.1
 
 
-@pytest.mark.parametrize("name", ["dp-sgd", "dice-sgd"])
+@pytest.mark.parametrize("name", ["dp-sgd", "dice-sgd", "dp-mf"])
 def test_a_small_step_is_close_and_bugs_are_seen(name):
     found = probe_method(replace(ONE_STEP[name], canaries=40_000), confidence=EACH)
     assert found.holds
     assert found.finds, found
     assert found.clean.claimed is not None
     assert found.clean.certified > 0.8 * found.clean.claimed
+
+
+def test_noise_over_steps_is_audited_with_its_bands():
+    design = ONE_STEP["dp-mf"]
+    sampling = design.sampling(100)
+    setting = Setting(sampling=sampling, budget=eq.Budget(2.0, 1e-5))
+    plan = design.make(100, **design.options).plan(setting).releases
+    assert plan.sampling_of("batch") == sampling == eq.FixedEpochs(25, 100, 8, same_slots=True)
+    assert plan["gradient"].mechanism.memory == 3
+
+
+def test_an_attacker_who_knows_the_deal_looks_at_those_of_the_first_slot():
+    """With next to no noise everybody who is looked at is seen through; a wrong slot would hide the present."""
+    training = CanaryTraining(
+        make_method=lambda: eq.DPMF(clip_norm=1.0, bands=4, noise_multiplier=0.01),
+        sampling=eq.FixedEpochs(100, 400, 8),
+        budget=None,
+        canaries=400,
+        seed=2,
+        knows_deal=True,
+    )
+    found = rehearse(training)
+    assert 25 < found.present.sum() < 75  # a quarter of those who take part
+    assert 150 < (~found.present).sum() < 250
+    assert torch.equal(found.log_ratios > 0, found.present)
 
 
 def test_a_method_of_ones_own():
@@ -130,6 +158,16 @@ def test_a_step_of_users(unit):
     assert found.unit == unit
     assert found.holds
     assert found.certified > found.claimed / 2
+
+
+def test_steps_of_users_with_noise_over_steps():
+    unit = Unit("user", 4, "mean")
+    found = audit_method("dp-mf", 2.0, one_step=True, canaries=20_000, unit=unit)
+    assert found.unit == unit
+    assert found.holds
+    assert found.certified > 0.75 * found.claimed
+    with pytest.raises(PlanError, match=r"drawn by themselves\. Draw users"):
+        audit_method("dp-mf", 2.0, one_step=True, canaries=20, unit=Unit("user", 4))
 
 
 def test_sampled_records_of_users():

@@ -21,7 +21,7 @@ from equipoise.audit.canaries import CanaryLayout, public_records
 from equipoise.methods import Context, Method, PublicRecords, find
 from equipoise.methods.projected.sources import RandomSubspace
 from equipoise.methods.registry import METHODS
-from equipoise.privacy import FullBatch, Poisson, Sampling
+from equipoise.privacy import FixedEpochs, FullBatch, Poisson, Sampling
 
 __all__ = ["AUDITS", "ONE_STEP", "Design", "with_options"]
 
@@ -50,6 +50,8 @@ class Design(CanaryLayout):
         width, tables, kind, along: of the canaries, see `CanaryLayout`.
         steps: T.
         rate: q of Poisson sampling; 1 takes every record at every step.
+        slots: at rate 1, draws of an epoch that takes every record once; above 1 the canaries of the first
+            slot are looked at, by an attacker who knows the deal.
         options: further arguments of `make`.
         in_turn: the canaries would share what leaves, so each has steps of its own; see `rehearse_in_turn`.
         one_step: what differs from `FULL_BATCH` where every record is there at every step.
@@ -65,12 +67,15 @@ class Design(CanaryLayout):
     trainings: int = 2
     steps: int = 20
     rate: float = 0.25
+    slots: int = 1
     options: Mapping[str, Any] = field(default_factory=dict)
     in_turn: bool = False
     one_step: Mapping[str, Any] = field(default_factory=dict)
 
     def sampling(self, count: int) -> Sampling:
         """Of a public population of so many."""
+        if self.slots > 1:
+            return FixedEpochs(count // self.slots, count, self.steps, same_slots=True)
         if self.rate >= 1:
             return FullBatch(count, self.steps)
         return Poisson(self.rate * count, count, self.steps)
@@ -135,9 +140,13 @@ FULL_BATCH: Final[Mapping[str, Any]] = {"rate": 1.0, "canaries": 200_000, "train
 
 _SPECIAL: Final[Mapping[str, Design]] = {
     "dp-sgd": Design(_made("dp-sgd", clip_norm=1.0), canaries=200_000, trainings=6),
-    # Records in four groups, each taken whole in its turn; in one step it is DP-SGD.
+    # Records in four groups, each taken whole in its turn. Two epochs, so that a record of the first slot
+    # meets noise with all of its history, and its parts reach every later step.
     "dp-mf": Design(
-        _made("dp-mf", clip_norm=1.0), options={"bands": 4}, trainings=4, one_step={"options": {}}
+        _made("dp-mf", clip_norm=1.0),
+        options={"bands": 4},
+        trainings=4,
+        one_step={"slots": 4, "steps": 8},
     ),
     # Of draws at random, so few experiments would certify nothing.
     "dp-zo": Design(

@@ -131,6 +131,7 @@ def audit_method(
                 relation=relation,
                 hardened=hardened,
                 unit=unit,
+                knows_deal=design.slots > 1,
             )
             if design.in_turn:
                 found = rehearse_in_turn(training, count, make_ledger=make_ledger)
@@ -146,7 +147,7 @@ def audit_method(
             without.append(statistic[~present])
             with_record.append(statistic[present])
         assert plan is not None
-        certify = certify_gaussian if _is_normal(plan) else certify_thresholds
+        certify = certify_gaussian if _is_normal(plan, design) else certify_thresholds
         certificates.append(certify(torch.cat(without).numpy(), torch.cat(with_record).numpy(), delta, each))
     assert plan is not None
     made = make()
@@ -167,9 +168,10 @@ def find_design(method: str | Design, *, one_step: bool = False) -> Design:
     return (ONE_STEP if one_step else AUDITS)[method]
 
 
-def _is_normal(plan: PrivacyPlan) -> bool:
-    """Whether all that leaves is a sum over all records with normal noise."""
-    rates = [plan.sampling_of(release.draw).sampling_rate for release in plan.releases]
+def _is_normal(plan: PrivacyPlan, design: Design) -> bool:
+    """Whether a canary is in every draw that it may be in, which the attacker knows, with normal noise."""
+    samplings = [plan.sampling_of(release.draw) for release in plan.releases]
+    rates = [s.sampling_rate if design.slots == 1 else s.turn_rate for s in samplings]
     return bool(rates) and min(rates) >= 1
 
 

@@ -11,7 +11,7 @@ at, over a long training of few canaries.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -21,7 +21,7 @@ from equipoise.audit.designs import Design, with_options
 from equipoise.audit.method_audit import Audit, audit_method, find_design
 from equipoise.audit.noise_checks import Check, noise_scale
 from equipoise.audit.rehearsal import InMemoryTraining, whitened
-from equipoise.privacy import RECORD, Budget, Draw, FullBatch, Unit
+from equipoise.privacy import RECORD, Budget, Draw, Unit
 from equipoise.privacy.ledger.replay import RecordingLedger
 from equipoise.privacy.mechanisms.base import Sums
 
@@ -165,7 +165,7 @@ def check_noise(
         design.model(PROBED_RECORDS),
         canary_loss(design.kind),
         data,
-        FullBatch(POPULATION, LONGEST),
+        replace(design, rate=1.0, steps=LONGEST).sampling(POPULATION),
         budget,
         seed=seed,
         learning_rate=POPULATION,

@@ -11,7 +11,8 @@ units of the noise, and q the rate of the draw,
 is the log-likelihood ratio of presence, if noise and sampling are what the plan says; if they are not, it is
 a statistic like any other. With noise over steps s has parts in later releases too, and y there counts with
 them. Where records take turns in one of m groups, L is log(1/m sum over groups exp L_group), of the draws of
-each group at their own rate.
+each group at their own rate. An attacker who knows the deal takes the term of the right group: those of the
+first one are looked at, of whose parts the end of the run cuts off nothing.
 
 A user is a canary whose G records have one gradient. Where they are drawn by themselves, k of them are in a
 draw with the binomial probability, and a draw's term is
@@ -140,6 +141,7 @@ class CanaryTraining:
         relation: of the plan.
         hardened: noise on a grid of integers.
         unit: of privacy; a canary is one user with as many records as the unit has.
+        knows_deal: the attacker knows who is dealt to the first slot of an epoch, and looks at these.
     """
 
     make_method: Callable[[], Method]
@@ -151,6 +153,7 @@ class CanaryTraining:
     relation: str = "add_or_remove_one"
     hardened: bool = False
     unit: Unit = RECORD
+    knows_deal: bool = False
 
     def open(
         self, data: Mapping[str, Tensor], make_ledger: Callable[..., RecordingLedger] = RecordingLedger
@@ -198,7 +201,7 @@ class CanaryTraining:
             by_turn.setdefault(draw.name, turns)[draw.ordinal % sampling.draws_per_epoch] += ratios
         found = torch.zeros(self.canaries, dtype=torch.float64)
         for turns in by_turn.values():
-            found += turns.logsumexp(dim=0) - math.log(len(turns))
+            found += turns[0] if self.knows_deal else turns.logsumexp(dim=0) - math.log(len(turns))
         return found
 
     def replayed_draws(self, real: InMemoryTraining, data: Mapping[str, Tensor]) -> list[tuple[Draw, Tensor]]:
@@ -225,13 +228,24 @@ class CanaryTraining:
         ends = [value.detach().view(self.canaries, -1) for value in real.setup.parameters.values()]
         return torch.cat(ends, dim=1)
 
+    def dealt_elsewhere(self, real: InMemoryTraining, present: Tensor) -> Tensor:
+        """Which of the canaries with these numbers are not in the first slot of an epoch, if that is known."""
+        if not self.knows_deal:
+            return present[:0]
+        first = real.ledger.draws[0]
+        dealt = real.setup.plan.sampling_of(first.name).sample(real.ledger.secrets, first, len(present))
+        elsewhere = torch.ones(len(present), dtype=torch.bool)
+        elsewhere[dealt] = False
+        return present[elsewhere]
+
 
 @dataclass(frozen=True)
 class Rehearsal:
     """Canaries, and what is seen of them.
 
     Attributes:
-        present: [M], who took part; of neighbours by replacement, the record (True) or its opposite.
+        present: [M], who took part; of neighbours by replacement, the record (True) or its opposite. Without
+            those who were dealt elsewhere (`CanaryTraining.knows_deal`).
         log_ratios: [M], L; zero where nothing was released with noise.
         moved: [M], how far each canary's parameters moved; of neighbours by replacement, which way.
         plan: what was released, for the claim.
@@ -269,7 +283,9 @@ def rehearse(
         ratios = training.replay(real, training.records(everyone))
         if replaced:  # L of the record against nobody, less that of its opposite against nobody
             ratios -= training.replay(real, training.records(everyone, -torch.ones(canaries)))
-    return Rehearsal(present, ratios, moved, real.setup.plan)
+    seen = torch.ones(canaries, dtype=torch.bool)
+    seen[training.dealt_elsewhere(real, chosen[0])] = False
+    return Rehearsal(present[seen], ratios[seen], moved[seen], real.setup.plan)
 
 
 def rehearse_in_turn(
