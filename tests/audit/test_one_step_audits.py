@@ -91,7 +91,7 @@ def test_noise_over_steps_is_audited_with_its_bands():
 
 
 def test_an_attacker_who_knows_the_deal_looks_at_those_of_the_first_slot():
-    """With next to no noise everybody who is looked at is seen through; a wrong slot would hide the present."""
+    """With next to no noise they are all seen through; those of another slot would not be."""
     training = CanaryTraining(
         make_method=lambda: eq.DPMF(clip_norm=1.0, bands=4, noise_multiplier=0.01),
         sampling=eq.FixedEpochs(100, 400, 8),
@@ -168,6 +168,8 @@ def test_steps_of_users_with_noise_over_steps():
     assert found.certified > 0.75 * found.claimed
     with pytest.raises(PlanError, match=r"drawn by themselves\. Draw users"):
         audit_method("dp-mf", 2.0, one_step=True, canaries=20, unit=Unit("user", 4))
+    with pytest.raises(ValueError, match="dealt to slots by themselves"):
+        audit_method("dp-mf", 2.0, one_step=True, canaries=20, unit=Unit("user", 4), options={"bands": 1})
 
 
 def test_sampled_records_of_users():

@@ -10,8 +10,10 @@ import torch.nn.functional as F
 from torch import nn
 
 import equipoise as eq
+from equipoise.audit.neighbours import CHANGES, audit_neighbours
 from equipoise.federated import LocalUpdates
 from equipoise.gradients import GradientEngine
+from equipoise.gradients.checks.errors import CrossRecordError
 
 PLACES = 6
 
@@ -20,9 +22,9 @@ def cross_entropy(model, batch):
     return F.cross_entropy(model(batch["x"]), batch["y"], reduction="none")
 
 
-def network():
+def network(dropout=0.0):
     torch.manual_seed(1)
-    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
+    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Dropout(dropout), nn.Linear(8, 3))
 
 
 def users(count, places=PLACES, seed=0):
@@ -172,6 +174,59 @@ def test_methods_and_servers_learn_and_go_on(tmp_path, method, server):
     there = data["there"]
     right = (whole(data["x"]).argmax(-1) == data["y"])[there].float().mean()
     assert right > 0.6  # a third by chance
+
+
+@pytest.mark.parametrize(
+    ("method", "steps", "dropout"),
+    [
+        ("fixed", 3, 0.0),
+        ("correlated", 3, 0.5),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in [("fixed", 1, 0.0), ("fixed", 1, 0.5), ("fixed", 3, 0.5), ("learnt", 3, 0.0)]
+        ),
+    ],
+)
+def test_one_user_moves_the_sum_by_the_bound_and_nobody_else_moves(method, steps, dropout):
+    """A user enters, leaves or is replaced, with all records; those at most places are ten times as large."""
+    found = audit_neighbours(
+        network(dropout),
+        LocalUpdates(cross_entropy, steps, 2, learning_rate=0.5, present="there"),
+        with_some_absent(24),
+        sampling=eq.Poisson(12, 24, 2),
+        method=METHODS[method],
+        positions=2,
+        steps=2 if method == "correlated" else 1,
+        micro_batch_size=16,
+    )
+    assert found.holds
+    assert sorted({pair.change for pair in found.pairs}) == sorted(CHANGES)
+    assert found.worst_of("silent").movement < 1e-5
+    assert 0.9 < found.worst_of("add").movement < 1 + 1e-5
+
+
+def test_users_who_are_mixed_are_refused():
+    """It had ended with an error of vmap, since the modules see one user at a time."""
+
+    def mixing(model, batch):
+        return LocalUpdates(cross_entropy, 2, 2, 0.5)(model, batch | {"x": batch["x"] - batch["x"].mean(0)})
+
+    with pytest.raises(CrossRecordError, match="are mixed by the loss function"):
+        trained(mixing, users(120))
+
+
+def test_users_who_are_mixed_late_are_seen():
+    """The start tries a few users, and one without the smallest or largest number is not among them."""
+    data = users(24)
+    data["x"][13, 2, 0] = 0.3125
+
+    def late(model, batch):
+        mean = batch["x"].mean(0) * (batch["x"] == 0.3125).any()
+        return LocalUpdates(cross_entropy, 2, 3, 0.5)(model, batch | {"x": batch["x"] - mean})
+
+    found = audit_neighbours(network(), late, data, positions=2, changes=("silent",))
+    assert not found.holds
+    assert found.worst.movement > 0.1
 
 
 def test_dropout_has_masks_of_each_user_and_step():

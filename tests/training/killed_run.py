@@ -11,11 +11,10 @@ import signal
 import sys
 
 import torch
-from small_problems import RECORDS, loss, network, records
+from small_problems import RECORDS, loss, network, records, updates_of_users
 
 import equipoise as eq
 from equipoise._host import read
-from equipoise.federated import LocalUpdates
 from equipoise.methods import NoiseStages, ReleasedQuantile
 from equipoise.privacy.ledger import ledger as ledger_module
 from equipoise.training import step as step_module
@@ -33,8 +32,6 @@ RUNS: dict[str, tuple[eq.Method, eq.privacy.Sampling]] = {
     "updates of users": (THRESHOLD, EPOCHS),
     "updates of users, bands": (BANDS, EPOCHS),
 }
-PLACES = 3
-"""Records of a user, where a row is a user's update."""
 
 
 def die() -> None:
@@ -57,9 +54,7 @@ def start(
 
     pieces = {"loss": dying_loss, "data": records(), "scheduler": scheduler}
     if what.startswith("updates"):
-        data = records(RECORDS * PLACES)
-        pieces["data"] = {name: values.unflatten(0, (RECORDS, PLACES)) for name, values in data.items()}
-        pieces["loss"] = LocalUpdates(dying_loss, steps=3, batch_size=2, learning_rate=0.3)
+        pieces |= updates_of_users(dying_loss)
     if resume:
         run.append(eq.PrivateTraining.resume(run_dir, model, optimizer, **pieces))
     else:

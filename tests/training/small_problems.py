@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import equipoise as eq
+from equipoise.federated import LocalUpdates
 
 RECORDS, FEATURES, CLASSES = 60, 12, 3
 
@@ -49,6 +50,17 @@ def network(dropout: float = 0.0, dtype: torch.dtype = torch.float32, seed: int 
 
 def loss(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
     return F.cross_entropy(model(batch["input"]), batch["label"], reduction="none")
+
+
+def updates_of_users(
+    own_loss: Callable[..., Tensor] = loss, dtype: torch.dtype = torch.float32
+) -> dict[str, Any]:
+    """Loss and data where a row is what local training does to the model on up to three records of a user."""
+    places = 3
+    users = {n: v.unflatten(0, (RECORDS, places)) for n, v in records(RECORDS * places, dtype).items()}
+    users["there"] = torch.arange(places) < (torch.arange(RECORDS) % (places + 1))[:, None]
+    local = LocalUpdates(own_loss, steps=3, batch_size=2, learning_rate=0.3, present="there")
+    return {"loss": local, "data": users}
 
 
 def training(

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 import torch.multiprocessing as mp
-from small_problems import OnDemand, loss, network, parameters, records, training
+from small_problems import OnDemand, loss, network, parameters, records, training, updates_of_users
 
 import equipoise as eq
 from equipoise.methods import (
@@ -65,6 +65,7 @@ def work(rank: int, port: int, folder: str) -> None:
         move_alone(rank, Path(folder), call)
     write_alone(rank, Path(folder))
     torch.save(read_apart(rank, Path(folder)), Path(folder) / f"read{rank}.pt")
+    torch.save({name: trained(name) for name in QUICK}, Path(folder) / f"methods{rank}.pt")
     torch.distributed.destroy_process_group()
 
 
@@ -181,30 +182,38 @@ def in_two_processes(work, folder):
     mp.start_processes(work, args=(port, str(folder)), nprocs=2, start_method="spawn")
 
 
-def test_two_processes_equal_one(tmp_path):
-    in_two_processes(work, tmp_path)
-    alone = start(tmp_path / "alone")
+@pytest.fixture(scope="module")
+def two_processes(tmp_path_factory) -> Path:
+    """What two processes left."""
+    folder = tmp_path_factory.mktemp("two")
+    in_two_processes(work, folder)
+    return folder
+
+
+def test_two_processes_equal_one(two_processes):
+    folder = two_processes
+    alone = start(folder / "alone")
     for _ in alone:
         pass
-    first, second = (torch.load(tmp_path / f"rank{rank}.pt", weights_only=True) for rank in (0, 1))
+    first, second = (torch.load(folder / f"rank{rank}.pt", weights_only=True) for rank in (0, 1))
     assert torch.equal(first, second)
     expect = parameters(alone.model)
     assert (first - expect).norm() / expect.norm() < 1e-10
-    assert (tmp_path / "no-ledger").exists()
-    assert [(tmp_path / f"error{rank}").read_text() for rank in (0, 1)] == ["disk on fire"] * 2
-    failed = [(tmp_path / f"failed{rank}").read_text() for rank in (0, 1)]
+    assert (folder / "no-ledger").exists()
+    assert [(folder / f"error{rank}").read_text() for rank in (0, 1)] == ["disk on fire"] * 2
+    failed = [(folder / f"failed{rank}").read_text() for rank in (0, 1)]
     assert failed[1] == "MemoryError 2: secret-value"
     assert failed[0].startswith("ProcessError 2: process 1 (MemoryError) failed; its own message says why.")
     assert "secret-value" not in failed[0]
     for rank in (0, 1):
-        assert "Start the processes again" in (tmp_path / f"afterwards{rank}").read_text()
-    assert (tmp_path / "unwritten0").read_text().startswith("IsADirectoryError")
-    assert "process 0 (IsADirectoryError) failed" in (tmp_path / "unwritten1").read_text()
+        assert "Start the processes again" in (folder / f"afterwards{rank}").read_text()
+    assert (folder / "unwritten0").read_text().startswith("IsADirectoryError")
+    assert "process 0 (IsADirectoryError) failed" in (folder / "unwritten1").read_text()
     for call in CALLS:
-        assert "process 1 (RuntimeError) failed" in (tmp_path / f"{call}0").read_text()
-        assert "moved the parameters" in (tmp_path / f"{call}1").read_text()
-    check_read_apart(tmp_path)
-    lines = (tmp_path / "run" / "private" / "journal.jsonl").read_text().splitlines()
+        assert "process 1 (RuntimeError) failed" in (folder / f"{call}0").read_text()
+        assert "moved the parameters" in (folder / f"{call}1").read_text()
+    check_read_apart(folder)
+    lines = (folder / "run" / "private" / "journal.jsonl").read_text().splitlines()
     assert sum('"release"' in line for line in lines) == 15
 
 
@@ -250,7 +259,13 @@ SYSTEMS = {
         source=PublicSubspace(PublicRecords(PUBLIC), dimension=5), clip_norm=0.5, **NOISE
     ),
     "adaptive-rms": lambda: eq.AdaptiveRMS(clip_norm=0.5, **NOISE),
+    "updates of users": lambda: eq.DPSGD(clip_norm=0.5, **NOISE),
+    "updates of users, learned threshold": lambda: eq.DPSGD(clip_norm=ReleasedQuantile(0.5), **NOISE),
+    "updates of users, dp-mf": lambda: eq.DPMF(clip_norm=0.5, bands=2, **NOISE),
+    "updates of users, dice-sgd": lambda: eq.DiceSGD(clip_norm=0.2, **NOISE),
 }
+QUICK = ("dp-mf", "disk", "updates of users")
+"""Those that the processes of all tests train, too; the others are slow."""
 WHOLE_DRAWS = {
     "top_share": lambda: eq.DCDPSGD(variant=TopShare(), **NOISE),
     "alg1": lambda: published.DCDPSGD(trace=Trace(dimension=5, structure="dense"), **NOISE),
@@ -258,20 +273,22 @@ WHOLE_DRAWS = {
 }
 
 
-def trained(method) -> torch.Tensor:
+def trained(name: str) -> torch.Tensor:
     model = network(dtype=torch.float64)
-    data = records(dtype=torch.float64)
-    for _ in training(model, data=data, steps=6, method=method, micro_batch_size=5):
+    options = {"data": records(dtype=torch.float64)}
+    if name.startswith("updates of users"):
+        options = updates_of_users(dtype=torch.float64)
+    for _ in training(model, steps=6, method=(SYSTEMS | WHOLE_DRAWS)[name](), micro_batch_size=5, **options):
         pass
     return parameters(model)
 
 
 def train_all(rank: int, port: int, folder: str) -> None:
     join_group(rank, port)
-    found = {name: trained(make()) for name, make in SYSTEMS.items()}
-    for name, make in WHOLE_DRAWS.items():
+    found = {name: trained(name) for name in SYSTEMS if name not in QUICK}
+    for name in WHOLE_DRAWS:
         try:
-            trained(make())
+            trained(name)
         except Exception as error:
             found[name] = str(error)
     torch.save(found, Path(folder) / f"methods{rank}.pt")
@@ -285,11 +302,20 @@ def by_rank(tmp_path_factory):
     return [torch.load(folder / f"methods{rank}.pt", weights_only=True) for rank in (0, 1)]
 
 
+@pytest.mark.parametrize("name", QUICK)
+def test_two_processes_equal_one_for_noise_over_steps_sums_of_rows_and_updates(name, two_processes):
+    check_equal(name, *(torch.load(two_processes / f"methods{r}.pt", weights_only=True) for r in (0, 1)))
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", SYSTEMS)
+@pytest.mark.parametrize("name", [name for name in SYSTEMS if name not in QUICK])
 def test_two_processes_equal_one_for_every_method(name, by_rank):
+    check_equal(name, *by_rank)
+
+
+def check_equal(name, *by_rank):
     first, second = (found[name] for found in by_rank)
-    alone = trained(SYSTEMS[name]())
+    alone = trained(name)
     assert torch.equal(first, second)
     assert (first - alone).norm() / alone.norm() < 1e-10
     assert (alone - parameters(network(dtype=torch.float64))).norm() > 1e-3  # it moved

@@ -229,9 +229,14 @@ class CanaryTraining:
         return torch.cat(ends, dim=1)
 
     def dealt_elsewhere(self, real: InMemoryTraining, present: Tensor) -> Tensor:
-        """Which of the canaries with these numbers are not in the first slot of an epoch, if that is known."""
+        """Which of the canaries with these numbers are known not to be in the first slot of an epoch."""
         if not self.knows_deal:
             return present[:0]
+        if self.unit.group > 1:
+            raise ValueError(
+                f"unit={self.unit!r} has records that are dealt to slots by themselves, and an attacker who "
+                "knows the deal looks at units of one slot; draw users (user_rows='mean'), or take one slot"
+            )
         first = real.ledger.draws[0]
         dealt = real.setup.plan.sampling_of(first.name).sample(real.ledger.secrets, first, len(present))
         elsewhere = torch.ones(len(present), dtype=torch.bool)

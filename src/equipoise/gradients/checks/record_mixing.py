@@ -260,7 +260,9 @@ def find_mixing_module(
     seen: SimpleQueue[tuple[nn.Module, bool, list[Tensor]]] = SimpleQueue()  # as in `infects`
 
     def keep(module: nn.Module, is_input: bool, values: Any) -> None:
-        seen.put((module, is_input, [t.detach().clone() for t in tensors_in(values)]))
+        # Under vmap a module has one record, in a wrapper that nobody can look into afterwards.
+        if not torch._C._are_functorch_transforms_active():
+            seen.put((module, is_input, [t.detach().clone() for t in tensors_in(values)]))
 
     handles = [
         handle
