@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from difflib import get_close_matches
 from typing import Any
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "positive",
     "positive_if_given",
     "share",
+    "suggestion",
     "what_is",
 ]
 
@@ -170,3 +172,17 @@ def instance(kind: type, example: str, /, **named: Any) -> None:
             if len(choices) > 1:
                 wanted += f" ({', '.join(choice.__name__ for choice in choices)})"
             raise TypeError(f"{given(name, value)} is {what_is(value)}: give {wanted}, such as {example}")
+
+
+def suggestion(word: str, names: Iterable[str]) -> str:
+    """A question after the name that was probably meant, with a space before it; empty where none is near.
+
+    >>> suggestion("dpsgd", ["dp-sgd", "dp-c4"])
+    ' Did you mean dp-sgd?'
+    >>> suggestion("resnet", ["linear", "resnet20-gn"]), suggestion("qqq", ["linear"])
+    (' Did you mean resnet20-gn?', '')
+    """
+    known = tuple(names)
+    near = get_close_matches(word, known, n=1, cutoff=0.6)
+    near = near or [name for name in known if len(word) > 2 and name.startswith(word.lower())][:1]
+    return f" Did you mean {near[0]}?" if near else ""

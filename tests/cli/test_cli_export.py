@@ -66,6 +66,20 @@ def test_onnx_answers_as_the_model_does(equipoise, trained, tmp_path):
     assert torch.allclose(torch.from_numpy(outputs), model(inputs), atol=1e-5)
 
 
+@pytest.mark.parametrize("name", ["README.md", "model.safetensors", "statement.json"])
+def test_files_of_others_are_not_written_over(equipoise, trained, tmp_path, name):
+    folder, _ = trained
+    (tmp_path / name).write_text("another's")
+    found = equipoise(f"export {folder} --json --output {tmp_path}")
+    assert found.code == 2
+    assert f"where {name} would be written over" in found.value["error"]
+    assert (tmp_path / name).read_text() == "another's"
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+    assert equipoise(f"export {folder} --output {tmp_path / 'new'}").code == 0
+    again = equipoise(f"export {folder} --format state-dict --json --output {tmp_path / 'new'}")
+    assert again.code == 0, again.err
+
+
 def test_an_unknown_form_is_refused(equipoise, trained):
     found = equipoise(f"export {trained[0]} --format pickle --json")
     assert found.code == 2

@@ -63,6 +63,30 @@ def test_a_table_is_shared_out_to_the_owners(equipoise, people, tmp_path, target
     assert str(people.parent) not in (run / "federation.json").read_text()
     assert equipoise("verify", run).code == 0
     assert equipoise("resume --json", run).value["evaluation"] == found.value["evaluation"]
+    output, held_out = tmp_path / "out.csv", people.with_name("held_out.csv")
+    again = equipoise("predict --json", run, "--data", held_out, "--output", output)
+    assert again.code == 0, again.err
+    assert score in again.value["evaluation"]
+    assert len(output.read_text().splitlines()) == 201
+    refused = equipoise("export --json", run)
+    assert refused.code == 2
+    assert "is a federation" in refused.value["error"]
+
+
+def test_a_federation_on_images_predicts(equipoise, tmp_path):
+    from PIL import Image
+
+    for name, grey in (("dark", 10), ("light", 200)):
+        (tmp_path / "photos" / name).mkdir(parents=True)
+        for i in range(20):
+            Image.new("L", (9, 9), grey + i).save(tmp_path / "photos" / name / f"{i}.png")
+    run, data = tmp_path / "run", ("--data", tmp_path / "photos")
+    words = "--image-size 8x8x1 --population 40 --test-share 0.3 --model linear --clients 2 --rounds 1"
+    found = equipoise(f"federate --epsilon 20 --json {words}", *data, "--run-dir", run)
+    assert found.code == 0, found.err
+    again = equipoise("predict --json", run, *data)
+    assert again.code == 0, again.err
+    assert again.value["records"] == 40
 
 
 def test_records_without_a_class_are_not_dealt_by_class(equipoise, people):

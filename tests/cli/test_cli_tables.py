@@ -46,6 +46,7 @@ def test_a_table_is_trained_on_and_its_published_folder_predicts(equipoise, fold
     assert config["experiment"]["data"] == "people.csv"
     assert config["schema"]["columns"]["town"]["buckets"] == 4
     page = (run / "report.html").read_text()
+    assert "none of them trained on" not in page  # nobody looked whether the files share rows
     assert "auc" in page
     assert "Baseline accuracy" in page
     shown = equipoise("report", run).out
@@ -81,6 +82,7 @@ def test_a_run_on_a_table_is_resumed(equipoise, folder, tmp_path):
     found = equipoise(f"train {SMALL}", *data)
     assert found.code == 0, found.err
     assert "set aside" in found.err
+    assert "test records, none of them trained on" in (run / "report.html").read_text()
     assert json.loads((run / "config.json").read_text())["experiment"]["population"] == 450
     again = equipoise("resume --json", run)
     assert again.value["epsilon"] == found.value["epsilon"]
@@ -99,17 +101,17 @@ def test_regression_and_several_labels(equipoise, folder, tmp_path, target, name
     schema.write_text(
         (folder / "people.schema.toml").read_text().replace("buckets = 4", "buckets = 4\nmissing = []")
     )
-    people = tmp_path / "people.csv"
-    with (folder / "people.csv").open() as file:
-        rows = list(csv.DictReader(file))
-    for row in rows:
-        row["age"] = row["wage"] if target == "wage" else row["age"]
-    with people.open("w", newline="") as file:
-        writer = csv.DictWriter(file, rows[0])
-        writer.writeheader()
-        writer.writerows(rows)
-    run = tmp_path / "run"
-    words = ("--data", people, "--schema", schema, "--target", target, "--test", people, "--run-dir", run)
+    for name in ("people.csv", "held_out.csv"):
+        with (folder / name).open() as file:
+            rows = list(csv.DictReader(file))
+        for row in rows:
+            row["age"] = row["wage"] if target == "wage" else row["age"]
+        with (tmp_path / name).open("w", newline="") as file:
+            writer = csv.DictWriter(file, rows[0])
+            writer.writeheader()
+            writer.writerows(rows)
+    run, people, held_out = (tmp_path / name for name in ("run", "people.csv", "held_out.csv"))
+    words = ("--data", people, "--schema", schema, "--target", target, "--test", held_out, "--run-dir", run)
     found = equipoise(f"train {SMALL} --learning-rate 0.2", *words)
     assert found.code == 0, found.err
     assert found.value["evaluation"].keys() == names
@@ -237,6 +239,13 @@ def test_images_in_folders(equipoise, photos, tmp_path):
     header, *rows = output.read_text().splitlines()
     assert header == "prediction,p(left),p(nobody),p(right)"
     assert np.mean([row.startswith("left,") for row in rows]) > 0.8
+
+
+@pytest.mark.parametrize("command", ["train", "compare", "federate", "advise --epsilon 1"])
+def test_no_command_evaluates_on_the_private_rows(equipoise, folder, command):
+    found = equipoise(f"{command} --json --data", folder / "people.csv", "--test", folder / "people.csv")
+    assert found.code == 2
+    assert "holds private records of --data" in found.value["error"]
 
 
 @pytest.mark.parametrize(

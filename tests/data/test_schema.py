@@ -1,11 +1,13 @@
 """Schemas of tables: what is declared, what is left to be filled in, and what no message shows."""
 
+import shutil
 import tomllib
 
 import pytest
 import torch
 
 from equipoise.data.readers.files import DataFileError, MissingDataError
+from equipoise.data.readers.image_folders import load_images
 from equipoise.data.readers.schema import (
     SchemaError,
     describe_table,
@@ -51,8 +53,13 @@ def people(tmp_path):
     return tmp_path / "people.csv"
 
 
+def copied(people):
+    """Equal rows in another file."""
+    return shutil.copy(people, people.with_name("held_out.csv"))
+
+
 def test_rows_by_a_schema(people):
-    found = load_table(people, test=people)
+    found = load_table(people, test=copied(people))
     assert (found.task, found.class_names, found.population) == ("classification", ("low", "high"), 4)
     numbers = found.train.fields["input"]
     assert numbers[:, :2].tolist() == [[pytest.approx(-0.4), 0], [0, 1], [0, 0], [pytest.approx(-0.18), 0]]
@@ -71,10 +78,10 @@ def test_a_target_chooses_the_task(people):
         ROWS.replace("?", "200").replace("9,low", "8,low").replace("41,baker,,,high", "41,baker,Rome,8,high")
     )
     people.write_text(rows)
-    found = load_table(people, schema, target="age", test=people)
+    found = load_table(people, schema, target="age", test=copied(people))
     assert (found.task, found.num_classes, found.target_range) == ("regression", 1, (0.0, 100.0))
     assert found.train.fields["target"].tolist() == pytest.approx([-0.4, 1.0, 0.0, -0.18])
-    found = load_table(people, schema, target="note, income", test=people)
+    found = load_table(people, schema, target="note, income", test=copied(people))
     assert (found.task, found.class_names) == ("multi-label", ("note", "income"))
     assert found.train.fields["target"].tolist() == [[0, 0], [1, 1], [1, 0], [1, 1]]
 
@@ -107,6 +114,42 @@ def test_public_rows_fill_in_ranges_and_categories(people):
     assert columns["income"]["values"] == ["high", "low"]
     with pytest.raises(SchemaError, match="names the private rows themselves"):
         describe_table(people, public_rows=people)
+
+
+def test_what_is_not_finite_among_public_rows_gives_no_range(people):
+    """TOML knows neither NaN nor Infinity in JSON's spelling, and neither is an end of a range."""
+    public = people.with_name("public.csv")
+    public.write_text(
+        "age,job,city,note,income\nNaN,baker,Rome,inf,low\n80,?,Bern,-inf,high\n20,a,b,NaN,low\n"
+    )
+    text, left = describe_table(people, target="income", public_rows=public)
+    columns = tomllib.loads(text)["columns"]
+    assert (columns["age"]["low"], columns["age"]["high"]) == (20, 80)
+    assert left == ["population", "low of 'note'", "high of 'note'"]
+
+
+def test_private_rows_are_no_test_rows(people, tmp_path):
+    link = tmp_path / "link.csv"
+    link.symlink_to(people)
+    for test in (people, str(people), link):
+        with pytest.raises(DataFileError, match="holds private records of --data"):
+            load_table(people, schema_file(people), test=test)
+    for name in ("a", "b"):
+        (tmp_path / "photos" / name).mkdir(parents=True)
+    for test in (tmp_path / "photos", tmp_path / "photos" / "a"):
+        with pytest.raises(DataFileError, match="holds private records of --data"):
+            load_images(tmp_path / "photos", "8x8", test=test, population=9)
+
+
+def test_a_target_that_is_no_name_shows_no_row(tmp_path):
+    path = tmp_path / "bare.csv"
+    path.write_text("alice,secretary,yes\nbob,baker,no\n")
+    with pytest.raises(SchemaError, match=r"--target names income.*--no-header") as error:
+        describe_table(path, target="income")
+    assert "secretary" not in str(error.value)
+    path.write_text("name,job,incomes\nbob,baker,no\n")
+    with pytest.raises(SchemaError, match="Did you mean incomes"):
+        describe_table(path, target="income")
 
 
 @pytest.mark.parametrize(("sign", "word"), [(";", '";"'), ("\t", "$'\\t'"), ("|", '"|"')])
@@ -144,14 +187,14 @@ def test_a_first_row_of_data_is_no_header_and_is_not_shown(tmp_path):
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("low = 0", "lo = 0", "no key 'lo'. Did you mean 'low'"),
+        ("low = 0", "lo = 0", "no key 'lo'. Did you mean low?"),
         ("low = 0", 'low = "x"', "low is a str"),
         ("low = 0", "low = 100", "must be finite and not empty"),
         ('type = "number"', 'type = "numeric"', "type must be one of number, category, text, skip"),
         ("population = 4", "", "population is missing"),
         ("population = 4", "population = true", "population is a bool"),
         ('target = "income"', "", "target is missing"),
-        ('target = "income"', 'target = "incom"', "Did you mean 'income'"),
+        ('target = "income"', 'target = "incom"', "Did you mean income?"),
         ('target = "income"', 'target = "city"', "must be a category with values"),
         ('target = "income"', 'target = ["income", "age"]', "exactly one Label"),
         ("buckets = 3", "", "either values or buckets"),
@@ -160,7 +203,11 @@ def test_a_first_row_of_data_is_no_header_and_is_not_shown(tmp_path):
         ("population = 4", "population =", "is no TOML"),
         ("low = 0\n", "", "a number needs low"),
         ("buckets = 3", "buckets = 99999999999", "at most 65536"),
-        ("high = 100", f"high = {10**400}", "too large"),
+        ("high = 100", f"high = {10**400}", "high must be a finite number, below 1e300"),
+        ("high = 100", "high = inf", "high must be a finite number, below 1e300"),
+        ('type = "number"', 'type = ["number"]', "type must be one of number, category, text, skip"),
+        ('"skip"', '"text"\nvocabulary = 1000000000000', "vocabulary_size=1000000000000 must lie between 2"),
+        ('"skip"', '"text"\nlength = 100000000000', "length=100000000000 between 1 and 65,536"),
         ("population = 4", "x = " + "[" * 9000, "is no TOML"),
     ],
 )
@@ -169,22 +216,22 @@ def test_schemas_that_cannot_be_used(people, old, new, message):
     assert old in SCHEMA
     schema.write_text(SCHEMA.replace(old, new))
     with pytest.raises(SchemaError, match=message):
-        load_table(people, test=people)
+        load_table(people, test=copied(people))
 
 
 def test_what_is_missing_is_named(people):
     with pytest.raises(DataFileError, match="--test-share"):
         load_table(people)
     with pytest.raises(MissingDataError, match="data describe"):
-        load_table(people, "absent.toml", test=people)
+        load_table(people, "absent.toml", test=copied(people))
     people.write_text(ROWS.replace("50,pilot", "fifty,pilot"))
     with pytest.raises(DataFileError, match=r"line 4, column 'age'") as error:
-        load_table(people, test=people)
+        load_table(people, test=copied(people))
     assert "fifty" not in str(error.value)
 
 
 def test_rows_without_the_target_are_records_for_a_model(people):
-    schema = dict(load_table(people, test=people).schema)
+    schema = dict(load_table(people, test=copied(people)).schema)
     whole, labelled = records_for_model(people, schema)
     assert labelled
     bare = people.with_name("new.csv")

@@ -309,7 +309,7 @@ def _rows_by_schema(path: Path) -> None:
     for good, content in ((rows, ROWS), (columns, SCHEMA)):
         if not good.exists():
             good.write_bytes(content)
-    schema.load_table(rows, columns, test=rows)
+    schema.load_table(rows, columns, test=shutil.copy(rows, path.with_suffix(".test.csv")))
 
 
 def _png() -> bytes:
@@ -325,7 +325,8 @@ def _image_folder(path: Path) -> None:
         place.mkdir(parents=True)
         (place / "good.png").write_bytes(_png())
     shutil.copy(path, path.parent / "photos" / "b" / "mutated.png")
-    image_folders.load_images(path.parent / "photos", "4x4x1", test=path.parent / "photos", population=3)
+    test = shutil.copytree(path.parent / "photos", path.parent / "more", dirs_exist_ok=True)
+    image_folders.load_images(path.parent / "photos", "4x4x1", test=test, population=3)
 
 
 def _npz(**arrays: Any) -> bytes:

@@ -131,6 +131,7 @@ def test_every_evaluation_is_shown(run_folder):
 def test_a_run_without_an_accuracy_shows_what_says_most_beside_its_baseline(run_folder):
     row = {"step": 80, "evaluation.mae": 1.5, "evaluation.r2": 0.75, "evaluation.rmse": 2.0}
     details = {"baseline_rmse": 4.0, "baseline": "always giving the mean", "test_records": 9}
+    details["test_records_apart"] = True
     page = render_page(Run("r", read_run(run_folder).statement, [row], {"experiment": details}))
     headline = re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", page.partition("What this run promises")[0]))
     assert "Test RMSE 2 on 9 test records, none of them trained on; 4 by always giving the mean" in headline

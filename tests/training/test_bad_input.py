@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import traceback
 import warnings
 
 import numpy as np
@@ -12,7 +13,7 @@ import torch
 from small_problems import RECORDS, loss, network, parameters, records, training
 from torch import nn
 from torch.nn import functional as F
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 import equipoise as eq
 from equipoise.data import Records
@@ -92,6 +93,41 @@ def test_bad_data(name, tmp_path):
     with pytest.raises(DataError, match=words):
         training(data=make(), run_dir=tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+class Telling(Dataset):
+    """Items whose error prints what they hold."""
+
+    def __init__(self, length):
+        self.text = "secret" * length
+
+    def __len__(self):
+        return RECORDS
+
+    def __getitem__(self, number):
+        raise KeyError(self.text)
+
+
+def telling_loss(model, batch):
+    raise RuntimeError(f"secret {batch['label']}")
+
+
+@pytest.mark.parametrize(
+    ("changes", "place"),
+    [
+        ({"data": Telling(1)}, "KeyError in __getitem__ (test_bad_input.py, line "),
+        ({"data": Telling(70_000)}, "KeyError in __getitem__ (test_bad_input.py, line "),
+        ({"loss": telling_loss}, "RuntimeError in telling_loss (test_bad_input.py, line "),
+    ],
+)
+def test_the_text_of_another_error_stays_with_it(changes, place):
+    with pytest.raises(DataError) as caught:
+        training(**changes)
+    assert place in str(caught.value)
+    assert "secret" not in str(caught.value)
+    shown = "".join(traceback.format_exception(caught.value))
+    assert len(shown) < 20_000
+    assert ("secret" in shown) == (caught.value.__cause__ is not None)
 
 
 @pytest.mark.parametrize(

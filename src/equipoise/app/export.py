@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import shutil
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from importlib.util import find_spec
@@ -53,7 +53,7 @@ def export_run(
         Plain values: run_dir, output, format and files.
 
     Raises:
-        SettingsError: ONNX without its packages.
+        SettingsError: ONNX without its packages, or files in the folder that are not of an export of the run.
         RunFolderError: the run is not finished, or damaged.
     """
     run = read_run(folder)
@@ -61,6 +61,8 @@ def export_run(
         card = model_card(run, form)
     if form == "onnx" and (find_spec("onnx") is None or find_spec("onnxscript") is None):
         raise SettingsError("--format onnx needs the packages of its exporter: pip install 'equipoise[onnx]'")
+    with damage_named(run.name):
+        _refuse_foreign(Path(output), (EXPORTS[form], "README.md", *_COPIED), run)
     weights, place = Path(folder) / "model.safetensors", make_folder(output, "output")
     path = place / EXPORTS[form]
     if form == "safetensors":
@@ -76,6 +78,17 @@ def export_run(
             shutil.copyfile(Path(folder) / name, place / name)
             files.append(name)
     return {"run_dir": folder, "output": output, "format": form, "files": files}
+
+
+def _refuse_foreign(place: Path, names: Sequence[str], run: Run) -> None:
+    """Write over files of an earlier export of the same run only, which its card tells."""
+    there = [name for name in names if (place / name).exists()]
+    card, cards = place / "README.md", [model_card(run, form).encode() for form in EXPORTS]
+    if there and not (card.is_file() and card.read_bytes() in cards):
+        raise SettingsError(
+            f"--output is {str(place)!r}, where {', '.join(there)} would be written over, and no card of an "
+            "export of this run lies beside it. Name an empty or a new folder."
+        )
 
 
 def _write_onnx(weights: Path, settings: RunSettings, schema: Mapping[str, Any] | None, path: Path) -> None:

@@ -10,9 +10,9 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable
-from difflib import get_close_matches
 from pathlib import Path
 
+from equipoise._validate import suggestion
 from equipoise.federated.registry import FEDERATED, PLAIN_AVERAGING
 from equipoise.methods.registry import registered
 
@@ -34,7 +34,6 @@ __all__ = [
     "parse_clip_norm",
     "population_warning",
     "rate_warning",
-    "suggestion",
 ]
 
 
@@ -265,20 +264,6 @@ def check_federated(method: str) -> None:
             f"--method is {method!r}.{suggestion(method, names)} It must be one of "
             f"{', '.join(FEDERATED)}, or fedavg:NAME with any name that `equipoise methods` lists."
         )
-
-
-def suggestion(word: str, names: Iterable[str]) -> str:
-    """A question after the name that was probably meant, with a space before it; empty where none is near.
-
-    >>> suggestion("dpsgd", ["dp-sgd", "dp-c4"])
-    ' Did you mean dp-sgd?'
-    >>> suggestion("resnet", MODEL_NAMES), suggestion("qqq", MODEL_NAMES)
-    (' Did you mean resnet20-gn?', '')
-    """
-    known = tuple(names)
-    near = get_close_matches(word, known, n=1, cutoff=0.6)
-    near = near or [name for name in known if len(word) > 2 and name.startswith(word.lower())][:1]
-    return f" Did you mean {near[0]}?" if near else ""
 
 
 def in_option_words(message: str, names: Iterable[str]) -> str:

@@ -506,6 +506,12 @@ class RunSettings:
         files = data_form(self.data) in ("table", "images")
         return Path(self.data).resolve().name if files else self.data
 
+    @property
+    def test_records_apart(self) -> bool:
+        """Whether the test records are known to be others than those that are trained on."""
+        apart = self.test_share is not None or data_form(self.data) == "named"
+        return apart and self.canaries is None  # canaries are made of test records
+
     def command(self) -> str:
         """The command that repeats the run, with placeholders for paths."""
         words = ["equipoise", "train"]

@@ -233,6 +233,7 @@ def _write_settings(folder: Path, experiment: Experiment) -> None:
         "population": experiment.dataset.population,
         "steps": experiment.sampling.steps,
         "test_records": len(experiment.dataset.test),
+        "test_records_apart": settings.test_records_apart,
         **{f"baseline_{name}": value for name, value in baseline.items()},
         "baseline": answer,
         **({"data_description": about} if (about := experiment.dataset.description) else {}),

@@ -17,6 +17,7 @@ from equipoise.cli.shared_options import (
     OwnModel,
     RunArgument,
     RunDir,
+    UsageError,
     chosen_folder,
 )
 
@@ -40,10 +41,22 @@ def export(
     run_dir: RunDir = None,
 ) -> None:
     """Write the model for other programs, with a card that holds its statement."""
-    from equipoise.app.run_checks import check_model_file, check_own_code, schema_of_run, settings_of_run
+    from equipoise.app.run_checks import (
+        check_model_file,
+        check_own_code,
+        is_federation,
+        schema_of_run,
+        settings_of_run,
+    )
 
     check_choice("format", form, tuple(EXPORTS))
     folder = chosen_folder(run, run_dir)
+    if is_federation(folder):
+        raise UsageError(
+            f"{folder!r} is a federation, where each client has a statement of its own, and none is there "
+            "for a card. Its model is model.safetensors in that folder: `equipoise predict` uses it, and "
+            "equipoise.load_model reads it."
+        )
     settings = settings_of_run(folder, published=True)
     schema = schema_of_run(folder)
     settings = replace(

@@ -20,7 +20,7 @@ def methods(
     json_output: Json = False,
 ) -> None:
     """List the training methods; with names: what each does, proves and costs, when it suits, its options."""
-    from equipoise.app.option_checks import suggestion
+    from equipoise._validate import suggestion
     from equipoise.methods.registry import registered
 
     unknown = [name for name in names or [] if ":" not in name and name not in registered()]

@@ -27,6 +27,7 @@ from equipoise.report.phrases import (
     SHARES,
     bytes_in_words,
     epsilon_in_words,
+    evaluated_in_words,
     promise_in_words,
     readable,
     score_in_words,
@@ -134,7 +135,7 @@ def _data(values: Mapping[str, Any]) -> list[str]:
     return [
         ": ".join(facts) + ".",
         f"{dealt:,} training records by the clients' public sizes; which client holds which was simulated.",
-        f"{values['test_records']:,} test records, none of them trained on.",
+        f"{evaluated_in_words(values)}.",
     ]
 
 

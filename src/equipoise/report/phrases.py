@@ -31,6 +31,7 @@ __all__ = [
     "bytes_in_words",
     "drawn_of",
     "epsilon_in_words",
+    "evaluated_in_words",
     "guessing_bound",
     "promise_in_words",
     "readable",
@@ -241,6 +242,19 @@ def score_in_words(name: str, value: float) -> str:
 
 
 _SHORT = {"auc": "AUC", "f1": "F1", "rmse": "RMSE", "mae": "MAE", "r2": "R²"}
+
+
+def evaluated_in_words(values: Mapping[str, Any]) -> str:
+    """How many records were evaluated on, and that none was trained on where that is known.
+
+    >>> evaluated_in_words({"test_records": 1200, "test_records_apart": True})
+    '1,200 test records, none of them trained on'
+    >>> evaluated_in_words({"test_records": 1200}), evaluated_in_words({})
+    ('1,200 test records', 'test records')
+    """
+    count = values.get("test_records")
+    records = f"{count:,} test records" if isinstance(count, int) else "test records"
+    return records + (", none of them trained on" if values.get("test_records_apart") is True else "")
 
 
 def score_name(name: str) -> str:

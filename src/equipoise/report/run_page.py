@@ -28,6 +28,7 @@ from equipoise.report.phrases import (
     SHARES,
     drawn_of,
     epsilon_in_words,
+    evaluated_in_words,
     noise_in_words,
     promise_in_words,
     readable,
@@ -129,9 +130,7 @@ def _figures(run: Run) -> list[dict[str, str]]:
     figures = []
     if run.evaluation:
         name, value = next(iter(run.evaluation.items()))
-        count = run.details.get("test_records")
-        records = f"{count:,} test records" if isinstance(count, int) else "test records"
-        note = f"on {records}, none of them trained on"
+        note = f"on {evaluated_in_words(run.details)}"
         if name in run.baseline:
             words = run.details.get("baseline", "a model without inputs")
             note += f"; {score_in_words(name, run.baseline[name])} by {words}"
@@ -202,11 +201,9 @@ def _data(run: Run) -> list[str]:
     sizes = {
         "population": f"{{:,}} training {drawn}s, a public number that sets the sampling rate.",
         "public_records": "{:,} more records were declared public: they get no protection.",
-        "test_records": "{:,} test records, none of them trained on.",
     }
-    return found + [
-        words.format(details[key]) for key, words in sizes.items() if isinstance(details.get(key), int)
-    ]
+    found += [words.format(details[key]) for key, words in sizes.items() if isinstance(details.get(key), int)]
+    return [*found, f"{evaluated_in_words(details)}."] if "test_records" in details else found
 
 
 def _charts(run: Run) -> list[Mapping[str, Any]]:
@@ -382,7 +379,7 @@ def _configuration_rows(config: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [
         {"name": readable(k), "lines": lines}
         for k, v in config.items()
-        if k not in ("command", "begun", "data_description") and (lines := _lines(v))
+        if k not in ("command", "begun", "data_description", "test_records_apart") and (lines := _lines(v))
     ]
 
 

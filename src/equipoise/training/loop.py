@@ -20,6 +20,7 @@ from torch import nn
 
 from equipoise import _validate
 from equipoise._files import PathLike, write_atomically
+from equipoise._foreign_errors import cause_of, where_raised
 from equipoise.gradients.engine_inputs import Loss
 from equipoise.methods import DPSGD, Method, State
 from equipoise.privacy import Budget, Ledger, PlanUsedUpError, Sampling
@@ -442,10 +443,10 @@ class PrivateTraining:
             if self._state_is_tried:
                 raise
             raise CheckpointError(
-                f"the first step after resuming failed ({type(error).__name__}: {error}): the state in the "
+                f"the first step after resuming failed ({where_raised(error)}): the state in the "
                 "checkpoint is not what method and optimizer wrote, or the loss fails. Resume from a copy of "
                 "the checkpoint; the step is repeated with the noise it had."
-            ) from error
+            ) from cause_of(error)
         self._state_is_tried, self._finished_with = True, None
         with self.processes.together():
             return self._run.metrics.step(self.steps_done, outcome, self.ledger)

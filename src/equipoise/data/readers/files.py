@@ -9,7 +9,15 @@ from pathlib import Path
 
 from equipoise._files import PathLike
 
-__all__ = ["DataFileError", "MissingDataError", "find_file", "read_bytes", "read_text"]
+__all__ = [
+    "DataFileError",
+    "MissingDataError",
+    "find_file",
+    "is_same",
+    "read_bytes",
+    "read_text",
+    "refuse_same",
+]
 
 
 class DataFileError(ValueError):
@@ -52,6 +60,27 @@ def find_file(folder: PathLike, name: str, *, subfolders: Sequence[str] = ()) ->
     raise MissingDataError(
         f"The file {name!r} is missing from folder={str(root)!r}. Put it at one of: {', '.join(looked_at)}."
     )
+
+
+def is_same(path: PathLike, other: PathLike) -> bool:
+    """Whether two names lead to one file or folder, or the other lies in the folder of the first."""
+    if not (Path(path).exists() and Path(other).exists()):
+        return False
+    return Path(other).samefile(path) or Path(path).resolve() in Path(other).resolve().parents
+
+
+def refuse_same(data: PathLike, test: PathLike | None) -> None:
+    """Refuse to evaluate on the private records themselves.
+
+    Raises:
+        DataFileError: both are one file or folder, or the test records lie among the private ones.
+    """
+    if test is not None and is_same(data, test):
+        raise DataFileError(
+            f"--test is {str(test)!r}, which holds private records of --data {str(data)!r} itself. Scores on "
+            "records that were trained on say nothing of others, and are published without noise. Name a "
+            "file of other records, or set some aside: --test-share 0.2."
+        )
 
 
 def read_bytes(path: PathLike) -> bytes:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from equipoise._files import PathLike
-from equipoise.data.readers.files import DataFileError, MissingDataError
+from equipoise.data.readers.files import DataFileError, MissingDataError, refuse_same
 from equipoise.data.readers.images import standardise_each
 from equipoise.data.records import DataSet, Records, with_test_records
 
@@ -75,6 +75,7 @@ def load_images(
     Raises:
         MissingDataError, DataFileError: no such folder, no classes in it, an image that cannot be read.
     """
+    refuse_same(path, test)
     classes = _classes(path)
     form = ImageSize.parse(size)
     judges = None if test is None else _read(test, form, classes, labelled=True)

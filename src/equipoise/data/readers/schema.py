@@ -12,18 +12,19 @@ enough to use the model.
 from __future__ import annotations
 
 import json
+import math
 import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from equipoise._files import PathLike
-from equipoise.data.readers.files import DataFileError, MissingDataError, read_text
+from equipoise._validate import suggestion
+from equipoise.data.readers.files import DataFileError, MissingDataError, is_same, read_text, refuse_same
 from equipoise.data.readers.tables import (
     Category,
     Column,
@@ -141,7 +142,7 @@ def check_schema(values: Mapping[str, Any], where: str) -> None:
     for name, column in columns.items():
         place = f"the schema {where!r}, column {name!r}"
         kind = column.get("type") if isinstance(column, Mapping) else None
-        if kind not in _OF_TYPE:
+        if not isinstance(kind, str) or kind not in _OF_TYPE:
             raise SchemaError(f"{place}: its type must be one of {', '.join(_OF_TYPE)}.")
         empty = [key for key, value in column.items() if value in (TO_FILL_IN, [TO_FILL_IN])]
         left += [f"{key} of {name!r}" for key in empty]
@@ -163,13 +164,13 @@ def check_schema(values: Mapping[str, Any], where: str) -> None:
 def _check_keys(values: Mapping[str, Any], known: Mapping[str, Any], place: str) -> None:
     for key, value in values.items():
         if key not in known:
-            near = get_close_matches(key, known, n=1)
             raise SchemaError(
-                f"{place}: there is no key {key!r}.{f' Did you mean {near[0]!r}?' if near else ''} It knows "
-                f"{', '.join(known)}."
+                f"{place}: there is no key {key!r}.{suggestion(key, known)} It knows {', '.join(known)}."
             )
         if not isinstance(value, known[key]) or (isinstance(value, bool) and known[key] is not bool):
             raise SchemaError(f"{place}: {key} is a {type(value).__name__}, which it cannot be.")
+        if isinstance(value, int | float) and not abs(value) < 1e300:
+            raise SchemaError(f"{place}: {key} must be a finite number, below 1e300.")
         if isinstance(value, list) and not all(isinstance(item, str) for item in value):
             raise SchemaError(f'{place}: {key} must be a list of texts, such as ["a", "b"].')
 
@@ -190,10 +191,9 @@ def targets_of(values: Mapping[str, Any], named: str | None, where: str) -> tupl
     found = tuple(name.strip() for name in names)
     for name in found:
         if name not in values["columns"]:
-            near = get_close_matches(name, values["columns"], n=1)
             raise SchemaError(
                 f"the target {name!r} is no column of the schema {where!r}."
-                f"{f' Did you mean {near[0]!r}?' if near else ''} It has {', '.join(values['columns'])}."
+                f"{suggestion(name, values['columns'])} It has {', '.join(values['columns'])}."
             )
     return found
 
@@ -288,6 +288,7 @@ def load_table(
     """
     if not Path(path).is_file():  # before its schema is asked for, which is looked for by its name
         raise MissingDataError(f"The file {str(path)!r} does not exist. Check the path.")
+    refuse_same(path, test)
     where = schema or schema_file(path)
     values = read_schema(where, owner, population)
     targets = targets_of(values, target, str(where))
@@ -405,10 +406,14 @@ def describe_table(
     wanted = [name.strip() for name in target.split(",")] if target else []
     unknown = [name for name in wanted if name not in names]
     if unknown:
-        raise SchemaError(f"--target names {', '.join(unknown)}, which is no column: {', '.join(names)}.")
+        near = "".join(suggestion(name, names) for name in unknown)  # no list: it may be a row of data
+        raise SchemaError(
+            f"--target names {', '.join(unknown)}, which is no cell of the first row of {str(path)!r}.{near} "
+            "If the file has no header, say --no-header: its columns are then column-1, column-2, and so on."
+        )
     known: dict[str, list[str]] = {}
     if public_rows is not None:
-        if Path(public_rows).exists() and Path(public_rows).samefile(path):
+        if is_same(path, public_rows):
             raise SchemaError(
                 "--public-rows names the private rows themselves. Ranges and categories learnt from them "
                 "would tell of persons, and no epsilon would cover it. Name a file that is public already."
@@ -434,8 +439,8 @@ def describe_table(
         lines += ["", f"[columns.{name if bare else _toml(name)}]"]
         found = known.get(name)
         if numeric and (found is None or _are_numbers(found)):
-            low, high = _range(found) if found else (TO_FILL_IN, TO_FILL_IN)
-            left += [f"{key} of {name!r}" for key in ("low", "high") if not found]
+            low, high = _range(found or ())
+            left += [f"{key} of {name!r}" for key in ("low", "high") if low == TO_FILL_IN]
             lines += ['type = "number"', f"low = {_toml(low)}", f"high = {_toml(high)}"]
             if name in wanted:
                 lines.append('# for classes instead of a regression: type = "category", values = ["0", "1"]')
@@ -502,8 +507,10 @@ def _are_numbers(cells: Iterable[str]) -> bool:
     return bool(present) and all(map(_is_number, present))
 
 
-def _range(cells: Iterable[str]) -> tuple[float, float]:
-    numbers = [float(cell) for cell in cells if cell not in _MISSING]
+def _range(cells: Iterable[str]) -> tuple[float, float] | tuple[str, str]:
+    numbers = [number for cell in cells if cell not in _MISSING and math.isfinite(number := float(cell))]
+    if not numbers:
+        return TO_FILL_IN, TO_FILL_IN
     low, high = min(numbers), max(numbers)
     return low, high if high > low else low + 1
 

@@ -27,6 +27,10 @@ __all__ = ["HashingTokenizer", "read_labelled_text"]
 _TOKEN = re.compile(r"[^\W\d_]+(?:'[^\W\d_]+)*|\d+|[^\w\s]|_")
 
 
+MOST_TOKENS, MOST_WORDS = 2**24, 2**16
+"""More have no place in memory: a model holds a row per token id, the records a number per word."""
+
+
 @dataclass(frozen=True)
 class HashingTokenizer:
     """Text -> ``length`` token ids: 0 is padding, words hash to ``1 .. vocabulary_size - 1``.
@@ -43,10 +47,10 @@ class HashingTokenizer:
     length: int = 64
 
     def __post_init__(self) -> None:
-        if self.vocabulary_size < 2 or self.length < 1:
+        if not (2 <= self.vocabulary_size <= MOST_TOKENS and 1 <= self.length <= MOST_WORDS):
             raise ValueError(
-                f"vocabulary_size={self.vocabulary_size} must be at least 2 and length={self.length} at "
-                "least 1."
+                f"vocabulary_size={self.vocabulary_size} must lie between 2 and {MOST_TOKENS:,}, and "
+                f"length={self.length} between 1 and {MOST_WORDS:,}."
             )
 
     def words(self, text: str) -> list[str]:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from equipoise import _validate
+from equipoise._foreign_errors import cause_of, where_raised
 from equipoise._tree import leaves
 from equipoise.gradients import Buffers, ForwardWritesError, parameters_restored, refuse_max_norm
 from equipoise.gradients.capture.attributes import attributes_kept, has_unseen_state
@@ -101,9 +102,9 @@ def _checked(model: nn.Module, loss: Loss, source: RecordSource, device: torch.d
         taken = source.take(ids)
     except Exception as error:
         raise DataError(
-            f"the records {ids.tolist()} of data cannot be read: {type(error).__name__}: {error}. Items of "
-            "different sizes need collate=..., which pads them to one width. Nothing was spent."
-        ) from error
+            f"the records {ids.tolist()} of data cannot be read: {where_raised(error)}. Items of different "
+            "sizes need collate=..., which pads them to one width. Nothing was spent."
+        ) from cause_of(error)
     _check_leaves(taken)
     batch = moved(taken, device)
     count = num_records(batch)
@@ -118,15 +119,14 @@ def _checked(model: nn.Module, loss: Loss, source: RecordSource, device: torch.d
     except ForwardWritesError:
         raise
     except Exception as error:
-        shapes, said = _shapes(batch), f"{type(error).__name__}: {error}".rstrip(".")
         called = (
             " It gets model and batch, and runs the model itself." if isinstance(error, TypeError) else ""
         )
         raise DataError(
             f"loss(model, batch) fails on {count} records of the data, among them those with the smallest "
-            f"and largest labels (batch: {shapes}): {said}.{called} Check the labels' range against the "
-            "model's outputs, the shapes and the types. Nothing was spent."
-        ) from error
+            f"and largest labels (batch: {_shapes(batch)}): {where_raised(error)}.{called} Check the labels' "
+            "range against the model's outputs, the shapes and the types. Nothing was spent."
+        ) from cause_of(error)
     if not isinstance(values, Tensor):
         raise TypeError(f"loss(model, batch) answers a {type(values).__name__}; it must answer a tensor [B]")
     if values.shape != (count,):

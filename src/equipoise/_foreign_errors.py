@@ -1,0 +1,42 @@
+"""Errors of code that is not ours, such as a user's loss: their texts may hold records.
+
+A message of ours tells what kind of error it was and where it was raised. The text stays with the error,
+the cause of ours. Python's traceback shows it to whoever runs the code; no message or log of ours does.
+"""
+
+from __future__ import annotations
+
+import traceback
+from pathlib import Path
+
+__all__ = ["cause_of", "where_raised"]
+
+LONGEST = 2000
+"""Characters of a text that a traceback shows; torch's own messages are shorter, printed tensors longer."""
+
+
+def where_raised(error: BaseException) -> str:
+    """The kind of an error, and its last line that is neither ours nor torch's.
+
+    >>> try:
+    ...     {}["a secret"]
+    ... except KeyError as error:
+    ...     where_raised(error)
+    'KeyError in <module> (..., line 2)'
+    """
+    frames = [(frame, line) for frame, line in traceback.walk_tb(error.__traceback__)]
+    theirs = [
+        found
+        for found in frames
+        if str(found[0].f_globals.get("__name__", "")).split(".")[0] not in ("equipoise", "torch")
+    ]
+    if not frames:
+        return type(error).__name__
+    frame, line = (theirs or frames)[-1]
+    code = frame.f_code
+    return f"{type(error).__name__} in {code.co_name} ({Path(code.co_filename).name}, line {line})"
+
+
+def cause_of(error: BaseException) -> BaseException | None:
+    """The error as the cause of ours; None where its text is too long to be shown."""
+    return error if len(str(error)) <= LONGEST else None
