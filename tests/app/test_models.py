@@ -39,7 +39,9 @@ SUITABLE = {
     "linear": images(1, 28),
     "logistic": table(),
     "scatter-linear": images(1, 28),
+    "scatter-pooled": images(1, 28),
     "text-bag": texts(),
+    "text-signs": texts(),
 }
 
 
@@ -75,7 +77,7 @@ def test_initial_weights_follow_the_seed_alone(name: str) -> None:
     again = build_model(name, dataset, seed=3).state_dict()
     other = build_model(name, dataset, seed=4).state_dict()
     assert all(torch.equal(first[k], again[k]) for k in first)
-    starts_at_zero = name in ("logistic", "scatter-linear")
+    starts_at_zero = name in ("logistic", "scatter-linear", "scatter-pooled", "text-signs")
     assert all(torch.equal(first[k], other[k]) for k in first) == starts_at_zero
 
 

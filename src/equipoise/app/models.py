@@ -26,7 +26,9 @@ from equipoise._files import PathLike
 from equipoise.data.features.extractors import (
     FeatureExtractor,
     FeatureProgress,
+    PooledScattering,
     ScatteringFeatures,
+    TokenBags,
     features_of,
 )
 from equipoise.data.readers.custom import load_function
@@ -194,13 +196,26 @@ def _scatter_linear(dataset: DataSet) -> nn.Module:
     return _logistic(dataset)
 
 
-def _text_bag(dataset: DataSet) -> nn.Module:
+def _pooled(dataset: DataSet) -> FeatureExtractor:
+    _, height, width = _images("scatter-pooled", dataset, 8)
+    return PooledScattering((height, width))
+
+
+def _vocabulary(name: str, dataset: DataSet) -> int:
     if dataset.vocabulary_size is None or len(dataset.input_shape) != 1:
         raise ValueError(
-            f"model='text-bag' takes token ids [n, s] and a vocabulary_size, which {dataset.name!r} does not "
+            f"model={name!r} takes token ids [n, s] and a vocabulary_size, which {dataset.name!r} does not "
             f"have. Known models: {', '.join(MODELS)}."
         )
-    return TextBag(dataset.vocabulary_size, dataset.num_classes)
+    return dataset.vocabulary_size
+
+
+def _text_bag(dataset: DataSet) -> nn.Module:
+    return TextBag(_vocabulary("text-bag", dataset), dataset.num_classes)
+
+
+def _signs(dataset: DataSet) -> FeatureExtractor:
+    return TokenBags(_vocabulary("text-signs", dataset))
 
 
 MODELS: dict[str, ModelEntry] = {
@@ -215,7 +230,11 @@ MODELS: dict[str, ModelEntry] = {
     "scatter-linear": ModelEntry(
         _scatter_linear, "one linear layer on fixed scattering features", _scattering
     ),
+    "scatter-pooled": ModelEntry(
+        _logistic, "one linear layer on scattering features that are averaged to 4 x 4", _pooled
+    ),
     "text-bag": ModelEntry(_text_bag, "mean of 32-wide token embeddings, one linear layer"),
+    "text-signs": ModelEntry(_logistic, "one linear layer on sums of fixed random token vectors", _signs),
 }
 
 

@@ -44,7 +44,8 @@ DATA_NAMES = (
 
 
 MODEL_NAMES = (
-    "mlp-tanh", "cnn-tanh", "cnn-cifar", "resnet20-gn", "linear", "logistic", "scatter-linear", "text-bag",
+    "mlp-tanh", "cnn-tanh", "cnn-cifar", "resnet20-gn", "linear", "logistic", "scatter-linear",
+    "scatter-pooled", "text-bag", "text-signs",
 )  # fmt: skip
 
 

@@ -36,7 +36,15 @@ from equipoise._files import PathLike
 from equipoise.data.features.scattering import Scattering2d
 from equipoise.data.records import DataSet, Records
 
-__all__ = ["FeatureExtractor", "ScatteringFeatures", "extract", "extract_cached", "features_of"]
+__all__ = [
+    "FeatureExtractor",
+    "PooledScattering",
+    "ScatteringFeatures",
+    "TokenBags",
+    "extract",
+    "extract_cached",
+    "features_of",
+]
 
 
 FeatureProgress = Callable[[int, int], None]
@@ -99,6 +107,63 @@ class ScatteringFeatures:
     def config(self) -> dict[str, object]:
         """Name, version and constants."""
         return {"extractor": "scattering", "version": 1, **asdict(self)}
+
+
+@dataclass(frozen=True)
+class PooledScattering:
+    """Scattering with four angles, each map of coefficients averaged to 4 x 4: 400 features a channel.
+
+    >>> PooledScattering((28, 28))(torch.randn(2, 1, 28, 28)).shape
+    torch.Size([2, 25, 4, 4])
+    """
+
+    shape: tuple[int, int]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_features", ScatteringFeatures(self.shape, angles=4, num_groups=5))
+
+    def _scattering(self) -> ScatteringFeatures:
+        return self._features  # type: ignore[attr-defined]
+
+    def __call__(self, inputs: Tensor) -> Tensor:
+        """The features of a batch."""
+        return F.adaptive_avg_pool2d(self._scattering()(inputs), 4)
+
+    def config(self) -> dict[str, object]:
+        """Name, version and constants."""
+        return {**self._scattering().config(), "pooled": 4}
+
+
+@dataclass(frozen=True)
+class TokenBags:
+    """A text's token vectors, random signs from a public seed, added up and scaled; token 0 is padding.
+
+    Where all tokens differ, features have a norm of about 4.
+
+    >>> TokenBags(8, width=6)(torch.tensor([[3, 5, 0, 0], [0, 0, 0, 0]])).norm(dim=1)[1]
+    tensor(0.)
+    """
+
+    vocabulary: int
+    width: int = 512
+
+    def __post_init__(self) -> None:
+        generator = torch.Generator().manual_seed(0)
+        signs = torch.randint(0, 2, (self.vocabulary, self.width), generator=generator).float() * 2 - 1
+        signs[0] = 0
+        object.__setattr__(self, "_vectors", signs)
+
+    def _signs(self) -> Tensor:
+        return self._vectors  # type: ignore[attr-defined]
+
+    def __call__(self, inputs: Tensor) -> Tensor:
+        """The features of a batch of token ids."""
+        present = (inputs != 0).sum(1, keepdim=True).clamp(min=1)
+        return F.embedding(inputs, self._signs()).sum(1) / present.sqrt() / self.width**0.5 * 4
+
+    def config(self) -> dict[str, object]:
+        """Name, version and constants."""
+        return {"extractor": "token bags", "version": 1, "vocabulary": self.vocabulary, "width": self.width}
 
 
 def extract(
