@@ -25,7 +25,9 @@ DELTA = 1e-5
 
 
 def loss(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
-    return F.cross_entropy(model(batch["input"]), batch["label"], reduction="none")
+    """Of each record; the mean over its positions, where it has a label for each."""
+    losses = F.cross_entropy(model(batch["input"]), batch["label"], reduction="none")
+    return losses if losses.ndim == 1 else losses.mean(1)
 
 
 @torch.no_grad()

@@ -47,7 +47,8 @@ class Contender:
         scale: of its steps; Adam's are one long in every entry, far more than a mean of clipped gradients.
         by_clip_norm: whether its steps grow with the clip norm.
         clips: whether its clip norm is chosen; AUTO-S divides it out of a step length.
-        optimizer: takes its steps.
+        momentum: of its steps.
+        adam: whether its steps are Adam's.
     """
 
     make: Make
@@ -55,7 +56,13 @@ class Contender:
     scale: float = 1.0
     by_clip_norm: bool = True
     clips: bool = True
-    optimizer: Callable[..., torch.optim.Optimizer] = torch.optim.SGD
+    momentum: float = 0.0
+    adam: bool = False
+
+    @property
+    def optimizer(self) -> Callable[..., torch.optim.Optimizer]:
+        """Of (parameters, lr=rate)."""
+        return torch.optim.Adam if self.adam else partial(torch.optim.SGD, momentum=self.momentum)
 
     def rate(self, clip_norm: float, length: float) -> float:
         """The learning rate of a step length."""
@@ -79,12 +86,12 @@ CONTENDERS: dict[str, Contender] = {
         lambda clip, public: eq.DPSGD(clip_norm=clip),
         scale=2**-8,
         by_clip_norm=False,
-        optimizer=torch.optim.Adam,
+        adam=True,
     ),
     "dp-sgd, momentum": Contender(
         lambda clip, public: eq.DPSGD(clip_norm=clip),
         scale=0.1,
-        optimizer=partial(torch.optim.SGD, momentum=MOMENTUM),
+        momentum=MOMENTUM,
     ),
     "joint-whitening": Contender(lambda clip, public: JointWhitening(clip_norm=clip)),
     "pcdp-sgd": Contender(lambda clip, public: eq.PCDPSGD(source=PublicSubspace(public), clip_norm=clip)),
@@ -113,6 +120,4 @@ for _name in (
     "pcdp-sgd",
     "dp-c4-plus",
 ):
-    CONTENDERS[f"{_name}, momentum"] = replace(
-        CONTENDERS[_name], scale=1 - MOMENTUM, optimizer=partial(torch.optim.SGD, momentum=MOMENTUM)
-    )
+    CONTENDERS[f"{_name}, momentum"] = replace(CONTENDERS[_name], scale=1 - MOMENTUM, momentum=MOMENTUM)

@@ -1,4 +1,4 @@
-"""The data sets: fixed public features, a linear model, and which records train, tune and judge.
+"""The data sets: fixed public features, a model, and which records train, tune and judge.
 
 The training records are shuffled once, with a public seed. The last 100 are public: the methods that want
 public records get them, and no method trains on them as private ones. Of the others 80% train and 20% judge
@@ -14,12 +14,12 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 import equipoise as eq
+from benchmarks.whole_data.next_character import NextCharacter, read_shakespeare, shifted
 from equipoise.app.data_loading import cache_folder
+from equipoise.app.models import prepare_data
 from equipoise.data import DataSet
-from equipoise.data.features.extractors import ScatteringFeatures, features_of
 
 Split = Literal["tuning", "test"]
 Fields = dict[str, Tensor]
@@ -28,58 +28,16 @@ PUBLIC = 100
 TUNING_SHARE = 0.8
 
 
-@dataclass(frozen=True)
-class PooledScattering:
-    """Scattering with four angles, each map of coefficients averaged to 4 x 4."""
-
-    shape: tuple[int, int]
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "_scattering", ScatteringFeatures(self.shape, angles=4, num_groups=5))
-
-    def __call__(self, inputs: Tensor) -> Tensor:
-        return F.adaptive_avg_pool2d(self._scattering(inputs), 4)
-
-    def config(self) -> dict[str, object]:
-        return {**self._scattering.config(), "pooled": 4}
+def flat(records: Fields) -> Fields:
+    return {**records, "input": records["input"].flatten(1)}
 
 
-@dataclass(frozen=True)
-class TokenBags:
-    """A text's token vectors, random signs from a public seed, added up and scaled; token 0 is padding.
-
-    Where all tokens differ, features have a norm of about 4.
-    """
-
-    vocabulary: int
-    width: int = 512
-
-    def __post_init__(self) -> None:
-        generator = torch.Generator().manual_seed(0)
-        signs = torch.randint(0, 2, (self.vocabulary, self.width), generator=generator).float() * 2 - 1
-        signs[0] = 0
-        object.__setattr__(self, "_signs", signs)
-
-    def __call__(self, tokens: Tensor) -> Tensor:
-        present = (tokens != 0).sum(1, keepdim=True).clamp(min=1)
-        return F.embedding(tokens, self._signs).sum(1) / present.sqrt() / self.width**0.5 * 4
-
-    def config(self) -> dict[str, object]:
-        return {"extractor": "token bags", "version": 1, "vocabulary": self.vocabulary, "width": self.width}
-
-
-def _as_it_is(found: DataSet) -> DataSet:
-    return found
-
-
-def _scattered(found: DataSet) -> DataSet:
-    height, width = found.input_shape[1:]
-    return features_of(found, PooledScattering((height, width)), cache_folder())
-
-
-def _bagged(found: DataSet) -> DataSet:
-    assert found.vocabulary_size is not None
-    return features_of(found, TokenBags(found.vocabulary_size), cache_folder())
+def linear(width: int, classes: int) -> nn.Module:
+    """A linear model that starts at zero: the problem is convex, and the start needs no luck."""
+    layer = nn.Linear(width, classes)
+    nn.init.zeros_(layer.weight)
+    nn.init.zeros_(layer.bias)
+    return layer
 
 
 @dataclass(frozen=True)
@@ -87,27 +45,32 @@ class Design:
     """How a data set is trained on: the same for every method.
 
     Attributes:
-        features: from the data set as it is read.
+        model: what `equipoise train` calls this model, features included; None where it has none.
         steps: of a training.
         draws: per pass over the records.
-        model: what `equipoise train` calls this model on these features; None where it has none.
+        read: the data set, from its name and the folder.
+        fields: of records, as the model and its loss take them.
+        network: from the numbers of features and of classes.
     """
 
-    features: Callable[[DataSet], DataSet]
+    model: str | None
     steps: int = 100
     draws: int = 16
-    model: str | None = None
+    read: Callable[[str, Path], DataSet] = eq.data.load
+    fields: Callable[[Fields], Fields] = flat
+    network: Callable[[int, int], nn.Module] = linear
 
 
 DESIGNS: dict[str, Design] = {
-    "mushroom": Design(_as_it_is, model="logistic"),
-    "a9a": Design(_as_it_is, model="logistic"),
-    "adult": Design(_as_it_is, model="logistic"),
-    "pneumoniamnist": Design(_scattered),
-    "mnist": Design(_scattered),
-    "fashion-mnist": Design(_scattered),
-    "cifar10": Design(_scattered),
-    "sst2": Design(_bagged),
+    "mushroom": Design("logistic"),
+    "a9a": Design("logistic"),
+    "adult": Design("logistic"),
+    "pneumoniamnist": Design("scatter-pooled"),
+    "mnist": Design("scatter-pooled"),
+    "fashion-mnist": Design("scatter-pooled"),
+    "cifar10": Design("scatter-pooled"),
+    "sst2": Design("text-signs"),
+    "shakespeare": Design(None, draws=128, read=read_shakespeare, fields=shifted, network=NextCharacter),
 }
 """In the order in which they are worth knowing."""
 
@@ -117,39 +80,35 @@ class Problem:
 
     Args:
         found: with its features; its test records are read by `parts("test")` and by nothing else.
-        design: steps and draws.
+        design: steps, draws and the model.
     """
 
     def __init__(self, found: DataSet, design: Design) -> None:
         self.name, self.steps, self.draws = found.name, design.steps, design.draws
         order = torch.randperm(found.population, generator=torch.Generator().manual_seed(0))
         private, public = order[:-PUBLIC], order[-PUBLIC:]
-        self.public = _flat(found.train[public])
-        self._private = _flat(found.train[private])
-        self._found = found
-        self._classes = found.num_classes
+        self.public = design.fields(found.train[public])
+        self._private = design.fields(found.train[private])
+        self._found, self._design = found, design
 
     @classmethod
     def load(cls, name: str, folder: Path) -> Problem:
         """Read it and compute its features, or take them from the cache."""
-        return cls(DESIGNS[name].features(eq.data.load(name, folder)), DESIGNS[name])
+        design = DESIGNS[name]
+        found = design.read(name, folder)
+        if design.model is not None:
+            found = prepare_data(design.model, found, cache_folder())
+        return cls(found, design)
 
     def parts(self, split: Split) -> tuple[Fields, Fields]:
         """The records that train, and those that judge."""
         if split == "test":
             everything = torch.arange(len(self._found.test))
-            return self._private, _flat(self._found.test[everything])
+            return self._private, self._design.fields(self._found.test[everything])
         cut = round(TUNING_SHARE * len(self._private["label"]))
         train = {name: value[:cut] for name, value in self._private.items()}
         return train, {name: value[cut:] for name, value in self._private.items()}
 
     def model(self) -> nn.Module:
-        """A linear model that starts at zero: the problem is convex, and the start needs no luck."""
-        layer = nn.Linear(self.public["input"].shape[1], self._classes)
-        nn.init.zeros_(layer.weight)
-        nn.init.zeros_(layer.bias)
-        return layer
-
-
-def _flat(records: Fields) -> Fields:
-    return {**records, "input": records["input"].flatten(1)}
+        """The same start for every training."""
+        return self._design.network(self.public["input"].shape[1], self._found.num_classes)

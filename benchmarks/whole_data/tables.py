@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Mapping
 from typing import Any
 
+from benchmarks.whole_data.contenders import CONTENDERS
 from benchmarks.whole_data.problems import DESIGNS
 
 Cell = tuple[str, str, float | None]
@@ -22,7 +23,7 @@ def rows(done: Done) -> list[dict[str, Any]]:
         row |= {"model": DESIGNS[data].model, "steps": DESIGNS[data].steps, "draws": DESIGNS[data].draws}
         row |= {
             "batch": round(results[0]["batch"]),
-            "rate": results[0]["rate"],
+            "rate": float(f"{results[0]['rate']:.6g}"),
             "median": round(statistics.median(accuracies), 2),
         }
         row |= {"lowest": round(min(accuracies), 2), "highest": round(max(accuracies), 2)}
@@ -35,9 +36,14 @@ def rows(done: Done) -> list[dict[str, Any]]:
 
 
 def summary(done: Done) -> str:
-    """JSON, a line per row of a method that `equipoise train` knows by this name."""
-    named = (json.dumps(row) for row in rows(done) if "," not in row["method"])
+    """JSON, a line per row of a model that `equipoise train` knows, with the optimiser of its method."""
+    named = (json.dumps(row | _optimizer(row["method"])) for row in rows(done) if row["model"] is not None)
     return "[\n" + ",\n".join(named) + "\n]\n"
+
+
+def _optimizer(method: str) -> dict[str, Any]:
+    contender = CONTENDERS.get(method, CONTENDERS["dp-sgd"])
+    return {"optimizer": "adam" if contender.adam else "sgd", "momentum": contender.momentum}
 
 
 def table(done: Done) -> str:

@@ -7,8 +7,10 @@ import pytest
 import torch
 from rich.console import Console
 
+from equipoise.app import advice as advice_module
 from equipoise.app.advice import MEASURED, advise
 from equipoise.app.option_checks import SettingsError
+from equipoise.app.recorded_accuracy import RecordedAccuracy
 from equipoise.app.settings import AdviceSettings, RunSettings
 from equipoise.data import DataSet, Records
 
@@ -78,6 +80,18 @@ def test_a_larger_batch_is_named_where_it_has_less_noise():
     assert any(line.startswith("--batch-size 8 ") for line in small["worth_trying"])
     usual, _ = own("records")
     assert not any(line.startswith("--batch-size") for line in usual["worth_trying"])
+
+
+def test_batches_that_are_advised_are_those_that_are_spoken_of(monkeypatch):
+    rows = [
+        RecordedAccuracy(
+            "mine", "dp-sgd", 2.0, 90.0, 89.0, 91.0, "linear", 1.0, 1.0, 2, 6000, 300, "sgd", 0.9
+        )
+    ]
+    monkeypatch.setattr(advice_module, "recorded", lambda data, epsilon: rows)
+    found, _ = advice(data=f"{__name__}:records", population=600)
+    assert "--model linear --epsilon 2 --epochs 20 --batch-size 2 " in found["command"]
+    assert any(line.startswith("--batch-size 8 ") for line in found["worth_trying"])
 
 
 def test_no_private_record_has_a_say():

@@ -3,50 +3,64 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from equipoise.app.advice import MEASURED, NAMES, _chosen
-from equipoise.app.recorded_accuracy import FILE, RecordedAccuracy, recorded, simplest_level
+from equipoise.app.advice import MEASURED, NAMES, _chosen, _with_model
+from equipoise.app.recorded_accuracy import (
+    FILE,
+    NEED_PUBLIC_RECORDS,
+    RecordedAccuracy,
+    recorded,
+    simplest_level,
+)
 from equipoise.app.settings import AdviceSettings, RunSettings
 
 ROWS = json.loads(FILE.read_text(encoding="utf-8"))
-PRIVATE = [row for row in ROWS if row["epsilon"] is not None and not row["method"].startswith("without")]
-PLACES = sorted({(row["data"], row["epsilon"]) for row in PRIVATE if row["model"] is not None})
-IMAGES = sorted({(row["data"], row["epsilon"]) for row in PRIVATE if row["data"] in NAMES})
+PLACES = sorted({(row["data"], row["epsilon"]) for row in ROWS if row["epsilon"] is not None})
+
+KNOWN_MISSES: dict[tuple[str, float], float] = {}
+"""Points by which advice is behind the best that was measured, where they are more than half a point."""
 PAGE = Path(__file__).parents[2] / "docs" / "measurements" / "whole-data.md"
 
 
 def advised(data, epsilon, asked=None, **settings):
-    given = RunSettings(data=data, epsilon=epsilon, **settings)
+    given = _with_model(RunSettings(data=data, epsilon=epsilon, **settings))
     reasons: list[str] = []
-    resolved = given.resolved(given.model or "logistic")
+    resolved = given.resolved(given.model)
     return _chosen(given, asked or AdviceSettings(), SimpleNamespace(settings=resolved), reasons), reasons
 
 
 @pytest.mark.parametrize(("data", "epsilon"), PLACES)
 def test_advice_is_within_half_a_point_of_the_best_measured(data, epsilon):
     chosen, reasons = advised(data, epsilon)
-    rows = recorded(data, epsilon)
-    reached = [
-        row.median
-        for row in rows
-        if all(getattr(chosen, name) == value for name, value in row.changes().items())
-        and (row.method != "dp-sgd" or chosen.clip_rule is None)
-    ]
-    assert reached, f"{chosen.method} was not measured"
-    assert reached[0] >= max(row.median for row in rows) - 0.5
-    assert "measurements/whole-data" in reasons[-1]
+    rows = [row for row in recorded(data, epsilon) if row.name not in NEED_PUBLIC_RECORDS]
+    if data in NAMES:  # another model than that of the table, with the default settings
+        assert chosen.model == "scatter-linear"
+        reached = float(MEASURED[f"scattering, {NAMES[data]}"].found)
+    else:
+        given = RunSettings(data=data, epsilon=epsilon)
+        (named,) = [row for row in rows if replace(given, **row.settings()) == chosen]
+        reached = named.median
+        assert "measurements/whole-data" in reasons[-1]
+    missed = round(max(row.median for row in rows) - reached, 2)
+    assert missed <= 0.5 or KNOWN_MISSES[data, epsilon] == missed
 
 
-@pytest.mark.parametrize(("data", "epsilon"), [place for place in IMAGES if place[1] == 3.0])
-def test_the_model_that_images_get_is_ahead_of_all_that_was_measured(data, epsilon):
-    best = max(row["median"] for row in PRIVATE if (row["data"], row["epsilon"]) == (data, epsilon))
-    assert float(MEASURED[f"scattering, {NAMES[data]}"].found) >= best - 0.5  # at an epsilon below 3
-    chosen, _ = advised(data, epsilon, model="scatter-linear")
-    assert (chosen.method, chosen.clip_rule) == ("dp-sgd", None)
+def test_a_miss_is_one():
+    assert all(missed > 0.5 for missed in KNOWN_MISSES.values())
+    assert set(KNOWN_MISSES) <= set(PLACES)
+
+
+def test_another_model_is_not_spoken_of():
+    chosen, reasons = advised("a9a", 1.0, model="mlp-tanh")
+    assert (chosen.model, chosen.method, chosen.learning_rate) == ("mlp-tanh", "dp-sgd", None)
+    assert "whole-data" not in " ".join(reasons)
+    named, _ = advised("a9a", 1.0, model="logistic")
+    assert named == advised("a9a", 1.0)[0]
 
 
 def test_the_page_has_every_figure():
@@ -56,8 +70,10 @@ def test_the_page_has_every_figure():
         assert any(line.startswith(f"| {row['method']} |") and shown in line for line in lines), row
 
 
-def row(method, median, data="adult"):
-    return RecordedAccuracy(data, method, 1.0, median, median - 1, median + 1, None, 1.0, 1.0, 64, 10, 16)
+def row(method, median):
+    return RecordedAccuracy(
+        "adult", method, 1.0, median, median - 1, median + 1, "logistic", 1.0, 1.0, 64, 10, 16, "sgd", 0.0
+    )
 
 
 def test_a_simple_method_is_preferred_where_it_is_level():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections import Counter
 from dataclasses import replace
@@ -13,9 +14,11 @@ from benchmarks.trained_contenders import loss
 from benchmarks.whole_data import cells
 from benchmarks.whole_data.cells import AGAIN, PARTS, SEEDS, TRIALS, Bench, NotRun, TimeIsUp, walk
 from benchmarks.whole_data.contenders import CONTENDERS
+from benchmarks.whole_data.next_character import ALPHABET, CONTEXT, LENGTH, NextCharacter, read_shakespeare
 from benchmarks.whole_data.problems import DESIGNS, PUBLIC, Design, Problem
 from benchmarks.whole_data.tables import rows, summary, table
 from equipoise.data import DataSet, Records
+from equipoise.data.readers.files import DataFileError
 from equipoise.gradients import per_sample_gradients
 
 COUNT, WIDTH, CLASSES = 400, 5, 3
@@ -38,11 +41,11 @@ def data_set(test=Records):
 
 @pytest.fixture
 def problem():
-    return Problem(data_set(), Design(lambda found: found, steps=4, draws=4))
+    return Problem(data_set(), Design(None, steps=4, draws=4))
 
 
 def test_a_choice_of_settings_never_looks_at_the_test_records():
-    problem = Problem(data_set(OutOfBounds), Design(lambda found: found, steps=4, draws=4))
+    problem = Problem(data_set(OutOfBounds), Design(None, steps=4, draws=4))
     found = cells.measure(problem, "dp-sgd", 3.0, (1.0, 4.0), 100, "tuning")
     assert found["judges"] == round(0.2 * (COUNT - PUBLIC))
     with pytest.raises(AssertionError, match="looked at"):
@@ -108,6 +111,16 @@ def test_all_methods_have_the_same_number_of_runs_and_are_judged_where_tuning_en
     assert [row["median"] for row in rows(done)] == [16.0] * len(names)
     assert "| dp-sgd | 16.00 [16.00, 16.00]; 1, 16 | 1.0 |" in table(done)
     assert summary(done).count('"median"') == len(names)
+    assert '"model": "logistic"' in summary(done)
+
+
+def test_what_advice_reads_has_the_optimizer_of_each_method(calls, tmp_path):
+    bench = Bench(tmp_path / "runs.jsonl", lambda name: None)
+    names = ("dp-sgd", "dp-sgd, momentum", "dp-sgd, adam")
+    done = {("sst2", name, 1.0): bench.cell("sst2", name, 1.0) for name in names}
+    done |= {("shakespeare", "dp-sgd", 1.0): bench.cell("shakespeare", "dp-sgd", 1.0)}
+    found = [(row["optimizer"], row["momentum"]) for row in json.loads(summary(done))]
+    assert found == [("sgd", 0.0), ("sgd", 0.9), ("adam", 0.0)]  # no command trains on shakespeare
 
 
 def test_it_goes_on_where_it_stopped(calls, tmp_path):
@@ -159,3 +172,43 @@ def test_what_clipping_does_is_that_of_the_rows(problem):
     assert found["clipped"] == pytest.approx(0.5, abs=0.01)
     assert found["bias"] == pytest.approx(float(off.mean(0).norm()), rel=1e-4)
     assert found["asymmetry"] == pytest.approx(float(off.mean(0).norm() / off.norm(dim=1).mean()), rel=1e-4)
+
+
+@pytest.fixture
+def shakespeare(tmp_path):
+    text = "".join(ALPHABET[(7 * i + i * i) % len(ALPHABET)] for i in range(LENGTH * 400))
+    (tmp_path / "tinyshakespeare.txt").write_text(text, encoding="utf-8")
+    return tmp_path, text
+
+
+def test_a_record_of_text_is_a_piece_of_its_own(shakespeare):
+    folder, text = shakespeare
+    found = read_shakespeare("shakespeare", folder)
+    assert (len(found.train), len(found.test)) == (360, 40)
+    pieces = torch.cat([found.train.fields["input"], found.test.fields["input"]])
+    assert "".join(ALPHABET[number] for number in pieces.flatten().tolist()) == text
+    (folder / "tinyshakespeare.txt").write_text(text + "~", encoding="utf-8")
+    with pytest.raises(DataFileError, match="1 characters"):
+        read_shakespeare("shakespeare", folder)
+
+
+def test_a_language_model_sees_the_characters_before_and_no_others():
+    model = NextCharacter(LENGTH - 1, len(ALPHABET))
+    torch.nn.init.normal_(model.head.weight, generator=torch.Generator().manual_seed(0))
+    text = torch.arange(LENGTH - 1)[None]
+    changed = text.clone()
+    changed[0, 10] = 60
+    differs = (model(text) != model(changed)).any(1)[0]
+    assert differs.nonzero().flatten().tolist() == list(range(10, 10 + CONTEXT))
+
+
+@pytest.mark.parametrize("method", ["dp-sgd", "joint-whitening, momentum"])
+def test_a_language_model_trains(shakespeare, method):
+    design = replace(DESIGNS["shakespeare"], steps=3, draws=4)
+    problem = Problem(read_shakespeare("shakespeare", shakespeare[0]), design)
+    records, _ = problem.parts("tuning")
+    assert torch.equal(records["input"][:, 1:], records["label"][:, :-1])
+    found = cells.measure(problem, method, 8.0, (1.0, 4.0), 0, "test")
+    assert 0 < found["accuracy"] < 100
+    assert found["judges"] == 40
+    assert loss(problem.model(), records).shape == (len(records["input"]),)

@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from equipoise.app.build import Experiment, assemble
+from equipoise.app.build import Experiment, assemble, make_sampling
 from equipoise.app.default_settings import DEFAULT_SETTINGS
 from equipoise.app.noise_calibration import answer
 from equipoise.app.option_checks import LITTLE_LEARNED, SettingsError, delta_warning
@@ -80,9 +80,7 @@ def advise(settings: RunSettings, asked: AdviceSettings, console: Console) -> di
     """
     if settings.epsilon is None:
         raise SettingsError("--epsilon is missing: the budget decides. See docs/how-to/choose-epsilon.md.")
-    scattering = MEASURED.get(f"scattering, {NAMES.get(settings.data)}")
-    if settings.model is None and scattering is not None:
-        settings = replace(settings, model="scatter-linear")
+    settings = _with_model(settings)
     with console.status("loading the data and building the model"):
         experiment = assemble(settings)
     behind = ", ".join(f"{name} {MEASURED[name].found}" for name in ("dp-c4-plus", "dice-sgd", "pcdp-sgd"))
@@ -91,9 +89,13 @@ def advise(settings: RunSettings, asked: AdviceSettings, console: Console) -> di
         "DP-SGD, tuned, is the one to beat: no method compared is ahead of it on all data. "
         f"It reached {place.plain}%, {behind} ({place.where}; measurements/{place.page})."
     ]
-    if settings.model == "scatter-linear" and scattering is not None:
+    if settings.model == "scatter-linear" and settings.data in NAMES:
+        scattering = MEASURED[f"scattering, {NAMES[settings.data]}"]
         reasons.append(f"Fixed features and few parameters do best: {scattering} of cnn-tanh.")
     chosen = _chosen(settings, asked, experiment, reasons)
+    resolved = chosen.resolved(experiment.settings.model)
+    sampling = make_sampling(resolved, experiment.dataset.population)
+    experiment = replace(experiment, settings=resolved, sampling=sampling)
     worth_trying = _worth_trying(chosen, asked, experiment)
     warnings = _warnings(asked, experiment)
     if (batch := _larger_batch(chosen, experiment)) is not None:
@@ -118,6 +120,16 @@ def advise(settings: RunSettings, asked: AdviceSettings, console: Console) -> di
     }
 
 
+def _with_model(settings: RunSettings) -> RunSettings:
+    """With the best model that was measured on the data, where the user names none."""
+    if settings.model is not None:
+        return settings
+    if settings.data in NAMES:
+        return replace(settings, model="scatter-linear")
+    rows = recorded(settings.data, settings.epsilon or 1.0)
+    return replace(settings, model=rows[0].model if rows else None)
+
+
 def _chosen(
     settings: RunSettings, asked: AdviceSettings, experiment: Experiment, reasons: list[str]
 ) -> RunSettings:
@@ -132,9 +144,11 @@ def _chosen(
             f"correlated over steps makes up for most of it: {MEASURED['fixed order']}."
         )
     rows = [] if asked.fixed_order else recorded(settings.data, settings.epsilon or 1.0)
+    rows = [row for row in rows if settings.model in (None, row.model)]
     if rows:
         best = simplest_level(rows, settings.public_records is not None)
-        free = not {name for name in best.settings() if getattr(settings, name) is not None} - {"method"}
+        given = {name for name in best.settings() if getattr(settings, name) is not None}
+        free = given <= {"method", "model"}
         chosen = replace(chosen, **(best.settings() if free else {}) | best.changes())
         reasons.append(
             f"On these data, at epsilon {best.epsilon:g}, all tuned alike: {best}. Best of {len(rows)} was "

@@ -33,13 +33,14 @@ class RecordedAccuracy:
 
     Attributes:
         data: the data set's name.
-        method: as `equipoise compare` names it.
+        method: as `equipoise compare` names it, and what else its steps have: "dp-sgd, momentum".
         epsilon: the budget; None where no noise was added.
         median, lowest, highest: of the seeds' test accuracies, in percent.
-        model: as `equipoise train` names it; None for a model on features that it does not have.
+        model: as `equipoise train` names it.
         clip_norm, rate: the settings that were chosen; the rate falls linearly to zero.
         batch, steps: expected records per step, and the number of steps.
         draws: batches in one pass over the records.
+        optimizer, momentum: of its steps.
     """
 
     data: str
@@ -48,24 +49,32 @@ class RecordedAccuracy:
     median: float
     lowest: float
     highest: float
-    model: str | None
+    model: str
     clip_norm: float
     rate: float
     batch: int
     steps: int
     draws: int
+    optimizer: str
+    momentum: float
+
+    @property
+    def name(self) -> str:
+        """The method without its optimiser."""
+        return self.method.partition(",")[0]
 
     def __str__(self) -> str:
         return f"{self.method} {self.median:.2f}% [{self.lowest:.2f}, {self.highest:.2f}]"
 
     def changes(self) -> dict[str, Any]:
         """The method, as fields of `RunSettings`."""
-        return dict(SHORTHANDS.get(self.method, {"method": self.method}))
+        return dict(SHORTHANDS.get(self.name, {"method": self.name}))
 
     def settings(self) -> dict[str, Any]:
         """The settings, as fields of `RunSettings`."""
         found = {"model": self.model, "batch_size": float(self.batch), "epochs": self.steps / self.draws}
-        found |= {"learning_rate": self.rate, "momentum": 0.0, "schedule": "linear"}
+        found |= {"learning_rate": self.rate, "schedule": "linear"}
+        found |= {"optimizer": self.optimizer, "momentum": self.momentum}
         return {"clip_norm": f"{self.clip_norm:g}", **found, **self.changes()}
 
 
@@ -77,12 +86,9 @@ def _all() -> tuple[RecordedAccuracy, ...]:
 
 
 def recorded(data: str, epsilon: float) -> list[RecordedAccuracy]:
-    """The private methods on a data set, at the recorded budget that is nearest in ratio; the best first.
-
-    Those on models that `equipoise train` has.
-    """
+    """The private methods on a data set, at the recorded budget that is nearest in ratio; the best first."""
     known = {*registered(), *SHORTHANDS}
-    rows = [row for row in _all() if row.data == data and row.model is not None and row.method in known]
+    rows = [row for row in _all() if row.data == data and row.name in known]
     rows = [row for row in rows if row.epsilon is not None]
     if not rows:
         return []
@@ -97,6 +103,6 @@ def simplest_level(rows: list[RecordedAccuracy], public_records: bool) -> Record
         rows: the best first.
         public_records: whether there are any.
     """
-    rows = [row for row in rows if public_records or row.method not in NEED_PUBLIC_RECORDS]
-    simple = [row for name in SIMPLEST for row in rows if row.method == name]
+    rows = [row for row in rows if public_records or row.name not in NEED_PUBLIC_RECORDS]
+    simple = [row for name in SIMPLEST for row in rows if row.name == name]
     return next(row for row in [*simple, *rows] if row.median >= rows[0].median - LEVEL)
