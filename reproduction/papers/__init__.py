@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from importlib import import_module
 
-from equipoise.app.option_checks import suggestion
+from equipoise._validate import suggestion
 from reproduction.findings import PaperExperiment
 
 __all__ = ["EXPERIMENTS", "TITLES", "check_experiment", "find_experiment"]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 __all__ = ["cause_of", "where_raised"]
 
-LONGEST = 2000
+_LONGEST = 2000
 """Characters of a text that a traceback shows; torch's own messages are shorter, printed tensors longer."""
 
 
@@ -39,4 +39,4 @@ def where_raised(error: BaseException) -> str:
 
 def cause_of(error: BaseException) -> BaseException | None:
     """The error as the cause of ours; None where its text is too long to be shown."""
-    return error if len(str(error)) <= LONGEST else None
+    return error if len(str(error)) <= _LONGEST else None
