@@ -39,11 +39,13 @@ def test_private_trainer(task, tmp_path):
     folder = os.environ.get("EQUIPOISE_DATA")
     if folder is None or not (Path(folder) / task).exists():
         pytest.skip(f"needs {task} in the folder EQUIPOISE_DATA")
-    trainer = load("private_trainer").main(task, folder, str(tmp_path), steps=8, batch=64)
-    losses = [row["eval_loss"] for row in trainer.state.log_history if "eval_loss" in row]
-    assert len(losses) == 4
-    if task == "e2e":  # of random weights: a BERT needs more steps than a test has
-        assert losses[-1] < losses[0]
+    changes = {"steps": 8, "batch": 64} if task == "e2e" else {}
+    trainer = load("private_trainer").main(task, folder, str(tmp_path), **changes)
+    log = [row for row in trainer.state.log_history if "eval_loss" in row]
+    assert len(log) >= 4
+    assert log[-1]["eval_loss"] < log[0]["eval_loss"]
+    if task == "sst2":  # 50.9% is one class for all
+        assert log[-1]["eval_accuracy"] > 0.6
     assert trainer.statement().guarantee == "proven"
     assert 7.9 < trainer.statement().epsilon <= 8.0
     assert (tmp_path / "model/statement.json").exists()
