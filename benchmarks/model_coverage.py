@@ -2,6 +2,7 @@
 
 Every model of `architectures.py` goes through `PrivateTraining` for two steps. Its rows are compared with a
 loop over single records in float64. Then steps on all records are timed beside plain ones, in processor time.
+What it prints is the sentence and a table of docs/measurements/models.md.
 
     OMP_NUM_THREADS=1 python benchmarks/model_coverage.py                      # all of them, minutes
     OMP_NUM_THREADS=1 python benchmarks/model_coverage.py --models BERT GPT-2
@@ -12,6 +13,7 @@ from __future__ import annotations
 import argparse
 import copy
 import statistics
+import subprocess
 import time
 import warnings
 from collections.abc import Callable, Mapping
@@ -147,8 +149,19 @@ def cover(architecture: Architecture, repeats: int = 0, count: int = RECORDS) ->
     )
 
 
+def sources() -> str:
+    """Which sources run, in words."""
+
+    def git(*words: str) -> str:
+        command = ["git", "-C", str(Path(__file__).parent), *words]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+    changed = ", with changes" if git("status", "--porcelain", ":/src", ":/benchmarks") else ""
+    return f"sources of commit `{git('rev-parse', '--short=7', 'HEAD')}`{changed}"
+
+
 def main() -> None:
-    """Print the table."""
+    """Print the date, the commit and the table."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--models", nargs="+", choices=ARCHITECTURES, default=list(ARCHITECTURES))
     parser.add_argument("--repeats", type=int, default=9)
@@ -156,6 +169,11 @@ def main() -> None:
     given = parser.parse_args()
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
+    today = time.strftime("%d %B %Y", time.gmtime()).lstrip("0")
+    print(
+        "Times are medians of processor time in milliseconds, one thread, "
+        f"{given.records} records per step, {today}, {sources()}.\n"
+    )
     print("| model | parameters | by rule | dense | worst row | plain, ms | private, ms | ratio | start, s |")
     print("|---|---|---|---|---|---|---|---|---|")
     for name in given.models:
