@@ -26,7 +26,7 @@ from equipoise.methods.adaptive_rms.radius import RMSRadius
 from equipoise.methods.base import Setting
 from equipoise.privacy import Gaussian, Release
 
-pytest.importorskip("flwr", reason="Flower is not installed: pip install 'equipoise[federated]'")
+pytest.importorskip("flwr", reason="needs the extra federated")
 
 from flower_grid import Building, LocalGrid
 

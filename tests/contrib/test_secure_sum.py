@@ -11,7 +11,7 @@ import torch
 from contrib.secure_sum.protocol import Party, SecureSum, TooFewClients, recover
 from equipoise.federated import Refused
 
-pytest.importorskip("flwr", reason="Flower is not installed: pip install 'equipoise[federated]'")
+pytest.importorskip("flwr", reason="needs the extra federated")
 
 LENGTH = 400
 

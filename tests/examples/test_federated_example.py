@@ -79,7 +79,7 @@ def start(deployment):
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "killpg"), reason="needs process groups and SIGKILL")
 def test_a_supernode_and_the_superlink_are_killed_in_the_middle_of_rounds(deployment):
-    pytest.importorskip("flwr", reason="Flower is not installed: pip install 'equipoise[federated]'")
+    pytest.importorskip("flwr", reason="needs the extra federated")
     folder = deployment.folder
     start(deployment)
 

@@ -11,7 +11,7 @@ from federated_problem import LOCAL_STEPS, ROUNDS, adaptive, charges, client, fo
 from equipoise.federated import AdaptDPFedAvg, FedAvg, Reply, Request, Strategy, simulate
 from equipoise.methods.adaptive_rms.radius import RMSRadius
 
-pytest.importorskip("flwr", reason="Flower is not installed: pip install 'equipoise[federated]'")
+pytest.importorskip("flwr", reason="needs the extra federated")
 
 from flower_grid import Building, LocalGrid
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-pytest.importorskip("flwr", reason="Flower is not installed: pip install 'equipoise[federated]'")
+pytest.importorskip("flwr", reason="needs the extra federated")
 
 from flwr.serverapp import GaussianPrivacyEvent, NeighboringRelation, PrivacyConfig, SamplingMethod
 from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping

@@ -401,7 +401,7 @@ def _parquet_rows(path: PathLike, columns: Sequence[str] | None) -> Iterator[tup
         from pyarrow import ArrowException, parquet
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
-            f"the file {str(path)!r} is read by the package pyarrow: pip install 'equipoise[tables]', or "
+            f"the file {str(path)!r} is read by the package pyarrow: pip install pyarrow, or "
             "write the rows as CSV."
         ) from error
     if not Path(path).is_file():

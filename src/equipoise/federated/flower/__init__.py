@@ -1,4 +1,4 @@
-"""The federated room on Flower (``pip install 'equipoise[federated]'``).
+"""The federated room on Flower (the extra ``federated``).
 
 `client_app` makes a Flower app of a `Client`, `serve` and `FlowerStrategy` run our strategies at Flower's
 server, `simulate_on_flower` runs both on one machine. Flower brings messages and processes; noise, ledgers,
@@ -9,7 +9,7 @@ import os
 from importlib.util import find_spec
 
 if find_spec("flwr") is None:
-    raise ImportError("equipoise.federated.flower needs Flower: pip install 'equipoise[federated]'")
+    raise ImportError("equipoise.federated.flower needs Flower: pip install 'flwr[simulation]>=1.41,<1.42'")
 
 # Nobody's training calls home unasked. Both are read when the packages are imported.
 os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
