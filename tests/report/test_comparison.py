@@ -158,3 +158,32 @@ def test_one_equal_value_can_be_drawn():
     svg = range_chart([("a", [0.5, 0.5]), ("b <&>", [0.5])], title="t", x_label="x", percent=True)
     assert svg.count('class="dot"') == 3
     assert "b &lt;&amp;&gt;" in svg
+
+
+def test_page_describes_the_data_its_unit_and_the_files(values):
+    values["data_description"] = "points in a plane"
+    text = text_of(render_comparison(values))
+    for words in (
+        "toy: points in a plane. 10,000 training records, a public number",
+        "100 more records were declared public",
+        "The unit is one record. A person may own several",
+        "What holds for all runs together comparison.html , comparison.json , runs/ .",
+        # 2 methods of 3 seeds and 2 trials at 0.9991 and 1e-5
+        "10 runs over the same records. Their epsilons add up to 9.991, their deltas to 0.0001.",
+        "no model, no key and no training loss",
+    ):
+        assert words in text, words
+
+
+@pytest.mark.parametrize(
+    "change", [{"reproducible": True}, {"statement": {"guarantee": "none", "epsilon": None}}]
+)
+def test_files_of_runs_that_nothing_protects_are_named_so(values, change):
+    if "statement" in change:
+        values["methods"][1]["statement"] = {**STATEMENT, **change["statement"]}
+    else:
+        values |= change
+    text = text_of(render_comparison(values))
+    assert "What nothing protects comparison.html" in text
+    assert "publish them only where the records are public" in text
+    assert "add up" not in text

@@ -11,8 +11,16 @@ from typing import TYPE_CHECKING, Any
 from equipoise._files import PathLike
 from equipoise._rounding import plain, rounded_up, significant
 from equipoise.report.figures import Curve, line_chart, range_chart
-from equipoise.report.pages import GUARANTEE_BANNERS, banner, figure, on_any_screen, render, write_page
-from equipoise.report.phrases import RELATIONS_IN_WORDS, noise_in_words, readable
+from equipoise.report.pages import (
+    GUARANTEE_BANNERS,
+    banner,
+    data_in_words,
+    figure,
+    on_any_screen,
+    render,
+    write_page,
+)
+from equipoise.report.phrases import RELATIONS_IN_WORDS, noise_in_words, readable, unit_in_words
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -27,6 +35,8 @@ SEARCH = (
     "charges it for the choice: equipoise search."
 )
 
+
+_PUBLISHABLE = ("comparison.html", "comparison.json", "runs/")
 
 MOST = 10
 """Colours for curves; further methods are only in the tables."""
@@ -93,6 +103,7 @@ def render_comparison(values: Mapping[str, Any]) -> str:
             )
         )
     banners.append(banner("mid", "Please note", SEARCH))
+    private = not values["reproducible"] and not unequal and not references
     return render(
         "comparison.html.j2",
         title=f"{len(methods)} methods on {values['data']}",
@@ -105,6 +116,10 @@ def render_comparison(values: Mapping[str, Any]) -> str:
         seeds=values["seeds"],
         judges=methods[0]["judges"],
         rows=table_rows(values),
+        data=_data(values),
+        private=private,
+        publishable=_PUBLISHABLE,
+        together=_together(values, private),
         trials=_trials(methods),
         statements=[_statement(m) for m in methods],
         settings=_settings(methods),
@@ -186,6 +201,26 @@ def _subtitle(values: Mapping[str, Any]) -> str:
         *([f"finished {values['finished']}"] if values.get("finished") else []),
     ]
     return " · ".join(parts)
+
+
+def _data(values: Mapping[str, Any]) -> list[str]:
+    """What the records are, and what one of them is to the statements."""
+    facts = data_in_words(values["data"], values.get("data_description"), values)
+    units = {m["statement"].get("unit", "record") for m in values["methods"] if not _is_plain(m)}
+    return [*facts, *(unit_in_words(str(unit)) for unit in sorted(units))]
+
+
+def _together(values: Mapping[str, Any], private: bool) -> str:
+    """What the figures of all runs tell of the records, if they are published side by side."""
+    if not private:
+        return "They may tell any detail of any record: publish them only where the records are public."
+    runs = {m["label"]: len(m["accuracies"]) + len(m["trials"]) for m in values["methods"]}
+    spent = sum(runs[m["label"]] * m["statement"]["epsilon"] for m in values["methods"])
+    return (
+        f"They hold figures of {sum(runs.values())} runs over the same records. Their epsilons add up to "
+        f"{rounded_up(spent)}, their deltas to {plain(sum(runs.values()) * values['delta'])}. No statement "
+        "covers times and memory."
+    )
 
 
 def _figures(values: Mapping[str, Any]) -> list[dict[str, str]]:

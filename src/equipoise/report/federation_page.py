@@ -13,6 +13,7 @@ from equipoise.report.pages import (
     GUARANTEE_BANNERS,
     banner,
     chart,
+    data_in_words,
     figure,
     guarantee_figure,
     loss_figure,
@@ -130,10 +131,9 @@ def _subtitle(values: Mapping[str, Any]) -> str:
 
 def _data(values: Mapping[str, Any]) -> list[str]:
     """What the records are, by public facts."""
-    facts = [values["settings"]["data"], *filter(None, [values.get("data_description")])]
     dealt = sum(one["population"] for one in values["clients"])
     return [
-        ": ".join(facts) + ".",
+        *data_in_words(values["settings"]["data"], values.get("data_description"), {}),
         f"{dealt:,} training records by the clients' public sizes; which client holds which was simulated.",
         f"{evaluated_in_words(values)}.",
     ]

@@ -12,11 +12,13 @@ from equipoise._files import PathLike
 from equipoise._rounding import plain, rounded_up
 from equipoise._version import __version__
 from equipoise.report.figures import Curve, line_chart
+from equipoise.report.phrases import evaluated_in_words
 
 __all__ = [
     "GUARANTEE_BANNERS",
     "banner",
     "chart",
+    "data_in_words",
     "figure",
     "guarantee_figure",
     "loss_figure",
@@ -127,3 +129,21 @@ def chart(
         return []
     legend = [curve.label for curve in drawn] if len(drawn) > 1 else []
     return [{"title": title, "caption": caption, "svg": Markup(svg), "legend": legend, "wide": wide}]
+
+
+def data_in_words(
+    name: str | None, description: str | None, sizes: Mapping[str, Any], drawn: str = "record"
+) -> list[str]:
+    """What the records are, by public facts; sizes that are no whole number are left out.
+
+    >>> data_in_words("digits", "8 x 8 grey images", {"population": 1437})
+    ['digits: 8 x 8 grey images.', '1,437 training records, a public number that sets the sampling rate.']
+    """
+    facts = [str(fact) for fact in (name, description) if fact]
+    words = {
+        "population": f"{{:,}} training {drawn}s, a public number that sets the sampling rate.",
+        "public_records": "{:,} more records were declared public: they get no protection.",
+    }
+    found = [": ".join(facts) + "."] if facts else []
+    found += [words[key].format(sizes[key]) for key in words if isinstance(sizes.get(key), int)]
+    return [*found, f"{evaluated_in_words(sizes)}."] if "test_records" in sizes else found

@@ -20,7 +20,16 @@ from equipoise._rounding import plain, rounded_up
 from equipoise._version import __version__
 from equipoise.report.figures import Curve, drawn_by
 from equipoise.report.json_files import read_file
-from equipoise.report.pages import banner, chart, figure, guarantee_figure, loss_figure, render, write_page
+from equipoise.report.pages import (
+    banner,
+    chart,
+    data_in_words,
+    figure,
+    guarantee_figure,
+    loss_figure,
+    render,
+    write_page,
+)
 from equipoise.report.phrases import (
     ACCOUNTANTS,
     PERCENTAGES,
@@ -90,7 +99,12 @@ def render_page(run: Run) -> str:
             figures=_figures(run),
             banners=_banners(run),
             promise=_promise(run),
-            data=_data(run),
+            data=data_in_words(
+                run.details.get("data"),
+                run.details.get("data_description"),
+                run.details,
+                drawn_of(run.statement),
+            ),
             charts=_charts(run),
             statement=_statement_rows(run),
             releases=_release_rows(run.statement),
@@ -190,20 +204,6 @@ def _promise(run: Run) -> list[str]:
             f"if the test records are personal data too, the {what} is a figure about them without noise."
         )
     return paragraphs
-
-
-def _data(run: Run) -> list[str]:
-    """What the records are, by public facts."""
-    details = run.details
-    facts = [str(details[key]) for key in ("data", "data_description") if details.get(key)]
-    found = [": ".join(facts) + "."] if facts else []
-    drawn = drawn_of(run.statement)
-    sizes = {
-        "population": f"{{:,}} training {drawn}s, a public number that sets the sampling rate.",
-        "public_records": "{:,} more records were declared public: they get no protection.",
-    }
-    found += [words.format(details[key]) for key, words in sizes.items() if isinstance(details.get(key), int)]
-    return [*found, f"{evaluated_in_words(details)}."] if "test_records" in details else found
 
 
 def _charts(run: Run) -> list[Mapping[str, Any]]:
