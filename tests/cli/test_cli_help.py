@@ -18,13 +18,13 @@ def test_every_setting_of_a_training_stands_under_one_heading():
     assert {item.name for kind in kinds for item in fields(kind)} - {"base"} <= set(grouped)
 
 
-@pytest.mark.parametrize("name", [command.__name__ for command in COMMANDS])
+@pytest.mark.parametrize("name", ["", "data", "data describe", *(command.__name__ for command in COMMANDS)])
 def test_help_fits_a_terminal_of_80_columns(equipoise, monkeypatch, name):
     monkeypatch.setenv("COLUMNS", "80")
     found = equipoise(f"{name} --help")
     assert found.code == 0
     assert max(len(line) for line in found.out.splitlines()) <= 80
-    for line in EXAMPLES.get(name, "").split("\n\n"):
+    for line in EXAMPLES.get(name.split(" ")[-1], "").split("\n\n"):
         assert line in found.out
 
 

@@ -6,6 +6,7 @@ import sys
 from types import ModuleType
 from unittest.mock import MagicMock
 
+import pytest
 from small_problems import training
 
 from equipoise.training import MLflowWriter, TensorBoardWriter, WandbWriter
@@ -23,6 +24,19 @@ def test_tensorboard_gets_step_numbers_as_times(monkeypatch, tmp_path):
     assert {name for name, *_ in calls} <= PUBLIC | {"evaluation.score"}
     assert {("evaluation.score", 1.0, 2, 2)} <= {*calls}
     assert all(step == time for _, _, step, time in calls)
+
+
+def test_the_files_of_tensorboard_hold_the_publishable_numbers(tmp_path):
+    events = pytest.importorskip(
+        "tensorboard.backend.event_processing.event_accumulator", reason="needs the extra tensorboard"
+    )
+    run = training(steps=2, writers=[TensorBoardWriter(tmp_path)])
+    run.run(lambda model: {"score": 1.0}, progress=False)
+    found = events.EventAccumulator(str(tmp_path)).Reload()
+    names = set(found.Tags()["scalars"])
+    assert {"evaluation.score", "noise_std"} <= names <= PUBLIC | {"evaluation.score"}
+    scores = found.Scalars("evaluation.score")
+    assert [(s.step, s.value, s.wall_time) for s in scores] == [(1, 1.0, 1.0), (2, 1.0, 2.0)]
 
 
 def test_wandb_gets_a_row_for_each_step():
