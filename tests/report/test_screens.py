@@ -4,7 +4,10 @@ import importlib.util
 from pathlib import Path
 
 import pytest
+from invented import comparison, federation
 
+from equipoise.report.comparison_page import render_comparison
+from equipoise.report.federation_page import render_federation
 from equipoise.report.run_page import render_page
 from equipoise.report.run_reader import read_run
 
@@ -12,18 +15,31 @@ SOURCE = Path(__file__).resolve().parents[2] / "docs" / "report_pictures.py"
 
 
 @pytest.fixture(scope="module")
-def pictures():
+def source():
     spec = importlib.util.spec_from_file_location("report_pictures", SOURCE)
     found = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(found)
-    if found.chromium() is None:
-        pytest.skip("needs Chromium")
     return found
 
 
+@pytest.fixture(scope="module")
+def pictures(source):
+    if source.chromium() is None:
+        pytest.skip("needs Chromium")
+    return source
+
+
+@pytest.fixture(params=["run", "comparison", "federation"])
+def page(request, run_folder):
+    if request.param == "run":
+        return render_page(read_run(run_folder))
+    return (
+        render_comparison(comparison()) if request.param == "comparison" else render_federation(federation())
+    )
+
+
 @pytest.mark.parametrize("width", [380, 1400])
-def test_a_page_fits_its_screen_and_is_light_or_dark(pictures, run_folder, width):
-    page = render_page(read_run(run_folder))
+def test_a_page_fits_its_screen_and_is_light_or_dark(pictures, page, width):
     light, needed = pictures.draw(page, width, False)
     dark, _ = pictures.draw(page, width, True)
     assert (light.width, needed) == (width, width)
@@ -34,3 +50,13 @@ def test_a_page_fits_its_screen_and_is_light_or_dark(pictures, run_folder, width
 def test_a_page_that_is_too_wide_is_noticed(pictures, run_folder):
     page = render_page(read_run(run_folder)).replace("<h2>", "<h2 style='width:600px'>", 1)
     assert pictures.draw(page, 380, False)[1] > 600
+
+
+def test_captions_give_the_commands_of_the_pictures(source):
+    for name, (command, _) in source.PAGES.items():
+        shown = [
+            page for page in SOURCE.parent.rglob("*.md") if f"report-{name}.png" in page.read_text("utf-8")
+        ]
+        assert shown
+        for page in shown:
+            assert f"`equipoise {command} --data digits`" in " ".join(page.read_text("utf-8").split()), page

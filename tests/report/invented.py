@@ -1,0 +1,94 @@
+"""Results with invented numbers: only their shape matters to the pages."""
+
+from __future__ import annotations
+
+STATEMENT = {
+    "guarantee": "proven",
+    "epsilon": 0.9991,
+    "epsilon_claimed": None,
+    "delta": 1e-5,
+    "relation": "add_or_remove_one",
+    "warnings": [],
+    "holes": [],
+    "releases": [
+        {"name": "gradient", "count": 40, "max_bound": 0.5, "mechanism": {"noise_multiplier": 3.25}}
+    ],
+}
+
+
+def method(label: str, accuracies: list[float], **changes) -> dict:
+    middle = sorted(accuracies)[len(accuracies) // 2]
+    return {
+        "label": label,
+        "settings": {"data": "toy", "clip_norm": "1", "options": {}, "learning_rate": 0.5},
+        "learning_rate": 0.5,
+        "accuracy": middle,
+        "accuracies": accuracies,
+        "judges": 500,
+        "steps": 40,
+        "curve": [[20, middle - 0.1, middle - 0.2, middle], [40, middle, min(accuracies), max(accuracies)]],
+        "seconds": 4.0,
+        "seconds_per_step": 0.1,
+        "memory_bytes": 3 * 2**20,
+        "statement": STATEMENT,
+        "trials": [[0.5, 0.7], [2.0, 0.6]],
+        **changes,
+    }
+
+
+def comparison() -> dict:
+    """What `comparison.json` holds."""
+    return {
+        "data": "toy",
+        "model": "mlp",
+        "population": 10_000,
+        "public_records": 100,
+        "epsilon": 1.0,
+        "delta": 1e-5,
+        "seeds": 3,
+        "trials": 2,
+        "device": "CPU",
+        "reproducible": False,
+        "command": "equipoise compare --methods plain,better",
+        "methods": [
+            method("plain", [0.70, 0.71, 0.72]),
+            method("better", [0.80, 0.81, 0.82], seconds_per_step=0.25, memory_bytes=6 * 2**20),
+        ],
+    }
+
+
+def federation(clients: int = 3, rounds: int = 4) -> dict:
+    """What `federation.json` holds."""
+    return {
+        "private": True,
+        "guarantee": "proven",
+        "epsilon": 7.9901,
+        "delta": 1e-5,
+        "relation": "add_or_remove_one",
+        "summary": "the clipping radius follows the clients' noised mean squared gradient norm",
+        "finished": "2026-11-25",
+        "data_description": "points in a plane",
+        "test_records": 360,
+        "parameters": 4810,
+        "bytes_up": 1_930_000,
+        "bytes_down": 3_850_000,
+        "command": "equipoise federate --data toy --clients 3 --rounds 4 --epsilon 8",
+        "settings": {"method": "adaptdp-fedavg", "data": "toy", "clients": clients, "epsilon": 8.0},
+        "assumptions": ["no person's records lie at two owners"],
+        "warnings": [],
+        "rounds": [
+            {
+                "round": number,
+                "accuracy": 0.9 - 0.5 / number,
+                "radius": 1 / number,
+                "bytes_up": 482_500,
+                "bytes_down": 962_500,
+                "absent": {"2": "timed out"} if number == 2 else {},
+            }
+            for number in range(1, rounds + 1)
+        ],
+        "clients": [
+            {"client": number, "population": 287, "rounds": rounds, "epsilon": 7.9901, "guarantee": "proven"}
+            for number in range(clients)
+        ],
+    }
