@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from torch import nn
 
 import equipoise as eq
 from equipoise.audit.canaries import Rows, canary_loss
-from equipoise.audit.neighbours import CHANGES, MOVEMENT_SLACK, audit_neighbours
-from equipoise.methods import Abadi, TopShare
+from equipoise.audit.neighbours import CHANGES, MOVEMENT_SLACK, audit_neighbours, neighbour_trainings
+from equipoise.methods import Abadi, NoiseStages, TopShare
 from equipoise.privacy import clip
 from equipoise.privacy.accounting.epsilon import gaussian_epsilon
 from equipoise.privacy.ledger import replay
@@ -361,6 +363,7 @@ def test_the_tail_of_a_whole_draw_moves_by_its_whole_bound(monkeypatch):
 LEARNED = eq.methods.ReleasedQuantile(0.5)
 scaled = eq.methods.AdaClip(clip_norm=LEARNED, decay=0.5, noise_multiplier=1.0)
 ahead = eq.methods.DiSK(clip_norm=0.5, noise_multiplier=1.0)
+over_steps = eq.DPMF(clip_norm=0.5, bands=2, noise_multiplier=1.0)
 
 
 def users(rows=None, **options):
@@ -382,8 +385,21 @@ def users(rows=None, **options):
         ("mean", {"sampling": eq.WithoutReplacement(10, 30, 2), "relation": "replace_one"}),
         (None, {"method": scaled, "sampling": eq.Poisson(20, 80, 3), "steps": 3}),
         ("mean", {"method": ahead, "sampling": eq.Poisson(10, 30, 3), "steps": 3}),
+        ("mean", {"method": over_steps, "sampling": eq.Poisson(10, 30, 3), "steps": 3}),
+        ("sum", {"method": over_steps, "sampling": eq.FixedEpochs(10, 30, 4), "steps": 4}),
     ],
-    ids=["records", "Poisson", "dropout", "mean", "sum", "WithoutReplacement", "AdaClip", "DiSK"],
+    ids=[
+        "records",
+        "Poisson",
+        "dropout",
+        "mean",
+        "sum",
+        "WithoutReplacement",
+        "AdaClip",
+        "DiSK",
+        "DP-MF",
+        "DP-MF in slots",
+    ],
 )
 def test_one_user_moves_the_sum_by_the_bound_of_all_records(rows, options):
     found = users(rows, **options)
@@ -408,7 +424,97 @@ def test_users_of_equal_records_move_the_sum_by_the_whole_bound(monkeypatch, is_
     assert found.pairs[0].claimed == gaussian_epsilon(3.0, 0.1 / 20)
 
 
+def test_sums_that_are_no_numbers_do_not_hold(monkeypatch):
+    raw_sums = replay._raw_sums
+    monkeypatch.setattr(
+        replay,
+        "_raw_sums",
+        lambda sums: {n: {k: t * math.nan for k, t in v.items()} for n, v in raw_sums(sums).items()},
+    )
+    found = audited(changes=("add",))
+    assert not found.holds
+    assert found.worst.movement == math.inf
+
+
 def test_one_user_alone_has_no_neighbour():
     data = records(6) | {"owner": torch.zeros(6, dtype=torch.long)}
     with pytest.raises(ValueError, match="data holds 1 user"):
         audited(data=data, unit="user", owner="owner", records_per_user=3)
+
+
+ONE = {"clip_norm": 0.5, "noise_multiplier": 1.0}
+METHODS = {
+    "dp-mf": over_steps,
+    "dc-dpsgd": eq.DCDPSGD(**ONE),
+    "stages": eq.DPSGD(clip_norm=0.5, noise_multiplier=NoiseStages((1.0, 0.5), noise_multiplier=1.0)),
+    "scale-then-privatise": eq.methods.ScaleThenPrivatise(**ONE),
+    "adaclip": scaled,
+    "dp-adam-bc": eq.methods.DPAdamBC(**ONE),
+    "disk": ahead,
+    "doppler": eq.methods.Doppler(**ONE),
+    "dp-zo": eq.methods.DPZO(**ONE),
+}
+UNITS = {
+    "record": (eq.Poisson(20, 80, 4), {}),
+    "drawn records": (eq.Poisson(20, 80, 4), {"unit": "user", "records_per_user": 3}),
+    "drawn users": (eq.Poisson(10, 30, 4), {"unit": "user", "records_per_user": 3, "user_rows": "mean"}),
+}
+
+
+class Unscanned(Items):
+    """Nobody looks for numbers that are none before the training."""
+
+    def __getitem__(self, i):
+        return {name: values[i] for name, values in self.data.items()}
+
+
+def tried(method, unit, scales, monkeypatch):
+    """What enters is multiplied by these numbers; eight records of the data are as hostile."""
+    monkeypatch.setattr(neighbour_trainings, "SCALES", scales)
+    owner = torch.tensor([user for user in range(30) for _ in range((5, 1, 2)[user % 3])])
+    data = records(len(owner))
+    for number, scale in enumerate(scales):
+        data["x"][5 * number + 2] *= scale
+    data["x"][60], data["y"][60] = data["x"][61], data["y"][61]  # a record of two users
+    sampling, options = UNITS[unit]
+    if options:
+        options = options | {"owner": owner}
+    return audit_neighbours(
+        network(),
+        loss,
+        Unscanned(data),
+        method=METHODS[method],
+        sampling=sampling,
+        positions=max(4, len(scales)),
+        steps=4,
+        **options,
+    )
+
+
+ORDINARY, HOSTILE = (1.0, -10.0), (float("nan"), float("inf"), 1e30, 1e4, 0.0)
+CASES = [
+    (method, unit)
+    for method in METHODS
+    for unit in UNITS
+    if (method, unit) != ("dp-mf", "drawn records")  # the draws of a user are not apart
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scales", [ORDINARY, HOSTILE], ids=["ordinary", "hostile"])
+@pytest.mark.parametrize(("method", "unit"), CASES)
+def test_every_method_and_unit(method, unit, scales, monkeypatch):
+    """NaN, infinity, overflow, zeros and copies of others are clipped or left out, and move nobody else."""
+    check_tried(tried(method, unit, scales, monkeypatch))
+
+
+@pytest.mark.parametrize(("method", "unit"), [("dp-mf", "drawn users"), ("dp-zo", "record")])
+def test_hostile_numbers_move_nobody_else(method, unit, monkeypatch):
+    check_tried(tried(method, unit, HOSTILE, monkeypatch))
+
+
+def check_tried(found):
+    assert found.holds
+    assert all(math.isfinite(pair.epsilon) for pair in found.pairs)
+    assert found.worst_of("silent").movement < 1e-6
+    assert 0.3 < found.worst_of("add").movement < 1 + 1e-5

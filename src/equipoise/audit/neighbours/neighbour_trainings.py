@@ -228,6 +228,8 @@ def _distance(
             }
             white = mechanism.whitened(apart, bounds)
             length = sum(float(v.square().sum()) for tensors in white.values() for v in tensors.values())
+            if not math.isfinite(length):  # NaN would be no movement: it exceeds nothing
+                return math.inf, math.inf, 0.0
             ratio = max(plan[name].replace_ratio for name in members) if replaced else 1.0
             # a user's records that are drawn by themselves each move a sum by its bound
             limit = (ratio * plan.unit.group) ** 2 * mechanism.whitened_square()
