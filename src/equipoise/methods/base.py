@@ -303,6 +303,9 @@ class Method(ABC):
     """"library" (proven by composition) or "as_published" (the paper's to the letter)."""
     forward_only: ClassVar[bool] = False
     """Whether its draws give `losses` and no gradients: no backward runs, and no activations are kept."""
+    split_models: ClassVar[frozenset[str]] = frozenset()
+    """How processes may hold parts of a model that it trains: by "fully_shard", where rows give nothing but
+    norms and one weighted sum, or "tensor parallel". A subclass says so anew: it may ask rows for more."""
 
     @abstractmethod
     def plan(self, setting: Setting) -> Plan:
@@ -311,6 +314,11 @@ class Method(ABC):
         A pure function: the method remembers nothing. `context.plan` hands the plan to every step. Random
         schedules that do not depend on data are drawn here, from `setting.public_rng()`.
         """
+
+    @classmethod
+    def takes_split(cls, how: str) -> bool:
+        """Whether it trains models of which processes hold parts in this way, of `split_models`."""
+        return how in vars(cls).get("split_models", ())
 
     def init(self, context: Context) -> State:
         """The state before the first step; empty where a method remembers nothing."""

@@ -60,6 +60,7 @@ class DPSGD(Method):
     """
 
     name: ClassVar[str] = "dp-sgd"
+    split_models: ClassVar[frozenset[str]] = frozenset({"fully_shard", "tensor parallel"})
     card: ClassVar[Card] = Card(
         summary="Clips every record's gradient at a threshold and adds noise to the sum.",
         claim="Private, and proved so; the clipping moves the point where training comes to rest.",

@@ -12,17 +12,11 @@ from equipoise import _validate
 from equipoise._dtensor import is_dtensor
 from equipoise._tree import leaves
 from equipoise.gradients.engine_inputs import check_model
-from equipoise.methods import DPC4, DPSGD, DiceSGD, DPC4Plus, Method
+from equipoise.methods import METHODS, Method, find
 from equipoise.training.distributed import Processes
 from equipoise.training.setup.training_settings import TrainingSettings
 
 __all__ = ["check_optimizer", "check_scheduler", "check_sharding", "move", "trainable"]
-
-
-#: Methods that train a model that `fully_shard` shards: rows give nothing but norms and one sum there.
-OF_SHARDED: tuple[type[Method], ...] = (DPSGD,)
-#: Methods that train a tensor parallel model.
-OF_PARALLEL: tuple[type[Method], ...] = (DPSGD, DiceSGD, DPC4, DPC4Plus)
 
 
 def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
@@ -144,11 +138,12 @@ def check_sharding(
     if not parts:
         return
     whole = "give the model as it was before fully_shard or parallelize_module"
-    taken = OF_PARALLEL if processes.same_records else OF_SHARDED
-    if type(method) not in taken:
+    how = "tensor parallel" if processes.same_records else "fully_shard"
+    if not method.takes_split(how):
+        taken = [kind.__name__ for kind in map(find, METHODS) if kind.takes_split(how)]
         raise NotImplementedError(
             f"method={method.name!r} was not made for models of which processes hold parts: take "
-            f"{' or '.join(kind.__name__ for kind in taken)}, or {whole}. Nothing was spent"
+            f"{' or '.join(taken)}, or {whole}. Nothing was spent"
         )
     if settings.hardened:
         raise NotImplementedError(
