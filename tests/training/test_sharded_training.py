@@ -142,7 +142,7 @@ def test_one_process_goes_on_with_the_parts_of_two(folder, by_rank):
     ("what", "said"),
     [
         ("method", r"NotImplementedError: method='dp-c4' .*take DPSGD, or .*before fully_shard"),
-        ("cut, method", r"NotImplementedError: method='adaptive-rms' .*take DPSGD or DPC4 or DPC4Plus or DiceSGD, or "),
+        ("cut, method", r"NotImplementedError: .*'adaptive-rms' .*take DPSGD or DPC4 or DPC4Plus or DiceSGD"),
         ("cut, hardened", r"NotImplementedError: hardened=True .*leave it out"),
         ("cut, describe", r"NotImplementedError: describe\(\).*before fully_shard or parallelize_module"),
         ("cut, whole", r"CheckpointError: .*parallelize_module"),
