@@ -67,6 +67,10 @@ def main() -> None:
         data=users,
         sampling=eq.Poisson(COHORT, USERS, given.rounds),
         method=eq.DPSGD(clip_norm=0.4, noise_multiplier=noise_multiplier),
+        unit="user",
+        user_rows="update",
+        owner=torch.arange(USERS),
+        records_per_user=1,
         micro_batch_size=8,
         epsilon_every=10**9,
     )

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
-__all__ = ["plain", "rounded_up", "significant"]
+__all__ = ["noise_in_words", "plain", "rounded_up", "significant"]
 
 
 def significant(value: float, digits: int = 3) -> str:
@@ -40,3 +41,29 @@ def plain(value: float, digits: int = 6) -> str:
     ['3', '0.5', '1e-5', '7.25']
     """
     return f"{value:.{digits}g}".replace("e-0", "e-").replace("e+0", "e+")
+
+
+def noise_in_words(mechanism: object, digits: int = 4) -> str:
+    """The noise multiplier of a release, how it changes, and over how many steps its noise is correlated.
+
+    Args:
+        mechanism: as a statement describes it; what is no description gives "".
+        digits: significant ones.
+
+    >>> noise_in_words({"kind": "staged", "noise_multiplier": 2.0, "factors": [1.0, 0.8, 0.5]})
+    '2 to 1, in 3 stages'
+    >>> noise_in_words({"kind": "banded_gaussian", "noise_multiplier": 0.5, "coefficients": [1, 0.5, 0.4]})
+    '0.5, correlated over 3 steps'
+    """
+    if not isinstance(mechanism, Mapping):
+        return ""
+    multiplier = mechanism.get("noise_multiplier", "")
+    if not isinstance(multiplier, int | float):
+        return str(multiplier)
+    text = plain(multiplier, digits)
+    factors, coefficients = mechanism.get("factors"), mechanism.get("coefficients")
+    if isinstance(factors, list) and factors and isinstance(factors[-1], int | float):
+        text += f" to {plain(multiplier * factors[-1], digits)}, in {len(factors)} stages"
+    if isinstance(coefficients, list) and len(coefficients) > 1:
+        text += f", correlated over {len(coefficients)} steps"
+    return text

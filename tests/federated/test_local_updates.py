@@ -14,6 +14,7 @@ from equipoise.audit.neighbours import CHANGES, audit_neighbours
 from equipoise.federated import LocalUpdates
 from equipoise.gradients import GradientEngine
 from equipoise.gradients.checks.errors import CrossRecordError
+from equipoise.training.record_source import DataError
 
 PLACES = 6
 
@@ -236,3 +237,61 @@ def test_dropout_has_masks_of_each_user_and_step():
     data = {name: values.expand(60, *values.shape[1:]).clone() for name, values in same.items()}
     rows = GradientEngine(model, LocalUpdates(cross_entropy, 2, 3, 0.5), data)(data).materialise().matrix()
     assert len(rows.norm(dim=1).unique()) > 50
+
+
+def over_users(count=20, owner=None, **options):
+    model = network()
+    given = {
+        "data": users(count),
+        "loss": LocalUpdates(cross_entropy, steps=2, batch_size=3, learning_rate=0.1),
+        "unit": "user",
+        "user_rows": "update",
+        "owner": torch.arange(count) if owner is None else owner,
+        "records_per_user": 1,
+    }
+    return eq.PrivateTraining(
+        model,
+        torch.optim.SGD(model.parameters(), lr=1.0),
+        sampling=eq.Poisson(10, count, 3),
+        method=eq.DPSGD(clip_norm=0.5, noise_multiplier=2.0),
+        budget=eq.Budget(50.0, 1e-3),
+        **(given | options),
+    )
+
+
+def test_the_statement_says_that_a_row_is_a_users_update(tmp_path):
+    """All records of a user are used, as one update: none is chosen, none is clipped by itself."""
+    run = over_users(run_dir=tmp_path / "run")
+    described = str(run.describe())
+    statement = run.run(progress=False).statement
+    text = " ".join(str(statement).split())
+    assert "All records of a user make one update together, which is clipped as a whole." in text
+    assert "chosen by secret randomness" not in text
+    assert "adding or removing one user" in text
+    assert statement.users == {"records": 1, "rows": "update"}
+    assert "10 users expected per step" in described
+    assert "(add-or-remove-one of users)" in described
+    assert eq.verify_run(tmp_path / "run").consistent
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert "each user by itself with probability 0.5" in page
+
+
+def test_an_item_is_all_of_a_user():
+    with pytest.raises(DataError, match=r"names some users twice.*put all records of a user"):
+        over_users(owner=torch.arange(20) // 2)
+    with pytest.raises(ValueError, match="records_per_user=6 with user_rows='update'"):
+        over_users(records_per_user=6)
+
+
+@pytest.mark.parametrize(
+    ("most", "words"),
+    [
+        (1, "Of a user at most 1 record is used, chosen by secret randomness; it is drawn and clipped"),
+        (2, "Of a user at most 2 records are used, chosen by secret randomness; each is drawn and clipped"),
+    ],
+)
+def test_records_that_are_drawn_by_themselves_are_named_as_such(most, words):
+    data = {name: leaf[:, 0] for name, leaf in users(20).items()}
+    owner = torch.arange(20) // most
+    run = over_users(owner=owner, data=data, loss=cross_entropy, user_rows=None, records_per_user=most)
+    assert words in " ".join(str(run.statement()).split())

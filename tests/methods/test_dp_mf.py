@@ -193,6 +193,24 @@ def test_closed_after_any_step_and_resumed_exactly(sampling, tmp_path):
         assert eq.verify_run(folder).consistent
 
 
+@pytest.mark.parametrize(
+    ("sampling", "scheme"),
+    [(Poisson(6, RECORDS, 12), "CyclicPoisson"), (FixedEpochs(15, RECORDS, 12), "FixedEpochs")],
+)
+def test_people_read_of_the_draws_and_bands_that_were_planned(sampling, scheme, tmp_path):
+    run = training(eq.DPMF(clip_norm=0.5, bands=4), sampling=sampling, run_dir=tmp_path / "run")
+    described = run.describe()
+    assert described.sampling == scheme
+    assert described.expected_batch_size == sampling.expected_size
+    assert "correlated over 4 steps" in str(described)
+    list(run)
+    statement = run.finish().statement
+    assert "correlated over 4 steps, bound" in " ".join(str(statement).split())
+    assert "correlated over 4 steps" in (tmp_path / "run" / "report.html").read_text()
+    plain = training(eq.DPSGD(clip_norm=0.5))
+    assert "correlated" not in str(plain.describe()) + str(plain.statement())
+
+
 def test_whole_batches_cost_the_sensitivity_of_the_run_and_verify(tmp_path):
     method = eq.DPMF(clip_norm=0.5, bands=3)
     _, run = end_of(method, sampling=FullBatch(RECORDS, 12), run_dir=tmp_path / "run")

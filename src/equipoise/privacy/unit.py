@@ -17,7 +17,9 @@ Mechanisms", arXiv:2401.10294; C. Choquette-Choo et al. 2024, arXiv:2310.15526).
 chance (`FullBatch`, `FixedEpochs`) a user meets one Gaussian of G times a record's part at most.
 
 *Users drawn* (`rows="sum"` or `"mean"`). A row is the sum, or the mean, of its user's gradients, and is
-clipped as a whole. So one user moves a sum by one bound, and every event is that of records.
+clipped as a whole. So one user moves a sum by one bound, and every event is that of records. With
+`rows="update"` each item of the data is a whole user already, and its row an update made of all that it holds
+(`federated.LocalUpdates`).
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ from equipoise import _validate
 __all__ = ["RECORD", "Unit", "unit_from"]
 
 Joined = Literal["sum", "mean"]
+UserRows = Literal["sum", "mean", "update"]
 
 
 @dataclass(frozen=True)
@@ -40,8 +43,8 @@ class Unit:
     Args:
         name: "record" or "user".
         records: at most so many records of a user are drawn from; 1 for records.
-        rows: "sum" or "mean" where a row is all of a user's records; None where records are drawn by
-            themselves.
+        rows: "sum" or "mean" where a row is all of a user's records, "update" where each item of the data is
+            a user; None where records are drawn by themselves.
 
     Example:
         >>> Unit("user", records=4).group, Unit("user", records=4, rows="mean").group
@@ -50,13 +53,18 @@ class Unit:
 
     name: str = "record"
     records: int = 1
-    rows: Joined | None = None
+    rows: UserRows | None = None
 
     def __post_init__(self) -> None:
         _validate.one_of(("record", "user"), unit=self.name)
         _validate.count("the most records of a user that are drawn from", records_per_user=self.records)
         if self.rows is not None:
-            _validate.one_of(("sum", "mean"), user_rows=self.rows)
+            _validate.one_of(("sum", "mean", "update"), user_rows=self.rows)
+        if self.rows == "update" and self.records != 1:
+            raise ValueError(
+                f"records_per_user={self.records} with user_rows='update': each item of the data is a whole "
+                "user there, however many records it holds; give 1"
+            )
         if self.name == "record" and (self.records, self.rows) != (1, None):
             raise ValueError(
                 f"records_per_user={self.records} and user_rows={self.rows!r} belong to unit='user'; leave "
@@ -67,6 +75,11 @@ class Unit:
     def group(self) -> int:
         """How many things that are drawn by themselves belong to one unit, at most."""
         return 1 if self.rows is not None else self.records
+
+    @property
+    def joined(self) -> Joined | None:
+        """How several records of a user are made one row; None where each item of the data is a row."""
+        return None if self.rows == "update" else self.rows
 
     @property
     def drawn(self) -> str:

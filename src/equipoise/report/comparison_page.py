@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from equipoise._files import PathLike
-from equipoise._rounding import plain, rounded_up, significant
+from equipoise._rounding import noise_in_words, plain, rounded_up, significant
 from equipoise.report.figures import Curve, line_chart, range_chart
 from equipoise.report.pages import (
     GUARANTEE_BANNERS,
@@ -20,7 +20,7 @@ from equipoise.report.pages import (
     render,
     write_page,
 )
-from equipoise.report.phrases import RELATIONS_IN_WORDS, noise_in_words, readable, unit_in_words
+from equipoise.report.phrases import RELATIONS_IN_WORDS, readable, unit_in_words
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -195,22 +195,6 @@ def sampling_in_words(sampling: Mapping[str, Any], drawn: str = "record") -> str
     return "; ".join(f"{readable(str(key))}: {value}" for key, value in sampling.items())
 
 
-def noise_in_words(mechanism: object, digits: int = 4) -> str:
-    """The noise multiplier of a release; the first and the last where it changes on the way.
-
-    >>> noise_in_words({"kind": "staged", "noise_multiplier": 2.0, "factors": [1.0, 0.8, 0.5]})
-    '2 to 1'
-    """
-    if not isinstance(mechanism, Mapping):
-        return ""
-    first, factors = mechanism.get("noise_multiplier", ""), mechanism.get("factors")
-    if not isinstance(first, int | float):
-        return str(first)
-    last = factors[-1] if isinstance(factors, list) and factors else None
-    text = plain(first, digits)
-    return f"{text} to {plain(first * last, digits)}" if isinstance(last, int | float) else text
-
-
 def readable(name: str) -> str:
     """A key of a file as words.
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from equipoise._files import PathLike
-from equipoise._rounding import plain, rounded_up
+from equipoise._rounding import noise_in_words, plain, rounded_up
 from equipoise._version import __version__
 from equipoise.report.figures import Curve, drawn_by
 from equipoise.report.json_files import read_file
@@ -38,7 +38,6 @@ from equipoise.report.phrases import (
     drawn_of,
     epsilon_in_words,
     evaluated_in_words,
-    noise_in_words,
     promise_in_words,
     readable,
     relation_in_words,

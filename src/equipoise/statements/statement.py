@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from equipoise._rounding import rounded_up
+from equipoise._rounding import noise_in_words, rounded_up
 from equipoise.privacy.accounting.epsilon import EpsilonResult, epsilon
 from equipoise.privacy.ledger.ledger import Ledger
 from equipoise.privacy.ledger.run_record import OtherRuns, RunRecord, compose_events
@@ -249,25 +249,24 @@ def _wrapped(text: str, begin: str) -> str:
 
 
 def _users_in_words(records: int, rows: str | None) -> str:
+    if rows == "update":
+        return "Users are drawn. All records of a user make one update together, which is clipped as a whole."
     most = "1 record" if records == 1 else f"{records} records"
     if rows is None:
+        verb, each = ("is", "it") if records == 1 else ("are", "each")
         return (
-            f"Of a user at most {most} are used, chosen by secret randomness; each is drawn and clipped by "
-            "itself."
+            f"Of a user at most {most} {verb} used, chosen by secret randomness; {each} is drawn and clipped "
+            "by itself."
         )
-    joined = {"sum": "sum", "mean": "mean"}[rows]
-    return f"Users are drawn, and the {joined} of the gradients of at most {most} of a user is clipped."
+    return f"Users are drawn, and the {rows} of the gradients of at most {most} of a user is clipped."
 
 
 def _release_in_words(release: Mapping[str, Any]) -> str:
     bound = "any" if release["max_bound"] is None else format(release["max_bound"], "g")
-    mechanism = release["mechanism"]
-    noise = f"noise multiplier {mechanism['noise_multiplier']:.4g}"
-    if "factors" in mechanism:
-        last = mechanism["noise_multiplier"] * mechanism["factors"][-1]
-        noise += f" at first and {last:.4g} at last, in {len(mechanism['factors'])} stages"
+    noise = noise_in_words(release["mechanism"])
     return (
-        f"{release['name']} ({noise}, bound at most {bound}, {release['used']} of {release['count']} times)"
+        f"{release['name']} (noise multiplier {noise}, bound at most {bound}, {release['used']} of "
+        f"{release['count']} times)"
     )
 
 

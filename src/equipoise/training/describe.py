@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from equipoise._rounding import rounded_up
+from equipoise._rounding import noise_in_words, rounded_up
 from equipoise.gradients.capture.recorder import PlanMismatch
 from equipoise.gradients.engine_inputs import repeat_to
 from equipoise.privacy import Ledger, PrivacyPlan, epsilon
@@ -34,11 +34,12 @@ class Description:
         parameters: number of trainable parameters P.
         steps: optimiser steps.
         epochs: expected passes over the population.
-        sampling: the scheme's name.
+        sampling: the scheme's name, as the method planned it for the draws of its steps.
         sampling_rate: probability of a record, or of a user where users are drawn, to be in a draw.
         expected_batch_size: the public divisor.
         micro_batch_size: records or users at once.
         noise_multipliers: release name -> noise multiplier, the first and the last where it changes.
+        noise: release name -> its noise in words, with over how many steps it is correlated.
         unproven: names of the quantities that leave with noise of a scale that no proof covers, or with none.
         guarantee: the best that the run's statement will say: "proven", "worst_case" or "none".
         epsilon: at the end of all steps, other runs of a shared journal included; None where the guarantee
@@ -49,7 +50,8 @@ class Description:
         relation: neighbouring relation.
         unit: of privacy, "record" or "user".
         drawn: what a draw draws and batch sizes count, "record" or "user".
-        records_per_user: the most records of a user that are used; None where records are protected.
+        records_per_user: the most records of a user that are used; None where records are protected, or where
+            a row is a user's update.
         memory_bytes: estimated peak above the model: factors of a micro-batch and copies of the parameters.
         passes: over an expected batch that the method takes a step, on average: forward and backward, or
             forward alone where it takes no gradients.
@@ -69,6 +71,7 @@ class Description:
     expected_batch_size: float
     micro_batch_size: int
     noise_multipliers: dict[str, float]
+    noise: dict[str, str]
     unproven: list[str]
     guarantee: str
     epsilon: float | None
@@ -92,7 +95,7 @@ class Description:
         return asdict(self)
 
     def __str__(self) -> str:
-        noise = [f"multiplier {name} {value:.4g}" for name, value in self.noise_multipliers.items()]
+        noise = [f"multiplier {name} {words}" for name, words in self.noise.items()]
         noise += [f"no proven noise for {name}" for name in self.unproven]
         passes = f"{self.passes:.1f}"
         lines = [
@@ -128,7 +131,9 @@ class Description:
             return f"no proven epsilon; the statement will hold a worst case. {self.claim}"
         seeded = "" if self.private else ", were the noise secret: NOT PRIVATE"
         relation = self.relation.replace("_", "-")
-        users = "" if self.unit == "record" else f" of users, {self.records_per_user} records of each at most"
+        users = "" if self.unit == "record" else " of users"
+        if self.records_per_user is not None:
+            users += f", {self.records_per_user} record{'s'[: self.records_per_user > 1]} of each at most"
         return f"epsilon {rounded_up(self.epsilon)} at delta {self.delta:g} ({relation}{users}){seeded}"
 
 
@@ -139,7 +144,9 @@ def describe(setup: TrainingSetup, ledger: Ledger) -> Description:
         setup: of the training.
         ledger: of the run, for what it holds already and for the other runs of a shared journal.
     """
-    sampling, plan, rows = setup.sampling, setup.plan, setup.rows
+    plan, rows = setup.plan, setup.rows
+    of_steps = "batch" in [release.draw for release in plan.releases]
+    sampling = plan.sampling_of("batch") if of_steps else setup.sampling
     coverage = rows.engine.coverage()
     passes = setup.method.gradients_per_step(setup.method_plan) / sampling.expected_size
     seconds = passes * _seconds_a_pass(setup)
@@ -160,6 +167,7 @@ def describe(setup: TrainingSetup, ledger: Ledger) -> Description:
         expected_batch_size=sampling.expected_size,
         micro_batch_size=rows.micro_batch_size,
         noise_multipliers=_noise_multipliers(plan),
+        noise={release.name: noise_in_words(release.mechanism.describe()) for release in plan.releases},
         unproven=[item.name for item in plan.unproven],
         guarantee=guarantee,
         epsilon=total if guarantee == "proven" else None,
@@ -169,7 +177,7 @@ def describe(setup: TrainingSetup, ledger: Ledger) -> Description:
         relation=setup.settings.relation,
         unit=plan.unit.name,
         drawn=plan.unit.drawn,
-        records_per_user=setup.settings.records_per_user,
+        records_per_user=None if plan.unit.rows == "update" else setup.settings.records_per_user,
         memory_bytes=step_bytes(
             setup.record_bytes,
             setup.num_parameters,

@@ -77,7 +77,7 @@ class Owners:
         """
         places = self._places(key)
         self._used = places < self.unit.records
-        if self.unit.rows is not None:
+        if self.unit.joined is not None:
             self._counts = torch.bincount(self._users[self._used], minlength=self.count)
             self._table = torch.zeros(self.count, self.unit.records, dtype=torch.long)
             self._table[self._users[self._used], places[self._used]] = self._used.nonzero().flatten()

@@ -130,7 +130,7 @@ def _drawn(data: Any, settings: NeighbourSettings) -> int:
     if units < 2:
         name = "record" if owner is None else "user"
         raise ValueError(f"data holds {units} {name}: neighbours need at least two")
-    return units if settings.get("user_rows") is not None else records
+    return units if settings.get("user_rows") in ("sum", "mean") else records
 
 
 def _checked(

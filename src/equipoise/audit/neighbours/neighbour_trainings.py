@@ -47,7 +47,7 @@ class NeighbourSettings(CommonSettings, total=False):
     unit: str
     owner: Any
     records_per_user: int | None
-    user_rows: Literal["sum", "mean"] | None
+    user_rows: Literal["sum", "mean", "update"] | None
     budget: Budget | None
     augmentation: Callable[[Any, torch.Generator], Any] | None
     collate: Callable[[list[Any]], Any] | None
@@ -118,7 +118,7 @@ class NeighbourTrainings:
         self._rows.source = with_copies(source, inputs.data, list(itertools.chain(*copies)), collate)
         if self._owners is not None:
             self._rows.owners = self._owners.with_newcomers([len(one) for one in copies])
-            if self._owners.unit.rows is not None:
+            if self._owners.unit.joined is not None:
                 self._rows.source = UserSource(self._rows.source, self._rows.owners)
         starts = itertools.pairwise(itertools.accumulate(map(len, copies), initial=self.records))
         self._new = [tuple(range(start, stop)) for start, stop in starts]
@@ -134,7 +134,7 @@ class NeighbourTrainings:
 
     def _numbers(self, unit: int) -> tuple[int, ...]:
         """What draws hold of a record or user of the data."""
-        users_drawn = self._owners is not None and self._owners.unit.rows is not None
+        users_drawn = self._owners is not None and self._owners.unit.joined is not None
         return (unit,) if users_drawn else self._records_of(unit)
 
     def _old(self, number: int) -> int:
@@ -156,7 +156,7 @@ class NeighbourTrainings:
     def compare(self, change: str, number: int, steps: int, threads: int) -> NeighbourPair:
         """The number-th of several pairs of this change."""
         old, copied = self._numbers(self._old(number)), self._copy(change, number)
-        users_drawn = self._owners is not None and self._owners.unit.rows is not None
+        users_drawn = self._owners is not None and self._owners.unit.joined is not None
         new = (self._units + copied,) if users_drawn else self._new[copied]
         place = 1.0 if self.draws_numbers else number / max(1, self._positions - 1)
         # The population that the user states need not hold a record more than the data.

@@ -10,7 +10,7 @@ from typing import Any, TypedDict
 from equipoise import _validate
 from equipoise.privacy import Unit
 from equipoise.privacy.accounting.epsilon import check_relation
-from equipoise.privacy.unit import Joined
+from equipoise.privacy.unit import UserRows
 
 __all__ = ["CommonSettings", "TrainingSettings", "refuse_unknown"]
 
@@ -31,7 +31,7 @@ class TrainingSettings:
     allow_public_duplicates: bool = False
     unit: str = "record"
     records_per_user: int | None = None
-    user_rows: Joined | None = None
+    user_rows: UserRows | None = None
 
     def __post_init__(self) -> None:
         for name in ("reproducible", "hardened", "allow_public_duplicates"):

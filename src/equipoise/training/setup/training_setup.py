@@ -204,7 +204,13 @@ def prepare(given: TrainingInputs, resumed: ResumedRun | None = None) -> Trainin
             raise DataError(
                 "owner has another length than data: it names the user of each record, in the order of data"
             )
-        if owners is not None and owners.unit.rows is not None:
+        if settings.user_rows == "update" and owners is not None and owners.count < len(owners):
+            raise DataError(
+                "owner names some users twice, and with user_rows='update' each item of data is a whole "
+                "user: put all records of a user into one item, and number the items"
+            )
+        joined = settings.protected.joined
+        if owners is not None and joined is not None:
             source = UserSource(source, owners)
         elif (
             owners is not None
@@ -218,19 +224,17 @@ def prepare(given: TrainingInputs, resumed: ResumedRun | None = None) -> Trainin
                 "draw users (user_rows='mean')"
             )
         check_public(source, method, settings.allow_public_duplicates)
-        prepare_batch = BatchPreparation(
-            place, given.augmentation, settings.views, settings.user_rows is not None
-        )
+        prepare_batch = BatchPreparation(place, given.augmentation, settings.views, joined is not None)
 
         def whole(loss: Loss) -> Loss:
             """The loss of what is drawn: of views of records, of records of users."""
-            return joined_over_users(averaged_over_views(loss, settings.views), settings.user_rows)
+            return joined_over_users(averaged_over_views(loss, settings.views), joined)
 
         # Before anything is read or run: it may keep something of the first records that it meets.
         untouched = copies_of(model, given.loss, whole, place)
         runs_code = not source.is_scanned or given.augmentation is not None
         other_source = deep_copy((source, prepare_batch), shares_data=True) if runs_code else None
-        of_loss = joined_over_users(given.loss, settings.user_rows) if callable(given.loss) else given.loss
+        of_loss = joined_over_users(given.loss, joined) if callable(given.loss) else given.loss
         example, probes = check_loss(model, of_loss, source, place)
 
         method_plan = _plan_of(given, resumed, processes)
