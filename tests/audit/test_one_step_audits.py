@@ -129,7 +129,8 @@ def test_steps_of_all_methods(line):
     assert found.finds, found
     if name not in NOTHING:
         assert found.clean.claimed is not None
-        assert found.clean.certified > 0.8 * found.clean.claimed
+        close = 0.7 if ONE_STEP[name].in_turn else 0.8  # in turn, experiments are few
+        assert found.clean.certified > close * found.clean.claimed
 
 
 @pytest.mark.slow
