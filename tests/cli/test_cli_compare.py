@@ -26,6 +26,7 @@ def test_compare_refuses_what_does_not_fit(equipoise, tmp_path):
     assert "--learning-rates is '1,2'" in err("--learning-rates 1,2")
     assert "numbers such as" in err("--learning-rates a,b,c")
     assert "METHOD.NAME=VALUE" in err("--option clip_norm=3")
+    assert "--device 'cud' is no device" in err("--device cud")
     assert "--seeds is 0" in err("--seeds 0")
     assert "--learning-rate is inf" in err("--learning-rates 1,inf,2")
     assert "--learning-rate is 0" in err("--learning-rates 1,2,0")

@@ -74,6 +74,20 @@ def test_a_table_is_trained_on_and_its_published_folder_predicts(equipoise, fold
     assert unlabelled.value["evaluation"] == {}
     assert alone.read_text() == output.read_text()
     assert "--data FILE" in equipoise("predict --json", run).value["error"]
+    other = equipoise("predict --json --data digits", run).value["error"]
+    assert "trained on another kind of data, a table" in other
+
+    with (folder / "held_out.csv").open() as file:
+        lines = [line for line in file if not line.rstrip().endswith(("yes,no", "yes,yes"))]
+    (tmp_path / "one.csv").write_text("".join(lines))
+    one_class = equipoise("predict", run, "--data", tmp_path / "one.csv")
+    assert one_class.code == 0, one_class.err
+    assert "no record that is evaluated on has the class 'yes'" in " ".join(one_class.out.split())
+    data = ("--data", folder / "people.csv", "--test", tmp_path / "one.csv", "--run-dir", tmp_path / "other")
+    found = equipoise(f"train {SMALL}", *data)
+    assert "no record that is evaluated on has the class 'yes'" in " ".join(found.err.split())
+    assert found.value["baseline"]["accuracy"] == 1.0
+    assert "Hint" not in found.err  # nothing could do better than the baseline
 
 
 def test_a_run_on_a_table_is_resumed(equipoise, folder, tmp_path):
@@ -157,6 +171,24 @@ def test_a_wrong_population_is_told_to_the_owner_only(equipoise, folder, tmp_pat
     wrong = equipoise(f"train {SMALL} --population 12000", *data)
     assert "the population is stated as 9,000, but the data hold 4" in " ".join(wrong.err.split())
     assert "data hold" not in wrong.out
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "compare --methods dp-sgd --seeds 1 --trials 1 --epochs 1",
+        "federate --clients 2 --rounds 1 --epsilon 9",
+    ],
+)
+@pytest.mark.filterwarnings("error:the population is stated")
+def test_a_wrong_population_is_told_once_by_all_commands(equipoise, folder, tmp_path, command):
+    data = ("--data", folder / "people.csv", "--test", folder / "held_out.csv", "--run-dir", tmp_path / "run")
+    found = equipoise(f"{command} --batch-size 100 --population 1200 --json", *data)
+    assert found.code == 0, found.err
+    told = " ".join(found.err.split())
+    assert told.count("the population is stated as 1,200, but the data hold 600 records") == 1
+    for path in (tmp_path / "run").rglob("*.json"):
+        assert "data hold" not in path.read_text()
 
 
 @pytest.mark.parametrize(

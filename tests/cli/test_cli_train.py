@@ -279,6 +279,7 @@ def test_options_reach_the_training(equipoise, tmp_path):
         ("--momentum nan", "--momentum is nan"),
         ("--learning-rate 1e308", "--learning-rate is 1e+308"),
         ("--clip-norm 1e308", "--clip-norm is '1e308'"),
+        ("--epochs 1e9 --dry-run", "--epochs 1e+09 makes 2e+09 steps"),
         ("--epochs 1e300", "--epochs is 1e+300"),
         ("--seed 1000000000000000000000000000000", "--seed has 31 digits"),
         ("--device nowhere", "nowhere"),
@@ -306,6 +307,7 @@ def test_a_model_that_is_not_finite_is_told_and_has_no_score(equipoise, tmp_path
     assert found.value["evaluation"] == {"finite_answers": 0.0}
     assert "numbers are not finite" in found.err
     assert "test accuracy" not in equipoise("report", run).out
+    assert "'cud' is no device" in equipoise("predict", run, "--device", "cud", "--json").value["error"]
     again = equipoise("predict", run, "--json")
     assert again.value["finite"] is False
     assert again.value["evaluation"] == {"finite_answers": 0.0}

@@ -373,12 +373,13 @@ def test_augmentation_or_collate_that_mixes_records_is_refused(tmp_path):
 
 
 def test_a_population_far_above_the_data_is_warned_of():
-    with pytest.warns(UserWarning, match=r"population=1000 is more than ten times what data hold") as told:
-        training(population=1000)
-    assert str(RECORDS) not in str(told[0].message)  # how many there are is private
+    for population, side in ((1000, "above"), (RECORDS * 4 // 5, "below")):
+        with pytest.warns(UserWarning, match=rf"stated as {population:,}, more than a tenth {side}") as told:
+            training(population=population)
+        assert str(RECORDS) not in str(told[0].message)  # how many there are is private
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        training(population=10 * RECORDS)
+        training(population=RECORDS)
 
 
 def test_an_epsilon_out_of_reach(tmp_path):

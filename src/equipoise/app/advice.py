@@ -89,6 +89,11 @@ def advise(settings: RunSettings, asked: AdviceSettings, console: Console) -> di
         "DP-SGD, tuned, is the one to beat: no method compared is ahead of it on all data. "
         f"It reached {place.plain}%, {behind} ({place.where}; measurements/{place.page})."
     ]
+    if experiment.dataset.task != "classification":
+        reasons = [
+            "DP-SGD, the simplest method. All methods were compared on classifications; for "
+            f"{_task(experiment)} no measurement speaks for another one."
+        ]
     if settings.model == "scatter-linear" and settings.data in NAMES:
         scattering = MEASURED[f"scattering, {NAMES[settings.data]}"]
         reasons.append(f"Fixed features and few parameters do best: {scattering} of cnn-tanh.")
@@ -141,7 +146,7 @@ def _chosen(
         chosen = replace(chosen, method="dp-mf", sampling="fixed-epochs", batch_size=size)
         reasons.append(
             "The order of the records may be known, so no sampling amplifies the guarantee. Noise that is "
-            f"correlated over steps makes up for most of it: {MEASURED['fixed order']}."
+            f"correlated over steps makes up for most of it{_measured('fixed order', experiment)}."
         )
     rows = [] if asked.fixed_order else recorded(settings.data, settings.epsilon or 1.0)
     rows = [row for row in rows if settings.model in (None, row.model)]
@@ -159,9 +164,20 @@ def _chosen(
         chosen = replace(chosen, clip_rule="auto_s")
         reasons.append(
             "No clip norm is known for these data. AUTO-S normalises the gradients, so that only the "
-            f"learning rate is left to tune, and is level with DP-SGD: {MEASURED['auto_s']}."
+            f"learning rate is left to tune, and is level with DP-SGD{_measured('auto_s', experiment)}."
         )
     return chosen
+
+
+def _task(experiment: Experiment) -> str:
+    return {"regression": "a regression", "multi-label": "several labels"}.get(experiment.dataset.task, "")
+
+
+def _measured(name: str, experiment: Experiment, but: str | None = None) -> str:
+    """The figures that a reason rests on; all are accuracies of classifications."""
+    if experiment.dataset.task != "classification":
+        return f" where classes are learnt; for {_task(experiment)} it was not measured"
+    return f": {MEASURED[name]}" + (f"; but {MEASURED[but]}" if but else "")
 
 
 def _worth_trying(chosen: RunSettings, asked: AdviceSettings, experiment: Experiment) -> list[str]:
@@ -169,15 +185,15 @@ def _worth_trying(chosen: RunSettings, asked: AdviceSettings, experiment: Experi
     resolved, sampling = experiment.settings, experiment.sampling
     if resolved.public_records is not None:
         found.append(
-            "--method public-warm-start, since there are public records of the task: "
-            f"{MEASURED['warm start']}; but {MEASURED['warm start elsewhere']}. It must be the same task."
+            "--method public-warm-start, since there are public records of the task"
+            f"{_measured('warm start', experiment, 'warm start elsewhere')}. It must be the same task."
         )
     epsilon = resolved.epsilon or 0.0
     share = sampling.expected_size / sampling.population
     if not asked.fixed_order and epsilon >= 3 and sampling.steps >= MANY_STEPS and share <= SMALL_SHARE:
         found.append(
             f"--method dp-mf, since epsilon is {epsilon:g} and there are {sampling.steps:,} steps on small "
-            f"draws: {MEASURED['many steps']}."
+            f"draws{_measured('many steps', experiment)}."
         )
     if resolved.data in NAMES and resolved.model != "scatter-linear":
         found.append(
@@ -250,4 +266,4 @@ def _size(experiment: Experiment) -> int:
 
 
 def _command(settings: RunSettings) -> str:
-    return settings.command().replace(" --seed 0", "")
+    return settings.command(with_paths=True).replace(" --seed 0", "")

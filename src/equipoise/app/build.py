@@ -33,6 +33,7 @@ from equipoise.privacy import BudgetError, Sampling
 from equipoise.privacy.sampling import SAMPLING_WORDS
 from equipoise.training import PrivateTraining
 from equipoise.training.metrics import MetricWriter
+from equipoise.training.population import population_told_elsewhere, population_warning
 
 __all__ = [
     "Experiment",
@@ -92,6 +93,12 @@ class Experiment:
         """How many records, or users where they are drawn, the data hold: private."""
         owner = self.owner if self.settings.user_rows is not None else None
         return len(self.records) if owner is None else len(owner.unique())  # type: ignore[no-untyped-call]
+
+    @property
+    def population_warning(self) -> str | None:
+        """Where the stated population is far from what the data hold: for the owner only, and in no file."""
+        drawn = "record" if self.settings.user_rows is None else "user"
+        return population_warning(self.drawn, self.sampling.population, self.sampling.expected_size, drawn)
 
     def with_scores(self, method: Method) -> WithCanaryScores:
         """The method, which also adds up the scores of the canaries."""
@@ -176,36 +183,37 @@ def build_training(
     if experiment.canaries is not None:
         method = experiment.with_scores(method)
     try:
-        return PrivateTraining(
-            experiment.model,
-            experiment.optimizer,
-            loss=experiment.loss,
-            data=experiment.records,
-            sampling=experiment.sampling,
-            method=method,
-            budget=budget,
-            scheduler=experiment.scheduler,
-            augmentation=experiment.augmentation,
-            run_dir=settings.run_dir if on_disk else None,
-            ledger_file=settings.ledger if on_disk else None,
-            relation=settings.neighbours(),
-            unit=settings.unit or "record",
-            owner=experiment.owner,
-            records_per_user=settings.records_per_user,
-            user_rows=settings.user_rows,  # type: ignore[arg-type]
-            hardened=settings.hardened,
-            # they were set apart by number, so that equal ones are different records
-            allow_public_duplicates=settings.public_records is not None,
-            seed=settings.seed,
-            reproducible=settings.reproducible,
-            micro_batch_size=settings.micro_batch_size,
-            ema_decay=settings.ema or None,
-            views=settings.views or 1,
-            device=settings.device,
-            epsilon_every=epsilon_every,
-            writers=writers,
-            on_create=on_create,
-        )
+        with population_told_elsewhere():
+            return PrivateTraining(
+                experiment.model,
+                experiment.optimizer,
+                loss=experiment.loss,
+                data=experiment.records,
+                sampling=experiment.sampling,
+                method=method,
+                budget=budget,
+                scheduler=experiment.scheduler,
+                augmentation=experiment.augmentation,
+                run_dir=settings.run_dir if on_disk else None,
+                ledger_file=settings.ledger if on_disk else None,
+                relation=settings.neighbours(),
+                unit=settings.unit or "record",
+                owner=experiment.owner,
+                records_per_user=settings.records_per_user,
+                user_rows=settings.user_rows,  # type: ignore[arg-type]
+                hardened=settings.hardened,
+                # they were set apart by number, so that equal ones are different records
+                allow_public_duplicates=settings.public_records is not None,
+                seed=settings.seed,
+                reproducible=settings.reproducible,
+                micro_batch_size=settings.micro_batch_size,
+                ema_decay=settings.ema or None,
+                views=settings.views or 1,
+                device=settings.device,
+                epsilon_every=epsilon_every,
+                writers=writers,
+                on_create=on_create,
+            )
     except BudgetError as error:
         if settings.ledger is None or settings.epsilon is None:
             raise

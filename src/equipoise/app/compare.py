@@ -19,6 +19,7 @@ import json
 import os
 import statistics
 import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -39,6 +40,7 @@ from equipoise.app.tasks import accuracy
 from equipoise.data import DataSet
 from equipoise.report.comparison_page import write_comparison
 from equipoise.report.json_files import read_object
+from equipoise.training.setup.argument_checks import existing_device
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -66,13 +68,16 @@ def tuning_grid(centre: float, trials: int) -> tuple[float, ...]:
     return tuple(float(f"{centre * GRID_FACTOR ** (i - (trials - 1) / 2):.6g}") for i in range(trials))
 
 
-def compare(comparison: Comparison, folder: PathLike, note: Note) -> dict[str, Any]:
+def compare(
+    comparison: Comparison, folder: PathLike, note: Note, warn: Callable[[str], None] = warnings.warn
+) -> dict[str, Any]:
     """Do the runs that are missing in the folder, and write and answer the whole comparison.
 
     Args:
         comparison: what is compared.
         folder: a file a run under `runs/`, and `comparison.json`.
         note: told before every run.
+        warn: told once what the data's owner must know, and nobody else.
 
     Returns:
         Plain values: `methods` (one row an entry, with medians, spread, curve, time, memory, statement and
@@ -82,6 +87,8 @@ def compare(comparison: Comparison, folder: PathLike, note: Note) -> dict[str, A
         SettingsError: settings that cannot be used, before anything is trained.
     """
     bench = _Bench(comparison, Path(folder))
+    if bench.population_warning is not None:
+        warn(bench.population_warning)
     rows = []
     for number, entry in enumerate(comparison.entries):
         grid = bench.grids[number]
@@ -130,8 +137,11 @@ def run_comparison(comparison: Comparison, folder: str, console: Console) -> dic
             if not console.is_terminal:
                 console.print(f"[{done + 1}/{total}] {what}", markup=False, style="dim")
 
+        def warn(what: str) -> None:
+            console.print(f"[bold yellow]Warning[/]: {what}", soft_wrap=True)
+
         try:
-            found = compare(comparison, folder, note)
+            found = compare(comparison, folder, note, warn)
         except KeyboardInterrupt:
             console.print("stopped; the same command goes on with the runs that are missing", style="yellow")
             raise
@@ -143,6 +153,7 @@ class _Bench:
 
     def __init__(self, comparison: Comparison, folder: Path) -> None:
         self._folder, base = folder / "runs", comparison.base
+        existing_device(base.device or "cpu")
         raw = load_data(base)
         if raw.task != "classification":
             raise SettingsError(
@@ -152,7 +163,7 @@ class _Bench:
         # assembled once: what cannot be used is found before the first run, and the raw data can go
         first = assemble(comparison.entries[0].settings(base), raw=raw)
         self.dataset, self.model = raw, first.settings.model
-        self.population = first.sampling.population
+        self.population, self.population_warning = first.sampling.population, first.population_warning
         self.epsilon, self.delta = first.settings.epsilon, first.settings.delta
         # one half of the test records chooses the learning rates, the other judges
         self._halves = dict(zip(("trial", "result"), first.dataset.test.split(0.5, seed=0), strict=True))

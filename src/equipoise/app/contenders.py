@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
+from equipoise._validate import suggestion
 from equipoise.app.option_checks import SettingsError, flag
 from equipoise.app.settings import RunSettings, parse_option
 from equipoise.methods.registry import registered
@@ -131,8 +132,10 @@ def read_entries(methods: str, options: Sequence[tuple[str, Any]] = ()) -> list[
         label, equals, name = word.partition("=")
         name = name if equals else label
         if name not in registered() and name not in SHORTHANDS and ":" not in name:
-            known = ", ".join([*registered(), *SHORTHANDS])
-            raise SettingsError(f"--methods names {name!r}, but the methods are {known}.")
+            known = [*registered(), *SHORTHANDS]
+            raise SettingsError(
+                f"--methods names {name!r}.{suggestion(name, known)} The methods are {', '.join(known)}."
+            )
         order.append(label)
         found[label] = {"options": {}, **SHORTHANDS.get(name, {"method": name})}
     texts = {field.name for field in fields(RunSettings) if str(field.type).startswith("str")}

@@ -6,20 +6,18 @@ The plan is one clipped sum per step, which is DP-SGD's; nothing here needs data
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import Any
 
 from equipoise._roots import crossing
-from equipoise.app.settings import CalibrationSettings, steps_of
+from equipoise.app.settings import MOST_STEPS, CalibrationSettings, steps_of
 from equipoise.privacy import RECORD, Budget, Gaussian, PrivacyPlan, Release, Unit, calibrate, epsilon
 from equipoise.privacy.sampling import SAMPLING_WORDS
 
 __all__ = ["answer", "table"]
 
 
-def _plan(asked: CalibrationSettings, noise_multiplier: float) -> PrivacyPlan:
-    kind = SAMPLING_WORDS[asked.sampling]
-    sampling = kind.of_size(asked.batch_size, asked.population, asked.number_of_steps())
+def _plan(asked: CalibrationSettings, noise_multiplier: float, batch_size: float, steps: int) -> PrivacyPlan:
+    sampling = SAMPLING_WORDS[asked.sampling].of_size(batch_size, asked.population, steps)
     return PrivacyPlan(
         [Release("gradient", 1.0, Gaussian(noise_multiplier))], sampling, asked.relation, unit=_unit(asked)
     )
@@ -36,11 +34,12 @@ def answer(asked: CalibrationSettings) -> dict[str, Any]:
     >>> round(answer(asked)["epsilon"], 3)
     1.571
     """
+    size = asked.batch_size, asked.number_of_steps()
     if asked.epsilon is None:
         assert asked.noise_multiplier is not None
-        plan = _plan(asked, asked.noise_multiplier)
+        plan = _plan(asked, asked.noise_multiplier, *size)
     else:
-        plan = calibrate(lambda scale: _plan(asked, scale), Budget(asked.epsilon, asked.delta))
+        plan = calibrate(lambda scale: _plan(asked, scale, *size), Budget(asked.epsilon, asked.delta))
     noise = plan.releases[0].noise_multiplier
     found = plan.epsilon(asked.delta)
     return {
@@ -84,10 +83,11 @@ def table(asked: CalibrationSettings, centre: float) -> tuple[list[float], list[
 
 
 def _cell(asked: CalibrationSettings, epochs: float, batch_size: float, centre: float) -> float:
-    here = replace(asked, batch_size=batch_size, steps=steps_of(epochs, asked.population, batch_size))
+    steps = steps_of(epochs, asked.population, batch_size, most=10 * MOST_STEPS)  # 8 times those asked for
 
     def spent(noise: float) -> float:
-        return epsilon(_plan(here, noise).event(), asked.delta, asked.relation, cross_check=False).value
+        plan = _plan(asked, noise, batch_size, steps)
+        return epsilon(plan.event(), asked.delta, asked.relation, cross_check=False).value
 
     if asked.epsilon is None:
         return spent(centre)

@@ -19,11 +19,13 @@ from equipoise.methods.registry import registered
 __all__ = [
     "DATA_NAMES",
     "FILES",
+    "INSTEAD",
     "LARGEST",
     "MODEL_NAMES",
     "USUAL_NAMES",
     "SettingsError",
     "check_choice",
+    "check_data_and_model",
     "check_federated",
     "check_name",
     "data_form",
@@ -32,7 +34,6 @@ __all__ = [
     "in_option_words",
     "noise_warning",
     "parse_clip_norm",
-    "population_warning",
     "rate_warning",
 ]
 
@@ -66,9 +67,25 @@ USUAL_NAMES = {
     "--wd": "--weight-decay",
     "--noise": "--noise-multiplier",
     "--sigma": "--noise-multiplier",
+    "--max-grad-norm": "--clip-norm",
+    "--eps": "--epsilon",
     "--steps": "--epochs",
 }
 """What other programs call our options: too unlike for the parser to guess."""
+
+
+_NO_UNIT = (
+    "equipoise federate protects a record at one owner, and its owners are made up. Users whose records one "
+    "holder has: equipoise train --unit user. Users' updates: docs/how-to/user-level-federated.md. Owners "
+    "with a ledger each: docs/how-to/several-owners.md."
+)
+
+
+INSTEAD = {
+    "federate": dict.fromkeys(("--unit", "--owner", "--records-per-user", "--user-rows"), _NO_UNIT),
+    "compare": {"--noise-multiplier": "Methods are compared at one budget: give --epsilon."},
+}
+"""What a command answers to options that other commands have."""
 
 
 class SettingsError(ValueError):
@@ -94,27 +111,9 @@ def data_form(data: str) -> str:
         return "code"
     if data.lower().endswith(_TABLES):
         return "table"
-    return "images" if data not in DATA_NAMES and ("/" in data or Path(data).is_dir()) else "named"
-
-
-def population_warning(records: int, population: int, batch_size: float, drawn: str = "record") -> str | None:
-    """A sentence where the stated population is far from the number of records, None where it is near.
-
-    It is for the data's owner only: the number of records is private, and so is that of users, who are
-    counted where they are drawn.
-
-    >>> population_warning(1050, 1000, 100)
-    >>> population_warning(1000, 12000, 256)[:76]
-    'the population is stated as 12,000, but the data hold 1,000 records, so that'
-    """
-    if 0.9 <= records / population <= 1.1:
-        return None
-    return (
-        f"the population is stated as {population:,}, but the data hold {records:,} {drawn}s, so that a step "
-        f"draws about {batch_size * records / population:,.0f} of them where {batch_size:,g} are meant. The "
-        "guarantee holds all the same, but the noise is that of the stated population. This sentence is for "
-        "the data's owner: it is written into no file."
-    )
+    if Path(data).is_dir():
+        return "named" if data in DATA_NAMES else "images"
+    return "images" if "/" in data and not Path(data).suffix else "named"
 
 
 def delta_warning(delta: float, population: int) -> str | None:
@@ -239,12 +238,27 @@ def check_name(option: str, value: str | None, names: Iterable[str], own: str = 
         return
     if files and data_form(value) in ("table", "images"):
         return
+    if files and Path(value).suffix:
+        raise SettingsError(
+            f"{flag(option)} is {value!r}, which is neither a folder nor a table that can be read: their "
+            "names end in .csv or .tsv (plain or .gz), or in .parquet. Save the table in one of these forms."
+        )
     kind = "Class" if option == "method" else "function"
     end = f", {files}" if files else ""
     end += f", or package.module:{kind}, {own}" if own else ""
     raise SettingsError(
         f"{flag(option)} is {value!r}.{suggestion(value, known)} It must be one of {', '.join(known)}{end}."
     )
+
+
+def check_data_and_model(data: str | None, model: str | None) -> None:
+    """Refuse names of data sets and models that there are not; those of the user's own pass.
+
+    Raises:
+        SettingsError: with the name that was probably meant.
+    """
+    check_name("data", data, DATA_NAMES, "a function that returns a DataSet", FILES)
+    check_name("model", model, MODEL_NAMES, "a function from the data set to a module")
 
 
 def check_federated(method: str) -> None:

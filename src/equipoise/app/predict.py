@@ -14,11 +14,12 @@ from equipoise.app.data_loading import cache_folder, load_data
 from equipoise.app.models import build_model, default_model, prepare_data
 from equipoise.app.option_checks import SettingsError, data_form
 from equipoise.app.settings import RunSettings
-from equipoise.app.tasks import TASKS, in_units, outputs_of
+from equipoise.app.tasks import TASKS, absent_warning, in_units, outputs_of
 from equipoise.data import DataSet
 from equipoise.data.readers.image_folders import images_for_model
 from equipoise.data.readers.schema import records_for_model
 from equipoise.training import load_model
+from equipoise.training.setup.argument_checks import existing_device
 
 __all__ = ["predict_run", "records_to_predict"]
 
@@ -46,12 +47,13 @@ def predict_run(
         Plain values: run_dir, data, records, the scores where the rows say what is right, whether all answers
         are finite, and, where one was written, output.
     """
+    target = None if device is None else existing_device(device)
     raw, labelled = records_to_predict(settings, schema)
     name = settings.model or default_model(raw)  # a federation's settings may leave it open
     dataset = prepare_data(name, raw, cache_folder())
     model = load_model(build_model(name, dataset, seed=settings.seed), Path(folder) / "model.safetensors")
-    if device is not None:
-        model = model.to(device)
+    if target is not None:
+        model = model.to(target)
     outputs = outputs_of(model, dataset.test)
     task, scores = TASKS[dataset.task], {}
     if labelled:
@@ -64,6 +66,7 @@ def predict_run(
         "records": len(dataset.test),
         "accuracy": scores.get("accuracy"),
         "evaluation": scores,
+        "warnings": [warning] if labelled and (warning := absent_warning(dataset)) else [],
         "finite": bool(outputs.isfinite().all()),
         **({} if output is None else {"output": output}),
     }
@@ -76,10 +79,11 @@ def records_to_predict(settings: RunSettings, schema: Mapping[str, Any] | None) 
         return records_for_model(settings.data, schema)
     if form == "images" and schema is not None and "image_size" in schema:
         return images_for_model(settings.data, schema)
-    if form in ("table", "images"):
+    if form in ("table", "images") or (form == "named" and schema is not None):
+        kind = "named data" if schema is None else "a table" if "columns" in schema else "images of a folder"
         raise SettingsError(
-            f"--data is {settings.data!r}, but the run was trained on another kind of data: config.json "
-            "holds no schema for it. Give data of the kind that it was trained on."
+            f"--data is {settings.data!r}, but the run was trained on another kind of data, {kind} or a "
+            "function's records. Give data of the kind that it was trained on."
         )
     # predicting spends nothing, so any positive population does for a function of the user's own
     population = (settings.population or 1) if form == "code" else None

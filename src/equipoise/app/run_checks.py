@@ -14,7 +14,6 @@ from equipoise.app.settings import FederationSettings, RunSettings
 from equipoise.report import RunFolderError, read_run
 from equipoise.report.json_files import read_json
 from equipoise.report.run_reader import damage_named, file_of_run
-from equipoise.statements.verify_federation import RESULT
 
 __all__ = [
     "FEDERATION_FILE",
@@ -85,7 +84,10 @@ def _published_settings(folder: str) -> RunSettings | None:
 
 def schema_of_run(folder: str) -> dict[str, Any] | None:
     """The schema of the table or the images that a run or federation was trained on; None of other data."""
-    path = Path(folder) / (RESULT if is_federation(folder) else "config.json")
+    name = "config.json"
+    if is_federation(folder):
+        from equipoise.statements.verify_federation import RESULT as name  # loads torch
+    path = Path(folder) / name
     config = read_json(path) if path.is_file() else None
     schema = config.get("schema") if isinstance(config, dict) else None
     return schema if isinstance(schema, dict) else None

@@ -57,6 +57,8 @@ ROWS = ("sum", "mean")
 EXPORTS = {"safetensors": "model.safetensors", "state-dict": "model.pt", "onnx": "model.onnx"}
 """The forms in which a model is exported, each with the name of its file."""
 
+MOST_STEPS = 10**6
+
 _OF_NUMBERS = frozenset({"above_zero", "share", "at_least_zero", "at_least_one"})
 
 
@@ -512,8 +514,8 @@ class RunSettings:
         apart = self.test_share is not None or data_form(self.data) == "named"
         return apart and self.canaries is None  # canaries are made of test records
 
-    def command(self) -> str:
-        """The command that repeats the run, with placeholders for paths."""
+    def command(self, with_paths: bool = False) -> str:
+        """The command that repeats the run, with placeholders for paths unless it is for the user alone."""
         words = ["equipoise", "train"]
         for item in fields(self):
             value = getattr(self, item.name)
@@ -523,9 +525,9 @@ class RunSettings:
                 option = flag(item.metadata["option"])
                 words += [word for n, v in value.items() for word in (option, f"{n}={_written(v)}")]
                 continue
-            value = self.data_name if item.name == "data" else value
+            value = self.data_name if item.name == "data" and not with_paths else value
             words.append(flag(item.name))
-            if "path" in item.metadata:
+            if "path" in item.metadata and not with_paths:
                 words.append(item.metadata["path"])
             elif value is not True:
                 words.append(f"{value:g}" if isinstance(value, float) else str(value))
@@ -578,6 +580,7 @@ class FederationSettings:
             raise SettingsError(
                 f"--clients-per-round is {self.clients_per_round}, but there are {self.clients} clients."
             )
+        _check_steps(self.rounds * self.local_steps, f"--rounds {self.rounds}")
         check_federated(self.base.method)
         if self.driver == "flower" and find_spec("flwr") is None:
             raise SettingsError("--driver flower needs Flower: pip install 'equipoise[federated]'")
@@ -689,9 +692,11 @@ class CalibrationSettings:
                 f"--batch-size is {self.batch_size:g}, but --population is {self.population}. Give at most "
                 "that many."
             )
+        self.number_of_steps()
 
     def number_of_steps(self) -> int:
         """The steps, or as many as the epochs take."""
+        _check_steps(self.steps or 0, f"--steps {self.steps}")
         return self.steps or steps_of(self.epochs or 0.0, self.population, self.batch_size)
 
 
@@ -820,14 +825,27 @@ class AuditSettings:
             )
 
 
-def steps_of(epochs: float, population: int, batch_size: float) -> int:
+def steps_of(epochs: float, population: int, batch_size: float, most: int = MOST_STEPS) -> int:
     """The fewest steps whose expected passes over the data are at least `epochs`.
+
+    Raises:
+        SettingsError: they are more than `most`.
 
     >>> steps_of(2, 1437, 718.5), steps_of(0.001, 1437, 718.5)
     (4, 1)
     """
+    steps = epochs * population / batch_size
+    _check_steps(steps, f"--epochs {epochs:g}", most)
     # What rounding adds to a whole number of steps must not make one step more.
-    return max(1, math.ceil(epochs * population / batch_size - 1e-9))
+    return max(1, math.ceil(steps - 1e-9))
+
+
+def _check_steps(steps: float, given: str, most: int = MOST_STEPS) -> None:
+    if not steps <= most:
+        raise SettingsError(
+            f"{given} makes {steps:.4g} steps, but the command line takes {most:,} at most: more are not "
+            "accounted for in a reasonable time. Give fewer, or a larger --batch-size."
+        )
 
 
 def check_saved(kind: type, values: Mapping[str, Any], needed: str) -> None:

@@ -22,7 +22,7 @@ from equipoise.app.option_checks import SettingsError
 from equipoise.data import DataSet, Records
 from equipoise.gradients.engine_inputs import Loss
 
-__all__ = ["TASKS", "Task", "accuracy", "cross_entropy", "loss_of", "outputs_of"]
+__all__ = ["TASKS", "Task", "absent_warning", "accuracy", "cross_entropy", "loss_of", "outputs_of"]
 
 
 @dataclass(frozen=True)
@@ -59,6 +59,8 @@ class Task:
         """Whether the model is no better than one without inputs."""
         name, more_is_better = self.main
         if name not in found or name not in baseline:
+            return False
+        if baseline[name] == float(more_is_better):  # no error at all: the test records have one answer
             return False
         return found[name] <= baseline[name] if more_is_better else found[name] >= baseline[name]
 
@@ -128,6 +130,22 @@ def loss_of(dataset: DataSet, class_weights: Mapping[str, float]) -> Loss:
         return task.losses(outputs, batch[task.field], own)
 
     return loss
+
+
+def absent_warning(dataset: DataSet) -> str | None:
+    """A sentence where a class has no test record, so that scores that need all classes are not given."""
+    if dataset.task != "classification":
+        return None
+    counts = dataset.test.fields["label"].bincount(minlength=dataset.num_classes).tolist()
+    names = dataset.class_names or tuple(map(str, range(dataset.num_classes)))
+    absent = [repr(name) for name, count in zip(names, counts, strict=True) if not count]
+    if not absent:
+        return None
+    more = ", ..." if len(absent) > 5 else ""
+    return (
+        f"no record that is evaluated on has the class {', '.join(absent[:5])}{more}. There is no AUC then, "
+        "and the other scores say nothing of it. Evaluate on records of every class."
+    )
 
 
 # ---- classification

@@ -25,11 +25,11 @@ from equipoise.app.option_checks import (
     SettingsError,
     delta_warning,
     noise_warning,
-    population_warning,
     rate_warning,
 )
 from equipoise.app.run_checks import SETTINGS_FILE, is_finished
 from equipoise.app.settings import RunSettings
+from equipoise.app.tasks import absent_warning
 from equipoise.audit.canary_records import SCORES_FILE, InsertedCanaries, choose_canaries
 from equipoise.audit.canary_scores import scores_of
 from equipoise.data.features.extractors import FeatureProgress
@@ -318,10 +318,8 @@ def _introduce(training: PrivateTraining, experiment: Experiment, console: Conso
     if training.plan.releases:
         noise = training.plan.releases[0].noise_multiplier
         found.append(noise_warning(noise, parameters, sampling.expected_size, sampling.steps))
-    population = population_warning(
-        experiment.drawn, sampling.population, sampling.expected_size, training.settings.protected.drawn
-    )
-    if population is not None:  # not among what is answered: the number of records is private
+    if (population := experiment.population_warning) is not None:
+        # not among what is answered: the number of records is private
         console.print(f"[bold yellow]Warning[/]: {population}", soft_wrap=True)
     if settings.test_share is not None:
         console.print(
@@ -329,6 +327,7 @@ def _introduce(training: PrivateTraining, experiment: Experiment, console: Conso
             "them no epsilon covers[/]",
             soft_wrap=True,
         )
+    found.append(absent_warning(experiment.dataset))
     warnings = [warning for warning in found if warning is not None]
     for warning in warnings:
         console.print(f"[bold yellow]Warning[/]: {warning}", soft_wrap=True)

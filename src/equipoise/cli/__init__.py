@@ -205,8 +205,21 @@ def _stray_words(error: Any, said: str) -> str:
     )
 
 
+def _unknown_option(option: str, error: Any) -> str | None:
+    """What a command answers to an option of other programs or commands; None where the parser does."""
+    from equipoise.app.option_checks import INSTEAD, USUAL_NAMES
+
+    command = getattr(getattr(error, "ctx", None), "command", None)
+    known = {flag for parameter in getattr(command, "params", ()) for flag in parameter.opts}
+    usual = USUAL_NAMES.get(option.replace("_", "-"))
+    if usual in known:
+        return f"No such option '{option}'. Did you mean '{usual}'?"
+    instead = INSTEAD.get(str(getattr(command, "name", "")), {}).get(usual or option)
+    return instead and f"No such option '{option}'. {instead}"
+
+
 def _words(error: Exception, chosen: typer.Typer, words: list[str]) -> str:
-    from equipoise.app.option_checks import USUAL_NAMES, in_option_words
+    from equipoise.app.option_checks import in_option_words
 
     if isinstance(error, OSError):
         error = explained(error, _place(error, words))
@@ -217,9 +230,9 @@ def _words(error: Exception, chosen: typer.Typer, words: list[str]) -> str:
         said = _said_once(str(message()))
         if said.startswith("Got unexpected extra argument"):
             return _stray_words(error, said)
-        usual = re.match(r"No such option '?(--?\w+)", said)
-        if usual and usual[1] in USUAL_NAMES:
-            return f"No such option '{usual[1]}'. Did you mean '{USUAL_NAMES[usual[1]]}'?"
+        unknown = re.match(r"No such option:? '?(--?[\w-]+)", said)
+        if unknown is not None:
+            return _unknown_option(unknown[1], error) or said
         if said.startswith("No such command 'experiment'"):
             return (
                 "there is no command 'experiment': the papers' experiments are not in the package. Run "

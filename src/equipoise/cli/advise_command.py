@@ -21,10 +21,9 @@ __all__ = ["advise"]
 @settings_options(AdviceSettings, parameter="asked")
 def advise(base: RunSettings, asked: AdviceSettings, json_output: Json = False) -> None:
     """Recommend a method and settings for data and budget, with reasons and a dry run; spends nothing."""
-    from equipoise.app.option_checks import DATA_NAMES, FILES, MODEL_NAMES, check_name
+    from equipoise.app.option_checks import check_data_and_model
 
-    check_name("data", base.data, DATA_NAMES, "a function that returns a DataSet", FILES)
-    check_name("model", base.model, MODEL_NAMES, "a function from the data set to a module")
+    check_data_and_model(base.data, base.model)
     base.check()
     asked.check()
     with loading():

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from equipoise.app.contenders import Comparison, parse_method_option, read_entries
+from equipoise.app.option_checks import check_data_and_model
 from equipoise.app.settings import OF_OWN_DATA, RunSettings
 from equipoise.cli.option_file import option_file
 from equipoise.cli.screen import emit, loading, open_console, quiet
@@ -51,6 +52,7 @@ def compare(
     run_dir: RunDir = None,
 ) -> None:
     """Compare methods at one budget over several seeds; goes on where it was stopped."""
+    check_data_and_model(base.data, base.model)
     comparison = Comparison(
         read_entries(methods, [parse_method_option(text) for text in option or []]),
         base,

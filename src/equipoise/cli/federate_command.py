@@ -6,7 +6,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from equipoise.app.option_checks import DATA_NAMES, FILES, MODEL_NAMES, check_name
+from equipoise.app.option_checks import check_data_and_model
 from equipoise.app.run_checks import FEDERATION_FILE, check_federation_folder
 from equipoise.app.settings import OF_OWN_DATA, FederationSettings, RunSettings
 from equipoise.cli.option_file import option_file
@@ -47,8 +47,7 @@ def federate(
     run_dir: RunDir = None,
 ) -> None:
     """Train one model on the records of several simulated owners; goes on where it was stopped."""
-    check_name("data", base.data, DATA_NAMES, "a function that returns a DataSet", FILES)
-    check_name("model", base.model, MODEL_NAMES, "a function from the data set to a module")
+    check_data_and_model(base.data, base.model)
     settings = replace(federation, base=base)
     settings.check()
     name = f"runs/{base.method}-{base.data_name}-{time.strftime('%Y%m%d-%H%M%S')}".replace(":", "-")

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from equipoise.app.option_checks import check_data_and_model
 from equipoise.cli.screen import emit, loading, open_console, warn_of_numbers
 from equipoise.cli.shared_options import (
     DataDir,
@@ -97,6 +98,7 @@ def predict(
         raise UsageError("the rows to predict are missing: --data FILE, of the form of the run's own.")
     if schema is not None and data is None:
         data = settings.test
+    check_data_and_model(data, None)
     settings = replace(settings, data=data or settings.data, data_dir=data_dir or settings.data_dir)
     check_own_code(folder, settings, data=data, model=model)
     check_model_file(folder)
@@ -121,6 +123,8 @@ def predict(
         )
     else:
         console.print(f"{found['records']:,} records of {found['data']}", markup=False)
+    for warning in found["warnings"]:
+        console.print(f"[bold yellow]Warning[/]: {warning}", soft_wrap=True)
     for name, value in scores.items():
         console.print(f"{score_name(name)} [bold]{score_in_words(name, value)}[/]")
     if output is not None:

@@ -45,13 +45,12 @@ def train(
     json_output: Json = False,
 ) -> None:
     """Train a model privately and write a run folder."""
-    from equipoise.app.option_checks import DATA_NAMES, FILES, MODEL_NAMES, check_name
+    from equipoise.app.option_checks import check_data_and_model, check_name
     from equipoise.app.run_checks import check_new_folder
     from equipoise.methods.registry import registered
 
     check_name("method", settings.method, registered(), "a class derived from equipoise.Method")
-    check_name("data", settings.data, DATA_NAMES, "a function that returns a DataSet", FILES)
-    check_name("model", settings.model, MODEL_NAMES, "a function from the data set to a module")
+    check_data_and_model(settings.data, settings.model)
     settings.check()
     if settings.run_dir is not None and not dry_run:
         check_new_folder(settings.run_dir)

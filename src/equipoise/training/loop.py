@@ -9,7 +9,6 @@ wrapped, hooked or renamed.
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -34,12 +33,13 @@ from equipoise.training.folder.config_file import found_before, rebuild, rebuild
 from equipoise.training.folder.run_folder import RunFolder, save_model
 from equipoise.training.interrupt import catch_interrupt
 from equipoise.training.metrics import MetricWriter
+from equipoise.training.population import warn_of_population
 from equipoise.training.progress import progress_bar
 from equipoise.training.restarts import FinishedTraining, check_same_run, state_of, undo_start
 from equipoise.training.run_ledger import others_at_start, own_ledger
 from equipoise.training.setup.training_inputs import TrainingInputs
 from equipoise.training.setup.training_settings import TrainingSettings
-from equipoise.training.setup.training_setup import ResumedRun, TrainingSetup, prepare
+from equipoise.training.setup.training_setup import ResumedRun, prepare
 from equipoise.training.started_run import continue_run, start_run
 from equipoise.training.step import Result, StepReport
 
@@ -47,19 +47,6 @@ __all__ = ["PrivateTraining"]
 
 
 Evaluate = Callable[[nn.Module], "Mapping[str, float] | float"]
-
-
-def _warn_of_population(setup: TrainingSetup) -> None:
-    """Warn of far fewer records than were stated. The data owner sees it; no number of records is told."""
-    sampling = setup.sampling
-    if setup.processes.is_first and 10 * len(setup.rows.source) < sampling.population:
-        warnings.warn(
-            f"population={sampling.population} is more than ten times what data hold. The sampling rate and "
-            "the divisor follow it, so a step draws far fewer records than expected "
-            f"({sampling.expected_size:g}) and noise drowns them: epsilon holds, but little is learned. "
-            "State a public number close to the number of records.",
-            stacklevel=3,
-        )
 
 
 class PrivateTraining:
@@ -191,7 +178,12 @@ class PrivateTraining:
         setup = prepare(given, _resumed)
         ledger_class = type(self).ledger_class
         if _resumed is None:
-            _warn_of_population(setup)
+            if setup.processes.is_first:
+                warn_of_population(
+                    len(setup.rows.source),
+                    setup.sampling.population,
+                    setup.sampling.expected_size,
+                )
             folder = None if run_dir is None else RunFolder(run_dir)
             run = start_run(setup, folder, ledger_class=ledger_class, writers=writers, on_create=on_create)
         else:

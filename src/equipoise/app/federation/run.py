@@ -37,6 +37,7 @@ from equipoise.privacy.ledger.run_record import GUARANTEES
 from equipoise.report.federation_page import write_federation_report
 from equipoise.report.phrases import SCORES, bytes_in_words, score_in_words, score_name
 from equipoise.statements.verify_federation import RESULT
+from equipoise.training.population import population_warning
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -250,6 +251,10 @@ def _introduce(made: Federation, console: Console) -> None:
     )
     if base.reproducible:
         console.print("[bold red]NOT PRIVATE[/]: --reproducible lets the noise follow the public seed.")
+    assert base.batch_size is not None
+    population = population_warning(len(made.dataset.train), made.dataset.population, base.batch_size)
+    if population is not None:
+        console.print(f"[bold yellow]Warning[/]: {population}", soft_wrap=True)
     assert base.delta is not None
     warning = delta_warning(base.delta, max(1, min(sizes)))
     if warning is not None:

@@ -16,7 +16,7 @@ from equipoise.methods import METHODS, Method, find
 from equipoise.training.distributed import Processes
 from equipoise.training.setup.training_settings import TrainingSettings
 
-__all__ = ["check_optimizer", "check_scheduler", "check_sharding", "move", "trainable"]
+__all__ = ["check_optimizer", "check_scheduler", "check_sharding", "existing_device", "move", "trainable"]
 
 
 def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
@@ -183,6 +183,28 @@ def _plateau_within(scheduler: Any) -> str | None:
     return None
 
 
+def existing_device(device: str | torch.device) -> torch.device:
+    """The device that is named.
+
+    Raises:
+        ValueError: it is none, or this machine has none of its kind or number.
+    """
+    try:
+        target = torch.device(device)
+    except (RuntimeError, TypeError):
+        raise ValueError(f"{_validate.given('device', device)} is no device; give 'cpu' or 'cuda'") from None
+    try:
+        torch.empty(0, device=target)
+    except (RuntimeError, NotImplementedError, AssertionError):  # each backend has its own kind
+        kind = {"cuda": "CUDA"}.get(target.type, target.type)
+        which = "" if target.index in (None, 0) else f" of number {target.index}"
+        raise ValueError(
+            f"device={str(device)!r}: this machine has no {kind} device{which}; give device='cpu' or leave "
+            "it out"
+        ) from None
+    return target
+
+
 def move(
     model: nn.Module, optimizer: torch.optim.Optimizer, device: str | torch.device | None
 ) -> torch.device:
@@ -198,14 +220,7 @@ def move(
                 f"the model's parameters lie on several devices, {sorted(map(str, places))}; give device=..."
             )
         return next(iter(places))
-    try:
-        target = torch.device(device)
-    except (RuntimeError, TypeError):
-        raise ValueError(f"{_validate.given('device', device)} is no device; give 'cpu' or 'cuda'") from None
-    if target.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError(
-            f"device={device!r}: this machine has no CUDA device; give device='cpu' or leave it out"
-        )
+    target = existing_device(device)
     model.to(target)
     for state in optimizer.state.values():
         for name, value in state.items():

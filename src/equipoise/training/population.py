@@ -1,0 +1,55 @@
+"""Whether the stated population is near that of the data; the number of records is told to the owner only."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+__all__ = ["population_told_elsewhere", "population_warning", "warn_of_population"]
+
+_BEGIN = "the population is stated as"
+
+
+def population_warning(records: int, population: int, batch_size: float, drawn: str = "record") -> str | None:
+    """A sentence where the stated population is far from the number of records, None where it is near.
+
+    It is for the data's owner only: the number of records is private, and so is that of users, who are
+    counted where they are drawn.
+
+    >>> population_warning(1050, 1000, 100)
+    >>> population_warning(1000, 12000, 256)[:76]
+    'the population is stated as 12,000, but the data hold 1,000 records, so that'
+    """
+    if not _is_far(records, population):
+        return None
+    return (
+        f"{_BEGIN} {population:,}, but the data hold {records:,} {drawn}s, so that a step "
+        f"draws about {batch_size * records / population:,.0f} of them where {batch_size:,g} are meant. The "
+        "guarantee holds all the same, but the noise is that of the stated population. This sentence is for "
+        "the data's owner: it is written into no file."
+    )
+
+
+def _is_far(records: int, population: int) -> bool:
+    return not 0.9 <= records / population <= 1.1
+
+
+def warn_of_population(records: int, population: int, batch_size: float, *, stacklevel: int = 2) -> None:
+    """Give a warning of Python's where it is far off: a log may keep it, so it tells no number of records."""
+    if _is_far(records, population):
+        side = "above" if population > records else "below"
+        warnings.warn(
+            f"{_BEGIN} {population:,}, more than a tenth {side} what the data hold, so that a step does not "
+            f"draw about {batch_size:,g} of them. The guarantee holds all the same, but the noise is that of "
+            "the stated population. State a public number close to the number of records.",
+            stacklevel=stacklevel + 1,
+        )
+
+
+@contextmanager
+def population_told_elsewhere() -> Iterator[None]:
+    """Leave the warning out: the caller has a better place for it, or has given it."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=_BEGIN)
+        yield
