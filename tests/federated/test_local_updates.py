@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from equipoise.audit.neighbours import CHANGES, audit_neighbours
 from equipoise.federated import LocalUpdates
 from equipoise.gradients import GradientEngine
 from equipoise.gradients.checks.errors import CrossRecordError
+from equipoise.training.folder.consistency import check_settings
 from equipoise.training.record_source import DataError
 
 PLACES = 6
@@ -242,6 +244,8 @@ def test_dropout_has_masks_of_each_user_and_step():
 def over_users(count=20, owner=None, **options):
     model = network()
     given = {
+        "method": eq.DPSGD(clip_norm=0.5, noise_multiplier=2.0),
+        "budget": eq.Budget(50.0, 1e-3),
         "data": users(count),
         "loss": LocalUpdates(cross_entropy, steps=2, batch_size=3, learning_rate=0.1),
         "unit": "user",
@@ -253,8 +257,6 @@ def over_users(count=20, owner=None, **options):
         model,
         torch.optim.SGD(model.parameters(), lr=1.0),
         sampling=eq.Poisson(10, count, 3),
-        method=eq.DPSGD(clip_norm=0.5, noise_multiplier=2.0),
-        budget=eq.Budget(50.0, 1e-3),
         **(given | options),
     )
 
@@ -295,3 +297,46 @@ def test_records_that_are_drawn_by_themselves_are_named_as_such(most, words):
     owner = torch.arange(20) // most
     run = over_users(owner=owner, data=data, loss=cross_entropy, user_rows=None, records_per_user=most)
     assert words in " ".join(str(run.statement()).split())
+
+
+def test_noise_for_a_larger_cohort_claims_nothing(tmp_path):
+    """In the dry run, the statement and the report, and nobody can say otherwise afterwards."""
+    folder, z = tmp_path / "run", 2.0 * 10 / 1000
+    run = over_users(
+        method=eq.DPSGD(clip_norm=0.5, noise_multiplier=z), noise_for_cohort=1000, run_dir=folder, budget=None
+    )
+    why = "simulation and not private: its noise is scaled to cohorts of 1,000, and smaller ones are drawn"
+    assert f"no guarantee, so no epsilon. The run is a {why}." in str(run.describe())
+    run.take_step()
+    run.save_checkpoint()
+    run.close()
+    model = network()
+    again = eq.PrivateTraining.resume(
+        folder,
+        model,
+        torch.optim.SGD(model.parameters(), lr=1.0),
+        loss=LocalUpdates(cross_entropy, steps=2, batch_size=3, learning_rate=0.1),
+        data=users(20),
+        owner=torch.arange(20),
+    )
+    statement = again.run(progress=False).statement
+    assert (statement.guarantee, statement.epsilon) == ("none", None)
+    text = " ".join(str(statement).split())
+    assert text.startswith("Guarantee: none")
+    assert f"{why} (1 times)" in text
+    assert why in (folder / "report.html").read_text()
+    assert eq.verify_run(folder).consistent
+    stated = json.loads((folder / "statement.json").read_text())
+    claimed = stated | {"guarantee": "proven", "epsilon": 2.0, "holes": []}
+    (found,) = check_settings(claimed, json.loads((folder / "config.json").read_text()))
+    assert found.ok is False
+    assert "guarantee is 'none'" in found.detail
+    (folder / "statement.json").write_text(json.dumps(claimed))
+    assert not eq.verify_run(folder).consistent
+
+
+def test_noise_for_a_cohort_that_is_drawn_needs_no_label():
+    with pytest.raises(ValueError, match="noise_for_cohort=10 is no larger cohort than the 10"):
+        over_users(noise_for_cohort=10)
+    with pytest.raises(ValueError, match="noise_for_cohort=-1"):
+        over_users(noise_for_cohort=-1)

@@ -45,7 +45,8 @@ class Description:
         epsilon: at the end of all steps, other runs of a shared journal included; None where the guarantee
             is not "proven": a worst case is only known once the steps are made.
         private: whether the noise is secret; if not, epsilon is what secret noise would give.
-        claim: what the method's publication claims, and what was found of it.
+        claim: what the method's publication claims, and what was found of it; of a simulation, that it
+            claims nothing.
         delta: of the guarantee.
         relation: neighbouring relation.
         unit: of privacy, "record" or "user".
@@ -172,7 +173,7 @@ def describe(setup: TrainingSetup, ledger: Ledger) -> Description:
         guarantee=guarantee,
         epsilon=total if guarantee == "proven" else None,
         private=not setup.settings.reproducible,
-        claim=setup.method.card.claim,
+        claim=_sentence(setup.settings.simulation) or setup.method.card.claim,
         delta=setup.delta,
         relation=setup.settings.relation,
         unit=plan.unit.name,
@@ -232,6 +233,10 @@ def time_once(run: Callable[[], Any], repeats: int = 3) -> float:
         run()
         times.append(time.perf_counter() - start)
     return statistics.median(times)
+
+
+def _sentence(words: str | None) -> str:
+    return "" if words is None else f"{words[:1].upper()}{words[1:]}."
 
 
 def _duration(seconds: float) -> str:

@@ -95,6 +95,9 @@ class PrivateTraining:
         hardened: exact noise on a grid of integers, against attacks on floating-point noise; slower.
         allow_public_duplicates: public records that equal private ones are those of other persons. Without
             it they are refused; with it the statement names the assumption.
+        noise_for_cohort: the noise multiplier given to the method is scaled to cohorts of this size, and
+            `sampling` draws smaller ones: a simulation of the accuracy there. It is NOT PRIVATE: the run
+            claims no epsilon, and the statement says why.
         writers: further writers of publishable metrics, such as `CSVWriter`.
         on_create: called with the run folder before the first checkpoint is written: the moment to put down
             what a resumed run will need.
@@ -140,6 +143,7 @@ class PrivateTraining:
         epsilon_every: int | None = None,
         hardened: bool = False,
         allow_public_duplicates: bool = False,
+        noise_for_cohort: float | None = None,
         writers: Sequence[MetricWriter] = (),
         on_create: Callable[[Path], None] | None = None,
         _resumed: ResumedRun | None = None,  # `resume` alone gives it
@@ -158,6 +162,7 @@ class PrivateTraining:
             unit=unit,
             records_per_user=records_per_user,
             user_rows=user_rows,
+            noise_for_cohort=noise_for_cohort,
         )
         given = TrainingInputs(
             model=model,

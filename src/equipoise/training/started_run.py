@@ -125,6 +125,9 @@ def start_run(
             ledger = open_ledger(setup, folder, ledger_class=ledger_class)
             if processes.is_first:
                 undo.callback(_give_up, own_ledger(ledger))
+            simulation = setup.settings.simulation
+            if simulation is not None:  # like a method without noise, at the start and once
+                processes.first(lambda: own_ledger(ledger).disclose({}, simulation))
             steps, metrics = StepRunner(setup, ledger), MetricsLog(setup, folder, writers, done=0)
             run = StartedRun(setup, folder, ledger, steps, metrics, {})
             if folder is not None:

@@ -56,6 +56,8 @@ def check_settings(statement: Object, config: Object) -> list[Finding]:
                 "records": settings.get("records_per_user"),
                 "rows": settings.get("user_rows"),
             }
+    if settings.get("noise_for_cohort") is not None:  # a simulation claims nothing
+        configured["guarantee"] = "none"
     if "sampling" in config:
         sampling = config["sampling"]
         fewer = may_plan_fewer_steps(config)

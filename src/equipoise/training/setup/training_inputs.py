@@ -56,6 +56,12 @@ class TrainingInputs:
                 "instance Poisson(expected_batch_size=256, population=60_000, steps=2_000). State the "
                 "population yourself; it is never read from the data"
             )
+        large = self.settings.noise_for_cohort
+        if large is not None and not large > sampling.expected_size:
+            raise ValueError(
+                f"noise_for_cohort={large:g} is no larger cohort than the {sampling.expected_size:g} that "
+                "sampling draws; leave it out, or give the size that the noise is scaled to"
+            )
         if not isinstance(method, Method):
             is_class = inspect.isclass(method)
             called = ": call it, for instance DPSGD(clip_norm=1.0)" if is_class else ", for instance DPSGD()"

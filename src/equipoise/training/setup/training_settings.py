@@ -32,6 +32,7 @@ class TrainingSettings:
     unit: str = "record"
     records_per_user: int | None = None
     user_rows: UserRows | None = None
+    noise_for_cohort: float | None = None
 
     def __post_init__(self) -> None:
         for name in ("reproducible", "hardened", "allow_public_duplicates"):
@@ -46,6 +47,9 @@ class TrainingSettings:
             _validate.count("the steps between computations of epsilon", epsilon_every=self.epsilon_every)
         if self.ema_decay is not None:
             _validate.share(ema_decay=self.ema_decay)
+        _validate.positive_if_given(
+            "the cohort that noise is scaled to", noise_for_cohort=self.noise_for_cohort
+        )
         check_relation(self.relation)
         if self.unit == "user" and self.records_per_user is None:
             raise ValueError(
@@ -63,6 +67,16 @@ class TrainingSettings:
     def protected(self) -> Unit:
         """The unit of privacy."""
         return Unit(self.unit, 1 if self.records_per_user is None else self.records_per_user, self.user_rows)
+
+    @property
+    def simulation(self) -> str | None:
+        """Why the run claims nothing, where its noise is that of a larger cohort."""
+        if self.noise_for_cohort is None:
+            return None
+        return (
+            f"the run is a simulation and not private: its noise is scaled to cohorts of "
+            f"{self.noise_for_cohort:,g}, and smaller ones are drawn"
+        )
 
     def to_json(self) -> dict[str, Any]:
         """Plain values; `TrainingSettings(**values)` brings them back."""
