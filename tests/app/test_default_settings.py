@@ -13,6 +13,8 @@ MEASURED = {
     ("digits", "mlp-tanh"): (718.5, 40, 3.0, 0.1, 3.0, None),
     ("mnist", "cnn-tanh"): (2048, 40, 2.93, 0.1, 3.0, 0.98),
     ("mnist", "scatter-linear"): (4096, 40, 2.93, 1.0, 0.4, 0.95),
+    ("mnist", "patches-linear"): (16_384, 20, 2.93, 0.1, 400.0, 0.9),
+    ("fashion-mnist", "patches-linear"): (16_384, 20, 2.7, 0.1, 400.0, 0.9),
     ("fashion-mnist", "cnn-tanh"): (2048, 40, 2.7, 0.1, 4.0, 0.98),
     ("fashion-mnist", "scatter-linear"): (4096, 40, 2.7, 0.1, 8.0, 0.98),
 }

@@ -1,11 +1,15 @@
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 
 from equipoise import data
+from equipoise.app.build import assemble, build_training
 from equipoise.app.models import MODELS, build_model, default_model, extractor_of, prepare_data
+from equipoise.app.settings import RunSettings
+from equipoise.data.features.drawn import DrawnFeatures
 from equipoise.data.records import DataSet, Records
 
 
@@ -40,9 +44,17 @@ SUITABLE = {
     "logistic": table(),
     "scatter-linear": images(1, 28),
     "scatter-pooled": images(1, 28),
+    "patches-linear": images(1, 8),
     "text-bag": texts(),
     "text-signs": texts(),
 }
+
+
+@pytest.fixture(autouse=True)
+def few_drawings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fit of the features on fewer pictures than users get: it takes a second here."""
+    small = partial(DrawnFeatures, atoms=16, pictures=500)
+    monkeypatch.setattr("equipoise.app.models.DrawnFeatures", small)
 
 
 def count(model: torch.nn.Module) -> int:
@@ -77,7 +89,7 @@ def test_initial_weights_follow_the_seed_alone(name: str) -> None:
     again = build_model(name, dataset, seed=3).state_dict()
     other = build_model(name, dataset, seed=4).state_dict()
     assert all(torch.equal(first[k], again[k]) for k in first)
-    starts_at_zero = name in ("logistic", "scatter-linear", "scatter-pooled", "text-signs")
+    starts_at_zero = name in ("logistic", "scatter-linear", "scatter-pooled", "patches-linear", "text-signs")
     assert all(torch.equal(first[k], other[k]) for k in first) == starts_at_zero
 
 
@@ -105,6 +117,19 @@ def test_scatter_linear_comes_with_its_features(tmp_path: Path) -> None:
         build_model("scatter-linear", raw)
     assert extractor_of("cnn-tanh", raw) is None
     assert prepare_data("cnn-tanh", raw) is raw
+
+
+def test_patches_linear_learns_digits_privately(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EQUIPOISE_CACHE", str(tmp_path / "cache"))
+    settings = RunSettings(
+        data="digits", model="patches-linear", epsilon=3.0, batch_size=718.5, epochs=10, learning_rate=4.0,
+        clip_norm="0.5",
+    )  # fmt: skip
+    experiment = assemble(settings)
+    build_training(experiment, on_disk=False).run()
+    assert experiment.evaluate(experiment.model)["accuracy"] > 0.85
+    with pytest.raises(ValueError, match="prepare_data"):
+        build_model("patches-linear", images(1, 8))
 
 
 def test_padding_does_not_count() -> None:

@@ -7,8 +7,10 @@ seed and nothing else: they are public. Some models are trained on fixed feature
 Sources: "cnn-tanh" and "cnn-cifar" are the networks of N. Papernot, A. Thakurta, S. Song, S. Chien, U.
 Erlingsson, "Tempered sigmoid activations for deep learning with differential privacy", AAAI 2021;
 "scatter-linear" is that of F. Tramer, D. Boneh, "Differentially private learning needs better features", ICLR
-2021; "resnet20-gn" is that of K. He et al., "Deep residual learning for image recognition", CVPR 2016, with
-group normalisation, since batch normalisation mixes records.
+2021; "patches-linear" adds the patch dictionaries of A. Coates, A. Y. Ng, "The importance of encoding versus
+training with sparse coding and vector quantization", ICML 2011, and whitening, both fitted on drawn pictures;
+"resnet20-gn" is that of K. He et al., "Deep residual learning for image recognition", CVPR 2016, with group
+normalisation, since batch normalisation mixes records.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from equipoise._files import PathLike
+from equipoise.data.features.drawn import DrawnFeatures
 from equipoise.data.features.extractors import (
     FeatureExtractor,
     FeatureProgress,
@@ -201,6 +204,19 @@ def _pooled(dataset: DataSet) -> FeatureExtractor:
     return PooledScattering((height, width))
 
 
+def _drawn(dataset: DataSet) -> FeatureExtractor:
+    return DrawnFeatures(_images("patches-linear", dataset, 8))
+
+
+def _patches_linear(dataset: DataSet) -> nn.Module:
+    if len(dataset.input_shape) != 1 or dataset.vocabulary_size is not None:
+        raise ValueError(
+            f"model='patches-linear' takes features of drawn patches, but the inputs of {dataset.name!r} "
+            f"have shape {dataset.input_shape}. Apply prepare_data('patches-linear', dataset) first."
+        )
+    return _logistic(dataset)
+
+
 def _vocabulary(name: str, dataset: DataSet) -> int:
     if dataset.vocabulary_size is None or len(dataset.input_shape) != 1:
         raise ValueError(
@@ -232,6 +248,9 @@ MODELS: dict[str, ModelEntry] = {
     ),
     "scatter-pooled": ModelEntry(
         _logistic, "one linear layer on scattering features that are averaged to 4 x 4", _pooled
+    ),
+    "patches-linear": ModelEntry(
+        _patches_linear, "one linear layer on features fitted on pictures that the library draws", _drawn
     ),
     "text-bag": ModelEntry(_text_bag, "mean of 32-wide token embeddings, one linear layer"),
     "text-signs": ModelEntry(_logistic, "one linear layer on sums of fixed random token vectors", _signs),

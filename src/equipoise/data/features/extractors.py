@@ -167,22 +167,25 @@ class TokenBags:
 
 
 def extract(
-    records: Records, extractor: FeatureExtractor, *, chunk: int = 32, progress: FeatureProgress | None = None
+    records: Records,
+    extractor: FeatureExtractor,
+    *,
+    chunk: int | None = None,
+    progress: FeatureProgress | None = None,
 ) -> Records:
     """The records with their inputs replaced by features (float16 precision, held as float32).
 
     Args:
         records: the field ``input`` is read, all others are kept.
         extractor: see :class:`FeatureExtractor`.
-        chunk: records per call; 32 images of MNIST stay within a processor's cache.
+        chunk: records per call; the extractor's own ``chunk`` by default, or 32, with which images of MNIST
+            stay within a processor's cache.
         progress: called with (done, total) after each chunk.
 
     >>> records = Records({"input": torch.randn(5, 1, 8, 8), "label": torch.arange(5)})
     >>> extract(records, ScatteringFeatures((8, 8)), chunk=2).fields["input"].shape
     torch.Size([5, 81, 2, 2])
     """
-    if chunk < 1:
-        raise ValueError(f"chunk={chunk} must be at least 1.")
     return _with_input(records, _compute(records.fields["input"], extractor, chunk, progress))
 
 
@@ -191,7 +194,7 @@ def extract_cached(
     extractor: FeatureExtractor,
     cache: PathLike,
     *,
-    chunk: int = 32,
+    chunk: int | None = None,
     progress: FeatureProgress | None = None,
 ) -> Records:
     """As :func:`extract`, but read from the folder ``cache`` where the same features were computed before.
@@ -245,17 +248,20 @@ def _with_input(records: Records, features: Tensor) -> Records:
 
 
 def _compute(
-    inputs: Tensor, extractor: FeatureExtractor, chunk: int, progress: FeatureProgress | None
+    inputs: Tensor, extractor: FeatureExtractor, chunk: int | None, progress: FeatureProgress | None
 ) -> Tensor:
+    size: int = getattr(extractor, "chunk", 32) if chunk is None else chunk
+    if size < 1:
+        raise ValueError(f"chunk={size} must be at least 1.")
     features: Tensor | None = None
     with torch.no_grad():
-        for start in range(0, len(inputs), chunk):
-            part = extractor(inputs[start : start + chunk])
+        for start in range(0, len(inputs), size):
+            part = extractor(inputs[start : start + size])
             if features is None:
                 features = torch.empty(len(inputs), *part.shape[1:], dtype=torch.float16)
-            features[start : start + chunk] = part
+            features[start : start + size] = part
             if progress is not None:
-                progress(min(start + chunk, len(inputs)), len(inputs))
+                progress(min(start + size, len(inputs)), len(inputs))
     assert features is not None  # Records are never empty
     return features
 

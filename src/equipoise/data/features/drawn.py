@@ -1,0 +1,95 @@
+"""Features that are fitted on pictures which the library draws itself: patches and scattering, whitened."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from equipoise.data.features.drawings import draw_pictures
+from equipoise.data.features.extractors import ScatteringFeatures
+from equipoise.data.features.patches import PatchDictionary
+from equipoise.data.features.whitening import Whitening
+
+__all__ = ["DrawnFeatures"]
+
+_AT_ONCE = 8  # images for which the intermediate results stay within a processor's cache
+
+
+@dataclass(frozen=True)
+class DrawnFeatures:
+    """Responses of patch dictionaries and scattering coefficients, whitened by those of drawn pictures.
+
+    Dictionaries, thresholds, mean and covariance come from `draw_pictures` only: the fit takes no records,
+    so it costs no privacy. It is made at the first call and takes about a minute.
+
+    Attributes:
+        shape: ``(c, h, w)`` of the images, standardised one by one.
+        atoms: patches in each dictionary.
+        widths: of the patches, a dictionary each.
+        cells: responses are averaged over so many rows and columns of cells.
+        pictures: how many are drawn.
+        ridge: of the whitening.
+        seed: public; of drawings and dictionaries.
+
+    >>> features = DrawnFeatures((1, 8, 8), atoms=16, widths=(3,), pictures=64)
+    >>> features(torch.randn(2, 1, 8, 8)).shape
+    torch.Size([2, 580])
+    """
+
+    shape: tuple[int, int, int]
+    atoms: int = 256
+    widths: tuple[int, ...] = (5,)
+    cells: int = 4
+    pictures: int = 20_000
+    ridge: float = 0.03
+    seed: int = 0
+
+    chunk = 1024  # a large factor is read for every call: few calls
+
+    def __call__(self, inputs: Tensor) -> Tensor:
+        """Features ``[n, d]`` of images ``[n, c, h, w]``."""
+        if tuple(inputs.shape[1:]) != self.shape:
+            raise ValueError(
+                f"inputs has shape {list(inputs.shape)}; these features are of images {list(self.shape)}."
+            )
+        with torch.no_grad():
+            return self._whitening(self._raw(inputs.float()))
+
+    def config(self) -> dict[str, object]:
+        """Name, version and constants."""
+        return {"extractor": "drawn", "version": 1, **asdict(self)}
+
+    @cached_property
+    def _drawings(self) -> Tensor:
+        return draw_pictures(self.pictures, self.shape, seed=self.seed)
+
+    @cached_property
+    def _dictionaries(self) -> list[PatchDictionary]:
+        fit = PatchDictionary.fit
+        return [
+            fit(self._drawings, atoms=self.atoms, width=width, cells=self.cells, seed=self.seed)
+            for width in self.widths
+        ]
+
+    @cached_property
+    def _scattering(self) -> ScatteringFeatures:
+        return ScatteringFeatures(self.shape[1:])
+
+    @cached_property
+    def _whitening(self) -> Whitening:
+        chunks = torch.split(self._drawings, self.chunk)
+        fitted = Whitening.fit((self._raw(chunk) for chunk in chunks), ridge=self.ridge)
+        del self.__dict__["_drawings"]  # they are not needed again
+        return fitted
+
+    def _raw(self, images: Tensor) -> Tensor:
+        return torch.cat(list(self._parts(images)))
+
+    def _parts(self, images: Tensor) -> Iterator[Tensor]:
+        for part in torch.split(images, _AT_ONCE):
+            found = [dictionary(part) for dictionary in self._dictionaries]
+            yield torch.cat([f.flatten(1) for f in (*found, self._scattering(part))], 1)

@@ -1,0 +1,104 @@
+"""Features fitted on drawn pictures: deterministic, of each record alone, and fitted on no record."""
+
+import inspect
+
+import pytest
+import torch
+
+from equipoise.data.features.drawings import draw_pictures
+from equipoise.data.features.drawn import DrawnFeatures
+from equipoise.data.features.extractors import extract
+from equipoise.data.features.patches import PatchDictionary
+from equipoise.data.features.whitening import Whitening
+from equipoise.data.records import Records
+
+
+@pytest.mark.parametrize("shape", [(1, 28, 28), (3, 32, 32), (1, 8, 12), (2, 9, 9)])
+def test_pictures_follow_the_seed_and_vary(shape) -> None:
+    state = torch.random.get_rng_state()
+    first = draw_pictures(40, shape, seed=3, chunk=16)
+    torch.rand(1)
+    assert torch.equal(first, draw_pictures(40, shape, seed=3, chunk=16))
+    assert not torch.equal(first, draw_pictures(40, shape, seed=4, chunk=16))
+    torch.random.set_rng_state(state)
+    draw_pictures(2, shape)
+    assert torch.equal(state, torch.random.get_rng_state())
+    assert first.shape == (40, *shape)
+    assert first.isfinite().all()
+    assert first.flatten(1).mean(1).abs().max() < 1e-4
+    assert first.flatten(1).std(0).min() > 0.1  # every pixel changes from picture to picture
+
+
+def test_grey_pictures_are_of_three_kinds() -> None:
+    pictures = draw_pictures(300, (1, 28, 28))
+    border = torch.ones(28, 28, dtype=torch.bool)
+    border[1:-1, 1:-1] = False
+    values = pictures[:, 0, border]
+    dark = ((values - values[:, :1]).abs() < 1e-5).float().mean(1) > 0.7
+    assert 0.4 < dark.float().mean() < 0.9  # things on a dark ground; the others are scenes
+
+
+def test_a_dictionary_equals_its_definition() -> None:
+    """One response from a patch, its mean, its deviation and the whitening, by hand."""
+    pictures = draw_pictures(50, (2, 12, 12))
+    layer = PatchDictionary.fit(pictures, atoms=8, width=3, cells=12)
+    found = layer(pictures[:2])
+    patch = pictures[1, :, 4:7, 6:9].flatten()
+    flat = patch - patch.mean()
+    normal = flat / (flat.square().mean() + layer.floor).sqrt()
+    response = layer.filters.flatten(1) @ normal + layer.offsets
+    torch.testing.assert_close(found[1, :, 5, 7], response.clamp(min=0).sqrt(), atol=1e-3, rtol=1e-3)
+
+
+def test_a_share_of_the_patches_is_above_each_threshold() -> None:
+    pictures = draw_pictures(200, (1, 16, 16))
+    found = PatchDictionary.fit(pictures, atoms=8, width=5, cells=16, active=0.2)(pictures)
+    inside = found[:, :, 2:-2, 2:-2]  # the borders repeat pixels
+    assert ((inside > 0).float().mean((0, 2, 3)) - 0.2).abs().max() < 0.05
+
+
+def test_whitened_features_have_the_covariance_of_white_noise() -> None:
+    rows = torch.randn(4000, 6) @ torch.randn(6, 6) + 5
+    whitening = Whitening.fit(rows.split(700), ridge=0.0)
+    white = torch.linalg.solve_triangular(whitening.factor, (rows - whitening.mean).T, upper=False)
+    torch.testing.assert_close(torch.cov(white), torch.eye(6), atol=2e-2, rtol=0)
+    torch.testing.assert_close(whitening.mean, rows.mean(0), atol=1e-3, rtol=1e-4)
+    expected = 4 * torch.nn.functional.normalize(white.T, dim=1)
+    torch.testing.assert_close(whitening(rows), expected, atol=1e-4, rtol=1e-3)
+    with pytest.raises(ValueError, match="at least 2"):
+        Whitening.fit([rows[:1]])
+
+
+SMALL = {"shape": (1, 8, 8), "atoms": 16, "widths": (3, 5), "pictures": 200}
+
+
+def test_the_fit_takes_no_records() -> None:
+    """Extractors that met other records first give the same features; no fit has a parameter for records."""
+    x = torch.randn(5, 1, 8, 8)
+    first, second = DrawnFeatures(**SMALL), DrawnFeatures(**SMALL)
+    first(torch.randn(3, 1, 8, 8))
+    second(torch.full((900, 1, 8, 8), 50.0))
+    assert torch.equal(first(x), second(x))
+    assert set(inspect.signature(draw_pictures).parameters) == {"count", "shape", "seed", "chunk"}
+    assert not torch.equal(first(x), DrawnFeatures(**SMALL, seed=1)(x))
+
+
+def test_features_of_a_record_do_not_depend_on_the_others() -> None:
+    extractor = DrawnFeatures(**SMALL)
+    records = Records({"input": torch.randn(70, 1, 8, 8)})
+    together = extract(records, extractor).fields["input"]
+    assert together.shape == (70, 2 * 16 * 16 + 81 * 4)
+    torch.testing.assert_close(together.norm(dim=1), torch.full((70,), 4.0), atol=1e-2, rtol=0)
+    alone = extract(records, extractor, chunk=1).fields["input"]
+    torch.testing.assert_close(together, alone, atol=2e-3, rtol=2e-3)
+
+
+@pytest.mark.parametrize("call", [lambda: draw_pictures(0, (1, 8, 8)), lambda: draw_pictures(1, (8, 8))])
+def test_impossible_pictures_are_refused(call) -> None:
+    with pytest.raises(ValueError, match="at least 1"):
+        call()
+
+
+def test_images_of_another_shape_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"images \[1, 8, 8\]"):
+        DrawnFeatures(**SMALL)(torch.zeros(2, 1, 8, 9))
