@@ -24,6 +24,9 @@ PLACES = sorted({(row["data"], row["epsilon"]) for row in ROWS if row["epsilon"]
 
 KNOWN_MISSES: dict[tuple[str, float], float] = {}
 """Points by which advice is behind the best that was measured, where they are more than half a point."""
+
+UNMEASURED = {("mnist", 1.0), ("fashion-mnist", 1.0)}
+"""Where advice names a model that was measured at a larger epsilon only."""
 PAGE = Path(__file__).parents[2] / "docs" / "measurements" / "whole-data.md"
 
 
@@ -40,7 +43,12 @@ def test_advice_is_within_half_a_point_of_the_best_measured(data, epsilon):
     rows = [row for row in recorded(data, epsilon) if row.name not in NEED_PUBLIC_RECORDS]
     if data in NAMES:  # another model than that of the table, with the default settings
         assert chosen.model == "scatter-linear"
-        reached = float(MEASURED[f"scattering, {NAMES[data]}"].found)
+        figure = MEASURED[f"scattering, {NAMES[data]}"]
+        is_measured = float(figure.where.rpartition(" ")[2]) <= epsilon
+        assert is_measured == ((data, epsilon) not in UNMEASURED)
+        if not is_measured:
+            return
+        reached = float(figure.found)
     else:
         given = RunSettings(data=data, epsilon=epsilon)
         (named,) = [row for row in rows if replace(given, **row.settings()) == chosen]
