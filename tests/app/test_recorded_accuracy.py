@@ -33,8 +33,9 @@ PAGE = Path(__file__).parents[2] / "docs" / "measurements" / "whole-data.md"
 def advised(data, epsilon, asked=None, **settings):
     given = _with_model(RunSettings(data=data, epsilon=epsilon, **settings))
     reasons: list[str] = []
-    resolved = given.resolved(given.model)
-    return _chosen(given, asked or AdviceSettings(), SimpleNamespace(settings=resolved), reasons), reasons
+    resolved, classes = given.resolved(given.model), SimpleNamespace(task="classification")
+    experiment = SimpleNamespace(settings=resolved, dataset=classes)
+    return _chosen(given, asked or AdviceSettings(), experiment, reasons), reasons
 
 
 @pytest.mark.parametrize(("data", "epsilon"), PLACES)
