@@ -90,6 +90,14 @@ def test_noise_over_steps_is_audited_with_its_bands():
     assert plan["gradient"].mechanism.memory == 3
 
 
+def test_a_step_of_records_in_every_draw_whose_noise_overlaps():
+    """The sensitivity is that of the whole run, and a canary of one gradient reaches it."""
+    found = probe_method(replace(ONE_STEP["dp-mf"], slots=1, canaries=40_000), confidence=EACH)
+    assert found.holds
+    assert found.finds, found
+    assert found.clean.certified > 0.8 * found.clean.claimed
+
+
 def test_an_attacker_who_knows_the_deal_looks_at_those_of_the_first_slot():
     """With next to no noise they are all seen through; those of another slot would not be."""
     training = CanaryTraining(
