@@ -16,7 +16,7 @@ from transformers import BertConfig, BertForSequenceClassification, TrainingArgu
 import equipoise as eq
 from equipoise.integrations.transformers import PrivateTrainer
 
-RECORDS, EPOCHS, BATCH, RATE, WORDS, LENGTH = 20_480, 1, 256, 1e-3, 4096, 32
+RECORDS, EPOCHS, BATCH, RATE, WORDS, LENGTH = 67_349, 3, 1024, 2e-2, 4096, 32
 
 
 class Sentences(torch.utils.data.Dataset):
@@ -40,11 +40,14 @@ def network():
     torch.manual_seed(0)
     config = BertConfig(
         vocab_size=WORDS,
-        hidden_size=128,
-        num_hidden_layers=2,
+        hidden_size=32,
+        num_hidden_layers=1,
         num_attention_heads=4,
-        intermediate_size=256,
+        intermediate_size=64,
         max_position_embeddings=LENGTH,
+        initializer_range=0.1,
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
     )
     return BertForSequenceClassification(config)
 
@@ -74,7 +77,7 @@ def main(folder, output):
         compute_metrics=accuracy,
         population=RECORDS,
         budget=eq.Budget(epsilon=8.0, delta=1e-6),
-        method=eq.DPSGD(clip_norm=3.0),
+        method=eq.DPSGD(clip_norm=4.0),
     )
     trainer.train()
     print(

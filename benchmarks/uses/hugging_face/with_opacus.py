@@ -14,7 +14,7 @@ from opacus import PrivacyEngine
 from torch.utils.data import DataLoader
 from transformers import BertConfig, BertForSequenceClassification
 
-RECORDS, EPOCHS, BATCH, RATE, WORDS, LENGTH = 20_480, 1, 256, 1e-3, 4096, 32
+RECORDS, EPOCHS, BATCH, RATE, WORDS, LENGTH = 67_349, 3, 1024, 2e-2, 4096, 32
 
 
 class Sentences(torch.utils.data.Dataset):
@@ -38,11 +38,14 @@ def network():
     torch.manual_seed(0)
     config = BertConfig(
         vocab_size=WORDS,
-        hidden_size=128,
-        num_hidden_layers=2,
+        hidden_size=32,
+        num_hidden_layers=1,
         num_attention_heads=4,
-        intermediate_size=256,
+        intermediate_size=64,
         max_position_embeddings=LENGTH,
+        initializer_range=0.1,
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
     )
     return BertForSequenceClassification(config)
 
@@ -72,7 +75,7 @@ def main(folder):
         target_epsilon=8.0,
         target_delta=1e-6,
         epochs=EPOCHS,
-        max_grad_norm=3.0,
+        max_grad_norm=4.0,
     )
     schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, total_iters=EPOCHS * len(loader))
     for epoch in range(EPOCHS):
