@@ -287,7 +287,7 @@ _STATEMENT_NAMES = {
     "interval": "Discretisation of the accountant",
     "plan": "SHA-256 of the privacy plan",
     "run": "Name of the run in the journal",
-    "stop_fixed_beforehand": "Last step fixed before the run",
+    "stop_fixed_beforehand": "Ended early, at a step fixed beforehand",
     "versions": "Computed with",
 }
 
