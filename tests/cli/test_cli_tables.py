@@ -75,7 +75,7 @@ def test_a_table_is_trained_on_and_its_published_folder_predicts(equipoise, fold
     assert alone.read_text() == output.read_text()
     assert "--data FILE" in equipoise("predict --json", run).value["error"]
     other = equipoise("predict --json --data digits", run).value["error"]
-    assert "trained on another kind of data, a table" in other
+    assert "the run declares a table: it was trained on another kind of data" in other
 
     with (folder / "held_out.csv").open() as file:
         lines = [line for line in file if not line.rstrip().endswith(("yes,no", "yes,yes"))]

@@ -87,7 +87,7 @@ def _refuse_foreign(place: Path, names: Sequence[str], run: Run) -> None:
     if there and not (card.is_file() and card.read_bytes() in cards):
         raise SettingsError(
             f"--output is {str(place)!r}, where {', '.join(there)} would be written over, and no card of an "
-            "export of this run lies beside it. Name an empty or a new folder."
+            "export of this run lies there. Name an empty or a new folder."
         )
 
 

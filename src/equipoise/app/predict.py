@@ -80,10 +80,12 @@ def records_to_predict(settings: RunSettings, schema: Mapping[str, Any] | None) 
     if form == "images" and schema is not None and "image_size" in schema:
         return images_for_model(settings.data, schema)
     if form in ("table", "images") or (form == "named" and schema is not None):
-        kind = "named data" if schema is None else "a table" if "columns" in schema else "images of a folder"
+        held = "nothing of a table or images"
+        if schema is not None:
+            held = "a table" if "columns" in schema else "images of a folder"
         raise SettingsError(
-            f"--data is {settings.data!r}, but the run was trained on another kind of data, {kind} or a "
-            "function's records. Give data of the kind that it was trained on."
+            f"--data is {settings.data!r}, but the configuration of the run declares {held}: it was trained "
+            "on another kind of data. Give data of the kind that it was trained on."
         )
     # predicting spends nothing, so any positive population does for a function of the user's own
     population = (settings.population or 1) if form == "code" else None

@@ -515,7 +515,7 @@ class RunSettings:
         return apart and self.canaries is None  # canaries are made of test records
 
     def command(self, with_paths: bool = False) -> str:
-        """The command that repeats the run, with placeholders for paths unless it is for the user alone."""
+        """The command that repeats the run, with placeholders for paths unless only the user sees it."""
         words = ["equipoise", "train"]
         for item in fields(self):
             value = getattr(self, item.name)

@@ -42,7 +42,7 @@ def emit(value: dict[str, Any]) -> None:
 
 
 def warn_of_numbers(found: dict[str, Any], console: Console) -> None:
-    """Say that a model is of no use, where it is none of finite numbers."""
+    """Say that a model is of no use, where its numbers are not finite."""
     if not found["finite"]:
         console.print(
             "[bold yellow]Warning[/]: the model's numbers are not finite, so it answers nothing. Train again "

@@ -187,7 +187,7 @@ def existing_device(device: str | torch.device) -> torch.device:
     """The device that is named.
 
     Raises:
-        ValueError: it is none, or this machine has none of its kind or number.
+        ValueError: there is no such device, or not on this machine.
     """
     try:
         target = torch.device(device)
