@@ -10,6 +10,7 @@ def test_compare_writes_a_page_and_answers_json(equipoise, tmp_path):
     assert [m["learning_rate"] for m in answer.value["methods"]] == [3.0, 2.0]
     page = Path(answer.value["page"]).read_text(encoding="utf-8")
     assert "2 methods on digits" in page
+    assert "digits: 8 x 8 grey images of handwritten digits." in page
     assert str(tmp_path) not in page
     # a second call takes the runs from the folder and shows the table
     again = equipoise(f"{line} --option auto-s.learning-rate=2 --run-dir", tmp_path)

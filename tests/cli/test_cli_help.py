@@ -24,8 +24,12 @@ def test_help_fits_a_terminal_of_80_columns(equipoise, monkeypatch, name):
     found = equipoise(f"{name} --help")
     assert found.code == 0
     assert max(len(line) for line in found.out.splitlines()) <= 80
-    for line in EXAMPLES.get(name.split(" ")[-1], "").split("\n\n"):
+    for line in EXAMPLES.get(name, "").split("\n\n"):
         assert line in found.out
+    if name not in ("", "data"):
+        assert found.out.count(f" equipoise {name} ") >= 2, (
+            "one of them is the usage, and there is no example"
+        )
 
 
 def test_help_says_what_an_argument_is(equipoise):

@@ -108,6 +108,7 @@ def compare(
         "version": __version__,
         "finished": time.strftime("%Y-%m-%d", time.gmtime()),
         "data": comparison.base.data_name,
+        "data_description": bench.dataset.description,
         "model": bench.model,
         "population": bench.population,
         "public_records": comparison.base.public_records,

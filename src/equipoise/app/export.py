@@ -60,7 +60,7 @@ def export_run(
     with damage_named(run.name):
         card = model_card(run, form)
     if form == "onnx" and (find_spec("onnx") is None or find_spec("onnxscript") is None):
-        raise SettingsError("--format onnx needs the packages of its exporter: pip install 'equipoise[onnx]'")
+        raise SettingsError("--format onnx needs the packages of its exporter: pip install onnx onnxscript")
     with damage_named(run.name):
         _refuse_foreign(Path(output), (EXPORTS[form], "README.md", *_COPIED), run)
     weights, place = Path(folder) / "model.safetensors", make_folder(output, "output")

@@ -583,7 +583,7 @@ class FederationSettings:
         _check_steps(self.rounds * self.local_steps, f"--rounds {self.rounds}")
         check_federated(self.base.method)
         if self.driver == "flower" and find_spec("flwr") is None:
-            raise SettingsError("--driver flower needs Flower: pip install 'equipoise[federated]'")
+            raise SettingsError("--driver flower needs Flower: pip install 'flwr[simulation]>=1.41,<1.42'")
 
     def public(self) -> dict[str, Any]:
         """The settings as plain values, without paths."""

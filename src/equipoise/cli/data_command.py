@@ -20,7 +20,7 @@ def _group() -> None:
     """Declare the columns of a table."""
 
 
-@data.command()
+@data.command(epilog="equipoise data describe people.csv --target income")
 def describe(
     table: Annotated[str, typer.Argument(metavar="TABLE", help="A CSV, TSV or Parquet file.")],
     target: Annotated[str | None, typer.Option(help="Column to learn; several separated by commas.")] = None,
