@@ -103,6 +103,12 @@ def test_the_divisor_is_the_expected_batch_size_whatever_is_drawn():
     torch.testing.assert_close(parameters(double) - start, 2 * (parameters(single) - start))
 
 
+def test_what_a_notebook_shows_of_a_training_is_short():
+    run = training(network())
+    run.take_step()
+    assert repr(run) == f"PrivateTraining(dp-sgd, step 1 of {run.sampling.steps}, {type(run.model).__name__})"
+
+
 def test_an_empty_draw_takes_a_step_of_noise():
     model = network()
     before = parameters(model).clone()

@@ -409,6 +409,10 @@ class PrivateTraining:
             self._steps.settle()
         return not self._plan_used_up and self.ledger.can_go_on
 
+    def __repr__(self) -> str:
+        done = f"step {self.steps_done} of {self.sampling.steps}"
+        return f"PrivateTraining({self.method.name}, {done}, {type(self.model).__name__})"
+
     def __iter__(self) -> Iterator[StepReport]:
         """The remaining steps, each done when it is asked for; leaving early leaves a whole state."""
         while self.steps_done < self.sampling.steps and self._can_go_on():
