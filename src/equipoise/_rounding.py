@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-__all__ = ["noise_in_words", "plain", "rounded_up", "significant"]
+__all__ = ["noise_in_words", "plain", "rounded_up", "significant", "times_in_words"]
 
 
 def significant(value: float, digits: int = 3) -> str:
@@ -41,6 +41,15 @@ def plain(value: float, digits: int = 6) -> str:
     ['3', '0.5', '1e-5', '7.25']
     """
     return f"{value:.{digits}g}".replace("e-0", "e-").replace("e+0", "e+")
+
+
+def times_in_words(count: object) -> str:
+    """How often, for a reader.
+
+    >>> times_in_words(1), times_in_words(7)
+    ('once', '7 times')
+    """
+    return "once" if count == 1 else f"{count} times"
 
 
 def noise_in_words(mechanism: object, digits: int = 4) -> str:

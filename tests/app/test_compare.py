@@ -49,13 +49,13 @@ def test_whole_comparison_goes_on_where_it_was_stopped(tmp_path, trained):
     module._write = stops_after_three
     try:
         with pytest.raises(KeyboardInterrupt):
-            compare(comparison, tmp_path, MetricsLog())
+            compare(comparison, tmp_path, MetricsLog(), print)
     finally:
         module._write = real
     assert len(list((tmp_path / "runs").iterdir())) == 3
     trained.clear()
     notes = MetricsLog()
-    found = compare(comparison, tmp_path, notes)
+    found = compare(comparison, tmp_path, notes, print)
     # two trials and two results a method, three of them known; the notes count all
     assert len(trained) == 5
     assert [done for done, _, _ in notes] == list(range(8))
@@ -63,11 +63,11 @@ def test_whole_comparison_goes_on_where_it_was_stopped(tmp_path, trained):
     assert json.loads((tmp_path / "comparison.json").read_text()) == json.loads(json.dumps(found))
 
     trained.clear()
-    assert compare(comparison, tmp_path, MetricsLog())["methods"] == found["methods"]
+    assert compare(comparison, tmp_path, MetricsLog(), print)["methods"] == found["methods"]
     assert trained == []
     # one more seed trains one more run a method, and another budget all of them
     more = Comparison(comparison.entries, BASE, seeds=3, trials=2)
-    assert len(compare(more, tmp_path, MetricsLog())["methods"][0]["accuracies"]) == 3
+    assert len(compare(more, tmp_path, MetricsLog(), print)["methods"][0]["accuracies"]) == 3
     assert [(rule, seed) for _, rule, _, seed in trained] == [("abadi", 2), ("auto_s", 2)]
 
     for row in found["methods"]:
@@ -80,7 +80,9 @@ def test_whole_comparison_goes_on_where_it_was_stopped(tmp_path, trained):
 
 
 def test_one_trial_tunes_nothing(tmp_path, trained):
-    found = compare(Comparison(read_entries("dp-sgd"), BASE, seeds=1, trials=1), tmp_path, MetricsLog())
+    found = compare(
+        Comparison(read_entries("dp-sgd"), BASE, seeds=1, trials=1), tmp_path, MetricsLog(), print
+    )
     assert len(trained) == 1
     assert found["methods"][0]["trials"] == []
     assert found["methods"][0]["learning_rate"] == 3.0
@@ -88,14 +90,16 @@ def test_one_trial_tunes_nothing(tmp_path, trained):
 
 def test_given_rates_are_tried_by_all(tmp_path, trained):
     comparison = Comparison(read_entries("dp-sgd,psac"), BASE, seeds=1, trials=2, learning_rates=(0.5, 1.0))
-    compare(comparison, tmp_path, MetricsLog())
+    compare(comparison, tmp_path, MetricsLog(), print)
     tried = [(rule, rate) for _, rule, rate, seed in trained if seed == module.TUNING_SEED]
     assert tried == [("abadi", 0.5), ("abadi", 1.0), ("psac", 0.5), ("psac", 1.0)]
 
 
 def test_public_records_leave_the_private_set_of_all(tmp_path, trained):
     base = replace(BASE, public_records=100)
-    found = compare(Comparison(read_entries("dp-sgd"), base, seeds=1, trials=1), tmp_path, MetricsLog())
+    found = compare(
+        Comparison(read_entries("dp-sgd"), base, seeds=1, trials=1), tmp_path, MetricsLog(), print
+    )
     assert found["population"] == 800
     assert found["methods"][0]["statement"]["releases"][0]["sampling"]["population"] == 800
 
@@ -129,14 +133,16 @@ def test_options_reach_settings_and_methods():
 )
 def test_refuses_before_training(tmp_path, trained, methods, options, words):
     with pytest.raises(SettingsError, match=words):
-        compare(Comparison(read_entries(methods, options), BASE, seeds=1, trials=1), tmp_path, MetricsLog())
+        compare(
+            Comparison(read_entries(methods, options), BASE, seeds=1, trials=1), tmp_path, MetricsLog(), print
+        )
     assert trained == []
 
 
 def test_a_subset_beyond_the_data_is_refused(tmp_path):
     base = replace(BASE, subset=2000)
     with pytest.raises(SettingsError, match="--subset is 2000"):
-        compare(Comparison(read_entries("dp-sgd"), base, seeds=1, trials=1), tmp_path, MetricsLog())
+        compare(Comparison(read_entries("dp-sgd"), base, seeds=1, trials=1), tmp_path, MetricsLog(), print)
 
 
 def test_command_repeats_the_comparison():

@@ -267,7 +267,7 @@ def test_the_statement_says_that_a_row_is_a_users_update(tmp_path):
     described = str(run.describe())
     statement = run.run(progress=False).statement
     text = " ".join(str(statement).split())
-    assert "All records of a user make one update together, which is clipped as a whole." in text
+    assert "Each item of the data is all of one user, and its row is clipped as a whole." in text
     assert "chosen by secret randomness" not in text
     assert "adding or removing one user" in text
     assert statement.users == {"records": 1, "rows": "update"}
@@ -323,7 +323,7 @@ def test_noise_for_a_larger_cohort_claims_nothing(tmp_path):
     assert (statement.guarantee, statement.epsilon) == ("none", None)
     text = " ".join(str(statement).split())
     assert text.startswith("Guarantee: none")
-    assert f"{why} (1 times)" in text
+    assert f"{why} (once)" in text
     assert why in (folder / "report.html").read_text()
     assert eq.verify_run(folder).consistent
     stated = json.loads((folder / "statement.json").read_text())
@@ -340,3 +340,13 @@ def test_noise_for_a_cohort_that_is_drawn_needs_no_label():
         over_users(noise_for_cohort=10)
     with pytest.raises(ValueError, match="noise_for_cohort=-1"):
         over_users(noise_for_cohort=-1)
+
+
+def test_a_simulation_has_no_budget_and_no_journal_that_others_share(tmp_path):
+    """The budget's noise is that of the cohorts drawn; a journal that holds a simulation claims nothing."""
+    with pytest.raises(ValueError, match="noise_for_cohort=1000 with a budget"):
+        over_users(noise_for_cohort=1000, budget=eq.Budget(2.0, 1e-3))
+    shared = tmp_path / "journal.jsonl"
+    with pytest.raises(ValueError, match="noise_for_cohort=1000 with a ledger_file"):
+        over_users(noise_for_cohort=1000, budget=None, ledger_file=shared)
+    assert not shared.exists()

@@ -616,3 +616,17 @@ def test_a_leaf_that_the_forward_makes_hides_no_gradient():
     """An input with a gradient has no operation behind it, and another operation is in the same sum."""
     engine = compare(Borrowing().double(), squared, floats(4, 5), how="rule")
     assert engine.coverage()[0].operations == ("mul",)
+
+
+def test_the_text_of_an_error_of_a_single_record_is_not_shown():
+    """It may hold the record; the error is the cause of ours."""
+
+    def loss(model, batch):
+        if len(batch) == 1:
+            raise RuntimeError(f"secret {batch}")
+        return squared(model, batch)
+
+    with pytest.raises(CoverageError, match=r"cannot be differentiated \(RuntimeError in loss") as caught:
+        GradientEngine(nn.Linear(5, 2), loss, floats(4, 5).float())
+    assert "secret" not in str(caught.value)
+    assert "secret" in str(caught.value.__cause__)

@@ -82,3 +82,10 @@ def test_a_plan_is_pure():
 def test_a_recipe_of_a_file_may_be_anything(recipe):
     with pytest.raises(ValueError, match="recipe="):
         find("dp-sgd", recipe)
+
+
+def test_a_subclass_declares_anew_how_processes_may_hold_parts_of_its_model():
+    """What it asks of rows may need the whole model."""
+    assert eq.DPSGD.split_models == {"fully_shard", "tensor parallel"}
+    assert issubclass(eq.DPMF, eq.DPSGD)
+    assert not eq.DPMF.split_models

@@ -1168,7 +1168,7 @@ MUTATIONS = (
     Mutation(
         "epochs that are no whole number of steps are rounded down",
         "app/settings.py",
-        (("math.ceil(epochs * population / batch_size - 1e-9)", "int(epochs * population / batch_size)"),),
+        (("math.ceil(steps - 1e-9)", "int(steps)"),),
         ("tests/cli/test_cli_calibrate.py::test_epochs_instead_of_steps",),
     ),
     Mutation(
@@ -1271,7 +1271,7 @@ MUTATIONS = (
         "data/readers/schema.py",
         (
             (
-                "low, high = _range(found) if found else (TO_FILL_IN, TO_FILL_IN)",
+                "low, high = _range(found or ())",
                 "low, high = _range(found or cells)",
             ),
         ),
@@ -1303,7 +1303,7 @@ MUTATIONS = (
     Mutation(
         "the private rows pass for public ones",
         "data/readers/schema.py",
-        (("Path(public_rows).samefile(path)", "not Path(public_rows).samefile(path)"),),
+        (("if is_same(path, public_rows)", "if not is_same(path, public_rows)"),),
         ("tests/data/test_schema.py::test_public_rows_fill_in_ranges_and_categories",),
     ),
     Mutation(

@@ -222,6 +222,11 @@ def build(**changes):
     return eq.PrivateTraining(model, optimizer(model), **(arguments | changes))
 
 
+def with_rate(rate, optimizer):
+    optimizer.param_groups[0]["lr"] = rate
+    return optimizer
+
+
 def frozen():
     return network().requires_grad_(False)
 
@@ -269,6 +274,11 @@ ARGUMENTS = {
         {"optimizer": lambda m: torch.optim.SGD(m.parameters(), lr=1e308)},
         ValueError,
         r"optimizer has lr=1e\+308",
+    ),
+    "an optimiser that finds its rate": (
+        {"optimizer": lambda m: with_rate(None, torch.optim.SGD(m.parameters(), lr=0.1))},
+        ValueError,
+        "optimizer has lr=None",
     ),
     "an infinite decay": (
         {"optimizer": lambda m: torch.optim.AdamW(m.parameters(), weight_decay=math.inf)},
@@ -333,6 +343,12 @@ def test_bad_arguments(name, tmp_path):
     with pytest.raises(kind, match=words):
         build(run_dir=tmp_path / "run", **changes)
     assert not (tmp_path / "run").exists()
+
+
+def test_an_optimizer_may_hold_frozen_integers():
+    model = network()
+    model.table = nn.Parameter(torch.ones(3, dtype=torch.int8), requires_grad=False)
+    training(model, steps=1).take_step()
 
 
 def test_batch_norm_is_refused_by_name(tmp_path):

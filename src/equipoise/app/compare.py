@@ -19,7 +19,6 @@ import json
 import os
 import statistics
 import time
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -69,7 +68,7 @@ def tuning_grid(centre: float, trials: int) -> tuple[float, ...]:
 
 
 def compare(
-    comparison: Comparison, folder: PathLike, note: Note, warn: Callable[[str], None] = warnings.warn
+    comparison: Comparison, folder: PathLike, note: Note, warn: Callable[[str], None]
 ) -> dict[str, Any]:
     """Do the runs that are missing in the folder, and write and answer the whole comparison.
 

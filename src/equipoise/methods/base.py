@@ -307,6 +307,11 @@ class Method(ABC):
     """How processes may hold parts of a model that it trains: by "fully_shard", where rows give nothing but
     norms and one weighted sum, or "tensor parallel". A subclass says so anew: it may ask rows for more."""
 
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "split_models" not in vars(cls):
+            cls.split_models = frozenset()
+
     @abstractmethod
     def plan(self, setting: Setting) -> Plan:
         """What will be released, with noise calibrated to the budget, from public constants.
@@ -314,11 +319,6 @@ class Method(ABC):
         A pure function: the method remembers nothing. `context.plan` hands the plan to every step. Random
         schedules that do not depend on data are drawn here, from `setting.public_rng()`.
         """
-
-    @classmethod
-    def takes_split(cls, how: str) -> bool:
-        """Whether it trains models of which processes hold parts in this way, of `split_models`."""
-        return how in vars(cls).get("split_models", ())
 
     def init(self, context: Context) -> State:
         """The state before the first step; empty where a method remembers nothing."""

@@ -162,7 +162,7 @@ class PrivacyPlan:
         unit: whose adding, removing or replacing that is: one record's, or one user's.
 
     Example:
-        >>> from equipoise.privacy import Gaussian
+        >>> from equipoise.privacy import Gaussian, Poisson
         >>> plan = PrivacyPlan([Release("gradient", 1.0, Gaussian(1.0))], Poisson(256, 60_000, 4700))
         >>> round(plan.epsilon(1e-5).value, 3)
         1.571

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from equipoise._files import PathLike
-from equipoise._rounding import noise_in_words, plain, rounded_up, significant
+from equipoise._rounding import noise_in_words, plain, rounded_up, significant, times_in_words
 from equipoise.report.figures import Curve, line_chart, range_chart
 from equipoise.report.pages import (
     GUARANTEE_BANNERS,
@@ -291,7 +291,7 @@ def _statement(method: Mapping[str, Any]) -> dict[str, Any]:
     facts = [RELATIONS_IN_WORDS.get(str(statement["relation"]), str(statement["relation"]))]
     if statement["epsilon_claimed"] is not None:
         facts.append(f"the paper's figure is ε = {plain(statement['epsilon_claimed'], 4)}")
-    holes = [f"{hole['reason']} ({hole['count']:,} times)" for hole in statement["holes"]]
+    holes = [f"{hole['reason']} ({times_in_words(hole['count'])})" for hole in statement["holes"]]
     return {
         "label": method["label"],
         "word": word,

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from equipoise._files import PathLike
-from equipoise._rounding import noise_in_words, plain, rounded_up
+from equipoise._rounding import noise_in_words, plain, rounded_up, times_in_words
 from equipoise._version import __version__
 from equipoise.report.figures import Curve, drawn_by
 from equipoise.report.json_files import read_file
@@ -342,7 +342,7 @@ def _holes(statement: Mapping[str, Any]) -> list[str]:
     """What has no proof, and how often."""
     found = statement.get("holes")
     return [
-        f"{hole['reason']} ({_text(hole.get('count'))} times)"
+        f"{hole['reason']} ({times_in_words(hole.get('count'))})"
         if isinstance(hole, Mapping) and "reason" in hole
         else _text(hole)
         for hole in (found if isinstance(found, list) else [])

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from equipoise._rounding import noise_in_words, rounded_up
+from equipoise._rounding import noise_in_words, rounded_up, times_in_words
 from equipoise.privacy.accounting.epsilon import EpsilonResult, epsilon
 from equipoise.privacy.ledger.ledger import Ledger
 from equipoise.privacy.ledger.run_record import OtherRuns, RunRecord, compose_events
@@ -158,7 +158,7 @@ class Statement:
             (f"Guarantee: {word}", self._promise()),
             ("Released", [_release_in_words(release) for release in self.releases]),
             ("Taken as public or assumed", self.assumptions),
-            ("Not proved", [f"{hole['reason']} ({hole['count']} times)" for hole in self.holes]),
+            ("Not proved", [f"{hole['reason']} ({times_in_words(hole['count'])})" for hole in self.holes]),
             ("Warnings", self.warnings),
         ]
         return [(heading, rows) for heading, rows in found if rows]
@@ -250,7 +250,7 @@ def _wrapped(text: str, begin: str) -> str:
 
 def _users_in_words(records: int, rows: str | None) -> str:
     if rows == "update":
-        return "Users are drawn. All records of a user make one update together, which is clipped as a whole."
+        return "Users are drawn. Each item of the data is all of one user, and its row is clipped as a whole."
     most = "1 record" if records == 1 else f"{records} records"
     if rows is None:
         verb, each = ("is", "it") if records == 1 else ("are", "each")

@@ -56,9 +56,12 @@ class Processes:
 
     def __init__(self, same_records: bool = False) -> None:
         if dist.is_available() and not dist.is_initialized() and int(os.environ.get("WORLD_SIZE", "1")) > 1:
-            _init_process_group("nccl" if _one_gpu_a_rank() else "gloo")
-            # Torch may abort a process whose group is still open while Python ends (pytorch issue 190489).
-            atexit.register(_close_process_group)
+            backend = "nccl" if _one_gpu_a_rank() else "gloo"
+            _init_process_group(backend)
+            # Torch may abort a process whose gloo group is open while Python ends (pytorch issue 190489).
+            # NCCL does not, and its closing would wait for processes that failed.
+            if backend == "gloo":
+                atexit.register(_close_process_group)
         running = dist.is_available() and dist.is_initialized()
         self.rank = dist.get_rank() if running else 0
         self.count = dist.get_world_size() if running else 1

@@ -62,7 +62,8 @@ class Hole:
     """Unproven steps of one kind and reason.
 
     Attributes:
-        kind: "disclose" (a raw value left) or "release_unproven" (noise of unproved scale).
+        kind: "disclose" (a raw value left, or nothing is claimed) or "release_unproven" (noise of a scale
+            that is not proved).
         reason: the sentence given with it.
         count: how often.
         worst_case: sum of inverse squared worst-case multipliers; None if there is no worst-case bound.

@@ -88,10 +88,13 @@ def check_optimizer(optimizer: torch.optim.Optimizer, parameters: dict[str, nn.P
 
 def _check_rates(group: dict[str, Any]) -> None:
     """Rates that a step can multiply with: torch would refuse others after the step's release."""
-    most = min((torch.finfo(p.dtype).max for p in group["params"]), default=0.0)
-    most = max(most, torch.finfo(torch.float32).max)  # it computes in 32 bits where numbers have fewer
+    largest = [torch.finfo(p.dtype).max for p in group["params"] if p.is_floating_point()]
+    # It computes in 32 bits where numbers have fewer.
+    most = max(min(largest, default=0.0), torch.finfo(torch.float32).max)
+    if group.get("lr", 0.0) is None:
+        raise ValueError("optimizer has lr=None, and the rate of each step is written down: give it a number")
     for name in ("lr", "weight_decay", "momentum"):
-        value = float(group.get(name, 0.0))
+        value = float(group.get(name) or 0.0)
         if not abs(value) <= most:
             raise ValueError(
                 f"optimizer has {name}={value!r}, but a step needs a finite number of at most {most:.3g}. "
@@ -139,8 +142,8 @@ def check_sharding(
         return
     whole = "give the model as it was before fully_shard or parallelize_module"
     how = "tensor parallel" if processes.same_records else "fully_shard"
-    if not method.takes_split(how):
-        taken = [kind.__name__ for kind in map(find, METHODS) if kind.takes_split(how)]
+    if how not in method.split_models:
+        taken = [kind.__name__ for kind in map(find, METHODS) if how in kind.split_models]
         raise NotImplementedError(
             f"method={method.name!r} was not made for models of which processes hold parts: take "
             f"{' or '.join(taken)}, or {whole}. Nothing was spent"
@@ -195,13 +198,13 @@ def existing_device(device: str | torch.device) -> torch.device:
         raise ValueError(f"{_validate.given('device', device)} is no device; give 'cpu' or 'cuda'") from None
     try:
         torch.empty(0, device=target)
-    except (RuntimeError, NotImplementedError, AssertionError):  # each backend has its own kind
+    except (RuntimeError, NotImplementedError, AssertionError) as error:  # each backend has its own kind
         kind = {"cuda": "CUDA"}.get(target.type, target.type)
         which = "" if target.index in (None, 0) else f" of number {target.index}"
         raise ValueError(
-            f"device={str(device)!r}: this machine has no {kind} device{which}; give device='cpu' or leave "
-            "it out"
-        ) from None
+            f"device={str(device)!r}: this machine has no {kind} device{which} that can be used; give "
+            "device='cpu' or leave it out"
+        ) from error
     return target
 
 

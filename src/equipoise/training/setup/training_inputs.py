@@ -62,6 +62,11 @@ class TrainingInputs:
                 f"noise_for_cohort={large:g} is no larger cohort than the {sampling.expected_size:g} that "
                 "sampling draws; leave it out, or give the size that the noise is scaled to"
             )
+        if large is not None and budget is not None:
+            raise ValueError(
+                f"noise_for_cohort={large:g} with a budget, which would calibrate the noise to the cohorts "
+                "that are drawn: leave it out, and scale the method's noise_multiplier to the larger cohort"
+            )
         if not isinstance(method, Method):
             is_class = inspect.isclass(method)
             called = ": call it, for instance DPSGD(clip_norm=1.0)" if is_class else ", for instance DPSGD()"

@@ -50,6 +50,11 @@ class TrainingSettings:
         _validate.positive_if_given(
             "the cohort that noise is scaled to", noise_for_cohort=self.noise_for_cohort
         )
+        if self.noise_for_cohort is not None and self.ledger_file is not None:
+            raise ValueError(
+                f"noise_for_cohort={self.noise_for_cohort:g} with a ledger_file: a simulation is not "
+                "private, and no other run of the journal could claim an epsilon again. Leave ledger_file out"
+            )
         check_relation(self.relation)
         if self.unit == "user" and self.records_per_user is None:
             raise ValueError(
