@@ -14,6 +14,7 @@ from equipoise.app.compare import compare, tuning_grid
 from equipoise.app.contenders import Comparison, read_entries
 from equipoise.app.peak_memory import PeakMemory
 from equipoise.app.settings import RunSettings, SettingsError
+from equipoise.training import PrivateTraining
 
 BASE = RunSettings(data="digits", epsilon=3.0, epochs=1.0, batch_size=300.0, subset=900, reproducible=True)
 
@@ -128,7 +129,12 @@ def test_options_reach_settings_and_methods():
         ("dp-sgd", [("dp-sgd.epsilon", 8)], "all methods share"),
         ("dp-sgd,dp-sgd", [], "none twice"),
         ("", [], "at least one method"),
-        ("dp-sgd", [("dp-sgd.anchor", 8)], "--option anchor"),
+        (
+            "dp-sgd",
+            [("dp-sgd.anchor", 8)],
+            "method dp-sgd: --option anchor is not an option of",
+        ),
+        ("dp-sgd,far=dp-mf", [("far.bands", 64)], "method far: .*bands=64"),
     ],
 )
 def test_refuses_before_training(tmp_path, trained, methods, options, words):
@@ -168,3 +174,23 @@ def test_peak_memory_is_that_of_the_work_alone():
     peak.restart()
     peak.note()
     assert 0.9 * 4 * block < peak.highest < 1.5 * 4 * block
+
+
+def test_no_method_is_charged_for_the_first_step_of_the_process(tmp_path, monkeypatch):
+    """What a process loads once would stand in the memory of whichever method comes first."""
+    taken, before = [], []
+    real = PrivateTraining.take_step
+    monkeypatch.setattr(PrivateTraining, "take_step", lambda self: taken.append(self) or real(self))
+
+    class Watching(PeakMemory):
+        def __init__(self, device):
+            before.append(len(taken))
+            super().__init__(device)
+
+    monkeypatch.setattr(module, "PeakMemory", Watching)
+    comparison = Comparison(read_entries("dp-sgd,second=dp-sgd"), BASE, seeds=1, trials=1)
+    steps = compare(comparison, tmp_path, MetricsLog(), print)["methods"][0]["steps"]
+    assert before == [1, 1 + steps]
+    taken.clear()
+    compare(comparison, tmp_path, MetricsLog(), print)
+    assert taken == []  # nothing is missing, so nothing is warmed up

@@ -309,3 +309,18 @@ def test_verifying_changes_nothing(run, equipoise):
     before = state()
     equipoise("verify", run)
     assert state() == before
+
+
+def test_a_run_without_a_guarantee_is_no_clean_bill(run, equipoise, tmp_path):
+    folder = tmp_path / "sgd"
+    assert equipoise(f"train --data digits --epochs 1 --method sgd --run-dir {folder}").code == 0
+    found = equipoise("verify", folder)
+    assert found.code == 0
+    reason = json.loads((folder / "statement.json").read_text())["holes"][0]["reason"]
+    assert found.out.splitlines()[-1] == f"Guarantee: none: {reason}"
+    assert equipoise("verify", folder, "--json").value["no_guarantee"] == reason
+    assert "Guarantee: none" not in equipoise("verify", run).out
+    edit(folder / "statement.json", holes=[{"reason": "a\x1b[2Jb"}])
+    assert equipoise("verify", folder).out.splitlines()[-1] == "Guarantee: none: a?[2Jb"
+    edit(folder / "statement.json", holes=[])
+    assert "the statement names no hole of this run" in equipoise("verify", folder).out

@@ -159,6 +159,7 @@ def test_a_function_names_users_by_a_field(monkeypatch):
     ("words", "message"),
     [
         ("--owner patient", "--owner belongs to --unit user"),
+        ("--owner patient --records-per-user 2", "--owner and --records-per-user belong to --unit user"),
         ("--unit user --records-per-user 2", "--unit user needs --owner"),
         ("--unit user --owner patient", "--unit user needs --records-per-user"),
         (f"{USERS} --canaries 10", "canaries are single records"),

@@ -50,6 +50,7 @@ def test_a_run_without_privacy_is_the_price_and_never_the_best(values):
     values["methods"].append(method("sgd", [0.9, 0.91, 0.92], statement=free, settings={"method": "sgd"}))
     text = text_of(render_comparison(values))
     assert "Best median accuracy 81.00% better" in text
+    assert "better than the best seed of every other private method." in text
     assert "Price of privacy 10.00 points Without privacy 91.00%" in text
     assert "Not private: sgd. Neither clipped nor noised" in text
     assert "Not at the same budget" not in text
@@ -139,3 +140,22 @@ def test_files_of_runs_that_nothing_protects_are_named_so(values, change):
     assert "What nothing protects comparison.html" in text
     assert "publish them only where the records are public" in text
     assert "add up" not in text
+
+
+def test_a_method_beyond_the_budget_is_no_rival(values):
+    values["methods"].append(method("loose", [0.9, 0.91, 0.92], statement={**STATEMENT, "epsilon": 1.2}))
+    assert "the best seed of every other method at this budget." in text_of(render_comparison(values))
+
+
+def test_a_method_alone_beats_nobody(values):
+    values["methods"] = values["methods"][1:]
+    text = text_of(render_comparison(values))
+    assert "No other method was compared." in text
+    assert "worst seed" not in text
+
+
+@pytest.mark.parametrize(("first", "second", "shown"), [(4, 2, "0.50"), (4, 0.5, ""), (0.5, 4, "")])
+def test_memory_too_small_to_measure_has_no_ratio(values, first, second, shown):
+    for one, size in zip(values["methods"], (first, second), strict=True):
+        one["memory_bytes"] = size * 2**20
+    assert table_rows(values)[1]["memories"] == shown

@@ -345,6 +345,8 @@ def test_describe_spends_nothing():
     assert found.noise_multipliers == {"gradient": 1.0}
     assert found.seconds_per_step > 0
     assert found.memory_bytes > 0
+    assert "7 steps planned, " in str(found)
+    assert "taken" not in str(found)
     assert "nothing spent" in str(found)
     json.dumps(found.to_json())
     assert run.ledger.releases_left == {"batch": 7}

@@ -135,7 +135,8 @@ def test_a_corrupt_checkpoint_falls_back_to_the_one_before(tmp_path):
     newest.write_bytes(newest.read_bytes()[:-100])
     with pytest.warns(UserWarning, match=r"step-00000003.pt is corrupt: its checksum is wrong"):
         resumed = again(tmp_path / "run")
-    assert resumed.steps_done == 2
+    assert resumed.steps_done == resumed.describe().steps_done == 2
+    assert "6 steps planned, 2 taken, " in str(resumed.describe())
     list(resumed)
     whole = training(steps=6)
     list(whole)
@@ -305,6 +306,8 @@ def test_what_does_not_fit_is_named(tmp_path):
         again(folder, model=torch.nn.Linear(12, 3))
     with pytest.raises(ValueError, match="privacy plan differs"):
         again(folder, method=eq.DPSGD(clip_norm=0.5, noise_multiplier=0.5))
+    with pytest.raises(ValueError, match="method is dp-mf, the folder's is dp-sgd: give that method"):
+        again(folder, method=eq.DPMF(clip_norm=0.5, noise_multiplier=2.0, bands=2))
     with pytest.raises(FileNotFoundError, match=r"config.json: no run"):
         again(tmp_path / "nowhere")
     with pytest.raises(FileExistsError, match="holds a run already"):

@@ -412,3 +412,8 @@ def test_a_user_with_a_record_that_fails_is_left_out_whole(tmp_path):
 def test_the_sampling_without_replacement_draws_users():
     run = of_users(4, user_rows="sum", sampling=eq.WithoutReplacement(5, 15, 3), relation="replace_one")
     assert "replacing one user" in " ".join(str(run.run(progress=False).statement).split())
+
+
+def test_a_population_of_users_far_off_is_told_of_users():
+    with pytest.warns(UserWarning, match=r"draw about \d+ users\. .* close to the number of users\."):
+        of_users(user_rows="mean", sampling=eq.Poisson(10, population=1000, steps=1))

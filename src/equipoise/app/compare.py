@@ -19,7 +19,8 @@ import json
 import os
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,12 +32,13 @@ from equipoise._version import __version__
 from equipoise.app.build import assemble, build_training
 from equipoise.app.contenders import Comparison, Contender
 from equipoise.app.data_loading import load_data
-from equipoise.app.method_settings import make_method
+from equipoise.app.method_settings import make_method, make_setting
 from equipoise.app.option_checks import SettingsError
 from equipoise.app.peak_memory import PeakMemory
 from equipoise.app.settings import RunSettings
 from equipoise.app.tasks import accuracy
 from equipoise.data import DataSet
+from equipoise.privacy import BudgetError
 from equipoise.report.comparison_page import write_comparison
 from equipoise.report.json_files import read_object
 from equipoise.training.setup.argument_checks import existing_device
@@ -171,8 +173,10 @@ class _Bench:
         self._entries: dict[str, RunSettings] = {}
         for entry in comparison.entries:
             experiment = first if entry is comparison.entries[0] else assemble(entry.settings(base), raw=raw)
-            make_method(experiment.settings, experiment.sampling, experiment.public)
-            resolved = replace(experiment.settings, epsilon=self.epsilon, delta=self.delta)
+            resolved = replace(experiment.settings, epsilon=self.epsilon, delta=self.delta, ledger=None)
+            with _named(entry):
+                method, budget = make_method(resolved, experiment.sampling, experiment.public)
+                method.plan(make_setting(resolved, experiment.sampling, budget))
             self._entries[entry.label] = resolved
             rate = resolved.learning_rate
             assert rate is not None
@@ -181,6 +185,7 @@ class _Bench:
         trials = sum(map(len, self.grids)) if comparison.trials > 1 else 0
         self._total = trials + comparison.seeds * len(comparison.entries)
         self._done = 0
+        self._is_warm = False
 
     def run(
         self, entry: Contender, rate: float, seed: int, kind: str, what: str, note: Note
@@ -195,9 +200,26 @@ class _Bench:
         path = self._folder / f"{name.replace(os.sep, '-')}.json"
         if path.is_file():
             return read_object(path)
+        if not self._is_warm:
+            _warm_up(settings, self.dataset)
+            self._is_warm = True
         found = {**identity, **_train(settings, self.dataset, self._halves[kind])}
         _write(path, found)
         return found
+
+
+@contextmanager
+def _named(entry: Contender) -> Iterator[None]:
+    """Let an error say whose settings it is about."""
+    try:
+        yield
+    except (ValueError, BudgetError) as error:
+        raise SettingsError(f"method {entry.label}: {error}") from error
+
+
+def _warm_up(settings: RunSettings, raw: DataSet) -> None:
+    """One step that is not measured: what the process loads once is charged to no method."""
+    build_training(assemble(settings, raw=raw), on_disk=False).take_step()
 
 
 def _train(settings: RunSettings, raw: DataSet, judges: Any) -> dict[str, Any]:

@@ -113,7 +113,7 @@ def method_words(settings: RunSettings, kind: type[Method]) -> dict[str, Any]:
         elif name in inner and value:
             found[f"inner.{name}"] = value
         elif value and name not in ("clip_norm", "clip_rule"):
-            raise SettingsError(f"{flag(name)} is not an option of --method {settings.method}.")
+            raise SettingsError(f"{flag(name)} is not an option of method {settings.method}.")
     return found | check_options(settings.method, kind, settings.options)
 
 
@@ -132,7 +132,7 @@ def check_options(name: str, kind: type[Method], options: Mapping[str, Any]) -> 
     for option in sorted(options):
         if option.partition(".")[0] not in known:
             raise SettingsError(
-                f"--option {option} is not an option of --method {name}; it has {', '.join(known)}."
+                f"--option {option} is not an option of method {name}; it has {', '.join(known)}."
             )
     return dict(options)
 

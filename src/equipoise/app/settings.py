@@ -392,9 +392,10 @@ class RunSettings:
         given = [flag(name) for name in names if getattr(self, name) is not None]
         if self.unit != "user":
             if given:
+                belong, them = ("belongs", "it") if len(given) == 1 else ("belong", "them")
                 raise SettingsError(
-                    f"{' and '.join(given)} belongs to --unit user, and without it single records are "
-                    "protected. Give --unit user, or leave it out."
+                    f"{' and '.join(given)} {belong} to --unit user, and without it single records are "
+                    f"protected. Give --unit user, or leave {them} out."
                 )
             return
         for name, meant in (

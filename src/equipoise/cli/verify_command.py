@@ -56,6 +56,8 @@ def verify(
         _show(found)
         if steps:
             print(f"The run is unfinished: {steps} steps were taken.")
+        if found.no_guarantee is not None:
+            print(f"Guarantee: none: {found.no_guarantee}")
     if not found.consistent:
         raise typer.Exit(1)
 

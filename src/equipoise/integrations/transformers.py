@@ -224,7 +224,7 @@ class PrivateTrainer(Trainer):
         return Poisson(expected_batch_size=expected, population=self.population, steps=steps)
 
     def statement(self) -> Statement:
-        """What may be claimed about what was released so far.
+        """What may be claimed about the run's privacy, by its whole plan.
 
         Raises:
             RuntimeError: before `train`.

@@ -228,8 +228,14 @@ def _figures(values: Mapping[str, Any]) -> list[dict[str, str]]:
     ranked = sorted(at_budget or values["methods"], key=lambda m: -m["accuracy"])
     best = ranked[0]
     rivals = [m["label"] for m in ranked[1:] if max(m["accuracies"]) >= min(best["accuracies"])]
-    if not rivals:
-        note = "Its worst seed is better than the best seed of every other method."
+    left_out = [m for m in values["methods"] if m not in ranked]
+    of_all = "method" if not left_out else "private method"
+    if not all(map(_is_plain, left_out)):
+        of_all = "method at this budget"
+    if len(ranked) == 1:
+        note = f"No other {of_all} was compared."
+    elif not rivals:
+        note = f"Its worst seed is better than the best seed of every other {of_all}."
     else:
         note = f"Its seeds overlap with those of {_listed(rivals)}: they are not told apart here."
     figures = [figure("Best median accuracy", f"{best['accuracy']:.2%}", note, unit=best["label"])]
@@ -345,4 +351,7 @@ def _megabytes(value: float | None) -> str:
 
 
 def _ratio(value: float | None, of: float | None) -> str:
-    return f"{value / of:.2f}" if value and of else ""
+    """Of two sizes in memory; none below 1 MiB, which cannot be told from what the process does besides."""
+    if value is None or of is None or min(value, of) < 2**20:
+        return ""
+    return f"{value / of:.2f}"

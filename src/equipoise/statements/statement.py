@@ -202,7 +202,15 @@ class Statement:
                 f"{rounded_up(row['epsilon'])} at delta {row['delta']:g}" for row in self.epsilons
             )
             parts.append(f"Epsilon is {listed}.")
-        if any(release["used"] < release["count"] for release in self.releases):
+        return parts + self._scope()
+
+    def _scope(self) -> list[str]:
+        """What the figure is of; without one, only that the run ended early."""
+        early = any(release["used"] < release["count"] for release in self.releases)
+        if self.epsilon is None:
+            return ["Not all planned releases were made."] if early else []
+        parts = []
+        if early:
             parts.append(
                 "The figure is that of the releases made, whose number was fixed beforehand."
                 if self.stop_fixed_beforehand

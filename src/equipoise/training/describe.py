@@ -33,6 +33,7 @@ class Description:
         method: the method's name.
         parameters: number of trainable parameters P.
         steps: optimiser steps.
+        steps_done: of these, how many were taken before the dry run.
         epochs: expected passes over the population.
         sampling: the scheme's name, as the method planned it for the draws of its steps.
         sampling_rate: probability of a record, or of a user where users are drawn, to be in a draw.
@@ -66,6 +67,7 @@ class Description:
     method: str
     parameters: int
     steps: int
+    steps_done: int
     epochs: float
     sampling: str
     sampling_rate: float
@@ -99,9 +101,10 @@ class Description:
         noise = [f"multiplier {name} {words}" for name, words in self.noise.items()]
         noise += [f"no proven noise for {name}" for name in self.unproven]
         passes = f"{self.passes:.1f}"
+        taken = f"{self.steps_done} taken, " if self.steps_done else ""
         lines = [
-            f"{self.method}: {self.steps} steps planned, {self.epochs:.1f} passes over the population; "
-            "nothing spent by this dry run",
+            f"{self.method}: {self.steps} steps planned, {taken}{self.epochs:.1f} passes over the "
+            "population; nothing spent by this dry run",
             f"  sampling    {self.sampling}, rate {self.sampling_rate:.4g}, {self.expected_batch_size:g} "
             f"{self.drawn}s expected per step, {self.micro_batch_size} at once"
             + (f", {self.processes} processes" if self.processes > 1 else ""),
@@ -138,12 +141,13 @@ class Description:
         return f"epsilon {rounded_up(self.epsilon)} at delta {self.delta:g} ({relation}{users}){seeded}"
 
 
-def describe(setup: TrainingSetup, ledger: Ledger) -> Description:
+def describe(setup: TrainingSetup, ledger: Ledger, steps_done: int) -> Description:
     """What this training would do; a micro-batch is made and thrown away.
 
     Args:
         setup: of the training.
         ledger: of the run, for what it holds already and for the other runs of a shared journal.
+        steps_done: how many steps the run has taken.
     """
     plan, rows = setup.plan, setup.rows
     of_steps = "batch" in [release.draw for release in plan.releases]
@@ -162,6 +166,7 @@ def describe(setup: TrainingSetup, ledger: Ledger) -> Description:
         method=setup.method.name,
         parameters=setup.num_parameters,
         steps=sampling.steps,
+        steps_done=steps_done,
         epochs=sampling.steps * sampling.sampling_rate,
         sampling=type(sampling).__name__,
         sampling_rate=sampling.sampling_rate,

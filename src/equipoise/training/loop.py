@@ -29,7 +29,7 @@ from equipoise.training.assumptions import Assumption
 from equipoise.training.describe import Description, describe
 from equipoise.training.distributed import Processes
 from equipoise.training.folder.checkpoint import CheckpointError
-from equipoise.training.folder.config_file import found_before, rebuild, rebuild_method
+from equipoise.training.folder.config_file import found_before, method_name, rebuild, rebuild_method
 from equipoise.training.folder.run_folder import RunFolder, save_model
 from equipoise.training.interrupt import catch_interrupt
 from equipoise.training.metrics import MetricWriter
@@ -188,6 +188,7 @@ class PrivateTraining:
                     len(setup.rows.source),
                     setup.sampling.population,
                     setup.sampling.expected_size,
+                    setup.settings.protected.drawn,
                 )
             folder = None if run_dir is None else RunFolder(run_dir)
             run = start_run(setup, folder, ledger_class=ledger_class, writers=writers, on_create=on_create)
@@ -263,7 +264,11 @@ class PrivateTraining:
             writers=writers,
             **settings.to_json(),
             _resumed=ResumedRun(
-                folder, plan, lambda: others_at_start(folder, settings), found_before(config)
+                folder,
+                plan,
+                method_name(config),
+                lambda: others_at_start(folder, settings),
+                found_before(config),
             ),
         )
 
@@ -354,10 +359,10 @@ class PrivateTraining:
                 "describe() times a forward in the first process, and this model runs in all of them: "
                 "call it in one process before fully_shard or parallelize_module"
             )
-        return describe(self._setup, own_ledger(self.ledger))
+        return describe(self._setup, own_ledger(self.ledger), self.steps_done)
 
     def statement(self, *, stop_fixed_beforehand: bool = False) -> Statement:
-        """What may be claimed about the privacy of what was released so far.
+        """What may be claimed about the run's privacy.
 
         The figure is that of the whole plan, however many of its steps were taken: it holds whatever decides
         when to stop. `epsilon_so_far` is what was spent. Of several processes the first one can say it at any

@@ -24,25 +24,36 @@ def population_warning(records: int, population: int, batch_size: float, drawn: 
     if not _is_far(records, population):
         return None
     return (
-        f"{_BEGIN} {population:,}, but the data hold {records:,} {drawn}s, so that a step "
-        f"draws about {batch_size * records / population:,.0f} of them where {batch_size:,g} are meant. The "
-        "guarantee holds all the same, but the noise is that of the stated population. This sentence is for "
-        "the data's owner: it is written into no file."
+        f"{_BEGIN} {population:,}, but the data hold {records:,} {drawn}s, so that a step draws "
+        f"about {_count(batch_size * records / population)} of them where {_count(batch_size)} are meant. "
+        "The guarantee holds all the same, but the noise is that of the stated population. This sentence is "
+        "for the data's owner: it is written into no file."
     )
+
+
+def _count(size: float) -> str:
+    """An expected number, as exact as it is of use: 166.667 is 167.
+
+    >>> _count(1666.667), _count(2.5)
+    ('1,667', '2.5')
+    """
+    return f"{size:,.0f}" if size >= 10 else f"{size:.2g}"
 
 
 def _is_far(records: int, population: int) -> bool:
     return not 0.9 <= records / population <= 1.1
 
 
-def warn_of_population(records: int, population: int, batch_size: float, *, stacklevel: int = 2) -> None:
+def warn_of_population(
+    records: int, population: int, batch_size: float, drawn: str = "record", *, stacklevel: int = 2
+) -> None:
     """Give a warning of Python's where it is far off: a log may keep it, so it tells no number of records."""
     if _is_far(records, population):
         side = "above" if population > records else "below"
         warnings.warn(
             f"{_BEGIN} {population:,}, more than a tenth {side} what the data hold, so that a step does not "
-            f"draw about {batch_size:,g} of them. The guarantee holds all the same, but the noise is that of "
-            "the stated population. State a public number close to the number of records.",
+            f"draw about {_count(batch_size)} {drawn}s. The guarantee holds all the same, but the noise is "
+            f"that of the stated population. State a public number close to the number of {drawn}s.",
             stacklevel=stacklevel + 1,
         )
 

@@ -249,9 +249,10 @@ class RecordSource:
             numbers = leaf.is_floating_point() or leaf.is_complex()
             if numbers and not bool(torch.isfinite(leaf.sum())):
                 bad = ~torch.isfinite(leaf.reshape(len(leaf), -1)).all(1)
-                if bool(bad.any()):
+                if count := int(bad.sum()):
+                    hold = "1 record holds" if count == 1 else f"{count} records hold"
                     raise DataError(
-                        f"{int(bad.sum())} records hold NaN or infinity (the first is number "
+                        f"{hold} NaN or infinity (the first is number "
                         f"{int(bad.nonzero()[0])}). Repair or drop them before the training starts: the "
                         "statement says that no record holds any."
                     )

@@ -243,10 +243,12 @@ def _write(path: Path, values: Mapping[str, Any]) -> None:
 def _introduce(made: Federation, console: Console) -> None:
     base, sizes = made.settings.base, [made.population(number) for number in range(len(made.parts))]
     spread = f"{min(sizes):,}" if min(sizes) == max(sizes) else f"{min(sizes):,} to {max(sizes):,}"
+    rounds = f"{made.setup.rounds} round{'s' * (made.setup.rounds != 1)}"
+    steps = f"{made.setup.local_steps} step{'s' * (made.setup.local_steps != 1)}"
     console.print(
         f"[bold]{base.method}[/]: {made.setup.clients} clients with {spread} records of "
         f"[bold]{base.data_name}[/] each, {made.setup.clients_per_round} per round, "
-        f"{made.setup.rounds} rounds of {made.setup.local_steps} steps, budget per client "
+        f"{rounds} of {steps}, budget per client "
         f"epsilon {plain(base.epsilon or 0.0)} at delta {plain(base.delta or 0.0)}"
     )
     if base.reproducible:

@@ -13,7 +13,7 @@ from equipoise.privacy import Budget, Sampling, sampling_from
 from equipoise.training.assumptions import Assumption
 from equipoise.training.setup.training_settings import TrainingSettings
 
-__all__ = ["found_before", "of_another_version", "rebuild", "rebuild_method"]
+__all__ = ["found_before", "method_name", "of_another_version", "rebuild", "rebuild_method"]
 
 
 def rebuild(config: Mapping[str, Any]) -> tuple[str, Sampling, Budget | None, TrainingSettings]:
@@ -57,6 +57,16 @@ def rebuild_method(
             unknown = unknown.get("inner") if isinstance(unknown, Mapping) else None
         kind = kind or find(described["name"], described.get("recipe", "library"))
         return kind.from_config(described, public)
+
+
+def method_name(config: Mapping[str, Any]) -> str:
+    """The name of the method in a `config.json`.
+
+    Raises:
+        ValueError: it was damaged or edited.
+    """
+    with _whole("method"):
+        return str(config["method"]["name"])
 
 
 def found_before(config: Mapping[str, Any]) -> list[Assumption]:

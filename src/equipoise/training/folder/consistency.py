@@ -242,7 +242,8 @@ def _fewer_releases(statement: Object, total: Any, taken: int) -> list[str]:
         if row["count"] == total and row["used"] < taken:
             wrong.append(f"{taken} steps were taken, {name!r} was released {row['used']} times")
     planned = sum(row["count"] for row in statement["unproven"])
-    left = sum(hole["count"] for hole in statement["holes"] if hole["kind"] == "release_unproven")
+    # What a method discloses, as `sgd` does its gradients, leaves no guarantee to overstate.
+    left = sum(hole["count"] for hole in statement["holes"])
     if planned and planned == total and left < taken:
         wrong.append(f"{taken} steps were taken, {left} releases without a proof are named")
     return wrong

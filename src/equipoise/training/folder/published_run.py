@@ -62,6 +62,7 @@ class Verification:
         epsilon: as the statement has it.
         signer: fingerprint of the key that signed, or None.
         findings: at least one per subject.
+        no_guarantee: why the statement gives no guarantee, in its own words; None where it gives one.
     """
 
     run_dir: str
@@ -69,6 +70,7 @@ class Verification:
     epsilon: float | None
     signer: str | None
     findings: tuple[Finding, ...]
+    no_guarantee: str | None
 
     @property
     def consistent(self) -> bool:
@@ -117,7 +119,19 @@ def verify_run(
         epsilon=finite_number(statement.get("epsilon")),
         signer=None if signature is None else fingerprint(signature.public_key),
         findings=(*findings, *found),
+        no_guarantee=_no_guarantee(statement),
     )
+
+
+def _no_guarantee(statement: Mapping[str, Any]) -> str | None:
+    """The reason of the first hole where there is no guarantee; whatever a file holds, it can be printed."""
+    if statement.get("guarantee") != "none":
+        return None
+    try:
+        reason = str(statement["holes"][0]["reason"])
+    except MALFORMED:
+        return "the statement names no hole of this run; another run in the journal is not private"
+    return "".join(c if c.isprintable() else "?" for c in reason[:300])
 
 
 def sign_run(

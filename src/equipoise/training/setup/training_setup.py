@@ -168,6 +168,7 @@ class ResumedRun:
     Attributes:
         folder: of the run.
         plan: fingerprint of its plan.
+        method: name of its method.
         other_runs: gives what the other runs in its journal may have cost when it was planned, the likeliest
             first. Called on rank 0.
         found: what its processes found out so far.
@@ -175,6 +176,7 @@ class ResumedRun:
 
     folder: RunFolder
     plan: str
+    method: str
     other_runs: Callable[[], Sequence[tuple[DpEvent, ...]]]
     found: Sequence[Assumption]
 
@@ -345,6 +347,11 @@ def _plan_of(given: TrainingInputs, resumed: ResumedRun | None, processes: Proce
             continue  # another state may leave the budget that this one does not
         if plan.releases.fingerprint() == resumed.plan:
             return plan
+    if given.method.name != resumed.method:
+        raise ValueError(
+            f"method is {given.method.name}, the folder's is {resumed.method}: give that method, or another "
+            "run_dir. Nothing was spent."
+        )
     plan_next_to(states[0])  # its own error says more, if it has one
     raise ValueError(
         "the privacy plan differs from the one that the run was started with: give the same method and "
