@@ -351,7 +351,7 @@ def _megabytes(value: float | None) -> str:
 
 
 def _ratio(value: float | None, of: float | None) -> str:
-    """Of two sizes in memory; none below 1 MiB, which cannot be told from what the process does besides."""
+    """Of two sizes in memory; none below 1 MiB, which cannot be told from the noise of measuring."""
     if value is None or of is None or min(value, of) < 2**20:
         return ""
     return f"{value / of:.2f}"
