@@ -63,6 +63,7 @@ def test_a_table_is_shared_out_to_the_owners(equipoise, people, tmp_path, target
     assert str(people.parent) not in (run / "federation.json").read_text()
     assert equipoise("verify", run).code == 0
     assert equipoise("resume --json", run).value["evaluation"] == found.value["evaluation"]
+    (run / "settings.json").unlink()  # a published part lacks it
     output, held_out = tmp_path / "out.csv", people.with_name("held_out.csv")
     again = equipoise("predict --json", run, "--data", held_out, "--output", output)
     assert again.code == 0, again.err
@@ -198,6 +199,35 @@ def test_resume_goes_on_with_a_federation(finished, tmp_path, equipoise):
     assert damaged.code != 0
     assert "settings.json is damaged" in damaged.value["error"]
     assert equipoise("resume", folder, "--device", "cpu", "--json").code == 2
+
+
+def test_ctrl_c_says_how_to_go_on(tmp_path, equipoise, monkeypatch):
+    from equipoise.app.federation import run
+
+    def interrupted(*given):
+        raise KeyboardInterrupt
+
+    folder, words = tmp_path / "cut", QUICK.replace("rounds 1", "rounds 3")
+    with monkeypatch.context() as patch:
+        patch.setattr(run.Federation, "rehearse", interrupted)
+        early = equipoise(f"{words} --run-dir", folder)
+        assert (early.code, early.err, folder.exists()) == (
+            130,
+            "equipoise: stopped; nothing was begun\n",
+            False,
+        )
+    inline, command = run._inline, f"equipoise resume {folder}"
+
+    def in_a_round(made, maker, path, on_round):
+        return inline(made, maker, path, interrupted)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(run, "_inline", in_a_round)
+        cut = equipoise(f"{words} --run-dir", folder)
+        assert cut.code == 130
+        assert cut.err.endswith(f"equipoise: stopped; go on with: {command}\n")
+        assert command in equipoise("resume", folder, "--json").value["error"]
+    assert equipoise("resume", folder, "--json").code == 0
 
 
 def test_a_client_with_a_damaged_journal_drops_out_and_has_no_statement(finished, tmp_path, equipoise):

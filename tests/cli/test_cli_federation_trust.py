@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from equipoise.app.federation.folder import verify_federation
 from equipoise.cli import main
 from equipoise.report import RunFolderError
-from equipoise.report.federation_page import write_federation_report
+from equipoise.report.federation_page import _PUBLISHABLE, write_federation_report
 from equipoise.statements.verify_federation import DISJOINT
 
 LINE = "federate --data digits --method dp-fedavg --clients 3 --rounds 2 --local-steps 1"
@@ -157,6 +157,30 @@ def test_a_signed_federation_is_consistent_for_keeper_and_stranger(signed, run, 
     assert f"Signed by the key {found.value['signer']}" in equipoise("verify", run).out.replace("\n", "")
     (run / "model.safetensors").unlink()  # a published part may leave it out
     assert verify_federation(str(run), public).consistent
+
+
+def test_what_the_page_lists_as_publishable_is_enough(signed, tmp_path, equipoise):
+    """A copy of these files alone is verified and used; only its owner can go on with it."""
+    folder, public = signed
+    listed = [path for pattern in _PUBLISHABLE for path in folder.glob(pattern)]
+    page = (folder / "report.html").read_text()
+    assert all(f"{pattern}</code>" in page for pattern in _PUBLISHABLE)
+    place = tmp_path / "published"
+    for path in listed:
+        (place / path.relative_to(folder)).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, place / path.relative_to(folder))
+    assert not (place / "settings.json").exists()
+    verified = equipoise("verify", place, "--key", public, "--json")
+    assert (verified.code, verified.value["problems"]) == (0, []), verified.err
+    used = equipoise("predict", place, "--json")
+    assert used.code == 0, used.err
+    assert used.value["accuracy"] == json.loads((folder / "federation.json").read_text())["accuracy"]
+    assert equipoise("report", place, "--json").code == 0
+    refused = equipoise("resume", place, "--json")
+    assert refused.code == 2
+    assert "holds no settings.json: it is the published part of a federation" in refused.value["error"]
+    over = equipoise(LINE, "--run-dir", place, "--json")
+    assert (over.code, "Name a new folder" in over.value["error"]) == (2, True)
 
 
 @pytest.mark.parametrize("name", COMPARED)

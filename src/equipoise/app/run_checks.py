@@ -17,6 +17,7 @@ from equipoise.report.run_reader import damage_named, file_of_run
 
 __all__ = [
     "FEDERATION_FILE",
+    "RESULT_FILE",
     "SETTINGS_FILE",
     "check_federation_folder",
     "check_model_file",
@@ -33,12 +34,18 @@ SETTINGS_FILE = "checkpoint/settings.json"
 
 
 FEDERATION_FILE = "settings.json"
+"""Written when a federation begins. It holds paths, so it stays with its owner."""
+
+
+RESULT_FILE = "federation.json"
+"""Written when a federation ends, for publication."""
 
 
 def is_federation(folder: str) -> bool:
-    """Whether `equipoise federate` began the folder."""
+    """Whether the folder is one of `equipoise federate`, or the published part of one."""
     path = Path(folder)
-    return (path / FEDERATION_FILE).is_file() and not (path / SETTINGS_FILE).is_file()
+    marked = any((path / name).is_file() for name in (RESULT_FILE, FEDERATION_FILE))
+    return marked and not (path / SETTINGS_FILE).is_file()
 
 
 def settings_of_run(folder: str, *, published: bool = False) -> RunSettings:
@@ -46,25 +53,29 @@ def settings_of_run(folder: str, *, published: bool = False) -> RunSettings:
 
     Args:
         folder: of the run.
-        published: be content with those in config.json, which lack the paths, where only what may be
-            published is there.
+        published: be content with those in config.json or federation.json, which lack the paths, where only
+            what may be published is there.
 
     Raises:
         RunFolderError: the folder is not that of a run started from the command line.
     """
-    if published and not is_federation(folder) and not (Path(folder) / SETTINGS_FILE).is_file():
+    federation = is_federation(folder)
+    name = FEDERATION_FILE if federation else SETTINGS_FILE
+    if published and not (Path(folder) / name).is_file():
         settings = _published_settings(folder)
         if settings is not None:
             return settings
-    name = FEDERATION_FILE if is_federation(folder) else SETTINGS_FILE
     otherwise = (
-        "`equipoise train` did not begin this run, or its checkpoint was deleted. The commands resume, "
+        "it is the published part of a federation, which only its owner can go on with. The commands verify, "
+        "report and predict take it."
+        if federation
+        else "`equipoise train` did not begin this run, or its checkpoint was deleted. The commands resume, "
         "predict and audit serve runs of the command line. For one begun from Python call "
         "PrivateTraining.resume to go on, equipoise.load_model to use the model, and audit_neighbours of "
         "equipoise.audit.neighbours."
     )
     values = read_json(file_of_run(folder, name, otherwise))
-    if name == FEDERATION_FILE and isinstance(values, dict):
+    if federation and isinstance(values, dict):
         values = values.get("base")
     if not isinstance(values, dict):
         raise RunFolderError(f"run={folder!r}: {name} holds no settings. Restore it from a copy.")
@@ -72,10 +83,11 @@ def settings_of_run(folder: str, *, published: bool = False) -> RunSettings:
 
 
 def _published_settings(folder: str) -> RunSettings | None:
-    """Those in the configuration of a run, or None where the command line did not begin it."""
-    path = Path(folder) / "config.json"
-    config = read_json(path) if path.is_file() else None
-    values = config.get("experiment") if isinstance(config, dict) else None
+    """Those of a published run or federation, or None where the command line did not begin it."""
+    name, key = (RESULT_FILE, "settings") if is_federation(folder) else ("config.json", "experiment")
+    path = Path(folder) / name
+    found = read_json(path) if path.is_file() else None
+    values = found.get(key) if isinstance(found, dict) else None
     if not isinstance(values, dict):
         return None
     known = {item.name for item in fields(RunSettings)}
@@ -84,10 +96,7 @@ def _published_settings(folder: str) -> RunSettings | None:
 
 def schema_of_run(folder: str) -> dict[str, Any] | None:
     """The schema of the table or the images that a run or federation was trained on; None of other data."""
-    name = "config.json"
-    if is_federation(folder):
-        from equipoise.statements.verify_federation import RESULT as name  # loads torch
-    path = Path(folder) / name
+    path = Path(folder) / (RESULT_FILE if is_federation(folder) else "config.json")
     config = read_json(path) if path.is_file() else None
     schema = config.get("schema") if isinstance(config, dict) else None
     return schema if isinstance(schema, dict) else None
@@ -133,7 +142,7 @@ def check_new_folder(folder: str) -> None:
         RunFolderError: saying how to go on with it; or that the folder cannot be made.
     """
     path = _usable(folder)
-    begun = ("config.json", "private/journal.jsonl", SETTINGS_FILE, FEDERATION_FILE)
+    begun = ("config.json", "private/journal.jsonl", SETTINGS_FILE, FEDERATION_FILE, RESULT_FILE)
     if any((path / name).exists() for name in begun):
         raise RunFolderError(
             f"--run-dir {folder!r} holds a run already. Go on with it: equipoise resume "

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from dataclasses import replace
 from pathlib import Path
+
+import typer
 
 from equipoise.app.option_checks import check_data_and_model
 from equipoise.app.run_checks import FEDERATION_FILE, check_federation_folder
 from equipoise.app.settings import OF_OWN_DATA, FederationSettings, RunSettings
 from equipoise.cli.option_file import option_file
-from equipoise.cli.screen import emit, loading, open_console, quiet
+from equipoise.cli.screen import emit, fail, loading, open_console, quiet
 from equipoise.cli.settings_options import settings_options
 from equipoise.cli.shared_options import Json, RunDir
 
@@ -70,7 +73,12 @@ def _run(settings: FederationSettings, folder: str, json_output: bool) -> None:
 
     quiet()
     console = open_console(json_output)
-    found = run_federation(settings, folder, console)
+    try:
+        found = run_federation(settings, folder, console)
+    except KeyboardInterrupt:
+        begun = (Path(folder) / FEDERATION_FILE).is_file()
+        remedy = f"go on with: equipoise resume {shlex.quote(folder)}" if begun else "nothing was begun"
+        raise typer.Exit(fail(f"stopped; {remedy}", json_output, 130)) from None
     if json_output:
         emit(found)
         return

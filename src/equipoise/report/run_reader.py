@@ -33,7 +33,8 @@ PUBLISHABLE_FILES = (
 WITHHELD_FILES = ("checkpoint/", "private/")
 
 
-_BEGUN = ("config.json", "settings.json", "checkpoint")  # a run, a federation, a run whose settings are lost
+_BEGUN = ("config.json", "federation.json", "settings.json", "checkpoint")
+"""A run, a federation that has ended, one that has begun, a run whose settings are lost."""
 
 
 @dataclass(frozen=True)
