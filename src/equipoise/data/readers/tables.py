@@ -509,6 +509,12 @@ def _places_by_name(place: str, names: list[str], read: Sequence[Column]) -> lis
     """Where the header has the declared columns; its names are not shown, it may be a row of data."""
     missing = [column.name for column in read if column.name not in names]
     twice = [column.name for column in read if names.count(column.name) > 1]
+    owner = [column.name for column in read if isinstance(column, Owner)]
+    if missing and missing == owner:
+        raise DataFileError(
+            f"{place}: --owner names {owner[0]!r}, but the header has no such column. Name the column that "
+            "says which user a row belongs to."
+        )
     if missing or twice:
         other = other_delimiter(names)
         remedy = (
