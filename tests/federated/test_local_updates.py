@@ -129,6 +129,31 @@ def test_batches_without_places():
         LocalUpdates(cross_entropy, present="there")(network(), data)
 
 
+@pytest.mark.parametrize(
+    ("loss", "message"),
+    [
+        (
+            LocalUpdates(cross_entropy, present="ther"),
+            "^present='ther' is no key of the batch; name the tensor",
+        ),
+        (LocalUpdates(lambda model, batch: batch["x"][:, 0] + 1), "^the batch needs tensors"),
+    ],
+)
+def test_what_a_batch_lacks_is_said_when_a_training_begins(loss, message):
+    data = with_some_absent(20)
+    with pytest.raises(DataError, match=message):
+        over_users(data=data if loss.present else {**data, "y": data["y"][:, 0]}, loss=loss)
+
+
+def test_an_error_of_a_users_own_loss_is_not_shown():
+    def loss(model, batch):
+        raise ValueError("a secret of the records")
+
+    with pytest.raises(DataError, match=r"ValueError in loss \(") as error:
+        over_users(loss=LocalUpdates(loss))
+    assert "secret" not in str(error.value)
+
+
 METHODS = {
     "fixed": eq.DPSGD(clip_norm=0.5, noise_multiplier=0.5),
     "learnt": eq.DPSGD(clip_norm=eq.methods.ReleasedQuantile(0.5), noise_multiplier=0.5),

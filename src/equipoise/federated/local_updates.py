@@ -25,6 +25,7 @@ from equipoise.gradients.engine_inputs import (
     replace_leaves,
     run_loss,
 )
+from equipoise.training.record_source import BatchFormError
 
 __all__ = ["LocalUpdates"]
 
@@ -55,7 +56,8 @@ class LocalUpdates:
     of one.
 
     Raises:
-        ValueError: an argument out of range; tensors without the second axis, or of other lengths there.
+        ValueError: an argument out of range.
+        BatchFormError: no tensor `present`; tensors without the second axis, or of other lengths there.
 
     Example:
         >>> def squares(model, batch):
@@ -126,14 +128,17 @@ class LocalUpdates:
         weights = None
         if self.present is not None:
             if not isinstance(users, Mapping) or self.present not in users:
-                raise ValueError(f"present={self.present!r} is no key of the batch; name the tensor [B, G]")
+                raise BatchFormError(
+                    f"present={self.present!r} is no key of the batch; name the tensor [B, G] that says "
+                    "which places hold a record"
+                )
             weights = users[self.present]
             users = {name: leaf for name, leaf in users.items() if name != self.present}
         leaves = record_leaves(users)
         counts = {leaf.shape[1] if leaf.ndim > 1 else None for leaf in leaves}
         count = counts.pop() if len(counts) == 1 else None
         if count is None:
-            raise ValueError(
+            raise BatchFormError(
                 "the batch needs tensors [B, G, ...], users first and their G places second; one has another "
                 "shape. Fill up the records of a user to G, and say with present=... which are there"
             )

@@ -42,6 +42,10 @@ class DataError(ValueError):
     """The data cannot be trained on; raised before anything private was computed from them."""
 
 
+class BatchFormError(DataError):
+    """A batch lacks what a loss of this library needs. The message holds nothing of the records."""
+
+
 class RecordSource:
     """Records that can be taken by number.
 
