@@ -68,12 +68,12 @@ def resume_folder(folder: str, data_dir: str | None, json_output: bool) -> None:
 
 
 def _run(settings: FederationSettings, folder: str, json_output: bool) -> None:
-    with loading():
-        from equipoise.app.federation.run import run_federation
-
-    quiet()
-    console = open_console(json_output)
     try:
+        with loading():
+            from equipoise.app.federation.run import run_federation
+
+        quiet()
+        console = open_console(json_output)
         found = run_federation(settings, folder, console)
     except KeyboardInterrupt:
         begun = (Path(folder) / FEDERATION_FILE).is_file()
