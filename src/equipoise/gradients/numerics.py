@@ -174,6 +174,8 @@ def contracted(left: Tensor, right: Tensor) -> Tensor:
 
     Libraries add wide products up in pieces of some hundred terms, narrow ones from end to end.
     """
+    if right.ndim == 2 and left.ndim > 2:  # at once: the pieces of `right` would be copied for each
+        return contracted(left.flatten(0, -2), right).view(*left.shape[:-1], right.shape[1])
     pieces = left.shape[-1] // PARTIAL_SUM
     if left.shape[-1] <= PARTIAL_SUM or min(left.shape[-2], right.shape[-1]) >= WIDE_PRODUCT:
         return torch.matmul(left, right)
