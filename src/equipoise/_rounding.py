@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-__all__ = ["noise_in_words", "plain", "rounded_up", "significant", "times_in_words"]
+__all__ = ["correlation_in_words", "noise_in_words", "plain", "rounded_up", "significant", "times_in_words"]
 
 
 def significant(value: float, digits: int = 3) -> str:
@@ -53,7 +53,7 @@ def times_in_words(count: object) -> str:
 
 
 def noise_in_words(mechanism: object, digits: int = 4) -> str:
-    """The noise multiplier of a release, how it changes, and over how many steps its noise is correlated.
+    """The noise multiplier of a release, how it changes, and by what its noise is correlated over steps.
 
     Args:
         mechanism: as a statement describes it; what is no description gives "".
@@ -62,7 +62,9 @@ def noise_in_words(mechanism: object, digits: int = 4) -> str:
     >>> noise_in_words({"kind": "staged", "noise_multiplier": 2.0, "factors": [1.0, 0.8, 0.5]})
     '2 to 1, in 3 stages'
     >>> noise_in_words({"kind": "banded_gaussian", "noise_multiplier": 0.5, "coefficients": [1, 0.5, 0.4]})
-    '0.5, correlated over 3 steps'
+    '0.5, correlated over 3 steps by 1, 0.5, 0.4'
+    >>> noise_in_words({"kind": "banded_gaussian", "noise_multiplier": 0.5, "coefficients": [1.0]})
+    '0.5, one band: fresh in every step as in dp-sgd'
     """
     if not isinstance(mechanism, Mapping):
         return ""
@@ -70,9 +72,23 @@ def noise_in_words(mechanism: object, digits: int = 4) -> str:
     if not isinstance(multiplier, int | float):
         return str(multiplier)
     text = plain(multiplier, digits)
-    factors, coefficients = mechanism.get("factors"), mechanism.get("coefficients")
+    factors = mechanism.get("factors")
     if isinstance(factors, list) and factors and isinstance(factors[-1], int | float):
         text += f" to {plain(multiplier * factors[-1], digits)}, in {len(factors)} stages"
-    if isinstance(coefficients, list) and len(coefficients) > 1:
-        text += f", correlated over {len(coefficients)} steps"
-    return text
+    return text + correlation_in_words(mechanism)
+
+
+def correlation_in_words(mechanism: Mapping[str, object]) -> str:
+    """By what noise is correlated over steps, from a comma on; "" where nothing is said of it.
+
+    >>> correlation_in_words({"coefficients": [1, 0.5, 0.375, 0.3125, 0.273]})
+    ', correlated over 5 steps by 1, 0.5, 0.375, ...'
+    """
+    coefficients = mechanism.get("coefficients")
+    if not isinstance(coefficients, list) or not all(isinstance(c, int | float) for c in coefficients):
+        return ""
+    if len(coefficients) < 2:
+        return ", one band: fresh in every step as in dp-sgd"
+    first = [plain(c, 3) for c in coefficients[: 4 if len(coefficients) == 4 else 3]]
+    more = ", ..." if len(coefficients) > len(first) else ""
+    return f", correlated over {len(coefficients)} steps by {', '.join(first)}{more}"

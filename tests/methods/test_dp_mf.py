@@ -36,6 +36,7 @@ from equipoise.privacy import (
     PrivacyPlan,
     Release,
     TruncatedPoisson,
+    Unit,
     gaussian_epsilon,
     optimal_coefficients,
     prefix_error,
@@ -62,7 +63,8 @@ RATIOS = [(1.0, 1, 1.0), (3.0, 8, 0.87), (8.0, 32, 0.62), (16.0, 64, 0.47)]
 def test_bands_and_noise_in_prefix_sums_against_amplified_dp_sgd(epsilon, bands, ratio):
     budget = Budget(epsilon, 1e-5)
     plan, plain = planned(POISSON, budget=budget), planned(POISSON, eq.DPSGD(), budget)
-    assert plan.sampling_of("batch") == CyclicPoisson(512, 60_000, 2400, bands)
+    # One band is DP-SGD, on its own draws.
+    assert plan.sampling_of("batch") == (CyclicPoisson(512, 60_000, 2400, bands) if bands > 1 else POISSON)
     mechanism = plan["gradient"].mechanism
     assert mechanism.coefficients == square_root_coefficients(bands)
     error = mechanism.noise_multiplier * prefix_error(mechanism.coefficients, 2400)
@@ -98,12 +100,21 @@ class Weekdays(Poisson):
     """Draws of a user's own."""
 
 
+@dataclass(frozen=True)
+class Shifts(FixedEpochs):
+    """Slots of a user's own, which need not be the same in every epoch."""
+
+
 def test_a_sampling_of_a_users_own_is_never_replaced():
-    own = Weekdays(512, 60_000, 2400)
+    for own in (Weekdays(512, 60_000, 2400), Shifts(512, 60_000, 2400)):
+        assert planned(own).sampling_of("batch") is own
+        assert planned(own)["gradient"].mechanism.coefficients == (1.0,)
+    with pytest.raises(PlanError, match=r"bands=4 with Weekdays.* may be 1 apart.*or bands=1"):
+        planned(Weekdays(512, 60_000, 2400), eq.DPMF(bands=4))
+    # what says itself that slots stay the same is taken at its word
+    own = Shifts(600, 6_000, 100, same_slots=True)
     assert planned(own).sampling_of("batch") is own
-    assert planned(own)["gradient"].mechanism.coefficients == (1.0,)
-    with pytest.raises(PlanError, match="not amplified by Weekdays"):
-        planned(own, eq.DPMF(bands=4))
+    assert len(planned(own)["gradient"].mechanism.coefficients) == 10
 
 
 def test_strategies():
@@ -134,7 +145,12 @@ def test_coefficients_from_a_file_are_kept_and_the_path_is_not(tmp_path):
         (lambda: eq.DPMF(strategy=GivenCoefficients((1.0, 0.5)), bands=3), "bands=3 differs from the 2"),
         (lambda: eq.DPMF(bands=0), "bands"),
         (lambda: planned(POISSON, eq.DPMF(noise_multiplier=1.0)), "give bands too"),
-        (lambda: planned(TruncatedPoisson(5, 100, 5), eq.DPMF(bands=2)), "min_separation=1"),
+        (
+            lambda: GivenCoefficients((0.5, 1.0)),
+            r"^values=\(0.5, 1.0\) .*Give .* such as \(1.0, 0.5, 0.375\)",
+        ),
+        (lambda: GivenCoefficients(1.0), r"values=1.0 is no list of numbers; give \(1.0, 0.5, 0.375\)"),
+        (lambda: planned(TruncatedPoisson(5, 100, 5), eq.DPMF(bands=2)), "Take Poisson or .*, or bands=1"),
         (lambda: planned(CyclicPoisson(5, 100, 5, 2), eq.DPMF(bands=3)), "overlap"),
     ],
 )
@@ -143,9 +159,37 @@ def test_what_cannot_be_planned_is_refused(make, message):
         make()
 
 
-def test_hardened_noise_refuses_it_by_name():
-    with pytest.raises(PlanError, match="banded_gaussian noise has no form on a grid"):
-        list(training(eq.DPMF(bands=3), hardened=True))
+def test_hardened_noise_is_refused_and_one_band_is_the_remedy():
+    with pytest.raises(PlanError, match=r"hardened noise is fresh in every step, .* over 3: .*bands=1"):
+        training(eq.DPMF(bands=3), hardened=True)
+    assert training(eq.DPMF(bands=1), hardened=True).plan["gradient"].mechanism.kind == "grid_gaussian"
+
+
+SAMPLINGS_OF_USERS = [
+    POISSON,
+    FixedEpochs(600, 60_000, 200),
+    FullBatch(60_000, 20),
+    TruncatedPoisson(512, 60_000, 20),
+]
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS_OF_USERS, ids=lambda sampling: type(sampling).__name__)
+def test_remedies_for_users_of_several_records(sampling):
+    """Their records drawn by themselves, noise over steps has no proof here; what the error offers has."""
+
+    def of_users(method, rows=None, by=sampling):
+        unit = Unit("user", 4, rows)
+        return method.plan(Setting(sampling=by, budget=BUDGET, unit=unit)).releases["gradient"].mechanism
+
+    with pytest.raises(
+        PlanError, match=r"Draw users \(user_rows='mean'.* bands=1|bands=2 with|no accountant"
+    ):
+        of_users(eq.DPMF(bands=2))
+    assert of_users(eq.DPMF(), "mean").noise_multiplier > 0
+    by = POISSON if isinstance(sampling, TruncatedPoisson) else sampling  # what that one's error offers
+    assert of_users(eq.DPMF(bands=1), by=by) == BandedGaussian(
+        (1.0,), of_users(eq.DPSGD(), by=by).noise_multiplier
+    )
 
 
 # ---- what it does
@@ -158,8 +202,9 @@ def end_of(method, **options):
     return parameters(model), run
 
 
-def test_one_band_is_dp_sgd_bit_for_bit():
-    given = {"steps": 8, "budget": None}
+@pytest.mark.parametrize("sampling", [Poisson(20, RECORDS, 8), FixedEpochs(15, RECORDS, 8)])
+def test_one_band_is_dp_sgd_bit_for_bit(sampling):
+    given = {"sampling": sampling, "budget": None}
     ours, run = end_of(eq.DPMF(clip_norm=0.5, bands=1, noise_multiplier=1.5), **given)
     theirs, plain = end_of(eq.DPSGD(clip_norm=0.5, noise_multiplier=1.5), **given)
     assert torch.equal(ours, theirs)
@@ -202,13 +247,21 @@ def test_people_read_of_the_draws_and_bands_that_were_planned(sampling, scheme, 
     described = run.describe()
     assert described.sampling == scheme
     assert described.expected_batch_size == sampling.expected_size
-    assert "correlated over 4 steps" in str(described)
+    words = "correlated over 4 steps by 1, 0.5, 0.375, 0.312"
+    assert f"{words} (sums of steps have 0." in str(described)
+    assert words in repr(run)
     list(run)
     statement = run.finish().statement
-    assert "correlated over 4 steps, bound" in " ".join(str(statement).split())
-    assert "correlated over 4 steps" in (tmp_path / "run" / "report.html").read_text()
+    assert f"{words}, bound" in " ".join(str(statement).split())
+    assert words in (tmp_path / "run" / "report.html").read_text()
+    least = training(eq.DPMF(clip_norm=0.5, bands=4, strategy=LeastError()), sampling=sampling)
+    assert "correlated over 4 steps by 1, 0.5" in str(least.describe())
+    assert words not in str(least.describe())
     plain = training(eq.DPSGD(clip_norm=0.5))
     assert "correlated" not in str(plain.describe()) + str(plain.statement())
+    one = training(eq.DPMF(clip_norm=0.5, bands=1), sampling=sampling)
+    assert one.describe().sampling == type(sampling).__name__
+    assert "one band: fresh in every step as in dp-sgd" in str(one.describe())
 
 
 def test_whole_batches_cost_the_sensitivity_of_the_run_and_verify(tmp_path):

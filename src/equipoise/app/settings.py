@@ -11,6 +11,7 @@ import json
 import math
 import shlex
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -889,17 +890,23 @@ def _is_of(value: Any, kind: Any) -> bool:
 def parse_option(text: str) -> tuple[str, Any]:
     """NAME=VALUE of the command line: a JSON value (a number, true, null, a list), or else a word.
 
+    Numbers with commas between them are a list, with brackets around them or without.
+
     >>> parse_option("schedule.period=8"), parse_option("variant=joint")
     (('schedule.period', 8), ('variant', 'joint'))
+    >>> parse_option("strategy.values=1,0.5")
+    ('strategy.values', [1, 0.5])
     """
     name, equals, value = text.partition("=")
     name = name.strip().replace("-", "_")
     if not equals or not name:
         raise SettingsError(f"--option is {text!r}, but it must be NAME=VALUE, such as schedule.period=8.")
-    try:
-        return name, json.loads(value)
-    except (ValueError, RecursionError):
-        return name, value
+    for written in [value, f"[{value}]"] if "," in value else [value]:
+        with suppress(ValueError, RecursionError):
+            read = json.loads(written)
+            if written == value or all(type(item) in (int, float) for item in read):
+                return name, read
+    return name, value
 
 
 def parse_weight(text: str) -> tuple[str, float]:

@@ -14,7 +14,7 @@ more noise than DP-SGD's, and their sum over many steps less.
 | `CyclicPoisson` | itself | the same |
 | `FixedEpochs` | the same, where records keep their slots | one release per epoch: no sampling is assumed |
 | `FullBatch` | itself; b = 1 unless given | the whole run's sensitivity, for b > 1 |
-| others, and subclasses of `Poisson` | themselves, b = 1 | DP-SGD, which it then is |
+| others, and subclasses of these | themselves; b = `min_separation` unless given | DP-SGD, where that is 1 |
 
 **How many bands.** More bands cancel more noise and weaken the amplification. The number is the one among
 powers of two, at most 64, with the least
@@ -49,8 +49,8 @@ from equipoise.methods.card import Card
 from equipoise.methods.configuration import Option
 from equipoise.methods.dp_sgd import DPSGD
 from equipoise.methods.noise_stages import NoiseStages
-from equipoise.privacy.errors import BudgetError
-from equipoise.privacy.mechanisms import BandedGaussian
+from equipoise.privacy.errors import BudgetError, PlanError
+from equipoise.privacy.mechanisms.banded_gaussian import BandedGaussian, relative_to_first
 from equipoise.privacy.mechanisms.toeplitz import (
     optimal_coefficients,
     prefix_error,
@@ -115,14 +115,18 @@ class GivenCoefficients(NoiseStrategy):
                 values = json.loads(Path(values).read_text(encoding="utf-8"))
             except (OSError, ValueError) as error:
                 raise ValueError(
-                    f"values={self.values!r} is no JSON file with a list of numbers: {error}"
+                    f"values={self.values!r:.80} is no JSON file with a list of numbers ({error}); give one, "
+                    "or the numbers themselves: (1.0, 0.5, 0.375), on the command line 1,0.5,0.375"
                 ) from None
         if not isinstance(values, list | tuple) or not all(
             isinstance(v, int | float) and not isinstance(v, bool) for v in values
         ):
-            raise ValueError("values holds something else than a list of numbers; give [1.0, 0.5, 0.375]")
+            raise ValueError(
+                f"values={self.values!r:.80} is no list of numbers; give (1.0, 0.5, 0.375), on the command "
+                "line 1,0.5,0.375"
+            )
         # The numbers are kept and not the path: a configuration says what was used.
-        object.__setattr__(self, "values", BandedGaussian(tuple(map(float, values)), 1.0).coefficients)
+        object.__setattr__(self, "values", relative_to_first(values=values))
 
     def coefficients(self, bands: int, steps: int) -> tuple[float, ...]:
         return tuple(self.values)  # type: ignore[arg-type]
@@ -199,24 +203,29 @@ class DPMF(DPSGD):
     def _candidates(self, sampling: Sampling) -> Iterator[tuple[Sampling, int]]:
         """The draws and numbers of bands to choose from."""
         asked = self.bands or self.strategy.bands
-        if isinstance(sampling, FixedEpochs):
-            kept = replace(sampling, same_slots=True)
-            yield kept, asked or min(kept.draws_per_epoch, sampling.steps, MOST_BANDS)
-        elif isinstance(sampling, CyclicPoisson):
-            yield sampling, asked or min(sampling.bands, sampling.steps)
+        if asked == 1:  # DP-SGD, bit for bit
+            yield sampling, 1
         elif type(sampling) is Poisson:  # a subclass draws in its own way, which groups would replace
-            groups = math.floor(sampling.population / sampling.expected_batch_size)
+            size, population, steps = sampling.expected_batch_size, sampling.population, sampling.steps
             if asked is None and self.noise_multiplier is not None:
                 raise ValueError(
                     f"noise_multiplier={self.noise_multiplier} leaves bands open, and the cost grows with "
                     "them: give bands too, or a budget in place of the multiplier"
                 )
-            most = min(groups, sampling.steps, MOST_BANDS)
+            most = min(math.floor(population / size), steps, MOST_BANDS)
             for bands in [asked] if asked else [2**k for k in range(most.bit_length())]:
-                cyclic = CyclicPoisson(
-                    sampling.expected_batch_size, sampling.population, sampling.steps, bands
-                )
-                yield cyclic, bands
+                yield (CyclicPoisson(size, population, steps, bands) if bands > 1 else sampling), bands
+        elif isinstance(sampling, CyclicPoisson):
+            yield sampling, asked or min(sampling.bands, sampling.steps)
         else:
-            # Whole batches, subsets and others: a record may be in draws that follow each other.
-            yield sampling, asked or 1
+            if type(sampling) is FixedEpochs:  # slots of a subclass are its own
+                sampling = replace(sampling, same_slots=True)
+            apart = sampling.min_separation
+            if asked and asked > apart and sampling.turn_rate < 1:
+                raise PlanError(
+                    f"bands={asked} with {type(sampling).__name__}: noise over {asked} steps needs draws of "
+                    f"a record that are {asked} apart, and these may be {apart} apart. Take Poisson or "
+                    f"FixedEpochs, whose draws dp-mf sets apart, or bands={apart}"
+                    + (", which is dp-sgd" if apart == 1 else "")
+                )
+            yield sampling, asked or min(apart, sampling.steps, MOST_BANDS)

@@ -169,8 +169,9 @@ class Sampling(ABC):
         """The event of one draw at a rate below 1 for so many records together."""
         raise PlanError(
             f"records_per_user={group}: no accountant covers users of several records under "
-            f"{type(self).__name__}, which does not draw each record by itself afresh. Take Poisson, "
-            "FullBatch or FixedEpochs, or draw users (user_rows='mean')"
+            f"{type(self).__name__}, which does not draw each record by itself afresh. Draw users "
+            "(user_rows='mean'; population and batch size then count users), or take Poisson, FullBatch or "
+            "FixedEpochs"
         )
 
     @abstractmethod

@@ -16,7 +16,7 @@ from typing import Any
 from equipoise._rounding import noise_in_words, rounded_up
 from equipoise.gradients.capture.recorder import PlanMismatch
 from equipoise.gradients.engine_inputs import repeat_to
-from equipoise.privacy import Ledger, PrivacyPlan, epsilon
+from equipoise.privacy import BandedGaussian, Ledger, PrivacyPlan, Release, epsilon, prefix_error
 from equipoise.privacy.ledger.run_record import GUARANTEES, compose_events
 from equipoise.training.randomness import public_randomness
 from equipoise.training.setup.memory_use import step_bytes
@@ -40,7 +40,7 @@ class Description:
         expected_batch_size: the public divisor.
         micro_batch_size: records or users at once.
         noise_multipliers: release name -> noise multiplier, the first and the last where it changes.
-        noise: release name -> its noise in words, with over how many steps it is correlated.
+        noise: release name -> its noise in words, with how it is correlated over steps.
         unproven: names of the quantities that leave with noise of a scale that no proof covers, or with none.
         guarantee: the best that the run's statement will say: "proven", "worst_case" or "none".
         epsilon: at the end of all steps, other runs of a shared journal included; None where the guarantee
@@ -173,7 +173,7 @@ def describe(setup: TrainingSetup, ledger: Ledger, steps_done: int) -> Descripti
         expected_batch_size=sampling.expected_size,
         micro_batch_size=rows.micro_batch_size,
         noise_multipliers=_noise_multipliers(plan),
-        noise={release.name: noise_in_words(release.mechanism.describe()) for release in plan.releases},
+        noise={release.name: _noise(release, plan.count(release)) for release in plan.releases},
         unproven=[item.name for item in plan.unproven],
         guarantee=guarantee,
         epsilon=total if guarantee == "proven" else None,
@@ -197,6 +197,15 @@ def describe(setup: TrainingSetup, ledger: Ledger, steps_done: int) -> Descripti
         dense={c.name: c.reason for c in coverage if c.how == "dense"},
         unused=[c.name for c in coverage if c.how == "unused"],
     )
+
+
+def _noise(release: Release, count: int) -> str:
+    """The noise of a release in words, and what correlation over steps leaves of it in their sum."""
+    words, mechanism = noise_in_words(release.mechanism.describe()), release.mechanism
+    if not isinstance(mechanism, BandedGaussian) or not mechanism.memory:
+        return words
+    left = prefix_error(mechanism.coefficients, count) / prefix_error([1.0], count)
+    return f"{words} (sums of steps have {left:.2f} times the noise of dp-sgd at this multiplier)"
 
 
 def _best_guarantee(setup: TrainingSetup, ledger: Ledger) -> str:

@@ -20,6 +20,7 @@ from torch import nn
 from equipoise import _validate
 from equipoise._files import PathLike, write_atomically
 from equipoise._foreign_errors import cause_of, where_raised
+from equipoise._rounding import correlation_in_words
 from equipoise.gradients.engine_inputs import Loss
 from equipoise.methods import DPSGD, Method, State
 from equipoise.privacy import Budget, Ledger, PlanUsedUpError, Sampling
@@ -416,7 +417,8 @@ class PrivateTraining:
 
     def __repr__(self) -> str:
         done = f"step {self.steps_done} of {self.sampling.steps}"
-        return f"PrivateTraining({self.method.name}, {done}, {type(self.model).__name__})"
+        noise = "".join(correlation_in_words(release.mechanism.describe()) for release in self.plan.releases)
+        return f"PrivateTraining({self.method.name}{noise}, {done}, {type(self.model).__name__})"
 
     def __iter__(self) -> Iterator[StepReport]:
         """The remaining steps, each done when it is asked for; leaving early leaves a whole state."""

@@ -53,6 +53,7 @@ from equipoise import _validate
 from equipoise.privacy.bounds.bounded import Bounded
 from equipoise.privacy.errors import PlanError
 from equipoise.privacy.mechanisms.base import Mechanism, Past, Sums, require_carried
+from equipoise.privacy.mechanisms.grid_gaussian import GridGaussian
 from equipoise.privacy.mechanisms.toeplitz import inverse_coefficients, squared_sensitivity
 from equipoise.privacy.noise.streams import ReleaseStreams, add_normals, normals
 from equipoise.privacy.private import unwrap
@@ -85,6 +86,33 @@ def _growth(coefficients: tuple[float, ...]) -> float:
         return float(np.nan_to_num(np.linalg.norm(inverse), nan=math.inf))
 
 
+def relative_to_first(**named: Sequence[float]) -> tuple[float, ...]:
+    """Coefficients over the first of them, by the name of the argument that holds them.
+
+    Raises:
+        ValueError: noise by them would grow, or they are no such numbers.
+
+    Example:
+        >>> relative_to_first(coefficients=(2.0, 1.0))
+        (1.0, 0.5)
+    """
+    ((name, values),) = named.items()
+    given = tuple(map(float, values))
+    remedy = "Give coefficients that fall from the first one on, such as (1.0, 0.5, 0.375)"
+    if not given or not all(map(math.isfinite, given)) or given[0] <= 0:
+        raise ValueError(
+            f"{name}={given!r:.80} must be finite numbers, the first above 0: its noise is that of the "
+            f"release itself. {remedy}"
+        )
+    kept = tuple(c / given[0] for c in given)
+    if not (_decays(kept) and _growth(kept) < _EXPLODES):
+        raise ValueError(
+            f"{name}={given!r:.80} have an inverse that grows without end, or to more than {_EXPLODES:g} "
+            f"times its size, and so would the noise from step to step. {remedy}"
+        )
+    return kept
+
+
 @final
 @dataclass(frozen=True)
 class BandedGaussian(Mechanism):
@@ -109,20 +137,7 @@ class BandedGaussian(Mechanism):
 
     def __post_init__(self) -> None:
         _validate.positive(noise_multiplier=self.noise_multiplier)
-        given = tuple(float(c) for c in self.coefficients)
-        if not given or not all(map(math.isfinite, given)) or given[0] <= 0:
-            raise ValueError(
-                f"coefficients={given!r:.80} must be finite numbers, the first above 0: its noise is that "
-                "of the release itself. Give square_root_coefficients(bands)"
-            )
-        kept = tuple(c / given[0] for c in given)
-        object.__setattr__(self, "coefficients", kept)
-        if not (_decays(kept) and _growth(kept) < _EXPLODES):
-            raise ValueError(
-                f"coefficients={kept!r:.80} have an inverse that grows without end, or to more than "
-                f"{_EXPLODES:g} times its size, and so would the noise: its poles must lie well within the "
-                "unit circle. Give coefficients that fall, such as square_root_coefficients(bands)"
-            )
+        object.__setattr__(self, "coefficients", relative_to_first(coefficients=self.coefficients))
 
     @property
     def memory(self) -> int:
@@ -138,8 +153,8 @@ class BandedGaussian(Mechanism):
             raise PlanError(
                 f"{self.kind} noise over {bands} steps is not amplified by {type(sampling).__name__} with "
                 f"min_separation={apart}: what a record adds to two draws would overlap. Give at most "
-                f"{apart} coefficients, or draws that are {bands} apart, such as CyclicPoisson(..., "
-                f"bands={bands})"
+                f"{apart} coefficient{'s'[: apart > 1]}, or draws that are {bands} apart: CyclicPoisson(..., "
+                f"bands={bands}), or FixedEpochs(..., same_slots=True) with as many draws per epoch"
             )
 
     def whitened_square(self, participations: int = 1, separation: int = 1, count: int = 1) -> float:
@@ -200,6 +215,15 @@ class BandedGaussian(Mechanism):
                 for key in tensors
             }
         return out
+
+    def on_grid(self) -> GridGaussian:
+        if self.memory:
+            raise PlanError(
+                "hardened noise is fresh in every step, and this is correlated over "
+                f"{len(self.coefficients)}: take one coefficient (bands=1 of dp-mf, which is dp-sgd), or "
+                "leave hardened out"
+            )
+        return GridGaussian(self.noise_multiplier)
 
     def describe(self) -> dict[str, Any]:
         return super().describe() | {"coefficients": list(self.coefficients)}

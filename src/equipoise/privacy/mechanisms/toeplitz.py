@@ -158,8 +158,10 @@ def optimal_coefficients(bands: int, count: int) -> tuple[float, ...]:
     if len(start) == 1:
         return (1.0,)
     limits = [(0.0, None)] * (len(start) - 1)
-    found = minimize(
-        objective, start[1:], jac=True, method="L-BFGS-B", bounds=limits, options={"maxiter": 300}
-    )
+    # A step of the search may try coefficients whose inverse grows without end; it then tries shorter ones.
+    with np.errstate(over="ignore", invalid="ignore"):
+        found = minimize(
+            objective, start[1:], jac=True, method="L-BFGS-B", bounds=limits, options={"maxiter": 300}
+        )
     best = (1.0, *found.x.tolist())
     return best if prefix_error(best, count) < prefix_error(start, count) else tuple(start.tolist())
