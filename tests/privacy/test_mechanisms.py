@@ -321,5 +321,5 @@ def test_what_is_no_mechanism_is_refused():
         Release("a", 1.0, 2.0)
     with pytest.raises(PlanError, match="unknown"):
         mechanism_from({"kind": "laplace", "noise_multiplier": 1.0})
-    with pytest.raises(PlanError, match="banded_gaussian noise has no form on a grid"):
+    with pytest.raises(PlanError, match="hardened noise is fresh in every step"):
         BANDED.plan().hardened()
