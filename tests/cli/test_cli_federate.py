@@ -49,6 +49,22 @@ def finished(tmp_path_factory):
     return folder, json.loads(out.getvalue())
 
 
+@pytest.mark.parametrize("method", ["adaptdp-fedavg", "fedavg:dp-sgd", "fedpcdp --public-records 100"])
+def test_a_dry_run_says_what_a_client_would_do_and_spends_nothing(equipoise, tmp_path, monkeypatch, method):
+    monkeypatch.chdir(tmp_path)
+    found = equipoise(f"{SMALL} --clients-per-round 2 --epsilon 4 --dry-run --json --method {method}")
+    assert found.code == 0, found.err
+    value = found.value
+    assert (value["dry_run"], value["client"]) == (True, 0)
+    assert (value["steps"], value["guarantee"], value["private"]) == (4, "proven", True)
+    assert 3.5 < value["epsilon"] <= 4
+    assert all(noise > 0 for noise in value["noise_multipliers"].values())
+    assert value["settings"]["rounds"] == 3
+    assert "The busiest client, number 0, takes part in 2 of the 3 rounds:" in found.err
+    assert "nothing spent" in found.err
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize(("target", "score"), [("buys", "accuracy"), ("wage", "rmse"), ("buys,member", "f1")])
 def test_a_table_is_shared_out_to_the_owners(equipoise, people, tmp_path, target, score):
     """By the reader of `equipoise train`; its stated population is shared out, not the number of rows."""

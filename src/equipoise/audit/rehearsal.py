@@ -155,6 +155,15 @@ class CanaryTraining:
     unit: Unit = RECORD
     knows_deal: bool = False
 
+    def __post_init__(self) -> None:
+        if self.knows_deal and self.unit.group > 1:
+            records = self.unit.records
+            raise ValueError(
+                f"unit={self.unit!r} has records that are dealt to slots by themselves, and an attacker who "
+                f"knows the deal looks at units of one slot. Audit users that are drawn, Unit('user', "
+                f"{records}, rows='mean'), or a design of one slot. Nothing was trained"
+            )
+
     def open(
         self, data: Mapping[str, Tensor], make_ledger: Callable[..., RecordingLedger] = RecordingLedger
     ) -> InMemoryTraining:
@@ -232,11 +241,6 @@ class CanaryTraining:
         """Which of the canaries with these numbers are known not to be in the first slot of an epoch."""
         if not self.knows_deal:
             return present[:0]
-        if self.unit.group > 1:
-            raise ValueError(
-                f"unit={self.unit!r} has records that are dealt to slots by themselves, and an attacker who "
-                "knows the deal looks at units of one slot; draw users (user_rows='mean'), or take one slot"
-            )
         first = real.ledger.draws[0]
         dealt = real.setup.plan.sampling_of(first.name).sample(real.ledger.secrets, first, len(present))
         elsewhere = torch.ones(len(present), dtype=torch.bool)

@@ -15,7 +15,7 @@ from equipoise.app.settings import OF_OWN_DATA, FederationSettings, RunSettings
 from equipoise.cli.option_file import option_file
 from equipoise.cli.screen import emit, fail, loading, open_console, quiet
 from equipoise.cli.settings_options import settings_options
-from equipoise.cli.shared_options import Json, RunDir
+from equipoise.cli.shared_options import DryRun, Json, RunDir
 
 __all__ = ["federate", "resume_folder"]
 
@@ -46,6 +46,7 @@ __all__ = ["federate", "resume_folder"]
 def federate(
     base: RunSettings,
     federation: FederationSettings,
+    dry_run: DryRun = False,
     json_output: Json = False,
     run_dir: RunDir = None,
 ) -> None:
@@ -53,10 +54,23 @@ def federate(
     check_data_and_model(base.data, base.model)
     settings = replace(federation, base=base)
     settings.check()
+    if dry_run:
+        _describe(settings, json_output)
+        return
     name = f"runs/{base.method}-{base.data_name}-{time.strftime('%Y%m%d-%H%M%S')}".replace(":", "-")
     folder = run_dir or name
     check_federation_folder(settings, folder)
     _run(settings, folder, json_output)
+
+
+def _describe(settings: FederationSettings, json_output: bool) -> None:
+    with loading():
+        from equipoise.app.federation.run import describe_federation
+
+    quiet()
+    found = describe_federation(settings, open_console(json_output))
+    if json_output:
+        emit(found)
 
 
 def resume_folder(folder: str, data_dir: str | None, json_output: bool) -> None:

@@ -10,6 +10,7 @@ import typer
 __all__ = [
     "DataDir",
     "Device",
+    "DryRun",
     "Json",
     "OwnData",
     "OwnModel",
@@ -21,6 +22,9 @@ __all__ = [
 
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output.")]
+
+
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be done; spend nothing.")]
 
 
 RunDir = Annotated[str | None, typer.Option("--run-dir", help="The run folder.", metavar="DIR")]

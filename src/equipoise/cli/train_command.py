@@ -16,6 +16,7 @@ from equipoise.cli.settings_options import settings_options
 from equipoise.cli.shared_options import (
     DataDir,
     Device,
+    DryRun,
     Json,
     OwnData,
     OwnModel,
@@ -39,9 +40,7 @@ def train(
         str | None,
         typer.Option("--sign", help="Sign the statement with this Ed25519 private key.", metavar="KEY"),
     ] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say what would be done; spend nothing.")
-    ] = False,
+    dry_run: DryRun = False,
     json_output: Json = False,
 ) -> None:
     """Train a model privately and write a run folder."""

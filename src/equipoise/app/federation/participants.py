@@ -92,15 +92,22 @@ class Federation:
         """Size of the public records, which every client is sent once."""
         return 0 if self.public is None else sum(t.numel() * t.element_size() for t in self.public.values())
 
-    def rehearse(self) -> None:
+    @property
+    def busiest(self) -> int:
+        """The number of the client that is picked most often, or of the first of these."""
+        return max(range(len(self.parts)), key=self.planned.__getitem__)
+
+    def rehearse(self) -> Client:
         """Make the server's side and the busiest client, in memory: refuses what cannot be used.
+
+        Returns:
+            The client, to be closed.
 
         Raises:
             ValueError, TypeError, BudgetError: as the method, its plan and the client.
         """
         self.strategy()
-        busiest = max(range(len(self.parts)), key=self.planned.__getitem__)
-        self.client(busiest, None).close()
+        return self.client(self.busiest, None)
 
     def population(self, number: int) -> int:
         """A client's public size: its share of the public population; the partition itself is public."""

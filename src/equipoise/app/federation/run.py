@@ -42,7 +42,7 @@ from equipoise.training.population import population_warning
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["run_federation"]
+__all__ = ["describe_federation", "run_federation"]
 
 
 _log = logging.getLogger("equipoise.federated")
@@ -72,13 +72,42 @@ def run_federation(settings: FederationSettings, folder: str, console: Console) 
     return {**found, "run_dir": folder, "report": str(report), "seconds": time.perf_counter() - began}
 
 
+def describe_federation(settings: FederationSettings, console: Console) -> dict[str, Any]:
+    """What a federation would do, and what it would cost and take at its busiest client; nothing is spent.
+
+    Returns:
+        Plain values: those of the client's `Description`, with its number, the settings and warnings.
+
+    Raises:
+        SettingsError, DataFileError: as `run_federation`.
+    """
+    settings.check()
+    with console.status("loading the data"):
+        made = federation(settings.to_json())
+    with console.status("calibrating the noise"):
+        client = made.rehearse()
+        description = client.training.describe()
+        client.close()
+    warnings = _introduce(made, console)
+    rounds = f"{made.planned[made.busiest]} of the {made.setup.rounds} rounds"
+    console.print(f"The busiest client, number {made.busiest}, takes part in {rounds}:", highlight=False)
+    console.print(str(description), markup=False)
+    return {
+        "dry_run": True,
+        "client": made.busiest,
+        **description.to_json(),
+        "settings": made.settings.public(),
+        "warnings": warnings,
+    }
+
+
 def _train(text: str, maker: ClientMaker, path: Path, console: Console) -> tuple[dict[str, Any], Path]:
     """Run the rounds and write the results, `federation.json` last."""
     with console.status("loading the data"):
         made = federation(text)
     if not (path / FEDERATION_FILE).exists():
         with console.status("calibrating the noise"):
-            made.rehearse()  # settings that cannot be used begin no folder
+            made.rehearse().close()  # settings that cannot be used begin no folder
     make_folder(path, "run_dir")
     write_atomically(path / FEDERATION_FILE, text.encode())
     _introduce(made, console)
@@ -240,7 +269,8 @@ def _write(path: Path, values: Mapping[str, Any]) -> None:
     write_atomically(path, (json.dumps(values, indent=1) + "\n").encode(), mode=0o644)
 
 
-def _introduce(made: Federation, console: Console) -> None:
+def _introduce(made: Federation, console: Console) -> list[str]:
+    """Say what will be trained; what is doubtful about it is returned, too."""
     base, sizes = made.settings.base, [made.population(number) for number in range(len(made.parts))]
     spread = f"{min(sizes):,}" if min(sizes) == max(sizes) else f"{min(sizes):,} to {max(sizes):,}"
     rounds = f"{made.setup.rounds} round{'s' * (made.setup.rounds != 1)}"
@@ -254,14 +284,16 @@ def _introduce(made: Federation, console: Console) -> None:
     if base.reproducible:
         console.print("[bold red]NOT PRIVATE[/]: --reproducible lets the noise follow the public seed.")
     assert base.batch_size is not None
-    population = population_warning(len(made.dataset.train), made.dataset.population, base.batch_size)
-    if population is not None:
-        console.print(f"[bold yellow]Warning[/]: {population}", soft_wrap=True)
+    warnings = [population_warning(len(made.dataset.train), made.dataset.population, base.batch_size)]
     assert base.delta is not None
     warning = delta_warning(base.delta, max(1, min(sizes)))
     if warning is not None:
         at = "" if min(sizes) == max(sizes) else " The smallest client sets the measure."
-        console.print(f"[bold yellow]Warning[/]: {warning}{at}")
+        warnings.append(f"{warning}{at}")
+    told = [warning for warning in warnings if warning is not None]
+    for warning in told:
+        console.print(f"[bold yellow]Warning[/]: {warning}", soft_wrap=True)
+    return told
 
 
 @contextmanager
