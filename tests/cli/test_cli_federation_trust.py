@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import re
 import shutil
 
 import pytest
@@ -247,6 +248,29 @@ def test_damaged_files_are_refused_in_words(run, equipoise, name, content):
     found = equipoise("verify", run, "--json")
     assert found.code == 2
     assert name in found.value["error"]
+
+
+@pytest.mark.parametrize(
+    ("values", "line", "message"),
+    [
+        ([1], "verify RUN", "federation.json holds a list, not a JSON object. Restore the file"),
+        ([1], "predict RUN --data digits", "federation.json holds no settings. Restore it from a copy"),
+        ({"settings": 5}, "report RUN", "federation.json hold values of another kind .* Restore the files"),
+        ({"settings": 5}, "predict RUN --data digits", "federation.json holds no settings. Restore it"),
+        ({"settings": {"data": 5}}, "predict RUN", "federation.json: the saved .* no str: .* Restore them"),
+        ({"rounds": 5}, "verify RUN", "federation.json or a client's statement hold .* Restore the files"),
+        ({"command": {}}, "report RUN", None),
+    ],
+)
+def test_a_published_part_that_is_damaged_is_refused_with_file_reason_and_remedy(
+    run, equipoise, values, line, message
+):
+    (run / "settings.json").unlink()
+    path = run / "federation.json"
+    path.write_text(json.dumps(values if isinstance(values, list) else json.loads(path.read_text()) | values))
+    found = equipoise(f"{line.replace('RUN', str(run))} --json")
+    assert found.code == (0 if message is None else 2), found.err
+    assert message is None or re.search(message, found.value["error"])
 
 
 def test_a_key_that_is_there_twice_is_refused(run):

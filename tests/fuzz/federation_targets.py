@@ -16,7 +16,7 @@ from targets import GOOD_REQUEST, Target, client, command, file_of, home, signin
 
 from contrib.secure_sum import SecureClient, SecureExchange, SecureSum
 from equipoise.app.federation.folder import report_federation, verify_federation
-from equipoise.app.run_checks import check_federation_folder, settings_of_run
+from equipoise.app.run_checks import check_federation_folder, schema_of_run, settings_of_run
 from equipoise.app.settings import FederationSettings
 from equipoise.federated import Refused, Reply, Request
 
@@ -45,6 +45,18 @@ def _federation() -> Path:
 def _look(folder: Path) -> None:
     verify_federation(str(folder)).to_json()
     report_federation(str(folder))
+
+
+def _published(folder: Path) -> None:
+    """What whoever was given the published part reads: it has no settings of its owner."""
+    _look(folder)
+    settings_of_run(str(folder), published=True)
+    schema_of_run(str(folder))
+
+
+@functools.cache
+def _published_part() -> Path:
+    return Path(shutil.copytree(_federation(), home() / "published", ignore=lambda *_: {"settings.json"}))
 
 
 def _settings(folder: Path) -> None:
@@ -271,13 +283,17 @@ def _flower_reply(tree: Any, folder: Path) -> None:
 def federation_targets() -> tuple[Target, ...]:
     """All of this file; those of Flower's messages where Flower is installed."""
 
-    def of_folder(name: str, then: Callable[[Path], None], share: int) -> Target:
-        good = file_of(_federation, name)
-        feed = with_file(_federation, name, then)
-        return Target(f"federation: {name}", mutated_json([good]), feed, share, good)
+    def of_folder(
+        name: str, then: Callable[[Path], None], share: int, folder: Callable[[], Path] = _federation
+    ) -> Target:
+        good = file_of(folder, name)
+        feed = with_file(folder, name, then)
+        kind = "federation" if folder is _federation else "published federation"
+        return Target(f"{kind}: {name}", mutated_json([good]), feed, share, good)
 
     files = (
         of_folder("federation.json", _look, 300),
+        of_folder("federation.json", _published, 300, _published_part),
         of_folder("settings.json", _settings, 300),
         of_folder("federation.sig.json", _look, 100),
         of_folder("clients/001/statement.json", _look, 100),

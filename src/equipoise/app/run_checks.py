@@ -79,7 +79,15 @@ def settings_of_run(folder: str, *, published: bool = False) -> RunSettings:
         values = values.get("base")
     if not isinstance(values, dict):
         raise RunFolderError(f"run={folder!r}: {name} holds no settings. Restore it from a copy.")
-    return RunSettings.from_json(values)
+    return _saved_settings(folder, name, values)
+
+
+def _saved_settings(folder: str, name: str, values: dict[str, Any]) -> RunSettings:
+    """The settings that a file of the folder holds; what is wrong with them is told with its name."""
+    try:
+        return RunSettings.from_json(values)
+    except SettingsError as error:
+        raise SettingsError(f"run={folder!r}, {name}: {error}") from None
 
 
 def _published_settings(folder: str) -> RunSettings | None:
@@ -89,9 +97,11 @@ def _published_settings(folder: str) -> RunSettings | None:
     found = read_json(path) if path.is_file() else None
     values = found.get(key) if isinstance(found, dict) else None
     if not isinstance(values, dict):
+        if name == RESULT_FILE and path.is_file():  # a federation is always begun by the command line
+            raise RunFolderError(f"run={folder!r}: {name} holds no settings. Restore it from a copy.")
         return None
     known = {item.name for item in fields(RunSettings)}
-    return RunSettings.from_json({name: value for name, value in values.items() if name in known})
+    return _saved_settings(folder, name, {field: value for field, value in values.items() if field in known})
 
 
 def schema_of_run(folder: str) -> dict[str, Any] | None:

@@ -872,7 +872,8 @@ def check_saved(kind: type, values: Mapping[str, Any], needed: str) -> None:
         value = values.get(name)
         if name in values and not _is_of(value, allowed):
             raise SettingsError(
-                f"the saved settings have {name}={value!r:.80}, which is no {allowed}: they were edited. "
+                f"the saved settings have {name}={value!r:.80}, which is no "
+                f"{getattr(allowed, '__name__', allowed)}: they were edited. "
                 "Restore them from a copy."
             )
 

@@ -86,7 +86,7 @@ def render_federation(values: Mapping[str, Any]) -> str:
         settings=[
             {"name": readable(name), "value": _text(value)} for name, value in settings.items() if value != {}
         ],
-        command=values["command"],
+        command=str(values["command"]),
     )
 
 

@@ -109,7 +109,7 @@ def render_page(run: Run) -> str:
             releases=_release_rows(run.statement),
             drawn=drawn_of(run.statement),
             configuration=_configuration_rows(run.details),
-            command=run.config.get("command", ""),
+            command=str(run.config.get("command", "")),
             repeat_note=_repeat_note(run),
             covered=run.is_private and run.guarantee != "none",
             publishable=PUBLISHABLE_FILES,

@@ -206,8 +206,12 @@ def read_run(folder: PathLike) -> Run:
 
 
 @contextmanager
-def damage_named(name: str) -> Iterator[None]:
+def damage_named(name: str, files: str = "statement, metrics or configuration") -> Iterator[None]:
     """Turn what values of another kind make a page's writers raise into one error that says so.
+
+    Args:
+        name: of the run.
+        files: that are read inside.
 
     Raises:
         RunFolderError: whatever was raised inside, in words.
@@ -218,7 +222,7 @@ def damage_named(name: str) -> Iterator[None]:
         raise
     except (TypeError, ValueError, KeyError, AttributeError, IndexError, ArithmeticError) as error:
         raise RunFolderError(
-            f"run={name!r}: statement, metrics or configuration hold values of another kind than they should "
+            f"run={name!r}: {files} hold values of another kind than they should "
             f"({type(error).__name__}: {error!s:.200}). Restore the files or repeat the run."
         ) from error
 

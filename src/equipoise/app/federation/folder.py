@@ -140,7 +140,7 @@ def report_federation(folder: str) -> dict[str, Any]:
         RunFolderError: the federation has not finished, or the file is damaged.
     """
     values = read_result(folder)
-    with damage_named(folder):
+    with damage_named(folder, f"entries of {RESULT}"):
         report = write_federation_report(values, folder)
     return {**values, "run_dir": folder, "report": str(report)}
 
@@ -158,10 +158,11 @@ def _verified(folder: str, public_key: str | None) -> tuple[dict[str, Verificati
         )
     clients = {place.name: verify_run(place, public_key=public_key) for place in places}
     values = read_result(folder)
-    with damage_named(folder):
+    with damage_named(folder, f"{RESULT} or a client's statement"):
         statements = {place.name: read_object(place / "statement.json") for place in places}
-        problems = check_federation(values, statements) + _settings_differences(folder, values)
-    return clients, problems
+        problems = check_federation(values, statements)
+    with damage_named(folder, f"{RESULT} or {FEDERATION_FILE}"):
+        return clients, problems + _settings_differences(folder, values)
 
 
 def _signature_of(name: str) -> str:
