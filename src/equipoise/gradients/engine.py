@@ -10,7 +10,7 @@ that updates parameters is refused (``capture.isolation``).
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, get_args
@@ -38,7 +38,7 @@ from equipoise.gradients.capture.sharded import (
     tensor_parallel_mesh,
 )
 from equipoise.gradients.checks.errors import CoverageError, CrossRecordError, RefusedParameter
-from equipoise.gradients.checks.oracle import dense_rows, losses_one_by_one
+from equipoise.gradients.checks.oracle import dense_rows, losses_one_by_one, visit_rows
 from equipoise.gradients.checks.record_mixing import MANY, exchanged, find_mixing_module
 from equipoise.gradients.checks.record_trials import (
     RecordTrials,
@@ -46,7 +46,7 @@ from equipoise.gradients.checks.record_trials import (
     may_follow_numbers,
     random_numbers_that_matter,
 )
-from equipoise.gradients.checks.row_comparison import distance_and_length, rows_differ
+from equipoise.gradients.checks.row_comparison import distance_and_length, length, rows_differ
 from equipoise.gradients.engine_inputs import (
     Loss,
     WholeNumbers,
@@ -412,7 +412,7 @@ class GradientEngine:
 
         def jittered(leaf: Tensor) -> Tensor:
             noise = torch.randn(leaf.shape, generator=generator)
-            return leaf + 0.1 * noise.to(leaf) if leaf.is_floating_point() else leaf
+            return noise.to(leaf).mul_(0.1).add_(leaf) if leaf.is_floating_point() else leaf
 
         # Neither the records' nor the parameters' own values: zeros, and losses at a bound, show no bits.
         several = map_records(jittered, repeat_to(batch, records))
@@ -628,9 +628,9 @@ class GradientEngine:
             moved = moves.any(0).tolist()
             # Rows of one length each: the longest would hide the others.
             unit = torch.where(whole > 0, weights.to(whole) / whole, 0.0)
-            sums = before.weighted_sums(unit), after.weighted_sums(unit)
-            for place, name in enumerate(before.names):
-                distance = local_part(sums[1][name] - sums[0][name]).norm()
+            difference = after - before
+            for place, name in enumerate(before.names):  # one by one: of a large model all take much memory
+                distance = length(local_part(difference.select([name]).weighted_sums(unit)[name]))
                 moved[place] |= bool(distance > tolerance * len(before))
             own = self._leaves(None)[0]
             names = [name for name, has_moved in zip(own, moved, strict=True) if has_moved]
@@ -699,17 +699,23 @@ class GradientEngine:
         compared: dict[str, list[Tensor]] = {name: [] for name in leaves}
         sizes: dict[str, list[Tensor]] = {name: [] for name in leaves}
         for place in range(LARGE):
-            expected = self._row_alone(three, place, plan)
-            # The norm of the whole gradient: what the rounding of the backward pass is relative to.
-            whole = torch.stack(
-                [torch.linalg.vector_norm(row, dtype=torch.float64) for row in expected.values()]
-            ).norm()
-            for name, row in expected.items():
+            terms: dict[str, Tensor | None] = {}
+
+            def compare(
+                name: str, row: Tensor, place: int = place, terms: dict[str, Tensor | None] = terms
+            ) -> None:
                 mine = [factor.rows(slice(place, place + 1)) for factor in factors.get(name, [])]
-                by_plan = sum((factor.materialise()[0] for factor in mine), torch.zeros_like(row))
-                terms = FactoredGradients({name: mine}).magnitudes(name) if mine else None
+                by_plan = torch.zeros_like(row, dtype=accumulation_dtype(row.dtype))
+                for factor in mine:
+                    by_plan += factor.materialise()[0]
+                terms[name] = FactoredGradients({name: mine}).magnitudes(name) if mine else None
                 compared[name].append(distance_and_length(by_plan, row))
-                sizes[name].append(whole if terms is None else whole + terms[0])
+
+            self._row_alone(three, place, plan, compare)
+            # The norm of the whole gradient: what the rounding of the backward pass is relative to.
+            whole = torch.stack([found[-1][1] for found in compared.values()]).norm()
+            for name, size in terms.items():
+                sizes[name].append(whole if size is None else whole + size[0])
         wrong = {}
         for name, p in leaves.items():
             why = rows_differ(
@@ -725,19 +731,29 @@ class GradientEngine:
         """Whether a record by itself has another row under another seed, though numbers are held constant."""
         moved: dict[str, str] = {}
         for place in range(LARGE):
-            rows, again = (self._row_alone(three, place, plan, seed) for seed in (0, 1))
-            for name, row in rows.items():  # kernels of a GPU may round in another order each time
-                compared = distance_and_length(again[name], row)[None]
-                if rows_differ(compared, row.dtype, plan.low_precision) is not None:
+            rows: dict[str, Tensor] = {}
+
+            def keep(name: str, row: Tensor, rows: dict[str, Tensor] = rows) -> None:
+                rows[name] = row.clone()
+
+            self._row_alone(three, place, plan, keep)
+
+            def compare(name: str, again: Tensor, rows: dict[str, Tensor] = rows) -> None:
+                # Kernels of a GPU may round in another order each time.
+                compared = distance_and_length(again, rows.pop(name))[None]
+                if rows_differ(compared, again.dtype, plan.low_precision) is not None:
                     moved[name] = ""
+
+            self._row_alone(three, place, plan, compare, seed=1)
         return bool(found_by_any(self.model, moved))
 
-    def _row_alone(self, batch: Any, place: int, plan: CapturePlan, seed: int = 0) -> dict[str, Tensor]:
-        """The row of a record by ordinary autograd, under random numbers of this seed."""
-        names, record = tuple(trainable_parameters(self.model)), take_records(batch, slice(place, place + 1))
+    def _row_alone(
+        self, batch: Any, place: int, plan: CapturePlan, visit: Callable[[str, Tensor], None], seed: int = 0
+    ) -> None:
+        """Hand the row of a record, by ordinary autograd under random numbers of this seed, to `visit`."""
         try:
             with undisturbed(self.model, seed):
-                rows = dense_rows(self.model, self.loss, record, names=names, method="loop")[0]
+                visit_rows(self.model, self.loss, take_records(batch, slice(place, place + 1)), visit)
         except RuntimeError as error:
             raise CoverageError(
                 [
@@ -747,10 +763,9 @@ class GradientEngine:
                         f"the loss of a single record cannot be differentiated ({where_raised(error)})",
                         "Make loss(model, batch) work with one record and ordinary autograd",
                     )
-                    for name in plan.dense or names
+                    for name in plan.dense or trainable_parameters(self.model)
                 ]
             ) from cause_of(error)
-        return {name: row[0] for name, row in rows.items()}
 
     @backward_included()
     def choose_kernels(self, batch: Any) -> None:

@@ -433,7 +433,8 @@ class FactoredGradients(PerSampleGradients):
                 else:
                     total = kept[0].weighted_sum(columns)
                     for factor in kept[1:]:
-                        total = total + factor.weighted_sum(columns)
+                        more = factor.weighted_sum(columns)
+                        total = total.add_(more) if total.dtype == more.dtype else total + more
                 out[name] = total[0] if C.ndim == 1 else total
         return out
 

@@ -185,8 +185,12 @@ def refuse_max_norm(model: nn.Module) -> None:
 
 
 @contextmanager
-def parameters_restored(model: nn.Module) -> Iterator[None]:
+def parameters_restored(model: nn.Module, like: nn.Module | None = None) -> Iterator[None]:
     """Inside, copies of all parameters are kept; then every parameter is what it was, bit for bit.
+
+    Args:
+        model: may change its parameters inside.
+        like: a copy of the model with parameters of the same values, which stay; none others are kept then.
 
     Raises:
         ForwardWritesError: one had been changed.
@@ -195,9 +199,14 @@ def parameters_restored(model: nn.Module) -> Iterator[None]:
         resharded(model)
     before = _parameters(model)
     # As views, and copied; of a sharded one the part that is here.
-    values = [
-        (local_part(place.value).detach(), local_part(place.value).detach().clone()) for place in before
-    ]
+    views = [local_part(place.value).detach() for place in before]
+    if like is None:
+        of_each = {id(place.value): view for place, view in zip(before, views, strict=True)}
+        copied = {number: view.clone() for number, view in of_each.items()}  # a shared one once
+        copies = [copied[id(place.value)] for place in before]
+    else:
+        copies = [local_part(place.value).detach() for place in _parameters(like)]
+    values = [*zip(views, copies, strict=True)]
     moved = []
     try:
         yield
@@ -260,7 +269,9 @@ def _same_values(now: Tensor | None, before: Tensor | None) -> bool:
     """Bit for bit, NaN included: changes through `.data` do not show in the count."""
     if now is None or before is None:
         return now is before
-    return now.shape == before.shape and bool(((now == before) | (now.isnan() & before.isnan())).all())
+    if now.shape != before.shape or torch.equal(now, before):
+        return now.shape == before.shape
+    return bool(((now == before) | (now.isnan() & before.isnan())).all())
 
 
 @contextmanager

@@ -40,7 +40,7 @@ from equipoise.gradients.capture.recorder import (
 from equipoise.gradients.capture.sharded import found_by_any, leaves_told
 from equipoise.gradients.checks.errors import CoverageError, RefusedParameter
 from equipoise.gradients.checks.record_mixing import TracedLosses
-from equipoise.gradients.checks.row_comparison import distance_and_length, rows_differ
+from equipoise.gradients.checks.row_comparison import distance_and_length, each_gradient, rows_differ
 from equipoise.gradients.engine_inputs import Loss, evaluate_loss, perturb_record, repeat_to
 from equipoise.gradients.factors.base import Factor
 from equipoise.gradients.operator import FactoredGradients
@@ -388,6 +388,7 @@ def learn_plan(
         if not new:
             steps = tuple(step.planned() for step in survey.steps if step.counts)
             plan = CapturePlan(steps, tuple(ruled), dense_found, frozenset(ruled) - survey.used())
+            del survey, losses  # and with them what the graph holds
             capture = Capture(ruled, plan, LARGE, lenient=True)
             losses = run(three, capture)
             factors = capture.collect(losses)
@@ -482,31 +483,26 @@ def _wrong_sums(
     """Parameters whose rows do not add up to the gradient of the summed loss."""
     if not losses.requires_grad:
         return {}
-    found = torch.autograd.grad(losses.sum(), list(params.values()), allow_unused=True)
-    # A gradient that vanishes (the key bias of attention) holds rounding alone, relative to the others' size.
-    whole = torch.stack(
-        [
-            torch.zeros(()).double(),
-            *(
-                torch.linalg.vector_norm(local_part(g.to_dense()), dtype=torch.float64).cpu()
-                for g in found
-                if g is not None
-            ),
-        ]
-    ).norm()
-    wrong = {}
-    for (name, p), g in zip(params.items(), found, strict=True):
+    compared: dict[str, Tensor] = {}
+
+    def compare(name: str, gradient: Tensor | None) -> None:
+        p = params[name]
         weights = torch.ones(LARGE, 1, device=p.device)
-        here = local_part(p)
-        total = sum(
-            (factor.weighted_sum(weights)[0].to(p.dtype) for factor in factors.get(name, [])),
-            torch.zeros_like(here),
-        )
+        total = torch.zeros_like(local_part(p))
+        for factor in factors.get(name, []):
+            total += factor.weighted_sum(weights)[0].to(p.dtype)
         # Look-ups may give sparse ones.
-        expected = torch.zeros_like(here) if g is None else part_like(g.to_dense(), p)
+        expected = torch.zeros_like(total) if gradient is None else part_like(gradient.to_dense(), p)
+        compared[name] = distance_and_length(total, expected)
+
+    each_gradient(losses.sum(), params, compare)
+    # A gradient that vanishes (the key bias of attention) holds rounding alone, relative to the others' size.
+    whole = torch.stack([found[1].cpu() for found in compared.values()]).norm()
+    wrong = {}
+    for name, p in params.items():
         sizes = FactoredGradients({name: factors[name]}).magnitudes(name) if factors.get(name) else None
         terms = whole if sizes is None else whole + sizes.double().sum().cpu()
-        compared = distance_and_length(total, expected)[None]
-        if rows_differ(compared, expected.dtype, low_precision, terms.to(p.device)) is not None:
+        found = compared[name][None]
+        if rows_differ(found, p.dtype, low_precision, terms.to(p.device)) is not None:
             wrong[name] = "the rows by rule did not add up to its gradient"
     return wrong

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,7 @@ from torch.overrides import TorchFunctionMode
 from equipoise._dtensor import local_part, part_like
 from equipoise.gradients.capture.random_numbers import random_numbers_from
 from equipoise.gradients.capture.sharded import SHARDED, leaves_told
+from equipoise.gradients.checks.row_comparison import each_gradient
 from equipoise.gradients.engine_inputs import (
     Loss,
     backward_included,
@@ -33,7 +34,7 @@ from equipoise.gradients.engine_inputs import (
 from equipoise.gradients.operator import DenseGradients
 from equipoise.gradients.rules.local import over_records
 
-__all__ = ["dense_gradients", "dense_rows", "losses_one_by_one"]
+__all__ = ["dense_gradients", "dense_rows", "losses_one_by_one", "visit_rows"]
 
 
 def dense_rows(
@@ -43,7 +44,6 @@ def dense_rows(
     params: Mapping[str, Tensor] | None = None,
     names: Iterable[str] | None = None,
     chunk_size: int | None = None,
-    method: Literal["auto", "loop"] = "auto",
 ) -> tuple[dict[str, Tensor], Tensor]:
     """Gradient rows by vmap or, where that fails, by a loop: ``({name: [B, *shape]}, losses [B])``.
 
@@ -57,29 +57,15 @@ def dense_rows(
         params: other values for some parameters.
         names: the parameters to differentiate; by default all trainable ones.
         chunk_size: records at a time for vmap; None takes all at once.
-        method: "auto", or "loop" for ordinary autograd on one record after another.
     """
     if model in SHARDED:
         return _sharded_loop(model, loss, batch, params, tuple(names or trainable_parameters(model)))
-    values: dict[str, Tensor] = {name: p.detach() for name, p in model.named_parameters()}
-    values |= {name: p.detach() for name, p in check_params(model, params).items()}
-    names = tuple(trainable_parameters(model) if names is None else names)
-    chosen = {name: values.pop(name) for name in names}
-    buffers = dict(model.named_buffers())
+    chosen, values, one_loss = _of_one_record(model, loss, batch, params, names)
     leaves = record_leaves(batch)
-
-    def one_loss(chosen: dict[str, Tensor], *record: Tensor) -> tuple[Tensor, Tensor]:
-        single = replace_leaves(batch, [leaf.unsqueeze(0) for leaf in record])
-        # Fresh copies of the buffers: a forward in training mode may write to them.
-        constants = values | {name: b.clone() for name, b in buffers.items()}
-        value = evaluate_loss(model, loss, single, constants | chosen)[0]
-        return value, value.detach()
 
     # Fused attention has no rule for vmap.
     with sdpa_kernel(SDPBackend.MATH), torch.enable_grad():
         try:
-            if method == "loop":
-                raise NotImplementedError
             gradient = torch.func.grad(one_loss, has_aux=True)
             rows = over_records(
                 gradient,
@@ -90,10 +76,65 @@ def dense_rows(
             with _DataIsKept():
                 grads, losses = rows(chosen, *leaves)
         except (RuntimeError, NotImplementedError, TypeError, AttributeError, IndexError):
-            # The other trainable parameters keep their graph here: in-place operations on views need it.
-            live = {name: values[name] for name in trainable_parameters(model) if name in values}
-            grads, losses = _loop(one_loss, chosen, live, leaves)
+            found: dict[str, list[Tensor]] = {name: [] for name in chosen}
+            losses = _loop(
+                one_loss, chosen, _live(model, values), leaves, lambda name, g: found[name].append(g)
+            )
+            grads = {name: torch.stack(rows_of) for name, rows_of in found.items()}
     return {name: g.detach() for name, g in grads.items()}, losses.detach()
+
+
+def visit_rows(model: nn.Module, loss: Loss, batch: Any, visit: Callable[[str, Tensor], None]) -> None:
+    """Hand each gradient row to `visit(name, row)`, a record after another, by ordinary autograd.
+
+    No row is kept: of a large model three of them are more than its training holds.
+
+    Args:
+        model, loss, batch: as in `dense_rows`.
+        visit: called once for each trainable parameter and record.
+    """
+    if model in SHARDED:
+        rows, _ = _sharded_loop(model, loss, batch, None, tuple(trainable_parameters(model)))
+        for record in range(record_leaves(batch)[0].shape[0]):
+            for name, found in rows.items():
+                visit(name, found[record])
+        return
+    chosen, values, one_loss = _of_one_record(model, loss, batch, None, None)
+    with sdpa_kernel(SDPBackend.MATH), torch.enable_grad():
+        _loop(one_loss, chosen, _live(model, values), record_leaves(batch), visit)
+
+
+OneLoss = Callable[..., tuple[Tensor, Tensor]]
+
+
+def _of_one_record(
+    model: nn.Module,
+    loss: Loss,
+    batch: Any,
+    params: Mapping[str, Tensor] | None,
+    names: Iterable[str] | None,
+) -> tuple[dict[str, Tensor], dict[str, Tensor], OneLoss]:
+    """The parameters to differentiate, the others, and the loss of a record as a function of the first."""
+    values: dict[str, Tensor] = {name: p.detach() for name, p in model.named_parameters()}
+    values |= {name: p.detach() for name, p in check_params(model, params).items()}
+    chosen = {
+        name: values.pop(name) for name in tuple(trainable_parameters(model) if names is None else names)
+    }
+    buffers = dict(model.named_buffers())
+
+    def one_loss(chosen: dict[str, Tensor], *record: Tensor) -> tuple[Tensor, Tensor]:
+        single = replace_leaves(batch, [leaf.unsqueeze(0) for leaf in record])
+        # Fresh copies of the buffers: a forward in training mode may write to them.
+        constants = values | {name: b.clone() for name, b in buffers.items()}
+        value = evaluate_loss(model, loss, single, constants | chosen)[0]
+        return value, value.detach()
+
+    return chosen, values, one_loss
+
+
+def _live(model: nn.Module, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The other trainable parameters keep their graph in a loop: in-place operations on views need it."""
+    return {name: values[name] for name in trainable_parameters(model) if name in values}
 
 
 def _sharded_loop(
@@ -175,31 +216,34 @@ def _start(stand: bytes, record: int) -> int:
 
 
 def _loop(
-    one_loss: Callable[..., tuple[Tensor, Tensor]],
+    one_loss: OneLoss,
     chosen: dict[str, Tensor],
     others: dict[str, Tensor],
     leaves: list[Tensor],
-) -> tuple[dict[str, Tensor], Tensor]:
-    """The same rows, a record at a time, with ordinary autograd.
+    visit: Callable[[str, Tensor], None],
+) -> Tensor:
+    """The same rows, a record at a time, with ordinary autograd: each is handed to `visit(name, row)`.
 
     Each record has a start of its own for its random numbers: how many one takes changes no other's.
     """
-    rows: dict[str, list[Tensor]] = {name: [] for name in chosen}
     losses = []
     devices = {leaf.device for leaf in leaves}
     # From where torch's generator stands, which does not move.
     stand = torch.get_rng_state().numpy().tobytes()
     for i in range(leaves[0].shape[0]):
         live = {name: p.detach().requires_grad_() for name, p in (chosen | others).items()}
+        wanted = {name: live[name] for name in chosen}
+
+        def hand_on(name: str, g: Tensor | None, wanted: dict[str, Tensor] = wanted) -> None:
+            # Look-ups may give sparse ones.
+            visit(name, torch.zeros_like(wanted[name]) if g is None else g.to_dense())
+
         with random_numbers_from(_start(stand, i), *devices):
             value, _ = one_loss(live, *(leaf[i] for leaf in leaves))
             losses.append(value.detach())
-            wanted = [live[name] for name in chosen]
-            found: tuple[Tensor | None, ...] = (None,) * len(wanted)
             if value.requires_grad:
-                found = torch.autograd.grad(value, wanted, allow_unused=True)
-        for name, p, g in zip(chosen, wanted, found, strict=True):
-            rows[name].append(
-                torch.zeros_like(p) if g is None else g.to_dense()
-            )  # look-ups may give sparse ones
-    return {name: torch.stack(found) for name, found in rows.items()}, torch.stack(losses)
+                each_gradient(value, wanted, hand_on)
+            else:
+                for name in wanted:
+                    hand_on(name, None)
+    return torch.stack(losses)

@@ -28,6 +28,7 @@ from equipoise.gradients.checks.record_mixing import (
     infects,
     mixing_change,
 )
+from equipoise.gradients.checks.row_comparison import length
 from equipoise.gradients.engine_inputs import (
     Loss,
     backward_included,
@@ -274,7 +275,7 @@ def away_from_zero(model: nn.Module, loss: Loss, batch: Any) -> dict[str, Tensor
 def _noised(values: Tensor, share: float, generator: torch.Generator) -> Tensor:
     """With noise of this share of their root mean square, and of 1/sqrt(inputs per output) at least."""
     inputs = values[0].numel() if values.ndim > 1 and len(values) else 1
-    usual = float(values.double().square().mean().sqrt()) if values.numel() else 0.0
+    usual = float(length(values)) / math.sqrt(max(1, values.numel()))
     noise = torch.randn(values.shape, generator=generator, dtype=torch.float32)  # the same on all devices
     scale = share * max(usual, 1 / math.sqrt(max(1, inputs)))
-    return values + scale * noise.to(values)
+    return noise.to(values).mul_(scale).add_(values)

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+
 import torch
 from torch import Tensor
 
-__all__ = ["distance_and_length", "rows_differ"]
+from equipoise._dtensor import is_dtensor
+from equipoise.gradients.numerics import squared_rows, widen
+
+__all__ = ["distance_and_length", "each_gradient", "length", "rows_differ"]
 
 
 #: Relative error of rows that is taken for rounding, by the parameter's type.
@@ -23,9 +28,56 @@ ROUNDING = 64
 LOW_PRECISION_ROUNDING = 5e-2
 
 
+def length(tensor: Tensor) -> Tensor:
+    """The norm of all entries, in float64, without a copy of them in that type."""
+    found = squared_rows(widen(tensor)[None])[0].sqrt()
+    if bool(torch.isfinite(found)):
+        return found
+    return torch.linalg.vector_norm(tensor, dtype=torch.float64)  # squares of large numbers overflow
+
+
 def distance_and_length(row: Tensor, expected: Tensor) -> Tensor:
     """How far a row lies from the expected one, and how long that one is, [2], in float64."""
-    return torch.stack([torch.linalg.vector_norm(t, dtype=torch.float64) for t in (row - expected, expected)])
+    return torch.stack([length(row - expected), length(expected)])
+
+
+def each_gradient(
+    value: Tensor, leaves: Mapping[str, Tensor], visit: Callable[[str, Tensor | None], None]
+) -> None:
+    """Differentiate, and let each gradient go once it was looked at: a model may fill the memory by itself.
+
+    Args:
+        value: a number that requires a gradient.
+        leaves: what it is differentiated by, by name.
+        visit: visit(name, gradient), once per leaf; None where the value does not depend on it.
+    """
+    met: set[str] = set()
+
+    def looked_at(name: str) -> Callable[[Tensor], Tensor | None]:
+        def hook(gradient: Tensor) -> Tensor | None:
+            met.add(name)
+            visit(name, gradient)
+            if gradient.layout != torch.strided:
+                return None
+            return gradient.new_zeros(()).expand(gradient.shape)  # in its place: one number
+
+        return hook
+
+    # What lies on several processes is exchanged between them, outside of the backward.
+    local = {name: leaf for name, leaf in leaves.items() if not is_dtensor(leaf)}
+    handles = [
+        leaf.register_hook(looked_at(name))  # type: ignore[no-untyped-call]
+        for name, leaf in local.items()
+    ]
+    try:
+        found = torch.autograd.grad(value, list(leaves.values()), allow_unused=True)
+    finally:
+        for handle, leaf in zip(handles, local.values(), strict=True):
+            handle.remove()
+            leaf._backward_hooks = leaf._backward_hooks or None
+    for name, gradient in zip(leaves, found, strict=True):
+        if name not in met:
+            visit(name, gradient)
 
 
 def rows_differ(

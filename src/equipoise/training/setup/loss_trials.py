@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from equipoise import _validate
+from equipoise._dtensor import is_dtensor
 from equipoise._foreign_errors import cause_of, where_raised
 from equipoise._tree import leaves
 from equipoise.gradients import Buffers, ForwardWritesError, parameters_restored, refuse_max_norm
@@ -30,7 +31,7 @@ from equipoise.training.record_source import ARRAY_REMEDY, BatchFormError, DataE
 from equipoise.training.setup.deep_copies import deep_copy
 from equipoise.training.setup.memory_use import available_bytes
 
-__all__ = ["OWN_GENERATOR", "SEARCHED", "check_loss", "check_repeatable", "copies_of"]
+__all__ = ["OWN_GENERATOR", "SEARCHED", "check_loss", "check_repeatable", "copies_of", "let_go"]
 
 SEARCHED = 64
 """How many of the first records are tried, where the very first ones fail."""
@@ -181,6 +182,13 @@ def copies_of(
     return copies and (copies[0], whole(copies[1]))
 
 
+def let_go(copies: tuple[nn.Module, Loss] | None) -> None:
+    """Free the memory of these copies now: many models hold themselves, and would wait to be collected."""
+    for tensor in () if copies is None else itertools.chain(copies[0].parameters(), copies[0].buffers()):
+        if not is_dtensor(tensor):
+            tensor.data = tensor.new_empty(0)
+
+
 def check_repeatable(
     model: nn.Module,
     loss: Loss,
@@ -210,7 +218,7 @@ def check_repeatable(
             return run_loss(model, loss, records, params).detach()
 
     # What the model keeps from the first run shows in the second, and is forgotten then.
-    with parameters_restored(model), attributes_kept(model, loss):
+    with parameters_restored(model, others and others[0]), attributes_kept(model, loss):
         first, second = run(model, loss, batch), run(model, loss, batch)
     if losses_moved(first, second, record=-1):
         raise ValueError(f"model or loss give other losses each time, {OWN_GENERATOR} Nothing was spent.")

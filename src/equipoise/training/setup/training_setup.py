@@ -41,7 +41,7 @@ from equipoise.training.setup.argument_checks import (
     trainable,
 )
 from equipoise.training.setup.deep_copies import deep_copy
-from equipoise.training.setup.loss_trials import check_loss, check_repeatable, copies_of
+from equipoise.training.setup.loss_trials import check_loss, check_repeatable, copies_of, let_go
 from equipoise.training.setup.micro_batches import MicroBatches, choose_micro_batches, choose_whole_numbers
 from equipoise.training.setup.pipeline_trials import Pipeline, check_history, check_pipeline
 from equipoise.training.setup.public_copies import check_public, public_assumptions
@@ -245,7 +245,7 @@ def prepare(given: TrainingInputs, resumed: ResumedRun | None = None) -> Trainin
         prepared = prepare_batch(example, public_randomness(settings.seed, "example"))
         trials = RecordTrials(model, loss, prepared)
         loss_keeps_nothing = check_repeatable(model, loss, untouched, prepared, trials.params)
-        del untouched  # its memory counts as free in what follows
+        let_go(untouched)  # its memory counts as free in what follows
         # Kernels are chosen with the micro-batches, whose size counts.
         engine = GradientEngine(
             model, loss, prepared, trials=trials, kernels=False, forward_only=method.forward_only
