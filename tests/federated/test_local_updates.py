@@ -86,6 +86,22 @@ def trained(loss, data, **options):
     return torch.cat([p.detach().flatten() for p in model.parameters()])
 
 
+def test_a_parameter_without_axes_has_its_update():
+    class Scaled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner, self.scale = network(), nn.Parameter(torch.tensor(2.0))
+
+        def forward(self, x):
+            return self.scale * self.inner(x)
+
+    model, data = Scaled().double(), users(3)
+    data["x"] = data["x"].double()
+    rows = GradientEngine(model, LocalUpdates(cross_entropy, 3, 2, 0.3), data)(data).materialise().matrix()
+    expected = [update_by_an_optimizer(model, data, user, 3, 2, 0.3) for user in range(3)]
+    torch.testing.assert_close(rows, torch.stack(expected), rtol=1e-9, atol=1e-12)
+
+
 def test_one_step_on_one_record_at_rate_one_is_dp_sgd_bit_for_bit():
     data = users(120, places=1)
     alone = {name: values[:, 0] for name, values in data.items()}

@@ -687,7 +687,12 @@ MUTATIONS = (
     Mutation(
         "a mapped file is looked at as a whole",
         "training/record_source.py",
-        (("self._is_scanned = not any(map(_is_mapped, leaves(self._nest)))", "self._is_scanned = True"),),
+        (
+            (
+                "self._is_scanned = not (self.is_elsewhere or any(map(_is_mapped, leaves(self._nest))))",
+                "self._is_scanned = True",
+            ),
+        ),
         ("tests/training/test_mapped_data.py::test_a_mapped_file_is_read_where_it_is_drawn",),
     ),
     Mutation(

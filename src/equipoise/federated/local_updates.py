@@ -27,7 +27,7 @@ from equipoise.gradients.engine_inputs import (
 )
 from equipoise.training.record_source import BatchFormError
 
-__all__ = ["LocalUpdates"]
+__all__ = ["LocalUpdates", "losses_with_updates"]
 
 
 @dataclass(frozen=True)
@@ -118,10 +118,7 @@ class LocalUpdates:
         # Fused attention has no rule for vmap.
         with sdpa_kernel(SDPBackend.MATH):
             updates, losses = torch.func.vmap(train, randomness="different")(present, *record_leaves(records))
-        products = [(p * updates[name].detach()).flatten(1).sum(1) for name, p in params.items()]
-        # Of value zero, and with the updates as gradients.
-        linear = torch.stack(products).sum(0)
-        return linear - linear.detach() + losses.detach()
+        return losses_with_updates(params, updates, losses)
 
     def _parted(self, users: Any) -> tuple[Any, Tensor]:
         """The records, and the weights of their places, [B, G]."""
@@ -157,6 +154,21 @@ class LocalUpdates:
         size = min(self.batch_size or count, count)
         first = step % math.ceil(count / size) * size
         return slice(first, first + size)
+
+
+def losses_with_updates(
+    params: Mapping[str, Tensor], updates: Mapping[str, Tensor], losses: Tensor
+) -> Tensor:
+    """Losses [B] of these values, whose gradients are the updates.
+
+    Args:
+        params: the trainable parameters.
+        updates: of each user, by parameter, [B, *shape].
+        losses: [B].
+    """
+    products = [(p * updates[name].detach()).reshape(len(losses), -1).sum(1) for name, p in params.items()]
+    linear = torch.stack(products).sum(0)
+    return linear - linear.detach() + losses.detach()  # the linear part has the value zero
 
 
 def _mean(losses: Tensor, weights: Tensor) -> Tensor:

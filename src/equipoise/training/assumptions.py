@@ -28,6 +28,11 @@ class Assumption(StrEnum):
         "records that are read on demand were not checked for NaN and infinity before the start; one that "
         "holds some has weight zero"
     )
+    ELSEWHERE = (
+        "other machines hold the records, each under one number for the whole run, and compute its gradient "
+        "only from it, the parameters and a seed of its own; this machine, that of a record and the way "
+        "between them are trusted with its gradients and with when it is drawn (none of this was tried)"
+    )
     KEPT = (
         "a record's gradient is the same to the last digit at every place of a batch (tried on a few records "
         "before the start)"

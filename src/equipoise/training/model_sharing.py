@@ -42,6 +42,7 @@ from equipoise.gradients.capture.sharded import SHARDED, tensor_parallel_mesh
 from equipoise.privacy import Bounded
 from equipoise.privacy.bounds.bounded import added_over_processes, after_exchange
 from equipoise.training.distributed import ProcessError, Processes
+from equipoise.training.record_source import NoAnswerError
 from equipoise.training.sharded_rows import ShardedRows
 
 __all__ = ["ModelSharing", "Turns", "is_no_records_fault", "out_of_memory", "sharing_of"]
@@ -50,8 +51,8 @@ Computed = TypeVar("Computed")
 
 
 def is_no_records_fault(error: Exception) -> bool:
-    """Whether the model is spoilt, another process failed, or memory ran out."""
-    others = isinstance(error, ForwardWritesError | GatherError | ProcessError)
+    """Whether the model is spoilt, another process or machine failed, or memory ran out."""
+    others = isinstance(error, ForwardWritesError | GatherError | NoAnswerError | ProcessError)
     return others or out_of_memory(error)
 
 

@@ -191,6 +191,10 @@ class UserSource(RecordSource):
         return self._records.is_scanned
 
     @property
+    def is_elsewhere(self) -> bool:
+        return self._records.is_elsewhere
+
+    @property
     def has_rows(self) -> bool:
         return False
 

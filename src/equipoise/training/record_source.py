@@ -35,7 +35,7 @@ from equipoise.privacy import digest
 from equipoise.training.randomness import Randomness
 from equipoise.training.reading import ItemReader, ReadingWorkers
 
-__all__ = ["ARRAY_REMEDY", "DataError", "RecordSource"]
+__all__ = ["ARRAY_REMEDY", "DataError", "NoAnswerError", "RecordPlaces", "RecordSource"]
 
 
 class DataError(ValueError):
@@ -46,11 +46,42 @@ class BatchFormError(DataError):
     """A batch lacks what a loss of this library needs. The message holds nothing of the records."""
 
 
+class NoAnswerError(RuntimeError):
+    """A machine that holds records does not answer, or not as it must, and no record is at fault.
+
+    The message holds nothing of the records.
+    """
+
+
+class RecordPlaces:
+    """Records that other machines hold, as data: an item is the record's place, and the loss asks there.
+
+    The places of a whole draw are announced before its first forward, so that a loss can ask each machine
+    once. How a draw is cut into micro-batches follows from who else is in it, and no machine should see that.
+
+    Args:
+        places: of each record, a LongTensor [n, ...]; public. Public rows of a forward hold 0 and 1 only.
+
+    Attributes:
+        announced: the places of the records of the draw under way.
+    """
+
+    def __init__(self, places: Tensor) -> None:
+        self.places, self.announced = places, places[:0]
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def __getitem__(self, number: int) -> Tensor:
+        return self.places[number]
+
+
 class RecordSource:
     """Records that can be taken by number.
 
     Args:
-        data: Records, a tensor or a `numpy.memmap`, a dict / tuple / list of these, or a map-style dataset.
+        data: Records, a tensor or a `numpy.memmap`, a dict / tuple / list of these, a map-style dataset, or
+            `RecordPlaces`.
         collate: joins a list of a dataset's items to a batch; `torch.utils.data.default_collate` by default.
         workers: how many processes read the items of a draw ahead; rows of tensors need none.
 
@@ -95,13 +126,15 @@ class RecordSource:
             self._nest = data.tensors
         elif type(data) is Records:
             self._nest = dict(data.fields)
+        elif type(data) is RecordPlaces:
+            self._nest = data.places
         elif isinstance(data, (Tensor, np.memmap, dict, tuple)) or (
             isinstance(data, list) and data and all(isinstance(part, Tensor | np.memmap) for part in data)
         ):
             self._nest = data
         self._is_scanned = False
         if self._nest is not None:
-            self._is_scanned = not any(map(_is_mapped, leaves(self._nest)))
+            self._is_scanned = not (self.is_elsewhere or any(map(_is_mapped, leaves(self._nest))))
             self._nest = map_leaves(_as_rows, self._nest)
             self._check_nest()
         elif workers:
@@ -118,6 +151,11 @@ class RecordSource:
     def is_scanned(self) -> bool:
         """Whether all records were looked at beforehand; taking them then runs nobody's code."""
         return self._is_scanned
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether other machines hold the records; what is taken here are their places."""
+        return type(self._data) is RecordPlaces
 
     @property
     def has_rows(self) -> bool:
@@ -155,10 +193,14 @@ class RecordSource:
     def ahead(self, parts: Sequence[Tensor], randomness: Randomness) -> Iterator[None]:
         """Goes through parts of a draw: while it stands at one, workers have read its items for `read`.
 
+        Where other machines hold the records, the whole draw is announced.
+
         Args:
             parts: numbers of records, each a LongTensor [b].
             randomness: as for `read`, which must be asked with this very object.
         """
+        if type(self._data) is RecordPlaces and parts:
+            self._data.announced = self._data.places[torch.cat([*parts])]
         return repeat(None, len(parts)) if self._workers is None else self._ahead(parts, randomness)
 
     def _ahead(self, parts: Sequence[Tensor], randomness: Randomness) -> Iterator[None]:
@@ -191,12 +233,12 @@ class RecordSource:
         return map_leaves(lambda leaf: leaf.detach() if isinstance(leaf, Tensor) else leaf, batch)
 
     def fingerprint(self) -> str:
-        """A digest of the records, which is private; empty for those that are read on demand."""
-        if not self._is_scanned:
+        """A digest of the records or of their places, which is private; empty for those read on demand."""
+        if not (self._is_scanned or self.is_elsewhere):
             return ""
         if isinstance(self._data, Records):
             return self._data.fingerprint()
-        return digest({"data": self.leaves()})
+        return digest({"data": leaves(self._nest)})
 
     def batch(self) -> Any:
         """All records as one batch, where tensors in memory hold them; None for those read on demand."""

@@ -18,15 +18,20 @@ os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 from equipoise.federated.flower.accountant import LedgerAccountant
 from equipoise.federated.flower.client_app import client_app, client_number
 from equipoise.federated.flower.grid import GridExchange
-from equipoise.federated.flower.simulation import simulate_on_flower
+from equipoise.federated.flower.simulation import run_simulated, simulate_on_flower
 from equipoise.federated.flower.strategy import FlowerStrategy, serve
+from equipoise.federated.flower.user_updates import FlowerUpdates, NodeUsers, user_app
 
 __all__ = [
     "FlowerStrategy",
+    "FlowerUpdates",
     "GridExchange",
     "LedgerAccountant",
+    "NodeUsers",
     "client_app",
     "client_number",
+    "run_simulated",
     "serve",
     "simulate_on_flower",
+    "user_app",
 ]

@@ -22,7 +22,7 @@ from equipoise.federated.flower.wire import MESSAGE_TYPES, read_request, write_r
 from equipoise.federated.messages import Refused, RequestKind
 from equipoise.federated.server import Participant
 
-__all__ = ["OpenClient", "answer_message", "client_app", "client_number", "introduction_app"]
+__all__ = ["OpenClient", "answer_message", "answered", "client_app", "client_number", "introduction_app"]
 
 
 _log = logging.getLogger("equipoise.federated")
@@ -100,12 +100,21 @@ def answer_message(
     work: Callable[[Any, RecordDict], RecordDict],
 ) -> Message:
     """Open the client, let `work(client, content)` answer, close it; an error leaves without its details."""
-    try:
+
+    def work_and_close(content: RecordDict) -> RecordDict:
         client = build(context)
         try:
-            content = work(client, message.content)
+            return work(client, content)
         finally:
             client.close()
+
+    return answered(message, context, work_and_close)
+
+
+def answered(message: Message, context: Context, work: Callable[[RecordDict], RecordDict]) -> Message:
+    """What `work(content)` answers; an error leaves without its details."""
+    try:
+        content = work(message.content)
     except Refused as refused:
         content = write_refusal(f"Refused: {refused}")
     except Exception:  # its message could hold a record

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from flwr.app import Context
+from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
 from equipoise.federated.flower.client_app import OpenClient, client_app
@@ -13,7 +14,9 @@ from equipoise.federated.flower.strategy import serve
 from equipoise.federated.server import FederationHistory, Strategy
 from equipoise.methods.base import Parameters
 
-__all__ = ["simulate_on_flower"]
+__all__ = ["run_simulated", "simulate_on_flower"]
+
+Found = TypeVar("Found")
 
 
 def simulate_on_flower(
@@ -41,24 +44,43 @@ def simulate_on_flower(
     Raises:
         RuntimeError: the simulation did not run the rounds.
     """
+
+    def main(grid: Grid) -> FederationHistory:
+        return serve(grid, strategy, clients, params, rounds, **options)
+
+    return run_simulated(main, client_app(build), clients, processes=processes)
+
+
+def run_simulated(main: Callable[[Grid], Found], app: ClientApp, nodes: int, *, processes: int = 1) -> Found:
+    """What `main(grid)` gives in Flower's simulation, where its messages reach nodes that run `app`.
+
+    Args:
+        main: of the server, in this process.
+        app: picklable; of nodes numbered from 0 on.
+        nodes: how many.
+        processes: how many nodes work at once.
+
+    Raises:
+        RuntimeError: the simulation ended before `main` did.
+    """
     from flwr.simulation import run_simulation
 
-    found: list[FederationHistory] = []
+    found: list[Found] = []
     server = ServerApp()
 
     @server.main()
-    def main(grid: Grid, context: Context) -> None:
-        found.append(serve(grid, strategy, clients, params, rounds, **options))
+    def run(grid: Grid, context: Context) -> None:
+        found.append(main(grid))
 
     run_simulation(
         server_app=server,
-        client_app=client_app(build),
-        num_supernodes=clients,
+        client_app=app,
+        num_supernodes=nodes,
         backend_config={
             "client_resources": {"num_cpus": 1, "num_gpus": 0.0},
             "init_args": {"num_cpus": processes, "include_dashboard": False},
         },
     )
     if not found:
-        raise RuntimeError("Flower's simulation ended before the rounds did; its log says why")
+        raise RuntimeError("Flower's simulation ended before the server did; its log says why")
     return found[0]

@@ -27,7 +27,13 @@ from equipoise.gradients.engine_inputs import (
     run_loss,
 )
 from equipoise.training.forwards import moved
-from equipoise.training.record_source import ARRAY_REMEDY, BatchFormError, DataError, RecordSource
+from equipoise.training.record_source import (
+    ARRAY_REMEDY,
+    BatchFormError,
+    DataError,
+    NoAnswerError,
+    RecordSource,
+)
 from equipoise.training.setup.deep_copies import deep_copy
 from equipoise.training.setup.memory_use import available_bytes
 
@@ -117,7 +123,7 @@ def _checked(model: nn.Module, loss: Loss, source: RecordSource, device: torch.d
             attributes_kept(model, loss),
         ):
             values = run_loss(model, loss, batch, None)
-    except (ForwardWritesError, BatchFormError):  # their texts are ours
+    except (ForwardWritesError, BatchFormError, NoAnswerError):  # their texts are ours
         raise
     except Exception as error:
         called = (

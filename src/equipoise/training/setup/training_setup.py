@@ -32,7 +32,7 @@ from equipoise.training.model_sharing import ModelSharing, sharing_of
 from equipoise.training.moving_average import MovingAverage
 from equipoise.training.owners import Owners, UserSource, joined_over_users
 from equipoise.training.randomness import derive_seed, public_randomness
-from equipoise.training.record_source import DataError, RecordSource
+from equipoise.training.record_source import DataError, RecordPlaces, RecordSource
 from equipoise.training.setup.argument_checks import (
     check_optimizer,
     check_scheduler,
@@ -198,6 +198,7 @@ def prepare(given: TrainingInputs, resumed: ResumedRun | None = None) -> Trainin
     place = move(model, given.optimizer, given.device)
     processes = Processes(same_records=tensor_parallel_mesh(model) is not None)
     check_sharding(parameters, method, settings, processes)
+    _check_elsewhere(given, processes)
     # The user's random numbers go on afterwards as if nothing had been tried.
     with processes.together(), random_numbers_from(0, place):
         owners = None if given.owner is None else Owners(given.owner, settings.protected)
@@ -234,7 +235,8 @@ def prepare(given: TrainingInputs, resumed: ResumedRun | None = None) -> Trainin
 
         # Before anything is read or run: it may keep something of the first records that it meets.
         untouched = copies_of(model, given.loss, whole, place)
-        runs_code = not source.is_scanned or given.augmentation is not None
+        is_read = not (source.is_scanned or source.is_elsewhere)  # by code that makes the records
+        runs_code = is_read or given.augmentation is not None
         other_source = deep_copy((source, prepare_batch), shares_data=True) if runs_code else None
         of_loss = joined_over_users(given.loss, joined) if callable(given.loss) else given.loss
         example, probes = check_loss(model, of_loss, source, place)
@@ -302,6 +304,25 @@ def prepare(given: TrainingInputs, resumed: ResumedRun | None = None) -> Trainin
         modes=[(module, module.training) for module in model.modules()],
         is_sharded=sharing.is_sharded,
     )
+
+
+def _check_elsewhere(given: TrainingInputs, processes: Processes) -> None:
+    """Refuse what asks other machines for more than the rows of a draw.
+
+    Raises:
+        ValueError: several processes, or an augmentation.
+    """
+    if not isinstance(given.data, RecordPlaces):
+        return
+    if processes.count > 1:
+        raise ValueError(
+            f"{processes.count} processes train, and other machines hold the records: they would see which "
+            "process asks for a record, and that follows from who else is drawn. Train in one process"
+        )
+    if given.augmentation is not None:
+        raise ValueError(
+            "augmentation is given, and other machines hold the records: augment in the loss there"
+        )
 
 
 def _plan_of(given: TrainingInputs, resumed: ResumedRun | None, processes: Processes) -> Plan:
@@ -411,6 +432,7 @@ def _found(
     holds = {
         Assumption.SCANNED: is_scanned,
         Assumption.TRUSTED: not is_scanned,
+        Assumption.ELSEWHERE: rows.source.is_elsewhere,
         Assumption.of_rounding(micro_batches.keeps_bits): True,
         Assumption.PLANNED_ON_RECORDS: not micro_batches.is_planned,
         Assumption.OWN_NUMBERS: micro_batches.random_use == "own",

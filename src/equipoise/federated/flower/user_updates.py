@@ -1,0 +1,338 @@
+"""Updates of users whose records stay at Flower's nodes: the server adds the noise (central privacy).
+
+`FlowerUpdates` is the loss of a `PrivateTraining` at the server, whose gradient rows are what the nodes
+answer: a record is a user, a row is an update, a step is a round. Draws, clipping, noise, ledger and methods
+are those of any training. `user_app` is the other end.
+
+**Who is protected, and from whom.** A user from the other users and nodes, and from whoever sees the model.
+A node sees when its own users are drawn, and that leaves the other users' draws as random as they were. The
+server, a user's own node and the way between them see the user's updates.
+
+**A row follows from nobody else's records.** A node computes each user by itself, on a copy of the model,
+under random numbers that follow from the parameters and the user's number. What fails for one user leaves
+out only that user. Where a node does not answer, the step ends before anything is booked, and can be taken
+again. To go on without its users would let the records of one, by ending a process, take out the others.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import time
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from flwr.app import Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid
+from torch import Tensor, nn
+
+from equipoise import _validate
+from equipoise.federated.flower.client_app import answered, introduction_app
+from equipoise.federated.flower.grid import GridExchange
+from equipoise.federated.flower.wire import (
+    MESSAGE_TYPES,
+    read_reply,
+    read_request,
+    write_reply,
+    write_request,
+)
+from equipoise.federated.local_updates import losses_with_updates
+from equipoise.federated.messages import Refused, Reply, Request
+from equipoise.gradients.capture.random_numbers import random_numbers_from
+from equipoise.gradients.engine_inputs import Loss, map_records
+from equipoise.privacy import digest
+from equipoise.training.randomness import derive_seed
+from equipoise.training.record_source import BatchFormError, NoAnswerError, RecordPlaces
+
+__all__ = ["FlowerUpdates", "NodeUsers", "user_app"]
+
+_log = logging.getLogger("equipoise.federated")
+
+USERS, SEEDS, LOSSES = "users", "seeds", "losses"  # names in requests and replies
+
+#: Nodes count from here in a place: public rows of a forward hold 0 and 1, and are nobody's.
+FIRST_NODE = 2
+
+#: At how many parameter points answers are kept: methods with an anchor ask at two in turn.
+POINTS = 2
+
+Place = tuple[int, int]
+"""Of a user: the node, from `FIRST_NODE` on, and the user's number there."""
+
+Update = tuple[dict[str, Tensor], float]
+"""Of a user, by parameter; and the user's loss."""
+
+
+# ---- at a node
+
+
+@dataclass(frozen=True)
+class NodeUsers:
+    """What a node answers with.
+
+    Args:
+        model: of the same make as the server's; its values are overwritten.
+        loss: loss(model, batch) -> [B], whose gradients are updates of users, such as `LocalUpdates`.
+        users: users[n] holds the records of user n, tensors [G, ...]; G may be another one for each user. A
+            number that is not there is a user without an update.
+
+    Raises:
+        TypeError: the users are the tensors of all.
+    """
+
+    model: nn.Module
+    loss: Loss
+    users: Any
+
+    def __post_init__(self) -> None:
+        if isinstance(self.users, Mapping) and any(isinstance(name, str) for name in self.users):
+            raise TypeError("users holds tensors by name; give a list with an item of records for each user")
+
+    def answer(self, request: Request) -> Reply:
+        """The updates of the users that are asked for, [b, ...], and their losses.
+
+        Raises:
+            Refused: a request that makes no sense, or is for another model.
+        """
+        numbers, seeds = (_counts(request.extras.get(name)) for name in (USERS, SEEDS))
+        if not len(numbers) == len(seeds) > 0:
+            raise Refused("the request names no users, or not a seed for each")
+        mine = {name: value.shape for name, value in _values(self.model).items()}
+        if mine != {name: value.shape for name, value in request.params.items()}:
+            raise Refused(
+                "the model of the request has other names or shapes than this node's: build the same model "
+                "at the server and at every node"
+            )
+        found = [self._update(request.params, *one) for one in zip(numbers, seeds, strict=True)]
+        updates = {name: torch.stack([update[name] for update, _ in found]) for name in found[0][0]}
+        return Reply(updates, {LOSSES: [loss for _, loss in found]})  # type: ignore[dict-item]
+
+    def _update(self, params: Mapping[str, Tensor], number: int, seed: int) -> Update:
+        """That of one user; not finite where it cannot be made."""
+        model = copy.deepcopy(self.model)  # no user meets what another one has left there
+        with torch.no_grad():
+            for name, value in _values(model).items():
+                value.copy_(params[name])
+        trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        try:
+            with torch.enable_grad(), random_numbers_from(seed, *{p.device for p in trained.values()}):
+                batch = map_records(lambda leaf: leaf[None], self.users[number])
+                (loss,) = self.loss(model, batch)
+                found = torch.autograd.grad(loss, [*trained.values()], allow_unused=True)
+        except Exception:  # its message could hold a record
+            _log.exception("user %d of this node has no update, and is left out of this step", number)
+            return {name: torch.full_like(p, torch.nan) for name, p in trained.items()}, float("nan")
+        updates = {
+            name: torch.zeros_like(p) if update is None else update
+            for (name, p), update in zip(trained.items(), found, strict=True)
+        }
+        return updates, float(loss.detach())
+
+
+def user_app(build: Callable[[Context], NodeUsers]) -> ClientApp:
+    """An app that answers `FlowerUpdates`.
+
+    Args:
+        build: makes what a node answers with; called for every message. A user must keep the number for the
+            whole run. It must be picklable where Flower's simulation runs it.
+
+    Returns:
+        An app with `train` and `query.introduce`.
+    """
+    app = introduction_app()
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        def work(content: RecordDict) -> RecordDict:
+            return write_reply(build(context).answer(read_request(content, "train")))
+
+        return answered(message, context, work)
+
+    return app
+
+
+# ---- at the server
+
+
+class FlowerUpdates:
+    """Losses [B] of B users at the nodes of a grid, whose gradients are what the nodes answer.
+
+    The loss of a `PrivateTraining` at the server, with `data=updates.users`. A node is asked once for all of
+    its users in a draw, so that it sees nothing of who else is drawn; the server holds the updates of a draw.
+
+    Args:
+        grid: of the server app.
+        users: how many users each node has, by its number (`partition-id`, from 0). Public: you state it.
+            Users keep their numbers for the whole run.
+        timeout: seconds that the nodes have for an answer.
+        wait: seconds for which a node that is not there, or gives no answer, is asked again.
+
+    Attributes:
+        users: the data of the training.
+
+    Raises:
+        ValueError: no node, or one without users.
+
+    The guarantee is `proven` where that of the method is, for users. The statement names what it rests on:
+    nodes compute an update only from one user's records, and the server is trusted.
+    """
+
+    def __init__(
+        self, grid: Grid, users: Sequence[int], *, timeout: float = 3600.0, wait: float = 60.0
+    ) -> None:
+        if not users or 0 in users or len(_counts([*users])) < len(users):
+            raise ValueError(
+                f"users={list(users)!r:.80}: give how many users each node has, whole numbers of at least 1, "
+                "such as [1] * 100"
+            )
+        _validate.non_negative(wait=wait)
+        places = [(node + FIRST_NODE, user) for node, count in enumerate(users) for user in range(count)]
+        self.users = RecordPlaces(torch.tensor(places))
+        self._exchange, self._wait = GridExchange(grid, len(users), timeout=timeout), wait
+        self._asked = 0
+        # Of the draw under way, by a digest of the parameters.
+        self._draw: set[Place] = set()
+        self._known: OrderedDict[str, dict[Place, Update]] = OrderedDict()
+
+    def __deepcopy__(self, memo: Any) -> FlowerUpdates:
+        raise TypeError("FlowerUpdates belongs to a grid, and cannot be copied")
+
+    def __call__(self, model: nn.Module, places: Any) -> Tensor:
+        """One number per user, [B].
+
+        Raises:
+            NoAnswerError: a node does not answer, or not as it must. Nothing was booked.
+            BatchFormError: the data are not `users`, or a parameter is of a type that does not travel.
+        """
+        if not (isinstance(places, Tensor) and places.ndim == 2 and places.shape[1] == 2):
+            raise BatchFormError(
+                "the loss FlowerUpdates is given other records than its users: give data=updates.users, and "
+                "a method without public records"
+            )
+        params = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        # Whoever watches this process compute watches none of what follows.
+        with torch._C.DisableTorchFunction():
+            state = {name: value.detach().cpu() for name, value in _values(model).items()}
+            trained = {name: state[name] for name in params}
+            nobody = {name: torch.zeros_like(value) for name, value in trained.items()}, 0.0
+            wanted = _as_places(places)
+            known = self._answers(state, trained, {place for place in wanted if place[0] >= FIRST_NODE})
+            found = [known.get(place, nobody) for place in wanted]
+            updates = {
+                name: torch.stack([update[name] for update, _ in found]).to(p) for name, p in params.items()
+            }
+            losses = next(iter(updates.values())).new_tensor([loss for _, loss in found])
+        return losses_with_updates(params, updates, losses)
+
+    def _answers(
+        self, state: Mapping[str, Tensor], trained: Mapping[str, Tensor], wanted: set[Place]
+    ) -> Mapping[Place, Update]:
+        """Those of the users wanted, and of all others of their draw."""
+        if not wanted:
+            return {}
+        draw = set(_as_places(self.users.announced))
+        if not draw <= self._draw:  # another one: no answer is of use any more
+            self._known.clear()
+            self._draw = draw
+        at = digest(dict(state))
+        known = self._known[at] = self._known.pop(at, {})  # the last in order
+        if len(self._known) > POINTS:
+            self._known.popitem(last=False)
+        if wanted - known.keys():
+            by_node = defaultdict(list)
+            for node, user in sorted((wanted | self._draw) - known.keys()):
+                by_node[node - FIRST_NODE].append(user)
+            self._ask(by_node, state, trained, at, known)
+        return known
+
+    def _ask(
+        self,
+        by_node: Mapping[int, list[int]],
+        state: Mapping[str, Tensor],
+        trained: Mapping[str, Tensor],
+        at: str,
+        known: dict[Place, Update],
+    ) -> None:
+        """Ask nodes for these users, until each has answered or the time is over.
+
+        Args:
+            by_node: the users' numbers.
+            state: parameters and buffers, with the digest `at`.
+            trained: the trainable parameters.
+            known: takes the answers, as they come.
+        """
+        self._asked += 1
+        waiting: dict[int, RecordDict] = {}
+        for node, users in by_node.items():
+            seeds = [derive_seed(0, at, node, user) for user in users]
+            try:
+                waiting[node] = write_request(Request(self._asked, state, {USERS: users, SEEDS: seeds}))
+            except TypeError as error:  # its text names a parameter and its type
+                raise BatchFormError(str(error)) from None
+        end = time.monotonic() + self._wait
+        while True:
+            received = self._exchange.receive(self._exchange.address(MESSAGE_TYPES["train"], waiting))
+            for node, message in sorted(received.items()):
+                if node in waiting and not message.has_error():  # else a process of Flower's has failed
+                    known |= _read(message, node, by_node[node], trained)
+                    del waiting[node]
+            if not waiting:
+                return
+            if time.monotonic() >= end:
+                raise NoAnswerError(
+                    f"no answer of node {min(waiting)}; {len(waiting)} of the {len(by_node)} nodes that were "
+                    "asked gave none. Nothing was booked for this step: take it again when the nodes are "
+                    "there, or resume the run"
+                )
+            time.sleep(min(1.0, self._wait))
+
+
+def _read(
+    message: Message, node: int, users: Sequence[int], trained: Mapping[str, Tensor]
+) -> dict[Place, Update]:
+    """The updates of these users in a node's message.
+
+    Raises:
+        NoAnswerError: it holds something else.
+    """
+    reply = read_reply(message)
+    if isinstance(reply, str):
+        raise NoAnswerError(f"node {node} gives no updates: {reply}. Nothing was booked for this step")
+    expected = {name: (value.dtype, (len(users), *value.shape)) for name, value in trained.items()}
+    losses = reply.reports.get(LOSSES)
+    if (
+        expected != {name: (value.dtype, tuple(value.shape)) for name, value in reply.params.items()}
+        or not isinstance(losses, list)
+        or len(losses) != len(users)
+    ):
+        raise NoAnswerError(
+            f"node {node} answers other tensors than one update per user of {len(trained)} parameters: build "
+            "the same model, with the same parameters trainable, at the server and at every node. Nothing "
+            "was booked for this step"
+        )
+    return {
+        (node + FIRST_NODE, user): (
+            {name: value[i] for name, value in reply.params.items()},
+            float(losses[i]),
+        )
+        for i, user in enumerate(users)
+    }
+
+
+def _as_places(places: Tensor) -> list[Place]:
+    return [(int(node), int(user)) for node, user in places.tolist()]
+
+
+def _values(model: nn.Module) -> dict[str, Tensor]:
+    """Parameters and buffers by name."""
+    return {**dict(model.named_parameters()), **dict(model.named_buffers())}
+
+
+def _counts(values: Any) -> list[int]:
+    """A list of whole numbers from 0 on; empty for anything else."""
+    fine = isinstance(values, list) and all(type(value) is int and value >= 0 for value in values)
+    return values if fine else []

@@ -1,0 +1,495 @@
+"""Users whose records stay at Flower's nodes: as in one process, and no row follows another user."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import equipoise as eq
+from equipoise.federated import LocalUpdates
+from equipoise.training.assumptions import Assumption
+from equipoise.training.record_source import DataError, NoAnswerError
+
+pytest.importorskip("flwr", reason="needs the extra federated")
+
+from flower_grid import LocalGrid
+from flwr.app import ConfigRecord, MetricRecord
+
+from equipoise.federated.flower import FlowerUpdates, NodeUsers, run_simulated, user_app
+from equipoise.federated.flower.wire import read_params, to_record, write_request
+from equipoise.federated.messages import Request
+
+COUNTS = (10, 8, 6)
+USERS, PLACES = sum(COUNTS), 6
+
+
+def cross_entropy(model, batch):
+    return F.cross_entropy(model(batch["x"]), batch["y"], reduction="none")
+
+
+LOSS = LocalUpdates(cross_entropy, 3, 2, learning_rate=0.5, present="there")
+
+
+def network(dropout=0.0):
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        layers = nn.Linear(4, 8), nn.Tanh(), nn.Dropout(dropout), nn.Linear(8, 3)
+        return nn.Sequential(*layers).double()
+
+
+def all_users(places=PLACES):
+    x = torch.randn(USERS, places, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    there = torch.arange(places)[None] <= (torch.arange(USERS) % places)[:, None]
+    return {"x": x, "y": x[..., :3].argmax(-1), "there": there}
+
+
+class Node:
+    """Picklable: the users of a node; `change(items)` may spoil them."""
+
+    def __init__(self, loss=LOSS, counts=COUNTS, data=None, make=network, change=lambda number, items: items):
+        self.loss, self.counts, self.data, self.make, self.change = loss, counts, data, make, change
+
+    def __call__(self, context):
+        number = context.node_config["partition-id"]
+        data = all_users() if self.data is None else self.data
+        first = sum(self.counts[:number])
+        items = [
+            {name: leaf[n] for name, leaf in data.items()} for n in range(first, first + self.counts[number])
+        ]
+        return NodeUsers(self.make(), self.loss, self.change(number, items))
+
+
+def over_flower(node=None, counts=COUNTS, **options):
+    grid = LocalGrid(user_app(node or Node(counts=counts)), len(counts))
+    return grid, FlowerUpdates(grid, counts, **({"wait": 0.0} | options))
+
+
+METHODS = {
+    "fixed": eq.DPSGD(clip_norm=0.5, noise_multiplier=0.5),
+    "learnt": eq.DPSGD(clip_norm=eq.methods.ReleasedQuantile(0.5), noise_multiplier=0.5),
+    "correlated": eq.DPMF(clip_norm=0.5, noise_multiplier=0.5, bands=2),
+    "at two points": eq.DPC4(clip_norm=0.5, noise_multiplier=0.5, anchor_noise_multiplier=0.5),
+}
+SERVERS = {
+    "momentum": lambda parameters: torch.optim.SGD(parameters, lr=1.0, momentum=0.5),
+    "adam": lambda parameters: torch.optim.Adam(parameters, lr=0.05),
+}
+
+
+def begun(loss, data, method="fixed", server="momentum", model=None, **options):
+    model = model or network()
+    usual = {
+        "sampling": eq.Poisson(12, USERS, 4), "method": METHODS.get(method, method), "reproducible": True,
+        "micro_batch_size": 6, "unit": "user", "user_rows": "update", "owner": torch.arange(USERS),
+        "records_per_user": 1,
+    }  # fmt: skip
+    optimizer = SERVERS[server](model.parameters())
+    return eq.PrivateTraining(model, optimizer, loss=loss, data=data, **(usual | options))
+
+
+def trained(loss, data, *settings, **options):
+    training = begun(loss, data, *settings, **options)
+    training.run(progress=False)
+    return flat(training)
+
+
+def flat(training):
+    return torch.cat([p.detach().flatten() for p in training.model.parameters()])
+
+
+def close(one, other):
+    """Equal but for the rounding of vmap over many users in place of one, in float64."""
+    torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-12)
+    assert not torch.equal(one, torch.cat([p.detach().flatten() for p in network().parameters()]))
+
+
+@pytest.mark.parametrize(
+    ("method", "server"),
+    [("fixed", "momentum"), ("learnt", "adam"), ("correlated", "momentum"), ("at two points", "momentum")],
+)
+def test_the_grid_gives_what_one_process_gives(method, server):
+    grid, updates = over_flower()
+    found = trained(updates, updates.users, method, server)
+    close(found, trained(LOSS, all_users(), method, server))
+    assert not any("refusal" in content for _, content in grid.replies)
+
+
+@pytest.mark.parametrize("counts", [(USERS,), (1,) * USERS])
+def test_how_users_lie_at_nodes_changes_no_bit(counts):
+    _, updates = over_flower(counts=counts)
+    _, others = over_flower()
+    assert torch.equal(trained(updates, updates.users), trained(others, others.users))
+
+
+def test_one_step_on_one_record_at_rate_one_is_dp_sgd():
+    data = all_users(places=1)
+    _, updates = over_flower(Node(LocalUpdates(cross_entropy), data=data))
+    alone = {name: leaf[:, 0] for name, leaf in data.items()}
+    close(trained(updates, updates.users), trained(cross_entropy, alone))
+
+
+def test_a_node_is_asked_once_in_a_step_for_its_users_that_are_drawn():
+    grid, updates = over_flower()
+    training = begun(updates, updates.users)
+    assert training.settings.micro_batch_size < 8
+    at_start = [(kind, node) for kind, node, _ in grid.sent]
+    assert len(at_start) == len({*at_start}) + 3  # an introduction; a few users at two parameter points
+    for _ in range(2):
+        grid.sent.clear()
+        training.take_step()
+        assert [(kind, node) for kind, node, _ in grid.sent] == [
+            ("train", 100),
+            ("train", 101),
+            ("train", 102),
+        ]
+        drawn = updates.users.announced.tolist()
+        for node, (_, _, content) in enumerate(grid.sent):
+            assert content["extras"]["users"] == [user for at, user in drawn if at == node + 2]
+
+
+def test_no_message_to_a_node_follows_users_of_others():
+    def sent_to_last(drawn):
+        grid, updates = over_flower()
+        updates.users.announced = updates.users.places[drawn]
+        updates(network(), updates.users.places[drawn[:2]])
+        return [content for kind, node, content in grid.sent if (kind, node) == ("train", 102)]
+
+    one, more = sent_to_last([1, 20, 22]), sent_to_last([0, 1, 3, 7, 12, 20, 22])
+    assert len(one) == len(more) == 1
+    assert one[0]["extras"] == more[0]["extras"]
+    assert one[0]["model"] == more[0]["model"]
+
+
+def rows(updates, numbers, model=None):
+    return (
+        eq.per_sample_gradients(model or network(), updates, updates.users.places[numbers])
+        .materialise()
+        .matrix()
+    )
+
+
+class Counting(nn.Module):
+    """Whose output follows how much it has met before: in a buffer, and in an attribute."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner, self.calls = network(), 0
+        self.register_buffer("mean", torch.zeros(4, dtype=torch.float64))
+
+    def forward(self, x):
+        self.calls += 1
+        self.mean.add_(x.detach().mean(0))
+        return self.inner(x - self.mean) * self.calls
+
+
+@pytest.mark.parametrize(("make", "steps"), [(network, 3), (Counting, 1), (lambda: network(0.5), 3)])
+def test_a_users_row_follows_no_other_user(make, steps):
+    """Who else is asked for, and who else is at the node: added, removed or with other records."""
+    loss = LocalUpdates(cross_entropy, steps, 2, learning_rate=0.5, present="there")
+
+    def row_of_two(change, asked):
+        _, updates = over_flower(Node(loss, make=make, change=change))
+        return rows(updates, asked, make())[asked.index(2)]
+
+    def same(number, items):
+        return items
+
+    def others(number, items):
+        return [*({**one, "x": 3 - one["x"]} for one in items[:2]), items[2]]
+
+    alone = row_of_two(same, [2])
+    assert float(alone.norm()) > 0
+    for change, asked in itertools.product([same, others], [[2], [0, 1, 2], [2, 0, 12], [23, 2]]):
+        assert torch.equal(row_of_two(change, asked), alone)
+
+
+def test_dropout_has_masks_of_each_user_and_parameters():
+    data = all_users()
+    alike = {name: leaf[5:6].expand(leaf.shape) for name, leaf in data.items()}
+    _, updates = over_flower(Node(data=alike, make=lambda: network(0.5)))
+    found = rows(updates, list(range(USERS)))
+    assert len(found.norm(dim=1).unique()) == USERS
+    moved = network()
+    with torch.no_grad():
+        moved[0].bias.add_(1e-12)
+    assert float((rows(updates, [0], moved)[0] - found[0]).norm()) > 1e-3
+    assert torch.equal(rows(updates, [0])[0], found[0])
+    _, again = over_flower(Node(data=alike, make=lambda: network(0.5)))
+    assert torch.equal(rows(again, list(range(USERS))), found)
+
+
+def missing(number, items):
+    return items if number != 1 else items[:-1]
+
+
+def fails(number, items):
+    if number == 1:
+        items[-1] = {**items[-1], "y": items[-1]["y"] + 100}
+    return items
+
+
+def not_finite(number, items):
+    if number == 1:
+        items[-1] = {**items[-1], "x": items[-1]["x"] * torch.nan}
+    return items
+
+
+@pytest.mark.parametrize("change", [fails, not_finite])
+def test_a_user_whose_update_fails_is_left_out_alone(change, caplog):
+    """As one that is not there. The reason stays in the node's own log."""
+    grid, updates = over_flower(Node(change=change))
+    found = trained(updates, updates.users, sampling=eq.FullBatch(USERS, 3))
+    _, without = over_flower(Node(change=missing))
+    assert torch.equal(found, trained(without, without.users, sampling=eq.FullBatch(USERS, 3)))
+    _, whole = over_flower()
+    assert not torch.equal(found, trained(whole, whole.users, sampling=eq.FullBatch(USERS, 3)))
+    assert not any("refusal" in content or "IndexError" in str(content) for _, content in grid.replies)
+    assert "user 7 of this node has no update" in caplog.text or change is not_finite
+
+
+def test_a_node_that_is_lost_in_a_step_books_nothing(tmp_path):
+    """The step is taken again when it is there, under another name, and ends where it had ended."""
+    _, undisturbed = over_flower()
+    expected = trained(undisturbed, undisturbed.users)
+    grid, updates = over_flower()
+    training = begun(updates, updates.users, run_dir=tmp_path / "run")
+    training.take_step()
+    before, spent = flat(training), training.epsilon_so_far()
+    grid.away.add(("train", 101))
+    with pytest.raises(NoAnswerError, match="no answer of node 1") as error:
+        training.take_step()
+    assert "Nothing was booked" in str(error.value)
+    assert (training.steps_done, training.epsilon_so_far()) == (1, spent)
+    assert torch.equal(flat(training), before)
+    grid.away.clear()
+    del grid.contexts[101]
+    grid.contexts[207] = grid.context(207, 1)
+    training.run(progress=False)
+    assert torch.equal(flat(training), expected)
+    assert eq.verify_run(tmp_path / "run").consistent
+
+
+def test_a_node_that_comes_back_in_time_is_waited_for():
+    grid, updates = over_flower(wait=30.0)
+    training = begun(updates, updates.users)
+    send, lost = grid.send_and_receive, []
+
+    def lose_once(messages, *, timeout=None):
+        found = send(messages, timeout=timeout)
+        if not lost:
+            lost.append(found.pop())
+        return found
+
+    grid.send_and_receive = lose_once
+    training.run(progress=False)
+    _, undisturbed = over_flower()
+    assert lost
+    assert torch.equal(flat(training), trained(undisturbed, undisturbed.users))
+
+
+@pytest.mark.parametrize("loses_node", [False, True])
+def test_a_run_that_ended_in_a_step_goes_on(tmp_path, loses_node):
+    _, undisturbed = over_flower()
+    expected = trained(undisturbed, undisturbed.users, "correlated")
+    grid, updates = over_flower()
+    folder = tmp_path / "run"
+    training = begun(updates, updates.users, "correlated", run_dir=folder)
+    for _ in range(2):
+        training.take_step()
+    if loses_node:
+        training.save_checkpoint()
+        grid.away.add(102)
+        with pytest.raises(NoAnswerError):
+            training.run(progress=False)
+    training.close()  # without a checkpoint otherwise: two steps are repeated
+    _, others = over_flower()
+    model = network()
+    again = eq.PrivateTraining.resume(
+        folder, model, SERVERS["momentum"](model.parameters()), loss=others, data=others.users,
+        owner=torch.arange(USERS),
+    )  # fmt: skip
+    again.run(progress=False)
+    assert torch.equal(flat(again), expected)
+    assert Assumption.OTHER_DATA not in again.statement().assumptions
+
+
+def test_users_who_lie_elsewhere_when_a_run_goes_on_are_named(tmp_path):
+    _, updates = over_flower()
+    begun(updates, updates.users, run_dir=tmp_path / "run").close()
+    _, others = over_flower(counts=COUNTS[::-1])
+    model = network()
+    with pytest.warns(UserWarning, match="other records than those that this run began with"):
+        again = eq.PrivateTraining.resume(
+            tmp_path / "run", model, SERVERS["momentum"](model.parameters()), loss=others, data=others.users,
+            owner=torch.arange(USERS),
+        )  # fmt: skip
+    assert Assumption.OTHER_DATA in again.statement().assumptions
+
+
+def test_the_statement_names_what_it_rests_on(tmp_path):
+    _, updates = over_flower()
+    budget = {"budget": eq.Budget(50.0, 1e-3), "reproducible": False, "run_dir": tmp_path / "run"}
+    method = eq.DPSGD(clip_norm=0.5)
+    statement = begun(updates, updates.users, method, **budget).run(progress=False).statement
+    assert (statement.guarantee, statement.unit) == ("proven", "user")
+    assert statement.users == {"records": 1, "rows": "update"}
+    assert {Assumption.ELSEWHERE, Assumption.TRUSTED} <= {*statement.assumptions}
+    assert Assumption.SCANNED not in statement.assumptions
+    assert eq.verify_run(tmp_path / "run").consistent
+    stated = json.loads((tmp_path / "run/statement.json").read_text())
+    stated["assumptions"].remove(Assumption.ELSEWHERE)
+    (tmp_path / "run/statement.json").write_text(json.dumps(stated))
+    assert not eq.verify_run(tmp_path / "run").consistent
+    here = begun(LOSS, all_users())
+    assert Assumption.ELSEWHERE not in here.statement().assumptions
+
+
+def test_noise_for_a_larger_cohort_claims_nothing():
+    _, updates = over_flower()
+    method = eq.DPSGD(clip_norm=0.5, noise_multiplier=0.01)
+    run = begun(updates, updates.users, method, noise_for_cohort=1000)
+    assert run.run(progress=False).statement.guarantee == "none"
+
+
+# ---- nonsense
+
+
+class Spoilt(LocalGrid):
+    """Node 101 answers something else in the steps."""
+
+    spoil = None
+
+    def deliver(self, kind, node, content):
+        reply = super().deliver(kind, node, content)
+        if self.spoil is not None and (kind, node) == ("train", 101):
+            self.spoil(reply.content)
+        return reply
+
+
+def with_params(change):
+    def spoil(content):
+        params = read_params(content["model"])
+        change(params)
+        content["model"] = to_record(params)
+
+    return spoil
+
+
+GARBAGE = {
+    "nothing": lambda c: c.clear(),
+    "no updates": lambda c: c.pop("model"),
+    "no losses": lambda c: c.pop("reports"),
+    "bytes": lambda c: setattr(c["model"]["0.bias"], "data", b"nonsense"),
+    "a user too few": with_params(lambda p: p.update({n: v[1:] for n, v in p.items()})),
+    "another type": with_params(lambda p: p.update({n: v.float() for n, v in p.items()})),
+    "a parameter too few": with_params(lambda p: p.pop("0.bias")),
+    "a parameter too many": with_params(lambda p: p.update({"more": p["0.bias"]})),
+    "a loss too few": lambda c: c.update({"reports": MetricRecord({"losses": [1.0]})}),
+    "a loss in words": lambda c: c.update({"reports": ConfigRecord({"losses": "small"})}),
+    "an array for losses": lambda c: c.update({"reports": c["model"]}),
+}
+
+
+@pytest.mark.parametrize("name", GARBAGE)
+def test_an_answer_that_makes_no_sense_ends_the_step(name):
+    grid = Spoilt(user_app(Node()), 3)
+    updates = FlowerUpdates(grid, COUNTS, wait=0.0)
+    training = begun(updates, updates.users)
+    grid.spoil = GARBAGE[name]
+    with pytest.raises(NoAnswerError, match="node 1"):
+        training.take_step()
+    assert (training.steps_done, training.epsilon_so_far()) == (0, 0.0)
+    grid.spoil = None
+    training.run(progress=False)
+    _, undisturbed = over_flower()
+    assert torch.equal(flat(training), trained(undisturbed, undisturbed.users))
+
+
+def asked(change=lambda c: None):
+    params = {name: p.detach() for name, p in network().named_parameters()}
+    content = write_request(Request(1, params, {"users": [0, 2], "seeds": [5, 6]}))
+    change(content)
+    return content
+
+
+REQUESTS = {
+    "no users": lambda c: c["extras"].pop("users"),
+    "users in words": lambda c: c["extras"].update({"users": "all"}),
+    "a user below zero": lambda c: c["extras"].update({"users": [0, -1]}),
+    "a seed too few": lambda c: c["extras"].update({"seeds": [5]}),
+    "nobody": lambda c: c["extras"].update({"users": [], "seeds": []}),
+    "no model": lambda c: c.pop("model"),
+    "another model": lambda c: c["model"].pop("0.bias"),
+    "empty": lambda c: c.clear(),
+}
+
+
+@pytest.mark.parametrize("name", REQUESTS)
+def test_a_request_that_makes_no_sense_is_refused(name):
+    grid, _ = over_flower()
+    fine = grid.deliver("train", 100, asked())
+    assert sorted(fine.content) == ["model", "reports"]
+    assert all(len(value) == 2 for value in read_params(fine.content["model"]).values())
+    assert not fine.content["reports"].keys() - {"losses"}
+    reply = grid.deliver("train", 100, asked(REQUESTS[name]))
+    assert reply.content["refusal"]["reason"].startswith("Refused:")
+
+
+def test_words_of_an_error_stay_at_the_node(caplog):
+    def build(context):
+        raise OSError("record 17 of patient Smith is torn")
+
+    _, updates = over_flower(build)
+    with pytest.raises(NoAnswerError, match=r"node \d gives no updates: the client") as error:
+        begun(updates, updates.users)
+    assert "Smith" not in str(error.value)
+    assert "Smith" in caplog.text
+
+
+def test_what_cannot_work_is_named():
+    for users in ([], [3, 0], [2.5], [-1]):
+        with pytest.raises(ValueError, match="give how many users each node has"):
+            over_flower(counts=users)
+    grid, updates = over_flower()
+    with pytest.raises(DataError, match=r"give data=updates\.users"):
+        begun(updates, all_users())
+    with pytest.raises(DataError, match=r"'0\.weight'.* is bfloat16"):
+        begun(updates, updates.users, model=network().bfloat16())
+    small = Node(make=lambda: nn.Sequential(nn.Linear(4, 3)).double())
+    _, others = over_flower(small)
+    with pytest.raises(NoAnswerError, match="build the same model at the server and at every node"):
+        begun(others, others.users)
+    frozen = network()
+    frozen[0].bias.requires_grad_(False)
+    with pytest.raises(NoAnswerError, match="with the same parameters trainable"):
+        begun(updates, updates.users, model=frozen)
+    assert grid.sent
+    with pytest.raises(TypeError, match="give a list with an item of records for each user"):
+        NodeUsers(network(), LOSS, all_users())
+    with pytest.raises(ValueError, match="augment in the loss there"):
+        begun(updates, updates.users, augmentation=lambda batch, generator: batch)
+
+
+def test_several_processes_would_show_who_else_is_drawn(monkeypatch):
+    _, updates = over_flower()
+    two = "equipoise.training.setup.training_setup.Processes"
+    monkeypatch.setattr(two, lambda **options: SimpleNamespace(count=2, parts=2))
+    with pytest.raises(ValueError, match="2 processes train, and other machines hold the records"):
+        begun(updates, updates.users)
+
+
+@pytest.mark.slow
+def test_flowers_simulation_gives_what_one_process_gives(tmp_path, monkeypatch):
+    monkeypatch.setenv("FLWR_HOME", str(tmp_path / "flower"))
+
+    def main(grid):
+        updates = FlowerUpdates(grid, COUNTS)
+        return trained(updates, updates.users)
+
+    close(run_simulated(main, user_app(Node()), len(COUNTS), processes=2), trained(LOSS, all_users()))
