@@ -366,6 +366,8 @@ def test_people_see_rounds_and_a_summary(tmp_path, equipoise):
     assert answer.code == 0
     for words in ("NOT PRIVATE", "round 1, accuracy", "round 3", "3 of 3 answered", "report.html"):
         assert words in answer.out
+    verified = equipoise("verify", tmp_path / "a").out.splitlines()[-1]
+    assert verified.startswith("NOT PRIVATE: Noise and sampling follow from a public seed")
 
 
 @pytest.mark.parametrize(

@@ -324,3 +324,15 @@ def test_a_run_without_a_guarantee_is_no_clean_bill(run, equipoise, tmp_path):
     assert equipoise("verify", folder).out.splitlines()[-1] == "Guarantee: none: a?[2Jb"
     edit(folder / "statement.json", holes=[])
     assert "the statement names no hole of this run" in equipoise("verify", folder).out
+
+
+def test_a_reproducible_run_is_consistent_and_not_private(run, equipoise, tmp_path):
+    folder = tmp_path / "seeded"
+    words = f"train --data digits --epochs 1 --epsilon 8 --reproducible --run-dir {folder}"
+    assert equipoise(words).code == 0
+    found = equipoise("verify", folder)
+    assert found.code == 0
+    assert found.out.splitlines()[-1].startswith("NOT PRIVATE: Noise and sampling follow from a public seed")
+    assert equipoise("verify", folder, "--json").value["private"] is False
+    assert "NOT PRIVATE" not in equipoise("verify", run).out
+    assert equipoise("verify", run, "--json").value["private"] is True

@@ -17,6 +17,7 @@ from test_processes import in_two_processes, join_group
 from torch import nn
 
 import equipoise as eq
+from equipoise.data import Records
 from equipoise.gradients import GradientEngine
 from equipoise.privacy import JournalError, PlanError, Unit
 from equipoise.training.folder.published_run import verify_run
@@ -140,6 +141,18 @@ def test_owners_are_a_column_of_the_data():
     assert all(names == {"input", "label"} for names in seen)  # the model sees no user
 
 
+def test_the_digests_of_a_tables_owner_column_name_users():
+    digests = torch.randint(2**62, (RECORDS // 4, 2))[torch.arange(RECORDS) // 4]
+    ours = of_users(
+        owner="owner", data=Records({**records(), "owner": digests}), sampling=eq.FullBatch(RECORDS, 2)
+    )
+    numbers = digests.unique(dim=0, return_inverse=True)[1]
+    given = of_users(owner=numbers, sampling=eq.FullBatch(RECORDS, 2))
+    for run in (ours, given):
+        list(run)
+    assert torch.equal(parameters(ours.model), parameters(given.model))
+
+
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
@@ -162,7 +175,7 @@ def test_arguments_that_do_not_go_together_are_named(options, error, message):
         ([0, 1], "another length"),
         ("nobody", "owner='nobody' is no column"),
         (torch.zeros(RECORDS), "type float32"),
-        (torch.zeros(RECORDS, 2, dtype=torch.long), "2 axes"),
+        (torch.zeros(RECORDS, 2, dtype=torch.long), r"2 axes; .* owner\.unique\(dim=0"),
         (torch.zeros(RECORDS, dtype=torch.bfloat16), "type bfloat16"),
         ([None] * RECORDS, "NoneType"),
         ([1, "1"] * (RECORDS // 2), "types: int, str"),

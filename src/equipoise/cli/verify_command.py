@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import shlex
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -58,6 +59,7 @@ def verify(
             print(f"The run is unfinished: {steps} steps were taken.")
         if found.no_guarantee is not None:
             print(f"Guarantee: none: {found.no_guarantee}")
+        _say_if_seeded([found])
     if not found.consistent:
         raise typer.Exit(1)
 
@@ -91,6 +93,7 @@ def _verify_federation(folder: str, key: str | None, json_output: bool) -> None:
         console.print(
             f"\nThe federation is {whole}: {number} client{'s' * (number != 1)} with a statement.{signed}"
         )
+        _say_if_seeded(found.clients.values())
     if not found.consistent:
         raise typer.Exit(1)
 
@@ -131,6 +134,14 @@ def _show(found: Verification) -> None:
     if wrong == ["signature"]:
         verdict = "[bold red]The signature is missing or wrong[/]; all else is consistent."
     console.print(f"\n{verdict}{_unchecked(found)}", soft_wrap=True)
+
+
+def _say_if_seeded(found: Iterable[Verification]) -> None:
+    """A statement can be consistent and its run not private: whoever reads only this must hear of it."""
+    from equipoise.statements.statement import SEEDED
+
+    if not all(one.private for one in found):
+        open_console(False).print(f"[bold red]NOT PRIVATE[/]: {SEEDED}", soft_wrap=True)
 
 
 def _unchecked(found: Verification) -> str:

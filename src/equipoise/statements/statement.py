@@ -22,6 +22,12 @@ from equipoise.privacy.accounting.epsilon import EpsilonResult, epsilon
 from equipoise.privacy.ledger.ledger import Ledger
 from equipoise.privacy.ledger.run_record import OtherRuns, RunRecord, compose_events
 
+SEEDED = (
+    "Noise and sampling follow from a public seed, so that anyone can subtract the noise. The figures are "
+    "those of the same run with a secret key."
+)
+"""Said of a run that was made reproducible."""
+
 STOPPED = (
     "the training ended before its last planned step for a reason that did not follow from what was released"
 )
@@ -166,10 +172,7 @@ class Statement:
     def _promise(self) -> list[str]:
         parts = []
         if not self.private:
-            parts.append(
-                "Noise and sampling follow from a public seed, so that anyone can subtract the noise. The "
-                "figures below are those of the same run with a secret key."
-            )
+            parts.append(SEEDED)
         recipe = " (recipe as published)" if self.recipe == "as_published" else ""
         change = "adding or removing" if self.relation == "add_or_remove_one" else "replacing"
         if self.epsilon is None:

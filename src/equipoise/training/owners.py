@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from equipoise import _validate
-from equipoise.data.records import Records
+from equipoise.data.records import OWNER, Records
 from equipoise.gradients.engine_inputs import Loss, map_records, num_records, record_leaves
 from equipoise.privacy import Unit, digest
 from equipoise.privacy.noise.uniform import keyed_integers
@@ -134,7 +134,10 @@ def column_of(data: Any, name: str) -> tuple[Any, Any]:
     """
     fields = dict(data.fields) if type(data) is Records else data
     if isinstance(fields, dict) and name in fields:
-        return fields[name], {key: value for key, value in fields.items() if key != name}
+        owner = fields[name]
+        if type(data) is Records and name == OWNER and owner.ndim == 2:  # a table's digests of names
+            owner = owner.unique(dim=0, return_inverse=True)[1]
+        return owner, {key: value for key, value in fields.items() if key != name}
     if name in getattr(data, "column_names", ()) and hasattr(data, "remove_columns"):
         return list(data[name]), data.remove_columns([name])
     raise DataError(
@@ -155,7 +158,10 @@ def _numbered(owner: Any) -> tuple[Tensor, int]:
         raise DataError(f"owner is {_validate.what_is(owner)}; {remedy}")
     found = owner if is_list else np.asarray(owner)
     if not is_list and found.ndim != 1:
-        raise DataError(f"owner has {found.ndim} axes; {remedy}")
+        raise DataError(
+            f"owner has {found.ndim} axes; {remedy}. Where each row names a user, as digests of a table do, "
+            "these are owner.unique(dim=0, return_inverse=True)[1]"
+        )
     if not is_list and found.dtype.kind in "iuUS":
         users, numbers = np.unique(found, return_inverse=True)
         return torch.from_numpy(numbers.astype(np.int64)), len(users)

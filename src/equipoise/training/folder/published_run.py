@@ -62,6 +62,7 @@ class Verification:
         epsilon: as the statement has it.
         signer: fingerprint of the key that signed, or None.
         findings: at least one per subject.
+        private: False if the statement says that noise and sampling follow from a public seed.
         no_guarantee: why the statement gives no guarantee, in its own words; None where it gives one.
     """
 
@@ -70,6 +71,7 @@ class Verification:
     epsilon: float | None
     signer: str | None
     findings: tuple[Finding, ...]
+    private: bool
     no_guarantee: str | None
 
     @property
@@ -119,6 +121,7 @@ def verify_run(
         epsilon=finite_number(statement.get("epsilon")),
         signer=None if signature is None else fingerprint(signature.public_key),
         findings=(*findings, *found),
+        private=statement.get("private") is True,
         no_guarantee=_no_guarantee(statement),
     )
 
