@@ -9,7 +9,7 @@ from torch import Tensor
 from equipoise import _host
 from equipoise._host import Unread, read
 from equipoise.privacy import digests
-from equipoise.privacy.digests import keyed_digest, unread_digest
+from equipoise.privacy.digests import KeyedDigest, keyed_digest
 
 TENSORS = [
     torch.tensor([True, False, True]),
@@ -62,7 +62,7 @@ def test_an_unread_digest_is_of_the_values_as_they_were(monkeypatch, where):
     monkeypatch.setattr(digests, "HASHED_WHERE_THEY_ARE", ("cpu",) if where == "on a device" else ())
     tensor, key = torch.arange(9.0), bytes(32)
     before = keyed_digest({"w": tensor}, key, "test")
-    unread = unread_digest({"w": tensor}, key, "test")
+    unread = KeyedDigest(key, "test")({"w": tensor})
     tensor += 1
     assert unread.value() == before
     assert keyed_digest({"w": tensor}, key, "test") != before

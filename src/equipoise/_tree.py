@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Mapping
+from functools import cache
 from typing import Any
 
 __all__ = ["leaves", "map_leaves", "named_leaves"]
@@ -36,11 +37,18 @@ def leaves(tree: Any) -> list[Any]:
     return found
 
 
+@cache
+def _is_mapping(kind: Any) -> bool:
+    return issubclass(kind, Mapping)
+
+
 def _add_leaves(parts: Iterable[Any], found: list[Any]) -> None:
-    for part in parts:  # no call per leaf: every operation of a captured forward pass asks for its tensors
+    # No call of Python's per leaf: every operation of a captured forward pass asks for its tensors.
+    for part in parts:
+        kind: Any = type(part)
         if isinstance(part, (tuple, list)):
             _add_leaves(part, found)
-        elif isinstance(part, Mapping):
+        elif _is_mapping(kind):
             _add_leaves(part.values(), found)
         else:
             found.append(part)
@@ -72,9 +80,10 @@ def map_leaves(function: Callable[[Any], Any], tree: Any) -> Any:
     if isinstance(tree, (tuple, list)):
         parts = [map_leaves(function, value) for value in tree]
         return type(tree)(*parts) if hasattr(tree, "_fields") else type(tree)(parts)
-    if type(tree) is dict:
+    kind: Any = type(tree)
+    if kind is dict:
         return {key: map_leaves(function, value) for key, value in tree.items()}
-    if isinstance(tree, Mapping):
+    if _is_mapping(kind):
         new: Any = copy.copy(tree)  # an ordered dict or a tokenizer's keeps its type and extra attributes
         for key, value in tree.items():
             new[key] = map_leaves(function, value)

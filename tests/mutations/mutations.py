@@ -516,8 +516,8 @@ MUTATIONS = (
         "training/step.py",
         (
             (
-                "Unread([self._parameter_norms() != self._norms]",
-                "Unread([self._norms != self._norms]",
+                "if self._left.value() != now.value():",
+                "if self._left.value() != self._left.value():",
             ),
         ),
         ("tests/training/test_loop.py::test_nothing_else_moves_the_parameters",),

@@ -172,7 +172,7 @@ class GradientEngine:
             BufferWritesError: the forward changes a buffer in place that it left alone at the start.
             ForwardWritesError: the same of a parameter, frozen ones too, whose value is lost.
         """
-        with parameters_watched(self.model, params), self._buffers.watched():
+        with parameters_watched(self._buffers.modules, params), self._buffers.watched():
             return self._gradients(batch, params)
 
     def by_plan(self, batch: Any, params: Mapping[str, Tensor] | None = None) -> PerSampleGradients:
@@ -185,7 +185,7 @@ class GradientEngine:
             PlanMismatch: the model runs other operations for some of these records; `alone` serves them.
             BufferWritesError, ForwardWritesError: as in a call.
         """
-        with parameters_watched(self.model, params), self._buffers.watched():
+        with parameters_watched(self._buffers.modules, params), self._buffers.watched():
             if not self.forward_only:
                 return self._by_plan(batch, params)
             plan = self._plan_for(batch)
@@ -248,7 +248,7 @@ class GradientEngine:
         Raises:
             BufferWritesError, ForwardWritesError: as in a call.
         """
-        with parameters_watched(self.model, params), self._buffers.watched(), backward_included():
+        with parameters_watched(self._buffers.modules, params), self._buffers.watched(), backward_included():
             leaves, substitute = self._leaves(params)
             if self.forward_only:
                 with nothing_saved(), torch.enable_grad():

@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import cache
 from typing import Any
 
@@ -46,16 +46,19 @@ def full_precision(device: torch.device) -> Iterator[None]:
     ...     (torch.ones(2, 2) @ torch.ones(2, 2)).dtype
     torch.float32
     """
-    with ExitStack() as stack:
-        stack.enter_context(torch.no_grad())
-        if torch.is_autocast_enabled(device.type):
-            stack.enter_context(torch.autocast(device.type, enabled=False))
-        for owner, name, full in _switches(device):
-            before = getattr(owner, name)
-            if before not in (full, "none"):
-                setattr(owner, name, full)
-                stack.callback(setattr, owner, name, before)
-        yield
+    changed: list[tuple[Any, str, Any]] = []
+    autocast = torch.is_autocast_enabled(device.type)
+    with torch.no_grad(), torch.autocast(device.type, enabled=False) if autocast else nullcontext():
+        try:
+            for owner, name, full in _switches(device):
+                before = getattr(owner, name)
+                if before not in (full, "none"):
+                    changed.append((owner, name, before))
+                    setattr(owner, name, full)
+            yield
+        finally:
+            for owner, name, before in changed:
+                setattr(owner, name, before)
 
 
 @cache

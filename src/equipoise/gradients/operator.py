@@ -401,7 +401,8 @@ class FactoredGradients(PerSampleGradients):
         self.device = every[0].device if every else device or torch.device("cpu")
         # Of a difference: what it was taken from, whose norms its guard needs; of sums, those of all in it.
         self._operands: tuple[FactoredGradients, ...] | None = None
-        self._squared: dict[str, Tensor] = {}  # squared norms by parameter, once they are computed
+        # Squared norms by parameter, and by several together, once they are computed.
+        self._squared: dict[str | tuple[str, ...], Tensor] = {}
 
     @override
     def row_norms(self, groups: Sequence[Sequence[str]] | None = None) -> Tensor:
@@ -423,9 +424,10 @@ class FactoredGradients(PerSampleGradients):
     @override
     def weighted_sums(self, weights: Tensor | Mapping[str, Tensor]) -> dict[str, Tensor]:
         out = {}
+        alike = self._weights_for("", weights) if isinstance(weights, Tensor) else None
         with full_precision(self.device):
             for name, shape in self.shapes.items():
-                C = self._weights_for(name, weights)
+                C = self._weights_for(name, weights) if alike is None else alike
                 columns = C.unsqueeze(1) if C.ndim == 1 else C
                 kept = self.factors[name]
                 if not kept:
@@ -659,7 +661,10 @@ class FactoredGradients(PerSampleGradients):
     def _norms(self, names: Sequence[str]) -> Tensor:
         if not names:
             return self._zeros()
-        return torch.stack([self._squares(name) for name in names]).sum(0).sqrt_().to(self.dtype)
+        together = tuple(names)
+        if together not in self._squared:
+            self._squared[together] = torch.stack([self._squares(name) for name in names]).sum(0)
+        return self._squared[together].sqrt().to(self.dtype)
 
     def _zeros(self, *columns: int) -> Tensor:
         return torch.zeros(self.num_records, *columns, dtype=self.dtype, device=self.device)

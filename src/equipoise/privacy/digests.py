@@ -35,7 +35,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from equipoise._host import Unread
 from equipoise.privacy.private import Private, unwrap
 
-__all__ = ["Digestible", "as_digest", "digest", "keyed_digest", "unread_digest"]
+__all__ = ["Digestible", "KeyedDigest", "as_digest", "digest", "keyed_digest"]
 
 Digestible = str | bytes | Mapping[str, Any] | Callable[[], str | bytes | Mapping[str, Any]] | None
 
@@ -54,7 +54,11 @@ def digest(tensors: Mapping[str, Any]) -> str:
         (True, False)
     """
     state = hashlib.blake2b(digest_size=16)
-    _update(state, tensors, lambda raw: state.update(raw.cpu().reshape(-1).view(torch.uint8).numpy().data))
+    _describe(
+        tensors,
+        lambda text: state.update(text.encode()),
+        lambda raw: state.update(raw.cpu().view(-1).view(torch.uint8).numpy().data),
+    )
     return state.hexdigest()
 
 
@@ -73,36 +77,55 @@ def keyed_digest(value: Any, key: bytes, purpose: str) -> str:
         >>> a == keyed_digest({"w": torch.zeros(3)}, bytes(32), "another")
         False
     """
-    return unread_digest(value, key, purpose).value()
+    return KeyedDigest(key, purpose)(value).value()
 
 
-def unread_digest(value: Any, key: bytes, purpose: str) -> Unread[str]:
-    """As `keyed_digest`, of the value as it is now, without a wait for a device."""
-    if len(key) != 32:
-        raise ValueError(f"key has {len(key)} bytes; a keyed digest takes 32")
-    hashing = hashlib.blake2b(purpose.encode(), key=key, person=b"equipoise ghash").digest()[:32]
-    bulk = Cipher(algorithms.AES(hashing), modes.GCM(bytes(12))).encryptor()
-    state = hashlib.blake2b(purpose.encode() + b";", key=key, person=b"equipoise digest", digest_size=16)
-    tensors: list[torch.Tensor] = []
-    _update(state, value, tensors.append)
-    on_device: list[torch.Tensor] = []
-    on_host: list[torch.Tensor] = []
-    for raw in tensors:
-        (on_device if raw.device.type in HASHED_WHERE_THEY_ARE else on_host).append(raw)
-    if on_device:
-        places = [at for at, raw in enumerate(tensors) if raw.device.type in HASHED_WHERE_THEY_ARE]
-        state.update(f"hashed where they are: {places};".encode())
-    for raw in on_host:
-        bulk.authenticate_additional_data(raw.cpu().reshape(-1).view(torch.uint8).numpy().data)
+class KeyedDigest:
+    """Takes keyed digests of one purpose.
 
-    def finished(*lines: torch.Tensor) -> str:
-        for some in lines:
-            bulk.authenticate_additional_data(some.reshape(-1).view(torch.uint8).numpy().data)
-        bulk.finalize()
-        state.update(bulk.tag)
-        return state.hexdigest()
+    Args:
+        key: 32 secret bytes.
+        purpose: another purpose gives another, unrelated digest.
+    """
 
-    return Unread([*compressed(on_device, hashing)] if on_device else [], finished)
+    def __init__(self, key: bytes, purpose: str) -> None:
+        if len(key) != 32:
+            raise ValueError(f"key has {len(key)} bytes; a keyed digest takes 32")
+        words = purpose.encode()
+        self._hashing = hashlib.blake2b(words, key=key, person=b"equipoise ghash").digest()[:32]
+        self._bulk = Cipher(algorithms.AES(self._hashing), modes.GCM(bytes(12)))
+        self._state = hashlib.blake2b(words + b";", key=key, person=b"equipoise digest", digest_size=16)
+
+    def __call__(self, value: Any) -> Unread[str]:
+        """The digest of the value as it is now, without a wait for a device.
+
+        Args:
+            value: as for `digest`.
+        """
+        hashing, bulk, state = self._hashing, self._bulk.encryptor(), self._state.copy()
+        tensors: list[torch.Tensor] = []
+        description: list[str] = []
+        _describe(value, description.append, tensors.append)
+        places: list[int] = []
+        on_device: list[torch.Tensor] = []
+        for at, raw in enumerate(tensors):
+            if raw.device.type in HASHED_WHERE_THEY_ARE:
+                places.append(at)
+                on_device.append(raw)
+            else:
+                bulk.authenticate_additional_data(raw.cpu().view(-1).view(torch.uint8).numpy().data)
+        if places:
+            description.append(f"hashed where they are: {places};")
+        state.update("".join(description).encode())
+
+        def finished(*lines: torch.Tensor) -> str:
+            for some in lines:
+                bulk.authenticate_additional_data(some.reshape(-1).view(torch.uint8).numpy().data)
+            bulk.finalize()
+            state.update(bulk.tag)
+            return state.hexdigest()
+
+        return Unread([*compressed(on_device, hashing)] if on_device else [], finished)
 
 
 HASHED_WHERE_THEY_ARE = ("cuda",)
@@ -151,26 +174,26 @@ def _weights(key: bytes, device: torch.device) -> torch.Tensor:
     return (words & PRIME).view(HASHED_BYTES, HASH_NUMBERS).double().to(device)
 
 
-def _update(state: Any, value: Any, take: Callable[[torch.Tensor], None]) -> None:
-    """Describe `value` to `state`; its tensors, contiguous and not empty, go to `take`."""
+def _describe(value: Any, say: Callable[[str], None], take: Callable[[torch.Tensor], None]) -> None:
+    """Describe `value` in words; its tensors, contiguous and not empty, go to `take`."""
     if isinstance(value, torch.Tensor):
         raw = (unwrap(value) if isinstance(value, Private) else value).detach()
-        state.update(f"tensor {raw.dtype} {tuple(raw.shape)};".encode())
+        say(f"tensor {raw.dtype} {tuple(raw.shape)};")
         # Of a DTensor, which several processes hold, the part that is here.
         raw = getattr(raw, "_local_tensor", raw).contiguous()
         if raw.numel():
             take(raw)
     elif isinstance(value, Mapping):
-        state.update(f"mapping {len(value)};".encode())
+        say(f"mapping {len(value)};")
         for key in sorted(value, key=str):
-            state.update(f"key {key!r};".encode())
-            _update(state, value[key], take)
+            say(f"key {key!r};")
+            _describe(value[key], say, take)
     elif isinstance(value, (list, tuple)):
-        state.update(f"sequence {len(value)};".encode())
+        say(f"sequence {len(value)};")
         for item in value:
-            _update(state, item, take)
+            _describe(item, say, take)
     elif value is None or isinstance(value, (bool, int, float, str, bytes)):
-        state.update(f"{type(value).__name__} {value!r};".encode())
+        say(f"{type(value).__name__} {value!r};")
     else:
         raise TypeError(f"digest takes tensors, plain values and nests of them, got {type(value).__name__}")
 

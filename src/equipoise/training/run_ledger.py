@@ -31,7 +31,7 @@ from equipoise.privacy import (
     Private,
     Secrets,
 )
-from equipoise.privacy.digests import keyed_digest, unread_digest
+from equipoise.privacy.digests import KeyedDigest, keyed_digest
 from equipoise.privacy.ledger.journal import Snapshot
 from equipoise.privacy.ledger.journal_records import JournalRecords, costs_over_time, folded
 from equipoise.privacy.mechanisms.gaussian import Gaussian
@@ -132,6 +132,7 @@ class SharedLedger:
 
         # Of digests that the first process takes for its own; no noise and no draw follows from it.
         self._key = processes.first(start)
+        self._digest_of_step = KeyedDigest(self._key, "what a step depends on")
 
     @property
     def _ledger(self) -> Ledger:
@@ -145,7 +146,7 @@ class SharedLedger:
         """As `digest`, without a wait for a device."""
         if self.own is not None:
             return self.own.unread_digest(value)
-        return unread_digest(value, self._key, "what a step depends on")
+        return self._digest_of_step(value)
 
     @property
     def place(self) -> dict[str, Any]:

@@ -12,14 +12,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import compress
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from equipoise._dtensor import local_part, norm_of_all
+from equipoise._dtensor import norm_of_all
 from equipoise._host import Unread, read
 from equipoise.gradients import ForwardWritesError
 from equipoise.gradients.capture.isolation import write_mark
@@ -89,7 +88,7 @@ SPOILT = (
 )
 
 MOVED = (
-    "after the last step something else than it moved the parameters {names}: a step of an optimizer, "
+    "after the last step something else than it moved parameters of the model: a step of an optimizer, "
     "load_state_dict, a write to .data. No epsilon covers what moved them, so nothing more is computed, "
     "saved or published. Resume the run from its last checkpoint (PrivateTraining.resume), and leave the "
     "parameters alone"
@@ -157,8 +156,8 @@ class StepRunner:
         self.done, self.state = done, state
         # The ledger's place at the beginning of a step that has not ended.
         self._began: Mapping[str, Any] | None = None
-        # The parameters' norms after the last step; None before the first.
-        self._norms: Tensor | None = None
+        # The parameters' digest after the last step; None before the first.
+        self._left: Unread[str] | None = None
         # Why there is no further step; None while there may be one.
         self._stopped: str | None = None
 
@@ -233,23 +232,23 @@ class StepRunner:
         """
         self._stopped = reason
 
-    def check(self, *also: Unread[Any]) -> None:
+    def check(self) -> str:
         """Refuse what comes after `stop`, or after something else moved the parameters.
 
-        Args:
-            also: what else the host needs here; it waits once for all.
+        Returns:
+            The digest of the parameters.
 
         Raises:
             RuntimeError: with the reason.
         """
-        if self._stopped is None and self._norms is not None:
-            has_moved = Unread([self._parameter_norms() != self._norms], Tensor.tolist)
-            read(has_moved, *also)
-            names = list(compress(self._setup.parameters, has_moved.value()))
-            if names:
-                self.stop(MOVED.format(names=names))
+        now = self._ledger.unread_digest(self._setup.parameters)
+        if self._stopped is None and self._left is not None:
+            read(self._left, now)
+            if self._left.value() != now.value():
+                self.stop(MOVED)
         if self._stopped is not None:
             raise RuntimeError(self._stopped)
+        return now.value()
 
     @contextmanager
     def _watched(self, before: str) -> Iterator[list[Unread[Any]]]:
@@ -293,24 +292,14 @@ class StepRunner:
     def _begin(self) -> str:
         """Begin a step: the digest of the parameters, from which its records and its noise follow."""
         self._setup.restore_modes()
-        before = self._ledger.unread_digest(self._setup.parameters)
-        self.check(before)
+        before = self.check()
         self.settle()
         self._began = self._ledger.place
-        return before.value()
+        return before
 
     def remember(self) -> None:
         """From here on nothing but a step moves the parameters."""
-        self._norms = self._parameter_norms()
-
-    def _parameter_norms(self) -> Tensor:
-        """One number per parameter, which other values would change."""
-        values = [parameter.detach() for parameter in self._setup.parameters.values()]
-        if self._setup.is_sharded:
-            values = [local_part(value) for value in values]
-        # Half precision would round away what is smaller than a 500th of the norm.
-        dtype = torch.float32 if all(value.dtype.itemsize == 2 for value in values) else None
-        return torch.stack([n.double() for n in torch._foreach_norm(values, dtype=dtype)]).nan_to_num(-1.0)
+        self._left = self._ledger.unread_digest(self._setup.parameters)
 
     def _count(self, state: State) -> None:
         """The parameters moved: the step is done."""

@@ -15,7 +15,7 @@ the optimiser moves a parameter: a model that moves one itself is refused, by na
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -62,6 +62,9 @@ class Buffers:
     Args:
         model: its modules are listed now; nothing on it is changed.
 
+    Attributes:
+        modules: their paths and they themselves.
+
     Example:
         >>> import torch
         >>> norm = nn.InstanceNorm1d(2, track_running_stats=True)
@@ -75,12 +78,15 @@ class Buffers:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self._modules = list(model.named_modules())
+        self.modules = list(model.named_modules())
         self._changing: list[_Place[Tensor | None]] = []
 
     @contextmanager
-    def kept(self) -> Iterator[None]:
+    def kept(self) -> Iterator[list[_Place[Tensor | None]]]:
         """Inside, every buffer is a copy; then the model has its own again, unmoved.
+
+        Yields:
+            The copies.
 
         Raises:
             BufferWritesError: a name of the model's own led to one of them; it has its value again.
@@ -89,7 +95,7 @@ class Buffers:
         self._exchange(before)
         copies = self._snapshot()
         try:
-            yield
+            yield copies
         finally:
             self._put_back(before)
             moved = []
@@ -108,8 +114,7 @@ class Buffers:
             BufferWritesError: another one was.
         """
         known = {(id(place.module), place.key) for place in self._changing}
-        with self.kept():
-            copies = self._snapshot()
+        with self.kept() as copies:
             try:
                 yield
             finally:
@@ -142,7 +147,7 @@ class Buffers:
     def _snapshot(self) -> list[_Place[Tensor | None]]:
         return [
             _Place(f"{path}.{key}" if path else key, module, key, buffer, write_mark(buffer))
-            for path, module in self._modules
+            for path, module in self.modules
             for key, buffer in module._buffers.items()
         ]
 
@@ -158,7 +163,7 @@ class Buffers:
 
     def _put_back(self, before: list[_Place[Tensor | None]]) -> None:
         known = {(id(place.module), place.key) for place in before}
-        for _, module in self._modules:
+        for _, module in self.modules:
             for key in list(module._buffers):
                 if (id(module), key) not in known:  # made by the forward
                     del module._buffers[key]
@@ -197,7 +202,7 @@ def parameters_restored(model: nn.Module, like: nn.Module | None = None) -> Iter
     """
     if model in SHARDED:
         resharded(model)
-    before = _parameters(model)
+    before = _parameters(model.named_modules())
     # As views, and copied; of a sharded one the part that is here.
     views = [local_part(place.value).detach() for place in before]
     if like is None:
@@ -205,7 +210,7 @@ def parameters_restored(model: nn.Module, like: nn.Module | None = None) -> Iter
         copied = {number: view.clone() for number, view in of_each.items()}  # a shared one once
         copies = [copied[id(place.value)] for place in before]
     else:
-        copies = [local_part(place.value).detach() for place in _parameters(like)]
+        copies = [local_part(place.value).detach() for place in _parameters(like.named_modules())]
     values = [*zip(views, copies, strict=True)]
     moved = []
     try:
@@ -225,15 +230,18 @@ def parameters_restored(model: nn.Module, like: nn.Module | None = None) -> Iter
 
 
 @contextmanager
-def parameters_watched(model: nn.Module, others: Mapping[str, Tensor] | None = None) -> Iterator[None]:
-    """Inside, no parameter may be changed, nor any of ``others``; nothing is copied.
+def parameters_watched(
+    modules: Sequence[tuple[str, nn.Module]], others: Mapping[str, Tensor] | None = None
+) -> Iterator[None]:
+    """Inside, no parameter of these modules may be changed, nor any of ``others``; nothing is copied.
 
     Raises:
         ForwardWritesError: one was changed, in place or by another in its place; its value is lost.
     """
+    model = modules[0][1]
     if model in SHARDED:
         resharded(model)
-    before = _parameters(model)
+    before = _parameters(modules)
     given = [(name, value, write_mark(value)) for name, value in (others or {}).items()]
     try:
         yield
@@ -248,10 +256,10 @@ def parameters_watched(model: nn.Module, others: Mapping[str, Tensor] | None = N
             raise ForwardWritesError(moved, "it did not at the start; the values are lost")
 
 
-def _parameters(model: nn.Module) -> list[_Place[nn.Parameter]]:
+def _parameters(modules: Iterable[tuple[str, nn.Module]]) -> list[_Place[nn.Parameter]]:
     return [
         _Place(f"{path}.{key}" if path else key, module, key, p, write_mark(p))
-        for path, module in model.named_modules()
+        for path, module in modules
         for key, p in module._parameters.items()
         if p is not None and not is_lazy(p)
     ]

@@ -42,7 +42,7 @@ from equipoise._tree import map_leaves
 from equipoise.privacy.accounting.calibrate import Budget
 from equipoise.privacy.accounting.epsilon import EpsilonResult
 from equipoise.privacy.bounds.bounded import Bounded
-from equipoise.privacy.digests import Digestible, as_digest, unread_digest
+from equipoise.privacy.digests import Digestible, KeyedDigest, as_digest
 from equipoise.privacy.errors import ChangedQueryError, JournalError, LedgerError, PlanUsedUpError
 from equipoise.privacy.ledger.journal import (
     BookedDraw,
@@ -337,6 +337,9 @@ class Ledger:
         self.kernels = kernels
         self.forbid_unproven = forbid_unproven
         self.run = self.secrets.identity
+        self._digest_of_step = KeyedDigest(self.secrets.key, "what a step depends on")
+        # Of exact raw sums: who holds the key alone can tell whether two are the same.
+        self._digest_of_sums = KeyedDigest(self.secrets.key, "what a draw answers")
         self._fingerprint = plan.fingerprint()
         self._state = self._state_at(position, history or {})
         self._last_draws: dict[str, torch.Tensor] = {}  # by draw name, in which draw each record was last
@@ -516,7 +519,7 @@ class Ledger:
             pattern = pattern_for(record.patterns, record.used, draw, frozenset(sums))
         bounds = {name: float(sums[name].add_remove) for name in sorted(sums)}
         values = {name: bounded.value for name, bounded in sums.items()}
-        unread = self._answer(values if not parts else {"here": values, "elsewhere": list(parts)})
+        unread = self._digest_of_sums(values if not parts else {"here": values, "elsewhere": list(parts)})
         check_finite(sums, unread)
         answer = unread.value()
         past = [self._state.history.before(names[0], draw.ordinal, m.memory) for m, names in groups]
@@ -545,10 +548,6 @@ class Ledger:
         self._state.unreleased[draw] = False  # before the noise: no second try with other sums if that fails
         streams = self._streams(draw, draw.parameters, bounds, answer, joint)
         return BookedNoise(streams, groups, past)
-
-    def _answer(self, values: Mapping[str, Any]) -> Unread[str]:
-        """Keyed digest of the exact raw sums: who holds the key alone can tell whether two are the same."""
-        return unread_digest(values, self.secrets.key, "what a draw answers")
 
     def _void(self, draw: Draw) -> NoReturn:
         """Let no later draw repeat this index, and refuse this one."""
@@ -642,7 +641,7 @@ class Ledger:
             worst_case_multiplier=None
             if worst_case_multiplier is None
             else float(worst_case_multiplier) / self.plan.unit.group,
-            answer=self._answer({name: value}).value(),
+            answer=self._digest_of_sums({name: value}).value(),
         )
         booked = self.record.unproven.get((name, draw.index))
         if booked is None:
@@ -675,7 +674,7 @@ class Ledger:
 
     def unread_digest(self, value: Any) -> Unread[str]:
         """As `digest`, without a wait for a device."""
-        return unread_digest(value, self.secrets.key, "what a step depends on")
+        return self._digest_of_step(value)
 
     @property
     def can_go_on(self) -> bool:

@@ -34,6 +34,9 @@ _WORDS = 624
 
 _SEED_BYTES, _LEFT_BYTES = 8, 4
 
+# The state of a fresh generator: no cached normals, and the next number asks for a new block.
+_FRESH = torch.Generator().manual_seed(0).get_state()
+
 
 class Secrets:
     """A 32-byte key and the generators that it keys.
@@ -166,15 +169,14 @@ def secret_generator(draw: Draw, *purpose: object) -> torch.Generator:
 
 def _twister(words: bytes) -> torch.Generator:
     """A CPU generator whose twister state is `words` (624 little-endian words of 32 bits)."""
-    generator = torch.Generator()
-    generator.manual_seed(0)  # a fresh state: no cached normals, the next number asks for a new block
-    state = generator.get_state().clone()
+    state = _FRESH.clone()
     # Layout: seed u64, left i32, seeded i32, next u64, then the 624 words, each in a u64 slot.
     start = _SEED_BYTES + 2 * _LEFT_BYTES + 8
     slots = state[start : start + 8 * _WORDS].view(_WORDS, 8)
     fill = torch.frombuffer(bytearray(words), dtype=torch.uint8).view(_WORDS, 4)
     slots[:, :4] = fill
     slots[:, 4:] = 0
+    generator = torch.Generator()
     generator.set_state(state)
     return generator
 

@@ -147,7 +147,7 @@ class NormalStream:
     ) -> Tensor:
         cipher = _Aes(self._key) if device.type == "cpu" else _ChaCha(self._key, device)
         pairs, room = _joined(ranges), _ROOM // dtype.itemsize
-        size = int((pairs[:, 1] - pairs[:, 0]).sum())
+        size = int(pairs.diff().sum())
         # One more for the last number of an odd count.
         out = torch.empty(size + 1 + room, dtype=dtype, device=device)
         if std == 0:
@@ -200,6 +200,8 @@ def _span(start: int, stop: int, even: int, at_once: int) -> range:
 def _joined(ranges: Ranges) -> Tensor:
     """The same ranges, [n, 2], those that follow each other as one: a whole draw is one range."""
     pairs = torch.as_tensor(ranges, dtype=torch.int64).reshape(-1, 2)
+    if len(pairs) == 1:
+        return pairs
     begins = torch.ones(len(pairs) + 1, dtype=torch.bool)
     begins[1:-1] = pairs[1:, 0] != pairs[:-1, 1]
     return torch.stack([pairs[begins[:-1], 0], pairs[begins[1:], 1]], dim=1)
@@ -323,20 +325,23 @@ def normals(
         kinds.setdefault(released_type(raw), []).append(name)
     out = {}
     for dtype, names in kinds.items():
-        count = 0
-        # By device, of what lies there: the ranges of each tensor.
-        ranges: dict[torch.device, dict[str, Tensor]] = {}
+        count, here = 0, 0
+        begins: dict[torch.device, dict[str, int]] = {}  # by device, of the tensors there
         parts = {name: local_part(raws[name]) for name in names}
         for name, part in parts.items():
-            raw = raws[name]
-            ranges.setdefault(part.device, {})[name] = ranges_of(raw) + count
-            count += raw.numel()
-        drawn = streams.normal(purpose).draw_on(
-            count, std, {device: torch.cat([*wanted.values()]) for device, wanted in ranges.items()}, dtype
-        )
-        for device, wanted in ranges.items():
-            pieces = torch.split(drawn[device], [parts[name].numel() for name in wanted])
-            for name, piece in zip(wanted, pieces, strict=True):
+            begins.setdefault(part.device, {})[name] = count
+            count += raws[name].numel()
+            here += part.numel()
+        ranges: dict[torch.device, Ranges] = {
+            device: [(0, count)]
+            if len(begins) == 1 and here == count
+            else torch.cat([ranges_of(raws[name]) + begin for name, begin in there.items()])
+            for device, there in begins.items()
+        }
+        drawn = streams.normal(purpose).draw_on(count, std, ranges, dtype)
+        for device, there in begins.items():
+            pieces = torch.split(drawn[device], [parts[name].numel() for name in there])
+            for name, piece in zip(there, pieces, strict=True):
                 out[name] = with_part(piece.view(parts[name].shape), raws[name])
     return out
 

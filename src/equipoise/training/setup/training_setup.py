@@ -92,7 +92,8 @@ class TrainingSetup:
     def restore_modes(self) -> None:
         """Put every module back into the training or evaluation mode that it had."""
         for module, is_training in self.modes:
-            module.training = is_training
+            if module.training is not is_training:  # setting an attribute of a module takes longer
+                module.training = is_training
 
     @property
     def num_parameters(self) -> int:
