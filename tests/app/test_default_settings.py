@@ -15,6 +15,7 @@ MEASURED = {
     ("mnist", "scatter-linear"): (4096, 40, 2.93, 1.0, 0.4, 0.95),
     ("mnist", "patches-linear"): (16_384, 20, 2.93, 0.1, 400.0, 0.9),
     ("fashion-mnist", "patches-linear"): (16_384, 20, 2.7, 0.1, 400.0, 0.9),
+    ("cifar10", "patches-linear"): (16_384, 20, 3.0, 0.1, 200.0, 0.95),
     ("fashion-mnist", "cnn-tanh"): (2048, 40, 2.7, 0.1, 4.0, 0.98),
     ("fashion-mnist", "scatter-linear"): (4096, 40, 2.7, 0.1, 8.0, 0.98),
 }

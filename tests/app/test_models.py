@@ -53,7 +53,7 @@ SUITABLE = {
 @pytest.fixture(autouse=True)
 def few_drawings(monkeypatch: pytest.MonkeyPatch) -> None:
     """The fit of the features on fewer pictures than users get: it takes a second here."""
-    small = partial(DrawnFeatures, atoms=16, pictures=500)
+    small = partial(DrawnFeatures, dictionaries=((16, 5, 4),), pictures=500)
     monkeypatch.setattr("equipoise.app.models.DrawnFeatures", small)
 
 

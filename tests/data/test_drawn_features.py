@@ -69,7 +69,7 @@ def test_whitened_features_have_the_covariance_of_white_noise() -> None:
         Whitening.fit([rows[:1]])
 
 
-SMALL = {"shape": (1, 8, 8), "atoms": 16, "widths": (3, 5), "pictures": 200}
+SMALL = {"shape": (1, 8, 8), "dictionaries": ((16, 3, 4), (16, 5, 2)), "pictures": 200}
 
 
 def test_the_fit_takes_no_records() -> None:
@@ -87,10 +87,23 @@ def test_features_of_a_record_do_not_depend_on_the_others() -> None:
     extractor = DrawnFeatures(**SMALL)
     records = Records({"input": torch.randn(70, 1, 8, 8)})
     together = extract(records, extractor).fields["input"]
-    assert together.shape == (70, 2 * 16 * 16 + 81 * 4)
+    assert together.shape == (70, 16 * 16 + 16 * 4 + 81 * 4)
     torch.testing.assert_close(together.norm(dim=1), torch.full((70,), 4.0), atol=1e-2, rtol=0)
     alone = extract(records, extractor, chunk=1).fields["input"]
     torch.testing.assert_close(together, alone, atol=2e-3, rtol=2e-3)
+
+
+def test_mirrored_features_are_those_of_the_image_and_of_its_mirror_image() -> None:
+    plain, mirrored = (
+        DrawnFeatures(**SMALL, scattering=False),
+        DrawnFeatures(**SMALL, scattering=False, mirrored=True),
+    )
+    x = torch.randn(5, 1, 8, 8)
+    assert mirrored(x).shape == (5, 16 * 16 + 16 * 4)
+    torch.testing.assert_close(mirrored(x), mirrored(x.flip(-1)), atol=1e-3, rtol=1e-3)
+    mean = (plain._raw(x) + plain._raw(x.flip(-1))) / 2
+    torch.testing.assert_close(mirrored._raw(x), mean, atol=1e-6, rtol=1e-6)
+    assert (plain(x) - plain(x.flip(-1))).abs().max() > 0.1
 
 
 @pytest.mark.parametrize("call", [lambda: draw_pictures(0, (1, 8, 8)), lambda: draw_pictures(1, (8, 8))])

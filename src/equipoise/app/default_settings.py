@@ -89,6 +89,7 @@ DEFAULT_SETTINGS: dict[tuple[str, str], DefaultSettings] = {
     ),
     ("mnist", "patches-linear"): replace(DRAWN, epsilon=2.93),
     ("fashion-mnist", "patches-linear"): replace(DRAWN, epsilon=2.7),
+    ("cifar10", "patches-linear"): replace(DRAWN, epsilon=3.0, learning_rate=200.0, ema=0.95),
     ("cifar10", "cnn-cifar"): DefaultSettings(batch_size=4096, epochs=40, clip_norm=0.1, learning_rate=2.0),
 }
 """By data set and model."""

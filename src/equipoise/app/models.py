@@ -205,7 +205,12 @@ def _pooled(dataset: DataSet) -> FeatureExtractor:
 
 
 def _drawn(dataset: DataSet) -> FeatureExtractor:
-    return DrawnFeatures(_images("patches-linear", dataset, 8))
+    shape = _images("patches-linear", dataset, 8)
+    if shape[0] == 1:
+        return DrawnFeatures(shape)
+    # In colour larger patches say more than scattering does, and things face either way.
+    fine, coarse = (256, 5, 4), (512, 7, 2)
+    return DrawnFeatures(shape, dictionaries=(fine, coarse), scattering=False, mirrored=True)
 
 
 def _patches_linear(dataset: DataSet) -> nn.Module:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from functools import cached_property
 
@@ -28,25 +27,26 @@ class DrawnFeatures:
 
     Attributes:
         shape: ``(c, h, w)`` of the images, standardised one by one.
-        atoms: patches in each dictionary.
-        widths: of the patches, a dictionary each.
-        cells: responses are averaged over so many rows and columns of cells.
+        dictionaries: of each the number of patches, their width, and over how many rows and columns of
+            cells the responses are averaged.
         pictures: how many are drawn.
         ridge: of the whitening.
         seed: public; of drawings and dictionaries.
+        scattering: whether its coefficients are among the features.
+        mirrored: whether an image's features are averaged with those of its mirror image.
 
-    >>> features = DrawnFeatures((1, 8, 8), atoms=16, widths=(3,), pictures=64)
+    >>> features = DrawnFeatures((1, 8, 8), dictionaries=((16, 3, 4),), pictures=64)
     >>> features(torch.randn(2, 1, 8, 8)).shape
     torch.Size([2, 580])
     """
 
     shape: tuple[int, int, int]
-    atoms: int = 256
-    widths: tuple[int, ...] = (5,)
-    cells: int = 4
+    dictionaries: tuple[tuple[int, int, int], ...] = ((256, 5, 4),)
     pictures: int = 20_000
     ridge: float = 0.03
     seed: int = 0
+    scattering: bool = True
+    mirrored: bool = False
 
     chunk = 1024  # a large factor is read for every call: few calls
 
@@ -71,8 +71,8 @@ class DrawnFeatures:
     def _dictionaries(self) -> list[PatchDictionary]:
         fit = PatchDictionary.fit
         return [
-            fit(self._drawings, atoms=self.atoms, width=width, cells=self.cells, seed=self.seed)
-            for width in self.widths
+            fit(self._drawings, atoms=atoms, width=width, cells=cells, seed=self.seed)
+            for atoms, width, cells in self.dictionaries
         ]
 
     @cached_property
@@ -87,9 +87,13 @@ class DrawnFeatures:
         return fitted
 
     def _raw(self, images: Tensor) -> Tensor:
-        return torch.cat(list(self._parts(images)))
+        return torch.cat([self._part(part) for part in torch.split(images, _AT_ONCE)])
 
-    def _parts(self, images: Tensor) -> Iterator[Tensor]:
-        for part in torch.split(images, _AT_ONCE):
-            found = [dictionary(part) for dictionary in self._dictionaries]
-            yield torch.cat([f.flatten(1) for f in (*found, self._scattering(part))], 1)
+    def _part(self, images: Tensor) -> Tensor:
+        if self.mirrored:
+            return (self._of(images) + self._of(images.flip(-1))) / 2
+        return self._of(images)
+
+    def _of(self, images: Tensor) -> Tensor:
+        found = [dictionary(images).flatten(1) for dictionary in self._dictionaries]
+        return torch.cat([*found, self._scattering(images).flatten(1)] if self.scattering else found, 1)
