@@ -1835,4 +1835,25 @@ MUTATIONS = (
             "::test_sums_of_what_all_processes_hold_are_those_of_the_first",
         ),
     ),
+    Mutation(
+        "other machines are asked by micro-batch",
+        "training/record_source.py",
+        (("self._data.announced = self._data.places[torch.cat([*parts])]", "pass"),),
+        ("tests/training/test_record_places.py::test_a_whole_draw_is_announced_before_its_first_forward",),
+    ),
+    Mutation(
+        "records of a machine that does not answer are left out",
+        "training/model_sharing.py",
+        (("GatherError | NoAnswerError | ProcessError", "GatherError | ProcessError"),),
+        (
+            "tests/training/test_record_places.py"
+            "::test_a_machine_that_does_not_answer_ends_the_step_and_books_nothing",
+        ),
+    ),
+    Mutation(
+        "a statement is silent about machines that compute gradients",
+        "training/setup/training_setup.py",
+        (("Assumption.ELSEWHERE: rows.source.is_elsewhere", "Assumption.ELSEWHERE: False"),),
+        ("tests/training/test_record_places.py::test_the_statement_names_the_other_machines",),
+    ),
 )
