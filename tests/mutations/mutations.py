@@ -1827,6 +1827,21 @@ MUTATIONS = (
         ("tests/privacy/test_noise.py::test_the_columns_of_a_matrix_are_those_of_the_whole_stream",),
     ),
     Mutation(
+        "processes look up other records under the same numbers",
+        "training/setup/same_records.py",
+        (("    if len({first for first, _ in found}) > 1 or len(wholes) > 1:\n", "    if False:\n"),),
+        ("tests/training/test_neighbours_in_processes.py::test_processes_with_other_data_are_refused",),
+    ),
+    Mutation(
+        "a process of a model held in parts tries what it has time for",
+        "training/setup/training_setup.py",
+        (("tried, agree = partial(RecordsOfFirst, processes=processes), processes.agreed", "agree = bool"),),
+        (
+            "tests/training/test_neighbours_in_processes.py"
+            "::test_processes_that_read_at_their_own_speed_try_the_same",
+        ),
+    ),
+    Mutation(
         "processes that run the same records add their sums up",
         "training/model_sharing.py",
         (("        return after_exchange(sums, first)\n", "        return added_over_processes(sums)\n"),),

@@ -42,6 +42,15 @@ CASES: dict[str, dict[str, Any]] = {
     "copies": {"method": eq.DPSGD(**NOISE), "shard": {"mesh": (2, 1)}},
     "offload": {"method": eq.DPSGD(**NOISE), "shard": {"offload_policy": CPUOffloadPolicy(pin_memory=False)}},
 }
+ANCHORED = {"anchor_noise_multiplier": 1.0, "anchor_batch_size": 24}
+#: Methods that ask rows for more than one sum, and those with a state of the size of the model.
+ASKING: dict[str, dict[str, Any]] = {
+    "two sums": {"method": eq.DiceSGD(**NOISE)},
+    "two sums, per layer": {"method": eq.DiceSGD(per_layer=True, **NOISE), "sampling": SPARSE},
+    "differences": {"method": eq.DPC4Plus(**ANCHORED, **NOISE)},
+    "anchors": {"method": eq.DPC4(**ANCHORED, **NOISE)},
+}
+CASES |= ASKING | {"empty part": {"method": eq.DPSGD(**NOISE), "ema_decay": 0.5, "width": 1}}
 #: Trainings of tensor parallel models, see `cut`.
 PARALLEL: dict[str, dict[str, Any]] = {
     "cut": {"method": eq.DPSGD(**NOISE), "ema_decay": 0.5},
@@ -49,16 +58,14 @@ PARALLEL: dict[str, dict[str, Any]] = {
     "cut, learned threshold": CASES["learned threshold"],
     "cut, normalised": {"method": eq.DPSGD(clip_rule=AutoS(), **NOISE)},
     "cut, shared numbers": CASES["shared numbers"],
-    "cut, two sums": {"method": eq.DiceSGD(clip_norm=0.5, noise_multiplier=1.0)},
-    "cut, differences": {"method": eq.DPC4Plus(anchor_noise_multiplier=1.0, anchor_batch_size=24, **NOISE)},
-    "cut, anchors": {"method": eq.DPC4(anchor_noise_multiplier=1.0, anchor_batch_size=24, **NOISE)},
+    **{f"cut, {name}": options for name, options in ASKING.items()},
     "cut, one record in a forward": {"method": eq.DPSGD(**NOISE), "micro_batch_size": 1},
 }
 CASES |= {name: options | {"shard": "cut"} for name, options in PARALLEL.items()}
 
 
 #: Those that are left and taken up again.
-RESUMED = ["adam", "cut", "cut, two sums", "cut, differences"]
+RESUMED = ["adam", "empty part", "two sums", "cut", "cut, two sums", "cut, differences"]
 
 
 def dropped_layers(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
@@ -94,8 +101,8 @@ def values(model: nn.Module) -> Tensor:
 
 
 def built(name: str, is_sharded: bool, seed: int = 1) -> nn.Module:
-    how = CASES[name].get("shard", {})
-    model = layers(seed) if how == "cut" else network(dtype=torch.float64, seed=seed)
+    how, width = CASES[name].get("shard", {}), CASES[name].get("width", 8)
+    model = layers(seed) if how == "cut" else network(dtype=torch.float64, seed=seed, width=width)
     if not is_sharded:
         return model
     if how == "cut":
@@ -108,7 +115,8 @@ def built(name: str, is_sharded: bool, seed: int = 1) -> nn.Module:
 def start(name: str, is_sharded: bool, folder: Path | None = None, **more: Any) -> eq.PrivateTraining:
     options = dict(CASES[name])
     model = built(name, is_sharded)
-    options.pop("shard", None)
+    for key in ("shard", "width"):
+        options.pop(key, None)
     if options.get("loss") == "dropped layers":
         options["loss"] = dropped_layers
     data = records(dtype=torch.float64)
@@ -202,7 +210,7 @@ def refused(folder: Path) -> dict[str, str]:
         return "nothing"
 
     return {
-        "method": said(lambda: start("adam", True, method=eq.DPC4(anchor_batch_size=40, **NOISE))),
+        "method": said(lambda: start("adam", True, method=eq.AdaptiveRMS())),
         "hardened": said(lambda: start("adam", True, hardened=True)),
         "describe": said(lambda: start("adam", True).describe()),
         "cut, method": said(lambda: start("cut", True, method=eq.AdaptiveRMS())),
@@ -224,13 +232,16 @@ def memory() -> dict[str, int]:
     }
 
 
-def exchanges(depth: int, is_sharded: bool) -> dict[str, int]:
-    """Exchanges of one step by kind, but for those of FSDP's forwards."""
+def exchanges(depth: int, how: str) -> dict[str, int]:
+    """Exchanges of one step by kind, but for those of the model's forwards."""
     torch.manual_seed(0)
     layers = [nn.Linear(12, 12) for _ in range(depth)]
     model = nn.Sequential(*layers, nn.Linear(12, 3))
-    if is_sharded:
+    if how == "sharded":
         fully_shard(model)
+    if how == "cut":
+        ways = {str(number): ColwiseParallel(output_layouts=Replicate()) for number in range(depth)}
+        parallelize_module(model, init_device_mesh("cpu", (dist.get_world_size(),)), ways)
     run = training(model, steps=4, batch=12, micro_batch_size=20, method=eq.DPSGD(**NOISE))
     taken = iter(run)
     next(taken)
@@ -349,7 +360,7 @@ def work(rank: int, port: int, folder: str) -> None:
     found["memory"] = memory()
     found["sums of copies"] = sums_of_copies()
     found["exchanges"] = {
-        (depth, is_sharded): exchanges(depth, is_sharded) for depth in (1, 9) for is_sharded in (False, True)
+        (depth, how): exchanges(depth, how) for depth in (1, 9) for how in ("whole", "sharded", "cut")
     }
     if find_spec("transformers"):
         found["gpt2"] = gpt2(path)

@@ -37,14 +37,16 @@ class OnDemand(torch.utils.data.Dataset):
         return {name: values[i] for name, values in self.data.items()}
 
 
-def network(dropout: float = 0.0, dtype: torch.dtype = torch.float32, seed: int = 1) -> nn.Sequential:
+def network(
+    dropout: float = 0.0, dtype: torch.dtype = torch.float32, seed: int = 1, width: int = 8
+) -> nn.Sequential:
     """A small tanh network with the same weights for the same seed."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        layers: list[nn.Module] = [nn.Linear(FEATURES, 8), nn.Tanh()]
+        layers: list[nn.Module] = [nn.Linear(FEATURES, width), nn.Tanh()]
         if dropout:
             layers.append(nn.Dropout(dropout))
-        layers.append(nn.Linear(8, CLASSES))
+        layers.append(nn.Linear(width, CLASSES))
         return nn.Sequential(*layers).to(dtype)
 
 

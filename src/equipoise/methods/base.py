@@ -305,7 +305,7 @@ class Method(ABC):
     """Whether its draws give `losses` and no gradients: no backward runs, and no activations are kept."""
     split_models: ClassVar[frozenset[str]] = frozenset()
     """How processes may hold parts of a model that it trains: by "fully_shard", where rows give nothing but
-    norms and one weighted sum, or "tensor parallel". A subclass says so anew: it may ask rows for more."""
+    norms, differences and weighted sums, or "tensor parallel". A subclass says so anew."""
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)

@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from equipoise._collectives import BUCKET, reduce_scattered
-from equipoise._dtensor import device_of, is_dtensor
+from equipoise._dtensor import device_of, is_dtensor, local_part, with_part
 from equipoise.gradients.numerics import accumulation_dtype
 
 __all__ = ["ShardedRows"]
@@ -38,10 +39,6 @@ class ShardedRows:
 
     def weighted_sums(self, weights: Tensor | Mapping[str, Tensor]) -> dict[str, Tensor]:
         """{name: sum}: over all processes where the parameter is sharded, otherwise over this one's rows."""
-        if not isinstance(weights, Mapping) and weights.ndim != 1:
-            raise NotImplementedError(
-                "several weighted sums at once are not made of a sharded model: give one weight per record"
-            )
         out: dict[str, Tensor] = {}
         bucket: list[str] = []
         size = 0
@@ -65,11 +62,23 @@ class ShardedRows:
         }
         sharded = [name for name in names if is_dtensor(self._params[name])]
         tensors, like = [found.pop(name) for name in sharded], [self._params[name] for name in sharded]
-        return found | dict(zip(sharded, reduce_scattered(tensors, like), strict=True))
+        if all(tensor.ndim == one.ndim for tensor, one in zip(tensors, like, strict=True)):
+            return found | dict(zip(sharded, reduce_scattered(tensors, like), strict=True))
+        # Several sums of each: one after the other, and joined again.
+        counts = [len(tensor) for tensor in tensors]
+        repeated = [one for one, count in zip(like, counts, strict=True) for _ in range(count)]
+        parts = iter(reduce_scattered([one for tensor in tensors for one in tensor], repeated))
+        for name, one, count in zip(sharded, like, counts, strict=True):
+            found[name] = with_part(torch.stack([local_part(next(parts)) for _ in range(count)]), one)
+        return found
 
     def rows(self, index: Tensor | slice) -> ShardedRows:
         """Some of the rows; no process may leave out a sum for want of any."""
         return ShardedRows(self._rows.rows(index), self._params)
+
+    def __sub__(self, other: ShardedRows) -> ShardedRows:
+        """Row differences, of this process' records at two points."""
+        return ShardedRows(self._rows - other._rows, self._params)
 
     def __getattr__(self, name: str) -> Any:
         raise NotImplementedError(

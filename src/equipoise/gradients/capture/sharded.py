@@ -85,13 +85,15 @@ def tensor_parallel_mesh(model: nn.Module) -> DeviceMesh | None:
 
 
 def found_by_any(model: nn.Module, found: dict[str, str]) -> dict[str, str]:
-    """What any process of a tensor parallel model found of its part: all of them have to decide alike."""
-    mesh = tensor_parallel_mesh(model)
-    if mesh is None:
+    """What any process that holds a part of the model found: all of them have to decide alike."""
+    if model not in SHARDED:
         return found
-    of_all: list[Any] = [None] * mesh.size()
-    dist.all_gather_object(of_all, found, group=mesh.get_group())
-    return {name: reason for part in of_all for name, reason in part.items()}
+    mesh = next(p.device_mesh for p in model.parameters() if is_dtensor(p))
+    for axis in range(mesh.ndim):
+        of_all: list[Any] = [None] * mesh.size(axis)
+        dist.all_gather_object(of_all, found, group=mesh.get_group(axis))
+        found = {name: reason for part in of_all for name, reason in part.items()}
+    return found
 
 
 def _is_plain(fsdp_parameter: Any) -> bool:

@@ -198,7 +198,7 @@ class DPC4Plus(ReleasedThresholds):
     """
 
     name: ClassVar[str] = "dp-c4-plus"
-    split_models: ClassVar[frozenset[str]] = frozenset({"tensor parallel"})
+    split_models: ClassVar[frozenset[str]] = frozenset({"fully_shard", "tensor parallel"})
     card: ClassVar[Card] = Card(
         summary="Clips differences to an old iterate, with thresholds that shrink as training converges.",
         claim="Claimed to reach the optimum in general. It does where every record's gradient vanishes there "
@@ -225,7 +225,7 @@ class DPC4(ReleasedThresholds):
     """
 
     name: ClassVar[str] = "dp-c4"
-    split_models: ClassVar[frozenset[str]] = frozenset({"tensor parallel"})
+    split_models: ClassVar[frozenset[str]] = frozenset({"fully_shard", "tensor parallel"})
     card: ClassVar[Card] = Card(
         summary="Clips differences to an old iterate at a threshold that follows their own released size.",
         claim="Claimed to reach the optimum in general. It does where every record's gradient vanishes there "

@@ -126,7 +126,7 @@ class DiceSGD(Method):
     """
 
     name: ClassVar[str] = "dice-sgd"
-    split_models: ClassVar[frozenset[str]] = frozenset({"tensor parallel"})
+    split_models: ClassVar[frozenset[str]] = frozenset({"fully_shard", "tensor parallel"})
     card: ClassVar[Card] = Card(
         summary="DP-SGD that remembers what clipping removed and feeds it back, clipped.",
         claim=(

@@ -43,12 +43,14 @@ class Pipeline:
         source: reads each item under random numbers of its own, and collates.
         prepare: brings batches to the device and augments them.
         seed: public, of all random numbers.
+        agree: what processes that share a model take for true, where this one found something.
     """
 
     trials: RecordTrials
     source: RecordSource
     prepare: BatchPreparation
     seed: int
+    agree: Callable[[bool], bool] = bool
 
     def batch(self, ids: Tensor, items: int = 0, rest: int = 0, level: float | None = None) -> Any:
         """The batch of these records: the `items`-th random numbers for each, the `rest`-th for the batch.
@@ -100,7 +102,7 @@ class Pipeline:
         return {} if self.source.is_scanned else dict(self._shapes())
 
     def _shapes(self) -> Iterator[tuple[int, tuple]]:
-        numbers, is_over = self.source.spread(MOST_READS).tolist(), _time_limit()
+        numbers, is_over = self.source.spread(MOST_READS).tolist(), self.time_limit()
         random.Random(0).shuffle(numbers)
         for number in numbers:
             try:
@@ -141,6 +143,11 @@ class Pipeline:
 
     def _is_readable(self, number: int) -> bool:
         return self.losses(torch.tensor([number])) is not None
+
+    def time_limit(self) -> Callable[[], bool]:
+        """Whether the time is over: of the processor, so that a busy machine tries as much as an idle one."""
+        worked, waited = time.thread_time() + WORK, time.monotonic() + WAIT
+        return lambda: self.agree(time.thread_time() > worked or time.monotonic() > waited)
 
     def row(self, ids: Tensor, count: int = 1) -> TracedRow | None:
         """The sum of the first records' gradient rows next to the others; None where it cannot be made."""
@@ -366,7 +373,7 @@ MOST_READS, WORK, WAIT = 1000, 0.5, 5.0
 
 def _check_many(pipeline: Pipeline, readable: list[int]) -> None:
     """Make records one by one, in a random order."""
-    chosen, is_over = random.Random(0), _time_limit()
+    chosen, is_over = random.Random(0), pipeline.time_limit()
     known: dict[tuple[int, int], Any] = {}
     for _ in range(MOST_READS):
         number, attempt = chosen.choice(readable), chosen.randrange(8)
@@ -384,12 +391,6 @@ def _check_many(pipeline: Pipeline, readable: list[int]) -> None:
             )
         if is_over():
             return
-
-
-def _time_limit() -> Callable[[], bool]:
-    """Whether the time is over: of the processor, so that a busy machine tries as much as an idle one."""
-    worked, waited = time.thread_time() + WORK, time.monotonic() + WAIT
-    return lambda: time.thread_time() > worked or time.monotonic() > waited
 
 
 def _is_alike(before: Any, after: Any, trials: RecordTrials) -> bool:

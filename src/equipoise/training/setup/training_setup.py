@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from equipoise._dtensor import is_a_copy, local_part
 from equipoise.gradients import GradientEngine
 from equipoise.gradients.capture.isolation import undisturbed
 from equipoise.gradients.capture.random_numbers import random_numbers_from
-from equipoise.gradients.capture.sharded import tensor_parallel_mesh
+from equipoise.gradients.capture.sharded import SHARDED, tensor_parallel_mesh
 from equipoise.gradients.checks.record_trials import RecordTrials
 from equipoise.gradients.engine_inputs import Loss
 from equipoise.gradients.forward_only import nothing_saved
@@ -45,6 +46,7 @@ from equipoise.training.setup.loss_trials import check_loss, check_repeatable, c
 from equipoise.training.setup.micro_batches import MicroBatches, choose_micro_batches, choose_whole_numbers
 from equipoise.training.setup.pipeline_trials import Pipeline, check_history, check_pipeline
 from equipoise.training.setup.public_copies import check_public, public_assumptions
+from equipoise.training.setup.same_records import RecordsOfFirst, check_same_records
 from equipoise.training.setup.training_inputs import TrainingInputs
 from equipoise.training.setup.training_settings import TrainingSettings
 
@@ -239,8 +241,15 @@ def prepare(given: TrainingInputs, resumed: ResumedRun | None = None) -> Trainin
         is_read = not (source.is_scanned or source.is_elsewhere)  # by code that makes the records
         runs_code = is_read or given.augmentation is not None
         other_source = deep_copy((source, prepare_batch), shares_data=True) if runs_code else None
+        check_same_records(processes, source, owners)
+        tried: Callable[[Any], Any] = lambda records: records  # noqa: E731
+        agree: Callable[[bool], bool] = bool
+        if model in SHARDED and processes.count > 1:
+            tried, agree = partial(RecordsOfFirst, processes=processes), processes.agreed
+            if not all(processes.all_of(untouched is not None)):
+                untouched = None  # for want of memory in one of them
         of_loss = joined_over_users(given.loss, joined) if callable(given.loss) else given.loss
-        example, probes = check_loss(model, of_loss, source, place)
+        example, probes = check_loss(model, of_loss, tried(source), place)
 
         method_plan = _plan_of(given, resumed, processes)
 
@@ -254,7 +263,7 @@ def prepare(given: TrainingInputs, resumed: ResumedRun | None = None) -> Trainin
             model, loss, prepared, trials=trials, kernels=False, forward_only=method.forward_only
         )
 
-        pipeline = Pipeline(trials, source, prepare_batch, settings.seed)
+        pipeline = Pipeline(trials, tried(source), prepare_batch, settings.seed, agree)
         micro_batches = choose_micro_batches(
             engine,
             pipeline,
@@ -270,13 +279,16 @@ def prepare(given: TrainingInputs, resumed: ResumedRun | None = None) -> Trainin
         with nothing_saved() if method.forward_only else nullcontext():
             trials.refuse_mixing(full, most=2)
         engine.refuse_mixed_rows(full, trials.params)
-        others = other_source and Pipeline(trials, *other_source, settings.seed)
+        others = None
+        if other_source is not None:
+            others = replace(pipeline, source=tried(other_source[0]), prepare=other_source[1])
         was_tried, pipeline_keeps_nothing = (
             _try_pipeline(pipeline, others, micro_batches.size) if runs_code else (True, True)
         )
 
         sharing = sharing_of(model, processes)
-        rows = _row_source(engine, pipeline, example, probes, micro_batches, owners, sharing)
+        pipeline_here = replace(pipeline, source=source)
+        rows = _row_source(engine, pipeline_here, example, probes, micro_batches, owners, sharing)
         sharing.note(lambda: rows.of_public_alone([None], public_randomness(settings.seed, "order")))
         keeps_nothing = loss_keeps_nothing and pipeline_keeps_nothing
         mine = _found(pipeline, rows, micro_batches, was_tried, keeps_nothing, given.scheduler)

@@ -1,0 +1,103 @@
+"""The same records in every process.
+
+A draw is a list of numbers, which every process looks up in its own data. Where two processes had data in
+another order, one person's record could be drawn twice. And the processes of a model that is held in parts
+run their forwards together: at the start, whatever is tried there must come out alike in all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+from equipoise._tree import leaves
+from equipoise.privacy import digest
+from equipoise.training.distributed import Processes
+from equipoise.training.owners import Owners
+from equipoise.training.randomness import Randomness
+from equipoise.training.record_source import RecordSource
+
+__all__ = ["RecordsOfFirst", "check_same_records"]
+
+COMPARED = 4
+"""Of how many records each process is asked, where they are read on demand."""
+
+
+def check_same_records(processes: Processes, source: RecordSource, owners: Owners | None) -> None:
+    """Refuse processes that look different records up under the same numbers.
+
+    Tensors in memory are compared as a whole, records that are read on demand by a few of them.
+
+    Args:
+        processes: each with its own data.
+        source: the records here.
+        owners: whose they are, or None.
+
+    Raises:
+        RuntimeError: they differ.
+    """
+    if processes.count == 1:
+        return
+    try:
+        read: Any = leaves(source.take(source.spread(COMPARED)))
+    except Exception:  # in all processes, or they differ
+        read = []
+    few = {"records": [leaf for leaf in read if isinstance(leaf, Tensor)], "count": len(source)}
+    found = processes.all_of((digest(few), source.fingerprint()))
+    if owners is not None:
+        processes.same("owner", owners.partition())
+    wholes = {whole for _, whole in found if whole}
+    if len({first for first, _ in found}) > 1 or len(wholes) > 1:
+        raise RuntimeError(
+            "the processes do not agree on the records of data: under the same numbers they find others, or "
+            "one of them cannot read what another one reads. A person's record could then be drawn twice, "
+            "which no guarantee covers. Give every process the same data in the same order (shuffle it by a "
+            "fixed seed). Nothing was spent."
+        )
+
+
+class RecordsOfFirst:
+    """Records that the first process reads for all of them; all else is the source's here.
+
+    Args:
+        source: the records of this process.
+        processes: all of them ask for the same records at the same time.
+    """
+
+    def __init__(self, source: RecordSource, processes: Processes) -> None:
+        self._source, self._processes = source, processes
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._source, name)
+
+    def take(self, ids: Tensor, randomness: Randomness | None = None) -> Any:
+        """As `RecordSource.take`."""
+        return self._of_first(lambda: self._source.take(ids, randomness))
+
+    def join(self, read: Any) -> Any:
+        """As `RecordSource.join`."""
+        return self._of_first(lambda: self._source.join(read))
+
+    def _of_first(self, compute: Callable[[], Any]) -> Any:
+        failed: list[Exception] = []
+
+        def made() -> Any:
+            try:
+                return compute()
+            except Exception as error:  # it need not be one that can be sent
+                failed.append(error)
+                return _Failed
+
+        found = self._processes.first(made)
+        if found is _Failed:
+            raise failed[0] if failed else OSError("the first process cannot read a record")
+        return found
+
+
+class _Failed:
+    """Stands for what could not be read; sent by its name."""

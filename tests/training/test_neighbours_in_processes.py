@@ -1,0 +1,54 @@
+"""Two processes on neighbouring data: one record's row moves, and nothing else."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+import torch
+import torch.multiprocessing as mp
+from neighbour_ranks import CASES, HOW, read_slowly, sums, work
+
+
+@pytest.fixture(scope="module")
+def by_rank(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("ranks")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    mp.start_processes(work, args=(port, str(folder)), nprocs=2, start_method="spawn")
+    return [torch.load(folder / f"found{rank}.pt", weights_only=False) for rank in (0, 1)]
+
+
+@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("name", CASES)
+def test_one_record_less_moves_its_own_row_and_no_noise(name, how, by_rank):
+    alone = [sums(name, "whole", missing) for missing in (False, True)]
+    for found in by_rank:
+        for one, other, first, second in zip(
+            *(found[name, how, missing] for missing in (False, True)), *alone, strict=True
+        ):
+            row = one["raw"] - other["raw"]
+            assert 1e-3 < row.norm() <= one["bound"] * (1 + 1e-9)
+            assert (one["noise"] - other["noise"]).norm() <= 1e-10 * one["noise"].norm()
+            if name != "shared numbers":  # which places there are follows how many processes there are
+                assert (row - (first["raw"] - second["raw"])).norm() <= 1e-10 * one["bound"]
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_processes_with_other_data_are_refused(how, by_rank):
+    for found in by_rank:
+        for said in found["refused", how].values():
+            assert said.startswith("RuntimeError: the processes do not agree on ")
+
+
+@pytest.mark.parametrize("how", HOW[1:])
+def test_processes_that_read_at_their_own_speed_try_the_same(how, by_rank):
+    first, second = (found["slowly", how] for found in by_rank)
+    assert first == second
+    assert first == pytest.approx(read_slowly("whole", 0), rel=1e-10)
+
+
+def test_all_processes_that_hold_parts_decide_by_what_any_of_them_found(by_rank):
+    for found in by_rank:
+        assert found["any", "sharded"] == found["any", "cut"] == {"a name": "a reason"}
