@@ -207,6 +207,17 @@ def test_records_may_be_permuted_split_and_joined(make):
 
 
 @KINDS
+def test_sums_are_added_up_in_memory_of_their_own(make):
+    G, C = make(), torch.linspace(0, 1, 6, dtype=torch.float64)
+    before, sums = G.materialise().matrix().clone(), G.weighted_sums(C)
+    kept = flat(sums)
+    for total in G.weighted_sums(C).values():
+        total.zero_()
+    assert torch.equal(flat(sums), kept)
+    assert torch.equal(G.materialise().matrix(), before)
+
+
+@KINDS
 def test_empty_batch(make):
     G = make(0)
     assert G.shape == (0, make(1).num_parameters)

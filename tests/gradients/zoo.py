@@ -351,6 +351,22 @@ class Squared(torch.autograd.Function):
         return 2 * ctx.saved_tensors[0] * g
 
 
+class Implicit(torch.autograd.Function):
+    """Its backward differentiates by a parameter itself."""
+
+    @staticmethod
+    def forward(ctx, x, weight):
+        ctx.save_for_backward(x, weight)
+        return torch.tanh(x @ weight.t())
+
+    @staticmethod
+    def backward(ctx, g):
+        x, weight = ctx.saved_tensors
+        with torch.enable_grad():
+            x = x.detach().requires_grad_()
+            return torch.autograd.grad(torch.tanh(x @ weight.t()), (x, weight), g)
+
+
 class MeanBackward(torch.autograd.Function):
     """Its backward mixes what its forward does not."""
 
@@ -1031,6 +1047,13 @@ RIGHT_CASES = {
         lambda: nn.Sequential(linear(FEATURES).requires_grad_(False), linear(2)), squared, rows
     ),
     "custom function": Case(around(Squared.apply), squared, rows),
+    "custom function that differentiates by a parameter": Case(
+        lambda: Net(
+            lambda self, x: self.a(Implicit.apply(x, self.w)), a=linear(), w=parameter(FEATURES, FEATURES)
+        ),
+        squared,
+        rows,
+    ),
     "divided by the batch's length": Case(mlp, of(lambda losses, batch: losses / len(losses)), rows),
     "warm-up of three calls": Case(lambda: Counting(3), squared, rows),
     "warm-up of forty calls": Case(lambda: Counting(40), squared, rows),

@@ -811,6 +811,18 @@ MUTATIONS = (
         ("tests/gradients/test_coverage.py::test_a_forward_that_writes_parameters_is_refused_and_undone",),
     ),
     Mutation(
+        "copies that share memory with the model",
+        "training/setup/deep_copies.py",
+        (("if not found.places().isdisjoint(again.places()):", "if False:"),),
+        ("tests/training/test_neighbours.py::test_what_a_model_shares_with_its_copies_stays",),
+    ),
+    Mutation(
+        "a gradient inside of a backward is taken for the record's",
+        "gradients/checks/row_comparison.py",
+        (("if backward != [torch._C._current_graph_task_id()]:", "if False:"),),
+        ("tests/gradients/test_zoo.py::test_zoo[custom function that differentiates by a parameter]",),
+    ),
+    Mutation(
         "parameters may move before the optimiser's step",
         "training/step.py",
         (("if after.value() != before:", "if False:"),),

@@ -22,7 +22,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import default_collate
 
 import equipoise as eq
-from equipoise.gradients import CoverageError, CrossRecordError, GradientEngine
+from equipoise.gradients import CoverageError, CrossRecordError, ForwardWritesError, GradientEngine
 from equipoise.methods import Abadi
 from equipoise.privacy import Draw, Ledger, clip
 from equipoise.privacy.private import unwrap
@@ -32,7 +32,8 @@ from equipoise.training.distributed import Processes
 from equipoise.training.forwards import PUBLIC_ROWS, _dealt
 from equipoise.training.randomness import public_randomness
 from equipoise.training.record_source import RecordSource
-from equipoise.training.setup import memory_use, pipeline_trials
+from equipoise.training.setup import memory_use, pipeline_trials, training_setup
+from equipoise.training.setup.loss_trials import check_repeatable, copies_of
 from equipoise.training.setup.memory_use import bytes_per_record
 from equipoise.training.setup.micro_batches import made_up
 
@@ -1389,6 +1390,94 @@ def test_made_up_records_are_those_that_the_model_takes(taken, made):
     else:
         assert found["whole"].tolist() == made
         assert 0 <= found["x"].min() < found["x"].max() <= 1
+
+
+class Shared(nn.Linear):
+    """A copy of it is itself, as of an encoder that several models share."""
+
+    def __deepcopy__(self, memo):
+        return self
+
+
+class Encoded(nn.Module):
+    def __init__(self, is_used=True):
+        super().__init__()
+        self.encoder, self.head, self.is_used = Shared(3, 3), nn.Linear(3, 1), is_used
+
+    def forward(self, x):
+        return self.head(self.encoder(x) if self.is_used else x)
+
+
+class Scaling(Encoded):
+    """One forward scales the weight of the encoder: no count of changes shows it."""
+
+    def __init__(self, call, calls=None):
+        super().__init__(is_used=False)
+        self.call, self.calls = call, calls or SimpleQueue()  # which is not put back
+
+    def __deepcopy__(self, memo):
+        copied = Scaling(self.call, self.calls)
+        copied.encoder = self.encoder
+        copied.load_state_dict(self.state_dict())
+        return copied
+
+    def forward(self, x):
+        if self.calls.qsize() == self.call:
+            self.encoder.weight.data.mul_(1.01)
+        self.calls.put(None)
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("is_used", [True, False])
+@pytest.mark.parametrize("is_frozen", [True, False])
+def test_what_a_model_shares_with_its_copies_stays(is_used, is_frozen):
+    """A start had emptied a shared encoder, and the run was proven."""
+    model = Encoded(is_used)
+    model.encoder.requires_grad_(not is_frozen)
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    run = listening(model, least_squares, {"x": torch.randn(24, 3), "y": torch.randn(24)})
+    run.take_step()
+    assert Assumption.KEEPS_NOTHING in run.statement().assumptions
+    assert all(torch.equal(p, before[name]) for name, p in model.named_parameters())
+
+
+@pytest.mark.parametrize("call", [0, 1])
+def test_a_write_to_what_a_model_shares_with_its_copies_is_seen(call):
+    model, batch = Scaling(call), {"x": torch.randn(4, 3), "y": torch.randn(4)}
+    before = model.encoder.weight.detach().clone()
+    copies = copies_of(model, least_squares, lambda loss: loss, torch.device("cpu"))
+    with pytest.raises(ForwardWritesError, match="encoder"):
+        check_repeatable(model, least_squares, copies, batch, {})
+    assert torch.equal(model.encoder.weight, before)
+
+
+class HoldsItself(nn.Linear):
+    """It waits to be collected."""
+
+    def __init__(self):
+        super().__init__(3, 1)
+        self.held = [self]
+
+
+def test_the_copies_of_a_start_are_let_go(monkeypatch):
+    copies, gone = [], []
+
+    def noting(model, loss, others, *rest):
+        copies.append(weakref.ref(others[0]))
+        return check_repeatable(model, loss, others, *rest)
+
+    def engine(*parts, **options):
+        gone.append(copies[0]() is None)
+        return GradientEngine(*parts, **options)
+
+    monkeypatch.setattr(training_setup, "check_repeatable", noting)
+    monkeypatch.setattr(training_setup, "GradientEngine", engine)
+    gc.disable()
+    try:
+        listening(HoldsItself(), least_squares, {"x": torch.randn(24, 3), "y": torch.randn(24)})
+    finally:
+        gc.enable()
+    assert gone == [True]
 
 
 @pytest.mark.parametrize("copied", [True, False])

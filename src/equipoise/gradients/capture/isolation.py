@@ -195,7 +195,8 @@ def parameters_restored(model: nn.Module, like: nn.Module | None = None) -> Iter
 
     Args:
         model: may change its parameters inside.
-        like: a copy of the model with parameters of the same values, which stay; none others are kept then.
+        like: a copy of the model, in other memory. Where its parameters have the same values, no others are
+            kept; they must stay.
 
     Raises:
         ForwardWritesError: one had been changed.
@@ -205,12 +206,12 @@ def parameters_restored(model: nn.Module, like: nn.Module | None = None) -> Iter
     before = _parameters(model.named_modules())
     # As views, and copied; of a sharded one the part that is here.
     views = [local_part(place.value).detach() for place in before]
-    if like is None:
+    others = _parameters(() if like is None else like.named_modules())
+    copies = [local_part(place.value).detach() for place in others]
+    if len(copies) != len(views) or not all(map(_same_values, views, copies)):
         of_each = {id(place.value): view for place, view in zip(before, views, strict=True)}
         copied = {number: view.clone() for number, view in of_each.items()}  # a shared one once
         copies = [copied[id(place.value)] for place in before]
-    else:
-        copies = [local_part(place.value).detach() for place in _parameters(like.named_modules())]
     values = [*zip(views, copies, strict=True)]
     moved = []
     try:

@@ -52,9 +52,15 @@ def each_gradient(
         visit: visit(name, gradient), once per leaf; None where the value does not depend on it.
     """
     met: set[str] = set()
+    backward: list[int] = []  # this one, not one that a function of the model runs inside of it
+
+    def begins(_: Tensor) -> None:
+        backward.append(torch._C._current_graph_task_id())
 
     def looked_at(name: str) -> Callable[[Tensor], Tensor | None]:
         def hook(gradient: Tensor) -> Tensor | None:
+            if backward != [torch._C._current_graph_task_id()]:
+                return None
             met.add(name)
             visit(name, gradient)
             if gradient.layout != torch.strided:
@@ -69,6 +75,7 @@ def each_gradient(
         leaf.register_hook(looked_at(name))  # type: ignore[no-untyped-call]
         for name, leaf in local.items()
     ]
+    value.register_hook(begins)  # type: ignore[no-untyped-call]
     try:
         found = torch.autograd.grad(value, list(leaves.values()), allow_unused=True)
     finally:

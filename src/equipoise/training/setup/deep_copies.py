@@ -14,7 +14,9 @@ from types import CellType, FunctionType, ModuleType
 from typing import Any, TypeVar
 
 import numpy as np
-from torch import Tensor
+from torch import Tensor, nn
+
+from equipoise._dtensor import local_part
 
 __all__ = ["deep_copy"]
 
@@ -27,7 +29,10 @@ MOST_OBJECTS = 100_000
 
 
 def deep_copy(thing: Thing, shares_data: bool = False) -> Thing | None:
-    """A deep copy, in which functions have closure variables and defaults of their own; None if it fails.
+    """A deep copy, in which functions have closure variables and defaults of their own.
+
+    None if it fails or, without `shares_data`, holds a module or the memory of a tensor that the thing holds:
+    an object may answer itself for a copy.
 
     Args:
         thing: what is copied.
@@ -72,9 +77,15 @@ def deep_copy(thing: Thing, shares_data: bool = False) -> Thing | None:
             for cell in function.__closure__ or ():
                 with suppress(ValueError):  # it is empty
                     cells[id(cell)].cell_contents = copy.deepcopy(cell.cell_contents, known)
-        return copy.deepcopy(thing, known)
+        copied = copy.deepcopy(thing, known)
     except Exception:  # a lock, an open file
         return None
+    if not shares_data:
+        again = _Found(shares_data)
+        again.look_through(copied)
+        if not found.places().isdisjoint(again.places()):
+            return None
+    return copied
 
 
 class _Found:
@@ -113,6 +124,16 @@ class _Found:
                 if isinstance(value, functools._lru_cache_wrapper):
                     self.caches.append(value)
                 waiting += gc.get_referents(value)
+
+    def places(self) -> set[int]:
+        """Where the modules and tensors are, and the memory of these."""
+        held = [value for value in self.seen.values() if isinstance(value, (nn.Module, Tensor))]
+        places = {id(value) for value in held}
+        for value in held:
+            if isinstance(value, Tensor):
+                with suppress(Exception):  # a sparse one, or a lazy parameter
+                    places.add(local_part(value).untyped_storage().data_ptr())
+        return places - {0}
 
 
 def _is_large(value: Any) -> bool:

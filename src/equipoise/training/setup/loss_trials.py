@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from equipoise import _validate
-from equipoise._dtensor import is_dtensor
 from equipoise._foreign_errors import cause_of, where_raised
 from equipoise._tree import leaves
 from equipoise.gradients import Buffers, ForwardWritesError, parameters_restored, refuse_max_norm
@@ -37,7 +36,7 @@ from equipoise.training.record_source import (
 from equipoise.training.setup.deep_copies import deep_copy
 from equipoise.training.setup.memory_use import available_bytes
 
-__all__ = ["OWN_GENERATOR", "SEARCHED", "check_loss", "check_repeatable", "copies_of", "let_go"]
+__all__ = ["OWN_GENERATOR", "SEARCHED", "check_loss", "check_repeatable", "copies_of"]
 
 SEARCHED = 64
 """How many of the first records are tried, where the very first ones fail."""
@@ -174,7 +173,9 @@ def _shapes(batch: Any) -> str:
 def copies_of(
     model: nn.Module, loss: Loss, whole: Callable[[Loss], Loss], device: torch.device
 ) -> tuple[nn.Module, Loss] | None:
-    """Copies of model and loss, to meet other records first; None where there are none, or too large ones.
+    """Copies of model and loss, to meet other records first.
+
+    None where there are none, too large ones, or ones that share memory with model or loss.
 
     Args:
         model, loss: not run yet.
@@ -186,13 +187,6 @@ def copies_of(
         return None
     copies = deep_copy((model, loss))
     return copies and (copies[0], whole(copies[1]))
-
-
-def let_go(copies: tuple[nn.Module, Loss] | None) -> None:
-    """Free the memory of these copies now: many models hold themselves, and would wait to be collected."""
-    for tensor in () if copies is None else itertools.chain(copies[0].parameters(), copies[0].buffers()):
-        if not is_dtensor(tensor):
-            tensor.data = tensor.new_empty(0)
 
 
 def check_repeatable(

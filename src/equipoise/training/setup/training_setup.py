@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
+import weakref
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
@@ -42,7 +44,7 @@ from equipoise.training.setup.argument_checks import (
     trainable,
 )
 from equipoise.training.setup.deep_copies import deep_copy
-from equipoise.training.setup.loss_trials import check_loss, check_repeatable, copies_of, let_go
+from equipoise.training.setup.loss_trials import check_loss, check_repeatable, copies_of
 from equipoise.training.setup.micro_batches import MicroBatches, choose_micro_batches, choose_whole_numbers
 from equipoise.training.setup.pipeline_trials import Pipeline, check_history, check_pipeline
 from equipoise.training.setup.public_copies import check_public, public_assumptions
@@ -257,7 +259,10 @@ def prepare(given: TrainingInputs, resumed: ResumedRun | None = None) -> Trainin
         prepared = prepare_batch(example, public_randomness(settings.seed, "example"))
         trials = RecordTrials(model, loss, prepared)
         loss_keeps_nothing = check_repeatable(model, loss, untouched, prepared, trials.params)
-        let_go(untouched)  # its memory counts as free in what follows
+        copied = [] if untouched is None else [weakref.ref(p) for p in untouched[0].parameters()]
+        del untouched  # its memory counts as free in what follows
+        if any(reference() is not None for reference in copied):
+            gc.collect()  # many models hold themselves
         # Kernels are chosen with the micro-batches, whose size counts.
         engine = GradientEngine(
             model, loss, prepared, trials=trials, kernels=False, forward_only=method.forward_only
