@@ -13,6 +13,7 @@ from torch import nn
 
 import equipoise as eq
 from equipoise.federated import LocalUpdates
+from equipoise.methods.zeroth_order import DPZO
 from equipoise.training.assumptions import Assumption
 from equipoise.training.record_source import DataError, NoAnswerError
 
@@ -156,8 +157,8 @@ def test_a_node_is_asked_once_in_a_step_for_its_users_that_are_drawn():
 def test_no_message_to_a_node_follows_users_of_others():
     def sent_to_last(drawn):
         grid, updates = over_flower()
-        updates.users.announced = updates.users.places[drawn]
-        updates(network(), updates.users.places[drawn[:2]])
+        updates.users.announce(torch.tensor(drawn), 1)
+        updates(network(), places_of(updates, drawn[:2]))
         return [content for kind, node, content in grid.sent if (kind, node) == ("train", 102)]
 
     one, more = sent_to_last([1, 20, 22]), sent_to_last([0, 1, 3, 7, 12, 20, 22])
@@ -166,9 +167,13 @@ def test_no_message_to_a_node_follows_users_of_others():
     assert one[0]["model"] == more[0]["model"]
 
 
+def places_of(updates, numbers):
+    return updates.users._places[numbers]
+
+
 def rows(updates, numbers, model=None):
     return (
-        eq.per_sample_gradients(model or network(), updates, updates.users.places[numbers])
+        eq.per_sample_gradients(model or network(), updates, places_of(updates, numbers))
         .materialise()
         .matrix()
     )
@@ -209,19 +214,74 @@ def test_a_users_row_follows_no_other_user(make, steps):
         assert torch.equal(row_of_two(change, asked), alone)
 
 
-def test_dropout_has_masks_of_each_user_and_parameters():
+def test_dropout_has_masks_of_each_user_and_draw():
+    """They are those of another message about the same draw, at other parameters too."""
     data = all_users()
     alike = {name: leaf[5:6].expand(leaf.shape) for name, leaf in data.items()}
-    _, updates = over_flower(Node(data=alike, make=lambda: network(0.5)))
-    found = rows(updates, list(range(USERS)))
-    assert len(found.norm(dim=1).unique()) == USERS
-    moved = network()
+    everyone, moved = torch.arange(USERS), network()
     with torch.no_grad():
         moved[0].bias.add_(1e-12)
-    assert float((rows(updates, [0], moved)[0] - found[0]).norm()) > 1e-3
-    assert torch.equal(rows(updates, [0])[0], found[0])
-    _, again = over_flower(Node(data=alike, make=lambda: network(0.5)))
-    assert torch.equal(rows(again, list(range(USERS))), found)
+
+    def found(draw, model=None):
+        _, updates = over_flower(Node(data=alike, make=lambda: network(0.5)))
+        updates.users.announce(everyone, draw)
+        return rows(updates, everyone, model)
+
+    one = found(1)
+    assert len(one.norm(dim=1).unique()) == USERS
+    assert torch.equal(found(1), one)
+    torch.testing.assert_close(found(1, moved), one, rtol=0, atol=1e-9)
+    assert float((found(2) - one).norm(dim=1).min()) > 1e-3
+
+
+def sent_to(grid):
+    """(node, user, seed, parameters) of every user asked for."""
+    return [
+        (node, user, seed, read_params(content["model"])["0.bias"].numpy().tobytes())
+        for kind, node, content in grid.sent
+        if kind == "train"
+        for user, seed in zip(content["extras"]["users"], content["extras"]["seeds"], strict=True)
+    ]
+
+
+@pytest.mark.parametrize(
+    "method", [METHODS["at two points"], DPZO(clip_norm=0.5, noise_multiplier=0.5)], ids=["DPC4", "DPZO"]
+)
+def test_both_points_of_a_step_have_the_same_random_numbers(method):
+    grid, updates = over_flower(Node(make=lambda: network(0.5)))
+    training = begun(updates, updates.users, method)
+    training.take_step()
+    grid.sent.clear()
+    training.take_step()
+    points = {}
+    for node, user, seed, point in sent_to(grid):
+        points.setdefault((node, user, seed), set()).add(point)
+    counts = sorted(map(len, points.values()))
+    assert counts[-2:] == [2, 2]
+    assert counts[0] == 2 or isinstance(method, eq.DPC4)  # whose anchor has a draw of its own
+    grid.sent.clear()
+    training.take_step()
+    assert {seed for *_, seed in points}.isdisjoint(seed for _, _, seed, _ in sent_to(grid))
+
+
+def test_a_draw_within_the_one_before_asks_for_its_own_users_only():
+    grid, updates = over_flower()
+    model = network()
+    for draw, (drawn, first) in enumerate([([0, 12, 20], 0), ([12], 12), ([12, 13], 12), ([12, 13], 13)]):
+        grid.sent.clear()
+        with torch.no_grad():
+            model[0].bias.add_(1)
+        updates.users.announce(torch.tensor(drawn), draw)
+        updates(model, places_of(updates, [first]))
+        assert {(node - 98, user) for node, user, _, _ in sent_to(grid)} == {
+            tuple(place) for place in places_of(updates, drawn).tolist()
+        }
+
+
+def empty(number, items):
+    if number == 1:
+        items[-1] = {**items[-1], "there": torch.zeros(PLACES, dtype=torch.bool)}
+    return items
 
 
 def missing(number, items):
@@ -240,12 +300,12 @@ def not_finite(number, items):
     return items
 
 
-@pytest.mark.parametrize("change", [fails, not_finite])
+@pytest.mark.parametrize("change", [fails, not_finite, missing])
 def test_a_user_whose_update_fails_is_left_out_alone(change, caplog):
-    """As one that is not there. The reason stays in the node's own log."""
+    """As one without records, whose update is zero. The reason stays in the node's own log."""
     grid, updates = over_flower(Node(change=change))
     found = trained(updates, updates.users, sampling=eq.FullBatch(USERS, 3))
-    _, without = over_flower(Node(change=missing))
+    _, without = over_flower(Node(change=empty))
     assert torch.equal(found, trained(without, without.users, sampling=eq.FullBatch(USERS, 3)))
     _, whole = over_flower()
     assert not torch.equal(found, trained(whole, whole.users, sampling=eq.FullBatch(USERS, 3)))
@@ -253,18 +313,30 @@ def test_a_user_whose_update_fails_is_left_out_alone(change, caplog):
     assert "user 7 of this node has no update" in caplog.text or change is not_finite
 
 
+def network_with_dropout():
+    return network(0.5)
+
+
+def raising(error):
+    def fail(*_, **__):
+        raise error
+
+    return fail
+
+
 def test_a_node_that_is_lost_in_a_step_books_nothing(tmp_path):
     """The step is taken again when it is there, under another name, and ends where it had ended."""
-    _, undisturbed = over_flower()
+    node = Node(make=network_with_dropout)
+    _, undisturbed = over_flower(node)
     expected = trained(undisturbed, undisturbed.users)
-    grid, updates = over_flower()
+    grid, updates = over_flower(node)
     training = begun(updates, updates.users, run_dir=tmp_path / "run")
     training.take_step()
     before, spent = flat(training), training.epsilon_so_far()
     grid.away.add(("train", 101))
     with pytest.raises(NoAnswerError, match="no answer of node 1") as error:
         training.take_step()
-    assert "Nothing was booked" in str(error.value)
+    assert "costs nothing more" in str(error.value)
     assert (training.steps_done, training.epsilon_so_far()) == (1, spent)
     assert torch.equal(flat(training), before)
     grid.away.clear()
@@ -273,6 +345,96 @@ def test_a_node_that_is_lost_in_a_step_books_nothing(tmp_path):
     training.run(progress=False)
     assert torch.equal(flat(training), expected)
     assert eq.verify_run(tmp_path / "run").consistent
+
+
+def test_a_step_lost_after_its_first_release_costs_nothing_more():
+    method = METHODS["at two points"]
+    _, undisturbed = over_flower()
+    expected, spent = begun(undisturbed, undisturbed.users, method), []
+    for _ in expected:
+        spent.append(expected.epsilon_so_far())
+    grid, updates = over_flower()
+    training = begun(updates, updates.users, method)
+    send, asks = grid.send_and_receive, []
+
+    def lose_the_third(messages, *, timeout=None):
+        asks.append(messages)
+        return [] if len(asks) == 3 else send(messages, timeout=timeout)
+
+    grid.send_and_receive = lose_the_third
+    with pytest.raises(NoAnswerError, match="costs nothing more"):
+        training.run(progress=False)
+    assert (training.steps_done, len(asks)) == (1, 3)
+    assert spent[0] < training.epsilon_so_far() < spent[1]
+    training.run(progress=False)
+    assert torch.equal(flat(training), flat(expected))
+    assert training.epsilon_so_far() == spent[-1]
+
+
+GRID_FAILS = {
+    "sending": ("send_and_receive", ConnectionError("patient Smith")),
+    "listing": ("get_node_ids", RuntimeError("patient Smith")),
+}
+
+
+@pytest.mark.parametrize("name", GRID_FAILS)
+def test_a_grid_that_fails_is_no_users_fault(name):
+    what, error = GRID_FAILS[name]
+    _, undisturbed = over_flower()
+    expected = trained(undisturbed, undisturbed.users)
+    grid, updates = over_flower()
+    training = begun(updates, updates.users)
+    works = getattr(grid, what)
+    setattr(grid, what, raising(error))
+    with pytest.raises(NoAnswerError, match=rf"{type(error).__name__} in fail \(test_flower_users") as found:
+        training.take_step()
+    assert "Smith" not in str(found.value)
+    assert found.value.__cause__ is error
+    assert (training.steps_done, training.epsilon_so_far()) == (0, 0.0)
+    setattr(grid, what, works)
+    training.run(progress=False)
+    assert torch.equal(flat(training), expected)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [MemoryError(), torch.OutOfMemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory")],
+)
+def test_a_node_that_runs_out_of_memory_ends_the_step(error):
+    """It depends on who else is asked for, and so on no user alone."""
+    failing = []
+
+    def loss(model, batch):
+        if failing:
+            raise error
+        return LOSS(model, batch)
+
+    _, updates = over_flower(Node(loss))
+    training = begun(updates, updates.users)
+    failing.append(True)
+    with pytest.raises(NoAnswerError, match="gives no updates: 'the client could not answer"):
+        training.take_step()
+    assert (training.steps_done, training.epsilon_so_far()) == (0, 0.0)
+
+
+def test_users_of_one_loss_and_parts_of_them_are_no_other_data():
+    _, updates = over_flower()
+    _, others = over_flower()
+    some = torch.utils.data.Subset(updates.users, range(USERS))
+    for loss, data in [(updates, some), (updates, others.users), (LOSS, updates.users)]:
+        with pytest.raises(DataError, match=r"give data=updates\.users"):
+            begun(loss, data)
+
+
+def test_nothing_is_kept_of_a_draw_that_is_over():
+    _, updates = over_flower()
+    training = begun(updates, updates.users, "at two points", sampling=eq.FullBatch(USERS, 3))
+    for _ in range(2):
+        training.take_step()
+        assert {len(answers) for answers in updates.users.kept.values()} == {USERS}
+        assert len(updates.users.kept) <= 2
+    training.run(progress=False)
+    assert not updates.users.kept
 
 
 def test_a_node_that_comes_back_in_time_is_waited_for():
@@ -413,7 +575,7 @@ def test_an_answer_that_makes_no_sense_ends_the_step(name):
 
 def asked(change=lambda c: None):
     params = {name: p.detach() for name, p in network().named_parameters()}
-    content = write_request(Request(1, params, {"users": [0, 2], "seeds": [5, 6]}))
+    content = write_request(Request(1, params, {"users": [0, 2], "seeds": [5, 6], "training": [True] * 5}))
     change(content)
     return content
 
@@ -423,6 +585,9 @@ REQUESTS = {
     "users in words": lambda c: c["extras"].update({"users": "all"}),
     "a user below zero": lambda c: c["extras"].update({"users": [0, -1]}),
     "a seed too few": lambda c: c["extras"].update({"seeds": [5]}),
+    "no modes": lambda c: c["extras"].pop("training"),
+    "modes in numbers": lambda c: c["extras"].update({"training": [1] * 5}),
+    "a module too few": lambda c: c["extras"].update({"training": [True] * 4}),
     "nobody": lambda c: c["extras"].update({"users": [], "seeds": []}),
     "no model": lambda c: c.pop("model"),
     "another model": lambda c: c["model"].pop("0.bias"),
@@ -446,7 +611,7 @@ def test_words_of_an_error_stay_at_the_node(caplog):
         raise OSError("record 17 of patient Smith is torn")
 
     _, updates = over_flower(build)
-    with pytest.raises(NoAnswerError, match=r"node \d gives no updates: the client") as error:
+    with pytest.raises(NoAnswerError, match=r"node \d gives no updates: 'the client") as error:
         begun(updates, updates.users)
     assert "Smith" not in str(error.value)
     assert "Smith" in caplog.text

@@ -1865,7 +1865,12 @@ MUTATIONS = (
     Mutation(
         "other machines are asked by micro-batch",
         "training/record_source.py",
-        (("self._data.announced = self._data.places[torch.cat([*parts])]", "pass"),),
+        (
+            (
+                "self._data.announce(torch.cat([torch.zeros(0, dtype=torch.long), *parts]), int(number))",
+                "pass",
+            ),
+        ),
         ("tests/training/test_record_places.py::test_a_whole_draw_is_announced_before_its_first_forward",),
     ),
     Mutation(

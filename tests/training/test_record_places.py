@@ -10,7 +10,8 @@ from torch import nn
 
 import equipoise as eq
 from equipoise.training.assumptions import Assumption
-from equipoise.training.record_source import NoAnswerError, RecordPlaces
+from equipoise.training.randomness import generator
+from equipoise.training.record_source import DataError, NoAnswerError, RecordPlaces, RecordSource
 
 COUNT, STEPS = 40, 3
 ROWS = torch.randn(COUNT + 2, 3, generator=torch.Generator().manual_seed(0))
@@ -30,6 +31,7 @@ def training(asked=None, fails=None, error=None, **options):
             raise error
         return (model.weight * ROWS[places]).sum(1)
 
+    loss.records_elsewhere = data
     usual = {
         "sampling": eq.Poisson(20, COUNT, STEPS), "method": eq.DPSGD(clip_norm=10.0, noise_multiplier=0.5),
         "reproducible": True, "micro_batch_size": 6,
@@ -52,6 +54,60 @@ def test_a_whole_draw_is_announced_before_its_first_forward():
         assert len(parts) > 1
         assert all(one == announced[0] for one in announced)
         assert announced[0] == [number for part in parts for number in part]
+
+
+def test_a_draw_has_a_number_and_what_is_kept_of_it_goes_with_it():
+    data, seen = RecordPlaces(torch.arange(2, 6)), []
+    source = RecordSource(data)
+    for draw in (1, 1, 2):
+        [*source.ahead([torch.tensor([0]), torch.tensor([2, 3])], lambda kind, n=draw: generator(n, kind))]
+        seen.append((data.draw, data.announced.tolist(), [*data.kept]))
+        data.kept[draw] = "an answer"
+    assert [(announced, kept) for _, announced, kept in seen] == [([2, 4, 5], kept) for kept in ([], [1], [])]
+    assert seen[0][0] == seen[1][0] != seen[2][0]
+    [*source.ahead([], lambda kind: generator(3, kind))]
+    assert (data.announced.tolist(), data.kept) == ([], {})
+    source.close()
+    assert data.draw is None
+
+
+class OtherPlaces(RecordPlaces):
+    pass
+
+
+PLACES = RecordPlaces(torch.arange(2, COUNT + 2))
+APART = {
+    "places of nobody's": (PLACES, None),
+    "places of another loss": (PLACES, RecordPlaces(torch.arange(2, COUNT + 2))),
+    "a kind of places": (OtherPlaces(torch.arange(2, COUNT + 2)), PLACES),
+    "some of them": (torch.utils.data.Subset(PLACES, range(20)), PLACES),
+    "tensors": (torch.arange(2, COUNT + 2), PLACES),
+}
+
+
+@pytest.mark.parametrize("name", APART)
+def test_loss_and_data_belong_together(name):
+    data, of_loss = APART[name]
+
+    def loss(model, places):
+        return model.weight.sum() * places
+
+    loss.records_elsewhere = of_loss
+    model = nn.Linear(3, 1, bias=False)
+    options = {"sampling": eq.Poisson(20, COUNT, STEPS), "method": eq.DPSGD(noise_multiplier=0.5)}
+    with pytest.raises(DataError, match="do not belong together"):
+        eq.PrivateTraining(model, torch.optim.SGD(model.parameters()), loss=loss, data=data, **options)
+
+
+def test_places_are_no_items_of_other_data():
+    """A loss in a wrapper that says nothing of other machines gets no places."""
+    model = nn.Linear(3, 1, bias=False)
+    options = {"sampling": eq.Poisson(20, COUNT, STEPS), "method": eq.DPSGD(noise_multiplier=0.5)}
+    some = torch.utils.data.Subset(PLACES, range(20))
+    with pytest.raises(DataError, match="cannot be read"):
+        eq.PrivateTraining(
+            model, torch.optim.SGD(model.parameters()), loss=lambda m, b: b, data=some, **options
+        )
 
 
 def test_a_machine_that_does_not_answer_ends_the_step_and_books_nothing():

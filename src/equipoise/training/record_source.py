@@ -59,21 +59,32 @@ class RecordPlaces:
     The places of a whole draw are announced before its first forward, so that a loss can ask each machine
     once. How a draw is cut into micro-batches follows from who else is in it, and no machine should see that.
 
+    They are the data only of the loss that has them as its attribute `records_elsewhere`. They give no items,
+    so that nothing can be made of them that trains as if its records were here.
+
     Args:
         places: of each record, a LongTensor [n, ...]; public. Public rows of a forward hold 0 and 1 only.
 
     Attributes:
         announced: the places of the records of the draw under way.
+        draw: a secret number of that draw, the same whenever it is passed over, also by a step that is
+            repeated; None outside of draws.
+        kept: what the loss keeps of that draw; emptied when it is over.
     """
 
     def __init__(self, places: Tensor) -> None:
-        self.places, self.announced = places, places[:0]
+        self._places, self.announced = places, places[:0]
+        self.draw: int | None = None
+        self.kept: dict[Any, Any] = {}
 
     def __len__(self) -> int:
-        return len(self.places)
+        return len(self._places)
 
-    def __getitem__(self, number: int) -> Tensor:
-        return self.places[number]
+    def announce(self, ids: Tensor, draw: int | None) -> None:
+        """Say which records the draw under way has, LongTensor [b]."""
+        if draw != self.draw:
+            self.kept.clear()
+        self.announced, self.draw = self._places[ids], draw
 
 
 class RecordSource:
@@ -116,7 +127,8 @@ class RecordSource:
                 "data is a DataLoader, which has a sampling of its own: that sampling would not be the one "
                 "the privacy guarantee is computed for. Give its dataset (loader.dataset)."
             )
-        if isinstance(data, type) or not (hasattr(data, "__len__") and hasattr(data, "__getitem__")):
+        is_map = hasattr(data, "__len__") and hasattr(data, "__getitem__")
+        if isinstance(data, type) or not (is_map or self.is_elsewhere):
             raise DataError(
                 f"data is {_validate.what_is(data)}; give a map-style dataset (it has a length, and items by "
                 "number), a dict of tensors, or equipoise.data.Records"
@@ -126,8 +138,8 @@ class RecordSource:
             self._nest = data.tensors
         elif type(data) is Records:
             self._nest = dict(data.fields)
-        elif type(data) is RecordPlaces:
-            self._nest = data.places
+        elif isinstance(data, RecordPlaces):
+            self._nest = data._places
         elif isinstance(data, (Tensor, np.memmap, dict, tuple)) or (
             isinstance(data, list) and data and all(isinstance(part, Tensor | np.memmap) for part in data)
         ):
@@ -155,7 +167,7 @@ class RecordSource:
     @property
     def is_elsewhere(self) -> bool:
         """Whether other machines hold the records; what is taken here are their places."""
-        return type(self._data) is RecordPlaces
+        return isinstance(self._data, RecordPlaces)
 
     @property
     def has_rows(self) -> bool:
@@ -199,8 +211,9 @@ class RecordSource:
             parts: numbers of records, each a LongTensor [b].
             randomness: as for `read`, which must be asked with this very object.
         """
-        if type(self._data) is RecordPlaces and parts:
-            self._data.announced = self._data.places[torch.cat([*parts])]
+        if isinstance(self._data, RecordPlaces):
+            number = torch.randint(2**62, (), generator=randomness("elsewhere"))
+            self._data.announce(torch.cat([torch.zeros(0, dtype=torch.long), *parts]), int(number))
         return repeat(None, len(parts)) if self._workers is None else self._ahead(parts, randomness)
 
     def _ahead(self, parts: Sequence[Tensor], randomness: Randomness) -> Iterator[None]:
@@ -215,7 +228,9 @@ class RecordSource:
                 self._read_ahead, self._read_by = {}, None
 
     def close(self) -> None:
-        """End the workers; others start when they are needed."""
+        """End the workers, and let go of what is kept of a draw; others start when they are needed."""
+        if isinstance(self._data, RecordPlaces):
+            self._data.announce(torch.zeros(0, dtype=torch.long), None)
         if self._workers is not None:
             self._workers.close()
 

@@ -1,8 +1,8 @@
 """The clients behind a Flower grid, as an `Exchange`: the driver's rounds over real or simulated nodes.
 
-Nodes introduce themselves with their client's number, once and again whenever a new node appears: a client
-whose node died comes back under another node's name and goes on. Clients that are not there, or answer too
-late, are out of the round.
+Nodes introduce themselves with their client's number, once and again while a client is missing: one whose
+node died comes back under another node's name and goes on. Nodes that nobody needs are not waited for.
+Clients that are not there, or answer too late, are out of the round.
 """
 
 from __future__ import annotations
@@ -17,8 +17,12 @@ from equipoise import _validate
 from equipoise.federated.flower.client_app import CLIENT, NUMBER
 from equipoise.federated.flower.wire import MESSAGE_TYPES, read_reply, write_request
 from equipoise.federated.messages import Reply, Request
+from equipoise.training.record_source import NoAnswerError
 
 __all__ = ["GridExchange"]
+
+#: Seconds that nodes have at most to introduce themselves.
+INTRODUCTION = 60.0
 
 
 class GridExchange:
@@ -27,8 +31,10 @@ class GridExchange:
     Args:
         grid: of the server app.
         clients: P, how many there are; their numbers are 0 to P - 1.
-        timeout: seconds that the clients have for an answer, and new nodes for their introduction. Clients
-            that take longer are out of the round.
+        timeout: seconds that the clients have for an answer; new nodes have a minute at most for their
+            introduction. Clients that take longer are out of the round.
+
+    Sending raises `NoAnswerError` where two nodes say that they are the same client.
     """
 
     def __init__(self, grid: Grid, clients: int, *, timeout: float = 3600.0) -> None:
@@ -43,7 +49,10 @@ class GridExchange:
     def wait(self, least: int | None = None, seconds: float = 60.0) -> int:
         """Wait until `least` clients are there (all when None), or the time is over; how many there are."""
         end = time.monotonic() + seconds
-        while self._refresh() < (self._clients if least is None else least) and time.monotonic() < end:
+        while (
+            self._refresh(range(self._clients)) < (self._clients if least is None else least)
+            and time.monotonic() < end
+        ):
             time.sleep(0.2)
         return len(self._nodes)
 
@@ -59,7 +68,7 @@ class GridExchange:
 
     def address(self, message_type: str, contents: Mapping[int, RecordDict]) -> list[Message]:
         """A message to each of these clients that is there."""
-        self._refresh()
+        self._refresh(contents)
         return [
             Message(content, dst_node_id=self._nodes[index], message_type=message_type)
             for index, content in contents.items()
@@ -77,18 +86,39 @@ class GridExchange:
         senders = ((numbers.get(answer.metadata.src_node_id), answer) for answer in answers)
         return {index: answer for index, answer in senders if index is not None}
 
-    def _refresh(self) -> int:
-        """Forget the nodes that are gone, and let new ones introduce themselves; how many are known."""
+    def _refresh(self, needed: Iterable[int]) -> int:
+        """Forget the nodes that are gone, and look for these clients among new ones; how many are known.
+
+        Raises:
+            NoAnswerError: two nodes say that they are the same client.
+        """
         there = set(self._grid.get_node_ids())
         self._nodes = {index: node for index, node in self._nodes.items() if node in there}
-        new = sorted(there - set(self._nodes.values()))
-        if new:
-            hello = [Message(RecordDict(), dst_node_id=node, message_type="query.introduce") for node in new]
-            for reply in self._grid.send_and_receive(hello, timeout=self._timeout):
-                index = _introduced(reply)
-                if index is not None and index < self._clients:
-                    self._nodes[index] = reply.metadata.src_node_id
+        if all(index in self._nodes for index in needed):
+            return len(self._nodes)
+        found = self._introductions(there - set(self._nodes.values()))
+        # A node that died is listed for a while: whoever had a number that a new one names answers again.
+        had = {self._nodes[index] for index in found.values() if index in self._nodes}
+        found |= self._introductions(had)
+        nodes = {index: node for node, index in found.items()}
+        for node, index in found.items():
+            if nodes[index] != node:
+                raise NoAnswerError(
+                    f"the nodes {node} and {nodes[index]} both say that they are client {index}: give each "
+                    "a partition-id of its own"
+                )
+        self._nodes |= nodes
         return len(self._nodes)
+
+    def _introductions(self, nodes: Iterable[int]) -> dict[int, int]:
+        """node -> its client, of those that answer."""
+        hello = [
+            Message(RecordDict(), dst_node_id=node, message_type="query.introduce") for node in sorted(nodes)
+        ]
+        limit = min(self._timeout, INTRODUCTION)
+        replies = self._grid.send_and_receive(hello, timeout=limit) if hello else []
+        found = {reply.metadata.src_node_id: _introduced(reply) for reply in replies}
+        return {node: index for node, index in found.items() if index is not None and index < self._clients}
 
 
 def _introduced(reply: Message) -> int | None:

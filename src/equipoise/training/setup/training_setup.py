@@ -325,13 +325,21 @@ def prepare(given: TrainingInputs, resumed: ResumedRun | None = None) -> Trainin
 
 
 def _check_elsewhere(given: TrainingInputs, processes: Processes) -> None:
-    """Refuse what asks other machines for more than the rows of a draw.
+    """Refuse what asks other machines for more than the rows of a draw, or in another way.
 
     Raises:
+        DataError: loss and data are not of one another.
         ValueError: several processes, or an augmentation.
     """
-    if not isinstance(given.data, RecordPlaces):
+    of_loss = getattr(given.loss, "records_elsewhere", None)
+    if not (isinstance(of_loss, RecordPlaces) or isinstance(given.data, RecordPlaces)):
         return
+    if given.data is not of_loss:
+        raise DataError(
+            "other machines hold the records, and loss and data do not belong together: no wrapper and no "
+            "part of either trains. For loss=FlowerUpdates(...) give data=updates.users; to leave users out, "
+            "give another FlowerUpdates"
+        )
     if processes.count > 1:
         raise ValueError(
             f"{processes.count} processes train, and other machines hold the records: they would see which "
