@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import itertools
 import json
+import time
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -455,11 +457,139 @@ def test_a_node_that_comes_back_in_time_is_waited_for():
     assert torch.equal(flat(training), trained(undisturbed, undisturbed.users))
 
 
+def test_the_time_to_ask_again_begins_with_the_first_failure():
+    grid, updates = over_flower(timeout=0.2, wait=0.1)
+    send, asks = grid.send_and_receive, []
+
+    def silent_once(messages, *, timeout=None):
+        if messages[0].metadata.message_type == "train":
+            asks.append(timeout)
+            if len(asks) == 1:
+                time.sleep(timeout)
+                return []
+        return send(messages, timeout=timeout)
+
+    grid.send_and_receive = silent_once
+    assert float(rows(updates, [0]).norm()) > 0
+    assert asks[:2] == [0.2, 0.2]
+
+
+def test_a_node_that_nobody_needs_is_waited_for_once_and_not_for_long():
+    grid, updates = over_flower()
+    grid.contexts[900] = grid.context(900, 0)
+    grid.away.add(900)
+    send, waits = grid.send_and_receive, []
+
+    def noting(messages, *, timeout=None):
+        waits.extend(timeout for message in messages if message.metadata.dst_node_id == 900)
+        return send(messages, timeout=timeout)
+
+    grid.send_and_receive = noting
+    trained(updates, updates.users)
+    assert waits == [60.0]
+
+
+def test_two_nodes_with_one_number_are_told():
+    grid, updates = over_flower()
+    grid.contexts[500] = grid.context(500, 0)
+    with pytest.raises(NoAnswerError, match="the nodes 100 and 500 both say that they are client 0"):
+        rows(updates, [0])
+    del grid.contexts[500]
+    rows(updates, [0])
+    grid.contexts[500] = grid.context(500, 0)
+    rows(updates, [1])  # nobody asks who the new one is, nor uses it
+    assert ("train", 500) not in [(kind, node) for kind, node, _ in grid.sent]
+    del grid.contexts[101]
+    with pytest.raises(NoAnswerError, match="both say that they are client 0"):
+        rows(updates, [USERS - 8])
+    grid.away.add(100)  # it is gone, and still listed
+    with pytest.raises(NoAnswerError, match="no answer of node 1"):
+        rows(updates, [USERS - 8])
+    rows(updates, [2])
+    assert grid.sent[-1][:2] == ("train", 500)
+
+
+def test_users_that_all_fail_at_the_start_point_to_the_logs(caplog):
+    def loss(model, batch):
+        raise ValueError("patient Smith")
+
+    _, updates = over_flower(Node(loss))
+    with pytest.raises(DataError, match=r"none of the \d users .* at the nodes, whose logs say why") as error:
+        begun(updates, updates.users)
+    assert "Smith" not in str(error.value)
+    assert "Smith" in caplog.text
+
+
+def test_a_few_users_that_are_not_there_are_passed_over_at_the_start():
+    _, updates = over_flower(Node(change=lambda number, items: [{}] * 6 + items[6:]))
+    begun(updates, updates.users)
+
+
+def normalised(**options):
+    layers = nn.Linear(4, 8), nn.BatchNorm1d(8, **options), nn.Linear(8, 3)
+    return nn.Sequential(*layers).double()
+
+
+def test_running_statistics_would_never_move():
+    _, updates = over_flower(Node(make=normalised))
+    with pytest.raises(DataError, match=r"'1' \(BatchNorm1d\) keeps running statistics"):
+        begun(updates, updates.users, model=normalised())
+    still = normalised()
+    still[1].eval()
+    begun(updates, updates.users, model=still).take_step()
+
+
+def test_nodes_are_in_the_modes_of_the_server():
+    node, model = Node(make=network_with_dropout), network(0.5)
+    found = []
+    for module in (model, model[2]):
+        module.eval()
+        found.append(rows(over_flower(node)[1], [5, 7], model))
+        model.train()
+    plain = rows(over_flower()[1], [5, 7])
+    assert torch.equal(found[0], plain)
+    assert torch.equal(found[1], plain)
+    assert not torch.equal(rows(over_flower(node)[1], [5, 7], model), plain)
+
+
+class Counted:
+    """A loss that counts its calls, and goes by them."""
+
+    calls = 0
+
+    def __call__(self, model, batch):
+        self.calls += 1
+        return self.calls * LOSS(model, batch)
+
+
+def test_a_loss_meets_each_user_as_the_first():
+    _, updates = over_flower(Node(Counted()))
+    _, plain = over_flower()
+    assert torch.equal(rows(updates, [0, 1, 2]), rows(plain, [0, 1, 2]))
+
+
+def test_sparse_gradients_stand_next_to_users_that_fail():
+    def make():
+        with torch.random.fork_rng():
+            torch.manual_seed(1)
+            return nn.Embedding(3, 2, sparse=True).double()
+
+    def loss(model, batch):
+        return model(batch["y"]).square().sum((1, 2))
+
+    _, updates = over_flower(Node(loss, make=make, change=fails))
+    last = COUNTS[0] + COUNTS[1] - 1
+    found = rows(updates, [0, last], make())
+    assert float(found[0].norm()) > 0
+    assert not torch.isfinite(found[1]).any()
+
+
 @pytest.mark.parametrize("loses_node", [False, True])
 def test_a_run_that_ended_in_a_step_goes_on(tmp_path, loses_node):
-    _, undisturbed = over_flower()
+    node = Node(make=network_with_dropout)
+    _, undisturbed = over_flower(node)
     expected = trained(undisturbed, undisturbed.users, "correlated")
-    grid, updates = over_flower()
+    grid, updates = over_flower(node)
     folder = tmp_path / "run"
     training = begun(updates, updates.users, "correlated", run_dir=folder)
     for _ in range(2):
@@ -470,7 +600,7 @@ def test_a_run_that_ended_in_a_step_goes_on(tmp_path, loses_node):
         with pytest.raises(NoAnswerError):
             training.run(progress=False)
     training.close()  # without a checkpoint otherwise: two steps are repeated
-    _, others = over_flower()
+    _, others = over_flower(node)
     model = network()
     again = eq.PrivateTraining.resume(
         folder, model, SERVERS["momentum"](model.parameters()), loss=others, data=others.users,
@@ -606,6 +736,17 @@ def test_a_request_that_makes_no_sense_is_refused(name):
     assert reply.content["refusal"]["reason"].startswith("Refused:")
 
 
+def test_a_nodes_own_text_is_cut_and_shows_no_control_characters():
+    grid = Spoilt(user_app(Node()), 3)
+    updates = FlowerUpdates(grid, COUNTS, wait=0.0)
+    text = ConfigRecord({"reason": "\x1b[31m" + "x" * 5000})
+    grid.spoil = lambda content: content.update({"refusal": text})
+    with pytest.raises(NoAnswerError) as error:
+        rows(updates, [USERS - 8])
+    assert len(str(error.value)) < 600
+    assert str(error.value).isprintable()
+
+
 def test_words_of_an_error_stay_at_the_node(caplog):
     def build(context):
         raise OSError("record 17 of patient Smith is torn")
@@ -618,9 +759,9 @@ def test_words_of_an_error_stay_at_the_node(caplog):
 
 
 def test_what_cannot_work_is_named():
-    for users in ([], [3, 0], [2.5], [-1]):
+    for users in ([], [3, 0], [2.5], [-1], 10, np.array([3, 2]), torch.tensor([3]), {0: 3}, None):
         with pytest.raises(ValueError, match="give how many users each node has"):
-            over_flower(counts=users)
+            FlowerUpdates(LocalGrid(user_app(Node()), 1), users)
     grid, updates = over_flower()
     with pytest.raises(DataError, match=r"give data=updates\.users"):
         begun(updates, all_users())

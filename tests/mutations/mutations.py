@@ -1883,6 +1883,21 @@ MUTATIONS = (
         ),
     ),
     Mutation(
+        "data whose loss asks nobody for them",
+        "training/setup/training_setup.py",
+        (("if given.data is not of_loss:", "if of_loss is not None and given.data is not of_loss:"),),
+        ("tests/training/test_record_places.py::test_loss_and_data_belong_together",),
+    ),
+    Mutation(
+        "answers of one draw are taken for another's",
+        "training/record_source.py",
+        (("            self.kept.clear()\n", "            pass\n"),),
+        (
+            "tests/training/test_record_places.py"
+            "::test_a_draw_has_a_number_and_what_is_kept_of_it_goes_with_it",
+        ),
+    ),
+    Mutation(
         "a statement is silent about machines that compute gradients",
         "training/setup/training_setup.py",
         (("Assumption.ELSEWHERE: rows.source.is_elsewhere", "Assumption.ELSEWHERE: False"),),

@@ -103,8 +103,9 @@ class GridExchange:
         nodes = {index: node for node, index in found.items()}
         for node, index in found.items():
             if nodes[index] != node:
+                first, second = sorted((node, nodes[index]))
                 raise NoAnswerError(
-                    f"the nodes {node} and {nodes[index]} both say that they are client {index}: give each "
+                    f"the nodes {first} and {second} both say that they are client {index}: give each "
                     "a partition-id of its own"
                 )
         self._nodes |= nodes
