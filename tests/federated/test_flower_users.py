@@ -755,6 +755,7 @@ def test_words_of_an_error_stay_at_the_node(caplog):
     with pytest.raises(NoAnswerError, match=r"node \d gives no updates: 'the client") as error:
         begun(updates, updates.users)
     assert "Smith" not in str(error.value)
+    assert "Nothing was spent" in str(error.value)
     assert "Smith" in caplog.text
 
 

@@ -1867,7 +1867,7 @@ MUTATIONS = (
         "training/record_source.py",
         (
             (
-                "self._data.announce(torch.cat([torch.zeros(0, dtype=torch.long), *parts]), int(number))",
+                "self._data.announce(torch.cat([_NOBODY, *parts]), int(number))",
                 "pass",
             ),
         ),

@@ -67,8 +67,11 @@ def test_a_draw_has_a_number_and_what_is_kept_of_it_goes_with_it():
     assert seen[0][0] == seen[1][0] != seen[2][0]
     [*source.ahead([], lambda kind: generator(3, kind))]
     assert (data.announced.tolist(), data.kept) == ([], {})
-    source.close()
-    assert data.draw is None
+    for let_go in (source.close, lambda: RecordSource(data)):
+        assert data.draw is not None
+        let_go()
+        assert data.draw is None
+        data.announce(torch.tensor([1]), 4)
 
 
 class OtherPlaces(RecordPlaces):

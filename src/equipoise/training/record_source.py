@@ -87,6 +87,9 @@ class RecordPlaces:
         self.announced, self.draw = self._places[ids], draw
 
 
+_NOBODY = torch.zeros(0, dtype=torch.long)
+
+
 class RecordSource:
     """Records that can be taken by number.
 
@@ -140,6 +143,7 @@ class RecordSource:
             self._nest = dict(data.fields)
         elif isinstance(data, RecordPlaces):
             self._nest = data._places
+            data.announce(_NOBODY, None)  # another training may have left a draw
         elif isinstance(data, (Tensor, np.memmap, dict, tuple)) or (
             isinstance(data, list) and data and all(isinstance(part, Tensor | np.memmap) for part in data)
         ):
@@ -213,7 +217,7 @@ class RecordSource:
         """
         if isinstance(self._data, RecordPlaces):
             number = torch.randint(2**62, (), generator=randomness("elsewhere"))
-            self._data.announce(torch.cat([torch.zeros(0, dtype=torch.long), *parts]), int(number))
+            self._data.announce(torch.cat([_NOBODY, *parts]), int(number))
         return repeat(None, len(parts)) if self._workers is None else self._ahead(parts, randomness)
 
     def _ahead(self, parts: Sequence[Tensor], randomness: Randomness) -> Iterator[None]:
@@ -230,7 +234,7 @@ class RecordSource:
     def close(self) -> None:
         """End the workers, and let go of what is kept of a draw; others start when they are needed."""
         if isinstance(self._data, RecordPlaces):
-            self._data.announce(torch.zeros(0, dtype=torch.long), None)
+            self._data.announce(_NOBODY, None)
         if self._workers is not None:
             self._workers.close()
 

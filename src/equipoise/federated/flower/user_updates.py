@@ -296,6 +296,7 @@ class FlowerUpdates:
             known: takes the answers, as they come.
         """
         self._asked += 1
+        after = "Nothing was spent" if self.users.draw is None else AGAIN
         waiting: dict[int, RecordDict] = {}
         for node, users in by_node.items():
             seeds = [derive_seed(self.users.draw or 0, "update", node, user) for user in users]
@@ -311,7 +312,7 @@ class FlowerUpdates:
                 received = self._exchange.receive(self._exchange.address(MESSAGE_TYPES["train"], waiting))
                 for node, message in sorted(received.items()):
                     if node in waiting and not message.has_error():  # else a process of Flower's has failed
-                        known |= _read(message, node, by_node[node], point.trained)
+                        known |= _read(message, node, by_node[node], point.trained, after)
                         del waiting[node]
             except NoAnswerError:
                 raise
@@ -324,7 +325,7 @@ class FlowerUpdates:
                 why = "" if failed is None else f" ({where_raised(failed)})"
                 raise NoAnswerError(
                     f"no answer of node {min(waiting)}{why}; {len(waiting)} of the {len(by_node)} nodes that "
-                    f"were asked gave none. {AGAIN}"
+                    f"were asked gave none. {after}"
                 ) from (failed and cause_of(failed))
             time.sleep(min(1.0, self._wait))
 
@@ -348,16 +349,16 @@ class _Point:
 
 
 def _read(
-    message: Message, node: int, users: Sequence[int], trained: Mapping[str, Tensor]
+    message: Message, node: int, users: Sequence[int], trained: Mapping[str, Tensor], after: str
 ) -> dict[Place, Update]:
-    """The updates of these users in a node's message.
+    """The updates of these users in a node's message; `after` says how things stand without them.
 
     Raises:
         NoAnswerError: it holds something else.
     """
     reply = read_reply(message)
     if isinstance(reply, str):
-        raise NoAnswerError(f"node {node} gives no updates: {reply[:LONGEST]!r}. {AGAIN}")
+        raise NoAnswerError(f"node {node} gives no updates: {reply[:LONGEST]!r}. {after}")
     expected = {name: (value.dtype, (len(users), *value.shape)) for name, value in trained.items()}
     losses = reply.reports.get(LOSSES)
     if (
@@ -367,7 +368,7 @@ def _read(
     ):
         raise NoAnswerError(
             f"node {node} answers other tensors than one update per user of {len(trained)} parameters: build "
-            f"the same model, with the same parameters trainable, at the server and at every node. {AGAIN}"
+            f"the same model, with the same parameters trainable, at the server and at every node. {after}"
         )
     return {
         (node + FIRST_NODE, user): (
