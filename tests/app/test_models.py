@@ -1,4 +1,5 @@
 import sys
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -117,6 +118,16 @@ def test_scatter_linear_comes_with_its_features(tmp_path: Path) -> None:
         build_model("scatter-linear", raw)
     assert extractor_of("cnn-tanh", raw) is None
     assert prepare_data("cnn-tanh", raw) is raw
+
+
+@pytest.mark.parametrize(
+    ("name", "channels", "mirrored"), [("images", 1, False), ("fashion-mnist", 1, True), ("images", 3, True)]
+)
+def test_clothes_and_colours_have_two_dictionaries_and_mirror_images(name, channels, mirrored) -> None:
+    found = extractor_of("patches-linear", replace(images(channels, 28), name=name))
+    assert found is not None
+    assert found.config()["mirrored"] == mirrored
+    assert (found.config()["dictionaries"] == ((256, 5, 4), (512, 7, 2))) == mirrored
 
 
 def test_patches_linear_learns_digits_privately(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -87,17 +87,14 @@ def test_features_of_a_record_do_not_depend_on_the_others() -> None:
     extractor = DrawnFeatures(**SMALL)
     records = Records({"input": torch.randn(70, 1, 8, 8)})
     together = extract(records, extractor).fields["input"]
-    assert together.shape == (70, 16 * 16 + 16 * 4 + 81 * 4)
+    assert together.shape == (70, 16 * 16 + 16 * 4)
     torch.testing.assert_close(together.norm(dim=1), torch.full((70,), 4.0), atol=1e-2, rtol=0)
     alone = extract(records, extractor, chunk=1).fields["input"]
     torch.testing.assert_close(together, alone, atol=2e-3, rtol=2e-3)
 
 
 def test_mirrored_features_are_those_of_the_image_and_of_its_mirror_image() -> None:
-    plain, mirrored = (
-        DrawnFeatures(**SMALL, scattering=False),
-        DrawnFeatures(**SMALL, scattering=False, mirrored=True),
-    )
+    plain, mirrored = DrawnFeatures(**SMALL), DrawnFeatures(**SMALL, mirrored=True)
     x = torch.randn(5, 1, 8, 8)
     assert mirrored(x).shape == (5, 16 * 16 + 16 * 4)
     torch.testing.assert_close(mirrored(x), mirrored(x.flip(-1)), atol=1e-3, rtol=1e-3)

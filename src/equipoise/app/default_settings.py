@@ -12,7 +12,7 @@ ICLR 2021.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from equipoise.app.option_checks import data_form
 
@@ -69,10 +69,6 @@ FALLBACK_OF_TABLES = DefaultSettings(schedule="linear")
 """For tables: noise of the last steps weighs less than under a constant rate."""
 
 
-DRAWN = DefaultSettings(batch_size=16_384, epochs=20, clip_norm=0.1, learning_rate=400.0, ema=0.9)
-"""Of a linear model on features of length 4, whose weights must become long: no other data set has a say."""
-
-
 DEFAULT_SETTINGS: dict[tuple[str, str], DefaultSettings] = {
     ("digits", "mlp-tanh"): DefaultSettings(batch_size=718.5, epochs=40, clip_norm=0.1, learning_rate=3.0),
     ("mnist", "cnn-tanh"): DefaultSettings(
@@ -87,9 +83,16 @@ DEFAULT_SETTINGS: dict[tuple[str, str], DefaultSettings] = {
     ("fashion-mnist", "scatter-linear"): DefaultSettings(
         batch_size=4096, epochs=40, epsilon=2.7, clip_norm=0.1, learning_rate=8.0, ema=0.98
     ),
-    ("mnist", "patches-linear"): replace(DRAWN, epsilon=2.93),
-    ("fashion-mnist", "patches-linear"): replace(DRAWN, epsilon=2.7),
-    ("cifar10", "patches-linear"): replace(DRAWN, epsilon=3.0, learning_rate=200.0, ema=0.95),
+    # the features have length 4, so the weights must become long
+    ("mnist", "patches-linear"): DefaultSettings(
+        batch_size=8192, epochs=40, epsilon=2.93, clip_norm=0.5, learning_rate=5.0, ema=0.9
+    ),
+    ("fashion-mnist", "patches-linear"): DefaultSettings(
+        batch_size=8192, epochs=20, epsilon=2.7, clip_norm=0.1, learning_rate=100.0, ema=0.9
+    ),
+    ("cifar10", "patches-linear"): DefaultSettings(
+        batch_size=16_384, epochs=20, epsilon=3.0, clip_norm=0.1, learning_rate=200.0, ema=0.95
+    ),
     ("cifar10", "cnn-cifar"): DefaultSettings(batch_size=4096, epochs=40, clip_norm=0.1, learning_rate=2.0),
 }
 """By data set and model."""

@@ -7,7 +7,7 @@ seed and nothing else: they are public. Some models are trained on fixed feature
 Sources: "cnn-tanh" and "cnn-cifar" are the networks of N. Papernot, A. Thakurta, S. Song, S. Chien, U.
 Erlingsson, "Tempered sigmoid activations for deep learning with differential privacy", AAAI 2021;
 "scatter-linear" is that of F. Tramer, D. Boneh, "Differentially private learning needs better features", ICLR
-2021; "patches-linear" adds the patch dictionaries of A. Coates, A. Y. Ng, "The importance of encoding versus
+2021; "patches-linear" has the patch dictionaries of A. Coates, A. Y. Ng, "The importance of encoding versus
 training with sparse coding and vector quantization", ICML 2011, and whitening, both fitted on drawn pictures;
 "resnet20-gn" is that of K. He et al., "Deep residual learning for image recognition", CVPR 2016, with group
 normalisation, since batch normalisation mixes records.
@@ -206,11 +206,10 @@ def _pooled(dataset: DataSet) -> FeatureExtractor:
 
 def _drawn(dataset: DataSet) -> FeatureExtractor:
     shape = _images("patches-linear", dataset, 8)
-    if shape[0] == 1:
+    if shape[0] == 1 and dataset.name != "fashion-mnist":
         return DrawnFeatures(shape)
-    # In colour larger patches say more than scattering does, and things face either way.
-    fine, coarse = (256, 5, 4), (512, 7, 2)
-    return DrawnFeatures(shape, dictionaries=(fine, coarse), scattering=False, mirrored=True)
+    # Of colours and clothes smaller patches on finer cells say more, and things face either way.
+    return DrawnFeatures(shape, dictionaries=((256, 5, 4), (512, 7, 2)), mirrored=True)
 
 
 def _patches_linear(dataset: DataSet) -> nn.Module:

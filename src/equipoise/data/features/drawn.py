@@ -1,4 +1,4 @@
-"""Features that are fitted on pictures which the library draws itself: patches and scattering, whitened."""
+"""Features that are fitted on pictures which the library draws itself: responses of patches, whitened."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from equipoise.data.features.drawings import draw_pictures
-from equipoise.data.features.extractors import ScatteringFeatures
 from equipoise.data.features.patches import PatchDictionary
 from equipoise.data.features.whitening import Whitening
 
@@ -20,7 +19,7 @@ _AT_ONCE = 8  # images for which the intermediate results stay within a processo
 
 @dataclass(frozen=True)
 class DrawnFeatures:
-    """Responses of patch dictionaries and scattering coefficients, whitened by those of drawn pictures.
+    """Responses of patch dictionaries, whitened by those of drawn pictures.
 
     Dictionaries, thresholds, mean and covariance come from `draw_pictures` only: the fit takes no records,
     so it costs no privacy. It is made at the first call and takes about a minute.
@@ -32,20 +31,18 @@ class DrawnFeatures:
         pictures: how many are drawn.
         ridge: of the whitening.
         seed: public; of drawings and dictionaries.
-        scattering: whether its coefficients are among the features.
         mirrored: whether an image's features are averaged with those of its mirror image.
 
     >>> features = DrawnFeatures((1, 8, 8), dictionaries=((16, 3, 4),), pictures=64)
     >>> features(torch.randn(2, 1, 8, 8)).shape
-    torch.Size([2, 580])
+    torch.Size([2, 256])
     """
 
     shape: tuple[int, int, int]
-    dictionaries: tuple[tuple[int, int, int], ...] = ((256, 5, 4),)
+    dictionaries: tuple[tuple[int, int, int], ...] = ((512, 7, 2),)
     pictures: int = 20_000
     ridge: float = 0.03
     seed: int = 0
-    scattering: bool = True
     mirrored: bool = False
 
     chunk = 1024  # a large factor is read for every call: few calls
@@ -76,10 +73,6 @@ class DrawnFeatures:
         ]
 
     @cached_property
-    def _scattering(self) -> ScatteringFeatures:
-        return ScatteringFeatures(self.shape[1:])
-
-    @cached_property
     def _whitening(self) -> Whitening:
         chunks = torch.split(self._drawings, self.chunk)
         fitted = Whitening.fit((self._raw(chunk) for chunk in chunks), ridge=self.ridge)
@@ -95,5 +88,4 @@ class DrawnFeatures:
         return self._of(images)
 
     def _of(self, images: Tensor) -> Tensor:
-        found = [dictionary(images).flatten(1) for dictionary in self._dictionaries]
-        return torch.cat([*found, self._scattering(images).flatten(1)] if self.scattering else found, 1)
+        return torch.cat([dictionary(images).flatten(1) for dictionary in self._dictionaries], 1)
