@@ -147,6 +147,8 @@ def waits_of_third_step(run_dir: Path, micro_batch_size: int = 300) -> collectio
         _Followed(device),
         _Reads(device),
     ):
+        training._steps.remember()  # by a digest that is taken on the device, as after a step there
+        device.waits.clear()
         training.take_step()
     return device.waits
 

@@ -70,7 +70,7 @@ AGAIN = (
 )
 
 #: Characters of a node's text that an error shows.
-LONGEST = 300
+LONGEST_REASON = 300
 
 Place = tuple[int, int]
 """Of a user: the node, from `FIRST_NODE` on, and the user's number there."""
@@ -358,7 +358,7 @@ def _read(
     """
     reply = read_reply(message)
     if isinstance(reply, str):
-        raise NoAnswerError(f"node {node} gives no updates: {reply[:LONGEST]!r}. {after}")
+        raise NoAnswerError(f"node {node} gives no updates: {reply[:LONGEST_REASON]!r}. {after}")
     expected = {name: (value.dtype, (len(users), *value.shape)) for name, value in trained.items()}
     losses = reply.reports.get(LOSSES)
     if (
