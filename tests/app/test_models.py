@@ -126,7 +126,7 @@ def test_scatter_linear_comes_with_its_features(tmp_path: Path) -> None:
 def test_clothes_and_colours_have_two_dictionaries_and_mirror_images(name, channels, mirrored) -> None:
     found = extractor_of("patches-linear", replace(images(channels, 28), name=name))
     assert found is not None
-    assert found.config()["mirrored"] == mirrored
+    assert found.config()["with_mirror_image"] == mirrored
     assert (found.config()["dictionaries"] == ((256, 5, 4), (512, 7, 2))) == mirrored
 
 

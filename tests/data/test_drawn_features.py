@@ -94,7 +94,7 @@ def test_features_of_a_record_do_not_depend_on_the_others() -> None:
 
 
 def test_mirrored_features_are_those_of_the_image_and_of_its_mirror_image() -> None:
-    plain, mirrored = DrawnFeatures(**SMALL), DrawnFeatures(**SMALL, mirrored=True)
+    plain, mirrored = DrawnFeatures(**SMALL), DrawnFeatures(**SMALL, with_mirror_image=True)
     x = torch.randn(5, 1, 8, 8)
     assert mirrored(x).shape == (5, 16 * 16 + 16 * 4)
     torch.testing.assert_close(mirrored(x), mirrored(x.flip(-1)), atol=1e-3, rtol=1e-3)

@@ -209,7 +209,7 @@ def _drawn(dataset: DataSet) -> FeatureExtractor:
     if shape[0] == 1 and dataset.name != "fashion-mnist":
         return DrawnFeatures(shape)
     # Of colours and clothes smaller patches on finer cells say more, and things face either way.
-    return DrawnFeatures(shape, dictionaries=((256, 5, 4), (512, 7, 2)), mirrored=True)
+    return DrawnFeatures(shape, dictionaries=((256, 5, 4), (512, 7, 2)), with_mirror_image=True)
 
 
 def _patches_linear(dataset: DataSet) -> nn.Module:

@@ -31,7 +31,7 @@ class DrawnFeatures:
         pictures: how many are drawn.
         ridge: of the whitening.
         seed: public; of drawings and dictionaries.
-        mirrored: whether an image's features are averaged with those of its mirror image.
+        with_mirror_image: whether an image's features are averaged with those of its mirror image.
 
     >>> features = DrawnFeatures((1, 8, 8), dictionaries=((16, 3, 4),), pictures=64)
     >>> features(torch.randn(2, 1, 8, 8)).shape
@@ -43,7 +43,7 @@ class DrawnFeatures:
     pictures: int = 20_000
     ridge: float = 0.03
     seed: int = 0
-    mirrored: bool = False
+    with_mirror_image: bool = False
 
     chunk = 1024  # a large factor is read for every call: few calls
 
@@ -83,7 +83,7 @@ class DrawnFeatures:
         return torch.cat([self._part(part) for part in torch.split(images, _AT_ONCE)])
 
     def _part(self, images: Tensor) -> Tensor:
-        if self.mirrored:
+        if self.with_mirror_image:
             return (self._of(images) + self._of(images.flip(-1))) / 2
         return self._of(images)
 
