@@ -122,9 +122,46 @@ def test_optimal_coefficients_are_a_minimum(bands):
             assert prefix_error((*best[:k], moved, *best[k + 1 :]), 300) >= error
 
 
-def test_a_search_that_tries_coefficients_that_explode_is_quiet():
+def test_the_optimum_of_two_steps_is_known():
+    # (2 + (1 - c)^2) (1 + c^2) / 2 is least where 2 c^3 - 3 c^2 + 4 c - 1 = 0
+    (root,) = [r.real for r in np.roots([2, -3, 4, -1]) if abs(r.imag) < 1e-9]
+    assert optimal_coefficients(2, 2)[1] == pytest.approx(root, abs=1e-5)
+
+
+def optimum_of_all_matrices(count):
+    """Root mean squared noise of the best of all factorisations: Denisov et al. 2022, arXiv 2202.08312."""
+    sums = np.tril(np.ones((count, count)))
+    dual = np.ones(count)
+    for _ in range(2000):
+        scaled = np.sqrt(dual)[:, None] * (sums.T @ sums) * np.sqrt(dual)
+        values, vectors = np.linalg.eigh(scaled)
+        dual = np.diag((vectors * np.sqrt(values)) @ vectors.T).copy()
+    return math.sqrt(dual.sum() / count)
+
+
+@pytest.mark.parametrize("count", [1, 2, 8, 32])
+def test_the_optimum_is_near_that_of_all_matrices(count):
+    least = optimum_of_all_matrices(count)
+    singular = 1 / (2 * np.sin((2 * np.arange(1, count + 1) - 1) * np.pi / (4 * count + 2)))
+    assert singular.sum() / count <= least + 1e-9  # by the nuclear norm, of any factorisation
+    assert least - 1e-9 <= prefix_error(optimal_coefficients(count, count), count) <= 1.04 * least
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 7, 40, 1000, 100_000])
+def test_the_search_does_better_than_the_square_root_at_every_size(count):
+    for bands in (2, 3, 8, 64):
+        best, root = optimal_coefficients(bands, count), square_root_coefficients(min(bands, count))
+        assert list(best) == sorted(best, reverse=True)
+        better = prefix_error(best, count) / prefix_error(root, count)
+        assert better == 1 if count == 1 else better < 1
+
+
+def test_the_search_meets_no_coefficients_that_explode():
     with warnings.catch_warnings(action="error"):
-        assert optimal_coefficients(2, 100_000) == (1.0, 0.5)
+        two = optimal_coefficients.__wrapped__(2, 100_000)
+    # of an autoregressive process: 1 - c is of the order of 1 / sqrt(count)
+    assert two[1] == pytest.approx(0.97322, abs=1e-4)
+    assert prefix_error(two, 100_000) < 0.95 * prefix_error(square_root_coefficients(2), 100_000)
 
 
 # ---- the mechanism

@@ -127,10 +127,10 @@ def prefix_error(coefficients: Sequence[float] | _Array, count: int) -> float:
 
 @functools.lru_cache(maxsize=128)
 def optimal_coefficients(bands: int, count: int) -> tuple[float, ...]:
-    """The coefficients of least `prefix_error` among those that are not negative.
+    """The coefficients of least `prefix_error` among those that do not rise and are not negative.
 
-    Found by quasi-Newton steps from the square root; what comes out is proved by nobody, and need not be: its
-    sensitivity is computed like that of any others.
+    Found by quasi-Newton steps from the square root, and never worse than it; what comes out is proved by
+    nobody, and need not be: its sensitivity is computed like that of any others.
 
     Args:
         bands: how many coefficients.
@@ -145,23 +145,33 @@ def optimal_coefficients(bands: int, count: int) -> tuple[float, ...]:
     start = np.array(square_root_coefficients(min(bands, count)))
     weights = np.arange(count, 0, -1) / count
 
-    def objective(tail: _Array) -> tuple[float, _Array]:
+    def coefficients(drops: _Array) -> _Array:
+        """c_k = (1 - drop_1) ... (1 - drop_k)."""
+        return np.concatenate([[1.0], np.cumprod(1 - drops)])
+
+    def objective(drops: _Array) -> tuple[float, _Array]:
         """log of the squared error, and its gradient."""
         # of 1 / ((1 - x) c(x)) in c_k: -x^k / ((1 - x) c(x)^2)
-        c = np.concatenate([[1.0], tail])
+        c = coefficients(drops)
         sums = inverse_coefficients(c, count).cumsum()
         weighted, again = weights * sums, np.asarray(lfilter([1.0], c, sums))
         error, norm = float(weighted @ sums), float(c @ c)
         slopes = np.array([weighted[k:] @ again[: count - k] for k in range(1, len(c))])
-        return math.log(error) + math.log(norm), -2 * slopes / error + 2 * tail / norm
+        gradient = -2 * slopes / error + 2 * c[1:] / norm
+        # of c_j in drop_k: -c_j / (1 - drop_k) for j >= k
+        return math.log(error) + math.log(norm), -np.cumsum((gradient * c[1:])[::-1])[::-1] / (1 - drops)
 
     if len(start) == 1:
         return (1.0,)
-    limits = [(0.0, None)] * (len(start) - 1)
-    # A step of the search may try coefficients whose inverse grows without end; it then tries shorter ones.
-    with np.errstate(over="ignore", invalid="ignore"):
-        found = minimize(
-            objective, start[1:], jac=True, method="L-BFGS-B", bounds=limits, options={"maxiter": 300}
-        )
-    best = (1.0, *found.x.tolist())
-    return best if prefix_error(best, count) < prefix_error(start, count) else tuple(start.tolist())
+    # By what share each falls below the one before: the roots of such a polynomial lie outside of the unit
+    # circle (Enestrom and Kakeya), so that no step of the search meets an inverse that grows without end.
+    found = minimize(
+        objective,
+        1 - start[1:] / start[:-1],
+        jac=True,
+        method="L-BFGS-B",
+        bounds=[(0.0, 1 - 1e-9)] * (len(start) - 1),
+        options={"maxiter": 300},
+    )
+    best = coefficients(found.x)
+    return tuple((best if prefix_error(best, count) < prefix_error(start, count) else start).tolist())
