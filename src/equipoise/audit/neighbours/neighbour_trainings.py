@@ -93,6 +93,7 @@ class NeighbourTrainings:
         self.setup = setup = prepare(inputs)
         self._owners = setup.rows.owners
         self._units = self.records if self._owners is None else self._owners.count
+        self._users_drawn = self._owners is not None and self._owners.unit.joined is not None
         if setup.plan.unproven or not setup.plan.releases:
             raise ValueError(
                 f"method {setup.method.name!r} has releases without a proof, or none at all: there is no "
@@ -118,7 +119,7 @@ class NeighbourTrainings:
         self._rows.source = with_copies(source, inputs.data, list(itertools.chain(*copies)), collate)
         if self._owners is not None:
             self._rows.owners = self._owners.with_newcomers([len(one) for one in copies])
-            if self._owners.unit.joined is not None:
+            if self._users_drawn:
                 self._rows.source = UserSource(self._rows.source, self._rows.owners)
         starts = itertools.pairwise(itertools.accumulate(map(len, copies), initial=self.records))
         self._new = [tuple(range(start, stop)) for start, stop in starts]
@@ -134,8 +135,7 @@ class NeighbourTrainings:
 
     def _numbers(self, unit: int) -> tuple[int, ...]:
         """What draws hold of a record or user of the data."""
-        users_drawn = self._owners is not None and self._owners.unit.joined is not None
-        return (unit,) if users_drawn else self._records_of(unit)
+        return (unit,) if self._users_drawn else self._records_of(unit)
 
     def _old(self, number: int) -> int:
         """The record or user of the data that leaves or is replaced."""
@@ -156,11 +156,10 @@ class NeighbourTrainings:
     def compare(self, change: str, number: int, steps: int, threads: int) -> NeighbourPair:
         """The number-th of several pairs of this change."""
         old, copied = self._numbers(self._old(number)), self._copy(change, number)
-        users_drawn = self._owners is not None and self._owners.unit.joined is not None
-        new = (self._units + copied,) if users_drawn else self._new[copied]
+        new = (self._units + copied,) if self._users_drawn else self._new[copied]
         place = 1.0 if self.draws_numbers else number / max(1, self._positions - 1)
         # The population that the user states need not hold a record more than the data.
-        without = ChosenDraws(self._units if users_drawn else self.records, old)
+        without = ChosenDraws(self._units if self._users_drawn else self.records, old)
         before, after = (replace(without, audited=those, place=place) for those in (old, new))
         one, other = {"remove": (before, without), "replace": (before, after)}.get(change, (without, after))
         left = self._step(one, number, steps)
