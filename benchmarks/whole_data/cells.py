@@ -195,7 +195,7 @@ ROUNDS: tuple[tuple[tuple[str, ...], tuple[float, ...]], ...] = (
     (("mushroom", "a9a", "adult"), (1.0, 3.0, 8.0)),
     (("mnist", "fashion-mnist"), (3.0, 1.0, 8.0)),
     (("pneumoniamnist",), (1.0, 3.0, 8.0)),
-    (("cifar10", "sst2", "shakespeare"), (3.0, 1.0, 8.0)),
+    (("cifar10", "sst2", "sst2-gru", "shakespeare"), (3.0, 1.0, 8.0)),
 )
 
 

@@ -29,11 +29,10 @@ class NextCharacter(nn.Module):
     """Logits of the next character at every position of a text.
 
     Args:
-        length: of a text.
         classes: number of characters.
     """
 
-    def __init__(self, length: int, classes: int) -> None:
+    def __init__(self, classes: int) -> None:
         super().__init__()
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)

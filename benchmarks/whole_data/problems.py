@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from math import prod
 from pathlib import Path
 from typing import Literal
 
@@ -18,7 +20,7 @@ from torch import Tensor, nn
 import equipoise as eq
 from benchmarks.whole_data.next_character import NextCharacter, read_shakespeare, shifted
 from equipoise.app.data_loading import cache_folder
-from equipoise.app.models import prepare_data
+from equipoise.app.models import build_model, prepare_data
 from equipoise.data import DataSet
 
 Split = Literal["tuning", "test"]
@@ -32,9 +34,9 @@ def flat(records: Fields) -> Fields:
     return {**records, "input": records["input"].flatten(1)}
 
 
-def linear(width: int, classes: int) -> nn.Module:
+def linear(found: DataSet) -> nn.Module:
     """A linear model that starts at zero: the problem is convex, and the start needs no luck."""
-    layer = nn.Linear(width, classes)
+    layer = nn.Linear(prod(found.input_shape), found.num_classes)
     nn.init.zeros_(layer.weight)
     nn.init.zeros_(layer.bias)
     return layer
@@ -48,17 +50,19 @@ class Design:
         model: what `equipoise train` calls this model, features included; None where it has none.
         steps: of a training.
         draws: per pass over the records.
+        data: the name of the data set, where it is not that of the design.
         read: the data set, from its name and the folder.
         fields: of records, as the model and its loss take them.
-        network: from the numbers of features and of classes.
+        network: for the data set with its features.
     """
 
     model: str | None
     steps: int = 100
     draws: int = 16
+    data: str | None = None
     read: Callable[[str, Path], DataSet] = eq.data.load
     fields: Callable[[Fields], Fields] = flat
-    network: Callable[[int, int], nn.Module] = linear
+    network: Callable[[DataSet], nn.Module] = linear
 
 
 DESIGNS: dict[str, Design] = {
@@ -70,7 +74,14 @@ DESIGNS: dict[str, Design] = {
     "fashion-mnist": Design("scatter-pooled"),
     "cifar10": Design("scatter-pooled"),
     "sst2": Design("text-signs"),
-    "shakespeare": Design(None, draws=128, read=read_shakespeare, fields=shifted, network=NextCharacter),
+    "sst2-gru": Design("text-gru", draws=32, data="sst2", network=partial(build_model, "text-gru")),
+    "shakespeare": Design(
+        None,
+        draws=128,
+        read=read_shakespeare,
+        fields=shifted,
+        network=lambda found: NextCharacter(found.num_classes),
+    ),
 }
 """In the order in which they are worth knowing."""
 
@@ -84,7 +95,7 @@ class Problem:
     """
 
     def __init__(self, found: DataSet, design: Design) -> None:
-        self.name, self.steps, self.draws = found.name, design.steps, design.draws
+        self.steps, self.draws = design.steps, design.draws
         order = torch.randperm(found.population, generator=torch.Generator().manual_seed(0))
         private, public = order[:-PUBLIC], order[-PUBLIC:]
         self.public = design.fields(found.train[public])
@@ -95,7 +106,7 @@ class Problem:
     def load(cls, name: str, folder: Path) -> Problem:
         """Read it and compute its features, or take them from the cache."""
         design = DESIGNS[name]
-        found = design.read(name, folder)
+        found = design.read(design.data or name, folder)
         if design.model is not None:
             found = prepare_data(design.model, found, cache_folder())
         return cls(found, design)
@@ -111,4 +122,4 @@ class Problem:
 
     def model(self) -> nn.Module:
         """The same start for every training."""
-        return self._design.network(self.public["input"].shape[1], self._found.num_classes)
+        return self._design.network(self._found)

@@ -36,14 +36,16 @@ def rows(done: Done) -> list[dict[str, Any]]:
 
 
 def summary(done: Done) -> str:
-    """JSON, a line per row of a model that `equipoise train` knows, with the optimiser of its method."""
-    named = (json.dumps(row | _optimizer(row["method"])) for row in rows(done) if row["model"] is not None)
+    """JSON, a line per row of a model that `equipoise train` knows, as its command names things."""
+    named = (json.dumps(row | _for_command(row)) for row in rows(done) if row["model"] is not None)
     return "[\n" + ",\n".join(named) + "\n]\n"
 
 
-def _optimizer(method: str) -> dict[str, Any]:
-    contender = CONTENDERS.get(method, CONTENDERS["dp-sgd"])
-    return {"optimizer": "adam" if contender.adam else "sgd", "momentum": contender.momentum}
+def _for_command(row: Mapping[str, Any]) -> dict[str, Any]:
+    """The data set, and the optimiser of the method."""
+    contender = CONTENDERS.get(row["method"], CONTENDERS["dp-sgd"])
+    found = {"data": DESIGNS[row["data"]].data or row["data"]}
+    return found | {"optimizer": "adam" if contender.adam else "sgd", "momentum": contender.momentum}
 
 
 def table(done: Done) -> str:

@@ -47,6 +47,7 @@ SUITABLE = {
     "scatter-pooled": images(1, 28),
     "patches-linear": images(1, 8),
     "text-bag": texts(),
+    "text-gru": texts(),
     "text-signs": texts(),
 }
 
@@ -102,6 +103,7 @@ def test_initial_weights_follow_the_seed_alone(name: str) -> None:
         ("mlp-tanh", images(1, 8), 4_810),
         ("linear", images(1, 28), 7_850),
         ("text-bag", texts(), 8 * 32 + 32 * 2 + 2),
+        ("text-gru", texts(), 8 * 16 + 2 * 3 * 16 * 17 + 16 * 2 + 2),
     ],
 )
 def test_parameter_counts(name: str, dataset: DataSet, parameters: int) -> None:
@@ -143,8 +145,9 @@ def test_patches_linear_learns_digits_privately(tmp_path: Path, monkeypatch: pyt
         build_model("patches-linear", images(1, 8))
 
 
-def test_padding_does_not_count() -> None:
-    model = build_model("text-bag", texts())
+@pytest.mark.parametrize("name", ["text-bag", "text-gru"])
+def test_padding_does_not_count(name: str) -> None:
+    model = build_model(name, texts())
     short, long = torch.tensor([[3, 5]]), torch.tensor([[3, 5, 0, 0, 0]])
     torch.testing.assert_close(model(short), model(long))
     model(long).sum().backward()

@@ -118,9 +118,12 @@ def test_what_advice_reads_has_the_optimizer_of_each_method(calls, tmp_path):
     bench = Bench(tmp_path / "runs.jsonl", lambda name: None)
     names = ("dp-sgd", "dp-sgd, momentum", "dp-sgd, adam")
     done = {("sst2", name, 1.0): bench.cell("sst2", name, 1.0) for name in names}
-    done |= {("shakespeare", "dp-sgd", 1.0): bench.cell("shakespeare", "dp-sgd", 1.0)}
-    found = [(row["optimizer"], row["momentum"]) for row in json.loads(summary(done))]
-    assert found == [("sgd", 0.0), ("sgd", 0.9), ("adam", 0.0)]  # no command trains on shakespeare
+    done |= {(data, "dp-sgd", 1.0): bench.cell(data, "dp-sgd", 1.0) for data in ("shakespeare", "sst2-gru")}
+    found = json.loads(summary(done))  # no command trains on shakespeare
+    steps = [(row["optimizer"], row["momentum"]) for row in found[:3]]
+    assert steps == [("sgd", 0.0), ("sgd", 0.9), ("adam", 0.0)]
+    assert {row["data"] for row in found} == {"sst2"}
+    assert [row["model"] for row in found[2:]] == ["text-signs", "text-gru"]
 
 
 def test_it_goes_on_where_it_stopped(calls, tmp_path):
@@ -193,7 +196,7 @@ def test_a_record_of_text_is_a_piece_of_its_own(shakespeare):
 
 
 def test_a_language_model_sees_the_characters_before_and_no_others():
-    model = NextCharacter(LENGTH - 1, len(ALPHABET))
+    model = NextCharacter(len(ALPHABET))
     torch.nn.init.normal_(model.head.weight, generator=torch.Generator().manual_seed(0))
     text = torch.arange(LENGTH - 1)[None]
     changed = text.clone()
@@ -212,3 +215,15 @@ def test_a_language_model_trains(shakespeare, method):
     assert 0 < found["accuracy"] < 100
     assert found["judges"] == 40
     assert loss(problem.model(), records).shape == (len(records["input"]),)
+
+
+@pytest.mark.parametrize("method", ["dp-sgd, adam", "joint-whitening, momentum"])
+def test_a_recurrent_net_trains(method):
+    tokens = torch.randint(0, 50, (COUNT, 30), generator=torch.Generator().manual_seed(0))
+    rows = Records({"input": tokens, "label": tokens[:, 0] % 2}, num_classes=2)
+    found = DataSet("sst2", rows, rows, population=COUNT, num_classes=2, vocabulary_size=50)
+    problem = Problem(found, replace(DESIGNS["sst2-gru"], steps=3, draws=4))
+    result = cells.measure(problem, method, 8.0, (1.0, 4.0), 0, "test")
+    assert 0 < result["accuracy"] < 100
+    first, second = (problem.model().state_dict() for _ in range(2))
+    assert all(torch.equal(first[name], second[name]) for name in first)

@@ -86,10 +86,35 @@ class TextBag(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Token ids ``[B, S]`` -> logits ``[B, num_classes]``; a text without tokens has the mean 0."""
-        present = (tokens != 0).unsqueeze(-1).to(self.embedding.weight.dtype)
-        # weighting by the mask keeps padding out of the gradient as well as out of the sum
-        mean = (self.embedding(tokens) * present).sum(1) / present.sum(1).clamp(min=1.0)
-        return self.head(mean)
+        return self.head(_mean_of_tokens(self.embedding(tokens), tokens))
+
+
+class TextGRU(nn.Module):
+    """The mean of a GRU's states over a text's first 24 tokens, then a linear layer; token 0 is padding.
+
+    Padding stands at the end of a text, so that no state of a token depends on it.
+    """
+
+    length = 24
+
+    def __init__(self, vocabulary_size: int, num_classes: int, width: int = 16) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(vocabulary_size, width)
+        self.gru = nn.GRU(width, width, batch_first=True)
+        self.head = nn.Linear(width, num_classes)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Token ids ``[B, S]`` -> logits ``[B, num_classes]``; a text without tokens has the mean 0."""
+        tokens = tokens[:, : self.length]
+        states, _ = self.gru(self.embedding(tokens))
+        return self.head(_mean_of_tokens(states, tokens))
+
+
+def _mean_of_tokens(values: Tensor, tokens: Tensor) -> Tensor:
+    """Of ``[B, S, width]`` over the tokens that are no padding."""
+    present = (tokens != 0).unsqueeze(-1).to(values.dtype)
+    # weighting by the mask keeps padding out of the gradient as well as out of the sum
+    return (values * present).sum(1) / present.sum(1).clamp(min=1.0)
 
 
 def _images(name: str, dataset: DataSet, least: int) -> tuple[int, int, int]:
@@ -234,6 +259,10 @@ def _text_bag(dataset: DataSet) -> nn.Module:
     return TextBag(_vocabulary("text-bag", dataset), dataset.num_classes)
 
 
+def _text_gru(dataset: DataSet) -> nn.Module:
+    return TextGRU(_vocabulary("text-gru", dataset), dataset.num_classes)
+
+
 def _signs(dataset: DataSet) -> FeatureExtractor:
     return TokenBags(_vocabulary("text-signs", dataset))
 
@@ -257,6 +286,7 @@ MODELS: dict[str, ModelEntry] = {
         _patches_linear, "one linear layer on features fitted on pictures that the library draws", _drawn
     ),
     "text-bag": ModelEntry(_text_bag, "mean of 32-wide token embeddings, one linear layer"),
+    "text-gru": ModelEntry(_text_gru, "16-wide token embeddings, a GRU over 24 tokens, one linear layer"),
     "text-signs": ModelEntry(_logistic, "one linear layer on sums of fixed random token vectors", _signs),
 }
 

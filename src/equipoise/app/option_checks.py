@@ -46,7 +46,7 @@ DATA_NAMES = (
 
 MODEL_NAMES = (
     "mlp-tanh", "cnn-tanh", "cnn-cifar", "resnet20-gn", "linear", "logistic", "scatter-linear",
-    "scatter-pooled", "patches-linear", "text-bag", "text-signs",
+    "scatter-pooled", "patches-linear", "text-bag", "text-gru", "text-signs",
 )  # fmt: skip
 
 
