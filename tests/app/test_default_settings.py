@@ -5,7 +5,14 @@ import json
 import pytest
 
 from equipoise import cli
-from equipoise.app.default_settings import DEFAULT_MODEL, DEFAULT_SETTINGS, FALLBACK, default_settings
+from equipoise.app.default_settings import (
+    DEFAULT_MODEL,
+    DEFAULT_SETTINGS,
+    DRAWN_FEATURES,
+    FALLBACK,
+    default_settings,
+)
+from equipoise.app.option_checks import SettingsError
 from equipoise.app.settings import RunSettings
 
 # batch size, epochs, epsilon, clip norm, learning rate, decay of the averaged weights
@@ -53,6 +60,23 @@ def test_what_the_user_says_beats_the_default_settings() -> None:
     ).resolved()
     assert (settings.clip_norm, settings.ema, settings.epsilon) == ("0.5", 0.0, 1.0)
     assert settings.learning_rate == DEFAULT_SETTINGS["mnist", "scatter-linear"].learning_rate
+
+
+def test_drawn_features_are_those_that_were_measured() -> None:
+    """Run folders name them: a line that changes would give old models other features."""
+    assert DRAWN_FEATURES == {
+        "strokes": {"dictionaries": ((512, 7, 2),)},
+        "things": {"dictionaries": ((256, 5, 4), (512, 7, 2)), "with_mirror_image": True},
+    }
+    kinds = {name: default_settings(name, "patches-linear").features for name in ("digits", "mnist")}
+    assert kinds == {"digits": "strokes", "mnist": "strokes"}
+    for name in ("fashion-mnist", "cifar10"):
+        assert RunSettings(data=name, model="patches-linear").resolved().features == "things"
+    own = RunSettings(data="my.module:images", population=100, model="patches-linear")
+    assert own.resolved().features == "things"
+    assert RunSettings(data="mnist", model="linear").resolved().features is None
+    with pytest.raises(SettingsError, match="--features is things, but only patches-linear"):
+        RunSettings(model="linear", features="things").check()
 
 
 def test_every_default_model_has_default_settings() -> None:

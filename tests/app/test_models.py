@@ -1,6 +1,5 @@
 import sys
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -10,7 +9,6 @@ from equipoise import data
 from equipoise.app.build import assemble, build_training
 from equipoise.app.models import MODELS, build_model, default_model, extractor_of, prepare_data
 from equipoise.app.settings import RunSettings
-from equipoise.data.features.drawn import DrawnFeatures
 from equipoise.data.records import DataSet, Records
 
 
@@ -55,8 +53,9 @@ SUITABLE = {
 @pytest.fixture(autouse=True)
 def few_drawings(monkeypatch: pytest.MonkeyPatch) -> None:
     """The fit of the features on fewer pictures than users get: it takes a second here."""
-    small = partial(DrawnFeatures, dictionaries=((16, 5, 4),), pictures=500)
-    monkeypatch.setattr("equipoise.app.models.DrawnFeatures", small)
+    small = {"dictionaries": ((16, 5, 4),), "pictures": 500}
+    kinds = {"strokes": small, "things": {**small, "with_mirror_image": True}}
+    monkeypatch.setattr("equipoise.app.models.DRAWN_FEATURES", kinds)
 
 
 def count(model: torch.nn.Module) -> int:
@@ -123,13 +122,16 @@ def test_scatter_linear_comes_with_its_features(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "channels", "mirrored"), [("images", 1, False), ("fashion-mnist", 1, True), ("images", 3, True)]
-)
-def test_clothes_and_colours_have_two_dictionaries_and_mirror_images(name, channels, mirrored) -> None:
-    found = extractor_of("patches-linear", replace(images(channels, 28), name=name))
+    ("features", "data", "mirrored"),
+    [
+        ("strokes", "fashion-mnist", False), ("things", "mnist", True),
+        (None, "mnist", False), (None, "fashion-mnist", True), (None, "my.module:images", True),
+    ],
+)  # fmt: skip
+def test_the_features_that_are_named_beat_those_of_the_data(features, data, mirrored) -> None:
+    found = extractor_of("patches-linear", replace(images(1, 28), name=data), features)
     assert found is not None
     assert found.config()["with_mirror_image"] == mirrored
-    assert (found.config()["dictionaries"] == ((256, 5, 4), (512, 7, 2))) == mirrored
 
 
 def test_patches_linear_learns_digits_privately(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

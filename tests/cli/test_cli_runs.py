@@ -1,4 +1,5 @@
 import io
+import json
 import os
 import shutil
 import signal
@@ -140,6 +141,44 @@ def test_settings_of_another_version(trained, equipoise, tmp_path):
     found = equipoise("resume", tmp_path, "--json")
     assert found.code == 2
     assert "warp" in found.value["error"]
+
+
+@pytest.fixture
+def few_drawings(tmp_path, monkeypatch):
+    """Features of one length, so that nothing but the answers tells them apart; digits under another name."""
+    small = {"dictionaries": ((16, 3, 2),), "pictures": 200}
+    kinds = {"strokes": small, "things": {**small, "with_mirror_image": True}}
+    monkeypatch.setattr("equipoise.app.models.DRAWN_FEATURES", kinds)
+    monkeypatch.setenv("EQUIPOISE_CACHE", str(tmp_path / "cache"))
+    code = "from equipoise import data\n\ndef digits():\n    return data.load('digits')\n"
+    (tmp_path / "other_digits.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+
+
+@pytest.mark.parametrize("command", ["train --epochs 4", "federate --clients 2 --rounds 2"])
+def test_a_model_predicts_other_data_by_the_features_of_its_run(few_drawings, equipoise, tmp_path, command):
+    run, other = tmp_path / "run", ("--data", "other_digits:digits", "--json")
+    found = equipoise(f"{command} --data digits --model patches-linear --json", "--run-dir", run)
+    assert found.code == 0, found.err
+    accuracy = equipoise("predict", run, "--json").value["accuracy"]
+    assert equipoise("predict", run, *other).value["accuracy"] == accuracy
+    for name in ("settings.json", "checkpoint/settings.json"):
+        (run / name).unlink(missing_ok=True)  # what is published is enough
+    assert equipoise("predict", run, *other).value["accuracy"] == accuracy
+
+
+@pytest.mark.parametrize("command", ["predict", "resume", "export --format onnx"])
+def test_a_run_that_does_not_name_its_features_is_refused(few_drawings, equipoise, tmp_path, command):
+    run = tmp_path / "run"
+    found = equipoise("train --data digits --model patches-linear --epochs 1 --json --run-dir", run)
+    assert found.code == 0, found.err
+    assert json.loads((run / "config.json").read_text())["experiment"]["features"] == "strokes"
+    path = run / "checkpoint" / "settings.json"
+    kept = json.loads(path.read_text())
+    path.write_text(json.dumps({name: value for name, value in kept.items() if name != "features"}))
+    found = equipoise(command, run, "--json")
+    assert found.code == 2
+    assert "which features patches-linear was trained on" in found.value["error"]
 
 
 def test_all_commands_say_the_same_of_a_folder_without_a_run(equipoise, tmp_path):

@@ -143,7 +143,7 @@ def assemble(
     raw = raw or load_data(settings)
     settings = settings.resolved(default_model(raw))
     assert settings.model is not None
-    dataset = prepare_data(settings.model, raw, cache_folder(), progress=progress)
+    dataset = prepare_data(settings.model, raw, cache_folder(), features=settings.features, progress=progress)
     dataset, public = set_public_apart(settings, dataset)
     model = build_model(settings.model, dataset, seed=settings.seed)
     sampling = make_sampling(settings, dataset.population)

@@ -12,14 +12,18 @@ ICLR 2021.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from equipoise.app.option_checks import data_form
 
 __all__ = [
     "DEFAULT_MODEL",
     "DEFAULT_SETTINGS",
+    "DRAWN_FEATURES",
     "FALLBACK",
+    "FALLBACK_OF_DRAWN_FEATURES",
     "FALLBACK_OF_TABLES",
     "DefaultSettings",
     "default_settings",
@@ -44,6 +48,7 @@ class DefaultSettings:
         schedule: learning rate over the run: ``constant``, ``linear`` or ``cosine`` (both down to zero).
         ema: decay of the averaged weights, or None.
         views: random views of a record that are averaged before clipping.
+        features: of `DRAWN_FEATURES`, for the model that takes them.
     """
 
     batch_size: float = 256
@@ -59,6 +64,18 @@ class DefaultSettings:
     schedule: str = "constant"
     ema: float | None = None
     views: int = 1
+    features: str | None = None
+
+
+DRAWN_FEATURES: Mapping[str, Mapping[str, Any]] = {
+    "strokes": {"dictionaries": ((512, 7, 2),)},
+    # Of things, smaller patches on finer cells say more, and they face either way.
+    "things": {"dictionaries": ((256, 5, 4), (512, 7, 2)), "with_mirror_image": True},
+}
+"""The features of `patches-linear`, by what the pictures show: arguments of `DrawnFeatures`.
+
+Run folders name them, so a line stays as it is: other features get another name.
+"""
 
 
 FALLBACK = DefaultSettings()
@@ -67,6 +84,10 @@ FALLBACK = DefaultSettings()
 
 FALLBACK_OF_TABLES = DefaultSettings(schedule="linear")
 """For tables: noise of the last steps weighs less than under a constant rate."""
+
+
+FALLBACK_OF_DRAWN_FEATURES = DefaultSettings(features="things")
+"""For `patches-linear`."""
 
 
 DEFAULT_SETTINGS: dict[tuple[str, str], DefaultSettings] = {
@@ -85,14 +106,33 @@ DEFAULT_SETTINGS: dict[tuple[str, str], DefaultSettings] = {
     ),
     # the features have length 4, so the weights must become long
     ("mnist", "patches-linear"): DefaultSettings(
-        batch_size=8192, epochs=40, epsilon=2.93, clip_norm=0.5, learning_rate=5.0, ema=0.9
+        batch_size=8192,
+        epochs=40,
+        epsilon=2.93,
+        clip_norm=0.5,
+        learning_rate=5.0,
+        ema=0.9,
+        features="strokes",
     ),
     ("fashion-mnist", "patches-linear"): DefaultSettings(
-        batch_size=8192, epochs=20, epsilon=2.7, clip_norm=0.1, learning_rate=100.0, ema=0.9
+        batch_size=8192,
+        epochs=20,
+        epsilon=2.7,
+        clip_norm=0.1,
+        learning_rate=100.0,
+        ema=0.9,
+        features="things",
     ),
     ("cifar10", "patches-linear"): DefaultSettings(
-        batch_size=16_384, epochs=20, epsilon=3.0, clip_norm=0.1, learning_rate=200.0, ema=0.95
+        batch_size=16_384,
+        epochs=20,
+        epsilon=3.0,
+        clip_norm=0.1,
+        learning_rate=200.0,
+        ema=0.95,
+        features="things",
     ),
+    ("digits", "patches-linear"): DefaultSettings(features="strokes"),
     ("cifar10", "cnn-cifar"): DefaultSettings(batch_size=4096, epochs=40, clip_norm=0.1, learning_rate=2.0),
 }
 """By data set and model."""
@@ -116,4 +156,6 @@ def default_settings(data: str, model: str) -> DefaultSettings:
     True
     """
     usual = FALLBACK_OF_TABLES if data_form(data) == "table" else FALLBACK
+    if model == "patches-linear":
+        usual = FALLBACK_OF_DRAWN_FEATURES
     return DEFAULT_SETTINGS.get((data, model), usual)

@@ -95,7 +95,8 @@ def _write_onnx(weights: Path, settings: RunSettings, schema: Mapping[str, Any] 
     """By torch's exporter, for any number of records; an input is zeros of the public shape."""
     raw, _ = records_to_predict(settings, schema)
     name = settings.model or default_model(raw)
-    dataset = prepare_data(name, replace(raw, train=raw.test), cache_folder())
+    raw = replace(raw, train=raw.test)
+    dataset = prepare_data(name, raw, cache_folder(), features=settings.features)
     model = load_model(build_model(name, dataset, seed=settings.seed), weights).eval()
     example = torch.zeros(2, *dataset.input_shape, dtype=dataset.test.fields["input"].dtype)
     with _quiet_exporter():

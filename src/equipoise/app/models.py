@@ -25,6 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from equipoise._files import PathLike
+from equipoise.app.default_settings import DRAWN_FEATURES, default_settings
 from equipoise.data.features.drawn import DrawnFeatures
 from equipoise.data.features.extractors import (
     FeatureExtractor,
@@ -48,12 +49,13 @@ class ModelEntry:
     Attributes:
         build: data set (as prepared) -> module; raises ValueError where the inputs do not suit it.
         description: one line for listings.
-        extractor: raw data set -> the feature extractor that belongs to the model; None for raw inputs.
+        extractor: raw data set, name of the features -> the feature extractor that belongs to the model;
+            None for raw inputs.
     """
 
     build: Callable[[DataSet], nn.Module]
     description: str
-    extractor: Callable[[DataSet], FeatureExtractor] | None = None
+    extractor: Callable[[DataSet, str | None], FeatureExtractor] | None = None
 
 
 class BasicBlock(nn.Module):
@@ -209,8 +211,8 @@ def _logistic(dataset: DataSet) -> nn.Module:
     return nn.Sequential(nn.Flatten(), layer)
 
 
-def _scattering(dataset: DataSet) -> FeatureExtractor:
-    _, height, width = _images("scatter-linear", dataset, 8)
+def _scattering(dataset: DataSet, _: str | None) -> FeatureExtractor:
+    height, width = _images("scatter-linear", dataset, 8)[1:]
     return ScatteringFeatures((height, width))
 
 
@@ -224,17 +226,15 @@ def _scatter_linear(dataset: DataSet) -> nn.Module:
     return _logistic(dataset)
 
 
-def _pooled(dataset: DataSet) -> FeatureExtractor:
-    _, height, width = _images("scatter-pooled", dataset, 8)
+def _pooled(dataset: DataSet, _: str | None) -> FeatureExtractor:
+    height, width = _images("scatter-pooled", dataset, 8)[1:]
     return PooledScattering((height, width))
 
 
-def _drawn(dataset: DataSet) -> FeatureExtractor:
-    shape = _images("patches-linear", dataset, 8)
-    if shape[0] == 1 and dataset.name != "fashion-mnist":
-        return DrawnFeatures(shape)
-    # Of colours and clothes smaller patches on finer cells say more, and things face either way.
-    return DrawnFeatures(shape, dictionaries=((256, 5, 4), (512, 7, 2)), with_mirror_image=True)
+def _drawn(dataset: DataSet, features: str | None) -> FeatureExtractor:
+    name = features or default_settings(dataset.name, "patches-linear").features
+    assert name is not None
+    return DrawnFeatures(_images("patches-linear", dataset, 8), **DRAWN_FEATURES[name])
 
 
 def _patches_linear(dataset: DataSet) -> nn.Module:
@@ -263,7 +263,7 @@ def _text_gru(dataset: DataSet) -> nn.Module:
     return TextGRU(_vocabulary("text-gru", dataset), dataset.num_classes)
 
 
-def _signs(dataset: DataSet) -> FeatureExtractor:
+def _signs(dataset: DataSet, _: str | None) -> FeatureExtractor:
     return TokenBags(_vocabulary("text-signs", dataset))
 
 
@@ -324,15 +324,20 @@ def build_model(name: str, dataset: DataSet, *, seed: int = 0) -> nn.Module:
     return model
 
 
-def extractor_of(name: str, dataset: DataSet) -> FeatureExtractor | None:
+def extractor_of(name: str, dataset: DataSet, features: str | None = None) -> FeatureExtractor | None:
     """The feature extractor that belongs to the model, or None if it takes the raw inputs.
+
+    Args:
+        name: the model's name.
+        dataset: the raw data.
+        features: which ones, for a model that has several; those of the data set's default settings if None.
 
     >>> from equipoise import data
     >>> extractor_of("scatter-linear", data.load("digits")).config()["angles"]
     8
     """
     entry = None if ":" in name else _entry(name)
-    return None if entry is None or entry.extractor is None else entry.extractor(dataset)
+    return None if entry is None or entry.extractor is None else entry.extractor(dataset, features)
 
 
 def prepare_data(
@@ -340,6 +345,7 @@ def prepare_data(
     dataset: DataSet,
     cache: PathLike | None = None,
     *,
+    features: str | None = None,
     progress: FeatureProgress | None = None,
 ) -> DataSet:
     """The data set as the model takes it: fixed features where it is made for them, else unchanged.
@@ -348,9 +354,10 @@ def prepare_data(
         name: the model's name.
         dataset: the raw data.
         cache: a folder where features are kept from run to run; private, like the data. None keeps nothing.
+        features: as for `extractor_of`; those of the run that a model belongs to.
         progress: called with (done, total) while features are computed.
     """
-    extractor = extractor_of(name, dataset)
+    extractor = extractor_of(name, dataset, features)
     return dataset if extractor is None else features_of(dataset, extractor, cache, progress=progress)
 
 

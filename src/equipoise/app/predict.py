@@ -50,7 +50,7 @@ def predict_run(
     target = None if device is None else existing_device(device)
     raw, labelled = records_to_predict(settings, schema)
     name = settings.model or default_model(raw)  # a federation's settings may leave it open
-    dataset = prepare_data(name, raw, cache_folder())
+    dataset = prepare_data(name, raw, cache_folder(), features=settings.features)
     model = load_model(build_model(name, dataset, seed=settings.seed), Path(folder) / "model.safetensors")
     if target is not None:
         model = model.to(target)

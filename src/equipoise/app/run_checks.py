@@ -85,9 +85,15 @@ def settings_of_run(folder: str, *, published: bool = False) -> RunSettings:
 def _saved_settings(folder: str, name: str, values: dict[str, Any]) -> RunSettings:
     """The settings that a file of the folder holds; what is wrong with them is told with its name."""
     try:
-        return RunSettings.from_json(values)
+        settings = RunSettings.from_json(values)
     except SettingsError as error:
         raise SettingsError(f"run={folder!r}, {name}: {error}") from None
+    if settings.model == "patches-linear" and settings.features is None:
+        raise RunFolderError(
+            f"run={folder!r}: {name} does not say which features patches-linear was trained on: an earlier "
+            "version of equipoise began it. Use that version for it, or train again."
+        )
+    return settings
 
 
 def _published_settings(folder: str) -> RunSettings | None:

@@ -19,7 +19,7 @@ from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
 from equipoise._relations import RELATIONS
-from equipoise.app.default_settings import DEFAULT_MODEL, default_settings
+from equipoise.app.default_settings import DEFAULT_MODEL, DRAWN_FEATURES, default_settings
 from equipoise.app.option_checks import (
     LARGEST,
     SettingsError,
@@ -148,7 +148,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
     "Method": ("method", "recipe", "variant", "options", "clip_norm", "clip_rule", "per_layer"),
     "Model and optimiser": (
         "model", "epochs", "steps", "batch_size", "learning_rate", "optimizer", "momentum", "weight_decay",
-        "schedule", "ema", "views", "seed",
+        "schedule", "ema", "views", "features", "seed",
     ),
     "Federation": (
         "clients", "rounds", "clients_per_round", "local_steps", "partition", "alpha", "driver",
@@ -298,6 +298,12 @@ class RunSettings:
         above_zero="the number of views of a record",
         of_data=True,
     )
+    features: str | None = setting(
+        None,
+        "Of patches-linear: strokes, or things with their mirror images.",
+        choices=tuple(DRAWN_FEATURES),
+        of_data=True,
+    )
     micro_batch_size: int | None = setting(
         None, "Records per forward, at most.", above_zero="the number of records held at once"
     )
@@ -373,6 +379,11 @@ class RunSettings:
                 f"--clip-rule is {self.clip_rule!r}, but it takes the kind of a rule, such as psac. A rule "
                 "of your own needs a method in the same module, such as a subclass of eq.DPSGD with a name "
                 "of its own: give --method module:Class, and the rule by its kind."
+            )
+        if self.features is not None and self.model != "patches-linear":
+            raise SettingsError(
+                f"--features is {self.features}, but only patches-linear has features to choose from. Give "
+                "--model patches-linear, or leave --features out."
             )
         self._check_data()
         self._check_unit()

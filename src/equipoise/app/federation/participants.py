@@ -182,8 +182,9 @@ def federation(text: str) -> Federation:
     settings.check()
     base, entry = settings.base, find_federated(settings.base.method)
     raw = load_data(base)
-    whole = prepare_data(base.model or default_model(raw), raw, cache_folder())
     filled = base.resolved(default_model(raw))
+    assert filled.model is not None
+    whole = prepare_data(filled.model, raw, cache_folder(), features=filled.features)
     if entry.needs_public and base.public_records is None:
         raise SettingsError(
             f"--method {base.method} needs public records: give --public-records M, which takes the last M "

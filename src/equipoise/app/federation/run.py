@@ -14,7 +14,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +23,7 @@ from safetensors.torch import save_file
 
 from equipoise._files import make_folder, write_atomically
 from equipoise._rounding import plain
+from equipoise.app.default_settings import default_settings
 from equipoise.app.federation.folder import read_result
 from equipoise.app.federation.participants import ClientMaker, Federation, federation
 from equipoise.app.option_checks import delta_warning
@@ -59,6 +60,11 @@ def run_federation(settings: FederationSettings, folder: str, console: Console) 
     """
     path, began = Path(folder), time.perf_counter()
     settings.check()
+    base = settings.base
+    if base.features is None and base.model is not None:
+        # The folder must say them: they follow from data, and others may be predicted.
+        features = default_settings(base.data, base.model).features
+        settings = replace(settings, base=replace(base, features=features))
     check_federation_folder(settings, folder)
     text = settings.to_json()
     maker = ClientMaker(text, str(path / "clients"))
