@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 import equipoise as eq
 from equipoise.gradients import GradientEngine
+from equipoise.gradients.forward_only import LossEngine
 from equipoise.methods.base import Setting
 from equipoise.privacy import Secrets, digest
 from equipoise.privacy.ledger.replay import RecordingLedger, ReplayLedger
@@ -62,7 +63,7 @@ class Follower:
         self.params = {name: p for name, p in model.named_parameters() if p.requires_grad}
         source = RecordSource(data)
         example = source.take(torch.arange(3))
-        self.engine = engine or GradientEngine(model, loss, example, forward_only=method.forward_only)
+        self.engine = engine or (LossEngine if method.forward_only else GradientEngine)(model, loss, example)
         prepare = BatchPreparation(torch.device("cpu"))
         size = micro_batch_size or len(source)  # the whole draw at once, unless another size is asked for
         self.rows = RowSource(self.engine, source, prepare, size, example, seed)

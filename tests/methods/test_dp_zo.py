@@ -25,6 +25,7 @@ from equipoise.federated import LocalUpdates
 from equipoise.gradients import GradientEngine
 from equipoise.gradients.capture.recorder import PlanMismatch
 from equipoise.gradients.checks.errors import CrossRecordError
+from equipoise.gradients.forward_only import LossEngine
 from equipoise.methods import DPZO
 from equipoise.methods.zeroth_order import RandomDirection
 from equipoise.privacy import clip
@@ -263,7 +264,7 @@ def squares(model, x):
 def test_losses_are_those_of_the_gradients_query():
     model = network()
     with_gradients = GradientEngine(model, loss, records()).by_plan(records())
-    without = GradientEngine(model, loss, records(), forward_only=True).by_plan(records())
+    without = LossEngine(model, loss, records()).by_plan(records())
     assert torch.equal(with_gradients.losses, without.losses)
     assert without.shape == with_gradients.shape
     for ask in (
@@ -280,7 +281,7 @@ def test_losses_are_those_of_the_gradients_query():
 @pytest.mark.parametrize("make", [Filling, Ending])
 def test_a_record_that_runs_other_operations_runs_by_itself(make):
     torch.manual_seed(0)
-    engine = GradientEngine(make(), squares, torch.randn(5, 3), forward_only=True)
+    engine = LossEngine(make(), squares, torch.randn(5, 3))
     usual = torch.randn(5, 3)
     rare = usual.clone()
     rare[2, 0] = -9
@@ -294,7 +295,7 @@ def test_a_record_that_runs_other_operations_runs_by_itself(make):
 
 def test_batches_of_another_length_are_planned_on_made_up_ones():
     model = nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 3))
-    engine = GradientEngine(model, squares, torch.randint(9, (5, 7)), forward_only=True)
+    engine = LossEngine(model, squares, torch.randint(9, (5, 7)))
     longer = torch.randint(9, (5, 11))
     assert torch.equal(engine.by_plan(longer).losses, squares(model, longer))
 
@@ -326,7 +327,7 @@ class Unruled(nn.Module):
 def test_without_rules_each_record_is_asked_for_by_itself():
     """Neither its operations nor its random numbers follow the others."""
     batch = torch.randn(5, 3)
-    engine = GradientEngine(Unruled(), squares, batch, forward_only=True)
+    engine = LossEngine(Unruled(), squares, batch)
     assert [c.how for c in engine.coverage()] == ["dense"]
 
     def losses(batch: torch.Tensor) -> torch.Tensor:
@@ -385,6 +386,21 @@ def test_losses_that_take_derivatives_are_refused(users):
         options = {"loss": LocalUpdates(loss, steps=2), "sampling": eq.Poisson(10, 30, 3)}
     with pytest.raises(ValueError, match="the loss takes derivatives itself"):
         train(DPZO(), data=data, **options)
+
+
+def test_an_engine_that_was_not_tried_refuses_derivatives_when_it_is_asked():
+    def penalty(model, x):
+        x = x.detach().requires_grad_()
+        losses = squares(model, x)
+        (gradient,) = torch.autograd.grad(losses.sum(), x, create_graph=True)
+        return losses + gradient.square().sum(1)
+
+    batch = torch.randn(5, 3)
+    for model in (nn.Linear(3, 2), Unruled()):
+        engine = LossEngine(model, penalty, batch, check=False, kernels=False)
+        for ask in (engine.by_plan, engine.alone, engine.planned_losses):
+            with pytest.raises(ValueError, match="the loss takes derivatives itself"):
+                ask(batch)
 
 
 def test_it_tells_what_it_takes():

@@ -258,11 +258,11 @@ MUTATIONS = (
     ),
     Mutation(
         "losses without a rule of all records at once",
-        "gradients/engine.py",
+        "gradients/forward_only.py",
         (
             (
-                "            if plan.ruled:\n                return self._losses_only(",
-                "            if True:\n                return self._losses_only(",
+                "        if plan.ruled:\n            return self._losses_only(",
+                "        if True:\n            return self._losses_only(",
             ),
         ),
         ("tests/methods/test_dp_zo.py::test_without_rules_each_record_is_asked_for_by_itself",),

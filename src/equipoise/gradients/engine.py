@@ -13,7 +13,7 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Any, ClassVar, get_args
 
 import torch
 from torch import Tensor, nn
@@ -38,7 +38,7 @@ from equipoise.gradients.capture.sharded import (
     tensor_parallel_mesh,
 )
 from equipoise.gradients.checks.errors import CoverageError, CrossRecordError, RefusedParameter
-from equipoise.gradients.checks.oracle import dense_rows, losses_one_by_one, visit_rows
+from equipoise.gradients.checks.oracle import dense_rows, visit_rows
 from equipoise.gradients.checks.record_mixing import MANY, exchanged, find_mixing_module
 from equipoise.gradients.checks.record_trials import (
     RecordTrials,
@@ -67,7 +67,6 @@ from equipoise.gradients.engine_inputs import (
 )
 from equipoise.gradients.factors.base import DenseFactor, Factor
 from equipoise.gradients.factors.kernel_choice import choose
-from equipoise.gradients.forward_only import LossesOnly, NothingSavedError, nothing_saved
 from equipoise.gradients.numerics import accumulation_dtype
 from equipoise.gradients.operator import FactoredGradients, PerSampleGradients
 from equipoise.gradients.split import SplitGradients
@@ -108,8 +107,6 @@ class GradientEngine:
             measurement.
         trials: of model, loss and example batch, where there are some; they are made only if `check`.
         kernels: choose them now; otherwise `choose_kernels` is called later.
-        forward_only: `by_plan` and `alone` answer `LossesOnly`, at the memory of inference. A plan is still
-            made by a backward, of three records.
 
     Raises:
         TypeError: a scripted, sharded or wrapped model, see ``check_model``.
@@ -117,7 +114,6 @@ class GradientEngine:
         CoverageError: a trainable parameter has no per-sample gradient; names, reasons and remedies are
             listed.
         ForwardWritesError: the forward changes a parameter, frozen or not (it is put back), or would.
-        ValueError: forward_only, and the loss takes derivatives itself.
 
     >>> model = nn.Linear(3, 2)
     >>> engine = GradientEngine(model, lambda m, x: m(x).square().sum(1), torch.randn(4, 3))
@@ -126,6 +122,9 @@ class GradientEngine:
     >>> [(c.name, c.how, c.operations) for c in engine.coverage()]
     [('weight', 'rule', ('linear',)), ('bias', 'rule', ('linear',))]
     """
+
+    #: Whether private records are asked for losses alone, as `LossEngine` does.
+    forward_only: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -136,9 +135,8 @@ class GradientEngine:
         check: bool = True,
         trials: RecordTrials | None = None,
         kernels: bool = True,
-        forward_only: bool = False,
     ) -> None:
-        self.model, self.loss, self.forward_only = model, loss, forward_only
+        self.model, self.loss = model, loss
         self._check = check
         self._plans: dict[tuple, CapturePlan] = {}
         self._latest: CapturePlan | None = None
@@ -186,15 +184,7 @@ class GradientEngine:
             BufferWritesError, ForwardWritesError: as in a call.
         """
         with parameters_watched(self._buffers.modules, params), self._buffers.watched():
-            if not self.forward_only:
-                return self._by_plan(batch, params)
-            plan = self._plan_for(batch)
-            if plan.ruled:
-                return self._losses_only(self._planned_losses(plan, batch, params))
-            # Nothing is held against a plan: a record at a time, as dense rows are.
-            with nothing_saved():
-                substitute = self._leaves(params)[1]
-                return self._losses_only(losses_one_by_one(self.model, self.loss, batch, substitute))
+            return self._by_plan(batch, params)
 
     @backward_included()
     def _by_plan(self, batch: Any, params: Mapping[str, Tensor] | None) -> PerSampleGradients:
@@ -223,17 +213,13 @@ class GradientEngine:
 
     def _planned_losses(self, plan: CapturePlan, batch: Any, params: Mapping[str, Tensor] | None) -> Tensor:
         leaves, substitute = self._leaves(params)
-        with nothing_saved() if self.forward_only else nullcontext():
-            capture, losses = self._run(plan, batch, leaves, substitute, {}, self.forward_only)
+        capture, losses = self._run(plan, batch, leaves, substitute, {}, self.forward_only)
         capture.let_go()
         for kept in capture.inputs:  # no hook will run
             kept.clear()
         if plan.ruled:
             capture.check_followed()
         return losses.detach()
-
-    def _losses_only(self, losses: Tensor) -> LossesOnly:
-        return LossesOnly(losses, {name: p.shape for name, p in trainable_parameters(self.model).items()})
 
     def alone(
         self, batch: Any, params: Mapping[str, Tensor] | None = None, place: int = 0
@@ -250,10 +236,6 @@ class GradientEngine:
         """
         with parameters_watched(self._buffers.modules, params), self._buffers.watched(), backward_included():
             leaves, substitute = self._leaves(params)
-            if self.forward_only:
-                with nothing_saved(), torch.enable_grad():
-                    losses = evaluate_loss(self.model, self.loss, batch, substitute)
-                return self._losses_only(losses.detach()[place : place + 1])
             seen = dict(leaves)
             with torch.enable_grad(), self._leaves_told(seen.__setitem__):
                 loss = evaluate_loss(self.model, self.loss, batch, substitute)[place]
@@ -438,11 +420,7 @@ class GradientEngine:
             found: dict[int, Tensor] = {}
             for order in orders:
                 placed = take_records(several, order)
-                if self.forward_only:
-                    with nothing_saved():
-                        bits = losses(0, placed)[:, None]
-                else:
-                    bits = self._losses_and_norms(placed, params)
+                bits = self._losses_and_norms(placed, params)
                 for record in set(order.tolist()):
                     copies = bits[order.to(bits.device) == record]
                     expected = found.setdefault(record, copies[:1])
@@ -563,8 +541,6 @@ class GradientEngine:
 
     def _attach(self, batch: Any, trials: RecordTrials | None) -> None:
         self._learn(batch)
-        if self.forward_only:
-            self._refuse_derivatives(batch)
         if not self._check:
             return
         trials = trials or RecordTrials(self.model, self.loss, batch)
@@ -572,23 +548,6 @@ class GradientEngine:
         self._settle(batch)
         self._compare(self._plans[signature(batch)], batch)
         self.refuse_mixed_rows(repeat_to(batch, LARGE), trials.params)
-
-    def _refuse_derivatives(self, batch: Any) -> None:
-        """Losses can be had by a forward that keeps nothing for a backward.
-
-        Raises:
-            ValueError: the loss takes derivatives itself.
-        """
-        try:
-            with undisturbed(self.model, dropout=True):
-                self.planned_losses(batch)
-        except RuntimeError as error:
-            if not isinstance(error, NothingSavedError) and "saved tensor hooks" not in str(error):
-                raise
-            raise ValueError(
-                "the method asks for losses and no gradients, and the loss takes derivatives itself, as "
-                "LocalUpdates of several steps and gradient penalties do. Take another method, such as DPSGD"
-            ) from error
 
     def refuse_mixed_rows(self, batch: Any, params: Mapping[str, Tensor] | None = None) -> None:
         """Change one record; neither norms nor a weighted sum of the others' rows may move.
@@ -603,9 +562,6 @@ class GradientEngine:
         Raises:
             CrossRecordError: another record's row moved.
         """
-
-        if self.forward_only:
-            return  # whose rows nobody asks for
         # Contents of a real record: a backward may write anywhere for a class that there is not.
         change = exchanged(batch, 0)
         weights = 0.5 + torch.rand(num_records(batch) - 1, generator=torch.Generator().manual_seed(0))
@@ -666,8 +622,6 @@ class GradientEngine:
             batch: the records.
             public: others.
         """
-        if self.forward_only:
-            return  # whose rows nobody asks for
         # In another order than the plan was learned on: a model may sort records, or tokens, by value.
         three = take_records(repeat_to(batch, LARGE), torch.arange(LARGE).flip(0))
         together = three if public is None else joined(three, public)
@@ -778,7 +732,7 @@ class GradientEngine:
             PlanMismatch: they run other operations than what was planned.
         """
         plan = self._plans.get(signature(batch), self._latest)
-        if plan is None or not plan.ruled or self.forward_only:
+        if plan is None or not plan.ruled:
             return
         leaves, _ = self._leaves(None)
         with self._buffers.watched(), undisturbed(self.model, dropout=True):

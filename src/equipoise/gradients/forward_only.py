@@ -7,29 +7,49 @@ at once: the memory is that of inference.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import AbstractContextManager
-from typing import Any, NoReturn
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, ClassVar, NoReturn
 
 import torch
 from torch import Tensor
 
+from equipoise.gradients.capture.isolation import parameters_watched, undisturbed
+from equipoise.gradients.capture.recorder import CapturePlan
+from equipoise.gradients.checks.oracle import losses_one_by_one
+from equipoise.gradients.engine import GradientEngine
+from equipoise.gradients.engine_inputs import evaluate_loss, trainable_parameters
 from equipoise.gradients.operator import PerSampleGradients
 
-__all__ = ["LossesOnly", "NothingSavedError", "nothing_saved"]
+__all__ = ["LossEngine", "LossesOnly", "nothing_saved"]
 
 
-class NothingSavedError(RuntimeError):
+class _NothingSaved(RuntimeError):
     """A backward was asked for where nothing is saved for one."""
 
 
-def nothing_saved() -> AbstractContextManager[Any]:
-    """Inside, autograd saves no tensor; a backward through what is computed there is an error."""
-    return torch.autograd.graph.saved_tensors_hooks(lambda saved: None, _refuse_backward)
+@contextmanager
+def nothing_saved() -> Iterator[None]:
+    """Inside, autograd saves no tensor.
+
+    Raises:
+        ValueError: a backward goes through what is computed there.
+    """
+    try:
+        with torch.autograd.graph.saved_tensors_hooks(lambda saved: None, _refuse_backward):
+            yield
+    except RuntimeError as error:
+        # torch.func refuses such hooks by itself.
+        if not isinstance(error, _NothingSaved) and "saved tensor hooks" not in str(error):
+            raise
+        raise ValueError(
+            "the method asks for losses and no gradients, and the loss takes derivatives itself, as "
+            "LocalUpdates of several steps and gradient penalties do. Take another method, such as DPSGD"
+        ) from error
 
 
 def _refuse_backward(saved: None) -> NoReturn:
-    raise NothingSavedError("a backward was asked for in a forward that keeps nothing for one")
+    raise _NothingSaved("a backward was asked for in a forward that keeps nothing for one")
 
 
 class LossesOnly(PerSampleGradients):
@@ -61,3 +81,55 @@ class LossesOnly(PerSampleGradients):
 
     row_norms = weighted_sums = cross_gram = inner = select = materialise = _refused
     __sub__ = __add__ = scaled = shifted = masked = _refused
+
+
+class LossEngine(GradientEngine):
+    """The engine of a method with `forward_only`: `by_plan` and `alone` answer `LossesOnly`.
+
+    They take the memory of inference. A plan is still made by a backward, of three records. Checks of rows
+    and kernels for them are left out: nobody asks for rows.
+
+    Raises:
+        ValueError: the loss takes derivatives itself; and what a `GradientEngine` raises.
+    """
+
+    forward_only: ClassVar[bool] = True
+
+    def _by_plan(self, batch: Any, params: Mapping[str, Tensor] | None) -> LossesOnly:
+        plan = self._plan_for(batch)
+        if plan.ruled:
+            return self._losses_only(self._planned_losses(plan, batch, params))
+        # Nothing is held against a plan: a record at a time, as dense rows are.
+        with nothing_saved():
+            substitute = self._leaves(params)[1]
+            return self._losses_only(losses_one_by_one(self.model, self.loss, batch, substitute))
+
+    def _planned_losses(self, plan: CapturePlan, batch: Any, params: Mapping[str, Tensor] | None) -> Tensor:
+        with nothing_saved():
+            return super()._planned_losses(plan, batch, params)
+
+    def alone(self, batch: Any, params: Mapping[str, Tensor] | None = None, place: int = 0) -> LossesOnly:
+        with (
+            parameters_watched(self._buffers.modules, params),
+            self._buffers.watched(),
+            nothing_saved(),
+            torch.enable_grad(),
+        ):
+            losses = evaluate_loss(self.model, self.loss, batch, self._leaves(params)[1])
+        return self._losses_only(losses.detach()[place : place + 1])
+
+    def _losses_only(self, losses: Tensor) -> LossesOnly:
+        return LossesOnly(losses, {name: p.shape for name, p in trainable_parameters(self.model).items()})
+
+    def _losses_and_norms(self, batch: Any, params: Mapping[str, Tensor]) -> Tensor:
+        with undisturbed(self.model), nothing_saved(), torch.enable_grad():
+            return evaluate_loss(self.model, self.loss, batch, params).detach().nan_to_num()[:, None]
+
+    def refuse_mixed_rows(self, batch: Any, params: Mapping[str, Tensor] | None = None) -> None:
+        """Nothing: a row is a loss, and those were tried."""
+
+    def _compare(self, plan: CapturePlan, batch: Any, public: Any | None = None) -> None:
+        """Nothing."""
+
+    def choose_kernels(self, batch: Any) -> None:
+        """None is used."""

@@ -22,7 +22,7 @@ from equipoise.gradients.capture.random_numbers import random_numbers_from
 from equipoise.gradients.capture.sharded import SHARDED, tensor_parallel_mesh
 from equipoise.gradients.checks.record_trials import RecordTrials
 from equipoise.gradients.engine_inputs import Loss
-from equipoise.gradients.forward_only import nothing_saved
+from equipoise.gradients.forward_only import LossEngine, nothing_saved
 from equipoise.methods import Method
 from equipoise.methods.base import Plan, Setting
 from equipoise.privacy import Budget, BudgetError, PrivacyPlan, Sampling, WithoutReplacement, digest
@@ -264,9 +264,8 @@ def prepare(given: TrainingInputs, resumed: ResumedRun | None = None) -> Trainin
         if any(reference() is not None for reference in copied):
             gc.collect()  # many models hold themselves
         # Kernels are chosen with the micro-batches, whose size counts.
-        engine = GradientEngine(
-            model, loss, prepared, trials=trials, kernels=False, forward_only=method.forward_only
-        )
+        make_engine = LossEngine if method.forward_only else GradientEngine
+        engine = make_engine(model, loss, prepared, trials=trials, kernels=False)
 
         pipeline = Pipeline(trials, tried(source), prepare_batch, settings.seed, agree)
         micro_batches = choose_micro_batches(
