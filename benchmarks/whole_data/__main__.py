@@ -32,7 +32,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=None, help="begin no run after so many")
     parser.add_argument("--data", nargs="+", choices=DESIGNS, default=list(DESIGNS))
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
-    parser.add_argument("--epsilons", nargs="+", type=float, default=[1.0, 3.0, 8.0])
+    parser.add_argument("--epsilons", nargs="+", type=float, default=[3.0, 1.0, 8.0])
     parser.add_argument("--table", action="store_true", help="run nothing, and show what is there")
     parser.add_argument("--summary", type=Path, default=None, help="also write the medians to this file")
     given = parser.parse_args()

@@ -191,22 +191,16 @@ def clipping_at(model: nn.Module, records: Mapping[str, torch.Tensor], clip_norm
     }
 
 
-ROUNDS: tuple[tuple[tuple[str, ...], tuple[float, ...]], ...] = (
-    (("mushroom", "a9a", "adult"), (1.0, 3.0, 8.0)),
-    (("mnist", "fashion-mnist"), (3.0, 1.0, 8.0)),
-    (("pneumoniamnist",), (1.0, 3.0, 8.0)),
-    (("cifar10", "sst2", "sst2-gru", "shakespeare"), (3.0, 1.0, 8.0)),
-)
-
-
 def cells(
     data: tuple[str, ...], methods: tuple[str, ...], epsilons: tuple[float, ...]
 ) -> Iterator[tuple[str, str, float | None]]:
-    """All cells that are asked for, the most telling first: data set, method, epsilon."""
-    for names, order in ROUNDS:
-        for epsilon in [epsilon for epsilon in order if epsilon in epsilons]:
-            for method in methods:
-                for name in [name for name in names if name in data]:
-                    private = method in PARTS or CONTENDERS[method].private
-                    if private or epsilon == order[0]:
-                        yield name, method, epsilon if private else None
+    """All cells that are asked for, in that order: data set, method, epsilon.
+
+    >>> list(cells(("adult",), ("sgd", "dp-sgd"), (3.0, 1.0)))
+    [('adult', 'sgd', None), ('adult', 'dp-sgd', 3.0), ('adult', 'dp-sgd', 1.0)]
+    """
+    for epsilon in epsilons:
+        for method in methods:
+            private = method in PARTS or CONTENDERS[method].private
+            if private or epsilon == epsilons[0]:
+                yield from ((name, method, epsilon if private else None) for name in data)
