@@ -74,7 +74,7 @@ DESIGNS: dict[str, Design] = {
     "fashion-mnist": Design("scatter-pooled"),
     "cifar10": Design("scatter-pooled"),
     "sst2": Design("text-signs"),
-    "sst2-gru": Design("text-gru", draws=32, data="sst2", network=partial(build_model, "text-gru")),
+    "sst2-gru": Design("text-gru", draws=128, data="sst2", network=partial(build_model, "text-gru")),
     "shakespeare": Design(
         None,
         draws=128,
