@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +15,8 @@ from equipoise.app.compare import compare, tuning_grid
 from equipoise.app.contenders import Comparison, read_entries
 from equipoise.app.peak_memory import PeakMemory
 from equipoise.app.settings import RunSettings, SettingsError
+from equipoise.app.tasks import TASKS
+from equipoise.data import DataSet, Records
 from equipoise.training import PrivateTraining
 
 BASE = RunSettings(data="digits", epsilon=3.0, epochs=1.0, batch_size=300.0, subset=900, reproducible=True)
@@ -68,7 +71,7 @@ def test_whole_comparison_goes_on_where_it_was_stopped(tmp_path, trained):
     assert trained == []
     # one more seed trains one more run a method, and another budget all of them
     more = Comparison(comparison.entries, BASE, seeds=3, trials=2)
-    assert len(compare(more, tmp_path, MetricsLog(), print)["methods"][0]["accuracies"]) == 3
+    assert len(compare(more, tmp_path, MetricsLog(), print)["methods"][0]["scores"]) == 3
     assert [(rule, seed) for _, rule, _, seed in trained] == [("abadi", 2), ("auto_s", 2)]
 
     for row in found["methods"]:
@@ -103,6 +106,32 @@ def test_public_records_leave_the_private_set_of_all(tmp_path, trained):
     )
     assert found["population"] == 800
     assert found["methods"][0]["statement"]["releases"][0]["sampling"]["population"] == 800
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_the_score_is_that_of_the_task_and_finite_whatever_is_answered(task):
+    truth = {
+        "classification": torch.tensor([0, 1, 2, 1]),
+        "regression": torch.tensor([-1.0, -0.5, 0.0, 1.0]),
+        "multi-label": torch.tensor([[0.0, 1.0], [1.0, 1.0], [0.0, 0.0], [1.0, 0.0]]),
+    }[task]
+    records = Records({"input": torch.zeros(4, 2), TASKS[task].field: truth})
+    classes = {"regression": 1, "multi-label": 2}.get(task, 3)
+    data = DataSet("toy", records, records, 4, classes, task=task, target_range=(0.0, 10.0))
+    name, more_is_better = TASKS[task].main
+
+    def score(outputs):
+        return TASKS[task].main_score(outputs, records, data)
+
+    outputs = torch.randn(4, classes, generator=torch.Generator().manual_seed(0))
+    assert score(outputs) == pytest.approx(TASKS[task].scores(outputs, truth, data)[name])
+    right = torch.eye(3)[truth] if task == "classification" else truth.reshape(4, -1).clone()
+    right -= 0.5 if task == "multi-label" else 0.0
+    assert score(right) == float(more_is_better)
+    right[2, 0] = math.nan
+    assert score(right) == (0.75 if more_is_better else 5.0)  # the range is 10 wide: sqrt(100 / 4)
+    right[:] = math.inf
+    assert score(right) == (0.0 if more_is_better else 10.0)
 
 
 def test_grid_surrounds_the_centre():

@@ -16,17 +16,17 @@ STATEMENT = {
 }
 
 
-def method(label: str, accuracies: list[float], **changes) -> dict:
-    middle = sorted(accuracies)[len(accuracies) // 2]
+def method(label: str, scores: list[float], **changes) -> dict:
+    middle = sorted(scores)[len(scores) // 2]
     return {
         "label": label,
         "settings": {"data": "toy", "clip_norm": "1", "options": {}, "learning_rate": 0.5},
         "learning_rate": 0.5,
-        "accuracy": middle,
-        "accuracies": accuracies,
+        "score": middle,
+        "scores": scores,
         "judges": 500,
         "steps": 40,
-        "curve": [[20, middle - 0.1, middle - 0.2, middle], [40, middle, min(accuracies), max(accuracies)]],
+        "curve": [[20, middle - 0.1, middle - 0.2, middle], [40, middle, min(scores), max(scores)]],
         "seconds": 4.0,
         "seconds_per_step": 0.1,
         "memory_bytes": 3 * 2**20,
@@ -45,6 +45,10 @@ def comparison() -> dict:
         "public_records": 100,
         "epsilon": 1.0,
         "delta": 1e-5,
+        "score": "accuracy",
+        "more_is_better": True,
+        "baseline": 0.55,
+        "baseline_answer": "always giving the commonest class",
         "seeds": 3,
         "trials": 2,
         "device": "CPU",

@@ -31,6 +31,7 @@ def test_page_holds_the_numbers_and_the_warning(values):
         "search for learning rates is not accounted",
         "0.9991",
         "× 2.50",
+        "The most is the best; always giving the commonest class would be at 55.00%.",
     ):
         assert words in text, words
     assert "worst seed is better than the best seed of every other method" in text
@@ -45,6 +46,28 @@ def test_page_loads_and_runs_nothing(values):
         assert word not in page
 
 
+def test_the_least_error_is_the_best(values):
+    answer = "always giving the mean of the test records"
+    values |= {"score": "rmse", "more_is_better": False, "baseline": 5.25, "baseline_answer": answer}
+    values["methods"] = [method("plain", [3.5, 3.6, 3.7]), method("better", [2.0, 2.1, 2.25])]
+    free = {**STATEMENT, "guarantee": "none", "epsilon": None}
+    values["methods"].append(method("sgd", [1.0, 1.1, 1.2], statement=free, settings={"method": "sgd"}))
+    page = render_comparison(values)
+    text = text_of(page)
+    for words in (
+        "Best median RMSE 2.1 better",
+        "worst seed is better than the best seed of every other private method",
+        "Ahead of plain by 1.5 RMSE plain has 3.6.",
+        "Price of privacy 1 RMSE Without privacy 1.1.",
+        "2 to 2.25",
+        "The least is the best; always giving the mean of the test records would be at 5.25.",
+    ):
+        assert words in text, words
+    assert "ccuracy" not in page
+    values["methods"][0]["scores"] = [2.25, 3.6, 3.7]
+    assert "overlap with those of plain" in text_of(render_comparison(values))
+
+
 def test_a_run_without_privacy_is_the_price_and_never_the_best(values):
     free = {**STATEMENT, "guarantee": "none", "epsilon": None}
     values["methods"].append(method("sgd", [0.9, 0.91, 0.92], statement=free, settings={"method": "sgd"}))
@@ -57,7 +80,7 @@ def test_a_run_without_privacy_is_the_price_and_never_the_best(values):
 
 
 def test_overlapping_seeds_are_not_called_a_win(values):
-    values["methods"][0]["accuracies"] = [0.70, 0.71, 0.805]
+    values["methods"][0]["scores"] = [0.70, 0.71, 0.805]
     text = text_of(render_comparison(values))
     assert "overlap with those of plain" in text
     assert "worst seed is better" not in text

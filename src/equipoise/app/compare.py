@@ -1,7 +1,7 @@
 """Several methods at one budget, over several seeds, each tuned with the same number of trials.
 
 A comparison is a set of runs. A trial trains with one learning rate of the method's grid and a tuning seed;
-the rate with the best accuracy on one half of the test records is taken. The results train with that rate
+the rate with the best score on one half of the test records is taken. The results train with that rate
 and the seeds 0, 1, ..., and are scored on the other half. With the centre rate r and K trials the grid is
 
     r * 4^(i - (K - 1) / 2),    i = 0, ..., K - 1.
@@ -36,7 +36,7 @@ from equipoise.app.method_settings import make_method, make_setting
 from equipoise.app.option_checks import SettingsError
 from equipoise.app.peak_memory import PeakMemory
 from equipoise.app.settings import RunSettings
-from equipoise.app.tasks import accuracy
+from equipoise.app.tasks import outputs_of
 from equipoise.data import DataSet
 from equipoise.privacy import BudgetError
 from equipoise.report.comparison_page import write_comparison
@@ -82,7 +82,7 @@ def compare(
 
     Returns:
         Plain values: `methods` (one row an entry, with medians, spread, curve, time, memory, statement and
-        trials) and what was compared.
+        trials), what was compared, and the name of the `score`, the task's main one.
 
     Raises:
         SettingsError: settings that cannot be used, before anything is trained.
@@ -98,14 +98,15 @@ def compare(
             what = f"{entry.label}: trial with learning rate {rate:g}"
             trials.append(bench.run(entry, rate, TUNING_SEED, "trial", what, note))
         # the first of equals: the smaller rate
-        best = max(trials, key=lambda run: run["accuracy"])["learning_rate"] if trials else grid[0]
+        best = (max if bench.more_is_better else min)(trials, key=lambda run: run["score"], default=None)
+        rate = grid[0] if best is None else best["learning_rate"]
         results = []
         for seed in range(comparison.seeds):
-            what = f"{entry.label}: seed {seed} with learning rate {best:g}"
-            results.append(bench.run(entry, best, seed, "result", what, note))
-        rows.append(_row(entry, best, trials, results))
+            what = f"{entry.label}: seed {seed} with learning rate {rate:g}"
+            results.append(bench.run(entry, rate, seed, "result", what, note))
+        rows.append(_row(entry, rate, trials, results))
     found = {
-        "format": 1,
+        "format": 2,
         "version": __version__,
         "finished": time.strftime("%Y-%m-%d", time.gmtime()),
         "data": comparison.base.data_name,
@@ -115,6 +116,10 @@ def compare(
         "public_records": comparison.base.public_records,
         "epsilon": bench.epsilon,
         "delta": bench.delta,
+        "score": bench.score,
+        "more_is_better": bench.more_is_better,
+        "baseline": bench.baseline,
+        "baseline_answer": bench.baseline_answer,
         "seeds": comparison.seeds,
         "trials": comparison.trials,
         "device": rows[0]["device"],
@@ -157,11 +162,6 @@ class _Bench:
         self._folder, base = folder / "runs", comparison.base
         existing_device(base.device or "cpu")
         raw = load_data(base)
-        if raw.task != "classification":
-            raise SettingsError(
-                f"--data is {base.data_name!r}, made for {raw.task}, but methods are compared by accuracy, "
-                "which knows classification only. Train with each method: equipoise train --method NAME."
-            )
         # assembled once: what cannot be used is found before the first run, and the raw data can go
         first = assemble(comparison.entries[0].settings(base), raw=raw)
         self.dataset, self.model = raw, first.settings.model
@@ -169,6 +169,10 @@ class _Bench:
         self.epsilon, self.delta = first.settings.epsilon, first.settings.delta
         # one half of the test records chooses the learning rates, the other judges
         self._halves = dict(zip(("trial", "result"), first.dataset.test.split(0.5, seed=0), strict=True))
+        task = first.task
+        self.score, self.more_is_better = task.main
+        baseline, self.baseline_answer = task.baseline(self._halves["result"].fields[task.field], raw)
+        self.baseline = baseline[self.score]
         self.grids: list[tuple[float, ...]] = []
         self._entries: dict[str, RunSettings] = {}
         for entry in comparison.entries:
@@ -194,7 +198,8 @@ class _Bench:
         note(self._done, self._total, what)
         self._done += 1
         settings = replace(self._entries[entry.label], learning_rate=rate, seed=seed)
-        identity = {"version": __version__, "kind": kind, "settings": settings.publishable()}
+        identity: dict[str, Any] = {"version": __version__, "kind": kind, "scored_by": self.score}
+        identity["settings"] = settings.publishable()
         text = json.dumps(identity, sort_keys=True)
         name = f"{entry.label}-{kind}-lr{rate:g}-seed{seed}-{hashlib.sha256(text.encode()).hexdigest()[:10]}"
         path = self._folder / f"{name.replace(os.sep, '-')}.json"
@@ -223,15 +228,16 @@ def _warm_up(settings: RunSettings, raw: DataSet) -> None:
 
 
 def _train(settings: RunSettings, raw: DataSet, judges: Any) -> dict[str, Any]:
-    """One training in memory: its curve, accuracy, statement, time and memory."""
+    """One training in memory: its curve, score, statement, time and memory."""
     experiment = assemble(settings, raw=raw)
+    task = experiment.task
     device = torch.device(settings.device or "cpu")
     curve: list[tuple[int, float]] = []
 
     class Curve:
         def write(self, row: Mapping[str, Any]) -> None:
-            if "evaluation.accuracy" in row:
-                curve.append((int(row["step"]), float(row["evaluation.accuracy"])))
+            if "evaluation.score" in row:
+                curve.append((int(row["step"]), float(row["evaluation.score"])))
 
         def close(self) -> None:
             pass
@@ -254,14 +260,16 @@ def _train(settings: RunSettings, raw: DataSet, judges: Any) -> dict[str, Any]:
         if training.steps_done % max(1, steps // 10) == 0 or training.steps_done == steps:
             if training.steps_done < steps:
                 memory.note()
-            training.evaluate(lambda model: {"accuracy": accuracy(model, judges)})
+            training.evaluate(
+                lambda model: {"score": task.main_score(outputs_of(model, judges), judges, raw)}
+            )
             memory.restart()
     result = training.finish()
     assert result.statement is not None
     return {
         "learning_rate": settings.learning_rate,
         "seed": settings.seed,
-        "accuracy": result.evaluation["accuracy"],
+        "score": result.evaluation["score"],
         "curve": curve,
         "steps": result.steps,
         "seconds": sum(times),
@@ -276,7 +284,7 @@ def _train(settings: RunSettings, raw: DataSet, judges: Any) -> dict[str, Any]:
 def _row(
     entry: Contender, rate: float, trials: Sequence[Mapping[str, Any]], results: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:
-    accuracies = [float(run["accuracy"]) for run in results]
+    scores = [float(run["score"]) for run in results]
     memory = [run["memory_bytes"] for run in results if run["memory_bytes"] is not None]
     steps = [step for step, _ in results[0]["curve"]]
     values = [[dict(map(tuple, run["curve"]))[step] for run in results] for step in steps]
@@ -286,8 +294,8 @@ def _row(
         "method": first["settings"]["method"],
         "settings": {k: v for k, v in first["settings"].items() if k not in ("seed",)},
         "learning_rate": rate,
-        "accuracy": statistics.median(accuracies),
-        "accuracies": accuracies,
+        "score": statistics.median(scores),
+        "scores": scores,
         "judges": first["judges"],
         "steps": first["steps"],
         "curve": [
@@ -298,7 +306,7 @@ def _row(
         "memory_bytes": statistics.median(memory) if memory else None,
         "device": first["device"],
         "statement": first["statement"],
-        "trials": [[run["learning_rate"], run["accuracy"]] for run in trials],
+        "trials": [[run["learning_rate"], run["score"]] for run in trials],
     }
 
 

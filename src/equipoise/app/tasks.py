@@ -9,6 +9,7 @@ number that somebody chose: one that follows from the counts of the private reco
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -54,6 +55,23 @@ class Task:
         if not bool(finite.all()):
             return {"finite_answers": float(finite.double().mean())}
         return self.scores(outputs, dataset.test.fields[self.field], dataset)
+
+    def main_score(self, outputs: Tensor, records: Records, dataset: DataSet) -> float:
+        """The main score of answers on records, always a finite number.
+
+        An answer that is not finite is wrong: it counts 0 among shares, and an error as wide as the target's
+        range among numbers.
+        """
+        name, more_is_better = self.main
+        finite = outputs.isfinite().all(1)
+        share = float(finite.double().mean())
+        found = 0.0
+        if share:
+            found = self.scores(outputs[finite], records.fields[self.field][finite], dataset)[name]
+        if more_is_better:
+            return share * found
+        low, high = dataset.target_range
+        return math.hypot(math.sqrt(share) * found, math.sqrt(1 - share) * (high - low))
 
     def learned_nothing(self, found: Mapping[str, float], baseline: Mapping[str, float]) -> bool:
         """Whether the model is no better than one without inputs."""

@@ -20,7 +20,7 @@ from equipoise.report.pages import (
     render,
     write_page,
 )
-from equipoise.report.phrases import RELATIONS_IN_WORDS, readable, unit_in_words
+from equipoise.report.phrases import PERCENTAGES, RELATIONS_IN_WORDS, readable, score_name, unit_in_words
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -53,23 +53,24 @@ def render_comparison(values: Mapping[str, Any]) -> str:
 
     methods = values["methods"]
     shown = methods[:MOST]
+    name, percent = score_name(values["score"]), values["score"] in PERCENTAGES
     curves = on_any_screen(
         partial(
             line_chart,
             [_curve(m) for m in shown],
-            title="Accuracy along the training",
+            title=f"{readable(name)} along the training",
             x_label="step",
-            y_label="accuracy",
-            percent=True,
+            y_label=name,
+            percent=percent,
         )
     )
     ranges = on_any_screen(
         partial(
             range_chart,
-            [(m["label"], m["accuracies"]) for m in shown],
-            title="Final accuracy of every seed",
-            x_label="accuracy",
-            percent=True,
+            [(m["label"], m["scores"]) for m in shown],
+            title=f"Final {name} of every seed",
+            x_label=name,
+            percent=percent,
         )
     )
     unequal = [m["label"] for m in methods if not _is_equal(m, values["epsilon"]) and not _is_plain(m)]
@@ -90,7 +91,7 @@ def render_comparison(values: Mapping[str, Any]) -> str:
                 "bad",
                 "Not at the same budget.",
                 f"{', '.join(unequal)}: the true epsilon is above {plain(values['epsilon'])} or does not "
-                "exist, so the accuracy is not comparable with that of the others. The statements below say "
+                f"exist, so the {name} is not comparable with that of the others. The statements below say "
                 "why.",
             )
         )
@@ -110,6 +111,9 @@ def render_comparison(values: Mapping[str, Any]) -> str:
         subtitle=_subtitle(values),
         figures=_figures(values),
         banners=banners,
+        score=readable(name),
+        best="most" if values["more_is_better"] else "least",
+        baseline=f"{values['baseline_answer']} would be at {_score(values, values['baseline'])}",
         curves=Markup(curves),
         ranges=Markup(ranges),
         legend=[m["label"] for m in shown],
@@ -120,7 +124,7 @@ def render_comparison(values: Mapping[str, Any]) -> str:
         private=private,
         publishable=_PUBLISHABLE,
         together=_together(values, private),
-        trials=_trials(methods),
+        trials=_trials(values),
         statements=[_statement(m) for m in methods],
         settings=_settings(methods),
         command=values["command"],
@@ -129,7 +133,7 @@ def render_comparison(values: Mapping[str, Any]) -> str:
 
 
 def _curve(method: Mapping[str, Any]) -> Curve:
-    """The median accuracy along the training, with the worst and the best seed."""
+    """The median score along the training, with the least and the most of the seeds."""
     steps, medians, low, high = zip(*method["curve"], strict=True) if method["curve"] else ((),) * 4
     return Curve(method["label"], steps, medians, low, high)
 
@@ -146,8 +150,8 @@ def table_rows(values: Mapping[str, Any]) -> list[dict[str, str]]:
         rows.append(
             {
                 "label": method["label"],
-                "accuracy": f"{method['accuracy']:.2%}",
-                "spread": f"{min(method['accuracies']):.2%} to {max(method['accuracies']):.2%}",
+                "score": _score(values, method["score"]),
+                "spread": " to ".join(_score(values, end(method["scores"])) for end in (min, max)),
                 "epsilon": "none" if epsilon is None else rounded_up(epsilon),
                 "claimed": "" if claimed is None else plain(claimed, 4),
                 "guarantee": word,
@@ -169,19 +173,20 @@ def comparison_table(values: Mapping[str, Any]) -> RenderableType:
     from rich.text import Text
 
     table = Table(box=None, pad_edge=False, header_style="dim")
+    is_share = values["score"] in PERCENTAGES
     table.add_column("method", style="bold", no_wrap=True)
-    for name in ("median", "seeds", "epsilon"):
+    for name in ("median" if is_share else score_name(values["score"]), "seeds", "epsilon"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("guarantee", no_wrap=True)
     for name in ("rate", "time", "memory"):
         table.add_column(name, justify="right", no_wrap=True)
     styles = {"good": "green", "mid": "yellow", "bad": "bold red"}
     for row, method in zip(table_rows(values), values["methods"], strict=True):
-        low, high = min(method["accuracies"]), max(method["accuracies"])
+        low, high = min(method["scores"]), max(method["scores"])
         table.add_row(
             row["label"],
-            f"{method['accuracy']:.1%}",
-            f"{100 * low:.1f}-{100 * high:.1f}",
+            f"{method['score']:.1%}" if is_share else row["score"],
+            f"{100 * low:.1f}-{100 * high:.1f}" if is_share else f"{low:.4g}-{high:.4g}",
             row["epsilon"],
             Text(row["guarantee"], style=styles[row["tone"]]),
             row["rate"],
@@ -214,7 +219,7 @@ def _together(values: Mapping[str, Any], private: bool) -> str:
     """What the figures of all runs tell of the records, if they are published side by side."""
     if not private:
         return "They may tell any detail of any record: publish them only where the records are public."
-    runs = {m["label"]: len(m["accuracies"]) + len(m["trials"]) for m in values["methods"]}
+    runs = {m["label"]: len(m["scores"]) + len(m["trials"]) for m in values["methods"]}
     spent = sum(runs[m["label"]] * m["statement"]["epsilon"] for m in values["methods"])
     return (
         f"They hold figures of {sum(runs.values())} runs over the same records. Their epsilons add up to "
@@ -223,11 +228,26 @@ def _together(values: Mapping[str, Any], private: bool) -> str:
     )
 
 
+def _score(values: Mapping[str, Any], score: float) -> str:
+    """A score in words: shares of records as percentages."""
+    return f"{score:.2%}" if values["score"] in PERCENTAGES else f"{score:.4g}"
+
+
+def _gap(values: Mapping[str, Any], name: str, better: float, worse: float, note: str) -> dict[str, str]:
+    """The headline figure of how much better one score is than another."""
+    lead = better - worse if values["more_is_better"] else worse - better
+    if values["score"] in PERCENTAGES:
+        return figure(name, f"{100 * lead:.2f}", note, unit="points")
+    return figure(name, f"{lead:.4g}", note, unit=score_name(values["score"]))
+
+
 def _figures(values: Mapping[str, Any]) -> list[dict[str, str]]:
+    sign = 1 if values["more_is_better"] else -1
     at_budget = [m for m in values["methods"] if _is_equal(m, values["epsilon"])]
-    ranked = sorted(at_budget or values["methods"], key=lambda m: -m["accuracy"])
+    ranked = sorted(at_budget or values["methods"], key=lambda m: -sign * m["score"])
     best = ranked[0]
-    rivals = [m["label"] for m in ranked[1:] if max(m["accuracies"]) >= min(best["accuracies"])]
+    worst_seed = min(sign * score for score in best["scores"])
+    rivals = [m["label"] for m in ranked[1:] if max(sign * score for score in m["scores"]) >= worst_seed]
     left_out = [m for m in values["methods"] if m not in ranked]
     of_all = "method" if not left_out else "private method"
     if not all(map(_is_plain, left_out)):
@@ -238,19 +258,17 @@ def _figures(values: Mapping[str, Any]) -> list[dict[str, str]]:
         note = f"Its worst seed is better than the best seed of every other {of_all}."
     else:
         note = f"Its seeds overlap with those of {_listed(rivals)}: they are not told apart here."
-    figures = [figure("Best median accuracy", f"{best['accuracy']:.2%}", note, unit=best["label"])]
+    name = score_name(values["score"])
+    figures = [figure(f"Best median {name}", _score(values, best["score"]), note, unit=best["label"])]
     first = values["methods"][0]
     if first is not best and first in ranked:
-        lead = f"{100 * (best['accuracy'] - first['accuracy']):.2f}"
-        note = f"{first['label']} has {first['accuracy']:.2%}."
-        figures.append(figure(f"Ahead of {first['label']} by", lead, note, unit="points"))
+        note = f"{first['label']} has {_score(values, first['score'])}."
+        figures.append(_gap(values, f"Ahead of {first['label']} by", best["score"], first["score"], note))
     plain_ones = [m for m in values["methods"] if _is_plain(m)]
     if plain_ones:
-        free = plain_ones[0]["accuracy"]
-        price = 100 * (free - best["accuracy"])
-        figures.append(
-            figure("Price of privacy", f"{price:.2f}", f"Without privacy {free:.2%}.", unit="points")
-        )
+        free = plain_ones[0]["score"]
+        note = f"Without privacy {_score(values, free)}."
+        figures.append(_gap(values, "Price of privacy", free, best["score"], note))
     return [
         *figures,
         figure(
@@ -276,12 +294,16 @@ def _is_equal(method: Mapping[str, Any], epsilon: float) -> bool:
     return method["statement"]["guarantee"] == "proven" and found is not None and found <= epsilon * 1.001
 
 
-def _trials(methods: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def _trials(values: Mapping[str, Any]) -> list[dict[str, Any]]:
     rows = []
-    for method in methods:
+    for method in values["methods"]:
         cells = [
-            {"rate": plain(rate, 4), "accuracy": f"{accuracy:.2%}", "taken": rate == method["learning_rate"]}
-            for rate, accuracy in method["trials"]
+            {
+                "rate": plain(rate, 4),
+                "score": _score(values, score),
+                "taken": rate == method["learning_rate"],
+            }
+            for rate, score in method["trials"]
         ]
         if cells:
             rows.append({"label": method["label"], "cells": cells})
