@@ -39,7 +39,7 @@ ALLOWED: dict[str, set[str]] = {
     "methods": {"gradients", "privacy"},
     "training": {"statements", "methods", "gradients", "privacy", "data", "report"},
     "federated": {"training", "statements", "methods", "gradients", "privacy", "data"},
-    "integrations": {"training", "statements", "methods", "gradients", "privacy"},
+    "integrations": {"training", "statements", "methods", "gradients", "privacy", "report"},
     "data": set(),
     "report": set(),
     "audit": {"federated", "statements", "training", "methods", "gradients", "privacy", "data"},

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import warnings
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -15,7 +17,12 @@ from equipoise.gradients.factors import kernel_choice
 transformers = pytest.importorskip("transformers", reason="needs the extra hf")
 pytest.importorskip("accelerate", reason="needs the extra hf")
 
-from equipoise.integrations.transformers import REFUSED, PrivateTrainer, record_losses  # noqa: E402
+from equipoise.integrations.transformers import (  # noqa: E402
+    REFUSED,
+    PrivateTrainer,
+    _baseline,
+    record_losses,
+)
 
 WORDS, LENGTH, COUNT = 30, 10, 64
 
@@ -236,6 +243,41 @@ def test_evaluation_is_published_with_its_assumption(tmp_path):
     assert [row["step"] for row in evaluated] == [3, 6]
     assert not any("runtime" in name for row in rows for name in row)
     assert any("public" in text and "evaluat" in text.lower() for text in trainer.statement().assumptions)
+
+
+def test_a_model_that_learned_nothing_comes_with_a_hint(tmp_path):
+    """Where the published scores have the name of the task's, as on the command line."""
+
+    def always(answer):
+        return lambda prediction: {"accuracy": answer}
+
+    for answer, hint in ((0.25, True), (0.99, False)):
+        trainer = trainer_of(
+            tmp_path / str(answer),
+            max_steps=2,
+            eval_strategy="steps",
+            eval_steps=1,
+            compute_metrics=always(answer),
+            eval_dataset=Sentences(20, 1),
+        )
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            trainer.train()
+        said = [str(one.message) for one in caught if "learned nothing" in str(one.message)]
+        assert len(said) == hint
+        if hint:
+            assert "accuracy is 25.0% on the test records" in said[0]
+            assert "always giving the commonest class would be at" in said[0]
+            assert "a learning_rate far from 0.01" in said[0]
+
+
+def test_what_a_model_without_inputs_would_reach():
+    name, share, _ = _baseline(np.array([0, 2, 2, 1]))
+    assert (name, share) == ("accuracy", 0.5)
+    name, error, _ = _baseline(np.array([1.0, 3.0], dtype=np.float32))
+    assert (name, error) == ("rmse", 1.0)
+    for labels in (None, np.zeros((3, 4)), np.zeros(0), (np.zeros(3),)):
+        assert _baseline(labels) is None
 
 
 class Stop(transformers.TrainerCallback):

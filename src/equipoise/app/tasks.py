@@ -73,15 +73,6 @@ class Task:
         low, high = dataset.target_range
         return math.hypot(math.sqrt(share) * found, math.sqrt(1 - share) * (high - low))
 
-    def learned_nothing(self, found: Mapping[str, float], baseline: Mapping[str, float]) -> bool:
-        """Whether the model is no better than one without inputs."""
-        name, more_is_better = self.main
-        if name not in found or name not in baseline:
-            return False
-        if baseline[name] == float(more_is_better):  # no error at all: the test records have one answer
-            return False
-        return found[name] <= baseline[name] if more_is_better else found[name] >= baseline[name]
-
 
 def cross_entropy(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
     """Cross-entropy of every record, ``[B]``."""

@@ -37,7 +37,7 @@ from equipoise.methods import PublicRecords, find
 from equipoise.methods.non_private import NonPrivate
 from equipoise.report import read_run, write_report
 from equipoise.report.json_files import read_object
-from equipoise.report.phrases import score_in_words, score_name
+from equipoise.report.phrases import learned_nothing
 from equipoise.training import PrivateTraining
 from equipoise.training.folder.config_file import rebuild_method
 from equipoise.training.folder.run_folder import RunFolder
@@ -159,13 +159,13 @@ def _run(
 def _hint(experiment: Experiment, found: Mapping[str, float], console: Console) -> None:
     """Say what to try where a model learned nothing; only from its published scores."""
     baseline, answer = experiment.baseline
-    if experiment.task.learned_nothing(found, baseline):
-        name = experiment.task.main[0]
+    name = experiment.task.main[0]
+    why = learned_nothing(name, found[name], baseline[name], answer) if name in found else None
+    if why is not None:
         console.print(
-            f"[bold yellow]Hint[/]: {score_name(name)} is {score_in_words(name, found[name])} on the test "
-            f"records, and {answer} would be at {score_in_words(name, baseline[name])}. Try more --epochs, "
-            f"or a --learning-rate far from {experiment.settings.learning_rate:g}. Every further run on "
-            "these records costs epsilon again; --ledger FILE adds it up.",
+            f"[bold yellow]Hint[/]: {why} Try more --epochs, or a --learning-rate far from "
+            f"{experiment.settings.learning_rate:g}. Every further run on these records costs epsilon again; "
+            "--ledger FILE adds it up.",
             soft_wrap=True,
         )
 

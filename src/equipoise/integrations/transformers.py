@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -25,6 +27,7 @@ from equipoise.gradients.engine_inputs import Loss
 from equipoise.integrations.precision import in_bfloat16
 from equipoise.methods import Method
 from equipoise.privacy import Budget, Poisson
+from equipoise.report.phrases import learned_nothing
 from equipoise.statements import Statement
 from equipoise.training import PrivateTraining, StepReport
 from equipoise.training.interrupt import catch_interrupt
@@ -204,6 +207,8 @@ class PrivateTrainer(Trainer):
             "hardened": hardened,
         }
         self._writers = writers
+        self._published: dict[str, float] = {}  # of the latest evaluation, and the labels there
+        self._labels: Any = None
         self.private_training: PrivateTraining | None = None
         super().__init__(model, args, data_collator, train_dataset, eval_dataset, processing_class, **others)
 
@@ -272,6 +277,7 @@ class PrivateTrainer(Trainer):
         if args.load_best_model_at_end and self.state.best_model_checkpoint is not None:
             self._load_best_model()
         self.control = handler.on_train_end(args, self.state, self.control)
+        self._hint()
         return TrainOutput(self.state.global_step, math.nan, figures)
 
     def _take_steps(self, training: PrivateTraining, per_epoch: int, ignore_keys: Any) -> None:
@@ -408,9 +414,31 @@ class PrivateTrainer(Trainer):
         found: dict[str, float] = {}
         if self.is_in_train:
             self._training().evaluate(measured)
+            self._published = found
         else:
             measured(cast(nn.Module, self.model))
         return found
+
+    def evaluation_loop(self, *args: Any, **kwargs: Any) -> Any:
+        """As in `Trainer`."""
+        found = super().evaluation_loop(*args, **kwargs)
+        self._labels = found.label_ids
+        return found
+
+    def _hint(self) -> None:
+        """Say what to try where the model learned nothing; only from scores and labels that are public."""
+        baseline = _baseline(self._labels)
+        if baseline is None or f"eval_{baseline[0]}" not in self._published:
+            return
+        name, score, answer = baseline
+        why = learned_nothing(name, self._published[f"eval_{name}"], score, answer)
+        if why is not None:
+            warnings.warn(
+                f"The model learned nothing: {why} Try more num_train_epochs, or a learning_rate far from "
+                f"{self.args.learning_rate:g}. Every further run on these records costs epsilon again; "
+                "ledger_file=... adds it up.",
+                stacklevel=3,
+            )
 
     def _unwrap(self, model: nn.Module) -> None:
         """Take back what accelerate hangs on the model's forward: steps run what was planned."""
@@ -504,6 +532,19 @@ def _check_public(train_dataset: Any, eval_dataset: Any) -> None:
             "eval_dataset is train_dataset: what is measured is published, and no epsilon covers it. Give "
             "public records."
         )
+
+
+def _baseline(labels: Any) -> tuple[str, float, str] | None:
+    """What a model without inputs would reach on these labels: the score's name, its value, and the answer.
+
+    None without labels, or where a record has several.
+    """
+    if not isinstance(labels, np.ndarray) or labels.ndim != 1 or not len(labels):
+        return None
+    if np.issubdtype(labels.dtype, np.floating):
+        return "rmse", float(labels.std(dtype=np.float64)), "always giving the mean of the test records"
+    share = float(np.unique(labels, return_counts=True)[1].max()) / len(labels)
+    return "accuracy", share, "always giving the commonest class"
 
 
 def _checked(resume: Any, run_dir: Path) -> bool:
