@@ -539,6 +539,33 @@ def test_running_statistics_would_never_move():
     begun(updates, updates.users, model=still).take_step()
 
 
+class Centred(nn.Module):
+    """Of one's own: takes off a mean that it gathers, in a buffer that counts for the result."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = network()
+        self.register_buffer("mean", torch.zeros(4, dtype=torch.float64))
+
+    def forward(self, x):
+        self.mean = (self.mean + x.detach().mean(0)) / 2
+        return self.inner(x - self.mean)
+
+
+def test_what_a_module_writes_into_a_buffer_ends_with_the_users_update():
+    """In the update it counts, from the server's value on; nobody else meets it. As in one process."""
+    _, updates = over_flower(Node(make=Centred))
+    start = torch.linspace(-1, 1, 4, dtype=torch.float64)
+    trainings = begun(LOSS, all_users(), model=Centred()), begun(updates, updates.users, model=Centred())
+    for training in trainings:
+        training.model.mean.copy_(start)
+        training.run(progress=False)
+        assert torch.equal(training.model.mean, start)
+    mine, theirs = map(flat, trainings)
+    close(mine, theirs)
+    assert float((mine - trained(LOSS, all_users())).abs().max()) > 0.01
+
+
 def test_nodes_are_in_the_modes_of_the_server():
     node, model = Node(make=network_with_dropout), network(0.5)
     found = []
