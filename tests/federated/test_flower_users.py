@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
+import multiprocessing
+import signal
 import time
 from types import SimpleNamespace
 
@@ -16,6 +18,8 @@ from torch import nn
 import equipoise as eq
 from equipoise.federated import LocalUpdates
 from equipoise.methods.zeroth_order import DPZO
+from equipoise.privacy import Journal
+from equipoise.privacy.private import unwrap
 from equipoise.training.assumptions import Assumption
 from equipoise.training.record_source import DataError, NoAnswerError
 
@@ -23,6 +27,7 @@ pytest.importorskip("flwr", reason="needs the extra federated")
 
 from flower_grid import LocalGrid
 from flwr.app import ConfigRecord, MetricRecord
+from test_killed import at_call
 
 from equipoise.federated.flower import FlowerUpdates, NodeUsers, run_simulated, user_app
 from equipoise.federated.flower.wire import read_params, to_record, write_request
@@ -636,6 +641,88 @@ def test_a_run_that_ended_in_a_step_goes_on(tmp_path, loses_node):
     again.run(progress=False)
     assert torch.equal(flat(again), expected)
     assert Assumption.OTHER_DATA not in again.statement().assumptions
+
+
+def note_releases(training, folder):
+    """Keep the raw sums and the noise of each release: a file for each."""
+    release = training.ledger.release
+
+    def noting(draw, sums):
+        values = release(draw, sums)
+        for name, bounded in sums.items():
+            raw = torch.cat([unwrap(leaf).flatten() for leaf in bounded.value.values()])
+            out = torch.cat([leaf.flatten() for leaf in values[name].values()])
+            file = folder / f"{draw.index}-{name}-{len(list(folder.iterdir()))}.pt"
+            torch.save((draw.index, name, raw, out - raw), file)
+        return values
+
+    training.ledger.release = noting
+
+
+def serve(folder, method, reproducible, fatal=None):
+    """A server process, which begins a run or goes on with it; `fatal` prepares its death."""
+    grid, updates = over_flower(Node(make=network_with_dropout))
+    model, run = network(0.5), folder / "run"
+    if run.exists():
+        training = eq.PrivateTraining.resume(
+            run, model, SERVERS["momentum"](model.parameters()), loss=updates, data=updates.users,
+            owner=torch.arange(USERS),
+        )  # fmt: skip
+    else:
+        (folder / "releases").mkdir(parents=True)
+        options = {"model": model, "run_dir": run, "reproducible": reproducible}
+        training = begun(updates, updates.users, method, **options)
+    note_releases(training, folder / "releases")
+    if fatal is not None:
+        fatal(training, grid)
+    training.run(progress=False, checkpoint_every=2)
+    torch.save(flat(training), folder / "end.pt")
+
+
+DEATHS = {  # of four steps, with a checkpoint after the second and the last one
+    "while a node answers": lambda training, grid: at_call(grid, "deliver", 5),
+    "after the noise of a step is booked": lambda training, grid: at_call(
+        training.ledger, "release", 3, True
+    ),
+    "after the parameters have moved": lambda training, grid: at_call(training.optimizer, "step", 2, True),
+    "before a checkpoint": lambda training, grid: at_call(training, "save_checkpoint", 1),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("reproducible", [True, False])
+@pytest.mark.parametrize("method", ["correlated", "at two points"])
+def test_a_server_process_that_is_killed_three_times_goes_on(tmp_path, method, reproducible):
+    """SIGKILL; started again it books nothing twice, uses no noise again, and ends as if nothing was."""
+    fork = multiprocessing.get_context("fork")
+
+    def run(folder, fatal=None):
+        process = fork.Process(target=serve, args=(tmp_path / folder, method, reproducible, fatal))
+        process.start()
+        process.join()
+        return process.exitcode
+
+    assert run("whole") == 0
+    for fatal in DEATHS.values():
+        assert run("killed", fatal) == -signal.SIGKILL
+    assert run("killed") == 0
+
+    releases = [torch.load(file) for file in sorted((tmp_path / "killed" / "releases").iterdir())]
+    assert len(releases) > len({release[:2] for release in releases})  # some were made again
+    for one, other in itertools.combinations(releases, 2):
+        if one[:2] == other[:2]:  # the same question has the same answer
+            assert torch.equal(one[2], other[2])
+            assert torch.equal(one[3], other[3])
+        else:
+            assert float((one[3] - other[3]).abs().max()) > 0.01
+    entries = []
+    for folder in ("whole", "killed"):
+        journal = Journal(tmp_path / folder / "run" / "private" / "journal.jsonl")
+        entries.append([entry.draw.index for entry in journal.entries() if entry.kind == "release"])
+    assert len(set(entries[1])) == len(entries[1]) == len(entries[0])
+    assert eq.verify_run(tmp_path / "killed" / "run").consistent
+    ends = [torch.load(tmp_path / folder / "end.pt") for folder in ("whole", "killed")]
+    assert torch.equal(*ends) is reproducible
 
 
 def test_users_who_lie_elsewhere_when_a_run_goes_on_are_named(tmp_path):
