@@ -120,7 +120,7 @@ def test_batches_that_are_advised_are_those_that_are_spoken_of(monkeypatch):
             "mine", "dp-sgd", 2.0, 90.0, 89.0, 91.0, "linear", 1.0, 1.0, 2, 6000, 300, "sgd", 0.9
         )
     ]
-    monkeypatch.setattr(advice_module, "recorded", lambda data, epsilon: rows)
+    monkeypatch.setattr(advice_module, "recorded", lambda data, epsilon, model=None: rows)
     found, _ = advice(data=f"{__name__}:records", population=600)
     assert "--model linear --epsilon 2 --epochs 20 --batch-size 2 " in found["command"]
     assert any(line.startswith("--batch-size 8 ") for line in found["worth_trying"])

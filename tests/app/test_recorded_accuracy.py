@@ -116,6 +116,15 @@ def test_the_nearest_budget_speaks_and_other_data_are_not_spoken_of():
     assert not {row.method for row in recorded("adult", 1.0)} & {"sgd", "clip-sgd", "without noise"}
 
 
+def test_a_model_is_spoken_of_at_its_own_budgets():
+    assert {row.model for row in recorded("sst2", 3.0)} == {"text-signs", "text-gru"}
+    budgets = {row["epsilon"] for row in ROWS if row["model"] == "text-gru"} - {None}
+    assert {row.epsilon for row in recorded("sst2", 100.0, "text-gru")} == {max(budgets)}
+    named, reasons = advised("sst2", 8.0, model="text-gru")
+    assert (named.model, named.momentum) == ("text-gru", 0.9)
+    assert f"at epsilon {max(budgets):g}" in reasons[-1]
+
+
 def test_measured_settings_are_taken_whole_or_not_at_all():
     chosen, _ = advised("adult", 1.0)
     assert (chosen.model, chosen.schedule, chosen.momentum) == ("logistic", "linear", 0.0)

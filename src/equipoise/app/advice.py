@@ -155,8 +155,7 @@ def _chosen(
             "The order of the records may be known, so no sampling amplifies the guarantee. Noise that is "
             f"correlated over steps makes up for most of it{_measured('fixed order', experiment)}."
         )
-    rows = [] if asked.fixed_order else recorded(settings.data, settings.epsilon or 1.0)
-    rows = [row for row in rows if settings.model in (None, row.model)]
+    rows = [] if asked.fixed_order else recorded(settings.data, settings.epsilon or 1.0, settings.model)
     if rows:
         best = simplest_level(rows, settings.public_records is not None)
         given = {name for name in best.settings() if getattr(settings, name) is not None}

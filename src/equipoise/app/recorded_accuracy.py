@@ -85,10 +85,16 @@ def _all() -> tuple[RecordedAccuracy, ...]:
     return tuple(RecordedAccuracy(**{name: row[name] for name in names}) for row in rows)
 
 
-def recorded(data: str, epsilon: float) -> list[RecordedAccuracy]:
-    """The private methods on a data set, at the recorded budget that is nearest in ratio; the best first."""
+def recorded(data: str, epsilon: float, model: str | None = None) -> list[RecordedAccuracy]:
+    """The private methods on a data set, at the recorded budget that is nearest in ratio; the best first.
+
+    Args:
+        data: the data set's name.
+        epsilon: the budget.
+        model: only with this one; with any where None.
+    """
     known = {*registered(), *SHORTHANDS}
-    rows = [row for row in _all() if row.data == data and row.name in known]
+    rows = [row for row in _all() if row.data == data and row.name in known and model in (None, row.model)]
     rows = [row for row in rows if row.epsilon is not None]
     if not rows:
         return []
