@@ -309,6 +309,12 @@ ARGUMENTS = {
         ValueError,
         "another optimiser",
     ),
+    "a scheduler class": (
+        {"scheduler": torch.optim.lr_scheduler.StepLR},
+        TypeError,
+        "scheduler is the class StepLR itself",
+    ),
+    "no scheduler": ({"scheduler": 0.1}, TypeError, "scheduler is a float; give a scheduler"),
     "a lazy model": ({"model": nn.Sequential(nn.LazyLinear(3))}, ValueError, "no shape yet"),
 }
 
@@ -319,6 +325,15 @@ def test_records_in_place_of_an_argument_are_not_printed(name):
         build(**{name: records()["input"]})
     with pytest.raises(TypeError, match=r"^population must be an integer, not Tensor: it is"):
         eq.Poisson(12, records()["label"], 3)
+
+
+def test_an_error_tells_what_a_batch_is():
+    """Whoever asks a tuple for a name sees that it is one."""
+    data = torch.utils.data.TensorDataset(*records().values())
+    with pytest.raises(
+        DataError, match=r"\(batch: a (list|tuple) of float32\[4, 12\], int64\[4\]\): TypeError"
+    ):
+        build(data=data)
 
 
 @pytest.mark.parametrize(

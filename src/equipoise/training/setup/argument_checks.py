@@ -106,7 +106,7 @@ def check_scheduler(scheduler: Any, optimizer: torch.optim.Optimizer) -> None:
     """The scheduler follows the step alone and steers this optimiser.
 
     Raises:
-        TypeError: a scheduler that wants a metric, or an object without `step`.
+        TypeError: a scheduler that wants a metric, or no scheduler.
         ValueError: it steers another optimiser.
     """
     if scheduler is None:
@@ -118,9 +118,10 @@ def check_scheduler(scheduler: Any, optimizer: torch.optim.Optimizer) -> None:
             "leak through the learning rate. Use a schedule of the step, or lower the rate yourself from a "
             "public metric in the loop."
         )
-    if not callable(getattr(scheduler, "step", None)):
+    if isinstance(scheduler, type) or not callable(getattr(scheduler, "step", None)):
         raise TypeError(
-            f"scheduler is a {type(scheduler).__name__} without step(); give a torch.optim.lr_scheduler"
+            f"scheduler is {_validate.what_is(scheduler)}; give a scheduler of this optimiser, such as "
+            "torch.optim.lr_scheduler.StepLR(optimizer, 100)"
         )
     if getattr(scheduler, "optimizer", optimizer) is not optimizer:
         raise ValueError(

@@ -167,7 +167,9 @@ def _check_leaves(batch: Any) -> None:
 
 
 def _shapes(batch: Any) -> str:
-    return ", ".join(f"{str(leaf.dtype)[6:]}{list(leaf.shape)}" for leaf in record_leaves(batch))
+    """Of a batch: a tensor, or what holds several of them."""
+    shapes = ", ".join(f"{str(leaf.dtype)[6:]}{list(leaf.shape)}" for leaf in record_leaves(batch))
+    return shapes if isinstance(batch, Tensor) else f"a {type(batch).__name__} of {shapes}"
 
 
 def copies_of(
