@@ -33,6 +33,7 @@ class ResultCache:
     def __init__(self, path: PathLike | None) -> None:
         self._path = None if path is None else Path(path)
         self._runs: dict[str, dict[str, Any]] = {}
+        self._interrupted = False
         if self._path is not None and self._path.exists():
             for line in self._path.read_bytes().splitlines():
                 try:
@@ -76,18 +77,18 @@ class ResultCache:
         runs: Sequence[tuple[Mapping[str, Any], Callable[[], dict[str, Any]]]],
         progress: Callable[[int, int, str], None],
     ) -> list[dict[str, Any] | None]:
-        """The results of many runs, in their order; an interrupt leaves the rest None.
+        """The results of many runs, in their order; an interrupt leaves the rest None, of later calls too.
 
         Args:
             runs: settings, and what answers the result.
             progress: progress(done, total, what).
         """
         try:
-            for number, (settings, run) in enumerate(runs):
+            for number, (settings, run) in enumerate(() if self._interrupted else runs):
                 self.result(settings, run)
                 progress(number + 1, len(runs), " ".join(str(value) for value in settings.values()))
         except KeyboardInterrupt:
-            pass
+            self._interrupted = True
         return [self.find(settings) for settings, _ in runs]
 
 

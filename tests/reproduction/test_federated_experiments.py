@@ -54,7 +54,10 @@ def test_an_interrupt_leaves_what_is_finished():
         raise KeyboardInterrupt
 
     planned = [({"n": 0}, lambda: {"value": 0}), ({"n": 1}, interrupted), ({"n": 2}, lambda: {"value": 2})]
-    assert ResultCache(None).finish(planned, nothing) == [{"value": 0}, None, None]
+    kept = ResultCache(None)
+    assert kept.finish(planned, nothing) == [{"value": 0}, None, None]
+    # what an experiment asks for afterwards is not run either
+    assert kept.finish(planned[2:], nothing) == [None]
 
 
 def test_an_experiment_has_one_way_to_run():

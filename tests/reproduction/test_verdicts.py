@@ -27,6 +27,7 @@ from reproduction.papers import (
     fed_pcdp,
     fed_pcdp_images,
     pcdp_sgd,
+    pcdp_sgd_images,
     pcdp_sgd_subspaces,
 )
 
@@ -51,6 +52,7 @@ JUDGES: dict[str, Callable[[Any], list[Verdict]]] = {
     "fed-pcdp": fed_pcdp.verdicts,
     "fed-pcdp-images": fed_images,
     "pcdp-sgd": pcdp_sgd.verdicts,
+    "pcdp-sgd-images": pcdp_sgd_images.verdicts,
     "pcdp-sgd-subspaces": pcdp_sgd_subspaces.verdicts,
 }
 
@@ -69,6 +71,7 @@ MISSED = {
             ("that of the authors' program", "claimed epsilon"),
         )
     ],
+    "pcdp-sgd-images": [f"MNIST, z = 30: PCDP, {source}, less DP-SGD" for source in ("other set", "drawn")],
     "fed-pcdp-images": [
         "MNIST, 5 x 250, z = 10: FedPCDP less FedAvg in points (the paper: +57.0)",
         "MNIST, 5 x 250, z = 4: FedPCDP less FedAvg in points (the paper: +4.3)",
@@ -181,6 +184,12 @@ IMPOSTORS: list[tuple[str, dict[str, str]]] = [
     ("pcdp-sgd", {"PCDP, V random": "DP-SGD"}),
     ("pcdp-sgd", {"warm start, DP-SGD": "DP-SGD"}),
     ("pcdp-sgd", {"public only": "DP-SGD"}),
+    ("pcdp-sgd-images", {"PCDP, same set": "DP-SGD"}),
+    ("pcdp-sgd-images", {"PCDP, same set": "PDP, same set"}),
+    ("pcdp-sgd-images", {"PCDP, other set": "PCDP, same set"}),
+    ("pcdp-sgd-images", {"PCDP, drawn": "PCDP, same set"}),
+    ("pcdp-sgd-images", {"warm start, DP-SGD": "PCDP, same set"}),
+    ("pcdp-sgd-images", {"PCDP, noisy iteration": "PCDP, released"}),
     ("pcdp-sgd-subspaces", {f"PCDP, {d} degrees": f"PDP, {d} degrees" for d in (0, 5, 10, 20, 45)}),
     ("pcdp-sgd-subspaces", {f"PDP, {d} degrees": f"PCDP, {d} degrees" for d in (0, 5, 10, 20, 45)}),
     ("pcdp-sgd-subspaces", {"normalised": "raw"}),
