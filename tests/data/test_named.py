@@ -51,6 +51,9 @@ def test_missing_folder_and_files_say_what_belongs_where(name: str, tmp_path: Pa
     with pytest.raises(data.MissingDataError) as caught:
         data.load(name, tmp_path)
     assert data.NAMED[name].files[0] in str(caught.value)
+    # whoever gave it as --data-dir finds no other name for it
+    assert f"data folder {str(tmp_path)!r}" in str(caught.value)
+    assert "folder=" not in str(caught.value)
     with pytest.raises(FileNotFoundError, match="not a folder"):
         data.load(name, tmp_path / "absent")
 

@@ -158,7 +158,7 @@ def load_cifar(folder: PathLike, part: str, *, num_classes: int = 10) -> Records
         return _records([read(path, num_classes) for path in paths], num_classes)
     state = "holds no" if os.path.isdir(folder) else "is not a folder; it should hold the"
     raise MissingDataError(
-        f"folder={str(folder)!r} {state} CIFAR-{num_classes} {part} data. Put there "
+        f"The data folder {str(folder)!r} {state} CIFAR-{num_classes} {part} data. Put there "
         f"{', '.join(n + '.bin' for n in plain)} (binary layout) or {', '.join(plain)} (python layout), in "
         f"the folder itself or in one of: {', '.join(subfolders)}."
     )

@@ -48,7 +48,7 @@ def find_file(folder: PathLike, name: str, *, subfolders: Sequence[str] = ()) ->
     root = Path(folder)
     if not root.is_dir():
         raise MissingDataError(
-            f"folder={str(root)!r} is not a folder. Create it and put the file {name!r} (or "
+            f"The data folder {str(root)!r} is not a folder. Create it and put the file {name!r} (or "
             f"{name + '.gz'!r}) there, or pass the folder that holds it."
         )
     looked_at: list[str] = []
@@ -58,7 +58,8 @@ def find_file(folder: PathLike, name: str, *, subfolders: Sequence[str] = ()) ->
                 return candidate
             looked_at.append(str(candidate))
     raise MissingDataError(
-        f"The file {name!r} is missing from folder={str(root)!r}. Put it at one of: {', '.join(looked_at)}."
+        f"The file {name!r} is missing from the data folder {str(root)!r}. Put it at one of: "
+        f"{', '.join(looked_at)}."
     )
 
 
