@@ -18,6 +18,7 @@ TITLES: dict[str, str] = {
     "adaptive-rms-fl": "AdaptDP-FedAvg with ten clients",
     "adaptive-rms-images": "AdaptDP-FedAvg on MNIST and Fashion-MNIST at epsilons 1, 3 and 8",
     "dc-dpsgd": "Two thresholds on heavy-tailed regression",
+    "dc-dpsgd-images": "Two thresholds on long-tailed CIFAR-10, MNIST and Fashion-MNIST",
     "dc-dpsgd-long-tail": "Two thresholds on rare classes",
     "dice-sgd": "The bias of clipping and its removal at a true epsilon of 1",
     "dice-sgd-images": "DiceSGD's table on CIFAR-10, by a linear model on fixed features",

@@ -20,6 +20,7 @@ from reproduction.papers import (
     adaptive_rms_fl,
     adaptive_rms_images,
     dc_dpsgd,
+    dc_dpsgd_images,
     dc_dpsgd_long_tail,
     dice_sgd,
     dice_sgd_images,
@@ -47,6 +48,7 @@ JUDGES: dict[str, Callable[[Any], list[Verdict]]] = {
     "adaptive-rms-fl": adaptive_rms_fl.verdicts,
     "adaptive-rms-images": adaptive_rms_images.verdicts,
     "dc-dpsgd": dc_dpsgd.verdicts,
+    "dc-dpsgd-images": dc_dpsgd_images.verdicts,
     "dc-dpsgd-long-tail": dc_dpsgd_long_tail.verdicts,
     "dice-sgd": dice_sgd.verdicts,
     "dice-sgd-images": dice_sgd_images.verdicts,
@@ -67,6 +69,7 @@ MISSED = {
         for data in ("MNIST", "Fashion-MNIST")
         for epsilon in (1, 3, 8)
     ],
+    "dc-dpsgd-images": [f"Fashion-MNIST-HT: {arm}, less DP-SGD in points" for arm in dc_dpsgd_images.TWO],
     "dc-dpsgd-long-tail": [
         f"DP-SGD's accuracy less {what}, {word} {epsilon}"
         for epsilon, mode in ((8, "norm, p=0.2, 10:1"), (2, "norm, p=0.4, 4:1"))
@@ -222,6 +225,9 @@ IMPOSTORS: list[tuple[str, dict[str, str]]] = [
     ("dc-dpsgd", {"trace": "norm", "random": "norm"}),
     ("dc-dpsgd", {"Algorithm 1": "random"}),
     ("dc-dpsgd", {"DP-SGD": "norm"}),
+    *(("dc-dpsgd-images", {label: "DP-SGD"}) for label in dc_dpsgd_images.FOUND if label != "PSAC"),
+    ("dc-dpsgd-images", {"trace, p=0.1": "norm, p=0.1"}),
+    ("dc-dpsgd-images", {"norm, p=0.1": "norm, p=0.2"}),
     ("dc-dpsgd-long-tail", {label: "DP-SGD" for label in dc_dpsgd_long_tail.SETTINGS if label != "PSAC"}),
     ("dc-dpsgd-long-tail", {"trace, p=0.1": "norm, p=0.1, 10:1"}),
     ("dc-dpsgd-long-tail", {"norm, p=0.1, 10:1": "DP-SGD"}),
