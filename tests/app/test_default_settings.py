@@ -66,6 +66,7 @@ def test_drawn_features_are_those_that_were_measured() -> None:
     """Run folders name them: a line that changes would give old models other features."""
     assert DRAWN_FEATURES == {
         "strokes": {"dictionaries": ((512, 7, 2),)},
+        "upright-strokes": {"dictionaries": ((512, 7, 2),), "upright": True},
         "things": {"dictionaries": ((256, 5, 4), (512, 7, 2)), "with_mirror_image": True},
     }
     kinds = {name: default_settings(name, "patches-linear").features for name in ("digits", "mnist")}

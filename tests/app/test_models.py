@@ -54,7 +54,11 @@ SUITABLE = {
 def few_drawings(monkeypatch: pytest.MonkeyPatch) -> None:
     """The fit of the features on fewer pictures than users get: it takes a second here."""
     small = {"dictionaries": ((16, 5, 4),), "pictures": 500}
-    kinds = {"strokes": small, "things": {**small, "with_mirror_image": True}}
+    kinds = {
+        "strokes": small,
+        "upright-strokes": {**small, "upright": True},
+        "things": {**small, "with_mirror_image": True},
+    }
     monkeypatch.setattr("equipoise.app.models.DRAWN_FEATURES", kinds)
 
 
@@ -122,16 +126,19 @@ def test_scatter_linear_comes_with_its_features(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("features", "data", "mirrored"),
+    ("features", "data", "mirrored", "upright"),
     [
-        ("strokes", "fashion-mnist", False), ("things", "mnist", True),
-        (None, "mnist", False), (None, "fashion-mnist", True), (None, "my.module:images", True),
+        ("strokes", "fashion-mnist", False, False), ("things", "mnist", True, False),
+        (None, "mnist", False, False), (None, "fashion-mnist", True, False),
+        ("upright-strokes", "mnist", False, True),
+        (None, "my.module:images", True, False),
     ],
 )  # fmt: skip
-def test_the_features_that_are_named_beat_those_of_the_data(features, data, mirrored) -> None:
+def test_the_features_that_are_named_beat_those_of_the_data(features, data, mirrored, upright) -> None:
     found = extractor_of("patches-linear", replace(images(1, 28), name=data), features)
     assert found is not None
     assert found.config()["with_mirror_image"] == mirrored
+    assert found.config()["upright"] == upright
 
 
 def test_patches_linear_learns_digits_privately(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

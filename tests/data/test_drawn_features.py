@@ -9,7 +9,9 @@ from equipoise.data.features.drawings import draw_pictures
 from equipoise.data.features.drawn import DrawnFeatures
 from equipoise.data.features.extractors import extract
 from equipoise.data.features.patches import PatchDictionary
+from equipoise.data.features.upright import set_upright
 from equipoise.data.features.whitening import Whitening
+from equipoise.data.readers.images import standardise_each
 from equipoise.data.records import Records
 
 
@@ -48,6 +50,42 @@ def test_a_dictionary_equals_its_definition() -> None:
     normal = flat / (flat.square().mean() + layer.floor).sqrt()
     response = layer.filters.flatten(1) @ normal + layer.offsets
     torch.testing.assert_close(found[1, :, 5, 7], response.clamp(min=0).sqrt(), atol=1e-3, rtol=1e-3)
+
+
+def slanted(slope: float, shift: float = 0.0) -> torch.Tensor:
+    """A bar of five pixels' width that leans by `slope` columns per row."""
+    rows = torch.arange(28) - 13.5
+    far = rows - shift - slope * rows[:, None]
+    inside = (far.abs() < 2.5) & (rows[:, None].abs() < 9)
+    return standardise_each(inside.float().reshape(1, 1, 28, 28), scale=1.0, floor=1 / 255)
+
+
+@pytest.mark.parametrize(("slope", "shift"), [(0.6, 0.0), (-0.4, 0.0), (0.3, 4.0)])
+def test_a_slanted_bar_is_set_upright_in_the_middle(slope, shift) -> None:
+    image, upright = slanted(slope, shift), slanted(0.0)
+    before, after = (image - upright).abs().mean(), (set_upright(image) - upright).abs().mean()
+    assert after < before / 2
+
+
+def test_images_are_set_upright_one_by_one() -> None:
+    images = draw_pictures(20, (1, 28, 28))
+    found = set_upright(images)
+    assert found.shape == images.shape
+    torch.testing.assert_close(found.flatten(1).mean(1), torch.zeros(20), atol=1e-5, rtol=0)
+    other = torch.cat([images[:1], 9 * torch.randn(5, 1, 28, 28)])
+    torch.testing.assert_close(set_upright(other)[0], found[0], atol=1e-5, rtol=1e-5)
+    blank = set_upright(torch.zeros(1, 2, 9, 12))
+    assert torch.equal(blank, torch.zeros(1, 2, 9, 12))
+
+
+def test_features_of_upright_images_are_fitted_on_upright_drawings() -> None:
+    features = DrawnFeatures(**SMALL, upright=True)
+    x = draw_pictures(5, (1, 8, 8), seed=1)
+    expected = features._whitening(features._raw(set_upright(x)))
+    torch.testing.assert_close(features(x), expected)
+    drawn = set_upright(draw_pictures(200, (1, 8, 8)))
+    fitted = PatchDictionary.fit(drawn, atoms=16, width=3, cells=4)
+    torch.testing.assert_close(features._dictionaries[0].filters, fitted.filters)
 
 
 def test_a_share_of_the_patches_is_above_each_threshold() -> None:

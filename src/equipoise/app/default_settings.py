@@ -69,6 +69,7 @@ class DefaultSettings:
 
 DRAWN_FEATURES: Mapping[str, Mapping[str, Any]] = {
     "strokes": {"dictionaries": ((512, 7, 2),)},
+    "upright-strokes": {"dictionaries": ((512, 7, 2),), "upright": True},
     # Of things, smaller patches on finer cells say more, and they face either way.
     "things": {"dictionaries": ((256, 5, 4), (512, 7, 2)), "with_mirror_image": True},
 }

@@ -300,7 +300,7 @@ class RunSettings:
     )
     features: str | None = setting(
         None,
-        "Of patches-linear: strokes, or things with their mirror images.",
+        "Of patches-linear: strokes, strokes set upright, or things with their mirror images.",
         choices=tuple(DRAWN_FEATURES),
         of_data=True,
     )

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from equipoise.data.features.drawings import draw_pictures
 from equipoise.data.features.patches import PatchDictionary
+from equipoise.data.features.upright import set_upright
 from equipoise.data.features.whitening import Whitening
 
 __all__ = ["DrawnFeatures"]
@@ -32,6 +33,7 @@ class DrawnFeatures:
         ridge: of the whitening.
         seed: public; of drawings and dictionaries.
         with_mirror_image: whether an image's features are averaged with those of its mirror image.
+        upright: whether images and drawings are set upright first, each by itself (`set_upright`).
 
     >>> features = DrawnFeatures((1, 8, 8), dictionaries=((16, 3, 4),), pictures=64)
     >>> features(torch.randn(2, 1, 8, 8)).shape
@@ -44,6 +46,7 @@ class DrawnFeatures:
     ridge: float = 0.03
     seed: int = 0
     with_mirror_image: bool = False
+    upright: bool = False
 
     chunk = 1024  # a large factor is read for every call: few calls
 
@@ -54,7 +57,7 @@ class DrawnFeatures:
                 f"inputs has shape {list(inputs.shape)}; these features are of images {list(self.shape)}."
             )
         with torch.no_grad():
-            return self._whitening(self._raw(inputs.float()))
+            return self._whitening(self._raw(self._prepared(inputs.float())))
 
     def config(self) -> dict[str, object]:
         """Name, version and constants."""
@@ -62,7 +65,7 @@ class DrawnFeatures:
 
     @cached_property
     def _drawings(self) -> Tensor:
-        return draw_pictures(self.pictures, self.shape, seed=self.seed)
+        return self._prepared(draw_pictures(self.pictures, self.shape, seed=self.seed))
 
     @cached_property
     def _dictionaries(self) -> list[PatchDictionary]:
@@ -78,6 +81,9 @@ class DrawnFeatures:
         fitted = Whitening.fit((self._raw(chunk) for chunk in chunks), ridge=self.ridge)
         del self.__dict__["_drawings"]  # they are not needed again
         return fitted
+
+    def _prepared(self, images: Tensor) -> Tensor:
+        return set_upright(images) if self.upright else images
 
     def _raw(self, images: Tensor) -> Tensor:
         return torch.cat([self._part(part) for part in torch.split(images, _AT_ONCE)])
