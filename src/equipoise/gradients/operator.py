@@ -433,10 +433,11 @@ class FactoredGradients(PerSampleGradients):
                 if not kept:
                     total = torch.zeros(columns.shape[1], *shape, dtype=self.dtype, device=self.device)
                 else:
+                    if len(kept) == 2 and kept[0].kind == "index":
+                        kept = kept[::-1]  # look-ups are added in place, and two terms in either order
                     total = kept[0].weighted_sum(columns)
                     for factor in kept[1:]:
-                        more = factor.weighted_sum(columns)
-                        total = total.add_(more) if total.dtype == more.dtype else total + more
+                        total = factor.add_weighted_sum(total, columns)
                 out[name] = total[0] if C.ndim == 1 else total
         return out
 

@@ -14,6 +14,7 @@ softmax and the dropout of PyTorch's own reference: the kernel would draw its dr
 
 from __future__ import annotations
 
+import math
 import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -22,7 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-__all__ = ["COMPOSITIONS", "composition", "opened"]
+__all__ = ["COMPOSITIONS", "composition", "cross_entropy_in_parts", "opened"]
 
 RecurrentState = tuple[Tensor, ...]
 #: From u_t, v_t and the state before to the state after, whose first part is h_t.
@@ -164,6 +165,33 @@ def _attention(
     root = (query.shape[-1] ** -0.5 if scale is None else scale) ** 0.5
     scores = (query * root) @ (key * root).transpose(-2, -1) + attn_mask
     return F.dropout(scores.softmax(-1), dropout_p) @ value
+
+
+#: Logits of fewer numbers are taken at once.
+SMALL_LOGITS, LOGIT_PARTS = 1 << 20, 4
+
+
+def cross_entropy_in_parts(input: Tensor, target: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """``F.cross_entropy``, a few records after the others where there are many logits and no mean is taken.
+
+    At once its backward holds three tensors of their size: the logarithms of the softmax, their gradient and
+    that of the logits. In parts it holds two. The values are the same bits.
+    """
+    suited = (
+        type(input) is type(target) is Tensor
+        and kwargs.get("reduction") == "none"
+        and not args
+        and kwargs.get("size_average") is kwargs.get("reduce") is None
+        and 2 <= input.ndim
+        and len(target) == len(input) > 1
+        and input.numel() >= SMALL_LOGITS
+        and input.requires_grad
+    )
+    if not suited:
+        return F.cross_entropy(input, target, *args, **kwargs)
+    each = math.ceil(len(input) / LOGIT_PARTS)
+    parts = zip(input.split(each), target.split(each), strict=True)
+    return torch.cat([F.cross_entropy(*part, **kwargs) for part in parts])
 
 
 _CELLS: dict[Callable, Callable] = {

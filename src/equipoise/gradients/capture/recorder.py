@@ -17,12 +17,13 @@ from functools import partial
 from typing import Any, Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from equipoise._dtensor import is_dtensor
 from equipoise._tree import leaves
-from equipoise.gradients.capture.compositions import COMPOSITIONS, composition
+from equipoise.gradients.capture.compositions import COMPOSITIONS, composition, cross_entropy_in_parts
 from equipoise.gradients.capture.expressions import Expression, derive, pull_back
 from equipoise.gradients.capture.local_operations import gradient_here, operation_here
 from equipoise.gradients.capture.sharded import FSDP_AT_WORK, hooked_by_fsdp
@@ -168,7 +169,7 @@ class Watch(TorchFunctionMode):
                 touched = True
                 break
         if not touched:
-            return func(*args, **kwargs)
+            return self.pass_by(func, args, kwargs)
         # Inside a transform of torch.func (a derivative in the loss) no hook sees the gradient that counts.
         if not torch.is_grad_enabled() or torch._C._are_functorch_transforms_active():
             for tensor in tensors_in(args, kwargs):
@@ -179,6 +180,10 @@ class Watch(TorchFunctionMode):
 
     def notice_hook(self) -> None:
         """The model registers a hook on the gradient of some tensor."""
+
+    def pass_by(self, func: Callable, args: tuple, kwargs: dict[str, Any]) -> Any:
+        """An operation without tracked tensors."""
+        return func(*args, **kwargs)
 
     def touch(self, func: Callable, args: tuple, kwargs: dict[str, Any]) -> Any:
         """An operation with tracked tensors."""
@@ -230,6 +235,12 @@ class Capture(Watch):
         self.served: dict[int, Rule] = {}
         self.firsts = FirstOperations()
         self.low_precision = False
+
+    def pass_by(self, func: Callable, args: tuple, kwargs: dict[str, Any]) -> Any:
+        """An operation that touches no parameter."""
+        if func is F.cross_entropy and not self.forward_only:
+            return cross_entropy_in_parts(*args, **kwargs)
+        return func(*args, **kwargs)
 
     def notice_hook(self) -> None:
         """The plan knows of no hooks on gradients."""

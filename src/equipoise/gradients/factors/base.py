@@ -86,6 +86,11 @@ class Factor(ABC):
     def weighted_sum(self, weights: Tensor) -> Tensor:
         """``weights`` [B, m] -> [m, *shape]: sum_i weights[i, k] row_i for each k."""
 
+    def add_weighted_sum(self, total: Tensor, weights: Tensor) -> Tensor:
+        """``total`` and the weighted sum, in the memory of ``total`` where their types agree."""
+        more = self.weighted_sum(weights)
+        return total.add_(more) if total.dtype == more.dtype else total + more
+
     @abstractmethod
     def materialise(self) -> Tensor:
         """All rows, [B, *shape]."""

@@ -280,12 +280,18 @@ class ConvFactor(BilinearFactor):
         if self._b.numel() == 0 or self._a.numel() == 0:
             return widen(self._a[:0]).new_zeros(self.num_records, *self.shape)
         if kernel == "unfold":
-            blocks = [
-                contracted(part._columns().transpose(1, 2), part._patches()).view(-1, *self.shape)
-                for part in map(self.rows, self._record_chunks(kernel))
-            ]
-            return blocks[0] if len(blocks) == 1 else torch.cat(blocks)
+            places = self._record_chunks(kernel)
+            if len(places) == 1:
+                return self._rows_unfolded()
+            # Each block goes where it belongs: blocks that are joined at the end are there twice.
+            out = widen(self._a[:0]).new_empty(self.num_records, *self.shape)
+            for place in places:
+                out[place] = self.rows(place)._rows_unfolded()
+            return out
         return self._rows_correlated() if kernel == "correlate" else self._rows_grouped()
+
+    def _rows_unfolded(self) -> Tensor:
+        return contracted(self._columns().transpose(1, 2), self._patches()).view(-1, *self.shape)
 
     def _rows_grouped(self) -> Tensor:
         """One weight gradient of a convolution whose groups are the records (times the layer's groups)."""

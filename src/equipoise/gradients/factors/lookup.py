@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
+from equipoise._host import host_waits
 from equipoise.gradients.factors.base import Factor
 from equipoise.gradients.factors.outer import TINY
 from equipoise.gradients.numerics import (
@@ -111,13 +112,26 @@ class IndexFactor(Factor):
 
     @override
     def weighted_sum(self, weights: Tensor) -> Tensor:
+        return self._summed(weights, self.index.reshape(-1), self.num_rows).view(-1, *self.shape)
+
+    def _summed(self, weights: Tensor, index: Tensor, num_rows: int) -> Tensor:
+        """The weighted sum [m, num_rows, d] of look-ups at other indices, [B * S]."""
         b = self.wide_b()
         weights = weights.to(b.dtype)
-        out = b.new_zeros(weights.shape[1], self.num_rows, b.shape[2])
-        flat = self.index.reshape(-1)
+        out = b.new_zeros(weights.shape[1], num_rows, b.shape[2])
         for k in range(weights.shape[1]):
-            out[k].index_add_(0, flat, (b * weights[:, k, None, None]).reshape(-1, b.shape[2]))
-        return out.view(weights.shape[1], *self.shape)
+            out[k].index_add_(0, index, (b * weights[:, k, None, None]).reshape(-1, b.shape[2]))
+        return out
+
+    @override
+    def add_weighted_sum(self, total: Tensor, weights: Tensor) -> Tensor:
+        # On a device the host would wait for the number of rows that are looked up.
+        if host_waits(self.device) or self.index.numel() >= self.num_rows or total.dtype != widen(self.b).dtype:
+            return super().add_weighted_sum(total, weights)
+        used, places = self.index.reshape(-1).unique(return_inverse=True)
+        # Each row once: the table of all rows would have the same numbers there, and zeros elsewhere.
+        total.view(len(total), self.num_rows, -1).index_add_(1, used, self._summed(weights, places, len(used)))
+        return total
 
     @override
     def materialise(self) -> Tensor:
