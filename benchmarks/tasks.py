@@ -132,16 +132,25 @@ def gpt2(batch_size: int = 16, linear: bool = False) -> Task:
     return Task(_Logits(model), ids[:, :-1].contiguous(), ids[:, 1:].contiguous(), _language)
 
 
-def gpt2_small(batch_size: int = 4, length: int = 128, low_rank: bool = False) -> Task:
-    """124 million parameters, head and table tied, as Hugging Face ships it; or LoRA of rank 8 on it."""
+def gpt2_small(batch_size: int = 4, length: int = 128, low_rank: bool = False, **sizes: int) -> Task:
+    """124 million parameters, head and table tied, as Hugging Face ships it; or LoRA of rank 8 on it.
+
+    Args:
+        batch_size, length: of the batch and of its records.
+        low_rank: train LoRA alone.
+        sizes: of `GPT2Config`, others than those of GPT-2 small.
+    """
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    model: nn.Module = GPT2LMHeadModel(GPT2Config(resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0))
+    config = GPT2Config(
+        resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, bos_token_id=0, eos_token_id=0, **sizes
+    )
+    model: nn.Module = GPT2LMHeadModel(config)
     if low_rank:
         from peft import LoraConfig, get_peft_model
 
         model = get_peft_model(model, LoraConfig(r=8, target_modules=["c_attn"], fan_in_fan_out=True))
-    ids = torch.randint(0, 50257, (batch_size, length + 1))
+    ids = torch.randint(0, config.vocab_size, (batch_size, length + 1))
     return Task(_Logits(model), ids[:, :-1].contiguous(), ids[:, 1:].contiguous(), _language)
 
 

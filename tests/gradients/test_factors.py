@@ -408,3 +408,13 @@ def test_wide_products_lose_less_than_is_stated():
         lost = 1 - float(OuterFactor(a, a, kernel="gram").norms_squared() / squares)
         assert lost < stated  # all positions are alike: M^2 is the square itself
         assert stated < 2.1e-5
+
+
+@DTYPES
+def test_look_ups_are_added_to_a_sum_in_its_memory_with_the_same_bits(dtype):
+    index = torch.tensor([[3, 3, 0], [900, 3, 7]])
+    factor = IndexFactor(index, randn(2, 3, 4, dtype=dtype), 1000)
+    total, weights = randn(2, 1000, 4, dtype=dtype), randn(2, 2, dtype=dtype)
+    expected = total + factor.weighted_sum(weights)
+    assert factor.add_weighted_sum(total, weights) is total
+    assert torch.equal(total, expected)

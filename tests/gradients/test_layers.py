@@ -13,6 +13,7 @@ from torch.nn.utils import parametrizations
 
 from equipoise._tree import leaves
 from equipoise.gradients import GradientEngine, dense_gradients
+from equipoise.gradients.capture import compositions
 from equipoise.gradients.capture.recorder import Capture, CapturePlan
 
 B = 5
@@ -434,3 +435,22 @@ def test_half_precision_models_have_float32_norms(dtype):
 
 def test_table_covers_both_tolerances():
     assert {torch.float64: 1e-10, torch.float32: 1e-5} == TOLERANCE
+
+
+@pytest.mark.parametrize("form", ["classes", "classes last", "one each"])
+@pytest.mark.parametrize("options", [{}, {"label_smoothing": 0.1}, {"ignore_index": 3}])
+def test_a_cross_entropy_in_parts_has_the_same_bits(monkeypatch, form, options):
+    monkeypatch.setattr(compositions, "SMALL_LOGITS", 1)
+    rng = torch.Generator().manual_seed(0)
+    shape, positions = {"classes": ((6, 50, 37), (6, 37)), "classes last": ((6, 37, 50), (6, 37))}.get(
+        form, ((7, 1001), (7,))
+    )
+    values, classes = torch.randn(shape, generator=rng), torch.randint(50, positions, generator=rng)
+    weights = torch.rand(positions, generator=rng)
+    found = []
+    for run in (F.cross_entropy, compositions.cross_entropy_in_parts):
+        leaf = values.clone().requires_grad_()
+        logits = leaf.transpose(1, 2) if form == "classes last" else leaf
+        losses = run(logits, classes, reduction="none", **options)
+        found.append((losses, torch.autograd.grad((losses * weights).sum(), leaf)[0]))
+    assert all(map(torch.equal, *found))

@@ -182,7 +182,7 @@ def cross_entropy_in_parts(input: Tensor, target: Tensor, *args: Any, **kwargs: 
         and kwargs.get("reduction") == "none"
         and not args
         and kwargs.get("size_average") is kwargs.get("reduce") is None
-        and 2 <= input.ndim
+        and input.ndim >= 2
         and len(target) == len(input) > 1
         and input.numel() >= SMALL_LOGITS
         and input.requires_grad

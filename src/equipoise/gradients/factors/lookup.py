@@ -125,12 +125,15 @@ class IndexFactor(Factor):
 
     @override
     def add_weighted_sum(self, total: Tensor, weights: Tensor) -> Tensor:
+        few = self.index.numel() < self.num_rows
+        alike = total.dtype == widen(self.b).dtype and total.is_contiguous()
         # On a device the host would wait for the number of rows that are looked up.
-        if host_waits(self.device) or self.index.numel() >= self.num_rows or total.dtype != widen(self.b).dtype:
+        if not (few and alike) or host_waits(self.device):
             return super().add_weighted_sum(total, weights)
         used, places = self.index.reshape(-1).unique(return_inverse=True)
         # Each row once: the table of all rows would have the same numbers there, and zeros elsewhere.
-        total.view(len(total), self.num_rows, -1).index_add_(1, used, self._summed(weights, places, len(used)))
+        sums = self._summed(weights, places, len(used))
+        total.view(len(total), self.num_rows, -1).index_add_(1, used, sums)
         return total
 
     @override
