@@ -190,7 +190,7 @@ def cross_entropy_in_parts(input: Tensor, target: Tensor, *args: Any, **kwargs: 
     if not suited:
         return F.cross_entropy(input, target, *args, **kwargs)
     each = math.ceil(len(input) / LOGIT_PARTS)
-    parts = zip(input.split(each), target.split(each), strict=True)
+    parts = zip(torch.split(input, each), torch.split(target, each), strict=True)
     return torch.cat([F.cross_entropy(*part, **kwargs) for part in parts])
 
 

@@ -130,7 +130,7 @@ class IndexFactor(Factor):
         # On a device the host would wait for the number of rows that are looked up.
         if not (few and alike) or host_waits(self.device):
             return super().add_weighted_sum(total, weights)
-        used, places = self.index.reshape(-1).unique(return_inverse=True)
+        used, places = torch.unique(self.index.reshape(-1), return_inverse=True)
         # Each row once: the table of all rows would have the same numbers there, and zeros elsewhere.
         sums = self._summed(weights, places, len(used))
         total.view(len(total), self.num_rows, -1).index_add_(1, used, sums)
