@@ -50,8 +50,6 @@ def tell_open_group(folder: Path) -> None:
 
 def main(run_dir: str) -> None:
     torch.set_num_threads(1)
-    # What is registered first is called last.
-    atexit.register(tell_open_group, Path(run_dir).parent)
     life = int(os.environ.get("LIFE", os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")))
     rank = int(os.environ.get("RANK", "0"))
     is_mine = life == 0 and os.environ.get("KILL_RANK") == str(rank)
@@ -61,6 +59,9 @@ def main(run_dir: str) -> None:
         threading.Timer(float(os.environ["KILL_AFTER"]), die).start()
     began = time.monotonic()
     how = os.environ.get("SHARDED")
+    if how is None:  # else the script makes the group, and an error of it leaves that open
+        # What is registered first is called last.
+        atexit.register(tell_open_group, Path(run_dir).parent)
     model = layers().float() if how == "cut" else network(dropout=0.3)
     if how is not None:
         torch.distributed.init_process_group("gloo")

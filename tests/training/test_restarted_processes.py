@@ -74,14 +74,22 @@ def whole(tmp_path_factory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-def test_processes_that_time_kernels_apart_go_on_exactly_after_a_kill(tmp_path, rank):
+#: How the processes share the model, and what its script then needs.
+SHARED = {
+    "whole": {},
+    "fully": {"SHARDED": "fully", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"},
+    "cut": {"SHARDED": "cut", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"},
+}
+
+
+@pytest.mark.parametrize(("how", "rank"), [("whole", 0), ("whole", 1), ("fully", 1), ("cut", 1)])
+def test_processes_that_time_kernels_apart_go_on_exactly_after_a_kill(tmp_path, how, rank):
     undisturbed = tmp_path / "undisturbed"
     undisturbed.mkdir()
-    launch(undisturbed, KERNELS="apart")
+    launch(undisturbed, KERNELS="apart", **SHARED[how])
     folder = tmp_path / "killed"
     folder.mkdir()
-    launch(folder, restarts=1, KERNELS="apart", KILL_RANK=rank, KILL_STEP=6)
+    launch(folder, restarts=1, KERNELS="apart", KILL_RANK=rank, KILL_STEP=6, **SHARED[how])
     check_booked_once(folder)
     assert torch.equal(ends(folder), ends(undisturbed))
 
@@ -100,14 +108,10 @@ def test_another_number_of_processes_goes_on_and_is_charged_by_the_rules(tmp_pat
     ends(tmp_path, after)
 
 
-#: What a model that is sharded needs, where its script makes the process group.
-SHARDED = {"SHARDED": "fully", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-
-
 @pytest.fixture(scope="module", params=["fully", "cut"])
 def whole_sharded(request, tmp_path_factory) -> tuple[Path, str]:
     folder = tmp_path_factory.mktemp("whole-sharded")
-    launch(folder, **SHARDED | {"SHARDED": request.param})
+    launch(folder, **SHARED[request.param])
     check_booked_once(folder)
     return folder, request.param
 
@@ -136,7 +140,7 @@ def test_torchrun_restarts_a_run_killed_at_ten_random_moments(tmp_path, whole, t
 def test_torchrun_restarts_a_sharded_run_killed_at_ten_random_moments(tmp_path, whole_sharded, trial):
     rng = random.Random(100 + trial)
     whole, how = whole_sharded
-    check_killed_at(tmp_path, whole, rng.randrange(2), rng.random(), **SHARDED | {"SHARDED": how})
+    check_killed_at(tmp_path, whole, rng.randrange(2), rng.random(), **SHARED[how])
 
 
 # ---- starting or resuming, in one process
