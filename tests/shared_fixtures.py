@@ -1,4 +1,6 @@
-"""Tests that use a fixture of their whole module run in one process of pytest-xdist, which sets it up once.
+"""What several test files use: two processes that train together, and one worker for the tests of a module.
+
+Tests that use a fixture of their whole module run in one process of pytest-xdist, which sets it up once.
 
 It takes `--dist loadgroup`, as the Makefile says. The name of the process' group stands behind a test's own
 name then; `without_group` takes it off.
@@ -6,9 +8,43 @@ name then; `without_group` takes it off.
 
 from __future__ import annotations
 
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
 import pytest
 
 MARK = "@fixtures of "
+
+
+def free_port() -> int:
+    """A port of this machine that nobody listens at."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def in_processes(work: Callable[[int, int, str], None], folder: Path, count: int = 2) -> None:
+    """Run work(rank, port, folder) in so many processes, which meet at the port."""
+    import torch.multiprocessing as mp
+
+    mp.start_processes(work, args=(free_port(), str(folder)), nprocs=count, start_method="spawn")
+
+
+@pytest.fixture(scope="module")
+def two_processes(request, tmp_path_factory) -> Path:
+    """The folder in which two processes ran the `IN_TWO_PROCESSES` of the test's module."""
+    folder = tmp_path_factory.mktemp("ranks")
+    in_processes(request.module.IN_TWO_PROCESSES, folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def by_rank(two_processes) -> list:
+    """What each of the two left in found0.pt and found1.pt."""
+    import torch
+
+    return [torch.load(two_processes / f"found{rank}.pt", weights_only=False) for rank in (0, 1)]
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the marks

@@ -2,22 +2,10 @@
 
 from __future__ import annotations
 
-import socket
-
 import pytest
-import torch
-import torch.multiprocessing as mp
 from neighbour_ranks import CASES, HOW, read_slowly, sums, work
 
-
-@pytest.fixture(scope="module")
-def by_rank(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("ranks")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    mp.start_processes(work, args=(port, str(folder)), nprocs=2, start_method="spawn")
-    return [torch.load(folder / f"found{rank}.pt", weights_only=False) for rank in (0, 1)]
+IN_TWO_PROCESSES = work
 
 
 @pytest.mark.parametrize("how", HOW)

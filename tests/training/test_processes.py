@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import os
-import socket
 import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-import torch.multiprocessing as mp
 from small_problems import OnDemand, loss, network, parameters, records, training, updates_of_users
 
 import equipoise as eq
@@ -29,6 +27,7 @@ from equipoise.methods import (
 from equipoise.training.assumptions import Assumption
 from equipoise.training.distributed import ProcessError
 from equipoise.training.run_ledger import own_ledger
+from tests.shared_fixtures import in_processes
 
 #: What looks at the parameters, with its arguments.
 CALLS = {"take_step": (), "finish": (), "save_checkpoint": (), "evaluate": (lambda model: 1.0,)}
@@ -175,19 +174,7 @@ def start(folder: Path) -> eq.PrivateTraining:
     return training(model, data=data, sampling=sampling, method=method, run_dir=folder, micro_batch_size=3)
 
 
-def in_two_processes(work, folder):
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    mp.start_processes(work, args=(port, str(folder)), nprocs=2, start_method="spawn")
-
-
-@pytest.fixture(scope="module")
-def two_processes(tmp_path_factory) -> Path:
-    """What two processes left."""
-    folder = tmp_path_factory.mktemp("two")
-    in_two_processes(work, folder)
-    return folder
+IN_TWO_PROCESSES = work
 
 
 def test_two_processes_equal_one(two_processes):
@@ -298,7 +285,7 @@ def train_all(rank: int, port: int, folder: str) -> None:
 @pytest.fixture(scope="module")
 def by_rank(tmp_path_factory):
     folder = tmp_path_factory.mktemp("ranks")
-    in_two_processes(train_all, folder)
+    in_processes(train_all, folder)
     return [torch.load(folder / f"methods{rank}.pt", weights_only=True) for rank in (0, 1)]
 
 

@@ -2,22 +2,11 @@
 
 from __future__ import annotations
 
-import socket
-
 import pytest
 import torch
-import torch.multiprocessing as mp
 from failing_ranks import CASES, CUT, OTHER_PARTS, SEVERAL, trained, work
 
-
-@pytest.fixture(scope="module")
-def by_rank(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("ranks")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    mp.start_processes(work, args=(port, str(folder)), nprocs=2, start_method="spawn")
-    return [torch.load(folder / f"found{rank}.pt", weights_only=True) for rank in (0, 1)]
+IN_TWO_PROCESSES = work
 
 
 def in_one_process(ways: dict[int, str], failing: list[str], **options) -> torch.Tensor:

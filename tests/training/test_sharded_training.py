@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -13,28 +12,15 @@ import pytest
 import sharded_ranks
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from sharded_ranks import CASES, RESUMED, built, gpt2, trained, work
 from torch.distributed.fsdp import fully_shard
 
 import equipoise as eq
 from equipoise.gradients import GradientEngine
 from equipoise.training.sharded_rows import ShardedRows
+from tests.shared_fixtures import free_port
 
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory) -> Path:
-    path = tmp_path_factory.mktemp("ranks")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    mp.start_processes(work, args=(port, str(path)), nprocs=2, start_method="spawn")
-    return path
-
-
-@pytest.fixture(scope="module")
-def by_rank(folder):
-    return [torch.load(folder / f"found{rank}.pt", weights_only=False) for rank in (0, 1)]
+IN_TWO_PROCESSES = work
 
 
 def close(found: torch.Tensor, expected: torch.Tensor) -> bool:
@@ -58,12 +44,12 @@ def test_a_cut_model_with_a_shared_weight_and_a_checkpoint_trains_as_in_one_proc
 
 
 @pytest.mark.parametrize("name", RESUMED)
-def test_a_sharded_run_is_resumed_with_its_records_and_noise(name, folder, by_rank):
+def test_a_sharded_run_is_resumed_with_its_records_and_noise(name, two_processes, by_rank):
     for found in (found[f"resumed {name}"] for found in by_rank):
         assert found["begun at"] == 3
         assert torch.equal(found["whole"], found["resumed"])
         assert torch.equal(found["whole"], found["ended"])
-    for run in (folder / name / "whole", folder / name / "left"):
+    for run in (two_processes / name / "whole", two_processes / name / "left"):
         entries = [json.loads(line) for line in (run / "private" / "journal.jsonl").read_text().splitlines()]
         released = [entry["index"] for entry in entries if entry["type"] == "release"]
         assert released == [*range(len(released))]
@@ -74,10 +60,8 @@ def test_a_sharded_run_is_resumed_with_its_records_and_noise(name, folder, by_ra
 @pytest.mark.parametrize("name", ["adam", "cut"])
 def test_a_process_that_fails_in_a_forward_ends_the_others(name, how):
     script = Path(sharded_ranks.__file__)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
-    environment = os.environ | {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    environment = os.environ | {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
+    environment |= {"MASTER_PORT": str(free_port())}
     environment |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
     ranks = [
         subprocess.Popen(
@@ -102,14 +86,14 @@ def test_a_process_that_fails_in_a_forward_ends_the_others(name, how):
         assert "and end with this one" in said[0] or "another process of this training ended" in said[0]
 
 
-def test_the_published_model_is_whole(folder, by_rank):
+def test_the_published_model_is_whole(two_processes, by_rank):
     for name in RESUMED:
-        model = eq.load_model(built(name, False), folder / name / "whole" / "model.safetensors")
+        model = eq.load_model(built(name, False), two_processes / name / "whole" / "model.safetensors")
         assert torch.equal(sharded_ranks.values(model), by_rank[0][f"resumed {name}"]["whole"])
 
 
-def test_a_changed_file_of_a_sharded_checkpoint_is_seen(folder, by_rank):
-    (newest,) = sorted((folder / "adam" / "whole" / "checkpoint").glob("*.shards"))[-1:]
+def test_a_changed_file_of_a_sharded_checkpoint_is_seen(two_processes, by_rank):
+    (newest,) = sorted((two_processes / "adam" / "whole" / "checkpoint").glob("*.shards"))[-1:]
     state = torch.load(newest.with_suffix(".pt"), weights_only=True)["state"]["parts"]["files"]
     sharded_ranks_files = {path.name for path in newest.iterdir()}
     assert set(state) == sharded_ranks_files
@@ -122,17 +106,17 @@ def test_a_changed_file_of_a_sharded_checkpoint_is_seen(folder, by_rank):
         check_parts(newest, state)
 
 
-def test_one_process_goes_on_with_the_parts_of_two(folder, by_rank):
+def test_one_process_goes_on_with_the_parts_of_two(two_processes, by_rank):
     environment = os.environ | {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
     environment |= {"MASTER_PORT": "0", "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
     script = Path(sharded_ranks.__file__)
-    command = [sys.executable, script, folder / "two", folder / "one.pt"]
+    command = [sys.executable, script, two_processes / "two", two_processes / "one.pt"]
     done = subprocess.run(command, env=environment, check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
-    found = torch.load(folder / "one.pt", weights_only=True)
+    found = torch.load(two_processes / "one.pt", weights_only=True)
     # Two steps behind the checkpoint are asked in another way: new noise, a new charge, two steps fewer.
     assert found["steps"] == 4
-    lines = (folder / "two" / "private" / "journal.jsonl").read_text().splitlines()
+    lines = (two_processes / "two" / "private" / "journal.jsonl").read_text().splitlines()
     released = [json.loads(line) for line in lines if json.loads(line)["type"] == "release"]
     assert [entry["index"] for entry in released] == list(range(6))
     assert len({entry["answer"] for entry in released}) == 6
@@ -214,10 +198,10 @@ def test_sums_have_the_same_type_with_rows_and_without_any():
 
 
 @pytest.mark.parametrize("lora", [False, True])
-def test_gpt2_trains_sharded_as_in_one_process(lora, by_rank, folder):
+def test_gpt2_trains_sharded_as_in_one_process(lora, by_rank, two_processes):
     pytest.importorskip("transformers")
     pytest.importorskip("transformers")
-    alone = gpt2(folder)[f"{lora}"]
+    alone = gpt2(two_processes)[f"{lora}"]
     for found in by_rank:
         assert close(found["gpt2"][f"{lora}"], alone)
 

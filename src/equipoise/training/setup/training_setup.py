@@ -8,7 +8,6 @@ import weakref
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -244,12 +243,16 @@ def prepare(given: TrainingInputs, resumed: ResumedRun | None = None) -> Trainin
         runs_code = is_read or given.augmentation is not None
         other_source = deep_copy((source, prepare_batch), shares_data=True) if runs_code else None
         check_same_records(processes, source, owners)
-        tried: Callable[[Any], Any] = lambda records: records  # noqa: E731
-        agree: Callable[[bool], bool] = bool
-        if model in SHARDED and processes.count > 1:
-            tried, agree = partial(RecordsOfFirst, processes=processes), processes.agreed
-            if not all(processes.all_of(untouched is not None)):
-                untouched = None  # for want of memory in one of them
+        # In a model that is held in parts, whatever is tried must come out alike in all processes.
+        is_held_in_parts = model in SHARDED and processes.count > 1
+
+        def tried(source: RecordSource) -> Any:
+            """The records as trials read them."""
+            return RecordsOfFirst(source, processes) if is_held_in_parts else source
+
+        agree: Callable[[bool], bool] = processes.agreed if is_held_in_parts else bool
+        if is_held_in_parts and not all(processes.all_of(untouched is not None)):
+            untouched = None  # for want of memory in one of them
         of_loss = joined_over_users(given.loss, joined) if callable(given.loss) else given.loss
         example, probes = check_loss(model, of_loss, tried(source), place)
 
