@@ -206,6 +206,50 @@ def test_nothing_else_moves_the_parameters(tmp_path, move, then):
     assert run.ledger.releases_left == left  # found before anything is booked
 
 
+@pytest.mark.parametrize("then", ["take_step", "finish", "save_checkpoint"])
+@pytest.mark.parametrize(
+    ("change", "back", "said"),
+    [
+        (
+            lambda model: model.double(),
+            lambda model, weight: model.float(),
+            r"'0\.weight' .* is torch\.float64 on cpu, and was torch\.float32 on cpu .*model\.to\(",
+        ),
+        (
+            lambda model: model.load_state_dict(network(seed=5).state_dict(), assign=True),
+            None,
+            r"'0\.weight' .* no longer the tensor .*assign=True.*PrivateTraining\.resume",
+        ),
+        (lambda model: model.to("meta"), None, r"'0\.weight' .* no longer the tensor"),
+        (
+            lambda model: setattr(model[0], "weight", torch.nn.Parameter(model[0].weight.detach() + 1)),
+            lambda model, weight: setattr(model[0], "weight", weight),
+            r"'0\.weight' .* no longer the tensor .*Put the parameter back",
+        ),
+    ],
+    ids=["double", "assign", "meta", "replaced"],
+)
+def test_parameters_that_were_converted_or_replaced_are_refused_until_they_are_back(
+    tmp_path, change, back, said, then
+):
+    whole = training(steps=4)
+    for _ in whole:
+        pass
+    run = training(steps=4, run_dir=tmp_path / "run")
+    run.take_step()
+    left, weight = run.ledger.releases_left, run.model[0].weight
+    change(run.model)
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match=said):
+            getattr(run, then)()
+    assert run.ledger.releases_left == left  # found before anything is booked
+    if back is not None:
+        back(run.model, weight)
+        for _ in run:
+            pass
+        assert torch.equal(parameters(run.model), parameters(whole.model))
+
+
 def test_an_evaluation_that_moves_the_parameters_ends_the_run():
     def evaluate(model):
         model[0].bias.data.add_(1.0)

@@ -154,6 +154,7 @@ class StepRunner:
     ) -> None:
         self._setup, self._ledger = setup, ledger
         self.done, self.state = done, state
+        self._kinds = {name: (p.dtype, p.device) for name, p in setup.parameters.items()}
         # The ledger's place at the beginning of a step that has not ended.
         self._began: Mapping[str, Any] | None = None
         # The parameters' digest after the last step; None before the first.
@@ -233,7 +234,7 @@ class StepRunner:
         self._stopped = reason
 
     def check(self) -> str:
-        """Refuse what comes after `stop`, or after something else moved the parameters.
+        """Refuse what comes after `stop`, or after something else moved, converted or replaced parameters.
 
         Returns:
             The digest of the parameters.
@@ -241,6 +242,7 @@ class StepRunner:
         Raises:
             RuntimeError: with the reason.
         """
+        self._check_places()
         now = self._ledger.unread_digest(self._setup.parameters)
         if self._stopped is None and self._left is not None:
             read(self._left, now)
@@ -249,6 +251,30 @@ class StepRunner:
         if self._stopped is not None:
             raise RuntimeError(self._stopped)
         return now.value()
+
+    def _check_places(self) -> None:
+        """Refuse parameters that are others than at the start, or lie elsewhere, or have another type.
+
+        Raises:
+            RuntimeError: naming one. Put back as it was, the training goes on.
+        """
+        now = dict(self._setup.model.named_parameters())
+        for name, parameter in self._setup.parameters.items():
+            if now.get(name) is not parameter:
+                raise RuntimeError(
+                    f"parameter {name!r} of the model is no longer the tensor that this training moves: "
+                    "load_state_dict(assign=True), another layer or a move to another kind of device put a "
+                    "new one in its place. No step moves that one, and no epsilon covers it. Put the "
+                    "parameter back, or resume the run from its last checkpoint (PrivateTraining.resume)"
+                )
+            before, kind = self._kinds[name], (parameter.dtype, parameter.device)
+            if kind != before:
+                raise RuntimeError(
+                    f"parameter {name!r} of the model is {kind[0]} on {kind[1]}, and was {before[0]} on "
+                    f"{before[1]} when this training began: its kernels and the shape of its forwards were "
+                    "chosen for that. Move the model back (model.to(...)). To go on with it as it is, resume "
+                    "the run from its last checkpoint (PrivateTraining.resume)"
+                )
 
     @contextmanager
     def _watched(self, before: str) -> Iterator[list[Unread[Any]]]:
