@@ -12,6 +12,7 @@ from privacy_rows import DenseRows, Flat, rows
 from torch import Tensor
 
 from equipoise import _host
+from equipoise._host import Unread
 from equipoise.privacy import (
     Budget,
     BudgetError,
@@ -100,6 +101,32 @@ def test_refusals_release_and_charge_nothing(name):
     assert ledger.journal.entries() == before
     assert ledger.spent().value == 0
     assert ledger.release(draw, {"gradient": gradient(draw)})  # the draw is still good
+
+
+LEAVES = {
+    "release": lambda ledger, draw: ledger.release(draw, {"gradient": gradient(draw)}),
+    "unproven": lambda ledger, draw: ledger.release_unproven(
+        draw, "g", {"w": Private(torch.zeros(3), draw)}, 1.0, hole="x"
+    ),
+    "disclosed": lambda ledger, draw: ledger.disclose(Private(torch.zeros(3), draw), "x"),
+}
+
+
+@pytest.mark.parametrize("leave", LEAVES.values(), ids=LEAVES)
+def test_nothing_leaves_where_a_check_that_was_required_fails(leave):
+    def check(value):
+        if value:
+            raise ValueError("moved")
+
+    ledger = Ledger(with_unproven(g=1))
+    draw = ledger.open("batch", "p")
+    before = ledger.journal.entries()
+    ledger.require(Unread([torch.tensor(0)], int), check)
+    ledger.require(Unread([torch.tensor(1)], int), check)
+    with pytest.raises(ValueError, match="moved"):
+        leave(ledger, draw)
+    assert ledger.journal.entries() == before
+    leave(ledger, draw)
 
 
 def test_draws_are_checked():

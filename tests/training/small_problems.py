@@ -54,6 +54,17 @@ def loss(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
     return F.cross_entropy(model(batch["input"]), batch["label"], reduction="none")
 
 
+def weighted_loss(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+    return loss(model, batch) * batch["weight"]
+
+
+def with_overflow(record: int = 30) -> dict[str, Tensor]:
+    """Records: the loss of this one is a finite number, and its gradient is none."""
+    data = records() | {"weight": torch.ones(RECORDS)}
+    data["weight"][record], data["input"][record] = 1e38, 100 * data["input"][record]
+    return data
+
+
 def updates_of_users(
     own_loss: Callable[..., Tensor] = loss, dtype: torch.dtype = torch.float32
 ) -> dict[str, Any]:

@@ -10,7 +10,16 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from small_problems import RECORDS, loss, network, parameters, records, training
+from small_problems import (
+    RECORDS,
+    loss,
+    network,
+    parameters,
+    records,
+    training,
+    weighted_loss,
+    with_overflow,
+)
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
@@ -717,17 +726,6 @@ def test_lists_in_place_of_tensors_are_named_by_their_kind_once():
         )
     assert "['float', 'int']" in str(caught.value)
     assert len(str(caught.value)) < 1000
-
-
-def weighted_loss(model, batch):
-    return loss(model, batch) * batch["weight"]
-
-
-def with_overflow(record: int = 30):
-    """A loss of this record is a finite number, and its gradient is none."""
-    data = records() | {"weight": torch.ones(RECORDS)}
-    data["weight"][record], data["input"][record] = 1e38, 100 * data["input"][record]
-    return data
 
 
 def on_a_device(monkeypatch):

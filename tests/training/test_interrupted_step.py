@@ -66,15 +66,15 @@ def test_an_error_after_the_release_costs_nothing(tmp_path, step, moved, error):
     assert torch.equal(parameters(model), whole())
 
 
-@pytest.mark.parametrize("place", [1, 2, 3])
-def test_an_interrupt_where_the_host_waits_costs_nothing(tmp_path, monkeypatch, place):
+@pytest.mark.parametrize(("place", "moved"), [(1, False), (2, True)])
+def test_an_interrupt_where_the_host_waits_costs_nothing(tmp_path, monkeypatch, place, moved):
     model = network()
     run = training(model, steps=STEPS, run_dir=tmp_path / "run")
     reads = []
 
     def interrupted(*values) -> None:
         read(*values)
-        if run.steps_done == 3:
+        if run.steps_done == 3 and values:
             reads.append(values)
         if len(reads) == place:
             reads.append(values)  # once
@@ -84,7 +84,7 @@ def test_an_interrupt_where_the_host_waits_costs_nothing(tmp_path, monkeypatch, 
     monkeypatch.setattr(ledger_module, "read", interrupted)
     with pytest.raises(KeyboardInterrupt):
         list(run)
-    assert run.steps_done == 3
+    assert run.steps_done == 3 + moved
     list(run)
     assert releases(tmp_path / "run") == list(range(STEPS))
     assert torch.equal(parameters(model), whole())

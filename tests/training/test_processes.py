@@ -9,7 +9,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from small_problems import OnDemand, loss, network, parameters, records, training, updates_of_users
+from small_problems import (
+    OnDemand,
+    loss,
+    network,
+    parameters,
+    records,
+    training,
+    updates_of_users,
+    weighted_loss,
+    with_overflow,
+)
 
 import equipoise as eq
 from equipoise.methods import (
@@ -24,6 +34,7 @@ from equipoise.methods import (
     TwoChannel,
     published,
 )
+from equipoise.training import forwards
 from equipoise.training.assumptions import Assumption
 from equipoise.training.distributed import ProcessError
 from equipoise.training.run_ledger import own_ledger
@@ -65,7 +76,15 @@ def work(rank: int, port: int, folder: str) -> None:
     write_alone(rank, Path(folder))
     torch.save(read_apart(rank, Path(folder)), Path(folder) / f"read{rank}.pt")
     torch.save({name: trained(name) for name in QUICK}, Path(folder) / f"methods{rank}.pt")
+    forwards.host_waits = lambda device: True  # as on a device
+    torch.save(with_a_bad_record(), Path(folder) / f"bad{rank}.pt")
     torch.distributed.destroy_process_group()
+
+
+def with_a_bad_record() -> dict:
+    run = training(data=with_overflow(), loss=weighted_loss, micro_batch_size=5, steps=12)
+    looked = [run._setup.rows.looks_at_once for _ in run]
+    return {"parameters": parameters(run.model), "looked": looked}
 
 
 def said_by_one(rank: int, run: eq.PrivateTraining) -> None:
@@ -175,6 +194,16 @@ def start(folder: Path) -> eq.PrivateTraining:
 
 
 IN_TWO_PROCESSES = work
+
+
+def test_all_processes_take_a_step_again_where_one_of_them_had_a_bad_record(two_processes):
+    first, second = (torch.load(two_processes / f"bad{rank}.pt") for rank in (0, 1))
+    alone = with_a_bad_record()
+    assert torch.equal(first["parameters"], second["parameters"])
+    torch.testing.assert_close(first["parameters"], alone["parameters"], rtol=1e-5, atol=1e-7)
+    assert alone["looked"] == [True] * 12
+    assert first["looked"] == second["looked"]
+    assert first["looked"][0] < first["looked"][-1]  # it came, and was found in the process that had it
 
 
 def test_two_processes_equal_one(two_processes):

@@ -31,7 +31,11 @@ from equipoise.training.model_sharing import Turns, is_no_records_fault
 from equipoise.training.randomness import generator, public_randomness, secret_randomness
 from equipoise.training.run_ledger import SharedLedger
 
-__all__ = ["ReleaseNoise", "StepContext", "StepDiagnostics", "StepLedger", "TrainingDraw"]
+__all__ = ["NotFiniteError", "ReleaseNoise", "StepContext", "StepDiagnostics", "StepLedger", "TrainingDraw"]
+
+
+class NotFiniteError(Exception):
+    """A record was not finite, and nobody looked yet: nothing of its draw may be used, and nothing was."""
 
 
 class TrainingDraw:
@@ -45,6 +49,7 @@ class TrainingDraw:
         processes: whose sums are added.
         diagnostics: takes the draw's private numbers (records, losses, records left out).
         params: the model's parameters.
+        require: lets nothing leave unless a check passes, see `Ledger.require`.
     """
 
     def __init__(
@@ -56,8 +61,10 @@ class TrainingDraw:
         processes: Processes,
         diagnostics: StepDiagnostics,
         params: Mapping[str, Tensor],
+        require: Callable[[Unread[bool], Callable[[bool], None]], None],
     ) -> None:
         self.token, self._rows, self._processes, self._diagnostics = token, rows, processes, diagnostics
+        self._require = require
         self._of_items = secret_randomness(token)
         # What a pass over the draw reads. A record that failed is left out of every later pass, and the
         # others keep their places and with them their random numbers.
@@ -80,22 +87,25 @@ class TrainingDraw:
         """`fn(rows, ..., ids)` per micro-batch, united over the draw and over processes.
 
         Args:
-            fn: gives the bounded sums of one micro-batch, and keeps nothing: on a device it is asked again
-                where a record was not finite.
+            fn: gives the bounded sums of one micro-batch, and keeps nothing: on a device the step is taken
+                again where a record was not finite.
             at: the parameter points.
             along: numbers of the draw's records, as `rows` gave them; `fn(rows, ..., ids, part)` gets those
                 of the micro-batch's records.
+
+        Raises:
+            NotFiniteError: on a device, here or where something would leave.
         """
         fn = self._rows.sharing.query(fn)
         all_finite: list[Tensor] | None = None if self._rows.looks_at_once else []
-        whole = self._micro_batches
         sums = self._sums(fn, at, along, all_finite)
-        # The host waits for a device once for a draw, and not for each forward. Nothing of these sums is used
-        # where a record was not finite; from then on it is left out at once.
-        if all_finite and not bool(torch.stack(all_finite).all()):
-            self._rows.looks_at_once = True
-            self._micro_batches = whole  # in whose places `along` is
-            sums = self._sums(fn, at, along, None)
+        # The host does not wait for each forward. No sum is used where a record was not finite.
+        if all_finite is not None:
+            are_finite = Unread(all_finite, lambda *each: all(map(bool, each)))
+            if self._processes.count == 1:
+                self._require(are_finite, _refuse_not_finite)
+            else:  # all of them take the step again, or none
+                _refuse_not_finite(not self._processes.most_of(int(not are_finite.value())))
         sums = self._rows.sharing.total(sums)
         self._diagnostics.note_sums(self.token.name, sums)
         return sums
@@ -198,6 +208,11 @@ class TrainingDraw:
         seen = [self._rows.sharing.rows(one, self._params) for one in rows]
         guarded = [PrivateRows(one, self.token, _all_finite=all_finite) for one in seen]
         return guarded, Private(ids, self.token), places
+
+
+def _refuse_not_finite(are_finite: bool) -> None:
+    if not are_finite:
+        raise NotFiniteError
 
 
 class StepDiagnostics:
@@ -345,7 +360,9 @@ class StepContext:
         ids = self._rows.used(ids)
         # Only records that share random numbers are dealt to places; the bound takes a search.
         places = self.plan.releases.sampling_of(name).largest_size if self._rows.dealt else 0
-        return TrainingDraw(token, ids, places, self._rows, self._processes, self.diagnostics, self.params)
+        return TrainingDraw(
+            token, ids, places, self._rows, self._processes, self.diagnostics, self.params, ledger.require
+        )
 
     def public_gradients(self, batch: Any, at: Parameters | None = None, step: int | None = None) -> Any:
         """The gradient rows of public records, unguarded."""

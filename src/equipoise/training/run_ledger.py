@@ -148,6 +148,13 @@ class SharedLedger:
             return self.own.unread_digest(value)
         return self._digest_of_step(value)
 
+    def require(self, value: Unread[Any], check: Callable[[Any], None]) -> None:
+        """As `Ledger.require`, at once: what each process finds is known to no other."""
+        check(value.value())
+
+    def check_required(self) -> None:
+        """As `Ledger.check_required`: nothing is left."""
+
     @property
     def place(self) -> dict[str, Any]:
         """On rank 0, where the ledger stands."""

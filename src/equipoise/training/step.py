@@ -9,8 +9,7 @@ no other: what it wrote follows private records, and may be there still.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -26,7 +25,7 @@ from equipoise.methods import Context, State
 from equipoise.methods.base import Parameters
 from equipoise.privacy import ChangedQueryError, Ledger
 from equipoise.statements import Statement
-from equipoise.training.context import ReleaseNoise, StepContext
+from equipoise.training.context import NotFiniteError, ReleaseNoise, StepContext
 from equipoise.training.run_ledger import SharedLedger
 from equipoise.training.setup.training_setup import TrainingSetup
 
@@ -124,15 +123,26 @@ class _Estimate:
         gradient: the estimate of it, public.
         norm: of the estimate.
         state: what the method carries to the next step.
-        noise: of the last release; None where there was none.
-        diagnostics: the row of private numbers.
+        context: of the step.
     """
 
     gradient: Mapping[str, Tensor]
     norm: Unread[float]
     state: State
-    noise: ReleaseNoise | None
-    diagnostics: Unread[dict[str, Any]]
+    context: StepContext
+
+
+@dataclass(frozen=True)
+class _Written:
+    """What became of the parameters while private records were looked at.
+
+    Attributes:
+        after: their digest, which sees writes through `.data` too.
+        marked: names of those whose version counter tells of a write.
+    """
+
+    after: Unread[str]
+    marked: list[str]
 
 
 class StepRunner:
@@ -157,8 +167,10 @@ class StepRunner:
         self._kinds = {name: (p.dtype, p.device) for name, p in setup.parameters.items()}
         # The ledger's place at the beginning of a step that has not ended.
         self._began: Mapping[str, Any] | None = None
-        # The parameters' digest after the last step; None before the first.
+        # The parameters' digest after the last step, or where the first one began; None before.
         self._left: Unread[str] | None = None
+        # The same at the beginning of the step that was begun last.
+        self._now: Unread[str] | None = None
         # Why there is no further step; None while there may be one.
         self._stopped: str | None = None
 
@@ -172,20 +184,26 @@ class StepRunner:
         """
         setup, number, started = self._setup, self.done, time.perf_counter()
         parameters = setup.parameters
-        found: _Estimate | None = None
+        looked: tuple[_Estimate, _Written] | None = None
         with setup.processes.together():
             before = self._begin()
             try:
-                found = self._estimate(before)
+                looked = found, written = self._looking(before, lambda: self._estimate(before))
                 for name, parameter in parameters.items():
                     parameter.grad = found.gradient[name].to(parameter.dtype)
                 rate = float(setup.optimizer.param_groups[0]["lr"])
                 setup.optimizer.step()
+                diagnostics = found.context.diagnostics.row()
+                read(written.after, found.norm, diagnostics, self.remember())  # the host waits once for all
+                self._refuse_writes(before, written)
                 self._count(found.state)
             except BaseException:
                 # `number`: an interrupt can arrive when the step is counted already
-                if found is not None and self.done == number and before != self._ledger.digest(parameters):
-                    self._count(found.state)
+                if looked is not None and self.done == number and self._stopped is None:
+                    found, written = looked
+                    self._refuse_writes(before, written)
+                    if before != self.remember().value():
+                        self._count(found.state)
                 raise
             finally:
                 for parameter in parameters.values():
@@ -193,7 +211,8 @@ class StepRunner:
         # float() refuses private numbers
         metrics = {name: float(value) for name, value in setup.method.metrics(found.state).items()}
         seconds = time.perf_counter() - started
-        return StepOutcome(found.norm.value(), found.noise, rate, found.diagnostics, seconds, metrics)
+        noise = found.context.ledger.last_noise
+        return StepOutcome(found.norm.value(), noise, rate, diagnostics, seconds, metrics)
 
     def move(self, values: Parameters) -> None:
         """Someone else moves the parameters (a server, a warm start); the method takes note.
@@ -215,13 +234,16 @@ class StepRunner:
         """
         with self._setup.processes.together():
             before = self._begin()
-            with self._watched(before):
+
+            def answered() -> _Answer:
                 if self.state is None:
-                    self.state = self._setup.method.init(self._context(before, None))
-                try:
-                    answer = question(self._context(before, self.state), self.state)
-                except ChangedQueryError:
-                    answer = question(self._context(before, self.state), self.state)
+                    self.state = self._answer(
+                        before, None, lambda context, _: self._setup.method.init(context)
+                    )
+                return self._answer(before, self.state, question)
+
+            answer, written = self._looking(before, answered)
+            self._refuse_writes(before, written)
         self._began = None
         return answer
 
@@ -233,31 +255,31 @@ class StepRunner:
         """
         self._stopped = reason
 
-    def check(self) -> str:
+    def check(self) -> None:
         """Refuse what comes after `stop`, or after something else moved, converted or replaced parameters.
-
-        Returns:
-            The digest of the parameters.
 
         Raises:
             RuntimeError: with the reason.
         """
         self._check_places()
-        now = self._ledger.unread_digest(self._setup.parameters)
-        if self._stopped is None and self._left is not None:
+        if self._left is not None:
+            now = self._ledger.unread_digest(self._setup.parameters)
             read(self._left, now)
-            if self._left.value() != now.value():
-                self.stop(MOVED)
-        if self._stopped is not None:
-            raise RuntimeError(self._stopped)
-        return now.value()
+            self._refuse_moved(now.value(), self._left.value())
+
+    def _refuse_moved(self, now: str, left: str) -> None:
+        if now != left:
+            self.stop(MOVED)
+            raise RuntimeError(MOVED)
 
     def _check_places(self) -> None:
-        """Refuse parameters that are others than at the start, or lie elsewhere, or have another type.
+        """Refuse what comes after `stop`, and parameters that were converted, moved elsewhere or replaced.
 
         Raises:
             RuntimeError: naming one. Put back as it was, the training goes on.
         """
+        if self._stopped is not None:
+            raise RuntimeError(self._stopped)
         now = dict(self._setup.model.named_parameters())
         for name, parameter in self._setup.parameters.items():
             if now.get(name) is not parameter:
@@ -276,38 +298,48 @@ class StepRunner:
                     "the run from its last checkpoint (PrivateTraining.resume)"
                 )
 
-    @contextmanager
-    def _watched(self, before: str) -> Iterator[list[Unread[Any]]]:
-        """Inside, private records are looked at and no parameter may move.
+    def _looking(self, before: str, look: Callable[[], _Answer]) -> tuple[_Answer, _Written]:
+        """What `look` gives, which looks at private records, and what it wrote to the parameters.
 
         Args:
-            before: digest of the parameters.
-
-        Yields:
-            A list for what else the host needs at the end; it waits once for all.
+            before: digest of the parameters, none of which may move.
+            look: may fail.
 
         Raises:
-            ForwardWritesError: one moved, or what is inside raised it; the training has come to its end.
+            ForwardWritesError: one moved and it failed, or it raised that; the training has come to its end.
         """
         parameters = self._setup.parameters
         marks = {name: write_mark(parameter) for name, parameter in parameters.items()}
-        also: list[Unread[Any]] = []
+
+        def written() -> _Written:
+            marked = [name for name, parameter in parameters.items() if write_mark(parameter) != marks[name]]
+            return _Written(self._ledger.unread_digest(parameters), marked)
+
         try:
             try:
-                yield also
-            finally:
-                # The model or the method may have written private values into the parameters. The digest sees
-                # writes through `.data` too, which move no version counter, but not to which parameter.
-                after = self._ledger.unread_digest(parameters)
-                read(after, *also)
-                if after.value() != before:
-                    moved = [
-                        name for name, parameter in parameters.items() if write_mark(parameter) != marks[name]
-                    ]
-                    raise ForwardWritesError(moved or list(parameters), "before the optimizer's step")
+                return look(), written()
+            except BaseException:
+                if self._stopped is None:
+                    self._refuse_writes(before, written())
+                raise
         except ForwardWritesError:
             self.stop(SPOILT)
             raise
+
+    def _refuse_writes(self, before: str, written: _Written) -> None:
+        """End the training where the model or the method may have written private values into parameters.
+
+        Raises:
+            ForwardWritesError: naming them.
+            RuntimeError: something else had moved them before the step.
+        """
+        if written.after.value() != before:
+            assert self._now is not None
+            self._refuse_moved(self._now.value(), before)
+            self.stop(SPOILT)
+            raise ForwardWritesError(
+                written.marked or list(self._setup.parameters), "before the optimizer's step"
+            )
 
     def settle(self) -> None:
         """Bring the ledger back to where a step began that did not end."""
@@ -316,20 +348,27 @@ class StepRunner:
             self._began = None
 
     def _begin(self) -> str:
-        """Begin a step: the digest of the parameters, from which its records and its noise follow."""
+        """Begin a step: the digest of the parameters, from which its records and its noise follow.
+
+        It is that of the end of the last step. That nothing else moved them is known before anything leaves.
+        """
         self._setup.restore_modes()
-        before = self.check()
+        self._check_places()
+        self._now = self._ledger.unread_digest(self._setup.parameters)
+        self._left = self._left or self._now
+        before = self._left.value()
         self.settle()
         self._began = self._ledger.place
+        self._ledger.require(self._now, lambda now: self._refuse_moved(now, before))
         return before
 
-    def remember(self) -> None:
-        """From here on nothing but a step moves the parameters."""
+    def remember(self) -> Unread[str]:
+        """From here on nothing but a step moves the parameters, whose digest it gives."""
         self._left = self._ledger.unread_digest(self._setup.parameters)
+        return self._left
 
     def _count(self, state: State) -> None:
         """The parameters moved: the step is done."""
-        self.remember()
         self.state = state
         self.done += 1
         self._began = None
@@ -341,31 +380,51 @@ class StepRunner:
     def _estimate(self, before: str) -> _Estimate:
         """The method's estimate of the gradient and its next state; nothing of the training changes."""
         method, parameters, state = self._setup.method, self._setup.parameters, self.state
-        with self._watched(before) as also:
-            if state is None:
-                state = method.init(self._context(before, None))
-            context = self._context(before, state)
+        if state is None:
+            state = self._answer(before, None, lambda context, _: method.init(context))
+
+        def stepped(context: StepContext, state: State) -> tuple[Any, State, StepContext]:
+            return *method.step(context, state), context
+
+        estimate, following, context = self._answer(before, state, stepped)
+        if not isinstance(estimate, Mapping):
+            raise TypeError(
+                f"step() of method {method.name!r} gave a {type(estimate).__name__} for the estimate; "
+                "let it return (estimate, state), the first a dict of one tensor per parameter"
+            )
+        missing = parameters.keys() - estimate.keys()
+        if missing:
+            raise RuntimeError(
+                f"method {method.name!r} gave no estimate for the parameters {sorted(missing)}"
+            )
+        norm = Unread([norm_of_all(estimate.values())], float)
+        return _Estimate(estimate, norm, following, context)
+
+    def _answer(
+        self, before: str, state: State | None, question: Callable[[StepContext, Any], _Answer]
+    ) -> _Answer:
+        """What a question gives, which may query and release.
+
+        It is asked once more in two cases. A step repeated after a crash came out differently: it gets new
+        records, and is charged; of several processes each has this error. Or a record was not finite, which
+        shows on a device when something would leave: now each forward is looked at.
+        """
+
+        def asked() -> _Answer:
+            answer = question(self._context(before, state), state)
+            self._ledger.check_required()
+            return answer
+
+        try:
             try:
-                estimate, following = method.step(context, state)
-            except ChangedQueryError:
-                # A step repeated after a crash came out differently: it gets new records, and is charged.
-                # Of several processes each has this error.
-                context = self._context(before, state)
-                estimate, following = method.step(context, state)
-            if not isinstance(estimate, Mapping):
-                raise TypeError(
-                    f"step() of method {method.name!r} gave a {type(estimate).__name__} for the estimate; "
-                    "let it return (estimate, state), the first a dict of one tensor per parameter"
-                )
-            missing = parameters.keys() - estimate.keys()
-            if missing:
-                raise RuntimeError(
-                    f"method {method.name!r} gave no estimate for the parameters {sorted(missing)}"
-                )
-            norm = Unread([norm_of_all(estimate.values())], float)
-            diagnostics = context.diagnostics.row()
-            also += [norm, diagnostics]
-        return _Estimate(estimate, norm, following, context.ledger.last_noise, diagnostics)
+                return asked()
+            except NotFiniteError:
+                self._setup.rows.looks_at_once = True
+                assert self._began is not None
+                self._ledger.rewind(self._began)
+                return asked()
+        except ChangedQueryError:
+            return asked()
 
     def _context(self, before: str, state: State | None) -> StepContext:
         setup, ledger = self._setup, self._ledger

@@ -32,6 +32,7 @@ import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NoReturn
 
 import torch
@@ -181,36 +182,33 @@ def _check_sum(plan: PrivacyPlan, draw: Draw, name: str, bounded: Bounded) -> No
         )
 
 
-def check_finite(sums: Mapping[str, Bounded], *also: Unread[Any]) -> None:
-    """Refuse sums that are not finite.
+def check_finite(sums: Mapping[str, Bounded]) -> list[tuple[Unread[bool], Callable[[bool], None]]]:
+    """For each sum whether it is finite, and what refuses it if it is not.
 
     Args:
         sums: {release name: bounded sum}.
-        also: what else the host needs here; it waits once for all.
 
     Raises:
-        LedgerError: naming sum and tensor.
+        LedgerError: by the second ones, naming sum and tensor.
     """
-    # Of DTensors the parts that are here.
-    raw = {
-        name: {t: getattr(value := unwrap(v), "_local_tensor", value) for t, v in bounded.value.items()}
-        for name, bounded in sums.items()
-    }
-    # The totals tell in one pass without a copy; where one overflows, every entry is looked at.
-    totals = {
-        name: torch.stack([value.sum() for value in values.values()])
-        for name, values in raw.items()
-        if values
-    }
-    is_finite = {name: Unread([torch.isfinite(total).all()], bool) for name, total in totals.items()}
-    read(*is_finite.values(), *also)
-    for name, is_so in is_finite.items():
-        bad = [] if is_so.value() else [t for t, v in raw[name].items() if not bool(torch.isfinite(v).all())]
+
+    def refuse(name: str, raw: Mapping[str, torch.Tensor], is_finite: bool) -> None:
+        # The totals tell in one pass without a copy; where one overflows, every entry is looked at.
+        bad = [] if is_finite else [t for t, v in raw.items() if not bool(torch.isfinite(v).all())]
         if bad:
             raise LedgerError(
                 f"sums[{name!r}][{bad[0]!r}] is not finite though bad records were left out: a bug in a "
                 "factor or a kernel, or an overflow. Nothing was released"
             )
+
+    found: list[tuple[Unread[bool], Callable[[bool], None]]] = []
+    for name, bounded in sums.items():
+        # Of DTensors the parts that are here.
+        raw = {t: getattr(value := unwrap(v), "_local_tensor", value) for t, v in bounded.value.items()}
+        if raw:
+            total = torch.stack([value.sum() for value in raw.values()])
+            found.append((Unread([torch.isfinite(total).all()], bool), partial(refuse, name, raw)))
+    return found
 
 
 def _check_shapes(sums: Mapping[str, Bounded], past: Sequence[NoiseOverSteps]) -> None:
@@ -343,6 +341,7 @@ class Ledger:
         self._fingerprint = plan.fingerprint()
         self._state = self._state_at(position, history or {})
         self._last_draws: dict[str, torch.Tensor] = {}  # by draw name, in which draw each record was last
+        self._required: list[tuple[Unread[Any], Callable[[Any], None]]] = []
 
     def _state_at(self, position: int, history: Mapping[str, Any]) -> _State:
         """The state at a place of the run, which begins if the journal does not hold it yet."""
@@ -468,6 +467,26 @@ class Ledger:
 
     # ---- releasing
 
+    def require(self, value: Unread[Any], check: Callable[[Any], None]) -> None:
+        """Let nothing leave unless a check passes, for which the host waits where a release makes it wait.
+
+        Args:
+            value: the check's argument.
+            check: raises where nothing may leave.
+        """
+        self._required.append((value, check))
+
+    def check_required(self, *also: Unread[Any]) -> None:
+        """Check what was required, in that order.
+
+        Args:
+            also: what else the host needs here; it waits once for all.
+        """
+        required, self._required = self._required, []
+        read(*(value for value, _ in required), *also)
+        for value, check in required:
+            check(value.value())
+
     def release(self, draw: Draw, sums: Mapping[str, Bounded]) -> Sums:
         """Add noise to the bounded sums of a draw, book them as one event, and hand them out.
 
@@ -520,7 +539,8 @@ class Ledger:
         bounds = {name: float(sums[name].add_remove) for name in sorted(sums)}
         values = {name: bounded.value for name, bounded in sums.items()}
         unread = self._digest_of_sums(values if not parts else {"here": values, "elsewhere": list(parts)})
-        check_finite(sums, unread)
+        self._required += check_finite(sums)
+        self.check_required(unread)
         answer = unread.value()
         past = [self._state.history.before(names[0], draw.ordinal, m.memory) for m, names in groups]
         for (_, names), of in zip(groups, past, strict=True):
@@ -585,6 +605,7 @@ class Ledger:
             value: a `Private` tensor or a mapping of them.
             hole: why, in a sentence for the statement.
         """
+        self.check_required()
         self._unproven("disclose", hole)
         self._check_open()
         leaves = list(value.values()) if isinstance(value, Mapping) else [value]
@@ -624,6 +645,7 @@ class Ledger:
                 relation, given all earlier releases, without amplification. With it the statement reports a
                 worst-case epsilon.
         """
+        self.check_required()
         self._unproven("release_unproven", hole)
         self._check_draw(draw)
         if not math.isfinite(std) or std < 0:
@@ -705,6 +727,7 @@ class Ledger:
         What was booked since is given again to the same question, with the same noise and without a charge.
         """
         self._state = self._state_at(place["position"], place["history"])
+        self._required = []
 
     # ---- what was spent
 
