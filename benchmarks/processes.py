@@ -1,12 +1,16 @@
 """Steps of several processes beside those of one, and of a sharded model beside plain FSDP2.
 
     torchrun --nproc_per_node 2 benchmarks/processes.py
+    torchrun --nproc_per_node 2 benchmarks/processes.py --exchanges --tasks lm-64
 
 Efficiency is the CPU time of a step in one process over that of the busiest of n processes, times n: what is
 not computed by all of them once costs it. Every forward holds public rows too, and n processes run n forwards
 where one runs one: "by rows" is what these leave of it. The ratio to plain FSDP2 is of wall times, in turn in
 one run: forward, backward and SGD of the mean loss on the same records. The share is of the parameters that a
 process keeps between two steps.
+
+`--exchanges` counts instead what one process exchanges in a step, its forwards included, where the model is
+whole in each, sharded, and tensor parallel.
 """
 
 from __future__ import annotations
@@ -24,8 +28,13 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 import equipoise as eq
 from equipoise.training.forwards import PUBLIC_ROWS
@@ -40,12 +49,13 @@ TASKS: dict[str, tuple[Callable[[], Task], int]] = {
 }
 
 
-def private(name: str, is_sharded: bool, steps: int) -> eq.PrivateTraining:
+def private(
+    name: str, steps: int, shared: Callable[[nn.Module], nn.Module] = lambda model: model
+) -> eq.PrivateTraining:
     torch.manual_seed(0)
     make, batch = TASKS[name]
     task = make()
-    if is_sharded:
-        shard(task.model)
+    shared(task.model)
     return eq.PrivateTraining(
         task.model,
         torch.optim.SGD(task.model.parameters(), lr=0.01),
@@ -68,9 +78,55 @@ def shard(model: nn.Module) -> nn.Module:
     return fully_shard(model)
 
 
+def cut(model: nn.Module) -> nn.Module:
+    """The wide layers of a language model, tensor parallel; attention and look-ups stay whole."""
+    ways: dict[str, Any] = {"head": ColwiseParallel(output_layouts=Replicate())}
+    ways |= {"blocks.*.up": ColwiseParallel(), "blocks.*.down": RowwiseParallel()}
+    return parallelize_module(model, init_device_mesh("cpu", (dist.get_world_size(),)), ways)
+
+
+class Exchanged(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts the exchanges of this process, and the bytes of the whole tensor of each."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.times, self.bytes = 0, 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
+        if DTensor in types:
+            return NotImplemented  # its parts come here by themselves
+        out = func(*args, **(kwargs or {}))
+        if func.namespace in ("c10d", "_c10d_functional") and "wait" not in str(func):
+            self.times += 1
+            self.bytes += max(leaf.nbytes for leaf in tree_leaves((args, out)) if isinstance(leaf, Tensor))
+        return out
+
+
+def exchanges(name: str) -> dict[str, str]:
+    """What this process exchanges in a step, and the CPU time of it, by how the model is shared."""
+    found = {}
+    for how, shared in (("whole", lambda model: model), ("sharded", shard), ("cut", cut)):
+        run = private(name, 4, shared)
+        taken = iter(run)
+        next(taken)
+        seconds = []
+        for _ in range(2):
+            before = time.process_time()
+            next(taken)
+            seconds.append(time.process_time() - before)
+        with Exchanged() as counted:
+            next(taken)
+        here = sum(getattr(p, "_local_tensor", p).nbytes for p in run.model.parameters())
+        found[how] = (
+            f"{counted.times} exchanges, {counted.bytes / 1e6:.1f} MB in them, {min(seconds):.3f} CPU s, "
+            f"{here / 1e6:.1f} MB of parameters here"
+        )
+    return found
+
+
 def cpu_seconds(name: str, steps: int) -> dict[str, Any]:
     """CPU times of the steps of this process but the first, and the rows of a forward."""
-    run = private(name, False, steps)
+    run = private(name, steps)
     taken, found = iter(run), []
     for _ in range(steps):
         before = time.process_time()
@@ -90,7 +146,7 @@ def spread(values: list[float], digits: int = 2) -> str:
 
 def against_fsdp(name: str, steps: int) -> dict[str, Any]:
     """Wall times of private and plain steps of a sharded model, in turn, and what a process keeps."""
-    run = private(name, True, steps)
+    run = private(name, steps, shard)
     taken = iter(run)
     torch.manual_seed(0)
     make, batch = TASKS[name]
@@ -130,6 +186,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tasks", nargs="+", default=list(TASKS), choices=list(TASKS))
     parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--exchanges", action="store_true", help="count what a process exchanges in a step")
     parser.add_argument("--alone", action="store_true", help="CPU time of one process, as JSON")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
@@ -138,6 +195,13 @@ def main() -> None:
         return
     dist.init_process_group("gloo")
     rank, count = dist.get_rank(), dist.get_world_size()
+    if arguments.exchanges:
+        for name in arguments.tasks:
+            for how, said in exchanges(name).items():
+                if rank == 0:
+                    print(f"{name}, {how}: {said}", flush=True)
+        dist.destroy_process_group()
+        return
     alone: list[Any] = [None]
     if rank == 0:
         command = [sys.executable, __file__, "--alone", "--steps", str(arguments.steps), "--tasks"]

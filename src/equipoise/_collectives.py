@@ -78,13 +78,14 @@ def _scattered(tensors: list[Tensor], like: Sequence[Tensor]) -> list[Tensor]:
     assert is_dtensor(first)
     processes = first.device_mesh.size()
     sizes = [_padded(one) for one in like]
-    flat = torch.zeros(processes, sum(sizes), dtype=tensors[0].dtype, device=tensors[0].device)
+    flat = torch.empty(processes, sum(sizes), dtype=tensors[0].dtype, device=tensors[0].device)
     start = 0
     for tensor, size in zip(tensors, sizes, strict=True):
         rows = tensor.reshape(-1)
         for rank in range(processes):
             part = rows[rank * size : (rank + 1) * size]
             flat[rank, start : start + len(part)] = part
+            flat[rank, start + len(part) : start + size] = 0
         start += size
     mine = torch.empty(sum(sizes), dtype=flat.dtype, device=flat.device)
     # Its name in newer versions of PyTorch, and that in older ones.

@@ -8,6 +8,7 @@ the parts are joined. Other noise than normal numbers is added on rank 0, and wh
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from itertools import takewhile
@@ -217,11 +218,18 @@ class SharedLedger:
                 # In the order in which one process adds them up: see `normals`.
                 raws = {key: unwrap(sums[name].value[key]) for key in sorted(sums[name].value)}
                 kind = released_type(next(iter(raws.values())))
-                flat = torch.cat([raw.reshape(-1).to(kind) for raw in raws.values()])
-                start, stop = processes.part_of(len(flat))
-                mine = streams.normal().draw_ranges(len(flat), std, [(start, stop)], kind, flat.device)
-                noised = processes.joined_parts(mine.add_(flat[start:stop]), len(flat))
-                pieces = torch.split(noised, [raw.numel() for raw in raws.values()])
+                sizes = [raw.numel() for raw in raws.values()]
+                count, device = sum(sizes), next(iter(raws.values())).device
+                start, stop = processes.part_of(count)
+                mine = streams.normal().draw_ranges(count, std, [(start, stop)], kind, device)
+                ends = itertools.accumulate(sizes)
+                for raw, size, end in zip(raws.values(), sizes, ends, strict=True):
+                    low, high = max(start, end - size), min(stop, end)
+                    if low < high:
+                        begin = end - size
+                        mine[low - start : high - start] += raw.reshape(-1)[low - begin : high - begin]
+                noised = processes.joined_parts(mine, count)
+                pieces = torch.split(noised, sizes)
                 made = {key: piece.view(raws[key].shape) for key, piece in zip(raws, pieces, strict=True)}
                 out[name] = {key: made[key] for key in sums[name].value}
         return {name: out[name] for name in sums}
