@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,7 +21,6 @@ from torch import Tensor
 from equipoise._dtensor import norm_of_all
 from equipoise._host import Unread, read
 from equipoise.gradients import ForwardWritesError
-from equipoise.gradients.capture.isolation import write_mark
 from equipoise.methods import Context, State
 from equipoise.methods.base import Parameters
 from equipoise.privacy import ChangedQueryError, Ledger
@@ -188,7 +188,7 @@ class StepRunner:
         with setup.processes.together():
             before = self._begin()
             try:
-                looked = found, written = self._looking(before, lambda: self._estimate(before))
+                looked = found, written = self._looking(before, partial(self._estimate, before))
                 for name, parameter in parameters.items():
                     parameter.grad = found.gradient[name].to(parameter.dtype)
                 rate = float(setup.optimizer.param_groups[0]["lr"])
@@ -237,10 +237,10 @@ class StepRunner:
 
             def answered() -> _Answer:
                 if self.state is None:
-                    self.state = self._answer(
+                    self.state, _ = self._answer(
                         before, None, lambda context, _: self._setup.method.init(context)
                     )
-                return self._answer(before, self.state, question)
+                return self._answer(before, self.state, question)[0]
 
             answer, written = self._looking(before, answered)
             self._refuse_writes(before, written)
@@ -265,9 +265,9 @@ class StepRunner:
         if self._left is not None:
             now = self._ledger.unread_digest(self._setup.parameters)
             read(self._left, now)
-            self._refuse_moved(now.value(), self._left.value())
+            self._refuse_moved(self._left.value(), now.value())
 
-    def _refuse_moved(self, now: str, left: str) -> None:
+    def _refuse_moved(self, left: str, now: str) -> None:
         if now != left:
             self.stop(MOVED)
             raise RuntimeError(MOVED)
@@ -309,10 +309,13 @@ class StepRunner:
             ForwardWritesError: one moved and it failed, or it raised that; the training has come to its end.
         """
         parameters = self._setup.parameters
-        marks = {name: write_mark(parameter) for name, parameter in parameters.items()}
+        # How often each was written to; of a DTensor the part that is here.
+        counts = [getattr(p, "_local_tensor", p)._version for p in parameters.values()]
 
         def written() -> _Written:
-            marked = [name for name, parameter in parameters.items() if write_mark(parameter) != marks[name]]
+            now = [getattr(p, "_local_tensor", p)._version for p in parameters.values()]
+            changes = zip(parameters, counts, now, strict=True)
+            marked = [name for name, before, after in changes if before != after]
             return _Written(self._ledger.unread_digest(parameters), marked)
 
         try:
@@ -335,7 +338,7 @@ class StepRunner:
         """
         if written.after.value() != before:
             assert self._now is not None
-            self._refuse_moved(self._now.value(), before)
+            self._refuse_moved(before, self._now.value())
             self.stop(SPOILT)
             raise ForwardWritesError(
                 written.marked or list(self._setup.parameters), "before the optimizer's step"
@@ -359,7 +362,7 @@ class StepRunner:
         before = self._left.value()
         self.settle()
         self._began = self._ledger.place
-        self._ledger.require(self._now, lambda now: self._refuse_moved(now, before))
+        self._ledger.require(self._now, partial(self._refuse_moved, before))
         return before
 
     def remember(self) -> Unread[str]:
@@ -381,12 +384,8 @@ class StepRunner:
         """The method's estimate of the gradient and its next state; nothing of the training changes."""
         method, parameters, state = self._setup.method, self._setup.parameters, self.state
         if state is None:
-            state = self._answer(before, None, lambda context, _: method.init(context))
-
-        def stepped(context: StepContext, state: State) -> tuple[Any, State, StepContext]:
-            return *method.step(context, state), context
-
-        estimate, following, context = self._answer(before, state, stepped)
+            state, _ = self._answer(before, None, lambda context, _: method.init(context))
+        (estimate, following), context = self._answer(before, state, method.step)
         if not isinstance(estimate, Mapping):
             raise TypeError(
                 f"step() of method {method.name!r} gave a {type(estimate).__name__} for the estimate; "
@@ -402,18 +401,19 @@ class StepRunner:
 
     def _answer(
         self, before: str, state: State | None, question: Callable[[StepContext, Any], _Answer]
-    ) -> _Answer:
-        """What a question gives, which may query and release.
+    ) -> tuple[_Answer, StepContext]:
+        """What a question gives, which may query and release, and the context that it had.
 
         It is asked once more in two cases. A step repeated after a crash came out differently: it gets new
         records, and is charged; of several processes each has this error. Or a record was not finite, which
         shows on a device when something would leave: now each forward is looked at.
         """
 
-        def asked() -> _Answer:
-            answer = question(self._context(before, state), state)
+        def asked() -> tuple[_Answer, StepContext]:
+            context = self._context(before, state)
+            answer = question(context, state)
             self._ledger.check_required()
-            return answer
+            return answer, context
 
         try:
             try:

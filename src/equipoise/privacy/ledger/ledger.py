@@ -33,6 +33,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from operator import itemgetter
 from typing import Any, NoReturn
 
 import torch
@@ -482,8 +483,10 @@ class Ledger:
         Args:
             also: what else the host needs here; it waits once for all.
         """
+        if not (self._required or also):
+            return
         required, self._required = self._required, []
-        read(*(value for value, _ in required), *also)
+        read(*map(itemgetter(0), required), *also)
         for value, check in required:
             check(value.value())
 
