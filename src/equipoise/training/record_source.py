@@ -191,7 +191,8 @@ class RecordSource:
                 that they do not follow which other items are made.
         """
         if self._nest is not None:
-            return take_records(self._nest, ids)
+            with torch.no_grad():
+                return take_records(self._nest, ids)
         numbers = ids.tolist()
         items: dict[int, Any] = {}  # by place: one number may be asked for twice
         if randomness is not None and randomness is self._read_by:
@@ -247,8 +248,10 @@ class RecordSource:
 
     def join(self, read: Any) -> Any:
         """The batch of what `read` gave."""
-        batch = self._collate(read) if self._nest is None else read
+        if self._nest is not None:
+            return read
         # Records are constants, also where a tensor of them asks for a gradient.
+        batch = self._collate(read)
         return map_leaves(lambda leaf: leaf.detach() if isinstance(leaf, Tensor) else leaf, batch)
 
     def fingerprint(self) -> str:

@@ -310,7 +310,11 @@ class _State:
         kind: Any = type(module)
         own = attributes.copy()
         self._fields.append((module, kind, attributes, own))
-        self._waiting += _not_of_torch(own)
+        # What PyTorch does not keep on it, quickly: there are many modules.
+        if next(islice(own, _LAST, None), None) == _IN_ORDER[_LAST]:
+            self._waiting += islice(own.values(), _LAST + 1, None)
+        else:  # in another order
+            self._waiting += [value for name, value in own.items() if name not in _OF_TORCH]
         self._held.append(_held_by_torch(attributes))
         for held in filter(None, self._held[-1]):
             self._contents.append((type(held), held, held.copy()))
@@ -424,13 +428,6 @@ class _State:
         named += [entries for _, _, entries in self._contents if type(entries) is dict]
         found = (str(name) for own in named for name, value in own.items() if value is tensor)
         return next(found, "one in a container or a variable")
-
-
-def _not_of_torch(attributes: dict[str, Any]) -> list[Any]:
-    """What a module holds that PyTorch does not, quickly: there are many modules."""
-    if next(islice(attributes, _LAST, None), None) == _IN_ORDER[_LAST]:
-        return [value for value in islice(attributes.values(), _LAST + 1, None) if type(value) not in _PLAIN]
-    return [value for name, value in attributes.items() if name not in _OF_TORCH]  # in another order
 
 
 @lru_cache(maxsize=4096)

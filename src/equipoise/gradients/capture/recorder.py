@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from operator import itemgetter
 from typing import Any, Literal
 
 import torch
@@ -293,7 +294,8 @@ class Capture(Watch):
         if self.forward_only:
             return out
         op = Operation(func, args, kwargs, out, tracked, tensors, step.layouts, layout, self.records)
-        op, counting = operation_here(op) if is_dtensor(out) else (op, None)
+        is_split = is_dtensor(out)
+        op, counting = operation_here(op) if is_split else (op, None)
         finishes: list[tuple[Rule, Finish]] = []
         for rule in step.rules:
             finish = self._ask(index, rule, op)
@@ -307,7 +309,7 @@ class Capture(Watch):
             self.failures.setdefault(index, f"no rule serves {name_of(func)} in this form")
             return out
         out, target = anchor(out, tensors)
-        here = gradient_here(out, target) if is_dtensor(out) else partial(torch.reshape, shape=out.shape)
+        here = gradient_here(out, target) if is_split else partial(torch.reshape, shape=out.shape)
         # The backward has to reach this output; those further back are reached on the way to the first ones.
         # With dense parameters, or leaves that the forward makes, an input may have a gradient although no
         # output of a rule lies behind it.
@@ -362,7 +364,9 @@ class Capture(Watch):
                 self.low_precision |= b.dtype in (torch.bfloat16, torch.float16)
                 self.served[index] = served
             for place, (tensor, factor) in enumerate(terms):
-                self.found.append((index, place, tracked_here[id(tensor)], self._by_choice(factor)))
+                if factor.kernel == "auto":
+                    factor = self._by_choice(factor)
+                self.found.append((index, place, tracked_here[id(tensor)], factor))
             # The graph keeps this hook until it goes as a whole: let the inputs go now.
             finishes.clear()
             versions.clear()
@@ -418,10 +422,13 @@ class Capture(Watch):
             torch.autograd.grad(losses, edges, torch.ones_like(losses), allow_unused=True)
         factors: dict[str, list[Factor]] = {}
         # Hooks ran from the loss backwards; in the order of use, differences pair the uses of two points.
-        for _, _, expression, factor in sorted(self.found, key=lambda item: item[:2]):
+        for _, _, expression, factor in sorted(self.found, key=itemgetter(0, 1)):
             for name, part in pull_back(expression, factor):
                 factors.setdefault(name, []).append(part)
-        return {name: [self._by_choice(part) for part in merged(parts)] for name, parts in factors.items()}
+        for name, parts in factors.items():
+            if len(parts) > 1 or parts[0].kernel == "auto":
+                factors[name] = [self._by_choice(part) for part in merged(parts)]
+        return factors
 
     def _by_choice(self, factor: Factor) -> Factor:
         """The factor by the kernel that was chosen for its kind, if one was; it is not chosen twice."""

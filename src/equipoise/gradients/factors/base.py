@@ -273,6 +273,11 @@ class BilinearFactor(Factor):
         left, right = (operand.b for operand in self._operands)
         return torch.cat([left - right, right], dim=1).to(self.dtype)
 
+    def _sides(self) -> tuple[Tensor, Tensor]:
+        """Inputs and output gradients in their accumulation types."""
+        a, b = (self._a, self._b) if self._operands is None else (self.a, self.b)
+        return (a, b) if self.dtype in (torch.float32, torch.float64) else (widen(a), widen(b))
+
     @abstractmethod
     def _form(self) -> Hashable:
         """What must agree between factors whose records are joined or whose rows are subtracted."""
@@ -284,7 +289,10 @@ class BilinearFactor(Factor):
     @override
     def rows(self, index: Tensor | slice) -> Self:
         if self._operands is None:
-            return self._like(take(self._a, index), take(self._b, index))
+            out = copy.copy(self)  # what was checked of all records holds for some
+            out._a, out._b = take(self._a, index), take(self._b, index)
+            out.num_records = out._a.shape[0]
+            return out
         left, right = (operand.rows(index) for operand in self._operands)
         return cast(Self, left._minus(right, self.kernel))
 

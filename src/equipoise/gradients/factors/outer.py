@@ -30,7 +30,6 @@ from equipoise.gradients.numerics import (
     products_error,
     squared_rows,
     squared_rows_in_float64,
-    widen,
 )
 
 __all__ = ["OuterFactor"]
@@ -90,18 +89,18 @@ class OuterFactor(BilinearFactor):
 
     @override
     def squares_and_errors(self) -> tuple[Tensor, Tensor | None]:
-        a, b = widen(self.a), widen(self.b)
+        a, b = self._sides()
         if self.positions == 1:
             return outer_norms(a, b), None
         return gram_norms(a, b) if self.route() == "gram" else (product_norms(a, b), None)
 
     @override
     def magnitudes(self) -> Tensor | None:
-        return None if self.positions == 1 else summed_sizes(widen(self.a), widen(self.b))
+        return None if self.positions == 1 else summed_sizes(*self._sides())
 
     @override
     def weighted_sum(self, weights: Tensor) -> Tensor:
-        a, b = widen(self.a), widen(self.b)
+        a, b = self._sides()
         weights = weights.to(a.dtype)
         m, positions = weights.shape[1], self.positions
         if a.numel() == 0 or b.numel() == 0 or m == 0:
@@ -126,7 +125,7 @@ class OuterFactor(BilinearFactor):
 
     @override
     def materialise(self) -> Tensor:
-        a, b = widen(self.a), widen(self.b)
+        a, b = self._sides()
         return contracted(b.transpose(1, 2), a).view(self.num_records, *self.shape)
 
     @override

@@ -9,7 +9,7 @@ Source: Abadi et al. 2016 for clipped sums.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import torch
@@ -23,7 +23,7 @@ from equipoise.privacy.bounds.requirements import (
     require_by_record,
 )
 from equipoise.privacy.noise.streams import released_type
-from equipoise.privacy.private import Draw, Private, unwrap
+from equipoise.privacy.private import Draw, Private, as_private, unwrap
 from equipoise.privacy.rows import PrivateRows
 
 #: Squares of the smallest floats vanish: a norm that reads zero may be as large as 1e-15. Rows that read
@@ -195,11 +195,6 @@ def weights_for(lengths: torch.Tensor, norms: torch.Tensor) -> torch.Tensor:
     # The quotient is rounded, coarsely so among the smallest floats: a step down where it is above.
     over = weights.double() * norms.double() > lengths.double() * (1 + WEIGHT_SLACK)
     return torch.where(over, torch.nextafter(weights, torch.zeros_like(weights)), weights)
-
-
-def as_private(value: Mapping[str, torch.Tensor], draw: Draw | None) -> dict[str, Private]:
-    """The tensors, made `Private`."""
-    return {name: Private(unwrap(tensor), draw) for name, tensor in value.items()}
 
 
 def require_rows(rows: PrivateRows) -> None:

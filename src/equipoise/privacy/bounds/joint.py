@@ -12,10 +12,10 @@ from collections.abc import Sequence
 import torch
 
 from equipoise.privacy.bounds.bounded import Bounded, make_bounded
-from equipoise.privacy.bounds.clipping import as_private, require_rows, usable_rows, weights_for, with_cut
+from equipoise.privacy.bounds.clipping import require_rows, usable_rows, weights_for, with_cut
 from equipoise.privacy.bounds.requirements import answers_by_record, check_groups, public_threshold
 from equipoise.privacy.mechanisms.joint_gaussian import JointGaussian
-from equipoise.privacy.private import unwrap
+from equipoise.privacy.private import as_private, unwrap
 from equipoise.privacy.rows import PrivateRows
 
 

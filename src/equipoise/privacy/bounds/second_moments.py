@@ -32,12 +32,12 @@ from equipoise.privacy.bounds.bounded import Bounded, make_bounded
 from equipoise.privacy.bounds.clipping import (
     SMALLEST_NORM,
     WeightRule,
-    as_private,
     limited_weights,
     usable_rows,
     weights_for,
 )
 from equipoise.privacy.bounds.requirements import public_threshold
+from equipoise.privacy.private import as_private
 from equipoise.privacy.rows import PrivateRows
 
 __all__ = ["input_moments", "moment_action", "second_moment"]

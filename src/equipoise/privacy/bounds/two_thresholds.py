@@ -37,14 +37,13 @@ import torch
 from equipoise.privacy.bounds.bounded import Bounded, make_bounded
 from equipoise.privacy.bounds.clipping import (
     WeightRule,
-    as_private,
     limited_weights,
     require_rows,
     weights_for,
     without_bad,
 )
 from equipoise.privacy.bounds.requirements import one_value_a_record, public_threshold, require_length
-from equipoise.privacy.private import Draw, Private, PrivateError, unwrap
+from equipoise.privacy.private import Draw, Private, PrivateError, as_private, unwrap
 from equipoise.privacy.rows import PrivateRows
 
 __all__ = [

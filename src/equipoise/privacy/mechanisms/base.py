@@ -36,7 +36,7 @@ import torch
 
 from equipoise.privacy.bounds.bounded import Bounded
 from equipoise.privacy.errors import LedgerError, PlanError
-from equipoise.privacy.noise.streams import ReleaseStreams, carries, released_type
+from equipoise.privacy.noise.streams import ReleaseStreams, carries, names_by_released_type
 from equipoise.privacy.sampling import Sampling
 
 Sums = dict[str, dict[str, torch.Tensor]]
@@ -252,12 +252,12 @@ def require_carried(what: str, value: Mapping[str, torch.Tensor], stds: Sequence
     Raises:
         LedgerError: saying which.
     """
-    one_of_each = {released_type(raw): tensor for tensor, raw in value.items()}
-    for dtype, tensor in one_of_each.items():
+    for dtype, tensors in names_by_released_type(value).items():
         wrong = [std for std in stds if not carries(dtype, std)]
         if wrong:
             raise LedgerError(
-                f"{what}[{tensor!r}] would get noise of standard deviation {wrong[0]:.3g}, which {dtype} "
-                "cannot carry: the noise would vanish or overflow. Keep the threshold away from the ends of "
-                "the type's range (a floor for one that shrinks), or compute in float64. Nothing was released"
+                f"{what}[{tensors[-1]!r}] would get noise of standard deviation {wrong[0]:.3g}, which "
+                f"{dtype} cannot carry: the noise would vanish or overflow. Keep the threshold away from the "
+                "ends of the type's range (a floor for one that shrinks), or compute in float64. Nothing was "
+                "released"
             )
