@@ -70,7 +70,7 @@ class TrainingDraw:
         # others keep their places and with them their random numbers.
         self._micro_batches = rows.micro_batches(token, ids, places, processes)
         self._params = params
-        diagnostics.note_draw(token.name, sum(len(part.ids) for part in self._micro_batches))
+        diagnostics.note_draw(token.name, sum([len(part.ids) for part in self._micro_batches]))
 
     @property
     def name(self) -> str:

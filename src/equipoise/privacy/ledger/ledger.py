@@ -125,7 +125,7 @@ def pattern_for(
             f"draw {draw.name!r} was opened {draw.ordinal + 1} times, the plan holds {count}; open only "
             "draws that are released"
         )
-    return min(left, key=lambda p: (len(p.names), sorted(p.names)))
+    return left[0] if len(left) == 1 else min(left, key=lambda p: (len(p.names), sorted(p.names)))
 
 
 def check_unproven(plan: PrivacyPlan, used: Mapping[str, int], draw: Draw, name: str) -> None:
