@@ -26,7 +26,7 @@ CELLS = {
     "warm start elsewhere": (METHODS, "MNIST, epsilon 1", "`public-warm-start`", "`dp-sgd`"),
     "fixed order": (MNIST, "ε = 3", f"dp-mf, {FIXED}", f"dp-sgd, {FIXED}"),
     "many steps": (MNIST, "ε = 8", "dp-mf, `Poisson`", "dp-sgd, `Poisson`"),
-    "mnist": ("data", "median", "MNIST | `scatter-linear` | 2.93", "MNIST | `cnn-tanh`"),
+    "mnist": ("data", "median", "MNIST | `patches-linear` | 2.93", "MNIST | `cnn-tanh`"),
     "fashion-mnist": (
         "data", "median", "Fashion-MNIST | `patches-linear` | 2.7", "Fashion-MNIST | `cnn-tanh`",
     ),

@@ -20,7 +20,7 @@ MEASURED = {
     ("digits", "mlp-tanh"): (718.5, 40, 3.0, 0.1, 3.0, None),
     ("mnist", "cnn-tanh"): (2048, 40, 2.93, 0.1, 3.0, 0.98),
     ("mnist", "scatter-linear"): (4096, 40, 2.93, 1.0, 0.4, 0.95),
-    ("mnist", "patches-linear"): (8192, 40, 2.93, 0.5, 5.0, 0.9),
+    ("mnist", "patches-linear"): (8192, 60, 2.93, 0.5, 5.0, 0.9),
     ("fashion-mnist", "patches-linear"): (8192, 20, 2.7, 0.1, 100.0, 0.9),
     ("cifar10", "patches-linear"): (16_384, 20, 3.0, 0.1, 200.0, 0.95),
     ("fashion-mnist", "cnn-tanh"): (2048, 40, 2.7, 0.1, 4.0, 0.98),
@@ -70,7 +70,7 @@ def test_drawn_features_are_those_that_were_measured() -> None:
         "things": {"dictionaries": ((256, 5, 4), (512, 7, 2)), "with_mirror_image": True},
     }
     kinds = {name: default_settings(name, "patches-linear").features for name in ("digits", "mnist")}
-    assert kinds == {"digits": "strokes", "mnist": "strokes"}
+    assert kinds == {"digits": "strokes", "mnist": "upright-strokes"}
     for name in ("fashion-mnist", "cifar10"):
         assert RunSettings(data=name, model="patches-linear").resolved().features == "things"
     own = RunSettings(data="my.module:images", population=100, model="patches-linear")

@@ -129,8 +129,8 @@ def test_scatter_linear_comes_with_its_features(tmp_path: Path) -> None:
     ("features", "data", "mirrored", "upright"),
     [
         ("strokes", "fashion-mnist", False, False), ("things", "mnist", True, False),
-        (None, "mnist", False, False), (None, "fashion-mnist", True, False),
-        ("upright-strokes", "mnist", False, True),
+        (None, "mnist", False, True), (None, "fashion-mnist", True, False),
+        ("upright-strokes", "digits", False, True),
         (None, "my.module:images", True, False),
     ],
 )  # fmt: skip

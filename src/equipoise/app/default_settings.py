@@ -108,12 +108,12 @@ DEFAULT_SETTINGS: dict[tuple[str, str], DefaultSettings] = {
     # the features have length 4, so the weights must become long
     ("mnist", "patches-linear"): DefaultSettings(
         batch_size=8192,
-        epochs=40,
+        epochs=60,
         epsilon=2.93,
         clip_norm=0.5,
         learning_rate=5.0,
         ema=0.9,
-        features="strokes",
+        features="upright-strokes",
     ),
     ("fashion-mnist", "patches-linear"): DefaultSettings(
         batch_size=8192,
