@@ -51,7 +51,7 @@ class DrawnFeatures:
     chunk = 1024  # a large factor is read for every call: few calls
 
     def __call__(self, inputs: Tensor) -> Tensor:
-        """Features ``[n, d]`` of images ``[n, c, h, w]``."""
+        """Features ``[n, d]`` of images ``[n, c, h, w]``; row i depends on image i only, bit for bit."""
         if tuple(inputs.shape[1:]) != self.shape:
             raise ValueError(
                 f"inputs has shape {list(inputs.shape)}; these features are of images {list(self.shape)}."
@@ -61,7 +61,7 @@ class DrawnFeatures:
 
     def config(self) -> dict[str, object]:
         """Name, version and constants."""
-        return {"extractor": "drawn", "version": 1, **asdict(self)}
+        return {"extractor": "drawn", "version": 2, **asdict(self)}
 
     @cached_property
     def _drawings(self) -> Tensor:

@@ -22,8 +22,9 @@ __all__ = ["set_upright"]
 
 
 def set_upright(images: Tensor) -> Tensor:
-    """Images ``[n, c, h, w]``, standardised one by one, without their slant; row i depends on image i only.
+    """Images ``[n, c, h, w]``, standardised one by one, without their slant.
 
+    Row i depends on image i only, bit for bit: neither the other images nor their number change it.
     A blank image stays blank.
 
     >>> line = torch.eye(9).flip(0).reshape(1, 1, 9, 9)
@@ -32,16 +33,23 @@ def set_upright(images: Tensor) -> Tensor:
     """
     light = images - images.amin((1, 2, 3), keepdim=True)
     mass = light.sum(1)
-    total = mass.sum((1, 2)).clamp(min=1e-6)
     y, x = (torch.linspace(-1, 1, size) for size in images.shape[2:])
-    middle_y, middle_x = (mass.sum(2) @ y) / total, (mass.sum(1) @ x) / total
-    dy, dx = y - middle_y[:, None], x - middle_x[:, None]
-    height = (mass.sum(2) * dy.square()).sum(1) / total
-    both = torch.einsum("nij,ni,nj->n", mass, dy, dx) / total
+    y = y[:, None]
+
+    # Matrix products (matmul, einsum, affine_grid) would round an image by how many there are.
+    # Rows come first: a sum to one number alone is cut between threads.
+    def summed(values: Tensor) -> Tensor:
+        return values.sum(2).sum(1)[:, None, None]
+
+    total = summed(mass).clamp(min=1e-6)
+    middle_y, middle_x = summed(mass * y) / total, summed(mass * x) / total
+    dy, dx = y - middle_y, x - middle_x
+    height = summed(mass * dy.square()) / total
+    both = summed(mass * dy * dx) / total
     # steeper than the diagonal is no slant but something else
     slope = (both / height.clamp(min=1e-4)).clamp(-1, 1)
-    one, none = torch.ones_like(slope), torch.zeros_like(slope)
-    rows = torch.stack([one, slope, middle_x, none, one, middle_y], 1).reshape(-1, 2, 3)
-    places = F.affine_grid(rows, list(images.shape), align_corners=True)
+    columns = x + slope * y + middle_x
+    rows = (y + middle_y).expand_as(columns)
+    places = torch.stack([columns, rows], -1)
     moved = F.grid_sample(light, places, padding_mode="zeros", align_corners=True)
     return standardise_each(moved, scale=1.0, floor=1 / 255)

@@ -16,6 +16,10 @@ from torch import Tensor
 
 __all__ = ["Whitening"]
 
+_AT_ONCE = (
+    256  # rows that are solved for together; fewer are filled up, since their number moves the rounding
+)
+
 
 @dataclass(frozen=True, eq=False)
 class Whitening:
@@ -61,6 +65,10 @@ class Whitening:
         return Whitening(shift + mean, torch.linalg.cholesky(covariance), length)
 
     def __call__(self, rows: Tensor) -> Tensor:
-        """Rows ``[n, d]`` -> ``[n, d]``, each of length `length`."""
-        whitened = torch.linalg.solve_triangular(self.factor.T, rows - self.mean, upper=True, left=False)
-        return F.normalize(whitened, dim=1) * self.length
+        """Rows ``[n, d]`` -> ``[n, d]`` of length `length`; row i depends on row i only, bit for bit."""
+        return torch.cat([self._block(block) for block in torch.split(rows, _AT_ONCE)])
+
+    def _block(self, rows: Tensor) -> Tensor:
+        filled = F.pad(rows, (0, 0, 0, _AT_ONCE - len(rows)))
+        whitened = torch.linalg.solve_triangular(self.factor.T, filled - self.mean, upper=True, left=False)
+        return F.normalize(whitened[: len(rows)], dim=1) * self.length

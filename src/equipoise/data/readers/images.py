@@ -19,7 +19,7 @@ __all__ = ["standardise_each"]
 def standardise_each(
     images: Tensor, *, scale: float = 255.0, floor: float | None = None, chunk: int = 8192
 ) -> Tensor:
-    """Images with mean 0 and standard deviation 1 each, computed only from that image.
+    """Images with mean 0 and standard deviation 1 each, computed only from that image, bit for bit.
 
     Args:
         images: ``[n, ...]``, integers or floats; the mean and deviation run over all axes but the first.
@@ -45,8 +45,10 @@ def standardise_each(
     result = torch.empty(images.shape, dtype=torch.float32)
     for start in range(0, len(images), chunk):
         part = images[start : start + chunk].to(torch.float32).flatten(1) / scale
+        if len(part) == 1:
+            part = part.repeat(2, 1)  # the mean of a large image alone is cut between threads
         part -= part.mean(1, keepdim=True)
         deviation = part.square().mean(1, keepdim=True).sqrt()
         part /= deviation.clamp(min=least)
-        result[start : start + chunk] = part.reshape(-1, *images.shape[1:])
+        result[start : start + chunk] = part[: len(images) - start].reshape(-1, *images.shape[1:])
     return result
