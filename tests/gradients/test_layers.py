@@ -454,3 +454,26 @@ def test_a_cross_entropy_in_parts_has_the_same_bits(monkeypatch, form, options):
         losses = run(logits, classes, reduction="none", **options)
         found.append((losses, torch.autograd.grad((losses * weights).sum(), leaf)[0]))
     assert all(map(torch.equal, *found))
+
+
+@pytest.mark.parametrize("form", ["classes", "smoothed", "shares"])
+def test_equal_records_have_equal_losses_in_parts_by_two_threads(monkeypatch, form):
+    monkeypatch.setattr(compositions, "SMALL_LOGITS", 1)
+    rng = torch.Generator().manual_seed(0)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        for _ in range(5):
+            logits = torch.randn(1, 50257, generator=rng).repeat(5, 1).requires_grad_()
+            target = torch.randint(50257, (1,), generator=rng).repeat(5)
+            if form == "shares":
+                target = torch.randn(1, 50257, generator=rng).softmax(1).repeat(5, 1)
+            options = {"reduction": "none", "label_smoothing": 0.1 if form == "smoothed" else 0.0}
+            losses = compositions.cross_entropy_in_parts(logits, target, **options)
+            assert torch.equal(losses, F.cross_entropy(logits, target, **options))
+            assert len(losses.unique()) == 1
+            gradient = torch.autograd.grad(losses.sum(), logits)[0]
+            whole = torch.autograd.grad(F.cross_entropy(logits, target, **options).sum(), logits)[0]
+            assert torch.equal(gradient, whole)
+    finally:
+        torch.set_num_threads(before)

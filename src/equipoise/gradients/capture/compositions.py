@@ -175,7 +175,8 @@ def cross_entropy_in_parts(input: Tensor, target: Tensor, *args: Any, **kwargs: 
     """``F.cross_entropy``, a few records after the others where there are many logits and no mean is taken.
 
     At once its backward holds three tensors of their size: the logarithms of the softmax, their gradient and
-    that of the logits. In parts it holds two. The values are the same bits.
+    that of the logits. In parts it holds two. The values are the same bits. Shares of classes and smoothed
+    labels are taken at once: their loss is a sum over the classes, which threads cut by the size of a part.
     """
     suited = (
         type(input) is type(target) is Tensor
@@ -186,6 +187,8 @@ def cross_entropy_in_parts(input: Tensor, target: Tensor, *args: Any, **kwargs: 
         and len(target) == len(input) > 1
         and input.numel() >= SMALL_LOGITS
         and input.requires_grad
+        and not target.is_floating_point()
+        and not kwargs.get("label_smoothing")
     )
     if not suited:
         return F.cross_entropy(input, target, *args, **kwargs)
