@@ -271,6 +271,34 @@ def test_a_model_that_learned_nothing_comes_with_a_hint(tmp_path):
             assert "a learning_rate far from 0.01" in said[0]
 
 
+class Predicts(transformers.TrainerCallback):
+    """Predicts private records within evaluations and after them, and at the end of each step."""
+
+    def __init__(self):
+        self.busy = False
+
+    def predict(self, *args, **kwargs):
+        if not self.busy:
+            self.busy = True
+            self.trainer.predict(self.trainer.train_dataset)
+            self.busy = False
+
+    on_step_end = on_prediction_step = on_evaluate = on_train_end = predict
+
+
+def test_labels_that_a_callback_predicts_make_no_hint(tmp_path):
+    predicts, public = Predicts(), Sentences(20, 1)
+    predicts.trainer = trainer = trainer_of(
+        tmp_path, max_steps=2, eval_strategy="steps", eval_steps=1, compute_metrics=accuracy,
+        eval_dataset=public, callbacks=[predicts],
+    )  # fmt: skip
+    trainer.train()
+    (labels,) = trainer._labels
+    assert labels.tolist() == [int(public[i]["labels"]) for i in range(20)]
+    trainer.evaluate(Sentences(8, 2))
+    assert trainer._labels[0] is labels
+
+
 def test_what_a_model_without_inputs_would_reach():
     name, share, _ = _baseline(np.array([0, 2, 2, 1]))
     assert (name, share) == ("accuracy", 0.5)

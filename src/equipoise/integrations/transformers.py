@@ -208,7 +208,8 @@ class PrivateTrainer(Trainer):
         }
         self._writers = writers
         self._published: dict[str, float] = {}  # of the latest evaluation, and the labels there
-        self._labels: Any = None
+        self._labels: list[Any] = []
+        self._labels_to: list[Any] | None = None  # where the loop that an evaluation starts leaves its labels
         self.private_training: PrivateTraining | None = None
         super().__init__(model, args, data_collator, train_dataset, eval_dataset, processing_class, **others)
 
@@ -403,31 +404,40 @@ class PrivateTrainer(Trainer):
 
         def measured(model: nn.Module) -> dict[str, float]:
             with torch.autocast(self.args.device.type, torch.bfloat16, enabled=self.args.bf16):
-                found.update(
-                    super(PrivateTrainer, self).evaluate(eval_dataset, ignore_keys, metric_key_prefix)
-                )
+                self._labels_to = labels
+                try:
+                    numbers = super(PrivateTrainer, self).evaluate(
+                        eval_dataset, ignore_keys, metric_key_prefix
+                    )
+                finally:
+                    self._labels_to = None
+            found.update(numbers)
             self._unwrap(model)
             timing = ("_runtime", "_per_second", "_time")
             numbers = {name: value for name, value in found.items() if isinstance(value, int | float)}
             return {name: value for name, value in numbers.items() if not name.endswith(timing)}
 
         found: dict[str, float] = {}
+        labels: list[Any] = []
         if self.is_in_train:
             self._training().evaluate(measured)
-            self._published = found
+            self._published, self._labels = found, labels
         else:
             measured(cast(nn.Module, self.model))
         return found
 
     def evaluation_loop(self, *args: Any, **kwargs: Any) -> Any:
         """As in `Trainer`."""
+        # A callback may predict private records, within an evaluation too: those labels are not kept.
+        labels, self._labels_to = self._labels_to, None
         found = super().evaluation_loop(*args, **kwargs)
-        self._labels = found.label_ids
+        if labels is not None:
+            labels.append(found.label_ids)
         return found
 
     def _hint(self) -> None:
         """Say what to try where the model learned nothing; only from scores and labels that are public."""
-        baseline = _baseline(self._labels)
+        baseline = _baseline(self._labels[0]) if self._labels else None
         if baseline is None or f"eval_{baseline[0]}" not in self._published:
             return
         name, score, answer = baseline
