@@ -57,6 +57,24 @@ def test_what_nobody_read_is_read_where_it_is_asked_for_and_made_once(copies):
     assert len(copies) == 1
 
 
+def test_what_an_interrupt_left_on_the_device_is_copied_again(monkeypatch):
+    copies = []
+
+    def interrupted(raw):
+        copies.append(raw)
+        if len(copies) == 1:
+            raise KeyboardInterrupt
+        return raw.clone()
+
+    monkeypatch.setattr(_host, "host_waits", lambda device: True)
+    monkeypatch.setattr(Tensor, "cpu", interrupted)
+    value = Unread([torch.tensor(3.0)], float)
+    with pytest.raises(KeyboardInterrupt):
+        read(value)
+    assert value.value() == 3.0
+    assert len(copies) == 2
+
+
 @pytest.mark.parametrize("where", ["on the host", "on a device"])
 def test_an_unread_digest_is_of_the_values_as_they_were(monkeypatch, where):
     monkeypatch.setattr(digests, "HASHED_WHERE_THEY_ARE", ("cpu",) if where == "on a device" else ())

@@ -56,7 +56,6 @@ def read(*values: Unread[Any]) -> None:
     """Bring to the host what these values follow from: one copy from each device, for all of them."""
     far: dict[torch.device, list[tuple[list[Tensor], int]]] = {}
     for value in values:
-        value._is_read = True
         for at, tensor in enumerate(value._tensors):
             if host_waits(tensor.device):
                 far.setdefault(tensor.device, []).append((value._tensors, at))
@@ -67,3 +66,6 @@ def read(*values: Unread[Any]) -> None:
             like = tensors[at]
             # Cloned, since a part may begin where numbers of its type may not.
             tensors[at] = part.clone().view(like.dtype).view(like.shape)
+    # Last: after an interrupt in a copy they are copied again.
+    for value in values:
+        value._is_read = True

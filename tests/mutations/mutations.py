@@ -820,7 +820,7 @@ MUTATIONS = (
     Mutation(
         "parameters may move before the optimiser's step",
         "training/step.py",
-        (("if written.after.value() != before:", "if False:"),),
+        (("if after.value() != before:", "if False:"),),
         ("tests/training/test_bad_input.py::test_a_model_that_writes_its_parameters_later_takes_no_step",),
     ),
     Mutation(
@@ -1679,6 +1679,23 @@ MUTATIONS = (
         ("tests/test_host.py::test_one_copy_brings_all",),
     ),
     Mutation(
+        "a copy that was interrupted passes for read",
+        "_host.py",
+        (
+            (
+                "    for value in values:\n        for at",
+                "    for value in values:\n        value._is_read = True\n        for at",
+            ),
+        ),
+        ("tests/test_host.py::test_what_an_interrupt_left_on_the_device_is_copied_again",),
+    ),
+    Mutation(
+        "a question is asked again once, whatever for",
+        "training/step.py",
+        (("if type(error) in met:", "if met:"),),
+        ("tests/training/test_bad_input.py::test_a_step_is_taken_again_for_both_reasons_in_any_order",),
+    ),
+    Mutation(
         "on a device nobody looks at the norms of a draw",
         "training/context.py",
         (("if all_finite is not None:", "if False:"),),
@@ -1721,8 +1738,9 @@ MUTATIONS = (
         "training/step.py",
         (
             (
-                "                self._ledger.rewind(self._began)\n                return asked()",
-                "                return asked()",
+                "                    assert self._began is not None\n"
+                "                    self._ledger.rewind(self._began)\n",
+                "",
             ),
         ),
         ("tests/training/test_bad_input.py::test_on_a_device_a_draw_with_a_bad_record_is_asked_again",),

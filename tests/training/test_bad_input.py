@@ -28,7 +28,7 @@ import equipoise as eq
 from equipoise.data import Records
 from equipoise.gradients import CrossRecordError, ForwardWritesError
 from equipoise.methods.clip_rules import Abadi, ClipRule
-from equipoise.privacy import clip
+from equipoise.privacy import ChangedQueryError, clip
 from equipoise.privacy.private import unwrap
 from equipoise.training import DataError
 
@@ -606,10 +606,12 @@ def test_a_model_that_writes_its_parameters_later_takes_no_step(how):
     model = Renormalised(how, later=True)
     private = tokens_training(model)
     private.take_step()
-    model.later = False
+    model.later, seen = False, []
+    private.optimizer.register_step_post_hook(lambda *_: seen.append(parameters(model)))
     with pytest.raises(ForwardWritesError, match=r"table\.weight"):
         private.take_step()
     assert private.steps_done == 1
+    assert not seen
 
 
 def test_values_that_only_change_places_through_data_are_seen(monkeypatch):
@@ -753,6 +755,31 @@ def test_on_a_device_a_draw_with_a_bad_record_is_asked_again(tmp_path, monkeypat
     assert bad[0] == 0 < sum(bad)
     assert found["processor"][2] == [True] * 12
     assert found["device"][2] == [sum(bad[: step + 1]) > 0 for step in range(12)]
+
+
+@pytest.mark.parametrize("first", ["changed", "not finite"])
+def test_a_step_is_taken_again_for_both_reasons_in_any_order(monkeypatch, first):
+    """A repeated draw that came out differently, and a record that is not finite."""
+    asked = []
+
+    class Changing(eq.DPSGD):
+        def step(self, context, state):
+            asked.append(run._setup.rows.looks_at_once)
+            if len(asked) == (1 if first == "changed" else 2):
+                raise ChangedQueryError("the draw is void")
+            return super().step(context, state)
+
+    on_a_device(monkeypatch)
+    run = training(
+        method=Changing(clip_norm=0.5, noise_multiplier=1.0),
+        data=with_overflow(),
+        loss=weighted_loss,
+        sampling=eq.FullBatch(RECORDS, 2),
+        micro_batch_size=10,
+    )
+    list(run)
+    assert asked == ([False, False, True, True] if first == "changed" else [False, True, True, True])
+    assert run.ledger.releases_left == {"batch": 0}
 
 
 def test_a_draw_that_is_asked_again_keeps_its_places(monkeypatch):

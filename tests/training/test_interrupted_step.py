@@ -9,9 +9,9 @@ import torch
 from small_problems import loss, network, parameters, training
 
 import equipoise as eq
-from equipoise._host import read
-from equipoise.privacy.ledger import ledger as ledger_module
-from equipoise.training import step as step_module
+from equipoise import _host
+from equipoise.gradients import ForwardWritesError
+from equipoise.privacy import digests
 
 STEPS = 6
 
@@ -66,28 +66,105 @@ def test_an_error_after_the_release_costs_nothing(tmp_path, step, moved, error):
     assert torch.equal(parameters(model), whole())
 
 
-@pytest.mark.parametrize(("place", "moved"), [(1, False), (2, True)])
-def test_an_interrupt_where_the_host_waits_costs_nothing(tmp_path, monkeypatch, place, moved):
-    model = network()
-    run = training(model, steps=STEPS, run_dir=tmp_path / "run")
-    reads = []
+class Far(torch.Tensor):
+    """Lies on a device until it is copied; the copies of `interrupted`, counted from one, are interrupted."""
 
-    def interrupted(*values) -> None:
-        read(*values)
-        if run.steps_done == 3 and values:
-            reads.append(values)
-        if len(reads) == place:
-            reads.append(values)  # once
+    copies, interrupted = 0, ()
+
+    def numpy(self, *args):
+        raise TypeError("it is not on the host")
+
+    def cpu(self):
+        Far.copies += 1
+        if Far.copies in Far.interrupted:
             raise KeyboardInterrupt
+        return self.as_subclass(torch.Tensor)
 
-    monkeypatch.setattr(step_module, "read", interrupted)
-    monkeypatch.setattr(ledger_module, "read", interrupted)
+
+@pytest.fixture
+def on_a_device(monkeypatch):
+    """Digests are as on a device, where the host waits in a copy."""
+    compressed = digests.compressed
+    monkeypatch.setattr(
+        digests, "compressed", lambda *given: (part.as_subclass(Far) for part in compressed(*given))
+    )
+    monkeypatch.setattr(digests, "HASHED_WHERE_THEY_ARE", ("cpu",))
+    monkeypatch.setattr(_host, "host_waits", lambda device: True)
+    monkeypatch.setattr(Far, "interrupted", ())
+
+
+def interrupt(*copies: int) -> None:
+    Far.copies, Far.interrupted = 0, copies
+
+
+COPIES = [(1,), (2,), (3,), (2, 3), (3, 4)]
+"""For the draw, for the noise, and before the optimizer's step; of two the second is in a handler."""
+
+
+@pytest.mark.parametrize("copies", COPIES)
+def test_an_interrupt_where_the_host_waits_costs_nothing(tmp_path, on_a_device, copies):
+    expected, model = whole(), network()
+    run = training(model, steps=STEPS, run_dir=tmp_path / "run")
+    for _ in range(3):
+        run.take_step()
+    interrupt(*copies)
     with pytest.raises(KeyboardInterrupt):
-        list(run)
-    assert run.steps_done == 3 + moved
+        run.take_step()
+    assert run.steps_done == 3
+    interrupt()
     list(run)
     assert releases(tmp_path / "run") == list(range(STEPS))
-    assert torch.equal(parameters(model), whole())
+    assert torch.equal(parameters(model), expected)
+
+
+@pytest.mark.parametrize("copies", COPIES[1:])
+def test_what_a_model_wrote_to_itself_in_an_interrupted_step_goes_nowhere(tmp_path, on_a_device, copies):
+    writes = []
+
+    def writing(model, batch):
+        if writes:
+            model[0].bias.data.copy_(batch["input"].detach()[0, :1] * 1000)
+        return loss(model, batch)
+
+    run = training(steps=STEPS, loss=writing, run_dir=tmp_path / "run")
+    run.take_step()
+    writes.append(1)
+    interrupt(*copies)
+    with pytest.raises((KeyboardInterrupt, ForwardWritesError)):
+        run.take_step()
+    interrupt()
+    writes.clear()
+    for publish in (run.take_step, run.run, run.finish, run.save_checkpoint, lambda: run.evaluate(len)):
+        with pytest.raises(RuntimeError, match=r"(wrote|writes) to its.* last checkpoint"):
+            publish()
+    assert run.steps_done == 1
+    assert not (tmp_path / "run/model.safetensors").exists()
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_step_that_moved_the_parameters_counts_or_nothing_goes_on(tmp_path, on_a_device, times):
+    """Interrupted in the optimizer, and again where the handler waits."""
+    run = training(steps=STEPS, run_dir=tmp_path / "run")
+    run.take_step()
+    update = run.optimizer.step
+
+    def interrupted() -> None:
+        update()
+        run.optimizer.step = update
+        interrupt(*range(times))
+        raise KeyboardInterrupt
+
+    run.optimizer.step = interrupted
+    with pytest.raises(KeyboardInterrupt):
+        run.take_step()
+    interrupt()
+    assert run.steps_done == (2 if times == 1 else 1)
+    if times == 1:
+        list(run)
+        assert releases(tmp_path / "run") == list(range(STEPS))
+    else:
+        with pytest.raises(RuntimeError, match="after the last step something else than it moved"):
+            run.take_step()
 
 
 def test_the_key_stays_when_the_last_step_fails(tmp_path):

@@ -9,7 +9,7 @@ no other: what it wrote follows private records, and may be there still.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -21,6 +21,7 @@ from torch import Tensor
 from equipoise._dtensor import norm_of_all
 from equipoise._host import Unread, read
 from equipoise.gradients import ForwardWritesError
+from equipoise.gradients.capture.sharded import resharded
 from equipoise.methods import Context, State
 from equipoise.methods.base import Parameters
 from equipoise.privacy import ChangedQueryError, Ledger
@@ -88,9 +89,9 @@ SPOILT = (
 
 MOVED = (
     "after the last step something else than it moved parameters of the model: a step of an optimizer, "
-    "load_state_dict, a write to .data. No epsilon covers what moved them, so nothing more is computed, "
-    "saved or published. Resume the run from its last checkpoint (PrivateTraining.resume), and leave the "
-    "parameters alone"
+    "load_state_dict, a write to .data, or a model that writes to itself, in a step that was interrupted. No "
+    "epsilon covers what moved them, so nothing more is computed, saved or published. Resume the run from "
+    "its last checkpoint (PrivateTraining.resume), and leave the parameters alone"
 )
 
 
@@ -123,26 +124,15 @@ class _Estimate:
         gradient: the estimate of it, public.
         norm: of the estimate.
         state: what the method carries to the next step.
-        context: of the step.
+        noise: of its last release.
+        diagnostics: the row of private numbers.
     """
 
     gradient: Mapping[str, Tensor]
     norm: Unread[float]
     state: State
-    context: StepContext
-
-
-@dataclass(frozen=True)
-class _Written:
-    """What became of the parameters while private records were looked at.
-
-    Attributes:
-        after: their digest, which sees writes through `.data` too.
-        marked: names of those whose version counter tells of a write.
-    """
-
-    after: Unread[str]
-    marked: list[str]
+    noise: ReleaseNoise | None
+    diagnostics: Unread[dict[str, Any]]
 
 
 class StepRunner:
@@ -167,7 +157,8 @@ class StepRunner:
         self._kinds = {name: (p.dtype, p.device) for name, p in setup.parameters.items()}
         # The ledger's place at the beginning of a step that has not ended.
         self._began: Mapping[str, Any] | None = None
-        # The parameters' digest after the last step, or where the first one began; None before.
+        # The parameters' digest after the last step that was counted, or where the first one began; None
+        # before. While they have another one nothing goes on, however a step was interrupted.
         self._left: Unread[str] | None = None
         # The same at the beginning of the step that was begun last.
         self._now: Unread[str] | None = None
@@ -184,26 +175,20 @@ class StepRunner:
         """
         setup, number, started = self._setup, self.done, time.perf_counter()
         parameters = setup.parameters
-        looked: tuple[_Estimate, _Written] | None = None
+        found: _Estimate | None = None
         with setup.processes.together():
             before = self._begin()
             try:
-                looked = found, written = self._looking(before, partial(self._estimate, before))
+                found = self._looking(before, partial(self._estimate, before))
                 for name, parameter in parameters.items():
                     parameter.grad = found.gradient[name].to(parameter.dtype)
                 rate = float(setup.optimizer.param_groups[0]["lr"])
                 setup.optimizer.step()
-                diagnostics = found.context.diagnostics.row()
-                read(written.after, found.norm, diagnostics, self.remember())  # the host waits once for all
-                self._refuse_writes(before, written)
                 self._count(found.state)
             except BaseException:
                 # `number`: an interrupt can arrive when the step is counted already
-                if looked is not None and self.done == number and self._stopped is None:
-                    found, written = looked
-                    self._refuse_writes(before, written)
-                    if before != self.remember().value():
-                        self._count(found.state)
+                if found is not None and self.done == number and before != self._ledger.digest(parameters):
+                    self._count(found.state)
                 raise
             finally:
                 for parameter in parameters.values():
@@ -211,8 +196,7 @@ class StepRunner:
         # float() refuses private numbers
         metrics = {name: float(value) for name, value in setup.method.metrics(found.state).items()}
         seconds = time.perf_counter() - started
-        noise = found.context.ledger.last_noise
-        return StepOutcome(found.norm.value(), noise, rate, diagnostics, seconds, metrics)
+        return StepOutcome(found.norm.value(), found.noise, rate, found.diagnostics, seconds, metrics)
 
     def move(self, values: Parameters) -> None:
         """Someone else moves the parameters (a server, a warm start); the method takes note.
@@ -235,15 +219,14 @@ class StepRunner:
         with self._setup.processes.together():
             before = self._begin()
 
-            def answered() -> _Answer:
+            def answered() -> tuple[_Answer, Sequence[Unread[Any]]]:
                 if self.state is None:
                     self.state, _ = self._answer(
                         before, None, lambda context, _: self._setup.method.init(context)
                     )
-                return self._answer(before, self.state, question)[0]
+                return self._answer(before, self.state, question)[0], ()
 
-            answer, written = self._looking(before, answered)
-            self._refuse_writes(before, written)
+            answer = self._looking(before, answered)
         self._began = None
         return answer
 
@@ -280,6 +263,8 @@ class StepRunner:
         """
         if self._stopped is not None:
             raise RuntimeError(self._stopped)
+        if self._setup.is_sharded:
+            resharded(self._setup.model)  # a forward without a backward leaves whole parameters in place
         now = dict(self._setup.model.named_parameters())
         for name, parameter in self._setup.parameters.items():
             if now.get(name) is not parameter:
@@ -298,51 +283,39 @@ class StepRunner:
                     "the run from its last checkpoint (PrivateTraining.resume)"
                 )
 
-    def _looking(self, before: str, look: Callable[[], _Answer]) -> tuple[_Answer, _Written]:
-        """What `look` gives, which looks at private records, and what it wrote to the parameters.
+    def _looking(self, before: str, look: Callable[[], tuple[_Answer, Sequence[Unread[Any]]]]) -> _Answer:
+        """What `look` gives, which looks at private records; no parameter has moved.
 
         Args:
-            before: digest of the parameters, none of which may move.
-            look: may fail.
+            before: digest of the parameters.
+            look: gives the answer, and what else the host needs: it waits once for all. May fail.
 
         Raises:
-            ForwardWritesError: one moved and it failed, or it raised that; the training has come to its end.
+            ForwardWritesError: a parameter moved, or `look` raised it; the training has come to its end.
+            RuntimeError: something else had moved them before the step.
         """
         parameters = self._setup.parameters
+        also: Sequence[Unread[Any]] = ()
         # How often each was written to; of a DTensor the part that is here.
         counts = [getattr(p, "_local_tensor", p)._version for p in parameters.values()]
-
-        def written() -> _Written:
-            now = [getattr(p, "_local_tensor", p)._version for p in parameters.values()]
-            changes = zip(parameters, counts, now, strict=True)
-            marked = [name for name, before, after in changes if before != after]
-            return _Written(self._ledger.unread_digest(parameters), marked)
-
         try:
             try:
-                return look(), written()
-            except BaseException:
-                if self._stopped is None:
-                    self._refuse_writes(before, written())
-                raise
+                answer, also = look()
+                return answer
+            finally:
+                # The model or the method may have written private values into the parameters. The digest sees
+                # writes through `.data` too, which move no version counter, but not to which parameter.
+                after = self._ledger.unread_digest(parameters)
+                read(after, *also)
+                if after.value() != before:
+                    assert self._now is not None
+                    self._refuse_moved(before, self._now.value())
+                    now = [getattr(p, "_local_tensor", p)._version for p in parameters.values()]
+                    marked = [name for name, i, j in zip(parameters, counts, now, strict=True) if i != j]
+                    raise ForwardWritesError(marked or list(parameters), "before the optimizer's step")
         except ForwardWritesError:
             self.stop(SPOILT)
             raise
-
-    def _refuse_writes(self, before: str, written: _Written) -> None:
-        """End the training where the model or the method may have written private values into parameters.
-
-        Raises:
-            ForwardWritesError: naming them.
-            RuntimeError: something else had moved them before the step.
-        """
-        if written.after.value() != before:
-            assert self._now is not None
-            self._refuse_moved(before, self._now.value())
-            self.stop(SPOILT)
-            raise ForwardWritesError(
-                written.marked or list(self._setup.parameters), "before the optimizer's step"
-            )
 
     def settle(self) -> None:
         """Bring the ledger back to where a step began that did not end."""
@@ -365,23 +338,25 @@ class StepRunner:
         self._ledger.require(self._now, partial(self._refuse_moved, before))
         return before
 
-    def remember(self) -> Unread[str]:
-        """From here on nothing but a step moves the parameters, whose digest it gives."""
+    def remember(self) -> None:
+        """From here on nothing but a step moves the parameters."""
         self._left = self._ledger.unread_digest(self._setup.parameters)
-        return self._left
 
     def _count(self, state: State) -> None:
         """The parameters moved: the step is done."""
-        self.state = state
-        self.done += 1
-        self._began = None
+        left = self._ledger.unread_digest(self._setup.parameters)
+        # No call stands between these, so no interrupt comes there. If one did, nothing would go on.
+        self.state, self.done, self._began, self._left = state, self.done + 1, None, left
         if self._setup.average is not None:
             self._setup.average.update(self.done - 1)
         if self._setup.scheduler is not None:
             self._setup.scheduler.step()
 
-    def _estimate(self, before: str) -> _Estimate:
-        """The method's estimate of the gradient and its next state; nothing of the training changes."""
+    def _estimate(self, before: str) -> tuple[_Estimate, Sequence[Unread[Any]]]:
+        """The method's estimate of the gradient and its next state, and what of it has to be read.
+
+        Nothing of the training changes.
+        """
         method, parameters, state = self._setup.method, self._setup.parameters, self.state
         if state is None:
             state, _ = self._answer(before, None, lambda context, _: method.init(context))
@@ -397,34 +372,34 @@ class StepRunner:
                 f"method {method.name!r} gave no estimate for the parameters {sorted(missing)}"
             )
         norm = Unread([norm_of_all(estimate.values())], float)
-        return _Estimate(estimate, norm, following, context)
+        row = context.diagnostics.row()
+        return _Estimate(estimate, norm, following, context.ledger.last_noise, row), (norm, row)
 
     def _answer(
         self, before: str, state: State | None, question: Callable[[StepContext, Any], _Answer]
     ) -> tuple[_Answer, StepContext]:
         """What a question gives, which may query and release, and the context that it had.
 
-        It is asked once more in two cases. A step repeated after a crash came out differently: it gets new
-        records, and is charged; of several processes each has this error. Or a record was not finite, which
-        shows on a device when something would leave: now each forward is looked at.
+        It is asked once more in each of two cases, in any order. A step repeated after a crash came out
+        differently: it gets new records, and is charged; of several processes each has this error. Or a
+        record was not finite, which shows on a device when something would leave: now each forward is looked
+        at.
         """
-
-        def asked() -> tuple[_Answer, StepContext]:
+        met: set[type[Exception]] = set()
+        while True:
             context = self._context(before, state)
-            answer = question(context, state)
-            self._ledger.check_required()
-            return answer, context
-
-        try:
             try:
-                return asked()
-            except NotFiniteError:
-                self._setup.rows.looks_at_once = True
-                assert self._began is not None
-                self._ledger.rewind(self._began)
-                return asked()
-        except ChangedQueryError:
-            return asked()
+                answer = question(context, state)
+                self._ledger.check_required()
+                return answer, context
+            except (ChangedQueryError, NotFiniteError) as error:
+                if type(error) in met:
+                    raise
+                met.add(type(error))
+                if isinstance(error, NotFiniteError):
+                    self._setup.rows.looks_at_once = True
+                    assert self._began is not None
+                    self._ledger.rewind(self._began)
 
     def _context(self, before: str, state: State | None) -> StepContext:
         setup, ledger = self._setup, self._ledger

@@ -485,8 +485,9 @@ class Ledger:
         """
         if not (self._required or also):
             return
-        required, self._required = self._required, []
+        required = self._required
         read(*map(itemgetter(0), required), *also)
+        self._required = []
         for value, check in required:
             check(value.value())
 
