@@ -332,6 +332,7 @@ class StepRunner:
         self._check_places()
         self._now = self._ledger.unread_digest(self._setup.parameters)
         self._left = self._left or self._now
+        read(self._left)
         before = self._left.value()
         self.settle()
         self._began = self._ledger.place
