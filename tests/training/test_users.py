@@ -13,7 +13,7 @@ import pytest
 import torch
 from killed_users import MOST, STEPS, owners, start
 from small_problems import RECORDS, OnDemand, loss, network, parameters, records, training
-from test_processes import in_two_processes, join_group
+from test_processes import join_group
 from torch import nn
 
 import equipoise as eq
@@ -24,6 +24,7 @@ from equipoise.training.folder.published_run import verify_run
 from equipoise.training.forwards import PUBLIC_ROWS, RowSource
 from equipoise.training.owners import Owners, UserSource, joined_over_users
 from equipoise.training.record_source import DataError, RecordSource
+from tests.shared_fixtures import in_processes
 
 
 def of_users(most=2, owner=None, **options):
@@ -292,7 +293,7 @@ def in_process(rank: int, port: int, folder: str) -> None:
 
 
 def test_two_processes_equal_one(tmp_path):
-    in_two_processes(in_process, tmp_path)
+    in_processes(in_process, tmp_path)
     for rows in (None, "mean"):
         alone = parameters(start(str(tmp_path / f"alone {rows}"), rows=rows).model)
         ends = [torch.load(tmp_path / f"rank{rank} {rows}.pt") for rank in (0, 1)]
