@@ -8,10 +8,10 @@ from equipoise import cli
 from equipoise.app.default_settings import (
     DEFAULT_MODEL,
     DEFAULT_SETTINGS,
-    DRAWN_FEATURES,
     FALLBACK,
     default_settings,
 )
+from equipoise.app.model_table import DRAWN_FEATURES
 from equipoise.app.option_checks import SettingsError
 from equipoise.app.settings import RunSettings
 
@@ -83,7 +83,7 @@ def test_drawn_features_are_those_that_were_measured() -> None:
 def test_every_default_model_has_default_settings() -> None:
     for pair in DEFAULT_MODEL.items():
         assert pair in DEFAULT_SETTINGS, f"DEFAULT_SETTINGS of app/default_settings.py has no line {pair}"
-    assert default_settings("digits", "no-such-model") is FALLBACK
+    assert default_settings("digits", "no-such-model") == FALLBACK
 
 
 def test_features_are_computed_once_and_the_folder_is_named(tmp_path, monkeypatch, capsys) -> None:

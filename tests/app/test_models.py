@@ -7,7 +7,8 @@ import torch
 
 from equipoise import data
 from equipoise.app.build import assemble, build_training
-from equipoise.app.models import MODELS, build_model, default_model, extractor_of, prepare_data
+from equipoise.app.model_table import MODELS
+from equipoise.app.models import build_model, default_model, extractor_of, prepare_data
 from equipoise.app.settings import RunSettings
 from equipoise.data.records import DataSet, Records
 
@@ -59,7 +60,7 @@ def few_drawings(monkeypatch: pytest.MonkeyPatch) -> None:
         "upright-strokes": {**small, "upright": True},
         "things": {**small, "with_mirror_image": True},
     }
-    monkeypatch.setattr("equipoise.app.models.DRAWN_FEATURES", kinds)
+    monkeypatch.setitem(MODELS, "patches-linear", replace(MODELS["patches-linear"], features=kinds))
 
 
 def count(model: torch.nn.Module) -> int:

@@ -6,7 +6,8 @@ from importlib.metadata import version
 
 import pytest
 
-from equipoise.app.option_checks import DATA_NAMES, MODEL_NAMES
+from equipoise.app.model_table import MODELS
+from equipoise.app.option_checks import DATA_NAMES
 from equipoise.app.settings import GROUPS, AdviceSettings, FederationSettings, RunSettings
 from equipoise.cli import COMMANDS, EXAMPLES
 
@@ -42,7 +43,7 @@ def test_help_says_what_an_argument_is(equipoise):
 def test_help_names_data_sets_and_models(equipoise, name):
     said = " ".join(equipoise(f"{name} --help").out.replace("│", " ").split())
     assert f"Names: {', '.join(DATA_NAMES)}" in said
-    assert f"Names: {', '.join(MODEL_NAMES)}" in said
+    assert f"Names: {', '.join(MODELS)}" in said
     assert "…" not in said
 
 

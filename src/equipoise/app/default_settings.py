@@ -12,18 +12,15 @@ ICLR 2021.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
+from equipoise.app.model_table import MODELS
 from equipoise.app.option_checks import data_form
 
 __all__ = [
     "DEFAULT_MODEL",
     "DEFAULT_SETTINGS",
-    "DRAWN_FEATURES",
     "FALLBACK",
-    "FALLBACK_OF_DRAWN_FEATURES",
     "FALLBACK_OF_TABLES",
     "DefaultSettings",
     "default_settings",
@@ -48,7 +45,7 @@ class DefaultSettings:
         schedule: learning rate over the run: ``constant``, ``linear`` or ``cosine`` (both down to zero).
         ema: decay of the averaged weights, or None.
         views: random views of a record that are averaged before clipping.
-        features: of `DRAWN_FEATURES`, for the model that takes them.
+        features: for a model that has features to choose from.
     """
 
     batch_size: float = 256
@@ -67,28 +64,12 @@ class DefaultSettings:
     features: str | None = None
 
 
-DRAWN_FEATURES: Mapping[str, Mapping[str, Any]] = {
-    "strokes": {"dictionaries": ((512, 7, 2),)},
-    "upright-strokes": {"dictionaries": ((512, 7, 2),), "upright": True},
-    # Of things, smaller patches on finer cells say more, and they face either way.
-    "things": {"dictionaries": ((256, 5, 4), (512, 7, 2)), "with_mirror_image": True},
-}
-"""The features of `patches-linear`, by what the pictures show: arguments of `DrawnFeatures`.
-
-Run folders name them, so a line stays as it is: other features get another name.
-"""
-
-
 FALLBACK = DefaultSettings()
 """For data and models that have no line of their own."""
 
 
 FALLBACK_OF_TABLES = DefaultSettings(schedule="linear")
 """For tables: noise of the last steps weighs less than under a constant rate."""
-
-
-FALLBACK_OF_DRAWN_FEATURES = DefaultSettings(features="things")
-"""For `patches-linear`."""
 
 
 DEFAULT_SETTINGS: dict[tuple[str, str], DefaultSettings] = {
@@ -122,7 +103,6 @@ DEFAULT_SETTINGS: dict[tuple[str, str], DefaultSettings] = {
         clip_norm=0.1,
         learning_rate=100.0,
         ema=0.9,
-        features="things",
     ),
     ("cifar10", "patches-linear"): DefaultSettings(
         batch_size=16_384,
@@ -131,7 +111,6 @@ DEFAULT_SETTINGS: dict[tuple[str, str], DefaultSettings] = {
         clip_norm=0.1,
         learning_rate=200.0,
         ema=0.95,
-        features="things",
     ),
     ("digits", "patches-linear"): DefaultSettings(features="strokes"),
     ("cifar10", "cnn-cifar"): DefaultSettings(batch_size=4096, epochs=40, clip_norm=0.1, learning_rate=2.0),
@@ -153,10 +132,11 @@ def default_settings(data: str, model: str) -> DefaultSettings:
 
     >>> default_settings("mnist", "cnn-tanh").epsilon
     2.93
-    >>> default_settings("my.module:records", "my.module:net") is FALLBACK
+    >>> default_settings("my.module:records", "my.module:net") == FALLBACK
     True
     """
     usual = FALLBACK_OF_TABLES if data_form(data) == "table" else FALLBACK
-    if model == "patches-linear":
-        usual = FALLBACK_OF_DRAWN_FEATURES
-    return DEFAULT_SETTINGS.get((data, model), usual)
+    found = DEFAULT_SETTINGS.get((data, model), usual)
+    if found.features is None and model in MODELS:
+        return replace(found, features=MODELS[model].default_features)
+    return found

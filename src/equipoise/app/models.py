@@ -1,4 +1,4 @@
-"""The models that the command line offers: a table from a name to a small network of plain PyTorch layers.
+"""The models that `model_table` names: small networks of plain PyTorch layers.
 
 Every model takes ``batch["input"]`` and returns logits ``[B, num_classes]``. Initial weights follow the given
 seed and nothing else: they are public. Some models are trained on fixed features instead of the raw inputs;
@@ -15,17 +15,17 @@ normalisation, since batch normalisation mixes records.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from inspect import signature
 from math import prod
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from equipoise._files import PathLike
-from equipoise.app.default_settings import DRAWN_FEATURES, default_settings
+from equipoise.app.default_settings import default_settings
+from equipoise.app.model_table import MODELS, ModelEntry
 from equipoise.data.features.drawn import DrawnFeatures
 from equipoise.data.features.extractors import (
     FeatureExtractor,
@@ -39,23 +39,7 @@ from equipoise.data.readers.custom import load_function
 from equipoise.data.records import DataSet
 from equipoise.gradients.capture.random_numbers import random_numbers_from
 
-__all__ = ["MODELS", "ModelEntry", "build_model", "default_model", "extractor_of", "prepare_data"]
-
-
-@dataclass(frozen=True)
-class ModelEntry:
-    """A row of the model table.
-
-    Attributes:
-        build: data set (as prepared) -> module; raises ValueError where the inputs do not suit it.
-        description: one line for listings.
-        extractor: raw data set, name of the features -> the feature extractor that belongs to the model;
-            None for raw inputs.
-    """
-
-    build: Callable[[DataSet], nn.Module]
-    description: str
-    extractor: Callable[[DataSet, str | None], FeatureExtractor] | None = None
+__all__ = ["build_model", "default_model", "extractor_of", "prepare_data"]
 
 
 class BasicBlock(nn.Module):
@@ -148,7 +132,8 @@ def _finished(body: nn.Sequential, shape: tuple[int, ...], *widths: int) -> nn.S
     return nn.Sequential(*body, *layers[:-1])
 
 
-def _mlp_tanh(dataset: DataSet) -> nn.Module:
+def mlp_tanh(dataset: DataSet) -> nn.Module:
+    """One hidden layer of 64 tanh units."""
     flat = _flat("mlp-tanh", dataset)
     return nn.Sequential(nn.Flatten(), nn.Linear(flat, 64), nn.Tanh(), nn.Linear(64, dataset.num_classes))
 
@@ -160,7 +145,8 @@ class _ShortMaxPool(nn.Module):
         return F.max_pool2d(x.contiguous(memory_format=torch.channels_last), 2, stride=1)
 
 
-def _cnn_tanh(dataset: DataSet) -> nn.Module:
+def cnn_tanh(dataset: DataSet) -> nn.Module:
+    """The small tanh CNN of the DP literature (26,010 parameters on 28 x 28)."""
     channels, *size = _images("cnn-tanh", dataset, 14)
     body = nn.Sequential(
         nn.Conv2d(channels, 16, 8, stride=2, padding=3),
@@ -173,7 +159,8 @@ def _cnn_tanh(dataset: DataSet) -> nn.Module:
     return _finished(body, (channels, *size), 32, dataset.num_classes)
 
 
-def _cnn_cifar(dataset: DataSet) -> nn.Module:
+def cnn_cifar(dataset: DataSet) -> nn.Module:
+    """Six tanh convolutions (550,570 parameters on 3 x 32 x 32)."""
     channels, *size = _images("cnn-cifar", dataset, 8)
     layers: list[nn.Module] = []
     before = channels
@@ -184,7 +171,8 @@ def _cnn_cifar(dataset: DataSet) -> nn.Module:
     return _finished(nn.Sequential(*layers), (channels, *size), 128, dataset.num_classes)
 
 
-def _resnet20_gn(dataset: DataSet) -> nn.Module:
+def resnet20_gn(dataset: DataSet) -> nn.Module:
+    """ResNet-20 with group normalisation."""
     channels, *_ = _images("resnet20-gn", dataset, 8)
     groups, before = 8, 16
     layers: list[nn.Module] = [
@@ -199,11 +187,13 @@ def _resnet20_gn(dataset: DataSet) -> nn.Module:
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, dataset.num_classes))
 
 
-def _linear(dataset: DataSet) -> nn.Module:
+def linear_model(dataset: DataSet) -> nn.Module:
+    """One linear layer, random start."""
     return nn.Sequential(nn.Flatten(), nn.Linear(_flat("linear", dataset), dataset.num_classes))
 
 
-def _logistic(dataset: DataSet) -> nn.Module:
+def logistic(dataset: DataSet) -> nn.Module:
+    """One linear layer, started at zero."""
     layer = nn.Linear(_flat("logistic", dataset), dataset.num_classes)
     # the problem is convex: zero is the natural start, and it needs no luck
     nn.init.zeros_(layer.weight)
@@ -211,39 +201,42 @@ def _logistic(dataset: DataSet) -> nn.Module:
     return nn.Sequential(nn.Flatten(), layer)
 
 
-def _scattering(dataset: DataSet, _: str | None) -> FeatureExtractor:
+def scattering(dataset: DataSet) -> FeatureExtractor:
+    """Fixed scattering features."""
     height, width = _images("scatter-linear", dataset, 8)[1:]
     return ScatteringFeatures((height, width))
 
 
-def _scatter_linear(dataset: DataSet) -> nn.Module:
+def scatter_linear(dataset: DataSet) -> nn.Module:
+    """One linear layer, started at zero, on scattering features."""
     channels = ScatteringFeatures((8, 8)).num_channels
     if len(dataset.input_shape) != 3 or dataset.input_shape[0] % channels:
         raise ValueError(
             f"model='scatter-linear' takes scattering features, but the inputs of {dataset.name!r} have "
             f"shape {dataset.input_shape}. Apply prepare_data('scatter-linear', dataset) first."
         )
-    return _logistic(dataset)
+    return logistic(dataset)
 
 
-def _pooled(dataset: DataSet, _: str | None) -> FeatureExtractor:
+def pooled_scattering(dataset: DataSet) -> FeatureExtractor:
+    """Scattering features that are averaged to 4 x 4."""
     height, width = _images("scatter-pooled", dataset, 8)[1:]
     return PooledScattering((height, width))
 
 
-def _drawn(dataset: DataSet, features: str | None) -> FeatureExtractor:
-    name = features or default_settings(dataset.name, "patches-linear").features
-    assert name is not None
-    return DrawnFeatures(_images("patches-linear", dataset, 8), **DRAWN_FEATURES[name])
+def drawn_features(dataset: DataSet, **constants: Any) -> FeatureExtractor:
+    """Features fitted on pictures that the library draws."""
+    return DrawnFeatures(_images("patches-linear", dataset, 8), **constants)
 
 
-def _patches_linear(dataset: DataSet) -> nn.Module:
+def patches_linear(dataset: DataSet) -> nn.Module:
+    """One linear layer, started at zero, on drawn features."""
     if len(dataset.input_shape) != 1 or dataset.vocabulary_size is not None:
         raise ValueError(
             f"model='patches-linear' takes features of drawn patches, but the inputs of {dataset.name!r} "
             f"have shape {dataset.input_shape}. Apply prepare_data('patches-linear', dataset) first."
         )
-    return _logistic(dataset)
+    return logistic(dataset)
 
 
 def _vocabulary(name: str, dataset: DataSet) -> int:
@@ -255,40 +248,19 @@ def _vocabulary(name: str, dataset: DataSet) -> int:
     return dataset.vocabulary_size
 
 
-def _text_bag(dataset: DataSet) -> nn.Module:
+def text_bag(dataset: DataSet) -> nn.Module:
+    """The mean of 32-wide token embeddings, one linear layer."""
     return TextBag(_vocabulary("text-bag", dataset), dataset.num_classes)
 
 
-def _text_gru(dataset: DataSet) -> nn.Module:
+def text_gru(dataset: DataSet) -> nn.Module:
+    """16-wide token embeddings, a GRU over 24 tokens, one linear layer."""
     return TextGRU(_vocabulary("text-gru", dataset), dataset.num_classes)
 
 
-def _signs(dataset: DataSet, _: str | None) -> FeatureExtractor:
+def token_bags(dataset: DataSet) -> FeatureExtractor:
+    """Sums of fixed random token vectors."""
     return TokenBags(_vocabulary("text-signs", dataset))
-
-
-MODELS: dict[str, ModelEntry] = {
-    "mlp-tanh": ModelEntry(_mlp_tanh, "one hidden layer of 64 tanh units"),
-    "cnn-tanh": ModelEntry(
-        _cnn_tanh, "the small tanh CNN of the DP literature (26,010 parameters on 28 x 28)"
-    ),
-    "cnn-cifar": ModelEntry(_cnn_cifar, "six tanh convolutions (550,570 parameters on 3 x 32 x 32)"),
-    "resnet20-gn": ModelEntry(_resnet20_gn, "ResNet-20 with group normalisation"),
-    "linear": ModelEntry(_linear, "one linear layer, random start"),
-    "logistic": ModelEntry(_logistic, "one linear layer, started at zero"),
-    "scatter-linear": ModelEntry(
-        _scatter_linear, "one linear layer on fixed scattering features", _scattering
-    ),
-    "scatter-pooled": ModelEntry(
-        _logistic, "one linear layer on scattering features that are averaged to 4 x 4", _pooled
-    ),
-    "patches-linear": ModelEntry(
-        _patches_linear, "one linear layer on features fitted on pictures that the library draws", _drawn
-    ),
-    "text-bag": ModelEntry(_text_bag, "mean of 32-wide token embeddings, one linear layer"),
-    "text-gru": ModelEntry(_text_gru, "16-wide token embeddings, a GRU over 24 tokens, one linear layer"),
-    "text-signs": ModelEntry(_logistic, "one linear layer on sums of fixed random token vectors", _signs),
-}
 
 
 def build_model(name: str, dataset: DataSet, *, seed: int = 0) -> nn.Module:
@@ -308,7 +280,7 @@ def build_model(name: str, dataset: DataSet, *, seed: int = 0) -> nn.Module:
     >>> sum(p.numel() for p in model.parameters())
     4810
     """
-    build = load_function(name) if ":" in name else _entry(name).build
+    build = load_function(name if ":" in name else _entry(name).build)
     try:
         signature(build).bind(dataset)
     except TypeError as error:
@@ -337,7 +309,10 @@ def extractor_of(name: str, dataset: DataSet, features: str | None = None) -> Fe
     8
     """
     entry = None if ":" in name else _entry(name)
-    return None if entry is None or entry.extractor is None else entry.extractor(dataset, features)
+    if entry is None or entry.extractor is None:
+        return None
+    chosen = features or default_settings(dataset.name, name).features
+    return load_function(entry.extractor)(dataset, **({} if chosen is None else entry.features[chosen]))
 
 
 def prepare_data(

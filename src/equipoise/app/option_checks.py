@@ -1,8 +1,8 @@
 """Checks of options that need no torch, so that a slip is answered before it is loaded.
 
 The library checks the same things again for those who call it from Python; its messages name arguments of
-functions, and `in_option_words` turns these into options. A test holds the lists of names to the tables of
-the library.
+functions, and `in_option_words` turns these into options. A test holds the names of data sets to the
+library's.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from equipoise._validate import suggestion
+from equipoise.app.model_table import MODELS
 from equipoise.federated.registry import FEDERATED, PLAIN_AVERAGING
 from equipoise.methods.registry import registered
 
@@ -21,7 +22,6 @@ __all__ = [
     "FILES",
     "INSTEAD",
     "LARGEST",
-    "MODEL_NAMES",
     "USUAL_NAMES",
     "SettingsError",
     "check_choice",
@@ -41,12 +41,6 @@ __all__ = [
 DATA_NAMES = (
     "digits", "mnist", "fashion-mnist", "cifar10", "cifar100", "adult", "a9a", "mushroom", "sst2",
     "sst2-sentences", "pneumoniamnist", "breastmnist",
-)  # fmt: skip
-
-
-MODEL_NAMES = (
-    "mlp-tanh", "cnn-tanh", "cnn-cifar", "resnet20-gn", "linear", "logistic", "scatter-linear",
-    "scatter-pooled", "patches-linear", "text-bag", "text-gru", "text-signs",
 )  # fmt: skip
 
 
@@ -258,7 +252,7 @@ def check_data_and_model(data: str | None, model: str | None) -> None:
         SettingsError: with the name that was probably meant.
     """
     check_name("data", data, DATA_NAMES, "a function that returns a DataSet", FILES)
-    check_name("model", model, MODEL_NAMES, "a function from the data set to a module")
+    check_name("model", model, MODELS, "a function from the data set to a module")
 
 
 def check_federated(method: str) -> None:

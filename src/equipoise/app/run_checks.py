@@ -9,6 +9,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from equipoise.app.model_table import MODELS
 from equipoise.app.option_checks import SettingsError, flag
 from equipoise.app.settings import FederationSettings, RunSettings
 from equipoise.report import RunFolderError, read_run
@@ -88,9 +89,10 @@ def _saved_settings(folder: str, name: str, values: dict[str, Any]) -> RunSettin
         settings = RunSettings.from_json(values)
     except SettingsError as error:
         raise SettingsError(f"run={folder!r}, {name}: {error}") from None
-    if settings.model == "patches-linear" and settings.features is None:
+    entry = MODELS.get(settings.model or "")
+    if entry is not None and entry.features and settings.features is None:
         raise RunFolderError(
-            f"run={folder!r}: {name} does not say which features patches-linear was trained on: an earlier "
+            f"run={folder!r}: {name} does not say which features {settings.model} was trained on: an earlier "
             "version of equipoise began it. Use that version for it, or train again."
         )
     return settings

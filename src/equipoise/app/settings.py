@@ -19,7 +19,8 @@ from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
 from equipoise._relations import RELATIONS
-from equipoise.app.default_settings import DEFAULT_MODEL, DRAWN_FEATURES, default_settings
+from equipoise.app.default_settings import DEFAULT_MODEL, default_settings
+from equipoise.app.model_table import MODELS
 from equipoise.app.option_checks import (
     LARGEST,
     SettingsError,
@@ -49,6 +50,7 @@ __all__ = [
 
 
 OPTIMIZERS = ("sgd", "adam", "adamw")
+FEATURES = tuple(dict.fromkeys(name for entry in MODELS.values() for name in entry.features))
 SCHEDULES = ("constant", "linear", "cosine")
 DRIVERS = ("inline", "flower")
 PARTITIONS = ("iid", "dirichlet", "one-class")
@@ -300,8 +302,8 @@ class RunSettings:
     )
     features: str | None = setting(
         None,
-        "Of patches-linear: strokes, strokes set upright, or things with their mirror images.",
-        choices=tuple(DRAWN_FEATURES),
+        f"Of models that have some to choose from: {', '.join(FEATURES)}.",
+        choices=FEATURES,
         of_data=True,
     )
     micro_batch_size: int | None = setting(
@@ -380,10 +382,11 @@ class RunSettings:
                 "of your own needs a method in the same module, such as a subclass of eq.DPSGD with a name "
                 "of its own: give --method module:Class, and the rule by its kind."
             )
-        if self.features is not None and self.model != "patches-linear":
+        offered = [name for name, entry in MODELS.items() if self.features in entry.features]
+        if self.features is not None and self.model not in offered:
             raise SettingsError(
-                f"--features is {self.features}, but only patches-linear has features to choose from. Give "
-                "--model patches-linear, or leave --features out."
+                f"--features is {self.features}, but only {' and '.join(offered)} can be trained on these. Give "
+                f"--model {' or '.join(offered)}, or leave --features out."
             )
         self._check_data()
         self._check_unit()

@@ -184,7 +184,8 @@ def _stray_words(error: Any, said: str) -> str:
         error: of the parser; its context names the command.
         said: its message, which ends in the words in brackets.
     """
-    from equipoise.app.option_checks import DATA_NAMES, MODEL_NAMES
+    from equipoise.app.model_table import MODELS
+    from equipoise.app.option_checks import DATA_NAMES
     from equipoise.methods.registry import registered
 
     words = said.partition("(")[2].removesuffix(")").split()
@@ -192,7 +193,7 @@ def _stray_words(error: Any, said: str) -> str:
     flags = {flag for parameter in command.params for flag in parameter.opts}
     known = {
         "--data": DATA_NAMES,
-        "--model": MODEL_NAMES,
+        "--model": MODELS,
         "--method": registered(),
         "--methods": registered(),
     }

@@ -10,7 +10,8 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
-from equipoise.app.option_checks import DATA_NAMES, MODEL_NAMES
+from equipoise.app.model_table import MODELS
+from equipoise.app.option_checks import DATA_NAMES
 from equipoise.app.settings import GROUPS
 from equipoise.methods.registry import METHODS
 
@@ -20,7 +21,7 @@ __all__ = ["settings_options"]
 _GROUP_OF = {name: group for group, names in GROUPS.items() for name in names}
 
 
-_NAMES = {"data": DATA_NAMES, "model": MODEL_NAMES, "method": tuple(METHODS)}
+_NAMES = {"data": DATA_NAMES, "model": tuple(MODELS), "method": tuple(METHODS)}
 
 
 def _completion(name: str) -> Callable[[str], list[str]] | None:
