@@ -385,8 +385,8 @@ class RunSettings:
         offered = [name for name, entry in MODELS.items() if self.features in entry.features]
         if self.features is not None and self.model not in offered:
             raise SettingsError(
-                f"--features is {self.features}, but only {' and '.join(offered)} can be trained on these. Give "
-                f"--model {' or '.join(offered)}, or leave --features out."
+                f"--features is {self.features}, but only {' and '.join(offered)} can be trained on these. "
+                f"Give --model {' or '.join(offered)}, or leave --features out."
             )
         self._check_data()
         self._check_unit()
