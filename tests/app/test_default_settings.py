@@ -21,7 +21,7 @@ MEASURED = {
     ("mnist", "cnn-tanh"): (2048, 40, 2.93, 0.1, 3.0, 0.98),
     ("mnist", "scatter-linear"): (4096, 40, 2.93, 1.0, 0.4, 0.95),
     ("mnist", "patches-linear"): (8192, 60, 2.93, 0.5, 5.0, 0.9),
-    ("fashion-mnist", "patches-linear"): (8192, 20, 2.7, 0.1, 100.0, 0.9),
+    ("fashion-mnist", "patches-linear"): (8192, 40, 2.7, 0.1, 50.0, 0.9),
     ("cifar10", "patches-linear"): (16_384, 20, 3.0, 0.1, 200.0, 0.95),
     ("fashion-mnist", "cnn-tanh"): (2048, 40, 2.7, 0.1, 4.0, 0.98),
     ("fashion-mnist", "scatter-linear"): (4096, 40, 2.7, 0.1, 8.0, 0.98),

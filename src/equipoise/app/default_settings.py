@@ -98,10 +98,10 @@ DEFAULT_SETTINGS: dict[tuple[str, str], DefaultSettings] = {
     ),
     ("fashion-mnist", "patches-linear"): DefaultSettings(
         batch_size=8192,
-        epochs=20,
+        epochs=40,
         epsilon=2.7,
         clip_norm=0.1,
-        learning_rate=100.0,
+        learning_rate=50.0,
         ema=0.9,
     ),
     ("cifar10", "patches-linear"): DefaultSettings(
