@@ -1,11 +1,16 @@
-"""How often one DP-SGD step would make the host wait for a device, counted without one.
+"""How often one DP-SGD step would make the host wait for a device, and how many operations it runs there.
 
-Tensors that would lie on a device are followed through the fourth step: parameters, rows of private records,
-random numbers that become one of their shapes, and all that is computed from these. Counted is each time the
-host reads a value of them: `item`, `bool`, `tolist`, `nonzero`, a mask as an index, a copy to the host.
+No device is needed. Tensors that would lie on one are followed through the fourth step: parameters, rows of
+private records, random numbers that become one of their shapes, and all that is computed from these. Counted
+is each time the host reads a value of them: `item`, `bool`, `tolist`, `nonzero`, a mask as an index, a copy
+to the host.
 
-    python benchmarks/host_waits.py            # where the host waits
-    python benchmarks/host_waits.py --check    # exit code 1 where it waits more often than it did
+Operations stand for kernels: all that PyTorch runs in the step, but for views and memory without values.
+They are counted in a step of plain training, too. Norms are taken in the way that is the cheapest by count.
+
+    python benchmarks/host_waits.py                          # small networks of every regime
+    python benchmarks/host_waits.py --regimes gpt2 --places  # and where the host waits
+    python benchmarks/host_waits.py --check                  # exit code 1 where it waits too often
 
 The run has a folder: metrics and diagnostics are written, too.
 """
@@ -17,6 +22,8 @@ import collections
 import sys
 import tempfile
 import traceback
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -29,16 +36,29 @@ from torch.utils._pytree import tree_leaves
 
 import equipoise as eq
 from equipoise import _host
-from equipoise.gradients.factors import outer
+from equipoise.gradients.factors import kernel_choice, lookup, outer
 from equipoise.privacy import digests
 from equipoise.privacy.private import unwrap
 from equipoise.training import forwards
+
+sys.path.insert(0, str(Path(__file__).parent))
+import tasks
+from step_time import BUILDERS, private_training
+from tasks import Task
 
 WAITS = 3  # the limit of a step, whatever its number of micro-batches; the aim is 1
 PACKAGE = str(Path(eq.__file__).parent) + "/"
 READS = {
     getattr(Tensor, name)
     for name in ("item", "tolist", "cpu", "numpy", "__bool__", "__int__", "__float__", "__index__")
+}
+NOTHING_COMPUTED = {
+    torch.ops.aten.empty.memory_format,
+    torch.ops.aten.empty_like.default,
+    torch.ops.aten.empty_strided.default,
+    torch.ops.aten.new_empty.default,
+    torch.ops.aten.new_empty_strided.default,
+    torch.ops.aten._unsafe_view.default,
 }
 FOLLOW_VALUES = {
     torch.ops.aten.nonzero.default,
@@ -47,6 +67,18 @@ FOLLOW_VALUES = {
     torch.ops.aten.equal.default,
 }
 """Operations whose result has no shape, or is no tensor, until values are known."""
+SMALL_GPT2 = {"n_embd": 32, "n_head": 2, "n_layer": 4, "n_positions": 24, "vocab_size": 300}
+REGIMES: dict[str, Callable[[], Task]] = {
+    "mlp": partial(tasks.mlp, 20, width=16),
+    "cnn": partial(tasks.cnn, 8),
+    "residual": partial(tasks.resnet, 8, (8, 16), blocks=1),
+    "lstm": partial(tasks.recurrent, nn.LSTM, 4),
+    "attention": partial(tasks.attention, 4),
+    "language": partial(tasks.language, 4, 24, words=50),
+    "gpt2": partial(tasks.gpt2_small, 4, 24, **SMALL_GPT2),
+    "lora": partial(tasks.gpt2_small, 4, 24, low_rank=True, **SMALL_GPT2),
+}
+"""Small networks of the kinds in `tasks.TASKS`: neither count follows the width."""
 
 
 class Device:
@@ -74,6 +106,19 @@ class Device:
         frames = [frame for frame in traceback.extract_stack() if frame.filename.startswith(PACKAGE)]
         last = frames[-1]
         self.waits[f"{last.filename.removeprefix(PACKAGE)}:{last.lineno}  {last.line}"] += 1
+
+
+class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts what computes."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
+        views = [given.alias_info and not given.alias_info.is_write for given in func._schema.returns]
+        self.count += not (any(views) or func in NOTHING_COMPUTED)
+        return func(*args, **(kwargs or {}))
 
 
 class _Followed(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -108,40 +153,40 @@ class _Reads(TorchFunctionMode):
         return out
 
 
-def waits_of_a_step(run_dir: Path, micro_batch_size: int = 300) -> collections.Counter[str]:
-    """Where the host would wait for a device in the fourth step, and how often.
+def operations_of_plain_training(task: Task) -> int:
+    """In the second step."""
+    step = BUILDERS["plain"](task)
+    step()
+    with _Operations() as found:
+        step()
+    return found.count
+
+
+def of_a_step(
+    task: Task, run_dir: Path, micro_batch_size: int | None = None
+) -> tuple[collections.Counter[str], int]:
+    """Where the host would wait for a device in the fourth step, and how often; and the operations.
 
     Args:
+        task: the network; a step draws its whole batch.
         run_dir: for the files of the run.
-        micro_batch_size: a draw has about 100 records.
+        micro_batch_size: records of a forward; all of them when None.
     """
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(20, 64), nn.ReLU(), nn.Linear(64, 3))
-    data = {"input": torch.randn(1000, 20), "label": torch.randint(3, (1000,))}
-
-    def losses(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
-        return nn.functional.cross_entropy(model(batch["input"]), batch["label"], reduction="none")
-
-    training = eq.PrivateTraining(
-        model,
-        torch.optim.Adam(model.parameters()),
-        loss=losses,
-        data=data,
-        sampling=eq.Poisson(expected_batch_size=100, population=1000, steps=10),
-        budget=eq.Budget(epsilon=3.0, delta=1e-5),
-        micro_batch_size=micro_batch_size,
-        run_dir=run_dir,
-    )
+    size = len(task.labels) if micro_batch_size is None else micro_batch_size
+    with mock.patch.object(kernel_choice, "measure", lambda factor, repeats: factor.kernels()[0]):
+        training = private_training(task, micro_batch_size=size, run_dir=run_dir)
     training._setup.rows.looks_at_once = False  # as on a device
     training.take_step()
     training.take_step()
     device = Device()
     state = tree_leaves(list(training.optimizer.state.values()))
-    device.take([*model.parameters(), *(value for value in state if value.ndim)])  # counts stay on the host
+    # Frozen parameters and buffers too; counts of the optimizer stay on the host.
+    device.take([*task.model.parameters(), *task.model.buffers(), *(value for value in state if value.ndim)])
     move = forwards.moved
     with (
         mock.patch.object(forwards, "moved", lambda nest, to: device.take(move(nest, to))),
         mock.patch.object(digests, "HASHED_WHERE_THEY_ARE", ("cpu",)),
+        mock.patch.object(lookup, "host_waits", return_value=True),
         mock.patch.object(outer, "host_waits", return_value=True),
         mock.patch.object(_host, "host_waits", return_value=True),
         _Followed(device),
@@ -150,24 +195,36 @@ def waits_of_a_step(run_dir: Path, micro_batch_size: int = 300) -> collections.C
         training._steps.remember()  # from here on digests are taken on the device
         training.take_step()
         device.waits.clear()
-        training.take_step()
-    return device.waits
+        with _Operations() as found:
+            training.take_step()
+    return device.waits, found.count
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--micro-batch-size", type=int, default=300, help="a draw has about 100 records")
+    parser.add_argument("--regimes", nargs="+", default=[*REGIMES], choices=[*REGIMES])
+    parser.add_argument("--micro-batch-size", type=int, help="records of a forward; all by default")
+    parser.add_argument("--places", action="store_true", help="print where the host waits")
     parser.add_argument("--check", action="store_true", help="fail where the host waits more often")
     given = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        waits = waits_of_a_step(Path(folder) / "run", given.micro_batch_size)
-    print(f"the host waits {waits.total()} times in a step")
-    for place, count in waits.most_common():
-        print(f"{count:6}  {place}")
-    if given.check and waits.total() > WAITS:
-        sys.exit(f"at most {WAITS} are allowed")
+    too_often = []
+    for name in given.regimes:
+        torch.manual_seed(0)
+        plain = operations_of_plain_training(REGIMES[name]())
+        with tempfile.TemporaryDirectory() as folder:
+            waits, operations = of_a_step(REGIMES[name](), Path(folder) / "run", given.micro_batch_size)
+        print(
+            f"{name:10} waits {waits.total():3}, operations {operations:6,}, of plain training {plain:6,}",
+            flush=True,
+        )
+        for place, count in waits.most_common() if given.places else ():
+            print(f"{count:6}  {place}")
+        if waits.total() > WAITS:
+            too_often.append(name)
+    if given.check and too_often:
+        sys.exit(f"at most {WAITS} are allowed: {', '.join(too_often)}")
 
 
 if __name__ == "__main__":

@@ -6,6 +6,9 @@ rounds visit the methods in turn, so that a busy machine slows all of them alike
 is taken round by round and its median and quartiles are reported. Memory is the peak of the resident
 set during steps, less what it was with the model and the batch only: gradients and what a method keeps count.
 
+Where there is a GPU all of it runs there, and memory is what tensors take there. `CUDA_VISIBLE_DEVICES=`
+before the command keeps it on the processor.
+
     python benchmarks/step_time.py                          # everything that is installed
     python benchmarks/step_time.py --tasks cnn --methods plain ours --rounds 30
     python benchmarks/step_time.py --tasks lora --together 1   # each method beside plain only
@@ -101,13 +104,13 @@ def ours_step(task):
     named = trained(task.model)
     sizes = [p.numel() for p in named.values()]
     records = len(task.labels)
-    noise = NormalStream(Secrets().key)
+    noise, std = NormalStream(Secrets().key), NOISE_MULTIPLIER * CLIP_NORM
 
     def step() -> None:
         gradients = engine(batch)
         sums = gradients.weighted_sums(rule.weights(gradients.row_norms(), CLIP_NORM))
         del gradients
-        pieces = torch.split(noise.draw(sum(sizes), NOISE_MULTIPLIER * CLIP_NORM), sizes)
+        pieces = torch.split(noise.draw(sum(sizes), std, device=task.inputs.device), sizes)
         for (name, parameter), piece in zip(named.items(), pieces, strict=True):
             parameter.grad = piece.view(parameter.shape).add_(sums[name]).div_(records)
         optimizer.step()
@@ -115,24 +118,38 @@ def ours_step(task):
     return step
 
 
-def ours_training_step(task):
-    """The whole of ``PrivateTraining``: sampling, fetching, ledger, journal and diagnostics included."""
+def records_of(task) -> dict:
+    """The batch as data of a training, which lie on the host."""
+    return {"input": task.inputs.cpu(), "label": task.labels.cpu()}
+
+
+def private_training(task, **options):
+    """DP-SGD by ``PrivateTraining`` on the batch of a task.
+
+    Args:
+        options: of ``PrivateTraining``, others than these.
+    """
     import torch
 
     import equipoise as eq
 
-    optimizer = torch.optim.SGD(task.model.parameters(), lr=LEARNING_RATE)
-    records = {"input": task.inputs, "label": task.labels}
-    training = eq.PrivateTraining(
+    settings = {
+        "data": records_of(task),
+        "sampling": eq.FullBatch(population=len(task.labels), steps=100_000),
+        "method": eq.DPSGD(clip_norm=CLIP_NORM, noise_multiplier=NOISE_MULTIPLIER),
+        "micro_batch_size": len(task.labels),
+    }
+    return eq.PrivateTraining(
         task.model,
-        optimizer,
+        torch.optim.SGD(task.model.parameters(), lr=LEARNING_RATE),
         loss=lambda model, b: task.losses(model(b["input"]), b["label"]),
-        data=records,
-        sampling=eq.FullBatch(population=len(task.labels), steps=100_000),
-        method=eq.DPSGD(clip_norm=CLIP_NORM, noise_multiplier=NOISE_MULTIPLIER),
-        micro_batch_size=len(task.labels),
+        **(settings | options),
     )
-    iterator = iter(training)
+
+
+def ours_training_step(task):
+    """The whole of ``PrivateTraining``: sampling, fetching, ledger, journal and diagnostics included."""
+    iterator = iter(private_training(task))
     return lambda: next(iterator)
 
 
@@ -146,13 +163,8 @@ def equipoise_step(words: str, public):
     name, _, settings = words.partition(":")
 
     def build(task):
-        import torch
-
         import equipoise as eq
         from equipoise.methods import PublicRecords, find
-
-        def records(of):
-            return {"input": of.inputs, "label": of.labels}
 
         options: dict = {"clip_norm": CLIP_NORM}
         for key, value in (pair.split("=") for pair in settings.split(",") if pair):
@@ -161,18 +173,15 @@ def equipoise_step(words: str, public):
         options = {
             key: value for key, value in options.items() if key.split(".")[0] in kind.__dataclass_fields__
         }
-        method = kind.from_config({"name": name, **options}, PublicRecords(records(public)))
-        training = eq.PrivateTraining(
-            task.model,
-            torch.optim.SGD(task.model.parameters(), lr=LEARNING_RATE),
-            loss=lambda model, b: task.losses(model(b["input"]), b["label"]),
-            data=records(task),  # the noise is calibrated: its scale changes no time
-            sampling=eq.FullBatch(population=len(task.labels), steps=1_000),
-            method=method,
-            budget=eq.Budget(epsilon=1000.0, delta=1e-5),
-            micro_batch_size=len(task.labels),
+        method = kind.from_config({"name": name, **options}, PublicRecords(records_of(public)))
+        iterator = iter(
+            private_training(
+                task,
+                method=method,
+                sampling=eq.FullBatch(population=len(task.labels), steps=1_000),
+                budget=eq.Budget(epsilon=1000.0, delta=1e-5),  # the scale of the noise changes no time
+            )
         )
-        iterator = iter(training)
         return lambda: next(iterator)
 
     return build
@@ -267,20 +276,27 @@ def _status_kib(field: str) -> int:
     return 0
 
 
-def _resident_kib() -> int:
-    """The resident set, with what was freed given back."""
+def _held_kib(device) -> int:
+    """The resident set, with what was freed given back; on a GPU what tensors take. Peaks count from here."""
+    import torch
+
     gc.collect()
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        return torch.cuda.memory_allocated(device) >> 10
     ctypes.CDLL("libc.so.6").malloc_trim(0)
+    Path("/proc/self/clear_refs").write_text("5")
     return _status_kib("VmRSS")
 
 
-def _peak_kib(step: Callable[[], object]) -> int:
-    """The peak of the resident set during three steps."""
-    _resident_kib()
-    Path("/proc/self/clear_refs").write_text("5")
+def _peak_kib(step: Callable[[], object], device) -> int:
+    """The most that is held during three steps."""
+    import torch
+
+    _held_kib(device)
     for _ in range(3):
         step()
-    return _status_kib("VmHWM")
+    return torch.cuda.max_memory_allocated(device) >> 10 if device.type == "cuda" else _status_kib("VmHWM")
 
 
 def worker(orders: Connection, task_name: str, method: str, threads: int, gigabytes: int) -> None:
@@ -295,20 +311,21 @@ def worker(orders: Connection, task_name: str, method: str, threads: int, gigaby
 
 
 def _serve(orders: Connection, task_name: str, method: str, threads: int, gigabytes: int) -> None:
-    if gigabytes:
-        resource.setrlimit(resource.RLIMIT_DATA, (gigabytes << 30, gigabytes << 30))
     import torch
 
     from tasks import TASKS
 
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if gigabytes and device.type == "cpu":
+        resource.setrlimit(resource.RLIMIT_DATA, (gigabytes << 30, gigabytes << 30))
     torch.set_num_threads(threads)
     torch.manual_seed(0)
-    task = TASKS[task_name]()
+    task = TASKS[task_name]().to(device)
     if method.startswith(PREFIX):
         build = equipoise_step(method.removeprefix(PREFIX), TASKS[task_name](batch_size=PUBLIC_RECORDS))
     else:
         build = BUILDERS[method]
-    before = _resident_kib()
+    before = _held_kib(device)
     step = build(task)
     for _ in range(2):  # the first takes what is made only once
         step()
@@ -316,7 +333,7 @@ def _serve(orders: Connection, task_name: str, method: str, threads: int, gigaby
     while True:
         order = orders.recv()
         if order["do"] == "memory":
-            orders.send({"mb": (_peak_kib(step) - before) / 1024})
+            orders.send({"mb": (_peak_kib(step, device) - before) / 1024})
             continue
         clock = time.process_time if order["processor"] else time.perf_counter
         times = []
@@ -324,6 +341,8 @@ def _serve(orders: Connection, task_name: str, method: str, threads: int, gigaby
         while clock() - begin < order["seconds"] or len(times) < order["steps"]:
             start = clock()
             step()
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
             times.append(clock() - start)
         orders.send({"seconds": statistics.median(times), "mean": statistics.fmean(times)})
 
@@ -439,6 +458,8 @@ def main() -> None:
     if not arguments.default_allocator:
         os.environ.update(KEEP)
     os.environ["OMP_NUM_THREADS"] = str(arguments.threads)
+    # What the libraries ask of CUDA must not begin it in the process that is copied.
+    os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
     methods = ["plain", *[m for m in arguments.methods if m != "plain"]]
     for task in arguments.tasks:
         rows = measured(task, methods, arguments)

@@ -7,7 +7,7 @@ measured at several; of a language model it is the length of a record.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -23,6 +23,11 @@ class Task:
     inputs: Tensor
     labels: Tensor
     losses: Callable[[Tensor, Tensor], Tensor]  # (outputs, labels) -> [B]
+
+    def to(self, device: torch.device) -> Task:
+        """The same network, moved there, and its batch."""
+        here = {"inputs": self.inputs.to(device), "labels": self.labels.to(device)}
+        return replace(self, model=self.model.to(device), **here)
 
 
 def _classification(outputs: Tensor, labels: Tensor) -> Tensor:
@@ -111,7 +116,7 @@ class _Logits(nn.Module):
         return self.gpt2(input_ids=ids, position_ids=positions, use_cache=False).logits
 
 
-def gpt2(batch_size: int = 16, linear: bool = False) -> Task:
+def gpt2(batch_size: int = 16, linear: bool = False, checkpointed: bool = False) -> Task:
     from transformers import GPT2Config, GPT2LMHeadModel
     from transformers.pytorch_utils import Conv1D
 
@@ -120,6 +125,8 @@ def gpt2(batch_size: int = 16, linear: bool = False) -> Task:
         resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
     )  # fmt: skip
     model = GPT2LMHeadModel(config)
+    if checkpointed:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     if linear:
         for module in list(model.modules()):
             for name, child in list(module.named_children()):
@@ -267,6 +274,7 @@ TASKS: dict[str, Callable[..., Task]] = {
     "lm-50k-words-tied": partial(language, batch_size=16, length=64, words=50_000, tied=True),
     "gpt2lin": partial(gpt2, linear=True),
     "gpt2": gpt2,
+    "gpt2-checkpointed": partial(gpt2, checkpointed=True),
     "gpt2-small": gpt2_small,
     "gpt2-small-16x64": partial(gpt2_small, batch_size=16, length=64),
     "lora": partial(gpt2_small, low_rank=True),

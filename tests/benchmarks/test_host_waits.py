@@ -1,12 +1,19 @@
-"""A step makes the host wait for a device no more often than it did, whatever its number of micro-batches."""
+"""A step makes the host wait for a device no more often than it did, in no regime."""
 
 import pytest
+import torch
 
 from benchmarks import host_waits
 
 
-@pytest.mark.parametrize("micro_batch_size", [300, 12])  # of a draw of about 100 records
-def test_a_step_waits_no_more_often_than_it_did(tmp_path, micro_batch_size):
-    waits = host_waits.waits_of_a_step(tmp_path / "run", micro_batch_size)
+@pytest.mark.parametrize("micro_batch_size", [None, 2])
+@pytest.mark.parametrize("regime", host_waits.REGIMES)
+def test_a_step_waits_no_more_often_than_it_did(tmp_path, regime, micro_batch_size):
+    if regime in ("gpt2", "lora"):
+        pytest.importorskip("transformers", reason="needs an optional package")
+    if regime == "lora":
+        pytest.importorskip("peft", reason="needs an optional package")
+    torch.manual_seed(0)
+    waits, _ = host_waits.of_a_step(host_waits.REGIMES[regime](), tmp_path / "run", micro_batch_size)
     assert waits.total() == host_waits.WAITS  # the draw, the noise and the optimizer need a digest each
     assert all(place.startswith("_host.py") for place in waits)

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from equipoise.gradients import numerics
+from equipoise.gradients import FactoredGradients, numerics
 from equipoise.gradients.factors import DenseFactor, Factor, IndexFactor, OuterFactor
 from equipoise.gradients.factors import kernel_choice as kernels
 from equipoise.gradients.factors.convolution import ConvFactor, ConvGeometry
@@ -355,6 +355,28 @@ def test_a_tiny_input_beside_a_huge_gradient_keeps_its_norm(
     for factor in (OuterFactor(a, b, kernel=kernel), OuterFactor(b, a, kernel=kernel)):
         expected = factor.materialise().double().flatten(1).norm(dim=1)
         close(factor.norms_squared().sqrt().double(), expected, 1e-4)
+
+
+def test_norms_that_lost_digits_are_nan_where_nobody_looks():
+    """A record by itself; a row of zeros lost none."""
+    a, b = torch.ones(4, 3, 5), torch.ones(4, 3, 2)
+    a[1, 0], b[1, 0], b[1, 1:], b[2] = 1e-23, 1e22, 0.0, 0.0
+    opposite = torch.tensor([1.0, -1.0, 1e-9]).view(3, 1)
+    looked_up = torch.stack([torch.ones(3, 2), opposite.expand(3, 2), torch.zeros(3, 2), torch.ones(3, 2)])
+    uses = (
+        DenseFactor(torch.ones(4, 6)),
+        DenseFactor(torch.tensor([1.0, -1.0, 0.0, 1.0])[:, None].expand(4, 6)),
+    )
+    for of in (
+        OuterFactor(a, b, kernel="gram").norms_squared,
+        OuterFactor(b, a, kernel="gram").norms_squared,
+        IndexFactor(torch.zeros(4, 3, dtype=torch.long), looked_up, 7, kernel="gram").norms_squared,
+        lambda: FactoredGradients({"w": uses}).row_norms(),
+    ):
+        with numerics.lost_are_nan(True):
+            marked = of()
+        assert marked.isnan().tolist() == [False, True, False, False]
+        close(marked[[0, 2, 3]], of()[[0, 2, 3]], 1e-12)
 
 
 @pytest.mark.parametrize("kernel", ["gram", "grouped", "unfold"])

@@ -797,6 +797,12 @@ MUTATIONS = (
         ("tests/methods/test_sensitivity.py::test_look_ups_of_one_token_that_cancel",),
     ),
     Mutation(
+        "norms that lost digits stay as they are where nobody looks",
+        "gradients/numerics.py",
+        (("squares.masked_fill(lost, math.nan)", "squares"),),
+        ("tests/gradients/test_factors.py::test_norms_that_lost_digits_are_nan_where_nobody_looks",),
+    ),
+    Mutation(
         "parameters that a forward writes are not looked at",
         "gradients/capture/isolation.py",
         (

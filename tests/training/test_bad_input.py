@@ -757,6 +757,25 @@ def test_on_a_device_a_draw_with_a_bad_record_is_asked_again(tmp_path, monkeypat
     assert found["device"][2] == [sum(bad[: step + 1]) > 0 for step in range(12)]
 
 
+@pytest.mark.parametrize(("weight", "is_asked_again"), [(1e-25, True), (0.0, False)])
+def test_on_a_device_a_draw_whose_norms_lost_digits_is_asked_again(monkeypatch, weight, is_asked_again):
+    """Squares of 1e-25 vanish. A row of zeros lost none."""
+    data = records() | {"weight": torch.ones(RECORDS)}
+    data["input"], data["weight"][30] = data["input"][:, None].repeat(1, 4, 1), weight
+    found = []
+    for _ in ("processor", "device"):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(12, 40), nn.Tanh(), nn.Flatten(), nn.Linear(160, 3))
+        # So few records that Gram matrices are taken without a measurement.
+        options = {"sampling": eq.FullBatch(RECORDS, 2), "micro_batch_size": 10}
+        run = training(model, data=data, loss=weighted_loss, **options)
+        list(run)
+        found.append(parameters(model))
+        on_a_device(monkeypatch)
+    assert run._setup.rows.looks_at_once == is_asked_again
+    torch.testing.assert_close(*found, rtol=1e-6, atol=1e-8)
+
+
 @pytest.mark.parametrize("first", ["changed", "not finite"])
 def test_a_step_is_taken_again_for_both_reasons_in_any_order(monkeypatch, first):
     """A repeated draw that came out differently, and a record that is not finite."""

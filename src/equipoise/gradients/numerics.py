@@ -27,15 +27,16 @@ that have nothing in common M_i^2 is 512 q_i, and the norm at 768 features reads
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from contextvars import ContextVar
 from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
-__all__ = ["GUARD", "full_precision", "guarded", "times_held"]
+__all__ = ["GUARD", "full_precision", "guarded", "lost_are_nan", "times_held"]
 
 
 @contextmanager
@@ -241,6 +242,49 @@ MOST_EXCESS = 0.1
 
 #: A squared norm is right to float32 if what its squares may have lost is at most this share of it.
 LOST_SHARE = 1e-12
+
+
+_LOST_ARE_NAN: ContextVar[bool] = ContextVar("lost_are_nan", default=False)
+
+
+@contextmanager
+def lost_are_nan(are_nan: bool) -> Iterator[None]:
+    """Norms that lost digits are NaN: the host does not look whether there are any, which a device would make
+    it wait for. Who takes the norms throws away all that follows from a NaN.
+    """
+    before = _LOST_ARE_NAN.set(are_nan)
+    try:
+        yield
+    finally:
+        _LOST_ARE_NAN.reset(before)
+
+
+def without_lost(
+    squares: Tensor,
+    errors: Tensor | None,
+    lost: Tensor,
+    exact: Callable[[Tensor], Tensor],
+    sides: Sequence[Tensor] = (),
+) -> Tensor:
+    """Squared norms [B], those that lost digits taken in a way that loses none.
+
+    Args:
+        squares: as they were computed.
+        errors: how much each may have lost, [B] or None; changed in place.
+        lost: which lost digits, bool [B].
+        exact: squared norms of the rows at some places, LongTensor.
+        sides: what the rows are products of, [B, ...] each; where one is zero, so is the row.
+    """
+    if _LOST_ARE_NAN.get():
+        for side in sides:
+            lost = lost & side.flatten(1).any(1)
+        return squares.masked_fill(lost, math.nan)
+    if bool(lost.any()):
+        places = lost.nonzero().squeeze(1)
+        squares[places] = exact(places)
+        if errors is not None:
+            errors[places] = 0.0
+    return squares
 
 
 #: Below so many held numbers the product is short anyway and calls of the operator cost more.

@@ -46,6 +46,7 @@ from equipoise.gradients.numerics import (
     products_error,
     squared_rows,
     sum_error,
+    without_lost,
 )
 
 __all__ = [
@@ -659,12 +660,16 @@ class FactoredGradients(PerSampleGradients):
         limit = torch.maximum(
             CANCELLATION_SHARE * terms, max(CANCELLATION_SHARE**2, error / MOST_EXCESS) * largest
         )
-        lost = (squares < limit).nonzero().squeeze(1)
+        lost = squares < limit
         squares = guarded(squares.clamp_(min=0.0), sizes, additions, error * largest)
-        for part in chunks(lost.shape[0], self.shapes[name].numel()):
-            formed = squared_rows(summed_rows(kept, lost[part]))
-            squares[lost[part]] = guarded(formed, sizes[lost[part]], additions)
-        return squares
+
+        def formed(places: Tensor) -> Tensor:
+            parts = (places[part] for part in chunks(len(places), shape.numel()))
+            return torch.cat(
+                [guarded(squared_rows(summed_rows(kept, at)), sizes[at], additions) for at in parts]
+            )
+
+        return without_lost(squares, None, lost, formed)
 
     def _norms(self, names: Sequence[str]) -> Tensor:
         if not names:

@@ -40,8 +40,8 @@ class PrivateRows:
     Args:
         rows: the wrapped matrix; B rows.
         draw: the draw that the rows belong to; bounded sums made from them carry it.
-        _all_finite: takes from each sum whether every record was finite, as a tensor. Then none is left out,
-            and who gives the list throws the sums away where one was not.
+        _all_finite: takes of all norms, and from each sum, whether every record was finite, as a tensor. Then
+            none is left out, and who gives the list throws the sums away where one was not.
     """
 
     def __init__(
@@ -85,6 +85,8 @@ class PrivateRows:
     def row_norms(self, groups: Sequence[Sequence[str]] | None = None) -> Private:
         """Norms of the rows, [B], or [B, m] for m groups of parameter names."""
         norms = self._rows.row_norms() if groups is None else self._rows.row_norms(groups)
+        if self._all_finite is not None:  # some may be NaN that are known only to who looks
+            self._all_finite.append(torch.isfinite(norms).all())
         return Private(norms, self.draw)
 
     def weighted_sums(self, weights: Any) -> dict[str, Private]:

@@ -35,7 +35,10 @@ __all__ = ["NotFiniteError", "ReleaseNoise", "StepContext", "StepDiagnostics", "
 
 
 class NotFiniteError(Exception):
-    """A record was not finite, and nobody looked yet: nothing of its draw may be used, and nothing was."""
+    """A record was not finite, or its norm lost digits, and nobody looked yet.
+
+    Nothing of its draw may be used, and nothing was.
+    """
 
 
 class TrainingDraw:
@@ -156,7 +159,7 @@ class TrainingDraw:
         points: Sequence[Parameters | None] = [None] if at is None else list(at)
         turns = self._turns(points)
         note_failure = partial(self._diagnostics.note_failure, self.name)
-        forwards = Forwards(self._rows, points, self._of_items, note_failure)
+        forwards = Forwards(self._rows, points, self._of_items, note_failure, looks=all_finite is None)
         following, start = [], 0
         # Workers, where there are any, read the following micro-batch meanwhile.
         ahead = self._rows.source.ahead([part.ids for part in self._micro_batches], self._of_items)

@@ -36,6 +36,7 @@ from equipoise.gradients.engine_inputs import (
     signature,
     take_records,
 )
+from equipoise.gradients.numerics import lost_are_nan
 from equipoise.methods.base import Parameters
 from equipoise.privacy import Draw, secret_generator
 from equipoise.privacy.noise.uniform import uniform_order
@@ -316,13 +317,16 @@ class RowSource:
 
         return self.sharing.reading(read)
 
-    def of_records(self, records: Any, at: Sequence[Parameters | None], part: MicroBatch) -> list[Any]:
+    def of_records(
+        self, records: Any, at: Sequence[Parameters | None], part: MicroBatch, *, looks: bool = True
+    ) -> list[Any]:
         """Gradient rows of private records that share a forward, at every parameter point.
 
         Args:
             records: their batch.
             at: the parameter points.
             part: where they stand.
+            looks: whether norms that lost digits are taken again at once; otherwise they are NaN.
 
         Raises:
             PlanMismatch: one of them runs what was not planned.
@@ -333,7 +337,8 @@ class RowSource:
         def with_norms(batch: Any, params: Parameters | None) -> Any:
             gradients = self.engine.by_plan(batch, params=params)
             if not self.engine.forward_only:
-                gradients.row_norms()  # in the fixed shape too; the cut below keeps them
+                with lost_are_nan(not looks):
+                    gradients.row_norms()  # in the fixed shape too; the cut below keeps them
             return gradients
 
         whole = self._of_private_batch(with_norms, batch, at, randomness)
@@ -491,6 +496,7 @@ class Forwards:
         points: where the rows are taken.
         of_items: randomness of the items of the draw.
         note_failure: takes the kind of the error of each record that is left out.
+        looks: as for `RowSource.of_records`.
     """
 
     def __init__(
@@ -499,9 +505,10 @@ class Forwards:
         points: Sequence[Parameters | None],
         of_items: Randomness,
         note_failure: Callable[[str], None],
+        looks: bool,
     ) -> None:
         self._rows, self._points, self._of_items = rows, points, of_items
-        self._note_failure = note_failure
+        self._note_failure, self._looks = note_failure, looks
 
     def of(self, part: MicroBatch, purpose: Sequence[object] = ()) -> Iterator[tuple[MicroBatch, list[Any]]]:
         """The records of each forward, and their rows at every point.
@@ -543,7 +550,8 @@ class Forwards:
             mine = records if few is part else take_records(records, part.index(few))
             return rows_of(mine, self._points, few)
 
-        by_plan, alone = partial(run, self._rows.of_records), partial(run, self._rows.of_one)
+        by_plan = partial(run, partial(self._rows.of_records, looks=self._looks))
+        alone = partial(run, self._rows.of_one)
         # A record next to public ones only may fail because of those.
         errors = PlanMismatch if len(part.ids) > 1 else Exception
         numbers = dict(zip(part.places.tolist(), part.ids.tolist(), strict=True))

@@ -22,6 +22,7 @@ from equipoise.gradients.numerics import (
     squared_rows,
     take,
     widen,
+    without_lost,
 )
 
 __all__ = ["IndexFactor"]
@@ -80,9 +81,8 @@ class IndexFactor(Factor):
         right = (out >= CANCELLATION_SHARE * terms) & (out < torch.inf)
         errors = products_error(b.dtype, b.shape[1], b.shape[2]) * terms
         lost = ~(right & (out >= self.positions * TINY**2 / LOST_SHARE))
-        if bool(lost.any()):
-            out[lost], errors[lost] = self.rows(lost)._segmented_norms(b[lost]), 0.0
-        return out, errors
+        found = without_lost(out, errors, lost, lambda at: self.rows(at)._segmented_norms(b[at]), (b,))
+        return found, errors
 
     @override
     def magnitudes(self) -> Tensor | None:

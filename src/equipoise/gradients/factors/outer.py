@@ -30,6 +30,7 @@ from equipoise.gradients.numerics import (
     products_error,
     squared_rows,
     squared_rows_in_float64,
+    without_lost,
 )
 
 __all__ = ["OuterFactor"]
@@ -168,13 +169,19 @@ def outer_norms(a: Tensor, b: Tensor) -> Tensor:
 
 def summed_sizes(a: Tensor, b: Tensor) -> Tensor:
     """``sum_s |a_is| |b_is|``, [B], or a little more: sizes whose squares vanish are ``TINY``."""
+    if host_waits(a.device):
+        return summed_sizes_in_float64(a, b)
     left, right = (torch.linalg.vector_norm(t, dim=2).clamp_(min=TINY) for t in (a, b))
     out = (left * right).sum(1)
     odd = ~(out < torch.inf)
     if bool(odd.any()):
-        left, right = (torch.linalg.vector_norm(t[odd], dim=2, dtype=torch.float64) for t in (a, b))
-        out[odd] = (left * right).sum(1).to(out.dtype)
+        out[odd] = summed_sizes_in_float64(a[odd], b[odd])
     return out
+
+
+def summed_sizes_in_float64(a: Tensor, b: Tensor) -> Tensor:
+    left, right = (torch.linalg.vector_norm(t, dim=2, dtype=torch.float64) for t in (a, b))
+    return (left * right).sum(1).to(a.dtype)
 
 
 def weighted_product(a: Tensor, b: Tensor, weights: Tensor) -> Tensor:
@@ -197,27 +204,22 @@ def gram_norms(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     By product, with no such loss, for rows that lost digits to cancellation, or terms to underflow or
     overflow.
     """
-    out, terms, smallest = (a.new_empty(a.shape[0], dtype=torch.float64) for _ in range(3))
+    out, terms, hidden = (a.new_empty(a.shape[0], dtype=torch.float64) for _ in range(3))
     # Few at a time: the pieces of wide products are added to what is still in the cache.
     for part in chunks(a.shape[0], a.shape[1] ** 2, CHUNK_ELEMENTS // 8):
         product, other = (in_pieces(t[part], t[part].transpose(1, 2)) for t in (a, b))
-        sizes = (t.diagonal(dim1=1, dim2=2) for t in (product, other))
-        smallest[part] = torch.minimum(*sizes).amin(1)
+        left, right = (t.diagonal(dim1=1, dim2=2) for t in (product, other))
+        # A position whose squares vanish, such as a masked one with b = 0, rarely matters: see how much it
+        # can hide.
+        low, high = torch.minimum(left, right), torch.maximum(left, right)
+        hidden[part] = torch.where(low < TINY**2, high, 0.0).sum(1)
         product.mul_(other)
         out[part] = product.sum(2).sum(1, dtype=torch.float64)
         terms[part] = product.diagonal(dim1=1, dim2=2).sqrt().sum(1).square_()
     errors = products_error(a.dtype, a.shape[1], a.shape[2], b.shape[2]) * terms
-    right = (out >= torch.maximum(CANCELLATION_SHARE**2 * terms, errors / MOST_EXCESS)) & (out < torch.inf)
-    suspect = ~(right & (smallest >= TINY**2))
-    if bool(suspect.any()):
-        # A position whose squares vanish, such as a masked one with b = 0, rarely matters: see how much it
-        # can hide.
-        left, opposite = (t[suspect].square().sum(2) for t in (a, b))
-        hidden = torch.where(left < TINY**2, opposite, 0.0) + torch.where(opposite < TINY**2, left, 0.0)
-        enough = TINY**2 * hidden.sum(1) <= LOST_SHARE * out[suspect]
-        lost = suspect.nonzero().squeeze(1)[~(right[suspect] & enough)]
-        out[lost], errors[lost] = product_norms(a[lost], b[lost]), 0.0
-    return out, errors
+    least = torch.maximum(CANCELLATION_SHARE**2 * terms, errors / MOST_EXCESS)
+    kept = (out >= least) & (out < torch.inf) & (TINY**2 * hidden <= LOST_SHARE * out)
+    return without_lost(out, errors, ~kept, lambda at: product_norms(a[at], b[at]), (a, b)), errors
 
 
 def product_norms(a: Tensor, b: Tensor) -> Tensor:
