@@ -12,18 +12,32 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from equipoise.methods import Method
 from equipoise.privacy import Budget, Sampling
 from equipoise.training import PrivateTraining
 from reproduction.findings import Curve, Findings, PaperExperiment, Progress, Table, Verdict
 
-__all__ = ["Curve", "Findings", "PaperExperiment", "Problem", "Progress", "Table", "Verdict", "follow"]
+__all__ = [
+    "Curve",
+    "Findings",
+    "PaperExperiment",
+    "Problem",
+    "Progress",
+    "Table",
+    "Verdict",
+    "classification",
+    "follow",
+    "tuned_runs",
+    "zero_linear",
+]
 
+P = TypeVar("P")
 MakeOptimizer = Callable[[Iterable[nn.Parameter], float], torch.optim.Optimizer]
 
 
@@ -46,6 +60,71 @@ class Problem:
     data: Mapping[str, Tensor]
     population: int
     error: Callable[[nn.Module], float]
+
+
+def classification(
+    name: str,
+    make_model: Callable[[], nn.Module],
+    data: Mapping[str, Tensor],
+    judged: Mapping[str, Tensor],
+) -> Problem:
+    """A problem of classes: cross-entropy, and the share of wrong answers to the records `judged`.
+
+    Args:
+        name, make_model: as of a `Problem`.
+        data, judged: inputs x [N, ...] and classes y [N].
+    """
+
+    def loss(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
+        return F.cross_entropy(model(batch["x"]), batch["y"], reduction="none")
+
+    @torch.no_grad()
+    def error(model: nn.Module) -> float:
+        return float((model(judged["x"]).argmax(1) != judged["y"]).double().mean())
+
+    return Problem(name, make_model, loss, data, len(data["y"]), error)
+
+
+def zero_linear(inputs: int, outputs: int) -> nn.Linear:
+    """A linear layer with intercept that starts at zero."""
+    model = nn.Linear(inputs, outputs)
+    nn.init.zeros_(model.weight)
+    nn.init.zeros_(model.bias)
+    return model
+
+
+def tuned_runs(
+    finish: Callable[[Sequence[tuple[P, str, float, int]]], Sequence[dict[str, Any] | None]],
+    parts: Iterable[P],
+    arms: Iterable[str],
+    rates: Sequence[float],
+    tuning_seed: int,
+    seeds: Iterable[int],
+    steps: int,
+) -> dict[tuple[P, str], tuple[float, list[dict[str, float]]]]:
+    """By part and arm, the rate with the least error on the tuning seed, and each seed's errors at it.
+
+    Args:
+        finish: runs of (part, arm, rate, seed) -> errors by the number of steps in words; None where a run
+            is missing, after an interrupt.
+        parts, arms, rates: of the experiment.
+        tuning_seed: on which every rate is tried.
+        seeds: that run at the best rate.
+        steps: after which the error counts.
+    """
+    found: dict[tuple[P, str], tuple[float, list[dict[str, float]]]] = {}
+    for part in parts:
+        tried = [(part, arm, rate, tuning_seed) for arm in arms for rate in rates]
+        errors: dict[str, dict[float, float]] = {}
+        for (_, arm, rate, _), result in zip(tried, finish(tried), strict=True):
+            if result is not None:
+                errors.setdefault(arm, {})[rate] = result[str(steps)]
+        best = {arm: min(e, key=lambda rate: e[rate]) for arm, e in errors.items() if len(e) == len(rates)}
+        planned = [(part, arm, rate, seed) for seed in seeds for arm, rate in best.items()]
+        for (_, arm, rate, _), result in zip(planned, finish(planned), strict=True):
+            if result is not None:
+                found.setdefault((part, arm), (rate, []))[1].append(result)
+    return found
 
 
 def follow(

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 import time
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -80,7 +84,8 @@ def run_experiment(
             bar.update(task, completed=done, total=total, description=what)
 
         chosen = range(seed_offset, seed_offset + count)
-        findings = experiment.carry_out(chosen, note, Site(data_dir, ResultCache(path / "runs.jsonl")))
+        with _similar_warnings_once():
+            findings = experiment.carry_out(chosen, note, Site(data_dir, ResultCache(path / "runs.jsonl")))
     values = {
         "experiment": name,
         "title": experiment.title,
@@ -99,3 +104,20 @@ def run_experiment(
     figure = experiment.draw(findings)
     figure.savefig(path / "figure.png", dpi=150)
     return findings, values | {"run_dir": str(path), "figure": str(path / "figure.png")}
+
+
+@contextmanager
+def _similar_warnings_once() -> Iterator[None]:
+    """Show the first of warnings that differ in numbers alone: an experiment has hundreds of trainings."""
+    shown: set[str] = set()
+    with warnings.catch_warnings():
+        show = warnings.showwarning
+
+        def show_first(message: Warning | str, *rest: Any) -> None:
+            kind = re.sub(r"[\d.]+", "", str(message))
+            if kind not in shown:
+                shown.add(kind)
+                show(message, *rest)
+
+        warnings.showwarning = show_first
+        yield

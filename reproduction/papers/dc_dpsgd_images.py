@@ -20,8 +20,7 @@ from functools import cache, partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
+from torch import Tensor
 
 from equipoise.data import Records, load
 from equipoise.data.features.extractors import PooledScattering, extract
@@ -29,7 +28,7 @@ from equipoise.methods import DCDPSGD, DPSGD, PSAC, Method, Trace, published
 from equipoise.privacy import Budget, Poisson
 from reproduction.data.imbalance import imbalanced
 from reproduction.findings import Curve, Findings, PaperExperiment, Progress, Site, Table, Verdict
-from reproduction.harness import Problem, follow
+from reproduction.harness import classification, follow, tuned_runs, zero_linear
 
 __all__ = ["ARMS", "EXPERIMENT", "METHODS", "PAPER", "held_out", "measure", "verdicts"]
 
@@ -92,24 +91,9 @@ def measure(
         train, judged = (_flat(part) for part in held_out(features.train, seed))
     else:
         train, judged = _flat(imbalanced(features.train, LARGEST, seed=seed)), features.test
-    width = train["x"].shape[1]
-
-    def make_model() -> nn.Module:
-        model = nn.Linear(width, CLASSES)
-        nn.init.zeros_(model.weight)
-        nn.init.zeros_(model.bias)
-        return model
-
-    def loss(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
-        return F.cross_entropy(model(batch["x"]), batch["y"], reduction="none")
-
-    @torch.no_grad()
-    def error(model: nn.Module) -> float:
-        return float((model(judged["x"]).argmax(1) != judged["y"]).double().mean())
-
     found = follow(
         METHODS[arm](),
-        Problem(NAMES[data], make_model, loss, train, len(train["y"]), error),
+        classification(NAMES[data], partial(zero_linear, train["x"].shape[1], CLASSES), train, judged),
         sampling=Poisson(BATCH, len(train["y"]), steps),
         budget=None if arm == FREE else Budget(EPSILON, DELTA),
         learning_rate=rate,
@@ -131,19 +115,7 @@ def _run(seeds: Sequence[int], progress: Progress, site: Site) -> Findings:
             progress,
         )
 
-    found: dict[tuple[str, str], tuple[float, list[dict[str, float]]]] = {}
-    for data in NAMES:
-        tried = [(data, arm, rate, TUNING_SEED) for arm in ARMS for rate in RATES]
-        errors: dict[str, dict[float, float]] = {}
-        for (_, arm, rate, _), result in zip(tried, finish(tried), strict=True):
-            if result is not None:
-                errors.setdefault(arm, {})[rate] = result[str(STEPS)]
-        best = {arm: min(e, key=lambda rate: e[rate]) for arm, e in errors.items() if len(e) == len(RATES)}
-        planned = [(data, arm, rate, seed) for seed in seeds for arm, rate in best.items()]
-        for (_, arm, rate, _), result in zip(planned, finish(planned), strict=True):
-            if result is not None:
-                found.setdefault((data, arm), (rate, []))[1].append(result)
-    return summarise(found)
+    return summarise(tuned_runs(finish, NAMES, ARMS, RATES, TUNING_SEED, seeds, STEPS))
 
 
 def summarise(

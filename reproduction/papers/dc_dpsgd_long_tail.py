@@ -20,14 +20,13 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
+from torch import Tensor
 
 from equipoise.methods import DCDPSGD, DPSGD, PSAC, Method, Random, Trace, published
 from equipoise.privacy import Budget, Poisson
 from reproduction.data.imbalance import imbalance_counts
 from reproduction.findings import Curve, Findings, PaperExperiment, Progress, Table, Verdict, over_seeds
-from reproduction.harness import Problem, follow
+from reproduction.harness import Problem, classification, follow, zero_linear
 
 __all__ = ["ARMS", "EXPERIMENT", "Arm", "error_of", "rare_classes", "verdicts"]
 
@@ -118,20 +117,7 @@ def rare_classes(seed: int) -> Problem:
 
     train, test = drawn(COUNTS), drawn([TEST] * CLASSES)
 
-    def make_model() -> nn.Module:
-        model = nn.Linear(FEATURES, CLASSES)
-        nn.init.zeros_(model.weight)
-        nn.init.zeros_(model.bias)
-        return model
-
-    def loss(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
-        return F.cross_entropy(model(batch["x"]), batch["y"], reduction="none")
-
-    @torch.no_grad()
-    def error(model: nn.Module) -> float:
-        return float((model(test["x"]).argmax(1) != test["y"]).double().mean())
-
-    return Problem("rare classes", make_model, loss, train, RECORDS, error)
+    return classification("rare classes", partial(zero_linear, FEATURES, CLASSES), train, test)
 
 
 def error_of(arm: Arm, seed: int, steps: int = STEPS) -> dict[int, float]:

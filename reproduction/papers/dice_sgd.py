@@ -16,6 +16,7 @@ import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -25,7 +26,7 @@ from equipoise.methods import DPSGD, EFSGD, ClipSGD, DiceSGD, ErrorFeedback, Met
 from equipoise.methods.base import Setting
 from equipoise.privacy import Budget, FullBatch, Poisson, gaussian_epsilon
 from reproduction.findings import Curve, Findings, PaperExperiment, Progress, Table, Verdict
-from reproduction.harness import Problem, follow
+from reproduction.harness import Problem, follow, zero_linear
 
 __all__ = ["EXPERIMENT", "line", "point", "verdicts"]
 
@@ -77,12 +78,6 @@ def line() -> Problem:
     whole = torch.cat([x, torch.ones(POPULATION, 1, dtype=torch.float64)], dim=1)
     least = 0.5 * (y - whole @ torch.linalg.lstsq(whole, y[:, None]).solution[:, 0]).square().mean()
 
-    def start() -> nn.Module:
-        model = nn.Linear(20, 1)
-        nn.init.zeros_(model.weight)
-        nn.init.zeros_(model.bias)
-        return model
-
     def error(model: Any) -> float:
         found = x @ model.weight[0].detach().double() + model.bias.detach().double()
         return float(0.5 * (y - found).square().mean() - least)
@@ -91,7 +86,9 @@ def line() -> Problem:
         out: Tensor = 0.5 * (model(batch["x"])[:, 0] - batch["y"]).square()
         return out
 
-    return Problem("line", start, loss, {"x": x.float(), "y": y.float()}, POPULATION, error)
+    return Problem(
+        "line", partial(zero_linear, 20, 1), loss, {"x": x.float(), "y": y.float()}, POPULATION, error
+    )
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ from equipoise.methods import (
 )
 from equipoise.privacy import FullBatch, Poisson, Sampling
 from reproduction.findings import Curve, Findings, PaperExperiment, Progress, Table, Verdict, over_seeds
-from reproduction.harness import Problem, follow
+from reproduction.harness import Problem, classification, follow
 
 __all__ = ["EXPERIMENT", "clipping_bias", "digits", "drawn", "means", "span"]
 
@@ -181,21 +181,10 @@ def digits(seed: int) -> tuple[Problem, dict[str, Tensor]]:
     def inputs(batch: dict[str, Tensor]) -> dict[str, Tensor]:
         return {"x": batch["input"].flatten(1), "y": batch["label"]}
 
-    held = inputs(test)
+    def make_model() -> nn.Module:
+        return nn.Sequential(nn.Linear(64, 32), nn.Tanh(), nn.Linear(32, 10))
 
-    @torch.no_grad()
-    def error(model: nn.Module) -> float:
-        return float((model(held["x"]).argmax(1) != held["y"]).double().mean())
-
-    problem = Problem(
-        name="digits",
-        make_model=lambda: nn.Sequential(nn.Linear(64, 32), nn.Tanh(), nn.Linear(32, 10)),
-        loss=lambda model, batch: F.cross_entropy(model(batch["x"]), batch["y"], reduction="none"),
-        data=inputs(private),
-        population=len(found.train) - PUBLIC,
-        error=error,
-    )
-    return problem, inputs(public)
+    return classification("digits", make_model, inputs(private), inputs(test)), inputs(public)
 
 
 def _digits_runs(noise: float) -> list[Run]:

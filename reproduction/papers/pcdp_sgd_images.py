@@ -42,7 +42,7 @@ from equipoise.methods import (
 )
 from equipoise.privacy import Budget, Poisson
 from reproduction.findings import Curve, Findings, PaperExperiment, Progress, Site, Table, Verdict
-from reproduction.harness import Problem, follow
+from reproduction.harness import Problem, classification, follow, tuned_runs
 
 __all__ = ["ARMS", "CELLS", "EXPERIMENT", "Cell", "measure", "method_of", "problem_of", "verdicts"]
 
@@ -162,30 +162,16 @@ def method_of(arm: str, cell: Cell, seed: int, data_dir: str | None) -> Method:
     return kind(source=PublicSubspace(public, refresh_every=EPOCH), clip_norm=CLIP_NORM)
 
 
-def _loss(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
-    return F.cross_entropy(model(batch["x"]), batch["y"], reduction="none")
-
-
 def problem_of(cell: Cell, seed: int, data_dir: str | None) -> Problem:
     """The training of a seed; its errors are those on the test images, or on held-out ones to tune."""
     parts = _parts(cell.data, seed, data_dir)
     judged = parts["held"] if seed == TUNING_SEED else _images(cell.data, data_dir)["test"]
     inputs = parts["private"]["x"][0].numel()
 
-    @torch.no_grad()
-    def error(model: nn.Module) -> float:
-        return float((model(judged["x"]).argmax(1) != judged["y"]).double().mean())
+    def make_model() -> nn.Module:
+        return nn.Sequential(nn.Flatten(), nn.Linear(inputs, HIDDEN), nn.Tanh(), nn.Linear(HIDDEN, CLASSES))
 
-    return Problem(
-        name=str(cell),
-        make_model=lambda: nn.Sequential(
-            nn.Flatten(), nn.Linear(inputs, HIDDEN), nn.Tanh(), nn.Linear(HIDDEN, CLASSES)
-        ),
-        loss=_loss,
-        data=parts["private"],
-        population=RECORDS,
-        error=error,
-    )
+    return classification(str(cell), make_model, parts["private"], judged)
 
 
 def measure(
@@ -212,19 +198,7 @@ def _run(seeds: Sequence[int], progress: Progress, site: Site) -> Findings:
             runs.append((settings, partial(measure, cell, arm, rate, seed, site.data_dir)))
         return site.kept.finish(runs, progress)
 
-    found: dict[tuple[Cell, str], tuple[float, list[dict[str, float]]]] = {}
-    for cell in CELLS:
-        tried = [(cell, arm, rate, TUNING_SEED) for arm in ARMS for rate in RATES]
-        errors: dict[str, dict[float, float]] = {}
-        for (_, arm, rate, _), result in zip(tried, finish(tried), strict=True):
-            if result is not None:
-                errors.setdefault(arm, {})[rate] = result[str(STEPS)]
-        best = {arm: min(e, key=lambda rate: e[rate]) for arm, e in errors.items() if len(e) == len(RATES)}
-        planned = [(cell, arm, rate, seed) for seed in seeds for arm, rate in best.items()]
-        for (_, arm, rate, _), result in zip(planned, finish(planned), strict=True):
-            if result is not None:
-                found.setdefault((cell, arm), (rate, []))[1].append(result)
-    return summarise(found)
+    return summarise(tuned_runs(finish, CELLS, ARMS, RATES, TUNING_SEED, seeds, STEPS))
 
 
 def summarise(found: Mapping[tuple[Cell, str], tuple[float, Sequence[Mapping[str, float]]]]) -> Findings:

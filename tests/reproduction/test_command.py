@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import types
+import warnings
 
 import pytest
 import torch
@@ -81,6 +82,20 @@ def test_experiment_as_json_and_without_seeds(reproduce, tiny, tmp_path):
     assert (code, "--seeds is 0" in said) == (2, True)
     code, _, said = reproduce("tinny")
     assert (code, "Did you mean 'tiny'?" in said) == (2, True)
+
+
+def test_a_warning_of_every_training_is_shown_once(reproduce, tiny, tmp_path, monkeypatch):
+    def run(seeds, progress):
+        for seed in seeds:
+            warnings.warn(f"the subspace captures {seed + 0.5:.1%}", stacklevel=1)
+            warnings.warn("another kind", stacklevel=1)
+        return Findings(Table(["what"], [["nothing"]]), [], [])
+
+    module = types.SimpleNamespace(EXPERIMENT=PaperExperiment("tiny", "Warns", "", run, default_seeds=3))
+    monkeypatch.setattr(papers, "import_module", {"tiny_module": module}.__getitem__)
+    with pytest.warns(UserWarning, match="subspace|kind") as said:
+        reproduce("tiny --run-dir", tmp_path)
+    assert [str(warning.message) for warning in said] == ["the subspace captures 50.0%", "another kind"]
 
 
 def test_other_seeds(reproduce, tiny, tmp_path):
