@@ -26,7 +26,6 @@ __all__ = [
     "is_cut_once",
     "is_dtensor",
     "local_part",
-    "local_parts",
     "norm_of_all",
     "part_like",
     "place_of",
@@ -45,15 +44,6 @@ def is_dtensor(tensor: object) -> TypeGuard[DTensor]:
 def local_part(tensor: Tensor) -> Tensor:
     """The part that this process holds, sharing its memory; any other tensor as it is."""
     return tensor._local_tensor if is_dtensor(tensor) else tensor
-
-
-def local_parts(tensors: Iterable[Tensor]) -> list[Tensor]:
-    """`local_part` of each, by one call: a step asks for those of all parameters."""
-    module: Any = sys.modules.get("torch.distributed.tensor")
-    if module is None:
-        return list(tensors)
-    kind = module.DTensor
-    return [tensor._local_tensor if isinstance(tensor, kind) else tensor for tensor in tensors]
 
 
 def device_of(tensor: Tensor) -> torch.device:
@@ -118,7 +108,7 @@ def norm_of_all(tensors: Iterable[Tensor], dtype: torch.dtype | None = None) -> 
         dtype: in which the norm of each is taken; its own when None.
     """
     given = list(tensors)
-    parts = local_parts(given)
+    parts = [local_part(tensor) for tensor in given]
     norms = [norm.detach().double() for norm in torch._foreach_norm(parts, dtype=dtype)]
     if not any(map(is_not, given, parts)):
         return torch.stack(norms).norm()

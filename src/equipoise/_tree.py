@@ -6,14 +6,11 @@ Whatever is no container is a leaf. Containers keep their types, mappings their 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from typing import Any
 
 __all__ = ["leaves", "map_leaves", "named_leaves"]
-
-#: A nest deeper than this holds itself.
-DEEPEST = 500
 
 
 def leaves(tree: Any) -> list[Any]:
@@ -30,28 +27,26 @@ def leaves(tree: Any) -> list[Any]:
     Traceback (most recent call last):
     ValueError: a list does not end: a container in it holds itself. Take it out of itself.
     """
-    # No call of Python's per container: every operation of a captured forward pass asks for its tensors.
     found: list[Any] = []
-    open_ones = [iter((tree,))]
-    while open_ones:
-        for part in open_ones[-1]:
-            kind: Any = type(part)
-            if isinstance(part, (tuple, list)):
-                open_ones.append(iter(part))
-            elif _is_mapping(kind):
-                open_ones.append(iter(part.values()))
-            else:
-                found.append(part)
-                continue
-            break
-        else:
-            open_ones.pop()
-        if len(open_ones) > DEEPEST:
-            raise ValueError(
-                f"a {type(tree).__name__} does not end: a container in it holds itself. Take it out of "
-                "itself."
-            )
+    try:
+        _add_leaves((tree,), found)
+    except RecursionError:
+        raise ValueError(
+            f"a {type(tree).__name__} does not end: a container in it holds itself. Take it out of itself."
+        ) from None
     return found
+
+
+def _add_leaves(parts: Iterable[Any], found: list[Any]) -> None:
+    # No call of Python's per leaf: every operation of a captured forward pass asks for its tensors.
+    for part in parts:
+        kind: Any = type(part)
+        if isinstance(part, (tuple, list)):
+            _add_leaves(part, found)
+        elif _is_mapping(kind):
+            _add_leaves(part.values(), found)
+        else:
+            found.append(part)
 
 
 @cache
@@ -87,16 +82,10 @@ def map_leaves(function: Callable[[Any], Any], tree: Any) -> Any:
         return type(tree)(*parts) if hasattr(tree, "_fields") else type(tree)(parts)
     kind: Any = type(tree)
     if kind is dict:
-        new = {}
-        for key, value in tree.items():
-            inner: Any = type(value)
-            is_leaf = not (isinstance(value, (tuple, list)) or _is_mapping(inner))
-            new[key] = function(value) if is_leaf else map_leaves(function, value)
-        return new
+        return {key: map_leaves(function, value) for key, value in tree.items()}
     if _is_mapping(kind):
-        # An ordered dict or a tokenizer's keeps its type and extra attributes.
-        changed: Any = copy.copy(tree)
+        new: Any = copy.copy(tree)  # an ordered dict or a tokenizer's keeps its type and extra attributes
         for key, value in tree.items():
-            changed[key] = map_leaves(function, value)
-        return changed
+            new[key] = map_leaves(function, value)
+        return new
     return function(tree)

@@ -483,11 +483,10 @@ class GradientEngine:
     ) -> tuple[Capture, Tensor]:
         """The forward: per-record losses, and the capture that will collect the factors."""
         served = {name: leaves[name] for name in plan.ruled}
-        records = num_records(batch)
-        capture = Capture(served, plan, records, choices=choices, forward_only=forward_only)
+        capture = Capture(served, plan, num_records(batch), choices=choices, forward_only=forward_only)
         try:
             with torch.enable_grad(), self._leaves_told(capture.follow), capture:
-                losses = evaluate_loss(self.model, self.loss, batch, substitute, records)
+                losses = evaluate_loss(self.model, self.loss, batch, substitute)
         except BaseException:
             capture.edges.clear()  # as in `collect`: hooks and edges hold each other
             raise

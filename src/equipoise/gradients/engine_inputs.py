@@ -108,16 +108,13 @@ def num_records(batch: Any) -> int:
             f"batch={type(batch).__name__} holds no tensor with a record axis; pass a tensor or a dict, "
             "tuple or list of tensors whose first dimension counts the records"
         )
-    records = leaves[0].shape[0]
-    for leaf in leaves:
-        if leaf.shape[0] != records:
-            sizes = [leaf.shape[0] for leaf in leaves]
-            raise ValueError(
-                f"batch holds tensors of first sizes {sizes}, so that records cannot be told apart; give "
-                "every tensor the record axis first (move what is shared by all records into the model or "
-                "the loss)"
-            )
-    return records
+    sizes = [leaf.shape[0] for leaf in leaves]
+    if len(set(sizes)) > 1:
+        raise ValueError(
+            f"batch holds tensors of first sizes {sizes}, so that records cannot be told apart; give every "
+            "tensor the record axis first (move what is shared by all records into the model or the loss)"
+        )
+    return sizes[0]
 
 
 def check_batch(batch: Any) -> int:
@@ -257,15 +254,9 @@ class _LossModule(nn.Module):
 
 
 def evaluate_loss(
-    model: nn.Module,
-    loss: Loss,
-    batch: Any,
-    substitute: Mapping[str, Tensor] | None,
-    records: int | None = None,
+    model: nn.Module, loss: Loss, batch: Any, substitute: Mapping[str, Tensor] | None
 ) -> Tensor:
     """``loss(model, batch)``, [B], with some parameters and buffers exchanged for the call.
-
-    `records` is B, where it is known.
 
     What model and loss keep in attributes is forgotten afterwards; inside `backward_included`, when the next
     evaluation begins.
@@ -287,7 +278,7 @@ def evaluate_loss(
                 losses = loss(model, batch)
         else:
             losses = run_loss(model, loss, batch, substitute)
-    records = num_records(batch) if records is None else records
+    records = num_records(batch)
     if is_dtensor(losses):
         raise TypeError(
             f"loss(model, batch) gave a DTensor that lies as {losses.placements}, as under loss_parallel: "

@@ -342,16 +342,13 @@ def shapes_of(
     """The shape of every parameter, from its factors or as given."""
     shapes = {}
     for name, kept in factors.items():
-        sizes = [torch.Size(given[name])] if name in given else []
-        for factor in kept:
-            if factor.shape not in sizes:
-                sizes.append(factor.shape)
+        sizes = {factor.shape for factor in kept} | ({torch.Size(given[name])} if name in given else set())
         if len(sizes) != 1:
             raise ValueError(
                 f"the parameter {name!r} has factors of shapes {sorted(map(tuple, sizes))}; all uses need "
                 "the parameter's shape, and a parameter without a use needs it in shapes="
             )
-        shapes[name] = sizes[0]
+        shapes[name] = sizes.pop()
     return shapes
 
 
@@ -387,12 +384,8 @@ class FactoredGradients(PerSampleGradients):
         self.factors = {name: tuple(kept) for name, kept in factors.items()}
         self.shapes = shapes_of(self.factors, shapes or {})
         self.losses = None if losses is None else losses.detach()
-        counts, dtypes, devices = set(), set(), []
-        for kept in self.factors.values():
-            for factor in kept:
-                counts.add(factor.num_records)
-                dtypes.add(factor.dtype)
-                devices.append(factor.device)
+        every = [factor for kept in self.factors.values() for factor in kept]
+        counts = {factor.num_records for factor in every}
         if num_records is not None:
             counts.add(num_records)
         if self.losses is not None:
@@ -402,10 +395,11 @@ class FactoredGradients(PerSampleGradients):
         if not counts:
             raise ValueError("no factor tells the number of records; pass num_records=")
         self.num_records = counts.pop()
-        if dtypes:
-            dtype = torch.float64 if torch.float64 in dtypes else torch.float32
+        if every:
+            wide = torch.float64 in {factor.dtype for factor in every}
+            dtype = torch.float64 if wide else torch.float32
         self.dtype = dtype or torch.float32
-        self.device = devices[0] if devices else device or torch.device("cpu")
+        self.device = every[0].device if every else device or torch.device("cpu")
         # Of a difference: what it was taken from, whose norms its guard needs; of sums, those of all in it.
         self._operands: tuple[FactoredGradients, ...] | None = None
         # Squared norms by parameter, and by several together, once they are computed.
@@ -623,8 +617,7 @@ class FactoredGradients(PerSampleGradients):
             elif len(kept) == 1:
                 (factor,) = kept
                 squares, errors = factor.squares_and_errors()
-                if (sizes := factor.magnitudes()) is not None:
-                    squares = guarded(squares, sizes, factor.additions(), errors)
+                squares = guarded(squares, factor.magnitudes(), factor.additions(), errors)
             else:
                 squares = self._squares_of_sum(name, kept)
             self._squared[name] = squares

@@ -25,7 +25,7 @@ Source: Wegman and Carter 1981, "New hash functions and their use in authenticat
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -33,7 +33,7 @@ import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
 from equipoise._host import Unread
-from equipoise.privacy.private import Private
+from equipoise.privacy.private import unwrap
 
 __all__ = ["Digestible", "KeyedDigest", "as_digest", "digest", "keyed_digest"]
 
@@ -55,7 +55,7 @@ def digest(tensors: Mapping[str, Any]) -> str:
     """
     state = hashlib.blake2b(digest_size=16)
     _describe(
-        [("", tensors)],
+        tensors,
         lambda text: state.update(text.encode()),
         lambda raw: state.update(_bytes_of(raw)),
     )
@@ -105,16 +105,13 @@ class KeyedDigest:
         hashing, bulk, state = self._hashing, self._bulk.encryptor(), self._state.copy()
         tensors: list[torch.Tensor] = []
         description: list[str] = []
-        _describe([("", value)], description.append, tensors.append)
+        _describe(value, description.append, tensors.append)
         places: list[int] = []
         on_device: list[torch.Tensor] = []
         for at, raw in enumerate(tensors):
             if raw.device.type in HASHED_WHERE_THEY_ARE:
                 places.append(at)
                 on_device.append(raw)
-            elif raw.dtype in _OF_NUMPY and raw.is_cpu:
-                # A quarter of the time of two views; a step asks for each parameter three times.
-                bulk.authenticate_additional_data(raw.numpy().data.cast("B"))
             else:
                 bulk.authenticate_additional_data(_bytes_of(raw))
         if places:
@@ -182,35 +179,28 @@ def _bytes_of(tensor: torch.Tensor) -> memoryview:
     return tensor.cpu().view(-1).view(torch.uint8).numpy().data
 
 
-_OF_NUMPY = frozenset({torch.float32, torch.float64, torch.int64, torch.int32, torch.bool, torch.uint8})
-
-
-def _describe(
-    values: Iterable[tuple[str, Any]], say: Callable[[str], None], take: Callable[[torch.Tensor], None]
-) -> None:
-    """Describe values, each after a word; their tensors, contiguous and not empty, go to `take`."""
-    # No call of Python's per tensor: a step describes all parameters three times.
-    for word, value in values:
-        say(word)
-        if isinstance(value, torch.Tensor):
-            raw = (value._held if isinstance(value, Private) else value).detach()
-            say(f"tensor {raw.dtype} {tuple(raw.shape)};")
-            # Of a DTensor, which several processes hold, the part that is here.
-            raw = getattr(raw, "_local_tensor", raw).contiguous()
-            if raw.numel():
-                take(raw)
-        elif isinstance(value, Mapping):
-            say(f"mapping {len(value)};")
-            _describe([(f"key {key!r};", value[key]) for key in sorted(value, key=str)], say, take)
-        elif isinstance(value, (list, tuple)):
-            say(f"sequence {len(value)};")
-            _describe([("", item) for item in value], say, take)
-        elif value is None or isinstance(value, (bool, int, float, str, bytes)):
-            say(f"{type(value).__name__} {value!r};")
-        else:
-            raise TypeError(
-                f"digest takes tensors, plain values and nests of them, got {type(value).__name__}"
-            )
+def _describe(value: Any, say: Callable[[str], None], take: Callable[[torch.Tensor], None]) -> None:
+    """Describe `value` in words; its tensors, contiguous and not empty, go to `take`."""
+    if isinstance(value, torch.Tensor):
+        raw = unwrap(value).detach()
+        say(f"tensor {raw.dtype} {tuple(raw.shape)};")
+        # Of a DTensor, which several processes hold, the part that is here.
+        raw = getattr(raw, "_local_tensor", raw).contiguous()
+        if raw.numel():
+            take(raw)
+    elif isinstance(value, Mapping):
+        say(f"mapping {len(value)};")
+        for key in sorted(value, key=str):
+            say(f"key {key!r};")
+            _describe(value[key], say, take)
+    elif isinstance(value, (list, tuple)):
+        say(f"sequence {len(value)};")
+        for item in value:
+            _describe(item, say, take)
+    elif value is None or isinstance(value, (bool, int, float, str, bytes)):
+        say(f"{type(value).__name__} {value!r};")
+    else:
+        raise TypeError(f"digest takes tensors, plain values and nests of them, got {type(value).__name__}")
 
 
 def as_digest(value: Digestible, key: bytes) -> str | None:

@@ -426,14 +426,9 @@ def unwrap(value: Any) -> Any:
     return value._held if isinstance(value, Private) else value
 
 
-def unwrapped(values: Mapping[str, Any]) -> dict[str, Any]:
-    """`unwrap` of each, by one call: a step asks for those of all sums."""
-    return {name: value._held if isinstance(value, Private) else value for name, value in values.items()}
-
-
 def as_private(values: Mapping[str, torch.Tensor], draw: Draw | None) -> dict[str, Private]:
     """The tensors, raw or `Private`, as `Private` ones of this draw."""
-    return {name: _wrapped(value, draw, True) for name, value in unwrapped(values).items()}
+    return {name: _wrapped(unwrap(value), draw, True) for name, value in values.items()}
 
 
 def join(parts: Sequence[torch.Tensor], order: torch.Tensor) -> torch.Tensor:

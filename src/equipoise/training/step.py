@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from equipoise._dtensor import norm_of_all
+from equipoise._dtensor import local_part, norm_of_all
 from equipoise._host import Unread, read
 from equipoise.gradients import ForwardWritesError
 from equipoise.gradients.capture.sharded import resharded
@@ -296,8 +296,7 @@ class StepRunner:
         """
         parameters = self._setup.parameters
         also: Sequence[Unread[Any]] = ()
-        # How often each was written to; of a DTensor the part that is here.
-        counts = [getattr(p, "_local_tensor", p)._version for p in parameters.values()]
+        writes = {name: local_part(parameter)._version for name, parameter in parameters.items()}
         try:
             try:
                 answer, also = look()
@@ -310,9 +309,9 @@ class StepRunner:
                 if after.value() != before:
                     assert self._now is not None
                     self._refuse_moved(before, self._now.value())
-                    now = [getattr(p, "_local_tensor", p)._version for p in parameters.values()]
-                    marked = [name for name, i, j in zip(parameters, counts, now, strict=True) if i != j]
-                    raise ForwardWritesError(marked or list(parameters), "before the optimizer's step")
+                    now = {name: local_part(parameter)._version for name, parameter in parameters.items()}
+                    written = [name for name in parameters if now[name] != writes[name]]
+                    raise ForwardWritesError(written or list(parameters), "before the optimizer's step")
         except ForwardWritesError:
             self.stop(SPOILT)
             raise

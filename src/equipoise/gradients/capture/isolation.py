@@ -40,7 +40,6 @@ __all__ = [
     "refuse_max_norm",
     "undisturbed",
     "write_mark",
-    "write_marks",
 ]
 
 
@@ -248,11 +247,10 @@ def parameters_watched(
     try:
         yield
     finally:
-        marks = write_marks([place.value for place in before])
         moved = [
             path
-            for (path, module, key, p, mark), now in zip(before, marks, strict=True)
-            if module._parameters.get(key) is not p or now != mark
+            for path, module, key, p, mark in before
+            if module._parameters.get(key) is not p or write_mark(p) != mark
         ]
         moved += [name for name, value, mark in given if write_mark(value) != mark and name not in moved]
         if moved:  # whatever else failed inside
@@ -260,31 +258,20 @@ def parameters_watched(
 
 
 def _parameters(modules: Iterable[tuple[str, nn.Module]]) -> list[_Place[nn.Parameter]]:
-    places, values = [], []
-    for path, module in modules:
-        for key, p in module._parameters.items():
-            if p is not None and not is_lazy(p):
-                places.append((f"{path}.{key}" if path else key, module, key))
-                values.append(p)
-    marks = write_marks(values)
-    return [_Place(*place, p, mark) for place, p, mark in zip(places, values, marks, strict=True)]
+    return [
+        _Place(f"{path}.{key}" if path else key, module, key, p, write_mark(p))
+        for path, module in modules
+        for key, p in module._parameters.items()
+        if p is not None and not is_lazy(p)
+    ]
 
 
 def write_mark(tensor: Tensor | None) -> tuple[int, int]:
     """Where the values are and how often they changed; inference tensors cannot change and have no count."""
-    return write_marks((tensor,))[0]
-
-
-def write_marks(tensors: Iterable[Tensor | None]) -> list[tuple[int, int]]:
-    """`write_mark` of each, by one call: a step asks for those of all parameters."""
-    marks = []
-    for tensor in tensors:
-        part = getattr(tensor, "_local_tensor", tensor)  # of a DTensor the part that is here
-        if part is None:
-            marks.append((0, 0))
-        else:
-            marks.append((part.data_ptr(), 0 if part.is_inference() else part._version))
-    return marks
+    if tensor is None:
+        return 0, 0
+    tensor = getattr(tensor, "_local_tensor", tensor)  # of a DTensor the part that is here
+    return tensor.data_ptr(), 0 if tensor.is_inference() else tensor._version
 
 
 def _same_values(now: Tensor | None, before: Tensor | None) -> bool:

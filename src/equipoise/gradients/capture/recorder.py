@@ -364,9 +364,7 @@ class Capture(Watch):
                 self.low_precision |= b.dtype in (torch.bfloat16, torch.float16)
                 self.served[index] = served
             for place, (tensor, factor) in enumerate(terms):
-                if factor.kernel == "auto":
-                    factor = self._by_choice(factor)
-                self.found.append((index, place, tracked_here[id(tensor)], factor))
+                self.found.append((index, place, tracked_here[id(tensor)], self._by_choice(factor)))
             # The graph keeps this hook until it goes as a whole: let the inputs go now.
             finishes.clear()
             versions.clear()
@@ -425,10 +423,7 @@ class Capture(Watch):
         for _, _, expression, factor in sorted(self.found, key=itemgetter(0, 1)):
             for name, part in pull_back(expression, factor):
                 factors.setdefault(name, []).append(part)
-        for name, parts in factors.items():
-            if len(parts) > 1 or parts[0].kernel == "auto":
-                factors[name] = [self._by_choice(part) for part in merged(parts)]
-        return factors
+        return {name: [self._by_choice(part) for part in merged(parts)] for name, parts in factors.items()}
 
     def _by_choice(self, factor: Factor) -> Factor:
         """The factor by the kernel that was chosen for its kind, if one was; it is not chosen twice."""

@@ -33,7 +33,6 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from operator import itemgetter
 from typing import Any, NoReturn
 
 import torch
@@ -483,10 +482,8 @@ class Ledger:
         Args:
             also: what else the host needs here; it waits once for all.
         """
-        if not (self._required or also):
-            return
         required = self._required
-        read(*map(itemgetter(0), required), *also)
+        read(*(value for value, _ in required), *also)
         self._required = []
         for value, check in required:
             check(value.value())

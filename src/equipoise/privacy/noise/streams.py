@@ -25,9 +25,9 @@ import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from torch import Tensor
 
-from equipoise._dtensor import local_parts, ranges_of, with_part
+from equipoise._dtensor import local_part, ranges_of, with_part
 from equipoise.privacy.noise.chacha20 import BLOCK_WORDS, key_stream
-from equipoise.privacy.private import unwrapped
+from equipoise.privacy.private import unwrap
 
 __all__ = ["NOISE", "NormalStream", "ReleaseStreams", "add_normals", "carries", "normals", "released_type"]
 
@@ -146,13 +146,8 @@ class NormalStream:
         device: torch.device,
     ) -> Tensor:
         cipher = _Aes(self._key) if device.type == "cpu" else _ChaCha(self._key, device)
-        # A whole draw is one range, of which no tensor is made.
-        pairs, room = None if len(ranges) == 1 else _joined(ranges), _ROOM // dtype.itemsize
-        if pairs is None:
-            first, last = map(int, ranges[0])
-            number, size = 1, last - first
-        else:
-            number, size = len(pairs), int(pairs.diff().sum())
+        pairs, room = _joined(ranges), _ROOM // dtype.itemsize
+        size = int(pairs.diff().sum())
         # One more for the last number of an odd count.
         out = torch.empty(size + 1 + room, dtype=dtype, device=device)
         if std == 0:
@@ -160,8 +155,8 @@ class NormalStream:
         even, at, place = count + count % 2, 0, 0
         # The numbers in `values`: one range took a part of them, and the next may take another.
         held, values = range(0), out
-        while place < number:
-            start, stop = (first, last) if pairs is None else pairs[place].tolist()
+        while place < len(pairs):
+            start, stop = pairs[place].tolist()
             while start < stop:
                 if start not in held:
                     span = _span(start, stop, even, cipher.blocks_at_once)
@@ -178,16 +173,14 @@ class NormalStream:
                 out[at : at + end - start] = values[start - held.start : end - held.start]
                 at, start = at + end - start, end
             place += 1
-            if pairs is None:
-                break
             # Those that follow in `values`, all at once: of a matrix cut by columns each row is a range.
-            alike = _alike(pairs[place : place + len(held)], held)
-            if alike > 1:
+            number = _alike(pairs[place : place + len(held)], held)
+            if number > 1:
                 (start, stop), (following, _) = pairs[place : place + 2].tolist()
-                shape = (alike, stop - start)
+                shape = (number, stop - start)
                 rows = values.as_strided(shape, (following - start, 1), start - held.start)
                 out[at : at + rows.numel()].view(shape).copy_(rows)
-                at, place = at + rows.numel(), place + alike
+                at, place = at + rows.numel(), place + number
         return out[:size]
 
     def _fill(self, cipher: _Aes | _ChaCha, memory: Tensor, span: range, std: float) -> None:
@@ -205,8 +198,10 @@ def _span(start: int, stop: int, even: int, at_once: int) -> range:
 
 
 def _joined(ranges: Ranges) -> Tensor:
-    """The same ranges, [n, 2], those that follow each other as one."""
+    """The same ranges, [n, 2], those that follow each other as one: a whole draw is one range."""
     pairs = torch.as_tensor(ranges, dtype=torch.int64).reshape(-1, 2)
+    if len(pairs) == 1:
+        return pairs
     begins = torch.ones(len(pairs) + 1, dtype=torch.bool)
     begins[1:-1] = pairs[1:, 0] != pairs[:-1, 1]
     return torch.stack([pairs[begins[:-1], 0], pairs[begins[1:], 1]], dim=1)
@@ -313,15 +308,14 @@ class ReleaseStreams:
 
 def released_type(tensor: Tensor) -> torch.dtype:
     """The type that a tensor is released in: float32 at least."""
-    return next(iter(names_by_released_type({"": tensor})))
+    return torch.float64 if tensor.dtype == torch.float64 else torch.float32
 
 
 def names_by_released_type(tensors: Mapping[str, Tensor]) -> dict[torch.dtype, list[str]]:
-    """The names of the tensors that are released in each type, by one call for all of them."""
+    """The names of the tensors that are released in each type."""
     found: dict[torch.dtype, list[str]] = {}
     for name, tensor in tensors.items():
-        dtype = torch.float64 if tensor.dtype == torch.float64 else torch.float32
-        found.setdefault(dtype, []).append(name)
+        found.setdefault(released_type(tensor), []).append(name)
     return found
 
 
@@ -333,12 +327,12 @@ def normals(
     All tensors of one type share one piece of the stream, in the order of `like`, wherever they lie. Of
     tensors that several processes hold, each makes its own part; joined, they are what one process makes.
     """
-    raws = unwrapped(like)
+    raws = {name: unwrap(value) for name, value in like.items()}
     out = {}
     for dtype, names in names_by_released_type(raws).items():
         count, here = 0, 0
         begins: dict[torch.device, dict[str, int]] = {}  # by device, of the tensors there
-        parts = dict(zip(names, local_parts([raws[name] for name in names]), strict=True))
+        parts = {name: local_part(raws[name]) for name in names}
         for name, part in parts.items():
             begins.setdefault(part.device, {})[name] = count
             count += raws[name].numel()
@@ -353,8 +347,7 @@ def normals(
         for device, there in begins.items():
             pieces = torch.split(drawn[device], [parts[name].numel() for name in there])
             for name, piece in zip(there, pieces, strict=True):
-                part, raw = piece.view(parts[name].shape), raws[name]
-                out[name] = part if parts[name] is raw else with_part(part, raw)
+                out[name] = with_part(piece.view(parts[name].shape), raws[name])
     return out
 
 
@@ -363,7 +356,7 @@ def add_normals(
 ) -> dict[str, Tensor]:
     """The named tensors, raw or `Private`, with independent normal noise of this standard deviation."""
     # Sorted: which numbers a tensor gets must not follow from the order in which a method names them.
-    raws = unwrapped({name: value[name] for name in sorted(value)})
+    raws = {name: unwrap(value[name]) for name in sorted(value)}
     noise = normals(streams, raws, std, purpose)
     # The noise's memory becomes the result: a sum may be as large as the model.
     return {name: noise[name].add_(raws[name]) for name in value}
