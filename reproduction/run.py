@@ -113,11 +113,11 @@ def _similar_warnings_once() -> Iterator[None]:
     with warnings.catch_warnings():
         show = warnings.showwarning
 
-        def show_first(message: Warning | str, *rest: Any) -> None:
+        def show_first(message: Warning | str, *rest: Any, **more: Any) -> None:
             kind = re.sub(r"[\d.]+", "", str(message))
             if kind not in shown:
                 shown.add(kind)
-                show(message, *rest)
+                show(message, *rest, **more)
 
         warnings.showwarning = show_first
         yield
