@@ -373,7 +373,7 @@ def test_norms_that_lost_digits_are_nan_where_nobody_looks():
         IndexFactor(torch.zeros(4, 3, dtype=torch.long), looked_up, 7, kernel="gram").norms_squared,
         lambda: FactoredGradients({"w": uses}).row_norms(),
     ):
-        with numerics.lost_are_nan(True):
+        with numerics.lost_are_nan():
             marked = of()
         assert marked.isnan().tolist() == [False, True, False, False]
         close(marked[[0, 2, 3]], of()[[0, 2, 3]], 1e-12)

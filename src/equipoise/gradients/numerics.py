@@ -248,11 +248,11 @@ _LOST_ARE_NAN: ContextVar[bool] = ContextVar("lost_are_nan", default=False)
 
 
 @contextmanager
-def lost_are_nan(are_nan: bool) -> Iterator[None]:
+def lost_are_nan() -> Iterator[None]:
     """Norms that lost digits are NaN: the host does not look whether there are any, which a device would make
     it wait for. Who takes the norms throws away all that follows from a NaN.
     """
-    before = _LOST_ARE_NAN.set(are_nan)
+    before = _LOST_ARE_NAN.set(True)
     try:
         yield
     finally:
