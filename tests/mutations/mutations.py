@@ -42,6 +42,10 @@ class Mutation:
         return text
 
 
+KILLED = (
+    "tests/training/test_killed_noise.py::test_no_noise_is_reused_in_a_run_killed_at_ten_random_moments",
+)
+
 MUTATIONS = (
     Mutation(
         "noise off",
@@ -142,6 +146,50 @@ MUTATIONS = (
         "training/folder/run_folder.py",
         (("fcntl.flock(self._lock", "fcntl.lockf(self._lock"),),
         ("tests/training/test_resume.py::test_a_run_belongs_to_one_training_at_a_time",),
+    ),
+    Mutation(
+        "a step that is repeated after a kill gets fresh noise",
+        "privacy/ledger/ledger.py",
+        (
+            (
+                "return self.secrets.streams(draw.index, *question)",
+                "return self.secrets.streams(draw.index, *question, os.urandom(8).hex())",
+            ),
+        ),
+        KILLED,
+    ),
+    Mutation(
+        "all steps have the same noise",
+        "privacy/ledger/ledger.py",
+        (("return self.secrets.streams(draw.index, *question)", "return self.secrets.streams(0)"),),
+        KILLED,
+    ),
+    Mutation(
+        "a step that comes out differently after a kill gets the noise that it had",
+        "privacy/ledger/ledger.py",
+        (
+            (
+                "if booked is None or (booked.bounds, booked.answer, booked.joint) "
+                "!= (bounds, answer, joint):",
+                "if booked is None:",
+            ),
+            (
+                "streams = self._streams(draw, draw.parameters, bounds, answer, joint)",
+                "streams = self._streams(draw, draw.parameters, bounds, joint)",
+            ),
+        ),
+        KILLED,
+    ),
+    Mutation(
+        "a step that is repeated after a kill is charged again",
+        "privacy/ledger/ledger.py",
+        (
+            (
+                "while index in draws and (draws[index].void or draws[index].booked.digest != key):",
+                "while index in draws:",
+            ),
+        ),
+        KILLED,
     ),
     Mutation(
         "a ledger goes on though another one books entries of its run",

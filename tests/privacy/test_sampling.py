@@ -128,6 +128,65 @@ def test_poisson_gaps_and_sizes(rate):
             assert abs((gaps <= limit).mean() - share) <= 5 * np.sqrt(share * (1 - share) / len(gaps)) + 1e-12
 
 
+BLOCKS = 1000
+LARGE = [(10**6, 1000, 1000), (10**8, 10_000, 100), (10**9, 30_000, 40)]
+"""Population, expected batch size and draws: about a million records are drawn."""
+
+
+def poisson_p_values(draw, population: int, batch: int, draws: int) -> dict[str, float]:
+    """Two-sided tests that `draw(index)` has each record by itself with probability q, afresh every time."""
+    rate, sampled = batch / population, [draw(index) for index in range(draws)]
+    sizes = np.array([len(ids) for ids in sampled])
+    # Of independent counts, whose number in a block of a draw is binomial with a mean of batch / BLOCKS.
+    counts = np.stack([np.bincount(ids.numpy() * BLOCKS // population, minlength=BLOCKS) for ids in sampled])
+    mean, variance = batch / BLOCKS, batch / BLOCKS * (1 - rate)
+    spread = ((counts - mean) ** 2).sum() / variance
+    common = sum(int(torch.isin(a, b).sum()) for a, b in itertools.pairwise(sampled))
+    expected = (draws - 1) * population * rate**2
+    sides = {
+        "number of all": stats.norm.cdf((sizes.sum() - draws * batch) / np.sqrt(draws * batch * (1 - rate))),
+        "numbers of draws": stats.chi2.cdf(((sizes - batch) ** 2).sum() / batch / (1 - rate), draws),
+        "places": stats.chi2.cdf(((counts.sum(0) - draws * mean) ** 2).sum() / draws / variance, BLOCKS),
+        "places in a draw": stats.norm.cdf(
+            (spread / counts.size - 1) * np.sqrt(counts.size / (2 + 1 / mean))
+        ),
+        "common to two draws": stats.norm.cdf((common - expected) / np.sqrt(expected)),
+        "no record twice": 0.5 if all(bool((ids.diff() > 0).all()) for ids in sampled) else 0.0,
+    }
+    return {name: float(2 * min(side, 1 - side)) for name, side in sides.items()}
+
+
+@pytest.mark.parametrize(("population", "batch", "draws"), LARGE)
+def test_poisson_draws_of_large_populations_have_the_exact_law(population, batch, draws):
+    sampling = Poisson(batch, population, draws)
+    p_values = poisson_p_values(lambda i: sampling.sample(SECRETS, i, population), population, batch, draws)
+    assert min(p_values.values()) > 1e-3, p_values
+
+
+def of_strata(population, batch, index):
+    """One record of each of `batch` equal strata: right frequencies and places, and no independence."""
+    within = torch.randint(population // batch, (batch,), generator=torch.Generator().manual_seed(index))
+    return torch.arange(batch) * (population // batch) + within
+
+
+WRONG_DRAWS = {
+    "number of all": lambda n, b, i: Poisson(0.99 * b, n, 1).sample(SECRETS, i, n),
+    "numbers of draws": lambda n, b, i: WithoutReplacement(b, n, 1).sample(SECRETS, i, n),
+    "places": lambda n, b, i: Poisson(b, n, 1).sample(SECRETS, i, n - n // BLOCKS),  # never the last block
+    "places in a draw": of_strata,
+    "common to two draws": lambda n, b, i: Poisson(b, n, 1).sample(SECRETS, i // 2, n),
+    "no record twice": lambda n, b, i: Poisson(b, n, 1).sample(SECRETS, i, n).repeat_interleave(2),
+}
+"""By the test that must notice it."""
+
+
+@pytest.mark.parametrize("fault", WRONG_DRAWS)
+@pytest.mark.parametrize(("population", "batch", "draws"), [LARGE[0], LARGE[-1]])
+def test_the_tests_of_the_law_reject_other_draws(fault, population, batch, draws):
+    p_values = poisson_p_values(lambda i: WRONG_DRAWS[fault](population, batch, i), population, batch, draws)
+    assert p_values[fault] < 1e-6, p_values
+
+
 def test_a_further_record_changes_nothing_for_the_others():
     sampling = Poisson(300, 1000, 5)
     few, more = (sampling.sample(SECRETS, 2, count) for count in (900, 1000))

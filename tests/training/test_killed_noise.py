@@ -1,0 +1,80 @@
+"""Secret noise of a run that is killed at random moments: the same question has the same, another none of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+from killed_noise import KILLS, STEPS
+
+import equipoise as eq
+
+SCRIPT = Path(__file__).with_name("killed_noise.py")
+pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork and SIGKILL")
+
+
+def rows(file: Path) -> list[dict]:
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+def check_noise(noted: list[dict]) -> None:
+    """A question that comes again gets the same bits and is booked once; no number serves two questions."""
+    answers = defaultdict(list)  # by question, each time that it was answered
+    for line in noted:
+        kind = "numbers" if "numbers" in line else "released"
+        answers[kind, line["step"], line["sums"], line["index"]].append(line[kind])
+    for given in answers.values():
+        assert all(one == given[0] for one in given)
+    assert any(len(given) > 1 for given in answers.values())
+    asked = {question[1:]: set(given[0]) for question, given in answers.items() if question[0] == "numbers"}
+    # Of 63 random bits each: no two are equal by chance.
+    assert len(set().union(*asked.values())) == sum(map(len, asked.values()))
+    assert len(asked) == len({index for *_, index in asked}) == len({tuple(same) for *same, _ in asked})
+
+
+def check_killed(folder: Path, processes: int, seed: int, what: str) -> None:
+    command = [sys.executable, SCRIPT, folder, str(processes), str(seed), what]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(command, env=environment, check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    noted = [rows(folder / f"noise-{rank}.jsonl") for rank in range(processes)]
+    for of_rank in noted:
+        check_noise(of_rank)
+    assert {line["life"] for line in noted[0]} >= {0, KILLS}
+    entries = rows(folder / "run" / "private" / "journal.jsonl")
+    booked = [entry["index"] for entry in entries if entry["type"] == "release"]
+    assert booked == list(range(STEPS))
+    assert {line["index"] for line in noted[0]} <= set(booked)
+    steps = len(rows(folder / "run" / "metrics.jsonl"))
+    assert {line["step"] for line in noted[0]} == set(range(steps))
+    if what.startswith("same"):
+        assert steps == STEPS
+    else:
+        assert steps < STEPS
+        assert "void" in {entry["type"] for entry in entries}
+    assert eq.verify_run(folder / "run").consistent
+
+
+def test_no_noise_is_reused_in_a_run_killed_at_ten_random_moments(tmp_path):
+    check_killed(tmp_path, 1, 0, "changed")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("processes", "seed", "what"),
+    [
+        (1, 1, "same"),
+        (1, 2, "same bands"),
+        (1, 3, "changed bands"),
+        (2, 4, "same"),
+        (2, 5, "changed"),
+        (2, 6, "changed bands"),
+    ],
+)
+def test_no_noise_is_reused_whatever_is_killed(tmp_path, processes, seed, what):
+    check_killed(tmp_path, processes, seed, what)
