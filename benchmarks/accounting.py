@@ -74,14 +74,16 @@ def _exact(sampling: Poisson, sigma: float, delta: float, direction: str) -> flo
             left[i] += far.sum()
         return count * np.log1p(left)
 
-    def bound(log_t: float, epsilon: float) -> float:
-        """The logarithm of the integrand where its line crosses the axis."""
+    def bound(log_t: float) -> float:
+        """The epsilon at which the integrand on the axis is delta."""
         t = math.exp(log_t)
         (value,) = cumulants(np.array([t]), sigma / 100)
-        return float(value) - t * epsilon - math.log(t) - math.log1p(t)
+        return (float(value) - math.log(t) - math.log1p(t) - math.log(delta)) / t
 
-    # On whatever line, the integral is the same; this one serves an epsilon of 2 best.
-    t = math.exp(optimize.minimize_scalar(lambda x: bound(x, 2.0), bounds=(-3, 6), method="bounded").x)
+    # On whatever line, the integral is the same; where this is least, its terms cancel least.
+    most = math.log(min(400, 600 * sigma**2 - 14 * sigma - 1))  # further out numbers overflow
+    least = optimize.minimize_scalar(bound, bounds=(-3, most), method="bounded")
+    t, about = math.exp(least.x), float(least.fun)
     low, middle, high = cumulants(t * np.array([0.99, 1.0, 1.01]), sigma / 100)
     deviation = math.sqrt((low - 2 * middle + high) / (0.01 * t) ** 2)
     step = 2 * math.pi / max(40 * deviation, 40 / t)
@@ -101,7 +103,7 @@ def _exact(sampling: Poisson, sigma: float, delta: float, direction: str) -> flo
         integral = step / math.pi * (terms.real.sum() - terms[0].real / 2)
         return math.log(integral) + found[0].real - t * epsilon - math.log(delta)
 
-    return float(optimize.brentq(log_ratio, 1e-3, 20.0, xtol=1e-9))
+    return float(optimize.brentq(log_ratio, max(0.0, about - 10 / t), about + 10 / t, xtol=1e-9))
 
 
 def main() -> None:

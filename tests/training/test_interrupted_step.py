@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from types import FrameType
+from typing import Any
 
 import pytest
 import torch
@@ -95,6 +101,72 @@ def on_a_device(monkeypatch):
 
 def interrupt(*copies: int) -> None:
     Far.copies, Far.interrupted = 0, copies
+
+
+@contextmanager
+def interrupted_at_line(number: int, *files: str) -> Iterator[list[int]]:
+    """Inside, the line of these files that is run as this one, counted from one, raises KeyboardInterrupt.
+
+    Yields:
+        The numbers of the lines that were run.
+    """
+    passed: list[int] = []
+
+    def each_line(frame: FrameType, event: str, _: object) -> Any:
+        if event == "line":
+            passed.append(frame.f_lineno)
+            if len(passed) == number:
+                sys.settrace(None)
+                raise KeyboardInterrupt
+        return each_line
+
+    def each_call(frame: FrameType, event: str, _: object) -> Any:
+        return each_line if frame.f_code.co_filename.endswith(files) else None
+
+    before = sys.gettrace()
+    sys.settrace(each_call)
+    try:
+        yield passed
+    finally:
+        sys.settrace(before)
+
+
+@pytest.mark.parametrize("where", ["on the host", "on a device"])
+def test_a_digest_that_was_interrupted_is_that_of_its_value(where, request):
+    """The second try had found its hash ended, or begun, and every step was refused from then on."""
+    if where == "on a device":
+        request.getfixturevalue("on_a_device")
+    taken = digests.KeyedDigest(bytes(32), "a test")
+    value = {"w": torch.arange(10.0), "at": 3}
+    expected = taken(value).value()
+    for number in itertools.count(1):
+        unread = taken(value)
+        try:
+            with interrupted_at_line(number, "privacy/digests.py", "_host.py"):
+                unread.value()
+            break
+        except KeyboardInterrupt:
+            assert unread.value() == expected
+    assert number > 3
+
+
+@pytest.mark.slow
+def test_an_interrupt_at_any_line_of_a_step_costs_nothing():
+    files = ("training/step.py", "privacy/digests.py", "_host.py", "ledger/ledger.py")
+
+    def begun() -> eq.PrivateTraining:
+        run = training(steps=100_000, sampling=eq.FixedEpochs(12, 60, 100_000))
+        run.take_step()
+        return run
+
+    run = begun()
+    with interrupted_at_line(0, *files) as passed:
+        run.take_step()
+    for number in range(1, len(passed)):
+        with suppress(KeyboardInterrupt), interrupted_at_line(number, *files):
+            run.take_step()
+        run.take_step()
+        assert run.ledger.record.num_draws == run.steps_done
 
 
 COPIES = [(1,), (2,), (3,), (2, 3), (3, 4)]

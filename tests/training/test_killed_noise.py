@@ -1,4 +1,4 @@
-"""Secret noise of a run that is killed at random moments: the same question has the same, another none of it."""
+"""Secret noise of a run killed at random moments: one question keeps its noise, and shares it with none."""
 
 from __future__ import annotations
 

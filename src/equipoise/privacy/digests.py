@@ -102,7 +102,7 @@ class KeyedDigest:
         Args:
             value: as for `digest`.
         """
-        hashing, bulk, state = self._hashing, self._bulk.encryptor(), self._state.copy()
+        bulk, state = self._bulk.encryptor(), self._state.copy()
         tensors: list[torch.Tensor] = []
         description: list[str] = []
         _describe(value, description.append, tensors.append)
@@ -116,16 +116,21 @@ class KeyedDigest:
                 bulk.authenticate_additional_data(_bytes_of(raw))
         if places:
             description.append(f"hashed where they are: {places};")
-        state.update("".join(description).encode())
+        bulk.finalize()
+        state.update("".join(description).encode() + bulk.tag)
 
         def finished(*lines: torch.Tensor) -> str:
-            for some in lines:
-                bulk.authenticate_additional_data(some.reshape(-1).view(torch.uint8).numpy().data)
-            bulk.finalize()
-            state.update(bulk.tag)
-            return state.hexdigest()
+            # It changes nothing: an interrupt may end it, and then it is called again.
+            whole = state.copy()
+            if lines:
+                far = self._bulk.encryptor()
+                for some in lines:
+                    far.authenticate_additional_data(some.reshape(-1).view(torch.uint8).numpy().data)
+                far.finalize()
+                whole.update(far.tag)
+            return whole.hexdigest()
 
-        return Unread([*compressed(on_device, hashing)] if on_device else [], finished)
+        return Unread([*compressed(on_device, self._hashing)] if on_device else [], finished)
 
 
 HASHED_WHERE_THEY_ARE = ("cuda",)
