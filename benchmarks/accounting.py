@@ -74,16 +74,14 @@ def _exact(sampling: Poisson, sigma: float, delta: float, direction: str) -> flo
             left[i] += far.sum()
         return count * np.log1p(left)
 
-    def bound(log_t: float) -> float:
-        """The epsilon at which the integrand on the axis is delta."""
-        t = math.exp(log_t)
-        (value,) = cumulants(np.array([t]), sigma / 100)
-        return (float(value) - math.log(t) - math.log1p(t) - math.log(delta)) / t
-
-    # On whatever line, the integral is the same; where this is least, its terms cancel least.
-    most = math.log(min(400, 600 * sigma**2 - 14 * sigma - 1))  # further out numbers overflow
-    least = optimize.minimize_scalar(bound, bounds=(-3, most), method="bounded")
-    t, about = math.exp(least.x), float(least.fun)
+    # On whatever line, the integral is the same. Its terms cancel least where the epsilon at which the
+    # integrand on the axis is delta is least. Further out the ratio overflows, and its inverse does not.
+    most = 600 * sigma**2 - 14 * sigma - 1 if direction == "remove" else 1e4
+    lines = np.geomspace(0.05, most, 200)
+    with np.errstate(over="ignore", invalid="ignore"):
+        logarithms = cumulants(lines, sigma / 100) - np.log(lines) - np.log1p(lines) - math.log(delta)
+    best = int(np.nanargmin(logarithms / lines))
+    t, about = float(lines[best]), float(logarithms[best] / lines[best])
     low, middle, high = cumulants(t * np.array([0.99, 1.0, 1.01]), sigma / 100)
     deviation = math.sqrt((low - 2 * middle + high) / (0.01 * t) ** 2)
     step = 2 * math.pi / max(40 * deviation, 40 / t)
@@ -103,7 +101,10 @@ def _exact(sampling: Poisson, sigma: float, delta: float, direction: str) -> flo
         integral = step / math.pi * (terms.real.sum() - terms[0].real / 2)
         return math.log(integral) + found[0].real - t * epsilon - math.log(delta)
 
-    return float(optimize.brentq(log_ratio, max(0.0, about - 10 / t), about + 10 / t, xtol=1e-9))
+    low = about
+    while log_ratio(low) < 0:
+        low -= 1 / t
+    return float(optimize.brentq(log_ratio, low, about + 10 / t, xtol=1e-9))
 
 
 def main() -> None:

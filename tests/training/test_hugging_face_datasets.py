@@ -31,6 +31,17 @@ def test_a_data_set_with_torch_tensors_is_data(stored, workers):
     run.close()
 
 
+def test_parquet_files_are_mapped_once_they_are_converted(tmp_path):
+    data = {name: values.tolist() for name, values in records().items()}
+    datasets.Dataset.from_dict(data).to_parquet(tmp_path / "rows.parquet")
+    rows = datasets.Dataset.from_parquet(str(tmp_path / "rows.parquet"), cache_dir=tmp_path / "converted")
+    assert rows.cache_files
+    run, whole = training(data=rows.with_format("torch"), steps=5), training(steps=5)
+    for each in (run, whole):
+        list(each)
+    assert torch.equal(parameters(run.model), parameters(whole.model))
+
+
 def test_it_is_read_by_draw(stored, monkeypatch):
     asked = []
     getitems = datasets.Dataset.__getitems__
