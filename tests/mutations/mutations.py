@@ -1720,11 +1720,20 @@ MUTATIONS = (
         "privacy/digests.py",
         (
             (
-                "Unread([*compressed(on_device, hashing)] if on_device else [], finished)",
-                "Unread([], lambda: finished(*(compressed(on_device, hashing) if on_device else [])))",
+                "Unread([*compressed(on_device, self._hashing)] if on_device else [], finished)",
+                "Unread([], lambda: finished(*(compressed(on_device, self._hashing) if on_device else [])))",
             ),
         ),
         ("tests/test_host.py::test_an_unread_digest_is_of_the_values_as_they_were[on a device]",),
+    ),
+    Mutation(
+        "a digest that an interrupt ended goes on with a hash that is begun",
+        "privacy/digests.py",
+        (("whole = state.copy()", "whole = state"),),
+        (
+            "tests/training/test_interrupted_step.py"
+            "::test_a_digest_that_was_interrupted_is_that_of_its_value[on a device]",
+        ),
     ),
     Mutation(
         "of what is read together, each value is the first one",
