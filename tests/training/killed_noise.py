@@ -27,7 +27,7 @@ from equipoise.privacy.digests import digest
 from equipoise.privacy.noise.streams import NormalStream
 from equipoise.training.run_ledger import SharedLedger
 
-STEPS, CHECKPOINT_EVERY, KILLS = 40, 4, 10
+STEPS, CHECKPOINT_EVERY, KILLS = 120, 4, 10
 
 
 def kill_after(calls: int) -> None:
