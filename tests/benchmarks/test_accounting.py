@@ -6,14 +6,6 @@ from benchmarks.accounting import exact_epsilon
 from equipoise.privacy import Poisson, epsilon
 
 
-@pytest.mark.parametrize("count", [1, 50])
-def test_the_reference_is_exact_without_sampling(count):
-    """A Gaussian of multiplier z / sqrt(T), whose epsilon has a closed form."""
-    sampling = Poisson(10, 10, count)
-    closed = epsilon(sampling.event(4.0, count), 1e-6, cross_check=False).value
-    assert exact_epsilon(sampling, 4.0, 1e-6) == pytest.approx(closed, rel=1e-6)
-
-
 @pytest.mark.parametrize(
     ("population", "batch", "steps", "noise_multiplier"),
     [
