@@ -4,10 +4,11 @@
     torchrun --nproc_per_node 2 benchmarks/processes.py --exchanges --tasks lm-64
 
 Efficiency is the CPU time of a step in one process over that of the busiest of n processes, times n: what is
-not computed by all of them once costs it. Every forward holds public rows too, and n processes run n forwards
-where one runs one: "by rows" is what these leave of it. The ratio to plain FSDP2 is of wall times, in turn in
-one run: forward, backward and SGD of the mean loss on the same records. The share is of the parameters that a
-process keeps between two steps.
+not computed by all of them once costs it. Every forward holds public rows too, and n processes run n
+forwards where one runs one: "by rows" is what these leave of it. Processes also share caches and the way to
+memory: plain training without any exchange shows what that leaves. The ratio to plain FSDP2 is of wall
+times, in turn in one run: forward, backward and SGD of the mean loss on the same records. The share is of
+the parameters that a process keeps between two steps.
 
 `--exchanges` counts instead what one process exchanges in a step, its forwards included, where the model is
 whole in each, sharded, and tensor parallel.
@@ -135,7 +136,24 @@ def cpu_seconds(name: str, steps: int) -> dict[str, Any]:
     size = run.settings.micro_batch_size
     assert size is not None
     passes = math.ceil(TASKS[name][1] / run.processes.count / size)
-    return {"seconds": found[1:], "rows": passes * (size + PUBLIC_ROWS)}
+    plain = plain_cpu_seconds(name, steps, run.processes.count)
+    return {"seconds": found[1:], "rows": passes * (size + PUBLIC_ROWS), "plain": plain[1:]}
+
+
+def plain_cpu_seconds(name: str, steps: int, processes: int) -> list[float]:
+    """CPU times of plain steps on this process' share of the records, without any exchange."""
+    torch.manual_seed(0)
+    make, batch = TASKS[name]
+    task, found = make(), []
+    optimizer = torch.optim.SGD(task.model.parameters(), lr=0.01)
+    inputs, labels = (records[: batch // processes] for records in (task.inputs, task.labels))
+    for _ in range(steps):
+        before = time.process_time()
+        optimizer.zero_grad()
+        task.losses(task.model(inputs), labels).mean().backward()
+        optimizer.step()
+        found.append(time.process_time() - before)
+    return found
 
 
 def spread(values: list[float], digits: int = 2) -> str:
@@ -217,8 +235,10 @@ def main() -> None:
         if rank == 0:
             one, many = alone[0][name], seconds.tolist()
             efficiency = statistics.median(one["seconds"]) / (count * statistics.median(many))
+            plain = statistics.median(one["plain"]) / (count * statistics.median(here["plain"]))
             print(
-                f"{name}: efficiency {efficiency:.2f}, of {one['rows'] / (count * here['rows']):.2f} by rows "
+                f"{name}: efficiency {efficiency:.2f}, {one['rows'] / (count * here['rows']):.2f} by rows, "
+                f"{plain:.2f} of plain training without any exchange "
                 f"(CPU s of a step {spread(one['seconds'], 3)} in one process, {spread(many, 3)} in the "
                 f"busier of {count}); sharded {spread(beside['ratios'])} times plain FSDP2 "
                 f"({beside['private']:.3f} s, {beside['plain']:.3f} s), "
