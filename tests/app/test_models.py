@@ -142,6 +142,12 @@ def test_the_features_that_are_named_beat_those_of_the_data(features, data, mirr
     assert found.config()["upright"] == upright
 
 
+@pytest.mark.parametrize("name", ["patches-linear", "scatter-linear"])
+def test_features_that_a_model_does_not_have_are_refused(name):
+    with pytest.raises(ValueError, match=f"features='clouds' are none of the model '{name}'"):
+        extractor_of(name, images(1, 28), "clouds")
+
+
 def test_patches_linear_learns_digits_privately(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EQUIPOISE_CACHE", str(tmp_path / "cache"))
     settings = RunSettings(

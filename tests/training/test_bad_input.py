@@ -27,10 +27,11 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 import equipoise as eq
 from equipoise.data import Records
 from equipoise.gradients import CrossRecordError, ForwardWritesError
+from equipoise.methods.adaptive_rms.adaptive_rms import Round
 from equipoise.methods.clip_rules import Abadi, ClipRule
 from equipoise.privacy import ChangedQueryError, clip
 from equipoise.privacy.private import unwrap
-from equipoise.training import DataError
+from equipoise.training import DataError, forwards
 
 
 class Stream(IterableDataset):
@@ -799,6 +800,25 @@ def test_a_step_is_taken_again_for_both_reasons_in_any_order(monkeypatch, first)
     list(run)
     assert asked == ([False, False, True, True] if first == "changed" else [False, True, True, True])
     assert run.ledger.releases_left == {"batch": 0}
+
+
+def test_a_step_that_released_something_is_not_taken_again(monkeypatch):
+    """Its first sums may round otherwise then, and that draw would be charged a second time."""
+    looked = []
+
+    class Noted(forwards.Forwards):
+        def __init__(self, *arguments, looks):
+            looked.append((run.steps_done, looks))
+            super().__init__(*arguments, looks=looks)
+
+    on_a_device(monkeypatch)
+    monkeypatch.setattr("equipoise.training.context.Forwards", Noted)
+    noise = {"noise_multiplier": 1.0, "radius_noise_multiplier": 5.0}
+    method = eq.AdaptiveRMS(clip_norm=0.5, variant=Round(length=2), **noise)
+    run = training(method=method, steps=4, micro_batch_size=10)
+    list(run)
+    # Steps 0 and 2 release a radius first.
+    assert looked == [(0, False), (0, True), (1, False), (2, False), (2, True), (3, False)]
 
 
 def test_a_draw_that_is_asked_again_keeps_its_places(monkeypatch):

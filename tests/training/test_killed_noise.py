@@ -45,6 +45,8 @@ def check_killed(folder: Path, processes: int, seed: int, what: str) -> None:
     noted = [rows(folder / f"noise-{rank}.jsonl") for rank in range(processes)]
     for of_rank in noted:
         check_noise(of_rank)
+    of_ranks = [{number for line in of_rank for number in line.get("numbers", ())} for of_rank in noted]
+    assert len(set().union(*of_ranks)) == sum(map(len, of_ranks))  # each draws numbers of its own
     assert {line["life"] for line in noted[0]} >= {0, KILLS}
     entries = rows(folder / "run" / "private" / "journal.jsonl")
     booked = [entry["index"] for entry in entries if entry["type"] == "release"]

@@ -304,6 +304,9 @@ def extractor_of(name: str, dataset: DataSet, features: str | None = None) -> Fe
         dataset: the raw data.
         features: which ones, for a model that has several; those of the data set's default settings if None.
 
+    Raises:
+        ValueError: features that the model does not have.
+
     >>> from equipoise import data
     >>> extractor_of("scatter-linear", data.load("digits")).config()["angles"]
     8
@@ -312,6 +315,12 @@ def extractor_of(name: str, dataset: DataSet, features: str | None = None) -> Fe
     if entry is None or entry.extractor is None:
         return None
     chosen = features or default_settings(dataset.name, name).features
+    if chosen is not None and chosen not in entry.features:
+        known = ", ".join(entry.features) or "none to choose from"
+        raise ValueError(
+            f"features={chosen!r} are none of the model {name!r}. It has: {known}. Features of a newer "
+            "version of equipoise need that version."
+        )
     return load_function(entry.extractor)(dataset, **({} if chosen is None else entry.features[chosen]))
 
 

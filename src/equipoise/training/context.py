@@ -91,7 +91,7 @@ class TrainingDraw:
 
         Args:
             fn: gives the bounded sums of one micro-batch, and keeps nothing: on a device the step is taken
-                again where a record was not finite.
+                again where a record was not finite, unless it has released something.
             at: the parameter points.
             along: numbers of the draw's records, as `rows` gave them; `fn(rows, ..., ids, part)` gets those
                 of the micro-batch's records.
@@ -100,7 +100,8 @@ class TrainingDraw:
             NotFiniteError: on a device, here or where something would leave.
         """
         fn = self._rows.sharing.query(fn)
-        all_finite: list[Tensor] | None = None if self._rows.looks_at_once else []
+        looks = self._rows.looks_at_once or self._rows.has_released
+        all_finite: list[Tensor] | None = None if looks else []
         sums = self._sums(fn, at, along, all_finite)
         # The host does not wait for each forward. No sum is used where a record was not finite.
         if all_finite is not None:
@@ -288,18 +289,20 @@ class StepLedger:
 
     Args:
         ledger: of the run.
+        rows: learn that something was released.
 
     Attributes:
         last_noise: of the step's last release, which sets it; None before the first.
     """
 
-    def __init__(self, ledger: Ledger | SharedLedger) -> None:
-        self._ledger = ledger
+    def __init__(self, ledger: Ledger | SharedLedger, rows: RowSource) -> None:
+        self._ledger, self._rows = ledger, rows
         self.last_noise: ReleaseNoise | None = None
 
     def release(self, draw: TrainingDraw, sums: Mapping[str, Bounded]) -> dict[str, dict[str, Tensor]]:
         """As `Ledger.release`."""
         released = self._ledger.release(draw.token, sums)
+        self._rows.has_released = True
         name, first = next(iter(sums.items()))
         std = self._ledger.plan[name].at(draw.token.ordinal).standard_deviation(name, first.add_remove)
         self.last_noise = ReleaseNoise(std, first.add_remove)
@@ -310,6 +313,7 @@ class StepLedger:
     ) -> dict[str, Tensor]:
         """As `Ledger.release_unproven`."""
         released = self._ledger.release_unproven(draw.token, name, value, std, **options)
+        self._rows.has_released = True
         # Nothing bounds it: the metrics show the bound of the release before, if there was one.
         bound = 0.0 if self.last_noise is None else self.last_noise.bound
         self.last_noise = ReleaseNoise(std, bound)
@@ -317,7 +321,9 @@ class StepLedger:
 
     def disclose(self, value: Any, hole: str) -> Any:
         """As `Ledger.disclose`."""
-        return self._ledger.disclose(value, hole)
+        disclosed = self._ledger.disclose(value, hole)
+        self._rows.has_released = True
+        return disclosed
 
 
 class StepContext:
@@ -347,7 +353,7 @@ class StepContext:
     ) -> None:
         self.params: Parameters = MappingProxyType({name: p.detach() for name, p in params.items()})
         self.step, self.sampling, self.plan, self.relation = step, sampling, plan, plan.releases.relation
-        self.ledger = StepLedger(ledger)
+        self.ledger = StepLedger(ledger, rows)
         self.diagnostics = StepDiagnostics()
         self._run_ledger, self._depends_on = ledger, depends_on
         self._rows, self._processes = rows, processes

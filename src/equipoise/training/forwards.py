@@ -274,6 +274,9 @@ class RowSource:
         # Whether each forward is looked at for gradients that are not finite; else the sums of a whole draw.
         # Only time follows it: see `TrainingDraw.query`.
         self.looks_at_once = self.sharing.is_sharded or not host_waits(prepare.device)
+        # Whether the step has released something: it is not taken again, since its sums may round otherwise
+        # then, and a draw would be charged a second time.
+        self.has_released = False
         self._failure_was_logged = False
         self._made_up: tuple[Any, Any] = (None, None)  # the public rows of the last form of records
 

@@ -334,6 +334,7 @@ class StepRunner:
         read(self._left)
         before = self._left.value()
         self.settle()
+        self._setup.rows.has_released = False
         self._began = self._ledger.place
         self._ledger.require(self._now, partial(self._refuse_moved, before))
         return before
@@ -383,7 +384,7 @@ class StepRunner:
         It is asked once more in each of two cases, in any order. A step repeated after a crash came out
         differently: it gets new records, and is charged; of several processes each has this error. Or a
         record was not finite, which shows on a device when something would leave: now each forward is looked
-        at.
+        at. Nothing was released in the step then.
         """
         met: set[type[Exception]] = set()
         while True:
