@@ -273,10 +273,10 @@ def test_a_step_computes_as_many_gradients_as_it_is_said_to(make, monkeypatch):
     told = run.method.gradients_per_step(run.method_plan)
     computed, private, public = 0, RowSource.of_records, RowSource.of_public
 
-    def of_records(self, records, points, *rest):
+    def of_records(self, records, points, *rest, **options):
         nonlocal computed
         computed += num_records(records) * len(points)
-        return private(self, records, points, *rest)
+        return private(self, records, points, *rest, **options)
 
     def of_public(self, batch, *rest):
         nonlocal computed

@@ -296,11 +296,11 @@ def test_an_error_within_a_step_leaves_no_answers_to_the_next(tmp_path):
     run = training(network(dropout=0.2), data=Items(), steps=3, batch=20, workers=2, micro_batch_size=4)
     of_records, calls = run._setup.rows.of_records, []
 
-    def failing(*arguments):
+    def failing(*arguments, **options):
         calls.append(arguments)
         if len(calls) == 3:
             raise MemoryError
-        return of_records(*arguments)
+        return of_records(*arguments, **options)
 
     run._setup.rows.of_records = failing
     with pytest.raises(MemoryError) as held:  # and with it the pass that it ended, as a debugger holds it
