@@ -1,4 +1,4 @@
-"""What several test files use: two processes that train together, and one worker for the tests of a module.
+"""What several test files use: seeds, two processes that train together, one worker for a module's tests.
 
 Tests that use a fixture of their whole module run in one process of pytest-xdist, which sets it up once.
 
@@ -8,6 +8,7 @@ name then; `without_group` takes it off.
 
 from __future__ import annotations
 
+import random
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,17 @@ from pathlib import Path
 import pytest
 
 MARK = "@fixtures of "
+
+
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    """Each test begins with the same random numbers, alone or among others, so that a failure comes again."""
+    import numpy as np
+    import torch
+
+    random.seed(0)
+    np.random.seed(0)
+    torch.manual_seed(0)
 
 
 def free_port() -> int:
