@@ -10,55 +10,15 @@ import numpy as np
 import pytest
 import torch
 from small_problems import FEATURES, RECORDS, parameters, records, training
+from test_data_sources import MAPPED, as_memmap, as_tensors
 
 import equipoise as eq
-from equipoise.training.assumptions import Assumption
 from equipoise.training.record_source import DataError, RecordSource
 
 
-def as_memmap(folder):
-    """The small problem in two files."""
-    data = records()
-    out = {}
-    for name, values in data.items():
-        path = folder / f"{name}.bin"
-        values.numpy().tofile(path)
-        out[name] = np.memmap(path, values.numpy().dtype, "r", shape=tuple(values.shape))
-    return out
-
-
-def as_tensors(folder):
-    data = as_memmap(folder)
-    return {
-        "input": torch.from_file(
-            str(folder / "input.bin"), shared=True, size=RECORDS * FEATURES, dtype=torch.float32
-        ).view(RECORDS, FEATURES),
-        "label": torch.from_numpy(np.array(data["label"])),
-    }
-
-
-FORMS = {
-    "memmap": as_memmap,
-    "from_file": as_tensors,
-    "part": lambda f: {n: v[:] for n, v in as_memmap(f).items()},
-}
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_mapped_files_train_like_tensors_and_the_statement_says_what_was_not_looked_at(tmp_path, form):
-    run = training(data=FORMS[form](tmp_path), steps=5)
-    whole = training(steps=5)
-    for each in (run, whole):
-        list(each)
-    assert torch.equal(parameters(run.model), parameters(whole.model))
-    assert Assumption.TRUSTED in run.statement().assumptions
-    assert Assumption.TRUSTED not in whole.statement().assumptions
-    assert Assumption.SCANNED not in run.statement().assumptions
-
-
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", MAPPED)
 def test_a_mapped_file_is_read_where_it_is_drawn(tmp_path, form, monkeypatch):
-    source = RecordSource(FORMS[form](tmp_path))
+    source = RecordSource(MAPPED[form](tmp_path))
     assert (source.is_scanned, source.has_rows, len(source)) == (False, True, RECORDS)
     assert (source.fingerprint(), source.leaves(), source.batch(), source.marked()) == ("", [], None, [])
     taken = source.take(torch.tensor([3, 5]))
@@ -68,9 +28,9 @@ def test_a_mapped_file_is_read_where_it_is_drawn(tmp_path, form, monkeypatch):
 
 
 @pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="the system does not show its advice")
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", MAPPED)
 def test_a_system_is_told_that_records_are_drawn_from_anywhere(tmp_path, form):
-    data = FORMS[form](tmp_path)
+    data = MAPPED[form](tmp_path)
     before = advice_of(tmp_path / "input.bin")
     RecordSource(data)
     assert [("rr" in flags) for flags in (before, advice_of(tmp_path / "input.bin"))] == [False, True]
