@@ -95,6 +95,9 @@ def main(run_dir: str) -> None:
     (folder / f"seconds{rank}").write_text(str(time.monotonic() - began))
     if how is not None:
         torch.distributed.destroy_process_group()
+        # Meshes keep gloo's threads alive. One that lets go of a tensor while Python ends aborts the process
+        # now and then (pytorch/pytorch#179291).
+        os._exit(0)
 
 
 if __name__ == "__main__":
