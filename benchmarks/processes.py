@@ -3,12 +3,13 @@
     torchrun --nproc_per_node 2 benchmarks/processes.py
     torchrun --nproc_per_node 2 benchmarks/processes.py --exchanges --tasks lm-64
 
-Efficiency is the CPU time of a step in one process over that of the busiest of n processes, times n: what is
-not computed by all of them once costs it. Every forward holds public rows too, and n processes run n
-forwards where one runs one: "by rows" is what these leave of it. Processes also share caches and the way to
-memory: plain training without any exchange shows what that leaves. The ratio to plain FSDP2 is of wall
-times, in turn in one run: forward, backward and SGD of the mean loss on the same records. The share is of
-the parameters that a process keeps between two steps.
+Efficiency is the CPU time of a step in one process over that of the busiest of n processes, times n, round
+by round in turn, since machines change from minute to minute. What is not computed by all of them once costs
+it. Every forward holds public rows too, and n processes run n forwards where one runs one: "by rows" is what
+these leave of it. Processes also share caches and the way to memory: plain training without any exchange
+shows what that leaves. The ratio to plain FSDP2 is of wall times, in turn in one run: forward, backward and
+SGD of the mean loss on the same records. The share is of the parameters that a process keeps between two
+steps.
 
 `--exchanges` counts instead what one process exchanges in a step, its forwards included, where the model is
 whole in each, sharded, and tensor parallel.
@@ -125,35 +126,98 @@ def exchanges(name: str) -> dict[str, str]:
     return found
 
 
-def cpu_seconds(name: str, steps: int) -> dict[str, Any]:
-    """CPU times of the steps of this process but the first, and the rows of a forward."""
-    run = private(name, steps)
-    taken, found = iter(run), []
-    for _ in range(steps):
-        before = time.process_time()
-        next(taken)
-        found.append(time.process_time() - before)
-    size = run.settings.micro_batch_size
-    assert size is not None
-    passes = math.ceil(TASKS[name][1] / run.processes.count / size)
-    plain = plain_cpu_seconds(name, steps, run.processes.count)
-    return {"seconds": found[1:], "rows": passes * (size + PUBLIC_ROWS), "plain": plain[1:]}
+class Steps:
+    """Private steps, and plain ones on this process' share of the records without any exchange.
+
+    Attributes:
+        rows: of the forwards of a private step.
+    """
+
+    def __init__(self, name: str, steps: int) -> None:
+        run = private(name, steps)
+        size, processes = run.settings.micro_batch_size, run.processes.count
+        assert size is not None
+        make, batch = TASKS[name]
+        self.rows = math.ceil(batch / processes / size) * (size + PUBLIC_ROWS)
+        self._private = iter(run)
+        torch.manual_seed(0)
+        self._task = task = make()
+        self._optimizer = torch.optim.SGD(task.model.parameters(), lr=0.01)
+        self._share = [records[: batch // processes] for records in (task.inputs, task.labels)]
+
+    def take(self) -> tuple[float, float]:
+        """CPU times of a private step and of a plain one."""
+        began = time.process_time()
+        next(self._private)
+        middle = time.process_time()
+        inputs, labels = self._share
+        self._optimizer.zero_grad()
+        self._task.losses(self._task.model(inputs), labels).mean().backward()
+        self._optimizer.step()
+        return middle - began, time.process_time() - middle
 
 
-def plain_cpu_seconds(name: str, steps: int, processes: int) -> list[float]:
-    """CPU times of plain steps on this process' share of the records, without any exchange."""
-    torch.manual_seed(0)
-    make, batch = TASKS[name]
-    task, found = make(), []
-    optimizer = torch.optim.SGD(task.model.parameters(), lr=0.01)
-    inputs, labels = (records[: batch // processes] for records in (task.inputs, task.labels))
+class Alone:
+    """The same steps in one process, which waits while the others work."""
+
+    def __init__(self, name: str, steps: int) -> None:
+        command = [sys.executable, __file__, "--alone", "--steps", str(steps), "--tasks", name]
+        own = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=own
+        )
+        self.rows = self._answer()
+
+    def _answer(self) -> Any:
+        assert self._process.stdout is not None
+        return json.loads(self._process.stdout.readline())
+
+    def take(self) -> tuple[float, float]:
+        """As `Steps.take`."""
+        assert self._process.stdin is not None
+        self._process.stdin.write("\n")
+        self._process.stdin.flush()
+        private, plain = self._answer()
+        return private, plain
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait()
+
+
+def answer_alone(name: str, steps: int) -> None:
+    """A step for each line of the input."""
+    taken = Steps(name, steps)
+    print(json.dumps(taken.rows), flush=True)
+    for _ in sys.stdin:
+        print(json.dumps(taken.take()), flush=True)
+
+
+def compared(name: str, steps: int) -> str:
+    """CPU times of one process and of each of several, in turn; rank 0 has the answer."""
+    alone = Alone(name, steps) if dist.get_rank() == 0 else None
+    here, count = Steps(name, steps), dist.get_world_size()
+    found = []
     for _ in range(steps):
-        before = time.process_time()
-        optimizer.zero_grad()
-        task.losses(task.model(inputs), labels).mean().backward()
-        optimizer.step()
-        found.append(time.process_time() - before)
-    return found
+        one = (0.0, 0.0) if alone is None else alone.take()
+        dist.barrier()  # waits without a thread that works
+        many = torch.tensor(here.take(), dtype=torch.float64)
+        dist.all_reduce(many, dist.ReduceOp.MAX)
+        found.append((*one, *many.tolist()))
+    if alone is None:
+        return ""
+    alone.close()
+    one, one_plain, many, many_plain = (list(each) for each in zip(*found[1:], strict=True))
+
+    def efficiency(single: list[float], busiest: list[float]) -> str:
+        return spread([a / (count * b) for a, b in zip(single, busiest, strict=True)])
+
+    return (
+        f"efficiency {efficiency(one, many)}, {alone.rows / (count * here.rows):.2f} by rows, "
+        f"{efficiency(one_plain, many_plain)} of plain training without any exchange (CPU s of a step "
+        f"{spread(one, 3)} in one process, {spread(many, 3)} in the busier of {count})"
+    )
 
 
 def spread(values: list[float], digits: int = 2) -> str:
@@ -200,19 +264,19 @@ def against_fsdp(name: str, steps: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Measure in one process, then in all of them."""
+    """Measure one process and all of them in turn."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tasks", nargs="+", default=list(TASKS), choices=list(TASKS))
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--exchanges", action="store_true", help="count what a process exchanges in a step")
-    parser.add_argument("--alone", action="store_true", help="CPU time of one process, as JSON")
+    parser.add_argument("--alone", action="store_true", help="a step for each line of the input")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     if arguments.alone:
-        print(json.dumps({name: cpu_seconds(name, arguments.steps) for name in arguments.tasks}))
+        answer_alone(arguments.tasks[0], arguments.steps)
         return
     dist.init_process_group("gloo")
-    rank, count = dist.get_rank(), dist.get_world_size()
+    rank = dist.get_rank()
     if arguments.exchanges:
         for name in arguments.tasks:
             for how, said in exchanges(name).items():
@@ -220,27 +284,12 @@ def main() -> None:
                     print(f"{name}, {how}: {said}", flush=True)
         dist.destroy_process_group()
         return
-    alone: list[Any] = [None]
-    if rank == 0:
-        command = [sys.executable, __file__, "--alone", "--steps", str(arguments.steps), "--tasks"]
-        own = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
-        done = subprocess.run([*command, *arguments.tasks], check=True, capture_output=True, env=own)
-        alone = [json.loads(done.stdout)]
-    dist.broadcast_object_list(alone)
     for name in arguments.tasks:
-        here = cpu_seconds(name, arguments.steps)
-        seconds = torch.tensor(here["seconds"], dtype=torch.float64)
-        dist.all_reduce(seconds, dist.ReduceOp.MAX)
+        said = compared(name, arguments.steps)
         beside = against_fsdp(name, arguments.steps)
         if rank == 0:
-            one, many = alone[0][name], seconds.tolist()
-            efficiency = statistics.median(one["seconds"]) / (count * statistics.median(many))
-            plain = statistics.median(one["plain"]) / (count * statistics.median(here["plain"]))
             print(
-                f"{name}: efficiency {efficiency:.2f}, {one['rows'] / (count * here['rows']):.2f} by rows, "
-                f"{plain:.2f} of plain training without any exchange "
-                f"(CPU s of a step {spread(one['seconds'], 3)} in one process, {spread(many, 3)} in the "
-                f"busier of {count}); sharded {spread(beside['ratios'])} times plain FSDP2 "
+                f"{name}: {said}; sharded {spread(beside['ratios'])} times plain FSDP2 "
                 f"({beside['private']:.3f} s, {beside['plain']:.3f} s), "
                 f"{beside['parameters_here'] / beside['parameters']:.2f} of the parameters here",
                 flush=True,

@@ -25,6 +25,7 @@ from equipoise.gradients.capture.isolation import parameters_restored
 from equipoise.gradients.checks.record_mixing import TracedLosses, follows_company, losses_moved
 from equipoise.gradients.checks.record_trials import away_from_zero
 from equipoise.gradients.checks.row_comparison import distance_and_length, rows_differ
+from equipoise.gradients.factors.outer import OuterFactor
 
 
 def squared(model, batch):
@@ -488,6 +489,34 @@ def test_a_vanishing_gradient_does_not_hide_a_wrong_rule():
     for error, is_seen in ((1e-8, False), (1e-3, True)):
         found = distance_and_length(row + error, row).expand(3, 2)
         assert (rows_differ(found, row.dtype, sizes=torch.ones(3)) is not None) == is_seen
+
+
+class AtTheKink(nn.Module):
+    """One of many values is zero but for rounding, which lets a record by itself through the ReLU alone."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.body, self.head = nn.Linear(5, width), nn.Linear(width, 3)
+
+    def forward(self, x):
+        values = self.body(x)
+        first = values[:, :1] - values[:, :1].detach() + (1e-7 if len(x) == 1 else -1e-7)
+        return self.head(torch.relu(torch.cat([first, values[:, 1:]], 1)))
+
+
+@pytest.mark.parametrize(("width", "way"), [(1000, "rule"), (20, "dense")])
+def test_rounding_at_a_kink_costs_no_rule_but_where_it_decides_over_much(width, way):
+    torch.manual_seed(0)
+    engine = GradientEngine(AtTheKink(width), squared, floats(6, 5).float())
+    assert how(engine)["body.weight"] == way
+
+
+def test_a_rule_that_is_wrong_by_a_hundredth_is_seen(monkeypatch):
+    torch.manual_seed(0)
+    materialise = OuterFactor.materialise
+    monkeypatch.setattr(OuterFactor, "materialise", lambda factor: 1.01 * materialise(factor))
+    engine = GradientEngine(nn.Linear(5, 3), squared, floats(6, 5).float())
+    assert how(engine)["weight"] == "dense"
 
 
 class SometimesHooked(nn.Module):

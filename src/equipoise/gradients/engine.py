@@ -236,19 +236,27 @@ class GradientEngine:
         """
         with parameters_watched(self._buffers.modules, params), self._buffers.watched(), backward_included():
             leaves, substitute = self._leaves(params)
-            seen = dict(leaves)
-            with torch.enable_grad(), self._leaves_told(seen.__setitem__):
-                loss = evaluate_loss(self.model, self.loss, batch, substitute)[place]
-                found: tuple[Tensor | None, ...] = (None,) * len(leaves)
-                if loss.requires_grad:
-                    found = torch.autograd.grad(loss, [seen[name] for name in leaves], allow_unused=True)
-            rows = {
-                # Look-ups may give sparse ones.
-                name: [DenseFactor(part_like(gradient.to_dense(), seen[name])[None])]
-                for name, gradient in zip(leaves, found, strict=True)
-                if gradient is not None
-            }
-            return _gathered(self.model, leaves, rows, loss.detach()[None])
+            found, loss = self._row_among(batch, place, leaves, substitute)
+            rows = {name: [DenseFactor(row[None])] for name, row in found.items()}
+            return _gathered(self.model, leaves, rows, loss[None])
+
+    def _row_among(
+        self, batch: Any, place: int, leaves: Mapping[str, Tensor], substitute: Mapping[str, Tensor] | None
+    ) -> tuple[dict[str, Tensor], Tensor]:
+        """The row of one record of a batch, for the parameters that it reaches, and its loss."""
+        seen = dict(leaves)
+        with torch.enable_grad(), self._leaves_told(seen.__setitem__):
+            loss = evaluate_loss(self.model, self.loss, batch, substitute)[place]
+            found: tuple[Tensor | None, ...] = (None,) * len(leaves)
+            if loss.requires_grad:
+                found = torch.autograd.grad(loss, [seen[name] for name in leaves], allow_unused=True)
+        rows = {
+            # Look-ups may give sparse ones.
+            name: part_like(gradient.to_dense(), seen[name])
+            for name, gradient in zip(leaves, found, strict=True)
+            if gradient is not None
+        }
+        return rows, loss.detach()
 
     def plan_on(self, public: Any, example: Any, params: Mapping[str, Tensor]) -> bool:
         """Plan anew on public records: a plan that followed private ones would tell of them.
@@ -640,7 +648,9 @@ class GradientEngine:
     def _wrong_rows(self, plan: CapturePlan, three: Any, together: Any) -> dict[str, str]:
         """Parameters whose rows by plan are not those of single records, and why.
 
-        A record at a time: of a large model, rows of three records take more memory than its training.
+        A forward of one record rounds otherwise than that of a batch. Where a value is all but zero, a ReLU
+        may let it pass in one of them only, and on large models such values are many. So a row may be up to
+        a tenth of its length away from that of the single record, if it is that of the same forward.
 
         Args:
             plan: gives the rows.
@@ -650,8 +660,47 @@ class GradientEngine:
         leaves = trainable_parameters(self.model)
         with undisturbed(self.model):
             factors, _ = self._capture(plan, together, leaves, None, None)
-        compared: dict[str, list[Tensor]] = {name: [] for name in leaves}
-        sizes: dict[str, list[Tensor]] = {name: [] for name in leaves}
+        found = self._distances(
+            factors, leaves, lambda place, visit: self._row_alone(three, place, plan, visit)
+        )
+        wrong = found_by_any(self.model, _apart(found, plan.low_precision))
+        if not wrong:
+            return {}
+
+        def among(place: int, visit: Callable[[str, Tensor], None]) -> None:
+            with undisturbed(self.model), backward_included():
+                rows, _ = self._row_among(together, place, leaves, None)
+            for name in wrong.keys() & rows.keys():
+                visit(name, rows[name])
+
+        in_one_forward = self._distances(factors, leaves, among)
+        reached = {name for name, (rows, *_) in in_one_forward.items() if len(rows) == LARGE}
+        differ = _apart(in_one_forward, plan.low_precision) | _apart(found, low_precision=True)
+        clear = reached - differ.keys()
+        wrong = found_by_any(self.model, {name: why for name, why in wrong.items() if name not in clear})
+        # Single records may draw other random numbers, which cannot be held constant, than those of a batch.
+        return {} if wrong and self._follows_seed(three, plan) else wrong
+
+    def _distances(
+        self,
+        factors: Mapping[str, Sequence[Factor]],
+        leaves: Mapping[str, Tensor],
+        visit_row: Callable[[int, Callable[[str, Tensor], None]], None],
+    ) -> dict[str, tuple[Tensor, Tensor, torch.dtype]]:
+        """How far the rows of the first records lie from others, and what their rounding is relative to.
+
+        A record at a time: of a large model, rows of three records take more memory than its training.
+
+        Args:
+            factors: give the rows.
+            leaves: the trainable parameters.
+            visit_row: visit_row(place, visit) hands the other row of each parameter to visit(name, row).
+
+        Returns:
+            Of each parameter that was visited `distance_and_length` [3, 2], sizes [3] and its type.
+        """
+        compared: dict[str, list[Tensor]] = {}
+        sizes: dict[str, list[Tensor]] = {}
         for place in range(LARGE):
             terms: dict[str, Tensor | None] = {}
 
@@ -663,23 +712,18 @@ class GradientEngine:
                 for factor in mine:
                     by_plan += factor.materialise()[0]
                 terms[name] = FactoredGradients({name: mine}).magnitudes(name) if mine else None
-                compared[name].append(distance_and_length(by_plan, row))
+                compared.setdefault(name, []).append(distance_and_length(by_plan, row))
 
-            self._row_alone(three, place, plan, compare)
-            # The norm of the whole gradient: what the rounding of the backward pass is relative to.
-            whole = torch.stack([found[-1][1] for found in compared.values()]).norm()
-            for name, size in terms.items():
-                sizes[name].append(whole if size is None else whole + size[0])
-        wrong = {}
-        for name, p in leaves.items():
-            why = rows_differ(
-                torch.stack(compared[name]), p.dtype, plan.low_precision, torch.stack(sizes[name])
-            )
-            if why is not None:
-                wrong[name] = why
-        wrong = found_by_any(self.model, wrong)
-        # Single records may draw other random numbers, which cannot be held constant, than those of a batch.
-        return {} if wrong and self._follows_seed(three, plan) else wrong
+            visit_row(place, compare)
+            if terms:
+                # The norm of the whole gradient: what the rounding of the backward pass is relative to.
+                whole = torch.stack([compared[name][-1][1] for name in terms]).norm()
+                for name, size in terms.items():
+                    sizes.setdefault(name, []).append(whole if size is None else whole + size[0])
+        return {
+            name: (torch.stack(rows), torch.stack(sizes[name]), leaves[name].dtype)
+            for name, rows in compared.items()
+        }
 
     def _follows_seed(self, three: Any, plan: CapturePlan) -> bool:
         """Whether a record by itself has another row under another seed, though numbers are held constant."""
@@ -755,6 +799,17 @@ def per_sample_gradients(
     if num_records(batch) == 0:
         return _no_rows(model, trainable_parameters(model))
     return GradientEngine(model, loss, batch, check=False)(batch, params)
+
+
+def _apart(
+    distances: Mapping[str, tuple[Tensor, Tensor, torch.dtype]], low_precision: bool
+) -> dict[str, str]:
+    """Parameters whose rows are not those that they were compared with, and why."""
+    found = {
+        name: rows_differ(rows, dtype, low_precision, sizes)
+        for name, (rows, sizes, dtype) in distances.items()
+    }
+    return {name: why for name, why in found.items() if why is not None}
 
 
 def _gathered(
