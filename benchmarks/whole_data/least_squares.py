@@ -24,7 +24,8 @@ from benchmarks.whole_data.cells import SEEDS, TUNING_SEEDS
 from benchmarks.whole_data.problems import DESIGNS, Fields, Problem, linear
 from equipoise.privacy.accounting.calibrate import calibrate_noise_multiplier
 
-LENGTHS, WEIGHTS, RIDGES = (1.0, 4.0, 16.0), (0.25, 0.5, 1.0), (0.25, 0.5, 1.0, 2.0)
+LENGTHS, WEIGHTS = (1.0, 4.0, 16.0), (0.25, 0.5, 1.0)
+RIDGES = (0.0625, 0.125, 0.25, 0.5, 1.0, 2.0)
 CONSTANT = 0.5
 
 

@@ -511,6 +511,34 @@ def test_rounding_at_a_kink_costs_no_rule_but_where_it_decides_over_much(width, 
     assert how(engine)["body.weight"] == way
 
 
+FACTORS = {
+    "place": lambda x: 1 + 0.02 * torch.arange(len(x)),
+    "parity of the place": lambda x: 1 + 0.02 * (torch.arange(len(x)) % 2),
+    "number of records": lambda x: torch.full((len(x),), 1 + 0.02 * (len(x) - 1)),
+    "largest record": lambda x: (1 + 0.02 * x.norm(dim=1).max()).expand(len(x)),
+    "later records": lambda x: 1 + 0.02 * x.norm(dim=1).flip(0).cumsum(0).flip(0),
+}
+
+
+@pytest.mark.parametrize("followed", FACTORS)
+def test_a_row_that_follows_its_company_by_a_hundredth_has_no_rule(followed):
+    """Its loss does not show it."""
+
+    def loss(model, x):
+        losses = squared(model, x)
+        return losses.detach() + FACTORS[followed](x) * (losses - losses.detach())
+
+    torch.manual_seed(0)
+    engine = GradientEngine(nn.Linear(5, 3), loss, floats(6, 5).float())
+    assert set(how(engine).values()) == {"dense"}
+
+
+def test_float64_has_no_such_leeway():
+    torch.manual_seed(0)
+    engine = GradientEngine(AtTheKink(1000).double(), squared, floats(6, 5))
+    assert how(engine)["body.weight"] == "dense"
+
+
 def test_a_rule_that_is_wrong_by_a_hundredth_is_seen(monkeypatch):
     torch.manual_seed(0)
     materialise = OuterFactor.materialise

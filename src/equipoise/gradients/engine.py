@@ -10,7 +10,7 @@ that updates parameters is refused (``capture.isolation``).
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, ClassVar, get_args
@@ -75,6 +75,9 @@ __all__ = ["Covered", "GradientEngine", "per_sample_gradients"]
 
 #: Attempts at a batch whose operations differ from the plan; the last one is dense altogether.
 MISMATCHES = 5
+
+#: Share of a row's length that rounding may move where it opens or closes a few of many ReLUs.
+KINKS = 0.1
 
 #: What rows may round by where another record changes, relative to the norms of whole rows.
 ROWS_ROUND = {"torch.float64": 1e-9, "torch.float32": 1e-4, "low": 5e-2}
@@ -648,9 +651,10 @@ class GradientEngine:
     def _wrong_rows(self, plan: CapturePlan, three: Any, together: Any) -> dict[str, str]:
         """Parameters whose rows by plan are not those of single records, and why.
 
-        A forward of one record rounds otherwise than that of a batch. Where a value is all but zero, a ReLU
-        may let it pass in one of them only, and on large models such values are many. So a row may be up to
-        a tenth of its length away from that of the single record, if it is that of the same forward.
+        A forward of one record rounds otherwise than that of several. Where a value is all but zero, a ReLU
+        lets it pass in one of them only, and a large model has many values. So in float32 a row may be up to
+        a tenth of its length away, if it is that of another batch: copies of the record alone, twice as
+        many rows, and the record at another place. What follows company, place or number is seen there.
 
         Args:
             plan: gives the rows.
@@ -660,47 +664,55 @@ class GradientEngine:
         leaves = trainable_parameters(self.model)
         with undisturbed(self.model):
             factors, _ = self._capture(plan, together, leaves, None, None)
-        found = self._distances(
-            factors, leaves, lambda place, visit: self._row_alone(three, place, plan, visit)
-        )
-        wrong = found_by_any(self.model, _apart(found, plan.low_precision))
-        if not wrong:
-            return {}
 
-        def among(place: int, visit: Callable[[str, Tensor], None]) -> None:
-            with undisturbed(self.model), backward_included():
-                rows, _ = self._row_among(together, place, leaves, None)
-            for name in wrong.keys() & rows.keys():
-                visit(name, rows[name])
+        def single(place: int, visit: Callable[[str, Tensor], None]) -> None:
+            self._row_alone(three, place, plan, visit)
 
-        in_one_forward = self._distances(factors, leaves, among)
-        reached = {name for name, (rows, *_) in in_one_forward.items() if len(rows) == LARGE}
-        differ = _apart(in_one_forward, plan.low_precision) | _apart(found, low_precision=True)
-        clear = reached - differ.keys()
-        wrong = found_by_any(self.model, {name: why for name, why in wrong.items() if name not in clear})
+        found = self._distances(factors, leaves, single)
+        differences = {
+            name: rows_differ(rows, leaves[name].dtype, plan.low_precision, sizes)
+            for name, (rows, sizes) in found.items()
+        }
+        wrong = found_by_any(self.model, {name: why for name, why in differences.items() if why is not None})
+        compared = {name: leaves[name] for name in wrong if leaves[name].dtype == torch.float32}
+        if compared and not plan.low_precision:
+
+            def copied(place: int, visit: Callable[[str, Tensor], None]) -> None:
+                copies = take_records(together, torch.full((2 * num_records(together),), place))
+                with undisturbed(self.model):
+                    rows, _ = self._row_among(copies, (place + 1) % LARGE, compared, None)
+                for name, row in rows.items():
+                    visit(name, row)
+
+            for name, (rows, _) in self._distances(factors, compared, copied).items():
+                first, sizes = found[name]
+                is_near = bool((first[:, 0] <= KINKS * first[:, 1]).all())
+                if is_near and len(rows) == LARGE and rows_differ(rows, torch.float32, sizes=sizes) is None:
+                    del wrong[name]
+            wrong = found_by_any(self.model, wrong)
         # Single records may draw other random numbers, which cannot be held constant, than those of a batch.
         return {} if wrong and self._follows_seed(three, plan) else wrong
 
     def _distances(
         self,
         factors: Mapping[str, Sequence[Factor]],
-        leaves: Mapping[str, Tensor],
+        names: Iterable[str],
         visit_row: Callable[[int, Callable[[str, Tensor], None]], None],
-    ) -> dict[str, tuple[Tensor, Tensor, torch.dtype]]:
+    ) -> dict[str, tuple[Tensor, Tensor]]:
         """How far the rows of the first records lie from others, and what their rounding is relative to.
 
         A record at a time: of a large model, rows of three records take more memory than its training.
 
         Args:
             factors: give the rows.
-            leaves: the trainable parameters.
+            names: the parameters.
             visit_row: visit_row(place, visit) hands the other row of each parameter to visit(name, row).
 
         Returns:
-            Of each parameter that was visited `distance_and_length` [3, 2], sizes [3] and its type.
+            Of each parameter `distance_and_length` [n, 2] and sizes [n], n as often as it was visited.
         """
-        compared: dict[str, list[Tensor]] = {}
-        sizes: dict[str, list[Tensor]] = {}
+        compared: dict[str, list[Tensor]] = {name: [] for name in names}
+        sizes: dict[str, list[Tensor]] = {name: [] for name in compared}
         for place in range(LARGE):
             terms: dict[str, Tensor | None] = {}
 
@@ -712,17 +724,16 @@ class GradientEngine:
                 for factor in mine:
                     by_plan += factor.materialise()[0]
                 terms[name] = FactoredGradients({name: mine}).magnitudes(name) if mine else None
-                compared.setdefault(name, []).append(distance_and_length(by_plan, row))
+                compared[name].append(distance_and_length(by_plan, row))
 
             visit_row(place, compare)
             if terms:
-                # The norm of the whole gradient: what the rounding of the backward pass is relative to.
+                # The norm of what was visited: what the rounding of the backward pass is relative to.
                 whole = torch.stack([compared[name][-1][1] for name in terms]).norm()
                 for name, size in terms.items():
-                    sizes.setdefault(name, []).append(whole if size is None else whole + size[0])
+                    sizes[name].append(whole if size is None else whole + size[0])
         return {
-            name: (torch.stack(rows), torch.stack(sizes[name]), leaves[name].dtype)
-            for name, rows in compared.items()
+            name: (torch.stack(rows), torch.stack(sizes[name])) for name, rows in compared.items() if rows
         }
 
     def _follows_seed(self, three: Any, plan: CapturePlan) -> bool:
@@ -799,17 +810,6 @@ def per_sample_gradients(
     if num_records(batch) == 0:
         return _no_rows(model, trainable_parameters(model))
     return GradientEngine(model, loss, batch, check=False)(batch, params)
-
-
-def _apart(
-    distances: Mapping[str, tuple[Tensor, Tensor, torch.dtype]], low_precision: bool
-) -> dict[str, str]:
-    """Parameters whose rows are not those that they were compared with, and why."""
-    found = {
-        name: rows_differ(rows, dtype, low_precision, sizes)
-        for name, (rows, sizes, dtype) in distances.items()
-    }
-    return {name: why for name, why in found.items() if why is not None}
 
 
 def _gathered(
