@@ -36,7 +36,7 @@ def test_without_noise_it_is_least_squares_and_with_much_it_is_a_guess():
 
 
 def test_the_noise_has_the_scale_of_the_bound():
-    """Of no records only noise is left: its norm, seen through the solution at a ridge above all else."""
+    """Of no records the noise of the second moments is all that is left."""
     nobody = {"input": torch.zeros(0, 3), "label": torch.zeros(0, dtype=torch.long)}
     moments = Moments(nobody, clouds(3), 3, 1.0)
     drawn = []
