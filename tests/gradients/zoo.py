@@ -379,6 +379,15 @@ class MeanBackward(torch.autograd.Function):
         return g - g.mean(0)
 
 
+def straight_through(factor: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """The identity, whose backward multiplies by 1 + factor(x): no loss shows it."""
+
+    def layer(x: Tensor) -> Tensor:
+        return x + factor(x.detach()) * (x - x.detach())
+
+    return layer
+
+
 class MeanBackwardByChance(torch.autograd.Function):
     """Its backward mixes where a random number of its own says so."""
 
@@ -1145,6 +1154,24 @@ REFUSED_CASES = {
     ),
     "custom function whose backward mixes by Python's rare coin": Case(
         around(lambda x: MeanBackwardByChance.apply(x, random.random, 0.002)), squared, rows, refused(MIXED)
+    ),
+    "straight-through by the largest value of all records": Case(
+        around(straight_through(lambda x: 1e-4 * x.abs().amax())), squared, rows, refused(MIXED)
+    ),
+    "straight-through where some record is an outlier": Case(
+        around(straight_through(lambda x: 1e-2 * (x.abs().amax() > 10))), squared, rows, refused(MIXED)
+    ),
+    "straight-through where the record before is an outlier": Case(
+        around(straight_through(lambda x: 1e-2 * (x.roll(1, 0).abs().amax(1, keepdim=True) > 10))),
+        squared,
+        rows,
+        refused(MIXED),
+    ),
+    "straight-through where the record behind is an outlier": Case(
+        around(straight_through(lambda x: 1e-2 * (x.roll(-1, 0).abs().amax(1, keepdim=True) > 10))),
+        squared,
+        rows,
+        refused(MIXED),
     ),
     "custom function whose backward mixes, behind a gate": Case(
         gated(MeanBackward.apply), squared, rows, refused(MIXED)

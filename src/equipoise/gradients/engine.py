@@ -39,7 +39,7 @@ from equipoise.gradients.capture.sharded import (
 )
 from equipoise.gradients.checks.errors import CoverageError, CrossRecordError, RefusedParameter
 from equipoise.gradients.checks.oracle import dense_rows, visit_rows
-from equipoise.gradients.checks.record_mixing import MANY, exchanged, find_mixing_module
+from equipoise.gradients.checks.record_mixing import MANY, among_outliers, exchanged, find_mixing_module
 from equipoise.gradients.checks.record_trials import (
     RecordTrials,
     away_from_zero,
@@ -399,6 +399,9 @@ class GradientEngine:
 
         Returns:
             None if the model draws random numbers that cannot be held constant: two places do not share them.
+
+        Raises:
+            CrossRecordError: a row's norm follows its place by more than rounding, at kinks too.
         """
         records = max(16, num_records(batch))
         generator = torch.Generator().manual_seed(0)
@@ -427,22 +430,31 @@ class GradientEngine:
             return None
         orders = [torch.arange(size) % records, (torch.arange(size) * 5 // 3 + 1) % records]
 
-        def same_everywhere(several: Any) -> bool:
+        def largest_differences(several: Any) -> Tensor:
+            """Of losses and norms of copies, relative to the loss, or to the norm of the whole row."""
             found: dict[int, Tensor] = {}
+            largest = []
             for order in orders:
                 placed = take_records(several, order)
                 bits = self._losses_and_norms(placed, params)
                 for record in set(order.tolist()):
                     copies = bits[order.to(bits.device) == record]
                     expected = found.setdefault(record, copies[:1])
-                    if not torch.equal(copies, expected.expand_as(copies)):
-                        return False
-            return True
+                    whole = expected[:, 1:].norm().expand_as(expected).clone()
+                    whole[:, 0] = expected[:, 0].abs()
+                    differences = (copies - expected).abs()
+                    largest.append(torch.where(differences > 0, differences / whole, 0.0).amax(0))
+            return torch.stack(largest).amax(0)
 
         try:
-            return same_everywhere(several)
+            differences = largest_differences(several)
         except Exception:  # such as a label that has to be one of a few
-            return same_everywhere(repeat_to(batch, records))
+            differences = largest_differences(repeat_to(batch, records))
+        names = list(params)[: len(differences) - 1]  # none where a row is a loss
+        follow = [name for name, by in zip(names, differences[1:].tolist(), strict=True) if by > KINKS]
+        if follow:
+            raise CrossRecordError(None, None, gradients_of=follow, by_place=True)
+        return not bool(differences.any())
 
     def _losses_and_norms(self, batch: Any, params: Mapping[str, Tensor]) -> Tensor:
         """A row per record, by operations that need not be those planned."""
@@ -561,10 +573,12 @@ class GradientEngine:
         self.refuse_mixed_rows(repeat_to(batch, LARGE), trials.params)
 
     def refuse_mixed_rows(self, batch: Any, params: Mapping[str, Tensor] | None = None) -> None:
-        """Change one record; neither norms nor a weighted sum of the others' rows may move.
+        """Change some records; neither norms nor a weighted sum of the others' rows may move.
 
         This is the sensitivity itself, under several random numbers where they change anything: a backward
-        may mix records where no loss shows it, or in a random branch of its own.
+        may mix records where no loss shows it, or in a random branch of its own. Once most records are
+        outliers, once one has the contents of another. Under further random numbers the second is left out
+        where the model takes the first.
 
         Args:
             batch: at least two records.
@@ -574,36 +588,48 @@ class GradientEngine:
             CrossRecordError: another record's row moved.
         """
         # Contents of a real record: a backward may write anywhere for a class that there is not.
-        change = exchanged(batch, 0)
-        weights = 0.5 + torch.rand(num_records(batch) - 1, generator=torch.Generator().manual_seed(0))
+        trials = [among_outliers(batch), (exchanged(batch, 0).batch, slice(1, None))]
 
-        def others(batch: Any, level: float | None, seed: int) -> PerSampleGradients:
-            """The rows of all records but the first."""
+        def rows(batch: Any, level: float | None, seed: int) -> PerSampleGradients:
             with undisturbed(self.model, seed, dropout=level is None, level=level or MIDDLE):
-                return self._by_plan(batch, params).rows(slice(1, None))
+                return self._by_plan(batch, params)
 
-        for numbers in self._random_numbers(batch, params):
+        for number, numbers in enumerate(self._random_numbers(batch, params)):
             try:
-                before, after = others(batch, *numbers), others(change.batch, *numbers)
+                before = rows(batch, *numbers)
             except PlanMismatch:
                 continue  # such records are computed by themselves
-            assert self._latest is not None
-            whole = before.row_norms()
-            tolerance = ROWS_ROUND["low" if self._latest.low_precision else str(whole.dtype)]
-            by_name = [(name,) for name in before.names]
-            moves = (after.row_norms(by_name) - before.row_norms(by_name)).abs() > tolerance * whole[:, None]
-            moved = moves.any(0).tolist()
-            # Rows of one length each: the longest would hide the others.
-            unit = torch.where(whole > 0, weights.to(whole) / whole, 0.0)
-            difference = after - before
-            for place, name in enumerate(before.names):  # one by one: of a large model all take much memory
-                distance = length(local_part(difference.select([name]).weighted_sums(unit)[name]))
-                moved[place] |= bool(distance > tolerance * len(before))
-            own = self._leaves(None)[0]
-            names = [name for name, has_moved in zip(own, moved, strict=True) if has_moved]
-            names = [*found_by_any(self.model, dict.fromkeys(names, ""))]
-            if names:
-                raise CrossRecordError(None, None, gradients_of=names)
+            for changed, others in trials:
+                try:
+                    after = rows(changed, *numbers)
+                except Exception:
+                    continue  # records that the model does not take, or computes by themselves, tell nothing
+                if names := self._moved(before.rows(others), after.rows(others)):
+                    raise CrossRecordError(None, None, gradients_of=names)
+                if number:
+                    break
+
+    def _moved(self, before: PerSampleGradients, after: PerSampleGradients) -> list[str]:
+        """Parameters where some row, of the same records, moved by more than rounding."""
+        finite = before.row_norms().isfinite()
+        if not finite.all():
+            before, after = before.rows(finite), after.rows(finite)
+        assert self._latest is not None
+        weights = 0.5 + torch.rand(before.num_records, generator=torch.Generator().manual_seed(0))
+        whole = before.row_norms()
+        tolerance = ROWS_ROUND["low" if self._latest.low_precision else str(whole.dtype)]
+        by_name = [(name,) for name in before.names]
+        distances = (after.row_norms(by_name) - before.row_norms(by_name)).abs()
+        moved = (~(distances <= tolerance * whole[:, None])).any(0).tolist()  # to NaN, too
+        # Rows of one length each: the longest would hide the others.
+        unit = torch.where(whole > 0, weights.to(whole) / whole, 0.0)
+        difference = after - before
+        for place, name in enumerate(before.names):  # one by one: of a large model all take much memory
+            distance = length(local_part(difference.select([name]).weighted_sums(unit)[name]))
+            moved[place] |= not distance <= tolerance * before.num_records
+        own = self._leaves(None)[0]
+        names = [name for name, has_moved in zip(own, moved, strict=True) if has_moved]
+        return [*found_by_any(self.model, dict.fromkeys(names, ""))]
 
     def _random_numbers(
         self, batch: Any, params: Mapping[str, Tensor] | None

@@ -24,6 +24,7 @@ __all__ = [
     "MANY",
     "RecordChange",
     "TracedLosses",
+    "among_outliers",
     "changes",
     "exchanged",
     "find_mixing_module",
@@ -36,6 +37,9 @@ __all__ = [
 
 #: Records of a batch on which mixing is looked for: pairs and small groups show.
 MANY = 8
+
+#: By what the values of outliers are multiplied.
+OUTLIERS = (100.0, 0.0, -100.0)
 
 
 @dataclass(frozen=True)
@@ -71,6 +75,33 @@ def exchanged(batch: Any, record: int) -> RecordChange:
     index = torch.arange(num_records(batch))
     index[record] = (record + 1) % len(index)
     return RecordChange(record, take_records(batch, index))
+
+
+def among_outliers(batch: Any) -> tuple[Any, slice]:
+    """The batch with most of its records changed to such as a batch rarely has, and which ones stay.
+
+    Floating-point values become 100 times as large, zero and -100 times as large, in turn. Other leaves get
+    the values of the record behind.
+
+    >>> changed, same = among_outliers(torch.ones(7, 1))
+    >>> changed.squeeze(1).tolist()
+    [100.0, 1.0, -100.0, 100.0, 0.0, -100.0, 1.0]
+    >>> changed[same].squeeze(1).tolist()
+    [1.0, 1.0]
+    """
+    places = torch.arange(num_records(batch))
+    same = slice(1, None, 5)
+    times = torch.tensor(OUTLIERS)[places % len(OUTLIERS)]
+    times[same] = 1.0
+    behind = (places + 1) % len(places)
+    behind[same] = places[same]
+
+    def changed(leaf: Tensor) -> Tensor:
+        if leaf.is_floating_point() or leaf.is_complex():
+            return leaf * times.to(leaf.device, leaf.dtype).reshape(-1, *[1] * (leaf.ndim - 1))
+        return leaf[behind.to(leaf.device)]
+
+    return map_records(changed, batch), same
 
 
 def _lowered(leaf: Tensor) -> Tensor:
