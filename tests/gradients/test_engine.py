@@ -386,24 +386,6 @@ def test_measuring_bits_leaves_the_plan():
     assert engine.coverage() == before
 
 
-def test_a_backward_that_follows_the_place_in_a_batch_is_refused():
-    """Of few records it shows nothing, and it is more than rounding."""
-
-    class Place(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layer = nn.Linear(3, 3)
-
-        def forward(self, x):
-            out = self.layer(x)
-            scale = 0.5 * (torch.arange(len(x)) > 5)[:, None]
-            return out + scale * (out - out.detach())
-
-    engine = GradientEngine(Place(), summed, torch.randn(5, 3))
-    with pytest.raises(CrossRecordError, match=r"another place .*'layer.weight'"):
-        engine.keeps_bits(torch.randn(5, 3), 16)
-
-
 def test_a_mixture_that_gives_nan_is_seen():
     """No distance to NaN is larger than rounding."""
 

@@ -388,6 +388,25 @@ def straight_through(factor: Callable[[Tensor], Tensor]) -> Callable[[Tensor], T
     return layer
 
 
+def checked_up_to(most: float, x: Tensor) -> Tensor:
+    """The values; an error where some lies beyond."""
+    if bool(x.abs().max() > most):
+        raise ValueError("a value is out of range")
+    return x
+
+
+class FiniteBackward(torch.autograd.Function):
+    """A guard of a backward that looks at all records."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, g):
+        return torch.where(g.isfinite().all(), g, 0.0)
+
+
 class MeanBackwardByChance(torch.autograd.Function):
     """Its backward mixes where a random number of its own says so."""
 
@@ -1172,6 +1191,15 @@ REFUSED_CASES = {
         squared,
         rows,
         refused(MIXED),
+    ),
+    "straight-through where some record is an outlier, and others raise": Case(
+        around(straight_through(lambda x: 1e-2 * (checked_up_to(60.0, x).abs().amax() > 5))),
+        squared,
+        rows,
+        refused(MIXED),
+    ),
+    "backward that stops where some gradient is infinite": Case(
+        around(FiniteBackward.apply), squared, rows, refused(MIXED)
     ),
     "custom function whose backward mixes, behind a gate": Case(
         gated(MeanBackward.apply), squared, rows, refused(MIXED)

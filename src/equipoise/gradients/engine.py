@@ -39,8 +39,9 @@ from equipoise.gradients.capture.sharded import (
 )
 from equipoise.gradients.checks.errors import CoverageError, CrossRecordError, RefusedParameter
 from equipoise.gradients.checks.oracle import dense_rows, visit_rows
-from equipoise.gradients.checks.record_mixing import MANY, among_outliers, exchanged, find_mixing_module
+from equipoise.gradients.checks.record_mixing import MANY, find_mixing_module, other_companies
 from equipoise.gradients.checks.record_trials import (
+    HeldNumbers,
     RecordTrials,
     away_from_zero,
     may_follow_numbers,
@@ -399,9 +400,6 @@ class GradientEngine:
 
         Returns:
             None if the model draws random numbers that cannot be held constant: two places do not share them.
-
-        Raises:
-            CrossRecordError: a row's norm follows its place by more than rounding, at kinks too.
         """
         records = max(16, num_records(batch))
         generator = torch.Generator().manual_seed(0)
@@ -430,31 +428,22 @@ class GradientEngine:
             return None
         orders = [torch.arange(size) % records, (torch.arange(size) * 5 // 3 + 1) % records]
 
-        def largest_differences(several: Any) -> Tensor:
-            """Of losses and norms of copies, relative to the loss, or to the norm of the whole row."""
+        def same_everywhere(several: Any) -> bool:
             found: dict[int, Tensor] = {}
-            largest = []
             for order in orders:
                 placed = take_records(several, order)
                 bits = self._losses_and_norms(placed, params)
                 for record in set(order.tolist()):
                     copies = bits[order.to(bits.device) == record]
                     expected = found.setdefault(record, copies[:1])
-                    whole = expected[:, 1:].norm().expand_as(expected).clone()
-                    whole[:, 0] = expected[:, 0].abs()
-                    differences = (copies - expected).abs()
-                    largest.append(torch.where(differences > 0, differences / whole, 0.0).amax(0))
-            return torch.stack(largest).amax(0)
+                    if not torch.equal(copies, expected.expand_as(copies)):
+                        return False
+            return True
 
         try:
-            differences = largest_differences(several)
+            return same_everywhere(several)
         except Exception:  # such as a label that has to be one of a few
-            differences = largest_differences(repeat_to(batch, records))
-        names = list(params)[: len(differences) - 1]  # none where a row is a loss
-        follow = [name for name, by in zip(names, differences[1:].tolist(), strict=True) if by > KINKS]
-        if follow:
-            raise CrossRecordError(None, None, gradients_of=follow, by_place=True)
-        return not bool(differences.any())
+            return same_everywhere(repeat_to(batch, records))
 
     def _losses_and_norms(self, batch: Any, params: Mapping[str, Tensor]) -> Tensor:
         """A row per record, by operations that need not be those planned."""
@@ -576,9 +565,8 @@ class GradientEngine:
         """Change some records; neither norms nor a weighted sum of the others' rows may move.
 
         This is the sensitivity itself, under several random numbers where they change anything: a backward
-        may mix records where no loss shows it, or in a random branch of its own. Once most records are
-        outliers, once one has the contents of another. Under further random numbers the second is left out
-        where the model takes the first.
+        may mix records where no loss shows it, or in a random branch of its own. Under the first numbers
+        more changes are tried than under the others.
 
         Args:
             batch: at least two records.
@@ -587,27 +575,29 @@ class GradientEngine:
         Raises:
             CrossRecordError: another record's row moved.
         """
-        # Contents of a real record: a backward may write anywhere for a class that there is not.
-        trials = [among_outliers(batch), (exchanged(batch, 0).batch, slice(1, None))]
-
-        def rows(batch: Any, level: float | None, seed: int) -> PerSampleGradients:
-            with undisturbed(self.model, seed, dropout=level is None, level=level or MIDDLE):
-                return self._by_plan(batch, params)
-
         for number, numbers in enumerate(self._random_numbers(batch, params)):
             try:
-                before = rows(batch, *numbers)
+                before = self._rows_under(numbers, batch, params)
             except PlanMismatch:
                 continue  # such records are computed by themselves
-            for changed, others in trials:
-                try:
-                    after = rows(changed, *numbers)
-                except Exception:
-                    continue  # records that the model does not take, or computes by themselves, tell nothing
-                if names := self._moved(before.rows(others), after.rows(others)):
-                    raise CrossRecordError(None, None, gradients_of=names)
-                if number:
+            for company in other_companies(batch, few=number > 0):
+                # Of one company the first form that the model takes: it may validate its inputs.
+                for changed, same in company:
+                    try:
+                        after = self._rows_under(numbers, changed, params).rows(same)
+                    except Exception:
+                        continue
+                    if names := self._moved(before.rows(same), after):
+                        raise CrossRecordError(None, None, gradients_of=names)
+                    del after  # rows of a whole batch
                     break
+
+    def _rows_under(
+        self, numbers: HeldNumbers, batch: Any, params: Mapping[str, Tensor] | None
+    ) -> PerSampleGradients:
+        level, seed = numbers
+        with undisturbed(self.model, seed, dropout=level is None, level=level or MIDDLE):
+            return self._by_plan(batch, params)
 
     def _moved(self, before: PerSampleGradients, after: PerSampleGradients) -> list[str]:
         """Parameters where some row, of the same records, moved by more than rounding."""
@@ -621,8 +611,9 @@ class GradientEngine:
         by_name = [(name,) for name in before.names]
         distances = (after.row_norms(by_name) - before.row_norms(by_name)).abs()
         moved = (~(distances <= tolerance * whole[:, None])).any(0).tolist()  # to NaN, too
-        # Rows of one length each: the longest would hide the others.
-        unit = torch.where(whole > 0, weights.to(whole) / whole, 0.0)
+        # Rows of one length each: the longest would hide the others. Of denormal numbers there is no unit.
+        least = torch.finfo(whole.dtype).tiny / torch.finfo(whole.dtype).eps
+        unit = torch.where(whole > least, weights.to(whole) / whole, 0.0)
         difference = after - before
         for place, name in enumerate(before.names):  # one by one: of a large model all take much memory
             distance = length(local_part(difference.select([name]).weighted_sums(unit)[name]))
@@ -631,9 +622,7 @@ class GradientEngine:
         names = [name for name, has_moved in zip(own, moved, strict=True) if has_moved]
         return [*found_by_any(self.model, dict.fromkeys(names, ""))]
 
-    def _random_numbers(
-        self, batch: Any, params: Mapping[str, Tensor] | None
-    ) -> Iterator[tuple[float | None, int]]:
+    def _random_numbers(self, batch: Any, params: Mapping[str, Tensor] | None) -> Iterator[HeldNumbers]:
         """Random ones, dropout too, and those under which rows without dropout are others."""
         yield None, 0
         few = take_records(batch, slice(LARGE))

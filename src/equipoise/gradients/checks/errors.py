@@ -48,16 +48,12 @@ class CrossRecordError(RuntimeError):
         module_type: str | None,
         in_its_input: bool = False,
         gradients_of: Sequence[str] = (),
-        by_place: bool = False,
     ) -> None:
         self.module_path = module_path
         if gradients_of:
-            found = "changing one record changed the gradient of another one, though not its loss,"
-            if by_place:
-                found = "at another place of the batch a record has another gradient"
             super().__init__(
-                f"the records of a batch are mixed in the backward pass: {found} for the parameters "
-                f"{list(gradients_of)[:3]}. "
+                f"the records of a batch are mixed in the backward pass: changing one record changed the "
+                f"gradient of another one, though not its loss, for the parameters {list(gradients_of)[:3]}. "
                 "A backward of your own (torch.autograd.Function) or a hook has to treat every record by "
                 "itself; a statistic over the batch has to go."
             )
