@@ -1198,6 +1198,12 @@ REFUSED_CASES = {
         rows,
         refused(MIXED),
     ),
+    "gradients that stop where some record has a new code": Case(
+        mlp,
+        of(lambda losses, batch: torch.where((batch["code"] > 3).any(), losses.detach(), losses)),
+        lambda: rows() | {"code": torch.ones(RECORDS + 1, dtype=torch.long)},
+        refused(MIXED),
+    ),
     "backward that stops where some gradient is infinite": Case(
         around(FiniteBackward.apply), squared, rows, refused(MIXED)
     ),
