@@ -92,7 +92,7 @@ def other_companies(batch: Any, few: bool = False) -> Iterator[Iterator[Company]
 
     Args:
         batch: two records at least.
-        few: the outliers alone.
+        few: one company of outliers alone. Large batches have no others than outliers.
 
     >>> changed, same = next(next(other_companies(torch.ones(7, 1))))
     >>> changed.squeeze(1).tolist()
@@ -104,15 +104,16 @@ def other_companies(batch: Any, few: bool = False) -> Iterator[Iterator[Company]
     yield (_among_outliers(batch, size, slice(1, None, 5)) for size in OUTLIERS)
     if few:
         return
-    # Contents of a real record: a backward may write anywhere for a class that there is not.
-    yield iter([(exchanged(batch, 0).batch, slice(1, None))])
     if any(leaf.is_floating_point() for leaf in record_leaves(batch)):
         # A backward may guard against what is not finite. Other places stay than before, if there are some.
         yield iter([_among_outliers(batch, math.inf, slice(3 if count > 3 else 1, None, 5))])
-    if count <= MANY:
-        for number, leaf in enumerate(record_leaves(batch)):
-            if _takes_any_value(leaf):
-                yield (_among_largest(batch, number, by) for by in (8, 1))
+    if count > MANY:
+        return
+    # Contents of a real record: a backward may write anywhere for a class that there is not.
+    yield iter([(exchanged(batch, 0).batch, slice(1, None))])
+    for number, leaf in enumerate(record_leaves(batch)):
+        if _takes_any_value(leaf):
+            yield (_among_largest(batch, number, by) for by in (8, 1))
 
 
 def _among_outliers(batch: Any, size: float, same: slice) -> Company:
