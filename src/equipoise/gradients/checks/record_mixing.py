@@ -92,7 +92,7 @@ def other_companies(batch: Any, few: bool = False) -> Iterator[Iterator[Company]
 
     Args:
         batch: two records at least.
-        few: one company of outliers alone. Large batches have no others than outliers.
+        few: one company, of outliers. Those of large batches are all of outliers.
 
     >>> changed, same = next(next(other_companies(torch.ones(7, 1))))
     >>> changed.squeeze(1).tolist()
