@@ -565,8 +565,8 @@ class GradientEngine:
         """Change some records; neither norms nor a weighted sum of the others' rows may move.
 
         This is the sensitivity itself, under several random numbers where they change anything: a backward
-        may mix records where no loss shows it, or in a random branch of its own. Under the first numbers
-        more changes are tried than under the others.
+        may mix records where no loss shows it, or in a random branch of its own. Under further numbers only
+        the first company is tried.
 
         Args:
             batch: at least two records.
@@ -580,7 +580,7 @@ class GradientEngine:
                 before = self._rows_under(numbers, batch, params)
             except PlanMismatch:
                 continue  # such records are computed by themselves
-            for company in other_companies(batch, few=number > 0):
+            for company in itertools.islice(other_companies(batch), 1 if number else None):
                 # Of one company the first form that the model takes: it may validate its inputs.
                 for changed, same in company:
                     try:

@@ -21,7 +21,6 @@ from equipoise.gradients.engine_inputs import (
     map_records,
     num_records,
     perturb_record,
-    record_leaves,
     take_records,
 )
 from equipoise.gradients.rules.operation import Layout, record_first
@@ -87,12 +86,11 @@ Company = tuple[Any, slice]
 """A batch, and which of its records are those that they were."""
 
 
-def other_companies(batch: Any, few: bool = False) -> Iterator[Iterator[Company]]:
+def other_companies(batch: Any) -> Iterator[Iterator[Company]]:
     """Batches in which some records stay and the others change, each in several forms, the hardest first.
 
     Args:
-        batch: two records at least.
-        few: one company, of outliers. Those of large batches are all of outliers.
+        batch: two records at least. Where they are many, they only come among outliers.
 
     >>> changed, same = next(next(other_companies(torch.ones(7, 1))))
     >>> changed.squeeze(1).tolist()
@@ -100,69 +98,27 @@ def other_companies(batch: Any, few: bool = False) -> Iterator[Iterator[Company]
     >>> changed[same].squeeze(1).tolist()
     [1.0, 1.0]
     """
-    count = num_records(batch)
-    yield (_among_outliers(batch, size, slice(1, None, 5)) for size in OUTLIERS)
-    if few:
-        return
-    if any(leaf.is_floating_point() for leaf in record_leaves(batch)):
-        # A backward may guard against what is not finite. Other places stay than before, if there are some.
-        yield iter([_among_outliers(batch, math.inf, slice(3 if count > 3 else 1, None, 5))])
-    if count > MANY:
-        return
-    # Contents of a real record: a backward may write anywhere for a class that there is not.
-    yield iter([(exchanged(batch, 0).batch, slice(1, None))])
-    for number, leaf in enumerate(record_leaves(batch)):
-        if _takes_any_value(leaf):
-            yield (_among_largest(batch, number, by) for by in (8, 1))
+    yield (_among_outliers(batch, size) for size in OUTLIERS)
+    if num_records(batch) <= MANY:
+        yield iter([(exchanged(batch, 0).batch, slice(1, None))])
 
 
-def _among_outliers(batch: Any, size: float, same: slice) -> Company:
-    """Records of values `size` times as large, zero and as large with the other sign, in turn, but some.
+def _among_outliers(batch: Any, size: float) -> Company:
+    """Every fifth record stays; values of the others are `size`, 0 or -`size` times as large, and zeros such.
 
-    No value is larger than the largest of its type. Whole numbers and truth values are those of the record
-    behind.
+    Whole numbers and truth values are those of the record behind: a model need not take any other.
     """
+    same = slice(1, None, 5)
     places = torch.arange(num_records(batch))
-    times = torch.tensor([size, 0.0, -size])[(places + same.start - 1) % 3]
-    behind = (places + 1) % len(places)
-    times[same], behind[same] = 1.0, places[same]
-    stays = torch.zeros_like(places, dtype=torch.bool)
-    stays[same] = True
+    times, behind = torch.tensor([size, 0.0, -size])[places % 3], (places + 1) % len(places)
+    times[same], behind[same] = math.nan, places[same]
 
     def changed(leaf: Tensor) -> Tensor:
         if not leaf.is_floating_point() and not leaf.is_complex():
             return leaf[behind.to(leaf.device)]
-        shape = (-1, *[1] * (leaf.ndim - 1))
-        by, fixed = times.to(leaf.device).reshape(shape), stays.to(leaf.device).reshape(shape)
-        others = torch.where(leaf == 0, 1, leaf) * by  # zeros become large, too
-        if not leaf.is_complex():
-            others = others.clamp(-torch.finfo(leaf.dtype).max, torch.finfo(leaf.dtype).max)
-        return torch.where(fixed, leaf, others.to(leaf.dtype))
-
-    return map_records(changed, batch), same
-
-
-def _takes_any_value(leaf: Tensor) -> bool:
-    """Whether whole numbers outside a table raise an error there; on a GPU they end the process."""
-    if leaf.is_floating_point() or leaf.is_complex() or not leaf.numel():
-        return False
-    return leaf.dtype in (torch.bool, torch.uint8) or leaf.device.type == "cpu"
-
-
-def _among_largest(batch: Any, number: int, by: int) -> Company:
-    """One leaf of whole numbers holds its largest and `by`, or 255, in some records; truth values turn."""
-    same, places = slice(1, None, 5), itertools.count()
-
-    def changed(leaf: Tensor) -> Tensor:
-        if next(places) != number:
-            return leaf
-        if leaf.dtype == torch.bool:
-            new = ~leaf
-        else:
-            largest = 255 if leaf.dtype == torch.uint8 else int(leaf.max()) + by
-            new = torch.full_like(leaf, largest)
-        new[same] = leaf[same]
-        return new
+        by = times.to(leaf.device).reshape(-1, *[1] * (leaf.ndim - 1))
+        others = torch.where(leaf == 0, 1, leaf) * by
+        return torch.where(by.isnan(), leaf, others.to(leaf.dtype))
 
     return map_records(changed, batch), same
 
