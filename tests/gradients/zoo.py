@@ -1180,7 +1180,7 @@ REFUSED_CASES = {
         rows,
         refused(MIXED),
     ),
-    "straight-through where some record is an outlier, and others raise": Case(
+    "straight-through by outliers where larger ones raise": Case(
         around(straight_through(lambda x: 1e-2 * (checked_up_to(60.0, x).abs().amax() > 5))),
         squared,
         rows,

@@ -1541,11 +1541,35 @@ MUTATIONS = (
         "gradients/engine.py",
         (
             (
-                'dict.fromkeys(names, ""))]\n            if names:',
-                'dict.fromkeys(names, ""))]\n            if False:',
+                "if names := self._moved(before.rows(same), after):",
+                "if names := self._moved(after, after):",
             ),
         ),
         ("tests/gradients/test_zoo.py::test_zoo[custom function whose backward mixes, behind a gate]",),
+    ),
+    Mutation(
+        "no outlier is among the other records",
+        "gradients/checks/record_mixing.py",
+        (("OUTLIERS = (100.0, 10.0, 3.0)", "OUTLIERS = (1.0,)"),),
+        ("tests/gradients/test_zoo.py::test_zoo[straight-through where some record is an outlier]",),
+    ),
+    Mutation(
+        "a model that refuses outliers is not tried among smaller ones",
+        "gradients/checks/record_mixing.py",
+        (("OUTLIERS = (100.0, 10.0, 3.0)", "OUTLIERS = (100.0,)"),),
+        ("tests/gradients/test_zoo.py::test_zoo[straight-through by outliers where larger ones raise]",),
+    ),
+    Mutation(
+        "rows that become NaN count as unmoved",
+        "gradients/engine.py",
+        (
+            (
+                "(~(distances <= tolerance * whole[:, None])).any(0)",
+                "(distances > tolerance * whole[:, None]).any(0)",
+            ),
+            ("moved[place] |= not distance <=", "moved[place] |= distance >"),
+        ),
+        ("tests/gradients/test_engine.py::test_a_mixture_that_gives_nan_is_seen",),
     ),
     Mutation(
         "random numbers are watched in the forward alone",

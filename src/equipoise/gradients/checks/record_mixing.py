@@ -17,12 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from equipoise.gradients.capture.recorder import CallTrace, tensors_in
-from equipoise.gradients.engine_inputs import (
-    map_records,
-    num_records,
-    perturb_record,
-    take_records,
-)
+from equipoise.gradients.engine_inputs import map_records, num_records, perturb_record, take_records
 from equipoise.gradients.rules.operation import Layout, record_first
 
 __all__ = [
