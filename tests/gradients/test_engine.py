@@ -412,6 +412,33 @@ def test_a_mixture_that_gives_nan_is_seen():
         GradientEngine(Spoilt(), summed, torch.randn(5, 3))
 
 
+def test_a_large_batch_of_a_model_that_takes_no_outliers_is_tried_with_exchanged_records():
+    class Mean(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, g):
+            return g - g.mean(0) if len(g) > 8 else g
+
+    class Share(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(3, 3)
+
+        def forward(self, x):
+            if bool((x > 1).any()):
+                raise ValueError("not a share")
+            return Mean.apply(self.layer(x)).square()
+
+    torch.manual_seed(0)
+    records = 0.9 + 0.1 * torch.rand(16, 3)  # three times as large, all are too large
+    engine = GradientEngine(Share(), summed, records[:5])
+    with pytest.raises(CrossRecordError, match="mixed in the backward"):
+        engine.refuse_mixed_rows(records)
+
+
 def test_what_few_of_the_first_records_run_is_dense_from_the_start():
     usual = torch.randn(5, 3)
     usual[1, 0] = -9

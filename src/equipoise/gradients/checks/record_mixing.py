@@ -84,8 +84,11 @@ Company = tuple[Any, slice]
 def other_companies(batch: Any) -> Iterator[Iterator[Company]]:
     """Batches in which some records stay and the others change, each in several forms, the hardest first.
 
+    Outliers come first. Where a model takes none, one record has the contents of another. Of few records that
+    is a company of its own.
+
     Args:
-        batch: two records at least. Where they are many, they only come among outliers.
+        batch: two records at least.
 
     >>> changed, same = next(next(other_companies(torch.full((7, 1), 0.5))))
     >>> changed.squeeze(1).tolist()
@@ -93,16 +96,17 @@ def other_companies(batch: Any) -> Iterator[Iterator[Company]]:
     >>> changed[same].squeeze(1).tolist()
     [0.5, 0.5]
     """
-    yield (_among_outliers(batch, size) for size in OUTLIERS)
+    exchange = exchanged(batch, 0).batch, slice(1, None)
+    yield itertools.chain((_among_outliers(batch, size) for size in OUTLIERS), [exchange])
     if num_records(batch) <= MANY:
-        yield iter([(exchanged(batch, 0).batch, slice(1, None))])
+        yield iter([exchange])
 
 
 def _among_outliers(batch: Any, size: float) -> Company:
-    """Every fifth record stays; values of the others are `size`, 0 or -`size` times as large, and zeros such.
+    """Every fifth record stays. The others' values become `size`, 0 or -`size` times as large, zeros as ones.
 
-    Where most records hold only whole numbers or truth values, they are those of the record behind: a model
-    need not take any other, and a look-up may read outside its table.
+    Where most records hold only whole numbers or truth values, and where numbers are complex, they become
+    those of the record behind: a model need not take any other, and a look-up may read outside its table.
     """
     same = slice(1, None, 5)
     places = torch.arange(num_records(batch))
