@@ -39,11 +39,14 @@ def test_table_for_people(equipoise):
     assert "noise multiplier 20.00  gives  epsilon" in found.out
 
 
-def test_delta_as_large_as_one_record_is_remarked_on(equipoise):
-    found = equipoise(
-        "calibrate --population 1000 --batch-size 1000 --steps 1 --noise-multiplier 20 --delta 0.01"
-    )
-    assert "--delta is 0.01, which is not below 1/population = 0.001" in " ".join(found.out.split())
+@pytest.mark.parametrize("as_json", [False, True])
+def test_delta_as_large_as_one_record_is_remarked_on(equipoise, as_json):
+    command = "calibrate --population 1000 --batch-size 1000 --steps 1 --noise-multiplier 20 --delta 0.01"
+    found = equipoise(command, *["--json"][:as_json])
+    said = found.err if as_json else found.out
+    assert "--delta is 0.01, which is not below 1/population = 0.001" in " ".join(said.split())
+    if as_json:
+        assert found.value["delta"] == 0.01
 
 
 @pytest.mark.parametrize(

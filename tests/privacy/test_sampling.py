@@ -280,6 +280,15 @@ ERRORS = [
 ]
 
 
+def test_fixed_epochs_deal_a_large_population_in_parts(monkeypatch):
+    scheme, secrets = FixedEpochs(100, 1000, 20), Secrets(reproducible_seed=3)
+    whole = [scheme.sample(secrets, k, 1000) for k in range(20)]
+    monkeypatch.setattr("equipoise.privacy.sampling._DEALT_AT_ONCE", 37)
+    parts = [scheme.sample(secrets, k, 1000) for k in range(20)]
+    assert all(torch.equal(one, other) for one, other in zip(whole, parts, strict=True))
+    assert torch.equal(torch.cat(parts[10:]).sort().values, torch.arange(1000))
+
+
 @pytest.mark.parametrize(("action", "kind", "text"), ERRORS)
 def test_errors_name_the_argument(action, kind, text):
     with pytest.raises(kind, match=text):

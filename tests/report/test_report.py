@@ -152,7 +152,11 @@ def test_summary_in_a_narrow_terminal(run_folder):
 def test_a_stopped_run_says_what_is_claimed_and_what_is_spent(run_folder):
     rows = (run_folder / "metrics.jsonl").read_text().splitlines(keepends=True)
     (run_folder / "metrics.jsonl").write_text("".join(rows[:20]))
-    run = read_run(run_folder)
+    used_up = read_run(run_folder)
+    assert used_up.plan_used_up  # the statement is that of all steps
+    assert not used_up.is_unfinished
+    left = [{**release, "used": 20} for release in used_up.statement["releases"]]
+    run = Run(used_up.name, {**used_up.statement, "releases": left}, used_up.metrics, used_up.config)
     console = Console(width=90, record=True, file=io.StringIO())
     console.print(summary(run, "runs/digits-sample"))
     text = console.export_text()
@@ -163,6 +167,25 @@ def test_a_stopped_run_says_what_is_claimed_and_what_is_spent(run_folder):
     ended = Run(run.name, {**run.statement, "stop_fixed_beforehand": True}, run.metrics, run.config)
     console.print(summary(ended, "runs/digits-sample"))
     assert re.search("privacy spent +ε = 2.994", console.export_text())
+
+
+def test_a_long_run_is_read_in_part(run_folder, monkeypatch):
+    steps = [{"step": k, "learning_rate": 0.1, "released_norm": 1.0} for k in range(1, 1001)]
+    scores = [{"step": k, "evaluation.accuracy": k / 1000} for k in range(100, 1001, 100)]
+    rows = sorted(steps + scores, key=lambda row: row["step"])
+    (run_folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    whole = read_run(run_folder)
+    assert whole.metrics == rows
+    monkeypatch.setattr("equipoise.report.run_reader.MOST_ROWS", 50)
+    part = read_run(run_folder)
+    assert len(part.metrics) <= 50 + 10 + 1
+    assert part.curve("evaluation.accuracy") == whole.curve("evaluation.accuracy")
+    assert part.metrics == sorted(part.metrics, key=rows.index)
+    assert part.last("released_norm") == whole.last("released_norm")
+    assert part.metrics[-1] == rows[-1]
+    assert part.last("step") == 1000
+    monkeypatch.setattr("equipoise.report.run_reader.MOST_ROWS", 3)
+    assert read_run(run_folder).accuracy == 1.0  # of the scores, too, the last one stays
 
 
 def test_chart_leaves_out_what_is_not_finite():

@@ -15,13 +15,17 @@ from killed_ranks import STEPS
 from small_problems import loss, network, records
 
 import equipoise as eq
-from equipoise.report import RunFolderError
+from equipoise.report import RunFolderError, read_run
 
 SCRIPT = Path(__file__).with_name("killed_ranks.py")
 
 
-def launch(folder: Path, processes: int = 2, restarts: int = 0, check: bool = True, **told: object) -> None:
-    """Run the script under torchrun until it ends; with restarts, torchrun starts it again after a kill."""
+def launch(folder: Path, processes: int = 2, restarts: int = 0, check: bool = True, **told: object) -> str:
+    """Run the script under torchrun until it ends; with restarts, torchrun starts it again after a kill.
+
+    Returns:
+        What it printed on standard error.
+    """
     environment = os.environ | {name: str(value) for name, value in told.items()}
     environment |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node"]
@@ -39,6 +43,7 @@ def launch(folder: Path, processes: int = 2, restarts: int = 0, check: bool = Tr
         assert not (folder / "group-left-open").exists()
     else:
         assert done.returncode != 0
+    return done.stderr
 
 
 def entries(folder: Path) -> list[dict]:
@@ -97,7 +102,10 @@ def test_processes_that_time_kernels_apart_go_on_exactly_after_a_kill(tmp_path, 
 @pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 2)])
 def test_another_number_of_processes_goes_on_and_is_charged_by_the_rules(tmp_path, before, after):
     launch(tmp_path, before, check=False, KILL_RANK=before - 1, KILL_STEP=6)
-    launch(tmp_path, after, LIFE=1)
+    said = launch(tmp_path, after, LIFE=1)
+    assert f"goes on with {after} processes, its checkpoint is of {before}" in said
+    assert "so 3 draws since the checkpoint are charged again" in said
+    assert f"ended after {STEPS - 3} of its {STEPS} steps" in said
     released = [entry for entry in entries(tmp_path) if entry["type"] == "release"]
     # Three steps since the checkpoint were booked. They are asked in another way: other noise, a new charge.
     assert [entry["index"] for entry in released] == list(range(STEPS))
@@ -105,6 +113,7 @@ def test_another_number_of_processes_goes_on_and_is_charged_by_the_rules(tmp_pat
     rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows] == list(range(1, STEPS + 1 - 3))
     assert eq.verify_run(tmp_path / "run").consistent
+    assert not read_run(tmp_path / "run").is_unfinished
     ends(tmp_path, after)
 
 

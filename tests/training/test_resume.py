@@ -21,6 +21,7 @@ from small_problems import OnDemand, loss, network, parameters, records, trainin
 
 import equipoise as eq
 from equipoise.privacy import Secrets
+from equipoise.report import read_run
 from equipoise.training import CheckpointError
 from equipoise.training.assumptions import Assumption
 
@@ -290,9 +291,15 @@ def test_a_plan_that_is_used_up_early_ends_the_run(tmp_path):
     run.close()
     changed = records()
     changed["input"][0] += 1
-    result = again(tmp_path / "run", data=changed).run(progress=False)
+    resumed = again(tmp_path / "run", data=changed)
+    with pytest.warns(UserWarning, match="ended after 5 of its 6 steps"):
+        result = resumed.run(progress=False)
     assert result.finished
     assert result.steps == 5
+    found = read_run(tmp_path / "run")
+    assert found.steps_in_words == "5 of 6"
+    assert found.plan_used_up
+    assert not found.is_unfinished
     assert (tmp_path / "run" / "model.safetensors").exists()
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import sys
 from types import ModuleType
 from unittest.mock import MagicMock
@@ -9,7 +11,9 @@ from unittest.mock import MagicMock
 import pytest
 from small_problems import training
 
+from equipoise.report import RunFolderError
 from equipoise.training import MLflowWriter, TensorBoardWriter, WandbWriter
+from equipoise.training.metrics import rewind_jsonl
 
 PUBLIC = {"learning_rate", "clip_norm", "noise_std", "noise_norm", "released_norm", "epsilon"}
 
@@ -59,3 +63,27 @@ def test_mlflow_gets_step_numbers_as_times():
     calls = client.log_metric.call_args_list
     assert {call.args[1] for call in calls} <= PUBLIC
     assert all(call.args[0] == "run" and call.kwargs["timestamp"] == call.kwargs["step"] for call in calls)
+
+
+@pytest.mark.parametrize("step", [0, 3, 9, 10, 99])
+@pytest.mark.parametrize("cut", ["", '{"step": 10, "eps', "\n"])
+def test_rows_of_steps_to_be_repeated_are_cut_off(tmp_path, step, cut):
+    path = tmp_path / "metrics.jsonl"
+    rows = [{"step": k // 2, "learning_rate": 0.1} for k in range(2, 20)]  # a step has two rows
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows) + cut)
+    path.chmod(0o644)
+    rewind_jsonl(path, step, mode=0o600)
+    left = [json.loads(line) for line in path.read_text().splitlines()]
+    assert left == [row for row in rows if row["step"] <= step]
+    assert path.stat().st_mode & 0o777 == 0o600
+    rewind_jsonl(path, 0, mode=0o600)
+    rewind_jsonl(path, 0, mode=0o600)  # of an empty file, too
+    assert path.read_text() == ""
+    rewind_jsonl(tmp_path / "absent", 0, mode=0o600)
+    assert not (tmp_path / "absent").exists()
+
+
+def test_a_pipe_in_the_place_of_rows_is_refused(tmp_path):
+    os.mkfifo(tmp_path / "metrics.jsonl")
+    with pytest.raises(RunFolderError, match="no regular file"):
+        rewind_jsonl(tmp_path / "metrics.jsonl", 3, mode=0o600)

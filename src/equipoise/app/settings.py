@@ -60,7 +60,7 @@ ROWS = ("sum", "mean")
 EXPORTS = {"safetensors": "model.safetensors", "state-dict": "model.pt", "onnx": "model.onnx"}
 """The forms in which a model is exported, each with the name of its file."""
 
-MOST_STEPS = 10**6
+MOST_STEPS = 10**7
 
 _OF_NUMBERS = frozenset({"above_zero", "share", "at_least_zero", "at_least_one"})
 

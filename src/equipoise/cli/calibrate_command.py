@@ -43,10 +43,14 @@ def calibrate(
         (make_folder(run_dir, "run_dir") / "calibration.json").write_text(
             json.dumps(found, indent=2) + "\n", encoding="utf-8"
         )
+    warning = delta_warning(found["delta"], found["population"])
     if json_output:
         emit(found)
-        return
-    _show(found, "epsilon" if asks_epsilon else "noise multiplier", table(asked, found["noise_multiplier"]))
+    else:
+        sought = "epsilon" if asks_epsilon else "noise multiplier"
+        _show(found, sought, table(asked, found["noise_multiplier"]))
+    if warning is not None:
+        open_console(json_output).print(f"\n[bold yellow]Warning[/]: {warning}", soft_wrap=True)
 
 
 def _show(
@@ -72,9 +76,6 @@ def _show(
         shown.add_row(f"{row:,.4g}", *(significant(v, 3) for v in values))
     console.print(f"\n[dim]{sought}, roughly, by batch size (across) and epochs (down)[/]")
     console.print(shown)
-    warning = delta_warning(found["delta"], found["population"])
-    if warning is not None:
-        console.print(f"\n[bold yellow]Warning[/]: {warning}")
 
 
 def _users(users: dict[str, Any] | None) -> str:

@@ -502,6 +502,10 @@ class FullBatch(Sampling):
         return torch.arange(_check_records(num_records))
 
 
+_DEALT_AT_ONCE = 2**20
+"""Records that `FixedEpochs` deals together, which bounds its memory."""
+
+
 @dataclass(frozen=True)
 class FixedEpochs(Sampling):
     """Epochs in which every record is used once, without privacy amplification.
@@ -551,13 +555,20 @@ class FixedEpochs(Sampling):
         return self.population / self.draws_per_epoch
 
     def sample(self, secrets: Secrets, draw: Draw | int, num_records: int) -> torch.Tensor:
-        """Sorted positions of the records dealt to slot `ordinal % draws_per_epoch` of the draw's epoch."""
+        """Sorted positions of the records dealt to slot `ordinal % draws_per_epoch` of the draw's epoch.
+
+        Every record is dealt for every draw: the time follows the population, the memory does not.
+        """
         draw = as_draw(draw)
         epoch, slot = divmod(draw.ordinal, self.draws_per_epoch)
         # One deal for all slots of an epoch: keyed by the draw, two of them could hold the same record.
         generator = secrets.generator(f"epoch {draw.name}", 0 if self.same_slots else epoch)
-        slots = uniform_integers(self.draws_per_epoch, _check_records(num_records), generator)
-        return (slots == slot).nonzero().flatten()
+        found = []
+        for first in range(0, _check_records(num_records), _DEALT_AT_ONCE):
+            count = min(_DEALT_AT_ONCE, num_records - first)
+            slots = uniform_integers(self.draws_per_epoch, count, generator)
+            found.append((slots == slot).nonzero().flatten() + first)
+        return torch.cat(found) if found else torch.empty(0, dtype=torch.int64)
 
 
 SAMPLINGS: dict[str, type[Sampling]] = {

@@ -9,7 +9,9 @@ from __future__ import annotations
 import json
 import os
 import stat
-from typing import Any
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, BinaryIO
 
 from equipoise._files import PathLike
 
@@ -17,6 +19,8 @@ __all__ = [
     "LARGEST_OBJECT",
     "RunFolderError",
     "each_once",
+    "each_row",
+    "open_regular",
     "read_file",
     "read_json",
     "read_object",
@@ -59,21 +63,35 @@ def read_file(path: PathLike, largest: int | None = None) -> bytes:
         ...
         equipoise.report.json_files.RunFolderError: /dev/zero is no regular file, so it was not read...
     """
-    # without O_NONBLOCK a pipe would be waited for; a regular file does not care
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-    try:
-        found = os.fstat(descriptor)
-        if not stat.S_ISREG(found.st_mode):
-            raise RunFolderError(f"{path} is no regular file, so it was not read. Restore it from a copy.")
-        if largest is not None and found.st_size > largest:
+    with open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        if largest is not None and size > largest:
             raise RunFolderError(
-                f"{path} has {found.st_size:,} bytes, more than the {largest:,} that such a file may have; "
+                f"{path} has {size:,} bytes, more than the {largest:,} that such a file may have; "
                 "it was not read. Restore it from a copy."
             )
-        with os.fdopen(descriptor, "rb", closefd=False) as file:
-            return file.read()
-    finally:
+        return file.read()
+
+
+@contextmanager
+def open_regular(path: PathLike, *, to_change: bool = False) -> Iterator[BinaryIO]:
+    """A regular file, open inside; links are followed.
+
+    Args:
+        path: of the file.
+        to_change: open it to be written as well.
+
+    Raises:
+        FileNotFoundError: it is not there.
+        RunFolderError: it is a folder, a pipe or a device.
+    """
+    # without O_NONBLOCK a pipe would be waited for; a regular file does not care
+    descriptor = os.open(path, (os.O_RDWR if to_change else os.O_RDONLY) | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
+        raise RunFolderError(f"{path} is no regular file, so it was not read. Restore it from a copy.")
+    with os.fdopen(descriptor, "r+b" if to_change else "rb") as file:
+        yield file
 
 
 def read_json(path: PathLike) -> Any:
@@ -106,19 +124,25 @@ def read_object(path: PathLike) -> dict[str, Any]:
     return value
 
 
-def read_rows(path: PathLike) -> list[dict[str, Any]]:
+def each_row(path: PathLike) -> Iterator[dict[str, Any]]:
     """The objects of a JSON-lines file, up to a line that holds no object: a kill can cut the last one short.
+
+    They are read one by one: a run of a million steps has as many.
 
     Raises:
         FileNotFoundError: it is not there.
         RunFolderError: it is no regular file.
     """
-    rows = []
-    for line in read_file(path).splitlines():
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError):
-            break
-        if isinstance(row, dict):
-            rows.append(row)
-    return rows
+    with open_regular(path) as file:
+        for line in file:
+            try:
+                row = json.loads(line)
+            except (ValueError, RecursionError):
+                return
+            if isinstance(row, dict):
+                yield row
+
+
+def read_rows(path: PathLike) -> list[dict[str, Any]]:
+    """All objects of `each_row`."""
+    return list(each_row(path))

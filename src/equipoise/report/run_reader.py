@@ -7,14 +7,14 @@ is ever read, so a report cannot show a number that the statement does not cover
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from equipoise._files import PathLike
-from equipoise.report.json_files import RunFolderError, read_object, read_rows
+from equipoise.report.json_files import RunFolderError, each_row, read_object
 from equipoise.report.phrases import SCORES
 
 __all__ = ["PUBLISHABLE_FILES", "WITHHELD_FILES", "Run", "damage_named", "file_of_run", "read_run"]
@@ -128,11 +128,28 @@ class Run:
         taken = self.last("step")
         if not taken:
             return ""
-        return f"{taken:,.0f} of {self.details['steps']:,}" if self.is_unfinished else f"{taken:,.0f}"
+        return f"{taken:,.0f} of {self.details['steps']:,}" if self._is_short else f"{taken:,.0f}"
 
     @property
     def is_unfinished(self) -> bool:
-        """Whether planned steps are left that nobody gave up by `finish(stop_fixed_beforehand=True)`."""
+        """Whether planned steps are left for which the plan has releases left."""
+        return self._is_short and not self.plan_used_up
+
+    @property
+    def plan_used_up(self) -> bool:
+        """Whether all releases of a plan were made, perhaps before its last step.
+
+        Steps that a resumed run computes with other numbers are charged again.
+        """
+        releases = self.statement.get("releases")
+        if not isinstance(releases, list):
+            return False
+        made = [one.get("used") == one.get("count") for one in releases if isinstance(one, Mapping)]
+        return bool(made) and all(made)
+
+    @property
+    def _is_short(self) -> bool:
+        """Whether fewer steps were taken than planned, and nobody gave the others up."""
         taken, planned = self.last("step"), _number_or_none(self.details.get("steps"))
         left = taken is not None and planned is not None and taken < planned
         return left and self.statement.get("stop_fixed_beforehand") is not True
@@ -200,9 +217,45 @@ def read_run(folder: PathLike) -> Run:
     return Run(
         name=path.resolve().name,
         statement=read_object(statement_file),
-        metrics=read_rows(metrics_file) if metrics_file.is_file() else [],
+        metrics=_thinned(each_row(metrics_file)) if metrics_file.is_file() else [],
         config=read_object(config_file) if config_file.is_file() else {},
     )
+
+
+MOST_ROWS = 20_000
+"""A page draws no more points of a curve. Longer runs are read in part, which bounds memory."""
+
+
+class _Part:
+    """Every k-th of the rows that come, with k so large that `MOST_ROWS` at most are kept; and the last."""
+
+    def __init__(self) -> None:
+        self.kept: list[tuple[int, dict[str, Any]]] = []
+        self.last: tuple[int, dict[str, Any]] | None = None
+        self._every, self._seen = 1, 0
+
+    def add(self, number: int, row: dict[str, Any]) -> None:
+        """Take row `number`."""
+        self.last = number, row
+        if self._seen % self._every == 0:
+            self.kept.append(self.last)
+        self._seen += 1
+        if len(self.kept) > MOST_ROWS:
+            self.kept, self._every = self.kept[::2], 2 * self._every
+
+    def rows(self) -> dict[int, dict[str, Any]]:
+        """By their numbers."""
+        return dict(self.kept if self.last is None else [*self.kept, self.last])
+
+
+def _thinned(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Part of the rows of steps, and part of those that come now and then, such as scores; in their order."""
+    steps, others = _Part(), _Part()
+    for number, row in enumerate(rows):
+        is_usual = "step" in row and "epsilon" not in row and "learning_rate" in row
+        (steps if is_usual else others).add(number, row)
+    kept = steps.rows() | others.rows()
+    return [kept[number] for number in sorted(kept)]
 
 
 @contextmanager

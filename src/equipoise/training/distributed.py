@@ -101,7 +101,7 @@ class Processes:
             self._failed = True
             error.add_note(
                 "(the other processes are in an exchange of a sharded model, and end with this one. "
-                "Start them again and resume the run from its checkpoint: nothing is spent twice)"
+                "Start as many of them again and resume the run from its checkpoint: nothing is spent twice)"
             )
 
     def failing_alone(self, exchange: Callable[..., T]) -> Callable[..., T]:
@@ -135,7 +135,9 @@ class Processes:
 
     def _tell(self, trouble: str | None, wish: int = 0) -> int:
         """Exchange who failed; every exchange begins with this one, so that a failing process meets it."""
-        again = "Start the processes again and resume the run from its checkpoint: nothing is spent twice."
+        again = (
+            "Start as many processes again and resume the run from its checkpoint: nothing is spent twice."
+        )
         if self._failed:
             raise ProcessError(f"a process of this training failed before. {again}")
         told = torch.tensor([wish if trouble is None else _TROUBLE], device=self._device)

@@ -9,6 +9,7 @@ wrapped, hooked or renamed.
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -569,6 +570,14 @@ class PrivateTraining:
             self.processes.all_well()
         if finished:
             self.end(stop_fixed_beforehand)
+        if finished and not stop_fixed_beforehand and steps < self.sampling.steps and self.processes.is_first:
+            warnings.warn(
+                f"the run has ended after {steps} of its {self.sampling.steps} steps: steps that it computed "
+                "with other numbers after it was resumed (other processes, another device, other records) were "
+                "charged again, and the plan has no release left. Epsilon is that of the plan. A scheduler of "
+                "the learning rate has not reached its end. A smaller checkpoint_every loses fewer steps.",
+                stacklevel=2,
+            )
         return Result(
             steps=steps,
             finished=finished,

@@ -15,6 +15,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+import mmap
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -22,10 +23,10 @@ from typing import Any, Protocol
 
 import torch
 
-from equipoise._files import PathLike, write_atomically
+from equipoise._files import PathLike
 from equipoise.privacy import Ledger
 from equipoise.privacy.private import unwrap
-from equipoise.report.json_files import read_rows
+from equipoise.report.json_files import open_regular
 from equipoise.training.folder.run_folder import RunFolder
 from equipoise.training.run_ledger import SharedLedger
 from equipoise.training.setup.training_setup import TrainingSetup
@@ -98,11 +99,38 @@ class JSONLinesWriter:
 
 
 def rewind_jsonl(path: PathLike, step: int, mode: int) -> None:
-    """Keep the rows of steps up to `step`, in a file of this mode; nothing happens without a file."""
+    """Cut off the rows after the last one of a step up to `step`; nothing happens without a file.
+
+    Rows stand in the order of their steps. So what is cut off is read, and one row more, and not the file.
+
+    Args:
+        path: the file.
+        step: the last one whose rows stay.
+        mode: of the file from then on.
+    """
     if not Path(path).exists():
         return
-    rows = [row for row in read_rows(path) if _step_of(row) <= step]
-    write_atomically(path, "".join(json.dumps(row) + "\n" for row in rows).encode(), mode=mode)
+    with open_regular(path, to_change=True) as file:
+        os.fchmod(file.fileno(), mode)
+        end = os.fstat(file.fileno()).st_size
+        if end == 0:  # which cannot be mapped
+            return
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            while end > 0:
+                start = content.rfind(b"\n", 0, end - 1) + 1
+                if _stays(content[start:end], step):
+                    break
+                end = start
+        file.truncate(end)
+
+
+def _stays(line: bytes, step: int) -> bool:
+    """Whether a line is a whole row of a step up to `step`: a kill can cut the last one short."""
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        return False
+    return line.endswith(b"\n") and isinstance(row, dict) and _step_of(row) <= step
 
 
 class DiagnosticsFile:
@@ -176,6 +204,7 @@ class TensorBoardWriter:
         """Write every number of the row at its step."""
         for name, value in _numbers(row).items():
             self._writer.add_scalar(name, value, row["step"], walltime=row["step"])
+        self._writer.flush()  # otherwise the last rows lie in memory for up to two minutes
 
     def close(self) -> None:
         """Flush and close."""

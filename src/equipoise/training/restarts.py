@@ -18,7 +18,7 @@ from equipoise._dtensor import with_values
 from equipoise.privacy import Budget, Journal, Sampling
 from equipoise.privacy.ledger.journal import CloseEntry, RunEntry, read_journal
 from equipoise.privacy.ledger.journal_records import book_end
-from equipoise.report.json_files import RunFolderError, read_file, read_rows
+from equipoise.report.json_files import RunFolderError, each_row, read_file
 from equipoise.statements import Statement
 from equipoise.training.distributed import Processes
 from equipoise.training.folder.config_file import rebuild
@@ -140,10 +140,11 @@ class FinishedTraining:
         folder = self.folder
         with safe_open(str(folder.model), framework="pt") as file:
             steps = int(file.metadata()["step"])
-        rows = read_rows(folder.metrics) if folder.metrics.exists() else []
-        evaluations = [{n: v for n, v in row.items() if n.startswith("evaluation.")} for row in rows]
-        last = [row for row in evaluations if row][-1:]
-        evaluation = {n.removeprefix("evaluation."): float(v) for row in last for n, v in row.items()}
+        evaluation: dict[str, float] = {}
+        for row in each_row(folder.metrics) if folder.metrics.exists() else ():
+            values = {n: v for n, v in row.items() if n.startswith("evaluation.")}
+            if values:
+                evaluation = {n.removeprefix("evaluation."): float(v) for n, v in values.items()}
         statement = read_file(folder.statement, LARGEST_STATEMENT).decode()
         return statement, folder.model.read_bytes(), steps, evaluation
 

@@ -83,6 +83,7 @@ class StartedRun:
             "engine": setup.rows.engine.state_dict(),
             "ledger": mark(self.synced_place()),
             "evaluation": dict(evaluation),
+            "processes": setup.processes.count,
         }
         done, processes = self.steps.done, setup.processes
         if setup.is_sharded:
@@ -175,6 +176,8 @@ def continue_run(
                 undo.callback(own_ledger(ledger).journal.close)
             if processes.first(lambda: _has_other_data(own_ledger(ledger))):
                 setup = replace(setup, found=Assumption.of_all([*setup.found, Assumption.OTHER_DATA]))
+            if processes.is_first:
+                _warn_of_other_processes(own_ledger(ledger), saved.get("processes"), processes.count)
             steps, metrics = StepRunner(setup, ledger, done, state), MetricsLog(setup, folder, writers, done)
             # Before its first release: a run that is killed later keeps what this process found.
             processes.first(lambda: folder.write_assumptions(setup.found))
@@ -247,6 +250,19 @@ def _has_other_data(ledger: Ledger) -> bool:
         stacklevel=2,
     )
     return True
+
+
+def _warn_of_other_processes(ledger: Ledger, before: object, now: int) -> None:
+    """Say what it costs to go on with another number of processes than the checkpoint's."""
+    booked = ledger.record.next_index - ledger.position
+    if before in (None, now) or not booked:
+        return
+    warnings.warn(
+        f"the run goes on with {now} processes, its checkpoint is of {before}. Sums then round otherwise, "
+        f"so {booked} draws since the checkpoint are charged again, with new records and new noise. The plan "
+        f"stays: the run ends that many draws early. With {before} processes nothing is charged again.",
+        stacklevel=2,
+    )
 
 
 def _give_up(ledger: Ledger) -> None:

@@ -61,8 +61,8 @@ class Result:
     """How a training ended.
 
     Attributes:
-        steps: steps done in all.
-        finished: False after an interrupt.
+        steps: steps done in all. They are fewer than planned where a resumed run was charged again for some.
+        finished: whether no step is left; False after an interrupt.
         epsilon: the statement's, at `delta`; None where nothing is guaranteed.
         delta: of the guarantee.
         evaluation: the last evaluation.

@@ -95,7 +95,10 @@ class GatherOrder:
         except GatherError:
             raise
         except Exception as error:  # such as a want of memory: the others wait
-            raise GatherError(f"what a failed forward left out could not be gathered: {error}") from error
+            raise GatherError(
+                f"what a failed forward left out could not be gathered ({error}): another process has ended, "
+                "or memory is short."
+            ) from error
 
     @contextmanager
     def _asked(self, ask: Callable[[int], None]) -> Iterator[None]:
@@ -124,4 +127,7 @@ class _AskedGather:
         try:
             return self._own(*args, **kwargs)
         except Exception as error:
-            raise GatherError(f"the parameters of a sharded model could not be gathered: {error}") from error
+            raise GatherError(
+                f"the parameters of a sharded model could not be gathered ({error}): another process has "
+                "ended, or memory is short."
+            ) from error

@@ -8,7 +8,7 @@ makes up a consistent statement would have to make these up, too.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from equipoise.methods import find
@@ -205,24 +205,29 @@ def _of_method(described: Object) -> list[str]:
 # ---- metrics.jsonl
 
 
-def check_metrics(statement: Object, config: Object, rows: Sequence[Any]) -> list[Finding]:
+def check_metrics(statement: Object, config: Object, rows: Iterable[Object]) -> list[Finding]:
     """Whether the steps of metrics.jsonl are among the releases, and their epsilon is the statement's."""
-    steps = [row for row in rows if isinstance(row, Mapping) and "learning_rate" in row]
-    if not steps:
+    taken, reported = 0, []
+    final: Object = {}
+    for row in rows:
+        if "learning_rate" in row:
+            taken, final = taken + 1, row
+            if (value := finite_number(row.get("epsilon"))) is not None:
+                reported.append(value)
+    if not taken:
         return []
     wrong = []
     sampling = config.get("sampling")
     total = sampling.get("steps") if isinstance(sampling, Mapping) else None
-    last = steps[-1].get("step")
+    last = final.get("step")
     if isinstance(total, int) and not (isinstance(last, int) and last <= total):
         wrong.append(f"the last step is {last!r} of {total}"[:80])
-    wrong += _fewer_releases(statement, total, len(steps))
-    reported = [value for row in steps if (value := finite_number(row.get("epsilon"))) is not None]
+    wrong += _fewer_releases(statement, total, taken)
     stated = finite_number(statement.get("epsilon"))
     # Other runs and a search change the figure after the steps were written down.
     no_others = not statement.get("other_runs") and statement.get("search") is None
     if reported and stated is not None:
-        at_end = finite_number(steps[-1].get("epsilon")) if last == total else None
+        at_end = finite_number(final.get("epsilon")) if last == total else None
         if no_others and max(reported) > reported[-1] * (1 + PROGRESS):
             wrong.append(f"an earlier epsilon, {max(reported):.4g}, is above the last, {reported[-1]:.4g}")
         if no_others and max(reported) > stated * (1 + PROGRESS):

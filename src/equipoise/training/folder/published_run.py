@@ -25,7 +25,7 @@ from equipoise.privacy import Journal, JournalError, PrivateSearch
 from equipoise.privacy.ledger.journal import Entry, SearchEntry
 from equipoise.privacy.ledger.journal_records import JournalRecords
 from equipoise.report import RunFolderError, report_as_made, write_report
-from equipoise.report.json_files import read_file, read_object, read_rows
+from equipoise.report.json_files import each_row, read_file, read_object
 from equipoise.report.run_reader import file_of_run
 from equipoise.statements import (
     Finding,
@@ -332,7 +332,7 @@ def _check_metrics(
     if not folder.metrics.is_file():
         return []
     try:
-        return check_metrics(statement, config, read_rows(folder.metrics))
+        return check_metrics(statement, config, each_row(folder.metrics))
     except (*MALFORMED, OSError) as error:
         detail = f"it is not what this library writes ({message(error)})"
         return [Finding("metrics", False, detail)]
