@@ -11,7 +11,7 @@ import torch
 from small_problems import FEATURES, RECORDS, network, parameters, records, training
 
 from equipoise.training.assumptions import Assumption
-from equipoise.training.record_source import RecordSource
+from equipoise.training.record_source import DataError, RecordSource
 
 
 def as_memmap(folder):
@@ -160,3 +160,12 @@ def test_transforms_and_selections_of_hugging_face(tmp_path):
     run = training(network(), data=doubled, population=RECORDS // 2, batch=6, steps=3)
     list(run)
     assert run.steps_done == 3
+
+
+def test_a_hugging_face_data_set_without_tensors_is_told_how_to_give_them():
+    datasets = pytest.importorskip("datasets")
+    rows = datasets.Dataset.from_dict({"input": [[1.0, 2.0, 3.0, 4.0]] * 60, "label": [0] * 60})
+    with pytest.raises(DataError, match=r'by data.with_format\("torch"\)'):
+        training(data=rows)
+    with pytest.raises(DataError, match=r"give one of its data sets, such as data\['train'\]"):
+        training(data=datasets.DatasetDict({"train": rows}))

@@ -535,7 +535,7 @@ class GradientEngine:
             with undisturbed(self.model), backward_included():
                 plan = learn_plan(self.model, self.loss, batch, leaves, substitute, dense)
         except RuntimeError as error:
-            if "use_reentrant" not in str(error):
+            if isinstance(error, CoverageError) or "use_reentrant" not in str(error):
                 raise
             remedy = "Call torch.utils.checkpoint.checkpoint with use_reentrant=False"
             reason = "reentrant activation checkpointing hides the gradients of what is inside"

@@ -573,9 +573,9 @@ class PrivateTraining:
         if finished and not stop_fixed_beforehand and steps < self.sampling.steps and self.processes.is_first:
             warnings.warn(
                 f"the run has ended after {steps} of its {self.sampling.steps} steps: steps that it computed "
-                "with other numbers after it was resumed (other processes, another device, other records) were "
-                "charged again, and the plan has no release left. Epsilon is that of the plan. A scheduler of "
-                "the learning rate has not reached its end. A smaller checkpoint_every loses fewer steps.",
+                "with other numbers after it was resumed (other processes, another device, other records) "
+                "were charged again, and the plan has no release left. Epsilon is that of the plan. A "
+                "scheduler has not reached its end. A smaller checkpoint_every loses fewer steps.",
                 stacklevel=2,
             )
         return Result(

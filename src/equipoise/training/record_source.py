@@ -302,6 +302,8 @@ class RecordSource:
         wrong = sorted({type(leaf).__name__ for leaf in tensors if not isinstance(leaf, Tensor)})
         if wrong or not tensors:
             remedy = f": {ARRAY_REMEDY}" if any(map(is_array, tensors)) else ""
+            if isinstance(self._data, dict) and "Dataset" in wrong:
+                remedy = f": give one of its data sets, such as data[{next(iter(self._data))!r}]"
             raise DataError(
                 f"data holds {wrong or 'nothing'} where tensors with the record axis first are "
                 f"expected{remedy}"

@@ -56,7 +56,8 @@ SMALL, LARGE = 2, 3
 
 SHARDED_REMEDY = (
     "A model of which processes hold parts takes only parameters whose use a rule serves: freeze this one, "
-    "or give the model as it was before fully_shard or parallelize_module"
+    "or give the model as it was before fully_shard or parallelize_module. Activation checkpointing needs "
+    "use_reentrant=False"
 )
 
 #: A tensor whose shape changes with the batch in a way that is not one axis of proportional size.

@@ -30,9 +30,13 @@ class CoverageError(RuntimeError):
 
     def __init__(self, refused: Sequence[RefusedParameter]) -> None:
         self.refused = tuple(refused)
+        places: dict[tuple[str, str], list[str]] = {}
+        for one in self.refused:
+            place = f"{one.name} in {one.module_path or 'the model itself'}"
+            places.setdefault((one.reason, one.remedy), []).append(place)
         lines = [
-            f"  {r.name} in {r.module_path or 'the model itself'}: {r.reason}. {r.remedy}."
-            for r in self.refused
+            f"  {', '.join(found[:3])}{f' and {len(found) - 3} more' * (len(found) > 3)}: {reason}. {remedy}."
+            for (reason, remedy), found in places.items()
         ]
         super().__init__(
             f"{len(self.refused)} trainable parameters have no per-sample gradients:\n" + "\n".join(lines)

@@ -130,8 +130,9 @@ def _checked(model: nn.Module, loss: Loss, source: RecordSource, device: torch.d
         )
         raise DataError(
             f"loss(model, batch) fails on {count} records of the data, among them those with the smallest "
-            f"and largest labels (batch: {_shapes(batch)}): {where_raised(error)}.{called} Check the labels' "
-            "range against the model's outputs, the shapes and the types. Nothing was spent."
+            f"and largest labels (batch: {_shapes(batch)}): {where_raised(error)}.{called}"
+            f"{_about_lists(taken)} Check the labels' range against the model's outputs, the shapes and the "
+            "types. Nothing was spent."
         ) from cause_of(error)
     if not isinstance(values, Tensor):
         raise TypeError(f"loss(model, batch) answers a {type(values).__name__}; it must answer a tensor [B]")
@@ -164,6 +165,16 @@ def _check_leaves(batch: Any) -> None:
             f"a batch holds {len(arrays)} {type(arrays[0]).__name__} where tensors are needed: "
             f"{ARRAY_REMEDY}, in the data or in collate"
         )
+
+
+def _about_lists(batch: Any) -> str:
+    """A hint where items held lists of numbers, which `default_collate` turns by 90 degrees."""
+    if not (isinstance(batch, Mapping) and any(isinstance(value, list) for value in batch.values())):
+        return ""
+    return (
+        " Items hold lists of numbers, and a batch has one tensor for each place of a list: give tensors "
+        'instead. A Hugging Face Dataset does so by data.with_format("torch").'
+    )
 
 
 def _shapes(batch: Any) -> str:
