@@ -49,7 +49,7 @@ def test_what_is_no_object_is_refused_in_words(tmp_path, make, words):
 
 
 def test_what_is_one_is_read(tmp_path):
-    (tmp_path / "x").write_bytes(b'{"a": 1}\n{"a": 2}\n[3]\n{"a"')
+    (tmp_path / "x").write_bytes(b'{"a": 1}\n{"a\n{"a": 2}\n[3]\n{"a"')
     assert read_rows(tmp_path / "x") == [{"a": 1}, {"a": 2}]
     (tmp_path / "x").write_bytes(b'{"a": [1, null]}')
     assert read_object(tmp_path / "x") == {"a": [1, None]}

@@ -152,11 +152,11 @@ def test_summary_in_a_narrow_terminal(run_folder):
 def test_a_stopped_run_says_what_is_claimed_and_what_is_spent(run_folder):
     rows = (run_folder / "metrics.jsonl").read_text().splitlines(keepends=True)
     (run_folder / "metrics.jsonl").write_text("".join(rows[:20]))
-    used_up = read_run(run_folder)
-    assert used_up.plan_used_up  # the statement is that of all steps
-    assert not used_up.is_unfinished
-    left = [{**release, "used": 20} for release in used_up.statement["releases"]]
-    run = Run(used_up.name, {**used_up.statement, "releases": left}, used_up.metrics, used_up.config)
+    run = read_run(run_folder)
+    early = Run(run.name, run.statement, run.metrics, {**run.config, "ended_after": 20})
+    assert early.ended_early
+    assert not early.is_unfinished
+    assert early.steps_in_words == "20 of 80"
     console = Console(width=90, record=True, file=io.StringIO())
     console.print(summary(run, "runs/digits-sample"))
     text = console.export_text()
@@ -186,6 +186,10 @@ def test_a_long_run_is_read_in_part(run_folder, monkeypatch):
     assert part.last("step") == 1000
     monkeypatch.setattr("equipoise.report.run_reader.MOST_ROWS", 3)
     assert read_run(run_folder).accuracy == 1.0  # of the scores, too, the last one stays
+    rows = [{**row, "epsilon": 1.0} if "learning_rate" in row else row for row in rows]
+    (run_folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    monkeypatch.setattr("equipoise.report.run_reader.MOST_ROWS", 50)
+    assert read_run(run_folder).curve("evaluation.accuracy") == whole.curve("evaluation.accuracy")
 
 
 def test_chart_leaves_out_what_is_not_finite():

@@ -103,8 +103,8 @@ def test_processes_that_time_kernels_apart_go_on_exactly_after_a_kill(tmp_path, 
 def test_another_number_of_processes_goes_on_and_is_charged_by_the_rules(tmp_path, before, after):
     launch(tmp_path, before, check=False, KILL_RANK=before - 1, KILL_STEP=6)
     said = launch(tmp_path, after, LIFE=1)
-    assert f"goes on with {after} processes, its checkpoint is of {before}" in said
-    assert "so 3 draws since the checkpoint are charged again" in said
+    assert f"goes on in {after} process{'es' * (after > 1)}, its checkpoint is of {before}" in said
+    assert "so up to 3 draws since the checkpoint are charged again" in said
     assert f"ended after {STEPS - 3} of its {STEPS} steps" in said
     released = [entry for entry in entries(tmp_path) if entry["type"] == "release"]
     # Three steps since the checkpoint were booked. They are asked in another way: other noise, a new charge.

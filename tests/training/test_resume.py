@@ -20,6 +20,7 @@ from killed_run import STEPS, start
 from small_problems import OnDemand, loss, network, parameters, records, training
 
 import equipoise as eq
+from equipoise.app.run_checks import is_finished
 from equipoise.privacy import Secrets
 from equipoise.report import read_run
 from equipoise.training import CheckpointError
@@ -298,8 +299,39 @@ def test_a_plan_that_is_used_up_early_ends_the_run(tmp_path):
     assert result.steps == 5
     found = read_run(tmp_path / "run")
     assert found.steps_in_words == "5 of 6"
-    assert found.plan_used_up
+    assert found.ended_early
     assert not found.is_unfinished
+    assert is_finished(str(tmp_path / "run"))
+
+
+def test_a_plan_of_which_one_kind_of_draw_is_used_up_early_has_ended(tmp_path):
+    method = eq.DPC4(anchor_batch_size=40, noise_multiplier=2.0, anchor_noise_multiplier=2.0)
+    run = begin(tmp_path / "run", 12, 4, method=method)
+    for _ in range(3):
+        run.take_step()
+    run.close()
+    changed = records()
+    changed["input"][0] += 1
+    resumed = again(tmp_path / "run", data=changed)
+    with pytest.warns(UserWarning, match="of its 12 steps"):
+        result = resumed.run(progress=False)
+    assert result.finished
+    assert any(one["used"] < one["count"] for one in json.loads(result.statement.to_json())["releases"])
+    assert not read_run(tmp_path / "run").is_unfinished
+    assert is_finished(str(tmp_path / "run"))
+
+
+def test_a_stop_among_steps_that_are_repeated_is_no_end(tmp_path):
+    run = begin(tmp_path / "run", 6, 4)
+    for _ in range(2):
+        run.take_step()
+    run.close()
+    resumed = again(tmp_path / "run")
+    resumed.take_step()
+    result = resumed.finish()
+    assert all(one["used"] == one["count"] for one in json.loads(result.statement.to_json())["releases"])
+    assert not result.finished
+    assert read_run(tmp_path / "run").is_unfinished
     assert (tmp_path / "run" / "model.safetensors").exists()
 
 

@@ -240,6 +240,7 @@ def is_finished(folder: str) -> bool:
     # a reproducible run has no key, so the statement must say that no release is to come
     with damage_named(folder):
         run = read_run(folder)
-        without = not run.statement.get("releases")
-        complete = run.plan_used_up or without or run.statement.get("stop_fixed_beforehand") is True
+        claims = run.statement
+        made = (one.get("used") == one.get("count") for one in claims.get("releases", []))
+        complete = all(made) or run.ended_early or claims.get("stop_fixed_beforehand") is True
     return complete and model.stat().st_mtime_ns >= statement.stat().st_mtime_ns

@@ -125,7 +125,7 @@ def read_object(path: PathLike) -> dict[str, Any]:
 
 
 def each_row(path: PathLike) -> Iterator[dict[str, Any]]:
-    """The objects of a JSON-lines file, up to a line that holds no object: a kill can cut the last one short.
+    """The objects of a JSON-lines file. Lines that hold none are left out: a kill can cut the last one short.
 
     They are read one by one: a run of a million steps has as many.
 
@@ -138,7 +138,7 @@ def each_row(path: PathLike) -> Iterator[dict[str, Any]]:
             try:
                 row = json.loads(line)
             except (ValueError, RecursionError):
-                return
+                continue
             if isinstance(row, dict):
                 yield row
 

@@ -132,20 +132,13 @@ class Run:
 
     @property
     def is_unfinished(self) -> bool:
-        """Whether planned steps are left for which the plan has releases left."""
-        return self._is_short and not self.plan_used_up
+        """Whether planned steps are left that can still be taken."""
+        return self._is_short and not self.ended_early
 
     @property
-    def plan_used_up(self) -> bool:
-        """Whether all releases of a plan were made, perhaps before its last step.
-
-        Steps that a resumed run computes with other numbers are charged again.
-        """
-        releases = self.statement.get("releases")
-        if not isinstance(releases, list):
-            return False
-        made = [one.get("used") == one.get("count") for one in releases if isinstance(one, Mapping)]
-        return bool(made) and all(made)
+    def ended_early(self) -> bool:
+        """Whether the run has ended before its last step: what a resume computes anew is charged again."""
+        return self._is_short and self.config.get("ended_after") == self.last("step")
 
     @property
     def _is_short(self) -> bool:
@@ -230,31 +223,29 @@ class _Part:
     """Every k-th of the rows that come, with k so large that `MOST_ROWS` at most are kept; and the last."""
 
     def __init__(self) -> None:
-        self.kept: list[tuple[int, dict[str, Any]]] = []
-        self.last: tuple[int, dict[str, Any]] | None = None
+        self._kept: list[tuple[int, dict[str, Any]]] = []
         self._every, self._seen = 1, 0
 
     def add(self, number: int, row: dict[str, Any]) -> None:
         """Take row `number`."""
-        self.last = number, row
+        self._last = number, row
         if self._seen % self._every == 0:
-            self.kept.append(self.last)
+            self._kept.append(self._last)
         self._seen += 1
-        if len(self.kept) > MOST_ROWS:
-            self.kept, self._every = self.kept[::2], 2 * self._every
+        if len(self._kept) > MOST_ROWS:
+            self._kept, self._every = self._kept[::2], 2 * self._every
 
     def rows(self) -> dict[int, dict[str, Any]]:
         """By their numbers."""
-        return dict(self.kept if self.last is None else [*self.kept, self.last])
+        return dict([*self._kept, self._last])
 
 
 def _thinned(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Part of the rows of steps, and part of those that come now and then, such as scores; in their order."""
-    steps, others = _Part(), _Part()
+    """Part of the rows, in their order. Rows of other names are thinned apart, so that no rare ones go."""
+    parts: dict[frozenset[str], _Part] = {}
     for number, row in enumerate(rows):
-        is_usual = "step" in row and "epsilon" not in row and "learning_rate" in row
-        (steps if is_usual else others).add(number, row)
-    kept = steps.rows() | others.rows()
+        parts.setdefault(frozenset(row), _Part()).add(number, row)
+    kept = {number: row for part in parts.values() for number, row in part.rows().items()}
     return [kept[number] for number in sorted(kept)]
 
 

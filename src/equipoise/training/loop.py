@@ -564,18 +564,21 @@ class PrivateTraining:
         if finished and average is not None:
             average.move_in()
             self._steps.remember()
+        ended_early = finished and not stop_fixed_beforehand and steps < self.sampling.steps
+        if ended_early and folder is not None:
+            self.processes.first(lambda: folder.write_early_end(steps))
         if folder is not None:
             with self.processes.together():
                 self._publish(folder, statement)
             self.processes.all_well()
         if finished:
             self.end(stop_fixed_beforehand)
-        if finished and not stop_fixed_beforehand and steps < self.sampling.steps and self.processes.is_first:
+        if ended_early and self.processes.is_first:
             warnings.warn(
                 f"the run has ended after {steps} of its {self.sampling.steps} steps: steps that it computed "
                 "with other numbers after it was resumed (other processes, another device, other records) "
-                "were charged again, and the plan has no release left. Epsilon is that of the plan. A "
-                "scheduler has not reached its end. A smaller checkpoint_every loses fewer steps.",
+                "were charged again, and not enough releases are left for another step. Epsilon is that of "
+                "the plan. A scheduler did not reach its end. A smaller checkpoint_every loses fewer steps.",
                 stacklevel=2,
             )
         return Result(

@@ -7,6 +7,7 @@ one that has ended.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterator
 from typing import Any, Literal
 
@@ -140,11 +141,13 @@ class FinishedTraining:
         folder = self.folder
         with safe_open(str(folder.model), framework="pt") as file:
             steps = int(file.metadata()["step"])
-        evaluation: dict[str, float] = {}
+        last: dict[str, Any] = {}
         for row in each_row(folder.metrics) if folder.metrics.exists() else ():
-            values = {n: v for n, v in row.items() if n.startswith("evaluation.")}
-            if values:
-                evaluation = {n.removeprefix("evaluation."): float(v) for n, v in values.items()}
+            last = {n: v for n, v in row.items() if n.startswith("evaluation.")} or last
+        # JSON has no NaN: null stands for it.
+        evaluation = {
+            n.removeprefix("evaluation."): math.nan if v is None else float(v) for n, v in last.items()
+        }
         statement = read_file(folder.statement, LARGEST_STATEMENT).decode()
         return statement, folder.model.read_bytes(), steps, evaluation
 

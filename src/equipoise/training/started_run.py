@@ -255,12 +255,13 @@ def _has_other_data(ledger: Ledger) -> bool:
 def _warn_of_other_processes(ledger: Ledger, before: object, now: int) -> None:
     """Say what it costs to go on with another number of processes than the checkpoint's."""
     booked = ledger.record.next_index - ledger.position
-    if before in (None, now) or not booked:
+    if before in (None, now) or not booked or not ledger.releases_left:
         return
     warnings.warn(
-        f"the run goes on with {now} processes, its checkpoint is of {before}. Sums then round otherwise, "
-        f"so {booked} draws since the checkpoint are charged again, with new records and new noise. The plan "
-        f"stays: the run ends that many draws early. With {before} processes nothing is charged again.",
+        f"the run goes on in {now} process{'es' * (now != 1)}, its checkpoint is of {before}. Sums then "
+        f"round otherwise, so up to {booked} draws since the checkpoint are charged again, with new records "
+        "and new noise. The plan stays: the run ends that many draws early. With as many processes as before "
+        "nothing is charged again.",
         stacklevel=2,
     )
 

@@ -145,6 +145,10 @@ class RunFolder:
         """Put what is assumed by now into the public settings."""
         self.write_config(self.read_config() | {"assumptions": [str(one) for one in found]})
 
+    def write_early_end(self, steps: int) -> None:
+        """Put into the public settings that the run ended after so many steps, fewer than planned."""
+        self.write_config(self.read_config() | {"ended_after": steps})
+
     def read_config(self) -> dict[str, Any]:
         """The settings of the run.
 
