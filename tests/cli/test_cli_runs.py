@@ -214,7 +214,7 @@ WITHOUT_TORCH = [
         "calibrate --population 10 --batch-size 1 --epochs 1e30 --epsilon 1",
         "--epochs 1e+30 makes 1e+31 steps",
     ),
-    ("calibrate --population 10 --batch-size 1 --steps 9999999 --epsilon 1", "takes 1,000,000 at most"),
+    ("calibrate --population 10 --batch-size 1 --steps 99999999 --epsilon 1", "takes 10,000,000 at most"),
     ("federate --rounds 99999999", "--rounds 99999999 makes 5e+08 steps"),
     ("train --clip-norm abc", "--clip-norm is 'abc'"),
     ("train --data my.module:records", "--population is missing"),
