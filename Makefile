@@ -2,6 +2,7 @@
 # make test       set up an environment and run the checks and tests
 # make test-slow  the tests that train to accuracy or repeat many times
 # make mutations  break the sources on purpose, one mistake at a time, and show which test notices
+# make regimes    what a step costs on networks of many kinds, compared with other libraries; takes hours
 # make docs       build the documentation into build/site; a warning is an error
 # make clean      remove what the targets above made, run folders excepted
 #
@@ -22,7 +23,7 @@ PIP := $(BIN)/python -m pip
 STAMP := $(VENV)/.installed
 STAMP_EXTRAS := $(STAMP)-$(subst $(comma),-,$(EXTRAS))
 
-.PHONY: help train install test test-slow mutations lint docs clean
+.PHONY: help train install test test-slow mutations regimes lint docs clean
 .DELETE_ON_ERROR:
 
 help:
@@ -43,6 +44,16 @@ test-slow: $(STAMP_EXTRAS)
 
 mutations: $(STAMP_EXTRAS)
 	$(BIN)/python tests/mutations/run.py
+
+regimes:
+	$(MAKE) install EXTRAS=dev,hf,peers
+	$(BIN)/python benchmarks/step_time.py --processor --threads 1 --rounds 5 --seconds 0.15 --gigabytes 6 --tasks \
+		mlp-16 mlp mlp-1024 mlp10m-16 mlp10m-256 cnn-16 cnn cnn-1024 resnet20-16 resnet20 attention \
+		lstm gru lstm-tagger gru-tagger lm-64 gpt2 gpt2lin
+	$(BIN)/python benchmarks/step_time.py --processor --threads 1 --rounds 3 --seconds 0.1 --steps 1 --gigabytes 7 \
+		--together 1 --default-allocator --tasks lm-256 lm-1024 lm-50k-words lm-50k-words-tied resnet18 lora \
+		lora-16x64 gpt2-small gpt2-small-16x64
+	$(BIN)/python benchmarks/live_bytes.py --tasks mlp cnn attention lstm lm-64 gpt2 gpt2-checkpointed
 
 docs: $(STAMP)
 	$(PIP) install -q -c constraints.txt -e '.[docs]'
