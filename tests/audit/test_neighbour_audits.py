@@ -19,10 +19,13 @@ from equipoise.privacy.private import unwrap
 from equipoise.training.forwards import RowSource
 from equipoise.training.setup import training_setup
 
+FEATURES = 8
+"""A product over five rounds rows by their place on some processors, which DP-ZO divides by little."""
+
 
 def records(count=60):
     torch.manual_seed(0)
-    return {"x": torch.randn(count, 5) + 1, "y": torch.randn(count)}
+    return {"x": torch.randn(count, FEATURES) + 1, "y": torch.randn(count)}
 
 
 def loss(model, batch):
@@ -31,7 +34,7 @@ def loss(model, batch):
 
 def network(*layers):
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(5, 8), nn.ReLU(), *layers, nn.Linear(8, 1))
+    return nn.Sequential(nn.Linear(FEATURES, 8), nn.ReLU(), *layers, nn.Linear(8, 1))
 
 
 def audited(model=None, data=None, **options):
@@ -110,7 +113,7 @@ class Late(nn.Module):
     def __init__(self):
         super().__init__()
         torch.manual_seed(0)
-        self.linear = nn.Linear(5, 1)
+        self.linear = nn.Linear(FEATURES, 1)
 
     def forward(self, x):
         return self.linear(x - x.mean(0) * (x[:, 0] == 0.3125).any())
@@ -132,7 +135,7 @@ class FarAway(nn.Module):
     def __init__(self):
         super().__init__()
         torch.manual_seed(0)
-        self.linear = nn.Linear(5, 1)
+        self.linear = nn.Linear(FEATURES, 1)
 
     def forward(self, x):
         size = x.abs().amax(1)
@@ -292,7 +295,7 @@ def test_a_threshold_that_follows_from_the_records_is_seen():
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"data": {"x": torch.zeros(1, 5), "y": torch.zeros(1)}}, "at least two"),
+        ({"data": {"x": torch.zeros(1, FEATURES), "y": torch.zeros(1)}}, "at least two"),
         ({"changes": ("swap",)}, "is unknown"),
         ({"sampling": eq.WithoutReplacement(20, 60, 4), "changes": ("add",)}, "replace-one alone"),
         ({"method": eq.published.DiceSGD(clip_norm=1.0, noise_multiplier=1.0)}, "without a proof"),
@@ -417,7 +420,7 @@ def test_users_of_equal_records_move_the_sum_by_the_whole_bound(monkeypatch, is_
     """Five records each, of which three are paid for; a cap that is not kept is seen."""
     if not is_kept:
         monkeypatch.setattr(RowSource, "used", lambda self, ids: ids)
-    data = {"x": torch.ones(20, 5) * 9, "y": torch.zeros(20), "owner": torch.arange(20) // 5}
+    data = {"x": torch.ones(20, FEATURES) * 9, "y": torch.zeros(20), "owner": torch.arange(20) // 5}
     found = audited(data=data, unit="user", owner="owner", records_per_user=3, changes=("add", "remove"))
     assert found.holds == is_kept
     assert [pair.movement for pair in found.pairs] == pytest.approx([1 if is_kept else 5 / 3] * 4, abs=1e-5)

@@ -431,8 +431,9 @@ def test_settings_that_mean_nothing_are_refused(options, match):
 def test_one_record_moves_the_sum_by_its_bound_and_nothing_else_moves(rule):
     """The direction, the divisor, the points and the losses of the others stay, bit for bit."""
     torch.manual_seed(0)
-    data = {"x": torch.randn(60, 5) + 1, "y": torch.randn(60)}
-    model = nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 1))
+    # Eight inputs: a product over five rounds rows by their place on some processors, as statements then say.
+    data = {"x": torch.randn(60, 8) + 1, "y": torch.randn(60)}
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 1))
 
     def regression(model, batch):
         return 0.5 * (model(batch["x"]).squeeze(1) - batch["y"]).square()

@@ -222,7 +222,7 @@ def test_two_processes_equal_one(two_processes):
     assert failed[0].startswith("ProcessError 2: process 1 (MemoryError) failed; its own message says why.")
     assert "secret-value" not in failed[0]
     for rank in (0, 1):
-        assert "Start the processes again" in (folder / f"afterwards{rank}").read_text()
+        assert "Start as many processes again" in (folder / f"afterwards{rank}").read_text()
     assert (folder / "unwritten0").read_text().startswith("IsADirectoryError")
     assert "process 0 (IsADirectoryError) failed" in (folder / "unwritten1").read_text()
     for call in CALLS:
