@@ -25,6 +25,7 @@ from equipoise.privacy import Secrets
 from equipoise.report import read_run
 from equipoise.training import CheckpointError
 from equipoise.training.assumptions import Assumption
+from equipoise.training.folder.run_folder import RunFolder
 
 
 @pytest.fixture(scope="module")
@@ -333,6 +334,23 @@ def test_a_stop_among_steps_that_are_repeated_is_no_end(tmp_path):
     assert not result.finished
     assert read_run(tmp_path / "run").is_unfinished
     assert (tmp_path / "run" / "model.safetensors").exists()
+
+
+@pytest.mark.parametrize(
+    ("method", "warned"), [(eq.DPSGD(clip_norm=0.5, noise_multiplier=1.0), 1), (eq.methods.PlainSGD(), 0)]
+)
+def test_another_number_of_processes_is_warned_of_where_it_costs(tmp_path, method, warned, recwarn):
+    run = begin(tmp_path / "run", 6, 2, method=method)
+    run.take_step()  # booked, and in no checkpoint
+    run.close()
+    files = RunFolder(tmp_path / "run").checkpoints
+    step, saved = files.load()
+    files.save(step, {**saved, "processes": 3})
+    recwarn.clear()
+    again(tmp_path / "run")
+    said = [str(one.message) for one in recwarn if "its checkpoint is of 3" in str(one.message)]
+    assert len(said) == warned
+    assert all("goes on in 1 process, " in words and "up to 1 draws" in words for words in said)
 
 
 def test_what_does_not_fit_is_named(tmp_path):

@@ -176,7 +176,7 @@ def continue_run(
                 undo.callback(own_ledger(ledger).journal.close)
             if processes.first(lambda: _has_other_data(own_ledger(ledger))):
                 setup = replace(setup, found=Assumption.of_all([*setup.found, Assumption.OTHER_DATA]))
-            if processes.is_first:
+            if processes.is_first and setup.plan.releases:
                 _warn_of_other_processes(own_ledger(ledger), saved.get("processes"), processes.count)
             steps, metrics = StepRunner(setup, ledger, done, state), MetricsLog(setup, folder, writers, done)
             # Before its first release: a run that is killed later keeps what this process found.
@@ -255,7 +255,7 @@ def _has_other_data(ledger: Ledger) -> bool:
 def _warn_of_other_processes(ledger: Ledger, before: object, now: int) -> None:
     """Say what it costs to go on with another number of processes than the checkpoint's."""
     booked = ledger.record.next_index - ledger.position
-    if before in (None, now) or not booked or not ledger.releases_left:
+    if before in (None, now) or not booked:
         return
     warnings.warn(
         f"the run goes on in {now} process{'es' * (now != 1)}, its checkpoint is of {before}. Sums then "
