@@ -7,7 +7,7 @@ import os
 import pytest
 
 from equipoise.report import RunFolderError
-from equipoise.report.json_files import LARGEST_OBJECT, read_file, read_object, read_rows
+from equipoise.report.json_files import LARGEST_OBJECT, each_row, read_file, read_object
 
 
 def pipe(path):
@@ -50,7 +50,7 @@ def test_what_is_no_object_is_refused_in_words(tmp_path, make, words):
 
 def test_what_is_one_is_read(tmp_path):
     (tmp_path / "x").write_bytes(b'{"a": 1}\n{"a\n{"a": 2}\n[3]\n{"a"')
-    assert read_rows(tmp_path / "x") == [{"a": 1}, {"a": 2}]
+    assert list(each_row(tmp_path / "x")) == [{"a": 1}, {"a": 2}]
     (tmp_path / "x").write_bytes(b'{"a": [1, null]}')
     assert read_object(tmp_path / "x") == {"a": [1, None]}
     assert read_file(tmp_path / "x", largest=16) == b'{"a": [1, null]}'

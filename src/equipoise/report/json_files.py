@@ -24,7 +24,6 @@ __all__ = [
     "read_file",
     "read_json",
     "read_object",
-    "read_rows",
 ]
 
 
@@ -141,8 +140,3 @@ def each_row(path: PathLike) -> Iterator[dict[str, Any]]:
                 continue
             if isinstance(row, dict):
                 yield row
-
-
-def read_rows(path: PathLike) -> list[dict[str, Any]]:
-    """All objects of `each_row`."""
-    return list(each_row(path))
