@@ -31,6 +31,7 @@ CELLS = {
         "data", "median", "Fashion-MNIST | `patches-linear` | 2.7", "Fashion-MNIST | `cnn-tanh`",
     ),
     "cifar10": ("data", "median", "CIFAR-10 | `patches-linear` | 3 ", "CIFAR-10 | `scatter-pooled`"),
+    "adult": ("model", "ε = 1", "`additive`", "`logistic`"),
     "dice-sgd": (METHODS, "MNIST, epsilon 3", "`dice-sgd`", "`dp-sgd`"),
     "dp-c4-plus": (METHODS, "MNIST, epsilon 3", "`dp-c4-plus`", "`dp-sgd`"),
     "pcdp-sgd": (METHODS, "MNIST, epsilon 3", "`pcdp-sgd`", "`dp-sgd`"),

@@ -36,7 +36,7 @@ def advised(data, epsilon, asked=None, **settings):
     return _chosen(given, asked or AdviceSettings(), experiment, reasons), reasons
 
 
-NAMES = {"mnist": "MNIST", "fashion-mnist": "Fashion-MNIST", "cifar10": "CIFAR-10"}
+NAMES = {"mnist": "MNIST", "fashion-mnist": "Fashion-MNIST", "cifar10": "CIFAR-10", "adult": "Adult"}
 
 
 def of_best_model(data, epsilon):
@@ -126,11 +126,11 @@ def test_a_model_is_spoken_of_at_its_own_budgets():
 
 
 def test_measured_settings_are_taken_whole_or_not_at_all():
-    chosen, _ = advised("adult", 1.0)
+    chosen, _ = advised("a9a", 1.0)
     assert (chosen.model, chosen.schedule, chosen.momentum) == ("logistic", "linear", 0.0)
-    given, _ = advised("adult", 1.0, batch_size=64.0)
+    given, _ = advised("a9a", 1.0, batch_size=64.0)
     assert given.learning_rate is None
     assert given.schedule is None
-    ordered, reasons = advised("adult", 1.0, AdviceSettings(fixed_order=True))
+    ordered, reasons = advised("a9a", 1.0, AdviceSettings(fixed_order=True))
     assert ordered.method == "dp-mf"
     assert "whole-data" not in " ".join(reasons)

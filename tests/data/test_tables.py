@@ -49,12 +49,14 @@ def test_typed_columns(tmp_path: Path, name: str) -> None:
     torch.testing.assert_close(records.fields["input"], expected)
     assert records.fields["label"].tolist() == [1, 0, 0]
     assert FORM.num_features == 4
+    assert FORM.numeric_columns == (0, 3)
 
 
 def test_a_missing_number_is_told_by_a_second_number(tmp_path: Path) -> None:
     form = Table((Number("age", 0, 100, unknown=""), Label("y", ("a", "b"))), header=True)
     records = read_table(write(tmp_path, "age,y\n75,a\n,b\n"), form)
     assert records.fields["input"].tolist() == [[0.5, 0.0], [0.0, 1.0]]
+    assert form.numeric_columns == (0,)  # what tells of a missing number is none
     plain = Table((Number("age", 0, 100), Label("y", ("a", "b"))))
     with pytest.raises(DataFileError, match=r"line 2, column 'age': the cell is not a finite.*unknown="):
         read_table(write(tmp_path, "75,a\n,b\n"), plain)
@@ -188,6 +190,7 @@ def test_declarations_are_checked(make) -> None:
 
 def test_named_forms() -> None:
     assert (len(ADULT.columns), ADULT.num_features, ADULT.num_classes) == (15, 104, 2)
+    assert ADULT.numeric_columns == (0, 25, 60, 61, 62)
     assert (len(MUSHROOM.columns), MUSHROOM.num_classes) == (23, 2)
 
 

@@ -45,6 +45,7 @@ MODELS: Final[dict[str, ModelEntry]] = {
     "resnet20-gn": ModelEntry("equipoise.app.models:resnet20_gn"),
     "linear": ModelEntry("equipoise.app.models:linear_model"),
     "logistic": ModelEntry("equipoise.app.models:logistic"),
+    "additive": ModelEntry("equipoise.app.models:additive"),
     "scatter-linear": ModelEntry("equipoise.app.models:scatter_linear", "equipoise.app.models:scattering"),
     "scatter-pooled": ModelEntry("equipoise.app.models:logistic", "equipoise.app.models:pooled_scattering"),
     "patches-linear": ModelEntry(

@@ -15,6 +15,7 @@ normalisation, since batch normalisation mixes records.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from inspect import signature
 from math import prod
 from typing import Any
@@ -59,6 +60,36 @@ class BasicBlock(nn.Module):
         """``[B, c_in, h, w]`` -> ``[B, c_out, h / stride, w / stride]``."""
         y = F.relu(self.norm1(self.conv1(x)))
         return F.relu(self.norm2(self.conv2(y)) + self.shortcut(x))
+
+
+class PiecewiseLinear(nn.Module):
+    """Rows, followed by hat functions of some of their numbers: what is linear in them bends at the knots.
+
+    The knots lie evenly in [-1, 1]. A number's hats are between 0 and 1, at most two of them are above 0, and
+    they sum to 1. There are no parameters.
+
+    Args:
+        columns: places of the numbers, which are taken to lie within [-1, 1].
+        knots: for each number, the ends included.
+
+    >>> PiecewiseLinear((1,), knots=3)(torch.tensor([[7.0, 0.5]])).tolist()
+    [[7.0, 0.5, 0.0, 0.5, 0.5]]
+    """
+
+    def __init__(self, columns: Sequence[int], knots: int = 8) -> None:
+        super().__init__()
+        self.columns, self.knots = list(columns), knots
+
+    def width(self, of_rows: int) -> int:
+        """Of what comes out, for rows that wide."""
+        return of_rows + len(self.columns) * self.knots
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """``[B, d]`` -> ``[B, d + columns * knots]``."""
+        places = (rows[:, self.columns].clamp(-1.0, 1.0) + 1.0) * ((self.knots - 1) / 2)
+        knots = torch.arange(self.knots, dtype=rows.dtype, device=rows.device)
+        hats = (1.0 - (places.unsqueeze(2) - knots).abs()).clamp(min=0.0)
+        return torch.cat([rows, hats.flatten(1)], 1)
 
 
 class TextBag(nn.Module):
@@ -199,6 +230,20 @@ def logistic(dataset: DataSet) -> nn.Module:
     nn.init.zeros_(layer.weight)
     nn.init.zeros_(layer.bias)
     return nn.Sequential(nn.Flatten(), layer)
+
+
+def additive(dataset: DataSet) -> nn.Module:
+    """One linear layer, started at zero, on the inputs and on bends of the declared numbers."""
+    if not dataset.numeric_columns:
+        raise ValueError(
+            f"model='additive' takes columns that a schema declares as numbers, which {dataset.name!r} does "
+            "not have. Without them take 'logistic'."
+        )
+    bends = PiecewiseLinear(dataset.numeric_columns)
+    layer = nn.Linear(bends.width(prod(dataset.input_shape)), dataset.num_classes)
+    nn.init.zeros_(layer.weight)
+    nn.init.zeros_(layer.bias)
+    return nn.Sequential(bends, layer)
 
 
 def scattering(dataset: DataSet) -> FeatureExtractor:
@@ -346,7 +391,7 @@ def prepare_data(
 
 
 def default_model(dataset: DataSet) -> str:
-    """The name of a model that suits the inputs: tokens, large images, small images, or plain numbers.
+    """The name of a model that suits the inputs: tokens, large images, small images, tables, plain numbers.
 
     >>> from equipoise import data
     >>> default_model(data.load("digits"))
@@ -357,7 +402,9 @@ def default_model(dataset: DataSet) -> str:
     shape = dataset.input_shape
     if len(shape) == 3 and min(shape[1:]) >= 14:
         return "cnn-cifar" if shape[0] == 3 else "cnn-tanh"
-    return "mlp-tanh" if len(shape) == 3 else "logistic"
+    if len(shape) == 3:
+        return "mlp-tanh"
+    return "additive" if dataset.numeric_columns else "logistic"
 
 
 def _entry(name: str) -> ModelEntry:

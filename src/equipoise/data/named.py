@@ -37,6 +37,7 @@ class NamedSet:
         read: folder -> (train, test); a set without files gets an empty path, which it has no use for.
         class_names: a name for each class.
         vocabulary_size: for token inputs.
+        numeric_columns: see `DataSet`.
     """
 
     population: int
@@ -46,6 +47,7 @@ class NamedSet:
     read: Callable[[PathLike], TrainAndTest]
     class_names: tuple[str, ...] = ()
     vocabulary_size: int | None = None
+    numeric_columns: tuple[int, ...] = ()
 
 
 TrainAndTest = tuple[Records, Records]
@@ -141,6 +143,7 @@ NAMED: dict[str, NamedSet] = {
         ("adult.data", "adult.test"),
         _adult,
         ("<=50K", ">50K"),
+        numeric_columns=ADULT.numeric_columns,
     ),
     "a9a": NamedSet(
         32_561, 2, "123 binary features of the same census form", ("a9a", "a9a.t"), _a9a, ("<=50K", ">50K")
@@ -232,4 +235,5 @@ def load(name: str, folder: PathLike | None = None) -> DataSet:
         description=entry.description,
         class_names=entry.class_names,
         vocabulary_size=entry.vocabulary_size,
+        numeric_columns=entry.numeric_columns,
     )

@@ -217,6 +217,8 @@ class DataSet:
             ``regression``, ``[n]``, or ``multi-label``, ``[n, num_classes]`` of zeros and ones.
         target_range: of a regression, the public numbers that the targets -1 and 1 stand for.
         schema: what was declared of a table, as plain values; with it a published model can be used.
+        numeric_columns: of an input ``[d]``, those that a declaration makes numbers within [-1, 1]; all
+            others of a table are zeros and ones. Empty where nothing is declared.
 
     >>> rows = Records({"input": torch.zeros(4, 2), "label": torch.tensor([0, 1, 0, 1])})
     >>> DataSet("toy", train=rows, test=rows, population=4, num_classes=2).input_shape
@@ -234,6 +236,7 @@ class DataSet:
     task: str = "classification"
     target_range: tuple[float, float] = (-1.0, 1.0)
     schema: Mapping[str, Any] | None = None
+    numeric_columns: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if isinstance(self.population, bool) or not isinstance(self.population, int) or self.population < 1:

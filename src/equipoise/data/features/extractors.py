@@ -240,7 +240,13 @@ def features_of(
         return extract_cached(records, extractor, cache, progress=progress)
 
     described = f"{extractor.config().get('extractor', 'fixed')} features of: {dataset.description}"
-    return replace(dataset, train=part(dataset.train), test=part(dataset.test), description=described)
+    return replace(
+        dataset,
+        train=part(dataset.train),
+        test=part(dataset.test),
+        description=described,
+        numeric_columns=(),
+    )
 
 
 def _with_input(records: Records, features: Tensor) -> Records:

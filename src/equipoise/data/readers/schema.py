@@ -374,6 +374,7 @@ def table_data_set(
         task=table.task,
         target_range=(first.low, first.high) if isinstance(first, TargetNumber) else (-1.0, 1.0),
         schema={**values, "target": list(targets)},
+        numeric_columns=table.numeric_columns,
     )
 
 

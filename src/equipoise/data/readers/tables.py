@@ -32,6 +32,7 @@ import zlib
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -343,6 +344,13 @@ class Table:
     def num_features(self) -> int:
         """Numbers in the encoding of a row."""
         return sum(column.width for column in self.columns if isinstance(column, Number | Category | Hashed))
+
+    @property
+    def numeric_columns(self) -> tuple[int, ...]:
+        """Places of the numbers in the encoding of a row, without those that say that a number is missing."""
+        inputs = [column for column in self.columns if isinstance(column, Number | Category | Hashed)]
+        starts = accumulate((column.width for column in inputs), initial=0)
+        return tuple(at for at, column in zip(starts, inputs, strict=False) if isinstance(column, Number))
 
     @property
     def num_classes(self) -> int:
