@@ -5,8 +5,9 @@
 
 H. Nori et al., "Accuracy, interpretability, and differential privacy via explainable boosting", ICML 2021.
 Records, delta, the number of trials and the records that judge them are the bench's. The walk moves the
-number of rounds and the learning rate. All settings else are the defaults; bounds and categories are public
-and those of the table that the bench reads. No seed is given, as privacy asks, so no two runs are alike.
+number of rounds and the learning rate. All settings else are the defaults. Bounds are those of the table that
+the bench reads; categories are those that occur in the rows, as DP-EBM takes them. No seed is given, as
+privacy asks, so no two runs are alike.
 """
 
 from __future__ import annotations

@@ -68,13 +68,18 @@ def test_drawn_features_are_those_that_were_measured() -> None:
         "strokes": {"dictionaries": ((512, 7, 2),)},
         "upright-strokes": {"dictionaries": ((512, 7, 2),), "upright": True},
         "things": {"dictionaries": ((256, 5, 4), (512, 7, 2)), "with_mirror_image": True},
+        "deep-things": {
+            "dictionaries": ((256, 5, 4), (512, 7, 2)),
+            "with_mirror_image": True,
+            "network": "contrastive",
+        },
     }
     kinds = {name: default_settings(name, "patches-linear").features for name in ("digits", "mnist")}
     assert kinds == {"digits": "strokes", "mnist": "upright-strokes"}
     for name in ("fashion-mnist", "cifar10"):
-        assert RunSettings(data=name, model="patches-linear").resolved().features == "things"
+        assert RunSettings(data=name, model="patches-linear").resolved().features == "deep-things"
     own = RunSettings(data="my.module:images", population=100, model="patches-linear")
-    assert own.resolved().features == "things"
+    assert own.resolved().features == "deep-things"
     assert RunSettings(data="mnist", model="linear").resolved().features is None
     with pytest.raises(SettingsError, match="--features is things, but only patches-linear"):
         RunSettings(model="linear", features="things").check()

@@ -8,8 +8,18 @@ import torch
 from equipoise import data
 from equipoise.app.build import assemble, build_training
 from equipoise.app.model_table import MODELS
-from equipoise.app.models import PiecewiseLinear, build_model, default_model, extractor_of, prepare_data
+from equipoise.app.models import (
+    PiecewiseLinear,
+    build_model,
+    default_model,
+    extractor_of,
+    prepare_data,
+    unnamed_model,
+)
 from equipoise.app.settings import RunSettings
+from equipoise.data.features.extractors import features_of
+from equipoise.data.named import NAMED
+from equipoise.data.readers.files import DataFileError
 from equipoise.data.records import DataSet, Records
 
 
@@ -60,6 +70,7 @@ def few_drawings(monkeypatch: pytest.MonkeyPatch) -> None:
         "strokes": small,
         "upright-strokes": {**small, "upright": True},
         "things": {**small, "with_mirror_image": True},
+        "deep-things": {**small, "with_mirror_image": True, "network": "contrastive"},
     }
     monkeypatch.setitem(MODELS, "patches-linear", replace(MODELS["patches-linear"], features=kinds))
 
@@ -142,6 +153,8 @@ def test_the_features_that_are_named_beat_those_of_the_data(features, data, mirr
     assert found is not None
     assert found.config()["with_mirror_image"] == mirrored
     assert found.config()["upright"] == upright
+    deep = features is None and data != "mnist"
+    assert found.config().get("network") == ("contrastive" if deep else None)
 
 
 @pytest.mark.parametrize("name", ["patches-linear", "scatter-linear"])
@@ -204,6 +217,35 @@ def test_unsuitable_models_are_refused(name: str, dataset: DataSet, message: str
 def test_default_model_suits(dataset: DataSet, name: str) -> None:
     assert default_model(dataset) == name
     build_model(name, dataset)
+
+
+class _Doubled:
+    def __call__(self, inputs):
+        return inputs * 2
+
+    def config(self):
+        return {"extractor": "doubled"}
+
+
+def test_named_tables_say_which_inputs_are_numbers_and_features_say_none(monkeypatch) -> None:
+    row = NAMED["adult"]
+    rows = Records({"input": torch.zeros(3, 104), "label": torch.tensor([0, 1, 1])})
+    monkeypatch.setitem(
+        NAMED, "adult", replace(row, population=3, read=lambda folder: (rows, rows), files=())
+    )
+    assert data.load("adult").numeric_columns == (0, 25, 60, 61, 62)
+    assert default_model(data.load("adult")) == "additive"
+    marked = replace(table(), numeric_columns=(1,))
+    assert features_of(marked, _Doubled()).numeric_columns == ()
+    assert unnamed_model(marked) == "logistic"  # of folders that name none
+
+
+@pytest.mark.parametrize("places", [(6,), (1, 1), (-1,)])
+def test_places_of_numbers_are_those_of_an_input(places) -> None:
+    with pytest.raises(DataFileError, match="numeric_columns"):
+        replace(table(), numeric_columns=places)
+    with pytest.raises(DataFileError, match="numeric_columns"):
+        replace(images(1, 8), numeric_columns=(0,))
 
 
 def test_hat_functions_follow_every_line_between_their_knots() -> None:

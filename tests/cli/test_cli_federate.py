@@ -79,6 +79,9 @@ def test_a_table_is_shared_out_to_the_owners(equipoise, people, tmp_path, target
     assert str(people.parent) not in (run / "federation.json").read_text()
     assert equipoise("verify", run).code == 0
     assert equipoise("resume --json", run).value["evaluation"] == found.value["evaluation"]
+    assert json.loads((run / "settings.json").read_text())["base"]["model"] == "additive"
+    repeated = equipoise("federate --clients 3 --rounds 2 --epsilon 20 --json", *words)
+    assert repeated.value["evaluation"] == found.value["evaluation"]
     (run / "settings.json").unlink()  # a published part lacks it
     output, held_out = tmp_path / "out.csv", people.with_name("held_out.csv")
     again = equipoise("predict --json", run, "--data", held_out, "--output", output)
@@ -104,6 +107,20 @@ def test_a_federation_on_images_predicts(equipoise, tmp_path):
     again = equipoise("predict --json", run, *data)
     assert again.code == 0, again.err
     assert again.value["records"] == 40
+
+
+def test_a_table_whose_folder_names_no_model_has_the_default_of_its_time(equipoise, people, tmp_path):
+    run, held_out = tmp_path / "run", people.with_name("held_out.csv")
+    words = ("--data", people, "--target", "buys", "--test-share", "0.2", "--run-dir", run)
+    found = equipoise("federate --clients 3 --rounds 2 --epsilon 20 --model logistic --json", *words)
+    assert found.code == 0, found.err
+    settings = json.loads((run / "settings.json").read_text())
+    (run / "settings.json").write_text(json.dumps({**settings, "base": {**settings["base"], "model": None}}))
+    (run / "federation.json").unlink()  # as if it had been stopped before its end
+    again = equipoise("resume --json", run)
+    assert again.code == 0, again.err
+    assert again.value["evaluation"] == found.value["evaluation"]
+    assert equipoise("predict --json", run, "--data", held_out).code == 0
 
 
 def test_records_without_a_class_are_not_dealt_by_class(equipoise, people):

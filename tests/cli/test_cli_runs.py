@@ -148,7 +148,7 @@ def test_settings_of_another_version(trained, equipoise, tmp_path):
 def few_drawings(tmp_path, monkeypatch):
     """Features of one length, so that nothing but the answers tells them apart; digits under another name."""
     small = {"dictionaries": ((16, 3, 2),), "pictures": 200}
-    kinds = {"strokes": small, "things": {**small, "with_mirror_image": True}}
+    kinds = {"strokes": small, "deep-things": {**small, "with_mirror_image": True}}
     monkeypatch.setitem(MODELS, "patches-linear", replace(MODELS["patches-linear"], features=kinds))
     monkeypatch.setenv("EQUIPOISE_CACHE", str(tmp_path / "cache"))
     code = "from equipoise import data\n\ndef digits():\n    return data.load('digits')\n"

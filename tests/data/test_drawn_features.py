@@ -1,10 +1,14 @@
 """Features fitted on drawn pictures: deterministic, of each record alone, and fitted on no record."""
 
 import inspect
+from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
+from equipoise.data.features import contrastive
+from equipoise.data.features.contrastive import ContrastiveNet, fit_contrastive, random_views
 from equipoise.data.features.drawings import draw_pictures
 from equipoise.data.features.drawn import DrawnFeatures
 from equipoise.data.features.extractors import extract
@@ -162,10 +166,60 @@ def test_an_image_is_set_upright_with_the_same_bits_beside_any_others(size, thre
     assert not set_upright(images)[3].any()
 
 
-@pytest.mark.parametrize(("upright", "mirrored"), [(False, True), (True, False)])
-def test_features_of_an_image_have_the_same_bits_beside_any_others(upright, mirrored, threads) -> None:
-    features = DrawnFeatures(**SMALL, upright=upright, with_mirror_image=mirrored)
+@pytest.mark.parametrize(
+    ("upright", "mirrored", "network"),
+    [(False, True, None), (True, False, None), (False, True, "contrastive"), (True, False, "contrastive")],
+)
+def test_features_of_an_image_have_the_same_bits_beside_any_others(
+    upright, mirrored, network, threads
+) -> None:
+    features = DrawnFeatures(**SMALL, upright=upright, with_mirror_image=mirrored, network=network)
     assert_each_by_itself(features, torch.randn(1027, 1, 8, 8))
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_packaged_weights_tell_views_of_one_drawing_from_all_others(channels) -> None:
+    """Of drawings that were not fitted on; 63 of 64 guesses would be wrong."""
+    pictures = draw_pictures(64, (channels, 28, 28), seed=123)
+    torch.manual_seed(0)
+    both = torch.cat([random_views(pictures), random_views(pictures)])
+
+    def found(net) -> float:
+        outputs = torch.nn.functional.normalize(net.maps(both)[-1].mean((2, 3)), dim=1)
+        outputs = torch.nn.functional.normalize(outputs - outputs.mean(0), dim=1)
+        return float(((outputs[:64] @ outputs[64:].T).argmax(1) == torch.arange(64)).float().mean())
+
+    assert found(ContrastiveNet.packaged("contrastive", channels)) > 0.5 > found(ContrastiveNet(channels))
+
+
+def test_fitting_lowers_the_loss_and_follows_the_seed() -> None:
+    state, losses = torch.random.get_rng_state(), []
+    net = fit_contrastive(1, steps=8, pictures=300, progress=lambda step, loss: losses.append(loss))
+    assert losses[-1] < losses[0] - 0.2
+    assert torch.equal(state, torch.random.get_rng_state())
+    torch.rand(1)
+    again = fit_contrastive(1, steps=8, pictures=300).state_dict()
+    assert all(torch.equal(value, again[key]) for key, value in net.state_dict().items())
+
+
+def test_the_command_writes_weights_of_the_packaged_form(tmp_path, monkeypatch) -> None:
+    path = tmp_path / "grey.safetensors"
+    monkeypatch.setattr(contrastive, "fit_contrastive", lambda channels, **given: ContrastiveNet(channels))
+    monkeypatch.setattr("sys.argv", ["contrastive", "--channels", "1", "--output", str(path)])
+    contrastive.main()
+    packaged = load_file(Path(contrastive.__file__).with_name("contrastive-grey.safetensors"))
+    forms = [{key: (value.shape, value.dtype) for key, value in load_file(path).items()}]
+    assert forms == [{key: (value.shape, value.dtype) for key, value in packaged.items()}]
+
+
+def test_a_network_for_other_channels_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"grey \(1\) and colour \(3\).*--features things"):
+        DrawnFeatures((2, 8, 8), network="contrastive")
+
+
+def test_the_key_of_kept_features_names_a_network_only_where_there_is_one() -> None:
+    assert "network" not in DrawnFeatures(**SMALL).config()
+    assert DrawnFeatures(**SMALL, network="contrastive").config()["network"] == "contrastive"
 
 
 def test_mirrored_features_are_those_of_the_image_and_of_its_mirror_image() -> None:

@@ -62,6 +62,7 @@ def test_rows_by_a_schema(people):
     found = load_table(people, test=copied(people))
     assert (found.task, found.class_names, found.population) == ("classification", ("low", "high"), 4)
     numbers = found.train.fields["input"]
+    assert found.numeric_columns == (0,)  # the place after it says that a number is missing
     assert numbers[:, :2].tolist() == [[pytest.approx(-0.4), 0], [0, 1], [0, 0], [pytest.approx(-0.18), 0]]
     assert numbers[:, 2:5].tolist() == [[1, 0, 0], [0, 1, 0], [0, 0, 1], [1, 0, 0]]  # a pilot is another
     assert numbers[:, 5:].sum(1).tolist() == [1, 1, 1, 0]

@@ -136,7 +136,7 @@ def default_settings(data: str, model: str) -> DefaultSettings:
     >>> default_settings("my.module:records", "my.module:net") == FALLBACK
     True
     """
-    usual = FALLBACK_OF_TABLES if data_form(data) == "table" else FALLBACK
+    usual = FALLBACK_OF_TABLES if data_form(data) == "table" or model == "additive" else FALLBACK
     found = DEFAULT_SETTINGS.get((data, model), usual)
     if found.features is None and model in MODELS:
         return replace(found, features=MODELS[model].default_features)

@@ -31,6 +31,12 @@ DRAWN_FEATURES: Final[Mapping[str, Mapping[str, Any]]] = {
     "upright-strokes": {"dictionaries": ((512, 7, 2),), "upright": True},
     # Of things, smaller patches on finer cells say more, and they face either way.
     "things": {"dictionaries": ((256, 5, 4), (512, 7, 2)), "with_mirror_image": True},
+    # The network's weights come with the package; others would get another name.
+    "deep-things": {
+        "dictionaries": ((256, 5, 4), (512, 7, 2)),
+        "with_mirror_image": True,
+        "network": "contrastive",
+    },
 }
 """By what the pictures show: arguments of `DrawnFeatures`.
 
@@ -52,7 +58,7 @@ MODELS: Final[dict[str, ModelEntry]] = {
         "equipoise.app.models:patches_linear",
         "equipoise.app.models:drawn_features",
         DRAWN_FEATURES,
-        default_features="things",
+        default_features="deep-things",
     ),
     "text-bag": ModelEntry("equipoise.app.models:text_bag"),
     "text-gru": ModelEntry("equipoise.app.models:text_gru"),

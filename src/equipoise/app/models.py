@@ -8,7 +8,8 @@ Sources: "cnn-tanh" and "cnn-cifar" are the networks of N. Papernot, A. Thakurta
 Erlingsson, "Tempered sigmoid activations for deep learning with differential privacy", AAAI 2021;
 "scatter-linear" is that of F. Tramer, D. Boneh, "Differentially private learning needs better features", ICLR
 2021; "patches-linear" has the patch dictionaries of A. Coates, A. Y. Ng, "The importance of encoding versus
-training with sparse coding and vector quantization", ICML 2011, and whitening, both fitted on drawn pictures;
+training with sparse coding and vector quantization", ICML 2011, the network of
+`equipoise.data.features.contrastive`, and whitening, all fitted on drawn pictures;
 "resnet20-gn" is that of K. He et al., "Deep residual learning for image recognition", CVPR 2016, with group
 normalisation, since batch normalisation mixes records.
 """
@@ -16,6 +17,7 @@ normalisation, since batch normalisation mixes records.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from inspect import signature
 from math import prod
 from typing import Any
@@ -40,7 +42,7 @@ from equipoise.data.readers.custom import load_function
 from equipoise.data.records import DataSet
 from equipoise.gradients.capture.random_numbers import random_numbers_from
 
-__all__ = ["build_model", "default_model", "extractor_of", "prepare_data"]
+__all__ = ["build_model", "default_model", "extractor_of", "prepare_data", "unnamed_model"]
 
 
 class BasicBlock(nn.Module):
@@ -405,6 +407,11 @@ def default_model(dataset: DataSet) -> str:
     if len(shape) == 3:
         return "mlp-tanh"
     return "additive" if dataset.numeric_columns else "logistic"
+
+
+def unnamed_model(dataset: DataSet) -> str:
+    """The model of a folder that names none: the default of the time when there was no `additive`."""
+    return default_model(replace(dataset, numeric_columns=()))
 
 
 def _entry(name: str) -> ModelEntry:

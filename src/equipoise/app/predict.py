@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from equipoise.app.data_loading import cache_folder, load_data
-from equipoise.app.models import build_model, default_model, prepare_data
+from equipoise.app.models import build_model, prepare_data, unnamed_model
 from equipoise.app.option_checks import SettingsError, data_form
 from equipoise.app.settings import RunSettings
 from equipoise.app.tasks import TASKS, absent_warning, in_units, outputs_of
@@ -49,7 +49,7 @@ def predict_run(
     """
     target = None if device is None else existing_device(device)
     raw, labelled = records_to_predict(settings, schema)
-    name = settings.model or default_model(raw)  # a federation's settings may leave it open
+    name = settings.model or unnamed_model(raw)
     dataset = prepare_data(name, raw, cache_folder(), features=settings.features)
     model = load_model(build_model(name, dataset, seed=settings.seed), Path(folder) / "model.safetensors")
     if target is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -186,8 +186,11 @@ def _usable(folder: str) -> Path:
     return path
 
 
-def check_federation_folder(settings: FederationSettings, folder: str) -> None:
+def check_federation_folder(settings: FederationSettings, folder: str) -> FederationSettings:
     """See that a folder is continued with the settings that it was begun with.
+
+    Returns:
+        The settings, with the folder's model and features where they name none.
 
     Raises:
         SettingsError: the folder holds another federation, or something else.
@@ -197,6 +200,11 @@ def check_federation_folder(settings: FederationSettings, folder: str) -> None:
     kept = path / FEDERATION_FILE
     if kept.is_file():
         old = FederationSettings.read(kept)
+        base = settings.base
+        if base.model is None:
+            settings = replace(settings, base=replace(base, model=old.base.model))
+        if base.features is None:
+            settings = replace(settings, base=replace(settings.base, features=old.base.features))
         was, now = ({**which.public(), "driver": None} for which in (old, settings))
         changed = sorted(name for name in {**was, **now} if was.get(name) != now.get(name))
         if changed:
@@ -206,6 +214,7 @@ def check_federation_folder(settings: FederationSettings, folder: str) -> None:
             )
     elif path.exists() and any(path.iterdir()):
         raise SettingsError(f"--run-dir {str(path)!r} holds something else. Name a new folder.")
+    return settings
 
 
 def check_model_file(folder: str) -> None:

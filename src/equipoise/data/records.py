@@ -251,6 +251,13 @@ class DataSet:
                 f"num_classes={self.num_classes} must be 1 for a regression, at least 1 for labels, and at "
                 "least 2 for classes."
             )
+        width = self.input_shape[0] if len(self.input_shape) == 1 else 0
+        places = self.numeric_columns
+        if len(set(places)) != len(places) or not all(place in range(width) for place in places):
+            raise DataFileError(
+                f"numeric_columns={places} must be distinct places in an input of one axis; it has shape "
+                f"{self.input_shape}."
+            )
         if self.class_names and len(self.class_names) != self.num_classes:
             raise DataFileError(
                 f"class_names has {len(self.class_names)} names for num_classes={self.num_classes} classes."

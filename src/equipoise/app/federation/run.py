@@ -23,9 +23,11 @@ from safetensors.torch import save_file
 
 from equipoise._files import make_folder, write_atomically
 from equipoise._rounding import plain
+from equipoise.app.data_loading import load_data
 from equipoise.app.default_settings import default_settings
 from equipoise.app.federation.folder import read_result
 from equipoise.app.federation.participants import ClientMaker, Federation, federation
+from equipoise.app.models import default_model, unnamed_model
 from equipoise.app.option_checks import delta_warning
 from equipoise.app.run_checks import FEDERATION_FILE, check_federation_folder
 from equipoise.app.settings import FederationSettings
@@ -60,12 +62,9 @@ def run_federation(settings: FederationSettings, folder: str, console: Console) 
     """
     path, began = Path(folder), time.perf_counter()
     settings.check()
-    base = settings.base
-    if base.features is None and base.model is not None:
-        # The folder must say them: they follow from data, and others may be predicted.
-        features = default_settings(base.data, base.model).features
-        settings = replace(settings, base=replace(base, features=features))
-    check_federation_folder(settings, folder)
+    settings = _with_model(
+        check_federation_folder(settings, folder), begun=(path / FEDERATION_FILE).is_file()
+    )
     text = settings.to_json()
     maker = ClientMaker(text, str(path / "clients"))
     if (path / RESULT).exists():
@@ -76,6 +75,14 @@ def run_federation(settings: FederationSettings, folder: str, console: Console) 
     with console.status("deleting the clients' keys"):
         _finish(maker, settings.clients)
     return {**found, "run_dir": folder, "report": str(report), "seconds": time.perf_counter() - began}
+
+
+def _with_model(settings: FederationSettings, begun: bool) -> FederationSettings:
+    """The folder must name model and features: they follow from data, and others may be predicted."""
+    base = settings.base
+    model = base.model or (unnamed_model if begun else default_model)(load_data(base))
+    features = base.features or default_settings(base.data, model).features
+    return replace(settings, base=replace(base, model=model, features=features))
 
 
 def describe_federation(settings: FederationSettings, console: Console) -> dict[str, Any]:

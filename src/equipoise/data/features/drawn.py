@@ -1,4 +1,4 @@
-"""Features that are fitted on pictures which the library draws itself: responses of patches, whitened."""
+"""Features fitted on pictures that the library draws itself: of patches and of a network, whitened."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from equipoise.data.features.contrastive import ContrastiveNet
 from equipoise.data.features.drawings import draw_pictures
 from equipoise.data.features.patches import PatchDictionary
 from equipoise.data.features.upright import set_upright
@@ -20,10 +22,11 @@ _AT_ONCE = 8  # images for which the intermediate results stay within a processo
 
 @dataclass(frozen=True)
 class DrawnFeatures:
-    """Responses of patch dictionaries, whitened by those of drawn pictures.
+    """Responses of patch dictionaries and of a network, whitened by those of drawn pictures.
 
     Dictionaries, thresholds, mean and covariance come from `draw_pictures` only: the fit takes no records,
-    so it costs no privacy. It is made at the first call and takes about a minute.
+    so it costs no privacy. It is made at the first call and takes minutes. The network was fitted on such
+    drawings, too, and comes with the package.
 
     Attributes:
         shape: ``(c, h, w)`` of the images, standardised one by one.
@@ -34,6 +37,7 @@ class DrawnFeatures:
         seed: public; of drawings and dictionaries.
         with_mirror_image: whether an image's features are averaged with those of its mirror image.
         upright: whether images and drawings are set upright first, each by itself (`set_upright`).
+        network: the name of the weights of a `ContrastiveNet`; None for none.
 
     >>> features = DrawnFeatures((1, 8, 8), dictionaries=((16, 3, 4),), pictures=64)
     >>> features(torch.randn(2, 1, 8, 8)).shape
@@ -47,6 +51,14 @@ class DrawnFeatures:
     seed: int = 0
     with_mirror_image: bool = False
     upright: bool = False
+    network: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.network is not None and self.shape[0] not in ContrastiveNet.channels:
+            raise ValueError(
+                f"shape={self.shape}: the network {self.network!r} was fitted for grey (1) and colour (3) "
+                "images. For others take features without it, such as `--features things`."
+            )
 
     chunk = 1024  # a large factor is read for every call: few calls
 
@@ -61,7 +73,8 @@ class DrawnFeatures:
 
     def config(self) -> dict[str, object]:
         """Name, version and constants."""
-        return {"extractor": "drawn", "version": 2, **asdict(self)}
+        constants = {name: value for name, value in asdict(self).items() if name != "network" or value}
+        return {"extractor": "drawn", "version": 2, **constants}  # as before where there is no network
 
     @cached_property
     def _drawings(self) -> Tensor:
@@ -74,6 +87,10 @@ class DrawnFeatures:
             fit(self._drawings, atoms=atoms, width=width, cells=cells, seed=self.seed)
             for atoms, width, cells in self.dictionaries
         ]
+
+    @cached_property
+    def _net(self) -> ContrastiveNet | None:
+        return None if self.network is None else ContrastiveNet.packaged(self.network, self.shape[0])
 
     @cached_property
     def _whitening(self) -> Whitening:
@@ -89,9 +106,13 @@ class DrawnFeatures:
         return torch.cat([self._part(part) for part in torch.split(images, _AT_ONCE)])
 
     def _part(self, images: Tensor) -> Tensor:
+        # a single image is convolved by other code than several, which rounds otherwise
+        filled = F.pad(images, (0, 0) * 3 + (0, _AT_ONCE - len(images)))
+        features = self._of(filled)
         if self.with_mirror_image:
-            return (self._of(images) + self._of(images.flip(-1))) / 2
-        return self._of(images)
+            features = (features + self._of(filled.flip(-1))) / 2
+        return features[: len(images)]
 
     def _of(self, images: Tensor) -> Tensor:
-        return torch.cat([dictionary(images).flatten(1) for dictionary in self._dictionaries], 1)
+        parts = [dictionary(images).flatten(1) for dictionary in self._dictionaries]
+        return torch.cat(parts if self._net is None else [*parts, self._net(images)], 1)
