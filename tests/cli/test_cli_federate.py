@@ -79,7 +79,7 @@ def test_a_table_is_shared_out_to_the_owners(equipoise, people, tmp_path, target
     assert str(people.parent) not in (run / "federation.json").read_text()
     assert equipoise("verify", run).code == 0
     assert equipoise("resume --json", run).value["evaluation"] == found.value["evaluation"]
-    assert json.loads((run / "settings.json").read_text())["base"]["model"] == "additive"
+    assert json.loads((run / "settings.json").read_text())["base"]["model"] == "logistic"
     repeated = equipoise("federate --clients 3 --rounds 2 --epsilon 20 --json", *words)
     assert repeated.value["evaluation"] == found.value["evaluation"]
     (run / "settings.json").unlink()  # a published part lacks it
@@ -109,7 +109,10 @@ def test_a_federation_on_images_predicts(equipoise, tmp_path):
     assert again.value["records"] == 40
 
 
-def test_a_table_whose_folder_names_no_model_has_the_default_of_its_time(equipoise, people, tmp_path):
+def test_a_table_whose_folder_names_no_model_has_the_default_of_its_time(
+    equipoise, people, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("equipoise.app.models.RECORDS_FOR_ADDITIVE", 1)
     run, held_out = tmp_path / "run", people.with_name("held_out.csv")
     words = ("--data", people, "--target", "buys", "--test-share", "0.2", "--run-dir", run)
     found = equipoise("federate --clients 3 --rounds 2 --epsilon 20 --model logistic --json", *words)

@@ -33,10 +33,11 @@ def test_describe_writes_a_schema_to_edit(equipoise, folder, tmp_path):
     assert "leaves places to be filled in: population, low of 'age'" in refused.value["error"]
 
 
-def test_a_table_is_trained_on_and_its_published_folder_predicts(equipoise, folder, tmp_path):
+@pytest.mark.parametrize("model", ["logistic", "additive"])
+def test_a_table_is_trained_on_and_its_published_folder_predicts(equipoise, folder, tmp_path, model):
     run = tmp_path / "run"
     data = ("--data", folder / "people.csv", "--test", folder / "held_out.csv", "--run-dir", run)
-    found = equipoise(f"train {SMALL}", *data)
+    found = equipoise(f"train {SMALL} --model {model}", *data)
     assert found.code == 0, found.err
     scores, baseline = found.value["evaluation"], found.value["baseline"]
     assert scores.keys() == {"accuracy", "balanced_accuracy", "f1", "auc"}

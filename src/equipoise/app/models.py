@@ -45,6 +45,10 @@ from equipoise.gradients.capture.random_numbers import random_numbers_from
 __all__ = ["build_model", "default_model", "extractor_of", "prepare_data", "unnamed_model"]
 
 
+RECORDS_FOR_ADDITIVE = 4_000
+"""From so many on a table has `additive` by default; with fewer the noise can outweigh what it gains."""
+
+
 class BasicBlock(nn.Module):
     """Two 3 x 3 convolutions with group normalisation, and a shortcut."""
 
@@ -238,8 +242,8 @@ def additive(dataset: DataSet) -> nn.Module:
     """One linear layer, started at zero, on the inputs and on bends of the declared numbers."""
     if not dataset.numeric_columns:
         raise ValueError(
-            f"model='additive' takes columns that a schema declares as numbers, which {dataset.name!r} does "
-            "not have. Without them take 'logistic'."
+            f"model='additive' takes columns that a schema declares as numbers; for {dataset.name!r} none is "
+            "declared. Without them take 'logistic'."
         )
     bends = PiecewiseLinear(dataset.numeric_columns)
     layer = nn.Linear(bends.width(prod(dataset.input_shape)), dataset.num_classes)
@@ -406,7 +410,8 @@ def default_model(dataset: DataSet) -> str:
         return "cnn-cifar" if shape[0] == 3 else "cnn-tanh"
     if len(shape) == 3:
         return "mlp-tanh"
-    return "additive" if dataset.numeric_columns else "logistic"
+    many = dataset.population >= RECORDS_FOR_ADDITIVE
+    return "additive" if dataset.numeric_columns and many else "logistic"
 
 
 def unnamed_model(dataset: DataSet) -> str:
