@@ -84,8 +84,9 @@ def _finite(cell: str) -> float:
         value = math.nan
     if not math.isfinite(value):
         raise DataFileError(
-            "the cell is not a finite number. Repair the row, drop it, declare the column a category, or declare "
-            "the sign for a missing number: Number(..., unknown=...), or missing = [...] in a schema file."
+            "the cell is not a finite number. Repair the row, drop it, declare the column a category, or "
+            "declare the sign for a missing number: Number(..., unknown=...), or missing = [...] in a schema "
+            "file."
         )
     return value
 
