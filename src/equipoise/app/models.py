@@ -231,11 +231,15 @@ def linear_model(dataset: DataSet) -> nn.Module:
 
 def logistic(dataset: DataSet) -> nn.Module:
     """One linear layer, started at zero."""
-    layer = nn.Linear(_flat("logistic", dataset), dataset.num_classes)
-    # the problem is convex: zero is the natural start, and it needs no luck
+    return nn.Sequential(nn.Flatten(), _from_zero(_flat("logistic", dataset), dataset.num_classes))
+
+
+def _from_zero(width: int, num_classes: int) -> nn.Linear:
+    """The problem is convex: zero is the natural start, and it needs no luck."""
+    layer = nn.Linear(width, num_classes)
     nn.init.zeros_(layer.weight)
     nn.init.zeros_(layer.bias)
-    return nn.Sequential(nn.Flatten(), layer)
+    return layer
 
 
 def additive(dataset: DataSet) -> nn.Module:
@@ -246,10 +250,7 @@ def additive(dataset: DataSet) -> nn.Module:
             "declared. Without them take 'logistic'."
         )
     bends = PiecewiseLinear(dataset.numeric_columns)
-    layer = nn.Linear(bends.width(prod(dataset.input_shape)), dataset.num_classes)
-    nn.init.zeros_(layer.weight)
-    nn.init.zeros_(layer.bias)
-    return nn.Sequential(bends, layer)
+    return nn.Sequential(bends, _from_zero(bends.width(prod(dataset.input_shape)), dataset.num_classes))
 
 
 def scattering(dataset: DataSet) -> FeatureExtractor:

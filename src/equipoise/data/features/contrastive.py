@@ -10,7 +10,7 @@ The weights that come with the package were made by
     python -m equipoise.data.features.contrastive --channels 1 --output grey.safetensors
     python -m equipoise.data.features.contrastive --channels 3 --output colour.safetensors
 
-in some twenty minutes of one core each. Other machines round otherwise and end at slightly other weights.
+in 17 and 28 minutes of one core. Other machines round otherwise and end at slightly other weights.
 """
 
 from __future__ import annotations
