@@ -2,6 +2,7 @@
 
 import io
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -125,6 +126,32 @@ def test_batches_that_are_advised_are_those_that_are_spoken_of(monkeypatch):
     found, _ = advice(data=f"{__name__}:records", population=600)
     assert "--model linear --epsilon 2 --epochs 20 --batch-size 2 " in found["command"]
     assert any(line.startswith("--batch-size 8 ") for line in found["worth_trying"])
+
+
+def numbers(count=600):
+    found = records()
+    return replace(found, population=count, numeric_columns=(0, 3))
+
+
+def many_numbers():
+    return numbers(6000)
+
+
+def few_numbers():
+    return numbers()
+
+
+def test_bends_are_spoken_of_where_a_table_has_numbers_and_enough_records():
+    words = "a piecewise linear function of every number, and is ahead of logistic: 85.85% against 84.68%"
+    place = {"data": f"{__name__}:many_numbers", "population": 6000}
+    found, _ = advice(**place)
+    assert f"The model has {words} (whole Adult" in " ".join(found["reasons"])
+    assert "additive" not in " ".join(found["worth_trying"])
+    other, _ = advice(**place, model="linear")
+    assert f"--model additive, which has {words}" in " ".join(other["worth_trying"])
+    assert "piecewise" not in " ".join(other["reasons"])
+    few, _ = advice(data=f"{__name__}:few_numbers", population=600, batch_size=100)
+    assert "piecewise" not in " ".join(few["reasons"] + few["worth_trying"])
 
 
 def test_no_private_record_has_a_say():

@@ -31,7 +31,8 @@ PAGE = Path(__file__).parents[2] / "docs" / "measurements" / "whole-data.md"
 def advised(data, epsilon, asked=None, **settings):
     given = _with_model(RunSettings(data=data, epsilon=epsilon, **settings))
     reasons: list[str] = []
-    resolved, classes = given.resolved(given.model), SimpleNamespace(task="classification")
+    resolved = given.resolved("additive" if data == "adult" else "logistic")
+    classes = SimpleNamespace(task="classification")
     experiment = SimpleNamespace(settings=resolved, dataset=classes)
     return _chosen(given, asked or AdviceSettings(), experiment, reasons), reasons
 
@@ -39,10 +40,14 @@ def advised(data, epsilon, asked=None, **settings):
 NAMES = {"mnist": "MNIST", "fashion-mnist": "Fashion-MNIST", "cifar10": "CIFAR-10", "adult": "Adult"}
 
 
+ADVISED = {**BEST_MODEL, "adult": "additive"}
+"""Models that are not those of the bench; that of Adult is its default, and so no option names it."""
+
+
 def of_best_model(data, epsilon):
     """The median of its page, at the largest epsilon there that is not above this one."""
     lines = PAGE.with_name("accuracy.md").read_text(encoding="utf-8").splitlines()
-    first = f"| {NAMES[data]} | `{BEST_MODEL[data][0]}` |"
+    first = f"| {NAMES[data]} | `{ADVISED[data]}` |"
     rows = [line.split("|") for line in lines if line.startswith(first)]
     medians = {float(cells[3]): float(cells[5]) for cells in rows}
     return medians[max(found for found in medians if found <= epsilon)]
@@ -52,8 +57,8 @@ def of_best_model(data, epsilon):
 def test_advice_is_within_half_a_point_of_the_best_measured(data, epsilon):
     chosen, reasons = advised(data, epsilon)
     rows = [row for row in recorded(data, epsilon) if row.name not in NEED_PUBLIC_RECORDS]
-    if data in BEST_MODEL:  # another model than that of the table, with the default settings
-        assert chosen.model == BEST_MODEL[data][0]
+    if data in ADVISED:  # another model than that of the table, with the default settings
+        assert chosen.model == BEST_MODEL.get(data)
         reached = of_best_model(data, epsilon)
     else:
         given = RunSettings(data=data, epsilon=epsilon)

@@ -1,10 +1,14 @@
+import json
+
 import pytest
 import torch
 from safetensors.torch import load_file
 
 import equipoise as eq
 from equipoise.app.build import assemble
+from equipoise.app.models import build_model
 from equipoise.app.settings import RunSettings
+from equipoise.data.readers.schema import records_for_model
 
 
 @pytest.mark.parametrize(("form", "read"), [("safetensors", load_file), ("state-dict", torch.load)])
@@ -64,6 +68,25 @@ def test_onnx_answers_as_the_model_does(equipoise, trained, tmp_path):
     session = runtime.InferenceSession(tmp_path / "model.onnx")
     (outputs,) = session.run(None, {"input": inputs.numpy()})
     assert torch.allclose(torch.from_numpy(outputs), model(inputs), atol=1e-5)
+
+
+def test_a_table_s_model_goes_with_its_schema(equipoise, people, tmp_path):
+    pytest.importorskip("onnxscript")
+    runtime = pytest.importorskip("onnxruntime")
+    run, data = tmp_path / "run", ("--data", people, "--test", people.with_name("held_out.csv"))
+    words = "train --model additive --epochs 2 --batch-size 150 --noise-multiplier 1 --json --run-dir"
+    assert equipoise(words, run, *data).code == 0
+    found = equipoise(f"export {run} --format onnx --json --data", data[3], "--output", tmp_path / "out")
+    assert found.code == 0, found.out
+    assert "schema.json" in found.value["files"]
+    schema = json.loads((tmp_path / "out" / "schema.json").read_text())
+    assert schema == json.loads((run / "config.json").read_text())["schema"]
+    dataset, _ = records_for_model(str(data[3]), schema)
+    weights = eq.load_model(build_model("additive", dataset), run / "model.safetensors").eval()
+    inputs = dataset.test.fields["input"][:7]
+    session = runtime.InferenceSession(tmp_path / "out" / "model.onnx")
+    (outputs,) = session.run(None, {"input": inputs.numpy()})
+    assert torch.allclose(torch.from_numpy(outputs), weights(inputs), atol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["README.md", "model.safetensors", "statement.json"])

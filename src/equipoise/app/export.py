@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import shutil
 import warnings
@@ -30,6 +31,7 @@ from equipoise.training import load_model
 __all__ = ["export_run", "model_card"]
 
 _COPIED = ("statement.json", "statement.sig.json")
+_SCHEMA = "schema.json"
 
 
 def export_run(
@@ -47,7 +49,7 @@ def export_run(
         settings: those of the run; for ONNX the data are loaded, for the shape of an input.
         output: the folder to write to.
         form: safetensors, state-dict (of `torch.load`) or onnx.
-        schema: of a table, from the configuration of the run.
+        schema: of a table or of images, from the configuration of the run; it goes with the model.
 
     Returns:
         Plain values: run_dir, output, format and files.
@@ -62,7 +64,7 @@ def export_run(
     if form == "onnx" and (find_spec("onnx") is None or find_spec("onnxscript") is None):
         raise SettingsError("--format onnx needs the packages of its exporter: pip install onnx onnxscript")
     with damage_named(run.name):
-        _refuse_foreign(Path(output), (EXPORTS[form], "README.md", *_COPIED), run)
+        _refuse_foreign(Path(output), (EXPORTS[form], "README.md", _SCHEMA, *_COPIED), run)
     weights, place = Path(folder) / "model.safetensors", make_folder(output, "output")
     path = place / EXPORTS[form]
     if form == "safetensors":
@@ -73,6 +75,9 @@ def export_run(
         _write_onnx(weights, settings, schema, path)
     files = [path.name, "README.md"]
     write_atomically(place / "README.md", card.encode(), mode=0o644)
+    if schema is not None:
+        write_atomically(place / _SCHEMA, json.dumps(dict(schema), indent=2).encode(), mode=0o644)
+        files.append(_SCHEMA)
     for name in _COPIED:
         if (Path(folder) / name).is_file():
             shutil.copyfile(Path(folder) / name, place / name)
@@ -159,6 +164,7 @@ def model_card(run: Run, form: str = "safetensors") -> str:
         f"{unit}{statement.markdown()}\n"
         "## Files\n\n"
         f"- `{EXPORTS[form]}`: the weights\n"
+        "- `schema.json`: where the data are a table or images, what the inputs are made of, in order\n"
         "- `statement.json`: the statement above, for programs\n"
         "- `statement.sig.json`: its signature, where the run was signed\n"
     )
