@@ -219,7 +219,7 @@ def test_features_of_a_data_set_keep_its_public_numbers(tmp_path: Path) -> None:
     assert (made.population, made.num_classes, made.class_names) == (6, 2, ("a", "b"))
     assert made.description == "scattering features of: noise"
     assert torch.equal(made.train.fields["label"], dataset.train.fields["label"])
-    assert seen == [(6, 6), (3, 3)]
+    assert seen == [(0, 6), (6, 6), (0, 3), (3, 3)]
     assert torch.equal(
         made.test.fields["input"], features_of(dataset, ScatteringFeatures((8, 8))).test.fields["input"]
     )

@@ -259,7 +259,7 @@ def _assemble(settings: RunSettings, console: Console) -> Experiment:
 
 @contextmanager
 def _feature_progress(console: Console) -> Iterator[FeatureProgress]:
-    """What is done meanwhile, and a line and a bar that appear with the first chunk of features, if any."""
+    """What is done meanwhile, and a line and a bar that appear when features are to be computed."""
     from rich.progress import Progress as Bar
 
     status = console.status("loading the data and building the model")
@@ -273,8 +273,8 @@ def _feature_progress(console: Console) -> Iterator[FeatureProgress]:
             began = True
             status.stop()  # a console shows one of them at a time
             console.print(
-                f"computing features once; they are kept in {cache_folder()} for later runs (EQUIPOISE_CACHE "
-                "names another folder)",
+                f"computing features once, which can take minutes; they are kept in {cache_folder()} for later "
+                "runs (EQUIPOISE_CACHE names another folder)",
                 markup=False,
                 soft_wrap=True,
             )

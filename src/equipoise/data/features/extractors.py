@@ -180,7 +180,7 @@ def extract(
         extractor: see :class:`FeatureExtractor`.
         chunk: records per call; the extractor's own ``chunk`` by default, or 32, with which images of MNIST
             stay within a processor's cache.
-        progress: called with (done, total) after each chunk.
+        progress: called with (done, total) before the first chunk and after each.
 
     >>> records = Records({"input": torch.randn(5, 1, 8, 8), "label": torch.arange(5)})
     >>> extract(records, ScatteringFeatures((8, 8)), chunk=2).fields["input"].shape
@@ -260,6 +260,8 @@ def _compute(
     if size < 1:
         raise ValueError(f"chunk={size} must be at least 1.")
     features: Tensor | None = None
+    if progress is not None:
+        progress(0, len(inputs))  # before the first call, which may fit the features
     with torch.no_grad():
         for start in range(0, len(inputs), size):
             part = extractor(inputs[start : start + size])
