@@ -54,6 +54,15 @@ def test_the_command_line_fills_every_gap_from_the_default_settings(pair: tuple[
     assert settings.ema == defaults.ema
 
 
+@pytest.mark.parametrize(("epsilon", "rate", "ema"), [(1, 100, 0.95), (3, 200, 0.95), (7.53, 400, 0.9)])
+def test_colour_pictures_have_settings_for_each_measured_budget(epsilon, rate, ema) -> None:
+    for model in (None, "patches-linear"):
+        settings = RunSettings(data="cifar10", model=model, epsilon=epsilon).resolved()
+        assert (settings.model, settings.learning_rate, settings.ema) == ("patches-linear", rate, ema)
+    given = RunSettings(data="cifar10", epsilon=epsilon, learning_rate=7.0, ema=0.5).resolved()
+    assert (given.learning_rate, given.ema) == (7.0, 0.5)
+
+
 def test_what_the_user_says_beats_the_default_settings() -> None:
     settings = RunSettings(
         data="mnist", model="scatter-linear", clip_norm="0.5", ema=0.0, epsilon=1.0

@@ -379,6 +379,43 @@ class MeanBackward(torch.autograd.Function):
         return g - g.mean(0)
 
 
+class GuardedBackward(torch.autograd.Function):
+    """Its backward gives nothing to any record where `is_spoilt` says so of the whole gradient."""
+
+    @staticmethod
+    def forward(ctx, x, is_spoilt):
+        ctx.is_spoilt = is_spoilt
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, g):
+        return torch.zeros_like(g) if bool(ctx.is_spoilt(g)) else g, None
+
+
+class NumbersBackward(torch.autograd.Function):
+    """Its backward looks at single numbers."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, g):
+        return g.nan_to_num(0.0, 0.0, 0.0)
+
+
+def hooked(hook: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """The identity, whose gradient a hook changes."""
+
+    def layer(x: Tensor) -> Tensor:
+        out = x.clone()
+        if out.requires_grad:
+            out.register_hook(hook)
+        return out
+
+    return layer
+
+
 def straight_through(factor: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
     """The identity, whose backward multiplies by 1 + factor(x): no loss shows it."""
 
@@ -1185,6 +1222,21 @@ REFUSED_CASES = {
         squared,
         rows,
         refused(MIXED),
+    ),
+    "custom function whose backward gives nothing where some gradient is NaN": Case(
+        around(lambda x: GuardedBackward.apply(x, lambda g: g.isnan().any())), squared, rows, refused(MIXED)
+    ),
+    "custom function whose backward gives nothing where some gradient is huge": Case(
+        around(lambda x: GuardedBackward.apply(x, lambda g: g.abs().max() > 1e6)),
+        squared,
+        rows,
+        refused(MIXED),
+    ),
+    "hook that gives nothing where some gradient is not finite": Case(  # a hook meets single records
+        around(hooked(lambda g: g if bool(g.isfinite().all()) else torch.zeros_like(g))), squared, rows
+    ),
+    "custom function whose backward replaces what is not finite": Case(
+        around(NumbersBackward.apply), squared, rows
     ),
     "custom function whose backward mixes, behind a gate": Case(
         gated(MeanBackward.apply), squared, rows, refused(MIXED)

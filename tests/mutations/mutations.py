@@ -1548,6 +1548,15 @@ MUTATIONS = (
         ("tests/gradients/test_zoo.py::test_zoo[custom function whose backward mixes, behind a gate]",),
     ),
     Mutation(
+        "no gradient becomes NaN where rows are compared",
+        "gradients/checks/record_mixing.py",
+        (("SPOILT = (math.nan, 1e30)", "SPOILT = (1e30,)"),),
+        (
+            "tests/gradients/test_zoo.py::"
+            "test_zoo[custom function whose backward gives nothing where some gradient is NaN]",
+        ),
+    ),
+    Mutation(
         "no outlier is among the other records",
         "gradients/checks/record_mixing.py",
         (("OUTLIERS = (100.0, 10.0, 3.0)", "OUTLIERS = (1.0,)"),),

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from equipoise.app.build import Experiment, assemble, make_sampling
-from equipoise.app.default_settings import DEFAULT_SETTINGS
+from equipoise.app.default_settings import DEFAULT_MODEL, DEFAULT_SETTINGS
 from equipoise.app.models import default_model
 from equipoise.app.noise_calibration import answer
 from equipoise.app.option_checks import LITTLE_LEARNED, SettingsError, delta_warning
@@ -60,9 +60,6 @@ MEASURED = {
     "pcdp-sgd": Measured("comparison", "MNIST, 10,000 records, epsilon 3", "90.52", "97.02"),
 }
 """Every figure that advice quotes, by what it speaks for."""
-
-BEST_MODEL = {"mnist": "patches-linear", "fashion-mnist": "patches-linear", "cifar10": "patches-linear"}
-"""The model that is advised, by data set, where it is not that of the recorded methods or the default."""
 
 BETTER = {
     "mnist": "fixed features and one linear layer, and is ahead of cnn-tanh",
@@ -138,22 +135,21 @@ def advise(settings: RunSettings, asked: AdviceSettings, console: Console) -> di
 
 
 def _with_model(settings: RunSettings) -> RunSettings:
-    """With the best model that was measured on the data, where the user names none.
+    """With the best model that was measured on the data, where the user names none and the default is another.
 
-    None is left for a table: the number of its records decides between `logistic` and `additive`.
+    The number of a table's records decides between its defaults, `logistic` and `additive`.
     """
-    if settings.model is not None:
+    if settings.model is not None or settings.data in DEFAULT_MODEL:
         return settings
     rows = recorded(settings.data, settings.epsilon or 1.0)
-    named = BEST_MODEL.get(settings.data) or (rows[0].model if rows else None)
-    return settings if named == "logistic" else replace(settings, model=named)
+    return replace(settings, model=rows[0].model) if rows and rows[0].model != "logistic" else settings
 
 
 def _best_model(experiment: Experiment) -> tuple[str | None, str]:
     """The model that is ahead on such data, and the name of the figure that says so; None where none is."""
     data = experiment.settings.data
-    if data in BEST_MODEL:
-        return BEST_MODEL[data], data
+    if data in BETTER and data in DEFAULT_MODEL:
+        return DEFAULT_MODEL[data], data
     ahead = default_model(experiment.dataset) == "additive"
     return ("additive", "adult") if ahead else (None, "")
 

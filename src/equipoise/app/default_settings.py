@@ -12,12 +12,15 @@ ICLR 2021.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
+from typing import Any
 
 from equipoise.app.model_table import MODELS
 from equipoise.app.option_checks import data_form
 
 __all__ = [
+    "AT_OTHER_BUDGETS",
     "DEFAULT_MODEL",
     "DEFAULT_SETTINGS",
     "FALLBACK",
@@ -119,25 +122,43 @@ DEFAULT_SETTINGS: dict[tuple[str, str], DefaultSettings] = {
 """By data set and model."""
 
 
+AT_OTHER_BUDGETS: dict[tuple[str, str], dict[float, dict[str, Any]]] = {
+    ("cifar10", "patches-linear"): {
+        1.0: {"learning_rate": 100.0},
+        7.53: {"learning_rate": 400.0, "ema": 0.9},
+    },
+}
+"""What was chosen anew at another epsilon; the nearest in ratio counts."""
+
+
 DEFAULT_MODEL: dict[str, str] = {
     "digits": "mlp-tanh",
-    "mnist": "cnn-tanh",
-    "fashion-mnist": "cnn-tanh",
-    "cifar10": "cnn-cifar",
+    "mnist": "patches-linear",
+    "fashion-mnist": "patches-linear",
+    "cifar10": "patches-linear",
 }
 """The model that a data set gets when none is named."""
 
 
-def default_settings(data: str, model: str) -> DefaultSettings:
+def default_settings(data: str, model: str, epsilon: float | None = None) -> DefaultSettings:
     """Those of a pair of data set and model, of tables, or the fallback.
+
+    Args:
+        epsilon: the budget, where the default one is not taken.
 
     >>> default_settings("mnist", "cnn-tanh").epsilon
     2.93
+    >>> [default_settings("cifar10", "patches-linear", epsilon).learning_rate for epsilon in (1.5, 2, 8)]
+    [100.0, 200.0, 400.0]
     >>> default_settings("my.module:records", "my.module:net") == FALLBACK
     True
     """
     usual = FALLBACK_OF_TABLES if data_form(data) == "table" or model == "additive" else FALLBACK
     found = DEFAULT_SETTINGS.get((data, model), usual)
+    others = AT_OTHER_BUDGETS.get((data, model), {})
+    if epsilon is not None and others:
+        nearest = min([found.epsilon, *others], key=lambda other: abs(math.log(other / epsilon)))
+        found = replace(found, **others.get(nearest, {}))
     if found.features is None and model in MODELS:
         return replace(found, features=MODELS[model].default_features)
     return found

@@ -342,7 +342,7 @@ class RunSettings:
                 f"--model is missing, and {self.data!r} has no default one. Name a model, or a function of "
                 "your own as package.module:function."
             )
-        defaults = default_settings(self.data, model)
+        defaults = default_settings(self.data, model, self.epsilon)
         filled: dict[str, Any] = {"model": model}
         for item in fields(self):
             if item.metadata.get("of_data") and getattr(self, item.name) is None:
@@ -494,7 +494,8 @@ class RunSettings:
         '--batch-size is 256, the default'
         """
         value = getattr(self, name)
-        usual = self.model is not None and value == getattr(default_settings(self.data, self.model), name)
+        defaults = None if self.model is None else default_settings(self.data, self.model, self.epsilon)
+        usual = defaults is not None and value == getattr(defaults, name)
         return f"{flag(name)} is {value:g}" + (", the default" if usual else "")
 
     def publishable(self) -> dict[str, Any]:

@@ -39,7 +39,7 @@ from equipoise.gradients.capture.sharded import (
 )
 from equipoise.gradients.checks.errors import CoverageError, CrossRecordError, RefusedParameter
 from equipoise.gradients.checks.oracle import dense_rows, visit_rows
-from equipoise.gradients.checks.record_mixing import MANY, find_mixing_module, other_companies
+from equipoise.gradients.checks.record_mixing import MANY, SPOILT, find_mixing_module, other_companies
 from equipoise.gradients.checks.record_trials import (
     HeldNumbers,
     RecordTrials,
@@ -191,11 +191,13 @@ class GradientEngine:
             return self._by_plan(batch, params)
 
     @backward_included()
-    def _by_plan(self, batch: Any, params: Mapping[str, Tensor] | None) -> PerSampleGradients:
+    def _by_plan(
+        self, batch: Any, params: Mapping[str, Tensor] | None, upstream: Tensor | None = None
+    ) -> PerSampleGradients:
         leaves, substitute = self._leaves(params)
         if num_records(batch) == 0:
             return _no_rows(self.model, leaves)
-        found = self._capture(self._plan_for(batch), batch, leaves, substitute, params)
+        found = self._capture(self._plan_for(batch), batch, leaves, substitute, params, upstream)
         return _gathered(self.model, leaves, *found)
 
     def _plan_for(self, batch: Any) -> CapturePlan:
@@ -511,12 +513,13 @@ class GradientEngine:
         leaves: Mapping[str, Tensor],
         substitute: Mapping[str, Tensor] | None,
         params: Mapping[str, Tensor] | None,
+        upstream: Tensor | None = None,
     ) -> tuple[dict[str, list[Factor]], Tensor]:
         factors: dict[str, list[Factor]] = {}
         losses: Tensor | None = None
         if plan.ruled:
             capture, losses = self._run(plan, batch, leaves, substitute, self._choices)
-            factors = capture.collect(losses)
+            factors = capture.collect(losses, upstream)
         if plan.dense:
             rows, dense_losses = dense_rows(self.model, self.loss, batch, params, names=tuple(plan.dense))
             factors |= {name: [DenseFactor(g)] for name, g in rows.items()}
@@ -562,11 +565,12 @@ class GradientEngine:
         self.refuse_mixed_rows(repeat_to(batch, LARGE), trials.params)
 
     def refuse_mixed_rows(self, batch: Any, params: Mapping[str, Tensor] | None = None) -> None:
-        """Change some records; neither norms nor a weighted sum of the others' rows may move.
+        """Change some records, or a gradient; neither norms nor a weighted sum of the others' rows may move.
 
         This is the sensitivity itself, under several random numbers where they change anything: a backward
-        may mix records where no loss shows it, or in a random branch of its own. Under further numbers only
-        the first company is tried.
+        may mix records where no loss shows it, or in a random branch of its own. The gradient of one loss
+        becomes NaN, and huge, too: a backward may look for such in the whole batch. Under further numbers
+        only the first company is tried.
 
         Args:
             batch: at least two records.
@@ -591,13 +595,22 @@ class GradientEngine:
                         raise CrossRecordError(None, None, gradients_of=names)
                     del after  # rows of a whole batch
                     break
+            for spoilt in () if number else SPOILT:
+                upstream = torch.cat([torch.tensor([spoilt]), torch.ones(num_records(batch) - 1)])
+                others = self._rows_under(numbers, batch, params, upstream).rows(slice(1, None))
+                if names := self._moved(before.rows(slice(1, None)), others):
+                    raise CrossRecordError(None, None, gradients_of=names)
 
     def _rows_under(
-        self, numbers: HeldNumbers, batch: Any, params: Mapping[str, Tensor] | None
+        self,
+        numbers: HeldNumbers,
+        batch: Any,
+        params: Mapping[str, Tensor] | None,
+        upstream: Tensor | None = None,
     ) -> PerSampleGradients:
         level, seed = numbers
         with undisturbed(self.model, seed, dropout=level is None, level=level or MIDDLE):
-            return self._by_plan(batch, params)
+            return self._by_plan(batch, params, upstream)
 
     def _moved(self, before: PerSampleGradients, after: PerSampleGradients) -> list[str]:
         """Parameters where some row, of the same records, moved by more than rounding."""

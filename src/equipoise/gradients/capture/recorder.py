@@ -406,8 +406,12 @@ class Capture(Watch):
                 "start"
             )
 
-    def collect(self, losses: Tensor) -> dict[str, list[Factor]]:
+    def collect(self, losses: Tensor, upstream: Tensor | None = None) -> dict[str, list[Factor]]:
         """Run the backward and return the factors by parameter name, in the order of use.
+
+        Args:
+            losses: [B].
+            upstream: what each is multiplied by, [B]; 1 by default.
 
         Raises:
             PlanMismatch: the forward left the plan.
@@ -417,7 +421,8 @@ class Capture(Watch):
         if edges and losses.requires_grad:
             self.collecting = True
             # Only for the hooks. Where the loss does not depend on an output none runs.
-            torch.autograd.grad(losses, edges, torch.ones_like(losses), allow_unused=True)
+            start = torch.ones_like(losses) if upstream is None else upstream.to(losses)
+            torch.autograd.grad(losses, edges, start, allow_unused=True)
         factors: dict[str, list[Factor]] = {}
         # Hooks ran from the loss backwards; in the order of use, differences pair the uses of two points.
         for _, _, expression, factor in sorted(self.found, key=itemgetter(0, 1)):

@@ -22,6 +22,7 @@ from equipoise.gradients.rules.operation import Layout, record_first
 
 __all__ = [
     "MANY",
+    "SPOILT",
     "RecordChange",
     "TracedLosses",
     "changes",
@@ -40,6 +41,9 @@ MANY = 8
 
 #: How much larger the values of outliers are; the smaller ones where a model refuses the others.
 OUTLIERS = (100.0, 10.0, 3.0)
+
+#: What results and gradients of a record become: some guards look for such in the whole batch.
+SPOILT = (math.nan, 1e30)
 
 
 @dataclass(frozen=True)
@@ -213,7 +217,7 @@ def infects(model: nn.Module, run: Callable[[Any], Tensor], batch: Any) -> bool:
         first = _taken(values)
         run(exchanged(batch, 0).batch)
         theirs = [_part_of_first(*pair, records) for pair in zip(first, _taken(values), strict=False)]
-        for spoilt in (math.nan, 1e30):
+        for spoilt in SPOILT:
             level, values = spoilt, SimpleQueue()
             if before.moved(TracedLosses.of(run, batch)):
                 return True
