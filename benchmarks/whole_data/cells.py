@@ -13,7 +13,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from statistics import mean
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -71,6 +72,20 @@ def walk(score: Callable[[Point, int], float], clips: bool = True) -> Point:
     return max(best, key=lambda point: tried[point] + score(point, TUNING_SEEDS[1]))
 
 
+class Tuned(NamedTuple):
+    """A cell that was run.
+
+    Attributes:
+        point: the chosen one.
+        held_out: its mean accuracy while it was chosen; None for `PARTS`, which choose nothing.
+        results: of each seed on the test records.
+    """
+
+    point: Point
+    held_out: float | None
+    results: list[Result]
+
+
 class Bench:
     """Runs what is missing in a file.
 
@@ -87,15 +102,18 @@ class Bench:
         self._kept, self._load, self._until, self._train = ResultCache(file), load, until, train
         self._problems: dict[str, Problem] = {}
 
-    def cell(self, data: str, method: str, epsilon: float | None) -> tuple[Point, list[Result]]:
-        """The chosen point, and the result of each seed there."""
-        clips = method in PARTS or CONTENDERS[method].clips
+    def cell(self, data: str, method: str, epsilon: float | None) -> Tuned:
+        """Choose a point, and run each seed there."""
 
         def score(point: Point, seed: int) -> float:
             return float(self.run(data, method, epsilon, point, seed, "tuning")["accuracy"])
 
-        best = self.cell(data, "dp-sgd", epsilon)[0] if method in PARTS else walk(score, clips)
-        return best, [self.run(data, method, epsilon, best, seed, "test") for seed in SEEDS]
+        if method in PARTS:
+            best, held_out = self.cell(data, "dp-sgd", epsilon).point, None
+        else:
+            best = walk(score, CONTENDERS[method].clips)
+            held_out = mean(score(best, seed) for seed in TUNING_SEEDS)
+        return Tuned(best, held_out, [self.run(data, method, epsilon, best, seed, "test") for seed in SEEDS])
 
     def run(
         self, data: str, method: str, epsilon: float | None, point: Point, seed: int, split: Split

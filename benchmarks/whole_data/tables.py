@@ -7,17 +7,21 @@ import statistics
 from collections.abc import Mapping
 from typing import Any
 
+from benchmarks.whole_data.cells import Tuned
 from benchmarks.whole_data.contenders import CONTENDERS
 from benchmarks.whole_data.problems import DESIGNS
 
 Cell = tuple[str, str, float | None]
-Done = Mapping[Cell, tuple[tuple[float, float], list[dict[str, Any]]]]
+Done = Mapping[Cell, Tuned]
+
+FORMS = ("dp-sgd", "dp-sgd, momentum", "dp-sgd, adam")
+"""Of DP-SGD. The one that is best on the held-out records is what the others are held against."""
 
 
 def rows(done: Done) -> list[dict[str, Any]]:
     """A row per cell, in the order in which they come."""
     found = []
-    for (data, method, epsilon), ((clip_norm, _), results) in done.items():
+    for (data, method, epsilon), ((clip_norm, _), _, results) in done.items():
         accuracies = [result["accuracy"] for result in results]
         row = {"data": data, "method": method, "epsilon": epsilon, "clip_norm": clip_norm}
         row |= {"model": DESIGNS[data].model, "steps": DESIGNS[data].steps, "draws": DESIGNS[data].draws}
@@ -28,16 +32,17 @@ def rows(done: Done) -> list[dict[str, Any]]:
         }
         row |= {"lowest": round(min(accuracies), 2), "highest": round(max(accuracies), 2)}
         row["cpu_seconds"] = round(statistics.median(result["cpu_seconds"] for result in results), 2)
-        for name in ("clipped", "asymmetry", "bias", "gradient", "noise"):
-            if name in results[0]:
-                row[name] = round(statistics.median(result[name] for result in results), 4)
         found.append(row)
     return found
 
 
 def summary(done: Done) -> str:
-    """JSON, a line per row of a model that `equipoise train` knows, as its command names things."""
-    named = (json.dumps(row | _for_command(row)) for row in rows(done) if row["model"] is not None)
+    """JSON, a line per private method and model that `equipoise train` knows, as its command names things."""
+    private = {name for name, contender in CONTENDERS.items() if contender.private}
+    kept = [row for row in rows(done) if row["model"] is not None and row["method"] in private]
+    for row in kept:
+        del row["cpu_seconds"]
+    named = (json.dumps(row | _for_command(row)) for row in kept)
     return "[\n" + ",\n".join(named) + "\n]\n"
 
 
@@ -64,6 +69,41 @@ def table(done: Done) -> str:
             seconds = statistics.median(row["cpu_seconds"] for row in found.values())
             lines.append(f"| {method} | " + " | ".join(shown) + f" | {seconds:.1f} |")
     return "\n".join(lines)
+
+
+def ahead(done: Done) -> str:
+    """A table in Markdown, by data set and epsilon: who is ahead of DP-SGD beyond the seeds.
+
+    Each cell names the form of DP-SGD with the best held-out accuracy, then the methods whose lowest seed is
+    above its highest one, with the points between the medians.
+    """
+    found = {(row["data"], row["method"], row["epsilon"]): row for row in rows(done)}
+    epsilons = sorted({epsilon for _, _, epsilon in found if epsilon is not None})
+    lines = ["| data | " + " | ".join(f"ε = {epsilon:g}" for epsilon in epsilons) + " |"]
+    lines.append("|---" * (len(epsilons) + 1) + "|")
+    for data in dict.fromkeys(data for data, _, _ in found):
+        cells = [_ahead(done, found, data, epsilon) for epsilon in epsilons]
+        lines.append(f"| {data} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def _ahead(done: Done, found: Mapping[Cell, Mapping[str, Any]], data: str, epsilon: float) -> str:
+    forms = [form for form in FORMS if (data, form, epsilon) in done]
+    if not forms:
+        return ""
+    best = max(forms, key=lambda form: done[data, form, epsilon].held_out or 0.0)
+    bar = found[data, best, epsilon]
+    gains = {
+        method: row["median"] - bar["median"]
+        for (where, method, at), row in found.items()
+        if where == data
+        and at == epsilon
+        and method in CONTENDERS
+        and method not in FORMS
+        and row["lowest"] > bar["highest"]
+    }
+    named = [f"{method} {gains[method]:.1f}" for method in sorted(gains, key=lambda name: -gains[name])]
+    return f"{best}: {'; '.join(named) or 'nobody'}"
 
 
 def _shown(row: Mapping[str, Any] | None) -> str:

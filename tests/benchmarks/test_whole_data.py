@@ -12,11 +12,11 @@ import torch
 
 from benchmarks.trained_contenders import loss
 from benchmarks.whole_data import cells
-from benchmarks.whole_data.cells import AGAIN, PARTS, SEEDS, TRIALS, Bench, NotRun, TimeIsUp, walk
+from benchmarks.whole_data.cells import AGAIN, PARTS, SEEDS, TRIALS, Bench, NotRun, TimeIsUp, Tuned, walk
 from benchmarks.whole_data.contenders import CONTENDERS
 from benchmarks.whole_data.next_character import ALPHABET, CONTEXT, LENGTH, NextCharacter, read_shakespeare
 from benchmarks.whole_data.problems import DESIGNS, PUBLIC, Design, Problem
-from benchmarks.whole_data.tables import rows, summary, table
+from benchmarks.whole_data.tables import ahead, rows, summary, table
 from equipoise.data import DataSet, Records
 from equipoise.data.readers.files import DataFileError
 from equipoise.gradients import per_sample_gradients
@@ -110,8 +110,27 @@ def test_all_methods_have_the_same_number_of_runs_and_are_judged_where_tuning_en
     assert {point[1] for _, point, _, split in calls if split == "test"} == {16.0}
     assert [row["median"] for row in rows(done)] == [16.0] * len(names)
     assert "| dp-sgd | 16.00 [16.00, 16.00]; 1, 16 | 1.0 |" in table(done)
-    assert summary(done).count('"median"') == len(names)
+    assert summary(done).count('"median"') == len(names) - 1  # without the one that has no epsilon
     assert '"model": "logistic"' in summary(done)
+
+
+def test_who_is_ahead_is_held_against_the_form_that_held_out_records_prefer():
+    def cell(held_out, *accuracies):
+        result = {"cpu_seconds": 1.0, "rate": 1.0, "batch": 25}
+        return Tuned((1.0, 4.0), held_out, [result | {"accuracy": accuracy} for accuracy in accuracies])
+
+    done = {
+        ("sst2", "sgd", None): cell(99.0, 99.0, 99.0, 99.0),
+        ("sst2", "dp-sgd", 3.0): cell(80.0, 70.0, 71.0, 72.0),
+        ("sst2", "dp-sgd, momentum", 3.0): cell(79.0, 90.0, 91.0, 92.0),
+        ("sst2", "dp-mf", 3.0): cell(70.0, 72.5, 73.0, 74.0),
+        ("sst2", "disk", 3.0): cell(90.0, 71.9, 80.0, 90.0),
+        ("sst2", "auto-s", 3.0): cell(90.0, 72.1, 75.0, 76.0),
+        ("sst2", "without noise", 3.0): cell(None, 95.0, 95.0, 95.0),
+        ("sst2", "dp-mf", 8.0): cell(70.0, 72.5, 73.0, 74.0),
+    }
+    last = ahead(done).splitlines()[-1]
+    assert last == "| sst2 | dp-sgd: auto-s 4.0; dp-mf 2.0 |  |"
 
 
 def test_what_advice_reads_has_the_optimizer_of_each_method(calls, tmp_path):

@@ -135,7 +135,7 @@ def advise(settings: RunSettings, asked: AdviceSettings, console: Console) -> di
 
 
 def _with_model(settings: RunSettings) -> RunSettings:
-    """With the best model that was measured on the data, where the user names none and the default is another.
+    """With the best model that was measured on the data, where neither the user nor a default names one.
 
     The number of a table's records decides between its defaults, `logistic` and `additive`.
     """

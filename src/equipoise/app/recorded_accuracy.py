@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from equipoise.app.contenders import SHORTHANDS
-from equipoise.methods.registry import registered
 
 __all__ = ["RecordedAccuracy", "recorded", "simplest_level"]
 
@@ -34,7 +33,7 @@ class RecordedAccuracy:
     Attributes:
         data: the data set's name.
         method: as `equipoise compare` names it, and what else its steps have: "dp-sgd, momentum".
-        epsilon: the budget; None where no noise was added.
+        epsilon: the budget.
         median, lowest, highest: of the seeds' test accuracies, in percent.
         model: as `equipoise train` names it.
         clip_norm, rate: the settings that were chosen; the rate falls linearly to zero.
@@ -45,7 +44,7 @@ class RecordedAccuracy:
 
     data: str
     method: str
-    epsilon: float | None
+    epsilon: float
     median: float
     lowest: float
     highest: float
@@ -93,12 +92,10 @@ def recorded(data: str, epsilon: float, model: str | None = None) -> list[Record
         epsilon: the budget.
         model: only with this one; with any where None.
     """
-    known = {*registered(), *SHORTHANDS}
-    rows = [row for row in _all() if row.data == data and row.name in known and model in (None, row.model)]
-    rows = [row for row in rows if row.epsilon is not None]
+    rows = [row for row in _all() if row.data == data and model in (None, row.model)]
     if not rows:
         return []
-    nearest = min({row.epsilon for row in rows}, key=lambda other: abs(math.log((other or 1.0) / epsilon)))
+    nearest = min({row.epsilon for row in rows}, key=lambda other: abs(math.log(other / epsilon)))
     return sorted((row for row in rows if row.epsilon == nearest), key=lambda row: -row.median)
 
 

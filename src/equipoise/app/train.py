@@ -273,8 +273,8 @@ def _feature_progress(console: Console) -> Iterator[FeatureProgress]:
             began = True
             status.stop()  # a console shows one of them at a time
             console.print(
-                f"computing features once, which can take minutes; they are kept in {cache_folder()} for later "
-                "runs (EQUIPOISE_CACHE names another folder)",
+                "computing features once, which can take minutes; they are kept in "
+                f"{cache_folder()} for later runs (EQUIPOISE_CACHE names another folder)",
                 markup=False,
                 soft_wrap=True,
             )

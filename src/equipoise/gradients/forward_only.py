@@ -95,7 +95,9 @@ class LossEngine(GradientEngine):
 
     forward_only: ClassVar[bool] = True
 
-    def _by_plan(self, batch: Any, params: Mapping[str, Tensor] | None) -> LossesOnly:
+    def _by_plan(
+        self, batch: Any, params: Mapping[str, Tensor] | None, upstream: Tensor | None = None
+    ) -> LossesOnly:
         plan = self._plan_for(batch)
         if plan.ruled:
             return self._losses_only(self._planned_losses(plan, batch, params))
