@@ -191,7 +191,8 @@ def clipping_at(model: nn.Module, records: Mapping[str, torch.Tensor], clip_norm
     Returns:
         `clipped`, the share of gradients above the clip norm; `bias`, the norm of the mean of what is cut
         off; `asymmetry`, the same over the mean of the norms of what is cut off: 0 where all of it cancels, 1
-        where nothing does; `gradient`, the norm of the mean gradient.
+        where nothing does; `gradient`, the norm of the mean gradient; `tail`, the share of the sum
+        of all norms that the longest hundredth of the gradients has.
     """
     inputs, label = records["input"], records["label"]
     outputs = model(inputs)
@@ -206,6 +207,7 @@ def clipping_at(model: nn.Module, records: Mapping[str, torch.Tensor], clip_norm
         "bias": bias,
         "asymmetry": bias / mean if mean else 0.0,
         "gradient": float((errors.T @ inputs / len(label)).norm()),
+        "tail": float(norms.topk(-(-len(norms) // 100)).values.sum() / norms.sum()),
     }
 
 

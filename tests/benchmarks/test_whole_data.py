@@ -192,6 +192,9 @@ def test_what_clipping_does_is_that_of_the_rows(problem):
     off = flat * (1 - clip_norm / flat.norm(dim=1, keepdim=True)).clamp(min=0)
     found = cells.clipping_at(model, records, clip_norm)
     assert found["clipped"] == pytest.approx(0.5, abs=0.01)
+    lengths = flat.norm(dim=1).sort(descending=True).values
+    longest = -(-len(lengths) // 100)
+    assert found["tail"] == pytest.approx(float(lengths[:longest].sum() / lengths.sum()), rel=1e-4)
     assert found["bias"] == pytest.approx(float(off.mean(0).norm()), rel=1e-4)
     assert found["asymmetry"] == pytest.approx(float(off.mean(0).norm() / off.norm(dim=1).mean()), rel=1e-4)
 
