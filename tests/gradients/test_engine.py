@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import copy
 import gc
+import warnings
 from queue import SimpleQueue
 
 import pytest
@@ -12,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from oracle_cases import Filling, close, compare, moved
 from torch import nn
+from zoo import CASES
 
 from equipoise.gradients import CrossRecordError, GradientEngine, dense_gradients, per_sample_gradients
 from equipoise.gradients.capture.recorder import PlanMismatch
@@ -410,6 +412,15 @@ def test_a_mixture_that_gives_nan_is_seen():
     torch.manual_seed(0)
     with pytest.raises(CrossRecordError, match="mixed in the backward"):
         GradientEngine(Spoilt(), summed, torch.randn(5, 3))
+
+
+def test_a_guard_against_nan_is_seen_under_anomaly_detection():
+    case = CASES["custom function whose backward gives nothing where some gradient is NaN"]
+    torch.manual_seed(0)
+    with torch.autograd.set_detect_anomaly(True), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with pytest.raises(CrossRecordError, match="mixed in the backward"):
+            GradientEngine(case.model(), case.loss, case.records())
 
 
 def test_a_large_batch_of_a_model_that_takes_no_outliers_is_tried_with_exchanged_records():
