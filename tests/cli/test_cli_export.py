@@ -1,4 +1,6 @@
+import csv
 import json
+import shutil
 
 import pytest
 import torch
@@ -6,9 +8,7 @@ from safetensors.torch import load_file
 
 import equipoise as eq
 from equipoise.app.build import assemble
-from equipoise.app.models import build_model
-from equipoise.app.settings import RunSettings
-from equipoise.data.readers.schema import records_for_model
+from equipoise.app.settings import EXPORTS, RunSettings
 
 
 @pytest.mark.parametrize(("form", "read"), [("safetensors", load_file), ("state-dict", torch.load)])
@@ -70,23 +70,34 @@ def test_onnx_answers_as_the_model_does(equipoise, trained, tmp_path):
     assert torch.allclose(torch.from_numpy(outputs), model(inputs), atol=1e-5)
 
 
-def test_a_table_s_model_goes_with_its_schema(equipoise, people, tmp_path):
-    pytest.importorskip("onnxscript")
-    runtime = pytest.importorskip("onnxruntime")
+@pytest.mark.parametrize("form", EXPORTS)
+def test_the_exported_folder_of_a_table_is_enough(equipoise, people, tmp_path, monkeypatch, form):
+    if form == "onnx":
+        pytest.importorskip("onnxscript")
+        pytest.importorskip("onnxruntime")
     run, data = tmp_path / "run", ("--data", people, "--test", people.with_name("held_out.csv"))
     words = "train --model additive --epochs 2 --batch-size 150 --noise-multiplier 1 --json --run-dir"
     assert equipoise(words, run, *data).code == 0
-    found = equipoise(f"export {run} --format onnx --json --data", data[3], "--output", tmp_path / "out")
+    out = tmp_path / "out"
+    found = equipoise(f"export {run} --format {form} --json --data", data[3], "--output", out)
     assert found.code == 0, found.out
-    assert "schema.json" in found.value["files"]
-    schema = json.loads((tmp_path / "out" / "schema.json").read_text())
-    assert schema == json.loads((run / "config.json").read_text())["schema"]
-    dataset, _ = records_for_model(str(data[3]), schema)
-    weights = eq.load_model(build_model("additive", dataset), run / "model.safetensors").eval()
-    inputs = dataset.test.fields["input"][:7]
-    session = runtime.InferenceSession(tmp_path / "out" / "model.onnx")
-    (outputs,) = session.run(None, {"input": inputs.numpy()})
-    assert torch.allclose(torch.from_numpy(outputs), weights(inputs), atol=1e-5)
+    assert (
+        json.loads((out / "schema.json").read_text())
+        == json.loads((run / "config.json").read_text())["schema"]
+    )
+    told = tmp_path / "told.csv"
+    assert equipoise("predict --json", run, "--data", data[3], "--output", told).code == 0
+
+    shutil.copy(data[3], out / "rows.csv")
+    monkeypatch.chdir(out)
+    code = (out / "README.md").read_text().partition("```python\n")[2].partition("```")[0]
+    names = {}
+    exec(code, names)  # as the card says
+    shares = torch.as_tensor(names["outputs"]).softmax(1)
+    with told.open() as file:
+        expected = [[float(row["p(no)"]), float(row["p(yes)"])] for row in csv.DictReader(file)]
+    assert torch.allclose(shares, torch.tensor(expected), atol=1e-5)
+    assert names["rows"].class_names == ("no", "yes")
 
 
 @pytest.mark.parametrize("name", ["README.md", "model.safetensors", "statement.json"])

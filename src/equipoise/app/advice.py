@@ -10,14 +10,14 @@ import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from equipoise.app.build import Experiment, assemble, make_sampling
+from equipoise.app.build import Experiment, make_sampling
 from equipoise.app.default_settings import DEFAULT_MODEL, DEFAULT_SETTINGS
 from equipoise.app.models import default_model
 from equipoise.app.noise_calibration import answer
 from equipoise.app.option_checks import LITTLE_LEARNED, SettingsError, delta_warning
 from equipoise.app.recorded_accuracy import recorded, simplest_level
 from equipoise.app.settings import AdviceSettings, CalibrationSettings, RunSettings
-from equipoise.app.train import describe_run
+from equipoise.app.train import assemble_shown, describe_run
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -91,8 +91,7 @@ def advise(settings: RunSettings, asked: AdviceSettings, console: Console) -> di
     if settings.epsilon is None:
         raise SettingsError("--epsilon is missing: the budget decides. See docs/how-to/choose-epsilon.md.")
     settings = _with_model(settings)
-    with console.status("loading the data and building the model"):
-        experiment = assemble(settings)
+    experiment = assemble_shown(settings, console)
     behind = ", ".join(f"{name} {MEASURED[name].found}" for name in ("dp-c4-plus", "dice-sgd", "pcdp-sgd"))
     place = MEASURED["dice-sgd"]
     reasons = [
@@ -151,8 +150,10 @@ def _best_model(experiment: Experiment) -> tuple[str | None, str]:
     data = experiment.settings.data
     if data in BETTER and data in DEFAULT_MODEL:
         return DEFAULT_MODEL[data], data
-    ahead = default_model(experiment.dataset) == "additive"
-    return ("additive", "adult") if ahead else (None, "")
+    usual = default_model(experiment.dataset)
+    if usual in ("cnn-tanh", "cnn-cifar") and data not in DEFAULT_MODEL:
+        return "patches-linear", "fashion-mnist" if usual == "cnn-tanh" else "cifar10"
+    return ("additive", "adult") if usual == "additive" else (None, "")
 
 
 def _chosen(

@@ -33,6 +33,35 @@ __all__ = ["export_run", "model_card"]
 _COPIED = ("statement.json", "statement.sig.json")
 _SCHEMA = "schema.json"
 
+_USE = """## Use
+
+The inputs are the columns of `schema.json` in order, coded by equipoise. The outputs are logits in the order
+of `rows.class_names`, or a target between -1 and 1. For a CSV file of rows, with or without the target:
+
+```python
+import json
+
+import torch
+
+from equipoise import load_model
+from equipoise.app.models import build_model
+from equipoise.data.readers.schema import records_for_model
+
+with open("schema.json") as file:
+    rows, _ = records_for_model("rows.csv", json.load(file))
+inputs = rows.test.fields["input"]
+CALL
+```
+
+"""
+_CALLS = {
+    "safetensors": 'outputs = load_model(build_model("MODEL", rows), "model.safetensors").eval()(inputs)',
+    "state-dict": 'model = build_model("MODEL", rows)\nmodel.load_state_dict(torch.load("model.pt"))\n'
+    "outputs = model.eval()(inputs)",
+    "onnx": 'import onnxruntime\n\noutputs = onnxruntime.InferenceSession("model.onnx").run(None, '
+    '{"input": inputs.numpy()})[0]',
+}
+
 
 def export_run(
     folder: str,
@@ -158,12 +187,15 @@ def model_card(run: Run, form: str = "safetensors") -> str:
     ]
     promised = statement.guarantee != "none" and run.is_private
     unit = f"{unit_in_words(statement.unit)}\n\n" if promised else ""
+    columns = "columns" in (run.config.get("schema") or {})
+    use = _USE.replace("CALL", _CALLS[form]).replace("MODEL", str(details.get("model"))) if columns else ""
     return (
         "---\nlibrary_name: pytorch\ntags:\n- differential-privacy\n- equipoise\n---\n\n"
         f"# {title}\n\n" + "\n".join(rows) + "\n\n"
         f"{unit}{statement.markdown()}\n"
+        f"{use}"
         "## Files\n\n"
-        f"- `{EXPORTS[form]}`: the weights\n"
+        f"- `{EXPORTS[form]}`: the {'graph, weights included' if form == 'onnx' else 'weights'}\n"
         "- `schema.json`: where the data are a table or images, what the inputs are made of, in order\n"
         "- `statement.json`: the statement above, for programs\n"
         "- `statement.sig.json`: its signature, where the run was signed\n"

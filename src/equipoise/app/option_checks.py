@@ -151,8 +151,8 @@ def noise_warning(noise_multiplier: float, parameters: int, batch_size: float, s
     )
 
 
-ADAM_RATE = 0.1
-"""Adam moves every parameter by about the learning rate per step, whatever the gradients' length."""
+ADAM_RATE = 0.25
+"""Adam moves every parameter by about the learning rate per step. No set measured as a whole took more."""
 
 
 def rate_warning(optimizer: str, learning_rate: float) -> str | None:

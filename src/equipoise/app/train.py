@@ -60,7 +60,7 @@ def train_run(settings: RunSettings, console: Console) -> dict[str, Any]:
     """
     settings = replace(settings, run_dir=settings.run_dir or _new_folder(settings.data_name))
     assert settings.run_dir is not None
-    experiment = insert_canaries(_assemble(settings, console))
+    experiment = insert_canaries(assemble_shown(settings, console))
     with console.status("calibrating the noise and checking the gradients"):
         training = build_training(
             experiment,
@@ -73,7 +73,7 @@ def train_run(settings: RunSettings, console: Console) -> dict[str, Any]:
 
 def describe_run(settings: RunSettings, console: Console) -> dict[str, Any]:
     """What a training would do and cost: nothing is spent, and no folder is left behind."""
-    experiment = _assemble(settings, console)
+    experiment = assemble_shown(settings, console)
     with tempfile.TemporaryDirectory() as folder:
         # with the runs of the shared journal, but in a copy of it
         copied = None if settings.ledger is None else str(Path(folder) / "ledger.jsonl")
@@ -110,7 +110,7 @@ def resume_run(
         write_report(folder)
         return _answer(folder, settings, finished=True, seconds=0.0)
     settings = replace(settings, run_dir=folder)
-    experiment = _assemble(settings, console)
+    experiment = assemble_shown(settings, console)
     # no file holds the public records, and a class of the user's own is not registered under its name
     public = None if experiment.public is None else PublicRecords(experiment.public)
     kind = find(settings.method, settings.recipe or "library")
@@ -252,7 +252,8 @@ def _new_folder(data: str) -> str:
     return str(Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}")
 
 
-def _assemble(settings: RunSettings, console: Console) -> Experiment:
+def assemble_shown(settings: RunSettings, console: Console) -> Experiment:
+    """As `assemble`; the console shows what is done meanwhile."""
     with _feature_progress(console) as progress:
         return assemble(settings, progress)
 
