@@ -39,7 +39,7 @@ from equipoise.gradients.capture.sharded import (
 )
 from equipoise.gradients.checks.errors import CoverageError, CrossRecordError, RefusedParameter
 from equipoise.gradients.checks.oracle import dense_rows, visit_rows
-from equipoise.gradients.checks.record_mixing import MANY, SPOILT, find_mixing_module, other_companies
+from equipoise.gradients.checks.record_mixing import MANY, NAN_AND_HUGE, find_mixing_module, other_companies
 from equipoise.gradients.checks.record_trials import (
     HeldNumbers,
     RecordTrials,
@@ -595,7 +595,7 @@ class GradientEngine:
                         raise CrossRecordError(None, None, gradients_of=names)
                     del after  # rows of a whole batch
                     break
-            for spoilt in () if number else SPOILT:
+            for spoilt in () if number else NAN_AND_HUGE:
                 upstream = torch.cat([torch.tensor([spoilt]), torch.ones(num_records(batch) - 1)])
                 try:
                     with torch.autograd.set_detect_anomaly(False):  # it stops at NaN
