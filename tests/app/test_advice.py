@@ -168,6 +168,18 @@ def test_bends_are_spoken_of_where_a_table_has_numbers_and_enough_records():
     assert "piecewise" not in " ".join(few["reasons"] + few["worth_trying"])
 
 
+def pictures():
+    rows = Records({"input": torch.randn(300, 3, 16, 16), "label": torch.arange(300) % 2})
+    return DataSet("photos", train=rows, test=rows, population=300, num_classes=2)
+
+
+def test_drawn_features_are_named_for_pictures_of_ones_own():
+    found, _ = advice(data=f"{__name__}:pictures", population=300, batch_size=100)
+    words = "--model patches-linear, which has fixed features and one linear layer"
+    assert any(line.startswith(words) for line in found["worth_trying"])
+    assert not any("patches-linear" in line for line in own("records")[0]["worth_trying"])
+
+
 def test_no_private_record_has_a_say():
     with_all, without_some = own("records")[0], own("fewer_records")[0]
     for answer in (with_all, without_some):
