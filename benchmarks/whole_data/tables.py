@@ -74,8 +74,8 @@ def table(done: Done) -> str:
 def ahead(done: Done) -> str:
     """A table in Markdown, by data set and epsilon: who is ahead of DP-SGD beyond the seeds.
 
-    Each cell names the form of DP-SGD with the best held-out accuracy, then the methods whose lowest seed is
-    above its highest one, with the points between the medians.
+    Each cell names the form of DP-SGD with the best held-out accuracy, or those that share it, then the
+    methods whose lowest seed is above its highest one, with the points between the medians.
     """
     found = {(row["data"], row["method"], row["epsilon"]): row for row in rows(done)}
     epsilons = sorted({epsilon for _, _, epsilon in found if epsilon is not None})
@@ -88,22 +88,23 @@ def ahead(done: Done) -> str:
 
 
 def _ahead(done: Done, found: Mapping[Cell, Mapping[str, Any]], data: str, epsilon: float) -> str:
-    forms = [form for form in FORMS if (data, form, epsilon) in done]
-    if not forms:
+    held_out = {form: done[data, form, epsilon].held_out for form in FORMS if (data, form, epsilon) in done}
+    if not held_out:
         return ""
-    best = max(forms, key=lambda form: done[data, form, epsilon].held_out or 0.0)
-    bar = found[data, best, epsilon]
+    best = [form for form, accuracy in held_out.items() if accuracy == max(held_out.values())]
+    highest = max(found[data, form, epsilon]["highest"] for form in best)
+    bar = max(found[data, form, epsilon]["median"] for form in best)
     gains = {
-        method: row["median"] - bar["median"]
+        method: row["median"] - bar
         for (where, method, at), row in found.items()
         if where == data
         and at == epsilon
         and method in CONTENDERS
         and method not in FORMS
-        and row["lowest"] > bar["highest"]
+        and row["lowest"] > highest
     }
     named = [f"{method} {gains[method]:.1f}" for method in sorted(gains, key=lambda name: -gains[name])]
-    return f"{best}: {'; '.join(named) or 'nobody'}"
+    return f"{' and '.join(best)}: {'; '.join(named) or 'nobody'}"
 
 
 def _shown(row: Mapping[str, Any] | None) -> str:

@@ -173,11 +173,19 @@ def pictures():
     return DataSet("photos", train=rows, test=rows, population=300, num_classes=2)
 
 
+def large_pictures():
+    rows = Records({"input": torch.randn(30, 3, 40, 40), "label": torch.arange(30) % 2})
+    return DataSet("photos", train=rows, test=rows, population=30, num_classes=2)
+
+
 def test_drawn_features_are_named_for_pictures_of_ones_own():
     found, _ = advice(data=f"{__name__}:pictures", population=300, batch_size=100)
     words = "--model patches-linear, which has fixed features and one linear layer"
     assert any(line.startswith(words) for line in found["worth_trying"])
-    assert not any("patches-linear" in line for line in own("records")[0]["worth_trying"])
+    large, _ = advice(data=f"{__name__}:large_pictures", population=30, batch_size=10)
+    assert not any(
+        "patches-linear" in line for line in large["worth_trying"] + own("records")[0]["worth_trying"]
+    )
 
 
 def test_no_private_record_has_a_say():

@@ -129,8 +129,9 @@ def test_who_is_ahead_is_held_against_the_form_that_held_out_records_prefer():
         ("sst2", "without noise", 3.0): cell(None, 95.0, 95.0, 95.0),
         ("sst2", "dp-mf", 8.0): cell(70.0, 72.5, 73.0, 74.0),
     }
-    last = ahead(done).splitlines()[-1]
-    assert last == "| sst2 | dp-sgd: auto-s 4.0; dp-mf 2.0 |  |"
+    assert ahead(done).splitlines()[-1] == "| sst2 | dp-sgd: auto-s 4.0; dp-mf 2.0 |  |"
+    done["sst2", "dp-sgd, adam", 3.0] = cell(80.0, 70.0, 71.5, 72.3)
+    assert ahead(done).splitlines()[-1] == "| sst2 | dp-sgd and dp-sgd, adam: dp-mf 1.5 |  |"
 
 
 def test_what_advice_reads_has_the_optimizer_of_each_method(calls, tmp_path):

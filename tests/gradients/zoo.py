@@ -1226,6 +1226,9 @@ REFUSED_CASES = {
     "custom function whose backward gives nothing where some gradient is NaN": Case(
         around(lambda x: GuardedBackward.apply(x, lambda g: g.isnan().any())), squared, rows, refused(MIXED)
     ),
+    "custom function whose backward gives nothing where some gradient is infinite": Case(
+        around(lambda x: GuardedBackward.apply(x, lambda g: g.isinf().any())), squared, rows, refused(MIXED)
+    ),
     "custom function whose backward gives nothing where some gradient is huge": Case(
         around(lambda x: GuardedBackward.apply(x, lambda g: g.abs().max() > 1e6)),
         squared,

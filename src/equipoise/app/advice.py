@@ -70,6 +70,9 @@ BETTER = {
 }
 """What the better model has, by the figure that speaks for it."""
 
+LARGEST_DRAWING = 32
+"""Features from drawn pictures were measured on images of so many rows and columns at most."""
+
 MANY_STEPS, SMALL_SHARE = 100, 0.02
 """Where noise over steps was ahead of DP-SGD with Poisson sampling: so many steps on so small draws."""
 
@@ -150,9 +153,9 @@ def _best_model(experiment: Experiment) -> tuple[str | None, str]:
     data = experiment.settings.data
     if data in BETTER and data in DEFAULT_MODEL:
         return DEFAULT_MODEL[data], data
-    usual = default_model(experiment.dataset)
-    if usual in ("cnn-tanh", "cnn-cifar") and data not in DEFAULT_MODEL:
-        return "patches-linear", "fashion-mnist" if usual == "cnn-tanh" else "cifar10"
+    usual, shape = default_model(experiment.dataset), experiment.dataset.input_shape
+    if usual in ("cnn-tanh", "cnn-cifar") and shape[0] in (1, 3) and max(shape) <= LARGEST_DRAWING:
+        return "patches-linear", "fashion-mnist" if shape[0] == 1 else "cifar10"
     return ("additive", "adult") if usual == "additive" else (None, "")
 
 

@@ -39,7 +39,7 @@ from equipoise.gradients.capture.sharded import (
 )
 from equipoise.gradients.checks.errors import CoverageError, CrossRecordError, RefusedParameter
 from equipoise.gradients.checks.oracle import dense_rows, visit_rows
-from equipoise.gradients.checks.record_mixing import MANY, NAN_AND_HUGE, find_mixing_module, other_companies
+from equipoise.gradients.checks.record_mixing import MANY, NOT_USUAL, find_mixing_module, other_companies
 from equipoise.gradients.checks.record_trials import (
     HeldNumbers,
     RecordTrials,
@@ -579,6 +579,8 @@ class GradientEngine:
         Raises:
             CrossRecordError: another record's row moved.
         """
+        # NaN alone at the size of a step, which is tried once more.
+        unusual = NOT_USUAL if num_records(batch) <= MANY else NOT_USUAL[:1]
         for number, numbers in enumerate(self._random_numbers(batch, params)):
             try:
                 before = self._rows_under(numbers, batch, params)
@@ -595,7 +597,7 @@ class GradientEngine:
                         raise CrossRecordError(None, None, gradients_of=names)
                     del after  # rows of a whole batch
                     break
-            for spoilt in () if number else NAN_AND_HUGE:
+            for spoilt in () if number else unusual:
                 upstream = torch.cat([torch.tensor([spoilt]), torch.ones(num_records(batch) - 1)])
                 try:
                     with torch.autograd.set_detect_anomaly(False):  # it stops at NaN

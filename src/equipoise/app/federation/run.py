@@ -24,7 +24,7 @@ from safetensors.torch import save_file
 from equipoise._files import make_folder, write_atomically
 from equipoise._rounding import plain
 from equipoise.app.data_loading import load_data
-from equipoise.app.default_settings import DEFAULT_MODEL, default_settings
+from equipoise.app.default_settings import default_settings
 from equipoise.app.federation.folder import read_result
 from equipoise.app.federation.participants import ClientMaker, Federation, federation
 from equipoise.app.models import default_model, unnamed_model
@@ -82,7 +82,7 @@ def _with_model(settings: FederationSettings, begun: bool) -> FederationSettings
     base = settings.base
     if (model := base.model) is None:
         raw = load_data(base)
-        model = unnamed_model(raw) if begun else DEFAULT_MODEL.get(base.data) or default_model(raw)
+        model = unnamed_model(raw) if begun else default_model(raw)
     features = base.features or default_settings(base.data, model).features
     return replace(settings, base=replace(base, model=model, features=features))
 

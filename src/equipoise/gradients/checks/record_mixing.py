@@ -22,7 +22,7 @@ from equipoise.gradients.rules.operation import Layout, record_first
 
 __all__ = [
     "MANY",
-    "NAN_AND_HUGE",
+    "NOT_USUAL",
     "RecordChange",
     "TracedLosses",
     "changes",
@@ -43,7 +43,7 @@ MANY = 8
 OUTLIERS = (100.0, 10.0, 3.0)
 
 #: What results and gradients of a record become: some guards look for such in the whole batch.
-NAN_AND_HUGE = (math.nan, 1e30)
+NOT_USUAL = (math.nan, math.inf, 1e30)
 
 
 @dataclass(frozen=True)
@@ -217,7 +217,7 @@ def infects(model: nn.Module, run: Callable[[Any], Tensor], batch: Any) -> bool:
         first = _taken(values)
         run(exchanged(batch, 0).batch)
         theirs = [_part_of_first(*pair, records) for pair in zip(first, _taken(values), strict=False)]
-        for spoilt in NAN_AND_HUGE:
+        for spoilt in NOT_USUAL:
             level, values = spoilt, SimpleQueue()
             if before.moved(TracedLosses.of(run, batch)):
                 return True
