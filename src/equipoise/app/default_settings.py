@@ -137,7 +137,7 @@ DEFAULT_MODEL: dict[str, str] = {
     "fashion-mnist": "patches-linear",
     "cifar10": "patches-linear",
 }
-"""The model that a data set gets when none is named."""
+"""The model that a data set gets when none is named; federations take the one that suits its inputs."""
 
 
 def default_settings(data: str, model: str, epsilon: float | None = None) -> DefaultSettings:

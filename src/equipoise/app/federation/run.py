@@ -80,9 +80,7 @@ def run_federation(settings: FederationSettings, folder: str, console: Console) 
 def _with_model(settings: FederationSettings, begun: bool) -> FederationSettings:
     """The folder must name model and features: they follow from data, and others may be predicted."""
     base = settings.base
-    if (model := base.model) is None:
-        raw = load_data(base)
-        model = unnamed_model(raw) if begun else default_model(raw)
+    model = base.model or (unnamed_model if begun else default_model)(load_data(base))
     features = base.features or default_settings(base.data, model).features
     return replace(settings, base=replace(base, model=model, features=features))
 
