@@ -236,7 +236,7 @@ def test_a_mechanism(copy: Copy) -> None:
     copy.edit(
         "src/equipoise/privacy/mechanisms/__init__.py",
         (line, line + added),
-        ("GridGaussian, BandedGaussian)", "GridGaussian, BandedGaussian, PlainGaussian)"),
+        ("BandedGaussian, Staged)", "BandedGaussian, Staged, PlainGaussian)"),
     )
     line = '    "gaussian": Case(Gaussian, {"a": 1.5}, FRESH),\n'
     case = '    "plain_gaussian": Case(MECHANISMS["plain_gaussian"], {"a": 1.5}, FRESH),\n'
