@@ -22,16 +22,15 @@ from statistics import median
 
 from benchmarks.whole_data.__main__ import RESULTS
 from benchmarks.whole_data.cells import SEEDS, Bench, measure
-from benchmarks.whole_data.problems import DESIGNS, Problem, linear
+from benchmarks.whole_data.problems import LINEAR, Problem
 
 
 def main() -> None:
-    linear_ones = [name for name, design in DESIGNS.items() if design.network is linear]
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--folder", type=Path, default=Path("data"), help="of the data sets")
-    parser.add_argument("--data", nargs="+", choices=linear_ones, default=linear_ones)
+    parser.add_argument("--data", nargs="+", choices=LINEAR, default=LINEAR)
     given = parser.parse_args()
     bench = Bench(RESULTS, partial(Problem.load, folder=given.folder), train=False)
     print("| data | ε | parameters | clipped | asymmetry | bias | noise | tail |")

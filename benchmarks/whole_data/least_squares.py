@@ -21,7 +21,7 @@ from torch import Tensor
 import equipoise as eq
 from benchmarks.trained_contenders import DELTA
 from benchmarks.whole_data.cells import SEEDS, TUNING_SEEDS
-from benchmarks.whole_data.problems import DESIGNS, Fields, Problem, linear
+from benchmarks.whole_data.problems import LINEAR, Fields, Problem
 from equipoise.privacy.accounting.calibrate import calibrate_noise_multiplier
 
 LENGTHS, WEIGHTS = (1.0, 4.0, 16.0), (0.25, 0.5, 1.0)
@@ -64,12 +64,11 @@ class Moments:
 
 
 def main() -> None:
-    linear_ones = [name for name, design in DESIGNS.items() if design.network is linear]
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--folder", type=Path, default=Path("data"), help="of the data sets")
-    parser.add_argument("--data", nargs="+", choices=linear_ones, default=linear_ones)
+    parser.add_argument("--data", nargs="+", choices=LINEAR, default=LINEAR)
     given = parser.parse_args()
     print("| data | epsilon | length, weight, ridge | median [lowest, highest] of five seeds |")
     print("|---|---|---|---|")

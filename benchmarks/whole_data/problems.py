@@ -85,6 +85,9 @@ DESIGNS: dict[str, Design] = {
 }
 """In the order in which they are worth knowing."""
 
+LINEAR = [name for name, design in DESIGNS.items() if design.network is linear]
+"""Those with a linear model."""
+
 
 class Problem:
     """A data set with its features, in parts.

@@ -30,7 +30,7 @@ import equipoise as eq
 from benchmarks.trained_contenders import DELTA
 from benchmarks.whole_data.cells import SEEDS, Point, walk
 from benchmarks.whole_data.least_squares import rows
-from benchmarks.whole_data.problems import DESIGNS, Fields, Problem, linear
+from benchmarks.whole_data.problems import LINEAR, Fields, Problem
 from equipoise.privacy.accounting.calibrate import calibrate_noise_multiplier
 
 STEPS = {"covariance": 32, "newton": 8}
@@ -96,12 +96,11 @@ def score(
 
 
 def main() -> None:
-    linear_ones = [name for name, design in DESIGNS.items() if design.network is linear]
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--folder", type=Path, default=Path("data"), help="of the data sets")
-    parser.add_argument("--data", nargs="+", choices=linear_ones, default=linear_ones)
+    parser.add_argument("--data", nargs="+", choices=LINEAR, default=LINEAR)
     parser.add_argument("--heads", nargs="+", choices=STEPS, default=list(STEPS))
     parser.add_argument("--epsilons", nargs="+", type=float, default=[1.0, 3.0, 8.0])
     given = parser.parse_args()
