@@ -31,8 +31,7 @@ help:
 
 train: $(STAMP)
 	$(BIN)/equipoise train $(TRAIN_ARGS)
-	@run=$$(ls -td runs/*/ 2>/dev/null | head -n 1); run=$${run%/}; test -z "$$run" || printf '%s\n' "Next:" \
-		"  . $(BIN)/activate" "  equipoise verify $$run" "  equipoise predict $$run --output classes.csv"
+	@echo "Before these, once in each shell: . $(BIN)/activate"
 
 install: $(STAMP_EXTRAS)
 

@@ -1,4 +1,5 @@
-"""equipoise: differentially private training without clipping bias, on PyTorch.
+"""Differentially private training for PyTorch, with methods against clipping bias
+and a guarantee that others can check.
 
     import equipoise as eq
 

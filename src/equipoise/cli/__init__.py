@@ -36,7 +36,7 @@ from equipoise.cli.export_command import export
 from equipoise.cli.federate_command import federate
 from equipoise.cli.methods_command import methods
 from equipoise.cli.report_command import predict, report
-from equipoise.cli.screen import fail
+from equipoise.cli.screen import at_width, fail
 from equipoise.cli.train_command import resume, train
 from equipoise.cli.verify_command import search, sign, verify
 
@@ -79,7 +79,8 @@ EXAMPLES = {
 
 app = typer.Typer(
     name="equipoise",
-    help="Train PyTorch models with differential privacy.",
+    help="Differentially private training for PyTorch, with methods against clipping bias and a guarantee "
+    "that others can check.",
     no_args_is_help=True,
     add_completion=True,
     pretty_exceptions_enable=False,
@@ -107,7 +108,7 @@ def main(arguments: list[str] | None = None) -> int:
     0
     """
     if arguments is None:  # a program of its own: who runs it wants no line of our source with a warning
-        warnings.formatwarning = lambda message, *_, **__: f"equipoise: {message}\n"
+        warnings.formatwarning = lambda message, *_, **__: at_width(f"equipoise: {message}") + "\n"
     return run_app(app, sys.argv[1:] if arguments is None else arguments, "equipoise")
 
 

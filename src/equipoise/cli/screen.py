@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
+import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -11,14 +13,36 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["emit", "fail", "loading", "open_console", "quiet", "warn_of_numbers"]
+__all__ = ["at_width", "emit", "fail", "loading", "open_console", "quiet", "warn_of_numbers"]
 
 
 def open_console(as_json: bool) -> Console:
-    """Where words for people go."""
+    """Where words for people go.
+
+    Sentences are printed with `soft_wrap=True`: one line each in a file, which terminals would cut in
+    mid-word. On a screen they are wrapped at words here, and a path longer than a line stays whole.
+    """
     from rich.console import Console
 
-    return Console(stderr=as_json, highlight=False)
+    class Screen(Console):
+        def print(self, *objects: Any, soft_wrap: bool | None = None, **given: Any) -> None:
+            if soft_wrap and self.is_terminal:
+                given |= {"overflow": "ignore", "crop": False}
+                soft_wrap = False
+            super().print(*objects, soft_wrap=soft_wrap, **given)
+
+    return Screen(stderr=as_json, highlight=False)
+
+
+def at_width(text: str) -> str:
+    """The text wrapped at words if standard error is a terminal; otherwise as it is."""
+    if not sys.stderr.isatty():
+        return text
+    width = shutil.get_terminal_size().columns
+    return "\n".join(
+        textwrap.fill(line, width, break_long_words=False, break_on_hyphens=False)
+        for line in text.splitlines()
+    )
 
 
 @contextmanager
@@ -55,5 +79,5 @@ def fail(message: str, as_json: bool, code: int, name: str = "equipoise") -> int
     """Say why nothing came of it; gives the exit code back."""
     if as_json:
         print(json.dumps({"error": message, "exit_code": code}))
-    print(f"{name}: {message}", file=sys.stderr)
+    print(at_width(f"{name}: {message}"), file=sys.stderr)
     return code

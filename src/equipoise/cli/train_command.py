@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,7 +12,7 @@ import typer
 from equipoise.app.settings import RunSettings
 from equipoise.cli.federate_command import resume_folder
 from equipoise.cli.option_file import option_file
-from equipoise.cli.screen import emit, loading, open_console, quiet, warn_of_numbers
+from equipoise.cli.screen import at_width, emit, loading, open_console, quiet, warn_of_numbers
 from equipoise.cli.settings_options import settings_options
 from equipoise.cli.shared_options import (
     DataDir,
@@ -125,13 +126,21 @@ def _finish(found: dict[str, Any], as_json: bool, console: Console) -> None:
     if as_json:
         emit(found)
     else:
+        run = read_run(found["run_dir"])
         console.print()
-        console.print(summary(read_run(found["run_dir"]), found["run_dir"], found["seconds"]))
+        console.print(summary(run, found["run_dir"], found["seconds"]))
     warn_of_numbers(found, console)
     if not found["finished"]:
-        print(
+        stopped = (
             "equipoise: stopped; the statement claims the whole plan, which covers every reason to stop. Go "
-            f"on with: equipoise resume {found['run_dir']}",
-            file=sys.stderr,
+            f"on with: equipoise resume {found['run_dir']}"
         )
+        print(at_width(stopped), file=sys.stderr)
         raise typer.Exit(130)
+    if not as_json:
+        folder, rows = shlex.quote(found["run_dir"]), " --data ROWS.csv" if run.config.get("schema") else ""
+        console.print(
+            f"Next:\n  equipoise verify {folder}\n  equipoise predict {folder}{rows} --output predicted.csv",
+            markup=False,
+            soft_wrap=True,
+        )

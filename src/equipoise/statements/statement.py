@@ -11,6 +11,7 @@ import importlib.metadata
 import json
 import math
 import platform
+import shutil
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -244,7 +245,7 @@ class Statement:
         return f"<Statement: {word}{spent}, {self.relation} of one {self.unit}>"
 
     def __str__(self) -> str:
-        """The statement for a terminal: the sections of `markdown`, in lines of at most 88 characters."""
+        """The sections of `markdown`, wrapped at the terminal's width, at most 88 characters."""
         (heading, promise), *lists = self.sections()
         parts = [f"{heading}\n{_wrapped(' '.join(promise), '  ')}"]
         for heading, rows in lists:
@@ -253,9 +254,15 @@ class Statement:
 
 
 def _wrapped(text: str, begin: str) -> str:
+    width = min(88, shutil.get_terminal_size((88, 24)).columns)
     # names of options and files are not cut at their hyphens
     return textwrap.fill(
-        text, 88, initial_indent=begin, subsequent_indent=" " * len(begin), break_on_hyphens=False
+        text,
+        width,
+        break_long_words=False,
+        initial_indent=begin,
+        subsequent_indent=" " * len(begin),
+        break_on_hyphens=False,
     )
 
 

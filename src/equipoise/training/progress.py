@@ -1,4 +1,4 @@
-"""A progress bar: steps, speed, epsilon so far, time left; quiet where nobody looks."""
+"""A progress bar: steps done, time left, epsilon so far, the main score; none if nobody looks."""
 
 from __future__ import annotations
 
@@ -19,20 +19,16 @@ class Progress:
 class _RichProgress(Progress):
     def __init__(self, bar: Any, task: Any) -> None:
         self._bar, self._task = bar, task
-        self._epsilon, self._evaluation = "", ""
+        self._epsilon, self._score = "", ""
 
     def update(self, step: int, epsilon: float | None, evaluation: dict[str, float]) -> None:
         if epsilon is not None:
             self._epsilon = f"epsilon {epsilon:.3f}"
-        if evaluation:
-            self._evaluation = "  ".join(f"{name} {value:.4g}" for name, value in evaluation.items())
-        task = self._bar.tasks[self._task]
-        speed = f"{task.speed:.1f} steps/s" if task.speed else ""
-        self._bar.update(
-            self._task,
-            completed=step,
-            note="  ".join(part for part in (speed, self._epsilon, self._evaluation) if part),
-        )
+        if evaluation:  # only the first, which is the main score: more would leave no room for the bar
+            name, value = next(iter(evaluation.items()))
+            self._score = f"{name} {value:.4g}"
+        note = "  ".join(part for part in (self._epsilon, self._score) if part)
+        self._bar.update(self._task, completed=step, note=note)
 
 
 @contextmanager
@@ -50,8 +46,10 @@ def progress_bar(steps: int, done: int, show: bool) -> Iterator[Progress]:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as Bar
+    from rich.table import Column
 
-    note = TextColumn("{task.fields[note]}")
-    columns = (TextColumn("training"), BarColumn(), MofNCompleteColumn(), note, TimeRemainingColumn())
-    with Bar(*columns, console=Console(stderr=True)) as bar:
+    # The bar alone shrinks on a narrow terminal; whatever else is cut off would be cut off unseen.
+    note = TextColumn("{task.fields[note]}", table_column=Column(no_wrap=True))
+    columns = (BarColumn(bar_width=None), MofNCompleteColumn(), TimeRemainingColumn(compact=True), note)
+    with Bar(*columns, console=Console(stderr=True), expand=True) as bar:
         yield _RichProgress(bar, bar.add_task("training", total=steps, completed=done, note=""))
