@@ -1,7 +1,6 @@
 # make train      set up an environment and train on real data with differential privacy
 # make test       set up an environment and run the checks and tests
 # make test-slow  the tests that train to accuracy or repeat many times
-# make mutations  break the sources on purpose, one mistake at a time, and show which test notices
 # make regimes    what a step costs on networks of many kinds, compared with other libraries; takes hours
 # make docs       build the documentation into build/site; a warning is an error
 # make clean      remove what the targets above made, run folders excepted
@@ -23,7 +22,7 @@ PIP := $(BIN)/python -m pip
 STAMP := $(VENV)/.installed
 STAMP_EXTRAS := $(STAMP)-$(subst $(comma),-,$(EXTRAS))
 
-.PHONY: help train install test test-slow mutations regimes lint docs clean
+.PHONY: help train install test test-slow regimes lint docs clean
 .DELETE_ON_ERROR:
 
 help:
@@ -40,9 +39,6 @@ test: lint
 
 test-slow: $(STAMP_EXTRAS)
 	$(BIN)/python -m pytest tests -m slow $(PYTEST_ARGS)
-
-mutations: $(STAMP_EXTRAS)
-	$(BIN)/python tests/mutations/run.py
 
 regimes:
 	$(MAKE) install EXTRAS=dev,hf,peers
@@ -61,10 +57,11 @@ docs: $(STAMP)
 lint: $(STAMP_EXTRAS)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
 	$(BIN)/mypy
 
 clean:
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(BIN)/python:

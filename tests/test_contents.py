@@ -20,23 +20,6 @@ def test_an_unknown_name_lists_the_known_ones():
         eq.PrivateTrainer  # noqa: B018
 
 
-def test_the_contents_are_these():
-    """What a user meets first; the rest is one dot deeper."""
-    training = {"PrivateTraining", "Budget", "Statement", "load_model", "verify_run", "sign_run"}
-    samplings = {
-        "Poisson",
-        "TruncatedPoisson",
-        "CyclicPoisson",
-        "WithoutReplacement",
-        "FullBatch",
-        "FixedEpochs",
-    }
-    methods = {"DPSGD", "DPMF", "DPC4", "DPC4Plus", "DiceSGD", "DCDPSGD", "PCDPSGD", "AdaptiveRMS", "Method"}
-    gradients = {"per_sample_gradients", "replace_batch_norm"}
-    modules = {"methods", "published", "privacy", "gradients", "data", "federated", "audit"}
-    assert set(dir(eq)) == training | samplings | methods | gradients | modules
-
-
 def test_the_import_is_quick():
     code = "import sys, equipoise; sys.exit(any(name in sys.modules for name in ('torch', 'numpy', 'scipy')))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,4 +1,4 @@
-"""The documentation as data: pages, fenced blocks with the tag above them, prose and headings.
+"""The documentation as data: pages, and fenced blocks with the tag above them.
 
 A comment above a block says how the tests treat it: `<!-- slow -->` leaves it to the slow tests, and
 `<!-- skip: reason -->` leaves it out. `<!-- needs: package -->` runs it where the optional package is.
@@ -57,26 +57,4 @@ def blocks(page: Path) -> list[Block]:
         elif line.strip():
             above = line.strip()
     assert language is None, f"{name_of(page)}: the block that begins at line {start} has no end"
-    return found
-
-
-def without_blocks(page: Path) -> list[tuple[int, str]]:
-    """The lines of a page with their numbers, fenced blocks left out."""
-    lines, inside = [], False
-    for number, line in enumerate(page.read_text(encoding="utf-8").splitlines(), 1):
-        if line.startswith("```"):
-            inside = not inside
-        elif not inside:
-            lines.append((number, line))
-    return lines
-
-
-def anchors(page: Path) -> set[str]:
-    """What may follow the `#` of a link to this page, by the rule of Python-Markdown."""
-    found = set()
-    for _, line in without_blocks(page):
-        heading = re.match(r"#+ (.*)", line)
-        if heading:
-            words = re.sub(r"[^\w\s-]", "", heading[1].replace("`", "")).strip().lower()
-            found.add(re.sub(r"[-\s]+", "-", words))
     return found

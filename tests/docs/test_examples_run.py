@@ -104,12 +104,3 @@ def test_a_page_runs(page, folder):
 @pytest.mark.parametrize("page", SLOW, ids=name_of)
 def test_a_page_runs_with_its_slow_blocks(page, folder):
     run_page(page, folder, slow=True)
-
-
-@pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_a_block_that_is_left_out_says_why(page):
-    for block in blocks(page):
-        assert block.skip is None or len(block.skip) > 10, f"{name_of(page)}:{block.line}"
-        assert block.language not in ("bash", "console", "py"), (
-            f"{name_of(page)}:{block.line}: write `python` or `sh`, which the tests run, or `text`"
-        )

@@ -50,13 +50,3 @@ def test_a_page_fits_its_screen_and_is_light_or_dark(pictures, page, width):
 def test_a_page_that_is_too_wide_is_noticed(pictures, run_folder):
     page = render_page(read_run(run_folder)).replace("<h2>", "<h2 style='width:600px'>", 1)
     assert pictures.draw(page, 380, False)[1] > 600
-
-
-def test_captions_give_the_commands_of_the_pictures(source):
-    for name, (command, _) in source.PAGES.items():
-        shown = [
-            page for page in SOURCE.parent.rglob("*.md") if f"report-{name}.png" in page.read_text("utf-8")
-        ]
-        assert shown
-        for page in shown:
-            assert f"`equipoise {command} --data digits`" in " ".join(page.read_text("utf-8").split()), page
