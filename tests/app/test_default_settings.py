@@ -40,7 +40,7 @@ def test_default_settings_are_those_that_were_measured(pair: tuple[str, str]) ->
         defaults.ema,
     ) == MEASURED[pair]
     assert (defaults.optimizer, defaults.momentum, defaults.schedule) == ("sgd", 0.9, "constant")
-    assert (defaults.clip_rule, defaults.delta) == ("abadi", 1e-5)
+    assert defaults.clip_rule == "abadi"
 
 
 @pytest.mark.parametrize("pair", list(DEFAULT_SETTINGS), ids="-".join)
@@ -50,8 +50,17 @@ def test_the_command_line_fills_every_gap_from_the_default_settings(pair: tuple[
     assert settings.batch_size == defaults.batch_size
     assert settings.learning_rate == defaults.learning_rate
     assert settings.clip_norm == f"{defaults.clip_norm:g}"
-    assert (settings.epsilon, settings.delta) == (defaults.epsilon, defaults.delta)
+    assert (settings.epsilon, settings.delta) == (defaults.epsilon, 1e-5)
     assert settings.ema == defaults.ema
+
+
+def test_delta_is_below_one_over_the_population() -> None:
+    for population in (1, 1437, 99_999, 100_000, 123_456, 10**6, 10**6 + 1, 10**9):
+        delta = RunSettings(data="digits").resolved(population=population).delta
+        assert delta is not None
+        assert delta * population < 1
+        assert delta == 1e-5 or delta * population <= 0.1
+    assert RunSettings(data="digits", delta=0.1).resolved(population=10**6).delta == 0.1
 
 
 @pytest.mark.parametrize(("epsilon", "rate", "ema"), [(1, 100, 0.95), (3, 200, 0.95), (7.53, 400, 0.9)])

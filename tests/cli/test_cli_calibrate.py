@@ -39,6 +39,15 @@ def test_table_for_people(equipoise):
     assert "noise multiplier 20.00  gives  epsilon" in found.out
 
 
+@pytest.mark.parametrize(
+    ("population", "given", "delta"),
+    [(60_000, "", 1e-5), (200_000, "", 1e-7), (10**8, "", 1e-9), (200_000, "--delta 1e-6", 1e-6)],
+)
+def test_delta_follows_the_population(equipoise, population, given, delta):
+    command = f"calibrate --batch-size 256 --steps 10 --noise-multiplier 2 --json --population {population}"
+    assert equipoise(command, *given.split()).value["delta"] == delta
+
+
 @pytest.mark.parametrize("as_json", [False, True])
 def test_delta_as_large_as_one_record_is_remarked_on(equipoise, as_json):
     command = "calibrate --population 1000 --batch-size 1000 --steps 1 --noise-multiplier 20 --delta 0.01"

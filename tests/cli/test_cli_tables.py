@@ -11,6 +11,7 @@ from sklearn import metrics
 
 from equipoise.app.data_loading import load_data
 from equipoise.app.settings import RunSettings
+from equipoise.training.assumptions import Assumption
 
 SMALL = "--epochs 6 --batch-size 150 --noise-multiplier 1 --seed 1 --json"
 
@@ -39,6 +40,7 @@ def test_a_table_is_trained_on_and_its_published_folder_predicts(equipoise, fold
     data = ("--data", folder / "people.csv", "--test", folder / "held_out.csv", "--run-dir", run)
     found = equipoise(f"train {SMALL} --model {model}", *data)
     assert found.code == 0, found.err
+    assert Assumption.HELD_OUT not in found.value["statement"]["assumptions"]
     scores, baseline = found.value["evaluation"], found.value["baseline"]
     assert scores.keys() == {"accuracy", "balanced_accuracy", "f1", "auc"}
     assert scores["accuracy"] > 0.8 > baseline["accuracy"]
@@ -99,6 +101,8 @@ def test_a_run_on_a_table_is_resumed(equipoise, folder, tmp_path):
     assert "set aside" in found.err
     assert "test records, none of them trained on" in (run / "report.html").read_text()
     assert json.loads((run / "config.json").read_text())["experiment"]["population"] == 450
+    named = set(found.value["statement"]["assumptions"])
+    assert {Assumption.HELD_OUT, Assumption.EVALUATED} & named == {Assumption.HELD_OUT}
     again = equipoise("resume --json", run)
     assert again.value["epsilon"] == found.value["epsilon"]
 

@@ -110,7 +110,7 @@ def advise(settings: RunSettings, asked: AdviceSettings, console: Console) -> di
     if experiment.settings.model == best:
         reasons.append(f"The model has {BETTER[speaks]}{_measured(speaks, experiment)}.")
     chosen = _chosen(settings, asked, experiment, reasons)
-    resolved = chosen.resolved(experiment.settings.model)
+    resolved = chosen.resolved(experiment.settings.model, experiment.dataset.population)
     sampling = make_sampling(resolved, experiment.dataset.population)
     experiment = replace(experiment, settings=resolved, sampling=sampling)
     worth_trying = _worth_trying(chosen, asked, experiment)

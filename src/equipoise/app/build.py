@@ -36,6 +36,7 @@ from equipoise.training.metrics import MetricWriter
 from equipoise.training.population import population_told_elsewhere, population_warning
 
 __all__ = [
+    "Evaluation",
     "Experiment",
     "assemble",
     "build_training",
@@ -45,6 +46,22 @@ __all__ = [
     "sampling_kind",
     "whole_draws",
 ]
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Scores of a model, to be published.
+
+    Attributes:
+        scores: of the model.
+        held_out: whether the records behind them are private ones that were set aside.
+    """
+
+    scores: Callable[[nn.Module], dict[str, float]]
+    held_out: bool
+
+    def __call__(self, model: nn.Module) -> dict[str, float]:
+        return self.scores(model)
 
 
 @dataclass(frozen=True)
@@ -105,9 +122,14 @@ class Experiment:
         assert self.canaries is not None
         return WithCanaryScores(method, self.canaries.fields)
 
-    def evaluate(self, model: nn.Module) -> dict[str, float]:
+    @property
+    def evaluate(self) -> Evaluation:
         """The scores of the task on the test records."""
-        return self.task.evaluate(model, self.dataset)
+        return self.scored_by(lambda model: self.task.evaluate(model, self.dataset))
+
+    def scored_by(self, scores: Callable[[nn.Module], dict[str, float]]) -> Evaluation:
+        """These scores of the test records, which --test-share takes out of the private ones."""
+        return Evaluation(scores, held_out=self.settings.test_share is not None)
 
     @property
     def task(self) -> Task:
@@ -141,7 +163,7 @@ def assemble(
     """
     settings.check()
     raw = raw or load_data(settings)
-    settings = settings.resolved(default_model(raw))
+    settings = settings.resolved(default_model(raw), raw.population)
     assert settings.model is not None
     dataset = prepare_data(settings.model, raw, cache_folder(), features=settings.features, progress=progress)
     dataset, public = set_public_apart(settings, dataset)

@@ -261,7 +261,9 @@ def _train(settings: RunSettings, raw: DataSet, judges: Any) -> dict[str, Any]:
             if training.steps_done < steps:
                 memory.note()
             training.evaluate(
-                lambda model: {"score": task.main_score(outputs_of(model, judges), judges, raw)}
+                experiment.scored_by(
+                    lambda model: {"score": task.main_score(outputs_of(model, judges), judges, raw)}
+                )
             )
             memory.restart()
     result = training.finish()

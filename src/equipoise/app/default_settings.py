@@ -26,6 +26,7 @@ __all__ = [
     "FALLBACK",
     "FALLBACK_OF_TABLES",
     "DefaultSettings",
+    "default_delta",
     "default_settings",
 ]
 
@@ -37,8 +38,7 @@ class DefaultSettings:
     Attributes:
         batch_size: expected number of records per step.
         epochs: steps times batch size over population.
-        epsilon: budget at `delta`.
-        delta: failure probability of the guarantee.
+        epsilon: budget at the delta.
         clip_norm: bound on one record's gradient.
         clip_rule: how gradients are brought under the bound.
         optimizer: ``sgd``, ``adam`` or ``adamw``.
@@ -54,7 +54,6 @@ class DefaultSettings:
     batch_size: float = 256
     epochs: float = 20
     epsilon: float = 3.0
-    delta: float = 1e-5
     clip_norm: float = 1.0
     clip_rule: str = "abadi"
     optimizer: str = "sgd"
@@ -138,6 +137,16 @@ DEFAULT_MODEL: dict[str, str] = {
     "cifar10": "patches-linear",
 }
 """The model that a data set gets when none is named; federations take the one that suits its inputs."""
+
+
+def default_delta(population: int) -> float:
+    """Delta where none is given: 1e-5, and from 100,000 records on a power of ten at least ten times below
+    1/population.
+
+    >>> [default_delta(population) for population in (1437, 60_000, 100_000, 2_000_000)]
+    [1e-05, 1e-05, 1e-06, 1e-08]
+    """
+    return 1e-5 if 1e-5 * population < 1 else 10.0 ** -(len(str(population - 1)) + 1)
 
 
 def default_settings(data: str, model: str, epsilon: float | None = None) -> DefaultSettings:

@@ -19,7 +19,7 @@ from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
 from equipoise._relations import RELATIONS
-from equipoise.app.default_settings import DEFAULT_MODEL, default_settings
+from equipoise.app.default_settings import DEFAULT_MODEL, default_delta, default_settings
 from equipoise.app.model_table import MODELS
 from equipoise.app.option_checks import (
     LARGEST,
@@ -61,6 +61,8 @@ EXPORTS = {"safetensors": "model.safetensors", "state-dict": "model.pt", "onnx":
 """The forms in which a model is exported, each with the name of its file."""
 
 MOST_STEPS = 10**7
+
+USUAL_DELTA = "1e-5, and less from a population of 100,000 on"
 
 _OF_NUMBERS = frozenset({"above_zero", "share", "at_least_zero", "at_least_one"})
 
@@ -188,7 +190,8 @@ class RunSettings:
     )
     test_share: float | None = setting(
         None,
-        "Share of the rows to evaluate on, and not to train on; the result is published.",
+        "Share of the rows to evaluate on, and not to train on; the result is published, and no epsilon "
+        "covers these rows.",
         above_zero="a share of the rows",
         share=True,
     )
@@ -236,7 +239,7 @@ class RunSettings:
     epsilon: float | None = setting(
         None, "Privacy budget.", above_zero="a privacy budget", shown="by data and model"
     )
-    delta: float | None = setting(None, "Failure probability of the guarantee.", of_data=True)
+    delta: float | None = setting(None, "Failure probability of the guarantee.", shown=USUAL_DELTA)
     noise_multiplier: float | None = setting(
         None, "Noise, instead of a budget.", above_zero="noise that protects anybody"
     )
@@ -323,11 +326,12 @@ class RunSettings:
         None, "The run folder to make; runs/DATA-TIME by default.", path="DIR", metavar="DIR"
     )
 
-    def resolved(self, default_model: str | None = None) -> RunSettings:
+    def resolved(self, default_model: str | None = None, population: int = 1) -> RunSettings:
         """The same settings with the default settings in the gaps, checked.
 
         Args:
             default_model: the model where neither the settings nor those of the data set name one.
+            population: of the data, which delta must suit.
 
         >>> RunSettings(data="digits").resolved().batch_size
         718.5
@@ -354,6 +358,8 @@ class RunSettings:
             filled["clip_norm"] = f"{defaults.clip_norm:g}"
         if self.epsilon is None and self.noise_multiplier is None:
             filled["epsilon"] = defaults.epsilon
+        if self.delta is None:
+            filled["delta"] = default_delta(population)
         if self.ema is None and defaults.ema is not None:
             filled["ema"] = defaults.ema
         result = replace(self, **filled)
@@ -668,7 +674,9 @@ class CalibrationSettings:
     epochs: float | None = setting(
         None, "Expected passes, instead of steps.", above_zero="the number of passes over the data"
     )
-    delta: float = setting(1e-5, "Failure probability of the guarantee.")
+    delta: float = setting(
+        None, "Failure probability of the guarantee.", shown=USUAL_DELTA, form=float | None
+    )
     noise_multiplier: float | None = setting(
         None, "Noise over clip norm; asks for epsilon.", above_zero="noise that protects anybody"
     )
@@ -688,6 +696,10 @@ class CalibrationSettings:
         read=_underscored,
         shown="add-or-remove-one",
     )
+
+    def __post_init__(self) -> None:
+        if self.delta is None:
+            object.__setattr__(self, "delta", default_delta(self.population))
 
     def check(self) -> None:
         """Refuse values that cannot be used.

@@ -84,6 +84,10 @@ class Assumption(StrEnum):
         "published"
     )
     EVALUATED = "what evaluate(model) answers follows only the model and public records: it is published"
+    HELD_OUT = (
+        "what evaluate(model) answers is published without noise, and follows records that were set aside "
+        "from the private ones and not trained on: epsilon does not cover those records"
+    )
     FOUND = (
         "the start tried model, loss and data on a few private records: which sentences are listed here, and "
         "perhaps the size of a batch, follows from that, and epsilon does not cover it"

@@ -476,7 +476,8 @@ class PrivateTraining:
         Args:
             evaluate: evaluate(model) -> a number or a dict of numbers, from *public* data: the numbers are
                 published. The model is in evaluation mode and has the averaged parameters where `ema_decay`
-                is set.
+                is set. If it looks at private records that were set aside, give it an attribute
+                `held_out = True`: the statement then says that epsilon does not cover those.
             progress: show a progress bar on standard error.
             evaluate_every: steps between evaluations; 10 in all by default, and one at the end.
             checkpoint_every: steps between checkpoints; 20 in all by default.
@@ -532,12 +533,17 @@ class PrivateTraining:
             raise TypeError(
                 f"evaluate(model) answers {{{kinds}}}; it must answer a number or a dict of numbers"
             ) from None
-        if Assumption.EVALUATED not in self._found:
-            self._found = [*self._found, Assumption.EVALUATED]
-            if self.folder is not None and self.processes.is_first:
-                self.folder.write_assumptions(self._found)
+        is_held_out = getattr(evaluate, "held_out", False)
+        self._assume(Assumption.HELD_OUT if is_held_out else Assumption.EVALUATED)
         self._run.metrics.evaluation(self.steps_done, self._evaluation)
         return self._evaluation
+
+    def _assume(self, *found: str) -> None:
+        """Name these in the statement from now on, and for whoever goes on with the run."""
+        if not set(found) <= set(self._found):
+            self._found = Assumption.of_all([*self._found, *found])
+            if self.folder is not None and self.processes.is_first:
+                self.folder.write_assumptions(self._found)
 
     def finish(self, *, stop_fixed_beforehand: bool = False) -> Result:
         """Write statement, model and report.

@@ -69,7 +69,7 @@ def audit_shadow(
         raise SettingsError(
             f"--shadow guesses by the scores of classes, but {settings.data_name!r} is made for {whole.task}."
         )
-    settings = replace(settings.resolved(default_model(whole)), reproducible=True)
+    settings = replace(settings.resolved(default_model(whole), whole.population), reproducible=True)
     assert settings.batch_size is not None
     settings = replace(settings, batch_size=settings.batch_size / 2)
     half = replace(whole, population=max(1, whole.population // 2))

@@ -183,7 +183,8 @@ def federation(text: str) -> Federation:
     base, entry = settings.base, find_federated(settings.base.method)
     raw = load_data(base)
     # Small networks are what federations were measured with, on named data sets too.
-    filled = replace(base, model=base.model or default_model(raw)).resolved()
+    # No client has more records than there are, so that delta suits each of them.
+    filled = replace(base, model=base.model or default_model(raw)).resolved(population=raw.population)
     assert filled.model is not None
     whole = prepare_data(filled.model, raw, cache_folder(), features=filled.features)
     if entry.needs_public and base.public_records is None:
