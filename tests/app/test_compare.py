@@ -33,9 +33,9 @@ def trained(monkeypatch):
     calls = []
     real = module._train
 
-    def counting(settings, raw, judges):
+    def counting(settings, *rest):
         calls.append((settings.method, settings.clip_rule, settings.learning_rate, settings.seed))
-        return real(settings, raw, judges)
+        return real(settings, *rest)
 
     monkeypatch.setattr(module, "_train", counting)
     return calls

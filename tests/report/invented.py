@@ -24,6 +24,7 @@ def method(label: str, scores: list[float], **changes) -> dict:
         "learning_rate": 0.5,
         "score": middle,
         "scores": scores,
+        "sampling_error": 0.01,
         "judges": 500,
         "steps": 40,
         "curve": [[20, middle - 0.1, middle - 0.2, middle], [40, middle, min(scores), max(scores)]],

@@ -31,10 +31,10 @@ def test_page_holds_the_numbers_and_the_warning(values):
         "search for learning rates is not accounted",
         "0.9991",
         "× 2.50",
-        "The most is the best; always giving the commonest class would be at 55.00%.",
+        "Higher is better; always giving the commonest class would be at 55.00%.",
     ):
         assert words in text, words
-    assert "worst seed is better than the best seed of every other method" in text
+    assert "Told apart from every other method" in text
     assert "Ahead of plain by 10.00 points" in text
     assert values["command"] in text
     assert "100 public ones" in text
@@ -56,16 +56,16 @@ def test_the_least_error_is_the_best(values):
     text = text_of(page)
     for words in (
         "Best median RMSE 2.1 better",
-        "worst seed is better than the best seed of every other private method",
+        "Told apart from every other private method",
         "Ahead of plain by 1.5 RMSE plain has 3.6.",
         "Price of privacy 1 RMSE Without privacy 1.1.",
         "2 to 2.25",
-        "The least is the best; always giving the mean of the test records would be at 5.25.",
+        "Lower is better; always giving the mean of the test records would be at 5.25.",
     ):
         assert words in text, words
     assert "ccuracy" not in page
     values["methods"][0]["scores"] = [2.25, 3.6, 3.7]
-    assert "overlap with those of plain" in text_of(render_comparison(values))
+    assert "Not told apart here from plain" in text_of(render_comparison(values))
 
 
 def test_a_run_without_privacy_is_the_price_and_never_the_best(values):
@@ -73,7 +73,7 @@ def test_a_run_without_privacy_is_the_price_and_never_the_best(values):
     values["methods"].append(method("sgd", [0.9, 0.91, 0.92], statement=free, settings={"method": "sgd"}))
     text = text_of(render_comparison(values))
     assert "Best median accuracy 81.00% better" in text
-    assert "better than the best seed of every other private method." in text
+    assert "Told apart from every other private method" in text
     assert "Price of privacy 10.00 points Without privacy 91.00%" in text
     assert "Not private: sgd. Neither clipped nor noised" in text
     assert "Not at the same budget" not in text
@@ -82,8 +82,18 @@ def test_a_run_without_privacy_is_the_price_and_never_the_best(values):
 def test_overlapping_seeds_are_not_called_a_win(values):
     values["methods"][0]["scores"] = [0.70, 0.71, 0.805]
     text = text_of(render_comparison(values))
-    assert "overlap with those of plain" in text
-    assert "worst seed is better" not in text
+    assert "Not told apart here from plain" in text
+    assert "Ahead of plain" not in text
+
+
+@pytest.mark.parametrize(("error", "told_apart"), [(0.03, True), (0.04, False)])
+def test_a_gap_within_two_standard_errors_of_the_test_records_is_not_called_a_win(values, error, told_apart):
+    for one in values["methods"]:
+        one["sampling_error"] = error  # the medians differ by 0.1
+    assert ("Not told apart here from plain" not in text_of(render_comparison(values))) is told_apart
+    console = Console(width=200, record=True)
+    console.print(comparison_table(values))
+    assert ("better is ahead" in console.export_text()) is told_apart
 
 
 @pytest.mark.parametrize(
@@ -167,7 +177,7 @@ def test_files_of_runs_that_nothing_protects_are_named_so(values, change):
 
 def test_a_method_beyond_the_budget_is_no_rival(values):
     values["methods"].append(method("loose", [0.9, 0.91, 0.92], statement={**STATEMENT, "epsilon": 1.2}))
-    assert "the best seed of every other method at this budget." in text_of(render_comparison(values))
+    assert "every other method at this budget" in text_of(render_comparison(values))
 
 
 def test_a_method_alone_beats_nobody(values):

@@ -36,8 +36,8 @@ from equipoise.app.method_settings import make_method, make_setting
 from equipoise.app.option_checks import SettingsError
 from equipoise.app.peak_memory import PeakMemory
 from equipoise.app.settings import RunSettings
-from equipoise.app.tasks import outputs_of
-from equipoise.data import DataSet
+from equipoise.app.tasks import Task, outputs_of
+from equipoise.data import DataSet, Records
 from equipoise.privacy import BudgetError
 from equipoise.report.comparison_page import write_comparison
 from equipoise.report.json_files import read_object
@@ -53,6 +53,9 @@ TUNING_SEED = 1000
 
 
 GRID_FACTOR = 4.0
+
+FORMAT = 3
+"""Of the files of runs and comparisons: a run of another format is not taken for this one."""
 
 
 Note = Callable[[int, int, str], None]
@@ -106,7 +109,7 @@ def compare(
             results.append(bench.run(entry, rate, seed, "result", what, note))
         rows.append(_row(entry, rate, trials, results))
     found = {
-        "format": 2,
+        "format": FORMAT,
         "version": __version__,
         "finished": time.strftime("%Y-%m-%d", time.gmtime()),
         "data": comparison.base.data_name,
@@ -198,7 +201,8 @@ class _Bench:
         note(self._done, self._total, what)
         self._done += 1
         settings = replace(self._entries[entry.label], learning_rate=rate, seed=seed)
-        identity: dict[str, Any] = {"version": __version__, "kind": kind, "scored_by": self.score}
+        identity: dict[str, Any] = {"version": __version__, "format": FORMAT, "kind": kind}
+        identity["scored_by"] = self.score
         identity["settings"] = settings.publishable()
         text = json.dumps(identity, sort_keys=True)
         name = f"{entry.label}-{kind}-lr{rate:g}-seed{seed}-{hashlib.sha256(text.encode()).hexdigest()[:10]}"
@@ -208,7 +212,7 @@ class _Bench:
         if not self._is_warm:
             _warm_up(settings, self.dataset)
             self._is_warm = True
-        found = {**identity, **_train(settings, self.dataset, self._halves[kind])}
+        found = {**identity, **_train(settings, self.dataset, self._halves[kind], kind == "result")}
         _write(path, found)
         return found
 
@@ -227,8 +231,19 @@ def _warm_up(settings: RunSettings, raw: DataSet) -> None:
     build_training(assemble(settings, raw=raw), on_disk=False).take_step()
 
 
-def _train(settings: RunSettings, raw: DataSet, judges: Any) -> dict[str, Any]:
-    """One training in memory: its curve, score, statement, time and memory."""
+def _sampling_error(task: Task, outputs: torch.Tensor, judges: Records, raw: DataSet) -> float:
+    """The standard error of the main score that comes from which records happen to be test records.
+
+    By the bootstrap, which holds for every score. Of 50 resamples it is itself known to about 10%.
+    """
+    resamples = torch.Generator().manual_seed(0)
+    count = len(judges)
+    drawn = [torch.randint(count, (count,), generator=resamples) for _ in range(50)]
+    return statistics.stdev(task.main_score(outputs[ids], Records(judges[ids]), raw) for ids in drawn)
+
+
+def _train(settings: RunSettings, raw: DataSet, judges: Records, is_result: bool) -> dict[str, Any]:
+    """One training in memory: its curve, score, its sampling error, statement, time and memory."""
     experiment = assemble(settings, raw=raw)
     task = experiment.task
     device = torch.device(settings.device or "cpu")
@@ -272,6 +287,9 @@ def _train(settings: RunSettings, raw: DataSet, judges: Any) -> dict[str, Any]:
         "learning_rate": settings.learning_rate,
         "seed": settings.seed,
         "score": result.evaluation["score"],
+        "sampling_error": (
+            _sampling_error(task, outputs_of(experiment.model, judges), judges, raw) if is_result else None
+        ),
         "curve": curve,
         "steps": result.steps,
         "seconds": sum(times),
@@ -298,6 +316,7 @@ def _row(
         "learning_rate": rate,
         "score": statistics.median(scores),
         "scores": scores,
+        "sampling_error": statistics.median(float(run["sampling_error"]) for run in results),
         "judges": first["judges"],
         "steps": first["steps"],
         "curve": [

@@ -17,6 +17,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+import traceback
 import warnings
 from collections.abc import Callable
 from itertools import pairwise
@@ -40,7 +41,10 @@ from equipoise.cli.screen import at_width, fail
 from equipoise.cli.train_command import resume, train
 from equipoise.cli.verify_command import search, sign, verify
 
-__all__ = ["app", "is_taught", "main", "run_app"]
+__all__ = ["CRASHED", "app", "is_taught", "main", "run_app"]
+
+CRASHED = 70
+"""The exit code of a crash (EX_SOFTWARE): Python's own, 1, means to `verify` that a statement is wrong."""
 
 COMMANDS: tuple[Callable[..., None], ...] = (
     advise,
@@ -121,7 +125,7 @@ def run_app(
         chosen: the commands.
         words: what stands after the program's name.
         name: of the program, as its help shows it.
-        packages: whose errors are messages; an error from elsewhere keeps its traceback.
+        packages: whose errors are messages; an error from elsewhere is printed with its traceback.
     """
     as_json = "--json" in words
     try:
@@ -132,7 +136,8 @@ def run_app(
         return fail("interrupted", as_json, 130, name)
     except Exception as error:
         if not is_taught(error, packages):
-            raise
+            traceback.print_exc()
+            return CRASHED
         said = _words(error, chosen, words)
         return fail(said, as_json, 2, name) if said else 2  # without a word the parser has shown the help
     return int(code or 0)

@@ -25,7 +25,7 @@ from equipoise.cli.shared_options import (
     RunDir,
     chosen_folder,
 )
-from equipoise.cli.verify_command import check_key, sign_with
+from equipoise.cli.verify_command import read_key, sign_with
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -54,7 +54,7 @@ def train(
     settings.check()
     if settings.run_dir is not None and not dry_run:
         check_new_folder(settings.run_dir)
-    password = None if signing_key is None else check_key(signing_key)
+    key = None if signing_key is None else read_key(signing_key)
     with loading():
         from equipoise.app.train import describe_run, train_run
 
@@ -66,10 +66,8 @@ def train(
             emit(found)
         return
     found = train_run(settings, console)
-    if signing_key is not None and found["finished"]:
-        found |= {
-            "signature": sign_with(found["run_dir"], signing_key, password, settings.ledger)["signature"]
-        }
+    if key is not None and found["finished"]:
+        found |= {"signature": sign_with(found["run_dir"], key, settings.ledger)["signature"]}
     _finish(found, json_output, console)
 
 

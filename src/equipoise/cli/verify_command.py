@@ -15,9 +15,11 @@ from equipoise.cli.screen import emit, loading, open_console, quiet
 from equipoise.cli.shared_options import Json, RunArgument, RunDir, UsageError, chosen_folder
 
 if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
     from equipoise.training import Verification
 
-__all__ = ["check_key", "search", "sign", "sign_with", "verify"]
+__all__ = ["read_key", "search", "sign", "sign_with", "verify"]
 
 
 LedgerFile = Annotated[
@@ -88,7 +90,8 @@ def _verify_federation(folder: str, key: str | None, json_output: bool) -> None:
         for problem in found.problems:
             console.print(problem, markup=False, soft_wrap=True)
         whole = "[green]consistent[/]" if found.consistent else "[bold red]NOT CONSISTENT[/]"
-        signed = "" if found.signer is None else f" Signed by the key {found.signer}."
+        whose = "" if key is not None else " (whose that is was not checked)"
+        signed = "" if found.signer is None else f" Signed by the key {found.signer}{whose}."
         number = len(found.clients)
         console.print(
             f"\nThe federation is {whole}: {number} client{'s' * (number != 1)} with a statement.{signed}"
@@ -171,8 +174,7 @@ def sign(
             f"then: equipoise sign {shlex.quote(folder)} --key key.pem. Keep the key outside of every "
             "repository and of the run folder: whoever has it signs in your name."
         )
-    password = check_key(key)
-    found = sign_with(folder, key, password, ledger)
+    found = sign_with(folder, read_key(key), ledger)
     if json_output:
         emit(found)
         return
@@ -181,29 +183,26 @@ def sign(
     )
 
 
-def check_key(key: str) -> bytes | None:
-    """Look whether the key can be used, before anything else is done; the answer is its password, if any."""
+def read_key(path: str) -> Ed25519PrivateKey:
+    """The private key of a file, before anything else is done; asks for its password if it has one."""
     with loading():
         from equipoise.statements import KeyFileError
         from equipoise.statements.sign import read_private_key
 
     try:
-        content = Path(key).read_bytes()
+        content = Path(path).read_bytes()
     except OSError as error:
-        raise UsageError(f"the key {key!r} cannot be read ({error.strerror}). Name a key file.") from None
+        raise UsageError(f"the key {path!r} cannot be read ({error.strerror}). Name a key file.") from None
     try:
-        read_private_key(content)
+        return read_private_key(content)
     except KeyFileError as error:
         if "assword" not in str(error):
             raise UsageError(str(error)) from None
-    else:
-        return None
-    password = str(typer.prompt(f"password of {key}", hide_input=True, err=True)).encode()
-    read_private_key(content, password)
-    return password
+    password = str(typer.prompt(f"password of {path}", hide_input=True, err=True)).encode()
+    return read_private_key(content, password)
 
 
-def sign_with(folder: str, key: str, password: bytes | None, ledger: str | None) -> dict[str, Any]:
+def sign_with(folder: str, key: Ed25519PrivateKey, ledger: str | None) -> dict[str, Any]:
     """Sign, and tell by whom and where."""
     from equipoise.app.federation.folder import SIGNATURE, sign_federation
     from equipoise.app.run_checks import is_federation
@@ -212,9 +211,9 @@ def sign_with(folder: str, key: str, password: bytes | None, ledger: str | None)
 
     name = "statement.sig.json"
     if is_federation(folder):
-        made, name = sign_federation(folder, key, password=password), SIGNATURE
+        made, name = sign_federation(folder, key), SIGNATURE
     else:
-        made = sign_run(folder, key, ledger_file=ledger, password=password)
+        made = sign_run(folder, key, ledger_file=ledger)
     return {
         "run_dir": folder,
         "signer": fingerprint(made.public_key),

@@ -112,7 +112,7 @@ def render_comparison(values: Mapping[str, Any]) -> str:
         figures=_figures(values),
         banners=banners,
         score=readable(name),
-        best="most" if values["more_is_better"] else "least",
+        best="Higher" if values["more_is_better"] else "Lower",
         baseline=f"{values['baseline_answer']} would be at {_score(values, values['baseline'])}",
         curves=Markup(curves),
         ranges=Markup(ranges),
@@ -151,6 +151,7 @@ def table_rows(values: Mapping[str, Any]) -> list[dict[str, str]]:
             {
                 "label": method["label"],
                 "score": _score(values, method["score"]),
+                "error": _error(values, method["sampling_error"]),
                 "spread": " to ".join(_score(values, end(method["scores"])) for end in (min, max)),
                 "epsilon": "none" if epsilon is None else rounded_up(epsilon),
                 "claimed": "" if claimed is None else plain(claimed, 4),
@@ -175,7 +176,7 @@ def comparison_table(values: Mapping[str, Any]) -> RenderableType:
     table = Table(box=None, pad_edge=False, header_style="dim")
     is_share = values["score"] in PERCENTAGES
     table.add_column("method", style="bold", no_wrap=True)
-    for name in ("median" if is_share else score_name(values["score"]), "seeds", "epsilon"):
+    for name in ("median" if is_share else score_name(values["score"]), "±", "range", "epsilon"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("guarantee", no_wrap=True)
     for name in ("rate", "time", "memory"):
@@ -186,6 +187,7 @@ def comparison_table(values: Mapping[str, Any]) -> RenderableType:
         table.add_row(
             row["label"],
             f"{method['score']:.1%}" if is_share else row["score"],
+            f"{100 * method['sampling_error']:.1f}" if is_share else f"{method['sampling_error']:.2g}",
             f"{100 * low:.1f}-{100 * high:.1f}" if is_share else f"{low:.4g}-{high:.4g}",
             row["epsilon"],
             Text(row["guarantee"], style=styles[row["tone"]]),
@@ -193,7 +195,9 @@ def comparison_table(values: Mapping[str, Any]) -> RenderableType:
             f"x{row['times']}",
             row["memory"],
         )
-    return Group(table, Text(), Text(SEARCH, style="dim"))
+    error = f"± is a standard error: another sample of {values['methods'][0]['judges']:,} test records."
+    said = [Text(), Text(" ".join(filter(None, (_verdict(values), error))))]
+    return Group(table, *said, Text(), Text(SEARCH, style="dim"))
 
 
 def _subtitle(values: Mapping[str, Any]) -> str:
@@ -233,6 +237,11 @@ def _score(values: Mapping[str, Any], score: float) -> str:
     return f"{score:.2%}" if values["score"] in PERCENTAGES else f"{score:.4g}"
 
 
+def _error(values: Mapping[str, Any], error: float) -> str:
+    """A standard error in words: of shares in percentage points."""
+    return f"{100 * error:.2f} points" if values["score"] in PERCENTAGES else f"{error:.2g}"
+
+
 def _gap(values: Mapping[str, Any], name: str, better: float, worse: float, note: str) -> dict[str, str]:
     """The headline figure of how much better one score is than another."""
     lead = better - worse if values["more_is_better"] else worse - better
@@ -241,27 +250,58 @@ def _gap(values: Mapping[str, Any], name: str, better: float, worse: float, note
     return figure(name, f"{lead:.4g}", note, unit=score_name(values["score"]))
 
 
-def _figures(values: Mapping[str, Any]) -> list[dict[str, str]]:
+_BY = "its worst seed is better than their best, by more than two standard errors of the test records"
+
+
+def _ranked(values: Mapping[str, Any]) -> tuple[list[Mapping[str, Any]], list[str]]:
+    """The methods at the budget, best median first, and the labels of those not told apart from the first.
+
+    A gap may come from the seeds or from which records were there to judge, so it must be beyond both. The
+    standard errors are added as if of different records, which overstates that of the gap.
+    """
     sign = 1 if values["more_is_better"] else -1
     at_budget = [m for m in values["methods"] if _is_equal(m, values["epsilon"])]
     ranked = sorted(at_budget or values["methods"], key=lambda m: -sign * m["score"])
     best = ranked[0]
     worst_seed = min(sign * score for score in best["scores"])
-    rivals = [m["label"] for m in ranked[1:] if max(sign * score for score in m["scores"]) >= worst_seed]
+    rivals = [
+        m["label"]
+        for m in ranked[1:]
+        if max(sign * score for score in m["scores"]) >= worst_seed
+        or abs(best["score"] - m["score"]) <= 2 * math.hypot(best["sampling_error"], m["sampling_error"])
+    ]
+    return ranked, rivals
+
+
+def _verdict(values: Mapping[str, Any]) -> str:
+    """Who is ahead, in a sentence."""
+    ranked, rivals = _ranked(values)
+    if len(ranked) == 1:
+        return ""
+    if rivals:
+        return f"{ranked[0]['label']} is not told apart from {_listed(rivals)}."
+    return f"{ranked[0]['label']} is ahead: {_BY}."
+
+
+def _figures(values: Mapping[str, Any]) -> list[dict[str, str]]:
+    ranked, rivals = _ranked(values)
+    best = ranked[0]
     left_out = [m for m in values["methods"] if m not in ranked]
     of_all = "method" if not left_out else "private method"
     if not all(map(_is_plain, left_out)):
         of_all = "method at this budget"
+    name = score_name(values["score"])
+    headline = f"Best median {name}"
     if len(ranked) == 1:
         note = f"No other {of_all} was compared."
     elif not rivals:
-        note = f"Its worst seed is better than the best seed of every other {of_all}."
+        note = f"Told apart from every other {of_all}: {_BY}."
     else:
-        note = f"Its seeds overlap with those of {_listed(rivals)}: they are not told apart here."
-    name = score_name(values["score"])
-    figures = [figure(f"Best median {name}", _score(values, best["score"]), note, unit=best["label"])]
+        headline = f"Highest median {name}, not told apart"
+        note = f"Not told apart here from {_listed(rivals)}."
+    figures = [figure(headline, _score(values, best["score"]), note, unit=best["label"])]
     first = values["methods"][0]
-    if first is not best and first in ranked:
+    if first is not best and first in ranked and first["label"] not in rivals:
         note = f"{first['label']} has {_score(values, first['score'])}."
         figures.append(_gap(values, f"Ahead of {first['label']} by", best["score"], first["score"], note))
     plain_ones = [m for m in values["methods"] if _is_plain(m)]

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
 from equipoise._files import PathLike, write_atomically
 from equipoise.app.run_checks import FEDERATION_FILE
 from equipoise.report import RunFolderError
@@ -108,12 +110,14 @@ def verify_federation(folder: str, public_key: str | None = None) -> FederationV
     )
 
 
-def sign_federation(folder: str, key_file: PathLike, *, password: bytes | None = None) -> Signature:
+def sign_federation(
+    folder: str, key_file: PathLike | Ed25519PrivateKey, *, password: bytes | None = None
+) -> Signature:
     """Sign every client's run and the whole; writes a statement.sig.json for each and federation.sig.json.
 
     Args:
         folder: of the federation.
-        key_file: an Ed25519 private key, PEM or OpenSSH. It is read and not kept.
+        key_file: an Ed25519 private key, or its file (PEM or OpenSSH), which is read and not kept.
         password: of the key file, if it has one.
 
     Raises:
@@ -174,7 +178,7 @@ def _check_signature(
 ) -> tuple[Signature | None, list[str]]:
     """The federation's signature, and what is wrong with it or with the files that it covers."""
     signature, found = read_signature(folder / SIGNATURE, public_key, "federation")
-    if signature is not None and found[0].ok:
+    if signature is not None and found[0].ok is not False:
         # A client that was signed must be there: the largest epsilon is over all of them.
         parts = {name for name in signature.files if _CLIENT_SIGNATURE.fullmatch(name)}
         parts |= set(map(_signature_of, clients))

@@ -139,7 +139,7 @@ def _no_guarantee(statement: Mapping[str, Any]) -> str | None:
 
 def sign_run(
     run_dir: PathLike,
-    key_file: PathLike,
+    key_file: PathLike | Ed25519PrivateKey,
     *,
     ledger_file: PathLike | None = None,
     password: bytes | None = None,
@@ -148,7 +148,7 @@ def sign_run(
 
     Args:
         run_dir: the run folder.
-        key_file: an Ed25519 private key, PEM or OpenSSH. It is read and not kept.
+        key_file: an Ed25519 private key, or its file (PEM or OpenSSH), which is read and not kept.
         ledger_file: the journal, where it is not the folder's own.
         password: of the key file, if it has one.
 
@@ -284,7 +284,7 @@ def _check_signature(
     folder: RunFolder, journal: Path | None, statement: Mapping[str, Any], public_key: PathLike | None
 ) -> tuple[Signature | None, list[Finding]]:
     signature, findings = read_signature(folder.signature, public_key)
-    if signature is None or findings[0].ok is not True:
+    if signature is None or findings[0].ok is False:
         return signature, findings
     findings.append(check_files(signature, folder.path, SIGNED_RUN_FILES, needed=("statement.json",)))
     if journal is not None and signature.journal is not None:
