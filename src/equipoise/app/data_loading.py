@@ -55,6 +55,13 @@ def load_data(settings: RunSettings) -> DataSet:
             "task follows from its target: a column of numbers is a regression, a category is a "
             "classification, several categories of two values each are multi-label."
         )
+    unused = set(dataset.train.fields) - {"input", "label", "target", OWNER}
+    if unused:  # such as weights of records, which a reader would take to be applied
+        raise SettingsError(
+            f"--data {settings.data_name!r} gives records with the fields {', '.join(sorted(unused))}, which "
+            "no loss of the command line uses. Leave them out, or train from Python with a loss that uses "
+            "them (equipoise.PrivateTraining)."
+        )
     if settings.subset is None:
         return dataset
     if settings.subset > min(dataset.population, len(dataset.train)):

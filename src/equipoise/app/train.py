@@ -147,6 +147,7 @@ def _run(
             evaluate=experiment.evaluate,
             evaluate_every=experiment.settings.evaluate_every,
             progress=console.is_terminal,
+            stop="return",  # the command has an exit code of its own
         )
         scores = scores_of(training.method, training.method_state)
     if hint:

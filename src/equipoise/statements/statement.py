@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from equipoise._rounding import noise_in_words, rounded_up, times_in_words
+from equipoise._version import __version__
 from equipoise.privacy.accounting.epsilon import EpsilonResult, epsilon
 from equipoise.privacy.ledger.ledger import Ledger
 from equipoise.privacy.ledger.run_record import OtherRuns, RunRecord, compose_events
@@ -47,7 +48,7 @@ FIXED_PLANS = (
 of steps or noise multipliers that do."""
 
 DELTA_FACTORS = (10.0, 0.1, 0.01)  # a statement gives epsilon at its own delta times these, too
-_PACKAGES = ("equipoise", "torch", "dp-accounting", "numpy", "scipy", "cryptography")
+_PACKAGES = ("torch", "dp-accounting", "numpy", "scipy", "cryptography")
 UNACCOUNTED_SEARCH = (
     "no other run on these data chose the settings of this one, unless it is in the same journal: a search "
     "for hyperparameters on private data costs privacy that this figure does not hold"
@@ -81,7 +82,8 @@ def statement_schema() -> dict[str, Any]:
 @functools.cache
 def versions() -> dict[str, str]:
     """What computed the statement: Python and the packages that its figures and its noise come from."""
-    found = {"python": platform.python_version()}
+    # Our own is that of the code that runs: the metadata of an editable install stay behind it.
+    found = {"python": platform.python_version(), "equipoise": __version__}
     for name in _PACKAGES:
         try:
             found[name] = importlib.metadata.version(name)

@@ -12,10 +12,10 @@ __all__ = ["Interrupt", "catch_interrupt"]
 
 
 class Interrupt:
-    """Whether somebody asked to stop."""
+    """Whether somebody asked to stop, and whether by SIGTERM."""
 
     def __init__(self) -> None:
-        self.asked = False
+        self.asked = self.terminated = False
 
 
 @contextmanager
@@ -33,6 +33,7 @@ def catch_interrupt() -> Iterator[Interrupt]:
         if interrupt.asked and number == signal.SIGINT:
             raise KeyboardInterrupt
         interrupt.asked = True
+        interrupt.terminated |= number == signal.SIGTERM
 
     before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
     try:

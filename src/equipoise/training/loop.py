@@ -9,6 +9,8 @@ wrapped, hooked or renamed.
 from __future__ import annotations
 
 import os
+import signal
+import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
@@ -470,8 +472,9 @@ class PrivateTraining:
         *,
         evaluate_every: int | None = None,
         checkpoint_every: int | None = None,
+        stop: Literal["exit", "return"] | None = None,
     ) -> Result:
-        """Take the remaining steps; Ctrl-C finishes the step under way and leaves a checkpoint.
+        """Take the remaining steps; Ctrl-C and SIGTERM finish the step under way and leave a checkpoint.
 
         Args:
             evaluate: evaluate(model) -> a number or a dict of numbers, from *public* data: the numbers are
@@ -481,7 +484,12 @@ class PrivateTraining:
             progress: show a progress bar on standard error.
             evaluate_every: steps between evaluations; 10 in all by default, and one at the end.
             checkpoint_every: steps between checkpoints; 20 in all by default.
+            stop: what SIGTERM does after the checkpoint. "exit" raises SystemExit(143), so that a scheduler
+                does not count the job as done; "return" returns a result with `finished` False. By default
+                "exit" in a script and "return" in an interactive session. Ctrl-C returns.
         """
+        if stop not in (None, "exit", "return"):
+            raise ValueError(f"stop={stop!r}: give 'exit' or 'return'")
         steps = self.sampling.steps
         if not (evaluate is None or callable(evaluate)):
             raise TypeError(
@@ -505,14 +513,18 @@ class PrivateTraining:
                 if evaluate is not None and (last or step.step % evaluate_every == 0):
                     evaluation = self.evaluate(evaluate)
                 bar.update(step.step, step.epsilon, evaluation)
-                stop = self.processes.first(lambda: interrupt.asked)
-                if self.folder is not None and (last or stop or step.step % checkpoint_every == 0):
+                stopped = self.processes.first(lambda: interrupt.asked)
+                if self.folder is not None and (last or stopped or step.step % checkpoint_every == 0):
                     self.save_checkpoint()
-                if stop:
+                if stopped:
                     break
         if evaluate is not None and not self._evaluation:
             self.evaluate(evaluate)
-        return self.finish()
+        result = self.finish()
+        exits = stop == "exit" or (stop is None and not (hasattr(sys, "ps1") or "ipykernel" in sys.modules))
+        if not result.finished and self.processes.first(lambda: exits and interrupt.terminated):
+            raise SystemExit(128 + signal.SIGTERM)
+        return result
 
     def evaluate(self, evaluate: Evaluate) -> dict[str, float]:
         """Evaluate the (averaged) model on public data and write the numbers to the metrics."""
@@ -570,6 +582,14 @@ class PrivateTraining:
         if finished and average is not None:
             average.move_in()
             self._steps.remember()
+        elif average is not None and folder is not None and self.processes.is_first:
+            warnings.warn(
+                f"the run stopped after {steps} of its {self.sampling.steps} steps: {folder.model.name} "
+                "holds the averaged parameters (ema_decay), which evaluate() judges, and the model in memory "
+                "the last ones, from which a step goes on. For the averaged ones: load_model(model, "
+                f"{str(folder.model)!r})",
+                stacklevel=2,
+            )
         ended_early = finished and not stop_fixed_beforehand and steps < self.sampling.steps
         if ended_early and folder is not None:
             self.processes.first(lambda: folder.write_early_end(steps))

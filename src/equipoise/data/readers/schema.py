@@ -252,6 +252,11 @@ def _input(name: str, column: Mapping[str, Any], signs: tuple[str, ...]) -> Colu
 
 
 def _target(name: str, column: Mapping[str, Any]) -> Label | TargetNumber:
+    if column.get("log"):
+        raise ValueError(
+            f"the target {name!r} has log = true, which only inputs may have: a target is learnt on the "
+            "scale of its range. Put its logarithm into the table, with the range of that."
+        )
     if column["type"] == "number":
         return TargetNumber(name, float(column["low"]), float(column["high"]))
     if column["type"] != "category" or "buckets" in column:

@@ -6,12 +6,15 @@ refusals and rounds are this library's. Flower's own wrappers for differential p
 """
 
 import os
+import sys
 from importlib.util import find_spec
 
 if find_spec("flwr") is None:
     raise ImportError("equipoise.federated.flower needs Flower: pip install 'flwr[simulation]>=1.41,<1.42'")
 
-# Nobody's training calls home unasked. Both are read when the packages are imported.
+# Nobody's training calls home unasked. Both are read at the import of the packages; Flower's may be over.
+if "FLWR_TELEMETRY_ENABLED" not in os.environ and "flwr.supercore.telemetry" in sys.modules:
+    sys.modules["flwr.supercore.telemetry"].FLWR_TELEMETRY_ENABLED = "0"  # type: ignore[attr-defined]
 os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 
