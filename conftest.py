@@ -1,12 +1,16 @@
-"""What the collection of doctests leaves out, and the options of `tests/passed_before.py`.
+"""The lanes of the tests, and which files pytest leaves alone.
 
-Those of modules whose optional packages are missing; and `conftest.py`, which several folders have: collected
-as a module, one would hide the other.
+`wide` is given here by folder and file, and in a test file by `@pytest.mark.wide` for single cases. A wide folder or
+file that the command line names runs. Doctests of modules whose optional packages are missing are not collected, nor is `conftest.py`, which several folders have:
+collected as a module, one would hide the other.
 """
 
 from importlib.util import find_spec
+from pathlib import Path
 
-pytest_plugins = ["tests.shared_fixtures", "tests.passed_before"]
+import pytest
+
+pytest_plugins = ["tests.shared_fixtures"]
 NEEDS = {
     "flwr": [
         "src/equipoise/federated/flower/*.py",
@@ -19,3 +23,49 @@ NEEDS = {
 collect_ignore_glob = ["tests/*/conftest.py"] + [
     pattern for package, patterns in NEEDS.items() if not find_spec(package) for pattern in patterns
 ]
+
+# What `make test` leaves to `make test-all`.
+WIDE = (
+    "contrib/",
+    "reproduction/",
+    "tests/benchmarks/",
+    "tests/contrib/",
+    "tests/docs/",
+    "tests/examples/",
+    "tests/fuzz/",
+    "tests/gradients/test_sharded_engine.py",
+    "tests/integrations/",
+    "tests/reproduction/",
+    "tests/training/test_neighbours_in_processes.py",
+    "tests/training/test_processes.py",
+    "tests/training/test_restarted_processes.py",
+    "tests/training/test_sharded_",
+)
+
+
+def pytest_addoption(parser):
+    parser.addoption("--passed", metavar="FILE", help="leave out the tests listed there, add those that pass")
+
+
+@pytest.hookimpl(tryfirst=True)  # before -m is read, and before pytest-xdist adds to the names
+def pytest_collection_modifyitems(config, items):
+    if not any(argument.startswith(WIDE) for argument in config.args):
+        for item in items:
+            if item.path.relative_to(config.rootpath).as_posix().startswith(WIDE):
+                item.add_marker("wide")
+    listed = Path(config.getoption("--passed") or "")
+    if listed.is_file():
+        passed = set(listed.read_text(encoding="utf-8").splitlines())
+        config.hook.pytest_deselected(items=[item for item in items if item.nodeid in passed])
+        items[:] = [item for item in items if item.nodeid not in passed]
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    if config.getoption("--passed") and not hasattr(
+        config, "workerinput"
+    ):  # of pytest-xdist, the first process
+        from tests.shared_fixtures import without_group
+
+        passed = [without_group(report.nodeid) for report in terminalreporter.stats.get("passed", [])]
+        with open(config.getoption("--passed"), "a", encoding="utf-8") as file:
+            file.writelines(f"{name}\n" for name in passed)
