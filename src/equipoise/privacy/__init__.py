@@ -9,6 +9,7 @@ and calibrated to a `Budget`.
 from equipoise.privacy.accounting.calibrate import Budget as Budget
 from equipoise.privacy.accounting.calibrate import calibrate as calibrate
 from equipoise.privacy.accounting.calibrate import calibrate_noise_multiplier as calibrate_noise_multiplier
+from equipoise.privacy.accounting.calibrate import calibrate_steps as calibrate_steps
 from equipoise.privacy.accounting.epsilon import EpsilonResult as EpsilonResult
 from equipoise.privacy.accounting.epsilon import epsilon as epsilon
 from equipoise.privacy.accounting.epsilon import gaussian_epsilon as gaussian_epsilon

@@ -111,11 +111,8 @@ class Description:
             f"  noise       {', '.join(noise) or 'none'}",
             f"  privacy     {self._privacy()}",
             f"  parameters  {self.parameters:,}"
-            + (
-                f", {len(self.dense)} tensors by the dense path: {', '.join(self.dense)}"
-                if self.dense
-                else ""
-            ),
+            + (f", {len(self.dense)} tensors one record at a time, which is slow" if self.dense else ""),
+            *(f"  dense       {name}: {reason}" for name, reason in self.dense.items()),
             f"  memory      about {self.memory_bytes / 1e6:,.0f} MB in addition to the model",
             f"  time        about {self.seconds_per_step * 1e3:,.0f} ms per step"
             + (f" for {passes} passes over each drawn {self.drawn}" if passes != "1.0" else "")

@@ -37,6 +37,7 @@ from equipoise.training.folder.config_file import found_before, method_name, reb
 from equipoise.training.folder.run_folder import RunFolder, save_model
 from equipoise.training.interrupt import catch_interrupt
 from equipoise.training.metrics import MetricWriter
+from equipoise.training.one_answer import Answers, watch_answers
 from equipoise.training.population import warn_of_population
 from equipoise.training.progress import progress_bar
 from equipoise.training.restarts import FinishedTraining, check_same_run, state_of, undo_start
@@ -209,6 +210,8 @@ class PrivateTraining:
         self._found, self._evaluation = setup.found, run.evaluation
         # What `finish` told all processes; None where a step was taken since.
         self._finished_with: Statement | None = None
+        # Of the last evaluation.
+        self._answers = Answers()
         # The next step needs a release of which the plan has none left.
         self._plan_used_up = False
         self._state_is_tried = _resumed is None  # a loaded state may not fit: the first step shows it
@@ -500,6 +503,13 @@ class PrivateTraining:
             evaluate_every = max(1, steps // 10)
         if checkpoint_every is None:
             checkpoint_every = max(1, steps // 20)
+        unused = [one.name for one in self.engine.coverage() if one.how == "unused"]
+        if unused and not self.steps_done and self.processes.is_first:
+            warnings.warn(
+                f"the loss does not depend on {', '.join(unused)}, so that noise alone moves them: freeze "
+                "them with requires_grad_(False) before the training",
+                stacklevel=2,
+            )
         _validate.count("the steps between evaluations", evaluate_every=evaluate_every)
         _validate.count("the steps between checkpoints", checkpoint_every=checkpoint_every)
         with (
@@ -521,6 +531,13 @@ class PrivateTraining:
         if evaluate is not None and not self._evaluation:
             self.evaluate(evaluate)
         result = self.finish()
+        if self._answers.are_one and self.processes.is_first:
+            warnings.warn(
+                "the model gives one answer for all inputs of the evaluation: it learned nothing. Try more "
+                "steps, another learning rate or clip norm; each further run over these records costs "
+                "epsilon again (ledger_file adds it up)",
+                stacklevel=2,
+            )
         exits = stop == "exit" or (stop is None and not (hasattr(sys, "ps1") or "ipykernel" in sys.modules))
         if not result.finished and self.processes.first(lambda: exits and interrupt.terminated):
             raise SystemExit(128 + signal.SIGTERM)
@@ -533,7 +550,11 @@ class PrivateTraining:
         average = self._setup.average
         self.model.eval()
         try:
-            with torch.no_grad(), average.swapped_in() if average is not None else nullcontext():
+            with (
+                torch.no_grad(),
+                average.swapped_in() if average is not None else nullcontext(),
+                watch_answers(self.model) as self._answers,
+            ):
                 found = evaluate(self.model)
         finally:
             self._setup.restore_modes()

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import dp_accounting
 
@@ -141,3 +141,46 @@ def calibrate_noise_multiplier(
         return PrivacyPlan([release], sampling, relation, unit=unit)
 
     return calibrate(plan, budget).releases[0].noise_multiplier
+
+
+def calibrate_steps(
+    sampling: Sampling,
+    budget: Budget,
+    noise_multiplier: float,
+    relation: str = "add_or_remove_one",
+    replace_ratio: float = 2.0,
+    unit: Unit = RECORD,
+) -> int:
+    """The most steps of one release each (DP-SGD) that the budget allows at this noise.
+
+    Args:
+        sampling: of the run; its own number of steps does not matter.
+        budget, relation, replace_ratio, unit: as for `calibrate_noise_multiplier`.
+        noise_multiplier: of every release.
+
+    Raises:
+        BudgetError: not even one step is within the budget.
+
+    Example:
+        >>> from equipoise.privacy import Poisson
+        >>> calibrate_steps(Poisson(256, 60_000, steps=1), Budget(1.571, 1e-5), noise_multiplier=1.0) // 10
+        470
+    """
+    release = Release("gradient", 1.0, Gaussian(noise_multiplier), replace_ratio=replace_ratio)
+
+    def is_within(steps: int) -> bool:
+        plan = PrivacyPlan([release], replace(sampling, steps=steps), relation, unit=unit)  # type: ignore[type-var]
+        return epsilon(plan.event(), budget.delta, relation, cross_check=False).value <= budget.epsilon
+
+    if not is_within(1):
+        raise BudgetError(
+            f"epsilon={budget.epsilon} at delta={budget.delta} allows no step with noise_multiplier="
+            f"{noise_multiplier}: raise the noise or the budget, or draw smaller batches"
+        )
+    least, most = 1, 2
+    while is_within(most):
+        least, most = most, 2 * most
+    while least + 1 < most:
+        middle = (least + most) // 2
+        least, most = (middle, most) if is_within(middle) else (least, middle)
+    return least

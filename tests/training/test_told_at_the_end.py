@@ -1,0 +1,99 @@
+"""What the owner hears without asking: tensors that nothing trains, models that learned nothing, slow tensors."""
+
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+import equipoise as eq
+from equipoise.privacy import Budget, BudgetError, FullBatch, Poisson, calibrate_steps
+from equipoise.training.one_answer import Answers
+
+
+def begun(model):
+    return eq.PrivateTraining(
+        model,
+        torch.optim.SGD(model.parameters(), lr=0.1),
+        loss=lambda model, batch: nn.functional.cross_entropy(
+            model(batch["x"]), batch["y"], reduction="none"
+        ),
+        data={"x": torch.randn(100, 3), "y": torch.randint(2, (100,))},
+        sampling=Poisson(50, population=110, steps=2),
+        budget=Budget(2.0, 1e-4),
+    )
+
+
+class Half(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.used, self.idle = nn.Linear(3, 2), nn.Linear(3, 2)
+
+    def forward(self, x):
+        return self.used(x)
+
+
+def test_run_names_parameters_that_the_loss_does_not_reach():
+    with pytest.warns(UserWarning, match=r"idle\.weight, idle\.bias"):
+        begun(Half()).run(progress=False)
+
+
+@pytest.mark.parametrize(("scale", "says"), [(0.0, True), (1.0, False)])
+def test_one_answer_for_all_inputs_is_said(scale, says):
+    inputs = torch.randn(50, 3)
+
+    training = begun(nn.Linear(3, 2))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        training.run(lambda model: float(model(inputs * scale).argmax(1).double().mean()), progress=False)
+    assert any("one answer" in str(one.message) for one in caught) is says
+
+
+@pytest.mark.parametrize(
+    ("outputs", "one"),
+    [
+        (torch.zeros(30, 3), True),
+        (torch.full((30,), 2.0), True),
+        (torch.full((30, 1), 2.0), True),
+        (torch.arange(30.0), False),
+        (torch.eye(30), False),
+        (torch.zeros(3, 3), False),  # too few to tell
+        ({"logits": torch.zeros(30, 3)}, False),
+    ],
+)
+def test_answers(outputs, one):
+    answers = Answers()
+    answers.take(outputs)
+    assert answers.are_one is one
+
+
+@pytest.mark.parametrize("sampling", [Poisson(256, 60_000, 1), FullBatch(60_000, 1)])
+def test_the_steps_that_a_budget_allows_are_the_most(sampling):
+    from dataclasses import replace
+
+    from equipoise.privacy import Gaussian, PrivacyPlan, Release
+
+    budget = Budget(2.0, 1e-5)
+    steps = calibrate_steps(sampling, budget, noise_multiplier=8.0)
+
+    def spent(count):
+        plan = PrivacyPlan([Release("gradient", 1.0, Gaussian(8.0))], replace(sampling, steps=count))
+        return plan.epsilon(1e-5).value
+
+    assert spent(steps) <= 2.0 < spent(steps + 1)
+    with pytest.raises(BudgetError, match="no step"):
+        calibrate_steps(sampling, Budget(0.01, 1e-9), noise_multiplier=0.1)
+
+
+def test_a_dry_run_says_why_a_tensor_is_slow():
+    class Odd(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(3, 2))
+
+        def forward(self, x):
+            return torch.stack([row @ self.weight for row in x])
+
+    found = begun(Odd()).describe()
+    for name, reason in found.dense.items():
+        assert f"{name}: {reason}" in str(found)
