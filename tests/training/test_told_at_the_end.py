@@ -1,4 +1,4 @@
-"""What the owner hears without asking: tensors that nothing trains, models that learned nothing, slow tensors."""
+"""What the owner hears unasked: tensors that nothing trains, models that learned nothing, what is slow."""
 
 import warnings
 
