@@ -1,8 +1,10 @@
 """The lanes of the tests, and which files pytest leaves alone.
 
-`wide` is given here by folder and file, and in a test file by `@pytest.mark.wide` for single cases. A wide folder or
-file that the command line names runs. Doctests of modules whose optional packages are missing are not collected, nor is `conftest.py`, which several folders have:
-collected as a module, one would hide the other.
+`wide` is given here by folder and file, and in a test file by `@pytest.mark.wide` for single cases. What the
+command line names runs, wide or not.
+
+Doctests of modules whose optional packages are missing are not collected, nor is `conftest.py`, which several
+folders have: collected as a module, one would hide the other.
 """
 
 from importlib.util import find_spec
@@ -61,9 +63,8 @@ def pytest_collection_modifyitems(config, items):
 
 
 def pytest_terminal_summary(terminalreporter, config):
-    if config.getoption("--passed") and not hasattr(
-        config, "workerinput"
-    ):  # of pytest-xdist, the first process
+    is_first = not hasattr(config, "workerinput")  # of the processes of pytest-xdist
+    if config.getoption("--passed") and is_first:
         from tests.shared_fixtures import without_group
 
         passed = [without_group(report.nodeid) for report in terminalreporter.stats.get("passed", [])]
