@@ -11,7 +11,7 @@ import inspect
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from equipoise.methods import find
+from equipoise.methods import Method, find
 from equipoise.methods.public_records import public_assumption, public_counts
 from equipoise.methods.registry import registered
 from equipoise.privacy.ledger.run_record import GUARANTEES
@@ -123,7 +123,7 @@ def check_method(statement: Object, config: Object) -> list[Finding]:
     except ValueError as error:
         details.append(f"{error}"[:300])
     if recipe == "library":
-        wrong += _other_noise(statement, described, find(name).described_bound(described))
+        wrong += _other_noise(statement, described, find(name))
     if wrong:
         details.append(f"config.json says otherwise than the statement: {'; '.join(wrong)}")
     if details:
@@ -142,7 +142,7 @@ def _settings(described: Object, prefix: str = "") -> Iterator[tuple[str, Any]]:
             yield from _settings(value, f"{prefix}{name}.")
 
 
-def _other_noise(statement: Object, described: Object, bound: float | None) -> list[str]:
+def _other_noise(statement: Object, described: Object, kind: type[Method]) -> list[str]:
     """The noise and the bound that the settings fix and that are not those of any release, as words."""
     rows = [row for row in statement.get("releases") or () if isinstance(row, Mapping)]
     stated = [_noise_of(row) for row in rows]
@@ -151,12 +151,20 @@ def _other_noise(statement: Object, described: Object, bound: float | None) -> l
     wrong = [
         f"{name} is {value!r}, those of the releases {stated!r}"[:120]
         for name, value in given.items()
-        if rows and value not in stated
+        if rows and _released(name, value, described, kind, rows) not in [None, *stated]
     ]
+    bound = kind.described_bound(described)
     stated_bounds = [row.get("max_bound") for row in rows if row.get("name") == "gradient"]
     if bound is not None and stated_bounds and stated_bounds != [bound]:
         wrong.append(f"clip_norm is {bound!r}, the bound {stated_bounds[0]!r}"[:120])
     return wrong
+
+
+def _released(name: str, value: Any, described: Object, kind: type[Method], rows: Iterable[Object]) -> object:
+    """The multiplier that a setting gives one of the releases; None if it is for none of them."""
+    if not name.startswith("noise_multiplier") or finite_number(value) is None:
+        return value
+    return kind.released_multiplier(described, value, [str(row.get("name")) for row in rows])
 
 
 def check_assumptions(statement: Object, config: Object) -> list[Finding]:
