@@ -8,7 +8,7 @@ import pytest
 from small_problems import RECORDS, training
 
 import equipoise as eq
-from equipoise.privacy import BudgetError
+from equipoise.privacy import BudgetError, PlanError
 from equipoise.training.folder.checkpoint import CheckpointError, Checkpoints
 
 SAMPLING = eq.FixedEpochs(12, RECORDS, 10)
@@ -79,3 +79,14 @@ def test_what_a_resumed_run_needs_is_there_before_the_first_checkpoint(tmp_path,
     monkeypatch.setattr(Checkpoints, "save", noted)
     training(steps=2, run_dir=tmp_path / "run", on_create=lambda folder: order.append(folder.name))
     assert order == ["run", 0]
+
+
+def test_a_plan_that_no_accountant_covers_fails_before_anything_is_spent(tmp_path):
+    exact = eq.WithoutReplacement(12, RECORDS, 4)
+    with pytest.raises(PlanError, match="replace_one"):
+        training(sampling=exact, epsilon_every=1000, run_dir=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    shared = {"relation": "replace_one", "ledger_file": tmp_path / "ledger.jsonl", "reproducible": False}
+    training(sampling=exact, **shared)
+    with pytest.raises(PlanError, match="one scheme"):
+        training(sampling=eq.Poisson(12, RECORDS, 4), **shared)

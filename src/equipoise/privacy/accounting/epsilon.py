@@ -255,11 +255,27 @@ def _holds_search(event: dp_accounting.DpEvent) -> bool:
     return any(isinstance(e, dp_accounting.dp_event.RepeatAndSelectDpEvent) for e in _events_of(event))
 
 
+def check_accounted(event: dp_accounting.DpEvent, relation: str) -> None:
+    """Refuse an event that `epsilon` has no accountant for, without computing anything.
+
+    Raises:
+        PlanError: saying which part has none.
+    """
+    if _holds_search(event):
+        _search_accountant(event, relation)
+    elif parts := parts_of(event):
+        _check_parts(parts, relation)
+
+
 def _search_epsilon(event: dp_accounting.DpEvent, delta: float, relation: str) -> float:
     """Epsilon of an event with a choice among runs; the accountant of that choice is RDP."""
-    inside = _events_of(event)
-    if any(isinstance(e, dp_accounting.NonPrivateDpEvent) for e in inside):
+    if any(isinstance(e, dp_accounting.NonPrivateDpEvent) for e in _events_of(event)):
         return math.inf
+    return float(_search_accountant(event, relation).compose(event).get_epsilon(delta))
+
+
+def _search_accountant(event: dp_accounting.DpEvent, relation: str) -> rdp.RdpAccountant:
+    inside = _events_of(event)
     poisson = any(isinstance(e, dp_accounting.PoissonSampledDpEvent) for e in inside)
     if poisson and relation != "add_or_remove_one":
         raise PlanError(
@@ -272,15 +288,12 @@ def _search_epsilon(event: dp_accounting.DpEvent, delta: float, relation: str) -
             f"no accountant covers a search over these runs under {relation}; without replacement needs "
             "replace_one"
         )
-    return float(accountant.compose(event).get_epsilon(delta))
+    return accountant
 
 
-@functools.lru_cache(maxsize=4096)
-def _epsilon(parts: Parts, delta: float, relation: str) -> EpsilonResult:
+def _check_parts(parts: Parts, relation: str) -> None:
+    """Refuse parts that no accountant covers under the relation."""
     kinds = {type(part) for part, _ in parts}
-    mu = math.sqrt(_inverse_squares(parts))
-    if kinds <= {_Gaussian}:
-        return EpsilonResult(gaussian_epsilon(mu, delta), delta, relation, "gdp")
     if _Mixture in kinds and relation != "add_or_remove_one":
         raise PlanError(
             "no accountant covers a user of several sampled records under replace_one; use "
@@ -297,6 +310,16 @@ def _epsilon(parts: Parts, delta: float, relation: str) -> EpsilonResult:
                 "no accountant covers Poisson sampling and sampling without replacement in one plan: the "
                 "first needs PLD, the second RDP, under replace_one; use one scheme for all draws"
             )
+
+
+@functools.lru_cache(maxsize=4096)
+def _epsilon(parts: Parts, delta: float, relation: str) -> EpsilonResult:
+    _check_parts(parts, relation)
+    kinds = {type(part) for part, _ in parts}
+    mu = math.sqrt(_inverse_squares(parts))
+    if kinds <= {_Gaussian}:
+        return EpsilonResult(gaussian_epsilon(mu, delta), delta, relation, "gdp")
+    if _Subset in kinds:
         return EpsilonResult(_rdp(parts, delta, relation), delta, relation, "rdp")
     # Whoever knows who was drawn meets a plain Gaussian or none. So the cost without amplification is a bound
     # too, and the better one where hardly anything is amplified.

@@ -30,7 +30,7 @@ from typing import Any
 import dp_accounting
 
 from equipoise.privacy.accounting.calibrate import Budget
-from equipoise.privacy.accounting.epsilon import EpsilonResult, epsilon
+from equipoise.privacy.accounting.epsilon import EpsilonResult, check_accounted, epsilon
 from equipoise.privacy.accounting.private_search import PrivateSearch
 from equipoise.privacy.errors import BudgetError, JournalError
 from equipoise.privacy.ledger.journal import (
@@ -507,14 +507,16 @@ def compose_events(events: Iterable[dp_accounting.DpEvent], worst_case: float = 
 
 
 def check_budget(plan: PrivacyPlan, others: OtherRuns, budget: Budget | None) -> None:
-    """Refuse a plan that would bring the journal's total above the budget.
+    """Refuse a plan that would bring the journal's total above the budget, or that cannot be accounted for.
 
     Raises:
         BudgetError: saying by how much.
+        PlanError: without a budget, if no accountant covers the plan and the other runs.
     """
-    if budget is None:
-        return
     event = compose_events([plan.event(), *others.values()])
+    if budget is None:
+        check_accounted(event, plan.relation)
+        return
     total = epsilon(event, budget.delta, plan.relation).value
     # The noise was fitted with the same accountant; the sum over the runs may round in another order.
     if total > budget.epsilon * (1 + 1e-9):
