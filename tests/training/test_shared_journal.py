@@ -151,3 +151,14 @@ def test_noise_over_steps_and_its_keys_stay_on_rank_0(tmp_path):
     assert "5e" * 32 not in repr(processes.sent)
     ledger.own = None
     assert ledger.place == {}
+
+
+def test_a_run_that_takes_the_guarantee_of_others_away_is_named(tmp_path, shared):
+    own = training(**shared)
+    assert not own.statement().warnings
+    seeded = training(**shared | {"reproducible": True})
+    statement = own.statement()
+    assert statement.guarantee == "none"
+    (warning,) = statement.warnings
+    assert seeded.ledger.run in warning
+    assert "public seed" in warning

@@ -18,6 +18,8 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from dp_accounting import NonPrivateDpEvent
+
 from equipoise._rounding import noise_in_words, rounded_up, times_in_words
 from equipoise._version import __version__
 from equipoise.privacy.accounting.epsilon import EpsilonResult, epsilon
@@ -407,7 +409,7 @@ def make_statement(
         releases=rows,
         assumptions=stated,
         holes=[asdict(hole) for hole in record.holes.values()],
-        warnings=_warnings(delta, found, [*rows, *described["unproven"]]),
+        warnings=_warnings(delta, found, [*rows, *described["unproven"]], others),
         other_runs=len(others),
         plan=plan.fingerprint(),
         run=record.run,
@@ -423,10 +425,16 @@ def make_statement(
 
 
 def _warnings(
-    delta: float | None, found: EpsilonResult | None, rows: Sequence[Mapping[str, Any]]
+    delta: float | None, found: EpsilonResult | None, rows: Sequence[Mapping[str, Any]], others: OtherRuns
 ) -> list[str]:
     """Sentences on choices that promise little."""
-    warnings = []
+    warnings = [
+        f"run {run} in this journal has no guarantee (noise from a public seed, a release without any bound, "
+        "or unproven releases that are not over yet), so that the runs together have none: keep such runs "
+        "out of a journal that others share"
+        for run, event in others.items()
+        if isinstance(event, NonPrivateDpEvent)
+    ]
     populations = [row["sampling"]["population"] for row in rows]
     if delta is not None and populations and delta >= 1 / max(populations):
         warnings.append(
