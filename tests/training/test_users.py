@@ -26,6 +26,8 @@ from equipoise.training.owners import Owners, UserSource, joined_over_users
 from equipoise.training.record_source import DataError, RecordSource
 from tests.shared_fixtures import in_processes
 
+OWN = range(RECORDS)  # a user for each record
+
 
 def of_users(most=2, owner=None, **options):
     owner = torch.arange(RECORDS) // 4 if owner is None else owner
@@ -163,6 +165,12 @@ def test_the_digests_of_a_tables_owner_column_name_users():
         ({"records_per_user": 2}, ValueError, "belongs to unit='user'"),
         ({"user_rows": "sum"}, ValueError, "belong to unit='user'"),
         ({"unit": "client"}, ValueError, "unit='client' is unknown"),
+        ({"unit": "user", "owner": OWN, "records_per_user": 10**6}, PlanError, "user_rows='mean'"),
+        (
+            {"unit": "user", "owner": OWN, "records_per_user": 10**6, "user_rows": "mean"},
+            ValueError,
+            "smaller cap",
+        ),
     ],
 )
 def test_arguments_that_do_not_go_together_are_named(options, error, message):
@@ -189,6 +197,12 @@ def test_owners_that_name_no_user_per_record_are_refused(owner, message):
     with pytest.raises(DataError, match=message) as caught:
         of_users(owner=owner)
     assert "secret-value" not in str(caught.value)
+
+
+def test_a_cap_far_above_what_users_own_is_the_same_where_nothing_is_sampled():
+    run = of_users(10**6, sampling=eq.FullBatch(RECORDS, 1), method=eq.DPSGD(noise_multiplier=4e6))
+    assert run.statement().epsilon < 1.2
+    assert len(*drawn(run)) == RECORDS
 
 
 def test_users_whose_names_an_array_would_take_for_one_are_two():

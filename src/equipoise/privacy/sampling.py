@@ -62,6 +62,9 @@ from equipoise.privacy.noise.secrets import Secrets
 from equipoise.privacy.noise.uniform import keyed_integers, uniform_integers, uniform_subset
 from equipoise.privacy.private import Draw
 
+#: To meet epsilon 8 at rate 0.001 over 1,000 steps, users of so many need noise 21; to find it takes 30 s.
+MOST_SAMPLED = 1000
+
 
 class Sampling(ABC):
     """What all schemes share: the public population and the number of draws (steps)."""
@@ -273,6 +276,12 @@ class Poisson(Sampling):
         return dp_accounting.PoissonSampledDpEvent(self.sampling_rate, gaussian)
 
     def _of_group(self, noise_multiplier: float, group: int) -> dp_accounting.DpEvent:
+        if group > MOST_SAMPLED:
+            raise PlanError(
+                f"records_per_user={group} with sampled records: users of at most {MOST_SAMPLED:,} are "
+                "accounted for. Beyond, the noise that they need leaves nothing to learn. State a smaller "
+                "cap, or draw users (user_rows='mean'; population and batch size then count users)"
+            )
         drawn = stats.binom.pmf(range(group + 1), group, self.sampling_rate)
         lengths = tuple(map(float, range(group + 1)))
         return MixtureOfGaussiansDpEvent(noise_multiplier, lengths, tuple(map(float, drawn)))

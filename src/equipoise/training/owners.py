@@ -77,10 +77,11 @@ class Owners:
         """
         places = self._places(key)
         self._used = places < self.unit.records
-        if self.unit.joined is not None:
-            self._counts = torch.bincount(self._users[self._used], minlength=self.count)
-            self._table = torch.zeros(self.count, self.unit.records, dtype=torch.long)
-            self._table[self._users[self._used], places[self._used]] = self._used.nonzero().flatten()
+        used = self._used.nonzero().flatten()
+        self._counts = torch.bincount(self._users[used], minlength=self.count)
+        self._starts = self._counts.cumsum(0) - self._counts
+        self._by_user = torch.empty_like(used)  # user by user
+        self._by_user[self._starts[self._users[used]] + places[used]] = used
 
     def used(self, ids: Tensor) -> Tensor:
         """Those of the records that draws may hold."""
@@ -89,7 +90,7 @@ class Owners:
     def records_of(self, users: Tensor) -> tuple[Tensor, Tensor]:
         """The records of users, [b, G], in which each one's own come again in places beyond; who counts."""
         places, counts = torch.arange(self.unit.records), self._counts[users][:, None]
-        return self._table[users].gather(1, places % counts), places < counts
+        return self._by_user[self._starts[users][:, None] + places % counts], places < counts
 
     def users_of(self, records: Tensor) -> Tensor:
         """The users of these records, each once."""
