@@ -397,6 +397,23 @@ def test_describe_spends_nothing():
     assert run.ledger.journal.entries()[-1].kind == "run"
 
 
+@pytest.mark.parametrize(
+    ("options", "is_counted"),
+    [
+        ({"population": RECORDS}, True),
+        ({"population": RECORDS + 1}, False),
+        # with one record replaced, their number is public
+        ({"sampling": eq.WithoutReplacement(12, RECORDS, 3), "relation": "replace_one"}, False),
+        ({"unit": "user", "owner": torch.arange(RECORDS) // 2, "records_per_user": 2, "user_rows": "mean",
+          "population": RECORDS // 2}, True),
+    ],
+)  # fmt: skip
+def test_describe_remarks_on_a_population_that_may_have_been_counted(options, is_counted):
+    found = training(**options).describe()
+    assert found.is_counted is is_counted
+    assert ("exactly the number of" in str(found)) is is_counted
+
+
 class _OfCard(eq.DPSGD):
     """DP-SGD by another card; a mean of the clipped rows leaves as planned, unproven or raw."""
 

@@ -9,15 +9,29 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from enum import StrEnum
+from typing import Any
 
 # ---- what follows from the settings of a run
 
+OF_RECORD = (
+    "each item of the data is made of one record and of public constants alone, and no record occurs twice"
+)
+OF_USER = "each item of the data is made of records of its one owner and of public constants alone"
+STATED = (
+    "population, batch size and every other setting that was given are public: they would be the same for a "
+    "neighbouring data set"
+)
 ALONE = (
     "the loss treats each record by itself: which records stand next to it or came before it, and where it "
     "stands, change nothing (tried on a few records before the start)"
 )
 ALLOWED = "public and private records belong to different persons, also where they are equal"
 NOT_COMPARED = "public records were not compared with the private ones"
+
+
+def always(unit: Any) -> list[str]:
+    """What every training assumes that protects a unit of this name, "record" or "user"."""
+    return [OF_USER if unit == "user" else OF_RECORD, STATED, ALONE]
 
 
 class Assumption(StrEnum):
@@ -52,6 +66,11 @@ class Assumption(StrEnum):
     OWN_NUMBERS = (
         "every random number of the model, the loss, the augmentation and the collate function belongs to "
         "one record (tried on a few records before the start)"
+    )
+    SHARED_NUMBERS = (
+        "there are no more records (or users, if users are drawn) than the stated population: a run with "
+        "more is refused, since random numbers are shared between records; that refusal tells of their "
+        "number, and epsilon does not cover it"
     )
     PADDED_WITH_COPIES = (
         "copies of a drawn record fill up the micro-batches, with weight zero: the model takes no made-up "

@@ -38,6 +38,8 @@ class Description:
         sampling: the scheme's name, as the method planned it for the draws of its steps.
         sampling_rate: probability of a record, or of a user where users are drawn, to be in a draw.
         expected_batch_size: the public divisor.
+        is_counted: whether the stated population is exactly the number of records, or users, that the data
+            hold, though it is public and theirs is private. For the data's owner only.
         micro_batch_size: records or users at once.
         noise_multipliers: release name -> noise multiplier, the first and the last where it changes.
         noise: release name -> its noise in words, with how it is correlated over steps.
@@ -72,6 +74,7 @@ class Description:
     sampling: str
     sampling_rate: float
     expected_batch_size: float
+    is_counted: bool
     micro_batch_size: int
     noise_multipliers: dict[str, float]
     noise: dict[str, str]
@@ -118,6 +121,12 @@ class Description:
             + (f" for {passes} passes over each drawn {self.drawn}" if passes != "1.0" else "")
             + f", {_duration(self.seconds)} in all",
         ]
+        if self.is_counted:
+            lines.insert(
+                2,
+                f"  population  exactly the number of {self.drawn}s in the data: if it was counted, state a "
+                "public round number near it (this line is for the data's owner)",
+            )
         if self.unused:
             lines.append(
                 f"  unused      {', '.join(self.unused)}: the loss does not depend on them, so noise alone "
@@ -168,6 +177,8 @@ def describe(setup: TrainingSetup, ledger: Ledger, steps_done: int) -> Descripti
         sampling=type(sampling).__name__,
         sampling_rate=sampling.sampling_rate,
         expected_batch_size=sampling.expected_size,
+        is_counted=setup.settings.relation == "add_or_remove_one"
+        and len(rows.source) == setup.sampling.population,
         micro_batch_size=rows.micro_batch_size,
         noise_multipliers=_noise_multipliers(plan),
         noise={release.name: _noise(release, plan.count(release)) for release in plan.releases},

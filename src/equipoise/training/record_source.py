@@ -17,25 +17,29 @@ import mmap
 import pickle
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from itertools import repeat
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import IterableDataset, TensorDataset, default_collate
+from torch.utils.data import Dataset, IterableDataset, TensorDataset, default_collate
 
 from equipoise import _validate
 from equipoise._tree import leaves, map_leaves
 from equipoise.data.records import Records
-from equipoise.gradients.capture.random_numbers import GlobalState, random_numbers_from
+from equipoise.gradients.capture.random_numbers import (
+    GlobalState,
+    global_numbers_constant,
+    random_numbers_from,
+)
 from equipoise.gradients.engine_inputs import is_array, take_records
 from equipoise.privacy import digest
 from equipoise.training.randomness import Randomness
 from equipoise.training.reading import ItemReader, ReadingWorkers
 
-__all__ = ["ARRAY_REMEDY", "DataError", "NoAnswerError", "RecordPlaces", "RecordSource"]
+__all__ = ["ARRAY_REMEDY", "DataError", "NoAnswerError", "RecordPlaces", "RecordSource", "data_sets"]
 
 
 class DataError(ValueError):
@@ -239,9 +243,15 @@ class RecordSource:
         if self._workers is not None:
             self._workers.close()
 
-    def draws_numbers(self, number: int) -> bool:
-        """Whether making this item asks for random numbers, whose generators then are as before."""
-        with random_numbers_from(0):
+    def draws_numbers(self, number: int, level: float | None = None) -> bool:
+        """Whether making this item asks for random numbers, whose generators then are as before.
+
+        Args:
+            number: of the record.
+            level: a quantile at which random numbers are held.
+        """
+        held = nullcontext() if level is None else global_numbers_constant(level)
+        with random_numbers_from(0), held:
             before = GlobalState()
             self.read(torch.tensor([number]))
             return bool(before.moved())
@@ -293,9 +303,8 @@ class RecordSource:
         )
 
     def spread(self, count: int) -> Tensor:
-        """Numbers of records at equal distances, but the last three, which a later check reads first."""
-        last = max(0, len(self) - 4)
-        return torch.linspace(0, last, min(count, last + 1)).long()
+        """Numbers of records at equal distances, the first and the last among them."""
+        return torch.linspace(0, len(self) - 1, min(count, len(self)), dtype=torch.float64).long()
 
     def _check_nest(self) -> None:
         tensors = leaves(self._nest)
@@ -326,6 +335,17 @@ class RecordSource:
                         f"{int(bad.nonzero()[0])}). Repair or drop them before the training starts: the "
                         "statement says that no record holds any."
                     )
+
+
+def data_sets(data: Any) -> list[Any]:
+    """These data, and the torch data sets that they hold, as attributes or in lists, in any depth."""
+    found = [data]
+    for one in found:
+        for held in getattr(one, "__dict__", {}).values():
+            parts = held if isinstance(held, (list, tuple)) else [held]
+            inner = [part for part in parts if isinstance(part, Dataset) and hasattr(part, "__len__")]
+            found += [part for part in inner if not any(part is other for other in found)]
+    return found
 
 
 def _is_mapped(leaf: Any) -> bool:

@@ -10,11 +10,12 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from statistics import NormalDist
 from typing import Any, Literal
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -34,6 +35,7 @@ __all__ = [
     "global_numbers_constant",
     "random_numbers_constant",
     "random_numbers_from",
+    "ranges_asked",
     "use_of_random_numbers",
 ]
 
@@ -361,9 +363,16 @@ def _exponential(level: float, args: Any, kwargs: Any) -> Any:
 
 def _integer(level: float, args: Any, kwargs: Any) -> Any:
     """For `randint(high, size)`, `randint(low, high, size)` and the forms that begin with a tensor."""
-    ends = [end for end in args if isinstance(end, int)]
-    low, high = ends[:2] if len(ends) > 1 else (kwargs.get("low", 0), ends[0] if ends else kwargs["high"])
+    low, high = _ends(args, kwargs)
     return low + int(level * (high - low))
+
+
+def _ends(args: Any, kwargs: Any) -> tuple[int, int]:
+    """The first whole number that may be drawn, and the one beyond the last."""
+    ends = [end for end in args if isinstance(end, int)]
+    if len(ends) > 1:
+        return ends[0], ends[1]
+    return kwargs.get("low", 0), ends[0] if ends else kwargs.get("high", 0)
 
 
 #: What random operations give in place of random numbers: value(level, args, kwargs).
@@ -381,6 +390,67 @@ _QUANTILES: dict[Any, Callable[..., Any]] = {
     aten.randint: _integer,
     aten.randint_like: _integer,
 }
+
+
+# ---- which whole numbers are asked for
+
+
+class _Ranges(SeenOperations):  # type: ignore[no-untyped-call]
+    """Notes how many values each whole number of torch's may take, or how many things are shuffled."""
+
+    def __init__(self, found: set[int]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._found = found
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func.overloadpacket is aten.multinomial:
+            self._found.add(args[0].shape[-1])
+        elif func.overloadpacket in (aten.randint, aten.randint_like, aten.random_, aten.randperm):
+            low, high = _ends(args, kwargs)
+            self._found.add(high - low)
+        return func(*args, **kwargs)
+
+
+def _choices(a: Any, *_: Any, **__: Any) -> int:
+    return a if isinstance(a, int) else len(a)
+
+
+#: Functions that choose, and among how many values. All of `random` but `choices` come from the first.
+_CHOOSING: list[tuple[Any, str, Callable[..., int]]] = [
+    (random.Random, "_randbelow", lambda _, n: n),
+    (random, "choices", _choices),
+    (np.random, "randint", lambda low, high=None, *_, **__: low if high is None else high - low),
+    *((np.random, name, _choices) for name in ("choice", "permutation", "shuffle")),
+]
+
+
+@contextmanager
+def ranges_asked() -> Iterator[set[int]]:
+    """Inside, it is noted among how many values each random whole number is drawn, or how many are shuffled.
+
+    Torch's operations are seen, Python's generators, and NumPy's functions as attributes of `numpy.random`.
+
+    >>> with ranges_asked() as found:
+    ...     _ = random.randint(0, 6), torch.randint(5, 10, (3,)), np.random.permutation(4)
+    >>> sorted(found)
+    [4, 5, 7]
+    """
+    found: set[int] = set()
+
+    def noted(function: Any, size: Callable[..., int]) -> Any:
+        def called(*args: Any, **kwargs: Any) -> Any:
+            with suppress(Exception):  # the function itself says what is wrong with its arguments
+                found.add(int(size(*args, **kwargs)))
+            return function(*args, **kwargs)
+
+        return called
+
+    with ExitStack() as stack:
+        for holder, name, size in _CHOOSING:
+            stack.enter_context(patch.object(holder, name, noted(getattr(holder, name), size)))
+        stack.enter_context(_Ranges(found))
+        yield found
 
 
 # ---- whose they are

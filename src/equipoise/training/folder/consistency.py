@@ -18,7 +18,7 @@ from equipoise.privacy.ledger.run_record import GUARANTEES
 from equipoise.statements import Finding
 from equipoise.statements.recompute import MALFORMED, finite_number
 from equipoise.statements.statement import OF_THE_LEDGER, sampling_assumptions
-from equipoise.training.assumptions import ALLOWED, ALONE, NOT_COMPARED, Assumption
+from equipoise.training.assumptions import ALLOWED, NOT_COMPARED, Assumption, always
 from equipoise.training.folder.config_file import of_another_version, rebuild_method
 
 __all__ = ["check_assumptions", "check_method", "check_metrics", "check_settings", "may_plan_fewer_steps"]
@@ -173,7 +173,7 @@ def check_assumptions(statement: Object, config: Object) -> list[Finding]:
     named = [text for text in named if isinstance(text, str)] if isinstance(named, list) else []
     methods, settings = _nested(config.get("method")), config.get("settings")
     counts = public_counts(config.get("method"))
-    wanted = [ALONE, *(public_assumption(count) for count in counts)]
+    wanted = [*always(statement.get("unit")), *(public_assumption(count) for count in counts)]
     wanted += _of_method(methods[-1]) if methods else []
     if counts and isinstance(settings, Mapping) and settings.get("allow_public_duplicates") is True:
         wanted.append(ALLOWED)

@@ -7,7 +7,7 @@ import math
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -20,6 +20,7 @@ from equipoise.gradients.capture.random_numbers import (
     RandomUse,
     global_numbers_constant,
     random_numbers_from,
+    ranges_asked,
     use_of_random_numbers,
 )
 from equipoise.gradients.capture.recorder import CallTrace
@@ -28,10 +29,10 @@ from equipoise.gradients.checks.record_trials import RecordTrials
 from equipoise.gradients.engine_inputs import record_leaves, signature
 from equipoise.training.forwards import BatchPreparation
 from equipoise.training.randomness import public_randomness
-from equipoise.training.record_source import RecordSource
+from equipoise.training.record_source import DataError, RecordSource, data_sets
 from equipoise.training.setup.loss_trials import OWN_GENERATOR, SEARCHED
 
-__all__ = ["Pipeline", "check_history", "check_pipeline"]
+__all__ = ["Pipeline", "check_history", "check_items", "check_pipeline"]
 
 
 @dataclass(frozen=True)
@@ -329,13 +330,11 @@ def check_history(pipeline: Pipeline, untouched: Pipeline | None, readable: list
         Whether copies met other records first, and gave the same losses.
 
     Raises:
-        ValueError: they gave others, or a record came out otherwise after many others; or an item draws
-            random numbers when it is first read, and none later.
+        ValueError: they gave others, or a record came out otherwise after many others.
     """
     if len(readable) < 2:
         return False
     tried = pipeline if untouched is None else untouched
-    _check_items(tried.source)
     ids, first = torch.tensor(readable[:-1]), torch.tensor(readable[-1:])
     if untouched is not None:
         untouched.losses(first)
@@ -351,13 +350,37 @@ def check_history(pipeline: Pipeline, untouched: Pipeline | None, readable: list
     return untouched is not None
 
 
-def _check_items(source: RecordSource) -> None:
-    """Items that draw random numbers do so each time; the last records are those that nobody read yet."""
-    for number in range(len(source))[-3:]:
-        try:
+#: A whole number below so few is drawn to augment a record: RandAugment has 31 levels, a crop fewer places.
+FEW = 32
+
+
+def check_items(source: RecordSource, data: Any) -> None:
+    """See which random numbers a few items ask for, when they are first read, again, and at rare numbers.
+
+    Args:
+        source: of records that are made on demand; nobody has read them yet.
+        data: of the user.
+
+    Raises:
+        DataError: an item draws a whole number below the number of records: it chooses another one. All but
+            its own are one less.
+        ValueError: an item draws random numbers when it is first read, and none later.
+    """
+    lengths = {length for inner in data_sets(data) for length in (len(inner), len(inner) - 1)}
+    for number in source.spread(3).tolist():
+        first = second = False
+        with ranges_asked() as asked, suppress(Exception):  # such a record has weight zero in the training
             first, second = source.draws_numbers(number), source.draws_numbers(number)
-        except Exception:
-            continue
+            for level in (RARE, 1 - RARE):  # both sides of a branch
+                source.draws_numbers(number, level)
+        if any(count >= FEW for count in asked & lengths):
+            raise DataError(
+                "data has items that draw a whole number below the number of records while they are read: "
+                "they choose another record, as MixUp does and whoever looks for a negative example. One "
+                "person would then be in several items, and the guarantee would not hold. Make each item of "
+                "one record and of public constants; the other one may be a public record. If the number "
+                "chooses something else, draw it as int(count * torch.rand(())). Nothing was spent."
+            )
         if first and not second:
             raise ValueError(
                 "data keeps items that draw random numbers: one drew some when it was first read, and none "

@@ -26,7 +26,7 @@ from equipoise.methods import Method
 from equipoise.methods.base import Plan, Setting
 from equipoise.privacy import Budget, BudgetError, PrivacyPlan, Sampling, WithoutReplacement, digest
 from equipoise.privacy.ledger.journal_records import other_runs
-from equipoise.training.assumptions import ALONE, Assumption
+from equipoise.training.assumptions import Assumption, always
 from equipoise.training.distributed import Processes
 from equipoise.training.folder.run_folder import RunFolder
 from equipoise.training.forwards import BatchPreparation, RowSource, averaged_over_views
@@ -45,7 +45,12 @@ from equipoise.training.setup.argument_checks import (
 from equipoise.training.setup.deep_copies import deep_copy
 from equipoise.training.setup.loss_trials import check_loss, check_repeatable, copies_of
 from equipoise.training.setup.micro_batches import MicroBatches, choose_micro_batches, choose_whole_numbers
-from equipoise.training.setup.pipeline_trials import Pipeline, check_history, check_pipeline
+from equipoise.training.setup.pipeline_trials import (
+    Pipeline,
+    check_history,
+    check_items,
+    check_pipeline,
+)
 from equipoise.training.setup.public_copies import check_public, public_assumptions
 from equipoise.training.setup.same_records import RecordsOfFirst, check_same_records
 from equipoise.training.setup.training_inputs import TrainingInputs
@@ -141,7 +146,7 @@ class TrainingSetup:
         """
         is_scanned = Assumption.SCANNED in found
         return [
-            ALONE,
+            *always(self.settings.unit),
             *map(str, found),
             *self.method.assumptions(self.method_plan),
             *public_assumptions(is_scanned, self.method, self.settings.allow_public_duplicates),
@@ -242,6 +247,8 @@ def prepare(given: TrainingInputs, resumed: ResumedRun | None = None) -> Trainin
         is_read = not (source.is_scanned or source.is_elsewhere)  # by code that makes the records
         runs_code = is_read or given.augmentation is not None
         other_source = deep_copy((source, prepare_batch), shares_data=True) if runs_code else None
+        if is_read:
+            check_items(source, given.data)
         check_same_records(processes, source, owners)
         # In a model that is held in parts, whatever is tried must come out alike in all processes.
         is_held_in_parts = model in SHARDED and processes.count > 1
@@ -464,6 +471,7 @@ def _found(
         Assumption.of_rounding(micro_batches.keeps_bits): True,
         Assumption.PLANNED_ON_RECORDS: not micro_batches.is_planned,
         Assumption.OWN_NUMBERS: micro_batches.random_use == "own",
+        Assumption.SHARED_NUMBERS: rows.dealt,
         Assumption.RANDOM_PIPELINE: not pipeline_tried,
         Assumption.KEEPS_NOTHING: not keeps_nothing,
         Assumption.of_shapes(pipeline.shapes_follow): not is_scanned,

@@ -1,0 +1,167 @@
+"""Items that are made on demand are of one record each: one that chooses another record is refused."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import numpy as np
+import pytest
+import torch
+from small_problems import RECORDS, OnDemand, loss, records, training
+from torch.utils.data import ConcatDataset, Subset
+
+import equipoise as eq
+from equipoise.gradients.capture import random_numbers
+from equipoise.training.assumptions import OF_RECORD, OF_USER, STATED, Assumption
+from equipoise.training.record_source import DataError
+
+N = RECORDS
+
+
+class Mixing(OnDemand):
+    """MixUp, as it is usually written: the partner's number comes from `choose(n)`."""
+
+    def __init__(self, base, choose):
+        self.base, self.choose = base, choose
+
+    def __len__(self):
+        return len(self.base)
+
+    def __getitem__(self, i):
+        item, other = self.base[i], self.base[int(self.choose(len(self.base))) % len(self.base)]
+        return item | {"input": 0.7 * item["input"] + 0.3 * other["input"]}
+
+
+def rarely(n):
+    return torch.randint(n, ()) if random.random() < 0.01 else 0
+
+
+#: How another record is chosen among n.
+CHOICES = {
+    "torch.randint": lambda n: torch.randint(0, n, (1,)),
+    "torch.randint of one argument": lambda n: torch.randint(n, ()),
+    "torch.random_": lambda n: torch.empty(1).random_(0, n),
+    "torch.randperm": lambda n: torch.randperm(n)[0],
+    "torch.multinomial": lambda n: torch.multinomial(torch.ones(n), 1),
+    "random.randrange": random.randrange,
+    "random.randint": lambda n: random.randint(0, n - 1),
+    "random.choice": lambda n: random.choice(range(n)),
+    "random.choices": lambda n: random.choices(range(n))[0],
+    "random.sample": lambda n: random.sample(range(n), 2)[1],
+    "all but one": lambda n: random.randrange(n - 1),
+    "np.random.randint": lambda n: np.random.randint(n),
+    "np.random.randint of two arguments": lambda n: np.random.randint(0, high=n),
+    "np.random.choice": lambda n: np.random.choice(n),
+    "np.random.choice of a list": lambda n: np.random.choice(np.arange(n)),
+    "np.random.permutation": lambda n: np.random.permutation(n)[0],
+    "rarely": rarely,
+}
+
+
+@pytest.mark.parametrize("name", CHOICES)
+def test_an_item_that_chooses_another_record_is_refused(name):
+    with pytest.raises(DataError, match="another record"):
+        training(data=Mixing(OnDemand(records()), CHOICES[name]))
+
+
+def part(data):
+    return Subset(data, range(0, N, 2))
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        part(Mixing(OnDemand(records()), random.randrange)),
+        ConcatDataset([OnDemand(records()), Mixing(OnDemand(records(40)), random.randrange)]),
+    ],
+    ids=["of a part", "in a chain"],
+)
+def test_the_records_of_a_data_set_inside_are_other_records(data):
+    with pytest.raises(DataError, match="another record"):
+        training(data=data)
+
+
+class Cropped(OnDemand):
+    """Draws whole numbers that choose no record."""
+
+    def __getitem__(self, i):
+        item = super().__getitem__(i)
+        place = int(torch.randint(0, 9, ())) + random.randrange(31) + np.random.randint(1000)
+        return item | {"input": item["input"].roll(place) + torch.randn(12)}
+
+
+def test_other_whole_numbers_are_the_items_own():
+    training(data=Cropped(records()))
+
+
+def test_a_few_records_choose_nothing():
+    """Ranges of augmentations are as small as such data sets are: RandAugment has 31 levels."""
+
+    class Few(OnDemand):
+        def __getitem__(self, i):
+            item = super().__getitem__(i)
+            return item | {"input": item["input"] * (1 + torch.randint(0, 31, ()) / 100)}
+
+    training(data=Few(records(31)), population=31, batch=6)
+
+
+def test_random_functions_are_as_before():
+    before = [random.Random._randbelow, random.choices, np.random.randint, np.random.choice]
+    with pytest.raises(KeyError), random_numbers.ranges_asked():
+        raise KeyError
+    assert before == [random.Random._randbelow, random.choices, np.random.randint, np.random.choice]
+
+
+@pytest.mark.parametrize("shares", [False, True])
+@pytest.mark.parametrize(
+    ("options", "sentence", "other"),
+    [
+        ({}, OF_RECORD, OF_USER),
+        ({"unit": "user", "owner": range(N), "records_per_user": 1}, OF_USER, OF_RECORD),
+    ],
+)
+def test_every_statement_says_what_items_are_made_of(options, sentence, other, shares, tmp_path):
+    def sharing(model, batch):
+        return loss(model, batch) * (1 + torch.rand(()) if shares else 1)
+
+    run = training(steps=1, loss=sharing, run_dir=tmp_path / "run", **options)
+    run.run(progress=False)
+    named = run.statement().assumptions
+    assert {sentence, STATED} <= set(named)
+    assert other not in named
+    assert (Assumption.SHARED_NUMBERS in named) is shares  # more records than the population are refused
+    assert not any(found.ok is False for found in eq.verify_run(tmp_path / "run").findings)
+    path = tmp_path / "run" / "statement.json"
+    statement = json.loads(path.read_text())
+    statement["assumptions"].remove(sentence)
+    path.write_text(json.dumps(statement))
+    assert "assumptions" in [f.subject for f in eq.verify_run(tmp_path / "run").findings if f.ok is False]
+
+
+@pytest.mark.parametrize("number", range(1, 5))
+def test_a_longer_item_anywhere_is_seen(number):
+    """Also where it is one of the last ones: padding moves the others."""
+
+    def padded(items):
+        width = max(len(item["input"]) for item in items)
+        pad = [torch.nn.functional.pad(item["input"], (0, width - len(item["input"]))) for item in items]
+        return {"input": torch.stack(pad), "label": torch.stack([item["label"] for item in items])}
+
+    class Ragged(OnDemand):
+        def __getitem__(self, i):
+            item = super().__getitem__(i)
+            return item if i == N - number else item | {"input": item["input"][:8]}
+
+    class Mean(torch.nn.Module):
+        """The mean over all places, those of the padding too."""
+
+        def __init__(self):
+            super().__init__()
+            self.head = torch.nn.Linear(1, 3)
+
+        def forward(self, x):
+            return self.head(x.mean(1, keepdim=True))
+
+    with pytest.raises(ValueError, match="mask"):
+        training(Mean(), data=Ragged(records()), collate=padded, loss=loss)
