@@ -6,6 +6,7 @@ Settings in, a run folder and plain values out.
 from __future__ import annotations
 
 import json
+import math
 import shutil
 import tempfile
 import time
@@ -152,6 +153,8 @@ def _run(
         scores = scores_of(training.method, training.method_state)
     if hint:
         _hint(experiment, result.evaluation, console)
+    if result.finished:
+        _say_if_clipped(experiment, RunFolder(folder), console)
     if scores is not None:
         _write_json(Path(folder) / SCORES_FILE, {"scores": scores.tolist()}, mode=0o600)
     return _answer(folder, experiment.settings, result.finished, time.perf_counter() - began)
@@ -169,6 +172,38 @@ def _hint(experiment: Experiment, found: Mapping[str, float], console: Console) 
             "--ledger FILE adds it up.",
             soft_wrap=True,
         )
+
+
+_CLIPPED = "batch.gradient.clip_fraction"
+
+
+def _say_if_clipped(experiment: Experiment, folder: RunFolder, console: Console) -> None:
+    """Tell the owner alone that clipping biases the coefficients of a model which is read for them.
+
+    A logistic model at clip norm 1 may rank well and be wrong in slopes and probabilities. What is said
+    comes from the private diagnostics, so it goes to a terminal and into no file.
+    """
+    model, schema = experiment.settings.model, experiment.dataset.schema
+    if model not in ("logistic", "additive") or not console.is_terminal or not folder.diagnostics.is_file():
+        return
+    lines = folder.diagnostics.read_text(encoding="utf-8").splitlines()[-20:]
+    clipped = [row[_CLIPPED] for row in map(json.loads, lines) if _CLIPPED in row]
+    if not clipped or sum(clipped) < 0.2 * len(clipped):
+        return
+    offer = "Compare with a larger --clip-norm."
+    columns = [] if schema is None or "columns" not in schema else schema["columns"].values()
+    if model == "logistic" and columns and experiment.dataset.task == "classification":
+        # A column is coded as a number in [-1, 1] or as one 1 among zeros; the bias adds 1. The slope of
+        # cross-entropy with respect to the outputs is at most sqrt(2) long.
+        bound = math.sqrt(2 * (1 + sum(column["type"] != "skip" for column in columns)))
+        offer = (
+            f"No gradient of this model is longer than {bound:.3g}: --clip-norm {bound:.3g} clips nothing."
+        )
+    console.print(
+        f"[bold yellow]For you alone[/]: {sum(clipped) / len(clipped):.0%} of the last gradients were "
+        f"clipped, so that coefficients and probabilities are biased, however good the accuracy. {offer}",
+        soft_wrap=True,
+    )
 
 
 def _answer(folder: str, settings: RunSettings, finished: bool, seconds: float) -> dict[str, Any]:

@@ -17,9 +17,10 @@ Mechanisms", arXiv:2401.10294; C. Choquette-Choo et al. 2024, arXiv:2310.15526).
 chance (`FullBatch`, `FixedEpochs`) a user meets one Gaussian of G times a record's part at most.
 
 *Users drawn* (`rows="sum"` or `"mean"`). A row is the sum, or the mean, of its user's gradients, and is
-clipped as a whole. So one user moves a sum by one bound, and every event is that of records. With
-`rows="update"` each item of the data is a whole user already, and its row an update made of all that it holds
-(`federated.LocalUpdates`).
+clipped as a whole. With the mean each user counts once: the model fits an average over users (households).
+With the sum each record counts once, below the clip norm: an average over records (persons). One user moves
+a sum by one bound, and every event is that of records. With `rows="update"` each item of the data is a whole
+user already, and its row an update made of all that it holds (`federated.LocalUpdates`).
 """
 
 from __future__ import annotations

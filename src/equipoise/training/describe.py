@@ -116,6 +116,7 @@ class Description:
             f"  parameters  {self.parameters:,}"
             + (f", {len(self.dense)} tensors one record at a time, which is slow" if self.dense else ""),
             *(f"  dense       {name}: {reason}" for name, reason in self.dense.items()),
+            *(["  clipping    weights in the loss count only below the clip norm"] if self.noise else []),
             f"  memory      about {self.memory_bytes / 1e6:,.0f} MB in addition to the model",
             f"  time        about {self.seconds_per_step * 1e3:,.0f} ms per step"
             + (f" for {passes} passes over each drawn {self.drawn}" if passes != "1.0" else "")

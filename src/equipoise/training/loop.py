@@ -91,8 +91,10 @@ class PrivateTraining:
         records_per_user: with unit="user", the most records of a user that the run uses. A public number;
             of a user with more, secret randomness chooses.
         user_rows: with unit="user", draw users instead of records: a row is the "sum" or the "mean" of the
-            gradients of a user's records, clipped as a whole; or "update", where each item of `data` is all
-            of a user and the loss `federated.LocalUpdates`. `population` and batch sizes count users then.
+            gradients of a user's records, clipped as a whole. With "mean" each user counts once, so that the
+            model fits an average over users (households); with "sum" each record counts once, below the
+            clip norm: an average over records (persons). Or "update", where each item of `data` is all of a
+            user and the loss `federated.LocalUpdates`. `population` and batch sizes count users then.
         collate: joins the items of a dataset to a batch.
         workers: processes that read the items of a dataset ahead of the step; the result is the same for any
             number of them. 0 reads in this process.
