@@ -250,3 +250,40 @@ def test_tensors_name_no_shapes():
     data = {"words": torch.randint(1, WORDS, (100, 7)), "label": torch.randint(0, 2, (100,))}
     named = started(Mean(), loss_of(True), data, None).statement().assumptions
     assert not {Assumption.SHAPES_ALIKE, Assumption.SHAPES_FOLLOW} & {*named}
+
+
+class Unrolled(nn.Module):
+    """A recurrence up to the longest record of the batch: one of length 0 alone has no state."""
+
+    def __init__(self):
+        super().__init__()
+        self.step, self.head = nn.Linear(3, 2), nn.Linear(2, 2)
+
+    def forward(self, batch):
+        states, state = [], torch.zeros(len(batch["input"]), 2)
+        for place in range(int(batch["length"].max())):
+            states.append(state := torch.tanh(self.step(batch["input"][:, place]) + state))
+        assert torch.equal(states[-1], state)  # IndexError where there is none
+        return self.head(torch.stack(states, 1)[torch.arange(len(state)), batch["length"] - 1])
+
+
+def test_records_of_all_lengths_from_one_train(tmp_path):
+    rng = torch.Generator().manual_seed(0)
+    data = {
+        "input": torch.randn(60, 7, 3, generator=rng),
+        "length": torch.arange(60) % 7 + 1,
+        "label": torch.arange(60) % 2,
+    }
+    model = Unrolled()
+    run = eq.PrivateTraining(
+        model,
+        torch.optim.SGD(model.parameters(), lr=0.1),
+        loss=lambda model, batch: F.cross_entropy(model(batch), batch["label"], reduction="none"),
+        data=data,
+        sampling=eq.FixedEpochs(12, 60, 5),
+        method=eq.DPSGD(noise_multiplier=1.0),
+        run_dir=tmp_path / "run",
+    )
+    list(run)
+    run.finish()
+    assert "records_failed" not in (tmp_path / "run/private/diagnostics.jsonl").read_text()

@@ -71,6 +71,7 @@ class MicroBatches:
         record_bytes: memory that one record takes in a step.
         is_planned: how rows are computed follows no private record.
         public: made-up records; where the model takes none, a few private ones.
+        whole: what made-up records hold where whole numbers go; None if the model takes none.
     """
 
     size: int
@@ -79,6 +80,7 @@ class MicroBatches:
     record_bytes: float
     is_planned: bool
     public: Any
+    whole: WholeNumbers | None
 
     def full(self, batch: Any) -> Any:
         """The rows of a forward: records of this batch in turn, then public ones."""
@@ -109,7 +111,7 @@ def choose_micro_batches(
         DataError: records share random numbers, and the data hold more of them than the stated population.
     """
     # What is measured on these is published: the micro-batch size, and how rows round.
-    public = made_up(pipeline.trials.losses, prepared)
+    public, whole = made_up(pipeline.trials.losses, prepared)
     is_planned = public is not prepared and engine.plan_on(public, prepared, pipeline.trials.params)
     record_bytes = bytes_per_record(engine.model, engine.loss, public)
     # The worst of all processes': they deal the records of a draw in one way.
@@ -135,7 +137,7 @@ def choose_micro_batches(
     # Rank 0's on every process, and kept with the run: a resumed run must add in the same order.
     engine.load_state_dict(processes.agreed(engine.state_dict()))
     size, keeps_bits = _size_that_keeps_bits(engine, public, sizes, processes)
-    return MicroBatches(size, keeps_bits, random_use, record_bytes, is_planned, public)
+    return MicroBatches(size, keeps_bits, random_use, record_bytes, is_planned, public, whole)
 
 
 def _operations_follow_numbers(engine: GradientEngine, batch: Any) -> bool:
@@ -278,7 +280,8 @@ def choose_whole_numbers(
         micro_batches: their size, and whether made-up records run what is planned.
     """
     one = take_records(example, slice(1))
-    for whole in get_args(WholeNumbers):
+    kinds = get_args(WholeNumbers)
+    for whole in kinds[kinds.index(micro_batches.whole or kinds[0]) :]:
         public = made_up_records(one, PUBLIC_ROWS, whole)
         first = public if micro_batches.is_planned else one
         try:
@@ -292,7 +295,7 @@ def choose_whole_numbers(
     return None
 
 
-def made_up(losses: Callable[[Any], Tensor], batch: Any) -> Any:
+def made_up(losses: Callable[[Any], Tensor], batch: Any) -> tuple[Any, WholeNumbers | None]:
     """Public records in the shape of these, for what is measured and published.
 
     Args:
@@ -301,14 +304,16 @@ def made_up(losses: Callable[[Any], Tensor], batch: Any) -> Any:
 
     Returns:
         Four records: uniform numbers from 0 to 1, and ones and zeros where only whole numbers go, in turn or
-        as the model takes them. The batch itself where the model fails on such.
+        as the model takes them; and which of these it is. The batch itself and None if it fails on all.
     """
     for whole in get_args(WholeNumbers):
         records = made_up_records(batch, 4, whole)
+        # Copies too: the dense path runs a record by itself, and one of length 0 may fail there alone.
+        copies = [take_records(records, torch.full((2,), place)) for place in range(PUBLIC_ROWS)]
         try:
-            if bool(torch.isfinite(losses(records)).all()):
-                return records
+            if all(bool(torch.isfinite(losses(some)).all()) for some in (records, *copies)):
+                return records, whole
         except Exception as error:
             if out_of_memory(error):
                 raise
-    return batch
+    return batch, None
