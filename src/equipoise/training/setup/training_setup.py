@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import warnings
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -24,8 +25,17 @@ from equipoise.gradients.engine_inputs import Loss
 from equipoise.gradients.forward_only import LossEngine, nothing_saved
 from equipoise.methods import Method
 from equipoise.methods.base import Plan, Setting
-from equipoise.privacy import Budget, BudgetError, PrivacyPlan, Sampling, WithoutReplacement, digest
+from equipoise.privacy import (
+    Budget,
+    BudgetError,
+    PrivacyPlan,
+    Sampling,
+    WithoutReplacement,
+    digest,
+    epsilon,
+)
 from equipoise.privacy.ledger.journal_records import other_runs
+from equipoise.privacy.ledger.run_record import compose_events
 from equipoise.training.assumptions import Assumption, always
 from equipoise.training.distributed import Processes
 from equipoise.training.folder.run_folder import RunFolder
@@ -360,6 +370,27 @@ def _check_elsewhere(given: TrainingInputs, processes: Processes) -> None:
         )
 
 
+def _check_left(budget: Budget, others: tuple[DpEvent, ...], relation: str) -> None:
+    """Say what a journal's other runs leave of the budget, and refuse a run that gets hardly any of it.
+
+    Each run plans for all that is left, so that the second one with the same budget would get next to
+    nothing: its noise grows twentyfold and more, and its model learns nothing.
+
+    Raises:
+        BudgetError: less than a tenth is left.
+    """
+    spent = epsilon(compose_events(others), budget.delta, relation, cross_check=False).value
+    left = f"the other runs in ledger_file cost epsilon {spent:.4g} of {budget.epsilon:g} at {budget.delta:g}"
+    if spent > 0.9 * budget.epsilon:
+        raise BudgetError(
+            f"{left}, their whole plans included, so that less than a tenth is left and noise would drown "
+            "this run. A budget is that of all runs of the journal together: raise it for this run, and give "
+            "each run its share from the first one on. To train with what is left all the same, state the "
+            "method's noise_multiplier"
+        )
+    warnings.warn(f"{left}, their whole plans included; this run may use the rest", stacklevel=2)
+
+
 def _plan_of(given: TrainingInputs, resumed: ResumedRun | None, processes: Processes) -> Plan:
     """The method's plan, given what the other runs in its journal cost.
 
@@ -392,9 +423,11 @@ def _plan_of(given: TrainingInputs, resumed: ResumedRun | None, processes: Proce
         return replace(plan, releases=releases.hardened() if settings.hardened else releases)
 
     if resumed is None:
-        return plan_next_to(
-            processes.first(lambda: other_runs(settings.ledger_file, settings.relation, settings.unit))
-        )
+        others = processes.first(lambda: other_runs(settings.ledger_file, settings.relation, settings.unit))
+        plan = plan_next_to(others)
+        if given.budget is not None and others and getattr(given.method, "noise_multiplier", None) is None:
+            _check_left(given.budget, others, settings.relation)
+        return plan
     states = processes.first(resumed.other_runs)
     for others in states:
         try:
