@@ -12,6 +12,8 @@ from small_problems import loss, network, parameters, records, training
 
 import equipoise as eq
 from equipoise.privacy import FullBatch
+from equipoise.privacy.private import unwrap
+from equipoise.training.restarts import FinishedTraining
 
 
 def files(folder):
@@ -38,6 +40,53 @@ def test_no_file_holds_the_key_but_its_own_and_it_goes_at_the_end(tmp_path, hard
     assert statement["private"] is True
     assert statement["noise"] == ("grid" if hardened else "floating_point")
     assert eq.verify_run(tmp_path / "run").consistent
+
+
+@pytest.mark.parametrize("ends", ["planned", "early", "resumed"])
+def test_no_file_holds_noise_after_the_end(tmp_path, ends):
+    """Correlated noise is used again, so checkpoints hold it; what it hides was released."""
+    run = training(
+        sampling=eq.FixedEpochs(12, 60, 6),
+        method=eq.DPMF(bands=3, clip_norm=0.5, noise_multiplier=1.0),
+        run_dir=tmp_path / "run",
+        reproducible=False,
+    )
+    for done in run:
+        run.save_checkpoint()
+        if ends != "planned" and done.step == 4:
+            break
+    noise = [
+        (row["key"].encode(), unwrap(value).numpy().tobytes())
+        for rows in run.ledger.history.values()
+        for row in rows
+        for value in row["noise"]["gradient"].values()
+    ]
+    assert len(noise) > 4
+
+    def hold_noise():
+        return any(part in content for content in files(tmp_path).values() for one in noise for part in one)
+
+    assert hold_noise()
+    if ends == "resumed":
+        run.close()
+        model = network()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
+        run = eq.PrivateTraining.resume(tmp_path / "run", model, optimizer, loss=loss, data=records())
+        list(run)
+    run.finish(stop_fixed_beforehand=ends == "early")
+    assert not hold_noise()
+    assert not (tmp_path / "run" / "private" / "key").exists()
+    assert isinstance(
+        eq.PrivateTraining.start_or_resume(
+            network(),
+            run.optimizer,
+            run_dir=tmp_path / "run",
+            loss=loss,
+            data=records(),
+            sampling=run.sampling,
+        ),
+        FinishedTraining,
+    )
 
 
 @pytest.mark.parametrize("hardened", [False, True])

@@ -652,7 +652,7 @@ class PrivateTraining:
             write_report(folder.path)
 
     def end(self, stop_fixed_beforehand: bool = False) -> None:
-        """Book the end of the run, and delete the key: nothing more can be released.
+        """Book the end of the run, and delete the key and noise: nothing more can be released.
 
         Args:
             stop_fixed_beforehand: as for `finish`.
@@ -661,6 +661,9 @@ class PrivateTraining:
         def on_rank_0() -> None:
             own = own_ledger(self.ledger)
             own.close(stop_fixed_beforehand)
+            # Before the key goes: a run that is killed between the two is ended again when it is resumed.
+            if self.folder is not None:
+                self.folder.checkpoints.forget_noise()
             own.secrets.delete()
 
         self.processes.first(on_rank_0)

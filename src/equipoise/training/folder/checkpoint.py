@@ -109,6 +109,20 @@ class Checkpoints:
                     stale.unlink()
             shutil.rmtree(self.parts(old), ignore_errors=True)
 
+    def forget_noise(self) -> None:
+        """Take the noise that further releases would have used again out of all checkpoints of a run.
+
+        After its end there are none, and whoever reads that noise can take it off what was released.
+        """
+        for step in self.steps():
+            try:
+                state = self._read(step)
+            except CheckpointError:  # what a damaged one still holds cannot be taken out
+                self._path(step).unlink()
+                continue
+            if state["ledger"]["history"]:
+                self.save(step, state | {"ledger": state["ledger"] | {"history": {}}})
+
     def parts(self, step: int) -> Path:
         """The folder of what several processes hold in parts."""
         return self._path(step).with_suffix(".shards")
