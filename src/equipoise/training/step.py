@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -21,6 +22,7 @@ from torch import Tensor
 from equipoise._dtensor import local_part, norm_of_all
 from equipoise._host import Unread, read
 from equipoise.gradients import ForwardWritesError
+from equipoise.gradients.capture.isolation import write_mark
 from equipoise.gradients.capture.sharded import resharded
 from equipoise.methods import Context, State
 from equipoise.methods.base import Parameters
@@ -87,11 +89,13 @@ SPOILT = (
     "resume the run from its last checkpoint (PrivateTraining.resume)"
 )
 
-MOVED = (
-    "after the last step something else than it moved parameters of the model: a step of an optimizer, "
-    "load_state_dict, a write to .data, or a model that writes to itself, in a step that was interrupted. No "
-    "epsilon covers what moved them, so nothing more is computed, saved or published. Resume the run from "
-    "its last checkpoint (PrivateTraining.resume), and leave the parameters alone"
+CHANGED = (
+    "{what} of the model changed after the last step, and not by a step: a forward in training mode "
+    "(torch.optim.swa_utils.update_bn), a step of another optimizer, a gradient left on a frozen parameter, "
+    "load_state_dict, a write to .data, or a model that writes to itself, in a step that was interrupted. It "
+    "is saved with the model, and no epsilon covers the change, so nothing more is computed, saved or "
+    "published. Resume the run from its last checkpoint (PrivateTraining.resume). Call model.eval() before "
+    "a forward between steps, and keep what a schedule changes in a Python attribute, not in a buffer"
 )
 
 
@@ -162,6 +166,9 @@ class StepRunner:
         self._left: Unread[str] | None = None
         # The same at the beginning of the step that was begun last.
         self._now: Unread[str] | None = None
+        # Of what is saved and no step moves: digests, and marks, which show most changes without hashing.
+        self._unmoved = self._digests_of_unmoved()
+        self._marks = self._marks_of(self._held())
         # Why there is no further step; None while there may be one.
         self._stopped: str | None = None
 
@@ -239,35 +246,71 @@ class StepRunner:
         self._stopped = reason
 
     def check(self) -> None:
-        """Refuse what comes after `stop`, or after something else moved, converted or replaced parameters.
+        """Refuse what comes after `stop`, or after something else than a step changed what is saved.
 
         Raises:
             RuntimeError: with the reason.
         """
         self._check_places()
+        self._check_unmoved()
         if self._left is not None:
             now = self._ledger.unread_digest(self._setup.parameters)
             read(self._left, now)
             self._refuse_moved(self._left.value(), now.value())
 
-    def _refuse_moved(self, left: str, now: str) -> None:
+    def _refuse_moved(self, left: str, now: str, what: str = "parameters") -> None:
         if now != left:
-            self.stop(MOVED)
-            raise RuntimeError(MOVED)
+            self.stop(CHANGED.format(what=what))
+            raise RuntimeError(self._stopped)
+
+    def _held(self) -> dict[str, Tensor]:
+        """All parameters and buffers as they stand now, by each of their names."""
+        model = self._setup.model
+        if self._setup.is_sharded:
+            resharded(model)  # a forward without a backward leaves whole parameters in place
+        buffers = dict(model.named_buffers(remove_duplicate=False))
+        return {**dict(model.named_parameters(remove_duplicate=False)), **buffers}
+
+    def _digests_of_unmoved(self) -> dict[str, Unread[str]]:
+        """By name, of all that is saved with the model and that no step moves.
+
+        These are frozen parameters, persistent buffers and extra state. What shares its memory with a
+        parameter that is trained moves with it.
+        """
+        held = self._held()
+        trained = {local_part(p).data_ptr() for p in self._setup.parameters.values()}
+        found = {}
+        for name, value in self._setup.model.state_dict().items():
+            value = held.get(name, value)
+            if not (isinstance(value, Tensor) and local_part(value).data_ptr() in trained):
+                with suppress(TypeError):  # extra state of a kind that no checkpoint gives back
+                    found[name] = self._ledger.unread_digest(value)
+        return found
+
+    def _marks_of(self, held: Mapping[str, Tensor]) -> list[tuple[int, int]]:
+        return [write_mark(held.get(name)) for name in self._unmoved]
+
+    def _check_unmoved(self) -> None:
+        now = self._digests_of_unmoved()
+        read(*self._unmoved.values(), *now.values())
+        for name in {**self._unmoved, **now}:
+            left, right = ((of[name].value() if name in of else "") for of in (self._unmoved, now))
+            self._refuse_moved(left, right, repr(name))
+        self._marks = self._marks_of(self._held())
 
     def _check_places(self) -> None:
         """Refuse what comes after `stop`, and parameters that were converted, moved elsewhere or replaced.
+
+        Of what no step moves the marks are looked at, and the values only where a mark differs.
 
         Raises:
             RuntimeError: naming one. Put back as it was, the training goes on.
         """
         if self._stopped is not None:
             raise RuntimeError(self._stopped)
-        if self._setup.is_sharded:
-            resharded(self._setup.model)  # a forward without a backward leaves whole parameters in place
-        now = dict(self._setup.model.named_parameters())
+        held = self._held()
         for name, parameter in self._setup.parameters.items():
-            if now.get(name) is not parameter:
+            if held.get(name) is not parameter:
                 raise RuntimeError(
                     f"parameter {name!r} of the model is no longer the tensor that this training moves: "
                     "load_state_dict(assign=True), another layer or a move to another kind of device put a "
@@ -282,6 +325,8 @@ class StepRunner:
                     "chosen for that. Move the model back (model.to(...)). To go on with it as it is, resume "
                     "the run from its last checkpoint (PrivateTraining.resume)"
                 )
+        if self._marks_of(held) != self._marks:
+            self._check_unmoved()
 
     def _looking(self, before: str, look: Callable[[], tuple[_Answer, Sequence[Unread[Any]]]]) -> _Answer:
         """What `look` gives, which looks at private records; no parameter has moved.

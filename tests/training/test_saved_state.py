@@ -1,0 +1,135 @@
+"""What a run saves and no step moves is what it was at the start, and no noise outlives the key."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from small_problems import CLASSES, FEATURES, loss, records, training
+from torch import nn
+
+import equipoise as eq
+
+# ---- buffers and frozen parameters
+
+
+class Scaled(nn.Module):
+    """A frozen batch norm, a frozen layer, buffers that are saved and one that is not, and extra state."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(FEATURES).eval().requires_grad_(False)
+        self.frozen = nn.Linear(FEATURES, FEATURES).requires_grad_(False)
+        self.head = nn.Linear(FEATURES, CLASSES)
+        self.register_buffer("scale", torch.ones(FEATURES))
+        self.register_buffer("cache", torch.ones(FEATURES), persistent=False)
+        self.seen = 0.0
+
+    def forward(self, x):
+        return self.head(self.frozen(self.norm(x)) * self.scale * self.cache)
+
+    def get_extra_state(self):
+        return {"seen": self.seen}
+
+    def set_extra_state(self, state):
+        self.seen = state["seen"]
+
+
+def update_bn(model):
+    loader = torch.utils.data.DataLoader(records()["input"], batch_size=20)
+    torch.optim.swa_utils.update_bn(loader, model)
+
+
+def replaced(model):
+    model.norm.running_mean = records()["input"].mean(0)
+
+
+CHANGES = {
+    "norm.running_mean": update_bn,
+    "norm.running_var": lambda model: model.norm.running_var.data.mul_(2),
+    "norm.running_mean replaced": replaced,
+    "frozen.weight": lambda model: model.frozen.weight.data.add_(1),
+    "frozen.bias": lambda model: nn.init.ones_(model.frozen.bias),
+    "scale": lambda model: model.scale.mul_(1.5),
+    "extra_state": lambda model: setattr(model, "seen", float(records()["input"].sum())),
+}
+SEEN_BEFORE_A_STEP = ["norm.running_mean", "frozen.bias", "scale"]
+
+
+@pytest.mark.parametrize("then", ["save_checkpoint", "finish", "evaluate", "take_step"])
+@pytest.mark.parametrize("what", CHANGES)
+def test_what_no_step_moves_is_saved_as_it_was(tmp_path, what, then):
+    """The mean of the training records left in `model.safetensors` under "proven"."""
+    if then == "take_step" and what not in SEEN_BEFORE_A_STEP:
+        pytest.skip("seen where something is saved")
+    run = training(Scaled(), run_dir=tmp_path / "run")
+    run.take_step()
+    CHANGES[what](run.model)
+    spent = run.ledger.releases_left
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match=rf"{what.split()[0]}.*PrivateTraining\.resume"):
+            run.evaluate(len) if then == "evaluate" else getattr(run, then)()
+    assert run.ledger.releases_left == spent
+    assert not (tmp_path / "run" / "model.safetensors").exists()
+
+
+def test_what_an_evaluation_writes_goes_nowhere(tmp_path):
+    def evaluate(model):
+        model.train()(records()["input"])
+        return 0.0
+
+    with pytest.raises(RuntimeError, match=r"norm\.running_mean.*PrivateTraining\.resume"):
+        training(Scaled(), run_dir=tmp_path / "run").run(evaluate, progress=False, evaluate_every=1)
+    assert not (tmp_path / "run" / "model.safetensors").exists()
+
+
+def test_a_stale_gradient_of_a_frozen_parameter_goes_nowhere(tmp_path):
+    """An optimiser that holds the parameter adds the gradient that a loss left on it before it was frozen."""
+    model = Scaled()
+    model.frozen.weight.grad = torch.ones(FEATURES, FEATURES)
+    run = training(model, run_dir=tmp_path / "run")
+    run.take_step()
+    with pytest.raises(RuntimeError, match=r"frozen\.weight"):
+        run.save_checkpoint()
+
+
+def test_what_changes_nothing_that_is_saved_is_allowed(tmp_path):
+    whole, model = Scaled(), Scaled()
+    model.load_state_dict(whole.state_dict())
+    training(whole, steps=4).run(progress=False)
+    run = training(model, steps=4, run_dir=tmp_path / "run")
+    for _ in run:
+        model.scale.copy_(torch.ones(FEATURES))  # written, and what it was
+        model.scale = model.scale.clone()
+        model.eval()
+        model.double().float()
+        run.evaluate(lambda model: float(model(records()["input"]).sum()))
+    run.finish()
+    assert torch.equal(model.head.weight, whole.head.weight)
+
+
+def test_a_resume_watches_what_it_loaded(tmp_path):
+    model = Scaled()
+    model.scale.fill_(3)
+    run = training(model, steps=4, run_dir=tmp_path / "run")
+    run.take_step()
+    run.save_checkpoint()
+    run.close()
+    model = Scaled()  # its buffer has another value until the checkpoint is loaded
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
+    again = eq.PrivateTraining.resume(tmp_path / "run", model, optimizer, loss=loss, data=records())
+    again.take_step()
+    again.save_checkpoint()
+    model.scale.mul_(2)
+    with pytest.raises(RuntimeError, match=r"scale"):
+        again.take_step()
+
+
+def test_a_step_does_not_hash_what_is_frozen(monkeypatch):
+    run = training(Scaled())
+    run.take_step()
+    hashed = []
+    digest = run.ledger.unread_digest
+    monkeypatch.setattr(run.ledger, "unread_digest", lambda value: hashed.append(value) or digest(value))
+    run.take_step()
+    assert not [value for value in hashed if not isinstance(value, dict)]
+    assert not [value for value in hashed if "frozen.weight" in value]
