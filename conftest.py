@@ -1,12 +1,15 @@
 """The lanes of the tests, and which files pytest leaves alone.
 
-`wide` is given here by folder and file, and in a test file by `@pytest.mark.wide` for single cases. What the
-command line names runs, wide or not.
+`wide` is given here by folder and file, and in a test file by `@pytest.mark.wide`. Of a test with
+`@pytest.mark.few(2)`, two cases run in `make test`, evenly spaced, and the others are wide. A wide file that
+the command line names runs.
 
 Doctests of modules whose optional packages are missing are not collected, nor is `conftest.py`, which several
 folders have: collected as a module, one would hide the other.
 """
 
+import math
+from collections import defaultdict
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -35,6 +38,7 @@ WIDE = (
     "tests/docs/",
     "tests/examples/",
     "tests/fuzz/",
+    "tests/gradients/test_models_hf.py",
     "tests/gradients/test_sharded_engine.py",
     "tests/integrations/",
     "tests/reproduction/",
@@ -42,6 +46,7 @@ WIDE = (
     "tests/training/test_processes.py",
     "tests/training/test_restarted_processes.py",
     "tests/training/test_sharded_",
+    "tests/training/test_transformers_use.py",
 )
 
 
@@ -55,6 +60,14 @@ def pytest_collection_modifyitems(config, items):
         for item in items:
             if item.path.relative_to(config.rootpath).as_posix().startswith(WIDE):
                 item.add_marker("wide")
+    cases = defaultdict(list)
+    for item in items:
+        if item.get_closest_marker("few") and not item.get_closest_marker("slow"):
+            cases[item.path, item.originalname].append(item)
+    for group in cases.values():
+        step = math.ceil(len(group) / group[0].get_closest_marker("few").args[0])
+        for item in set(group) - set(group[::step]):
+            item.add_marker("wide")
     listed = Path(config.getoption("--passed") or "")
     if listed.is_file():
         passed = set(listed.read_text(encoding="utf-8").splitlines())

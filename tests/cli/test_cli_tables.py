@@ -322,6 +322,7 @@ def test_methods_are_compared_on_a_table(equipoise, folder, tmp_path):
     assert found.value["methods"][0]["score"] > 0.6
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("target", "score", "name", "answer"),
     [

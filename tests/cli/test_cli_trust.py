@@ -182,6 +182,7 @@ def change_statement(run, text):
     write_report(run)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("what", SKIPPED)
 def test_a_check_that_was_skipped_is_told(run, equipoise, what):
     before = equipoise("verify", run, "--json").value["not_checked"]

@@ -207,6 +207,7 @@ def test_noise_for_users_is_calibrated(equipoise):
     assert refused.code == 2
 
 
+@pytest.mark.wide
 def test_a_method_is_audited_for_users(equipoise):
     found = equipoise("audit --method dp-sgd --unit user --records-per-user 3 --json").value
     assert (found["unit"], found["users"]["records"], found["holds"]) == ("user", 3, True)

@@ -166,6 +166,7 @@ def test_an_image_is_set_upright_with_the_same_bits_beside_any_others(size, thre
     assert not set_upright(images)[3].any()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("upright", "mirrored", "network"),
     [(False, True, None), (True, False, None), (False, True, "contrastive"), (True, False, "contrastive")],
@@ -192,6 +193,7 @@ def test_packaged_weights_tell_views_of_one_drawing_from_all_others(channels) ->
     assert found(ContrastiveNet.packaged("contrastive", channels)) > 0.5 > found(ContrastiveNet(channels))
 
 
+@pytest.mark.wide
 def test_fitting_lowers_the_loss_and_follows_the_seed() -> None:
     state, losses = torch.random.get_rng_state(), []
     net = fit_contrastive(1, steps=8, pictures=300, progress=lambda step, loss: losses.append(loss))

@@ -26,6 +26,7 @@ def test_an_architecture_trains_by_rules_alone(name):
     assert not found.dense
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("name", ["BERT", "RoBERTa", "DistilBERT", "ViT", "BERT, padded", "DeBERTa"])
 @pytest.mark.parametrize("seed", range(4))
 def test_a_gradient_that_vanishes_is_no_reason_to_refuse_a_model(name, seed):

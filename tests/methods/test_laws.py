@@ -36,11 +36,23 @@ from equipoise.training.folder.consistency import check_method
 from equipoise.training.forwards import RowSource
 
 BUDGET = eq.Budget(8.0, 1e-3)
-every = pytest.mark.parametrize("make", EXAMPLES.values(), ids=EXAMPLES.keys())
+
+FIRST = {(make().name, make().recipe): name for name, make in reversed(EXAMPLES.items())}
+
+
+def cases(examples, wide_variants=False):
+    """One case per line of the table; variants of a method may be left to `make test-all`."""
+    names = FIRST.values() if wide_variants else examples
+    marks = {name: () if name in names else pytest.mark.wide for name in examples}
+    return pytest.mark.parametrize(
+        "make", [pytest.param(examples[n], id=n, marks=marks[n]) for n in examples]
+    )
+
+
+every, every_kind = cases(EXAMPLES), cases(EXAMPLES, wide_variants=True)
 OWN = {name: make for name, make in EXAMPLES.items() if make().recipe == "library"}
 PROVEN = {name: make for name, make in OWN.items() if make().card.guarantee == "proven"}
-own = pytest.mark.parametrize("make", OWN.values(), ids=OWN.keys())
-proven = pytest.mark.parametrize("make", PROVEN.values(), ids=PROVEN.keys())
+own, proven, proven_kind = cases(OWN), cases(PROVEN), cases(PROVEN, wide_variants=True)
 
 
 def test_every_method_has_a_line():
@@ -128,7 +140,7 @@ def test_it_completes_where_nothing_unproven_may_leave(make, monkeypatch):
     assert not any(run.ledger.releases_left.values())
 
 
-@proven
+@proven_kind
 def test_it_protects_users_of_several_records(make, monkeypatch):
     """It completes, and what it claims for users is calibrated for them; or no accountant covers it."""
     monkeypatch.setattr(eq.PrivateTraining, "ledger_class", functools.partial(Ledger, forbid_unproven=True))
@@ -226,7 +238,7 @@ def test_counts_leave_room_for_users_of_many_records(method):
     assert 0.98 * BUDGET.epsilon <= plan.epsilon(BUDGET.delta).value <= BUDGET.epsilon
 
 
-@proven
+@proven_kind
 def test_it_draws_users(make, monkeypatch):
     """Rows of users in the place of rows of records: the plan is the same, and it completes."""
     monkeypatch.setattr(eq.PrivateTraining, "ledger_class", functools.partial(Ledger, forbid_unproven=True))
@@ -289,7 +301,7 @@ def test_the_law_of_sizes_sees_a_divisor_that_is_counted(monkeypatch):
     assert noise_scales(first) == noise_scales(second)
 
 
-@every
+@every_kind
 def test_a_step_computes_as_many_gradients_as_it_is_said_to(make, monkeypatch):
     """So that `describe` tells the time of methods of several passes, too."""
     method, given = make(), {"sampling": eq.FullBatch(RECORDS, STEPS)}  # draws of a size that is known
@@ -317,7 +329,7 @@ def test_a_step_computes_as_many_gradients_as_it_is_said_to(make, monkeypatch):
     assert told == pytest.approx(computed / STEPS)
 
 
-@every
+@every_kind
 def test_micro_batches_change_nothing(make):
     ends = []
     for size in (1, 7, 60):
@@ -328,7 +340,7 @@ def test_micro_batches_change_nothing(make):
         torch.testing.assert_close(end, ends[0], rtol=1e-7, atol=1e-9)
 
 
-@every
+@every_kind
 def test_stopped_and_resumed(make, tmp_path):
     """A run that lost the steps after its checkpoint ends where the uninterrupted one ends, and pays once."""
     whole = network()
@@ -355,7 +367,7 @@ def test_stopped_and_resumed(make, tmp_path):
     assert not any(again.ledger.releases_left.values()) or again.method.card.guarantee == "none"
 
 
-@every
+@every_kind
 def test_draws_without_records(make, monkeypatch):
     class Nobody(Ledger):
         def sample(self, draw, num_records):
@@ -372,7 +384,7 @@ def test_draws_without_records(make, monkeypatch):
         assert not torch.equal(before, parameters(model))
 
 
-@every
+@every_kind
 def test_a_record_without_a_finite_gradient_has_no_weight(make, monkeypatch):
     """On a device, too, where the sums of a draw are looked at when all are there."""
     data = records()

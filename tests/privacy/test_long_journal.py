@@ -344,6 +344,7 @@ def measured(steps):
     return {name: (float(seconds), float(megabytes)) for name, seconds, _, megabytes, _ in rows}
 
 
+@pytest.mark.wide
 def test_a_journal_of_twenty_thousand_steps(tmp_path):
     found = measured(20_000)
     assert found["open"][0] < 2

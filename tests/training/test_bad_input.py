@@ -491,6 +491,7 @@ class Curse(Items):
         return item | {"input": item["input"] * float(self.how)}
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("position", [0, 41])
 @pytest.mark.parametrize("how", ["unreadable", "label", "shape", "fields", "nan", "inf"])
 def test_a_bad_record_made_on_demand_gets_weight_zero(how, position, tmp_path, capfd):

@@ -108,6 +108,7 @@ MADE_ON_DEMAND = {"Arrow": as_arrow, "Parquet": as_parquet, "tar shards": as_tar
 SOURCES = MAPPED | MADE_ON_DEMAND
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("form", "workers"), [(form, 0) for form in SOURCES] + [("Arrow", 2), ("tar shards", 2)]
 )

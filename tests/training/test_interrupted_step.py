@@ -52,6 +52,7 @@ def break_once(run, step: int, error: BaseException, moved: bool) -> None:
 ERRORS = [RuntimeError("broken optimiser"), KeyboardInterrupt(), torch.OutOfMemoryError("out of memory")]
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
 @pytest.mark.parametrize("moved", [False, True])
 @pytest.mark.parametrize("step", [0, 3, STEPS - 1])

@@ -113,6 +113,7 @@ def trained_on(folder, gigabytes, kind):
     return int(out.stdout)
 
 
+@pytest.mark.wide
 def test_a_file_of_four_gigabytes_is_trained_on_in_one(tmp_path):
     assert trained_on(tmp_path, 4, "memmap") < 1000
 

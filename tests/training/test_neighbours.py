@@ -705,6 +705,7 @@ SHARED_NUMBERS = {
 }
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("model", SHARED_NUMBERS.values(), ids=SHARED_NUMBERS)
 def test_a_random_number_for_a_whole_micro_batch(model, monkeypatch):
     """A record that enters gives no other record another number: the sum had moved by 2 to 10 clip norms."""
@@ -1136,6 +1137,7 @@ def test_places_follow_one_law_whether_a_record_is_there_or_not():
         assert min(found.values()) > 5
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("model", "dealt"),
     [

@@ -152,6 +152,7 @@ def started(model, loss, data=None, collate=padded):
     return run
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("half", [False, True], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize("make", [Mean, Packed, bert, gpt2])
 def test_models_that_mask_their_padding_are_taken(make, half):
@@ -159,6 +160,7 @@ def test_models_that_mask_their_padding_are_taken(make, half):
     assert not started(make(), loss_of(True, half)).statement().warnings
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("half", [False, True], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize("make", [Mean, bert, lambda: bert(2)], ids=["mean", "bert", "two layers"])
 @pytest.mark.parametrize("seed", range(3))
@@ -172,6 +174,7 @@ def test_padding_without_a_mask_is_refused(make, half, seed):
 POOLINGS = {"mean": Mean, "last state": LastState, "encoder": bert, "largest": Largest, "first": First}
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("name", POOLINGS)
 @pytest.mark.parametrize(
     "order", [*range(2), *(pytest.param(order, marks=pytest.mark.slow) for order in range(2, 24))]
