@@ -266,7 +266,7 @@ ARGUMENTS = {
     "a budget of two numbers": ({"budget": (3.0, 1e-5)}, TypeError, "give Budget"),
     "no budget and no noise": ({"method": eq.DPSGD()}, ValueError, "budget is missing"),
     "no views": ({"views": 0}, ValueError, "views=0 must be at least 1"),
-    "views of nothing": ({"views": 2}, ValueError, "give augmentation"),
+    "views of nothing": ({"views": 2}, ValueError, r"views=2.*Give augmentation"),
     "an average that never moves": ({"ema_decay": 1.0}, ValueError, "ema_decay=1.0"),
     "micro-batches of nobody": ({"micro_batch_size": 0}, ValueError, "micro_batch_size=0"),
     "a seed of letters": ({"seed": "a"}, TypeError, "seed='a'"),
@@ -278,6 +278,11 @@ ARGUMENTS = {
         {"optimizer": lambda m: torch.optim.LBFGS(m.parameters())},
         TypeError,
         "LBFGS, which evaluates the loss several times",
+    ),
+    "an optimiser of sparse gradients": (
+        {"optimizer": lambda m: torch.optim.SparseAdam(list(m.parameters()))},
+        TypeError,
+        "SparseAdam fails in a step with a dense gradient",
     ),
     "an optimiser of another model": ({"optimizer": lambda m: sgd(network())}, ValueError, "does not hold"),
     "a rate beyond 32 bits": (

@@ -40,6 +40,7 @@ from equipoise.statements.statement import STOPPED
 from equipoise.training.assumptions import Assumption
 from equipoise.training.folder.run_folder import RunFolder
 from equipoise.training.forwards import PUBLIC_ROWS
+from equipoise.training.randomness import public_randomness
 from equipoise.training.setup.training_settings import TrainingSettings
 
 
@@ -352,6 +353,28 @@ def test_views_are_averaged_before_the_clip():
     )
     list(run)
     torch.testing.assert_close(model.weight.detach(), before)
+
+
+def noised(model, batch):
+    """As of a diffusion model: random noise for each row."""
+    return (model(batch["x"] + torch.randn_like(batch["x"])) - batch["x"]).square().mean(1)
+
+
+def test_views_may_differ_by_the_random_numbers_of_the_loss_alone():
+    """The mean of 64 rows of one record has less noise of the loss's own than one row."""
+    data, lengths = {"x": torch.zeros(RECORDS, 2)}, {}
+    for views in (1, 64):
+        model = nn.Linear(2, 2, bias=False)
+        run = training(model, data=data, loss=noised, views=views)
+        norms = run.engine(run._setup.rows.prepare(data, public_randomness(0, "test"))).row_norms()
+        lengths[views] = float(norms.std() / norms.mean())
+    assert lengths[64] < lengths[1] / 3
+
+    def shared(model, batch):  # one number for all rows: each view would have it
+        return (model(batch["x"] + torch.randn(())) - batch["x"]).square().mean(1)
+
+    with pytest.raises(ValueError, match=r"views=4.*per row"):
+        training(nn.Linear(2, 2), data=data, loss=shared, views=4)
 
 
 @pytest.mark.parametrize("container", [dict, UserDict])  # a tokenizer's batches are of the second kind

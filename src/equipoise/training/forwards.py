@@ -132,7 +132,7 @@ class BatchPreparation:
     Attributes:
         device: where batches are moved to.
         augmentation: (batch, generator) -> batch, or None.
-        views: K; with more than one, K augmented views per record.
+        views: K; with more than one, K views per record, augmented if there is an augmentation.
         of_users: a batch holds users, whose records are augmented.
     """
 
@@ -144,14 +144,15 @@ class BatchPreparation:
     def __call__(self, batch: Any, randomness: Randomness) -> Any:
         """The batch on the device, augmented."""
         batch = moved(batch, self.device)
-        if self.augmentation is None:
+        if self.augmentation is None and self.views == 1:
             return batch
         rng = randomness("augmentation")
         records = flattened(batch) if self.of_users else batch
+        augmentation = self.augmentation or (lambda batch, rng: batch)
         if self.views == 1:
-            augmented = self.augmentation(records, rng)
+            augmented = augmentation(records, rng)
         else:
-            augmented = repeat_views(records, self.views, self.augmentation, rng)
+            augmented = repeat_views(records, self.views, augmentation, rng)
         if not self.of_users:
             return augmented
         return {**batch, "records": by_user(augmented, batch["present"])}

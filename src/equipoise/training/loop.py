@@ -80,7 +80,9 @@ class PrivateTraining:
         ema_decay: keep a moving average of the parameters; it is evaluated and saved in place of the last
             ones.
         augmentation: (batch, generator) -> batch, record by record.
-        views: augmented views of a record whose losses are averaged before its gradient is clipped.
+        views: how many views of a record have their losses averaged before its gradient is clipped. They
+            differ by the augmentation, or by random numbers that the loss or the model draws for each row,
+            such as the time and the noise of a diffusion model.
         device: where to train; by default where the model is.
         ledger_file: a journal shared by several runs over the same data: their costs compose.
         relation: "add_or_remove_one" or "replace_one".

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import warnings
+from collections import defaultdict
 from typing import Any
 
 import torch
@@ -10,13 +13,22 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from equipoise import _validate
 from equipoise._dtensor import is_dtensor
+from equipoise._foreign_errors import cause_of, where_raised
 from equipoise._tree import leaves
 from equipoise.gradients.engine_inputs import check_model
 from equipoise.methods import METHODS, Method, find
 from equipoise.training.distributed import Processes
 from equipoise.training.setup.training_settings import TrainingSettings
 
-__all__ = ["check_optimizer", "check_scheduler", "check_sharding", "existing_device", "move", "trainable"]
+__all__ = [
+    "check_optimizer",
+    "check_scheduler",
+    "check_sharding",
+    "check_step",
+    "existing_device",
+    "move",
+    "trainable",
+]
 
 
 def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
@@ -84,6 +96,39 @@ def check_optimizer(optimizer: torch.optim.Optimizer, parameters: dict[str, nn.P
             f"optimizer holds {len(known_frozen)} parameters that are not parameters of model: no private "
             "gradient can be computed for them. Build the optimiser from model.parameters()."
         )
+
+
+def check_step(optimizer: torch.optim.Optimizer) -> None:
+    """Let a copy of the optimiser take a step on tiny parameters: one that fails later has spent its release.
+
+    Raises:
+        TypeError: an optimiser of torch fails. Of another one, which may not bear to be copied, this is a
+            warning.
+    """
+    params = [p for group in optimizer.param_groups for p in group["params"]]
+    tiny = {id(p): torch.ones([min(2, n) for n in p.shape], dtype=p.dtype, device=p.device) for p in params}
+    # The copy has no hooks, which may write to the model, and begins anew. What a scheduler puts in the place
+    # of `step` is bound to the original.
+    fields = {n: v for n, v in vars(optimizer).items() if n not in ("step", "state") and "_hooks" not in n}
+    try:
+        copied = type(optimizer).__new__(type(optimizer))
+        copied.__setstate__(copy.deepcopy(fields, dict(tiny)) | {"state": defaultdict(dict)})
+        for parameter, one in zip(params, tiny.values(), strict=True):
+            one.grad = torch.ones_like(one) if parameter.requires_grad else None
+        copied.step()
+    except Exception as error:
+        fails = (
+            f"optimizer {type(optimizer).__name__} fails in a step with a dense gradient, as private steps "
+            f"have it (noise is in every entry): {where_raised(error)}"
+        )
+        if not type(optimizer).step.__module__.startswith("torch."):
+            warnings.warn(
+                f"{fails}, tried on a copy. If it is so in a step, a release is spent", stacklevel=2
+            )
+            return
+        raise TypeError(
+            f"{fails}. Take torch.optim.SGD or Adam, for look-up tables too. Nothing was spent."
+        ) from cause_of(error)
 
 
 def _check_rates(group: dict[str, Any]) -> None:

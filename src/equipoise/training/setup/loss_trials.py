@@ -36,7 +36,7 @@ from equipoise.training.record_source import (
 from equipoise.training.setup.deep_copies import deep_copy
 from equipoise.training.setup.memory_use import available_bytes
 
-__all__ = ["OWN_GENERATOR", "SEARCHED", "check_loss", "check_repeatable", "copies_of"]
+__all__ = ["OWN_GENERATOR", "SEARCHED", "check_loss", "check_repeatable", "check_views", "copies_of"]
 
 SEARCHED = 64
 """How many of the first records are tried, where the very first ones fail."""
@@ -181,6 +181,38 @@ def _shapes(batch: Any) -> str:
     """Of a batch: a tensor, or what holds several of them."""
     shapes = ", ".join(f"{str(leaf.dtype)[6:]}{list(leaf.shape)}" for leaf in record_leaves(batch))
     return shapes if isinstance(batch, Tensor) else f"a {type(batch).__name__} of {shapes}"
+
+
+def check_views(model: nn.Module, loss: Loss, whole: Callable[[Loss], Loss], batch: Any, views: int) -> None:
+    """See that views of a record that nobody augments get random numbers of their own.
+
+    Args:
+        model, loss: they draw them.
+        whole: makes the loss of the batch of that of its views.
+        batch: a few records, each `views` times.
+        views: K.
+
+    Raises:
+        ValueError: the views of each record have one loss.
+    """
+    differ = False
+
+    def watched(model: nn.Module, batch: Any) -> Tensor:
+        nonlocal differ
+        losses = loss(model, batch)
+        each = losses.detach().reshape(-1, views)
+        differ |= not torch.allclose(each, each[:, :1].expand_as(each), rtol=1e-3)
+        return losses
+
+    for seed in range(3):  # dropout may leave all of a few numbers
+        with undisturbed(model, seed, dropout=True), attributes_kept(model, loss), torch.enable_grad():
+            run_loss(model, whole(watched), batch, None)
+    if not differ:
+        raise ValueError(
+            f"views={views} without an augmentation averages {views} equal losses: model and loss draw no "
+            "random number per row of a batch. Give augmentation=..., draw a number per row in the loss "
+            "(torch.rand(len(batch))), or leave views out"
+        )
 
 
 def copies_of(

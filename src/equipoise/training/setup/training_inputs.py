@@ -26,7 +26,7 @@ class TrainingInputs:
 
     Raises:
         TypeError: an object of another kind than the training needs; it names the argument and what to give.
-        ValueError: views without an augmentation; users without an owner, or an owner without users.
+        ValueError: users without an owner, or an owner without users.
         DataError: the data hold no column of the owner's name.
     """
 
@@ -85,11 +85,6 @@ class TrainingInputs:
             raise (ValueError if type(self.workers) is int else TypeError)(
                 f"{_validate.given('workers', self.workers)} must be a whole number of at least 0: it is how "
                 "many processes read items ahead"
-            )
-        if self.settings.views > 1 and augmentation is None:
-            raise ValueError(
-                f"views={self.settings.views} without an augmentation would repeat the same record; give "
-                "augmentation=..."
             )
 
     def _check_owner(self) -> None:

@@ -49,11 +49,12 @@ from equipoise.training.setup.argument_checks import (
     check_optimizer,
     check_scheduler,
     check_sharding,
+    check_step,
     move,
     trainable,
 )
 from equipoise.training.setup.deep_copies import deep_copy
-from equipoise.training.setup.loss_trials import check_loss, check_repeatable, copies_of
+from equipoise.training.setup.loss_trials import check_loss, check_repeatable, check_views, copies_of
 from equipoise.training.setup.micro_batches import MicroBatches, choose_micro_batches, choose_whole_numbers
 from equipoise.training.setup.pipeline_trials import (
     Pipeline,
@@ -220,6 +221,7 @@ def prepare(given: TrainingInputs, resumed: ResumedRun | None = None) -> Trainin
     _check_elsewhere(given, processes)
     # The user's random numbers go on afterwards as if nothing had been tried.
     with processes.together(), random_numbers_from(0, place):
+        check_step(given.optimizer)
         owners = None if given.owner is None else Owners(given.owner, settings.protected)
         source: RecordSource = RecordSource(given.data, given.collate, given.workers)
         if owners is not None and len(owners) != len(source):
@@ -277,6 +279,8 @@ def prepare(given: TrainingInputs, resumed: ResumedRun | None = None) -> Trainin
 
         loss = whole(given.loss)
         prepared = prepare_batch(example, public_randomness(settings.seed, "example"))
+        if settings.views > 1 and given.augmentation is None:
+            check_views(model, given.loss, whole, prepared, settings.views)
         trials = RecordTrials(model, loss, prepared)
         loss_keeps_nothing = check_repeatable(model, loss, untouched, prepared, trials.params)
         copied = [] if untouched is None else [weakref.ref(p) for p in untouched[0].parameters()]
