@@ -97,8 +97,10 @@ class Description:
     unused: list[str]
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
-        return asdict(self)
+        """Plain values, but for what is for the data's owner only."""
+        values = asdict(self)
+        del values["is_counted"]
+        return values
 
     def __str__(self) -> str:
         noise = [f"multiplier {name} {words}" for name, words in self.noise.items()]
