@@ -157,6 +157,23 @@ def test_checkpoints_of_lightning_hold_the_model(tmp_path):
     assert state["state_dict"].keys() == module.state_dict().keys()
 
 
+class SeesGradients(lightning.Callback):
+    def __init__(self):
+        self.seen = []
+
+    def on_before_optimizer_step(self, trainer, module, optimizer):
+        assert module.trainer is trainer
+        self.seen.append(sum(float(p.grad.square().sum()) for p in module.parameters()) ** 0.5)
+
+
+def test_the_moment_before_the_optimisers_step_sees_the_released_estimate(tmp_path):
+    seen, rows = SeesGradients(), Rows()
+    fitted(trainer_of(tmp_path, callbacks=[seen], logger=rows), Classifier())
+    released = [row["released_norm"] for _, row in rows.rows if "released_norm" in row]
+    assert seen.seen == pytest.approx(released)
+    assert len(released) == SAMPLING.steps
+
+
 class Fail(lightning.Callback):
     def on_train_batch_end(self, trainer, *args):
         if trainer.global_step == 6:

@@ -199,6 +199,12 @@ class Events(transformers.TrainerCallback):
     def on_step_begin(self, args, state, control, **kwargs):
         self.seen.append("begin")
 
+    def on_pre_optimizer_step(self, args, state, control, model=None, **kwargs):
+        self.seen.append(("before", state.global_step, all(p.grad is not None for p in model.parameters())))
+
+    def on_optimizer_step(self, args, state, control, model=None, **kwargs):
+        self.seen.append(("after", state.global_step, all(p.grad is not None for p in model.parameters())))
+
     def on_step_end(self, args, state, control, optimizer=None, lr_scheduler=None, model=None, **kwargs):
         assert None not in (optimizer, lr_scheduler, model)
         self.seen.append(state.global_step)

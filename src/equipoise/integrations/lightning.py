@@ -158,6 +158,17 @@ class _Bridge:
         }
         module.train()
         optimizer = trainer.strategy.optimizers[0]
+
+        def before_step(*_: Any) -> None:
+            module.trainer = trainer  # gradients are the released estimate
+            try:
+                for callback in trainer.callbacks:
+                    callback.on_before_optimizer_step(trainer, module, optimizer)
+                module.on_before_optimizer_step(optimizer)
+            finally:
+                module.trainer = None
+
+        optimizer.register_step_pre_hook(before_step)
         with _without_trainer(module):
             if self.resume:
                 assert self.run_dir is not None

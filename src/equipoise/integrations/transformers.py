@@ -10,7 +10,8 @@ from __future__ import annotations
 import dataclasses
 import math
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -285,7 +286,7 @@ class PrivateTrainer(Trainer):
         args, state, handler = self.args, self.state, self.callback_handler
         reports = iter(training)
         self.control.should_training_stop = False
-        with catch_interrupt() as interrupt:
+        with catch_interrupt() as interrupt, self._moments_of_the_step(training.optimizer):
             while training.steps_done < state.max_steps and not self.control.should_training_stop:
                 if training.steps_done % per_epoch == 0:
                     self.control = handler.on_epoch_begin(args, state, self.control)
@@ -294,7 +295,6 @@ class PrivateTrainer(Trainer):
                 if report is None:
                     break
                 state.global_step, state.epoch = report.step, report.step / per_epoch
-                self.control = handler.on_optimizer_step(args, state, self.control)
                 self.control = handler.on_step_end(args, state, self.control)
                 self._follow(report, ignore_keys)
                 if report.step % per_epoch == 0 or report.step == state.max_steps:
@@ -303,6 +303,25 @@ class PrivateTrainer(Trainer):
                 if interrupt.asked:
                     training.save_checkpoint()
                     break
+
+    @contextmanager
+    def _moments_of_the_step(self, optimizer: torch.optim.Optimizer) -> Iterator[None]:
+        """Inside, callbacks are called before and after the optimiser's step; gradients are the estimate."""
+
+        def hook(moment: Callable[..., Any]) -> Callable[..., None]:
+            def call(*_: Any) -> None:
+                self.control = moment(self.args, self.state, self.control)
+
+            return call
+
+        handler = self.callback_handler
+        before = optimizer.register_step_pre_hook(hook(handler.on_pre_optimizer_step))
+        after = optimizer.register_step_post_hook(hook(handler.on_optimizer_step))
+        try:
+            yield
+        finally:
+            before.remove()
+            after.remove()
 
     def _follow(self, report: StepReport, ignore_keys: Any) -> None:
         """Log, evaluate and save, where the callbacks ask for it."""
