@@ -34,6 +34,11 @@ def always(unit: Any) -> list[str]:
     return [OF_USER if unit == "user" else OF_RECORD, STATED, ALONE]
 
 
+# ---- what a process finds out, with the names of what it found
+
+HELD = "what these tensors of model and loss hold at the start is public, or paid for in the same journal: "
+
+
 class Assumption(StrEnum):
     """What a process finds out of its data, model and loss, and what its user gave it to run."""
 
@@ -123,7 +128,7 @@ class Assumption(StrEnum):
         return cls.SHAPES_FOLLOW if follow else cls.SHAPES_ALIKE
 
     @classmethod
-    def of_all(cls, found: Iterable[str]) -> list[Assumption]:
+    def of_all(cls, found: Iterable[str]) -> list[str]:
         """Of what several processes found: all that is assumed, and what was checked only if all checked it.
 
         Raises:
@@ -133,11 +138,13 @@ class Assumption(StrEnum):
         >>> [one.name for one in both]
         ['TRUSTED', 'SHAPES_ALIKE']
         """
-        there = {cls(text) for text in found}
+        texts = set(found)
+        named = {text for text in texts if text.startswith(HELD)}
+        there = {cls(text) for text in texts - named}
         if cls.TRUSTED in there:
             there.discard(cls.SCANNED)
         if there & {cls.ROUNDING, cls.ROUNDING_UNKNOWN}:
             there.discard(cls.KEPT)
         if cls.SHAPES_FOLLOW in there:
             there.discard(cls.SHAPES_ALIKE)
-        return [one for one in cls if one in there]
+        return [*(one for one in cls if one in there), *sorted(named)]

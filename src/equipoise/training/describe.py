@@ -18,6 +18,7 @@ from equipoise.gradients.capture.recorder import PlanMismatch
 from equipoise.gradients.engine_inputs import repeat_to
 from equipoise.privacy import BandedGaussian, Ledger, PrivacyPlan, Release, epsilon, prefix_error
 from equipoise.privacy.ledger.run_record import GUARANTEES, compose_events
+from equipoise.training.assumptions import HELD
 from equipoise.training.randomness import public_randomness
 from equipoise.training.setup.memory_use import step_bytes
 from equipoise.training.setup.training_setup import TrainingSetup
@@ -64,6 +65,8 @@ class Description:
         processes: how many processes share the work.
         dense: parameters that are computed record by record for want of a rule, with the reason.
         unused: parameters that the loss did not depend on, on a few records: noise alone would move them.
+        held: tensors of model and loss that are as long as the data, or hold public records; no epsilon
+            covers what they hold at the start.
     """
 
     method: str
@@ -95,12 +98,11 @@ class Description:
     processes: int
     dense: dict[str, str]
     unused: list[str]
+    held: list[str]
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values, but for what is for the data's owner only."""
-        values = asdict(self)
-        del values["is_counted"]
-        return values
+        """Plain values."""
+        return asdict(self)
 
     def __str__(self) -> str:
         noise = [f"multiplier {name} {words}" for name, words in self.noise.items()]
@@ -134,6 +136,11 @@ class Description:
             lines.append(
                 f"  unused      {', '.join(self.unused)}: the loss does not depend on them, so noise alone "
                 "would move them; freeze them with requires_grad_(False)"
+            )
+        if self.held:
+            lines.append(
+                f"  held        {', '.join(self.held)}: as long as the data, or equal to records of it; no "
+                "epsilon covers what is held at the start, so private records must not be in it"
             )
         return "\n".join(lines)
 
@@ -207,6 +214,9 @@ def describe(setup: TrainingSetup, ledger: Ledger, steps_done: int) -> Descripti
         processes=setup.processes.count,
         dense={c.name: c.reason for c in coverage if c.how == "dense"},
         unused=[c.name for c in coverage if c.how == "unused"],
+        held=[
+            n for text in setup.found if text.startswith(HELD) for n in text.removeprefix(HELD).split(", ")
+        ],
     )
 
 

@@ -102,8 +102,9 @@ class PrivateTraining:
             number of them. 0 reads in this process.
         epsilon_every: steps between computations of the epsilon so far; 20 in all by default.
         hardened: exact noise on a grid of integers, against attacks on floating-point noise; slower.
-        allow_public_duplicates: public records that equal private ones are those of other persons. Without
-            it they are refused; with it the statement names the assumption.
+        allow_public_duplicates: public records that equal private ones are those of other persons, and
+            records that model or loss hold are public. Without it they are refused; with it the statement
+            names the assumption.
         noise_for_cohort: the noise multiplier given to the method is scaled to cohorts of this size, and
             `sampling` draws smaller ones: a simulation of the accuracy there. It is NOT PRIVATE: the run
             claims no epsilon, and the statement says why.

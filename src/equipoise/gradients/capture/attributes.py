@@ -37,7 +37,7 @@ from torch import Tensor, nn
 
 from equipoise.gradients.checks.errors import TensorWritesError
 
-__all__ = ["attributes_kept", "has_unseen_state"]
+__all__ = ["attributes_kept", "has_unseen_state", "is_own"]
 
 #: What PyTorch keeps on every module, in its order.
 _IN_ORDER = tuple(vars(nn.Module()))
@@ -279,7 +279,7 @@ class _State:
 
     def _note_namespace(self, value: types.ModuleType) -> None:
         name = value.__name__
-        if sys.modules.get(name) is not value or _is_own(name):
+        if sys.modules.get(name) is not value or is_own(name):
             self._namespaces.append((vars(value), set()))
 
     def _note_namespaces(self) -> None:
@@ -361,7 +361,7 @@ class _State:
             self._cells.append((cell, content))
             self._waiting.append(content)
         scope = function.__globals__
-        if _is_own(scope.get("__name__")):
+        if is_own(scope.get("__name__")):
             names, imports = _names(function.__code__, str(scope.get("__package__") or ""))
             self._names |= names
             self._note_globals(scope, names)
@@ -446,7 +446,7 @@ def _names(code: types.CodeType, package: str) -> tuple[frozenset[str], frozense
 
 
 @cache
-def _is_own(module: str | None) -> bool:
+def is_own(module: str | None) -> bool:
     """Whether this module is the user's: of no installed package."""
     file = getattr(sys.modules.get(module or ""), "__file__", None) or ""
     return _package(module) not in _PACKAGES and not {"site-packages", "dist-packages"} & set(
@@ -531,4 +531,4 @@ _NOTES: dict[type, Callable[[_State, Any], None]] = {
 @cache
 def _classes(kind: type) -> tuple[type, ...]:
     """The class and those that it is made of, where they are the user's own."""
-    return tuple(base for base in kind.__mro__ if _is_own(base.__module__))
+    return tuple(base for base in kind.__mro__ if is_own(base.__module__))

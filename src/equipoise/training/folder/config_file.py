@@ -69,7 +69,7 @@ def method_name(config: Mapping[str, Any]) -> str:
         return str(config["method"]["name"])
 
 
-def found_before(config: Mapping[str, Any]) -> list[Assumption]:
+def found_before(config: Mapping[str, Any]) -> list[str]:
     """What the processes of a run found out, from its `config.json`.
 
     Raises:

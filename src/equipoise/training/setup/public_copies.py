@@ -23,7 +23,7 @@ from equipoise.methods import Method
 from equipoise.training.assumptions import ALLOWED, NOT_COMPARED
 from equipoise.training.record_source import DataError, RecordSource
 
-__all__ = ["check_public", "public_assumptions"]
+__all__ = ["check_public", "fields_of", "public_assumptions", "row_digests"]
 
 
 def check_public(source: RecordSource, method: Method, allowed: bool) -> None:
@@ -66,21 +66,22 @@ def _copies(public: Any, private: Any) -> int:
     >>> _copies({"x": torch.tensor([1.0, 2.0])}, {"x": torch.tensor([2.0, 3.0]), "y": torch.zeros(2)})
     1
     """
-    there, wanted = _fields(private), _fields(public)
+    there, wanted = fields_of(private), fields_of(public)
     if not set(wanted) <= set(there) or any(
         wanted[name].shape[1:] != there[name].shape[1:] for name in wanted
     ):
         return 0  # of another make: no row can be the same
     same_type = [wanted[name].to(there[name].dtype) for name in wanted]
-    rows = set(_rows([there[name] for name in wanted]))
-    return sum(row in rows for row in _rows(same_type))
+    rows = set(row_digests([there[name] for name in wanted]))
+    return sum(row in rows for row in row_digests(same_type))
 
 
-def _fields(batch: Any) -> Mapping[str, Tensor]:
+def fields_of(batch: Any) -> Mapping[str, Tensor]:
+    """The tensors of a batch by their place in it."""
     return {name: leaf for name, leaf in named_leaves(batch).items() if isinstance(leaf, Tensor)}
 
 
-def _rows(tensors: list[Tensor]) -> Iterator[bytes]:
+def row_digests(tensors: list[Tensor]) -> Iterator[bytes]:
     """One digest per record."""
     flat = []
     for leaf in tensors:

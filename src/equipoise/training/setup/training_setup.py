@@ -36,7 +36,7 @@ from equipoise.privacy import (
 )
 from equipoise.privacy.ledger.journal_records import other_runs
 from equipoise.privacy.ledger.run_record import compose_events
-from equipoise.training.assumptions import Assumption, always
+from equipoise.training.assumptions import HELD, Assumption, always
 from equipoise.training.distributed import Processes
 from equipoise.training.folder.run_folder import RunFolder
 from equipoise.training.forwards import BatchPreparation, RowSource, averaged_over_views
@@ -54,6 +54,7 @@ from equipoise.training.setup.argument_checks import (
     trainable,
 )
 from equipoise.training.setup.deep_copies import deep_copy
+from equipoise.training.setup.held_tensors import check_held
 from equipoise.training.setup.loss_trials import check_loss, check_repeatable, check_views, copies_of
 from equipoise.training.setup.micro_batches import MicroBatches, choose_micro_batches, choose_whole_numbers
 from equipoise.training.setup.pipeline_trials import (
@@ -103,7 +104,7 @@ class TrainingSetup:
     method_plan: Plan
     rows: RowSource
     record_bytes: float
-    found: Sequence[Assumption]
+    found: Sequence[str]
     average: MovingAverage | None
     modes: Sequence[tuple[nn.Module, bool]]
     is_sharded: bool = False
@@ -124,7 +125,7 @@ class TrainingSetup:
         """The delta of the guarantee; below 1/population where no budget names one."""
         return self.budget.delta if self.budget is not None else 0.1 / self.sampling.population
 
-    def config(self, found: Sequence[Assumption]) -> dict[str, Any]:
+    def config(self, found: Sequence[str]) -> dict[str, Any]:
         """The public settings, as `config.json` holds them with what was found out by now."""
         return {
             "format": 1,
@@ -149,7 +150,7 @@ class TrainingSetup:
         """The releases of the method's plan."""
         return self.method_plan.releases
 
-    def assumptions(self, found: Sequence[Assumption]) -> list[str]:
+    def assumptions(self, found: Sequence[str]) -> list[str]:
         """The assumptions other than population and sampling, in the words of the statement.
 
         Args:
@@ -198,7 +199,7 @@ class ResumedRun:
     plan: str
     method: str
     other_runs: Callable[[], Sequence[tuple[DpEvent, ...]]]
-    found: Sequence[Assumption]
+    found: Sequence[str]
 
 
 def prepare(given: TrainingInputs, resumed: ResumedRun | None = None) -> TrainingSetup:
@@ -274,6 +275,8 @@ def prepare(given: TrainingInputs, resumed: ResumedRun | None = None) -> Trainin
             untouched = None  # for want of memory in one of them
         of_loss = joined_over_users(given.loss, joined) if callable(given.loss) else given.loss
         example, probes = check_loss(model, of_loss, tried(source), place)
+        lengths = {len(source), len(owners or source), given.sampling.population}
+        held = check_held(model, given.loss, source, example, lengths, settings.allow_public_duplicates)
 
         method_plan = _plan_of(given, resumed, processes)
 
@@ -320,6 +323,7 @@ def prepare(given: TrainingInputs, resumed: ResumedRun | None = None) -> Trainin
         sharing.note(lambda: rows.of_public_alone([None], public_randomness(settings.seed, "order")))
         keeps_nothing = loss_keeps_nothing and pipeline_keeps_nothing
         mine = _found(pipeline, rows, micro_batches, was_tried, keeps_nothing, given.scheduler)
+        mine += [HELD + ", ".join(held)] if held else []
         before = [] if resumed is None else resumed.found
         found = Assumption.of_all(itertools.chain(before, *processes.all_of(mine)))
         # Of sharded parameters every process has another part.
@@ -488,7 +492,7 @@ def _found(
     pipeline_tried: bool,
     keeps_nothing: bool,
     scheduler: Any,
-) -> list[Assumption]:
+) -> list[str]:
     """What this process found out.
 
     Args:
