@@ -285,6 +285,7 @@ _STATEMENT_NAMES = {
     "holes": "Steps without a proof",
     "warnings": "Warnings",
     "interval": "Discretisation of the accountant",
+    "noise_tail": "Added to delta for the end of the noise's tail",
     "plan": "SHA-256 of the privacy plan",
     "run": "Name of the run in the journal",
     "stop_fixed_beforehand": "Ended early, at a step fixed beforehand",

@@ -31,7 +31,16 @@ __all__ = [
 ON_TRUST = ("recipe", "epsilon_claimed", "versions")
 STOP_KEY, USERS_KEY = "stop_fixed_beforehand", "users"
 PLAN_KEYS = {"plan", "relation", "sampling", "unproven", "unit", USERS_KEY}
-FIGURES = {"epsilon", "epsilons", "cross_check", "accountant", "interval", "warnings", "guarantee"}
+FIGURES = {
+    "epsilon",
+    "epsilons",
+    "cross_check",
+    "accountant",
+    "interval",
+    "warnings",
+    "guarantee",
+    "noise_tail",
+}
 
 Limits = tuple[float, float]  # how far below and above a figure may lie, relatively
 EXACT = (0.0, 0.0)
@@ -116,7 +125,7 @@ def _limits(statement: Mapping[str, Any], again: Statement) -> dict[str, Limits]
     """
     looser = SAME if statement.get("versions") == again.versions else OTHER_VERSIONS
     limits = dict.fromkeys(("epsilon", "epsilons", "cross_check"), (SAME, looser))
-    return limits | {"interval": (looser, looser), "holes": (SAME, SAME)}
+    return limits | {"interval": (looser, looser), "noise_tail": (looser, looser), "holes": (SAME, SAME)}
 
 
 def _close(given: Any, computed: Any, allowed: Limits) -> bool:

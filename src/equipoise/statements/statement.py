@@ -23,6 +23,7 @@ from dp_accounting import NonPrivateDpEvent
 from equipoise._rounding import noise_in_words, rounded_up, times_in_words
 from equipoise._version import __version__
 from equipoise.privacy.accounting.epsilon import EpsilonResult, epsilon
+from equipoise.privacy.accounting.noise_tail import END
 from equipoise.privacy.ledger.ledger import Ledger
 from equipoise.privacy.ledger.run_record import OtherRuns, RunRecord, compose_events
 
@@ -119,6 +120,7 @@ class Statement:
         epsilons: epsilon at further deltas.
         search: the search for hyperparameters that the figure includes.
         versions: of Python and the packages that the figures come from.
+        noise_tail: what the end of the noise's tail adds to delta.
         users: of the unit "user": the most records of one that are drawn from, and how they make a row; None
             for records.
         noise: "floating_point", or "grid" for exact noise on integers.
@@ -152,6 +154,7 @@ class Statement:
     noise: str = "floating_point"
     stop_fixed_beforehand: bool = False
     users: dict[str, Any] | None = None
+    noise_tail: float | None = None
 
     def to_json(self) -> str:
         """The statement as indented JSON."""
@@ -198,6 +201,8 @@ class Statement:
                 )
             else:
                 parts.append("No second accountant covers this event as a cross-check.")
+            if self.noise_tail is not None:
+                parts.append(f"The end of the noise's tail adds {self.noise_tail:.1g} to delta.")
         if self.users is not None:
             parts.append(_users_in_words(**self.users))
         if self.epsilon_claimed is not None:
@@ -404,6 +409,7 @@ def make_statement(
         accountant=None if found is None else found.accountant,
         interval=None if found is None else found.interval,
         cross_check=None if found is None else found.cross_check,
+        noise_tail=None if found is None else found.noise_tail,
         epsilon_claimed=epsilon_claimed,
         private=record.private,
         releases=rows,
@@ -440,6 +446,11 @@ def _warnings(
         warnings.append(
             f"delta={delta:g} is not below 1/population = {1 / max(populations):.3g}; a mechanism that "
             "publishes a whole record with that probability would satisfy it"
+        )
+    if found is not None and delta is not None and found.noise_tail > delta / 1000:
+        warnings.append(
+            f"the noise is so small that the end of its tail, at {END:.3g} standard deviations, adds "
+            f"{found.noise_tail:.2g} to delta"
         )
     if found is not None and found.value > 10:
         warnings.append(f"epsilon={found.value:.4g} is so large that it promises little")

@@ -279,6 +279,7 @@ def _doubts(statement: Mapping[str, Any], alone: Statement) -> list[str]:
             "cross_check": None,
             "accountant": None,
             "interval": None,
+            "noise_tail": None,
         }
         return wrong + [key for key, value in empty.items() if statement.get(key) != value]
     if not _at_least(statement.get("epsilon"), alone.epsilon):

@@ -23,6 +23,9 @@ solved in the log domain, where it works for any mu. Source: Balle and Wang 2018
 **Privacy loss distributions (PLD)** of Poisson-sampled Gaussians are composed in `loss_distribution.py`.
 Every value is an upper bound; the discretisation is made finer until the bound moves by less than 0.03%.
 
+**The noise's tail** ends at 9.49 standard deviations. What that adds to delta stands beside epsilon
+(`noise_tail.py`): a run is (epsilon, delta + noise_tail)-DP. With a choice among runs it is not computed.
+
 **Parts.** An event is first read as a multiset of Gaussian parts (`parts_of`), which is what results are
 cached by, and what both accountants are fed with.
 """
@@ -45,6 +48,7 @@ from equipoise import _validate
 from equipoise._relations import RELATIONS
 from equipoise._roots import crossing
 from equipoise.privacy.accounting.loss_distribution import SampledGaussians, composed_epsilon
+from equipoise.privacy.accounting.noise_tail import WITHIN, leaves
 from equipoise.privacy.errors import PlanError
 
 _Gaussian = dp_accounting.GaussianDpEvent
@@ -148,6 +152,7 @@ class EpsilonResult:
         accountant: "pld", "gdp" (closed form) or "rdp", or "gdp, amplification ignored".
         interval: width of a cell of the loss distribution (PLD only).
         cross_check: epsilon by RDP where it was asked for and accounts for the event, else None.
+        noise_tail: what the end of the noise's tail adds to delta.
     """
 
     value: float
@@ -156,6 +161,7 @@ class EpsilonResult:
     accountant: str
     interval: float | None = None
     cross_check: float | None = None
+    noise_tail: float = 0.0
 
     def __float__(self) -> float:
         return self.value
@@ -235,7 +241,7 @@ def epsilon(
     parts = parts_of(event)
     if parts is None:
         return EpsilonResult(math.inf, delta, relation, "none")
-    found = _epsilon(parts, delta, relation)
+    found = replace(_epsilon(parts, delta, relation), noise_tail=noise_tail(parts, delta))
     # dp-accounting has no Renyi divergence of Poisson sampling under replace-one, of mixtures and of samples
     # with a cap.
     kinds = {type(part) for part, _ in parts}
@@ -243,6 +249,28 @@ def epsilon(
     if cross_check and relation == "add_or_remove_one" and known:
         found = replace(found, cross_check=_rdp(parts, delta, relation))
     return found
+
+
+def noise_tail(parts: Parts, delta: float) -> float:
+    """What the end of the noise's tail adds to delta: beta of `noise_tail.py`.
+
+    Multipliers are relative to the distance of neighbouring sums. Noise on a grid has no end, and is counted
+    alike.
+    """
+    scaled = delta * math.expm1(min(1.0, 2 * WITHIN * sum(times for _, times in parts)))
+    return min(1.0, scaled + math.fsum(times * _tail(part) for part, times in parts))
+
+
+def _tail(part: dp_accounting.DpEvent) -> float:
+    if isinstance(part, _Mixture):
+        moves = zip(part.sensitivities, part.sampling_probs, strict=True)
+        return math.fsum(p * leaves(c / part.standard_deviation) for c, p in moves if c > 0)
+    rate = 1.0
+    if isinstance(part, _Poisson | _Truncated):
+        rate = part.sampling_probability
+    elif isinstance(part, _Subset):
+        rate = part.sample_size / part.source_dataset_size
+    return rate * leaves(1 / _multiplier(part))
 
 
 def _events_of(event: dp_accounting.DpEvent) -> list[dp_accounting.DpEvent]:

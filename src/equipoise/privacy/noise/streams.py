@@ -6,9 +6,10 @@ or predict others. Box and Muller's transform makes normals of pairs of them:
 
     sqrt(-2 log u) cos(2 pi v),  sqrt(-2 log u) sin(2 pi v)
 
-with u in (0, 1] and v in [-1/2, 1/2) from 32 bits each (64 for float64). With 32 bits the largest value is
-6.76 standard deviations, beyond which a normal goes once in 7 * 10^10. A torch generator is no cipher: the
-CPU's is a twister, which also takes longer, and a GPU's is Philox with 63 bits of seed.
+with u in (0, 1] from 64 bits, and v in [-1/2, 1/2) from 32 (64 for float64). The largest radius is 9.49
+standard deviations, beyond which a pair of normals goes once in 4 * 10^19; what that adds to delta is in
+`accounting/noise_tail.py`. With 32 bits it would be 6.76. A torch generator is no cipher: the CPU's is a
+twister, which also takes longer, and a GPU's is Philox with 63 bits of seed.
 
 What no such stream mends: a floating-point sum of data and noise has holes that a patient observer of exact
 bits could use (Mironov 2012).
@@ -19,6 +20,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -145,7 +147,8 @@ class NormalStream:
         dtype: torch.dtype,
         device: torch.device,
     ) -> Tensor:
-        cipher = _Aes(self._key) if device.type == "cpu" else _ChaCha(self._key, device)
+        kind = partial(_Aes) if device.type == "cpu" else partial(_ChaCha, device=device)
+        cipher, lower = kind(self._key), kind(hashlib.sha256(b"equipoise radius" + self._key).digest())
         pairs, room = _joined(ranges), _ROOM // dtype.itemsize
         size = int(pairs.diff().sum())
         # One more for the last number of an odd count.
@@ -163,12 +166,12 @@ class NormalStream:
                     if span.start == start and min(span.stop, count) <= stop:
                         # All of it is wanted, so it is made where it belongs. What is written beyond its end
                         # is written over by what follows.
-                        self._fill(cipher, out[at:], span, std)
+                        self._fill(cipher, lower, out[at:], span, std)
                         taken = min(span.stop, count) - start
                         at, start = at + taken, start + taken
                         continue
                     held, values = span, torch.empty(len(span) + room, dtype=dtype, device=device)
-                    self._fill(cipher, values, span, std)
+                    self._fill(cipher, lower, values, span, std)
                 end = min(stop, held.stop)
                 out[at : at + end - start] = values[start - held.start : end - held.start]
                 at, start = at + end - start, end
@@ -183,10 +186,19 @@ class NormalStream:
                 at, place = at + rows.numel(), place + number
         return out[:size]
 
-    def _fill(self, cipher: _Aes | _ChaCha, memory: Tensor, span: range, std: float) -> None:
+    def _fill(
+        self, cipher: _Aes | _ChaCha, lower: _Aes | _ChaCha, memory: Tensor, span: range, std: float
+    ) -> None:
         """Make these numbers of the stream at the beginning of the memory, which is longer by `_ROOM`."""
-        cipher.write(memory, len(span), self._bytes + span.start * memory.element_size())
-        _transform(memory[: len(span)].view(-1, min(_BLOCK, len(span))), std)
+        place = self._bytes + span.start * memory.element_size()
+        cipher.write(memory, len(span), place)
+        blocks, low = memory[: len(span)].view(-1, min(_BLOCK, len(span))), None
+        if memory.dtype == torch.float32:  # the lower 32 bits of each radius, one for two numbers
+            pairs = len(span) // 2
+            low = torch.empty(pairs + _ROOM // 4, dtype=memory.dtype, device=memory.device)
+            lower.write(low, pairs, place // 2)
+            low = low[:pairs].view(len(blocks), -1)
+        _transform(blocks, low, std)
 
 
 def _span(start: int, stop: int, even: int, at_once: int) -> range:
@@ -253,18 +265,21 @@ class _ChaCha:
         memory[:count].view(torch.int32).copy_(stream[skipped : skipped + words])
 
 
-def _transform(blocks: Tensor, std: float) -> None:
+def _transform(blocks: Tensor, low: Tensor | None, std: float) -> None:
     """Box and Muller's transform in place, [blocks, an even number]: random bits become normal numbers.
 
-    Numbers i and i + half of a block are a pair.
+    Numbers i and i + half of a block are a pair. `low`, [blocks, half], are further bits of the radius.
     """
     integer, scale = (torch.int32, 2.0**-31) if blocks.dtype == torch.float32 else (torch.int64, 2.0**-63)
     blocks.copy_(blocks.view(integer))
     radius, angle = blocks.chunk(2, dim=-1)
-    # |a| / 2^31 keeps all bits where u is small, and with it the tail; half a unit keeps log(u) finite. The
-    # sum is rounded to at most 1, so that log(u) is never above zero.
-    half_a_unit = torch.full((), scale / 4, dtype=blocks.dtype, device=blocks.device)
-    torch.add(half_a_unit, radius.abs_(), alpha=scale, out=radius)
+    # u = |a| / 2^63 + 2^-65 of a whole number a of 64 bits with a sign: floats keep all its bits where u is
+    # small, and with them the tail, and the last term keeps log(u) finite. It is rounded to at most 1, so
+    # that log(u) is never above zero.
+    radius.mul_(scale)
+    if low is not None:
+        radius.add_(low.copy_(low.view(integer)), alpha=2.0**-63)
+    radius.abs_().add_(2.0**-65)
     # std comes after the root: its square would leave the range of floats long before it does.
     radius.log_().mul_(-2.0).sqrt_().mul_(std)
     cosine = angle.mul_(math.pi * scale).cos()

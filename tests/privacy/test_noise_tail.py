@@ -1,0 +1,94 @@
+"""The noise's tail: 64 bits of radius, and what its end adds to delta."""
+
+import math
+
+import dp_accounting
+import pytest
+import torch
+from scipy import stats
+
+from equipoise.privacy import FullBatch, Gaussian, Ledger, Poisson, PrivacyPlan, Release, epsilon
+from equipoise.privacy.accounting import noise_tail
+from equipoise.privacy.accounting.epsilon import noise_tail as tail_of
+from equipoise.privacy.accounting.epsilon import parts_of
+from equipoise.privacy.noise import streams
+from equipoise.statements import statement_of
+
+
+def radius(high: int, low: int) -> float:
+    """Of the pair that these 32 bits, and the lower ones, make."""
+    blocks = torch.tensor([[high, 0]], dtype=torch.int32).view(torch.float32)
+    streams._transform(blocks, torch.tensor([[low]], dtype=torch.int32).view(torch.float32), 1.0)
+    return float(blocks.square().sum().sqrt())
+
+
+def test_the_radius_goes_from_zero_to_the_end_that_is_accounted():
+    assert radius(0, 0) == pytest.approx(noise_tail.END, rel=1e-6)
+    assert radius(-(2**31), 0) == 0
+    assert radius(-(2**31), 2**31 - 1) >= 0  # u is rounded to at most 1
+    doubles = torch.zeros(1, 2, dtype=torch.float64)
+    streams._transform(doubles, None, 1.0)
+    assert float(doubles.square().sum().sqrt()) == pytest.approx(noise_tail.END, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("high", "low", "u"), [(0, 2**20, 2.0**-43), (0, -(2**30), 2.0**-33), (1, 0, 2.0**-31)]
+)
+def test_the_tail_follows_the_normal_law(high, low, u):
+    # P(R > r) = exp(-r^2 / 2) of a pair, and u is uniform
+    assert math.exp(-(radius(high, low) ** 2) / 2) == pytest.approx(u, rel=1e-4)
+
+
+def test_lower_bits_reach_beyond_what_32_bits_can():
+    assert radius(0, 2**10) > 8.3 > math.sqrt(66 * math.log(2))
+
+
+@pytest.mark.parametrize("move", [0.2, 1.0, 1.5])
+def test_the_bound_is_above_what_pairs_do(monkeypatch, move):
+    """With an end that samples reach: one pair takes the whole move, or shares it with others."""
+    monkeypatch.setattr(noise_tail, "END", 4.0)
+    monkeypatch.setattr(noise_tail, "PAIRS", 8.0)
+    noise_tail.leaves.cache_clear()
+    bound = noise_tail.leaves(move)
+    noise_tail.leaves.cache_clear()
+    noise = torch.randn(400_000, 8, 2, generator=torch.Generator().manual_seed(0))
+    noise = noise[(noise.norm(dim=2) <= 4.0).all(1)]
+    for share in (torch.eye(8)[0], torch.full((8,), 8**-0.5), torch.tensor([0.8, 0.6] + [0.0] * 6)):
+        moved = noise + torch.stack([move * share, torch.zeros(8)], 1)
+        beyond = float((moved.norm(dim=2) > 4.0).any(1).double().mean())
+        assert beyond <= bound * 1.05
+    assert bound < 20 * max(beyond, 1e-4)  # and not far above it
+
+
+@pytest.mark.parametrize(
+    ("event", "participations", "move"),
+    [
+        (dp_accounting.GaussianDpEvent(0.6), 1, 1 / 0.6),
+        (dp_accounting.PoissonSampledDpEvent(1e-4, dp_accounting.GaussianDpEvent(0.6)), 1e-4, 1 / 0.6),
+        (dp_accounting.SampledWithoutReplacementDpEvent(100, 5, dp_accounting.GaussianDpEvent(0.5)), 0.05, 2),
+    ],
+)
+def test_beta_counts_the_releases_that_a_record_takes_part_in(event, participations, move):
+    many = dp_accounting.SelfComposedDpEvent(event, 20_000)
+    expected = 20_000 * participations * noise_tail.leaves(move)
+    assert tail_of(parts_of(many), 1e-20) == pytest.approx(expected)
+    # not below what one coordinate alone gives away
+    one = stats.norm.sf(noise_tail.END - move)
+    assert noise_tail.leaves(move) > one > noise_tail.leaves(move) / 100
+
+
+def test_the_tail_no_longer_breaks_small_deltas():
+    event = Poisson(expected_batch_size=10, population=100_000, steps=20_000).event(0.6, 20_000)
+    assert 0 < epsilon(event, 1e-10).noise_tail < 1e-12
+    short = 2 * stats.norm.sf(math.sqrt(66 * math.log(2)) - 1 / 0.6)  # with 32 bits, at every epsilon
+    assert short > 1e-7
+
+
+def test_a_statement_says_what_the_tail_adds():
+    def stated(noise):
+        plan = PrivacyPlan([Release("gradient", 1.0, Gaussian(noise))], FullBatch(100, 1))
+        return statement_of(Ledger(plan), delta=1e-5)
+
+    assert 0 < stated(1.0).noise_tail < 1e-13
+    assert not any("tail" in warning for warning in stated(1.0).warnings)
+    assert any("tail" in warning for warning in stated(0.12).warnings)
