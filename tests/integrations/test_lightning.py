@@ -222,3 +222,11 @@ def test_bfloat16_is_the_trainers(tmp_path):
     training = fitted(trainer_of(tmp_path, precision="bf16-mixed"), module)
     assert {covered.how for covered in training.engine.coverage()} == {"rule"}
     assert flat(module).dtype == torch.float32
+
+
+def test_a_second_fit_does_not_take_the_first_ones_module_for_a_new_one(tmp_path):
+    module, options = Classifier(), {"reproducible": False, "sampling": eq.Poisson(12, 60, 2)}
+    fitted(trainer_of(tmp_path), module, **options)
+    with pytest.raises(ValueError, match="ledger_file"):
+        fitted(trainer_of(tmp_path), module, **options)
+    fitted(trainer_of(tmp_path), module, starts_from="public", **options)

@@ -91,7 +91,9 @@ def trainer_of(folder, model=None, data=None, **options):
             "loss",
             "method",
             "budget",
+            "ledger_file",
             "reproducible",
+            "starts_from",
         )
         if name in options
     }
@@ -516,3 +518,16 @@ def test_a_model_without_a_usual_loss_is_refused():
         record_losses(bert(), {"input_ids": tokens(), "labels": tokens()[:, :4]})
     with pytest.raises(TypeError, match="gives no logits"):
         record_losses(transformers.BertModel(config), {"input_ids": tokens(), "labels": tokens()[:, 0]})
+
+
+def test_a_second_trainer_does_not_take_the_first_ones_model_for_a_new_one(tmp_path):
+    """Two phases: the second statement holds the first one's cost, or its user's word that it has none."""
+    model, options = bert(), {"reproducible": False, "max_steps": 2}
+    trainer_of(tmp_path / "first", model, **options).train()
+    with pytest.raises(ValueError, match="ledger_file"):
+        trainer_of(tmp_path / "second", model, **options).train()
+    journal = tmp_path / "first" / "run" / "private" / "journal.jsonl"
+    trainer = trainer_of(tmp_path / "second", model, ledger_file=journal, **options)
+    trainer.train()
+    assert trainer.statement().other_runs == 1
+    trainer_of(tmp_path / "third", model, starts_from="public", **options).train()

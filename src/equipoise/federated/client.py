@@ -22,7 +22,7 @@ import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, TypeVar, Unpack
+from typing import Any, Literal, TypeVar, Unpack
 
 import torch
 from torch import nn
@@ -68,6 +68,7 @@ class ClientSettings(CommonSettings, total=False):
     seed: int
     reproducible: bool
     ledger_file: PathLike | None
+    starts_from: Literal["public"] | None
 
 
 class Client:
@@ -89,8 +90,8 @@ class Client:
             `local_steps` only. None keeps everything in memory.
         unit, noise: of the guarantee; "record" and "local" are all that is proved.
         settings: as for `PrivateTraining`: relation, seed, reproducible, micro_batch_size, hardened,
-            allow_public_duplicates; and ledger_file, a journal that this owner's runs over the same records
-            share: their costs compose.
+            allow_public_duplicates, starts_from; and ledger_file, a journal that this owner's runs over the
+            same records share: their costs compose.
 
     Raises:
         ValueError, TypeError, BudgetError: as `PrivateTraining`; nothing is spent then.

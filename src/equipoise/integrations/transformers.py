@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
@@ -148,7 +148,7 @@ class PrivateTrainer(Trainer):
         model, args, data_collator, train_dataset, eval_dataset, processing_class: as for `Trainer`; the
             training records are private. Further arguments of `Trainer` go by name.
         population: a public number of records; see `PrivateTraining`.
-        budget, method, reproducible, ema_decay, relation, ledger_file, hardened, writers: of
+        budget, method, reproducible, ema_decay, relation, ledger_file, hardened, starts_from, writers: of
             `PrivateTraining`.
         loss: loss(model, batch) -> [B]; by default `record_losses`.
 
@@ -180,6 +180,7 @@ class PrivateTrainer(Trainer):
         relation: str = "add_or_remove_one",
         ledger_file: PathLike | None = None,
         hardened: bool = False,
+        starts_from: Literal["public"] | None = None,
         writers: Sequence[MetricWriter] = (),
         **others: Any,
     ) -> None:
@@ -206,6 +207,7 @@ class PrivateTrainer(Trainer):
             "relation": relation,
             "ledger_file": ledger_file,
             "hardened": hardened,
+            "starts_from": starts_from,
         }
         self._writers = writers
         self._published: dict[str, float] = {}  # of the latest evaluation, and the labels there

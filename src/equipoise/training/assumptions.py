@@ -25,18 +25,24 @@ ALONE = (
     "the loss treats each record by itself: which records stand next to it or came before it, and where it "
     "stands, change nothing (tried on a few records before the start)"
 )
+START = (
+    "what the run starts from (parameters, buffers, optimizer state, and whatever else model and loss hold) "
+    "is public, or was paid for in the same journal"
+)
 ALLOWED = "public and private records belong to different persons, also where they are equal"
 NOT_COMPARED = "public records were not compared with the private ones"
 
 
 def always(unit: Any) -> list[str]:
     """What every training assumes that protects a unit of this name, "record" or "user"."""
-    return [OF_USER if unit == "user" else OF_RECORD, STATED, ALONE]
+    return [OF_USER if unit == "user" else OF_RECORD, STATED, START, ALONE]
 
 
 # ---- what a process finds out, with the names of what it found
 
 HELD = "what these tensors of model and loss hold at the start is public, or paid for in the same journal: "
+AFTER = "the run starts from a model that these runs left: "
+NAMED = (HELD, AFTER)
 
 
 class Assumption(StrEnum):
@@ -77,6 +83,7 @@ class Assumption(StrEnum):
         "more is refused, since random numbers are shared between records; that refusal tells of their "
         "number, and epsilon does not cover it"
     )
+    PUBLIC_START = "the owner states that what the run starts from is public"
     PADDED_WITH_COPIES = (
         "copies of a drawn record fill up the micro-batches, with weight zero: the model takes no made-up "
         "records"
@@ -139,7 +146,7 @@ class Assumption(StrEnum):
         ['TRUSTED', 'SHAPES_ALIKE']
         """
         texts = set(found)
-        named = {text for text in texts if text.startswith(HELD)}
+        named = {text for text in texts if text.startswith(NAMED)}
         there = {cls(text) for text in texts - named}
         if cls.TRUSTED in there:
             there.discard(cls.SCANNED)

@@ -42,6 +42,7 @@ from equipoise.training.population import warn_of_population
 from equipoise.training.progress import progress_bar
 from equipoise.training.restarts import FinishedTraining, check_same_run, state_of, undo_start
 from equipoise.training.run_ledger import others_at_start, own_ledger
+from equipoise.training.setup.start import Traces, digests
 from equipoise.training.setup.training_inputs import TrainingInputs
 from equipoise.training.setup.training_settings import TrainingSettings
 from equipoise.training.setup.training_setup import ResumedRun, prepare
@@ -108,6 +109,10 @@ class PrivateTraining:
         noise_for_cohort: the noise multiplier given to the method is scaled to cohorts of this size, and
             `sampling` draws smaller ones: a simulation of the accuracy there. It is NOT PRIVATE: the run
             claims no epsilon, and the statement says why.
+        starts_from: "public" if no private record went into what model and optimizer hold at the start. It is
+            asked for where another run of this process left the model, where the model was loaded from the
+            file of a run, and where the optimizer remembers steps; the statement then names it as your word.
+            With records of the same people give both runs one `ledger_file` instead.
         writers: further writers of publishable metrics, such as `CSVWriter`.
         on_create: called with the run folder before the first checkpoint is written: the moment to put down
             what a resumed run will need.
@@ -154,6 +159,7 @@ class PrivateTraining:
         hardened: bool = False,
         allow_public_duplicates: bool = False,
         noise_for_cohort: float | None = None,
+        starts_from: Literal["public"] | None = None,
         writers: Sequence[MetricWriter] = (),
         on_create: Callable[[Path], None] | None = None,
         _resumed: ResumedRun | None = None,  # `resume` alone gives it
@@ -173,6 +179,7 @@ class PrivateTraining:
             records_per_user=records_per_user,
             user_rows=user_rows,
             noise_for_cohort=noise_for_cohort,
+            starts_from=starts_from,
         )
         given = TrainingInputs(
             model=model,
@@ -213,6 +220,10 @@ class PrivateTraining:
         self.processes, self.plan, self.engine = setup.processes, setup.plan, setup.rows.engine
         self.method_plan = setup.method_plan
         self._found, self._evaluation = setup.found, run.evaluation
+        name = self.processes.first(lambda: own_ledger(self.ledger).record.run)
+        started = frozenset[str]() if self.steps_done else digests(self.parameters.values())
+        self._traces, self._is_traced = Traces(name, started), False
+        self._trace()
         # What `finish` told all processes; None where a step was taken since.
         self._finished_with: Statement | None = None
         # Of the last evaluation.
@@ -455,7 +466,8 @@ class PrivateTraining:
         if self.steps_done >= self.sampling.steps:
             raise RuntimeError(
                 f"all {self.sampling.steps} planned steps are done: the plan is fixed before the training, "
-                "since the noise is calibrated to it. Plan more steps in a new run."
+                "since the noise is calibrated to it. Plan more steps in a new run; if that begins from this "
+                "model, give both runs one ledger_file=..., which adds up their costs."
             )
         try:
             outcome = self._steps.take()
@@ -467,9 +479,17 @@ class PrivateTraining:
                 "checkpoint is not what method and optimizer wrote, or the loss fails. Resume from a copy of "
                 "the checkpoint; the step is repeated with the noise it had."
             ) from cause_of(error)
+        finally:
+            self._trace()
         self._state_is_tried, self._finished_with = True, None
         with self.processes.together():
             return self._run.metrics.step(self.steps_done, outcome, self.ledger)
+
+    def _trace(self) -> None:
+        """From its first step on the parameters are known as those of this run."""
+        if self.steps_done and not self._is_traced:
+            self._traces.trained(self.parameters.values())
+            self._is_traced = True
 
     # ---- the whole training
 
@@ -650,7 +670,9 @@ class PrivateTraining:
             write_atomically(folder.statement, (statement.to_json() + "\n").encode(), mode=0o644)
         if writes or self._setup.is_sharded:
             with average.swapped_in() if average is not None else nullcontext():
-                save_model(self.model, folder.model, {"step": str(self.steps_done)}, writes=writes)
+                trained = "\n".join(self.parameters)
+                told = {"step": str(self.steps_done), "run": self._traces.run, "trained": trained}
+                save_model(self.model, folder.model, told, writes=writes)
         if writes:
             write_report(folder.path)
 
@@ -670,6 +692,7 @@ class PrivateTraining:
             own.secrets.delete()
 
         self.processes.first(on_rank_0)
+        self._traces.left(self.parameters.values())
         self._setup.rows.source.close()
         if self.folder is not None:
             self.folder.unlock()
@@ -679,6 +702,7 @@ class PrivateTraining:
         self._steps.stop(
             "this training was closed: go on with the run by PrivateTraining.resume(run_dir, ...)"
         )
+        self._traces.left(self.parameters.values())
         self._setup.rows.source.close()
         if self.processes.is_first:
             own_ledger(self.ledger).journal.close()

@@ -25,6 +25,7 @@ from equipoise.training.distributed import Processes
 from equipoise.training.folder.config_file import rebuild
 from equipoise.training.folder.run_folder import RunFolder
 from equipoise.training.run_ledger import secrets_of
+from equipoise.training.setup.start import loaded
 from equipoise.training.setup.training_settings import TrainingSettings
 from equipoise.training.step import Result, StepReport
 
@@ -130,17 +131,18 @@ class FinishedTraining:
 
     def __init__(self, folder: RunFolder, model: nn.Module, processes: Processes) -> None:
         self.folder, self.model, self.processes = folder, model, processes
-        text, content, steps, self._evaluation = processes.first(self._read)
-        self._statement, self.steps_done = Statement.from_json(text), steps
+        text, content, metadata, self._evaluation = processes.first(self._read)
+        self._statement, self.steps_done = Statement.from_json(text), int(metadata["step"])
         # Tensors that share memory were written once. A sharded model takes its parts.
         own, saved = model.state_dict(), safetensors.load(content)
         parts = {name: with_values(value, own[name]) for name, value in saved.items() if name in own}
         model.load_state_dict(saved | parts, strict=False)
+        loaded(model, metadata)
 
-    def _read(self) -> tuple[str, bytes, int, dict[str, float]]:
+    def _read(self) -> tuple[str, bytes, dict[str, str], dict[str, float]]:
         folder = self.folder
         with safe_open(str(folder.model), framework="pt") as file:
-            steps = int(file.metadata()["step"])
+            metadata = dict(file.metadata())
         last: dict[str, Any] = {}
         for row in each_row(folder.metrics) if folder.metrics.exists() else ():
             last = {n: v for n, v in row.items() if n.startswith("evaluation.")} or last
@@ -149,7 +151,7 @@ class FinishedTraining:
             n.removeprefix("evaluation."): math.nan if v is None else float(v) for n, v in last.items()
         }
         statement = read_file(folder.statement, LARGEST_STATEMENT).decode()
-        return statement, folder.model.read_bytes(), steps, evaluation
+        return statement, folder.model.read_bytes(), metadata, evaluation
 
     def __iter__(self) -> Iterator[StepReport]:
         """No step is left."""

@@ -164,7 +164,8 @@ class Checkpoints:
             raise CheckpointError(
                 "no checkpoint is whole: "
                 + " ".join(problems)
-                + " Start a new run; what this one spent stays spent."
+                + " Start a new run with the journal of this one as ledger_file=...: what this one spent "
+                "stays spent."
             )
         raise CheckpointError(
             f"{self.folder} holds no checkpoint. Name the run folder that contains `checkpoint/`, or start a "

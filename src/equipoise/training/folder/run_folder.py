@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors import torch as safetensors
 from torch import nn
 
@@ -27,6 +27,7 @@ from equipoise._dtensor import all_values, is_dtensor, local_part
 from equipoise._files import PathLike, explained, make_folder, write_atomically
 from equipoise.report.json_files import RunFolderError, read_file, read_object
 from equipoise.training.folder.checkpoint import Checkpoints
+from equipoise.training.setup.start import loaded
 
 __all__ = ["RunFolder", "load_model", "save_model"]
 
@@ -221,6 +222,8 @@ def load_model(model: nn.Module, path: PathLike) -> nn.Module:
     if not Path(path).exists():
         raise FileNotFoundError(f"{path} does not exist: name the model.safetensors of a finished run")
     try:
+        with safe_open(str(path), framework="pt") as file:
+            metadata = file.metadata()
         missing, unexpected = safetensors.load_model(model, str(path), strict=False)
         missing = [name for name in missing if not name.endswith("_extra_state")]  # never saved
         if missing or unexpected:
@@ -229,4 +232,5 @@ def load_model(model: nn.Module, path: PathLike) -> nn.Module:
         raise ValueError(
             f"{path} is damaged or does not fit the model ({type(model).__name__}): {error}"
         ) from error
+    loaded(model, metadata)
     return model

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, TypedDict
+from typing import Any, Literal, TypedDict
 
 from equipoise import _validate
 from equipoise.privacy import Unit
@@ -33,6 +33,7 @@ class TrainingSettings:
     records_per_user: int | None = None
     user_rows: UserRows | None = None
     noise_for_cohort: float | None = None
+    starts_from: Literal["public"] | None = None
 
     def __post_init__(self) -> None:
         for name in ("reproducible", "hardened", "allow_public_duplicates"):
@@ -47,6 +48,8 @@ class TrainingSettings:
             _validate.count("the steps between computations of epsilon", epsilon_every=self.epsilon_every)
         if self.ema_decay is not None:
             _validate.share(ema_decay=self.ema_decay)
+        if self.starts_from is not None:
+            _validate.one_of(("public",), starts_from=self.starts_from)
         _validate.positive_if_given(
             "the cohort that noise is scaled to", noise_for_cohort=self.noise_for_cohort
         )

@@ -65,6 +65,7 @@ from equipoise.training.setup.pipeline_trials import (
 )
 from equipoise.training.setup.public_copies import check_public, public_assumptions
 from equipoise.training.setup.same_records import RecordsOfFirst, check_same_records
+from equipoise.training.setup.start import check_start
 from equipoise.training.setup.training_inputs import TrainingInputs
 from equipoise.training.setup.training_settings import TrainingSettings
 
@@ -223,6 +224,7 @@ def prepare(given: TrainingInputs, resumed: ResumedRun | None = None) -> Trainin
     # The user's random numbers go on afterwards as if nothing had been tried.
     with processes.together(), random_numbers_from(0, place):
         check_step(given.optimizer)
+        start = check_start(given, processes) if resumed is None else []
         owners = None if given.owner is None else Owners(given.owner, settings.protected)
         source: RecordSource = RecordSource(given.data, given.collate, given.workers)
         if owners is not None and len(owners) != len(source):
@@ -323,7 +325,7 @@ def prepare(given: TrainingInputs, resumed: ResumedRun | None = None) -> Trainin
         sharing.note(lambda: rows.of_public_alone([None], public_randomness(settings.seed, "order")))
         keeps_nothing = loss_keeps_nothing and pipeline_keeps_nothing
         mine = _found(pipeline, rows, micro_batches, was_tried, keeps_nothing, given.scheduler)
-        mine += [HELD + ", ".join(held)] if held else []
+        mine += [*start, *([HELD + ", ".join(held)] if held else [])]
         before = [] if resumed is None else resumed.found
         found = Assumption.of_all(itertools.chain(before, *processes.all_of(mine)))
         # Of sharded parameters every process has another part.

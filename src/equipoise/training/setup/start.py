@@ -1,0 +1,142 @@
+"""What a run starts from: parameters that another run left, and steps that an optimizer remembers.
+
+Epsilon covers what a run releases, and nothing that was in the model before. So a model that a run of this
+process trained, or that was loaded from a run's file, starts another run only if both are booked in one
+journal, or if the user says that the start is public. What other programs did to a model cannot be seen:
+every statement names the assumption.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterable, Mapping, MutableMapping, Set
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.utils.weak import WeakIdKeyDictionary
+
+from equipoise._dtensor import is_dtensor, local_part
+from equipoise._files import PathLike
+from equipoise.privacy import Journal
+from equipoise.privacy.digests import KeyedDigest
+from equipoise.privacy.ledger.journal_records import JournalRecords
+from equipoise.training.assumptions import AFTER, Assumption
+from equipoise.training.distributed import Processes
+from equipoise.training.setup.training_inputs import TrainingInputs
+
+__all__ = ["Traces", "check_start", "digests", "loaded"]
+
+_DIGEST = KeyedDigest(secrets.token_bytes(32), "what a run left")
+
+
+@dataclass(frozen=True, eq=False)
+class Traces:
+    """By what the parameters that a run trained are known again.
+
+    Attributes:
+        run: its name in its journal.
+        begun: digests of what the run began with; a tensor that holds it again holds nothing of the run.
+    """
+
+    run: str
+    begun: Set[str] = frozenset()
+
+    def trained(self, parameters: Iterable[Tensor]) -> None:
+        """From now on whatever these tensors hold comes from the run."""
+        for parameter in parameters:
+            if not is_dtensor(parameter):  # torch converts no model whose DTensors have weak references
+                _TRAINED[parameter] = self
+
+    def left(self, parameters: Iterable[Tensor]) -> None:
+        """What these tensors hold now is known in other tensors, too: copies, and a state that was loaded."""
+        _LEFT.update(dict.fromkeys(digests(parameters) - self.begun, self))
+
+
+_TRAINED: MutableMapping[Tensor, Traces] = WeakIdKeyDictionary()
+_LEFT: dict[str, Traces] = {}
+
+
+def digests(parameters: Iterable[Tensor]) -> Set[str]:
+    """Digests of what the tensors hold; of one without a number there is none, since it is like any other."""
+    return {_DIGEST(p).value() for p in parameters if local_part(p).numel()}
+
+
+def loaded(model: nn.Module, metadata: Mapping[str, str] | None) -> None:
+    """The model got its parameters from a file with this metadata: "run", and lines of names under "trained".
+
+    Files of older versions, and of other programs, have neither.
+    """
+    names = set((metadata or {}).get("trained", "").split("\n"))
+    trained = [p for name, p in model.named_parameters(remove_duplicate=False) if name in names]
+    if metadata and "run" in metadata:
+        traces = Traces(metadata["run"])
+        traces.trained(trained)
+        traces.left(trained)
+
+
+def check_start(given: TrainingInputs, processes: Processes) -> list[str]:
+    """Refuse a start that another run left, or an optimizer that remembers steps, if a claim would hide it.
+
+    Returns:
+        What the statement says of the start.
+
+    Raises:
+        ValueError: with the remedies. A run that claims no epsilon may start from anything.
+    """
+    settings, found = given.settings, _runs_in(given.model)
+    claims = not (settings.reproducible or settings.simulation or given.method.guarantee == "none")
+    if claims and settings.starts_from is None:
+        paid = processes.first(lambda: _runs_of(settings.ledger_file))
+        for run, name in found.items():
+            if run not in paid:
+                raise ValueError(
+                    f"model holds in {name!r} what run {run} left, and the epsilon of this run would not "
+                    "cover that. If both runs have records of the same people, give both one "
+                    "ledger_file=..., which adds up their costs; of a run without one that is "
+                    "private/journal.jsonl in its folder. If no record of these people went into that run, "
+                    "give starts_from='public'. Or build the model anew. Nothing was spent"
+                )
+        remembered = _remembered(given.optimizer)
+        if remembered is not None:
+            raise ValueError(
+                f"optimizer remembers steps that it took ({remembered!r} in its state), and the epsilon of "
+                "this run would not cover what they followed. Build it anew; or, if they followed no record "
+                "of these people, give starts_from='public'. Nothing was spent"
+            )
+    stated: list[str] = [] if settings.starts_from is None else [Assumption.PUBLIC_START]
+    return [*stated, AFTER + ", ".join(found)] if found else stated
+
+
+def _runs_in(model: nn.Module) -> dict[str, str]:
+    """The runs that left what parameters of the model hold, each with the name of one of these."""
+    known = _LEFT | {d: run for p, run in _TRAINED.items() for d in digests([p]) - run.begun}
+    found: dict[str, str] = {}
+    if known:  # the model of a first run is not read
+        for name, parameter in model.named_parameters():
+            for one in digests([parameter]) & known.keys():
+                found.setdefault(known[one].run, name)
+    return found
+
+
+def _runs_of(ledger_file: PathLike | None) -> Set[str]:
+    """The names of the runs in a shared journal."""
+    if ledger_file is None or not Path(ledger_file).is_file():
+        return frozenset()
+    with closing(Journal(ledger_file, read_only=True)) as journal, journal.locked():
+        return frozenset(JournalRecords.of(journal).runs)
+
+
+def _remembered(optimizer: torch.optim.Optimizer) -> str | None:
+    """What of the optimizer's state a step left: all that is neither zero nor a number of its settings."""
+    for group in optimizer.param_groups:
+        fresh = [0.0, *(value for value in group.values() if isinstance(value, (int, float)))]
+        for parameter in group["params"]:
+            for name, value in optimizer.state.get(parameter, {}).items():
+                if isinstance(value, (int, float, Tensor)):
+                    held = local_part(torch.as_tensor(value))
+                    if not any(bool((held == number).all()) for number in fresh):
+                        return str(name)
+    return None

@@ -1,0 +1,318 @@
+"""What a run begins from: no private record went into it that the run's epsilon does not cover."""
+
+from __future__ import annotations
+
+import copy
+import json
+from contextlib import nullcontext
+
+import pytest
+import torch
+from small_problems import loss, network, records, training
+from torch import nn
+
+import equipoise as eq
+from equipoise.methods.non_private import PlainSGD
+from equipoise.training.assumptions import AFTER, START, Assumption
+from equipoise.training.folder.published_run import verify_run
+
+USUAL = {"reproducible": False, "steps": 2}
+
+
+def trained(model=None, **options):
+    """A model that a private run left, and the run's name."""
+    model = network() if model is None else model
+    run = training(model, **(USUAL | options))
+    run.run(progress=False)
+    return model, run.ledger.record.run
+
+
+# ---- models that a run left
+
+
+def same_object():
+    return trained()[0]
+
+
+def while_it_goes_on():
+    model = network()
+    next(iter(training(model, **USUAL)))
+    return model
+
+
+def closed_before_its_end():
+    run = training(**USUAL)
+    next(iter(run))
+    run.close()
+    return run.model
+
+
+def changed_afterwards():
+    model = trained()[0]
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(0.9)
+    return model
+
+
+def deep_copy():
+    return copy.deepcopy(trained()[0])
+
+
+def deep_copy_of_a_run_that_goes_on():
+    model = while_it_goes_on()
+    deep_copy_of_a_run_that_goes_on.alive = model
+    return copy.deepcopy(model)
+
+
+def loaded_state():
+    model = network(seed=2)
+    model.load_state_dict(trained()[0].state_dict())
+    return model
+
+
+def head_first():
+    model = network()
+    model[0].requires_grad_(False)
+    trained(model)
+    return model.requires_grad_(True)
+
+
+def body_first_then_only_the_head():
+    model = network()
+    model[2].requires_grad_(False)
+    trained(model)
+    model.requires_grad_(True)
+    model[0].requires_grad_(False)
+    return model
+
+
+def without_noise():
+    return trained(method=PlainSGD())[0]
+
+
+def with_a_public_seed():
+    return trained(reproducible=True)[0]
+
+
+def averaged():
+    return trained(ema_decay=0.5)[0]
+
+
+LEFT = [
+    same_object,
+    while_it_goes_on,
+    closed_before_its_end,
+    changed_afterwards,
+    deep_copy,
+    deep_copy_of_a_run_that_goes_on,
+    loaded_state,
+    head_first,
+    body_first_then_only_the_head,
+    without_noise,
+    with_a_public_seed,
+    averaged,
+]
+
+
+@pytest.mark.parametrize("left", LEFT, ids=lambda left: left.__name__)
+def test_a_model_that_a_run_left_is_refused(left):
+    model = left()
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(ValueError, match=r"ledger_file.*starts_from"):
+        training(model, **USUAL)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    stated = training(model, starts_from="public", **USUAL).statement().assumptions
+    assert START in stated
+    assert Assumption.PUBLIC_START in stated
+
+
+# ---- models that no run left
+
+
+def built_anew():
+    trained()
+    return network()
+
+
+def constructed_twice():
+    model = network()
+    training(model, **USUAL)
+    return model
+
+
+def put_back():
+    model = network()
+    begun = copy.deepcopy(model.state_dict())
+    trained(model)
+    model.load_state_dict(begun)
+    return model
+
+
+def same_zeros():
+    """Tensors that no step moved are like those of many other models."""
+
+    def with_zeros():
+        model = network()
+        nn.init.zeros_(model[2].bias)
+        return model
+
+    model = with_zeros()
+    held = {"params": [model[2].bias], "lr": 0.0}
+    others = [p for p in model.parameters() if p is not model[2].bias]
+    training(model, optimizer=lambda _, lr: torch.optim.SGD([held, {"params": others}], lr=lr), **USUAL).run(
+        progress=False
+    )
+    return with_zeros()
+
+
+@pytest.mark.parametrize("fresh", [built_anew, constructed_twice, put_back, same_zeros])
+def test_other_models_need_no_argument(fresh):
+    stated = training(fresh(), **USUAL).statement()
+    assert START in stated.assumptions
+    assert Assumption.PUBLIC_START not in stated.assumptions
+
+
+@pytest.mark.parametrize("options", [{"reproducible": True}, {"method": PlainSGD()}])
+def test_a_run_that_claims_nothing_begins_from_anything_and_names_it(options):
+    model, run = trained()
+    momentum = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    momentum_step(model, momentum)
+    again = training(model, optimizer=lambda *_, **__: momentum, **(USUAL | options))
+    assert AFTER + run in again.statement().assumptions
+
+
+# ---- one journal
+
+
+def test_runs_of_one_journal_follow_each_other(tmp_path):
+    model, run = trained(ledger_file=tmp_path / "journal")
+    with pytest.raises(ValueError, match="ledger_file"):
+        training(model, ledger_file=tmp_path / "another", **USUAL)
+    again = training(model, ledger_file=tmp_path / "journal", run_dir=tmp_path / "second", **USUAL)
+    stated = again.run(progress=False).statement
+    assert stated.other_runs == 1
+    assert {START, AFTER + run} <= set(stated.assumptions)
+    assert Assumption.PUBLIC_START not in stated.assumptions
+    assert verify_run(tmp_path / "second").consistent
+
+
+def test_the_journal_of_a_run_folder_is_one(tmp_path):
+    """A run that was begun without `ledger_file` is paid for afterwards."""
+    model, _ = trained(run_dir=tmp_path / "first")
+    again = training(model, ledger_file=tmp_path / "first" / "private" / "journal.jsonl", **USUAL)
+    assert again.statement().other_runs == 1
+
+
+# ---- going on
+
+
+def test_a_run_goes_on_in_the_same_process_and_says_what_it_began_from(tmp_path):
+    model, run = trained()
+    first = training(model, starts_from="public", run_dir=tmp_path / "run", **USUAL)
+    next(iter(first))
+    first.save_checkpoint()
+    first.close()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.9)
+    momentum_step(model, optimizer)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
+    again = eq.PrivateTraining.resume(tmp_path / "run", model, optimizer, loss=loss, data=records())
+    stated = again.run(progress=False).statement.assumptions
+    assert {START, Assumption.PUBLIC_START, AFTER + run} <= set(stated)
+    found = verify_run(tmp_path / "run")
+    assert found.consistent
+
+
+@pytest.mark.parametrize("missing", [START, Assumption.PUBLIC_START, "begins"])
+def test_a_statement_without_its_start_is_found_out(tmp_path, missing):
+    model, run = trained()
+    trained(model, starts_from="public", run_dir=tmp_path / "run")
+    path = tmp_path / "run" / "statement.json"
+    statement = json.loads(path.read_text())
+    statement["assumptions"].remove(AFTER + run if missing == "begins" else missing)
+    path.write_text(json.dumps(statement))
+    assert next(one.subject for one in verify_run(path.parent).findings if one.ok is False) == "assumptions"
+
+
+def start_or_resume(folder, model, **options):
+    return eq.PrivateTraining.start_or_resume(
+        model,
+        torch.optim.SGD(model.parameters(), lr=0.3),
+        run_dir=folder,
+        loss=loss,
+        data=records(),
+        sampling=eq.Poisson(12, 60, 2),
+        method=eq.DPSGD(clip_norm=0.5, noise_multiplier=1.0),
+        **options,
+    )
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_two_phases_of_a_script_are_the_same_when_it_is_started_again(tmp_path, restarted):
+    """Phase two is refused also where phase one had ended before, and its model was read from the file."""
+    journal = tmp_path / "journal"
+    model = network()
+    start_or_resume(tmp_path / "one", model, ledger_file=journal).run(progress=False)
+    if restarted:
+        model = network(seed=5)
+        start_or_resume(tmp_path / "one", model, ledger_file=journal).run(progress=False)
+    with pytest.raises(ValueError, match="ledger_file"):
+        start_or_resume(tmp_path / "two", model)
+    stated = start_or_resume(tmp_path / "two", model, ledger_file=journal).run(progress=False).statement
+    assert stated.other_runs == 1
+
+
+# ---- files
+
+
+@pytest.mark.parametrize("copied", [False, True])
+def test_a_model_file_says_whose_it_is(tmp_path, copied):
+    """Of the parameters that the run trained: others, such as a public backbone's, are anybody's."""
+    folder = tmp_path / "run"
+    model = network()
+    model[0].requires_grad_(False)
+    run = trained(model, run_dir=folder)[1]
+    other = eq.load_model(network(seed=4), folder / "model.safetensors")
+    training(nn.Sequential(other[0], nn.Tanh(), nn.Linear(8, 3)), **USUAL)
+    model = copy.deepcopy(other) if copied else other
+    with pytest.raises(ValueError, match=f"{run}.*ledger_file"):
+        training(model, **USUAL)
+    assert AFTER + run in training(model, starts_from="public", **USUAL).statement().assumptions
+    training(model, ledger_file=folder / "private" / "journal.jsonl", **USUAL)
+
+
+# ---- optimisers
+
+
+def momentum_step(model, optimizer):
+    optimizer.zero_grad()
+    loss(model, records()).mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+OPTIMIZERS = {
+    "momentum": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
+    "adam": lambda p: torch.optim.Adam(p, lr=1.0),
+    "adagrad": lambda p: torch.optim.Adagrad(p, lr=0.1, initial_accumulator_value=0.1),
+    "adamw": lambda p: torch.optim.AdamW(p, lr=0.1, amsgrad=True),
+    "rprop": lambda p: torch.optim.Rprop(p, lr=0.1),
+}
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+@pytest.mark.parametrize("stepped", [False, True])
+def test_an_optimiser_that_remembers_steps_is_refused(kind, stepped):
+    model = network()
+    optimizer = OPTIMIZERS[kind](model.parameters())
+    if stepped:
+        momentum_step(model, optimizer)
+    with pytest.raises(ValueError, match=r"optimizer.*starts_from") if stepped else nullcontext():
+        training(model, optimizer=lambda *_, **__: optimizer, **USUAL)
+    run = training(model, optimizer=lambda *_, **__: optimizer, starts_from="public", **USUAL)
+    assert Assumption.PUBLIC_START in run.statement().assumptions
+
+
+def test_another_word_is_refused():
+    with pytest.raises(ValueError, match="starts_from"):
+        training(starts_from="private", **USUAL)
