@@ -561,9 +561,11 @@ def test_what_a_module_writes_into_a_buffer_ends_with_the_users_update():
     """In the update it counts, from the server's value on; nobody else meets it. As in one process."""
     _, updates = over_flower(Node(make=Centred))
     start = torch.linspace(-1, 1, 4, dtype=torch.float64)
-    trainings = begun(LOSS, all_users(), model=Centred()), begun(updates, updates.users, model=Centred())
+    models = Centred(), Centred()
+    for model in models:
+        model.mean.copy_(start)
+    trainings = begun(LOSS, all_users(), model=models[0]), begun(updates, updates.users, model=models[1])
     for training in trainings:
-        training.model.mean.copy_(start)
         training.run(progress=False)
         assert torch.equal(training.model.mean, start)
     mine, theirs = map(flat, trainings)
