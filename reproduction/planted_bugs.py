@@ -227,11 +227,12 @@ class FixedSize(Poisson):
     def describe(self) -> dict[str, Any]:
         return {**super().describe(), "scheme": Poisson.__name__}
 
-    def sample(self, secrets: Secrets, draw: Draw | int, num_records: int) -> Tensor:
+    def sample(self, secrets: Secrets, draw: Draw | int, records: int | Tensor) -> Tensor:
         """Positions of a uniform subset."""
+        assert isinstance(records, int)
         generator = secrets.sampling_generator(draw.index if isinstance(draw, Draw) else draw)
-        size = round(self.sampling_rate * num_records)
-        return torch.randperm(num_records, generator=generator)[:size].sort().values
+        size = round(self.sampling_rate * records)
+        return torch.randperm(records, generator=generator)[:size].sort().values
 
 
 # ---- the probes

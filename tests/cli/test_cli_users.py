@@ -101,7 +101,7 @@ def test_the_owner_is_no_input_and_a_user_is_never_split(people):
     assert made.owner is not None
     assert set(made.records.fields) == {"input", "label"}
     # users of three rows each: whole users are left
-    assert set(made.owner.bincount().tolist()) == {3}
+    assert set(made.owner.unique(dim=0, return_counts=True)[1].tolist()) == {3}
     assert len(made.records) + len(data.test) == 600
 
 

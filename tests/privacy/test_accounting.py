@@ -243,14 +243,14 @@ def sums_and_squares(sampling):
     ("sampling", "ratio"),
     [
         (FullBatch(1000, 5), 1.0),
-        (FixedEpochs(100, 1000, 5), 1.0),
+        (FixedEpochs(100, 1000, 5), 2.0),
         (WithoutReplacement(100, 1000, 5), 1.0),
         (Poisson(1000, 1000, 5), 1.0),
         (Poisson(100, 1000, 5), 2.0),
     ],
 )
 def test_a_replaced_record_moves_squares_by_their_bound_once(sampling, ratio):
-    """(4 + 1/9)^(-1/2) = 0.4932, and (4 + 4/9)^(-1/2) = 0.4743 where Poisson sampling amplifies."""
+    """(4 + 1/9)^(-1/2) = 0.4932, and (4 + 4/9)^(-1/2) = 0.4743 where both are drawn by themselves."""
     multiplier = (4 + ratio**2 / 9) ** -0.5
     assert multiplier == pytest.approx({1.0: 0.4932, 2.0: 0.4743}[ratio], abs=5e-5)
     assert sums_and_squares(sampling).event() == sampling.event(multiplier, 5)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from scipy import stats
 
 from equipoise.privacy import (
@@ -22,8 +23,16 @@ from equipoise.privacy import (
     TruncatedPoisson,
     WithoutReplacement,
 )
-from equipoise.privacy.noise.uniform import uniform_integers, uniform_order, uniform_subset
+from equipoise.privacy.noise.uniform import (
+    keyed_hash,
+    keyed_integers,
+    occurrences,
+    uniform_integers,
+    uniform_order,
+    uniform_subset,
+)
 from equipoise.privacy.sampling import Sampling, sampling_from
+from equipoise.training.record_source import RecordSource
 
 N, DRAWS, Q = 40, 6000, 0.2
 SECRETS = Secrets(reproducible_seed=11)
@@ -273,10 +282,10 @@ ERRORS = [
     (lambda: CyclicPoisson(5, 10, 1, 1.5), TypeError, "bands"),
     (lambda: WithoutReplacement(11, 10, 1), ValueError, "batch_size=11"),
     (lambda: WithoutReplacement(2.5, 10, 1), TypeError, "batch_size"),
-    (lambda: WithoutReplacement(2, 10, 1).sample(SECRETS, 0, 11), ValueError, "num_records=11"),
+    (lambda: WithoutReplacement(2, 10, 1).sample(SECRETS, 0, 11), ValueError, "records=11"),
     (lambda: FullBatch(0, 1), ValueError, "population"),
     (lambda: FixedEpochs(20, 10, 1), ValueError, "batch_size=20"),
-    (lambda: Poisson(1, 10, 1).sample(SECRETS, 0, -1), ValueError, "num_records"),
+    (lambda: Poisson(1, 10, 1).sample(SECRETS, 0, -1), ValueError, "records must be"),
 ]
 
 
@@ -395,7 +404,8 @@ class Thinned(Poisson):
         (Thinned(10, 40, 8), 2.0),
         (WithoutReplacement(10, 40, 8), 1.0),
         (FullBatch(40, 8), 1.0),
-        (FixedEpochs(10, 40, 8), 1.0),
+        (FixedEpochs(10, 40, 8), 2.0),
+        (CyclicPoisson(10, 40, 8, 4), 2.0),  # groups that a draw takes whole
     ],
 )
 def test_a_replaced_record_counts_twice_where_records_are_drawn_by_themselves(sampling, moves):
@@ -403,3 +413,152 @@ def test_a_replaced_record_counts_twice_where_records_are_drawn_by_themselves(sa
     plan = PrivacyPlan([Release("a", 1.0, Gaussian(3.0), replace_ratio=1.0)], sampling, "replace_one")
     assert plan.combined_multiplier(frozenset({"a"})) == pytest.approx(3.0 / moves)
     assert Sampling.draws_by_itself  # a scheme that says nothing counts for the dearer
+
+
+# ---- keys of records
+
+ASSIGNING = [
+    FixedEpochs(50, 500, 30),
+    FixedEpochs(50, 500, 30, same_slots=True),
+    CyclicPoisson(50, 500, 30, 10),
+]
+"""Samplings that assign records to draws by their keys, with draws that take whole groups."""
+
+
+def draws_of(sampling, keys, secrets):
+    """The draws that each key is in."""
+    found = {}
+    for t in range(sampling.steps):
+        for i in sampling.sample(secrets, t, keys).tolist():
+            found.setdefault(int(keys[i]), []).append(t)
+    return found
+
+
+@pytest.mark.parametrize("sampling", ASSIGNING, ids=repr)
+@pytest.mark.parametrize("change", ["removed", "added", "replaced", "moved"])
+def test_a_record_keeps_its_draws_whatever_happens_to_another_one(sampling, change):
+    assert sampling.takes_turns
+    keys, secrets = torch.randint(2**62, (500,), generator=torch.Generator().manual_seed(2)), Secrets()
+    new = torch.tensor([77])
+    after = {
+        "removed": torch.cat([keys[:3], keys[4:]]),
+        "added": torch.cat([keys[:3], new, keys[3:]]),
+        "replaced": torch.cat([keys[:3], new, keys[4:]]),
+        "moved": torch.cat([keys[:3], keys[4:], keys[3:4]]),
+    }[change]
+    before, now = draws_of(sampling, keys, secrets), draws_of(sampling, after, secrets)
+    others = set(keys.tolist()) - ({int(keys[3])} if change in ("removed", "replaced") else set())
+    assert {key: now[key] for key in others} == {key: before[key] for key in others}
+    assert set(now) - others <= {77}
+
+
+@pytest.mark.parametrize(
+    "sampling", [Poisson(50, 500, 5), FullBatch(500, 5), TruncatedPoisson(20, 500, 5, 400)]
+)
+def test_draws_that_are_fresh_take_no_keys(sampling):
+    """Those with a record more at the end are the same, and follow the position and the draw alone."""
+    assert not sampling.takes_turns
+    keys = torch.randint(2**62, (400,))
+    few, more = (sampling.sample(SECRETS, 2, count) for count in (399, 400))
+    assert few.tolist() == [i for i in more.tolist() if i < 399]
+    assert torch.equal(sampling.sample(SECRETS, 2, keys), more)
+
+
+def reference_hash(rows, key):
+    """As `keyed_hash`, number by number."""
+    stream = Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor()
+    coefficients = [
+        np.frombuffer(stream.update(bytes(16 * -(-row[0].numpy().nbytes // 4))), "<u8").tolist()
+        for row in rows
+    ]
+    found = []
+    for i in range(len(rows[0])):
+        sums = [0, 0]
+        for tensor, ours in zip(rows, coefficients, strict=True):
+            raw = tensor[i].numpy().tobytes()
+            words = np.frombuffer(raw + bytes(-len(raw) % 4), "<u4").tolist()
+            for place in (0, 1):
+                sums[place] += sum(a * w for a, w in zip(ours[place::2], words, strict=True))
+        joined = (sums[0] % 2**64 >> 32 << 32) | sums[1] % 2**64 >> 32
+        found.append(joined - 2**64 if joined >= 2**63 else joined)
+    return found
+
+
+def fields():
+    rng = torch.Generator().manual_seed(3)
+    return [
+        torch.randn(30, 3, 5, generator=rng),
+        torch.randint(9, (30,), generator=rng),
+        torch.randint(9, (30, 5), generator=rng).to(torch.uint8),
+        torch.randn(30, generator=rng) > 0,
+        torch.zeros(30, 0),
+        torch.randn(30, 2, generator=rng).to(torch.float64).t().contiguous().t(),
+    ]
+
+
+def test_the_hash_of_rows_is_its_formula(monkeypatch):
+    found = keyed_hash(fields(), b"k" * 32)
+    assert found.tolist() == reference_hash(fields(), b"k" * 32)
+    assert keyed_hash(fields(), b"m" * 32).tolist() != found.tolist()
+    monkeypatch.setattr("equipoise.privacy.noise.uniform._HASHED_AT_ONCE", 100)
+    assert torch.equal(keyed_hash(fields(), b"k" * 32), found)
+
+
+@pytest.mark.parametrize("field", [0, 1, 2, 3, 5])
+def test_every_field_of_a_row_counts(field):
+    changed = fields()
+    changed[field][4] = ~changed[field][4] if field == 3 else changed[field][4] + 1
+    found = keyed_hash(changed, b"k" * 32) != keyed_hash(fields(), b"k" * 32)
+    assert found.tolist() == [i == 4 for i in range(30)]
+
+
+def test_rows_that_differ_by_much_or_little_seldom_have_one_hash():
+    """Of words whose low bits are zero, as those of small numbers are, the lower halves of the sums would."""
+    rows = torch.cartesian_prod(*[torch.tensor([0.0, 0.5, 1.0, 2.0])] * 8)
+    assert len(keyed_hash([rows], b"k" * 32).unique()) == len(rows) == 4**8
+
+
+def test_equal_records_have_keys_of_their_own_and_take_one_anothers_place():
+    """So they are not always drawn together, and which of them is withdrawn changes nothing."""
+    rows = torch.arange(300) % 100
+    secrets = Secrets()
+    keys = RecordSource(rows).keys(secrets)
+    assert len(keys.unique()) == 300
+    without_first, without_last = (
+        RecordSource(torch.cat([rows[:i], rows[i + 1 :]])).keys(secrets) for i in (7, 207)
+    )
+    assert set(without_first.tolist()) == set(without_last.tolist()) == {*keys.tolist()} - {int(keys[207])}
+    assert (
+        RecordSource({"b": rows, "a": -rows})
+        .keys(secrets)
+        .equal(RecordSource({"a": -rows, "b": rows}).keys(secrets))
+    )
+
+
+@pytest.mark.parametrize("sampling", [FixedEpochs(100, 6000, 60), CyclicPoisson(100, 6000, 60, 60)], ids=repr)
+def test_slots_are_uniform_and_independent_with_equal_records_among_them(sampling):
+    """Sizes of slots, and of those of equal records, follow the multinomial law; half a key would not."""
+    rows = torch.cat([torch.arange(3000), torch.zeros(3000, dtype=torch.long)])
+    keys = RecordSource(rows).keys(Secrets(reproducible_seed=5))
+
+    def p_values(keys):
+        slots = [sampling.sample(SECRETS, t, keys) for t in range(60)]
+        assert sorted(torch.cat(slots).tolist()) == list(range(6000))
+        own = torch.empty(6000, dtype=torch.long)
+        for t, slot in enumerate(slots):
+            own[slot] = t
+        groups = own, own[:3000], own[3000:]
+        even = [stats.chisquare(torch.bincount(group, minlength=60).numpy()).pvalue for group in groups]
+        pairs = torch.bincount(own[:3000] * 60 + own[3000:], minlength=3600).numpy()
+        return [*even, stats.chi2.sf(((pairs - 3000 / 3600) ** 2).sum() / (3000 / 3600), 3599)]
+
+    assert all(1e-3 < p < 1 - 1e-3 for p in p_values(keys)), p_values(keys)
+    together = keyed_integers(
+        2**62, torch.stack([rows, 0 * rows], 1), bytes(32)
+    )  # one key for all equal ones
+    assert min(p_values(together)) < 1e-6
+
+
+def test_places_among_equal_values():
+    values = torch.randint(7, (200,), generator=torch.Generator().manual_seed(0))
+    assert occurrences(values).tolist() == [int((values[:i] == values[i]).sum()) for i in range(200)]

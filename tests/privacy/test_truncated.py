@@ -179,7 +179,7 @@ def test_draws_are_cut_to_uniform_subsets():
 
 
 def test_more_records_than_the_population_are_refused():
-    with pytest.raises(ValueError, match="num_records=101 exceeds population=100"):
+    with pytest.raises(ValueError, match="records=101 exceeds population=100"):
         TruncatedPoisson(20, 100, 10).sample(Secrets(), 0, 101)
 
 
@@ -271,7 +271,7 @@ def test_a_training_never_draws_more_and_says_what_it_assumed(tmp_path):
 def test_a_ledger_refuses_data_that_outgrow_the_population():
     ledger = Ledger(plan_of(TruncatedPoisson(20, 100, 10)))
     draw = ledger.open("batch")
-    with pytest.raises(ValueError, match="num_records=120"):
+    with pytest.raises(ValueError, match="records=120"):
         ledger.sample(draw, 120)
     assert not ledger.record.has_entries
 

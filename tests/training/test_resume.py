@@ -213,7 +213,7 @@ def test_changed_data_get_fresh_noise_and_are_charged(tmp_path):
 @pytest.mark.parametrize("demanded", ["at the start", "in between", "at the end"])
 def test_a_statement_names_what_any_process_of_its_run_assumed(tmp_path, demanded):
     """It had spoken for the last process alone: its data, and what it could try."""
-    folder, sampling = tmp_path / "run", eq.FixedEpochs(12, 60, 5)
+    folder, sampling = tmp_path / "run", eq.FullBatch(60, 5)
     unscanned = {"data": OnDemand(records())} if demanded == "at the start" else {}
     run = begin(folder, 5, 2, sampling=sampling, **unscanned)
     if demanded != "at the start":

@@ -99,17 +99,14 @@ class Experiment:
 
     @property
     def owner(self) -> Tensor | None:
-        """The user of each record by number, where users are protected."""
-        names = self.dataset.train.fields.get(OWNER)
-        if names is None or names.ndim == 1:
-            return names
-        return names.unique(dim=0, return_inverse=True)[1]  # type: ignore[no-untyped-call]
+        """The user of each record, where users are protected: a number [n], or a digest of a name [n, 2]."""
+        return self.dataset.train.fields.get(OWNER)
 
     @property
     def drawn(self) -> int:
         """How many records, or users where they are drawn, the data hold: private."""
         owner = self.owner if self.settings.user_rows is not None else None
-        return len(self.records) if owner is None else len(owner.unique())  # type: ignore[no-untyped-call]
+        return len(self.records) if owner is None else len(owner.unique(dim=0))  # type: ignore[no-untyped-call]
 
     @property
     def population_warning(self) -> str | None:

@@ -241,8 +241,9 @@ class CanaryTraining:
         """Which of the canaries with these numbers are known not to be in the first slot of an epoch."""
         if not self.knows_deal:
             return present[:0]
-        first = real.ledger.draws[0]
-        dealt = real.setup.plan.sampling_of(first.name).sample(real.ledger.secrets, first, len(present))
+        first, ledger = real.ledger.draws[0], real.ledger
+        records = len(present) if ledger.keys is None else ledger.keys
+        dealt = ledger.plan.sampling_of(first.name).sample(ledger.secrets, first, records)
         elsewhere = torch.ones(len(present), dtype=torch.bool)
         elsewhere[dealt] = False
         return present[elsewhere]

@@ -172,7 +172,7 @@ class _Bridge:
         with _without_trainer(module):
             if self.resume:
                 assert self.run_dir is not None
-                taken = ("method", "augmentation", "device", "collate", "writers", "workers")
+                taken = ("method", "augmentation", "device", "collate", "owner", "ids", "writers", "workers")
                 options = {name: value for name, value in self.options.items() if name in taken}
                 self.training = PrivateTraining.resume(self.run_dir, module, optimizer, **shared, **options)
             else:

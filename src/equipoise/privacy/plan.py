@@ -262,6 +262,12 @@ class PrivacyPlan:
             raise PlanError(f"releases of draw {draw!r} name different samplings: {sorted(map(repr, found))}")
         return named[0].sampling or self.sampling
 
+    @property
+    def takes_turns(self) -> bool:
+        """Whether records are assigned to some of its draws (`Sampling.takes_turns`)."""
+        everything: list[Release | Unproven] = [*self.releases, *self.unproven]
+        return any(self.sampling_of(one.draw).takes_turns for one in everything)
+
     def count(self, release: Release | Unproven) -> int:
         """The number of releases of this kind."""
         return release.count if release.count is not None else self.sampling_of(release.draw).steps
@@ -341,7 +347,8 @@ class PrivacyPlan:
         ratio = 1.0
         if self.relation == "replace_one":
             sampling = self.sampling_of(self[members[0]].draw)
-            by_itself = sampling.draws_by_itself and sampling.turn_rate < 1
+            # What takes a record's place has a slot, or a group, of its own.
+            by_itself = sampling.draws_by_itself and (sampling.turn_rate < 1 or sampling.takes_turns)
             # The records of two users need not be in the same draws: what one adds, the other does not undo.
             apart = by_itself or self.unit.group > 1
             ratio = 2.0 if apart else max(self[name].replace_ratio for name in members)

@@ -17,6 +17,13 @@ epoch. The draw of one record does not depend on the presence of another. So a r
 epoch, under both relations, however the others are dealt. Consecutive slices of one permutation would not
 have this under add-or-remove.
 
+**Keys of records.** A scheme that deals records to draws (`takes_turns`) deals each one by a number that
+names it for the whole run: a secret hash of what it holds, or of an id. Dealt by their positions, the records
+behind one that is withdrawn while a run is interrupted would change their draws, and meet a second Gaussian
+in the epoch under way. Two records that have one key share their draws, which costs nothing: each is still in
+one draw per epoch. The other schemes draw afresh every time, independently of all draws before. Each draw is
+accounted for by itself, whoever is in it, so a position may belong to another record in every draw.
+
 `CyclicPoisson` deals every record once, independently, to one of b groups, and draws in turn from each. A
 record is in at most one draw of b, there with probability b q, and whether it is decides itself
 independently every time. So each round of b draws is a Poisson-sampled Gaussian for it, whatever its group.
@@ -59,7 +66,7 @@ from scipy import stats
 from equipoise import _validate
 from equipoise.privacy.errors import PlanError
 from equipoise.privacy.noise.secrets import Secrets
-from equipoise.privacy.noise.uniform import keyed_integers, uniform_integers, uniform_subset
+from equipoise.privacy.noise.uniform import keyed_integers, uniform_subset
 from equipoise.privacy.private import Draw
 
 #: To meet epsilon 8 at rate 0.001 over 1,000 steps, users of so many need noise 21; to find it takes 30 s.
@@ -72,7 +79,9 @@ class Sampling(ABC):
     population: int
     steps: int
     takes_turns: ClassVar[bool] = False
-    """Whether a record is in at most one draw of each epoch of `draws_per_epoch`, from ordinal 0 on."""
+    """Whether a record is in at most one draw of each epoch of `draws_per_epoch`, from ordinal 0 on.
+
+    Such a scheme deals records by their keys."""
     pushes_out: ClassVar[bool] = False
     """Whether a record that is drawn may keep another one out of the draw."""
     draws_by_itself: ClassVar[bool] = True
@@ -178,8 +187,15 @@ class Sampling(ABC):
         )
 
     @abstractmethod
-    def sample(self, secrets: Secrets, draw: Draw | int, num_records: int) -> torch.Tensor:
-        """Sorted positions of the records of the draw, int64, shape [size of the draw]."""
+    def sample(self, secrets: Secrets, draw: Draw | int, records: int | torch.Tensor) -> torch.Tensor:
+        """Sorted positions of the records of the draw, int64, shape [size of the draw].
+
+        Args:
+            secrets: the run's.
+            draw: the ledger's, or an index, which then is its ordinal, too.
+            records: how many there are. Where the scheme deals them (`takes_turns`), one int64 for each, [n],
+                that names it for the whole run; of a number alone, the names are the positions.
+        """
 
     @classmethod
     def of_size(cls, batch_size: float, population: int, steps: int) -> Sampling:
@@ -203,10 +219,13 @@ def as_draw(draw: Draw | int) -> Draw:
     return draw if isinstance(draw, Draw) else Draw("batch", draw, draw)
 
 
-def _check_records(num_records: int) -> int:
-    if not isinstance(num_records, int) or num_records < 0:
-        raise ValueError(f"num_records must be a non-negative integer, got {num_records!r}")
-    return num_records
+def _check_records(records: int | torch.Tensor) -> int:
+    """How many there are."""
+    if isinstance(records, torch.Tensor):
+        return len(records)
+    if not isinstance(records, int) or records < 0:
+        raise ValueError(f"records must be a non-negative integer, or one for each, got {records!r}")
+    return records
 
 
 def _drawn_by_themselves(rate: float, generator: torch.Generator, count: int) -> torch.Tensor:
@@ -286,11 +305,11 @@ class Poisson(Sampling):
         lengths = tuple(map(float, range(group + 1)))
         return MixtureOfGaussiansDpEvent(noise_multiplier, lengths, tuple(map(float, drawn)))
 
-    def sample(self, secrets: Secrets, draw: Draw | int, num_records: int) -> torch.Tensor:
+    def sample(self, secrets: Secrets, draw: Draw | int, records: int | torch.Tensor) -> torch.Tensor:
         """Sorted positions, in time and memory that follow the draw and not the population."""
         draw = as_draw(draw)
         generator = secrets.sampling_generator(draw.index, draw.parameters)
-        return _drawn_by_themselves(self.sampling_rate, generator, _check_records(num_records))
+        return _drawn_by_themselves(self.sampling_rate, generator, _check_records(records))
 
 
 @dataclass(frozen=True)
@@ -351,21 +370,22 @@ class TruncatedPoisson(Sampling):
             self.population, self.sampling_rate, self.largest_size, gaussian.noise_multiplier
         )
 
-    def sample(self, secrets: Secrets, draw: Draw | int, num_records: int) -> torch.Tensor:
+    def sample(self, secrets: Secrets, draw: Draw | int, records: int | torch.Tensor) -> torch.Tensor:
         """Sorted positions, in time and memory that follow the draw and not the population.
 
         Raises:
             ValueError: there are more records than the population.
         """
-        if _check_records(num_records) > self.population:
+        count = _check_records(records)
+        if count > self.population:
             raise ValueError(
-                f"num_records={num_records} exceeds population={self.population}: how often a record pushes "
+                f"records={count} exceeds population={self.population}: how often a record pushes "
                 "another one out is accounted for at most that many; state a population that covers the "
                 "records, or use Poisson"
             )
         draw = as_draw(draw)
         generator = secrets.sampling_generator(draw.index, draw.parameters)
-        found = _drawn_by_themselves(self.sampling_rate, generator, num_records)
+        found = _drawn_by_themselves(self.sampling_rate, generator, count)
         if len(found) <= self.largest_size:
             return found
         return found[uniform_subset(len(found), self.largest_size, generator)]
@@ -431,14 +451,15 @@ class CyclicPoisson(Sampling):
     def _sampled(self, gaussian: dp_accounting.GaussianDpEvent) -> dp_accounting.DpEvent:
         return dp_accounting.PoissonSampledDpEvent(self.turn_rate, gaussian)
 
-    def sample(self, secrets: Secrets, draw: Draw | int, num_records: int) -> torch.Tensor:
+    def sample(self, secrets: Secrets, draw: Draw | int, records: int | torch.Tensor) -> torch.Tensor:
         """Sorted positions, in time and memory that follow `bands` times the draw, and not the population."""
         draw = as_draw(draw)
         generator = secrets.sampling_generator(draw.index, draw.parameters)
-        found = _drawn_by_themselves(self.turn_rate, generator, _check_records(num_records))
+        found = _drawn_by_themselves(self.turn_rate, generator, _check_records(records))
         # Of those drawn from all groups, that of the turn. One deal for all draws: keyed by the draw, two
         # that are close could hold the same record.
-        dealt = keyed_integers(self.bands, found, secrets.stream_key(0, f"groups {draw.name}"))
+        keys = records[found] if isinstance(records, torch.Tensor) else found
+        dealt = keyed_integers(self.bands, keys, secrets.stream_key(0, f"groups {draw.name}"))
         return found[dealt == draw.ordinal % self.bands]
 
 
@@ -473,22 +494,23 @@ class WithoutReplacement(Sampling):
     def _sampled(self, gaussian: dp_accounting.GaussianDpEvent) -> dp_accounting.DpEvent:
         return dp_accounting.SampledWithoutReplacementDpEvent(self.population, self.batch_size, gaussian)
 
-    def sample(self, secrets: Secrets, draw: Draw | int, num_records: int) -> torch.Tensor:
+    def sample(self, secrets: Secrets, draw: Draw | int, records: int | torch.Tensor) -> torch.Tensor:
         """Sorted positions of a uniform subset, in time and memory that follow the draw.
 
         Raises:
             ValueError: if the number of records is not the public population.
         """
         # The amplification rests on the true number of records, so a rounded population would not do here.
-        if _check_records(num_records) != self.population:
+        count = _check_records(records)
+        if count != self.population:
             raise ValueError(
-                f"num_records={num_records} differs from population={self.population}: sampling without "
+                f"records={count} differs from population={self.population}: sampling without "
                 "replacement is accounted under replace-one, where the number of records is public; state "
                 "the true population, or use Poisson"
             )
         draw = as_draw(draw)
         generator = secrets.sampling_generator(draw.index, draw.parameters)
-        return uniform_subset(num_records, self.batch_size, generator)
+        return uniform_subset(count, self.batch_size, generator)
 
 
 @dataclass(frozen=True)
@@ -507,8 +529,8 @@ class FullBatch(Sampling):
     def expected_size(self) -> float:
         return float(self.population)
 
-    def sample(self, secrets: Secrets, draw: Draw | int, num_records: int) -> torch.Tensor:
-        return torch.arange(_check_records(num_records))
+    def sample(self, secrets: Secrets, draw: Draw | int, records: int | torch.Tensor) -> torch.Tensor:
+        return torch.arange(_check_records(records))
 
 
 _DEALT_AT_ONCE = 2**20
@@ -563,21 +585,22 @@ class FixedEpochs(Sampling):
     def expected_size(self) -> float:
         return self.population / self.draws_per_epoch
 
-    def sample(self, secrets: Secrets, draw: Draw | int, num_records: int) -> torch.Tensor:
+    def sample(self, secrets: Secrets, draw: Draw | int, records: int | torch.Tensor) -> torch.Tensor:
         """Sorted positions of the records dealt to slot `ordinal % draws_per_epoch` of the draw's epoch.
 
         Every record is dealt for every draw: the time follows the population, the memory does not.
         """
-        draw = as_draw(draw)
+        draw, count = as_draw(draw), _check_records(records)
         epoch, slot = divmod(draw.ordinal, self.draws_per_epoch)
         # One deal for all slots of an epoch: keyed by the draw, two of them could hold the same record.
-        generator = secrets.generator(f"epoch {draw.name}", 0 if self.same_slots else epoch)
-        found = []
-        for first in range(0, _check_records(num_records), _DEALT_AT_ONCE):
-            count = min(_DEALT_AT_ONCE, num_records - first)
-            slots = uniform_integers(self.draws_per_epoch, count, generator)
-            found.append((slots == slot).nonzero().flatten() + first)
-        return torch.cat(found) if found else torch.empty(0, dtype=torch.int64)
+        key = secrets.stream_key(0 if self.same_slots else epoch, f"epoch {draw.name}")
+        found = [torch.empty(0, dtype=torch.int64)]
+        for first in range(0, count, _DEALT_AT_ONCE):
+            last = min(first + _DEALT_AT_ONCE, count)
+            keys = records[first:last] if isinstance(records, torch.Tensor) else torch.arange(first, last)
+            dealt = keyed_integers(self.draws_per_epoch, keys, key)
+            found.append((dealt == slot).nonzero().flatten() + first)
+        return torch.cat(found)
 
 
 SAMPLINGS: dict[str, type[Sampling]] = {

@@ -110,6 +110,22 @@ class Assumption(StrEnum):
         "the run was resumed with other records than it began with: which were added, removed or changed "
         "followed from nothing that it had released"
     )
+    BY_NAME = (
+        "draws are assigned by the names in owner or ids, and each name is that of the same user or record "
+        "for the whole run (not compared)"
+    )
+    BY_CONTENT = (
+        "draws are assigned by what records hold: a record that is corrected while the run is interrupted "
+        "counts as one that is withdrawn and another one that is added"
+    )
+    BY_NUMBER = (
+        "draws are assigned by the numbers of the items of data, and each number is that of the same record "
+        "for the whole run (compared at every resume, for the items that had been read)"
+    )
+    BY_NUMBER_UNCOMPARED = (
+        "draws are assigned by the numbers of the items of data, and each number is that of the same record "
+        "for the whole run (not compared: items are random, or hold what cannot be compared)"
+    )
     SCHEDULED = (
         "the scheduler follows only the step and what was released: the learning rates that it sets are "
         "published"
@@ -152,6 +168,8 @@ class Assumption(StrEnum):
             there.discard(cls.SCANNED)
         if there & {cls.ROUNDING, cls.ROUNDING_UNKNOWN}:
             there.discard(cls.KEPT)
+        if cls.BY_NUMBER_UNCOMPARED in there:
+            there.discard(cls.BY_NUMBER)
         if cls.SHAPES_FOLLOW in there:
             there.discard(cls.SHAPES_ALIKE)
         return [*(one for one in cls if one in there), *sorted(named)]

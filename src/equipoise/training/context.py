@@ -297,10 +297,13 @@ class StepLedger:
 
     def __init__(self, ledger: Ledger | SharedLedger, rows: RowSource) -> None:
         self._ledger, self._rows = ledger, rows
+        self._items = rows.source.items  # written before anything leaves: a run may be killed after that
         self.last_noise: ReleaseNoise | None = None
 
     def release(self, draw: TrainingDraw, sums: Mapping[str, Bounded]) -> dict[str, dict[str, Tensor]]:
         """As `Ledger.release`."""
+        if self._items is not None:
+            self._items.write()
         released = self._ledger.release(draw.token, sums)
         self._rows.has_released = True
         name, first = next(iter(sums.items()))
@@ -312,6 +315,8 @@ class StepLedger:
         self, draw: TrainingDraw, name: str, value: Mapping[str, Private], std: float, **options: Any
     ) -> dict[str, Tensor]:
         """As `Ledger.release_unproven`."""
+        if self._items is not None:
+            self._items.write()
         released = self._ledger.release_unproven(draw.token, name, value, std, **options)
         self._rows.has_released = True
         # Nothing bounds it: the metrics show the bound of the release before, if there was one.
@@ -321,6 +326,8 @@ class StepLedger:
 
     def disclose(self, value: Any, hole: str) -> Any:
         """As `Ledger.disclose`."""
+        if self._items is not None:
+            self._items.write()
         disclosed = self._ledger.disclose(value, hole)
         self._rows.has_released = True
         return disclosed

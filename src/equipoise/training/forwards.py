@@ -39,7 +39,7 @@ from equipoise.gradients.engine_inputs import (
 )
 from equipoise.gradients.numerics import lost_are_nan
 from equipoise.methods.base import Parameters
-from equipoise.privacy import Draw, secret_generator
+from equipoise.privacy import Draw, Secrets, secret_generator
 from equipoise.privacy.noise.uniform import uniform_order
 from equipoise.training.distributed import Processes
 from equipoise.training.model_sharing import ModelSharing, is_no_records_fault
@@ -285,6 +285,12 @@ class RowSource:
         """A digest of the records and of whose they are, which is private; see `RecordSource.fingerprint`."""
         records = self.source.fingerprint()
         return records if self.owners is None else self.owners.fingerprint(records)
+
+    def keys(self, secrets: Secrets) -> Tensor | None:
+        """What names each of those that are drawn for the whole run, int64 [n]; None for their numbers."""
+        if self.owners is None:
+            return self.source.keys(secrets)
+        return self.owners.keys(secrets.stream_key(0, "keys of records"))
 
     def used(self, ids: Tensor) -> Tensor:
         """Those of the records drawn that are used: of each user no more than the cap."""

@@ -91,6 +91,10 @@ class PrivateTraining:
             of its records.
         owner: with unit="user", one number or text per record that says whose it is, or the name of the
             column of `data` that holds them.
+        ids: one number or text per record that names it for the whole run, or the name of the column of
+            `data` that holds them. With it a run can be resumed after records were withdrawn or added where
+            `sampling` assigns records to draws (`FixedEpochs`, `CyclicPoisson`, `dp-mf`); without it what a
+            record holds names it, and of a dataset that makes its items on demand the number.
         records_per_user: with unit="user", the most records of a user that the run uses. A public number;
             of a user with more, secret randomness chooses.
         user_rows: with unit="user", draw users instead of records: a row is the "sum" or the "mean" of the
@@ -151,6 +155,7 @@ class PrivateTraining:
         relation: str = "add_or_remove_one",
         unit: str = "record",
         owner: Any = None,
+        ids: Any = None,
         records_per_user: int | None = None,
         user_rows: Literal["sum", "mean", "update"] | None = None,
         collate: Callable[[list[Any]], Any] | None = None,
@@ -195,6 +200,7 @@ class PrivateTraining:
             collate=collate,
             workers=workers,
             owner=owner,
+            ids=ids,
             settings=settings,
         )
         setup = prepare(given, _resumed)
@@ -248,6 +254,7 @@ class PrivateTraining:
         collate: Callable[[list[Any]], Any] | None = None,
         workers: int = 0,
         owner: Any = None,
+        ids: Any = None,
         writers: Sequence[MetricWriter] = (),
     ) -> Self:
         """Go on with a run from its last whole checkpoint; later steps are repeated with the noise they had.
@@ -256,7 +263,7 @@ class PrivateTraining:
             run_dir: the folder of the run. Sampling, budget, method and settings come from there.
             model, optimizer, scheduler: of the same make as before; their state is overwritten from the
                 checkpoint.
-            loss, data, augmentation, collate, owner: as before.
+            loss, data, augmentation, collate, owner, ids: as before.
             method: only for methods with settings that no file can hold, such as a schedule function.
             device: where to go on.
             workers: how many processes read ahead from here on.
@@ -266,6 +273,7 @@ class PrivateTraining:
             FileNotFoundError: no run lies there.
             CheckpointError: no whole checkpoint.
             ValueError: what is given does not fit the run.
+            DataError: `sampling` assigns items to draws by their numbers, and items have other numbers now.
         """
         folder = RunFolder(run_dir)
         config = Processes().first(folder.read_config)
@@ -284,6 +292,7 @@ class PrivateTraining:
             collate=collate,
             workers=workers,
             owner=owner,
+            ids=ids,
             writers=writers,
             **settings.to_json(),
             _resumed=ResumedRun(
@@ -313,6 +322,7 @@ class PrivateTraining:
         collate: Callable[[list[Any]], Any] | None = None,
         workers: int = 0,
         owner: Any = None,
+        ids: Any = None,
         writers: Sequence[MetricWriter] = (),
         on_create: Callable[[Path], None] | None = None,
         **settings: Any,
@@ -325,7 +335,8 @@ class PrivateTraining:
 
         Args:
             model, optimizer, run_dir, loss, data, sampling, method, budget: as for the class.
-            scheduler, augmentation, device, collate, workers, owner, writers, on_create: as for the class.
+            scheduler, augmentation, device, collate, workers: as for the class.
+            owner, ids, writers, on_create: as for the class.
             settings: the others of the class, such as `seed` or `ledger_file`.
 
         Raises:
@@ -345,6 +356,7 @@ class PrivateTraining:
             "collate": collate,
             "workers": workers,
             "owner": owner,
+            "ids": ids,
             "writers": writers,
         }
         found = processes.first(lambda: state_of(folder))

@@ -4,15 +4,21 @@
 `RecordSource` gives records, and `joined_over_users` makes one loss of those of a user's records: all that
 follows treats a user as a record.
 
-Each user's records stand in an order that the run's key deals (`Owners.choose`). Of a user who owns more
-than `records_per_user` those beyond are in no draw. So the cap holds whatever the data hold, no run stops
-over a user with many records, and which records count is secret. The order of one user's records follows
-from their numbers and the key alone, so that a user more changes nothing for the others but the numbers of
-their records, which deal the same law.
+Each user's records stand in a secret order (`Owners.choose`). Of a user who owns more than
+`records_per_user` those beyond are in no draw. So the cap holds whatever the data hold, no run stops over a
+user with many records, and which records count is secret. The order follows from the run's key, the user's
+name, and how many records of the user stand before each, so that a user more or less changes nothing for the
+others, also while a run is interrupted.
+
+Samplings that deal records to draws (`Sampling.takes_turns`) deal users by their names. Records that are
+drawn by themselves are dealt by the user's name and their place in that order. A record that takes a place
+that another one of the user has left then has its draws, too, so that a user is in an epoch as often as the
+cap says whatever is withdrawn.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -21,10 +27,10 @@ import torch
 from torch import Tensor, nn
 
 from equipoise import _validate
-from equipoise.data.records import OWNER, Records
+from equipoise.data.records import Records
 from equipoise.gradients.engine_inputs import Loss, map_records, num_records, record_leaves
 from equipoise.privacy import Unit, digest
-from equipoise.privacy.noise.uniform import keyed_integers
+from equipoise.privacy.noise.uniform import KEYS, keyed_integers, occurrences
 from equipoise.training.randomness import Randomness
 from equipoise.training.record_source import DataError, RecordSource
 
@@ -35,19 +41,17 @@ __all__ = [
     "column_of",
     "flattened",
     "joined_over_users",
+    "keys_of_ids",
     "users_of_one_record",
 ]
-
-_KEYS = (
-    2**62
-)  # of which no two of a user's records have the same, but with a probability below 2^-60 per pair
 
 
 class Owners:
     """The user of each record.
 
     Args:
-        owner: one number or text per record, [n]: a tensor, an array or a list.
+        owner: one number or text per record, [n], or a row of whole numbers, [n, k]: a tensor, an array or a
+            list.
         unit: the cap on a user's records, and what is drawn.
 
     Raises:
@@ -62,7 +66,8 @@ class Owners:
 
     def __init__(self, owner: Any, unit: Unit) -> None:
         self.unit = unit
-        self._users, self.count = _numbered(owner)
+        self._users, self._names = _numbered("owner", owner)
+        self.count = len(self._names)
         self.choose(bytes(32))  # for trials, until the ledger gives the run's key
 
     def __len__(self) -> int:
@@ -75,13 +80,23 @@ class Owners:
         Args:
             key: 32 secret bytes of the run, which serve nothing else.
         """
-        places = self._places(key)
+        self._place = places = self._places(key)
         self._used = places < self.unit.records
         used = self._used.nonzero().flatten()
         self._counts = torch.bincount(self._users[used], minlength=self.count)
         self._starts = self._counts.cumsum(0) - self._counts
         self._by_user = torch.empty_like(used)  # user by user
         self._by_user[self._starts[self._users[used]] + places[used]] = used
+
+    def keys(self, key: bytes) -> Tensor:
+        """What names each of those that are drawn, users or records, for the whole run, int64 [n].
+
+        Args:
+            key: 32 secret bytes of the run, which serve nothing else.
+        """
+        if self.unit.joined is not None:
+            return self._names
+        return keyed_integers(KEYS, torch.stack([self._names[self._users], self._place], 1), key)
 
     def used(self, ids: Tensor) -> Tensor:
         """Those of the records that draws may hold."""
@@ -117,63 +132,102 @@ class Owners:
 
     def _places(self, key: bytes) -> Tensor:
         """The place of every record among those of its user, LongTensor [n]."""
-        keys = keyed_integers(_KEYS, torch.arange(len(self._users)), key)
-        order = keys.argsort()
-        order = order[self._users[order].argsort(stable=True)]
-        users = self._users[order]
-        starts = torch.searchsorted(users, users)  # the first place of each one's user
+        owned = torch.stack([self._names[self._users], occurrences(self._users)], 1)
+        order = keyed_integers(KEYS, owned, key).argsort()
         places = torch.empty_like(order)
-        places[order] = torch.arange(len(order)) - starts
+        places[order] = occurrences(self._users[order])
         return places
 
 
-def column_of(data: Any, name: str) -> tuple[Any, Any]:
+def keys_of_ids(ids: Any, count: int) -> Tensor:
+    """What names each record for the whole run, int64 [n].
+
+    Args:
+        ids: one number or text per record.
+        count: of the records.
+
+    Raises:
+        DataError: they do not name each record by itself.
+    """
+    numbers, names = _numbered("ids", ids)
+    if len(numbers) != count:
+        raise DataError("ids has another length than data: it names each record, in the order of data")
+    if len(names) < count:
+        raise DataError(
+            "ids names two records alike, so that they would always be drawn together: give each record one "
+            "of its own, the same for the whole run. Where a person owns several records, protect the "
+            "person: unit='user', owner=..."
+        )
+    return names[numbers]
+
+
+def column_of(data: Any, name: str, argument: str = "owner") -> tuple[Any, Any]:
     """The column of this name, and the data without it.
+
+    Args:
+        data: of a training.
+        name: of the column.
+        argument: which names it, for the message.
 
     Raises:
         DataError: they hold none.
     """
     fields = dict(data.fields) if type(data) is Records else data
     if isinstance(fields, dict) and name in fields:
-        owner = fields[name]
-        if type(data) is Records and name == OWNER and owner.ndim == 2:  # a table's digests of names
-            owner = owner.unique(dim=0, return_inverse=True)[1]
-        return owner, {key: value for key, value in fields.items() if key != name}
+        return fields[name], {key: value for key, value in fields.items() if key != name}
     if name in getattr(data, "column_names", ()) and hasattr(data, "remove_columns"):
         return list(data[name]), data.remove_columns([name])
     raise DataError(
-        f"owner={name!r} is no column of data; name a key of a dict of tensors or a column of a table, or "
-        "give one number or text per record"
+        f"{argument}={name!r} is no column of data; name a key of a dict of tensors or a column of a table, "
+        "or give one number or text per record"
     )
 
 
-def _numbered(owner: Any) -> tuple[Tensor, int]:
-    """Numbers of users from 0 on, LongTensor [n], and how many users there are."""
-    remedy = "give one whole number or text per record, such as a tensor of user numbers"
-    if isinstance(owner, Tensor):
-        if owner.is_floating_point() or owner.is_complex():
-            raise DataError(f"owner holds values of type {str(owner.dtype).removeprefix('torch.')}; {remedy}")
-        owner = owner.detach().cpu().numpy()
-    is_list = isinstance(owner, Sequence) and not isinstance(owner, (str, bytes))
-    if isinstance(owner, np.ma.MaskedArray) or not (is_list or hasattr(owner, "__array__")):
-        raise DataError(f"owner is {_validate.what_is(owner)}; {remedy}")
-    found = owner if is_list else np.asarray(owner)
+def _numbered(argument: str, given: Any) -> tuple[Tensor, Tensor]:
+    """Numbers of names from 0 on, LongTensor [n], and for each name an int64 that follows from it alone.
+
+    Two names may get one number: no proof rests on it, since nothing is drawn more often for that.
+    """
+    remedy = "give one whole number or text per record, such as a tensor of numbers"
+    if isinstance(given, Tensor):
+        if given.is_floating_point() or given.is_complex():
+            kind = str(given.dtype).removeprefix("torch.")
+            raise DataError(f"{argument} holds values of type {kind}; {remedy}")
+        given = given.detach().cpu().numpy()
+    is_list = isinstance(given, Sequence) and not isinstance(given, (str, bytes))
+    if isinstance(given, np.ma.MaskedArray) or not (is_list or hasattr(given, "__array__")):
+        raise DataError(f"{argument} is {_validate.what_is(given)}; {remedy}")
+    found = given if is_list else np.asarray(given)
+    if not is_list and found.ndim == 2 and found.dtype.kind in "iu":  # a table's digests of names
+        found = np.ascontiguousarray(found).view(f"S{found.shape[1] * found.itemsize}")[:, 0]
     if not is_list and found.ndim != 1:
-        raise DataError(
-            f"owner has {found.ndim} axes; {remedy}. Where each row names a user, as digests of a table do, "
-            "these are owner.unique(dim=0, return_inverse=True)[1]"
-        )
-    if not is_list and found.dtype.kind in "iuUS":
-        users, numbers = np.unique(found, return_inverse=True)
-        return torch.from_numpy(numbers.astype(np.int64)), len(users)
-    # An array made of a list would take 1 and "1" for one user, and "a" and "a\0".
-    values = list(found) if is_list else found.tolist()
-    kinds = {int if isinstance(value, (int, np.integer)) else type(value) for value in values}
-    if kinds not in ({int}, {str}) or any(isinstance(value, bool) for value in values):
-        names = ", ".join(sorted({type(value).__name__ for value in values})) or "nothing"
-        raise DataError(f"owner holds values of the types: {names}; {remedy}, all of one type")
-    table = {user: number for number, user in enumerate(sorted(set(values)))}
-    return torch.tensor([table[value] for value in values]), len(table)
+        raise DataError(f"{argument} has {found.ndim} axes; {remedy}")
+    if not is_list and found.dtype.kind in "iuSU":
+        names, numbers = np.unique(found, return_inverse=True)
+        if names.dtype.kind in "iu":
+            return torch.from_numpy(numbers.astype(np.int64)), torch.from_numpy(names.astype(np.int64))
+        values = names.tolist()
+    else:
+        # An array made of a list would take 1 and "1" for one name, and "a" and "a\0".
+        every = list(found) if is_list else found.tolist()
+        kinds = {int if isinstance(value, (int, np.integer)) else type(value) for value in every}
+        if kinds not in ({int}, {str}) or any(isinstance(value, bool) for value in every):
+            types = ", ".join(sorted({type(value).__name__ for value in every})) or "nothing"
+            raise DataError(f"{argument} holds values of the types: {types}; {remedy}, all of one type")
+        values = sorted(set(every))
+        table = {value: number for number, value in enumerate(values)}
+        numbers = np.array([table[value] for value in every])
+    return torch.from_numpy(numbers.astype(np.int64)), torch.tensor([*map(_name, values)])
+
+
+def _name(value: int | str | bytes) -> int:
+    """A signed number of 64 bits that follows from a name alone, whether it stands in a list or an array."""
+    if isinstance(value, (int, np.integer)):
+        number = int(value) % 2**64
+    else:
+        text = value.encode("utf-8", "surrogatepass") if isinstance(value, str) else value
+        number = int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
+    return number - 2**64 if number >= 2**63 else number
 
 
 class UserSource(RecordSource):

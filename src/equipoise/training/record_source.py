@@ -6,8 +6,9 @@ A batch is a tensor or a nest of dicts, tuples and lists of tensors whose first 
 draws are lists of numbers.
 
 Tensors in memory are looked at as a whole before the start. Those of a file that is mapped into memory are
-read where they are drawn, and never as a whole, like the items of a dataset: `numpy.memmap`, and tensors of
-`torch.from_file` with `shared=True`. Which it is follows from what the object says of itself, not from sizes.
+read where they are drawn, like the items of a dataset: `numpy.memmap`, and tensors of `torch.from_file` with
+`shared=True`. A sampling that assigns records to draws by what they hold reads the file once from its
+beginning to its end. Which it is follows from what the object says of itself, not from sizes.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, TensorDataset, default_collate
 
 from equipoise import _validate
-from equipoise._tree import leaves, map_leaves
+from equipoise._tree import leaves, map_leaves, named_leaves
 from equipoise.data.records import Records
 from equipoise.gradients.capture.random_numbers import (
     GlobalState,
@@ -35,8 +36,10 @@ from equipoise.gradients.capture.random_numbers import (
     random_numbers_from,
 )
 from equipoise.gradients.engine_inputs import is_array, take_records
-from equipoise.privacy import digest
+from equipoise.privacy import Secrets, digest
+from equipoise.privacy.noise.uniform import KEYS, keyed_hash, keyed_integers, occurrences
 from equipoise.training.randomness import Randomness
+from equipoise.training.read_items import ReadItems
 from equipoise.training.reading import ItemReader, ReadingWorkers
 
 __all__ = ["ARRAY_REMEDY", "DataError", "NoAnswerError", "RecordPlaces", "RecordSource", "data_sets"]
@@ -103,6 +106,10 @@ class RecordSource:
         collate: joins a list of a dataset's items to a batch; `torch.utils.data.default_collate` by default.
         workers: how many processes read the items of a draw ahead; rows of tensors need none.
 
+    Attributes:
+        ids: what names each record for the whole run, int64 [n], where the user names them; else None.
+        items: takes note of the items that are read, in a run that has to compare them later; else None.
+
     Raises:
         DataError: no records, unequal lengths, an `IterableDataset`, NaN or infinity in the tensors.
 
@@ -111,6 +118,9 @@ class RecordSource:
         >>> len(source), source.take(torch.tensor([2, 0]))["label"]
         (3, tensor([2, 0]))
     """
+
+    ids: Tensor | None = None
+    items: ReadItems | None = None
 
     def __init__(
         self, data: Any, collate: Callable[[list[Any]], Any] | None = None, workers: int = 0
@@ -209,7 +219,10 @@ class RecordSource:
         if missing:
             read = self._reader.read([numbers[place] for place in missing], randomness)
             items |= zip(missing, read, strict=True)
-        return [items[place] for place in range(len(numbers))]
+        found = [items[place] for place in range(len(numbers))]
+        if self.items is not None:
+            self.items.note(numbers, found)
+        return found
 
     def ahead(self, parts: Sequence[Tensor], randomness: Randomness) -> Iterator[None]:
         """Goes through parts of a draw: while it stands at one, workers have read its items for `read`.
@@ -242,6 +255,8 @@ class RecordSource:
             self._data.announce(_NOBODY, None)
         if self._workers is not None:
             self._workers.close()
+        if self.items is not None:
+            self.items.close()
 
     def draws_numbers(self, number: int, level: float | None = None) -> bool:
         """Whether making this item asks for random numbers, whose generators then are as before.
@@ -271,6 +286,27 @@ class RecordSource:
         if isinstance(self._data, Records):
             return self._data.fingerprint()
         return digest({"data": leaves(self._nest)})
+
+    def keys(self, secrets: Secrets) -> Tensor | None:
+        """A number for each record, of its id or of what it holds, int64 [n]; None for items without ids.
+
+        Equal records get numbers of their own, by how many stand before. Which of them is withdrawn does not
+        matter: as equal ones they may take each other's place. Records that differ are taken for equal with
+        probability below n / 2^61 per record; only then could one move another to other draws.
+        """
+        if self._nest is None or self.ids is not None:
+            return self.ids
+        fields = named_leaves(self._nest)
+        mapped = [leaf for leaf in fields.values() if _is_mapped(leaf)]
+        for leaf in mapped:
+            _advise(leaf, "MADV_SEQUENTIAL")
+        held = keyed_hash(
+            [fields[name] for name in sorted(fields)], secrets.stream_key(0, "what records hold")
+        )
+        for leaf in mapped:
+            _advise(leaf, "MADV_RANDOM")
+        one_of_equals = torch.stack([held, occurrences(held)], dim=1)
+        return keyed_integers(KEYS, one_of_equals, secrets.stream_key(0, "keys of records"))
 
     def batch(self) -> Any:
         """All records as one batch, where tensors in memory hold them; None for those read on demand."""
@@ -373,13 +409,18 @@ def _as_rows(leaf: Any) -> Any:
                     f"({error!s:.200}); map the file in another way"
                 ) from None
     # Records are drawn from anywhere: without this word a system reads megabytes around each of them.
-    advice, address = getattr(mmap, "MADV_RANDOM", None), leaf.data_ptr()
+    _advise(leaf, "MADV_RANDOM")
+    return leaf
+
+
+def _advise(leaf: Tensor, word: str) -> None:
+    """Say how a mapped file will be read."""
+    advice, address = getattr(mmap, word, None), leaf.data_ptr()
     if advice is not None and leaf.numel():
         before = address % mmap.PAGESIZE
         size = (leaf[-1:].data_ptr() - address) + leaf[-1:].numel() * leaf.element_size()
         madvise = ctypes.CDLL(None).madvise
         madvise(ctypes.c_void_p(address - before), ctypes.c_size_t(before + size), ctypes.c_int(advice))
-    return leaf
 
 
 def _extremes(tensors: Sequence[Tensor]) -> list[int]:

@@ -31,6 +31,7 @@ from equipoise.privacy import (
     PrivacyPlan,
     Private,
     Secrets,
+    digest,
 )
 from equipoise.privacy.digests import KeyedDigest, keyed_digest
 from equipoise.privacy.ledger.journal import Snapshot
@@ -76,9 +77,16 @@ def open_ledger(
 
     def on_rank_0() -> Ledger:
         secrets = secrets_of(folder, settings, existing=resume)
+        if setup.rows.owners is not None:
+            setup.rows.owners.choose(secrets.stream_key(0, _CHOICE))
+        records, keys = setup.rows.fingerprint(), None
+        if setup.plan.takes_turns:
+            keys = setup.rows.keys(secrets)
+            records = records if keys is None else digest({"records": records, "keys": keys})
         file = settings.ledger_file or (None if folder is None else folder.journal)
         options = {
-            "data_fingerprint": setup.rows.fingerprint(),
+            "data_fingerprint": records,
+            "keys": keys,
             "owners": setup.partition,
             "kernels": setup.kernels(),
         }
@@ -99,9 +107,12 @@ def open_ledger(
     else:
         ledger = SharedLedger(setup.plan, processes, on_rank_0, setup.is_sharded)
     owners = setup.rows.owners
-    if owners is not None:
-        owners.choose(processes.first(lambda: own_ledger(ledger).secrets.stream_key(0, "records of a user")))
+    if owners is not None and processes.count > 1:
+        owners.choose(processes.first(lambda: own_ledger(ledger).secrets.stream_key(0, _CHOICE)))
     return ledger
+
+
+_CHOICE = "records of a user"  # what the key of `Owners.choose` serves
 
 
 class SharedLedger:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from equipoise._dtensor import is_dtensor
+from equipoise.gradients.capture.random_numbers import random_numbers_from
 from equipoise.privacy import Ledger, mark, unmark
 from equipoise.training.assumptions import Assumption
 from equipoise.training.distributed import Processes
@@ -29,6 +30,8 @@ from equipoise.training.folder.sharded_checkpoint import (
 )
 from equipoise.training.forwards import moved
 from equipoise.training.metrics import MetricsLog, MetricWriter
+from equipoise.training.read_items import ReadItems
+from equipoise.training.record_source import DataError
 from equipoise.training.run_ledger import SharedLedger, open_ledger, own_ledger
 from equipoise.training.setup.training_setup import TrainingSetup
 from equipoise.training.step import StepRunner
@@ -129,6 +132,7 @@ def start_run(
             simulation = setup.settings.simulation
             if simulation is not None:  # like a method without noise, at the start and once
                 processes.first(lambda: own_ledger(ledger).disclose({}, simulation))
+            _note_items(setup, folder, ledger)
             steps, metrics = StepRunner(setup, ledger), MetricsLog(setup, folder, writers, done=0)
             run = StartedRun(setup, folder, ledger, steps, metrics, {})
             if folder is not None:
@@ -150,6 +154,7 @@ def continue_run(
 
     Raises:
         CheckpointError: no whole checkpoint is there, or it does not fit.
+        DataError: items are assigned to draws by their numbers, and have other ones.
     """
     processes = setup.processes
     with ExitStack() as undo:
@@ -174,6 +179,7 @@ def continue_run(
             ledger = open_ledger(setup, folder, place=place, resume=True, ledger_class=ledger_class)
             if processes.is_first:
                 undo.callback(own_ledger(ledger).journal.close)
+            _note_items(setup, folder, ledger, resume=True)
             if processes.first(lambda: _has_other_data(own_ledger(ledger))):
                 setup = replace(setup, found=Assumption.of_all([*setup.found, Assumption.OTHER_DATA]))
             if processes.is_first and setup.plan.releases:
@@ -183,6 +189,47 @@ def continue_run(
             processes.first(lambda: folder.write_assumptions(setup.found))
         undo.pop_all()
     return StartedRun(setup, folder, ledger, steps, metrics, evaluation)
+
+
+def _note_items(
+    setup: TrainingSetup, folder: RunFolder | None, ledger: Ledger | SharedLedger, resume: bool = False
+) -> None:
+    """Take note of the items that the run reads, where it assigns them to draws by their numbers.
+
+    Raises:
+        DataError: the run goes on, and items have other numbers.
+    """
+    processes, source, found = setup.processes, setup.rows.source, setup.found
+    is_compared = Assumption.BY_NUMBER in found
+    if folder is None or not (is_compared or Assumption.BY_NUMBER_UNCOMPARED in found):
+        return
+    key = processes.first(lambda: own_ledger(ledger).secrets.stream_key(0, "items that were read"))
+    items = ReadItems(folder.items, processes, key, source, is_compared)
+
+    def check() -> None:
+        with random_numbers_from(0):
+            differ = items.differ()
+        scheme = type(setup.sampling).__name__
+        if differ:
+            raise DataError(
+                "data hold more or fewer items than when the run began, or others under numbers that it has "
+                f"read, and {scheme} assigns items to draws by their numbers: a record could be in two draws "
+                "of an epoch. Give the data as they were. With other records, begin a new run with this "
+                f"run's journal (ledger_file={setup.settings.ledger_file or str(folder.journal)!r}), which "
+                "counts epochs anew and adds what both cost; with ids=... such a run can go on. Nothing was "
+                "spent."
+            )
+        if not is_compared:
+            warnings.warn(
+                "items of data are random, or hold what cannot be compared. So only their count was, and the "
+                f"statement assumes that every number is still that of the same record: {scheme} assigns "
+                "draws by it. To need no such assumption give ids=... when a run begins.",
+                stacklevel=2,
+            )
+
+    if resume:
+        processes.first(check)
+    source.items = items
 
 
 def _load(folder: RunFolder, processes: Processes) -> tuple[int, dict[str, Any]]:
@@ -245,8 +292,9 @@ def _has_other_data(ledger: Ledger) -> bool:
     # Seen by the data owner alone, like the checks of the data.
     warnings.warn(
         "data hold other records than those that this run began with. Its epsilon holds only where the "
-        "change followed from nothing that the run released, and the statement says so. Resume with the same "
-        "records, or begin a new run with the same ledger_file for the others.",
+        "change followed from nothing that the run released, and the statement says so; names in owner or "
+        "ids must be those of the start, and no ranks. Resume with the same records, or begin a new run with "
+        "the same ledger_file for the others.",
         stacklevel=2,
     )
     return True

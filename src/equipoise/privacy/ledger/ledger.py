@@ -293,6 +293,8 @@ class Ledger:
         data_fingerprint: digest of the records; changed data are never answered with old noise.
         owners: of users, who owns which record, as `RunEntry.owners`; all runs in the journal have the same.
         kernels: digest of kernel choices or of anything else that the numbers depend on.
+        keys: of each record, by which samplings deal it to draws (`Sampling.sample`); its position when None,
+            which is right if no record is withdrawn and none moves while the run lasts.
         forbid_unproven: refuse `disclose` and `release_unproven` (proven recipes run under it in tests).
         history: noise that later releases use again, as `ledger.history` gave it when the checkpoint was
             written.
@@ -324,6 +326,7 @@ class Ledger:
         data_fingerprint: str = "",
         owners: str = "",
         kernels: str = "",
+        keys: torch.Tensor | None = None,
         forbid_unproven: bool = False,
         history: Mapping[str, Any] | None = None,
     ) -> None:
@@ -332,7 +335,7 @@ class Ledger:
         self.journal = Journal() if journal is None else journal
         self.secrets = Secrets() if secrets is None else secrets
         self.data_fingerprint, self.owners = data_fingerprint, owners
-        self.kernels = kernels
+        self.kernels, self.keys = kernels, keys
         self.forbid_unproven = forbid_unproven
         self.run = self.secrets.identity
         self._digest_of_step = KeyedDigest(self.secrets.key, "what a step depends on")
@@ -450,7 +453,8 @@ class Ledger:
             LedgerError: noise over steps rests on the draws of a record being apart, and they are not.
         """
         sampling = self.plan.sampling_of(draw.name)
-        found = sampling.sample(self.secrets, draw, num_records)
+        keys = self.keys if sampling.takes_turns else None
+        found = sampling.sample(self.secrets, draw, num_records if keys is None else keys)
         over_steps = any(r.draw == draw.name and r.mechanism.memory for r in self.plan.releases)
         if over_steps and len(found):
             never = torch.full((num_records,), -(2**62))

@@ -7,12 +7,25 @@ such bias. Numbers of 63 bits are therefore drawn anew where they lie beyond the
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from torch import Tensor
 
-__all__ = ["keyed_integers", "uniform_integers", "uniform_order", "uniform_subset"]
+__all__ = [
+    "KEYS",
+    "keyed_hash",
+    "keyed_integers",
+    "occurrences",
+    "uniform_integers",
+    "uniform_order",
+    "uniform_subset",
+]
+
+KEYS = 2**62
+"""From so many integers, two independent ones are equal with probability 2^-62."""
 
 
 def uniform_integers(bound: int, count: int, generator: torch.Generator) -> Tensor:
@@ -39,7 +52,7 @@ def keyed_integers(bound: int, numbers: Tensor, key: bytes) -> Tensor:
 
     Args:
         bound: how many integers there are.
-        numbers: int64 [n], such as positions of records.
+        numbers: int64 [n], or pairs [n, 2], such as keys of records; equal ones get equal integers.
         key: 32 secret bytes that serve nothing else.
 
     Example:
@@ -47,11 +60,58 @@ def keyed_integers(bound: int, numbers: Tensor, key: bytes) -> Tensor:
         tensor([0, 0, 0])
     """
     blocks = np.zeros((len(numbers), 2), np.int64)
-    blocks[:, 0] = numbers.numpy()
+    blocks[:, : 1 if numbers.ndim == 1 else 2] = numbers.reshape(len(numbers), -1).numpy()
     # A block per number: as much work as there are numbers, however large they are.
-    cipher = Cipher(algorithms.AES(key), modes.ECB()).encryptor()  # no block comes twice
+    cipher = Cipher(algorithms.AES(key), modes.ECB()).encryptor()
     found = np.frombuffer(cipher.update(blocks.tobytes()), np.int64).reshape(-1, 2)[:, 0]
     return torch.from_numpy((found & (2**63 - 1)) % bound)
+
+
+def keyed_hash(rows: Sequence[Tensor], key: bytes) -> Tensor:
+    """A secret number for what each row of some tensors holds: the same for the same bytes, int64 [n].
+
+    With the 32-bit words w_j of a row and secret a_j, b_j of 64 bits it joins the upper halves of
+
+        sum_j a_j w_j mod 2^64    and    sum_j b_j w_j mod 2^64.
+
+    For two different rows d = sum_j a_j (w_j - w'_j) is uniform over the multiples of some 2^t, t < 32, and
+    the upper halves are equal only if |d| < 2^32 mod 2^64. So two rows have one number with probability
+    below 2^-61 over the key. Source: Lemire and Kaser 2014, "Strongly universal string hashing is fast".
+
+    Args:
+        rows: tensors [n, ...], on any device; a file that is mapped into memory is read in parts.
+        key: 32 secret bytes that serve nothing else.
+    """
+    coefficients = Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor()
+    total = np.zeros((len(rows[0]), 2), np.uint64)
+    for tensor in rows:
+        size = tensor[:1].numel() * tensor.element_size()
+        if not size:
+            continue
+        words, together = -(-size // 4), max(1, _HASHED_AT_ONCE // size)
+        secret = np.frombuffer(coefficients.update(bytes(16 * words)), np.uint64).reshape(words, 2)
+        for first in range(0, len(tensor), together):
+            part = tensor[first : first + together].detach().cpu().contiguous()
+            raw = part.reshape(len(part), -1).view(torch.uint8).numpy()
+            raw = np.pad(raw, ((0, 0), (0, 4 * words - size)))
+            total[first : first + together] += raw.view(np.uint32).astype(np.uint64) @ secret
+    upper = total >> np.uint64(32)
+    return torch.from_numpy((upper[:, 0] << np.uint64(32) | upper[:, 1]).view(np.int64))
+
+
+_HASHED_AT_ONCE = 2**22  # bytes; as numbers of 64 bits they are in the processor's cache
+
+
+def occurrences(values: Tensor) -> Tensor:
+    """How many equal values stand before each, int64 [n].
+
+    >>> occurrences(torch.tensor([5, 3, 5, 5, 3]))
+    tensor([0, 0, 1, 2, 1])
+    """
+    ordered, order = values.sort(stable=True)
+    found = torch.empty_like(order)
+    found[order] = torch.arange(len(order)) - torch.searchsorted(ordered, ordered)
+    return found
 
 
 def uniform_subset(population: int, size: int, generator: torch.Generator) -> Tensor:

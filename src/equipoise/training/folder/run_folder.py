@@ -52,6 +52,7 @@ class RunFolder:
         self.config = self.path / "config.json"
         self.journal = self.private / "journal.jsonl"
         self.diagnostics = self.private / "diagnostics.jsonl"
+        self.items = self.private / "items.jsonl"
         self._lock: IO[str] | None = None
 
     def create(self) -> None:
@@ -122,7 +123,7 @@ class RunFolder:
         Only files of this library go; a folder goes if nothing else is in it. The settings go last: where
         they are gone nothing is left to discard.
         """
-        private = [self.private / name for name in ("lock", "key", "ledger_file")]
+        private = [self.private / name for name in ("lock", "key", "ledger_file", "items.jsonl")]
         steps = list(self.checkpoints.folder.glob("step-*")) if self.checkpoints.folder.is_dir() else []
         settings = self.checkpoints.folder / "settings.json"  # the command line's
         for step in self.checkpoints.steps():

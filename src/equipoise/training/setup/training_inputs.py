@@ -26,8 +26,8 @@ class TrainingInputs:
 
     Raises:
         TypeError: an object of another kind than the training needs; it names the argument and what to give.
-        ValueError: users without an owner, or an owner without users.
-        DataError: the data hold no column of the owner's name.
+        ValueError: users without an owner, or an owner without users; ids of records that belong to users.
+        DataError: the data hold no column of the name that owner or ids is.
     """
 
     model: nn.Module
@@ -43,6 +43,7 @@ class TrainingInputs:
     collate: Callable[[list[Any]], Any] | None = None
     workers: int = 0
     owner: Any = None
+    ids: Any = None
     settings: TrainingSettings = field(default_factory=TrainingSettings)
 
     def __post_init__(self) -> None:
@@ -100,7 +101,13 @@ class TrainingInputs:
                 f"owner is given, and unit={self.settings.unit!r} protects single records: give unit='user' "
                 "and records_per_user=..., or leave owner out"
             )
-        if isinstance(self.owner, str):
-            owner, data = column_of(self.data, self.owner)
-            object.__setattr__(self, "owner", owner)
-            object.__setattr__(self, "data", data)
+        if is_user and self.ids is not None:
+            raise ValueError(
+                "ids names single records, and unit='user' protects users, whom owner names: leave ids out"
+            )
+        for argument in ("owner", "ids"):
+            name = getattr(self, argument)
+            if isinstance(name, str):
+                column, data = column_of(self.data, name, argument)
+                object.__setattr__(self, argument, column)
+                object.__setattr__(self, "data", data)

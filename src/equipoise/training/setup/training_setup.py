@@ -42,8 +42,9 @@ from equipoise.training.folder.run_folder import RunFolder
 from equipoise.training.forwards import BatchPreparation, RowSource, averaged_over_views
 from equipoise.training.model_sharing import ModelSharing, sharing_of
 from equipoise.training.moving_average import MovingAverage
-from equipoise.training.owners import Owners, UserSource, joined_over_users
+from equipoise.training.owners import Owners, UserSource, joined_over_users, keys_of_ids
 from equipoise.training.randomness import derive_seed, public_randomness
+from equipoise.training.read_items import are_fixed
 from equipoise.training.record_source import DataError, RecordPlaces, RecordSource
 from equipoise.training.setup.argument_checks import (
     check_optimizer,
@@ -64,7 +65,7 @@ from equipoise.training.setup.pipeline_trials import (
     check_pipeline,
 )
 from equipoise.training.setup.public_copies import check_public, public_assumptions
-from equipoise.training.setup.same_records import RecordsOfFirst, check_same_records
+from equipoise.training.setup.same_records import COMPARED, RecordsOfFirst, check_same_records
 from equipoise.training.setup.start import check_start
 from equipoise.training.setup.training_inputs import TrainingInputs
 from equipoise.training.setup.training_settings import TrainingSettings
@@ -227,6 +228,8 @@ def prepare(given: TrainingInputs, resumed: ResumedRun | None = None) -> Trainin
         start = check_start(given, processes) if resumed is None else []
         owners = None if given.owner is None else Owners(given.owner, settings.protected)
         source: RecordSource = RecordSource(given.data, given.collate, given.workers)
+        if given.ids is not None:
+            source.ids = keys_of_ids(given.ids, len(source))
         if owners is not None and len(owners) != len(source):
             raise DataError(
                 "owner has another length than data: it names the user of each record, in the order of data"
@@ -281,6 +284,11 @@ def prepare(given: TrainingInputs, resumed: ResumedRun | None = None) -> Trainin
         held = check_held(model, given.loss, source, example, lengths, settings.allow_public_duplicates)
 
         method_plan = _plan_of(given, resumed, processes)
+        before = [] if resumed is None else resumed.found
+        is_named = owners is not None or source.ids is not None
+        assigned_by = _assigned_by(source, is_named, before) if method_plan.releases.takes_turns else []
+        if resumed is not None and assigned_by:
+            _check_assigned_alike(assigned_by[0], before)
 
         loss = whole(given.loss)
         prepared = prepare_batch(example, public_randomness(settings.seed, "example"))
@@ -325,8 +333,7 @@ def prepare(given: TrainingInputs, resumed: ResumedRun | None = None) -> Trainin
         sharing.note(lambda: rows.of_public_alone([None], public_randomness(settings.seed, "order")))
         keeps_nothing = loss_keeps_nothing and pipeline_keeps_nothing
         mine = _found(pipeline, rows, micro_batches, was_tried, keeps_nothing, given.scheduler)
-        mine += [*start, *([HELD + ", ".join(held)] if held else [])]
-        before = [] if resumed is None else resumed.found
+        mine += [*start, *assigned_by, *([HELD + ", ".join(held)] if held else [])]
         found = Assumption.of_all(itertools.chain(before, *processes.all_of(mine)))
         # Of sharded parameters every process has another part.
         copies = {name: local_part(p) for name, p in parameters.items() if is_a_copy(p)}
@@ -456,6 +463,47 @@ def _plan_of(given: TrainingInputs, resumed: ResumedRun | None, processes: Proce
         "the privacy plan differs from the one that the run was started with: give the same method and "
         "settings. Nothing was spent."
     )
+
+
+_ASSIGNED = {
+    Assumption.BY_NAME: "the names in owner or ids",
+    Assumption.BY_CONTENT: "what they hold",
+    Assumption.BY_NUMBER: "the numbers of the items of data",
+    Assumption.BY_NUMBER_UNCOMPARED: "the numbers of the items of data",
+}
+"""By what records are assigned to draws, in words."""
+
+
+def _assigned_by(source: RecordSource, is_named: bool, before: Sequence[str]) -> list[Assumption]:
+    """By what records are assigned to draws.
+
+    Args:
+        source: the records.
+        is_named: the user names records, or users.
+        before: what was found out before the run was interrupted.
+    """
+    if is_named or source.has_rows:
+        return [Assumption.BY_NAME if is_named else Assumption.BY_CONTENT]
+    by_number = [Assumption.BY_NUMBER, Assumption.BY_NUMBER_UNCOMPARED]
+    if not (known := [one for one in by_number if one in before]):
+        known = [by_number[not are_fixed(source, source.spread(COMPARED).tolist())]]
+    return known
+
+
+def _check_assigned_alike(now: Assumption, before: Sequence[str]) -> None:
+    """Refuse to go on where records are assigned to draws by something else than when the run began.
+
+    Raises:
+        ValueError: a record could be in two draws of an epoch.
+    """
+    began = [words for one, words in _ASSIGNED.items() if one in before]
+    if began != [_ASSIGNED[now]]:
+        by = began[0] if began else "their places, by an older version"
+        raise ValueError(
+            f"records were assigned to draws by {by} when the run began, and would be by {_ASSIGNED[now]} "
+            "now, so that a record could be in two draws of an epoch. Give ids, owner and data in the form "
+            "that they had, or begin a new run with the same ledger_file. Nothing was spent."
+        )
 
 
 def _try_pipeline(pipeline: Pipeline, untouched: Pipeline | None, size: int) -> tuple[bool, bool]:

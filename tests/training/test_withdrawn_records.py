@@ -1,0 +1,371 @@
+"""Records that are withdrawn, added or moved while a run is interrupted: the draws of the others stay.
+
+Where a sampling assigns records to the draws of an epoch, a record that changes its draw meets a second
+Gaussian in the epoch under way, or noise over steps closer than it is proved for.
+"""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from small_problems import OnDemand, loss, network, parameters, records, training
+from test_processes import join_group
+
+import equipoise as eq
+from equipoise.data import Records
+from equipoise.privacy import Unit
+from equipoise.training.assumptions import Assumption
+from equipoise.training.owners import Owners
+from equipoise.training.record_source import DataError
+from tests.shared_fixtures import in_processes
+
+COUNT, EPOCH, BREAK = 200, 10, 5
+DPSGD, DPMF = (
+    eq.DPSGD(clip_norm=0.5, noise_multiplier=1.0),
+    eq.DPMF(clip_norm=0.5, noise_multiplier=1.0, bands=EPOCH),
+)
+SAMPLINGS = {
+    "fixed epochs": (eq.FixedEpochs(20, COUNT, 2 * EPOCH), DPSGD),
+    "groups": (eq.CyclicPoisson(20, COUNT, 2 * EPOCH, EPOCH), DPSGD),
+    "dp-mf in slots": (eq.FixedEpochs(20, COUNT, 2 * EPOCH), DPMF),
+    "dp-mf in groups": (eq.Poisson(10, COUNT, 2 * EPOCH), DPMF),
+}
+
+
+class Random(OnDemand):
+    """Items of which something is random, as augmentation makes them."""
+
+    def __getitem__(self, i):
+        item = super().__getitem__(i)
+        return item | {"input": item["input"] + 0.01 * torch.randn(len(item["input"]))}
+
+
+def numbered():
+    """Records with a number of their own, of which some hold the same but for that."""
+    data = records(COUNT)
+    data["input"][100:120], data["label"][100:120] = data["input"][:20], data["label"][:20]
+    return data | {"record": torch.arange(COUNT)}
+
+
+def chosen(data, positions):
+    return {name: values[torch.as_tensor(positions)] for name, values in data.items()}
+
+
+WITHOUT_7 = [i for i in range(COUNT) if i != 7]
+CHANGES = {
+    "withdrawn": WITHOUT_7,
+    "first withdrawn": list(range(1, COUNT)),
+    "reversed": list(range(COUNT))[::-1],
+    "withdrawn and moved": [*range(50, COUNT), *range(7), *range(8, 50)],
+}
+
+
+FORMS = {
+    "in memory": lambda data: {"data": data},
+    "records": lambda data: {"data": Records(data)},
+    "ids": lambda data: {"data": OnDemand(data), "ids": data["record"]},
+    "named column": lambda data: {"data": data, "ids": "record"},
+    "texts": lambda data: {"data": Random(data), "ids": [f"record {i}" for i in data["record"].tolist()]},
+}
+"""What a training is given of the data."""
+
+
+def drawn(run, names):
+    """Who is in the draws of a run, by ordinal: these names of records or users, in the order of the data."""
+    found, sample = [], run.ledger.sample
+
+    def noting(draw, count):
+        ids = sample(draw, count)
+        found.append((draw.ordinal, set(names[run._setup.rows.used(ids)].tolist())))
+        return ids
+
+    run.ledger.sample = noting
+    return found
+
+
+def started(folder, kind, **options):
+    sampling, method = SAMPLINGS[kind]
+    return training(**{"sampling": sampling, "method": method, "run_dir": folder} | options)
+
+
+def resumed(folder, **pieces):
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
+    return eq.PrivateTraining.resume(folder, model, optimizer, **{"loss": loss} | pieces)
+
+
+def interrupted(folder, kind, before, after, names=lambda data: data["record"], **options):
+    """Who is in the draws of a run that ends in its sixth step and goes on with other data.
+
+    Args:
+        folder, kind: of the run.
+        before, after: the records, and what the training is given of them.
+        names: of those who are drawn.
+        options: of the training.
+    """
+    run = started(folder, kind, **before[1], **options)
+    found = drawn(run, names(before[0]))
+    for _ in range(BREAK):
+        run.take_step()
+    run.close()  # no checkpoint since the start: these steps are void, and charged
+    run = resumed(folder, **after[1])
+    more = drawn(run, names(after[0]))
+    list(run)
+    return found + more, run
+
+
+def closest(draws):
+    """How few draws lie between two draws of one record, and in how many draws of an epoch a record is."""
+    met = {}
+    for ordinal, names in draws:
+        for name in names:
+            met.setdefault(name, set()).add(ordinal)
+    apart = min((b - a for those in met.values() for a, b in pairwise(sorted(those))), default=EPOCH)
+    most = max(max(np.bincount([ordinal // EPOCH for ordinal in those]).tolist()) for those in met.values())
+    return apart, most
+
+
+CASES = [
+    *((kind, "in memory", "withdrawn") for kind in SAMPLINGS),
+    ("fixed epochs", "in memory", "withdrawn and moved"),
+    *(
+        pytest.param("fixed epochs", "in memory", change, marks=pytest.mark.slow)
+        for change in ("first withdrawn", "reversed")
+    ),
+    *(("dp-mf in slots", form, "withdrawn and moved") for form in list(FORMS)[1:]),
+]
+
+
+@pytest.mark.parametrize(("kind", "form", "change"), CASES)
+@pytest.mark.filterwarnings("ignore:data hold other records")
+def test_no_record_is_in_two_draws_of_an_epoch(tmp_path, kind, form, change):
+    """Assigned by their places, 46 of 200 records were: one epoch was paid for, and two were met."""
+    data, made = numbered(), FORMS[form]
+    other = chosen(data, CHANGES[change])
+    draws, run = interrupted(tmp_path / "run", kind, (data, made(data)), (other, made(other)))
+    apart, most = closest(draws)
+    assert most == 1
+    if kind != "fixed epochs":  # which assigns slots anew in every epoch
+        assert apart >= EPOCH
+    named = Assumption.BY_CONTENT if form in ("in memory", "records") else Assumption.BY_NAME
+    assert {named, Assumption.OTHER_DATA} <= set(run.statement().assumptions)
+
+
+@pytest.mark.parametrize("rows", ["mean", None])
+@pytest.mark.filterwarnings("ignore:data hold other records")
+def test_no_user_is_in_more_draws_of_an_epoch_than_the_cap(tmp_path, rows):
+    """User 7 goes, and so does one of the records of user 8, who owns one more than the cap."""
+    data, cap = numbered(), 3
+    data["user"] = data["record"] // 4
+    other = chosen(data, [i for i in range(COUNT) if i // 4 != 7 and i != 32])
+
+    def made(those):
+        return {"data": those, "owner": "user"}
+
+    def names(those):
+        return those["user"].unique() if rows else those["record"]
+
+    users = {"unit": "user", "records_per_user": cap, "user_rows": rows}
+    population = COUNT // 4 if rows else COUNT
+    sampling = eq.FixedEpochs(population // EPOCH, population, 2 * EPOCH)
+    pieces = [(those, made(those)) for those in (data, other)]
+    draws, run = interrupted(tmp_path / "run", "fixed epochs", *pieces, names, sampling=sampling, **users)
+    met = {}
+    for ordinal, those in draws:
+        for name in those:
+            user = (name if rows else name // 4, ordinal // EPOCH)
+            met[user] = met.get(user, 0) + 1
+    assert max(met.values()) == (1 if rows else cap)
+    assert min(met[user, 1] for user in range(COUNT // 4) if user != 7) == (1 if rows else cap)
+    assert Assumption.BY_NAME in run.statement().assumptions
+
+
+# ---- items that are made on demand, without names
+
+
+def ended(folder, data, steps=BREAK):
+    """A run in epochs that ends after some steps, without a checkpoint since its start."""
+    run = started(folder, "fixed epochs", data=data)
+    for _ in range(steps):
+        run.take_step()
+    run.close()
+    return run
+
+
+def test_items_under_the_same_numbers_go_on_to_the_bit(tmp_path):
+    run = started(tmp_path / "whole", "fixed epochs", data=OnDemand(numbered()))
+    list(run)
+    ended(tmp_path / "run", OnDemand(numbered()))
+    again = resumed(tmp_path / "run", data=OnDemand(numbered()))
+    list(again)
+    assert torch.equal(parameters(again.model), parameters(run.model))
+    assert again.ledger.releases_left == {"batch": 0}
+    assert Assumption.BY_NUMBER in again.statement().assumptions
+
+
+@pytest.mark.parametrize("change", ["withdrawn", "reversed"])
+def test_items_under_other_numbers_are_refused(tmp_path, change):
+    ended(tmp_path / "run", OnDemand(numbered()))
+    booked = (tmp_path / "run/private/journal.jsonl").read_bytes()
+    with pytest.raises(DataError, match=r"ledger_file=.*ids="):
+        resumed(tmp_path / "run", data=OnDemand(chosen(numbered(), CHANGES[change])))
+    assert (tmp_path / "run/private/journal.jsonl").read_bytes() == booked
+    resumed(tmp_path / "run", data=OnDemand(numbered())).take_step()
+
+
+def test_an_item_that_was_read_counts_and_one_that_was_not_does_not(tmp_path):
+    """What no draw has held may be another record: it was in no draw."""
+    ended(tmp_path / "run", OnDemand(numbered()), steps=1)
+    rows = map(json.loads, (tmp_path / "run/private/items.jsonl").read_text().splitlines())
+    read = {int(number) for row in rows for number in row if number != "count"}
+    assert 5 < len(read) < 50
+    data = numbered()
+    data["input"][min(set(range(COUNT)) - read)] += 1
+    resumed(tmp_path / "run", data=OnDemand(data)).close()
+    data["input"][min(read)] += 1
+    with pytest.raises(DataError, match="ids="):
+        resumed(tmp_path / "run", data=OnDemand(data))
+
+
+def test_random_items_go_on_and_the_statement_says_what_was_not_compared(tmp_path):
+    run = started(tmp_path / "whole", "fixed epochs", data=Random(numbered()))
+    list(run)
+    ended(tmp_path / "run", Random(numbered()))
+    with pytest.warns(UserWarning, match="ids="):
+        again = resumed(tmp_path / "run", data=Random(numbered()))
+    list(again)
+    assert torch.equal(parameters(again.model), parameters(run.model))
+    assert Assumption.BY_NUMBER_UNCOMPARED in again.statement().assumptions
+    ended(tmp_path / "other", Random(numbered()))
+    with pytest.raises(DataError, match="ids="):
+        resumed(tmp_path / "other", data=Random(chosen(numbered(), WITHOUT_7)))
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [("in memory", "ids"), ("ids", "in memory"), ("in memory", "on demand"), ("on demand", "named column")],
+)
+def test_a_run_goes_on_by_what_it_began_with(tmp_path, before, after):
+    """Otherwise every record would change its draw."""
+    forms = FORMS | {"on demand": lambda data: {"data": OnDemand(data)}}
+    data = numbered()
+    started(tmp_path / "run", "fixed epochs", **forms[before](data)).close()
+    with pytest.raises(ValueError, match="Give ids"):
+        resumed(tmp_path / "run", **forms[after](data))
+
+
+def test_a_run_of_draws_that_are_fresh_needs_no_names(tmp_path):
+    """Poisson sampling takes whatever stands at a place: no draw rests on another one."""
+    run = training(data=OnDemand(numbered()), run_dir=tmp_path / "run", steps=4, population=COUNT)
+    run.take_step()
+    run.close()
+    run = resumed(tmp_path / "run", data=OnDemand(chosen(numbered(), WITHOUT_7)))
+    list(run)
+    assert not (tmp_path / "run/private/items.jsonl").exists()
+    assert not [text for text in run.statement().assumptions if text.startswith("draws are assigned")]
+    # The repeated step had other answers: it is void, and charged.
+    assert (run.steps_done, run.ledger.record.num_draws) == (3, 4)
+
+
+# ---- names
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"ids": list(range(COUNT - 1))}, "ids has another length"),
+        ({"ids": [0, *range(COUNT - 1)]}, "ids names two records alike"),
+        ({"ids": torch.zeros(COUNT)}, "ids holds values of type float32"),
+        ({"ids": "person"}, "ids='person' is no column"),
+        ({"ids": 3}, "ids is an int"),
+    ],
+)
+def test_ids_that_name_no_records_are_refused(given, message):
+    with pytest.raises(DataError, match=message):
+        training(data=numbered(), **given)
+
+
+def test_ids_are_of_records_only():
+    with pytest.raises(ValueError, match="leave ids out"):
+        training(data=numbered(), unit="user", records_per_user=1, owner="record", ids="record")
+
+
+def test_a_name_is_the_same_in_every_form():
+    numbers = [5, 2**40, -3, 7]
+    forms = [numbers, np.array(numbers), torch.tensor(numbers), np.array(numbers, dtype=object)]
+    texts = [["b", "a", "ü", "b2"], np.array(["b", "a", "ü", "b2"])]
+    for same in (forms, texts):
+        keys = [Owners(form, Unit("user", 1, "mean")).keys(bytes(32)) for form in same]
+        order = [np.argsort(np.argsort(list(same[0]))) for _ in same]
+        assert all(torch.equal(key[one], keys[0][order[0]]) for key, one in zip(keys, order, strict=True))
+    assert len({*keys[0].tolist()}) == 4
+
+
+@pytest.mark.parametrize("rows", ["mean", None])
+def test_a_user_more_or_less_changes_nothing_for_the_others(rows):
+    """Neither which of their records count nor by what they are assigned to draws."""
+    owner = torch.randint(40, (300,), generator=torch.Generator().manual_seed(0))
+
+    def of(positions):
+        owners = Owners(owner[positions], Unit("user", 3, rows))
+        owners.choose(b"1" * 32)
+        if rows:
+            (_, counts), users = owners.records_of(torch.arange(owners.count)), owner[positions].unique()
+            keys = dict(zip(users.tolist(), owners.keys(b"2" * 32).tolist(), strict=True))
+            return positions[owners.used(torch.arange(len(positions)))].tolist(), keys, counts.sum()
+        used = owners.used(torch.arange(len(positions)))
+        keys = owners.keys(b"2" * 32)[used].tolist()
+        return positions[used].tolist(), dict(zip(positions[used].tolist(), keys, strict=True)), len(used)
+
+    whole, keys, _ = of(torch.arange(300))
+    used, less, _ = of((owner != 11).nonzero().flatten())
+    assert used == [i for i in whole if owner[i] != 11]
+    gone = {11} if rows else {i for i in whole if owner[i] == 11}
+    assert less == {name: key for name, key in keys.items() if name not in gone}
+    assert len(set(keys.values())) == len(keys)
+
+
+# ---- several processes
+
+
+def start_in_processes(folder: str, form: str):
+    forms = FORMS | {"on demand": lambda data: {"data": OnDemand(data)}}
+    return started(Path(folder) / form, "dp-mf in slots", micro_batch_size=20, **forms[form](numbered()))
+
+
+def in_process(rank: int, port: int, folder: str) -> None:
+    join_group(rank, port)
+    for form in ("in memory", "on demand"):
+        run = start_in_processes(folder, form)
+        for _ in range(3):
+            run.take_step()
+        run.close()
+        data = numbered() if form == "in memory" else OnDemand(numbered())
+        run = resumed(Path(folder) / form, data=data)
+        list(run)
+        torch.save(parameters(run.model), Path(folder) / f"rank{rank} {form}.pt")
+        if form == "on demand":
+            run.close()
+            with pytest.raises(DataError, match="ids="):
+                resumed(Path(folder) / form, data=OnDemand(chosen(numbered(), CHANGES["reversed"])))
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.slow
+def test_processes_assign_alike_and_note_what_each_of_them_read(tmp_path):
+    in_processes(in_process, tmp_path)
+    for form in ("in memory", "on demand"):
+        alone = start_in_processes(str(tmp_path / "alone"), form)
+        list(alone)
+        ends = [torch.load(tmp_path / f"rank{rank} {form}.pt") for rank in (0, 1)]
+        assert torch.equal(*ends)
+        assert (ends[0] - parameters(alone.model)).norm() < 1e-4 * ends[0].norm()
+    rows = [
+        json.loads(line) for line in (tmp_path / "on demand/private/items.jsonl").read_text().splitlines()
+    ]
+    assert {number for row in rows for number in row} == {"count", *map(str, range(COUNT))}
