@@ -17,6 +17,7 @@ import torch
 
 from equipoise._collectives import all_reduced
 from equipoise._dtensor import is_dtensor
+from equipoise.privacy.noise.streams import released_as
 from equipoise.privacy.private import Draw, Private, PrivateError, unwrap
 
 _KEY = object()
@@ -105,7 +106,8 @@ class Bounded:
             raise TypeError(
                 f"a bounded sum can be scaled by a public finite number only, got {type(factor).__name__}"
             )
-        value = {name: Private(unwrap(tensor) * factor, self.draw) for name, tensor in self.value.items()}
+        raws = {name: unwrap(tensor) for name, tensor in self.value.items()}
+        value = {name: Private(released_as(raw * factor, raw), self.draw) for name, raw in raws.items()}
         size = abs(factor)
         # `joint` is lost on purpose: the shared noise was made for the sum at its own scale.
         return make_bounded(value, self.add_remove * size, self.replace * size, self.draw, self.counts)
@@ -140,8 +142,9 @@ def added_over_processes(sums: Mapping[str, Bounded], group: Any = None) -> dict
 
     def added(raws: list[torch.Tensor]) -> list[torch.Tensor]:
         whole = [place for place, raw in enumerate(raws) if not is_dtensor(raw)]
+        wide = [raws[place].double() if raws[place].is_floating_point() else raws[place] for place in whole]
         out = list(raws)
-        for place, total in zip(whole, all_reduced([raws[place] for place in whole], group), strict=True):
+        for place, total in zip(whole, all_reduced(wide, group), strict=True):
             out[place] = total
         return out
 
@@ -163,8 +166,8 @@ def after_exchange(
     raws = [unwrap(sums[name].value[key]) for name, key in places]
     found = iter(exchange(raws + [unwrap(sums[name].counts) for name in counted]))
     values = {name: dict(bounded.value) for name, bounded in sums.items()}
-    for name, key in places:
-        values[name][key] = Private(next(found), sums[name].draw)
+    for (name, key), raw in zip(places, raws, strict=True):
+        values[name][key] = Private(released_as(next(found), raw), sums[name].draw)
     counts_of = {name: Private(next(found), sums[name].draw) for name in counted}
     return {
         name: make_bounded(
@@ -203,7 +206,11 @@ def _combine(a: Bounded, b: Bounded, sign: int) -> Bounded:
         raise ValueError(f"bounded sums of different draws cannot be combined: {a.draw} and {b.draw}")
     if a.value.keys() != b.value.keys():
         raise ValueError(f"bounded sums hold different tensors: {sorted(a.value)} and {sorted(b.value)}")
-    value = {n: Private(unwrap(t) + sign * unwrap(b.value[n]), a.draw) for n, t in a.value.items()}
+    raws = {name: unwrap(tensor) for name, tensor in a.value.items()}
+    value = {
+        name: Private(released_as(raw + sign * unwrap(b.value[name]), raw), a.draw)
+        for name, raw in raws.items()
+    }
     return make_bounded(value, a.add_remove + b.add_remove, a.replace + b.replace, a.draw, a.counts)
 
 
@@ -261,7 +268,8 @@ class _Union:
             )
         if self._values is None:
             # A copy, once: the first part is the caller's and must not grow.
-            self._values = {name: unwrap(tensor).clone() for name, tensor in first.value.items()}
+            raws = {name: unwrap(tensor) for name, tensor in first.value.items()}
+            self._values = {n: released_as(raw.to(torch.float64, copy=True), raw) for n, raw in raws.items()}
         for name, total in self._values.items():
             total += unwrap(part.value[name])
         if part.counts is not None:

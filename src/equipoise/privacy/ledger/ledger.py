@@ -73,7 +73,7 @@ from equipoise.privacy.mechanisms.base import (
     require_carried,
 )
 from equipoise.privacy.noise.secrets import Secrets
-from equipoise.privacy.noise.streams import ReleaseStreams, add_normals
+from equipoise.privacy.noise.streams import ReleaseStreams, add_normals, in_released_type, released_as
 from equipoise.privacy.plan import Pattern, PrivacyPlan
 from equipoise.privacy.private import Draw, Private, unmark, unwrap
 
@@ -620,8 +620,8 @@ class Ledger:
             booked = None if draw is None else BookedDraw.of(draw, self.data_fingerprint)
             self._book(DisclosureEntry(run=self.run, hole=hole, draw=booked))
         if isinstance(value, Mapping):
-            return {name: unwrap(tensor) for name, tensor in value.items()}
-        return unwrap(value)
+            return {name: in_released_type(unwrap(tensor)) for name, tensor in value.items()}
+        return in_released_type(unwrap(value))
 
     def release_unproven(
         self,
@@ -683,9 +683,10 @@ class Ledger:
             return add_normals(streams, value, std, purpose)
         shapes = value if like is None else like
         # The noise is drawn by itself and mapped by itself: the map must not see the value.
-        zero = {key: torch.zeros_like(unwrap(tensor)) for key, tensor in shapes.items()}
+        raws = {key: unwrap(tensor) for key, tensor in shapes.items()}
+        zero = {key: released_as(torch.zeros_like(raw), raw) for key, raw in raws.items()}
         noise = through(add_normals(streams, zero, std, purpose))
-        return {key: unwrap(tensor) + noise[key] for key, tensor in value.items()}
+        return {key: in_released_type(unwrap(tensor)) + noise[key] for key, tensor in value.items()}
 
     def _unproven(self, what: str, hole: str) -> None:
         if not isinstance(hole, str) or not hole.strip():

@@ -197,7 +197,7 @@ class BandedGaussian(Mechanism):
                 continue
             assert over_steps is not None
             noise = over_steps[name]
-            out[name] = {key: noise[key] * scale + unwrap(raw) for key, raw in bounded.value.items()}
+            out[name] = {key: (noise[key] * scale).add_(unwrap(raw)) for key, raw in bounded.value.items()}
         return out
 
     def whitened(self, values: Sums, bounds: Mapping[str, float], past: Sequence[Past] = ()) -> Sums:

@@ -182,10 +182,10 @@ class JointGaussian(Mechanism):
         for j, name in enumerate(self.names):
             out[name] = {}
             for tensor in like:
-                total = unwrap(sums[name].value[tensor]).to(drawn[0][tensor].dtype).clone()
-                for k in range(j + 1):
-                    total.add_(drawn[k][tensor], alpha=self.cholesky[j][k])
-                out[name][tensor] = total
+                noise = drawn[0][tensor] * self.cholesky[j][0]
+                for k in range(1, j + 1):
+                    noise.add_(drawn[k][tensor], alpha=self.cholesky[j][k])
+                out[name][tensor] = noise.add_(unwrap(sums[name].value[tensor]))
         return out
 
     def whitened(self, values: Sums, bounds: Mapping[str, float], past: Sequence[Past] = ()) -> Sums:

@@ -322,8 +322,26 @@ class ReleaseStreams:
 
 
 def released_type(tensor: Tensor) -> torch.dtype:
-    """The type that a tensor is released in: float32 at least."""
-    return torch.float64 if tensor.dtype == torch.float64 else torch.float32
+    """The type that a tensor is released in: float32 at least; of a sum in float64, that of its parts."""
+    raw = unwrap(tensor)
+    own = torch.float64 if raw.dtype == torch.float64 else torch.float32
+    return getattr(raw, "_released_in", own)
+
+
+def released_as(tensor: Tensor, other: Tensor) -> Tensor:
+    """The tensor, from now on released in the type of the other one.
+
+    Parts of a sum are added in float64, since a record in front of a million others would move a sum in
+    float32 by several bounds. Noise is added to that and has the parts' type: rounding what has noise costs
+    no privacy.
+    """
+    tensor._released_in = released_type(other)  # type: ignore[attr-defined]
+    return tensor
+
+
+def in_released_type(tensor: Tensor) -> Tensor:
+    """A sum whose parts were added in float64, in their type; any other value as it is."""
+    return tensor.to(getattr(tensor, "_released_in", tensor.dtype))
 
 
 def names_by_released_type(tensors: Mapping[str, Tensor]) -> dict[torch.dtype, list[str]]:
