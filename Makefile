@@ -62,7 +62,7 @@ docs: $(STAMP)
 lint: $(STAMP_EXTRAS)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/lint-imports
+	$(BIN)/lint-imports --no-logo
 	$(BIN)/mypy
 
 clean:

@@ -73,6 +73,7 @@ def check(folder: Path, got: torch.Tensor, uninterrupted: torch.Tensor) -> None:
 READS = [(5, "read 1"), (5, "read 2"), (5, "read 3")]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("step", "where"), [(6, "update"), (7, "checkpoint"), *READS])
 def test_killed_and_resumed(tmp_path, uninterrupted, step, where):
     folder = tmp_path / "run"
