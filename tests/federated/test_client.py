@@ -587,6 +587,7 @@ def test_an_anchor_without_a_gradient_moves_along_and_a_paid_subspace_stays():
     assert paid.rebase({"age": 7}, start()) == {"age": 7}
 
 
+@pytest.mark.few(13)
 @pytest.mark.parametrize("name", LOCAL)
 def test_any_method_trains_at_a_client(name):
     assert LOCAL[name]().name == name

@@ -422,6 +422,7 @@ def test_the_threshold_starts_at_a_public_number():
 # ---- engine and edges
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("score", SCORES)
 @pytest.mark.parametrize("variant", [PerSample(), TopShare(), TwoChannel()])
 def test_factors_and_dense_rows_take_the_same_step(score, variant, monkeypatch):
@@ -443,6 +444,7 @@ def test_factors_and_dense_rows_take_the_same_step(score, variant, monkeypatch):
     torch.testing.assert_close(weights(run), weights(other), rtol=1e-9, atol=1e-10)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("variant", [PerSample(), TopShare(), TwoChannel()])
 @pytest.mark.parametrize("score", SCORES)
 def test_micro_batches_do_not_matter(variant, score):
@@ -455,6 +457,7 @@ def test_micro_batches_do_not_matter(variant, score):
     torch.testing.assert_close(weights(whole), weights(cut), rtol=1e-9, atol=1e-10)
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("variant", [PerSample(), TopShare(), TwoChannel()])
 @pytest.mark.parametrize("score", SCORES)
 @pytest.mark.parametrize("trouble", ["empty", "zero"])

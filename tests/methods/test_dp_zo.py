@@ -539,6 +539,7 @@ def test_a_canary_in_turn_is_alone(name, relation):
     assert torch.equal(found.log_ratios > 0, found.present)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(("ledger", "passes"), [(RecordingLedger, True), (Quiet, False)])
 def test_the_log_ratio_of_a_canary_in_turn_is_normal(ledger, passes):
     """With the mean and deviation of one Gaussian step; of 0.8 of the noise it is not."""

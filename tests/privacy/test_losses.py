@@ -115,6 +115,7 @@ def dominates_and_touches(part, direction, interval):
         )
 
 
+@pytest.mark.few(14)
 @pytest.mark.parametrize("relation", RELATIONS)
 @pytest.mark.parametrize(
     ("sigma", "rate", "count", "interval"),

@@ -177,6 +177,7 @@ def until_it_fits(x: Tensor) -> Tensor:
     return noise.to(x)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("noise", [many_of_numpy, until_it_fits])
 def test_random_numbers_that_are_not_held_for_long_are_taken(noise):
     """The start ended in a CoverageError, or not at all."""
@@ -509,6 +510,7 @@ def sequence_loss(model, batch):
     return 0.5 * (model(batch["x"], batch["n"]).squeeze(1) - batch["y"]).square()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("least", [1, 2])
 def test_a_model_that_takes_no_zeros_keeps_its_short_micro_batches(least):
     """Public records of zeros would fail, and take every record of a short micro-batch with it."""
