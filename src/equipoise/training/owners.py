@@ -54,6 +54,10 @@ class Owners:
             list.
         unit: the cap on a user's records, and what is drawn.
 
+    Attributes:
+        users: of each record, numbered from 0 on, LongTensor [n].
+        count: of users.
+
     Raises:
         DataError: it does not name one user per record.
 
@@ -66,13 +70,13 @@ class Owners:
 
     def __init__(self, owner: Any, unit: Unit) -> None:
         self.unit = unit
-        self._users, self._names = _numbered("owner", owner)
+        self.users, self._names = _numbered("owner", owner)
         self.count = len(self._names)
         self.choose(bytes(32))  # for trials, until the ledger gives the run's key
 
     def __len__(self) -> int:
         """How many records have an owner."""
-        return len(self._users)
+        return len(self.users)
 
     def choose(self, key: bytes) -> None:
         """Choose the records of each user that draws may hold.
@@ -83,10 +87,10 @@ class Owners:
         self._place = places = self._places(key)
         self._used = places < self.unit.records
         used = self._used.nonzero().flatten()
-        self._counts = torch.bincount(self._users[used], minlength=self.count)
+        self._counts = torch.bincount(self.users[used], minlength=self.count)
         self._starts = self._counts.cumsum(0) - self._counts
         self._by_user = torch.empty_like(used)  # user by user
-        self._by_user[self._starts[self._users[used]] + places[used]] = used
+        self._by_user[self._starts[self.users[used]] + places[used]] = used
 
     def keys(self, key: bytes) -> Tensor:
         """What names each of those that are drawn, users or records, for the whole run, int64 [n].
@@ -96,7 +100,7 @@ class Owners:
         """
         if self.unit.joined is not None:
             return self._names
-        return keyed_integers(KEYS, torch.stack([self._names[self._users], self._place], 1), key)
+        return keyed_integers(KEYS, torch.stack([self._names[self.users], self._place], 1), key)
 
     def used(self, ids: Tensor) -> Tensor:
         """Those of the records that draws may hold."""
@@ -109,33 +113,33 @@ class Owners:
 
     def users_of(self, records: Tensor) -> Tensor:
         """The users of these records, each once."""
-        return self._users[records].unique()  # type: ignore[no-untyped-call]
+        return self.users[records].unique()  # type: ignore[no-untyped-call]
 
     def all_of(self, user: int) -> tuple[int, ...]:
         """The numbers of all records of one user, whether draws may hold them or not."""
-        return tuple((self._users == user).nonzero().flatten().tolist())
+        return tuple((self.users == user).nonzero().flatten().tolist())
 
     def with_newcomers(self, sizes: Sequence[int]) -> Owners:
         """The same, and users more, who own so many records each behind those that are there."""
         numbers = torch.arange(self.count, self.count + len(sizes))
-        return Owners(torch.cat([self._users, numbers.repeat_interleave(torch.tensor(sizes))]), self.unit)
+        return Owners(torch.cat([self.users, numbers.repeat_interleave(torch.tensor(sizes))]), self.unit)
 
     def fingerprint(self, records: str) -> str:
         """A digest of who owns which record, and of the records' own digest."""
-        return digest({"records": records, "users": self._users})
+        return digest({"records": records, "users": self.users})
 
     def partition(self) -> str:
         """How many records there are, and a digest of which of them have one owner, whatever it is called."""
         records = torch.arange(len(self))
-        first = torch.full((self.count,), len(self)).scatter_reduce(0, self._users, records, "amin")
-        return f"{len(self)}:{digest({'users': first[self._users]})}"  # by the first record of each user
+        first = torch.full((self.count,), len(self)).scatter_reduce(0, self.users, records, "amin")
+        return f"{len(self)}:{digest({'users': first[self.users]})}"  # by the first record of each user
 
     def _places(self, key: bytes) -> Tensor:
         """The place of every record among those of its user, LongTensor [n]."""
-        owned = torch.stack([self._names[self._users], occurrences(self._users)], 1)
+        owned = torch.stack([self._names[self.users], occurrences(self.users)], 1)
         order = keyed_integers(KEYS, owned, key).argsort()
         places = torch.empty_like(order)
-        places[order] = occurrences(self._users[order])
+        places[order] = occurrences(self.users[order])
         return places
 
 

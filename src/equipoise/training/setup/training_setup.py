@@ -65,6 +65,7 @@ from equipoise.training.setup.pipeline_trials import (
     check_pipeline,
 )
 from equipoise.training.setup.public_copies import check_public, public_assumptions
+from equipoise.training.setup.repeated_records import warn_of_repeats
 from equipoise.training.setup.same_records import COMPARED, RecordsOfFirst, check_same_records
 from equipoise.training.setup.start import check_start
 from equipoise.training.setup.training_inputs import TrainingInputs
@@ -234,6 +235,9 @@ def prepare(given: TrainingInputs, resumed: ResumedRun | None = None) -> Trainin
             raise DataError(
                 "owner has another length than data: it names the user of each record, in the order of data"
             )
+        if resumed is None and processes.is_first:
+            users = None if owners is None else owners.users
+            warn_of_repeats(source, given.data, users, stacklevel=3)
         if settings.user_rows == "update" and owners is not None and owners.count < len(owners):
             raise DataError(
                 "owner names some users twice, and with user_rows='update' each item of data is a whole "
