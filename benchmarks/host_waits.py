@@ -36,7 +36,7 @@ from torch.utils._pytree import tree_leaves
 
 import equipoise as eq
 from equipoise import _host
-from equipoise.gradients.factors import kernel_choice, lookup, outer
+from equipoise.gradients.factors import lookup, outer
 from equipoise.privacy import digests
 from equipoise.privacy.private import unwrap
 from equipoise.training import forwards
@@ -173,8 +173,7 @@ def of_a_step(
         micro_batch_size: records of a forward; all of them when None.
     """
     size = len(task.labels) if micro_batch_size is None else micro_batch_size
-    with mock.patch.object(kernel_choice, "measure", lambda factor, repeats: factor.kernels()[0]):
-        training = private_training(task, micro_batch_size=size, run_dir=run_dir)
+    training = private_training(task, micro_batch_size=size, run_dir=run_dir)
     training._setup.rows.looks_at_once = False  # as on a device
     training.take_step()
     training.take_step()

@@ -63,7 +63,6 @@ def measure(model: nn.Module, shape: tuple[int, ...], dtype: torch.dtype) -> str
         batch(torch.arange(SIZE)),
         check=False,
     )
-    engine.choose_kernels(batch(torch.arange(SIZE)))
 
     def computed(ids: Tensor) -> tuple[list[PerSampleGradients], list[Sums]]:
         """Rows and clipped sums of each micro-batch."""

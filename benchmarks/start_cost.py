@@ -46,7 +46,6 @@ TRIALS = (
     "random_use",
     "_operations_follow_numbers",
     "pass_overhead",
-    "choose_kernels",
     "keeps_bits",
     "choose_whole_numbers",
 )

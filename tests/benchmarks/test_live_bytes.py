@@ -9,15 +9,8 @@ import torch
 from torch import nn
 
 from benchmarks import live_bytes, tasks
-from equipoise.gradients.factors import kernel_choice
 
 SMALL_GPT2 = {"n_embd": 128, "n_head": 4, "n_layer": 4, "n_positions": 64, "vocab_size": 8376}
-
-
-@pytest.fixture(autouse=True)
-def _kernels_by_count(monkeypatch):
-    """Those that were the fastest at a busy moment may hold more."""
-    monkeypatch.setattr(kernel_choice, "measure", lambda factor, repeats: factor.kernels()[0])
 
 
 def language(length: int, words: int, tied: bool = False) -> tasks.Task:
@@ -35,7 +28,7 @@ STEPS = {
     "long sequences": (partial(language, 128, 500), 1.17),
     "many words": (partial(language, 16, 12_500), 0.85),
     "many words, tied": (partial(language, 16, 12_500, tied=True), 0.8),
-    "recurrent": (partial(tasks.recurrent, nn.LSTM, 32), 1.1),
+    "recurrent": (partial(tasks.recurrent, nn.LSTM, 32), 1.32),
     "gpt2": (partial(tasks.gpt2_small, 4, 24, **SMALL_GPT2), 1.15),
     "lora": (partial(tasks.gpt2_small, 4, 24, low_rank=True, **SMALL_GPT2), 1.2),
 }

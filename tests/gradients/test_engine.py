@@ -5,6 +5,8 @@ from __future__ import annotations
 import collections
 import copy
 import gc
+import itertools
+import random
 import warnings
 from queue import SimpleQueue
 
@@ -233,16 +235,18 @@ def test_bad_arguments_are_explained():
         GradientEngine(model, cross_entropy, images(), chek=True)
 
 
-def test_kernel_choices_travel():
-    model = network().eval()
-    engine = GradientEngine(model, cross_entropy, images())
-    state = engine.state_dict()
-    again = GradientEngine(model, cross_entropy, images(), check=False)
-    again.load_state_dict(state)
-    assert again.state_dict() == state
-    assert torch.equal(engine(images()).row_norms(), again(images()).row_norms())
-    with pytest.raises(ValueError, match="state_dict"):
-        engine.load_state_dict({"kernel": {}})
+def test_no_bit_follows_the_clock(monkeypatch):
+    """A busy moment must not choose the way in which norms are taken and rows are added."""
+    model, batch = network().eval(), images(256)
+    bits = []
+    for seed in range(4):
+        draws = random.Random(seed)
+        clock = itertools.accumulate(iter(draws.random, None))
+        monkeypatch.setattr("time.perf_counter", clock.__next__)
+        G = GradientEngine(model, cross_entropy, batch)(batch)
+        sums = G.weighted_sums(torch.ones(256))
+        bits.append(torch.cat([G.row_norms(), *(value.flatten() for value in sums.values())]))
+    assert all(torch.equal(bits[0], other) for other in bits)
 
 
 def test_it_works_under_no_grad_and_leaves_grad_mode_alone():

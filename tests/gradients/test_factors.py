@@ -6,7 +6,6 @@ import torch.nn.functional as F
 
 from equipoise.gradients import FactoredGradients, numerics
 from equipoise.gradients.factors import DenseFactor, Factor, IndexFactor, OuterFactor
-from equipoise.gradients.factors import kernel_choice as kernels
 from equipoise.gradients.factors.convolution import ConvFactor, ConvGeometry
 from equipoise.gradients.factors.pair_products import gram, inner
 from equipoise.gradients.numerics import CHUNK_ELEMENTS, chunks
@@ -325,20 +324,37 @@ def test_errors_teach(build, message):
         build()
 
 
-def test_kernel_choice():
-    factors = [make(torch.float32)[0] for make in CASES.values()]
-    by_count, measured = kernels.choose(factors, measured=False), kernels.choose(factors, repeats=1)
-    assert set(by_count) == set(measured) == {f.signature() for f in factors}
-    for factor in factors:
-        assert by_count[factor.signature()] == factor.kernels()[0]
-        assert kernels.measure(factor, repeats=1) in factor.kernels()
-        close(factor.with_kernel(measured[factor.signature()]).norms_squared(), factor.norms_squared(), 1e-4)
-        assert factor.rows(slice(0, 2)).signature() == factor.signature()
+def images(size, c_in, c_out, kernel, stride=1, padding=0):
+    """Of a convolution over square images of this size."""
+    out = (size + 2 * padding - kernel) // stride + 1
+    geometry = ConvGeometry.of((kernel, kernel), stride, padding)
+    return ConvFactor(torch.ones(2, c_in, size, size), torch.ones(2, c_out, out, out), geometry)
 
 
-def test_measurement_finds_a_much_cheaper_way():
-    long = OuterFactor(torch.randn(4, 512, 8), torch.randn(4, 512, 8))
-    assert kernels.measure(long) != "gram"
+#: The way that took the least time by far where all were timed.
+FASTEST = {
+    "rows_correlate": images(28, 1, 16, 8, stride=2, padding=3),
+    "rows_grouped": images(16, 32, 32, 3, padding=1),
+    "grouped": images(8, 64, 64, 3, padding=1),  # rows of nine times its input
+    "gram": images(4, 512, 512, 3, padding=1),
+    "rows": OuterFactor(torch.ones(2, 256, 256), torch.ones(2, 256, 256)),
+    "sort": IndexFactor(torch.ones(2, 64, dtype=torch.long), torch.ones(2, 64, 64), 2000),
+}
+
+
+@pytest.mark.parametrize("name", FASTEST)
+def test_the_way_is_chosen_by_sizes(name):
+    factor = FASTEST[name]
+    assert factor.kernels()[0] == name
+    assert factor.fastest().kernel == ("rows" if name.startswith("rows") else name)
+    forced = factor.with_kernel(factor.kernels()[-1])
+    assert forced.fastest() is forced
+
+
+def test_many_short_products_are_taken_by_rows_and_few_wide_ones_by_gram():
+    assert OuterFactor(torch.ones(4, 512, 8), torch.ones(4, 512, 8)).route() == "product"
+    wide = OuterFactor(torch.ones(4, 64, 256), torch.ones(4, 64, 2000))
+    assert wide.kernels()[0] == wide.fastest().kernel == "gram"
 
 
 @pytest.mark.parametrize(("small", "large"), [(1e-23, 1e22), (1e-10, 1e22), (1e-25, 1e12), (1e-21, 1e15)])

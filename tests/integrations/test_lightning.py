@@ -12,7 +12,6 @@ import torch
 from torch.nn import functional as F
 
 import equipoise as eq
-from equipoise.gradients.factors import kernel_choice
 
 lightning = pytest.importorskip("lightning", reason="needs the extra lightning")
 
@@ -23,9 +22,7 @@ from small_problems import network, records  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
-def kernels_by_count(monkeypatch):
-    """Two runs with other kernels share no noise, and kernels are chosen by timing."""
-    monkeypatch.setattr(kernel_choice, "measure", lambda factor, repeats=3: factor.kernels()[0])
+def quiet():
     warnings.filterwarnings("ignore", module="lightning")
 
 

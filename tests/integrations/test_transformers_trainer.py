@@ -12,7 +12,6 @@ import torch
 import torch.nn.functional as F
 
 import equipoise as eq
-from equipoise.gradients.factors import kernel_choice
 
 transformers = pytest.importorskip("transformers", reason="needs the extra hf")
 pytest.importorskip("accelerate", reason="needs the extra hf")
@@ -25,12 +24,6 @@ from equipoise.integrations.transformers import (  # noqa: E402
 )
 
 WORDS, LENGTH, COUNT = 30, 10, 64
-
-
-@pytest.fixture(autouse=True)
-def kernels_by_count(monkeypatch):
-    """Two runs with other kernels share no noise, and kernels are chosen by timing."""
-    monkeypatch.setattr(kernel_choice, "measure", lambda factor, repeats=3: factor.kernels()[0])
 
 
 def bert(**options):

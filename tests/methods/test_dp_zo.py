@@ -397,7 +397,7 @@ def test_an_engine_that_was_not_tried_refuses_derivatives_when_it_is_asked():
 
     batch = torch.randn(5, 3)
     for model in (nn.Linear(3, 2), Unruled()):
-        engine = LossEngine(model, penalty, batch, check=False, kernels=False)
+        engine = LossEngine(model, penalty, batch, check=False)
         for ask in (engine.by_plan, engine.alone, engine.planned_losses):
             with pytest.raises(ValueError, match="the loss takes derivatives itself"):
                 ask(batch)

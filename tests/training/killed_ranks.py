@@ -2,7 +2,6 @@
 
 The environment says what goes wrong, in the first life of the processes alone:
 KILL_RANK, and KILL_AFTER (seconds) or KILL_STEP (between its release and the move of the parameters).
-KERNELS is "apart" where the processes find different kernels to be the fastest, and others after a restart.
 SHARDED says how processes hold parts of the model: "fully", or "cut".
 """
 
@@ -21,26 +20,12 @@ from sharded_ranks import cut, layers, sharded, values
 from small_problems import RECORDS, loss, network, records
 
 import equipoise as eq
-from equipoise.gradients import engine
 
 STEPS, CHECKPOINT_EVERY = 12, 4
 
 
 def die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
-
-
-def choose_apart(life: int) -> None:
-    """Every process takes another kernel than the one before, and another after a restart."""
-    own = engine.choose
-
-    def chosen(factors):
-        factors = list(factors)
-        named = {factor.signature(): list(factor.kernels()) for factor in factors}
-        number = int(os.environ.get("RANK", "0")) + life
-        return own(factors) | {key: names[number % len(names)] for key, names in named.items()}
-
-    engine.choose = chosen
 
 
 def tell_open_group(folder: Path) -> None:
@@ -53,8 +38,6 @@ def main(run_dir: str) -> None:
     life = int(os.environ.get("LIFE", os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")))
     rank = int(os.environ.get("RANK", "0"))
     is_mine = life == 0 and os.environ.get("KILL_RANK") == str(rank)
-    if os.environ.get("KERNELS") == "apart":
-        choose_apart(life)
     if is_mine and "KILL_AFTER" in os.environ:
         threading.Timer(float(os.environ["KILL_AFTER"]), die).start()
     began = time.monotonic()

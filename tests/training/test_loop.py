@@ -30,7 +30,6 @@ from torch import nn
 import equipoise as eq
 from equipoise.audit.neighbours import NeighbourSettings, audit_neighbours
 from equipoise.federated.client import Client, ClientSettings
-from equipoise.gradients import engine
 from equipoise.gradients.capture.random_numbers import GlobalState
 from equipoise.methods import Abadi
 from equipoise.methods.base import Plan
@@ -802,19 +801,3 @@ def test_a_stop_is_booked_once(tmp_path):
     run.end()
     assert run.finish(stop_fixed_beforehand=True).epsilon == run.plan.epsilon(run.delta).value
     assert eq.verify_run(tmp_path / "run").consistent
-
-
-@pytest.mark.parametrize(("size", "timed"), [(8, 8), (60, 60)])
-def test_kernels_are_timed_at_the_micro_batch_size(monkeypatch, size, timed):
-    """On the few records of the start other ways are the fastest."""
-    seen = []
-    real = engine.choose
-
-    def choose(factors):
-        factors = list(factors)
-        seen.append({factor.num_records for factor in factors})
-        return real(factors)
-
-    monkeypatch.setattr(engine, "choose", choose)
-    training(micro_batch_size=size, sampling=eq.FullBatch(RECORDS, steps=5))
-    assert seen[-1] == {timed}

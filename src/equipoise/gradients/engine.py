@@ -67,7 +67,6 @@ from equipoise.gradients.engine_inputs import (
     trainable_parameters,
 )
 from equipoise.gradients.factors.base import DenseFactor, Factor
-from equipoise.gradients.factors.kernel_choice import choose
 from equipoise.gradients.numerics import accumulation_dtype
 from equipoise.gradients.operator import FactoredGradients, PerSampleGradients
 from equipoise.gradients.split import SplitGradients
@@ -107,10 +106,8 @@ class GradientEngine:
         loss: per-record losses, [B].
         example_batch: a tensor or a nest of dict, tuple, list of tensors, record axis first; one record at
             least.
-        check: compare with single records at the start (three records, one by one) and choose kernels by
-            measurement.
+        check: compare with single records at the start (three records, one by one).
         trials: of model, loss and example batch, where there are some; they are made only if `check`.
-        kernels: choose them now; otherwise `choose_kernels` is called later.
 
     Raises:
         TypeError: a scripted, sharded or wrapped model, see ``check_model``.
@@ -138,13 +135,11 @@ class GradientEngine:
         *,
         check: bool = True,
         trials: RecordTrials | None = None,
-        kernels: bool = True,
     ) -> None:
         self.model, self.loss = model, loss
         self._check = check
         self._plans: dict[tuple, CapturePlan] = {}
         self._latest: CapturePlan | None = None
-        self._choices: dict[str, str] = {}
         if check_batch(example_batch) == 0:
             raise ValueError(
                 "example_batch has 0 records; pass at least one (three let the checks compare records)"
@@ -160,8 +155,6 @@ class GradientEngine:
             if check:
                 with undisturbed(model, dropout=True):
                     self(example_batch)  # a plan that does not hold for the whole batch is changed here
-                if kernels:
-                    self.choose_kernels(example_batch)
 
     def __call__(self, batch: Any, params: Mapping[str, Tensor] | None = None) -> PerSampleGradients:
         """G of a batch, at the model's parameters or at others.
@@ -219,7 +212,7 @@ class GradientEngine:
 
     def _planned_losses(self, plan: CapturePlan, batch: Any, params: Mapping[str, Tensor] | None) -> Tensor:
         leaves, substitute = self._leaves(params)
-        capture, losses = self._run(plan, batch, leaves, substitute, {}, self.forward_only)
+        capture, losses = self._run(plan, batch, leaves, substitute, self.forward_only)
         capture.let_go()
         for kept in capture.inputs:  # no hook will run
             kept.clear()
@@ -375,22 +368,6 @@ class GradientEngine:
             found.append(Covered(name, name.rpartition(".")[0], how, operations, reason))
         return tuple(found)
 
-    def state_dict(self) -> dict[str, Any]:
-        """The kernel choices by factor signature: with them another process computes the same numbers."""
-        return {"kernels": dict(self._choices)}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over kernel choices.
-
-        Raises:
-            ValueError: ``state`` is not what ``state_dict`` gives.
-        """
-        if set(state) != {"kernels"} or not isinstance(state["kernels"], Mapping):
-            raise ValueError(
-                f"state has the keys {sorted(state)}; pass what state_dict() returned, with 'kernels'"
-            )
-        self._choices = dict(state["kernels"])
-
     def keeps_bits(self, batch: Any, size: int) -> bool | None:
         """Whether a record's loss and row norms have the same bits at every place of a batch of this size.
 
@@ -492,12 +469,11 @@ class GradientEngine:
         batch: Any,
         leaves: Mapping[str, Tensor],
         substitute: Mapping[str, Tensor] | None,
-        choices: Mapping[str, str],
         forward_only: bool = False,
     ) -> tuple[Capture, Tensor]:
         """The forward: per-record losses, and the capture that will collect the factors."""
         served = {name: leaves[name] for name in plan.ruled}
-        capture = Capture(served, plan, num_records(batch), choices=choices, forward_only=forward_only)
+        capture = Capture(served, plan, num_records(batch), forward_only=forward_only)
         try:
             with torch.enable_grad(), self._leaves_told(capture.follow), capture:
                 losses = evaluate_loss(self.model, self.loss, batch, substitute)
@@ -518,7 +494,7 @@ class GradientEngine:
         factors: dict[str, list[Factor]] = {}
         losses: Tensor | None = None
         if plan.ruled:
-            capture, losses = self._run(plan, batch, leaves, substitute, self._choices)
+            capture, losses = self._run(plan, batch, leaves, substitute)
             factors = capture.collect(losses, upstream)
         if plan.dense:
             rows, dense_losses = dense_rows(self.model, self.loss, batch, params, names=tuple(plan.dense))
@@ -809,26 +785,6 @@ class GradientEngine:
                     for name in plan.dense or trainable_parameters(self.model)
                 ]
             ) from cause_of(error)
-
-    @backward_included()
-    def choose_kernels(self, batch: Any) -> None:
-        """Choose a kernel for every kind of factor by a short measurement.
-
-        Args:
-            batch: records in the shape of the example batch, as many as a step will have.
-
-        Raises:
-            PlanMismatch: they run other operations than what was planned.
-        """
-        plan = self._plans.get(signature(batch), self._latest)
-        if plan is None or not plan.ruled:
-            return
-        leaves, _ = self._leaves(None)
-        with self._buffers.watched(), undisturbed(self.model, dropout=True):
-            capture, losses = self._run(plan, batch, leaves, None, choices={})
-            whole = capture.collect(losses)  # uses that were merged are factors of other sizes
-        uses = [factor for _, _, _, factor in capture.found]
-        self._choices = choose([*uses, *(factor for parts in whole.values() for factor in parts)])
 
 
 def per_sample_gradients(

@@ -87,7 +87,7 @@ class LossEngine(GradientEngine):
     """The engine of a method with `forward_only`: `by_plan` and `alone` answer `LossesOnly`.
 
     They take the memory of inference. A plan is still made by a backward, of three records. Checks of rows
-    and kernels for them are left out: nobody asks for rows.
+    are left out: nobody asks for rows.
 
     Raises:
         ValueError: the loss takes derivatives itself; and what a `GradientEngine` raises.
@@ -132,6 +132,3 @@ class LossEngine(GradientEngine):
 
     def _compare(self, plan: CapturePlan, batch: Any, public: Any | None = None) -> None:
         """Nothing."""
-
-    def choose_kernels(self, batch: Any) -> None:
-        """None is used."""

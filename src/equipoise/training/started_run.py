@@ -83,7 +83,6 @@ class StartedRun:
         state = collect_state(setup.model, setup.optimizer, setup.scheduler) | {
             "average": average,
             "method": mark(self.steps.state),
-            "engine": setup.rows.engine.state_dict(),
             "ledger": mark(self.synced_place()),
             "evaluation": dict(evaluation),
             "processes": setup.processes.count,
@@ -333,7 +332,6 @@ def _take_over(
         if setup.average is not None:
             values = saved["average"].items()
             setup.average.values = {n: v if is_dtensor(v) else v.to(setup.device) for n, v in values}
-        setup.rows.engine.load_state_dict(saved["engine"])
         evaluation = {name: float(value) for name, value in saved["evaluation"].items()}
         state = unmark(moved(saved["method"], setup.device))
         place = {"position": int(saved["ledger"]["position"]), "history": dict(saved["ledger"]["history"])}

@@ -207,7 +207,6 @@ class Capture(Watch):
         params: the parameters that the plan serves by rules, by name.
         plan: what to do at each touching operation.
         records: B.
-        choices: kernels by factor signature.
         lenient: note which rule serves each operation and what fails, instead of raising (while a plan is
             made).
         forward_only: hold the forward against the plan, and keep nothing for a backward.
@@ -218,13 +217,11 @@ class Capture(Watch):
         params: Mapping[str, Tensor],
         plan: CapturePlan,
         records: int,
-        choices: Mapping[str, str] | None = None,
         lenient: bool = False,
         forward_only: bool = False,
     ) -> None:
         super().__init__(params)
         self.plan, self.records, self.lenient, self.forward_only = plan, records, lenient, forward_only
-        self.choices = choices or {}
         self.cursor = 0
         self.left_plan: str | None = None  # how a forward left the plan; the model may have caught the error
         self.collecting = False  # the backward that gives the rows is running
@@ -364,7 +361,7 @@ class Capture(Watch):
                 self.low_precision |= b.dtype in (torch.bfloat16, torch.float16)
                 self.served[index] = served
             for place, (tensor, factor) in enumerate(terms):
-                self.found.append((index, place, tracked_here[id(tensor)], self._by_choice(factor)))
+                self.found.append((index, place, tracked_here[id(tensor)], factor.fastest()))
             # The graph keeps this hook until it goes as a whole: let the inputs go now.
             finishes.clear()
             versions.clear()
@@ -428,12 +425,7 @@ class Capture(Watch):
         for _, _, expression, factor in sorted(self.found, key=itemgetter(0, 1)):
             for name, part in pull_back(expression, factor):
                 factors.setdefault(name, []).append(part)
-        return {name: [self._by_choice(part) for part in merged(parts)] for name, parts in factors.items()}
-
-    def _by_choice(self, factor: Factor) -> Factor:
-        """The factor by the kernel that was chosen for its kind, if one was; it is not chosen twice."""
-        kernel = self.choices.get(factor.signature()) if factor.kernel == "auto" else None
-        return factor if kernel is None else factor.with_kernel(kernel)
+        return {name: [part.fastest() for part in merged(parts)] for name, parts in factors.items()}
 
 
 class FirstOperations:

@@ -113,11 +113,11 @@ class Factor(ABC):
 
     @abstractmethod
     def kernels(self) -> tuple[str, ...]:
-        """Names of the ways in which norms can be taken; the first is the one predicted to be fastest."""
+        """Names of the ways in which norms can be taken; the first is the one predicted to be fastest.
 
-    @abstractmethod
-    def signature(self) -> str:
-        """Kind and sizes without B: factors with one signature share a kernel choice."""
+        The order follows from the sizes of a record and the kind of device alone, never from a clock, so that
+        a run that is repeated, and each of several processes, adds in the same order.
+        """
 
     def with_kernel(self, name: str) -> Factor:
         """The same rows by another route. ``"rows"`` forms them now, so that the inputs can be freed.
@@ -127,10 +127,14 @@ class Factor(ABC):
         """
         if name not in self.kernels():
             raise ValueError(
-                f"kernel={name!r} is not a way to compute {self.signature()}; choose one of "
-                f"{', '.join(self.kernels())}"
+                f"kernel={name!r} is not a way to compute a {self.kind} factor of shape {tuple(self.shape)}; "
+                f"choose one of {', '.join(self.kernels())}"
             )
         return self._with(name)
+
+    def fastest(self) -> Factor:
+        """The same rows by the way predicted to be fastest, unless one was chosen before."""
+        return self._with(self.kernels()[0]) if self.kernel == "auto" else self
 
     def _with(self, kernel: str) -> Factor:
         if kernel == "rows":
@@ -140,8 +144,10 @@ class Factor(ABC):
         return out
 
     def route(self) -> str:
-        """The way in which norms are taken: the chosen one, or the one predicted to be fastest."""
-        return self.kernels()[0] if self.kernel == "auto" else self.kernel
+        """The way in which norms are taken: the chosen one, or the fastest of those that form no rows."""
+        if self.kernel != "auto":
+            return self.kernel
+        return next(name for name in self.kernels() if not name.startswith("rows"))
 
     @staticmethod
     def concat(parts: Sequence[Factor]) -> Factor:
@@ -155,7 +161,8 @@ class Factor(ABC):
 
     def __repr__(self) -> str:
         return (
-            f"{type(self).__name__}({self.signature()}, records={self.num_records}, kernel={self.kernel!r})"
+            f"{type(self).__name__}(shape={tuple(self.shape)}, positions={self.positions}, "
+            f"records={self.num_records}, kernel={self.kernel!r})"
         )
 
 
@@ -217,10 +224,6 @@ class DenseFactor(Factor):
     @override
     def kernels(self) -> tuple[str, ...]:
         return ("rows",)
-
-    @override
-    def signature(self) -> str:
-        return f"dense {tuple(self.shape)}"
 
     @override
     def _with(self, kernel: str) -> Factor:

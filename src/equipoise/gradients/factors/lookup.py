@@ -178,8 +178,4 @@ class IndexFactor(Factor):
     @override
     def kernels(self) -> tuple[str, ...]:
         order = ("gram", "sort") if self.positions <= 32 else ("sort", "gram")
-        return (*order, "rows") if self.shape.numel() <= ROWS_GROWTH * self.input_elements() else order
-
-    @override
-    def signature(self) -> str:
-        return f"index S={self.positions} rows={self.num_rows} width={self.shape[1:].numel()}"
+        return ("rows", *order) if self.shape.numel() <= ROWS_GROWTH * self.input_elements() else order

@@ -211,10 +211,6 @@ class ScaledFactor(Factor):
     def kernels(self) -> tuple[str, ...]:
         return ("rows",)
 
-    @override
-    def signature(self) -> str:
-        return f"scaled {self.inner.signature()}"
-
 
 class SharedFactor(Factor):
     """One row for every record: what is added to all rows alike.
@@ -263,7 +259,3 @@ class SharedFactor(Factor):
     @override
     def kernels(self) -> tuple[str, ...]:
         return ("rows",)
-
-    @override
-    def signature(self) -> str:
-        return f"shared {tuple(self.shape)}"

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, get_args
 
@@ -22,7 +21,6 @@ from torch.utils.flop_counter import flop_registry
 from equipoise.gradients import GradientEngine
 from equipoise.gradients.capture.isolation import undisturbed
 from equipoise.gradients.capture.random_numbers import MIDDLE, RandomUse, SeenOperations
-from equipoise.gradients.capture.recorder import PlanMismatch
 from equipoise.gradients.checks.record_trials import HELD
 from equipoise.gradients.engine_inputs import (
     WholeNumbers,
@@ -45,9 +43,6 @@ __all__ = ["MicroBatches", "choose_micro_batches", "choose_whole_numbers", "made
 SMALL_TILE, TILE = 4, 16
 #: How many micro-batch sizes are tried for one in which rows keep their bits.
 TRIED_SIZES = 4
-
-#: How many records the ways to take norms are timed on, at most: on fewer, other ways are the fastest.
-TIMED_RECORDS = 256
 
 PASS_OVERHEAD = 32
 """What a pass costs without its rows, in rows, at most.
@@ -129,13 +124,6 @@ def choose_micro_batches(
         overhead = pass_overhead(pipeline.trials.losses, public, pipeline.prepare.device)
         tried = _sizes_to_try(given, most, sampling, processes, random_use, overhead)
         sizes = processes.agreed(tried)
-    try:
-        engine.choose_kernels(repeat_to(public, min(sizes[0], TIMED_RECORDS)))
-    except PlanMismatch:
-        with suppress(PlanMismatch):
-            engine.choose_kernels(prepared)
-    # Rank 0's on every process, and kept with the run: a resumed run must add in the same order.
-    engine.load_state_dict(processes.agreed(engine.state_dict()))
     size, keeps_bits = _size_that_keeps_bits(engine, public, sizes, processes)
     return MicroBatches(size, keeps_bits, random_use, record_bytes, is_planned, public, whole)
 

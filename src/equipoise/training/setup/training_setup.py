@@ -174,7 +174,6 @@ class TrainingSetup:
         """
         return digest(
             {
-                "engine": self.rows.engine.state_dict(),
                 "micro_batch": self.settings.micro_batch_size,
                 "dealt": self.rows.dealt,
                 "views": self.settings.views,
@@ -304,9 +303,8 @@ def prepare(given: TrainingInputs, resumed: ResumedRun | None = None) -> Trainin
         del untouched  # its memory counts as free in what follows
         if any(reference() is not None for reference in copied):
             gc.collect()  # many models hold themselves
-        # Kernels are chosen with the micro-batches, whose size counts.
         make_engine = LossEngine if method.forward_only else GradientEngine
-        engine = make_engine(model, loss, prepared, trials=trials, kernels=False)
+        engine = make_engine(model, loss, prepared, trials=trials)
 
         pipeline = Pipeline(trials, tried(source), prepare_batch, settings.seed, agree)
         micro_batches = choose_micro_batches(
