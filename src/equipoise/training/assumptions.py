@@ -7,7 +7,7 @@ is there, and for what follows from the settings.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from enum import StrEnum
 from typing import Any
 
@@ -47,7 +47,20 @@ def always(unit: Any) -> list[str]:
 
 HELD = "what these tensors of model and loss hold at the start is public, or paid for in the same journal: "
 AFTER = "the run starts from a model that these runs left: "
-NAMED = (HELD, AFTER)
+STEPPED = "the owner's public step "
+NAMED = (HELD, AFTER, STEPPED)
+
+
+def with_public_step(found: Sequence[str], name: str) -> list[str]:
+    """What was found, and one more call of the owner's public step of this name.
+
+    >>> with_public_step(with_public_step([], "clip"), "clip")
+    ["the owner's public step clip moved the parameters 2 times by public or released numbers alone"]
+    """
+    start = f"{STEPPED}{name} moved the parameters "
+    others = [text for text in found if not text.startswith(start)]
+    times = 1 + sum(int(text[len(start) :].split()[0]) for text in found if text.startswith(start))
+    return [*others, f"{start}{times} time{'s'[: times > 1]} by public or released numbers alone"]
 
 
 class Assumption(StrEnum):

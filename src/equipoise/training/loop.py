@@ -29,7 +29,7 @@ from equipoise.methods import DPSGD, Method, State
 from equipoise.privacy import Budget, Ledger, PlanUsedUpError, Sampling
 from equipoise.report import write_report
 from equipoise.statements import Statement, statement_of
-from equipoise.training.assumptions import Assumption
+from equipoise.training.assumptions import Assumption, with_public_step
 from equipoise.training.describe import Description, describe
 from equipoise.training.distributed import Processes
 from equipoise.training.folder.checkpoint import CheckpointError
@@ -496,6 +496,30 @@ class PrivateTraining:
         self._state_is_tried, self._finished_with = True, None
         with self.processes.together():
             return self._run.metrics.step(self.steps_done, outcome, self.ledger)
+
+    def public_step(self, fn: Callable[[], Any]) -> Any:
+        """Call `fn`, which may move the parameters between steps by public or released numbers alone.
+
+        For public records between private steps, weight clipping, or going back to the best snapshot. It
+        costs no epsilon; the statement names `fn` and its number of calls among the assumptions. What has to
+        happen after every step is cheaper in `optimizer.register_step_post_hook`.
+
+        Returns:
+            What `fn` returns.
+
+        Raises:
+            RuntimeError: the run has ended, or something else changed the model since the last step.
+        """
+        if self.processes.first_flag(lambda: own_ledger(self.ledger).record.closed):
+            raise RuntimeError("public_step: the run has ended, and its statement no longer changes")
+        with self.processes.together():
+            answer = self._steps.accept(fn)
+        self._finished_with = None
+        name = getattr(fn, "__qualname__", type(fn).__qualname__)
+        self._found = with_public_step(self._found, name)
+        if self.folder is not None and self.processes.is_first:
+            self.folder.write_assumptions(self._found)
+        return answer
 
     def _trace(self) -> None:
         """From its first step on the parameters are known as those of this run."""

@@ -94,8 +94,10 @@ CHANGED = (
     "(torch.optim.swa_utils.update_bn), a step of another optimizer, a gradient left on a frozen parameter, "
     "load_state_dict, a write to .data, or a model that writes to itself, in a step that was interrupted. It "
     "is saved with the model, and no epsilon covers the change, so nothing more is computed, saved or "
-    "published. Resume the run from its last checkpoint (PrivateTraining.resume). Call model.eval() before "
-    "a forward between steps, and keep what a schedule changes in a Python attribute, not in a buffer"
+    "published. Resume the run from its last checkpoint (PrivateTraining.resume). What follows public or "
+    "released numbers alone may change it by training.public_step(fn), or after every step by "
+    "optimizer.register_step_post_hook (weight clipping). Call model.eval() before a forward between steps, "
+    "and keep what a schedule changes in a Python attribute, not in a buffer"
 )
 
 
@@ -214,6 +216,18 @@ class StepRunner:
         with torch.no_grad():
             for name, parameter in self._setup.parameters.items():
                 parameter.copy_(values[name])
+        self._rebase()
+
+    def accept(self, move: Callable[[], _Answer]) -> _Answer:
+        """Let `move` change what is saved with the model, by public or released numbers alone."""
+        self.check()
+        answer = move()  # if it fails, what it changed is refused
+        self._unmoved = self._digests_of_unmoved()
+        self._marks = self._marks_of(self._held())
+        self._rebase()
+        return answer
+
+    def _rebase(self) -> None:
         self.remember()
         if self.state is not None:
             self.state = self._setup.method.rebase(self.state, dict(self._setup.parameters))
