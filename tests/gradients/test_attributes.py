@@ -457,7 +457,7 @@ class Queue(nn.Module):
 @pytest.mark.parametrize(
     ("model", "loss", "name"),
     [
-        (nn.Linear(3, 2), in_a_closure(), "variable"),
+        (nn.Linear(3, 2), in_a_closure(), "total"),
         (nn.Linear(3, 2), Target(), "weight"),
         (Queue(), sums, "queue"),
     ],

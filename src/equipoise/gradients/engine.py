@@ -368,6 +368,11 @@ class GradientEngine:
             found.append(Covered(name, name.rpartition(".")[0], how, operations, reason))
         return tuple(found)
 
+    @property
+    def written_buffers(self) -> list[str]:
+        """The buffers that a forward gave other values at the start: each forward does so to copies alone."""
+        return self._buffers.written
+
     def keeps_bits(self, batch: Any, size: int) -> bool | None:
         """Whether a record's loss and row norms have the same bits at every place of a batch of this size.
 

@@ -48,7 +48,10 @@ def always(unit: Any) -> list[str]:
 HELD = "what these tensors of model and loss hold at the start is public, or paid for in the same journal: "
 AFTER = "the run starts from a model that these runs left: "
 STEPPED = "the owner's public step "
-NAMED = (HELD, AFTER, STEPPED)
+THROWN_AWAY = (
+    "what a forward writes to these buffers, attributes and variables is thrown away, and none is published: "
+)
+NAMED = (HELD, AFTER, STEPPED, THROWN_AWAY)
 
 
 def with_public_step(found: Sequence[str], name: str) -> list[str]:

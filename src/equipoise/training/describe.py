@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -18,7 +18,7 @@ from equipoise.gradients.capture.recorder import PlanMismatch
 from equipoise.gradients.engine_inputs import repeat_to
 from equipoise.privacy import BandedGaussian, Ledger, PrivacyPlan, Release, epsilon, prefix_error
 from equipoise.privacy.ledger.run_record import GUARANTEES, compose_events
-from equipoise.training.assumptions import HELD
+from equipoise.training.assumptions import HELD, THROWN_AWAY
 from equipoise.training.randomness import public_randomness
 from equipoise.training.setup.memory_use import step_bytes
 from equipoise.training.setup.training_setup import TrainingSetup
@@ -67,6 +67,8 @@ class Description:
         unused: parameters that the loss did not depend on, on a few records: noise alone would move them.
         held: tensors of model and loss that are as long as the data, or hold public records; no epsilon
             covers what they hold at the start.
+        written: buffers, attributes and variables that a forward writes to, and that stay as they were: what
+            it writes is thrown away.
     """
 
     method: str
@@ -99,6 +101,7 @@ class Description:
     dense: dict[str, str]
     unused: list[str]
     held: list[str]
+    written: list[str]
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
@@ -141,6 +144,10 @@ class Description:
             lines.append(
                 f"  held        {', '.join(self.held)}: as long as the data, or equal to records of it; no "
                 "epsilon covers what is held at the start, so private records must not be in it"
+            )
+        if self.written:
+            lines.append(
+                f"  not updated {', '.join(self.written)}: what a forward writes there is thrown away"
             )
         return "\n".join(lines)
 
@@ -214,10 +221,14 @@ def describe(setup: TrainingSetup, ledger: Ledger, steps_done: int) -> Descripti
         processes=setup.processes.count,
         dense={c.name: c.reason for c in coverage if c.how == "dense"},
         unused=[c.name for c in coverage if c.how == "unused"],
-        held=[
-            n for text in setup.found if text.startswith(HELD) for n in text.removeprefix(HELD).split(", ")
-        ],
+        held=_named(setup.found, HELD),
+        written=_named(setup.found, THROWN_AWAY),
     )
+
+
+def _named(found: Sequence[str], text: str) -> list[str]:
+    """The names that stand behind this text."""
+    return [name for one in found if one.startswith(text) for name in one.removeprefix(text).split(", ")]
 
 
 def _noise(release: Release, count: int) -> str:

@@ -97,7 +97,7 @@ CHANGED = (
     "published. Resume the run from its last checkpoint (PrivateTraining.resume). What follows public or "
     "released numbers alone may change it by training.public_step(fn), or after every step by "
     "optimizer.register_step_post_hook (weight clipping). Call model.eval() before a forward between steps, "
-    "and keep what a schedule changes in a Python attribute, not in a buffer"
+    "and keep what else a schedule changes in a Python attribute"
 )
 
 
@@ -192,7 +192,10 @@ class StepRunner:
                 for name, parameter in parameters.items():
                     parameter.grad = found.gradient[name].to(parameter.dtype)
                 rate = float(setup.optimizer.param_groups[0]["lr"])
-                setup.optimizer.step()
+                if self._marks:
+                    self._move_with_buffers()
+                else:
+                    setup.optimizer.step()
                 self._count(found.state)
             except BaseException:
                 # `number`: an interrupt can arrive when the step is counted already
@@ -206,6 +209,23 @@ class StepRunner:
         metrics = {name: float(value) for name, value in setup.method.metrics(found.state).items()}
         seconds = time.perf_counter() - started
         return StepOutcome(found.norm.value(), found.noise, rate, found.diagnostics, seconds, metrics)
+
+    def _move_with_buffers(self) -> None:
+        """The optimiser's step; its hooks may change buffers, since what they know is public."""
+        if self._marks_of(self._held()) != self._marks:
+            self._check_unmoved()
+        self._setup.optimizer.step()
+        marks = self._marks_of(self._held())
+        if marks != self._marks:
+            now = self._digests_of_unmoved()
+            frozen = dict(self._setup.model.named_parameters(remove_duplicate=False))
+            self._marks = [
+                old if name in frozen else new
+                for name, old, new in zip(self._unmoved, self._marks, marks, strict=True)
+            ]
+            self._unmoved = {
+                name: old if name in frozen else now[name] for name, old in self._unmoved.items()
+            }
 
     def move(self, values: Parameters) -> None:
         """Someone else moves the parameters (a server, a warm start); the method takes note.

@@ -24,7 +24,7 @@ import threading
 import types
 import weakref
 from collections import OrderedDict, defaultdict, deque, namedtuple
-from collections.abc import Callable, Iterator, Set
+from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from functools import cache, cached_property, lru_cache, partial
 from itertools import accumulate, chain, islice
@@ -37,7 +37,7 @@ from torch import Tensor, nn
 
 from equipoise.gradients.checks.errors import TensorWritesError
 
-__all__ = ["attributes_kept", "has_unseen_state", "is_own"]
+__all__ = ["attributes_kept", "has_unseen_state", "is_own", "watch_writes"]
 
 #: What PyTorch keeps on every module, in its order.
 _IN_ORDER = tuple(vars(nn.Module()))
@@ -161,6 +161,30 @@ def has_unseen_state(model: nn.Module, loss: object) -> bool:
     return _State(model, loss).has_unseen
 
 
+@contextmanager
+def watch_writes(model: nn.Module, loss: object) -> Iterator[list[str]]:
+    """Name what a forward inside gives another value: attributes, entries and variables, by value.
+
+    Run one forward before: what is filled once, or holds the same value after each forward of the same batch,
+    such as a cache or the latest output, is not named. Call it inside `attributes_kept`.
+
+    Yields:
+        The names, once the forward is over.
+
+    >>> model = nn.Module()
+    >>> model.calls, model.latest = 0, None
+    >>> with watch_writes(model, None) as names:
+    ...     model.calls += 1
+    >>> names
+    ['calls']
+    """
+    names: list[str] = []
+    state = _State(model, loss)
+    yield names
+    paths = {id(module): f"{path}." for path, module in model.named_modules() if path}
+    names += dict.fromkeys(state.written(paths))
+
+
 class _State:
     """What a model and a loss hold, and whatever those hold.
 
@@ -176,6 +200,7 @@ class _State:
         self._held: list[tuple[Any, ...]] = []
         self._arrays: list[tuple[np.ndarray, np.ndarray]] = []
         self._cells: list[tuple[types.CellType, Any]] = []
+        self._cell_names: dict[int, str] = {}
         self._slots: list[tuple[Any, str, Any]] = []
         self._globals: list[tuple[dict[str, Any], Set[str], dict[str, Any]]] = []
         self._namespaces: list[tuple[dict[str, Any], set[str]]] = []
@@ -353,7 +378,8 @@ class _State:
         self._note_fields(function)
         for name in ("__defaults__", "__kwdefaults__", "__code__"):
             self._note_slot(function, name)
-        for cell in function.__closure__ or ():
+        for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+            self._cell_names[id(cell)] = name
             try:
                 content = cell.cell_contents
             except ValueError:
@@ -423,11 +449,64 @@ class _State:
         if moved:
             raise TensorWritesError(sorted({self._name_of(tensor) for tensor in moved}))
 
-    def _name_of(self, tensor: Tensor) -> str:
+    def written(self, paths: Mapping[int, str]) -> Iterator[str]:
+        """The names of what has another value than was noted.
+
+        Args:
+            paths: what stands before an attribute's name, by the number of its owner.
+        """
+        for owner, _, attributes, own in self._fields:
+            for name, value in own.items():
+                if name in attributes and not _is_same(attributes[name], value):
+                    yield paths.get(id(owner), "") + name
+        for base, own in self._classes:
+            now = vars(base)
+            yield from (f"{base.__name__}.{n}" for n, value in own.items() if not _is_same(now.get(n), value))
+        for scope, _, named in self._globals:
+            yield from (n for n, value in named.items() if not _is_same(scope.get(n), value))
+        for cell, content in self._cells:
+            if content is not _EMPTY and not _is_same(cell.cell_contents, content):
+                yield self._cell_names[id(cell)]
+        for kind, container, content in self._contents:
+            if issubclass(kind, dict):
+                is_same = _is_same(dict(kind.items(container)), dict(content))
+            else:
+                as_one = set if kind is set else list
+                is_same = _is_same(as_one(kind.__iter__(container)), as_one(content))
+            if not is_same:
+                yield self._name_of(container)
+        for array, values in self._arrays:
+            if not np.array_equal(array, values):
+                yield self._name_of(array)
+        # Copies of the buffers of modules outside of the model; of other tensors `put_back` raises.
+        yield from (self._name_of(tensor) for tensor, version in self._tensors if tensor._version != version)
+
+    def _name_of(self, value: Any) -> str:
         named = [own for *_, own in self._fields] + [named for _, _, named in self._globals]
         named += [entries for _, _, entries in self._contents if type(entries) is dict]
-        found = (str(name) for own in named for name, value in own.items() if value is tensor)
+        named += [{self._cell_names[id(cell)]: content} for cell, content in self._cells]
+        found = (str(name) for own in named for name, one in own.items() if one is value)
         return next(found, "one in a container or a variable")
+
+
+def _is_same(now: Any, before: Any) -> bool:
+    """Whether two values are equal; of values that hold more than plain ones and tensors it is not known."""
+    if now is before:
+        return True
+    if isinstance(now, Tensor) and isinstance(before, Tensor):
+        # NaN is NaN; of sparse tensors nothing is known.
+        is_known = now.layout == before.layout == torch.strided and now.device == before.device
+        same = now.shape == before.shape and (now == before) | ((now != now) & (before != before))
+        return not is_known or bool(torch.as_tensor(same).all())
+    if type(now) is not type(before):
+        return False
+    if isinstance(now, dict):
+        return now.keys() == before.keys() and all(_is_same(now[key], before[key]) for key in now)
+    if isinstance(now, (list, tuple, deque)):
+        return len(now) == len(before) and all(map(_is_same, now, before))
+    if isinstance(now, np.ndarray):
+        return np.array_equal(now, before)
+    return not isinstance(now, (bool, int, float, complex, str, bytes, set)) or bool(now == before)
 
 
 @lru_cache(maxsize=4096)

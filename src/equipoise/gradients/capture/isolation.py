@@ -64,6 +64,7 @@ class Buffers:
 
     Attributes:
         modules: their paths and they themselves.
+        written: paths of those that a forward gave other values.
 
     Example:
         >>> import torch
@@ -80,6 +81,7 @@ class Buffers:
     def __init__(self, model: nn.Module) -> None:
         self.modules = list(model.named_modules())
         self._changing: list[_Place[Tensor | None]] = []
+        self.written: list[str] = []
 
     @contextmanager
     def kept(self) -> Iterator[list[_Place[Tensor | None]]]:
@@ -137,8 +139,11 @@ class Buffers:
             for own, copy in zip(before, copies, strict=True):
                 now = own.module._buffers.get(own.key)
                 # Assigned anew, changed in place, or changed through `.data`, which no count shows.
-                if now is not copy.value or write_mark(now) != copy.mark or not _same_values(now, own.value):
+                has_other_values = not _same_values(now, own.value)
+                if now is not copy.value or write_mark(now) != copy.mark or has_other_values:
                     found.append(own)
+                if has_other_values:
+                    self.written.append(own.path)
         finally:
             self._put_back(before)
         self._changing += found

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from equipoise import _validate
 from equipoise._foreign_errors import cause_of, where_raised
 from equipoise._tree import leaves
 from equipoise.gradients import Buffers, ForwardWritesError, parameters_restored, refuse_max_norm
-from equipoise.gradients.capture.attributes import attributes_kept, has_unseen_state
+from equipoise.gradients.capture.attributes import attributes_kept, has_unseen_state, watch_writes
 from equipoise.gradients.capture.isolation import undisturbed
 from equipoise.gradients.checks.record_mixing import losses_moved
 from equipoise.gradients.engine_inputs import (
@@ -240,7 +241,7 @@ def check_repeatable(
     others: tuple[nn.Module, Loss] | None,
     batch: Any,
     params: Mapping[str, Tensor],
-) -> bool:
+) -> tuple[bool, list[str]]:
     """Run the loss twice from the same random numbers, and on a model that met other records first.
 
     Args:
@@ -250,38 +251,40 @@ def check_repeatable(
         params: at which losses are compared; no zero hides what is kept.
 
     Returns:
-        Whether the second check was made, and a forward is forgotten in all that model and loss hold.
+        Whether the second check was made, and a forward is forgotten in all that model and loss hold; and the
+        names of what a forward gives another value each time, which is thrown away.
 
     Raises:
         ValueError: the losses differ: model or loss keep a random generator or a state of their own.
         ForwardWritesError: the model writes to its parameters.
     """
 
-    def run(model: nn.Module, loss: Loss, records: Any) -> Tensor:
+    def run(model: nn.Module, loss: Loss, records: Any, watch: Any = nullcontext) -> tuple[Tensor, Any]:
         own = Buffers(loss).kept() if isinstance(loss, nn.Module) else nullcontext()
-        with undisturbed(model), own, torch.enable_grad():
-            return run_loss(model, loss, records, params).detach()
+        with undisturbed(model), own, torch.enable_grad(), watch() as found:
+            return run_loss(model, loss, records, params).detach(), found
 
     # What the model keeps from the first run shows in the second, and is forgotten then.
     with parameters_restored(model, others and others[0]), attributes_kept(model, loss):
-        first, second = run(model, loss, batch), run(model, loss, batch)
+        first, _ = run(model, loss, batch)
+        second, written = run(model, loss, batch, partial(watch_writes, model, loss))
     if losses_moved(first, second, record=-1):
         raise ValueError(f"model or loss give other losses each time, {OWN_GENERATOR} Nothing was spent.")
     if others is None:
-        return False
+        return False, written
     with attributes_kept(*others):  # a function's variables are not copied with it
         try:
             run(*others, map_records(_altered, batch))
         except Exception:  # such records may not exist; then nothing can be told
-            return False
-        after_others = run(*others, batch)
+            return False, written
+        after_others, _ = run(*others, batch)
     if losses_moved(first, after_others, record=-1):
         raise ValueError(
             "model or loss keep something of the first records that they meet: copies that met others first "
             "give other losses. What they keep would be published without noise, and would move every "
             "record's gradient. Initialise them on public records before the training. Nothing was spent."
         )
-    return not has_unseen_state(model, loss)
+    return not has_unseen_state(model, loss), written
 
 
 def _altered(leaf: Tensor) -> Tensor:

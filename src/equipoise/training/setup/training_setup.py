@@ -36,7 +36,7 @@ from equipoise.privacy import (
 )
 from equipoise.privacy.ledger.journal_records import other_runs
 from equipoise.privacy.ledger.run_record import compose_events
-from equipoise.training.assumptions import HELD, Assumption, always
+from equipoise.training.assumptions import HELD, THROWN_AWAY, Assumption, always
 from equipoise.training.distributed import Processes
 from equipoise.training.folder.run_folder import RunFolder
 from equipoise.training.forwards import BatchPreparation, RowSource, averaged_over_views
@@ -70,6 +70,7 @@ from equipoise.training.setup.same_records import COMPARED, RecordsOfFirst, chec
 from equipoise.training.setup.start import check_start
 from equipoise.training.setup.training_inputs import TrainingInputs
 from equipoise.training.setup.training_settings import TrainingSettings
+from equipoise.training.setup.writes import warn_of_writes
 
 __all__ = ["ResumedRun", "TrainingSetup", "prepare"]
 
@@ -298,13 +299,16 @@ def prepare(given: TrainingInputs, resumed: ResumedRun | None = None) -> Trainin
         if settings.views > 1 and given.augmentation is None:
             check_views(model, given.loss, whole, prepared, settings.views)
         trials = RecordTrials(model, loss, prepared)
-        loss_keeps_nothing = check_repeatable(model, loss, untouched, prepared, trials.params)
+        loss_keeps_nothing, written = check_repeatable(model, loss, untouched, prepared, trials.params)
         copied = [] if untouched is None else [weakref.ref(p) for p in untouched[0].parameters()]
         del untouched  # its memory counts as free in what follows
         if any(reference() is not None for reference in copied):
             gc.collect()  # many models hold themselves
         make_engine = LossEngine if method.forward_only else GradientEngine
         engine = make_engine(model, loss, prepared, trials=trials)
+        written = [*engine.written_buffers, *written]
+        if written and processes.is_first:
+            warn_of_writes(model, written)
 
         pipeline = Pipeline(trials, tried(source), prepare_batch, settings.seed, agree)
         micro_batches = choose_micro_batches(
@@ -335,6 +339,7 @@ def prepare(given: TrainingInputs, resumed: ResumedRun | None = None) -> Trainin
         sharing.note(lambda: rows.of_public_alone([None], public_randomness(settings.seed, "order")))
         keeps_nothing = loss_keeps_nothing and pipeline_keeps_nothing
         mine = _found(pipeline, rows, micro_batches, was_tried, keeps_nothing, given.scheduler)
+        mine += [THROWN_AWAY + ", ".join(written)] if written else []
         mine += [*start, *assigned_by, *([HELD + ", ".join(held)] if held else [])]
         found = Assumption.of_all(itertools.chain(before, *processes.all_of(mine)))
         # Of sharded parameters every process has another part.

@@ -1,0 +1,53 @@
+"""What to do about what a forward writes to: buffers, attributes and variables, which stay as they were."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+
+from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.utils.parametrizations import _SpectralNorm
+from torch.nn.utils.spectral_norm import SpectralNorm
+
+__all__ = ["warn_of_writes"]
+
+SPECTRAL = (
+    "Spectral norm: its power iteration stands still in forwards, and the norm does not stay at 1. Let it go "
+    "on between the steps: torch.nn.utils.parametrizations.spectral_norm(layer) and "
+    "optimizer.register_step_post_hook(lambda *_: layer.weight)."
+)
+STATISTICS = "Running statistics: give the layer track_running_stats=False, or call .eval() on it."
+BUFFER = (
+    "A codebook or an average: make it a parameter that the loss trains, or change it by public numbers in a "
+    "hook of the optimizer's step (optimizer.register_step_post_hook)."
+)
+ATTRIBUTE = "A count of steps: optimizer.register_step_post_hook. A log: run(evaluate=...) on public records."
+MOST = 8  # names in the warning; describe() lists all
+
+
+def warn_of_writes(model: nn.Module, names: Sequence[str]) -> None:
+    """Name them, with the remedies that fit.
+
+    Args:
+        model: whose buffers some of them are.
+        names: paths of buffers, names of attributes and variables.
+    """
+    remedies = " ".join(dict.fromkeys(_remedy(model, name) for name in names))
+    more = f" and {len(names) - MOST} more" if len(names) > MOST else ""
+    warnings.warn(
+        f"what a forward writes to {', '.join(names[:MOST])}{more} is thrown away, since it would hold "
+        f"private numbers without noise: each stays as it was at the start. {remedies}",
+        stacklevel=2,
+    )
+
+
+def _remedy(model: nn.Module, name: str) -> str:
+    path, _, key = name.rpartition(".")
+    module = dict(model.named_modules()).get(path)
+    if module is None or key not in module._buffers:
+        return ATTRIBUTE
+    hooks = module._forward_pre_hooks.values()
+    if isinstance(module, _SpectralNorm) or any(isinstance(hook, SpectralNorm) for hook in hooks):
+        return SPECTRAL
+    return STATISTICS if isinstance(module, _NormBase) else BUFFER

@@ -1,0 +1,203 @@
+"""What a forward writes to buffers, attributes and variables is thrown away: the start says so, by name."""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter
+
+import pytest
+import torch
+from small_problems import CLASSES, FEATURES, RECORDS, loss, network, training
+from torch import nn
+
+import equipoise as eq
+from equipoise.training.assumptions import THROWN_AWAY
+
+SAMPLING = eq.FixedEpochs(12, RECORDS, 5)
+logged, counts, total = [], Counter(), 0
+
+
+class Layer(nn.Module):
+    """A linear model."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(FEATURES, CLASSES)
+
+    def forward(self, x):
+        self.note(out := self.linear(x))
+        return out
+
+
+class CountsInBuffer(Layer):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("calls", torch.zeros((), dtype=torch.long))
+
+    def note(self, out):
+        self.calls += 1
+
+
+class Codebook(CountsInBuffer):
+    """It binds a new tensor in the place of the old one."""
+
+    def note(self, out):
+        self.calls = 0.9 * self.calls + out.detach().mean()
+
+
+class Attributes(Layer):
+    def __init__(self):
+        super().__init__()
+        self.seen, self.average = 0, torch.zeros(CLASSES)
+
+    def note(self, out):
+        self.seen += 1
+        self.average = 0.9 * self.average + 0.1 * out.detach().mean(0)
+
+
+class Harmless(Layer):
+    """A cache, the latest output, and a buffer whose values stay."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mask", torch.ones(CLASSES))
+        self.cache, self.latest = {}, None
+
+    def note(self, out):
+        self.cache.setdefault(out.shape[1], torch.arange(3))
+        self.mask, self.latest = self.mask.clone(), out
+
+
+class Statistics(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.linear = nn.InstanceNorm1d(1, track_running_stats=True), nn.Linear(FEATURES, CLASSES)
+
+    def forward(self, x):
+        return self.linear(self.norm(x[:, None])[:, 0])
+
+
+def spectral(norm=nn.utils.parametrizations.spectral_norm):
+    model = network()
+    norm(model[0])
+    return model
+
+
+def logging_loss(model, batch):
+    found = loss(model, batch)
+    logged.append(found.mean().item())
+    return found
+
+
+def counting_loss(model, batch):
+    global total
+    total += 1
+    counts["calls"] += 1
+    return loss(model, batch)
+
+
+def closure():
+    calls, history = 0, []
+
+    def noting(model, batch):
+        nonlocal calls
+        calls += 1
+        history.append(calls)
+        return loss(model, batch)
+
+    return noting
+
+
+class Normaliser(nn.Module):
+    """A loss with a buffer of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("scale", torch.ones(()))
+
+    def forward(self, model, batch):
+        found = loss(model, batch)
+        self.scale.mul_(0.9).add_(found.detach().mean())
+        return found
+
+
+CASES = {
+    "counter": (CountsInBuffer, loss, {"calls"}, "register_step_post_hook"),
+    "codebook": (Codebook, loss, {"calls"}, "parameter"),
+    "attributes": (Attributes, loss, {"seen", "average"}, "register_step_post_hook"),
+    "running statistics": (Statistics, loss, {"norm.running_mean", "norm.running_var"}, "eval"),
+    "spectral norm": (
+        spectral,
+        loss,
+        {"0.parametrizations.weight.0._u", "0.parametrizations.weight.0._v"},
+        "layer.weight",
+    ),
+    "spectral norm by hooks": (
+        lambda: spectral(nn.utils.spectral_norm),
+        loss,
+        {"0.weight_u", "0.weight_v"},
+        "parametrizations.spectral_norm",
+    ),
+    "list of losses": (network, logging_loss, {"logged"}, "evaluate="),
+    "globals": (network, counting_loss, {"total", "counts"}, "register_step_post_hook"),
+    "closure": (network, closure(), {"calls", "history"}, "register_step_post_hook"),
+    "loss with a buffer": (network, Normaliser(), {"scale"}, "register_step_post_hook"),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_a_forward_writes_to_is_named_at_the_start(case):
+    make, own_loss, names, remedy = CASES[case]
+    with pytest.warns(UserWarning, match="thrown away") as found:
+        run = training(make(), loss=own_loss, sampling=SAMPLING)
+    (text,) = (str(one.message) for one in found if "thrown away" in str(one.message))
+    assert all(name in text for name in names)
+    assert remedy in text
+    assert set(run.describe().written) == names
+    (said,) = (one for one in run.statement().assumptions if one.startswith(THROWN_AWAY))
+    assert all(name in said for name in names)
+    list(run)
+    assert (logged, total, counts) == ([], 0, Counter())
+
+
+@pytest.mark.parametrize("make", [network, Harmless])
+def test_what_comes_out_alike_after_each_forward_is_not_named(make):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        run = training(make(), sampling=SAMPLING)
+    assert not run.describe().written
+    assert not any(one.startswith(THROWN_AWAY) for one in run.statement().assumptions)
+
+
+def test_a_statement_that_names_it_verifies(tmp_path):
+    with pytest.warns(UserWarning, match="thrown away"):
+        training(CountsInBuffer(), sampling=SAMPLING, run_dir=tmp_path / "run").run(progress=False)
+    assert eq.verify_run(tmp_path / "run").consistent
+
+
+def largest(layer):
+    return float(torch.linalg.matrix_norm(layer.weight.detach(), 2))
+
+
+def test_the_remedy_for_spectral_norm_keeps_the_norm_at_one(tmp_path):
+    norms = {}
+    for remedied in (False, True):
+        model = spectral()
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        if remedied:
+            optimizer.register_step_post_hook(lambda *_, layer=model[0]: layer.weight)
+        with pytest.warns(UserWarning, match="thrown away"):
+            run = training(model, optimizer=lambda *_, lr, one=optimizer: one, steps=60)
+        list(run)
+        norms[remedied] = largest(model.eval()[0])
+    assert norms[False] > 1.5
+    assert norms[True] == pytest.approx(1.0, abs=0.1)
+
+
+def test_a_buffer_that_something_else_changes_between_steps_is_still_refused():
+    with pytest.warns(UserWarning, match="thrown away"):
+        run = training(CountsInBuffer(), sampling=SAMPLING)
+    run.take_step()
+    run.model.calls += 1
+    with pytest.raises(RuntimeError, match="'calls'"):
+        run.take_step()
