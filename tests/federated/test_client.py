@@ -342,6 +342,7 @@ def die_at_start(folder, when):
     client(follower(), folder=folder)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("when", STARTS)
 def test_killed_before_the_first_checkpoint_it_starts_anew(tmp_path, when):
     program = f"import test_client; test_client.die_at_start({str(tmp_path / 'a')!r}, {when!r})"

@@ -120,12 +120,12 @@ CLIENT_DEATHS = {
 }
 
 
-def some_slow(cases, quick):
-    """Three moments in the quick run, all of them in the slow one."""
-    return [pytest.param(c, marks=() if c.startswith(quick) else pytest.mark.slow) for c in cases]
+def some_wide(cases, quick):
+    """Some moments in `make test`, all of them in `make test-all`."""
+    return [pytest.param(c, marks=() if c.startswith(quick) else pytest.mark.wide) for c in cases]
 
 
-@pytest.mark.parametrize("when", some_slow(CLIENT_DEATHS, ("after the query", "before")))
+@pytest.mark.parametrize("when", some_wide(CLIENT_DEATHS, ("after the query", "before")))
 def test_a_client_process_is_killed(tmp_path, begin, when):
     check_a_killed_client(tmp_path, begin, when, reproducible=True)
 
@@ -181,7 +181,7 @@ def releases(one):
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("when", some_slow(FUSED_DEATHS, ("before the second",)))
+@pytest.mark.parametrize("when", some_wide(FUSED_DEATHS, ("before the second",)))
 def test_a_fused_client_process_is_killed(tmp_path, begin, when, form):
     """Asked the same again it sends what one sends that was not killed, and pays for it once."""
     undisturbed, asked = client(follower(**FORMS[form]), 0), {"clip_norm": 0.5, "square_limit": 0.25}
@@ -204,7 +204,7 @@ def test_a_fused_client_process_is_killed(tmp_path, begin, when, form):
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("when", some_slow(FUSED_DEATHS, ("before the second",)))
+@pytest.mark.parametrize("when", some_wide(FUSED_DEATHS, ("before the second",)))
 def test_a_killed_fused_client_misses_its_round(tmp_path, begin, when, form):
     """The radius follows those who answered; started again, it begins round 3 with squares of its own."""
     begin(0, **FORMS[form])
@@ -247,7 +247,7 @@ SERVER_DEATHS = {
 }
 
 
-@pytest.mark.parametrize("when", some_slow(SERVER_DEATHS, ("after one", "before round 2")))
+@pytest.mark.parametrize("when", some_wide(SERVER_DEATHS, ("after one", "before round 2")))
 def test_the_server_process_is_killed(tmp_path, begin, when):
     """The next server asks the same again and gets the same answers: the model of an undisturbed training."""
     for number in range(CLIENTS):

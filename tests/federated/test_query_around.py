@@ -100,6 +100,7 @@ def equal(a, b):
     return same(a, b)
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("around", AROUND)
 @pytest.mark.parametrize("killed", [None, ROUNDS])
 def test_reopened_or_killed_it_answers_as_one_that_was_kept_open(around, killed, tmp_path):

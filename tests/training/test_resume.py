@@ -86,12 +86,12 @@ def test_killed_and_resumed(tmp_path, uninterrupted, step, where):
         ("bands in slots", 9, "forward"),
         ("stages", 5, "update"),  # in the first stage; the checkpoint before is four steps back
         ("updates of users", 6, "forward"),
-        pytest.param("bands", 2, "forward", marks=pytest.mark.slow),
-        pytest.param("bands in slots", 6, "update", marks=pytest.mark.slow),
-        pytest.param("bands in slots", 7, "checkpoint", marks=pytest.mark.slow),
-        pytest.param("stages", 10, "forward", marks=pytest.mark.slow),
-        pytest.param("updates of users", 7, "checkpoint", marks=pytest.mark.slow),
-        pytest.param("updates of users, bands", 6, "update", marks=pytest.mark.slow),
+        pytest.param("bands", 2, "forward", marks=pytest.mark.wide),
+        pytest.param("bands in slots", 6, "update", marks=pytest.mark.wide),
+        pytest.param("bands in slots", 7, "checkpoint", marks=pytest.mark.wide),
+        pytest.param("stages", 10, "forward", marks=pytest.mark.wide),
+        pytest.param("updates of users", 7, "checkpoint", marks=pytest.mark.wide),
+        pytest.param("updates of users, bands", 6, "update", marks=pytest.mark.wide),
     ],
 )
 def test_killed_with_noise_of_a_past_or_rows_of_users(tmp_path, whole, what, step, where):
