@@ -20,6 +20,7 @@ __all__ = [
     "count",
     "given",
     "instance",
+    "noise_if_given",
     "non_negative",
     "one_of",
     "positive",
@@ -28,6 +29,9 @@ __all__ = [
     "suggestion",
     "what_is",
 ]
+
+
+NO_NOISE = "or train without noise by PlainSGD or ClipSGD (--method sgd or clip-sgd)"
 
 
 def given(name: str, value: Any) -> str:
@@ -83,6 +87,11 @@ def non_negative(**named: Any) -> None:
 def positive_if_given(remedy: str = "", /, **named: Any) -> None:
     """Each that is not None must be a finite number above zero."""
     positive(remedy, **{name: value for name, value in named.items() if value is not None})
+
+
+def noise_if_given(noise_multiplier: Any) -> None:
+    """None, or a finite number above zero; without noise other methods train."""
+    positive_if_given(f"or None to calibrate it, {NO_NOISE}", noise_multiplier=noise_multiplier)
 
 
 def count(meaning: str = "", /, **named: Any) -> None:

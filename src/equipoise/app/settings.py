@@ -241,7 +241,9 @@ class RunSettings:
     )
     delta: float | None = setting(None, "Failure probability of the guarantee.", shown=USUAL_DELTA)
     noise_multiplier: float | None = setting(
-        None, "Noise, instead of a budget.", above_zero="noise that protects anybody"
+        None,
+        "Noise, instead of a budget.",
+        above_zero="noise that protects anybody (--method sgd and clip-sgd have none)",
     )
     epochs: float | None = setting(
         None,

@@ -106,7 +106,7 @@ def _check(trainer: Trainer) -> None:
     if str(known.precision) not in ("32-true", "64-true", "bf16-true", "bf16-mixed"):
         raise ValueError(
             f"Trainer(precision={known.precision!r}) scales the loss by what overflowed, which follows "
-            "private records; give precision='bf16-mixed'."
+            "private records (GradScaler); give precision='bf16-mixed', which needs no scaling."
         )
 
 
@@ -140,7 +140,7 @@ class _Bridge:
             raise ValueError(
                 f"configure_optimizers() gives {len(trainer.strategy.optimizers)} optimizers and "
                 f"{len(trainer.strategy.lr_scheduler_configs)} schedulers; let it give one optimizer, and "
-                "one scheduler at most"
+                "one scheduler at most. A GAN's generator has its own, stepped in a callback"
             )
         scheduler = None
         for config in trainer.strategy.lr_scheduler_configs:

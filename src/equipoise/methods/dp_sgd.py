@@ -80,7 +80,7 @@ class DPSGD(Method):
         resolve_threshold(self.clip_norm)  # raises where it is no threshold
         _validate.instance(ClipRule, "PSAC(regulariser=0.1)", clip_rule=self.clip_rule)
         if not isinstance(self.noise_multiplier, NoiseStages):
-            _validate.positive_if_given("or None to calibrate it", noise_multiplier=self.noise_multiplier)
+            _validate.noise_if_given(noise_multiplier=self.noise_multiplier)
         if self.per_layer is not False and isinstance(self.threshold, ReleasedQuantile):
             raise ValueError(
                 "per_layer with a ReleasedQuantile threshold is not offered: one count cannot steer several "

@@ -37,7 +37,7 @@ class NoiseStages(Option):
     noise_multiplier: float | None = None
 
     def __post_init__(self) -> None:
-        _validate.positive_if_given("or None to calibrate it", noise_multiplier=self.noise_multiplier)
+        _validate.noise_if_given(noise_multiplier=self.noise_multiplier)
         if not isinstance(self.factors, list | tuple) or not self.factors:
             raise TypeError(
                 f"factors={self.factors!r} holds no numbers; give one per stage, as (1.0, 0.8, 0.6)"

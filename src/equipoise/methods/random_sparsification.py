@@ -64,7 +64,7 @@ class RandomSparsification(Method):
     def __post_init__(self) -> None:
         _validate.positive(clip_norm=self.clip_norm)
         _validate.instance(ClipRule, "PSAC(regulariser=0.1)", clip_rule=self.clip_rule)
-        _validate.positive_if_given("or None to calibrate it", noise_multiplier=self.noise_multiplier)
+        _validate.noise_if_given(noise_multiplier=self.noise_multiplier)
         if not 0 <= self.drop_rate < 1:
             raise ValueError(
                 f"drop_rate={self.drop_rate!r}: it is a share of the coordinates, at least 0 and below 1"

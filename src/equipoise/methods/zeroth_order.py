@@ -138,7 +138,7 @@ class DPZO(Method):
     def __post_init__(self) -> None:
         _validate.positive(clip_norm=self.clip_norm, displacement=self.displacement)
         _validate.instance(ClipRule, "PSAC(regulariser=0.1)", clip_rule=self.clip_rule)
-        _validate.positive_if_given("or None to calibrate it", noise_multiplier=self.noise_multiplier)
+        _validate.noise_if_given(noise_multiplier=self.noise_multiplier)
 
     def plan(self, setting: Setting) -> Plan:
         def at(scale: float) -> PrivacyPlan:

@@ -142,7 +142,8 @@ class RecordSource:
         if isinstance(data, torch.utils.data.DataLoader):
             raise DataError(
                 "data is a DataLoader, which has a sampling of its own: that sampling would not be the one "
-                "the privacy guarantee is computed for. Give its dataset (loader.dataset)."
+                "the privacy guarantee is computed for. Give its dataset (loader.dataset). "
+                "In place of a weighted sampler weight the loss, with 1 as the largest weight."
             )
         is_map = hasattr(data, "__len__") and hasattr(data, "__getitem__")
         if isinstance(data, type) or not (is_map or self.is_elsewhere):

@@ -335,7 +335,8 @@ def learn_plan(
             except Exception as error:
                 error.add_note(
                     f"(equipoise ran loss(model, batch) on {SMALL} and {LARGE} records to learn where the "
-                    "records are; it has to work for any number of records)"
+                    "records are; it has to work for any number of records: x.view(-1, ...), not "
+                    "x.view(32, ...))"
                 )
                 raise
 

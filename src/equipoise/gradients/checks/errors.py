@@ -64,9 +64,14 @@ class CrossRecordError(RuntimeError):
             return
         where = (
             "the loss function, or something outside the model's modules"
-            if module_path is None
+            if module_type is None
             else f"{'what is computed for the input of ' if in_its_input else ''}"
-            f"module {module_path or '(the model itself)'!r} ({module_type})"
+            + (
+                "a module outside of the model"
+                if module_path is None
+                else f"module {module_path or '(the model itself)'!r}"
+            )
+            + f" ({module_type})"
         )
         remedy = (
             "make it treat every record by itself (equipoise.replace_batch_norm replaces BatchNorm; a "
@@ -74,8 +79,14 @@ class CrossRecordError(RuntimeError):
         )
         if module_type is None:
             remedy = (
-                "compute it record by record (a statistic over the batch has to go; an output [B, 1] minus a "
-                "target [B] is [B, B], so give both one shape)"
+                "compute it record by record (a statistic over the batch has to go; draw the negatives of a "
+                "softmax or contrastive loss from public ids or records in the loss, or let each item of "
+                "data hold its pair or triplet; an output [B, 1] minus a target [B] is [B, B], so give both "
+                "one shape)"
+            )
+        elif module_type.startswith("frozen") and not in_its_input:
+            remedy = (
+                "call eval() on it before the training: it then uses its running statistics, and stays so"
             )
         elif "BatchNorm" in module_type and not in_its_input:
             remedy = (

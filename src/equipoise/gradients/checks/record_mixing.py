@@ -15,6 +15,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from equipoise.gradients.capture.recorder import CallTrace, tensors_in
 from equipoise.gradients.engine_inputs import map_records, num_records, perturb_record, take_records
@@ -310,7 +312,7 @@ def find_mixing_module(
     Watches through hooks that live for two runs.
 
     Returns:
-        Its path and type, and whether it is its input.
+        Its path, None outside of the model; its type; and whether it is its input.
     """
     change = change or RecordChange(0, perturb_record(batch, 0))
     names: Mapping[nn.Module, str] = {module: name for name, module in model.named_modules()}
@@ -318,16 +320,14 @@ def find_mixing_module(
 
     def keep(module: nn.Module, is_input: bool, values: Any) -> None:
         # Under vmap a module has one record, in a wrapper that nobody can look into afterwards.
-        if not torch._C._are_functorch_transforms_active():
+        # One around the model is its loss, which is no place.
+        is_around = module not in names and model in module.modules()
+        if not (is_around or torch._C._are_functorch_transforms_active()):
             seen.put((module, is_input, [t.detach().clone() for t in tensors_in(values)]))
 
-    handles = [
-        handle
-        for module in names
-        for handle in (
-            module.register_forward_pre_hook(lambda module, args: keep(module, True, args)),
-            module.register_forward_hook(lambda module, _, out: keep(module, False, out)),
-        )
+    handles = [  # of all modules: a loss may hold some that are not the model's
+        register_module_forward_pre_hook(lambda module, args: keep(module, True, args)),
+        register_module_forward_hook(lambda module, _, out: keep(module, False, out)),
     ]
     try:
         run(batch)
@@ -357,7 +357,12 @@ def find_mixing_module(
     if not mixed:
         return None, None, False
     module, is_input = mixed[0]
-    return names[module], type(module).__name__, is_input
+    is_frozen = (
+        isinstance(module, _BatchNorm)
+        and module.track_running_stats
+        and not any(p.requires_grad for p in module.parameters())
+    )
+    return names.get(module), f"{'frozen ' * is_frozen}{type(module).__name__}", is_input
 
 
 def _mixed(before: Tensor, after: Tensor, records: int, record: int) -> bool:

@@ -81,7 +81,7 @@ class ProjectedGradient(Method, ABC):
         _validate.instance(SubspaceSource, "PublicSubspace(PublicRecords(batch))", source=self.source)
         _validate.instance(ClipRule, "PSAC(regulariser=0.1)", clip_rule=self.clip_rule)
         _validate.positive(clip_norm=self.clip_norm)
-        _validate.positive_if_given("or None to calibrate it", noise_multiplier=self.noise_multiplier)
+        _validate.noise_if_given(noise_multiplier=self.noise_multiplier)
 
     @functools.cached_property
     def subspace(self) -> SubspaceSource:

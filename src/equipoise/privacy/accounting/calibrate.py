@@ -40,7 +40,7 @@ class Budget:
     delta: float
 
     def __post_init__(self) -> None:
-        _validate.positive(epsilon=self.epsilon)
+        _validate.positive(_validate.NO_NOISE, epsilon=self.epsilon)
         check_delta(self.delta)
 
 

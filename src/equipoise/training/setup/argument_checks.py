@@ -70,7 +70,7 @@ def check_optimizer(optimizer: torch.optim.Optimizer, parameters: dict[str, nn.P
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise TypeError(
             f"optimizer is {_validate.what_is(optimizer)}; give a torch.optim.Optimizer, such as "
-            "torch.optim.SGD(model.parameters(), lr=0.5)"
+            "torch.optim.SGD(model.parameters(), lr=0.5), and no GradScaler: bfloat16 needs none"
         )
     if isinstance(optimizer, torch.optim.LBFGS):
         raise TypeError(
@@ -94,7 +94,8 @@ def check_optimizer(optimizer: torch.optim.Optimizer, parameters: dict[str, nn.P
     if known_frozen:
         raise ValueError(
             f"optimizer holds {len(known_frozen)} parameters that are not parameters of model: no private "
-            "gradient can be computed for them. Build the optimiser from model.parameters()."
+            "gradient can be computed for them. Build the optimiser from model.parameters(). To train those "
+            "of a loss, put it into the model: nn.ModuleDict({'model': ..., 'loss': ...}) or add_module."
         )
 
 

@@ -126,14 +126,15 @@ def _checked(model: nn.Module, loss: Loss, source: RecordSource, device: torch.d
     except (ForwardWritesError, BatchFormError, NoAnswerError):  # their texts are ours
         raise
     except Exception as error:
-        called = (
-            " It gets model and batch, and runs the model itself." if isinstance(error, TypeError) else ""
-        )
+        called = {
+            TypeError: " It gets model and batch, and runs the model itself.",
+            KeyError: " A column named by owner or ids leaves the batch: owner=its values keeps it.",
+        }.get(type(error), "")
         raise DataError(
             f"loss(model, batch) fails on {count} records of the data, among them those with the smallest "
             f"and largest labels (batch: {_shapes(batch)}): {where_raised(error)}.{called}"
             f"{_about_lists(taken)} Check the labels' range against the model's outputs, the shapes and the "
-            "types. Nothing was spent."
+            "types. Batches are of any size: x.view(-1, ...), not x.view(32, ...). Nothing was spent."
         ) from cause_of(error)
     if not isinstance(values, Tensor):
         raise TypeError(f"loss(model, batch) answers a {type(values).__name__}; it must answer a tensor [B]")
@@ -153,7 +154,8 @@ def _checked(model: nn.Module, loss: Loss, source: RecordSource, device: torch.d
     if not bool(torch.isfinite(values).all()):
         raise DataError(
             f"loss(model, batch) is NaN or infinite for {int((~torch.isfinite(values)).sum())} of {count} "
-            "records before any training: check the inputs' scale and the initialisation. Nothing was spent."
+            "records before any training: check the inputs' scale and the initialisation, and divide by "
+            "mask.sum(1).clamp(min=1), since a record may be masked altogether. Nothing was spent."
         )
     return batch
 

@@ -1,0 +1,126 @@
+"""What is refused at the start names the way that works."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from small_problems import FEATURES, RECORDS, loss, network, records, training
+from torch import nn
+from torch.nn import functional as F
+
+import equipoise as eq
+
+
+def with_norm(trained=False):
+    model = nn.Sequential(nn.Linear(FEATURES, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))
+    model[1].requires_grad_(trained)
+    return model
+
+
+class Critic(nn.Sequential):
+    def __init__(self):
+        super().__init__(nn.Linear(FEATURES, 1))
+
+
+class Conditional(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.norm = nn.Linear(3, FEATURES), nn.BatchNorm2d(FEATURES)
+
+    def forward(self, label):
+        hidden = self.first(F.one_hot(label, 3) + torch.rand(len(label), 3))
+        return self.norm(hidden[:, :, None, None].expand(-1, -1, 2, 2)).mean((2, 3))
+
+
+GENERATOR = Conditional()
+
+
+def of_critic(model, batch):
+    return (model(GENERATOR(batch["label"])) - model(batch["input"])).squeeze(1)
+
+
+class Fixed(nn.Linear):
+    def forward(self, x):
+        return super().forward(x.view(32, -1))
+
+
+def in_batch_softmax(model, batch):
+    out = model(batch["input"])
+    return F.cross_entropy(out @ out.T, torch.arange(len(out)), reduction="none")
+
+
+def masked(model, batch):
+    return (loss(model, batch)[:, None] * batch["mask"]).sum(1) / batch["mask"].sum(1)
+
+
+def by_person(model, batch):
+    return loss(model, batch) + 0 * batch["person"]
+
+
+def loader():
+    data = records()
+    items = torch.utils.data.TensorDataset(data["input"], data["label"])
+    sampler = torch.utils.data.WeightedRandomSampler(torch.ones(RECORDS), RECORDS)
+    return torch.utils.data.DataLoader(items, sampler=sampler)
+
+
+def with_a_loss_of(parameters):
+    return lambda own, lr: torch.optim.SGD([*own, *parameters], lr)
+
+
+MASKED = records() | {"mask": torch.zeros(RECORDS, 4)}
+PERSONS = records() | {"person": torch.arange(RECORDS) // 2}
+USERS = {"unit": "user", "records_per_user": 2, "population": RECORDS // 2, "loss": by_person}
+
+CASES = {
+    "frozen norm": (lambda: training(with_norm()), r"'1' \(frozen BatchNorm1d\).*eval\(\)"),
+    "norm": (lambda: training(with_norm(trained=True)), r"'1' \(BatchNorm1d\).*replace_batch_norm"),
+    "norm of a generator": (lambda: training(Critic(), loss=of_critic), r"outside .*\(BatchNorm2d\)"),
+    "weighted sampler": (lambda: training(data=loader()), "weight the loss"),
+    "loss with parameters": (
+        lambda: training(optimizer=with_a_loss_of(nn.Linear(3, 3).parameters())),
+        "ModuleDict",
+    ),
+    "no noise": (lambda: eq.DPSGD(noise_multiplier=0), "PlainSGD"),
+    "no bound": (lambda: eq.Budget(float("inf"), 1e-5), "clip-sgd"),
+    "in-batch softmax": (lambda: training(loss=in_batch_softmax), "negatives.*public.*pair"),
+    "fixed size": (lambda: training(Fixed(FEATURES, 3)), r"view\(-1"),
+    "nothing but masked": (lambda: training(loss=masked, data=MASKED), r"clamp\(min=1\)"),
+    "owner's column": (lambda: training(data=PERSONS, owner="person", **USERS), "owner=its values"),
+    "scaler": (lambda: training(optimizer=lambda *_, **__: torch.amp.GradScaler("cpu")), "bfloat16"),
+}
+
+
+@pytest.mark.parametrize(("start", "remedy"), CASES.values(), ids=CASES)
+def test_a_refusal_names_the_way_that_works(start, remedy):
+    with pytest.raises((ValueError, TypeError, RuntimeError), match=remedy):
+        start()
+
+
+def with_public_negatives(model, batch):
+    out, others = model(batch["input"]), model(torch.ones(5, FEATURES))
+    near = (out * model(0.9 * batch["input"])).sum(1, keepdim=True)
+    return -torch.cat([near, out @ others.T], 1).log_softmax(1)[:, 0]
+
+
+def in_model(model, batch):
+    return loss(model["own"], batch) + model["loss"](model["own"](batch["input"])).square().mean(1)
+
+
+WAYS = {
+    "eval": lambda: training(with_norm().train(False)),
+    "public negatives": lambda: training(loss=with_public_negatives),
+    "loss in the model": lambda: training(
+        nn.ModuleDict({"own": network(), "loss": nn.Linear(3, 3)}), loss=in_model
+    ),
+    "owner's values": lambda: training(data=PERSONS, owner=PERSONS["person"], **USERS),
+    "no noise": lambda: training(method=eq.methods.ClipSGD(clip_norm=0.5)),
+}
+
+
+@pytest.mark.parametrize("start", WAYS.values(), ids=WAYS)
+def test_the_way_works(start):
+    run = start()
+    before = [p.detach().clone() for p in run.parameters.values()]
+    run.take_step()
+    assert not any(torch.equal(a, b) for a, b in zip(before, run.parameters.values(), strict=True))
