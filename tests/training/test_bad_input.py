@@ -572,12 +572,28 @@ def test_the_share_of_cut_rows_is_a_private_diagnostic(tmp_path):
     assert "clip_fraction" not in (tmp_path / "run/metrics.jsonl").read_text()
 
 
-class Renormalised(nn.Module):
+class Switched(nn.Module):
+    """What its switch opens is met in a step: entries of lists are not compared before it."""
+
+    def __init__(self, later=False):
+        super().__init__()
+        self.switch = [later]
+
+    @property
+    def later(self):
+        return self.switch[0]
+
+    @later.setter
+    def later(self, value):
+        self.switch[0] = value
+
+
+class Renormalised(Switched):
     """A table whose rows are shortened where they are looked up; later switched on by ``later``."""
 
     def __init__(self, how, later=False):
-        super().__init__()
-        self.how, self.later, self.calls = how, later, 0
+        super().__init__(later)
+        self.how, self.calls = how, 0
         self.table = nn.Embedding(10, 4, max_norm=0.1 if how == "module" else None)
         self.table.weight.requires_grad_(how != "frozen")
         self.head = nn.Linear(4, 3)
@@ -638,12 +654,12 @@ def test_values_that_only_change_places_through_data_are_seen(monkeypatch):
     assert private.steps_done == 0
 
 
-class Counting(nn.Module):
+class Counting(Switched):
     """Adds up its inputs in a buffer, once it is told to."""
 
     def __init__(self):
         super().__init__()
-        self.linear, self.later = nn.Linear(4, 3), False
+        self.linear = nn.Linear(4, 3)
         self.register_buffer("seen", torch.zeros(4))
 
     def forward(self, x):
@@ -663,12 +679,12 @@ def test_a_buffer_that_moves_later_is_no_bad_record():
     assert private.steps_done == 1
 
 
-class Keeping(nn.Module):
+class Keeping(Switched):
     """Writes its input into a tensor of its own, and then fails, once it is told to."""
 
     def __init__(self, where, how="in place", error=None):
         super().__init__()
-        self.linear, self.later, self.how, self.error = nn.Linear(4, 3), False, how, error
+        self.linear, self.how, self.error = nn.Linear(4, 3), how, error
         self.register_buffer("buffer", torch.zeros(4))
         self.frozen = nn.Parameter(torch.zeros(4), requires_grad=False)
         self.kept = [getattr(self, where) if where != "trainable" else self.linear.weight]

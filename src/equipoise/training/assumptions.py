@@ -51,7 +51,12 @@ STEPPED = "the owner's public step "
 THROWN_AWAY = (
     "what a forward writes to these buffers, attributes and variables is thrown away, and none is published: "
 )
-NAMED = (HELD, AFTER, STEPPED, THROWN_AWAY)
+CHANGED = (
+    "the training loop set these anew after the start, as follows from public numbers alone, and model and "
+    "loss were tried again before the next step: "
+)
+FIRST_VALUES = " (its first values)"  # after the name of what took more than were tried
+NAMED = (HELD, AFTER, STEPPED, THROWN_AWAY, CHANGED)
 
 
 def with_public_step(found: Sequence[str], name: str) -> list[str]:
@@ -176,7 +181,7 @@ class Assumption(StrEnum):
         """Of what several processes found: all that is assumed, and what was checked only if all checked it.
 
         Raises:
-            ValueError: a text that is not one of them.
+            ValueError: a text that is not one of them and begins with none of `NAMED`.
 
         >>> both = Assumption.of_all([Assumption.SCANNED, Assumption.SHAPES_ALIKE, Assumption.TRUSTED])
         >>> [one.name for one in both]
@@ -193,4 +198,7 @@ class Assumption(StrEnum):
             there.discard(cls.BY_NUMBER)
         if cls.SHAPES_FOLLOW in there:
             there.discard(cls.SHAPES_ALIKE)
-        return [*(one for one in cls if one in there), *sorted(named)]
+        changed = {text for text in named if text.startswith(CHANGED)}
+        names = {name for text in changed for name in text.removeprefix(CHANGED).split(", ")}
+        joined = [CHANGED + ", ".join(sorted(names))] if names else []
+        return [*(one for one in cls if one in there), *sorted(named - changed), *joined]

@@ -236,6 +236,8 @@ class PrivateTraining:
         self._answers = Answers()
         # The next step needs a release of which the plan has none left.
         self._plan_used_up = False
+        if self.folder is not None and self.processes.is_first:  # no method of this: nobody could drop it
+            self._steps.note = self.folder.add_assumptions
         self._state_is_tried = _resumed is None  # a loaded state may not fit: the first step shows it
 
     @classmethod
@@ -378,9 +380,14 @@ class PrivateTraining:
         """The delta of the guarantee; below 1/population where no budget names one."""
         return self._setup.delta
 
+    @property
+    def _assumed(self) -> list[str]:
+        """What was found out by now."""
+        return Assumption.of_all([*self._found, *self._steps.constants.assumptions])
+
     def config(self) -> dict[str, Any]:
         """The public settings, as `config.json` holds them."""
-        return self._setup.config(self._found)
+        return self._setup.config(self._assumed)
 
     def describe(self) -> Description:
         """A dry run: steps, passes, memory, time, noise. Nothing is spent, the model is not moved.
@@ -419,7 +426,7 @@ class PrivateTraining:
             delta=self.delta,
             recipe=method.recipe,
             epsilon_claimed=claimed,
-            assumptions=setup.assumptions(self._found),
+            assumptions=setup.assumptions(self._assumed),
             stop_fixed_beforehand=stop_fixed_beforehand,
         )
 
@@ -628,16 +635,13 @@ class PrivateTraining:
                 f"evaluate(model) answers {{{kinds}}}; it must answer a number or a dict of numbers"
             ) from None
         is_held_out = getattr(evaluate, "held_out", False)
-        self._assume(Assumption.HELD_OUT if is_held_out else Assumption.EVALUATED)
+        assumed = Assumption.HELD_OUT if is_held_out else Assumption.EVALUATED
+        if assumed not in self._found:
+            self._found = [*self._found, assumed]
+            if self.folder is not None and self.processes.is_first:
+                self.folder.add_assumptions([assumed])
         self._run.metrics.evaluation(self.steps_done, self._evaluation)
         return self._evaluation
-
-    def _assume(self, *found: str) -> None:
-        """Name these in the statement from now on, and for whoever goes on with the run."""
-        if not set(found) <= set(self._found):
-            self._found = Assumption.of_all([*self._found, *found])
-            if self.folder is not None and self.processes.is_first:
-                self.folder.write_assumptions(self._found)
 
     def finish(self, *, stop_fixed_beforehand: bool = False) -> Result:
         """Write statement, model and report.

@@ -28,6 +28,7 @@ from equipoise.methods import Context, State
 from equipoise.methods.base import Parameters
 from equipoise.privacy import ChangedQueryError, Ledger
 from equipoise.statements import Statement
+from equipoise.training.constants import Constants
 from equipoise.training.context import NotFiniteError, ReleaseNoise, StepContext
 from equipoise.training.run_ledger import SharedLedger
 from equipoise.training.setup.training_setup import TrainingSetup
@@ -98,6 +99,13 @@ CHANGED = (
     "released numbers alone may change it by training.public_step(fn), or after every step by "
     "optimizer.register_step_post_hook (weight clipping). Call model.eval() before a forward between steps, "
     "and keep what else a schedule changes in a Python attribute"
+)
+
+FIXED = (
+    "What is trained is fixed at the start. Nothing was drawn for this step; put it back as it was. To train "
+    "a parameter for some of the steps, leave it trainable, give it a group of its own in the optimizer, and "
+    "set the rate of that group to 0 for the others; or train in two runs with one ledger_file, which adds "
+    "up what they cost"
 )
 
 
@@ -173,6 +181,10 @@ class StepRunner:
         self._marks = self._marks_of(self._held())
         # Why there is no further step; None while there may be one.
         self._stopped: str | None = None
+        self.constants = Constants(setup.model, setup.rows.engine.loss, setup.try_again)
+        # Takes what a statement has to say of what the training loop changed, before the step draws.
+        self.note: Callable[[Sequence[str]], None] = lambda _: None
+        self._optimized = _held_by(setup.optimizer)
 
     def take(self) -> StepOutcome:
         """Draw, release, move the parameters.
@@ -362,6 +374,19 @@ class StepRunner:
         if self._marks_of(held) != self._marks:
             self._check_unmoved()
 
+    def _check_trainable(self) -> None:
+        """Refuse a step that would train other parameters than the start found.
+
+        Raises:
+            RuntimeError: naming one.
+        """
+        for name, parameter in self._setup.model.named_parameters():
+            if parameter.requires_grad is not (name in self._setup.parameters):
+                became = "became trainable" if parameter.requires_grad else "was frozen"
+                raise RuntimeError(f"parameter {name!r} of the model {became} after the start. {FIXED}")
+        if _held_by(self._setup.optimizer) != self._optimized:
+            raise RuntimeError(f"optimizer holds other parameters than at the start. {FIXED}")
+
     def _looking(self, before: str, look: Callable[[], tuple[_Answer, Sequence[Unread[Any]]]]) -> _Answer:
         """What `look` gives, which looks at private records; no parameter has moved.
 
@@ -408,6 +433,13 @@ class StepRunner:
         """
         self._setup.restore_modes()
         self._check_places()
+        self._check_trainable()
+        try:
+            if self.constants.check():
+                self.note(self.constants.assumptions)
+        except ForwardWritesError:
+            self.stop(SPOILT)
+            raise
         self._now = self._ledger.unread_digest(self._setup.parameters)
         self._left = self._left or self._now
         read(self._left)
@@ -494,3 +526,7 @@ class StepRunner:
             setup.rows,
             setup.processes,
         )
+
+
+def _held_by(optimizer: torch.optim.Optimizer) -> set[int]:
+    return {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}

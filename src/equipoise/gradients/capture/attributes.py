@@ -29,7 +29,7 @@ from contextlib import contextmanager
 from functools import cache, cached_property, lru_cache, partial
 from itertools import accumulate, chain, islice
 from operator import itemgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -37,7 +37,7 @@ from torch import Tensor, nn
 
 from equipoise.gradients.checks.errors import TensorWritesError
 
-__all__ = ["attributes_kept", "has_unseen_state", "is_own", "watch_writes"]
+__all__ = ["Change", "attributes_kept", "changes_since", "has_unseen_state", "is_own", "watch_writes"]
 
 #: What PyTorch keeps on every module, in its order.
 _IN_ORDER = tuple(vars(nn.Module()))
@@ -117,6 +117,15 @@ _LARGEST_ARRAY, _LARGEST_CONTAINER, _MOST_OBJECTS = 2**18, 5_000, 5_000
 #: In the place of a value that is missing.
 _EMPTY = object()
 
+#: Whose changes `changes_since` tells, in addition to objects of the user's own classes.
+_TOLD = (
+    *(nn.Module, types.FunctionType, types.CellType, type, dict),
+    *(types.SimpleNamespace, argparse.Namespace),
+)
+
+#: The values that it tells of; code and modules by which one it is.
+_CONSTANT = (*_UNCHANGING, types.FunctionType, types.MethodType, partial, type, nn.Module)
+
 
 @contextmanager
 def attributes_kept(model: nn.Module, loss: object = None) -> Iterator[None]:
@@ -181,8 +190,39 @@ def watch_writes(model: nn.Module, loss: object) -> Iterator[list[str]]:
     names: list[str] = []
     state = _State(model, loss)
     yield names
-    paths = {id(module): f"{path}." for path, module in model.named_modules() if path}
-    names += dict.fromkeys(state.written(paths))
+    names += dict.fromkeys(state.written())
+
+
+class Change(NamedTuple):
+    """A plain value that is another one now.
+
+    Attributes:
+        key: of the place, the same for all its changes.
+        name: to be published, without keys of a dict.
+        before, now: the values; the same object for none and for all that is not plain.
+    """
+
+    key: tuple[int, str]
+    name: str
+    before: Any
+    now: Any
+
+
+def changes_since(model: nn.Module, loss: object) -> Callable[[], list[Change]]:
+    """What model and loss hold now; the function gives what of it has another plain value when it is called.
+
+    Values of tensors, lists, sets and arrays are not looked at.
+
+    >>> model = nn.Module()
+    >>> model.warm = True
+    >>> changes = changes_since(model, None)
+    >>> changes()
+    []
+    >>> model.warm = False
+    >>> [(change.name, change.before, change.now) for change in changes()]
+    [('warm', True, False)]
+    """
+    return _State(model, loss).changes
 
 
 class _State:
@@ -194,6 +234,7 @@ class _State:
 
     def __init__(self, model: nn.Module, loss: object) -> None:
         self.has_unseen = False
+        self._model = model
         self._fields: list[tuple[Any, type, dict[str, Any], dict[str, Any]]] = []
         self._classes: list[tuple[type, dict[str, Any]]] = []
         self._contents: list[tuple[Any, Any, Any]] = []
@@ -202,7 +243,7 @@ class _State:
         self._cells: list[tuple[types.CellType, Any]] = []
         self._cell_names: dict[int, str] = {}
         self._slots: list[tuple[Any, str, Any]] = []
-        self._globals: list[tuple[dict[str, Any], Set[str], dict[str, Any]]] = []
+        self._globals: list[tuple[dict[str, Any], Set[str], Set[str], dict[str, Any]]] = []
         self._namespaces: list[tuple[dict[str, Any], set[str]]] = []
         self._names: set[str] = set()
         self._tensors: list[tuple[Tensor, int]] = []
@@ -312,7 +353,7 @@ class _State:
         for scope, noted in self._namespaces:
             if new := self._names - noted:
                 noted |= new
-                self._note_globals(scope, new)
+                self._note_globals(scope, new, new)
 
     def _note_other_module(self, value: nn.Module) -> None:
         self._note_module(value)
@@ -380,22 +421,19 @@ class _State:
             self._note_slot(function, name)
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
             self._cell_names[id(cell)] = name
-            try:
-                content = cell.cell_contents
-            except ValueError:
-                content = _EMPTY
+            content = _content(cell)
             self._cells.append((cell, content))
             self._waiting.append(content)
         scope = function.__globals__
         if is_own(scope.get("__name__")):
-            names, imports = _names(function.__code__, str(scope.get("__package__") or ""))
+            names, imports, used = _names(function.__code__, str(scope.get("__package__") or ""))
             self._names |= names
-            self._note_globals(scope, names)
+            self._note_globals(scope, names, used)
             self._waiting += [sys.modules[name] for name in imports if name in sys.modules]
 
-    def _note_globals(self, scope: dict[str, Any], names: Set[str]) -> None:
+    def _note_globals(self, scope: dict[str, Any], names: Set[str], used: Set[str]) -> None:
         named = {name: scope[name] for name in names if name in scope}
-        self._globals.append((scope, names, named))
+        self._globals.append((scope, names, used, named))
         self._waiting += named.values()
 
     def exchange_buffers(self) -> None:
@@ -440,7 +478,7 @@ class _State:
         for owner, name, value in self._slots:
             if getattr(owner, name) is not value:
                 setattr(owner, name, value)
-        for scope, names, named in self._globals:
+        for scope, names, _, named in self._globals:
             scope.update(named)
             for name in names - named.keys():
                 if not isinstance(scope.get(name), types.ModuleType):  # those are imported once
@@ -449,24 +487,33 @@ class _State:
         if moved:
             raise TensorWritesError(sorted({self._name_of(tensor) for tensor in moved}))
 
-    def written(self, paths: Mapping[int, str]) -> Iterator[str]:
-        """The names of what has another value than was noted.
-
-        Args:
-            paths: what stands before an attribute's name, by the number of its owner.
-        """
+    def _scopes(self) -> list[tuple[Any, Mapping[str, Any], Mapping[str, Any]]]:
+        """Objects, classes, globals and variables: what each held, and what it holds."""
+        found: list[tuple[Any, Mapping[str, Any], Mapping[str, Any]]] = []
         for owner, _, attributes, own in self._fields:
-            for name, value in own.items():
-                if name in attributes and not _is_same(attributes[name], value):
-                    yield paths.get(id(owner), "") + name
+            found.append((owner, own, attributes))
         for base, own in self._classes:
-            now = vars(base)
-            yield from (f"{base.__name__}.{n}" for n, value in own.items() if not _is_same(now.get(n), value))
-        for scope, _, named in self._globals:
-            yield from (n for n, value in named.items() if not _is_same(scope.get(n), value))
+            found.append((base, own, vars(base)))
+        for scope, _, used, named in self._globals:
+            then, now = ({n: place[n] for n in used if n in place} for place in (named, scope))
+            found.append((scope, then, now))
         for cell, content in self._cells:
-            if content is not _EMPTY and not _is_same(cell.cell_contents, content):
-                yield self._cell_names[id(cell)]
+            name = self._cell_names[id(cell)]
+            found.append((cell, {name: content}, {name: _content(cell)}))
+        return found
+
+    def _shown(self, owner: Any, name: str) -> str:
+        if isinstance(owner, type):
+            return f"{owner.__name__}.{name}"
+        paths = (path for path, module in self._model.named_modules() if module is owner)
+        return f"{next(paths, '')}.{name}".lstrip(".")
+
+    def written(self) -> Iterator[str]:
+        """The names of what has another value than was noted."""
+        for owner, then, now in self._scopes():
+            for name, value in then.items():
+                if value is not _EMPTY and name in now and not _is_same(now[name], value):
+                    yield self._shown(owner, name)
         for kind, container, content in self._contents:
             if issubclass(kind, dict):
                 is_same = _is_same(dict(kind.items(container)), dict(content))
@@ -482,11 +529,65 @@ class _State:
         yield from (self._name_of(tensor) for tensor, version in self._tensors if tensor._version != version)
 
     def _name_of(self, value: Any) -> str:
-        named = [own for *_, own in self._fields] + [named for _, _, named in self._globals]
+        named = [own for *_, own in self._fields] + [named for *_, named in self._globals]
         named += [entries for _, _, entries in self._contents if type(entries) is dict]
         named += [{self._cell_names[id(cell)]: content} for cell, content in self._cells]
         found = (str(name) for own in named for name, one in own.items() if one is value)
         return next(found, "one in a container or a variable")
+
+    def changes(self) -> list[Change]:
+        """See `changes_since`."""
+        held = self._scopes()
+        contents: dict[int, tuple[Any, Any]] = {  # empty then
+            id(own): (own, {}) for own in chain.from_iterable(self._held) if own
+        }
+        contents |= {id(own): (own, content) for _, own, content in self._contents}
+        for own, content in contents.values():
+            if isinstance(own, dict) and isinstance(content, dict):
+                held.append((own, content, own))
+        found: list[Change] = []
+        for owner, then, now in held:
+            if len(then) == len(now):
+                for name, value in then.items():
+                    if now.get(name, _EMPTY) is not value:
+                        break
+                else:
+                    continue
+            found += self._changed(owner, then, now)
+        return found
+
+    def _changed(self, owner: Any, then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[Change]:
+        held_by = (
+            (holder, name)
+            for holder, _, _, own in self._fields
+            for name, value in own.items()
+            if value is owner
+        )
+        is_content = isinstance(owner, dict) and "__builtins__" not in owner
+        holder, attribute = next(held_by, (owner, self._name_of(owner))) if is_content else (owner, "")
+        kind: Any = type(holder)
+        if not (isinstance(holder, _TOLD) or _classes(kind)):  # an object of another package
+            return
+        for name in then.keys() | now.keys():
+            if name == "_current_fx_name":  # in modules of Lightning
+                continue
+            old, new = then.get(name, _EMPTY), now.get(name, _EMPTY)
+            # of a tensor and other data only that it is some
+            old, new = old if _is_constant(old) else _EMPTY, new if _is_constant(new) else _EMPTY
+            if old is not new and not bool(old == new):
+                shown = self._shown(holder, attribute or name)  # keys of a dict may be private
+                yield Change((id(owner), str(name)), shown, old, new)
+
+
+def _content(cell: types.CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return _EMPTY
+
+
+def _is_constant(value: Any) -> bool:
+    return all(map(_is_constant, value)) if type(value) is tuple else isinstance(value, _CONSTANT)
 
 
 def _is_same(now: Any, before: Any) -> bool:
@@ -510,18 +611,20 @@ def _is_same(now: Any, before: Any) -> bool:
 
 
 @lru_cache(maxsize=4096)
-def _names(code: types.CodeType, package: str) -> tuple[frozenset[str], frozenset[str]]:
-    """The names of globals and attributes in a function and those inside it, and the modules it imports."""
+def _names(code: types.CodeType, package: str) -> tuple[frozenset[str], frozenset[str], frozenset[str]]:
+    """Of a function and those inside it: names of globals and attributes, imported modules, and globals."""
     names, parents = set(code.co_names), list(accumulate(package.split("."), "{}.{}".format))
     imported = {one.argval for one in dis.get_instructions(code) if one.opname == "IMPORT_NAME"}
+    used = {one.argval for one in dis.get_instructions(code) if one.opname.endswith("_GLOBAL")}
     imports = {f"{parent}.{name}".strip(".") for parent in ("", *parents) for name in imported}
     imports |= {part for name in imports for part in accumulate(name.split("."), "{}.{}".format)}
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
-            inner, more = _names(constant, package)
+            inner, more, others = _names(constant, package)
             names |= inner
             imports |= more
-    return frozenset(names), frozenset(imports)
+            used |= others
+    return frozenset(names), frozenset(imports), frozenset(used)
 
 
 @cache

@@ -26,6 +26,7 @@ from torch import nn
 from equipoise._dtensor import all_values, is_dtensor, local_part
 from equipoise._files import PathLike, explained, make_folder, write_atomically
 from equipoise.report.json_files import RunFolderError, read_file, read_object
+from equipoise.training.assumptions import Assumption
 from equipoise.training.folder.checkpoint import Checkpoints
 from equipoise.training.setup.start import loaded
 
@@ -146,6 +147,10 @@ class RunFolder:
     def write_assumptions(self, found: Iterable[str]) -> None:
         """Put what is assumed by now into the public settings."""
         self.write_config(self.read_config() | {"assumptions": [str(one) for one in found]})
+
+    def add_assumptions(self, found: Iterable[str]) -> None:
+        """Put into the public settings what is assumed in addition."""
+        self.write_assumptions(Assumption.of_all([*self.read_config()["assumptions"], *found]))
 
     def write_early_end(self, steps: int) -> None:
         """Put into the public settings that the run ended after so many steps, fewer than planned."""

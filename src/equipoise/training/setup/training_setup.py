@@ -16,12 +16,17 @@ from dp_accounting import DpEvent
 from torch import Tensor, nn
 
 from equipoise._dtensor import is_a_copy, local_part
-from equipoise.gradients import GradientEngine
+from equipoise.gradients import (
+    CrossRecordError,
+    ForwardWritesError,
+    GradientEngine,
+    parameters_restored,
+)
 from equipoise.gradients.capture.isolation import undisturbed
 from equipoise.gradients.capture.random_numbers import random_numbers_from
 from equipoise.gradients.capture.sharded import SHARDED, tensor_parallel_mesh
 from equipoise.gradients.checks.record_trials import RecordTrials
-from equipoise.gradients.engine_inputs import Loss
+from equipoise.gradients.engine_inputs import Loss, made_up_records, repeat_to
 from equipoise.gradients.forward_only import LossEngine, nothing_saved
 from equipoise.methods import Method
 from equipoise.methods.base import Plan, Setting
@@ -39,7 +44,7 @@ from equipoise.privacy.ledger.run_record import compose_events
 from equipoise.training.assumptions import HELD, THROWN_AWAY, Assumption, always
 from equipoise.training.distributed import Processes
 from equipoise.training.folder.run_folder import RunFolder
-from equipoise.training.forwards import BatchPreparation, RowSource, averaged_over_views
+from equipoise.training.forwards import PUBLIC_ROWS, BatchPreparation, RowSource, averaged_over_views
 from equipoise.training.model_sharing import ModelSharing, sharing_of
 from equipoise.training.moving_average import MovingAverage
 from equipoise.training.owners import Owners, UserSource, joined_over_users, keys_of_ids
@@ -118,6 +123,36 @@ class TrainingSetup:
         for module, is_training in self.modes:
             if module.training is not is_training:  # setting an attribute of a module takes longer
                 module.training = is_training
+
+    def try_again(self) -> None:
+        """Try model and loss, as they are now, for mixing of records; on made-up ones if they take such.
+
+        Raises:
+            CrossRecordError: records are mixed.
+            ForwardWritesError: the model writes to itself.
+        """
+        whole, example = self.rows.whole_numbers, self.rows.example
+        if whole is not None:
+            try:
+                return self._try_on(made_up_records(example, 4, whole), is_public=True)
+            except (CrossRecordError, ForwardWritesError):
+                raise
+            except Exception:  # they are now others than it takes
+                if self.rows.source.is_elsewhere:
+                    raise
+        return self._try_on(example, is_public=False)
+
+    def _try_on(self, records: Any, is_public: bool) -> None:
+        engine = self.rows.engine
+        with random_numbers_from(0, self.device), parameters_restored(self.model):
+            prepared = self.rows.prepare(records, public_randomness(self.settings.seed, "example"))
+            trials = RecordTrials(self.model, engine.loss, prepared)
+            full = repeat_to(prepared, self.rows.micro_batch_size + PUBLIC_ROWS)
+            with nothing_saved() if self.method.forward_only else nullcontext():
+                trials.refuse_mixing(full, most=2)
+            if is_public:  # or each record of a model that runs other operations now would run alone
+                engine.plan_on(prepared, prepared, trials.params)
+            engine.refuse_mixed_rows(full, trials.params)
 
     @property
     def num_parameters(self) -> int:

@@ -1,0 +1,86 @@
+"""What the start read as constants, and whether the training loop has changed it since.
+
+The checks before a training run the model as it is then. A switch that the loop sets later (a warm-up that
+ends, a phase, another activation) makes another model, which nobody tried. So before each step the plain
+values that model and loss hold are compared with those of the last one; with a new value the model is tried
+again before anything is drawn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+
+from equipoise.gradients import CrossRecordError
+from equipoise.gradients.capture.attributes import changes_since
+from equipoise.training.assumptions import CHANGED, FIRST_VALUES
+
+__all__ = ["Constants"]
+
+MOST_TRIED = 4
+"""So many new values of a name are tried, and one fraction: a counter has another one in every step."""
+
+
+class Constants:
+    """The plain values that model and loss hold, as they were before the last step.
+
+    Args:
+        model, loss: of the training.
+        try_again: tries the model as it is now.
+
+    Attributes:
+        changed: names of what was changed since the start.
+        untried: those of them that took more values than are tried.
+    """
+
+    def __init__(self, model: nn.Module, loss: Any, try_again: Callable[[], None]) -> None:
+        self._model, self._loss, self._try_again = model, loss, try_again
+        self.changed: set[str] = set()
+        self.untried: set[str] = set()
+        self._met: dict[tuple[int, str], list[Any]] = {}
+        self._changes = changes_since(model, loss)
+
+    def check(self) -> bool:
+        """Try the model again if something has a value that it did not have before.
+
+        Returns:
+            Whether something has changed.
+
+        Raises:
+            CrossRecordError: with the new values records are mixed; it names what changed.
+        """
+        changes = self._changes()
+        if not changes:
+            return False
+        for change in changes:
+            self._met.setdefault(change.key, [change.before])
+        unmet = [change for change in changes if change.now not in self._met[change.key]]
+        tried = [
+            change
+            for change in unmet
+            if len(self._met[change.key]) <= (1 if isinstance(change.now, float) else MOST_TRIED)
+        ]
+        if tried:
+            try:
+                self._try_again()
+            except CrossRecordError as error:
+                names = ", ".join(sorted({change.name for change in tried}))
+                error.args = (
+                    f"the training loop changed {names} after the start, and with that {error} Nothing was "
+                    "drawn for this step. Set it back, and the training goes on",
+                )
+                raise
+        for change in tried:
+            self._met[change.key].append(change.now)
+        self.changed.update(change.name for change in changes)
+        self.untried.update(change.name for change in unmet if change not in tried)
+        self._changes = changes_since(self._model, self._loss)
+        return True
+
+    @property
+    def assumptions(self) -> list[str]:
+        """What a statement has to say of them."""
+        names = sorted(name + FIRST_VALUES * (name in self.untried) for name in self.changed)
+        return [CHANGED + ", ".join(names)] if names else []

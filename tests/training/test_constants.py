@@ -1,0 +1,293 @@
+"""What the training loop changes after the start: switches are tried and named, other parameters refused."""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+
+import pytest
+import torch
+from small_problems import RECORDS, network, records, training
+from torch import nn
+from torch.nn import functional as F
+
+import equipoise as eq
+from equipoise.gradients import CrossRecordError, ForwardWritesError
+from equipoise.training.assumptions import CHANGED, FIRST_VALUES
+from equipoise.training.constants import MOST_TRIED
+from equipoise.training.setup.training_setup import TrainingSetup
+
+CENTRED = False
+
+
+def centred(model, batch, is_centred):
+    out = model(batch["input"])
+    return F.cross_entropy(out - out.mean(0) if is_centred else out, batch["label"], reduction="none")
+
+
+def of_global(model, batch):
+    return centred(model, batch, CENTRED)
+
+
+class OfAttribute:
+    is_centred = False
+
+    def __call__(self, model, batch):
+        return centred(model, batch, self.is_centred)
+
+
+class Scaled(nn.Module):
+    """Centres the batch if one of its switches is on."""
+
+    def __init__(self, centres=False):
+        super().__init__()
+        self.centres, self.scale = centres, 1
+        self.settings = argparse.Namespace(centres=False)
+
+    def forward(self, values):
+        is_centred = self.centres or self.settings.centres
+        return self.scale * (values - values.mean(0) if is_centred else values)
+
+
+def of_module(turn):
+    model = network().append(Scaled())
+    return model, None, lambda on: turn(model, on)
+
+
+def of_submodule():
+    model = network().append(Scaled())
+    plain, other = model[3], Scaled(centres=True)
+    return model, None, lambda on: model.__setitem__(3, other if on else plain)
+
+
+def of_hook():
+    model, handles = network(), []
+
+    def turn(on):
+        if on:
+            handles.append(model[0].register_forward_hook(lambda module, args, out: out - out.mean(0)))
+        else:
+            handles.pop().remove()
+
+    return model, None, turn
+
+
+def of_variable():
+    is_centred = False
+
+    def loss(model, batch):
+        return centred(model, batch, is_centred)
+
+    def turn(on):
+        nonlocal is_centred
+        is_centred = on
+
+    return network(), loss, turn
+
+
+def of_partial():
+    loss = functools.partial(centred, is_centred=False)
+    return network(), loss, lambda on: loss.keywords.update(is_centred=on)
+
+
+def of_object():
+    loss = OfAttribute()
+    return network(), loss, lambda on: setattr(loss, "is_centred", on)
+
+
+SWITCHES = {
+    "3.centres": lambda: of_module(lambda model, on: setattr(model[3], "centres", on)),
+    "centres": lambda: of_module(lambda model, on: setattr(model[3].settings, "centres", 2.5 * on)),
+    "_modules": of_submodule,
+    "0._forward_hooks": of_hook,
+    "CENTRED": lambda: (network(), of_global, lambda on: globals().update(CENTRED=on)),
+    "is_centred": of_variable,
+    "one in a container": of_partial,
+    "is_centred of an object": of_object,
+    "OfAttribute.is_centred": lambda: (
+        network(),
+        OfAttribute(),
+        lambda on: setattr(OfAttribute, "is_centred", on),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SWITCHES)
+def test_a_switch_that_mixes_records_is_refused_before_a_draw(name):
+    model, loss, turn = SWITCHES[name]()
+    run = training(model, steps=6, epsilon_every=1, **({} if loss is None else {"loss": loss}))
+    run.take_step()
+    spent = run.epsilon_so_far()
+    turn(True)
+    try:
+        for _ in range(2):  # tried, and not taken for known
+            with pytest.raises(CrossRecordError, match="changed .*" + name.split()[0]):
+                run.take_step()
+    finally:
+        turn(False)
+    assert (run.steps_done, run.epsilon_so_far()) == (1, spent)
+    assert [step.step for step in run] == [2, 3, 4, 5, 6]
+
+
+def test_changes_are_named_and_tried_a_few_times(tmp_path, monkeypatch):
+    """Also of a run that is resumed; the rows are those of the model as it is now."""
+    model, tried = network().append(Scaled()), []
+    monkeypatch.setattr(TrainingSetup, "try_again", lambda setup: tried.append(model[3].scale))
+    run = training(model, steps=12, run_dir=tmp_path / "run", reproducible=False)
+    for step in range(8):
+        model[3].scale = 1 + step // 2 * 2  # at every second step another one, from the third on
+        model.eval()  # a mode is put back, and no change
+        run.take_step()
+    assert tried == [3, 5, 7]
+    model[3].scale = 1  # known
+    run.take_step()
+    assert len(tried) == 3
+    run.save_checkpoint()
+    run.close()
+    model = network().append(Scaled())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
+    again = eq.PrivateTraining.resume(
+        tmp_path / "run", model, optimizer, loss=run._setup.rows.engine.loss, data=records()
+    )
+    for step in range(3):
+        model[3].scale = 2 + step
+        again.take_step()
+    named = [text for text in again.statement().assumptions if text.startswith(CHANGED)]
+    assert named == [CHANGED + "3.scale"]
+    result = again.run(progress=False)
+    assert CHANGED + "3.scale" in result.statement.assumptions
+    found = eq.verify_run(tmp_path / "run")
+    assert found.consistent
+    assert "further assumptions" not in {finding.subject for finding in found.findings}
+    path = tmp_path / "run" / "statement.json"
+    statement = json.loads(path.read_text())
+    statement["assumptions"].remove(CHANGED + "3.scale")
+    path.write_text(json.dumps(statement))
+    assert not eq.verify_run(tmp_path / "run").consistent
+
+
+@pytest.mark.parametrize(("start", "most"), [(0, MOST_TRIED), (0.5, 1)])
+def test_a_counter_is_named_as_not_tried_further(monkeypatch, start, most):
+    model, tried = network().append(Scaled()), []
+    monkeypatch.setattr(TrainingSetup, "try_again", lambda setup: tried.append(1))
+    run = training(model, steps=8)
+    for step in range(8):
+        model[3].count = start + step
+        run.take_step()
+    assert len(tried) == most
+    named = [text for text in run.statement().assumptions if text.startswith(CHANGED)]
+    assert named == [CHANGED + "3.count" + FIRST_VALUES]
+
+
+def test_after_a_switch_the_rows_are_those_of_the_new_model():
+    """It runs other operations than were planned: planned anew, and not record by record."""
+
+    class Gated(nn.Module):
+        gate = False
+
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = nn.Linear(12, 3), nn.Linear(12, 3)
+
+        def forward(self, values):
+            out = self.first(values)
+            return out * self.second(values).sigmoid() if self.gate else out
+
+    model = Gated()
+    run = training(
+        model,
+        steps=2,
+        sampling=eq.FullBatch(RECORDS, 2),
+        method=eq.DPSGD(clip_norm=1e6, noise_multiplier=1e-12),
+    )
+    run.take_step()
+    model.gate = True
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    batch = records()
+    F.cross_entropy(model(batch["input"]), batch["label"]).backward()
+    wanted = {name: p.grad.clone() for name, p in model.named_parameters()}
+    model.zero_grad()
+    run.take_step()
+    assert not run._setup.rows.ran_alone
+    for name, p in model.named_parameters():
+        torch.testing.assert_close(p.detach(), before[name] - 0.3 * wanted[name], rtol=1e-4, atol=1e-5)
+
+
+def test_what_writes_to_the_model_after_a_switch_ends_the_training(tmp_path):
+    """As in a step: in a trial too it may have met a private record."""
+
+    class Writing(nn.Module):
+        writes = False
+
+        def __init__(self):
+            super().__init__()
+            self.net, self.table = network(), nn.Parameter(torch.zeros(3), requires_grad=False)
+
+        def forward(self, values):
+            if self.writes:
+                with torch.no_grad():
+                    self.table += 1
+            return self.net(values)
+
+    model = Writing()
+    run = training(model, steps=3, run_dir=tmp_path / "run")
+    run.take_step()
+    model.writes = True
+    with pytest.raises(ForwardWritesError, match="table"):
+        run.take_step()
+    assert not model.table.any()
+    model.writes = False
+    for publish in (run.take_step, run.finish, run.save_checkpoint):
+        with pytest.raises(RuntimeError, match="last checkpoint"):
+            publish()
+
+
+def unfreeze(model, optimizer):
+    model[0].requires_grad_(True)
+
+
+def unfreeze_and_add(model, optimizer):
+    model[0].requires_grad_(True)
+    optimizer.add_param_group({"params": list(model[0].parameters())})
+
+
+def freeze(model, optimizer):
+    model[2].requires_grad_(False)
+
+
+def new_layer(model, optimizer):
+    model.append(nn.Linear(3, 3))
+
+
+def leave_out(model, optimizer):
+    optimizer.param_groups[0]["params"].pop()
+
+
+def foreign(model, optimizer):
+    optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(2))]})
+
+
+@pytest.mark.parametrize("change", [unfreeze, unfreeze_and_add, freeze, new_layer, leave_out, foreign])
+def test_other_parameters_than_at_the_start_are_refused_before_a_draw(change):
+    model = network()
+    model[0].requires_grad_(False)
+    run = training(model, optimizer=lambda _, lr: torch.optim.SGD(model[2].parameters(), lr=lr), steps=4)
+    run.take_step()
+    spent = run.epsilon_so_far()
+    change(model, run.optimizer)
+    with pytest.raises(RuntimeError, match=r"after the start|at the start.*ledger_file"):
+        run.take_step()
+    assert (run.steps_done, run.epsilon_so_far()) == (1, spent)
+
+
+def test_what_the_remedy_says_works():
+    """A rate of zero in a group trains a part for some of the steps."""
+    model = network()
+    groups = [{"params": list(model[0].parameters()), "lr": 0.0}, {"params": list(model[2].parameters())}]
+    run = training(model, optimizer=lambda _, lr: torch.optim.SGD(groups, lr=lr), steps=4)
+    first = model[0].weight.detach().clone()
+    for step in run:
+        assert torch.equal(model[0].weight, first) == (step.step <= 2)
+        if step.step == 2:
+            run.optimizer.param_groups[0]["lr"] = 0.3
