@@ -7,9 +7,11 @@ without. A check that does not tell them apart is of no use; the table shows its
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor, nn
@@ -220,19 +222,12 @@ class AddsUnscaledRows(AdaClip):
         return context.ledger.release(draw, sums)["gradient"], state
 
 
-@dataclass(frozen=True)
-class FixedSize(Poisson):
-    """Accounted as Poisson, and so in the journal; takes a subset of a fixed size."""
-
-    def describe(self) -> dict[str, Any]:
-        return {**super().describe(), "scheme": Poisson.__name__}
-
-    def sample(self, secrets: Secrets, draw: Draw | int, records: int | Tensor) -> Tensor:
-        """Positions of a uniform subset."""
-        assert isinstance(records, int)
-        generator = secrets.sampling_generator(draw.index if isinstance(draw, Draw) else draw)
-        size = round(self.sampling_rate * records)
-        return torch.randperm(records, generator=generator)[:size].sort().values
+def fixed_size(self: Poisson, secrets: Secrets, draw: Draw | int, records: int | Tensor) -> Tensor:
+    """In the place of `Poisson.sample`, which is accounted: positions of a subset of a fixed size."""
+    assert isinstance(records, int)
+    generator = secrets.sampling_generator(draw.index if isinstance(draw, Draw) else draw)
+    size = round(self.sampling_rate * records)
+    return torch.randperm(records, generator=generator)[:size].sort().values
 
 
 # ---- the probes
@@ -361,14 +356,14 @@ def _same_scale(kind: type[DPSGD], planted: bool, seed: int, far: bool) -> Check
 def _draws(planted: bool, seed: int) -> tuple[Tensor, float]:
     """Who was drawn, [5000, 20] bool, and the rate that is accounted."""
     records, rate, draws = 20, 0.25, 5000
-    sampling = (FixedSize if planted else Poisson)(rate * records, records, draws)
     ledger = Ledger(
-        PrivacyPlan([Release("gradient", 1.0, Gaussian(1.0))], sampling),
+        PrivacyPlan([Release("gradient", 1.0, Gaussian(1.0))], Poisson(rate * records, records, draws)),
         secrets=Secrets(reproducible_seed=seed),
     )
     drawn = torch.zeros(draws, records, dtype=torch.bool)
-    for number in range(draws):
-        drawn[number, ledger.sample(ledger.open("batch", str(number)), records)] = True
+    with mock.patch.object(Poisson, "sample", fixed_size) if planted else nullcontext():
+        for number in range(draws):
+            drawn[number, ledger.sample(ledger.open("batch", str(number)), records)] = True
     return drawn, rate
 
 

@@ -17,6 +17,8 @@ from difflib import get_close_matches
 from typing import Any
 
 __all__ = [
+    "author_of",
+    "by_author",
     "count",
     "given",
     "instance",
@@ -32,6 +34,28 @@ __all__ = [
 
 
 NO_NOISE = "or train without noise by PlainSGD or ClipSGD (--method sgd or clip-sgd)"
+
+
+def author_of(kind: type) -> str | None:
+    """Where a class is that is not of this library, as "module:Class"; None for one of the library's.
+
+    >>> author_of(int)
+    'builtins:int'
+    """
+    is_ours = kind.__module__.partition(".")[0] == __name__.partition(".")[0]
+    return None if is_ours else f"{kind.__module__}:{kind.__qualname__}"
+
+
+def by_author(part: object) -> list[str]:
+    """What a statement says of an object whose class is not this library's; nothing of the library's own."""
+    path = author_of(type(part))
+    if path is None:
+        return []
+    base = next(kind for kind in type(part).__mro__ if author_of(kind) is None)
+    return [
+        f"the user's own {path}, whose code was not checked, stands in the place of the library's "
+        f"{base.__name__}: it does what that one promises"
+    ]
 
 
 def given(name: str, value: Any) -> str:

@@ -11,7 +11,7 @@ import equipoise as eq
 from equipoise.audit.canary_scores import WithCanaryScores
 from equipoise.federated import Proximal
 from equipoise.methods import Method, PublicRecords
-from equipoise.methods.base import OWN_METHOD, Setting
+from equipoise.methods.base import Setting
 from equipoise.methods.wrapper import MethodWrapper
 
 # Every public method of an instance; classmethods make methods and are each class's own.
@@ -47,8 +47,8 @@ def expected(name):
         return {"inner": f"answer of {name}"}
     if name == "config":
         return {"name": "plain", "recipe": "library", "inner": "answer of config"}
-    if name == "assumptions":  # two classes from outside: each names itself
-        return (OWN_METHOD.format(path=f"{__name__}:Plain"), *"answer of assumptions")
+    if name == "assumptions":
+        return tuple("answer of assumptions")
     return f"answer of {name}"
 
 

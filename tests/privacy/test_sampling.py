@@ -2,7 +2,6 @@
 
 import itertools
 from collections import Counter
-from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -390,18 +389,12 @@ def test_the_event_of_groups_in_turn():
     assert whole.event(2.0, 12) == FixedEpochs(10, 40, 12, same_slots=True).event(2.0, 12)
 
 
-@dataclass(frozen=True)
-class Thinned(Poisson):
-    """Draws of a user's own, which say nothing more."""
-
-
 @pytest.mark.parametrize(
     ("sampling", "moves"),
     [
         (Poisson(10, 40, 8), 2.0),
         (TruncatedPoisson(10, 40, 8), 2.0),
         (CyclicPoisson(5, 40, 8, 2), 2.0),
-        (Thinned(10, 40, 8), 2.0),
         (WithoutReplacement(10, 40, 8), 1.0),
         (FullBatch(40, 8), 1.0),
         (FixedEpochs(10, 40, 8), 2.0),

@@ -20,6 +20,7 @@ their own sampling (`context.draw("anchor")`), statistics of rows (`draw.rows`),
 
 from __future__ import annotations
 
+import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -30,14 +31,15 @@ from torch import Tensor
 
 from equipoise import _validate
 from equipoise.methods.card import Card
-from equipoise.methods.configuration import as_json, field_types, read_settings
+from equipoise.methods.configuration import Option, as_json, field_types, read_settings
+from equipoise.methods.public_records import PublicRecords
+from equipoise.methods.registry import classes_of, registered
 from equipoise.privacy import RECORD, PrivacyPlan, Unit, calibrate
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
 
     from equipoise.gradients import PerSampleGradients
-    from equipoise.methods.public_records import PublicRecords
     from equipoise.privacy import Bounded, Budget, Sampling
 
 __all__ = [
@@ -50,6 +52,7 @@ __all__ = [
     "Query",
     "Setting",
     "State",
+    "by_author",
 ]
 
 OWN_METHOD = (
@@ -356,15 +359,12 @@ class Method(ABC):
     def assumptions(self, plan: Plan | None = None) -> Sequence[str]:
         """What this method takes as public in addition to sampling and settings, for the statement.
 
-        A method from outside the library names itself here; what overrides this adds to it.
+        That a class is the user's own is said in addition (`by_author`).
 
         Args:
             plan: of the run; None where only the configuration is known.
         """
-        kind = type(self)
-        if kind.__module__.partition(".")[0] == __name__.partition(".")[0]:
-            return ()
-        return (OWN_METHOD.format(path=f"{kind.__module__}:{kind.__qualname__}"),)
+        return ()
 
     @classmethod
     def described_bound(cls, described: Mapping[str, Any]) -> float | None:
@@ -401,10 +401,17 @@ class Method(ABC):
         """The best that a run may claim: "proven", "worst_case" or "none"."""
         return self.card.guarantee
 
+    @classmethod
+    def said(cls) -> str:
+        """Its name; that of its class where the name is another method's."""
+        path = _validate.author_of(cls)
+        is_known = path is None or cls.name not in registered() or cls in classes_of(cls.name)
+        return cls.name if is_known else str(path)
+
     def config(self) -> dict[str, Any]:
         """The method as plain values: its name, its recipe and its fields."""
         fields = {name: as_json(getattr(self, name)) for name in field_types(type(self))}
-        return {"name": self.name, "recipe": self.recipe, **fields}
+        return {"name": self.said(), "recipe": self.recipe, **fields}
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any], public: PublicRecords | None = None) -> Self:
@@ -420,9 +427,27 @@ class Method(ABC):
                 opaque value such as a function; or public records are missing, or others than before.
         """
         given = {name: value for name, value in config.items() if name not in ("name", "recipe")}
-        if config.get("name") != cls.name:
+        if config.get("name") not in (cls.name, cls.said()):
             raise ValueError(f"config={dict(config)!r} does not describe the method {cls.name!r}")
         found = cls(**read_settings(cls, given, public))
         if str(config.get("recipe", found.recipe)).replace("-", "_") != found.recipe:
             raise ValueError(f"config={dict(config)!r} does not describe the recipe {found.recipe!r}")
         return found
+
+
+def by_author(part: Any) -> list[str]:
+    """What of a method and its options is the user's own, in the words of a statement.
+
+    Example:
+        >>> from equipoise.methods import DPSGD
+        >>> by_author(DPSGD())
+        []
+    """
+    path = _validate.author_of(type(part))
+    is_method = isinstance(part, Method) and path is not None
+    found = [OWN_METHOD.format(path=path)] if is_method else _validate.by_author(part)
+    for field in dataclasses.fields(part) if dataclasses.is_dataclass(part) else ():
+        inside = getattr(part, field.name)
+        if isinstance(inside, (Method, Option, PublicRecords)):
+            found += by_author(inside)
+    return found

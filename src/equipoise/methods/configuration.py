@@ -20,6 +20,7 @@ import typing
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Self
 
+from equipoise import _validate
 from equipoise.methods.public_records import PublicRecords, require_public
 
 __all__ = [
@@ -52,8 +53,18 @@ class Option:
     @classmethod
     def kinds(cls) -> dict[str, type[Self]]:
         """The classes to choose from, by their kind."""
-        # An abstract class in between has no kind of its own, even where it inherits one.
-        return {found.kind: found for found in cls._family() if "kind" in vars(found)}
+        kinds: dict[str, type[Self]] = {}
+        # The library's first: no class of the user's own takes the place of one.
+        for found in sorted(cls._family(), key=lambda found: _validate.author_of(found) is not None):
+            if "kind" in vars(found):  # an abstract class in between has none, even where it inherits one
+                kinds.setdefault(found.kind, found)
+        return kinds
+
+    @classmethod
+    def said(cls) -> str:
+        """Its kind; that of its class where the kind leads to another one."""
+        family = next(base for base in cls.__mro__[::-1] if issubclass(base, Option) and base is not Option)
+        return cls.kind if family.kinds().get(cls.kind) is cls else str(_validate.author_of(cls))
 
     @classmethod
     def _family(cls) -> Iterator[type[Self]]:
@@ -241,7 +252,7 @@ def as_json(value: Any) -> Any:
         return value.config()
     if isinstance(value, Option) and dataclasses.is_dataclass(value) and hasattr(value, "kind"):
         fields = {item.name: as_json(getattr(value, item.name)) for item in dataclasses.fields(value)}
-        return {"kind": value.kind} | fields
+        return {"kind": value.said()} | fields
     return {"opaque": getattr(value, "__qualname__", type(value).__name__)}
 
 
@@ -361,8 +372,9 @@ def _option(
     kinds = {kind: found for option in options for kind, found in option.kinds().items()}
     chosen = kinds.get(_word(str(value.get("kind"))))
     if chosen is None:
-        raise ValueError(
-            f"{where}={value.get('kind')!r} is no kind known here; give one of {', '.join(sorted(kinds))}"
+        raise NotInFileError(
+            f"{where}={value.get('kind')!r} is no kind known here; give one of {', '.join(sorted(kinds))}. "
+            "Of a run with a class of your own, give the method again, method=..."
         )
     given = {name: item for name, item in value.items() if name != "kind"} | dict(fields)
     settings = read_settings(chosen, given, public, f"{where}.")

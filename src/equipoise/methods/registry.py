@@ -16,7 +16,7 @@ from importlib import import_module
 from importlib.metadata import entry_points
 from typing import Any, Final
 
-__all__ = ["METHODS", "RECIPES", "MethodEntry", "find", "registered"]
+__all__ = ["METHODS", "RECIPES", "MethodEntry", "classes_of", "find", "registered"]
 
 RECIPES: Final = ("library", "as_published")
 
@@ -128,7 +128,7 @@ def find(name: str, recipe: str = "library") -> type[Any]:
                 f"recipe={recipe!r}: method={name!r} names the class itself, whose recipe is "
                 f"{found.recipe!r}. Give the path of the class that the paper printed"
             )
-        if getattr(found, "name", None) in registered() and found not in _known(found.name):
+        if getattr(found, "name", None) in registered() and found not in classes_of(found.name):
             raise ValueError(
                 f"method={name!r} has name={found.name!r}, which is another method's: statements and "
                 "configurations would speak of that one. Give the class a name of its own"
@@ -150,7 +150,7 @@ def find(name: str, recipe: str = "library") -> type[Any]:
     return found
 
 
-def _known(name: str) -> list[type[Any]]:
+def classes_of(name: str) -> list[type[Any]]:
     """The classes that are registered under a name."""
     entry = registered()[name]
     return [_load(path) for path in (entry.ours, entry.published) if path is not None]

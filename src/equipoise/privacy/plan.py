@@ -36,7 +36,7 @@ import dp_accounting
 from equipoise import _validate
 from equipoise.privacy.accounting.epsilon import EpsilonResult, check_relation, epsilon
 from equipoise.privacy.errors import PlanError
-from equipoise.privacy.mechanisms import Mechanism, mechanism_from
+from equipoise.privacy.mechanisms import MECHANISMS, Mechanism, mechanism_from
 from equipoise.privacy.sampling import SAMPLINGS, Sampling, sampling_from
 from equipoise.privacy.unit import RECORD, Unit, unit_from
 
@@ -119,6 +119,21 @@ class Unproven:
             _validate.count("the number of releases", count=self.count)
 
 
+def _check_known(what: str, value: object, *known: type) -> None:
+    """Refuse what a description cannot bring back: it would be taken for the library's class of that name.
+
+    Raises:
+        PlanError: naming the class.
+    """
+    if type(value) not in known:
+        path = f"{type(value).__module__}:{type(value).__qualname__}"
+        raise PlanError(
+            f"{what} is {path} and not the library's own: whoever verifies the statement computes epsilon "
+            "from a description, and would take another class for it. Give one of "
+            f"{', '.join(kind.__name__ for kind in known)}"
+        )
+
+
 def _check_names(**named: object) -> None:
     for label, value in named.items():
         if not isinstance(value, str) or not value:
@@ -187,8 +202,11 @@ class PrivacyPlan:
         object.__setattr__(self, "releases", tuple(releases))
         object.__setattr__(self, "sampling", sampling)
         object.__setattr__(self, "relation", check_relation(relation))
-        if not isinstance(sampling, Sampling):
-            raise TypeError(f"sampling must be one of {', '.join(SAMPLINGS)}, got {type(sampling).__name__}")
+        _check_known("the privacy plan", self, PrivacyPlan)
+        _check_known("unit", unit, Unit)
+        own = [item.sampling for items in (self.releases, self.unproven) for item in items if item.sampling]
+        for one in (sampling, *own):
+            _check_known("sampling", one, *SAMPLINGS.values())
         names = [*(item.name for item in self.releases), *(item.name for item in self.unproven)]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
@@ -205,7 +223,10 @@ class PrivacyPlan:
         self.patterns()  # raises for inconsistent draws
 
     def _check_mechanism(self, release: Release) -> None:
+        _check_known("a release", release, Release)
         mechanism = release.mechanism
+        for one in (mechanism, getattr(mechanism, "mechanism", mechanism)):
+            _check_known(f"the mechanism of release {release.name!r}", one, *MECHANISMS.values())
         sampling = self.sampling_of(release.draw)
         mechanism.check_sampling(sampling)
         if self.unit.group > 1:

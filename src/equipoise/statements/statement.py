@@ -21,6 +21,7 @@ from typing import Any
 from dp_accounting import NonPrivateDpEvent
 
 from equipoise._rounding import noise_in_words, rounded_up, times_in_words
+from equipoise._validate import by_author
 from equipoise._version import __version__
 from equipoise.privacy.accounting.epsilon import EpsilonResult, epsilon
 from equipoise.privacy.accounting.noise_tail import END
@@ -342,7 +343,7 @@ def statement_of(
         delta,
         ledger.other_runs(),
         recipe=recipe,
-        assumptions=assumptions,
+        assumptions=[*assumptions, *by_author(ledger)],
         epsilon_claimed=epsilon_claimed,
     )
 

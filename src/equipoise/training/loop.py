@@ -426,7 +426,7 @@ class PrivateTraining:
             delta=self.delta,
             recipe=method.recipe,
             epsilon_claimed=claimed,
-            assumptions=setup.assumptions(self._assumed),
+            assumptions=[*setup.assumptions(self._assumed), *_validate.by_author(self)],
             stop_fixed_beforehand=stop_fixed_beforehand,
         )
 

@@ -12,6 +12,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from equipoise.methods import Method, find
+from equipoise.methods.base import by_author
+from equipoise.methods.configuration import NotInFileError
 from equipoise.methods.public_records import public_assumption, public_counts
 from equipoise.methods.registry import registered
 from equipoise.privacy.ledger.run_record import GUARANTEES
@@ -112,6 +114,7 @@ def check_method(statement: Object, config: Object) -> list[Finding]:
     if recipe != statement.get("recipe"):
         wrong.append(f"the recipe is {recipe!r}, not {statement.get('recipe')!r}"[:120])
     opaque = any(isinstance(value, Mapping) and "opaque" in value for _, value in _settings(described))
+    unknown = None
     try:
         kind = find(name, recipe)
         method = None if opaque or public_counts(described) else rebuild_method({"method": described})
@@ -120,6 +123,8 @@ def check_method(statement: Object, config: Object) -> list[Finding]:
             wrong.append(f"the method's guarantee is {best!r} at best, not {stated!r}")
         others = sorted(set(described) - {"name", "recipe", *inspect.signature(kind).parameters})
         details += [of_another_version("method", others)] if others else []
+    except NotInFileError as error:  # a class that is not here
+        unknown = f"{error}"[:300]
     except ValueError as error:
         details.append(f"{error}"[:300])
     if recipe == "library":
@@ -131,7 +136,7 @@ def check_method(statement: Object, config: Object) -> list[Finding]:
     if opaque:
         detail = "a setting of the method is a function, which no file holds: the method was not made again"
         return [Finding("method", None, detail)]
-    return []
+    return [] if unknown is None else [Finding("method", None, unknown)]
 
 
 def _settings(described: Object, prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -205,7 +210,8 @@ def _of_method(described: Object) -> list[str]:
     if described.get("name") not in registered() or public_counts(described):
         return []
     try:
-        return list(rebuild_method({"method": described}).assumptions())
+        made = rebuild_method({"method": described})
+        return [*by_author(made), *made.assumptions()]
     except ValueError:
         return []  # `check_method` reports it
 

@@ -29,7 +29,7 @@ from equipoise.gradients.checks.record_trials import RecordTrials
 from equipoise.gradients.engine_inputs import Loss, made_up_records, repeat_to
 from equipoise.gradients.forward_only import LossEngine, nothing_saved
 from equipoise.methods import Method
-from equipoise.methods.base import Plan, Setting
+from equipoise.methods.base import Plan, Setting, by_author
 from equipoise.privacy import (
     Budget,
     BudgetError,
@@ -199,6 +199,7 @@ class TrainingSetup:
         return [
             *always(self.settings.unit),
             *map(str, found),
+            *dict.fromkeys(by_author(self.method)),
             *self.method.assumptions(self.method_plan),
             *public_assumptions(is_scanned, self.method, self.settings.allow_public_duplicates),
         ]
@@ -495,10 +496,10 @@ def _plan_of(given: TrainingInputs, resumed: ResumedRun | None, processes: Proce
             continue  # another state may leave the budget that this one does not
         if plan.releases.fingerprint() == resumed.plan:
             return plan
-    if given.method.name != resumed.method:
+    if given.method.said() != resumed.method:
         raise ValueError(
-            f"method is {given.method.name}, the folder's is {resumed.method}: give that method, or another "
-            "run_dir. Nothing was spent."
+            f"method is {given.method.said()}, the folder's is {resumed.method}: give that method, or "
+            "another run_dir. Nothing was spent."
         )
     plan_next_to(states[0])  # its own error says more, if it has one
     raise ValueError(

@@ -1,0 +1,208 @@
+"""What is not the library's own is refused by name or named in the statement."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from small_problems import RECORDS, loss, network, records, training
+
+import equipoise as eq
+from equipoise.methods.base import Plan
+from equipoise.methods.clip_rules import Abadi as LibrarysAbadi
+from equipoise.methods.clip_rules import ClipRule
+from equipoise.privacy import Gaussian as LibrarysGaussian
+from equipoise.privacy import PlanError, PrivacyPlan, Release, Unit, clip
+from equipoise.privacy.mechanisms import Staged
+from equipoise.privacy.sampling import Sampling
+
+
+class Poisson(eq.Poisson):
+    """Always the first records."""
+
+    def sample(self, secrets, draw, num_records):
+        return torch.arange(10)
+
+
+@dataclass(frozen=True)
+class FirstOnes(Sampling):
+    population: int
+    steps: int
+
+    expected_size = 10.0
+
+    def sample(self, secrets, draw, num_records):
+        return torch.arange(10)
+
+
+@dataclass(frozen=True)
+class Gaussian(LibrarysGaussian):
+    """Without noise."""
+
+    def noised(self, sums, streams, over_steps=None):
+        return {name: dict(bounded.value) for name, bounded in sums.items()}
+
+
+class Larger(Release):
+    pass
+
+
+class Cheaper(PrivacyPlan):
+    pass
+
+
+class Nobody(Unit):
+    pass
+
+
+@dataclass(frozen=True, kw_only=True)
+class FromScratch(eq.Method):
+    """A method whose plan is one of those below."""
+
+    name = "from-scratch"
+    kind: str = "none"
+
+    def plan(self, setting):
+        mechanism = {"mechanism": Gaussian(1.0), "staged": Staged(Gaussian(1.0), (0, 2), (1.0, 2.0))}
+        release = Release("gradient", 0.5, mechanism.get(self.kind, LibrarysGaussian(1.0)))
+        sampling, relation = setting.sampling, setting.relation
+        if self.kind == "release":
+            release = Larger("gradient", 0.5, LibrarysGaussian(1.0))
+        if self.kind == "sampling of a release":
+            release = replace(release, sampling=Poisson(10, RECORDS, 4))
+        made = (Cheaper if self.kind == "plan" else PrivacyPlan)([release], sampling, relation)
+        return Plan(replace(made, unit=Nobody()) if self.kind == "unit" else made)
+
+    def step(self, context, state):
+        draw = context.draw("batch")
+        sums = draw.query(lambda rows, ids: {"gradient": clip(rows, LibrarysAbadi(), 0.5)})
+        return context.ledger.release(draw, sums)["gradient"], state
+
+
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [
+        ({"sampling": Poisson(10, RECORDS, 4)}, "Poisson"),
+        ({"sampling": FirstOnes(RECORDS, 4)}, "FirstOnes"),
+        *(
+            ({"method": FromScratch(kind=kind)}, name)
+            for kind, name in {
+                "mechanism": "Gaussian", "staged": "Gaussian", "release": "Larger", "plan": "Cheaper",
+                "sampling of a release": "Poisson", "unit": "Nobody",
+            }.items()
+        ),
+    ],
+)  # fmt: skip
+def test_what_the_accountant_takes_at_its_word_is_the_librarys_own(options, name, tmp_path):
+    with pytest.raises(PlanError, match=rf"{__name__}:{name} .*not the library's"):
+        training(steps=4, run_dir=tmp_path / "run", **options)
+    assert not (tmp_path / "run").exists()
+
+
+class Renamed(eq.DPSGD):
+    name = "renamed"
+
+
+class Nameless(eq.DPSGD):
+    """Goes by the name of DP-SGD."""
+
+
+class OfAnchors(eq.methods.DPSVRG):
+    name = "of-anchors"
+
+
+@dataclass(frozen=True)
+class Smooth(ClipRule):
+    kind = "smooth"
+
+    def _weights(self, norms, threshold):
+        return threshold / (threshold**2 + norms.square()).sqrt()
+
+
+@dataclass(frozen=True)
+class Abadi(ClipRule):
+    kind = "abadi"
+
+    def _weights(self, norms, threshold):
+        return 0 * norms
+
+
+class KindlessAbadi(LibrarysAbadi):
+    pass
+
+
+class OwnLedger(eq.privacy.Ledger):
+    pass
+
+
+class OwnTraining(eq.PrivateTraining):
+    ledger_class = OwnLedger
+
+
+NOISE = {"clip_norm": 0.5, "noise_multiplier": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("method", "names"),
+    [
+        (lambda: eq.DPSGD(**NOISE), []),
+        (lambda: Renamed(**NOISE), ["Renamed"]),
+        (lambda: Nameless(**NOISE), ["Nameless"]),
+        (lambda: OfAnchors(**NOISE, anchor_noise_multiplier=1.0), ["OfAnchors"]),
+        (lambda: eq.DPSGD(**NOISE, clip_rule=Smooth()), ["Smooth"]),
+        (lambda: eq.DPSGD(**NOISE, clip_rule=Abadi()), ["Abadi"]),
+        (lambda: Renamed(**NOISE, clip_rule=KindlessAbadi()), ["Renamed", "KindlessAbadi"]),
+    ],
+    ids=["ours", "renamed", "nameless", "anchors", "smooth", "abadi", "kindless"],
+)
+def test_what_is_by_its_author_is_named(method, names, tmp_path):
+    """Verified by who has its class or not; a run goes on with the same object only."""
+    folder = tmp_path / "run"
+    run = training(steps=3, method=method(), run_dir=folder)
+    run.take_step()
+    run.save_checkpoint()
+    run.close()
+    model = network()
+    parts = model, torch.optim.SGD(model.parameters(), lr=0.3)
+    if names and names != ["Smooth"]:
+        with pytest.raises(ValueError, match=r"method=.*"):
+            eq.PrivateTraining.resume(folder, *parts, loss=loss, data=records())
+    given = {"method": method()} if names else {}
+    result = eq.PrivateTraining.resume(folder, *parts, loss=loss, data=records(), **given).run(progress=False)
+    named = [text for text in result.statement.assumptions if f"{__name__}:" in text]
+    assert len(named) == len(names)
+    for name in names:
+        assert any(f"{__name__}:{name}," in text for text in named)
+    assert result.statement.guarantee == "proven"
+    findings = eq.verify_run(folder).findings
+    assert not [finding for finding in findings if finding.ok is False]
+    assert ("method" in {finding.subject for finding in findings if finding.ok is None}) == (
+        bool(names) and names != ["Smooth"]
+    )
+    config = json.loads((folder / "config.json").read_text())
+    config["method"]["clip_rule"] = {"kind": "of_a_package_that_is_not_here"}
+    (folder / "config.json").write_text(json.dumps(config))
+    findings = eq.verify_run(folder).findings
+    assert {finding.subject for finding in findings if finding.ok is False} <= {"page"}  # of the other file
+    assert "method" in {finding.subject for finding in findings if finding.ok is None}
+
+
+def test_no_class_of_ones_own_takes_the_place_of_a_kind():
+    assert ClipRule.kinds()["abadi"] is LibrarysAbadi
+    assert ClipRule.kinds()["smooth"] is Smooth
+
+
+def test_a_ledger_and_a_training_of_ones_own_are_named():
+    model = network()
+    run = OwnTraining(
+        model,
+        torch.optim.SGD(model.parameters(), lr=0.3),
+        loss=loss,
+        data=records(),
+        sampling=eq.Poisson(12, RECORDS, 2),
+        method=eq.DPSGD(**NOISE),
+    )
+    named = [text for text in run.statement().assumptions if f"{__name__}:" in text]
+    assert [text.split(",")[0].split(":")[1].split()[0] for text in named] == ["OwnTraining", "OwnLedger"]
