@@ -127,6 +127,9 @@ class GradientEngine:
     #: Whether private records are asked for losses alone, as `LossEngine` does.
     forward_only: ClassVar[bool] = False
 
+    #: Whether the rows of the example batch are zero, at the model's parameters and under two seeds.
+    rows_vanish = False
+
     def __init__(
         self,
         model: nn.Module,
@@ -153,8 +156,7 @@ class GradientEngine:
                 self._attach(example_batch, trials)
             self._buffers.find_changing(lambda: self._trial(example_batch))
             if check:
-                with undisturbed(model, dropout=True):
-                    self(example_batch)  # a plan that does not hold for the whole batch is changed here
+                self.rows_vanish = self._vanish(example_batch)
 
     def __call__(self, batch: Any, params: Mapping[str, Tensor] | None = None) -> PerSampleGradients:
         """G of a batch, at the model's parameters or at others.
@@ -353,6 +355,16 @@ class GradientEngine:
                     dense |= dict.fromkeys(names or leaves, reason)
                 plan = self._learn(batch, params, dense)
         return _gathered(self.model, leaves, factors, losses)
+
+    def _vanish(self, batch: Any) -> bool:
+        """Whether all rows are zero; a plan that does not hold for the whole batch is changed here."""
+        for seed in range(2):
+            with undisturbed(self.model, seed, dropout=True):
+                rows = self(batch)
+                # Processes that hold parts of a model go on together.
+                if self.forward_only or self.model in SHARDED or bool((rows.row_norms() != 0).any()):
+                    return False
+        return True
 
     def coverage(self) -> tuple[Covered, ...]:
         """One entry per trainable parameter, in the model's order."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from functools import partial
@@ -14,10 +15,17 @@ from torch import Tensor, nn
 from equipoise import _validate
 from equipoise._foreign_errors import cause_of, where_raised
 from equipoise._tree import leaves
-from equipoise.gradients import Buffers, ForwardWritesError, parameters_restored, refuse_max_norm
+from equipoise.gradients import (
+    Buffers,
+    ForwardWritesError,
+    GradientEngine,
+    parameters_restored,
+    refuse_max_norm,
+)
 from equipoise.gradients.capture.attributes import attributes_kept, has_unseen_state, watch_writes
 from equipoise.gradients.capture.isolation import undisturbed
 from equipoise.gradients.checks.record_mixing import losses_moved
+from equipoise.gradients.checks.record_trials import RecordTrials
 from equipoise.gradients.engine_inputs import (
     Loss,
     is_array,
@@ -37,7 +45,15 @@ from equipoise.training.record_source import (
 from equipoise.training.setup.deep_copies import deep_copy
 from equipoise.training.setup.memory_use import available_bytes
 
-__all__ = ["OWN_GENERATOR", "SEARCHED", "check_loss", "check_repeatable", "check_views", "copies_of"]
+__all__ = [
+    "OWN_GENERATOR",
+    "SEARCHED",
+    "check_gradient",
+    "check_loss",
+    "check_repeatable",
+    "check_views",
+    "copies_of",
+]
 
 SEARCHED = 64
 """How many of the first records are tried, where the very first ones fail."""
@@ -216,6 +232,33 @@ def check_views(model: nn.Module, loss: Loss, whole: Callable[[Loss], Loss], bat
             "random number per row of a batch. Give augmentation=..., draw a number per row in the loss "
             "(torch.rand(len(batch))), or leave views out"
         )
+
+
+def check_gradient(engine: GradientEngine, trials: RecordTrials, batch: Any) -> None:
+    """Refuse a loss that follows no trainable parameter; warn if no record that was tried has a gradient.
+
+    Args:
+        engine: that ran the records.
+        trials: of the same model and loss.
+        batch: the records.
+
+    Raises:
+        DataError: each step would release noise alone.
+    """
+    if not (engine.rows_vanish or all(one.how == "unused" for one in engine.coverage())):
+        return
+    if not trials.row(batch):
+        raise DataError(
+            "loss(model, batch) has no gradient, and each step would release noise alone: it is cut off "
+            "(detach, item, no_grad), made of whole numbers (argmax, ==), or runs another model or frozen "
+            "layers only. Nothing was spent."
+        )
+    warnings.warn(
+        f"the gradients of all {num_records(batch)} records that were tried are zero, so that a step would "
+        "release noise alone: look for round, a factor of 0 or a clamp in the loss, for a mask that leaves "
+        "nothing, and for ReLUs that are all off at the start",
+        stacklevel=2,
+    )
 
 
 def copies_of(

@@ -61,7 +61,13 @@ from equipoise.training.setup.argument_checks import (
 )
 from equipoise.training.setup.deep_copies import deep_copy
 from equipoise.training.setup.held_tensors import check_held
-from equipoise.training.setup.loss_trials import check_loss, check_repeatable, check_views, copies_of
+from equipoise.training.setup.loss_trials import (
+    check_gradient,
+    check_loss,
+    check_repeatable,
+    check_views,
+    copies_of,
+)
 from equipoise.training.setup.micro_batches import MicroBatches, choose_micro_batches, choose_whole_numbers
 from equipoise.training.setup.pipeline_trials import (
     Pipeline,
@@ -342,6 +348,7 @@ def prepare(given: TrainingInputs, resumed: ResumedRun | None = None) -> Trainin
             gc.collect()  # many models hold themselves
         make_engine = LossEngine if method.forward_only else GradientEngine
         engine = make_engine(model, loss, prepared, trials=trials)
+        check_gradient(engine, trials, prepared)
         written = [*engine.written_buffers, *written]
         if written and processes.is_first:
             warn_of_writes(model, written)
