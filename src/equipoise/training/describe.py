@@ -7,7 +7,9 @@ through the gradient engine, whose results are thrown away.
 from __future__ import annotations
 
 import math
+import os
 import statistics
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -18,7 +20,9 @@ from equipoise.gradients.capture.recorder import PlanMismatch
 from equipoise.gradients.engine_inputs import repeat_to
 from equipoise.privacy import BandedGaussian, Ledger, PrivacyPlan, Release, epsilon, prefix_error
 from equipoise.privacy.ledger.run_record import GUARANTEES, compose_events
+from equipoise.privacy.noise.streams import ReleaseStreams, normals
 from equipoise.training.assumptions import HELD, THROWN_AWAY
+from equipoise.training.forwards import PUBLIC_ROWS
 from equipoise.training.randomness import public_randomness
 from equipoise.training.setup.memory_use import step_bytes
 from equipoise.training.setup.training_setup import TrainingSetup
@@ -60,7 +64,8 @@ class Description:
         memory_bytes: estimated peak above the model: factors of a micro-batch and copies of the parameters.
         passes: over an expected batch that the method takes a step, on average: forward and backward, or
             forward alone where it takes no gradients.
-        seconds_per_step: measured on one micro-batch and scaled to the records of all passes.
+        seconds_per_step: of the micro-batches of all passes, the noise, the journal and the digests; each is
+            measured alone.
         seconds: the whole training.
         processes: how many processes share the work.
         dense: parameters that are computed record by record for want of a rule, with the reason.
@@ -177,7 +182,9 @@ def describe(setup: TrainingSetup, ledger: Ledger, steps_done: int) -> Descripti
     sampling = plan.sampling_of("batch") if of_steps else setup.sampling
     coverage = rows.engine.coverage()
     passes = setup.method.gradients_per_step(setup.method_plan) / sampling.expected_size
-    seconds = passes * _seconds_a_pass(setup)
+    seconds = passes * _seconds_a_pass(setup) + _seconds_of_a_release(setup, ledger) * (
+        sum(plan.count(release) for release in plan.releases) / sampling.steps
+    )
     # The plan's event knows nothing of unproven releases and disclosures: its epsilon is the run's only
     # where there are none.
     guarantee = _best_guarantee(setup, ledger)
@@ -250,16 +257,15 @@ def _best_guarantee(setup: TrainingSetup, ledger: Ledger) -> str:
 
 
 def _seconds_a_pass(setup: TrainingSetup) -> float:
-    """Time of the rows and sums of one micro-batch, scaled to this process' share of a batch."""
+    """Time of the rows and sums of one micro-batch, for each that this process' share of a batch makes."""
     rows = setup.rows
     share = setup.sampling.expected_size / setup.processes.parts
-    count = min(rows.micro_batch_size, len(rows.source), max(1, math.ceil(share)))
-    # the records that were looked at already, repeated: others may be broken
-    example = repeat_to(rows.example, count)
+    # The records that were looked at already, repeated: others may be broken. Every forward is filled up.
+    example = repeat_to(rows.example, rows.micro_batch_size + PUBLIC_ROWS)
     randomness = public_randomness(rows.seed, "describe")
-    batch = rows.prepare(example, randomness)
 
     def work() -> None:
+        batch = rows.prepare(example, randomness)
         try:
             (made,) = rows.of_batch(rows.engine.by_plan, batch, [None], randomness)
         except PlanMismatch:
@@ -267,7 +273,26 @@ def _seconds_a_pass(setup: TrainingSetup) -> float:
         if not rows.engine.forward_only:
             made.weighted_sums(1 / (1 + made.row_norms()))
 
-    return time_once(work) * share / count
+    # Items that are made on demand are read one by one.
+    reading = 0.0 if rows.source.has_rows else time_once(rows.check_source)
+    return time_once(work) * math.ceil(share / rows.micro_batch_size) + reading * share
+
+
+def _seconds_of_a_release(setup: TrainingSetup, ledger: Ledger) -> float:
+    """Time of its noise, of its line in the journal and of digests of the parameters."""
+    parameters = dict(setup.parameters)
+    streams, path = ReleaseStreams.under(bytes(32)), ledger.journal.path  # nothing private is noised
+
+    def work() -> None:
+        normals(streams, parameters, 1.0)
+        for _ in range(4):  # when a step begins, draws, has its estimate and ends
+            ledger.digest(parameters)
+        with tempfile.TemporaryFile(dir=path and path.parent) as file:
+            file.write(b"release")
+            file.flush()
+            os.fsync(file.fileno())  # no release leaves before its line is on the device
+
+    return time_once(work)
 
 
 def time_once(run: Callable[[], Any], repeats: int = 3) -> float:
