@@ -394,3 +394,8 @@ def test_a_plain_run_claims_no_epsilon_and_is_ahead_of_a_private_one(equipoise, 
     assert not {"epsilon", "clip_norm", "clip_rule"} & set(config["experiment"])
     assert "--epsilon" not in config["command"]
     assert "Nothing. At least one step" in (tmp_path / "plain" / "report.html").read_text()
+
+
+@pytest.mark.parametrize("words", ["--noise-multiplier 0", "--epsilon inf"])
+def test_no_noise_is_asked_for_by_the_method(equipoise, words):
+    assert "clip-sgd" in equipoise(f"train --data digits {words}").err

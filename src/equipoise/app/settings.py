@@ -103,8 +103,9 @@ def _check_number(name: str, value: float) -> None:
         if not -(2**63) <= value < 2**63:
             raise SettingsError(f"{flag(name)} has {len(str(abs(value)))} digits, but 2^63 - 1 is the most.")
     elif not abs(value) <= LARGEST:
+        without = " Without noise train --method sgd or clip-sgd." * (name == "epsilon")
         raise SettingsError(
-            f"{flag(name)} is {value:g}, but it must be a finite number, of {LARGEST:g} at most."
+            f"{flag(name)} is {value:g}, but it must be a finite number, of {LARGEST:g} at most.{without}"
         )
 
 
