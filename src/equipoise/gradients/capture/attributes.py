@@ -123,6 +123,9 @@ _TOLD = (
     *(types.SimpleNamespace, argparse.Namespace),
 )
 
+#: Marks of Lightning (which hook runs) and accelerate on the user's modules.
+_OF_LOOPS = frozenset({"_current_fx_name", "_is_accelerate_prepared"})
+
 #: The values that it tells of; code and modules by which one it is.
 _CONSTANT = (*_UNCHANGING, types.FunctionType, types.MethodType, partial, type, nn.Module)
 
@@ -569,7 +572,7 @@ class _State:
         if not (isinstance(holder, _TOLD) or _classes(kind)):  # an object of another package
             return
         for name in then.keys() | now.keys():
-            if name == "_current_fx_name":  # in modules of Lightning
+            if name in _OF_LOOPS:
                 continue
             old, new = then.get(name, _EMPTY), now.get(name, _EMPTY)
             # of a tensor and other data only that it is some
