@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import random
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -70,15 +72,6 @@ def check_booked_once(folder: Path) -> None:
     assert eq.verify_run(folder / "run").consistent
 
 
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory) -> Path:
-    """A run that nobody disturbs."""
-    folder = tmp_path_factory.mktemp("whole")
-    launch(folder)
-    check_booked_once(folder)
-    return folder
-
-
 #: How the processes share the model, and what its script then needs.
 SHARED = {
     "whole": {},
@@ -87,16 +80,25 @@ SHARED = {
 }
 
 
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory) -> Callable[[str], Path]:
+    """The folders of runs that nobody disturbs, by how the processes share the model."""
+
+    @functools.cache
+    def made(how: str) -> Path:
+        folder = tmp_path_factory.mktemp(how)
+        launch(folder, **SHARED[how])
+        check_booked_once(folder)
+        return folder
+
+    return made
+
+
 @pytest.mark.parametrize(("how", "rank"), [("whole", 0), ("whole", 1), ("fully", 1), ("cut", 1)])
-def test_processes_go_on_exactly_after_a_kill(tmp_path, how, rank):
-    undisturbed = tmp_path / "undisturbed"
-    undisturbed.mkdir()
-    launch(undisturbed, **SHARED[how])
-    folder = tmp_path / "killed"
-    folder.mkdir()
-    launch(folder, restarts=1, KILL_RANK=rank, KILL_STEP=6, **SHARED[how])
-    check_booked_once(folder)
-    assert torch.equal(ends(folder), ends(undisturbed))
+def test_processes_go_on_exactly_after_a_kill(tmp_path, undisturbed, how, rank):
+    launch(tmp_path, restarts=1, KILL_RANK=rank, KILL_STEP=6, **SHARED[how])
+    check_booked_once(tmp_path)
+    assert torch.equal(ends(tmp_path), ends(undisturbed(how)))
 
 
 @pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 2)])
@@ -117,14 +119,6 @@ def test_another_number_of_processes_goes_on_and_is_charged_by_the_rules(tmp_pat
     ends(tmp_path, after)
 
 
-@pytest.fixture(scope="module", params=["fully", "cut"])
-def whole_sharded(request, tmp_path_factory) -> tuple[Path, str]:
-    folder = tmp_path_factory.mktemp("whole-sharded")
-    launch(folder, **SHARED[request.param])
-    check_booked_once(folder)
-    return folder, request.param
-
-
 def check_killed_at(folder: Path, whole: Path, rank: int, share: float, **told: object) -> None:
     seconds = float((whole / f"seconds{rank}").read_text())
     launch(folder, restarts=1, KILL_RANK=rank, KILL_AFTER=share * seconds, **told)
@@ -132,23 +126,23 @@ def check_killed_at(folder: Path, whole: Path, rank: int, share: float, **told: 
     assert torch.equal(ends(folder), ends(whole))
 
 
-def test_torchrun_restarts_a_run_of_which_a_process_was_killed(tmp_path, whole):
-    check_killed_at(tmp_path, whole, rank=1, share=0.7)
+def test_torchrun_restarts_a_run_of_which_a_process_was_killed(tmp_path, undisturbed):
+    check_killed_at(tmp_path, undisturbed("whole"), rank=1, share=0.7)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("trial", range(10))
-def test_torchrun_restarts_a_run_killed_at_ten_random_moments(tmp_path, whole, trial):
+def test_torchrun_restarts_a_run_killed_at_ten_random_moments(tmp_path, undisturbed, trial):
     rng = random.Random(trial)
-    check_killed_at(tmp_path, whole, rng.randrange(2), rng.random())
+    check_killed_at(tmp_path, undisturbed("whole"), rng.randrange(2), rng.random())
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("trial", range(10))
-def test_torchrun_restarts_a_sharded_run_killed_at_ten_random_moments(tmp_path, whole_sharded, trial):
+@pytest.mark.parametrize("how", ["fully", "cut"])
+def test_torchrun_restarts_a_sharded_run_killed_at_ten_random_moments(tmp_path, undisturbed, how, trial):
     rng = random.Random(100 + trial)
-    whole, how = whole_sharded
-    check_killed_at(tmp_path, whole, rng.randrange(2), rng.random(), **SHARED[how])
+    check_killed_at(tmp_path, undisturbed(how), rng.randrange(2), rng.random(), **SHARED[how])
 
 
 # ---- starting or resuming, in one process
