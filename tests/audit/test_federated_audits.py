@@ -50,7 +50,7 @@ DESIGNS = {
 EACH = 1 - 0.01 / 60
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", DESIGNS)
 def test_a_small_audit_holds(name):
     small = replace(DESIGNS[name], canaries=min(2000, DESIGNS[name].canaries), trainings=3)
