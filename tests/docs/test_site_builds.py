@@ -13,7 +13,6 @@ from pages import ROOT
 FETCHES = re.compile(r"""<(?:script|link|img|iframe)[^>]*(?:src|href)=["'](https?://[^"']+)""")
 
 
-@pytest.mark.slow
 def test_the_strict_build(tmp_path):
     pytest.importorskip("mkdocs", reason="needs the extra docs")
     pytest.importorskip("mkdocstrings", reason="needs the extra docs")

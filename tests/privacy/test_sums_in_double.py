@@ -12,6 +12,7 @@ from equipoise.privacy import (
     Release,
     Secrets,
 )
+from equipoise.privacy.bounds import bounded
 from equipoise.privacy.bounds.bounded import Bounded, make_bounded
 from equipoise.privacy.noise.streams import released_type
 from equipoise.privacy.private import Private, unwrap
@@ -50,8 +51,8 @@ def test_a_sum_is_released_in_the_type_of_its_parts(dtype):
     values = torch.ones(3, dtype=dtype)
     expected = released_type(values)
     united = Bounded.union([part(values), part(values)])
-    for bounded in (united, united * 2.0, united + united, united - united):
-        raw = unwrap(bounded.value["w"])
+    for one in (united, united * 2.0, united + united, united - united):
+        raw = unwrap(one.value["w"])
         assert raw.dtype == torch.float64
         assert released_type(raw) == expected
     assert released_type(unwrap(part(values).value["w"])) == expected
@@ -72,3 +73,12 @@ def test_noise_is_the_same_for_one_microbatch_and_for_many():
     one, many = released([whole]), released([half.clone() for half in halves])
     assert one.dtype == many.dtype == torch.float32
     assert torch.equal(one, many)
+
+
+def test_processes_are_added_in_double(monkeypatch):
+    met = []
+    monkeypatch.setattr(bounded, "all_reduced", lambda raws, group: met.extend(raws) or raws)
+    values = torch.ones(3)
+    raw = unwrap(part(values).all_reduce().value["w"])
+    assert [one.dtype for one in met] == [torch.float64]
+    assert released_type(raw) == torch.float32

@@ -433,6 +433,7 @@ def test_describe_spends_nothing():
 def test_describe_remarks_on_a_population_that_may_have_been_counted(options, is_counted):
     found = training(**options).describe()
     assert found.is_counted is is_counted
+    assert "is_counted" not in found.to_json()  # which follows from the private number of records
     assert ("exactly the number of" in str(found)) is is_counted
 
 

@@ -127,6 +127,31 @@ def test_a_model_that_a_run_left_is_refused(left):
     assert Assumption.PUBLIC_START in stated
 
 
+def two_runs_begun_at_once(model, optimizer):
+    trained(model)
+
+
+def state_loaded_after_the_start(model, optimizer):
+    model.load_state_dict(trained()[0].state_dict())
+
+
+def optimizer_stepped_after_the_start(model, optimizer):
+    for parameter in model.parameters():
+        optimizer.state[parameter]["moments"] = {"first": torch.full_like(parameter, 0.123)}
+
+
+@pytest.mark.parametrize(
+    "change", [two_runs_begun_at_once, state_loaded_after_the_start, optimizer_stepped_after_the_start]
+)
+def test_what_a_run_left_is_refused_at_the_first_step_too(change):
+    model = network()
+    run = training(model, **USUAL)
+    change(model, run.optimizer)
+    with pytest.raises(ValueError, match="starts_from"):
+        run.take_step()
+    assert run.epsilon_so_far() == 0
+
+
 # ---- models that no run left
 
 

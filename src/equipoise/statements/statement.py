@@ -448,7 +448,7 @@ def _warnings(
             f"delta={delta:g} is not below 1/population = {1 / max(populations):.3g}; a mechanism that "
             "publishes a whole record with that probability would satisfy it"
         )
-    if found is not None and delta is not None and found.noise_tail > delta / 1000:
+    if found is not None and delta is not None and (found.noise_tail or 0.0) > delta / 1000:
         warnings.append(
             f"the noise is so small that the end of its tail, at {END:.3g} standard deviations, adds "
             f"{found.noise_tail:.2g} to delta"

@@ -109,8 +109,8 @@ class Description:
     written: list[str]
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
-        return asdict(self)
+        """Plain values, which commands print: without what follows from the number of private records."""
+        return {name: value for name, value in asdict(self).items() if name != "is_counted"}
 
     def __str__(self) -> str:
         noise = [f"multiplier {name} {words}" for name, words in self.noise.items()]

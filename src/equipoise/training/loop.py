@@ -14,6 +14,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
@@ -42,7 +43,7 @@ from equipoise.training.population import warn_of_population
 from equipoise.training.progress import progress_bar
 from equipoise.training.restarts import FinishedTraining, check_same_run, state_of, undo_start
 from equipoise.training.run_ledger import others_at_start, own_ledger
-from equipoise.training.setup.start import Traces, digests
+from equipoise.training.setup.start import Traces, check_start, digests
 from equipoise.training.setup.training_inputs import TrainingInputs
 from equipoise.training.setup.training_settings import TrainingSettings
 from equipoise.training.setup.training_setup import ResumedRun, prepare
@@ -204,6 +205,8 @@ class PrivateTraining:
             settings=settings,
         )
         setup = prepare(given, _resumed)
+        # Once more before the first step: what a run left may be put into the model after the start.
+        self._check_start = None if _resumed else partial(check_start, given, setup.processes)
         ledger_class = type(self).ledger_class
         if _resumed is None:
             if setup.processes.is_first:
@@ -488,6 +491,10 @@ class PrivateTraining:
                 "since the noise is calibrated to it. Plan more steps in a new run; if that begins from this "
                 "model, give both runs one ledger_file=..., which adds up their costs."
             )
+        if self._check_start is not None:
+            with self.processes.together():
+                self._assume(*self._check_start())
+            self._check_start = None
         try:
             outcome = self._steps.take()
         except (KeyError, AttributeError, TypeError, IndexError) as error:
@@ -601,9 +608,9 @@ class PrivateTraining:
         result = self.finish()
         if self._answers.are_one and self.processes.is_first:
             warnings.warn(
-                "the model gives one answer for all inputs of the evaluation: it learned nothing. Try more "
-                "steps, another learning rate or clip norm; each further run over these records costs "
-                "epsilon again (ledger_file adds it up)",
+                "the largest output of the model is the same one for all inputs of the evaluation. If "
+                "outputs are classes, it learned nothing: try more steps, another learning rate or clip "
+                "norm; each further run over these records costs epsilon again (ledger_file adds it up)",
                 stacklevel=2,
             )
         exits = stop == "exit" or (stop is None and not (hasattr(sys, "ps1") or "ipykernel" in sys.modules))

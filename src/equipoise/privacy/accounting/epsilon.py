@@ -152,7 +152,7 @@ class EpsilonResult:
         accountant: "pld", "gdp" (closed form) or "rdp", or "gdp, amplification ignored".
         interval: width of a cell of the loss distribution (PLD only).
         cross_check: epsilon by RDP where it was asked for and accounts for the event, else None.
-        noise_tail: what the end of the noise's tail adds to delta.
+        noise_tail: what the end of the noise's tail adds to delta; None with a choice among runs.
     """
 
     value: float
@@ -161,7 +161,7 @@ class EpsilonResult:
     accountant: str
     interval: float | None = None
     cross_check: float | None = None
-    noise_tail: float = 0.0
+    noise_tail: float | None = None
 
     def __float__(self) -> float:
         return self.value

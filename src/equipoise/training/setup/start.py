@@ -20,6 +20,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from equipoise._dtensor import is_dtensor, local_part
 from equipoise._files import PathLike
+from equipoise._tree import leaves
 from equipoise.privacy import Journal
 from equipoise.privacy.digests import KeyedDigest
 from equipoise.privacy.ledger.journal_records import JournalRecords
@@ -135,8 +136,10 @@ def _remembered(optimizer: torch.optim.Optimizer) -> str | None:
         fresh = [0.0, *(value for value in group.values() if isinstance(value, (int, float)))]
         for parameter in group["params"]:
             for name, value in optimizer.state.get(parameter, {}).items():
-                if isinstance(value, (int, float, Tensor)):
-                    held = local_part(torch.as_tensor(value))
+                for leaf in leaves(value):
+                    if not isinstance(leaf, (int, float, Tensor)):
+                        continue
+                    held = local_part(torch.as_tensor(leaf))
                     if not any(bool((held == number).all()) for number in fresh):
                         return str(name)
     return None

@@ -326,7 +326,8 @@ def prepare(given: TrainingInputs, resumed: ResumedRun | None = None) -> Trainin
             untouched = None  # for want of memory in one of them
         of_loss = joined_over_users(given.loss, joined) if callable(given.loss) else given.loss
         example, probes = check_loss(model, of_loss, tried(source), place)
-        lengths = {len(source), len(owners or source), given.sampling.population}
+        # Not the private number of records: which tensors have that length is published.
+        lengths = {given.sampling.population}
         held = check_held(model, given.loss, source, example, lengths, settings.allow_public_duplicates)
 
         method_plan = _plan_of(given, resumed, processes)
