@@ -341,3 +341,46 @@ def test_an_optimiser_that_remembers_steps_is_refused(kind, stepped):
 def test_another_word_is_refused():
     with pytest.raises(ValueError, match="starts_from"):
         training(starts_from="private", **USUAL)
+
+
+# ---- what happens between steps
+
+
+def test_a_raw_step_of_the_optimizer_between_private_ones_is_refused():
+    model = network()
+    run = training(model, optimizer=torch.optim.Adam, **USUAL)
+    run.take_step()
+    before = copy.deepcopy(model.state_dict())
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    run.optimizer.step()
+    model.load_state_dict(before)  # the parameters are as they were, and the moments are not
+    with pytest.raises(RuntimeError, match="optimizer"):
+        run.take_step()
+
+
+@pytest.mark.parametrize("options", [{}, {"ema_decay": 0.5}])
+def test_copies_made_while_a_run_goes_on_are_known(options):
+    taken = []
+
+    def evaluate(model):
+        taken.append(copy.deepcopy(model.state_dict()))
+        return 0.0
+
+    training(**options, **USUAL).run(evaluate, evaluate_every=1, progress=False)
+    again = network(seed=3)
+    again.load_state_dict(taken[0])
+    with pytest.raises(ValueError, match="starts_from"):
+        training(again, **USUAL)
+
+
+def test_a_teacher_in_the_loss_is_known():
+    left = trained()[0]
+
+    def distilling(model, batch):
+        with torch.no_grad():
+            target = left(batch["x"])
+        return (model(batch["x"]) - target).square().sum(1)
+
+    with pytest.raises(ValueError, match="loss"):
+        training(network(seed=3), loss=distilling, **USUAL)

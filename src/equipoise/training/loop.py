@@ -493,7 +493,7 @@ class PrivateTraining:
             )
         if self._check_start is not None:
             with self.processes.together():
-                self._assume(*self._check_start())
+                self._assume(self._check_start())
             self._check_start = None
         try:
             outcome = self._steps.take()
@@ -630,6 +630,8 @@ class PrivateTraining:
                 average.swapped_in() if average is not None else nullcontext(),
                 watch_answers(self.model) as self._answers,
             ):
+                if self.steps_done:  # the parameters that are judged are the ones that get copied
+                    self._traces.left(self.parameters.values())
                 found = evaluate(self.model)
         finally:
             self._setup.restore_modes()
@@ -642,13 +644,16 @@ class PrivateTraining:
                 f"evaluate(model) answers {{{kinds}}}; it must answer a number or a dict of numbers"
             ) from None
         is_held_out = getattr(evaluate, "held_out", False)
-        assumed = Assumption.HELD_OUT if is_held_out else Assumption.EVALUATED
-        if assumed not in self._found:
-            self._found = [*self._found, assumed]
-            if self.folder is not None and self.processes.is_first:
-                self.folder.add_assumptions([assumed])
+        self._assume([Assumption.HELD_OUT if is_held_out else Assumption.EVALUATED])
         self._run.metrics.evaluation(self.steps_done, self._evaluation)
         return self._evaluation
+
+    def _assume(self, found: Sequence[str]) -> None:
+        """Name these in the statement from now on, and for whoever goes on with the run."""
+        new = [one for one in found if one not in self._found]
+        self._found = [*self._found, *new]
+        if new and self.folder is not None and self.processes.is_first:
+            self.folder.add_assumptions(new)
 
     def finish(self, *, stop_fixed_beforehand: bool = False) -> Result:
         """Write statement, model and report.
@@ -673,6 +678,7 @@ class PrivateTraining:
             # Before it is published: a run that went on would make the smaller claim untrue.
             self.processes.first(lambda: own_ledger(self.ledger).close(stop_fixed_beforehand=True))
         if finished and average is not None:
+            self._traces.left(self.parameters.values())
             average.move_in()
             self._steps.remember()
         elif average is not None and folder is not None and self.processes.is_first:

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from equipoise._dtensor import local_part, norm_of_all
 from equipoise._host import Unread, read
+from equipoise._tree import leaves
 from equipoise.gradients import ForwardWritesError
 from equipoise.gradients.capture.isolation import write_mark
 from equipoise.gradients.capture.sharded import resharded
@@ -91,7 +92,7 @@ SPOILT = (
 )
 
 CHANGED = (
-    "{what} of the model changed after the last step, and not by a step: a forward in training mode "
+    "{what} changed after the last step, and not by a step: a forward in training mode "
     "(torch.optim.swa_utils.update_bn), a step of another optimizer, a gradient left on a frozen parameter, "
     "load_state_dict, a write to .data, or a model that writes to itself, in a step that was interrupted. It "
     "is saved with the model, and no epsilon covers the change, so nothing more is computed, saved or "
@@ -179,6 +180,8 @@ class StepRunner:
         # Of what is saved and no step moves: digests, and marks, which show most changes without hashing.
         self._unmoved = self._digests_of_unmoved()
         self._marks = self._marks_of(self._held())
+        # Of what the optimizer remembers: a step outside of the training would go into every later one.
+        self._remembered = self._optimizer_marks()
         # Why there is no further step; None while there may be one.
         self._stopped: str | None = None
         self.constants = Constants(setup.model, setup.rows.engine.loss, setup.try_again)
@@ -215,6 +218,7 @@ class StepRunner:
                     self._count(found.state)
                 raise
             finally:
+                self._remembered = self._optimizer_marks()
                 for parameter in parameters.values():
                     parameter.grad = None
         # float() refuses private numbers
@@ -304,7 +308,7 @@ class StepRunner:
             read(self._left, now)
             self._refuse_moved(self._left.value(), now.value())
 
-    def _refuse_moved(self, left: str, now: str, what: str = "parameters") -> None:
+    def _refuse_moved(self, left: str, now: str, what: str = "parameters of the model") -> None:
         if now != left:
             self.stop(CHANGED.format(what=what))
             raise RuntimeError(self._stopped)
@@ -332,6 +336,10 @@ class StepRunner:
                 with suppress(TypeError):  # extra state of a kind that no checkpoint gives back
                     found[name] = self._ledger.unread_digest(value)
         return found
+
+    def _optimizer_marks(self) -> list[tuple[int, int]]:
+        entries = self._setup.optimizer.state.values()
+        return [write_mark(leaf) for one in entries for leaf in leaves(one) if isinstance(leaf, Tensor)]
 
     def _marks_of(self, held: Mapping[str, Tensor]) -> list[tuple[int, int]]:
         return [write_mark(held.get(name)) for name in self._unmoved]
@@ -373,6 +381,9 @@ class StepRunner:
                 )
         if self._marks_of(held) != self._marks:
             self._check_unmoved()
+        if self._left is not None and self._optimizer_marks() != self._remembered:
+            self.stop(CHANGED.format(what="what the optimizer remembers"))
+            raise RuntimeError(self._stopped)
 
     def _check_trainable(self) -> None:
         """Refuse a step that would train other parameters than the start found.
@@ -453,6 +464,7 @@ class StepRunner:
     def remember(self) -> None:
         """From here on nothing but a step moves the parameters."""
         self._left = self._ledger.unread_digest(self._setup.parameters)
+        self._remembered = self._optimizer_marks()
 
     def _count(self, state: State) -> None:
         """The parameters moved: the step is done."""

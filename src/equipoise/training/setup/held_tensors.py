@@ -62,7 +62,7 @@ def check_held(
     records = fields_of(source.batch() if source.is_scanned else some)
     fields = [one for one in records.values() if one.layout is torch.strided and one.ndim and len(one)]
     named = set()
-    for name, held in _tensors(model, loss):
+    for name, held in held_tensors(model, loss):
         here = local_part(held)
         is_copy = here.layout is torch.strided and any(_holds_copy(here, field) for field in fields)
         if is_copy and not allowed:
@@ -78,7 +78,7 @@ def check_held(
     return sorted(named)
 
 
-def _tensors(model: nn.Module, loss: Any) -> Iterator[tuple[str, Tensor]]:
+def held_tensors(model: nn.Module, loss: Any) -> Iterator[tuple[str, Tensor]]:
     """The tensors that model and loss hold, each under one name.
 
     Functions and modules that they hold are looked into, other objects are not.

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, MutableMapping, Set
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +27,7 @@ from equipoise.privacy.digests import KeyedDigest
 from equipoise.privacy.ledger.journal_records import JournalRecords
 from equipoise.training.assumptions import AFTER, Assumption
 from equipoise.training.distributed import Processes
+from equipoise.training.setup.held_tensors import held_tensors
 from equipoise.training.setup.training_inputs import TrainingInputs
 
 __all__ = ["Traces", "check_start", "digests", "loaded"]
@@ -87,15 +89,15 @@ def check_start(given: TrainingInputs, processes: Processes) -> list[str]:
     Raises:
         ValueError: with the remedies. A run that claims no epsilon may start from anything.
     """
-    settings, found = given.settings, _runs_in(given.model)
+    settings, found = given.settings, _runs_in(given.model, given.loss)
     claims = not (settings.reproducible or settings.simulation or given.method.guarantee == "none")
     if claims and settings.starts_from is None:
         paid = processes.first(lambda: _runs_of(settings.ledger_file))
         for run, name in found.items():
             if run not in paid:
                 raise ValueError(
-                    f"model holds in {name!r} what run {run} left, and the epsilon of this run would not "
-                    "cover that. If both runs have records of the same people, give both one "
+                    f"model or loss holds in {name!r} what run {run} left, and the epsilon of this run "
+                    "would not cover that. If both runs have records of the same people, give both one "
                     "ledger_file=..., which adds up their costs; of a run without one that is "
                     "private/journal.jsonl in its folder. If no record of these people went into that run, "
                     "give starts_from='public'. Or build the model anew. Nothing was spent"
@@ -111,14 +113,16 @@ def check_start(given: TrainingInputs, processes: Processes) -> list[str]:
     return [*stated, AFTER + ", ".join(found)] if found else stated
 
 
-def _runs_in(model: nn.Module) -> dict[str, str]:
-    """The runs that left what parameters of the model hold, each with the name of one of these."""
+def _runs_in(model: nn.Module, loss: Any) -> dict[str, str]:
+    """The runs that left what model or loss (a teacher) hold, each with the name of one such tensor."""
     known = _LEFT | {d: run for p, run in _TRAINED.items() for d in digests([p]) - run.begun}
     found: dict[str, str] = {}
     if known:  # the model of a first run is not read
-        for name, parameter in model.named_parameters():
-            for one in digests([parameter]) & known.keys():
-                found.setdefault(known[one].run, name)
+        for name, held in held_tensors(model, loss):
+            if local_part(held).layout is not torch.strided:
+                continue  # no parameter that a run trains is sparse
+            for one in digests([held]) & known.keys():
+                found.setdefault(known[one].run, name.removeprefix("model."))
     return found
 
 
