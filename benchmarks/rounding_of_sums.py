@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 import equipoise as eq
-from equipoise.privacy.private import unwrap
+from equipoise.privacy.private import exact
 
 BOUND = 1.0
 
@@ -30,7 +30,7 @@ def sum_of(records: torch.Tensor, rows: int) -> torch.Tensor:
         class ledger_class(eq.privacy.Ledger):
             def book(self, draw, sums, parts=()):
                 (bounded,) = sums.values()
-                met.append(torch.cat([unwrap(value).double().flatten() for value in bounded.value.values()]))
+                met.append(torch.cat([exact(value).double().flatten() for value in bounded.value.values()]))
                 return super().book(draw, sums, parts)
 
     with warnings.catch_warnings():

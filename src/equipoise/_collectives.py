@@ -19,10 +19,14 @@ BUCKET = 1 << 24
 
 
 def all_reduced(tensors: Sequence[Tensor], group: Any = None) -> list[Tensor]:
-    """The sums of each tensor over the processes; the given ones stay what they are."""
+    """The sums of each tensor over the processes, of floats in float64; the given ones stay what they are.
+
+    The types of floats may differ between processes.
+    """
+    kinds = [torch.float64 if tensor.is_floating_point() else tensor.dtype for tensor in tensors]
     out: list[Tensor | None] = [None] * len(tensors)
-    for places in _buckets(tensors):
-        flat = torch.cat([tensors[place].reshape(-1) for place in places])
+    for places in _buckets(tensors, kinds):
+        flat = torch.cat([tensors[place].reshape(-1).to(kinds[place]) for place in places])
         dist.all_reduce(flat, group=group)
         _cut(flat, places, tensors, out)
     return [one for one in out if one is not None]
@@ -36,7 +40,7 @@ def sent_by_first(tensors: Sequence[Tensor], group: Any = None) -> list[Tensor]:
         group: of processes.
     """
     out: list[Tensor | None] = [None] * len(tensors)
-    for places in _buckets(tensors):
+    for places in _buckets(tensors, [tensor.dtype for tensor in tensors]):
         flat = torch.cat([tensors[place].reshape(-1) for place in places])
         dist.broadcast(flat, src=0, group=group)
         _cut(flat, places, tensors, out)
@@ -122,11 +126,11 @@ def _redistributed(tensor: Tensor, like: Tensor) -> Tensor:
     return summed.redistribute(placements=like.placements)
 
 
-def _buckets(tensors: Sequence[Tensor]) -> Iterator[list[int]]:
-    """Numbers of tensors of one type and device that are sent together."""
+def _buckets(tensors: Sequence[Tensor], types: Sequence[torch.dtype]) -> Iterator[list[int]]:
+    """Numbers of tensors that are sent together: in one type, from one device."""
     kinds: dict[tuple[torch.dtype, torch.device], list[int]] = {}
-    for place, tensor in enumerate(tensors):
-        kinds.setdefault((tensor.dtype, tensor.device), []).append(place)
+    for place, (tensor, dtype) in enumerate(zip(tensors, types, strict=True)):
+        kinds.setdefault((dtype, tensor.device), []).append(place)
     for places in kinds.values():
         bucket: list[int] = []
         size = 0

@@ -33,7 +33,7 @@ import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
 from equipoise._host import Unread
-from equipoise.privacy.private import unwrap
+from equipoise.privacy.private import exact
 
 __all__ = ["Digestible", "KeyedDigest", "as_digest", "digest", "keyed_digest"]
 
@@ -187,7 +187,7 @@ def _bytes_of(tensor: torch.Tensor) -> memoryview:
 def _describe(value: Any, say: Callable[[str], None], take: Callable[[torch.Tensor], None]) -> None:
     """Describe `value` in words; its tensors, contiguous and not empty, go to `take`."""
     if isinstance(value, torch.Tensor):
-        raw = unwrap(value).detach()
+        raw = exact(value).detach()
         say(f"tensor {raw.dtype} {tuple(raw.shape)};")
         # Of a DTensor, which several processes hold, the part that is here.
         raw = getattr(raw, "_local_tensor", raw).contiguous()

@@ -38,7 +38,7 @@ from equipoise.privacy.ledger.journal import Snapshot
 from equipoise.privacy.ledger.journal_records import JournalRecords, costs_over_time, folded
 from equipoise.privacy.mechanisms.gaussian import Gaussian
 from equipoise.privacy.noise.streams import NOISE, ReleaseStreams, released_type
-from equipoise.privacy.private import unwrap
+from equipoise.privacy.private import exact
 from equipoise.training.distributed import Processes
 from equipoise.training.folder.run_folder import RunFolder
 from equipoise.training.setup.training_settings import TrainingSettings
@@ -199,7 +199,7 @@ class SharedLedger:
         # The sums are the same everywhere; only the first process has the key, and its noise is broadcast.
         like = {
             name: {
-                key: torch.empty_like(unwrap(value), dtype=released_type(value))
+                key: torch.empty_like(exact(value), dtype=released_type(value))
                 for key, value in bounded.value.items()
             }
             for name, bounded in sums.items()
@@ -227,8 +227,8 @@ class SharedLedger:
             for name in members:
                 std = mechanism.standard_deviation(name, sums[name].add_remove)
                 # In the order in which one process adds them up: see `normals`.
-                raws = {key: unwrap(sums[name].value[key]) for key in sorted(sums[name].value)}
-                kind = released_type(next(iter(raws.values())))
+                raws = {key: exact(sums[name].value[key]) for key in sorted(sums[name].value)}
+                kind = released_type(next(iter(sums[name].value.values())))
                 sizes = [raw.numel() for raw in raws.values()]
                 count, device = sum(sizes), next(iter(raws.values())).device
                 start, stop = processes.part_of(count)
@@ -252,7 +252,7 @@ class SharedLedger:
         """
         values = {name: dict(bounded.value) for name, bounded in sums.items()}
         is_finite = all(
-            bool(torch.isfinite(local_part(unwrap(value))).all())
+            bool(torch.isfinite(local_part(exact(value))).all())
             for tensors in values.values()
             for value in tensors.values()
         )

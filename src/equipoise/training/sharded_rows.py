@@ -14,6 +14,7 @@ from torch import Tensor
 from equipoise._collectives import BUCKET, reduce_scattered
 from equipoise._dtensor import device_of, is_dtensor, local_part, with_part
 from equipoise.gradients.numerics import accumulation_dtype
+from equipoise.privacy.private import as_sum
 
 __all__ = ["ShardedRows"]
 
@@ -56,20 +57,23 @@ class ShardedRows:
             weights = {name: weights[name] for name in names}
         sums = self._rows.select(names).weighted_sums(weights)
         # Alike in every process, also in one that has no rows to take a type and a device from.
-        found = {
+        found: dict[str, Tensor] = {
             name: total.to(device_of(self._params[name]), accumulation_dtype(self._params[name].dtype))
             for name, total in sums.items()
         }
         sharded = [name for name in names if is_dtensor(self._params[name])]
-        tensors, like = [found.pop(name) for name in sharded], [self._params[name] for name in sharded]
+        types, like = [found[name].dtype for name in sharded], [self._params[name] for name in sharded]
+        tensors = [found.pop(name).double() for name in sharded]  # processes add up in float64
         if all(tensor.ndim == one.ndim for tensor, one in zip(tensors, like, strict=True)):
-            return found | dict(zip(sharded, reduce_scattered(tensors, like), strict=True))
+            added = zip(sharded, reduce_scattered(tensors, like), types, strict=True)
+            return found | {name: as_sum(total, dtype, None) for name, total, dtype in added}
         # Several sums of each: one after the other, and joined again.
         counts = [len(tensor) for tensor in tensors]
         repeated = [one for one, count in zip(like, counts, strict=True) for _ in range(count)]
         parts = iter(reduce_scattered([one for tensor in tensors for one in tensor], repeated))
-        for name, one, count in zip(sharded, like, counts, strict=True):
-            found[name] = with_part(torch.stack([local_part(next(parts)) for _ in range(count)]), one)
+        for name, one, count, dtype in zip(sharded, like, counts, types, strict=True):
+            whole = with_part(torch.stack([local_part(next(parts)) for _ in range(count)]), one)
+            found[name] = as_sum(whole, dtype, None)
         return found
 
     def rows(self, index: Tensor | slice) -> ShardedRows:

@@ -17,8 +17,7 @@ import torch
 
 from equipoise._collectives import all_reduced
 from equipoise._dtensor import is_dtensor
-from equipoise.privacy.noise.streams import released_as
-from equipoise.privacy.private import Draw, Private, PrivateError, unwrap
+from equipoise.privacy.private import Draw, Private, PrivateError, add_exact, as_sum, exact, unwrap
 
 _KEY = object()
 
@@ -106,8 +105,7 @@ class Bounded:
             raise TypeError(
                 f"a bounded sum can be scaled by a public finite number only, got {type(factor).__name__}"
             )
-        raws = {name: unwrap(tensor) for name, tensor in self.value.items()}
-        value = {name: Private(released_as(raw * factor, raw), self.draw) for name, raw in raws.items()}
+        value = {n: as_sum(exact(one) * factor, one.dtype, self.draw) for n, one in self.value.items()}
         size = abs(factor)
         # `joint` is lost on purpose: the shared noise was made for the sum at its own scale.
         return make_bounded(value, self.add_remove * size, self.replace * size, self.draw, self.counts)
@@ -142,9 +140,8 @@ def added_over_processes(sums: Mapping[str, Bounded], group: Any = None) -> dict
 
     def added(raws: list[torch.Tensor]) -> list[torch.Tensor]:
         whole = [place for place, raw in enumerate(raws) if not is_dtensor(raw)]
-        wide = [raws[place].double() if raws[place].is_floating_point() else raws[place] for place in whole]
         out = list(raws)
-        for place, total in zip(whole, all_reduced(wide, group), strict=True):
+        for place, total in zip(whole, all_reduced([raws[place] for place in whole], group), strict=True):
             out[place] = total
         return out
 
@@ -163,11 +160,11 @@ def after_exchange(
     # One order on every process: a collective pairs by position.
     places = [(name, key) for name in sorted(sums) for key in sorted(sums[name].value)]
     counted = [name for name in sorted(sums) if sums[name].counts is not None]
-    raws = [unwrap(sums[name].value[key]) for name, key in places]
+    raws = [exact(sums[name].value[key]) for name, key in places]
     found = iter(exchange(raws + [unwrap(sums[name].counts) for name in counted]))
     values = {name: dict(bounded.value) for name, bounded in sums.items()}
-    for (name, key), raw in zip(places, raws, strict=True):
-        values[name][key] = Private(released_as(next(found), raw), sums[name].draw)
+    for name, key in places:
+        values[name][key] = as_sum(next(found), values[name][key].dtype, sums[name].draw)
     counts_of = {name: Private(next(found), sums[name].draw) for name in counted}
     return {
         name: make_bounded(
@@ -206,11 +203,10 @@ def _combine(a: Bounded, b: Bounded, sign: int) -> Bounded:
         raise ValueError(f"bounded sums of different draws cannot be combined: {a.draw} and {b.draw}")
     if a.value.keys() != b.value.keys():
         raise ValueError(f"bounded sums hold different tensors: {sorted(a.value)} and {sorted(b.value)}")
-    raws = {name: unwrap(tensor) for name, tensor in a.value.items()}
-    value = {
-        name: Private(released_as(raw + sign * unwrap(b.value[name]), raw), a.draw)
-        for name, raw in raws.items()
-    }
+    value = {}
+    for name, tensor in a.value.items():
+        dtype = torch.promote_types(tensor.dtype, b.value[name].dtype)
+        value[name] = as_sum(exact(tensor) + sign * exact(b.value[name]), dtype, a.draw)
     return make_bounded(value, a.add_remove + b.add_remove, a.replace + b.replace, a.draw, a.counts)
 
 
@@ -238,7 +234,10 @@ def sums_of(parts: Iterable[Mapping[str, Bounded]]) -> dict[str, Bounded]:
 
 
 class _Union:
-    """Adds up the bounded sums of disjoint parts of a draw; holds one sum, however many parts there are."""
+    """Adds up the bounded sums of disjoint parts of a draw; holds one sum, however many parts there are.
+
+    It adds in float64: a float32 sum of 4 million records moved by up to 10 bounds where one came first.
+    """
 
     def __init__(self) -> None:
         self._first: Bounded | None = None
@@ -268,10 +267,9 @@ class _Union:
             )
         if self._values is None:
             # A copy, once: the first part is the caller's and must not grow.
-            raws = {name: unwrap(tensor) for name, tensor in first.value.items()}
-            self._values = {n: released_as(raw.to(torch.float64, copy=True), raw) for n, raw in raws.items()}
+            self._values = {n: exact(one).to(torch.float64, copy=True) for n, one in first.value.items()}
         for name, total in self._values.items():
-            total += unwrap(part.value[name])
+            add_exact(total, part.value[name])
         if part.counts is not None:
             counts = unwrap(part.counts)
             self._counts = counts if self._counts is None else self._counts + counts
@@ -286,5 +284,5 @@ class _Union:
         if values is None:
             return first
         counts = None if self._counts is None else Private(self._counts, first.draw)
-        private = {name: Private(total, first.draw) for name, total in values.items()}
+        private = {n: as_sum(total, first.value[n].dtype, first.draw) for n, total in values.items()}
         return make_bounded(private, first.add_remove, first.replace, first.draw, counts, first.joint)

@@ -15,7 +15,7 @@ from equipoise.privacy.bounds.bounded import Bounded, make_bounded
 from equipoise.privacy.bounds.clipping import require_rows, usable_rows, weights_for, with_cut
 from equipoise.privacy.bounds.requirements import answers_by_record, check_groups, public_threshold
 from equipoise.privacy.mechanisms.joint_gaussian import JointGaussian
-from equipoise.privacy.private import as_private, unwrap
+from equipoise.privacy.private import as_sum, exact
 from equipoise.privacy.rows import PrivateRows
 
 
@@ -62,7 +62,7 @@ def clip_jointly(
         sums = kept.weighted_sums(per_tensor)
     out = {}
     for j, (name, bound) in enumerate(zip(noise.names, noise.bounds, strict=True)):
-        value = as_private({key: unwrap(tensor)[j] for key, tensor in sums.items()}, rows.draw)
+        value = {key: as_sum(exact(tensor)[j], tensor.dtype, rows.draw) for key, tensor in sums.items()}
         told = with_cut(counts, cut[:, j])
         out[name] = make_bounded(value, bound, 2 * bound, rows.draw, told, joint=noise.identity)
     return out

@@ -73,9 +73,9 @@ from equipoise.privacy.mechanisms.base import (
     require_carried,
 )
 from equipoise.privacy.noise.secrets import Secrets
-from equipoise.privacy.noise.streams import ReleaseStreams, add_normals, in_released_type, released_as
+from equipoise.privacy.noise.streams import ReleaseStreams, add_normals
 from equipoise.privacy.plan import Pattern, PrivacyPlan
-from equipoise.privacy.private import Draw, Private, unmark, unwrap
+from equipoise.privacy.private import Draw, Private, exact, unmark, unwrap
 
 
 def check_sums(plan: PrivacyPlan, draw: Draw, sums: Mapping[str, Bounded]) -> None:
@@ -204,7 +204,7 @@ def check_finite(sums: Mapping[str, Bounded]) -> list[tuple[Unread[bool], Callab
     found: list[tuple[Unread[bool], Callable[[bool], None]]] = []
     for name, bounded in sums.items():
         # Of DTensors the parts that are here.
-        raw = {t: getattr(value := unwrap(v), "_local_tensor", value) for t, v in bounded.value.items()}
+        raw = {t: getattr(value := exact(v), "_local_tensor", value) for t, v in bounded.value.items()}
         if raw:
             total = torch.stack([value.sum() for value in raw.values()])
             found.append((Unread([torch.isfinite(total).all()], bool), partial(refuse, name, raw)))
@@ -242,7 +242,7 @@ def _read_history(history: Mapping[str, Any]) -> NoiseHistory[NoiseOverSteps]:
 KEPT_DRAWS = 1000
 
 #: How streams follow from questions. Another version must not repeat what this one released: it charges anew.
-_STREAMS = "noise of the question"
+_STREAMS = "noise of the question, of 64 bits of radius"
 
 
 @dataclass
@@ -620,8 +620,8 @@ class Ledger:
             booked = None if draw is None else BookedDraw.of(draw, self.data_fingerprint)
             self._book(DisclosureEntry(run=self.run, hole=hole, draw=booked))
         if isinstance(value, Mapping):
-            return {name: in_released_type(unwrap(tensor)) for name, tensor in value.items()}
-        return in_released_type(unwrap(value))
+            return {name: unwrap(tensor) for name, tensor in value.items()}
+        return unwrap(value)
 
     def release_unproven(
         self,
@@ -683,10 +683,9 @@ class Ledger:
             return add_normals(streams, value, std, purpose)
         shapes = value if like is None else like
         # The noise is drawn by itself and mapped by itself: the map must not see the value.
-        raws = {key: unwrap(tensor) for key, tensor in shapes.items()}
-        zero = {key: released_as(torch.zeros_like(raw), raw) for key, raw in raws.items()}
+        zero = {key: torch.zeros_like(unwrap(tensor)) for key, tensor in shapes.items()}
         noise = through(add_normals(streams, zero, std, purpose))
-        return {key: in_released_type(unwrap(tensor)) + noise[key] for key, tensor in value.items()}
+        return {key: (exact(one) + noise[key]).to(noise[key].dtype) for key, one in value.items()}
 
     def _unproven(self, what: str, hole: str) -> None:
         if not isinstance(hole, str) or not hole.strip():

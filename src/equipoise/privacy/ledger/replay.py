@@ -17,7 +17,7 @@ from equipoise.privacy.bounds.bounded import Bounded
 from equipoise.privacy.ledger.ledger import Ledger
 from equipoise.privacy.mechanisms.base import Sums
 from equipoise.privacy.plan import PrivacyPlan
-from equipoise.privacy.private import Draw, Private, unwrap
+from equipoise.privacy.private import Draw, Private, exact
 
 
 class RecordingLedger(Ledger):
@@ -50,7 +50,7 @@ class RecordingLedger(Ledger):
     ) -> dict[str, torch.Tensor]:
         """As `Ledger.release_unproven`, recorded."""
         out = super().release_unproven(draw, name, value, std, **options)
-        self.sums.append({name: {k: torch.as_tensor(unwrap(t)).clone() for k, t in value.items()}})
+        self.sums.append({name: {k: torch.as_tensor(exact(t)).clone() for k, t in value.items()}})
         self.transcript.append({name: {k: t.clone() for k, t in out.items()}})
         return out
 
@@ -104,4 +104,4 @@ class ReplayLedger(RecordingLedger):
 
 
 def _raw_sums(sums: Mapping[str, Bounded]) -> Sums:
-    return {n: {k: torch.as_tensor(unwrap(t)).clone() for k, t in b.value.items()} for n, b in sums.items()}
+    return {n: {k: torch.as_tensor(exact(t)).clone() for k, t in b.value.items()} for n, b in sums.items()}

@@ -56,7 +56,7 @@ from equipoise.privacy.mechanisms.base import Mechanism, Past, Sums, require_car
 from equipoise.privacy.mechanisms.grid_gaussian import GridGaussian
 from equipoise.privacy.mechanisms.toeplitz import inverse_coefficients, squared_sensitivity
 from equipoise.privacy.noise.streams import ReleaseStreams, add_normals, normals
-from equipoise.privacy.private import unwrap
+from equipoise.privacy.private import add_exact, unwrap
 from equipoise.privacy.sampling import Sampling
 
 _LONG = 4096  # steps after which the noise has the size that it keeps
@@ -179,7 +179,7 @@ class BandedGaussian(Mechanism):
         out: Sums = {}
         for name, bounded in sums.items():
             # Sorted: which numbers a tensor gets must not follow from the order in which a method names them.
-            like = {key: unwrap(bounded.value[key]) for key in sorted(bounded.value)}
+            like = {key: bounded.value[key] for key in sorted(bounded.value)}
             out[name] = normals(streams, like, 1.0)
             for c, earlier in zip(self.coefficients[1:], past, strict=False):
                 for key, noise in out[name].items():
@@ -197,7 +197,7 @@ class BandedGaussian(Mechanism):
                 continue
             assert over_steps is not None
             noise = over_steps[name]
-            out[name] = {key: (noise[key] * scale).add_(unwrap(raw)) for key, raw in bounded.value.items()}
+            out[name] = {key: add_exact(noise[key] * scale, raw) for key, raw in bounded.value.items()}
         return out
 
     def whitened(self, values: Sums, bounds: Mapping[str, float], past: Sequence[Past] = ()) -> Sums:

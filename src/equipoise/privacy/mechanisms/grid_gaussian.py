@@ -42,7 +42,7 @@ from equipoise.privacy.bounds.bounded import Bounded
 from equipoise.privacy.errors import LedgerError
 from equipoise.privacy.mechanisms.base import Mechanism, Sums
 from equipoise.privacy.noise.streams import ReleaseStreams, released_type
-from equipoise.privacy.private import unwrap
+from equipoise.privacy.private import exact
 
 BITS = 24
 """The noise's standard deviation is 2^BITS grid units."""
@@ -227,11 +227,11 @@ class GridGaussian(Mechanism):
     def _noised(self, bounded: Bounded, stream: GridStream) -> dict[str, torch.Tensor]:
         unit, out = self._unit(bounded), {}
         for name in sorted(bounded.value):
-            raw = unwrap(bounded.value[name])
+            dtype, raw = released_type(bounded.value[name]), exact(bounded.value[name])
             integers = to_grid(raw, unit) + stream.draw(raw.numel())
             # From here on it is post-processing: half a unit makes up for rounding down.
             values = torch.from_numpy(integers).to(torch.float64).add_(0.5).mul_(unit)
-            out[name] = values.to(released_type(raw)).view(raw.shape).to(raw.device)
+            out[name] = values.to(dtype).view(raw.shape).to(raw.device)
         return {name: out[name] for name in bounded.value}
 
     def on_grid(self) -> GridGaussian:

@@ -35,7 +35,7 @@ from equipoise.privacy.bounds.bounded import Bounded
 from equipoise.privacy.bounds.requirements import public_threshold
 from equipoise.privacy.mechanisms.base import Mechanism, Past, Sums, require_carried
 from equipoise.privacy.noise.streams import ReleaseStreams, normals
-from equipoise.privacy.private import unwrap
+from equipoise.privacy.private import add_exact
 
 RadialWeights = Callable[[torch.Tensor], torch.Tensor]
 """From norms [B] to lengths [B, m] of a record's contribution to each sum, non-negative."""
@@ -176,7 +176,7 @@ class JointGaussian(Mechanism):
     def noised(
         self, sums: Mapping[str, Bounded], streams: ReleaseStreams, over_steps: Sums | None = None
     ) -> Sums:
-        like = {name: unwrap(raw) for name, raw in sums[self.names[0]].value.items()}
+        like = sums[self.names[0]].value
         drawn = [normals(streams, like, self.noise_multiplier) for _ in self.names]
         out: Sums = {}
         for j, name in enumerate(self.names):
@@ -185,7 +185,7 @@ class JointGaussian(Mechanism):
                 noise = drawn[0][tensor] * self.cholesky[j][0]
                 for k in range(1, j + 1):
                     noise.add_(drawn[k][tensor], alpha=self.cholesky[j][k])
-                out[name][tensor] = noise.add_(unwrap(sums[name].value[tensor]))
+                out[name][tensor] = add_exact(noise, sums[name].value[tensor])
         return out
 
     def whitened(self, values: Sums, bounds: Mapping[str, float], past: Sequence[Past] = ()) -> Sums:

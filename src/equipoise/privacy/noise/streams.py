@@ -29,7 +29,7 @@ from torch import Tensor
 
 from equipoise._dtensor import local_part, ranges_of, with_part
 from equipoise.privacy.noise.chacha20 import BLOCK_WORDS, key_stream
-from equipoise.privacy.private import unwrap
+from equipoise.privacy.private import add_exact, exact
 
 __all__ = ["NOISE", "NormalStream", "ReleaseStreams", "add_normals", "carries", "normals", "released_type"]
 
@@ -322,26 +322,8 @@ class ReleaseStreams:
 
 
 def released_type(tensor: Tensor) -> torch.dtype:
-    """The type that a tensor is released in: float32 at least; of a sum in float64, that of its parts."""
-    raw = unwrap(tensor)
-    own = torch.float64 if raw.dtype == torch.float64 else torch.float32
-    return getattr(raw, "_released_in", own)
-
-
-def released_as(tensor: Tensor, other: Tensor) -> Tensor:
-    """The tensor, from now on released in the type of the other one.
-
-    Parts of a sum are added in float64, since a record in front of a million others would move a sum in
-    float32 by several bounds. Noise is added to that and has the parts' type: rounding what has noise costs
-    no privacy.
-    """
-    tensor._released_in = released_type(other)  # type: ignore[attr-defined]
-    return tensor
-
-
-def in_released_type(tensor: Tensor) -> Tensor:
-    """A sum whose parts were added in float64, in their type; any other value as it is."""
-    return tensor.to(getattr(tensor, "_released_in", tensor.dtype))
+    """The type that a tensor is released in: float32 at least."""
+    return torch.float64 if tensor.dtype == torch.float64 else torch.float32
 
 
 def names_by_released_type(tensors: Mapping[str, Tensor]) -> dict[torch.dtype, list[str]]:
@@ -360,9 +342,9 @@ def normals(
     All tensors of one type share one piece of the stream, in the order of `like`, wherever they lie. Of
     tensors that several processes hold, each makes its own part; joined, they are what one process makes.
     """
-    raws = {name: unwrap(value) for name, value in like.items()}
+    raws = {name: exact(value) for name, value in like.items()}
     out = {}
-    for dtype, names in names_by_released_type(raws).items():
+    for dtype, names in names_by_released_type(like).items():
         count, here = 0, 0
         begins: dict[torch.device, dict[str, int]] = {}  # by device, of the tensors there
         parts = {name: local_part(raws[name]) for name in names}
@@ -389,7 +371,6 @@ def add_normals(
 ) -> dict[str, Tensor]:
     """The named tensors, raw or `Private`, with independent normal noise of this standard deviation."""
     # Sorted: which numbers a tensor gets must not follow from the order in which a method names them.
-    raws = {name: unwrap(value[name]) for name in sorted(value)}
-    noise = normals(streams, raws, std, purpose)
+    noise = normals(streams, {name: value[name] for name in sorted(value)}, std, purpose)
     # The noise's memory becomes the result: a sum may be as large as the model.
-    return {name: noise[name].add_(raws[name]) for name in value}
+    return {name: add_exact(noise[name], raw) for name, raw in value.items()}
