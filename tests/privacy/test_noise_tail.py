@@ -7,7 +7,18 @@ import pytest
 import torch
 from scipy import stats
 
-from equipoise.privacy import FullBatch, Gaussian, Ledger, Poisson, PrivacyPlan, Release, epsilon
+from equipoise.privacy import (
+    Budget,
+    BudgetError,
+    FullBatch,
+    Gaussian,
+    Ledger,
+    Poisson,
+    PrivacyPlan,
+    PrivateSearch,
+    Release,
+    epsilon,
+)
 from equipoise.privacy.accounting import noise_tail
 from equipoise.privacy.accounting.epsilon import noise_tail as tail_of
 from equipoise.privacy.accounting.epsilon import parts_of
@@ -92,3 +103,23 @@ def test_a_statement_says_what_the_tail_adds():
     assert 0 < stated(1.0).noise_tail < 1e-13
     assert not any("tail" in warning for warning in stated(1.0).warnings)
     assert any("tail" in warning for warning in stated(0.12).warnings)
+
+
+def test_each_of_the_runs_of_a_search_adds_its_own_tail():
+    event = dp_accounting.SelfComposedDpEvent(dp_accounting.GaussianDpEvent(2.0), 100)
+    alone = epsilon(event, 1e-5).noise_tail
+    both = dp_accounting.ComposedDpEvent([event, PrivateSearch(mean=10).event(event)])
+    assert alone > 0
+    assert epsilon(both, 1e-5).noise_tail == pytest.approx(11 * alone)
+
+
+def test_a_plan_whose_tail_alone_takes_delta_is_refused():
+    """Whatever epsilon the budget allows."""
+
+    def opened(delta):
+        plan = PrivacyPlan([Release("gradient", 1.0, Gaussian(0.3))], Poisson(10, 1000, 1000))
+        return Ledger(plan, Budget(1e6, delta))
+
+    assert 1e-9 < epsilon(opened(1e-2).plan.event(), 1e-2).noise_tail < 1e-2
+    with pytest.raises(BudgetError, match="noise_multiplier"):
+        opened(1e-9)

@@ -24,7 +24,7 @@ solved in the log domain, where it works for any mu. Source: Balle and Wang 2018
 Every value is an upper bound; the discretisation is made finer until the bound moves by less than 0.03%.
 
 **The noise's tail** ends at 9.49 standard deviations. What that adds to delta stands beside epsilon
-(`noise_tail.py`): a run is (epsilon, delta + noise_tail)-DP. With a choice among runs it is not computed.
+(`noise_tail.py`): a run is (epsilon, delta + noise_tail)-DP. Of runs that are chosen from each adds its own.
 
 **Parts.** An event is first read as a multiset of Gaussian parts (`parts_of`), which is what results are
 cached by, and what both accountants are fed with.
@@ -152,7 +152,7 @@ class EpsilonResult:
         accountant: "pld", "gdp" (closed form) or "rdp", or "gdp, amplification ignored".
         interval: width of a cell of the loss distribution (PLD only).
         cross_check: epsilon by RDP where it was asked for and accounts for the event, else None.
-        noise_tail: what the end of the noise's tail adds to delta; None with a choice among runs.
+        noise_tail: what the end of the noise's tail adds to delta; None where nothing is guaranteed.
     """
 
     value: float
@@ -237,7 +237,8 @@ def epsilon(
     """
     delta, relation = check_delta(delta), check_relation(relation)
     if _holds_search(event):
-        return EpsilonResult(_search_epsilon(event, delta, relation), delta, relation, "rdp")
+        found = EpsilonResult(_search_epsilon(event, delta, relation), delta, relation, "rdp")
+        return replace(found, noise_tail=_search_tail(event, delta))
     parts = parts_of(event)
     if parts is None:
         return EpsilonResult(math.inf, delta, relation, "none")
@@ -259,6 +260,16 @@ def noise_tail(parts: Parts, delta: float) -> float:
     """
     scaled = delta * math.expm1(min(1.0, 2 * WITHIN * sum(times for _, times in parts)))
     return min(1.0, scaled + math.fsum(times * _tail(part) for part, times in parts))
+
+
+def _search_tail(event: dp_accounting.DpEvent, delta: float) -> float:
+    """As `noise_tail`, with a choice among runs: each of the expected number of runs adds its own."""
+    if not _holds_search(event):
+        return noise_tail(parts_of(event) or (), delta)
+    if isinstance(event, dp_accounting.ComposedDpEvent):
+        return min(1.0, math.fsum(_search_tail(one, delta) for one in event.events))
+    times = event.count if isinstance(event, dp_accounting.SelfComposedDpEvent) else event.mean
+    return min(1.0, times * _search_tail(event.event, delta))
 
 
 def _tail(part: dp_accounting.DpEvent) -> float:

@@ -517,7 +517,14 @@ def check_budget(plan: PrivacyPlan, others: OtherRuns, budget: Budget | None) ->
     if budget is None:
         check_accounted(event, plan.relation)
         return
-    total = epsilon(event, budget.delta, plan.relation).value
+    found = epsilon(event, budget.delta, plan.relation)
+    if (found.noise_tail or 0.0) >= budget.delta:
+        raise BudgetError(
+            f"noise this small adds {found.noise_tail:.2g} to delta={budget.delta:g}, since normal numbers "
+            "end (noise_tail of a statement). Nothing was spent. Give a larger noise_multiplier or a larger "
+            "delta"
+        )
+    total = found.value
     # The noise was fitted with the same accountant; the sum over the runs may round in another order.
     if total > budget.epsilon * (1 + 1e-9):
         over = f"at delta={budget.delta:g}, above the budget of {budget.epsilon:g}"
