@@ -115,6 +115,8 @@ class OfAnchors(eq.methods.DPSVRG):
 
 @dataclass(frozen=True)
 class Smooth(ClipRule):
+    """A clip rule of one's own; each kind that is registered has a summary."""
+
     kind = "smooth"
 
     def _weights(self, norms, threshold):

@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import nn
 
-from equipoise.gradients import CrossRecordError
+from equipoise.gradients import CrossRecordError, ForwardWritesError
 from equipoise.gradients.capture.attributes import changes_since
 from equipoise.training.assumptions import CHANGED, FIRST_VALUES
 
@@ -72,6 +72,10 @@ class Constants:
                     "drawn for this step. Set it back, and the training goes on",
                 )
                 raise
+            except ForwardWritesError:
+                raise
+            except Exception:  # the step fails in the same way, and tells the other processes as ever
+                return True
         for change in tried:
             self._met[change.key].append(change.now)
         self.changed.update(change.name for change in changes)
