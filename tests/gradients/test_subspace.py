@@ -200,9 +200,11 @@ def test_with_a_direction_for_every_row_the_rows_are_held(form, normalise):
     for seed in (1, 3):
         public = rows(6, seed)
         expected, found = subspace(public, "kernel"), subspace(public, form, old)
+        # A direction may point either way: its sign follows from rounding.
+        signs = (columns(found) * columns(expected)).sum(0).sign()
         y = expected.coordinates(private)
-        close(found.coordinates(private), y, 1e-8)
-        close(columns(found), columns(expected), 1e-8)
+        close(found.coordinates(private) * signs, y, 1e-8)
+        close(columns(found) * signs, columns(expected), 1e-8)
         kept = found.public.factors
         assert kept["table"][0].kind == "index"
         if form == "held":

@@ -206,6 +206,8 @@ class PrivacyPlan:
         _check_known("unit", unit, Unit)
         own = [item.sampling for items in (self.releases, self.unproven) for item in items if item.sampling]
         for one in (sampling, *own):
+            if not isinstance(one, Sampling):
+                raise TypeError(f"sampling must be one of {', '.join(SAMPLINGS)}, got {type(one).__name__}")
             _check_known("sampling", one, *SAMPLINGS.values())
         names = [*(item.name for item in self.releases), *(item.name for item in self.unproven)]
         twice = sorted({name for name in names if names.count(name) > 1})

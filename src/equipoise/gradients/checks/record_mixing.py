@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from queue import SimpleQueue
@@ -330,9 +331,11 @@ def find_mixing_module(
         register_module_forward_hook(lambda module, _, out: keep(module, False, out)),
     ]
     try:
-        run(batch)
-        before = _taken(seen)
-        run(change.batch)
+        with warnings.catch_warnings():  # compiled parts warn of hooks that are gone in a moment
+            warnings.filterwarnings("ignore", message="Using `torch.compile")
+            run(batch)
+            before = _taken(seen)
+            run(change.batch)
     finally:
         for handle in handles:
             handle.remove()
