@@ -52,7 +52,9 @@ def test_a_step_holds_little_more_than_a_plain_one(name):
 def test_a_step_of_few_records_holds_the_sums_and_their_noise():
     torch.manual_seed(0)
     task = tasks.mlp(16)
-    assert live_bytes.of_step("ours-training", task) <= 2.2 * live_bytes.parameter_bytes(task)
+    lower_bits = 2**19  # of the radius of one block of noise, whatever the model's size
+    most = 2.2 * live_bytes.parameter_bytes(task) + lower_bits
+    assert live_bytes.of_step("ours-training", task) <= most
 
 
 def test_a_start_holds_few_copies_of_the_parameters():
