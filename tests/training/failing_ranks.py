@@ -20,6 +20,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.utils.checkpoint import checkpoint
 
 import equipoise as eq
+from equipoise.training.record_source import RecordSource
 
 WAYS = [
     "unreadable",
@@ -49,6 +50,14 @@ CUT: dict[str, dict[int, str]] = {
 def number(way: str) -> int:
     """What stands in a record that fails so; made-up records hold zeros and ones."""
     return 10 + WAYS.index(way)
+
+
+def _but_the_last(self: RecordSource, count: int) -> Tensor:
+    return torch.linspace(0, len(self) - 4, min(count, len(self) - 3), dtype=torch.float64).long()
+
+
+# A start refuses most of the failing records, which are the last ones, where it meets them; here a step does.
+RecordSource.spread = _but_the_last  # type: ignore[method-assign]
 
 
 class Part(nn.Sequential):
