@@ -129,6 +129,7 @@ def large_pictures():
     return DataSet("photos", train=rows, test=rows, population=30, num_classes=2)
 
 
+@pytest.mark.wide
 def test_drawn_features_are_named_for_pictures_of_ones_own():
     found, _ = advice(data=f"{__name__}:pictures", population=300, batch_size=100)
     words = "--model patches-linear, which has fixed features and one linear layer"

@@ -41,6 +41,7 @@ def trained(monkeypatch):
     return calls
 
 
+@pytest.mark.wide
 def test_whole_comparison_goes_on_where_it_was_stopped(tmp_path, trained):
     comparison = Comparison(read_entries("dp-sgd,auto-s"), BASE, seeds=2, trials=2)
     real = module._write

@@ -72,6 +72,7 @@ def test_the_statistic_is_normal(name):
     assert 0.9 < worlds[0].std() / worlds[1].std() < 1.1
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["dp-sgd", "dice-sgd", "dp-mf"])
 def test_a_small_step_is_close_and_bugs_are_seen(name):
     found = probe_method(replace(ONE_STEP[name], canaries=40_000), confidence=EACH)

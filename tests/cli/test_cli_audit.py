@@ -50,6 +50,7 @@ def test_a_step_clean_and_with_bugs(equipoise, monkeypatch):
     assert "MISSED" in answer.out
 
 
+@pytest.mark.wide
 def test_neighbours(equipoise, trained):
     """Of named data, and of the settings of a run."""
     found = equipoise("audit --neighbours --positions 1 --json")
@@ -71,6 +72,7 @@ def test_neighbours_of_a_table(equipoise, people):
         assert (found.code, found.value["holds"]) == (0, True)
 
 
+@pytest.mark.wide
 def test_shadow_models_of_a_table(equipoise, people, tmp_path):
     words = ("--data", people, "--test-share", "0.2", "--run-dir", tmp_path)
     found = equipoise("audit --shadow --models 4 --json", *words)

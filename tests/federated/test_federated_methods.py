@@ -134,6 +134,7 @@ def make(name, number=0, **options):
     return client(method, number, **(options | further))
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("name", TABLE)
 def test_a_federated_method_trains_at_the_price_of_its_gradients(name):
     clients = [make(name, p) for p in range(2)]

@@ -15,6 +15,7 @@ from model_coverage import cover, training_of
 QUICK = ["BERT", "GPT-2, padded", "ViT", "U-Net", "GRU tagger", "graph network", "Mamba-like scan"]
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in ARCHITECTURES]
 )

@@ -126,7 +126,7 @@ def test_the_noise_that_its_settings_fix_is_the_plans(make):
         )
 
 
-@proven
+@proven_kind
 def test_it_completes_where_nothing_unproven_may_leave(make, monkeypatch):
     monkeypatch.setattr(eq.PrivateTraining, "ledger_class", functools.partial(Ledger, forbid_unproven=True))
     run = train(make())
@@ -273,7 +273,7 @@ def test_the_law_of_thresholds_sees_one_that_is_kept_and_never_released(monkeypa
     assert first[-1] != second[-1]
 
 
-@proven
+@proven_kind
 def test_how_many_records_were_drawn_steers_nothing(make, monkeypatch):
     """Sizes of private tensors are there to be read; given the releases, nothing may follow from them.
 

@@ -192,6 +192,7 @@ def test_long_plans_over_large_populations(population, batch, steps, z, expected
     assert found == pytest.approx(expected, rel=0.01)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("delta", [1e-5, 1e-10])
 def test_epsilon_falls_with_the_noise_and_never_jumps(delta):
     """On the plan where a coarse grid jumped between 0.45 and 5.5."""

@@ -228,6 +228,7 @@ def test_samplings_that_no_accountant_covers_are_refused_before_anything_is_spen
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("rows", [None, "mean"])
 def test_killed_and_resumed(rows, tmp_path):
     whole = start(str(tmp_path / "whole"), rows=rows)
@@ -308,6 +309,7 @@ def in_process(rank: int, port: int, folder: str) -> None:
     torch.distributed.destroy_process_group()
 
 
+@pytest.mark.wide
 def test_two_processes_equal_one(tmp_path):
     in_processes(in_process, tmp_path)
     for rows in (None, "mean"):

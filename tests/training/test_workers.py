@@ -61,6 +61,7 @@ def rows_of(run):
     return [{key: value for key, value in json.loads(row).items() if key != "seconds"} for row in rows]
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     "options",
     [
