@@ -521,8 +521,8 @@ def check_budget(plan: PrivacyPlan, others: OtherRuns, budget: Budget | None) ->
     if (found.noise_tail or 0.0) >= budget.delta:
         raise BudgetError(
             f"noise this small adds {found.noise_tail:.2g} to delta={budget.delta:g}, since normal numbers "
-            "end (noise_tail of a statement). Nothing was spent. Give a larger noise_multiplier or a larger "
-            "delta"
+            "end (noise_tail of a statement). Nothing was spent. Give a smaller epsilon or a larger "
+            "noise_multiplier, or a larger delta"
         )
     total = found.value
     # The noise was fitted with the same accountant; the sum over the runs may round in another order.
