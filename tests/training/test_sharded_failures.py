@@ -8,8 +8,6 @@ from failing_ranks import CASES, CUT, OTHER_PARTS, SEVERAL, trained, work
 
 IN_TWO_PROCESSES = work
 
-pytestmark = pytest.mark.slow
-
 
 def in_one_process(ways: dict[int, str], failing: list[str], **options) -> torch.Tensor:
     return trained({i: "loss" if way in failing else way for i, way in ways.items()}, **options)
