@@ -18,6 +18,7 @@ from equipoise.app import option_checks as names
 from equipoise.app.model_table import MODELS
 from equipoise.cli import screen
 from equipoise.data.named import NAMED
+from equipoise.training.metrics import MetricsLog
 
 
 def test_report_is_written_again(trained, equipoise):
@@ -70,6 +71,20 @@ def test_model_that_does_not_fit(trained, equipoise, tmp_path):
     found = equipoise("predict", folder, "--output", tmp_path / "no" / "file", "--json")
     assert found.code == 2
     assert "no folder" in found.value["error"]
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_stop_has_the_exit_code_of_its_signal(equipoise, tmp_path, monkeypatch, number, code):
+    def stop(self, done, outcome, ledger):
+        os.kill(os.getpid(), number)
+        return step(self, done, outcome, ledger)
+
+    step = MetricsLog.step
+    monkeypatch.setattr(MetricsLog, "step", stop)
+    words = "train --data digits --subset 100 --batch-size 50 --epochs 2 --noise-multiplier 8 --run-dir"
+    found = equipoise(words, tmp_path / "cut")
+    assert found.code == code, found.err
+    assert found.err.count("stopped") == 1
 
 
 def test_interrupted_run_goes_on(equipoise, tmp_path):

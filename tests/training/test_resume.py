@@ -366,8 +366,14 @@ def test_what_does_not_fit_is_named(tmp_path):
         again(folder, method=eq.DPMF(clip_norm=0.5, noise_multiplier=2.0, bands=2))
     with pytest.raises(FileNotFoundError, match=r"config.json: no run"):
         again(tmp_path / "nowhere")
-    with pytest.raises(FileExistsError, match="holds a run already"):
+    with pytest.raises(FileExistsError, match=r"holds a run already, not finished.*start_or_resume"):
         training(run_dir=folder)
+    finished = tmp_path / "finished"
+    training(run_dir=finished, steps=2, reproducible=False).run(progress=False)
+    with pytest.raises(FileExistsError, match=r"holds a run already, which is finished.*load_model"):
+        training(run_dir=finished)
+    with pytest.raises(RuntimeError, match=r"finished already.*load_model.*start_or_resume"):
+        again(finished)
 
 
 def test_a_schedule_function_must_be_given_again(tmp_path):

@@ -97,7 +97,7 @@ def test_a_finished_run_has_no_key_and_gets_none(tmp_path, shared, own_journal):
     run.run(progress=False)
     run.close()
     before = sorted(tmp_path.rglob("*"))
-    with pytest.raises(RuntimeError, match=r"holds no key.*has ended.*start a new run"):
+    with pytest.raises(RuntimeError, match=r"finished already.*load_model.*start_or_resume"):
         resume(tmp_path / "run")
     assert [path for path in sorted(tmp_path.rglob("*")) if path.name != "lock"] == [
         path for path in before if path.name != "lock"

@@ -10,14 +10,20 @@ from torch import nn
 
 import equipoise as eq
 
+RECORDS = {"x": torch.randn(120, 2)}
+
+
+def loss(model, batch):
+    return model(batch["x"])[:, 0].square()
+
 
 def begun(folder, **settings):
     model = nn.Linear(2, 1)
     return eq.PrivateTraining(
         model,
         torch.optim.SGD(model.parameters(), lr=0.1),
-        loss=lambda model, batch: model(batch["x"])[:, 0].square(),
-        data={"x": torch.randn(120, 2)},
+        loss=loss,
+        data=RECORDS,
         sampling=eq.Poisson(50, population=120, steps=4),
         budget=eq.Budget(2.0, 1e-4),
         run_dir=folder,
@@ -57,6 +63,31 @@ def test_a_terminated_script_does_not_count_as_done(tmp_path, monkeypatch, numbe
         assert not training.run(**given).finished
     assert training.steps_done == 2
     assert list((tmp_path / "run" / "checkpoint").iterdir())  # written before it exits
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_stop_is_said_and_so_is_going_on(tmp_path, capsys, number):
+    model = nn.Linear(2, 1)
+    given = {"evaluate": sends(number), "evaluate_every": 2, "progress": False}
+    folder = tmp_path / "run"
+    training = begun(folder)
+    if number == signal.SIGTERM:
+        with pytest.raises(SystemExit):
+            training.run(**given)
+    else:
+        assert training.run(**given).stopped_by == number
+    said = capsys.readouterr().err
+    assert "step 2 of 4" in said
+    assert str(folder) in said
+    assert "start_or_resume" in said
+    training.close()
+    training = eq.PrivateTraining.resume(
+        folder, model, torch.optim.SGD(model.parameters(), lr=0.1), loss=loss, data=RECORDS
+    )
+    assert training.run(progress=False).stopped_by is None
+    assert "going on from step 2 of 4" in capsys.readouterr().err
+    begun(None).run(**given | {"stop": "return"})
+    assert capsys.readouterr().err == ""
 
 
 def test_sigterm_in_the_last_step_is_no_failure(tmp_path):

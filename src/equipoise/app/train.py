@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
+import signal
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
@@ -157,7 +158,8 @@ def _run(
         _say_if_clipped(experiment, RunFolder(folder), console)
     if scores is not None:
         _write_json(Path(folder) / SCORES_FILE, {"scores": scores.tolist()}, mode=0o600)
-    return _answer(folder, experiment.settings, result.finished, time.perf_counter() - began)
+    answer = _answer(folder, experiment.settings, result.finished, time.perf_counter() - began)
+    return answer | {"exit_code": 128 + (result.stopped_by or signal.SIGINT)}
 
 
 def _hint(experiment: Experiment, found: Mapping[str, float], console: Console) -> None:

@@ -2,8 +2,8 @@
 
 Every command takes ``--json`` (one object on standard output, nothing else there) and ``--run-dir``. What is
 meant for people goes to standard output without ``--json`` and to standard error with it. A value that cannot
-be used gives a message in prose and exit code 2; an interrupted training gives 130; a fault of the library
-itself keeps its traceback, which is worth reporting.
+be used gives a message in prose and exit code 2; a training gives 130 after Ctrl-C and 143 after SIGTERM; a
+fault of the library itself keeps its traceback, which is worth reporting.
 
 torch and the rooms are imported inside the commands, so that ``--help`` is quick, and after the options were
 checked, so that a slip is answered at once.

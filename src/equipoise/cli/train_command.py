@@ -118,9 +118,10 @@ def resume(
 
 
 def _finish(found: dict[str, Any], as_json: bool, console: Console) -> None:
-    """Show the end of a training: summary or JSON object; exit code 130 if somebody stopped it."""
+    """Show the end of a training: summary or JSON object; exit code 130 after Ctrl-C, 143 after SIGTERM."""
     from equipoise.report import read_run, summary
 
+    code = found.pop("exit_code", 130)
     if as_json:
         emit(found)
     else:
@@ -134,7 +135,7 @@ def _finish(found: dict[str, Any], as_json: bool, console: Console) -> None:
             f"on with: equipoise resume {found['run_dir']}"
         )
         print(at_width(stopped), file=sys.stderr)
-        raise typer.Exit(130)
+        raise typer.Exit(code)
     if not as_json:
         folder, rows = shlex.quote(found["run_dir"]), " --data ROWS.csv" if run.config.get("schema") else ""
         console.print(

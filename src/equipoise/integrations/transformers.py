@@ -302,7 +302,7 @@ class PrivateTrainer(Trainer):
                 if report.step % per_epoch == 0 or report.step == state.max_steps:
                     self.control = handler.on_epoch_end(args, state, self.control)
                     self._follow(report, ignore_keys)
-                if interrupt.asked:
+                if interrupt.signal is not None:
                     training.save_checkpoint()
                     break
 

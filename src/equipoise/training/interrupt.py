@@ -12,15 +12,14 @@ __all__ = ["Interrupt", "catch_interrupt"]
 
 
 class Interrupt:
-    """Whether somebody asked to stop, and whether by SIGTERM."""
+    """The signal by which somebody asked to stop, SIGTERM if there was one; None if nobody did."""
 
-    def __init__(self) -> None:
-        self.asked = self.terminated = False
+    signal: int | None = None
 
 
 @contextmanager
 def catch_interrupt() -> Iterator[Interrupt]:
-    """Inside, the first SIGINT or SIGTERM only sets `asked`; a second SIGINT raises KeyboardInterrupt.
+    """Inside, the first SIGINT or SIGTERM only sets `signal`; a second SIGINT raises KeyboardInterrupt.
 
     Outside the main thread, where Python allows no signal handlers, nothing is caught.
     """
@@ -30,10 +29,9 @@ def catch_interrupt() -> Iterator[Interrupt]:
         return
 
     def note(number: int, frame: FrameType | None) -> None:
-        if interrupt.asked and number == signal.SIGINT:
+        if interrupt.signal is not None and number == signal.SIGINT:
             raise KeyboardInterrupt
-        interrupt.asked = True
-        interrupt.terminated |= number == signal.SIGTERM
+        interrupt.signal = number
 
     before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
     try:

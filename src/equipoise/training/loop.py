@@ -14,6 +14,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
@@ -35,7 +36,7 @@ from equipoise.training.describe import Description, describe
 from equipoise.training.distributed import Processes
 from equipoise.training.folder.checkpoint import CheckpointError
 from equipoise.training.folder.config_file import found_before, method_name, rebuild, rebuild_method
-from equipoise.training.folder.run_folder import RunFolder, save_model
+from equipoise.training.folder.run_folder import BOTH, LOAD, RunFolder, save_model
 from equipoise.training.interrupt import catch_interrupt
 from equipoise.training.metrics import MetricWriter
 from equipoise.training.one_answer import Answers, watch_answers
@@ -278,10 +279,17 @@ class PrivateTraining:
             FileNotFoundError: no run lies there.
             CheckpointError: no whole checkpoint.
             ValueError: what is given does not fit the run.
+            RuntimeError: the run is finished.
             DataError: `sampling` assigns items to draws by their numbers, and items have other numbers now.
         """
         folder = RunFolder(run_dir)
         config = Processes().first(folder.read_config)
+        if Processes().first_flag(folder.has_ended):
+            raise RuntimeError(
+                f"run_dir={str(run_dir)!r} is finished already, so there is nothing to resume: "
+                f"{LOAD.format(str(folder.model))}, and {BOTH}. For more steps start a new run, with one "
+                "ledger_file for both. Nothing was spent"
+            )
         plan, sampling, budget, settings = rebuild(config)
         return cls(
             model,
@@ -563,8 +571,9 @@ class PrivateTraining:
             evaluate_every: steps between evaluations; 10 in all by default, and one at the end.
             checkpoint_every: steps between checkpoints; 20 in all by default.
             stop: what SIGTERM does after the checkpoint. "exit" raises SystemExit(143), so that a scheduler
-                does not count the job as done; "return" returns a result with `finished` False. By default
-                "exit" in a script and "return" in an interactive session. Ctrl-C returns.
+                does not count the job as done; "return" returns a result with `finished` False, and says
+                nothing. By default "exit" in a script and "return" in an interactive session. Ctrl-C
+                returns. That a run was stopped, or goes on, is one line on standard error.
         """
         if stop not in (None, "exit", "return"):
             raise ValueError(f"stop={stop!r}: give 'exit' or 'return'")
@@ -587,6 +596,9 @@ class PrivateTraining:
             )
         _validate.count("the steps between evaluations", evaluate_every=evaluate_every)
         _validate.count("the steps between checkpoints", checkpoint_every=checkpoint_every)
+        speaks = self.processes.is_first and (progress or self.folder is not None)
+        if speaks and 0 < self.steps_done < steps:
+            print(f"equipoise: going on from step {self.steps_done:,} of {steps:,}", file=sys.stderr)
         with (
             self.processes.together(),
             catch_interrupt() as interrupt,
@@ -598,7 +610,7 @@ class PrivateTraining:
                 if evaluate is not None and (last or step.step % evaluate_every == 0):
                     evaluation = self.evaluate(evaluate)
                 bar.update(step.step, step.epsilon, evaluation)
-                stopped = self.processes.first(lambda: interrupt.asked)
+                stopped = self.processes.first(lambda: interrupt.signal is not None)
                 if self.folder is not None and (last or stopped or step.step % checkpoint_every == 0):
                     self.save_checkpoint()
                 if stopped:
@@ -606,6 +618,8 @@ class PrivateTraining:
         if evaluate is not None and not self._evaluation:
             self.evaluate(evaluate)
         result = self.finish()
+        stopped_by = None if result.finished else self.processes.first(lambda: interrupt.signal)
+        result = replace(result, stopped_by=stopped_by)
         if self._answers.are_one and self.processes.is_first:
             warnings.warn(
                 "the largest output of the model is the same one for all inputs of the evaluation. If "
@@ -614,7 +628,16 @@ class PrivateTraining:
                 stacklevel=2,
             )
         exits = stop == "exit" or (stop is None and not (hasattr(sys, "ps1") or "ipykernel" in sys.modules))
-        if not result.finished and self.processes.first(lambda: exits and interrupt.terminated):
+        exits = exits and stopped_by == signal.SIGTERM
+        if stopped_by is not None and speaks and stop != "return":
+            way = "" if exits else "; run() goes on in this process"
+            if self.folder is None:
+                way = f", and nothing was saved, for want of a run_dir{way}"
+            else:
+                way = f", saved in {self.folder.path}; PrivateTraining.start_or_resume(...) goes on{way}"
+            word = "" if exits else " (result.finished is False)"
+            print(f"equipoise: stopped at step {result.steps:,} of {steps:,}{word}{way}", file=sys.stderr)
+        if exits:
             raise SystemExit(128 + signal.SIGTERM)
         return result
 

@@ -43,11 +43,11 @@ def state_of(folder: RunFolder) -> Literal["empty", "unbegun", "open", "ended"]:
 
 def _has_ended(folder: RunFolder) -> bool:
     """Whether what a run publishes at its end is there, and its key gone or its end booked."""
-    if not (folder.statement.exists() and folder.model.exists()):
+    if not folder.key_is_gone:
         return False
+    if folder.has_ended():
+        return True
     settings = rebuild(folder.read_config())[3]
-    if not settings.reproducible:
-        return not (folder.private / "key").exists()
     run = secrets_of(folder, settings, existing=True).identity
     entries = read_journal(settings.ledger_file or folder.journal)
     return any(isinstance(entry, CloseEntry) and entry.run == run for entry in entries)

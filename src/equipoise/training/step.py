@@ -67,6 +67,7 @@ class Result:
     Attributes:
         steps: steps done in all. They are fewer than planned where a resumed run was charged again for some.
         finished: whether no step is left; False after an interrupt.
+        stopped_by: the signal that interrupted it, SIGINT or SIGTERM; None otherwise.
         epsilon: the statement's, at `delta`; None where nothing is guaranteed.
         delta: of the guarantee.
         evaluation: the last evaluation.
@@ -81,6 +82,7 @@ class Result:
     evaluation: dict[str, float] = field(default_factory=dict)
     run_dir: Path | None = None
     statement: Statement | None = field(default=None, repr=False)
+    stopped_by: int | None = None
 
 
 _Answer = TypeVar("_Answer")

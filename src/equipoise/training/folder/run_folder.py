@@ -34,6 +34,11 @@ __all__ = ["RunFolder", "load_model", "save_model"]
 
 LARGEST_PATH = 4096
 
+LOAD = "equipoise.load_model(model, {!r}) gives its model"
+BOTH = (
+    "PrivateTraining.start_or_resume(...) serves a new, a stopped and a finished run, by the same arguments"
+)
+
 
 class RunFolder:
     """The paths of one run, and its settings file.
@@ -56,6 +61,17 @@ class RunFolder:
         self.items = self.private / "items.jsonl"
         self._lock: IO[str] | None = None
 
+    @property
+    def key_is_gone(self) -> bool:
+        """Whether what a run publishes is there and its key is not: it has ended, or it never had a key."""
+        there = self.statement.exists() and self.model.exists()
+        return there and not (self.private / "key").exists()
+
+    def has_ended(self) -> bool:
+        """Whether a run lies here that cannot go on. A reproducible one always can: its key is its seed."""
+        is_whole = self.private.is_dir()  # not a copy of what may be published
+        return is_whole and self.key_is_gone and not self.read_config()["settings"].get("reproducible", False)
+
     def create(self) -> None:
         """Make the folder.
 
@@ -65,10 +81,12 @@ class RunFolder:
         """
         make_folder(self.path, "run_dir")
         if self.config.exists() or self.journal.exists() or self.checkpoints.steps():
+            ended = self.config.exists() and self.has_ended()
+            state = "which is finished" if ended else "not finished yet"
+            ways = f"{LOAD.format(str(self.model))}, and {BOTH}" if ended else f"to go on, {BOTH}"
             raise FileExistsError(
-                f"run_dir={str(self.path)!r} holds a run already. Go on with it by "
-                "PrivateTraining.resume(run_dir, ...), or name a new folder; what the old run spent stays "
-                "spent."
+                f"run_dir={str(self.path)!r} holds a run already, {state}: {ways}. Or name a new folder; "
+                "what the old run spent stays spent."
             )
         try:
             self.private.mkdir(exist_ok=True, mode=0o700)
