@@ -7,7 +7,7 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
-from oracle_cases import compare
+from oracle_cases import compare, moved
 from torch import nn
 from torch.nn.utils import parametrizations
 from torch.utils import checkpoint
@@ -418,6 +418,17 @@ def test_activation_checkpoints_work_or_are_refused():
     compare(Checkpointed(False).double(), squared, floats(6, 5), how="rule")
     with pytest.raises(CoverageError, match="use_reentrant=False"):
         GradientEngine(Checkpointed(True).double(), squared, floats(6, 5))
+
+
+def test_a_checkpoint_runs_again_at_the_parameters_of_its_forward():
+    model, x = Checkpointed(False).double(), floats(6, 5)
+    other = moved(model, 1.0)
+    engine = GradientEngine(model, squared, x)
+    found = engine(x, other).row_norms(), engine.alone(x, other).row_norms()
+    model.load_state_dict(other)
+    expected = engine(x).row_norms()
+    torch.testing.assert_close(found[0], expected)
+    torch.testing.assert_close(found[1], expected[:1])
 
 
 class InPlaceViews(nn.Module):

@@ -10,6 +10,7 @@ that updates parameters is refused (``capture.isolation``).
 from __future__ import annotations
 
 import itertools
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -51,6 +52,7 @@ from equipoise.gradients.checks.row_comparison import distance_and_length, lengt
 from equipoise.gradients.engine_inputs import (
     Loss,
     WholeNumbers,
+    backward_at,
     backward_included,
     check_batch,
     check_model,
@@ -78,6 +80,17 @@ MISMATCHES = 5
 
 #: Share of a row's length that rounding may move where it opens or closes a few of many ReLUs.
 KINKS = 0.1
+
+#: Share of the rows' root of squares that their sum may round by in another order, and of the whole rows'.
+SUMS_ROUND, ROUNDS_TO_ZERO = 5e-3, 1e-5
+
+ANOTHER_FUNCTION = (
+    "ordinary autograd's gradient of a batch is not the sum of those of its records",
+    "A hook or a backward of your own has to treat each record by itself, and a loss must not follow a "
+    "record's place or the number of records. To change a parameter's whole gradient, do so to the released "
+    "one (optimizer.register_step_pre_hook)",
+)
+"""Reason and remedy where records train another function than their batch."""
 
 #: What rows may round by where another record changes, relative to the norms of whole rows.
 ROWS_ROUND = {"torch.float64": 1e-9, "torch.float32": 1e-4, "low": 5e-2}
@@ -129,6 +142,8 @@ class GradientEngine:
 
     #: Whether the rows of the example batch are zero, at the model's parameters and under two seeds.
     rows_vanish = False
+
+    _has_warned = False
 
     def __init__(
         self,
@@ -242,12 +257,20 @@ class GradientEngine:
             return _gathered(self.model, leaves, rows, loss[None])
 
     def _row_among(
-        self, batch: Any, place: int, leaves: Mapping[str, Tensor], substitute: Mapping[str, Tensor] | None
+        self,
+        batch: Any,
+        place: int | slice,
+        leaves: Mapping[str, Tensor],
+        substitute: Mapping[str, Tensor] | None,
     ) -> tuple[dict[str, Tensor], Tensor]:
-        """The row of one record of a batch, for the parameters that it reaches, and its loss."""
+        """The gradient of one record's loss in a batch, or of the sum of several, and that sum.
+
+        Only parameters that it reaches have one.
+        """
         seen = dict(leaves)
-        with torch.enable_grad(), self._leaves_told(seen.__setitem__):
-            loss = evaluate_loss(self.model, self.loss, batch, substitute)[place]
+        told = self._leaves_told(seen.__setitem__)
+        with torch.enable_grad(), told, backward_at(self.model, substitute):
+            loss = evaluate_loss(self.model, self.loss, batch, substitute)[place].sum()
             found: tuple[Tensor | None, ...] = (None,) * len(leaves)
             if loss.requires_grad:
                 found = torch.autograd.grad(loss, [seen[name] for name in leaves], allow_unused=True)
@@ -511,8 +534,9 @@ class GradientEngine:
         factors: dict[str, list[Factor]] = {}
         losses: Tensor | None = None
         if plan.ruled:
-            capture, losses = self._run(plan, batch, leaves, substitute)
-            factors = capture.collect(losses, upstream)
+            with backward_at(self.model, substitute):
+                capture, losses = self._run(plan, batch, leaves, substitute)
+                factors = capture.collect(losses, upstream)
         if plan.dense:
             rows, dense_losses = dense_rows(self.model, self.loss, batch, params, names=tuple(plan.dense))
             factors |= {name: [DenseFactor(g)] for name, g in rows.items()}
@@ -555,7 +579,9 @@ class GradientEngine:
         trials.refuse_mixing(repeat_to(batch, min(MANY, max(LARGE, num_records(batch)))))
         self._settle(batch)
         self._compare(self._plans[signature(batch)], batch)
-        self.refuse_mixed_rows(repeat_to(batch, LARGE), trials.params)
+        several = repeat_to(batch, LARGE)
+        self._refuse_other_function(several)  # hooks of parameters run at their own values alone
+        self.refuse_mixed_rows(several, trials.params)
 
     def refuse_mixed_rows(self, batch: Any, params: Mapping[str, Tensor] | None = None) -> None:
         """Change some records, or a gradient; neither norms nor a weighted sum of the others' rows may move.
@@ -571,7 +597,9 @@ class GradientEngine:
 
         Raises:
             CrossRecordError: another record's row moved.
+            CoverageError: the sum of the rows is not the gradient of the batch.
         """
+        self._refuse_other_function(batch, params)
         # NaN alone at the size of a step, which is tried once more.
         unusual = NOT_USUAL if num_records(batch) <= MANY else NOT_USUAL[:1]
         for number, numbers in enumerate(self._random_numbers(batch, params)):
@@ -599,6 +627,54 @@ class GradientEngine:
                     continue  # a backward that refuses such tells nothing
                 if names := self._moved(before.rows(slice(1, None)), others):
                     raise CrossRecordError(None, None, gradients_of=names)
+
+    def _refuse_other_function(self, batch: Any, params: Mapping[str, Tensor] | None = None) -> None:
+        """Compare the sum of rows with ordinary autograd's gradient of the same records in another order.
+
+        They differ if a hook or a backward uses a statistic of the batch, if a hook changes the gradient of a
+        parameter, and if a loss follows a record's place or the number of records. Dense rows are right all
+        the same, of each record by itself, but are not what the user wrote: a warning.
+
+        Args:
+            batch, params: as of `refuse_mixed_rows`.
+
+        Raises:
+            CoverageError: others differ.
+        """
+        if self.forward_only:
+            return
+        try:
+            rows = self._rows_under((MIDDLE, 0), batch, params)
+        except PlanMismatch:
+            return  # such records are computed by themselves
+        assert self._latest is not None
+        order = torch.randperm(rows.num_records, generator=torch.Generator().manual_seed(0))
+        with undisturbed(self.model), backward_included():
+            expected, _ = self._row_among(take_records(batch, order), slice(None), *self._leaves(params))
+        whole = rows.row_norms()
+        is_rough = self._latest.low_precision or whole.is_cuda  # which may multiply in TF32
+        wrong = {}
+        for name in rows.names:  # one by one, as in `_moved`
+            one = rows.select([name])
+            total = local_part(one.weighted_sums(torch.ones_like(whole))[name])
+            distance = length(total - expected[name] if name in expected else total)
+            share = SUMS_ROUND if name in self._latest.dense and not is_rough else KINKS
+            # Where a parameter's gradient is zero but for rounding, the whole one says how much that is.
+            if not distance <= share * one.row_norms().norm() + ROUNDS_TO_ZERO * whole.norm():
+                wrong[name] = ""
+        wrong = found_by_any(self.model, wrong)
+        if not wrong or self._follows_seed(take_records(batch, slice(LARGE)), self._latest):
+            return
+        if wrong.keys() - self._latest.dense.keys():
+            raise CoverageError([RefusedParameter(n, n.rpartition(".")[0], *ANOTHER_FUNCTION) for n in wrong])
+        if not self._has_warned:
+            self._has_warned = True
+            reason, remedy = ANOTHER_FUNCTION
+            warnings.warn(
+                f"for the parameters {[*wrong][:3]} {reason}; that sum is trained, which is another function "
+                f"than the one that you wrote. {remedy}.",
+                stacklevel=2,
+            )
 
     def _rows_under(
         self,

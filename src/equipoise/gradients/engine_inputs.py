@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.stateless import _reparametrize_module
 
 from equipoise._dtensor import is_dtensor
 from equipoise._tree import leaves, map_leaves
@@ -29,6 +30,7 @@ from equipoise.gradients.capture.sharded import (
 __all__ = [
     "Loss",
     "WholeNumbers",
+    "backward_at",
     "backward_included",
     "check_batch",
     "check_model",
@@ -312,6 +314,16 @@ def backward_included() -> Iterator[None]:
             yield
         finally:
             _SCOPE.reset(token)
+
+
+@contextmanager
+def backward_at(model: nn.Module, values: Mapping[str, Tensor] | None) -> Iterator[None]:
+    """Inside, the model has these values in a backward too: a checkpoint runs its forward once more there."""
+    if not values or model in SHARDED:  # `evaluate_loss` does so for one that is sharded
+        yield
+        return
+    with _reparametrize_module(model, dict(values), tie_weights=True), backward_included():
+        yield
 
 
 def run_loss(model: nn.Module, loss: Loss, batch: Any, substitute: Mapping[str, Tensor] | None) -> Any:

@@ -24,6 +24,7 @@ from equipoise.gradients.capture.sharded import SHARDED, leaves_told
 from equipoise.gradients.checks.row_comparison import each_gradient
 from equipoise.gradients.engine_inputs import (
     Loss,
+    backward_at,
     backward_included,
     check_params,
     evaluate_loss,
@@ -78,7 +79,7 @@ def dense_rows(
         except (RuntimeError, NotImplementedError, TypeError, AttributeError, IndexError):
             found: dict[str, list[Tensor]] = {name: [] for name in chosen}
             losses = _loop(
-                one_loss, chosen, _live(model, values), leaves, lambda name, g: found[name].append(g)
+                model, one_loss, chosen, _live(model, values), leaves, lambda name, g: found[name].append(g)
             )
             grads = {name: torch.stack(rows_of) for name, rows_of in found.items()}
     return {name: g.detach() for name, g in grads.items()}, losses.detach()
@@ -101,7 +102,7 @@ def visit_rows(model: nn.Module, loss: Loss, batch: Any, visit: Callable[[str, T
         return
     chosen, values, one_loss = _of_one_record(model, loss, batch, None, None)
     with sdpa_kernel(SDPBackend.MATH), torch.enable_grad():
-        _loop(one_loss, chosen, _live(model, values), record_leaves(batch), visit)
+        _loop(model, one_loss, chosen, _live(model, values), record_leaves(batch), visit)
 
 
 OneLoss = Callable[..., tuple[Tensor, Tensor]]
@@ -216,6 +217,7 @@ def _start(stand: bytes, record: int) -> int:
 
 
 def _loop(
+    model: nn.Module,
     one_loss: OneLoss,
     chosen: dict[str, Tensor],
     others: dict[str, Tensor],
@@ -238,7 +240,7 @@ def _loop(
             # Look-ups may give sparse ones.
             visit(name, torch.zeros_like(wanted[name]) if g is None else g.to_dense())
 
-        with random_numbers_from(_start(stand, i), *devices):
+        with random_numbers_from(_start(stand, i), *devices), backward_at(model, live):
             value, _ = one_loss(live, *(leaf[i] for leaf in leaves))
             losses.append(value.detach())
             if value.requires_grad:

@@ -31,6 +31,7 @@ from equipoise.gradients.checks.record_mixing import (
 from equipoise.gradients.checks.row_comparison import length
 from equipoise.gradients.engine_inputs import (
     Loss,
+    backward_at,
     backward_included,
     evaluate_loss,
     map_records,
@@ -118,7 +119,7 @@ class RecordTrials:
             if name in seen:
                 seen[name] = tensor
 
-        with Buffers(self._model).kept(), leaves_told(hear):
+        with Buffers(self._model).kept(), leaves_told(hear), backward_at(self._model, self.params):
             losses = evaluate_loss(self._model, self._loss, batch, self.params)
             if not losses.requires_grad:
                 return losses, []
