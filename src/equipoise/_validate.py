@@ -33,7 +33,7 @@ __all__ = [
 ]
 
 
-NO_NOISE = "or train without noise by PlainSGD or ClipSGD (--method sgd or clip-sgd)"
+NO_NOISE = "or train without noise by equipoise.methods.PlainSGD or ClipSGD"
 
 
 def author_of(kind: type) -> str | None:

@@ -84,7 +84,7 @@ DATA = {
     ),
     "unequal lengths": (shorter, "same record axis"),
     "a stream": (Stream, "Stream, which has no record numbers"),
-    "a loader": (lambda: DataLoader(TensorDataset(torch.zeros(3, 12))), "DataLoader.*Give its dataset"),
+    "a loader": (lambda: DataLoader(TensorDataset(torch.zeros(3, 12))), "DataLoader.*data=loader.dataset"),
     "wrong shape": (lambda: records() | {"input": torch.zeros(RECORDS, 7)}, "Check the labels' range"),
     "wrong type": (lambda: records() | {"input": torch.zeros(RECORDS, 12).long()}, "fails on"),
     "a number": (lambda: 3, "data is an int; give a map-style dataset"),

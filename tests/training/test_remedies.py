@@ -76,13 +76,20 @@ CASES = {
     "frozen norm": (lambda: training(with_norm()), r"'1' \(frozen BatchNorm1d\).*eval\(\)"),
     "norm": (lambda: training(with_norm(trained=True)), r"'1' \(BatchNorm1d\).*replace_batch_norm"),
     "norm of a generator": (lambda: training(Critic(), loss=of_critic), r"outside .*\(BatchNorm2d\)"),
-    "weighted sampler": (lambda: training(data=loader()), "weight the loss"),
+    "weighted sampler": (lambda: training(data=loader()), "collate=loader.*weight the loss"),
+    "loader": (
+        lambda: training(data=torch.utils.data.DataLoader(loader().dataset)),
+        r"workers=loader.*steps=\.\.\.\)\.$",
+    ),
+    "name of a method": (lambda: training(method="dp-c4"), r"equipoise\.methods\.DPC4\("),
+    "loss of torch": (lambda: training(loss=nn.CrossEntropyLoss()), r"\(model, batch\).*lambda model, batch"),
+    "no delta": (lambda: eq.Budget(3.0), "needs delta.*1/population"),
     "loss with parameters": (
         lambda: training(optimizer=with_a_loss_of(nn.Linear(3, 3).parameters())),
         "ModuleDict",
     ),
     "no noise": (lambda: eq.DPSGD(noise_multiplier=0), "PlainSGD"),
-    "no bound": (lambda: eq.Budget(float("inf"), 1e-5), "clip-sgd"),
+    "no bound": (lambda: eq.Budget(float("inf"), 1e-5), "ClipSGD"),
     "in-batch softmax": (lambda: training(loss=in_batch_softmax), "negatives.*public.*pair"),
     "fixed size": (lambda: training(Fixed(FEATURES, 3)), r"view\(-1"),
     "nothing but masked": (lambda: training(loss=masked, data=MASKED), r"clamp\(min=1\)"),
@@ -95,6 +102,16 @@ CASES = {
 def test_a_refusal_names_the_way_that_works(start, remedy):
     with pytest.raises((ValueError, TypeError, RuntimeError), match=remedy):
         start()
+
+
+def test_each_name_of_a_method_is_that_of_a_class_to_call():
+    for name in eq.methods.METHODS:
+        assert hasattr(eq.methods, eq.methods.find(name).__name__), name
+
+
+def test_a_delta_that_lets_a_record_leak_is_warned_of():
+    with pytest.warns(UserWarning, match=r"delta=0\.1 is not below 1/population"):
+        training(budget=eq.Budget(3.0, 0.1))
 
 
 def with_public_negatives(model, batch):

@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from equipoise._validate import suggestion
+from equipoise._validate import NO_NOISE, suggestion
 from equipoise.app.model_table import MODELS
 from equipoise.federated.registry import FEDERATED, PLAIN_AVERAGING
 from equipoise.methods.registry import registered
@@ -287,6 +287,7 @@ def in_option_words(message: str, names: Iterable[str]) -> str:
     >>> in_option_words("noise_multiplier must be positive and finite, got -1", ["noise_multiplier"])
     '--noise-multiplier must be positive and finite, got -1'
     """
+    message = message.replace(NO_NOISE, "or train without noise by --method sgd or clip-sgd")
     known = {name: name for name in names}
     known |= {other: name for other, name in _OTHER_NAMES.items() if name in known}
     for word, name in known.items():

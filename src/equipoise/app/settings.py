@@ -475,6 +475,8 @@ class RunSettings:
                 "5000 --image-size 32x32. Read from the private images they would tell of persons."
             )
         if form in ("table", "images") and self.test is None and self.test_share is None:
+            if not Path(self.data).exists():
+                raise SettingsError(f"--data {self.data!r} does not exist. Check the path.")
             raise SettingsError(
                 "the rows to evaluate on are missing: give --test FILE, or --test-share 0.2. What the "
                 "evaluation says of them is published, and no epsilon covers it."

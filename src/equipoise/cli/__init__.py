@@ -28,6 +28,7 @@ import typer
 
 from equipoise._files import explained
 from equipoise._version import __version__
+from equipoise.app.option_checks import in_option_words
 from equipoise.cli.advise_command import advise
 from equipoise.cli.audit_command import audit
 from equipoise.cli.calibrate_command import calibrate
@@ -112,7 +113,9 @@ def main(arguments: list[str] | None = None) -> int:
     0
     """
     if arguments is None:  # a program of its own: who runs it wants no line of our source with a warning
-        warnings.formatwarning = lambda message, *_, **__: at_width(f"equipoise: {message}") + "\n"
+        warnings.formatwarning = lambda message, *_, **__: (
+            at_width(f"Warning: {in_option_words(str(message), _settings_of(app))}") + "\n"
+        )
     return run_app(app, sys.argv[1:] if arguments is None else arguments, "equipoise")
 
 
@@ -226,8 +229,6 @@ def _unknown_option(option: str, error: Any) -> str | None:
 
 
 def _words(error: Exception, chosen: typer.Typer, words: list[str]) -> str:
-    from equipoise.app.option_checks import in_option_words
-
     if isinstance(error, OSError):
         error = explained(error, _place(error, words))
 
@@ -246,6 +247,12 @@ def _words(error: Exception, chosen: typer.Typer, words: list[str]) -> str:
                 "python -m reproduction in a checkout of the sources."
             )
         return said
+    return in_option_words(str(error), _settings_of(chosen))
+
+
+def _settings_of(chosen: typer.Typer) -> list[str]:
+    """The names of settings for which a command has an option."""
     commands: dict[str, Any] = getattr(typer.main.get_command(chosen), "commands", {})
-    named = {p.name for c in commands.values() for p in c.params if any(o.startswith("--") for o in p.opts)}
-    return in_option_words(str(error), sorted(named))
+    return sorted(
+        {p.name for c in commands.values() for p in c.params if any(o.startswith("--") for o in p.opts)}
+    )

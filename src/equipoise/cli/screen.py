@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import shutil
 import sys
-import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
+
+from equipoise._say import at_width
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -32,17 +32,6 @@ def open_console(as_json: bool) -> Console:
             super().print(*objects, soft_wrap=soft_wrap, **given)
 
     return Screen(stderr=as_json, highlight=False)
-
-
-def at_width(text: str) -> str:
-    """The text wrapped at words if standard error is a terminal; otherwise as it is."""
-    if not sys.stderr.isatty():
-        return text
-    width = shutil.get_terminal_size().columns
-    return "\n".join(
-        textwrap.fill(line, width, break_long_words=False, break_on_hyphens=False)
-        for line in text.splitlines()
-    )
 
 
 @contextmanager

@@ -14,7 +14,8 @@ from typing import Any
 # ---- what follows from the settings of a run
 
 OF_RECORD = (
-    "each item of the data is made of one record and of public constants alone, and no record occurs twice"
+    "each item of the data is made of one record and of public constants alone, and no record occurs twice: "
+    "equal items are taken to be those of different persons"
 )
 OF_USER = "each item of the data is made of records of its one owner and of public constants alone"
 STATED = (

@@ -26,6 +26,7 @@ from equipoise import _validate
 from equipoise._files import PathLike, write_atomically
 from equipoise._foreign_errors import cause_of, where_raised
 from equipoise._rounding import correlation_in_words
+from equipoise._say import say
 from equipoise.gradients.engine_inputs import Loss
 from equipoise.methods import DPSGD, Method, State
 from equipoise.privacy import Budget, Ledger, PlanUsedUpError, Sampling
@@ -40,7 +41,7 @@ from equipoise.training.folder.run_folder import BOTH, LOAD, RunFolder, save_mod
 from equipoise.training.interrupt import catch_interrupt
 from equipoise.training.metrics import MetricWriter
 from equipoise.training.one_answer import Answers, watch_answers
-from equipoise.training.population import warn_of_population
+from equipoise.training.population import warn_of_delta, warn_of_population
 from equipoise.training.progress import progress_bar
 from equipoise.training.restarts import FinishedTraining, check_same_run, state_of, undo_start
 from equipoise.training.run_ledger import others_at_start, own_ledger
@@ -217,6 +218,7 @@ class PrivateTraining:
                     setup.sampling.expected_size,
                     setup.settings.protected.drawn,
                 )
+                warn_of_delta(setup.delta, setup.sampling.population)
             folder = None if run_dir is None else RunFolder(run_dir)
             run = start_run(setup, folder, ledger_class=ledger_class, writers=writers, on_create=on_create)
         else:
@@ -598,7 +600,7 @@ class PrivateTraining:
         _validate.count("the steps between checkpoints", checkpoint_every=checkpoint_every)
         speaks = self.processes.is_first and (progress or self.folder is not None)
         if speaks and 0 < self.steps_done < steps:
-            print(f"equipoise: going on from step {self.steps_done:,} of {steps:,}", file=sys.stderr)
+            say(f"going on from step {self.steps_done:,} of {steps:,}")
         with (
             self.processes.together(),
             catch_interrupt() as interrupt,
@@ -636,7 +638,7 @@ class PrivateTraining:
             else:
                 way = f", saved in {self.folder.path}; PrivateTraining.start_or_resume(...) goes on{way}"
             word = "" if exits else " (result.finished is False)"
-            print(f"equipoise: stopped at step {result.steps:,} of {steps:,}{word}{way}", file=sys.stderr)
+            say(f"stopped at step {result.steps:,} of {steps:,}{word}{way}")
         if exits:
             raise SystemExit(128 + signal.SIGTERM)
         return result

@@ -1,4 +1,7 @@
-"""Whether the stated population is near that of the data; the number of records is told to the owner only."""
+"""Whether the stated population is near that of the data, and delta small enough for it.
+
+The number of records is told to the owner only.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-__all__ = ["population_told_elsewhere", "population_warning", "warn_of_population"]
+__all__ = ["population_told_elsewhere", "population_warning", "warn_of_delta", "warn_of_population"]
 
 _BEGIN = "the population is stated as"
 
@@ -58,9 +61,19 @@ def warn_of_population(
         )
 
 
+def warn_of_delta(delta: float, population: int, *, stacklevel: int = 2) -> None:
+    """Warn where delta would let a whole record leak."""
+    if delta >= 1 / population:
+        warnings.warn(
+            f"delta={delta:g} is not below 1/population = {1 / population:.3g}: publishing one record in "
+            "full would meet it. Give a delta far below that.",
+            stacklevel=stacklevel + 1,
+        )
+
+
 @contextmanager
 def population_told_elsewhere() -> Iterator[None]:
-    """Leave the warning out: the caller has a better place for it, or has given it."""
+    """Leave these warnings out: the caller has a better place for them, or has given them."""
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=_BEGIN)
+        warnings.filterwarnings("ignore", message=f"{_BEGIN}|delta=")
         yield

@@ -140,10 +140,13 @@ class RecordSource:
                 "equipoise.data.Records."
             )
         if isinstance(data, torch.utils.data.DataLoader):
+            is_weighted = isinstance(data.sampler, torch.utils.data.WeightedRandomSampler)
             raise DataError(
-                "data is a DataLoader, which has a sampling of its own: that sampling would not be the one "
-                "the privacy guarantee is computed for. Give its dataset (loader.dataset). "
-                "In place of a weighted sampler weight the loss, with 1 as the largest weight."
+                "data is a DataLoader, whose batches are not drawn as the privacy guarantee needs it. Give "
+                "data=loader.dataset, collate=loader.collate_fn, workers=loader.num_workers and "
+                "sampling=Poisson(expected_batch_size=loader.batch_size, population=..., steps=...)."
+                + " In place of its weighted sampler weight the loss, with 1 as the largest weight."
+                * is_weighted
             )
         is_map = hasattr(data, "__len__") and hasattr(data, "__getitem__")
         if isinstance(data, type) or not (is_map or self.is_elsewhere):

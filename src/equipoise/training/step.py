@@ -21,6 +21,7 @@ from torch import Tensor
 
 from equipoise._dtensor import local_part, norm_of_all
 from equipoise._host import Unread, read
+from equipoise._rounding import rounded_up
 from equipoise._tree import leaves
 from equipoise.gradients import ForwardWritesError
 from equipoise.gradients.capture.isolation import write_mark
@@ -83,6 +84,17 @@ class Result:
     run_dir: Path | None = None
     statement: Statement | None = field(default=None, repr=False)
     stopped_by: int | None = None
+
+    def __str__(self) -> str:
+        """In a line, with epsilon rounded up as the statement shows it."""
+        if self.epsilon is None:
+            spent = "no epsilon"
+        else:
+            spent = f"epsilon {rounded_up(self.epsilon)} at delta {self.delta:g}"
+        scores = [f"{name} {value:.4g}" for name, value in self.evaluation.items()]
+        return ", ".join(
+            [f"{self.steps:,} steps", *(["stopped early"] if not self.finished else []), *scores, spent]
+        )
 
 
 _Answer = TypeVar("_Answer")

@@ -33,14 +33,20 @@ class Budget:
 
     Args:
         epsilon: positive.
-        delta: in (0, 1); choose it below 1/population.
+        delta: in (0, 1), and well below 1/population; it must be given.
     """
 
     epsilon: float
-    delta: float
+    delta: float = math.nan
 
     def __post_init__(self) -> None:
         _validate.positive(_validate.NO_NOISE, epsilon=self.epsilon)
+        if math.isnan(self.delta):
+            raise TypeError(
+                f"Budget(epsilon={self.epsilon:g}) needs delta, a number well below 1/population: "
+                f"Budget({self.epsilon:g}, delta=1e-5) for fewer than 100,000 records, a power of ten less "
+                "for each ten times as many"
+            )
         check_delta(self.delta)
 
 

@@ -86,6 +86,12 @@ def check_loss(
             f"loss is {_validate.what_is(loss)}; give a function loss(model, batch) that answers one number "
             "per record, [B]"
         )
+    if isinstance(loss, nn.modules.loss._Loss):
+        raise TypeError(
+            f"loss is {_validate.what_is(loss)}, which takes outputs and targets; loss takes (model, batch) "
+            "and gives one number per record. Call it in a function, with reduction='none': "
+            "loss=lambda model, batch: criterion(model(batch['input']), batch['label'])"
+        )
     refuse_max_norm(model)
     ids = source.probes(probes)
     try:

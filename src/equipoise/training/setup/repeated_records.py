@@ -59,17 +59,22 @@ def warn_of_repeats(source: RecordSource, data: Any, users: Tensor | None, *, st
         users: of each record, LongTensor [n], or None: each copy of a record may have one and the same.
         stacklevel: as for `warnings.warn`.
     """
-    found = _are_equal(source.leaves(), users)
+    are_equal, are_same = _are_equal(source.leaves(), users), False
     if not source.has_rows:
         with suppress(Exception):  # of somebody's own classes
-            found = _stand_twice(_places(data), users)
-    if found:
+            are_same = _stand_twice(_places(data), users)
+    if are_equal or are_same:
         several = "" if users is None else ", with different owners"
+        found = f"data holds records several times{several}: epsilon"
+        if not are_same:
+            found = (
+                f"data holds equal records{several}. If they are those of different persons, nothing is "
+                "wrong. If not, epsilon"
+            )
         warnings.warn(
-            f"data holds records several times{several}: each place counts for itself, and epsilon does not "
-            "cover a person whose record has five. Leave copies out, or protect them together: "
-            'unit="user", owner=numbers (one number for all copies of a record), records_per_user=5 (the '
-            "most copies). If equal records are those of different persons, nothing is wrong.",
+            f"{found} does not cover a person with all copies: leave copies out, or protect them together by "
+            "unit='user' with owner=COLUMN (the same for all copies) and records_per_user=N (the most "
+            "copies)",
             stacklevel=stacklevel + 1,
         )
 

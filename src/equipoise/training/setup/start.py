@@ -97,10 +97,12 @@ def check_start(given: TrainingInputs, processes: Processes) -> list[str]:
             if run not in paid:
                 raise ValueError(
                     f"model or loss holds in {name!r} what run {run} left, and the epsilon of this run "
-                    "would not cover that. If both runs have records of the same people, give both one "
-                    "ledger_file=..., which adds up their costs; of a run without one that is "
-                    "private/journal.jsonl in its folder. If no record of these people went into that run, "
-                    "give starts_from='public'. Or build the model anew. Nothing was spent"
+                    "would not cover that. To train from the start, build the model anew. To go on from what "
+                    "that run left, give both runs one ledger_file=..., which adds up their costs, and this "
+                    "run a budget for both together; of a run without ledger_file the journal is "
+                    "private/journal.jsonl in its run_dir, and of one without both there is none, so build "
+                    "the model anew. If no record of these people went into that run, give "
+                    "starts_from='public'. Nothing was spent"
                 )
         remembered = _remembered(given.optimizer)
         if remembered is not None:

@@ -12,7 +12,7 @@ from torch import nn
 
 from equipoise import _validate
 from equipoise.gradients.engine_inputs import Loss
-from equipoise.methods import DPSGD, Method
+from equipoise.methods import DPSGD, METHODS, Method, find
 from equipoise.privacy import Budget, Sampling
 from equipoise.training.owners import column_of
 from equipoise.training.setup.training_settings import TrainingSettings
@@ -69,8 +69,11 @@ class TrainingInputs:
                 "that are drawn: leave it out, and scale the method's noise_multiplier to the larger cohort"
             )
         if not isinstance(method, Method):
-            is_class = inspect.isclass(method)
-            called = ": call it, for instance DPSGD(clip_norm=1.0)" if is_class else ", for instance DPSGD()"
+            called = ", for instance DPSGD()"
+            if inspect.isclass(method):
+                called = ": call it, for instance DPSGD(clip_norm=1.0)"
+            elif isinstance(method, str) and method in METHODS:
+                called = f": equipoise.methods.{find(method).__name__}(...) is that of this name"
             raise TypeError(f"{_validate.given('method', method)} is no Method; give a method object{called}")
         if budget is not None and not isinstance(budget, Budget):
             raise TypeError(

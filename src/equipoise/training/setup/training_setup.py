@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import itertools
-import warnings
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -16,6 +15,7 @@ from dp_accounting import DpEvent
 from torch import Tensor, nn
 
 from equipoise._dtensor import is_a_copy, local_part
+from equipoise._say import say
 from equipoise.gradients import (
     CrossRecordError,
     ForwardWritesError,
@@ -448,15 +448,16 @@ def _check_left(budget: Budget, others: tuple[DpEvent, ...], relation: str) -> N
         BudgetError: less than a tenth is left.
     """
     spent = epsilon(compose_events(others), budget.delta, relation, cross_check=False).value
-    left = f"the other runs in ledger_file cost epsilon {spent:.4g} of {budget.epsilon:g} at {budget.delta:g}"
+    left = f"the other runs in the journal cost epsilon {spent:.4g} of {budget.epsilon:g} at {budget.delta:g}"
     if spent > 0.9 * budget.epsilon:
         raise BudgetError(
             f"{left}, their whole plans included, so that less than a tenth is left and noise would drown "
-            "this run. A budget is that of all runs of the journal together: raise it for this run, and give "
-            "each run its share from the first one on. To train with what is left all the same, state the "
-            "method's noise_multiplier"
+            "this run. A budget is that of all runs of the journal together. For runs of equal noise, weekly "
+            "ones say, compute it once for the steps of all of them (equipoise calibrate --steps ALL "
+            "--epsilon TOTAL) and give each run that noise_multiplier, from the first one on. Or let the "
+            "budget rise from run to run: state that of the runs so far and this one"
         )
-    warnings.warn(f"{left}, their whole plans included; this run may use the rest", stacklevel=2)
+    say(f"{left}, their whole plans included; this run may use the rest")
 
 
 def _plan_of(given: TrainingInputs, resumed: ResumedRun | None, processes: Processes) -> Plan:
