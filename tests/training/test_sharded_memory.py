@@ -31,4 +31,4 @@ def test_every_process_holds_its_part_alone(how, count, by_count):
         assert held["parameters"] == held["sums"] == held["noised"] == part
         assert held["optimizer"] == 2 * part
         assert held["all between steps"] <= 3 * part + records
-        assert held["all at the release"] <= 5 * part + records
+        assert held["all at the release"] <= 6 * part + records  # the sum is in double precision
