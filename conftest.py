@@ -9,6 +9,7 @@ folders have: collected as a module, one would hide the other.
 """
 
 import math
+import os
 from collections import defaultdict
 from importlib.util import find_spec
 from pathlib import Path
@@ -60,11 +61,17 @@ def pytest_addoption(parser):
     parser.addoption("--passed", metavar="FILE", help="leave out the tests listed there, add those that pass")
 
 
+def relative(path, config):
+    return os.path.relpath(path, config.rootpath).replace(os.sep, "/")
+
+
 @pytest.hookimpl(tryfirst=True)  # before -m is read, and before pytest-xdist adds to the names
 def pytest_collection_modifyitems(config, items):
-    if not any(argument.startswith(WIDE) for argument in config.args):
+    given = [Path(config.invocation_params.dir, argument.partition("::")[0]) for argument in config.args]
+    named = [relative(path.resolve(), config) + "/" * path.is_dir() for path in given]
+    if not any(name.startswith(WIDE) for name in named):
         for item in items:
-            if item.path.relative_to(config.rootpath).as_posix().startswith(WIDE):
+            if relative(item.path, config).startswith(WIDE):
                 item.add_marker("wide")
     cases = defaultdict(list)
     for item in items:

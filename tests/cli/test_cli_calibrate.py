@@ -21,6 +21,12 @@ def test_noise_multiplier_for_an_epsilon(equipoise, tmp_path):
     assert json.loads((tmp_path / "new" / "calibration.json").read_text()) == found.value
 
 
+def test_no_noise_names_the_methods_that_have_none(equipoise):
+    found = equipoise(SETTING, "--noise-multiplier", 0)
+    assert found.code == 2
+    assert "clip-sgd" in found.err
+
+
 @pytest.mark.parametrize(("epochs", "steps"), [(2.5, 25), (2.51, 26), (2.59, 26), (0.3, 3)])
 def test_epochs_instead_of_steps(equipoise, epochs, steps):
     """The fewest steps that make as many passes, so that epsilon is never that of a shorter run."""

@@ -341,3 +341,26 @@ def check_equal(name, *by_rank):
 @pytest.mark.parametrize("name", WHOLE_DRAWS)
 def test_rankings_of_a_whole_draw_say_that_they_need_one_process(name, by_rank):
     assert all("in one process" in found[name] for found in by_rank)
+
+
+def apart(rank: int, port: int, folder: str) -> None:
+    join_group(rank, port)
+    run = training(steps=3)
+    run.take_step()
+
+    def clip(bound: float) -> float:
+        with torch.no_grad():
+            for parameter in run.model.parameters():
+                parameter.clamp_(-bound, bound)
+        return bound
+
+    assert run.public_step(lambda: clip(0.1)) == 0.1
+    run.take_step()
+    with pytest.raises(RuntimeError, match="public_step"):
+        run.public_step(lambda: clip(0.01 * (1 + rank)))
+    with pytest.raises(RuntimeError):
+        run.take_step()
+
+
+def test_a_public_step_runs_in_each_process_and_leaves_one_model(tmp_path):
+    in_processes(apart, tmp_path)

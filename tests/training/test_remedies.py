@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 import torch
 from small_problems import FEATURES, RECORDS, loss, network, records, training
@@ -68,6 +70,23 @@ def with_a_loss_of(parameters):
     return lambda own, lr: torch.optim.SGD([*own, *parameters], lr)
 
 
+class Scoring(nn.Module):
+    """A loss with parameters, and with a norm over the batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.score, self.norm = nn.Linear(3, 3), nn.BatchNorm1d(3)
+
+    def forward(self, model, batch):
+        return F.cross_entropy(self.score(model(batch["input"])), batch["label"], reduction="none")
+
+
+class Normed(Scoring):
+    def forward(self, model, batch):
+        return F.cross_entropy(self.norm(model(batch["input"])), batch["label"], reduction="none")
+
+
+ONE = {"input": torch.randn(1, FEATURES), "label": (torch.randn(1, 3)[:, 0] > 0).long()}  # its stride is 3
 MASKED = records() | {"mask": torch.zeros(RECORDS, 4)}
 PERSONS = records() | {"person": torch.arange(RECORDS) // 2}
 USERS = {"unit": "user", "records_per_user": 2, "population": RECORDS // 2, "loss": by_person}
@@ -84,6 +103,10 @@ CASES = {
     "name of a method": (lambda: training(method="dp-c4"), r"equipoise\.methods\.DPC4\("),
     "loss of torch": (lambda: training(loss=nn.CrossEntropyLoss()), r"\(model, batch\).*lambda model, batch"),
     "no delta": (lambda: eq.Budget(3.0), "needs delta.*1/population"),
+    "norm of one record": (
+        lambda: training(data=ONE, loss=Normed(), batch=1, population=1),
+        "replace_batch_norm",
+    ),
     "loss with parameters": (
         lambda: training(optimizer=with_a_loss_of(nn.Linear(3, 3).parameters())),
         "ModuleDict",
@@ -112,6 +135,18 @@ def test_each_name_of_a_method_is_that_of_a_class_to_call():
 def test_a_delta_that_lets_a_record_leak_is_warned_of():
     with pytest.warns(UserWarning, match=r"delta=0\.1 is not below 1/population"):
         training(budget=eq.Budget(3.0, 0.1))
+
+
+@pytest.mark.parametrize("is_hidden", [False, True])
+def test_parameters_of_a_loss_that_nobody_trains_are_named(is_hidden):
+    scoring = Scoring()
+    own = (lambda model, batch: scoring(model, batch)) if is_hidden else scoring
+    with pytest.warns(match=r"score\.weight.*ModuleDict"):
+        training(loss=own)
+    scoring.requires_grad_(False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        training(loss=own)
 
 
 def with_public_negatives(model, batch):

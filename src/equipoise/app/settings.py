@@ -64,6 +64,7 @@ MOST_STEPS = 10**7
 
 USUAL_DELTA = "1e-5, and less from a population of 100,000 on"
 
+_NOISE = "noise that protects anybody (equipoise train --method sgd and clip-sgd have none)"
 _OF_NUMBERS = frozenset({"above_zero", "share", "at_least_zero", "at_least_one"})
 
 
@@ -244,7 +245,7 @@ class RunSettings:
     noise_multiplier: float | None = setting(
         None,
         "Noise, instead of a budget.",
-        above_zero="noise that protects anybody (--method sgd and clip-sgd have none)",
+        above_zero=_NOISE,
     )
     epochs: float | None = setting(
         None,
@@ -683,7 +684,7 @@ class CalibrationSettings:
         None, "Failure probability of the guarantee.", shown=USUAL_DELTA, form=float | None
     )
     noise_multiplier: float | None = setting(
-        None, "Noise over clip norm; asks for epsilon.", above_zero="noise that protects anybody"
+        None, "Noise over clip norm; asks for epsilon.", above_zero=_NOISE
     )
     epsilon: float | None = setting(
         None, "Target; asks for the noise multiplier.", above_zero="a privacy budget"

@@ -526,13 +526,15 @@ class PrivateTraining:
 
         For public records between private steps, weight clipping, or going back to the best snapshot. It
         costs no epsilon; the statement names `fn` and its number of calls among the assumptions. What has to
-        happen after every step is cheaper in `optimizer.register_step_post_hook`.
+        happen after every step is cheaper in `optimizer.register_step_post_hook`. Of several processes each
+        calls it, and changes its model in the same way.
 
         Returns:
             What `fn` returns.
 
         Raises:
-            RuntimeError: the run has ended, or something else changed the model since the last step.
+            RuntimeError: the run has ended, something else changed the model since the last step, or the
+                models of two processes are no longer the same.
         """
         if self.processes.first_flag(lambda: own_ledger(self.ledger).record.closed):
             raise RuntimeError("public_step: the run has ended, and its statement no longer changes")

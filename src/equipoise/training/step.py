@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from equipoise._dtensor import local_part, norm_of_all
+from equipoise._dtensor import is_a_copy, local_part, norm_of_all
 from equipoise._host import Unread, read
 from equipoise._rounding import rounded_up
 from equipoise._tree import leaves
@@ -28,7 +28,7 @@ from equipoise.gradients.capture.isolation import write_mark
 from equipoise.gradients.capture.sharded import resharded
 from equipoise.methods import Context, State
 from equipoise.methods.base import Parameters
-from equipoise.privacy import ChangedQueryError, Ledger
+from equipoise.privacy import ChangedQueryError, Ledger, digest
 from equipoise.statements import Statement
 from equipoise.training.constants import Constants
 from equipoise.training.context import NotFiniteError, ReleaseNoise, StepContext
@@ -272,6 +272,9 @@ class StepRunner:
         """Let `move` change what is saved with the model, by public or released numbers alone."""
         self.check()
         answer = move()  # if it fails, what it changed is refused
+        # Of sharded parameters every process has another part.
+        copies = {name: local_part(p) for name, p in self._setup.parameters.items() if is_a_copy(p)}
+        self._setup.processes.same("the model after public_step", digest(copies))
         self._unmoved = self._digests_of_unmoved()
         self._marks = self._marks_of(self._held())
         self._rebase()

@@ -13,6 +13,7 @@ from __future__ import annotations
 import dis
 import inspect
 import math
+import warnings
 from collections import Counter
 from collections.abc import Iterator, Set
 from contextlib import suppress
@@ -43,7 +44,7 @@ AT_ONCE = 2**16
 def check_held(
     model: nn.Module, loss: Any, source: RecordSource, example: Any, lengths: Set[int], allowed: bool
 ) -> list[str]:
-    """Refuse copies of private records among the tensors that model and loss hold.
+    """Refuse copies of private records among the tensors that model and loss hold; warn of untrained ones.
 
     Args:
         model, loss: whose parameters, buffers, attributes, variables and arguments are looked at.
@@ -61,9 +62,11 @@ def check_held(
     some = flattened(example) if isinstance(source, UserSource) else example
     records = fields_of(source.batch() if source.is_scanned else some)
     fields = [one for one in records.values() if one.layout is torch.strided and one.ndim and len(one)]
-    named = set()
+    named, trained, untrained = set(), {id(p) for p in model.parameters()}, []
     for name, held in held_tensors(model, loss):
-        here = local_part(held)
+        here = local_part(held).detach()
+        if held.requires_grad and held.is_leaf and id(held) not in trained:
+            untrained.append(name)
         is_copy = here.layout is torch.strided and any(_holds_copy(here, field) for field in fields)
         if is_copy and not allowed:
             raise DataError(
@@ -75,6 +78,13 @@ def check_held(
             )
         if is_copy or (held.ndim and held.shape[0] in lengths):
             named.add(name)
+    if untrained:
+        warnings.warn(
+            f"{untrained[:3]} want a gradient and are no parameters of the model: this training leaves them "
+            "as they are. To train them, put what holds them into the model, nn.ModuleDict({'model': ..., "
+            "'loss': ...}), and build the optimizer from it; otherwise freeze them (requires_grad_(False))",
+            stacklevel=2,
+        )
     return sorted(named)
 
 
@@ -93,7 +103,7 @@ def held_tensors(model: nn.Module, loss: Any) -> Iterator[tuple[str, Tensor]]:
         if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
             yield name, torch.from_numpy(np.ascontiguousarray(value))
         elif isinstance(value, Tensor):
-            yield name, value.detach()
+            yield name, value
         elif isinstance(value, (dict, list, tuple)):
             # Under one name: keys may be private.
             entries = value.values() if isinstance(value, dict) else value

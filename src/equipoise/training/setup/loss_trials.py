@@ -152,6 +152,8 @@ def _checked(model: nn.Module, loss: Loss, source: RecordSource, device: torch.d
             TypeError: " It gets model and batch, and runs the model itself.",
             KeyError: " A column named by owner or ids leaves the batch: owner=its values keeps it.",
         }.get(type(error), "")
+        if "more than 1 value per channel" in str(error):  # torch's text
+            called = " BatchNorm mixes records: equipoise.replace_batch_norm makes it GroupNorm."
         raise DataError(
             f"loss(model, batch) fails on {count} records of the data, among them those with the smallest "
             f"and largest labels (batch: {_shapes(batch)}): {where_raised(error)}.{called}"
