@@ -5,13 +5,15 @@ from __future__ import annotations
 import warnings
 from collections import Counter
 
+import numpy as np
 import pytest
 import torch
-from small_problems import CLASSES, FEATURES, RECORDS, loss, network, training
+from small_problems import CLASSES, FEATURES, RECORDS, loss, network, records, training
 from torch import nn
 
 import equipoise as eq
-from equipoise.training.assumptions import THROWN_AWAY
+from equipoise.gradients.checks.errors import TensorWritesError
+from equipoise.training.assumptions import CHANGED, THROWN_AWAY
 
 SAMPLING = eq.FixedEpochs(12, RECORDS, 5)
 logged, counts, total = [], Counter(), 0
@@ -201,3 +203,54 @@ def test_a_buffer_that_something_else_changes_between_steps_is_still_refused():
     run.model.calls += 1
     with pytest.raises(RuntimeError, match="'calls'"):
         run.take_step()
+
+
+PERSONS = [f"patient-{number:02d}-Smith" for number in range(RECORDS)]
+of_module, of_variable = nn.Module(), {}
+
+
+def noting(model, batch):
+    for held in (of_module.kept, of_variable):
+        for name in map(PERSONS.__getitem__, batch["person"].tolist()):
+            held[name] += [1.0] if isinstance(held[name], list) else 1
+    return loss(model, batch)
+
+
+def weighting(model, batch):
+    return loss(model, batch) * of_variable[PERSONS[0]]["weight"]
+
+
+def start(make, own_loss, **options):
+    of_module.kept = {name: make() for name in PERSONS}
+    of_variable.update((name, make()) for name in PERSONS)
+    return training(
+        loss=own_loss, data=records() | {"person": torch.arange(RECORDS)}, sampling=SAMPLING, **options
+    )
+
+
+@pytest.mark.parametrize(
+    ("make", "own_loss"),
+    [(list, noting), (lambda: np.zeros(1), noting), (lambda: {"weight": 1.0}, weighting)],
+)
+def test_names_of_persons_that_are_keys_of_a_dict_are_written_nowhere(tmp_path, make, own_loss):
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        run = start(make, own_loss, run_dir=tmp_path / "run", reproducible=False)
+        if own_loss is weighting:
+            run.take_step()
+            of_variable[PERSONS[17]]["weight"] = 0.5
+            run.take_step()
+            assert CHANGED + "of_variable" in run.statement().assumptions
+        else:
+            assert {*run.describe().written} == {"kept", "of_variable"}
+        run.run(progress=False)
+    assert not [one for one in found if "Smith" in str(one.message)]
+    files = [path for path in (tmp_path / "run").rglob("*") if path.is_file()]
+    assert len(files) > 4
+    assert not [path for path in files if b"-Smith" in path.read_bytes()]
+
+
+def test_nor_are_they_in_an_error():
+    with pytest.raises(TensorWritesError, match="kept") as error:
+        start(lambda: torch.zeros(1), noting)
+    assert "Smith" not in str(error.value)

@@ -531,12 +531,19 @@ class _State:
         # Copies of the buffers of modules outside of the model; of other tensors `put_back` raises.
         yield from (self._name_of(tensor) for tensor, version in self._tensors if tensor._version != version)
 
-    def _name_of(self, value: Any) -> str:
+    def _name_of(self, value: Any, inside: tuple[Any, ...] = ()) -> str:
+        """In code; of an entry of a container that of the container, since keys may be names of persons."""
         named = [own for *_, own in self._fields] + [named for *_, named in self._globals]
-        named += [entries for _, _, entries in self._contents if type(entries) is dict]
+        named += [held for module in self._others for held in (module._parameters, module._buffers)]
         named += [{self._cell_names[id(cell)]: content} for cell, content in self._cells]
         found = (str(name) for own in named for name, one in own.items() if one is value)
-        return next(found, "one in a container or a variable")
+        if (name := next(found, None)) is None:
+            inside = (*inside, value)
+            for _, container, entries in self._contents:
+                held = entries.values() if isinstance(entries, dict) else entries
+                if any(one is value for one in held) and not any(one is container for one in inside):
+                    return self._name_of(container, inside)
+        return name or "one in a container or a variable"
 
     def changes(self) -> list[Change]:
         """See `changes_since`."""
