@@ -1,11 +1,13 @@
 import json
 import stat
+import warnings
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from equipoise._rounding import rounded_up
+from equipoise.training.one_answer import Answers
 
 PUBLISHABLE = {"statement.json", "metrics.jsonl", "model.safetensors", "report.html", "config.json"}
 
@@ -401,3 +403,14 @@ def test_a_plain_run_claims_no_epsilon_and_is_ahead_of_a_private_one(equipoise, 
 @pytest.mark.parametrize("words", ["--noise-multiplier 0", "--epsilon inf"])
 def test_no_noise_is_asked_for_by_the_method(equipoise, words):
     assert "clip-sgd" in equipoise(f"train --data digits {words}").err
+
+
+def test_a_model_that_gives_one_answer_gets_one_hint(equipoise, tmp_path, monkeypatch):
+    monkeypatch.setattr(Answers, "are_one", property(lambda answers: True))
+    words = "train --data digits --subset 200 --batch-size 100 --epochs 1 --epsilon 8 --learning-rate 1e-9"
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        said = equipoise(words, "--run-dir", tmp_path / "run")
+    assert said.code == 0, said.err
+    assert not any("largest output" in str(one.message) for one in found)
+    assert "largest output" not in said.err

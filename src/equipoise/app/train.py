@@ -11,6 +11,7 @@ import shutil
 import signal
 import tempfile
 import time
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import asdict, replace
@@ -144,7 +145,9 @@ def _run(
     training: PrivateTraining, experiment: Experiment, folder: str, console: Console, *, hint: bool
 ) -> dict[str, Any]:
     began = time.perf_counter()
-    with closing(training):  # also where it was interrupted: the folder is free for `resume`
+    # Closed where it was interrupted, too: the folder is free for `resume`.
+    with closing(training), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "the largest output")  # `_hint` says so
         result = training.run(
             evaluate=experiment.evaluate,
             evaluate_every=experiment.settings.evaluate_every,
