@@ -1,28 +1,62 @@
-"""A line for whoever watches a training: it goes to standard error, and is no warning."""
+"""Lines for people, at the width of their terminal; those of a training go to standard error."""
 
 from __future__ import annotations
 
+import re
 import shutil
 import sys
 import textwrap
 
-__all__ = ["at_width", "say", "wrapped"]
+__all__ = ["at_width", "continued", "page_width", "say", "wrapped"]
+
+_BEGIN = re.compile(r" *(- )?")
 
 
 def at_width(text: str) -> str:
     """The text wrapped at words if standard error is a terminal; otherwise as it is."""
-    return wrapped(text) if sys.stderr.isatty() else text
+    return wrapped(text, shutil.get_terminal_size().columns) if sys.stderr.isatty() else text
 
 
-def wrapped(text: str, width: int | None = None, indent: int = 0) -> str:
-    """Each line wrapped at words to a width, the terminal's by default; later lines are indented."""
-    width = width or shutil.get_terminal_size().columns
-    return "\n".join(
-        textwrap.fill(
-            line, width, break_long_words=False, break_on_hyphens=False, subsequent_indent=" " * indent
-        )
-        for line in text.splitlines()
-    )
+def page_width() -> int:
+    """Of a text of several lines, for whatever prints it: the terminal's, and at most 88."""
+    return min(88, shutil.get_terminal_size((88, 24)).columns)
+
+
+def wrapped(text: str, width: int, indent: int | None = None) -> str:
+    """Each line wrapped at words, and its rest indented: as far as its beginning or its bullet by default.
+
+    A word longer than a line stays whole, and names of options and files are not cut at their hyphens.
+
+    >>> print(wrapped("  - one two three four", 12))
+      - one two
+        three
+        four
+    """
+    lines = []
+    for line in text.splitlines():
+        begin = _BEGIN.match(line)
+        rest = " " * (begin.end() if indent is None and begin else indent or 0)
+        lines += textwrap.wrap(
+            line, width, break_long_words=False, break_on_hyphens=False, subsequent_indent=rest
+        ) or [""]
+    return "\n".join(lines)
+
+
+def continued(command: str, width: int | None) -> str:
+    r"""A command for a shell, indented by two spaces, and by backslashes in lines that fit the width.
+
+    >>> print(continued("equipoise predict run --data rows.csv", 30))
+      equipoise predict run \
+        --data rows.csv
+    """
+    lines = [""]
+    for part in command.split(" --") if width else [command]:
+        part = part if lines == [""] else f"--{part}"
+        if lines[-1] and len(lines[-1]) + len(part) + 7 > (width or 0):
+            lines.append(part)
+        else:
+            lines[-1] = f"{lines[-1]} {part}".strip()
+    return "  " + " \\\n    ".join(lines)
 
 
 def say(text: str) -> None:

@@ -42,7 +42,7 @@ def test_plain_dp_sgd_where_its_clip_norm_is_known():
     assert "--clip-rule" not in found["command"]
     assert "97.02%" in found["reasons"][0]
     assert found["dry_run"]["epsilon"] <= 2
-    assert "nothing spent by this dry run" in said
+    assert "nothing spent yet" in said
     assert "--method sgd" in " ".join(found["worth_trying"])
 
 

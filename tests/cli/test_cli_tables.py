@@ -30,6 +30,8 @@ def test_describe_writes_a_schema_to_edit(equipoise, folder, tmp_path):
     again = equipoise("data describe --json", tmp_path / "people.csv")
     assert again.code == 2
     assert "exists already" in again.value["error"]
+    assert "Next:" in found.out
+    assert "--test-share 0.2" in equipoise("train --json --data", tmp_path / "people.csv").value["error"]
     refused = equipoise("train --test-share 0.2 --json --data", tmp_path / "people.csv")
     assert "leaves places to be filled in: population, low of 'age'" in refused.value["error"]
 
@@ -98,7 +100,7 @@ def test_a_run_on_a_table_is_resumed(equipoise, folder, tmp_path):
     data = ("--data", folder / "people.csv", "--test-share", "0.25", "--run-dir", run)
     found = equipoise(f"train {SMALL}", *data)
     assert found.code == 0, found.err
-    assert "set aside" in found.err
+    assert "evaluated on and not trained on" in found.err
     assert "test records, none of them trained on" in (run / "report.html").read_text()
     assert json.loads((run / "config.json").read_text())["experiment"]["population"] == 450
     named = set(found.value["statement"]["assumptions"])
@@ -174,7 +176,10 @@ def test_a_wrong_population_is_told_to_the_owner_only(equipoise, folder, tmp_pat
     right = equipoise(f"train {SMALL}", *data)
     assert "the population is stated" not in right.err
     wrong = equipoise(f"train {SMALL} --population 12000", *data)
-    assert "the population is stated as 9,000, but the data hold 4" in " ".join(wrong.err.split())
+    assert (
+        "is stated as 12,000; 75% of it, 9,000, are to be trained on, but of the data there are 4"
+        in " ".join(wrong.err.split())
+    )
     assert "data hold" not in wrong.out
 
 
@@ -199,7 +204,7 @@ def test_a_wrong_population_is_told_once_by_all_commands(equipoise, folder, tmp_
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("train --data people.csv --json", "--test-share"),
+        ("train --data people.csv --json", "does not exist"),
         ("train --data people.csv --test a.csv --test-share 0.1 --json", "Give one of them"),
         ("train --data digits --target a --json", "--target is for tables"),
         ("train --data nothing.csv --test a.csv --json", "does not exist"),
@@ -209,7 +214,7 @@ def test_a_wrong_population_is_told_once_by_all_commands(equipoise, folder, tmp_
         ("train --data digits --test-share 1 --json", "below 1"),
         ("train --data peple --json", "a table such as people.csv"),
         ("compare --data nothing.csv --test-share 0.2 --json", "does not exist"),
-        ("federate --data people.csv --json", "--test-share"),
+        ("federate --data people.csv --json", "does not exist"),
     ],
 )
 def test_what_is_refused(equipoise, words, message):

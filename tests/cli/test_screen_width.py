@@ -2,11 +2,13 @@
 
 import io
 import os
+import re
 import shutil
 import sys
 
 import pytest
 
+from equipoise.cli import main
 from equipoise.cli.screen import at_width, open_console
 from equipoise.training.progress import progress_bar
 
@@ -36,7 +38,40 @@ def test_sentences_are_wrapped_at_words_on_a_screen(monkeypatch: pytest.MonkeyPa
     open_console(False).print(TEXT, markup=False, soft_wrap=True)
     for shown in (screen.getvalue(), at_width(TEXT)):
         assert shown.split() == TEXT.split()  # no word is cut, none is lost
-        assert all(len(line) <= 40 for line in shown.splitlines() if "/a/path" not in line)
+        assert all(len(line) <= 40 or line.startswith("/a/path") for line in shown.splitlines())
+
+
+def lines_on_screen(text: str) -> list[str]:
+    """Without colours and what a later sign overwrote."""
+    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text)
+    return [line.rstrip("\r").rpartition("\r")[2] for line in plain.split("\n")]
+
+
+ON_TABLE = "--data people.csv --epsilon 3 --delta 0.1 --epochs 2 --population 12000 --test-share 0.25"
+COMMANDS = (
+    "data describe people.csv --target buys --output other.schema.toml",
+    f"train {ON_TABLE} --run-dir a-folder-with-a-rather-long-name-in/another-one",
+    "verify a-folder-with-a-rather-long-name-in/another-one",
+    "resume a-folder-with-a-rather-long-name-in/another-one",
+    "advise --data digits --epsilon 3 --records-per-person 3",
+    "calibrate --population 400 --batch-size 50 --steps 60 --epsilon 3 --delta 0.1",
+)
+
+
+def test_no_line_of_the_common_commands_is_longer_than_the_screen(people, monkeypatch, tmp_path) -> None:
+    for path in people.parent.glob("people*"):
+        shutil.copy(path, tmp_path)
+    monkeypatch.chdir(tmp_path)
+    screen = terminal(monkeypatch, 80)
+    for command in COMMANDS:
+        at = screen.tell()
+        assert main(command.split()) == 0, screen.getvalue()[at:]
+        said = lines_on_screen(screen.getvalue()[at:])
+        assert len(said) > 3, command
+        assert [line for line in said if len(line) > 80] == [], command
+    shown = lines_on_screen(screen.getvalue())
+    assert "  equipoise predict a-folder-with-a-rather-long-name-in/another-one \\" in shown
+    assert "    --data ROWS.csv --output predicted.csv" in shown
 
 
 def test_sentences_stay_one_line_in_a_file(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -618,6 +618,11 @@ def test_a_shared_journal_that_has_grown_since():
         assert verdicts(statement, first)[0]
         assert not verdicts(statement | {"epsilon": statement["epsilon"] * 0.999}, first)[0]
         assert not verdicts(statement | {"other_runs": 7}, first)[0]
+    told = {one.subject: one.detail for one in check_with_journal(early, journal.entries())}
+    assert "2 later runs" in told["later runs"]
+    assert f"{statement_of(third)['epsilon']:.2f}"[:3] in told["later runs"]
+    of_last = check_with_journal(statement_of(third), journal.entries())
+    assert "later runs" not in {one.subject for one in of_last}
     # a stranger sees that the figure covers the run itself at least
     assert verdicts(late, second)[1]
     assert not verdicts(late | {"epsilon": 0.01}, second)[1]

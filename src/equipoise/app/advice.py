@@ -10,6 +10,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from equipoise._say import continued
 from equipoise.app.build import Experiment, make_sampling
 from equipoise.app.default_settings import DEFAULT_MODEL, DEFAULT_SETTINGS
 from equipoise.app.models import default_model
@@ -122,11 +123,12 @@ def advise(settings: RunSettings, asked: AdviceSettings, console: Console) -> di
         if lines:
             console.print(f"\n[bold]{title}[/]")
         for line in lines:
-            console.print(f"  - {line}", markup=False, highlight=False)
+            console.print(f"  - {line}", markup=False, highlight=False, soft_wrap=True)
     console.print("\n[bold]A dry run of it[/]")
     found = describe_run(chosen, console)
     console.print("\n[bold]The command[/]")
-    console.print(f"  {command}", markup=False, soft_wrap=True)
+    width = console.width if console.is_terminal else None
+    console.print(continued(command, width), markup=False, soft_wrap=True)
     return {
         "command": command,
         "method": chosen.method,

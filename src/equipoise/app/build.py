@@ -112,7 +112,10 @@ class Experiment:
     def population_warning(self) -> str | None:
         """Where the stated population is far from what the data hold: for the owner only, and in no file."""
         drawn = "record" if self.settings.user_rows is None else "user"
-        return population_warning(self.drawn, self.sampling.population, self.sampling.expected_size, drawn)
+        sampling = self.sampling
+        return population_warning(
+            self.drawn, sampling.population, sampling.expected_size, drawn, self.settings.test_share
+        )
 
     def with_scores(self, method: Method) -> WithCanaryScores:
         """The method, which also adds up the scores of the canaries."""

@@ -86,7 +86,7 @@ def describe_run(settings: RunSettings, console: Console) -> dict[str, Any]:
         training = build_training(own)
         warnings = _introduce(training, experiment, console)
         description = training.describe()
-    console.print(str(description), markup=False)
+    console.print(str(description), markup=False, soft_wrap=True)
     return {
         "dry_run": True,
         **description.to_json(),
@@ -365,8 +365,8 @@ def _introduce(training: PrivateTraining, experiment: Experiment, console: Conso
         console.print(f"[bold yellow]Warning[/]: {population}", soft_wrap=True)
     if settings.test_share is not None:
         console.print(
-            f"[dim]{settings.test_share:.0%} of the rows are set aside to evaluate on: what is published of "
-            "them no epsilon covers[/]",
+            f"[dim]{settings.test_share:.0%} of the rows are evaluated on and not trained on; no epsilon "
+            "covers what the scores tell of them[/]",
             soft_wrap=True,
         )
     found.append(absent_warning(experiment.dataset))

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from equipoise._say import continued
 from equipoise.cli.screen import emit, loading, open_console
 from equipoise.cli.shared_options import Json, UsageError
 
@@ -57,11 +59,18 @@ def describe(
         emit({"schema": str(path), "to_fill_in": left})
         return
     console = open_console(False)
-    console.print(f"wrote {path}", markup=False)
+    said = [f"wrote {path}"]
     if left:
-        console.print(
+        said.append(
             f"Fill in, from public knowledge: {', '.join(left)}. Ranges and categories are never taken from "
-            "the private rows: that would be a query on them which no epsilon covers.",
-            markup=False,
-            soft_wrap=True,
+            "the private rows: that would be a query on them which no epsilon covers."
         )
+    said.append(
+        'A column that names a person (an id, a name, an address) is no input: give it type = "skip", and '
+        "nothing else."
+    )
+    train = f"equipoise train --data {shlex.quote(table)} --test-share 0.2 --epsilon 3"
+    train += "" if target else " --target COLUMN"
+    train += "" if output is None else f" --schema {shlex.quote(output)}"
+    said += ["Next:", f"  edit {path}", continued(train, console.width if console.is_terminal else None)]
+    console.print("\n".join(said), markup=False, soft_wrap=True)

@@ -8,10 +8,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from equipoise._say import at_width
+from equipoise._say import at_width, wrapped
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.text import Text
 
 __all__ = ["at_width", "emit", "fail", "loading", "open_console", "quiet", "warn_of_numbers"]
 
@@ -27,11 +28,28 @@ def open_console(as_json: bool) -> Console:
     class Screen(Console):
         def print(self, *objects: Any, soft_wrap: bool | None = None, **given: Any) -> None:
             if soft_wrap and self.is_terminal:
-                given |= {"overflow": "ignore", "crop": False}
-                soft_wrap = False
+                objects = tuple(
+                    _at_words(self.render_str(one, markup=given.get("markup")), self.width)
+                    if isinstance(one, str)
+                    else one
+                    for one in objects
+                )
             super().print(*objects, soft_wrap=soft_wrap, **given)
 
     return Screen(stderr=as_json, highlight=False)
+
+
+def _at_words(text: Text, width: int) -> Text:
+    """The text wrapped as `wrapped` does it. Rich itself cuts long words, or does not wrap at all."""
+    from rich.text import Text
+
+    lines, at = [], 0
+    for line in wrapped(text.plain, width).split("\n"):
+        words = line.lstrip()
+        at = text.plain.index(words, at)
+        lines.append(Text(line[: len(line) - len(words)]) + text[at : at + len(words)] if words else Text())
+        at += len(words)
+    return Text("\n").join(lines)
 
 
 @contextmanager

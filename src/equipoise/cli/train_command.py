@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from equipoise._say import at_width, continued
 from equipoise.app.settings import RunSettings
 from equipoise.cli.federate_command import resume_folder
 from equipoise.cli.option_file import option_file
-from equipoise.cli.screen import at_width, emit, loading, open_console, quiet, warn_of_numbers
+from equipoise.cli.screen import emit, loading, open_console, quiet, warn_of_numbers
 from equipoise.cli.settings_options import settings_options
 from equipoise.cli.shared_options import (
     DataDir,
@@ -138,8 +139,7 @@ def _finish(found: dict[str, Any], as_json: bool, console: Console) -> None:
         raise typer.Exit(code)
     if not as_json:
         folder, rows = shlex.quote(found["run_dir"]), " --data ROWS.csv" if run.config.get("schema") else ""
-        console.print(
-            f"Next:\n  equipoise verify {folder}\n  equipoise predict {folder}{rows} --output predicted.csv",
-            markup=False,
-            soft_wrap=True,
-        )
+        width = console.width if console.is_terminal else None
+        commands = (f"equipoise verify {folder}", f"equipoise predict {folder}{rows} --output predicted.csv")
+        said = "\n".join(["Next:", *(continued(one, width) for one in commands)])
+        console.print(said, markup=False, soft_wrap=True)

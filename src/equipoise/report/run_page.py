@@ -220,14 +220,14 @@ def _charts(run: Run) -> list[Mapping[str, Any]]:
         *itertools.chain.from_iterable(
             chart(
                 readable(score_name(name)),
-                "As evaluated along the way.",
+                "" if number else "Other scores, as evaluated along the way.",
                 [_curve(name, run.curve(f"evaluation.{name}"))],
                 x_label="step",
                 y_label=score_name(name),
                 percent=name in PERCENTAGES,
                 share=name in SHARES,
             )
-            for name in run.other_evaluations
+            for number, name in enumerate(run.other_evaluations)
         ),
         *chart(
             "Privacy loss so far",
@@ -292,6 +292,9 @@ _STATEMENT_NAMES = {
     "versions": "Computed with",
 }
 
+_PROJECTS = {"python": "Python", "numpy": "NumPy", "scipy": "SciPy", "torch": "PyTorch"}
+"""Packages whose projects write their name in another way than an installer."""
+
 
 NOISES = {
     "floating_point": "floating point",
@@ -328,6 +331,9 @@ def _statement_rows(run: Run) -> list[dict[str, Any]]:
             for row in epsilons
             if isinstance(row, Mapping) and _is_pair(row)
         ]
+    versions = statement.get("versions")
+    if isinstance(versions, Mapping):
+        statement["versions"] = [f"{_PROJECTS.get(n, n)} {_text(v)}" for n, v in versions.items()]
     for key in [
         *(k for k in _STATEMENT_NAMES if k in statement),
         *(k for k in statement if k not in _STATEMENT_NAMES),

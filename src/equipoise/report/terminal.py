@@ -84,8 +84,10 @@ def summary(run: Run, folder: str, seconds: float | None = None) -> RenderableTy
     noise, released = (dict(run.curve(name)) for name in ("noise_norm", "released_norm"))
     if last := list(noise)[-20:]:  # enough steps that one of them does not decide
         of = sum(released[step] for step in last) / len(last)
-        share = f"length {sum(map(noise.__getitem__, last)) / len(last):.3g} of {of:.3g}"
-        grid.add_row("noise per step", f"{share} at the end; it averages out over steps")
+        share = sum(map(noise.__getitem__, last)) / len(last) / of if of else 1.0
+        grid.add_row(
+            "noise", f"at the end {min(share, 1.0):.0%} of a step's length; it averages out over steps"
+        )
     grid.add_row("report", Text(f"{folder}/report.html", overflow="fold"))
     model, data = run.details.get("model"), run.details.get("data")
     title = f"{model} on {data}" if model and data else run.name

@@ -11,8 +11,6 @@ import importlib.metadata
 import json
 import math
 import platform
-import shutil
-import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -21,6 +19,7 @@ from typing import Any
 from dp_accounting import NonPrivateDpEvent
 
 from equipoise._rounding import noise_in_words, rounded_up, times_in_words
+from equipoise._say import page_width, wrapped
 from equipoise._validate import by_author
 from equipoise._version import __version__
 from equipoise.privacy.accounting.epsilon import EpsilonResult, epsilon
@@ -264,16 +263,7 @@ class Statement:
 
 
 def _wrapped(text: str, begin: str) -> str:
-    width = min(88, shutil.get_terminal_size((88, 24)).columns)
-    # names of options and files are not cut at their hyphens
-    return textwrap.fill(
-        text,
-        width,
-        break_long_words=False,
-        initial_indent=begin,
-        subsequent_indent=" " * len(begin),
-        break_on_hyphens=False,
-    )
+    return wrapped(f"{begin}{text}", page_width())
 
 
 def _users_in_words(records: int, rows: str | None) -> str:

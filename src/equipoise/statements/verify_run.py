@@ -75,8 +75,9 @@ def check_with_journal(statement: Mapping[str, Any], journal: Iterable[Entry | S
         record.stop_fixed_beforehand |= STOP_KEY not in statement
         candidates = [make_statement(record, delta, others) for others in read.views]
         # A shared journal goes on after the statement: any state of the others since then will do.
-        best = min(candidates, key=lambda again: len(differences(statement, again)))
-        findings = compared(statement, best)
+        place = min(range(len(candidates)), key=lambda i: len(differences(statement, candidates[i])))
+        findings = compared(statement, candidates[place])
+        findings += _later_runs(read.views[place], read.views[-1], candidates[-1])
     except JournalError as error:
         return [Finding("journal", False, str(error))]
     # Statement and journal come from somebody else: whatever they break is a finding, never a crash.
@@ -149,6 +150,16 @@ def _read(journal: Iterable[Entry | Snapshot], run: object, records: JournalReco
     own = records.runs[str(run)]
     check_neighbours(records.runs, own)
     return _Read(own, lines, views)
+
+
+def _later_runs(then: OtherRuns, now: OtherRuns, together: Statement) -> list[Finding]:
+    """What other runs added to the journal after the statement was made."""
+    later = [run for run, event in now.items() if then.get(run) != event]
+    if not later:
+        return []
+    runs = f"{len(later)} later run{'s'[: len(later) > 1]} of the journal"
+    total = "no epsilon" if together.epsilon is None else f"epsilon {text_of(together.epsilon, 4)}"
+    return [Finding("later runs", True, f"{runs}; all together {total} at delta {together.delta:g}")]
 
 
 def _open_questions(record: RunRecord) -> list[Finding]:

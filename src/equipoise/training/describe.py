@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from equipoise._rounding import noise_in_words, rounded_up
+from equipoise._say import page_width, wrapped
 from equipoise.gradients.capture.recorder import PlanMismatch
 from equipoise.gradients.engine_inputs import repeat_to
 from equipoise.privacy import BandedGaussian, Ledger, PrivacyPlan, Release, epsilon, prefix_error
@@ -28,6 +29,9 @@ from equipoise.training.setup.memory_use import step_bytes
 from equipoise.training.setup.training_setup import TrainingSetup
 
 __all__ = ["Description", "describe", "time_once"]
+
+
+CLIPPED = "a gradient above the clip norm is shortened to it, and a weight in the loss then adds nothing"
 
 
 @dataclass(frozen=True)
@@ -118,17 +122,17 @@ class Description:
         passes = f"{self.passes:.1f}"
         taken = f"{self.steps_done} taken, " if self.steps_done else ""
         lines = [
-            f"{self.method}: {self.steps} steps planned, {taken}{self.epochs:.1f} passes over the "
-            "population; nothing spent by this dry run",
+            f"{self.method}: {self.steps} steps planned, {taken}{self.epochs:.1f} passes over the population"
+            + ("" if self.steps_done else "; nothing spent yet"),
             f"  sampling    {self.sampling}, rate {self.sampling_rate:.4g}, {self.expected_batch_size:g} "
-            f"{self.drawn}s expected per step, {self.micro_batch_size} at once"
+            f"{self.drawn}s expected per step, in microbatches of up to {self.micro_batch_size}"
             + (f", {self.processes} processes" if self.processes > 1 else ""),
             f"  noise       {', '.join(noise) or 'none'}",
             f"  privacy     {self._privacy()}",
             f"  parameters  {self.parameters:,}"
             + (f", {len(self.dense)} tensors one record at a time, which is slow" if self.dense else ""),
             *(f"  dense       {name}: {reason}" for name, reason in self.dense.items()),
-            *(["  clipping    weights in the loss count only below the clip norm"] if self.noise else []),
+            *([f"  clipping    {CLIPPED}"] if self.noise else []),
             f"  memory      about {self.memory_bytes / 1e6:,.0f} MB in addition to the model",
             f"  time        about {self.seconds_per_step * 1e3:,.0f} ms per step"
             + (f" for {passes} passes over each drawn {self.drawn}" if passes != "1.0" else "")
@@ -154,7 +158,7 @@ class Description:
             lines.append(
                 f"  not updated {', '.join(self.written)}: what a forward writes there is thrown away"
             )
-        return "\n".join(lines)
+        return wrapped("\n".join(lines), page_width(), indent=14)
 
     def _privacy(self) -> str:
         if self.guarantee == "none":

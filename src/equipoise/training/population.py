@@ -14,7 +14,9 @@ __all__ = ["population_told_elsewhere", "population_warning", "warn_of_delta", "
 _BEGIN = "the population is stated as"
 
 
-def population_warning(records: int, population: int, batch_size: float, drawn: str = "record") -> str | None:
+def population_warning(
+    records: int, population: int, batch_size: float, drawn: str = "record", test_share: float | None = None
+) -> str | None:
     """A sentence where the stated population is far from the number of records, None where it is near.
 
     It is for the data's owner only: the number of records is private, and so is that of users, who are
@@ -26,8 +28,13 @@ def population_warning(records: int, population: int, batch_size: float, drawn: 
     """
     if not _is_far(records, population):
         return None
+    trained = (
+        "" if test_share is None else f"; {1 - test_share:.0%} of it, {population:,}, are to be trained on"
+    )
+    held = "the data hold" if test_share is None else "of the data there are"
+    stated = population if test_share is None else round(population / (1 - test_share))
     return (
-        f"{_BEGIN} {population:,}, but the data hold {records:,} {drawn}s, so that a step draws "
+        f"{_BEGIN} {stated:,}{trained}, but {held} {records:,} {drawn}s, so that a step draws "
         f"about {_count(batch_size * records / population)} of them where {_count(batch_size)} are meant. "
         "The guarantee holds all the same, but the noise is that of the stated population. This sentence is "
         "for the data's owner: it is written into no file."

@@ -90,7 +90,8 @@ class CrossRecordError(RuntimeError):
             )
         elif "BatchNorm" in module_type and not in_its_input:
             remedy = (
-                "replace BatchNorm with equipoise.replace_batch_norm(model), which uses GroupNorm instead"
+                "put GroupNorm in its place by model = equipoise.replace_batch_norm(model), before the "
+                "optimizer is made"
             )
         super().__init__(
             f"the records of a batch are mixed by {where}: changing one record changed another record's "

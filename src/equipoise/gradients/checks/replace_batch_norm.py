@@ -41,15 +41,22 @@ def replace_batch_norm(
         model: any module.
         groups: at most this many groups; the largest number that divides the channels and leaves two in each
             is used, and one group for BatchNorm1d, whose inputs may have no positions to average over.
-        show: called with each change as text; None for silence.
+        show: called with a heading, and with each change as text; None for silence.
 
-    >>> fixed = replace_batch_norm(nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)))
+    Example:
+        Before the optimizer is made, which takes the parameters of the copy:
+
+    >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8))
+    >>> model = replace_batch_norm(model)
+    in the copy:
     - 1: BatchNorm2d(8)
     + 1: GroupNorm(4, 8)
     """
     if groups < 1:
         raise ValueError(f"groups={groups} must be at least 1")
     changes = find_batch_norms(model, groups=groups)
+    if show is not None:
+        show("in the copy:" if changes else "no BatchNorm found: the copy is like the model")
     replaced: dict[int, nn.Module] = {}
     fixed = copy.deepcopy(model)
     for change in changes:
@@ -63,8 +70,6 @@ def replace_batch_norm(
             setattr(parent, child, replaced.setdefault(id(norm), _group_norm(norm, groups)))
         if show is not None:
             show(str(change))
-    if not changes and show is not None:
-        show("no BatchNorm found: the copy is like the model")
     return fixed
 
 
