@@ -6,20 +6,35 @@ far. So what is needed at one place of a step is computed there first, and then 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
 
-__all__ = ["Unread", "host_waits", "read"]
+__all__ = ["Unread", "host_waits", "nothing_read", "read"]
 
 _T = TypeVar("_T")
 
 
+_NOTHING_READ: ContextVar[bool] = ContextVar("nothing_read", default=False)
+
+
+@contextmanager
+def nothing_read() -> Iterator[None]:
+    """Inside, no value is read: a computation is traced over tensors that have none."""
+    before = _NOTHING_READ.set(True)
+    try:
+        yield
+    finally:
+        _NOTHING_READ.reset(before)
+
+
 def host_waits(device: torch.device) -> bool:
-    """Whether the host waits where it reads a value: it runs ahead of every device but the processor."""
-    return device.type != "cpu"
+    """Whether a value costs a wait (the host runs ahead of every device but the processor) or is not there."""
+    return device.type != "cpu" or _NOTHING_READ.get()
 
 
 class Unread(Generic[_T]):

@@ -64,6 +64,7 @@ from equipoise.gradients.engine_inputs import (
     num_records,
     places_of_different,
     repeat_to,
+    replace_leaves,
     signature,
     take_records,
     trainable_parameters,
@@ -72,6 +73,7 @@ from equipoise.gradients.factors.base import DenseFactor, Factor
 from equipoise.gradients.numerics import accumulation_dtype
 from equipoise.gradients.operator import FactoredGradients, PerSampleGradients
 from equipoise.gradients.split import SplitGradients
+from equipoise.gradients.trace import Traced, trace
 
 __all__ = ["Covered", "GradientEngine", "per_sample_gradients"]
 
@@ -199,6 +201,26 @@ class GradientEngine:
         """
         with parameters_watched(self._buffers.modules, params), self._buffers.watched():
             return self._by_plan(batch, params)
+
+    def traced(self, batch: Any) -> Traced:
+        """The lines of operations of micro-batches of this form; see `trace`."""
+        plan = self._plan_for(batch)
+        own, buffers = trainable_parameters(self.model), dict(self.model.named_buffers())
+        frozen = {n: p for n, p in self.model.named_parameters() if n not in own}
+
+        def compute(
+            parameters: dict[str, Tensor], buffers: dict[str, Tensor], records: list[Tensor]
+        ) -> tuple[FactoredGradients, dict[str, Tensor]]:
+            leaves = {n: p.detach().requires_grad_() if n in own else p for n, p in parameters.items()}
+            served = {name: leaves[name] for name in own}
+            given = replace_leaves(batch, records)
+            with backward_included():
+                found = self._capture(plan, given, served, leaves | buffers, leaves)
+            gradients = _gathered(self.model, served, *found)
+            assert isinstance(gradients, FactoredGradients)
+            return gradients, {}
+
+        return trace(compute, own | frozen, buffers, batch)
 
     @backward_included()
     def _by_plan(

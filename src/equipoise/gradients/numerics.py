@@ -247,6 +247,11 @@ LOST_SHARE = 1e-12
 _LOST_ARE_NAN: ContextVar[bool] = ContextVar("lost_are_nan", default=False)
 
 
+def are_lost_nan() -> bool:
+    """Whether `lost_are_nan` is in force."""
+    return _LOST_ARE_NAN.get()
+
+
 @contextmanager
 def lost_are_nan() -> Iterator[None]:
     """Norms that lost digits are NaN: the host does not look whether there are any, which a device would make
@@ -275,7 +280,7 @@ def without_lost(
         exact: squared norms of the rows at some places, LongTensor.
         sides: what the rows are products of, [B, ...] each; where one is zero, so is the row.
     """
-    if _LOST_ARE_NAN.get():
+    if are_lost_nan():
         for side in sides:
             lost = lost & side.flatten(1).any(1)
         return squares.masked_fill(lost, math.nan)

@@ -174,7 +174,7 @@ def _pad_rows(parent: Tensor, value: Tensor) -> Pull | None:
         return None
     offset = int(value.storage_offset()) - int(parent.storage_offset())
     start, rest = divmod(offset, parent.stride(0))
-    if rest or value.untyped_storage().data_ptr() != parent.untyped_storage().data_ptr():
+    if rest or value.untyped_storage()._cdata != parent.untyped_storage()._cdata:
         return None
     before, after = start, parent.shape[0] - start - value.shape[0]
     num_rows = parent.shape[0]

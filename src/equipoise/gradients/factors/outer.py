@@ -24,6 +24,7 @@ from equipoise.gradients.numerics import (
     LOST_SHARE,
     MOST_EXCESS,
     ROWS_GROWTH,
+    are_lost_nan,
     chunks,
     contracted,
     in_pieces,
@@ -148,12 +149,18 @@ class OuterFactor(BilinearFactor):
 def outer_norms(a: Tensor, b: Tensor) -> Tensor:
     """Squared norms of ``b_i (outer) a_i`` for one position, ``(|a_i| |b_i|)^2``.
 
-    A tiny input times a huge gradient must not lose its norm to underflow: where squares of numbers may not
-    be float32, they are taken in float64; all of them on a device, where looking at them would take longer.
+    A tiny input times a huge gradient must not lose its norm to underflow: squares that float32 may not hold
+    are taken in float64. If no value can be read, a vanished square counts as the largest that vanishes, which
+    makes a norm longer and never shorter, and one that is too large is NaN.
     """
-    if host_waits(a.device):
+    if host_waits(a.device) and not are_lost_nan():
         return squared_rows_in_float64(a) * squared_rows_in_float64(b)
     both = torch.stack([squared_rows(t) for t in (a, b)])
+    if host_waits(a.device):
+        widths = both.new_tensor([[t.shape[1:].numel()] for t in (a, b)])
+        # A square below the smallest normal number may be zero.
+        held = torch.where(both < TINY**2, both + torch.finfo(a.dtype).tiny * widths, both)
+        return held.masked_fill(~(both <= HUGE**2), torch.nan).prod(0)
     if a.shape[0]:
         low, high = torch.stack(torch.aminmax(both)).tolist()
         if not (low >= TINY**2 and high <= HUGE**2):  # NaN too
@@ -164,11 +171,13 @@ def outer_norms(a: Tensor, b: Tensor) -> Tensor:
 
 def summed_sizes(a: Tensor, b: Tensor) -> Tensor:
     """``sum_s |a_is| |b_is|``, [B], or a little more: sizes whose squares vanish are ``TINY``."""
-    if host_waits(a.device):
+    if host_waits(a.device) and not are_lost_nan():
         return summed_sizes_in_float64(a, b)
     left, right = (torch.linalg.vector_norm(t, dim=2).clamp_(min=TINY) for t in (a, b))
     out = (left * right).sum(1)
     odd = ~(out < torch.inf)
+    if are_lost_nan():
+        return out.masked_fill(odd, torch.nan)
     if bool(odd.any()):
         out[odd] = summed_sizes_in_float64(a[odd], b[odd])
     return out

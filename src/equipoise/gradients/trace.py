@@ -1,0 +1,248 @@
+"""Traces: what a micro-batch computes, as straight lines of operations that can be read, proved and replayed.
+
+A model's forward, the backward to the outputs of its operations, the norms of the rows and their weighted sums
+run once over fake tensors, which have shapes and no values (``torch.fx.experimental.proxy_tensor.make_fx``).
+What comes out depends on no value: a branch on data has none to follow and ends the trace. Later a step runs
+the lines and none of the model's Python.
+
+    rows    parameters, buffers, records            -> losses [B], tensors of the factors, buffers afterwards
+    norms   tensors of the factors                  -> squared row norms [B] by parameter
+    sums    tensors of the factors, weights [B]     -> the weighted sum of the rows by parameter
+
+There are three, since norms and sums are taken at full precision, whatever the user chose for the model, and
+since a method decides between them. No line reads a value. A norm that lost digits, or is not finite, is NaN;
+then `Traced.gradients` returns None, and the micro-batch is computed in the exact way.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.fx.experimental.proxy_tensor import make_fx
+from typing_extensions import override
+
+from equipoise._host import nothing_read
+from equipoise.gradients.engine_inputs import record_leaves
+from equipoise.gradients.factors.base import Factor
+from equipoise.gradients.numerics import full_precision, lost_are_nan
+from equipoise.gradients.operator import FactoredGradients
+
+__all__ = ["Compute", "Line", "Replayed", "Traced", "trace"]
+
+
+#: Parameters and buffers by name, and the records' tensors -> rows, and the values of buffers afterwards.
+Compute = Callable[
+    [dict[str, Tensor], dict[str, Tensor], list[Tensor]], tuple[FactoredGradients, dict[str, Tensor]]
+]
+
+
+@dataclass(frozen=True)
+class Line:
+    """One straight line of operations.
+
+    Attributes:
+        graph: takes tensors one by one, and returns a list of them.
+        inputs: what each tensor that it takes is called.
+        outputs: what each tensor that it returns is called.
+    """
+
+    graph: fx.GraphModule
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Traced:
+    """The lines of one form of micro-batch.
+
+    Attributes:
+        rows, norms, sums: see the module.
+        like: rows without values.
+        parameters, buffers: names of those that `rows` takes.
+    """
+
+    rows: Line
+    norms: Line
+    sums: Line
+    like: FactoredGradients
+    parameters: tuple[str, ...]
+    buffers: tuple[str, ...]
+
+    def gradients(
+        self, parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor], batch: Any
+    ) -> Replayed | None:
+        """The rows of a micro-batch; None if the norm of one is not finite, or lost digits.
+
+        Args:
+            parameters, buffers: values of those that `rows` takes, by name.
+            batch: of the form that was traced.
+        """
+        values = [parameters[name].detach() for name in self.parameters]
+        values += [buffers[name] for name in self.buffers]
+        with torch.no_grad():
+            losses, *tensors = self.rows.graph(*values, *record_leaves(batch))
+        del tensors[len(self.norms.inputs) :]  # what the forward wrote into buffers is thrown away
+        with full_precision(losses.device):
+            squares = self.norms.graph(*tensors)
+        found = Replayed(self, losses, tensors, dict(zip(self.norms.outputs, squares, strict=True)))
+        return found if bool(found.row_norms().isfinite().all()) else None
+
+
+class Replayed(FactoredGradients):
+    """Rows whose norms and weighted sums are replayed; all else is computed from the factors.
+
+    Args:
+        traced: the lines.
+        losses: [B].
+        tensors: of the factors, all rows of a forward.
+        squares: squared norms by parameter name, [B].
+        places: which rows are meant; None for all.
+    """
+
+    def __init__(
+        self,
+        traced: Traced,
+        losses: Tensor,
+        tensors: Sequence[Tensor],
+        squares: Mapping[str | tuple[str, ...], Tensor],
+        places: Tensor | None = None,
+    ) -> None:
+        self._traced, self._tensors, self._places = traced, tensors, places
+        self.shapes, self.dtype, self.device = traced.like.shapes, traced.like.dtype, losses.device
+        self.losses, self.num_records = losses, len(losses)
+        self._operands, self._squared = None, dict(squares)
+
+    @cached_property
+    def factors(self) -> dict[str, tuple[Factor, ...]]:  # type: ignore[override]
+        """As of any rows."""
+        found = with_tensors(self._traced.like.factors, self._tensors)
+        if self._places is None:
+            return found
+        return {name: tuple(factor.rows(self._places) for factor in kept) for name, kept in found.items()}
+
+    @override
+    def rows(self, index: Tensor | slice) -> FactoredGradients:
+        assert self.losses is not None
+        places = torch.arange(self._all, device=self.device) if self._places is None else self._places
+        squares = {name: square[index] for name, square in self._squared.items()}
+        return Replayed(self._traced, self.losses[index], self._tensors, squares, places[index])
+
+    @override
+    def weighted_sums(self, weights: Tensor | Mapping[str, Tensor]) -> dict[str, Tensor]:
+        if not isinstance(weights, Tensor) or weights.ndim != 1:
+            return super().weighted_sums(weights)
+        given = self._weights_for("", weights).to(self.dtype)
+        if self._places is not None:  # the others have weight zero
+            given = given.new_zeros(self._all).index_copy_(0, self._places, given)
+        with full_precision(self.device):
+            sums = self._traced.sums.graph(*self._tensors, given)
+        return dict(zip(self._traced.sums.outputs, sums, strict=True))
+
+    @property
+    def _all(self) -> int:
+        """How many rows the forward had."""
+        return self._traced.like.num_records
+
+
+def tensors_of(factors: Mapping[str, Sequence[Factor]]) -> dict[str, Tensor]:
+    """The tensors that factors hold, by name."""
+    return {
+        f"{name}:{number}:{key}": value
+        for name, kept in factors.items()
+        for number, factor in enumerate(kept)
+        for key, value in vars(factor).items()
+        if isinstance(value, Tensor)
+    }
+
+
+def with_tensors(
+    factors: Mapping[str, Sequence[Factor]], tensors: Sequence[Tensor]
+) -> dict[str, tuple[Factor, ...]]:
+    """Factors like these that hold other tensors, in the order of `tensors_of`."""
+    following = iter(tensors)
+
+    def filled(like: Factor) -> Factor:
+        factor = copy.copy(like)
+        vars(factor).update({k: next(following) for k, v in vars(like).items() if isinstance(v, Tensor)})
+        return factor
+
+    return {name: tuple(map(filled, kept)) for name, kept in factors.items()}
+
+
+def with_zeros(factors: Mapping[str, Sequence[Factor]], are_zero: Tensor) -> dict[str, tuple[Factor, ...]]:
+    """The factors with zeros in these rows [B]: zero times an infinite number would be none."""
+
+    def cleared(tensor: Tensor) -> Tensor:
+        if not tensor.is_floating_point():
+            return tensor
+        return tensor.masked_fill(are_zero.view(-1, *[1] * (tensor.ndim - 1)), 0.0)
+
+    return with_tensors(factors, [cleared(tensor) for tensor in tensors_of(factors).values()])
+
+
+def trace(
+    compute: Compute, parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor], batch: Any
+) -> Traced:
+    """Trace what micro-batches of the form of `batch` compute.
+
+    Args:
+        compute: see `Compute`.
+        parameters, buffers: of the model, by name.
+        batch: records; only their shapes count.
+    """
+    made: list[FactoredGradients] = []
+
+    def rows(given: dict[str, Tensor]) -> dict[str, Tensor]:
+        own, others = ({name: given.pop(name) for name in known} for known in (parameters, buffers))
+        gradients, after = compute(own, others, list(given.values()))
+        made.append(gradients)
+        assert gradients.losses is not None
+        return {"losses": gradients.losses, **tensors_of(gradients.factors), **after}
+
+    records = {f"record:{number}": leaf for number, leaf in enumerate(record_leaves(batch))}
+    of_rows, found = _line(rows, {**{n: p.detach() for n, p in parameters.items()}, **buffers, **records})
+    like = made[-1]
+    held = {name: found[name] for name in tensors_of(like.factors)}
+
+    def again(tensors: Mapping[str, Tensor], are_zero: Tensor | None = None) -> FactoredGradients:
+        factors = with_tensors(like.factors, list(tensors.values()))
+        if are_zero is not None:
+            factors = with_zeros(factors, are_zero)
+        return FactoredGradients(
+            factors, shapes=like.shapes, num_records=like.num_records, dtype=like.dtype, device=like.device
+        )
+
+    def norms(given: dict[str, Tensor]) -> dict[str, Tensor]:
+        gradients = again(given)
+        gradients.row_norms()
+        return {name: gradients._squared[name] for name in gradients.names}
+
+    def sums(given: dict[str, Tensor]) -> dict[str, Tensor]:
+        weights = given.pop("weights")
+        return again(given, weights == 0).weighted_sums(weights)
+
+    of_norms, _ = _line(norms, held)
+    weights = found["losses"].new_empty(like.num_records, dtype=like.dtype)
+    of_sums, _ = _line(sums, {**held, "weights": weights})
+    return Traced(of_rows, of_norms, of_sums, like, tuple(parameters), tuple(buffers))
+
+
+def _line(
+    function: Callable[[dict[str, Tensor]], dict[str, Tensor]], given: Mapping[str, Tensor]
+) -> tuple[Line, dict[str, Tensor]]:
+    """The operations of a function of tensors by name, and what it returned, without values."""
+    found: dict[str, Tensor] = {}
+
+    def flat(*values: Tensor) -> list[Tensor]:
+        found.update(function(dict(zip(given, values, strict=True))))
+        return list(found.values())
+
+    with nothing_read(), lost_are_nan():
+        graph = make_fx(flat, tracing_mode="fake")(*given.values())
+    return Line(graph, tuple(given), tuple(found)), found
