@@ -33,7 +33,7 @@ def nothing_read() -> Iterator[None]:
 
 
 def host_waits(device: torch.device) -> bool:
-    """Whether a value costs a wait (the host runs ahead of every device but the processor) or is not there."""
+    """Whether a value costs a wait, since the host runs ahead of all but the processor, or is not there."""
     return device.type != "cpu" or _NOTHING_READ.get()
 
 

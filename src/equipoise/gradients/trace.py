@@ -1,9 +1,9 @@
-"""Traces: what a micro-batch computes, as straight lines of operations that can be read, proved and replayed.
+"""Traces: what a micro-batch computes, as straight lines of operations that can be read and replayed.
 
-A model's forward, the backward to the outputs of its operations, the norms of the rows and their weighted sums
-run once over fake tensors, which have shapes and no values (``torch.fx.experimental.proxy_tensor.make_fx``).
-What comes out depends on no value: a branch on data has none to follow and ends the trace. Later a step runs
-the lines and none of the model's Python.
+A model's forward, the backward to the outputs of its operations, the norms of the rows and their weighted
+sums run once over fake tensors, which have shapes and no values
+(``torch.fx.experimental.proxy_tensor.make_fx``). What comes out depends on no value: a branch on data has
+none to follow and ends the trace. Later a step runs the lines and none of the model's Python.
 
     rows    parameters, buffers, records            -> losses [B], tensors of the factors, buffers afterwards
     norms   tensors of the factors                  -> squared row norms [B] by parameter

@@ -150,8 +150,8 @@ def outer_norms(a: Tensor, b: Tensor) -> Tensor:
     """Squared norms of ``b_i (outer) a_i`` for one position, ``(|a_i| |b_i|)^2``.
 
     A tiny input times a huge gradient must not lose its norm to underflow: squares that float32 may not hold
-    are taken in float64. If no value can be read, a vanished square counts as the largest that vanishes, which
-    makes a norm longer and never shorter, and one that is too large is NaN.
+    are taken in float64. If no value can be read, a vanished square counts as the largest that vanishes, so
+    that a norm is longer and never shorter, and one that is too large is NaN.
     """
     if host_waits(a.device) and not are_lost_nan():
         return squared_rows_in_float64(a) * squared_rows_in_float64(b)
