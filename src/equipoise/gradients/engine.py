@@ -10,6 +10,7 @@ that updates parameters is refused (``capture.isolation``).
 from __future__ import annotations
 
 import itertools
+import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -76,6 +77,9 @@ from equipoise.gradients.split import SplitGradients
 from equipoise.gradients.trace import Traced, trace
 
 __all__ = ["Covered", "GradientEngine", "per_sample_gradients"]
+
+#: So many forms of micro-batches are traced; others run eagerly.
+MOST_TRACED = 8
 
 #: Attempts at a batch whose operations differ from the plan; the last one is dense altogether.
 MISMATCHES = 5
@@ -160,13 +164,18 @@ class GradientEngine:
         self._check = check
         self._plans: dict[tuple, CapturePlan] = {}
         self._latest: CapturePlan | None = None
+        self._traced: dict[tuple, Traced | None] = {}
+        self.untraced: dict[tuple, str] = {}
         if check_batch(example_batch) == 0:
             raise ValueError(
                 "example_batch has 0 records; pass at least one (three let the checks compare records)"
             )
         check_model(model)
         refuse_max_norm(model)
-        self._leaves_told = leaves_told if begin_sharded(model) else nullcontext
+        is_sharded = begin_sharded(model)
+        self._leaves_told = leaves_told if is_sharded else nullcontext
+        replays = os.environ.get("EQUIPOISE_REPLAY") == "1"
+        self._replays = replays and not (is_sharded or self.forward_only)
         self._buffers = Buffers(model)
         with parameters_restored(model):
             with self._buffers.kept():
@@ -189,21 +198,51 @@ class GradientEngine:
         with parameters_watched(self._buffers.modules, params), self._buffers.watched():
             return self._gradients(batch, params)
 
-    def by_plan(self, batch: Any, params: Mapping[str, Tensor] | None = None) -> PerSampleGradients:
+    def by_plan(
+        self, batch: Any, params: Mapping[str, Tensor] | None = None, looks: bool = True
+    ) -> PerSampleGradients:
         """G of private records: what was planned at the start, whatever their values.
 
         A plan that followed a batch would change how all its records round, and which random numbers they
         get, so that one record moved the others. Records of other lengths are planned on made-up ones.
 
+        Args:
+            batch, params: as in a call.
+            looks: whether norms that lost digits are taken again at once; otherwise they are NaN.
+
         Raises:
             PlanMismatch: the model runs other operations for some of these records; `alone` serves them.
             BufferWritesError, ForwardWritesError: as in a call.
         """
+        replayed = self._replayed(batch, params, looks) if self._replays else None
+        if replayed is not None:
+            return replayed
         with parameters_watched(self._buffers.modules, params), self._buffers.watched():
             return self._by_plan(batch, params)
 
+    def _replayed(
+        self, batch: Any, params: Mapping[str, Tensor] | None, looks: bool
+    ) -> PerSampleGradients | None:
+        """G by what was traced, at the first batch of a form; None if that cannot be, or lost digits."""
+        form = signature(batch)
+        if form not in self._traced and len(self._traced) < MOST_TRACED:
+            try:
+                self._traced[form] = self.traced(batch)
+            except Exception as error:
+                self._traced[form] = None
+                self.untraced[form] = f"{type(error).__name__}: {error}"
+        traced = self._traced.get(form)
+        if traced is None:
+            return None
+        own = {**dict(self.model.named_parameters()), **check_params(self.model, params)}
+        return traced.gradients(own, dict(self.model.named_buffers()), batch, looks)
+
     def traced(self, batch: Any) -> Traced:
-        """The lines of operations of micro-batches of this form; see `trace`."""
+        """The lines of operations of micro-batches of this form; see `trace`.
+
+        Raises:
+            RuntimeError: the model asks Python or NumPy for random numbers; or whatever the trace raises.
+        """
         plan = self._plan_for(batch)
         own, buffers = trainable_parameters(self.model), dict(self.model.named_buffers())
         frozen = {n: p for n, p in self.model.named_parameters() if n not in own}
@@ -220,7 +259,15 @@ class GradientEngine:
             assert isinstance(gradients, FactoredGradients)
             return gradients, {}
 
-        return trace(compute, own | frozen, buffers, batch)
+        state = GlobalState()
+        try:
+            traced = trace(compute, own | frozen, buffers, batch)
+            moved = {"NumPy", "Python"}.intersection(state.moved())
+        finally:
+            state.restore()
+        if moved:
+            raise RuntimeError(f"the model asks {' and '.join(sorted(moved))} for random numbers")
+        return traced
 
     @backward_included()
     def _by_plan(

@@ -10,8 +10,9 @@ none to follow and ends the trace. Later a step runs the lines and none of the m
     sums    tensors of the factors, weights [B]     -> the weighted sum of the rows by parameter
 
 There are three, since norms and sums are taken at full precision, whatever the user chose for the model, and
-since a method decides between them. No line reads a value. A norm that lost digits, or is not finite, is NaN;
-then `Traced.gradients` returns None, and the micro-batch is computed in the exact way.
+since a method decides between them. No line reads a value. A norm that lost digits is NaN, and that of a row
+that is not finite is none either; then `Traced.gradients` returns None, and the micro-batch is computed in the
+exact way. So a row of weight zero is finite when it meets a sum, and changes no bit of it.
 """
 
 from __future__ import annotations
@@ -50,11 +51,13 @@ class Line:
         graph: takes tensors one by one, and returns a list of them.
         inputs: what each tensor that it takes is called.
         outputs: what each tensor that it returns is called.
+        written: inputs that it writes to.
     """
 
     graph: fx.GraphModule
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
+    written: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -75,13 +78,14 @@ class Traced:
     buffers: tuple[str, ...]
 
     def gradients(
-        self, parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor], batch: Any
+        self, parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor], batch: Any, looks: bool = True
     ) -> Replayed | None:
         """The rows of a micro-batch; None if the norm of one is not finite, or lost digits.
 
         Args:
             parameters, buffers: values of those that `rows` takes, by name.
             batch: of the form that was traced.
+            looks: otherwise nobody looks at the norms, and they may be NaN.
         """
         values = [parameters[name].detach() for name in self.parameters]
         values += [buffers[name] for name in self.buffers]
@@ -91,7 +95,7 @@ class Traced:
         with full_precision(losses.device):
             squares = self.norms.graph(*tensors)
         found = Replayed(self, losses, tensors, dict(zip(self.norms.outputs, squares, strict=True)))
-        return found if bool(found.row_norms().isfinite().all()) else None
+        return found if not looks or bool(found.row_norms().isfinite().all()) else None
 
 
 class Replayed(FactoredGradients):
@@ -175,17 +179,6 @@ def with_tensors(
     return {name: tuple(map(filled, kept)) for name, kept in factors.items()}
 
 
-def with_zeros(factors: Mapping[str, Sequence[Factor]], are_zero: Tensor) -> dict[str, tuple[Factor, ...]]:
-    """The factors with zeros in these rows [B]: zero times an infinite number would be none."""
-
-    def cleared(tensor: Tensor) -> Tensor:
-        if not tensor.is_floating_point():
-            return tensor
-        return tensor.masked_fill(are_zero.view(-1, *[1] * (tensor.ndim - 1)), 0.0)
-
-    return with_tensors(factors, [cleared(tensor) for tensor in tensors_of(factors).values()])
-
-
 def trace(
     compute: Compute, parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor], batch: Any
 ) -> Traced:
@@ -199,6 +192,8 @@ def trace(
     made: list[FactoredGradients] = []
 
     def rows(given: dict[str, Tensor]) -> dict[str, Tensor]:
+        for name in written:
+            given[name] = given[name].clone()
         own, others = ({name: given.pop(name) for name in known} for known in (parameters, buffers))
         gradients, after = compute(own, others, list(given.values()))
         made.append(gradients)
@@ -206,14 +201,17 @@ def trace(
         return {"losses": gradients.losses, **tensors_of(gradients.factors), **after}
 
     records = {f"record:{number}": leaf for number, leaf in enumerate(record_leaves(batch))}
-    of_rows, found = _line(rows, {**{n: p.detach() for n, p in parameters.items()}, **buffers, **records})
+    everything = {**{name: p.detach() for name, p in parameters.items()}, **buffers, **records}
+    written: list[str] = []
+    of_rows, found = _line(rows, everything)
+    if of_rows.written:  # once more, so that the model's own stay
+        written = list(of_rows.written)
+        of_rows, found = _line(rows, everything)
     like = made[-1]
     held = {name: found[name] for name in tensors_of(like.factors)}
 
-    def again(tensors: Mapping[str, Tensor], are_zero: Tensor | None = None) -> FactoredGradients:
+    def again(tensors: Mapping[str, Tensor]) -> FactoredGradients:
         factors = with_tensors(like.factors, list(tensors.values()))
-        if are_zero is not None:
-            factors = with_zeros(factors, are_zero)
         return FactoredGradients(
             factors, shapes=like.shapes, num_records=like.num_records, dtype=like.dtype, device=like.device
         )
@@ -225,7 +223,7 @@ def trace(
 
     def sums(given: dict[str, Tensor]) -> dict[str, Tensor]:
         weights = given.pop("weights")
-        return again(given, weights == 0).weighted_sums(weights)
+        return again(given).weighted_sums(weights)
 
     of_norms, _ = _line(norms, held)
     weights = found["losses"].new_empty(like.num_records, dtype=like.dtype)
@@ -238,11 +236,15 @@ def _line(
 ) -> tuple[Line, dict[str, Tensor]]:
     """The operations of a function of tensors by name, and what it returned, without values."""
     found: dict[str, Tensor] = {}
+    written: list[str] = []
 
     def flat(*values: Tensor) -> list[Tensor]:
+        versions = [value._version for value in values]
         found.update(function(dict(zip(given, values, strict=True))))
+        of_each = zip(given, values, versions, strict=True)
+        written.extend(name for name, value, version in of_each if value._version != version)
         return list(found.values())
 
     with nothing_read(), lost_are_nan():
         graph = make_fx(flat, tracing_mode="fake")(*given.values())
-    return Line(graph, tuple(given), tuple(found)), found
+    return Line(graph, tuple(given), tuple(found), tuple(written)), found

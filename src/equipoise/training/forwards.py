@@ -346,7 +346,7 @@ class RowSource:
         batch = self._batch(records, self._public(records), part.places, randomness)
 
         def with_norms(batch: Any, params: Parameters | None) -> Any:
-            gradients = self.engine.by_plan(batch, params=params)
+            gradients = self.engine.by_plan(batch, params=params, looks=looks)
             if not self.engine.forward_only:
                 with nullcontext() if looks else lost_are_nan():
                     gradients.row_norms()  # in the fixed shape too; the cut below keeps them
