@@ -263,6 +263,8 @@ class GradientEngine:
         try:
             traced = trace(compute, own | frozen, buffers, batch)
             moved = {"NumPy", "Python"}.intersection(state.moved())
+            if plan.dense and traced.rows.draws:  # another forward draws them again
+                raise RuntimeError("the model draws random numbers, and some rows are dense")
         finally:
             state.restore()
         if moved:

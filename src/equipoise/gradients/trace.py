@@ -26,6 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._python_dispatch import TorchDispatchMode
 from typing_extensions import override
 
 from equipoise._host import nothing_read
@@ -58,6 +59,12 @@ class Line:
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     written: tuple[str, ...] = ()
+
+    @property
+    def draws(self) -> bool:
+        """Whether it draws random numbers."""
+        random = torch.Tag.nondeterministic_seeded
+        return any(random in getattr(node.target, "tags", ()) for node in self.graph.graph.nodes)
 
 
 @dataclass(frozen=True)
@@ -236,15 +243,60 @@ def _line(
 ) -> tuple[Line, dict[str, Tensor]]:
     """The operations of a function of tensors by name, and what it returned, without values."""
     found: dict[str, Tensor] = {}
-    written: list[str] = []
 
     def flat(*values: Tensor) -> list[Tensor]:
-        versions = [value._version for value in values]
-        found.update(function(dict(zip(given, values, strict=True))))
-        of_each = zip(given, values, versions, strict=True)
-        written.extend(name for name, value, version in of_each if value._version != version)
+        with _NumbersOfForward():
+            found.update(function(dict(zip(given, values, strict=True))))
         return list(found.values())
 
     with nothing_read(), lost_are_nan():
-        graph = make_fx(flat, tracing_mode="fake")(*given.values())
-    return Line(graph, tuple(given), tuple(found), tuple(written)), found
+        # Tensors that model and loss hold beside parameters and buffers stay in the graph as they are.
+        graph = make_fx(flat, tracing_mode="fake", _allow_non_fake_inputs=True)(*given.values())
+    written = _written(graph.graph)
+    places = [node.name for node in graph.graph.nodes if node.op == "placeholder"]
+    if held := [name for name in written if name not in places]:
+        raise RuntimeError(
+            f"a forward writes to {len(held)} tensors that model or loss hold outside of buffers"
+        )
+    names = dict(zip(places, given, strict=True))
+    return Line(graph, tuple(given), tuple(found), tuple(names[name] for name in written)), found
+
+
+class _NumbersOfForward(TorchDispatchMode):
+    """Refuses random numbers in a backward: a checkpoint draws those of its forward once more there, from a
+    generator that it sets back, and a graph sets none back.
+    """
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if torch.Tag.nondeterministic_seeded in func.tags and torch._C._current_graph_task_id() != -1:
+            raise RuntimeError(
+                f"the backward draws random numbers ({func}), as a checkpoint with dropout does"
+            )
+        return func(*args, **(kwargs or {}))
+
+
+def _written(graph: fx.Graph) -> list[str]:
+    """Names of the inputs and constants that some operation writes to, itself or through a view."""
+    behind: dict[fx.Node, frozenset[fx.Node]] = {}  # the inputs and constants that a node shows
+    found: dict[fx.Node, None] = {}
+    for node in graph.nodes:
+        if node.op in ("placeholder", "get_attr"):
+            behind[node] = frozenset([node])
+            continue
+        shown: set[fx.Node] = set()
+        schema = getattr(node.target, "_schema", None)
+        if schema is None:  # one of several results
+            shown.update(*(behind.get(given, ()) for given in node.all_input_nodes))
+        else:
+            given = dict(zip((a.name for a in schema.arguments), node.args, strict=False)) | node.kwargs
+            for argument in schema.arguments:
+                if argument.alias_info is None or argument.name not in given:
+                    continue
+                value = given[argument.name]
+                values = value if isinstance(value, (list, tuple)) else [value]
+                roots = frozenset().union(*(behind.get(v, ()) for v in values if isinstance(v, fx.Node)))
+                shown |= roots
+                if argument.alias_info.is_write:
+                    found.update(dict.fromkeys(roots))
+        behind[node] = frozenset(shown)
+    return [node.name for node in found]
