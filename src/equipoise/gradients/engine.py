@@ -78,7 +78,8 @@ from equipoise.gradients.trace import Traced, trace
 
 __all__ = ["Covered", "GradientEngine", "per_sample_gradients"]
 
-#: So many forms of micro-batches are traced; others run eagerly.
+#: How often a trace is taken, which costs as much as many steps; other forms of micro-batches, and models
+#: that change in every step, run eagerly.
 MOST_TRACED = 8
 
 #: Attempts at a batch whose operations differ from the plan; the last one is dense altogether.
@@ -166,6 +167,8 @@ class GradientEngine:
         self._latest: CapturePlan | None = None
         self._traced: dict[tuple, Traced | None] = {}
         self.untraced: dict[tuple, str] = {}
+        self.traces = 0
+        self._device = device_of(next(iter(trainable_parameters(model).values())))
         if check_batch(example_batch) == 0:
             raise ValueError(
                 "example_batch has 0 records; pass at least one (three let the checks compare records)"
@@ -220,12 +223,17 @@ class GradientEngine:
         with parameters_watched(self._buffers.modules, params), self._buffers.watched():
             return self._by_plan(batch, params)
 
+    def trace_anew(self) -> None:
+        """Forget what was traced: what model and loss hold has changed, and a trace took it for constant."""
+        self._traced.clear()
+
     def _replayed(
         self, batch: Any, params: Mapping[str, Tensor] | None, looks: bool
     ) -> PerSampleGradients | None:
         """G by what was traced, at the first batch of a form; None if that cannot be, or lost digits."""
-        form = signature(batch)
-        if form not in self._traced and len(self._traced) < MOST_TRACED:
+        form = signature(batch), torch.is_autocast_enabled(self._device.type)
+        if form not in self._traced and self.traces < MOST_TRACED:
+            self.traces += 1
             try:
                 self._traced[form] = self.traced(batch)
             except Exception as error:

@@ -9,10 +9,10 @@ none to follow and ends the trace. Later a step runs the lines and none of the m
     norms   tensors of the factors                  -> squared row norms [B] by parameter
     sums    tensors of the factors, weights [B]     -> the weighted sum of the rows by parameter
 
-There are three, since norms and sums are taken at full precision, whatever the user chose for the model, and
-since a method decides between them. No line reads a value. A norm that lost digits is NaN, and that of a row
-that is not finite is none either; then `Traced.gradients` returns None, and the micro-batch is computed in the
-exact way. So a row of weight zero is finite when it meets a sum, and changes no bit of it.
+There are three, since norms and sums are taken at full precision, whatever the user chose for the model,
+and since a method decides between them. No line reads a value. A norm that lost digits is NaN, and that of a
+row that is not finite is none either; then `Traced.gradients` returns None, and the micro-batch is computed
+in the exact way. So a row of weight zero is finite when it meets a sum, and changes no bit of it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from equipoise.gradients.factors.base import Factor
 from equipoise.gradients.numerics import full_precision, lost_are_nan
 from equipoise.gradients.operator import FactoredGradients
 
-__all__ = ["Compute", "Line", "Replayed", "Traced", "trace"]
+__all__ = ["Compute", "Line", "Replayed", "Traced", "line_of", "trace"]
 
 
 #: Parameters and buffers by name, and the records' tensors -> rows, and the values of buffers afterwards.
@@ -210,10 +210,10 @@ def trace(
     records = {f"record:{number}": leaf for number, leaf in enumerate(record_leaves(batch))}
     everything = {**{name: p.detach() for name, p in parameters.items()}, **buffers, **records}
     written: list[str] = []
-    of_rows, found = _line(rows, everything)
+    of_rows, found = line_of(rows, everything)
     if of_rows.written:  # once more, so that the model's own stay
         written = list(of_rows.written)
-        of_rows, found = _line(rows, everything)
+        of_rows, found = line_of(rows, everything)
     like = made[-1]
     held = {name: found[name] for name in tensors_of(like.factors)}
 
@@ -232,13 +232,13 @@ def trace(
         weights = given.pop("weights")
         return again(given).weighted_sums(weights)
 
-    of_norms, _ = _line(norms, held)
+    of_norms, _ = line_of(norms, held)
     weights = found["losses"].new_empty(like.num_records, dtype=like.dtype)
-    of_sums, _ = _line(sums, {**held, "weights": weights})
+    of_sums, _ = line_of(sums, {**held, "weights": weights})
     return Traced(of_rows, of_norms, of_sums, like, tuple(parameters), tuple(buffers))
 
 
-def _line(
+def line_of(
     function: Callable[[dict[str, Tensor]], dict[str, Tensor]], given: Mapping[str, Tensor]
 ) -> tuple[Line, dict[str, Tensor]]:
     """The operations of a function of tensors by name, and what it returned, without values."""

@@ -14,7 +14,7 @@ from typing import Any
 from torch import nn
 
 from equipoise.gradients import CrossRecordError, ForwardWritesError
-from equipoise.gradients.capture.attributes import changes_since
+from equipoise.gradients.capture.attributes import HeldState
 from equipoise.training.assumptions import CHANGED, FIRST_VALUES
 
 __all__ = ["Constants"]
@@ -29,18 +29,21 @@ class Constants:
     Args:
         model, loss: of the training.
         try_again: tries the model as it is now.
+        trace_anew: called if anything but the values of tensors is another than before.
 
     Attributes:
         changed: names of what was changed since the start.
         untried: those of them that took more values than are tried.
     """
 
-    def __init__(self, model: nn.Module, loss: Any, try_again: Callable[[], None]) -> None:
-        self._model, self._loss, self._try_again = model, loss, try_again
+    def __init__(
+        self, model: nn.Module, loss: Any, try_again: Callable[[], None], trace_anew: Callable[[], None]
+    ) -> None:
+        self._model, self._loss, self._try_again, self._trace_anew = model, loss, try_again, trace_anew
         self.changed: set[str] = set()
         self.untried: set[str] = set()
         self._met: dict[tuple[int, str], list[Any]] = {}
-        self._changes = changes_since(model, loss)
+        self._held = HeldState(model, loss)
 
     def check(self) -> bool:
         """Try the model again if something has a value that it did not have before.
@@ -51,8 +54,12 @@ class Constants:
         Raises:
             CrossRecordError: with the new values records are mixed; it names what changed.
         """
-        changes = self._changes()
+        changes = self._held.changes()
+        if self._held.differs:
+            self._trace_anew()
         if not changes:
+            if self._held.differs:
+                self._held = HeldState(self._model, self._loss)
             return False
         for change in changes:
             self._met.setdefault(change.key, [change.before])
@@ -80,7 +87,7 @@ class Constants:
             self._met[change.key].append(change.now)
         self.changed.update(change.name for change in changes)
         self.untried.update(change.name for change in unmet if change not in tried)
-        self._changes = changes_since(self._model, self._loss)
+        self._held = HeldState(self._model, self._loss)
         return True
 
     @property

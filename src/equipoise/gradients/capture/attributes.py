@@ -37,7 +37,7 @@ from torch import Tensor, nn
 
 from equipoise.gradients.checks.errors import TensorWritesError
 
-__all__ = ["Change", "attributes_kept", "changes_since", "has_unseen_state", "is_own", "watch_writes"]
+__all__ = ["Change", "HeldState", "attributes_kept", "has_unseen_state", "is_own", "watch_writes"]
 
 #: What PyTorch keeps on every module, in its order.
 _IN_ORDER = tuple(vars(nn.Module()))
@@ -117,7 +117,7 @@ _LARGEST_ARRAY, _LARGEST_CONTAINER, _MOST_OBJECTS = 2**18, 5_000, 5_000
 #: In the place of a value that is missing.
 _EMPTY = object()
 
-#: Whose changes `changes_since` tells, in addition to objects of the user's own classes.
+#: Whose changes `HeldState` tells, in addition to objects of the user's own classes.
 _TOLD = (
     *(nn.Module, types.FunctionType, types.CellType, type, dict),
     *(types.SimpleNamespace, argparse.Namespace),
@@ -151,7 +151,7 @@ def attributes_kept(model: nn.Module, loss: object = None) -> Iterator[None]:
     >>> model.calls, model.seen
     (0, [])
     """
-    state = _State(model, loss)
+    state = HeldState(model, loss)
     state.exchange_buffers()
     try:
         yield
@@ -170,7 +170,7 @@ def has_unseen_state(model: nn.Module, loss: object) -> bool:
     >>> has_unseen_state(model, None)
     True
     """
-    return _State(model, loss).has_unseen
+    return HeldState(model, loss).has_unseen
 
 
 @contextmanager
@@ -191,7 +191,7 @@ def watch_writes(model: nn.Module, loss: object) -> Iterator[list[str]]:
     ['calls']
     """
     names: list[str] = []
-    state = _State(model, loss)
+    state = HeldState(model, loss)
     yield names
     names += dict.fromkeys(state.written())
 
@@ -211,32 +211,26 @@ class Change(NamedTuple):
     now: Any
 
 
-def changes_since(model: nn.Module, loss: object) -> Callable[[], list[Change]]:
-    """What model and loss hold now; the function gives what of it has another plain value when it is called.
-
-    Values of tensors, lists, sets and arrays are not looked at.
-
-    >>> model = nn.Module()
-    >>> model.warm = True
-    >>> changes = changes_since(model, None)
-    >>> changes()
-    []
-    >>> model.warm = False
-    >>> [(change.name, change.before, change.now) for change in changes()]
-    [('warm', True, False)]
-    """
-    return _State(model, loss).changes
-
-
-class _State:
-    """What a model and a loss hold, and whatever those hold.
+class HeldState:
+    """What a model and a loss hold, and whatever those hold, when this is made.
 
     Attributes:
         has_unseen: whether there is something that is not looked into.
+        differs: whether `changes` found something else under some name: a module, a hook, a tensor, an entry
+            of a list. What stands in a tensor or an array does not count.
+
+    >>> model = nn.Module()
+    >>> model.warm = True
+    >>> held = HeldState(model, None)
+    >>> held.changes()
+    []
+    >>> model.warm = False
+    >>> [(change.name, change.before, change.now) for change in held.changes()]
+    [('warm', True, False)]
     """
 
     def __init__(self, model: nn.Module, loss: object) -> None:
-        self.has_unseen = False
+        self.has_unseen = self.differs = False
         self._model = model
         self._fields: list[tuple[Any, type, dict[str, Any], dict[str, Any]]] = []
         self._classes: list[tuple[type, dict[str, Any]]] = []
@@ -546,7 +540,7 @@ class _State:
         return name or "one in a container or a variable"
 
     def changes(self) -> list[Change]:
-        """See `changes_since`."""
+        """What has another plain value now; values in tensors, lists, sets and arrays are not looked at."""
         held = self._scopes()
         contents: dict[int, tuple[Any, Any]] = {  # empty then
             id(own): (own, {}) for own in chain.from_iterable(self._held) if own
@@ -555,6 +549,8 @@ class _State:
         for own, content in contents.values():
             if isinstance(own, dict) and isinstance(content, dict):
                 held.append((own, content, own))
+            elif isinstance(own, (list, deque)):
+                self.differs |= [*map(id, own)] != [*map(id, content)]
         found: list[Change] = []
         for owner, then, now in held:
             if len(then) == len(now):
@@ -563,6 +559,7 @@ class _State:
                         break
                 else:
                     continue
+            self.differs = True
             found += self._changed(owner, then, now)
         return found
 
@@ -653,7 +650,7 @@ def _package(module: str | None) -> str:
 
 
 @cache
-def _notes_of(kind: type) -> tuple[Callable[[_State, Any], None], ...]:
+def _notes_of(kind: type) -> tuple[Callable[[HeldState, Any], None], ...]:
     """How a value of this type is noted."""
     base, is_python = _base_of(kind), _package(kind.__module__) in _PACKAGES
     known = _NOTES.get(base)
@@ -661,20 +658,20 @@ def _notes_of(kind: type) -> tuple[Callable[[_State, Any], None], ...]:
         if kind.__module__.startswith(_OF_CODE):
             return ()
         if is_python:
-            return (_State._note_unseen,)
+            return (HeldState._note_unseen,)
         notes = []
-    elif kind is base or known in (_State._note_unseen, _State._note_namespace):
+    elif kind is base or known in (HeldState._note_unseen, HeldState._note_namespace):
         return (known,)
-    elif known is _State._note_unchanging and is_python:
+    elif known is HeldState._note_unchanging and is_python:
         return ()
     else:
         notes = [known]
     if kind.__dictoffset__:
-        notes.append(_State._note_fields)
+        notes.append(HeldState._note_fields)
     if _hides(kind, base):
-        notes.append(_State._note_unseen)
+        notes.append(HeldState._note_unseen)
     if _classes(kind):
-        notes.append(_State._note_its_class)
+        notes.append(HeldState._note_its_class)
     return tuple(notes)
 
 
@@ -693,32 +690,33 @@ def _hides(kind: type, base: type) -> bool:
     return slots or kind.__basicsize__ > bare.__basicsize__
 
 
-_NOTES: dict[type, Callable[[_State, Any], None]] = {
-    **dict.fromkeys(_UNCHANGING, _State._note_unchanging),
-    **dict.fromkeys((dict, list, set, deque), _State._note_container),
-    **dict.fromkeys((tuple, torch.Size, frozenset), _State._note_tuple),
-    **dict.fromkeys((staticmethod, classmethod), _State._note_wrapped),
-    **dict.fromkeys((logging.Logger, logging.RootLogger, cached_property), _State._note_of_python),
+_NOTES: dict[type, Callable[[HeldState, Any], None]] = {
+    **dict.fromkeys(_UNCHANGING, HeldState._note_unchanging),
+    **dict.fromkeys((dict, list, set, deque), HeldState._note_container),
+    **dict.fromkeys((tuple, torch.Size, frozenset), HeldState._note_tuple),
+    **dict.fromkeys((staticmethod, classmethod), HeldState._note_wrapped),
+    **dict.fromkeys((logging.Logger, logging.RootLogger, cached_property), HeldState._note_of_python),
     **dict.fromkeys(
-        (types.SimpleNamespace, argparse.Namespace, torch.nn.modules.module._WrappedHook), _State._note_fields
+        (types.SimpleNamespace, argparse.Namespace, torch.nn.modules.module._WrappedHook),
+        HeldState._note_fields,
     ),
     **dict.fromkeys(
-        (torch.jit.ScriptModule, torch.utils.data.Dataset, threading.Thread, np.void), _State._note_unseen
+        (torch.jit.ScriptModule, torch.utils.data.Dataset, threading.Thread, np.void), HeldState._note_unseen
     ),
-    OrderedDict: _State._note_ordered,
-    defaultdict: _State._note_default,
-    Tensor: _State._note_tensor,
-    nn.Module: _State._note_other_module,
-    np.ndarray: _State._note_array,
-    type: _State._note_class,
-    types.ModuleType: _State._note_namespace,
-    types.FunctionType: _State._note_function,
-    types.MethodType: _State._note_method,
-    types.BuiltinFunctionType: _State._note_builtin,
-    property: _State._note_property,
-    partial: _State._note_partial,
-    weakref.ReferenceType: _State._note_reference,
-    slice: _State._note_slice,
+    OrderedDict: HeldState._note_ordered,
+    defaultdict: HeldState._note_default,
+    Tensor: HeldState._note_tensor,
+    nn.Module: HeldState._note_other_module,
+    np.ndarray: HeldState._note_array,
+    type: HeldState._note_class,
+    types.ModuleType: HeldState._note_namespace,
+    types.FunctionType: HeldState._note_function,
+    types.MethodType: HeldState._note_method,
+    types.BuiltinFunctionType: HeldState._note_builtin,
+    property: HeldState._note_property,
+    partial: HeldState._note_partial,
+    weakref.ReferenceType: HeldState._note_reference,
+    slice: HeldState._note_slice,
 }
 
 

@@ -1,0 +1,216 @@
+"""Replaying a trace gives the bits of the engine, whatever the model is; what has no trace runs eagerly."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+from zoo import RIGHT_CASES
+
+from equipoise.gradients.capture.random_numbers import random_numbers_from
+from equipoise.gradients.engine import MOST_TRACED, GradientEngine
+from equipoise.gradients.trace import Replayed, line_of
+
+#: They branch on values, ask Python for numbers, draw in a backward, or are compiled or dense.
+UNTRACED = {
+    "a parameter that has to be a probability",
+    "an error of its own where a result is not finite",
+    "attention of learned queries with dropout",
+    "branches per record",
+    "checkpoints with dropout",
+    "compiled",
+    "compiled by default",
+    "compiled in place",
+    "compiled loss",
+    "compiled part",
+    "custom function that differentiates by a parameter",
+    "experts",
+    "experts with a gate that is cast",
+    "gradient penalty",
+    "hook of a module",
+    "labels looked up in a table",
+    "packed GRU",
+    "sparse embedding bag with offsets",
+    "temporal classification",
+}
+
+
+@pytest.fixture(autouse=True)
+def _replays(monkeypatch):
+    monkeypatch.setenv("EQUIPOISE_REPLAY", "1")
+
+
+def entropy(model, batch):
+    return F.cross_entropy(model(batch["x"]), batch["y"], reduction="none")
+
+
+def batch(records=6, features=5):
+    return {"x": torch.randn(records, features), "y": torch.randint(3, (records,))}
+
+
+def net(*parts):
+    return nn.Sequential(nn.Linear(5, 7), *(parts or [nn.Tanh()]), nn.Linear(7, 3))
+
+
+def eager(engine, records, params=None):
+    engine._replays = False
+    try:
+        return engine.by_plan(records, params)
+    finally:
+        engine._replays = True
+
+
+def same(left, right):
+    """All that methods ask of rows."""
+    weights = 1 / (1 + left.row_norms())
+    assert torch.equal(left.row_norms(), right.row_norms())
+    assert torch.equal(left.losses, right.losses)
+    by_name = [(name,) for name in left.names]
+    assert torch.equal(left.row_norms(by_name), right.row_norms(by_name))
+    for given in (weights, weights[:, None] * torch.ones(2), dict.fromkeys(left.names, weights)):
+        one, other = left.weighted_sums(given), right.weighted_sums(given)
+        assert all(torch.equal(one[name], other[name]) for name in other)
+    some = torch.arange(left.num_records).flip(0)[:-1]
+    assert torch.equal(left.rows(some).row_norms(), right.rows(some).row_norms())
+    whole = weights.clone()
+    whole[0] = 0.0
+    for rows in (left.rows(slice(1, None)), left.rows(torch.arange(left.num_records) > 0)):
+        cut, full = rows.weighted_sums(weights[1:]), right.weighted_sums(whole)
+        assert all(torch.equal(cut[name], full[name]) for name in full)
+        assert torch.equal(rows.materialise().matrix(), right.rows(slice(1, None)).materialise().matrix())
+
+
+@pytest.mark.few(24)
+@pytest.mark.parametrize("name", RIGHT_CASES)
+def test_every_right_model_replays_to_the_bits_of_the_engine(name):
+    case = RIGHT_CASES[name]
+    if case.options.get("collate"):
+        pytest.skip("its records are joined by a function of its own")
+    torch.manual_seed(0)
+    engine = GradientEngine(case.model(), case.loss, records := dict(case.records()), check=False)
+    with random_numbers_from(1):
+        found = engine.by_plan(records)
+    assert (not isinstance(found, Replayed)) == (name in UNTRACED | {"pairs in a record"}), engine.untraced
+    if isinstance(found, Replayed):
+        with random_numbers_from(1):
+            same(found, eager(engine, records))
+
+
+def test_a_pair_whose_norm_loses_digits_is_taken_exactly():
+    case = RIGHT_CASES["pairs in a record"]
+    engine = GradientEngine(case.model(), case.loss, records := dict(case.records()), check=False)
+    assert (
+        engine.traced(records).gradients(
+            *[dict(f()) for f in (engine.model.named_parameters, engine.model.named_buffers)], records
+        )
+        is None
+    )
+    assert torch.equal(engine.by_plan(records).row_norms(), eager(engine, records).row_norms())
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, 1e30, 1e-30])
+def test_records_whose_norms_float32_does_not_hold_are_computed_exactly(bad):
+    engine = GradientEngine(net(), entropy, records := batch(), check=False)
+    assert isinstance(engine.by_plan(records), Replayed)
+    records["x"][2] = bad
+    found, expected = engine.by_plan(records).row_norms(), eager(engine, records).row_norms()
+    torch.testing.assert_close(found, expected, equal_nan=True, rtol=1e-6, atol=0)
+
+
+def test_a_vanished_square_makes_a_norm_longer_and_never_shorter():
+    model = nn.Linear(4, 1, bias=False)
+    engine = GradientEngine(model, lambda m, x: m(x)[:, 0] * 1e10, torch.ones(3, 4), check=False)
+    engine.by_plan(torch.ones(3, 4))
+    records = torch.full((3, 4), 1e-25) * torch.arange(3.0)[:, None]
+    found, expected = engine.by_plan(records).row_norms(), eager(engine, records).row_norms()
+    assert (found >= expected).all()
+    assert (found <= expected + 1e-8).all()  # next to every clipping norm
+
+
+def test_other_values_and_other_parameters_are_those_that_are_given():
+    model = net()
+    engine = GradientEngine(model, entropy, batch(), check=False)
+    engine.by_plan(batch())
+    with torch.no_grad():
+        model[0].weight.mul_(2)
+    other = {"0.bias": torch.randn(7)}
+    for params in (None, other):
+        same(engine.by_plan(records := batch(), params), eager(engine, records, params))
+    assert engine.traces == 1
+
+
+def test_dropout_follows_the_generator():
+    engine = GradientEngine(net(nn.Dropout(0.5)), entropy, records := batch(), check=False)
+    found = []
+    for seed in (1, 2, 1):
+        with random_numbers_from(seed):
+            found.append(engine.by_plan(records))
+        with random_numbers_from(seed):
+            same(found[-1], eager(engine, records))
+    assert torch.equal(found[0].row_norms(), found[2].row_norms())
+    assert not torch.equal(found[0].row_norms(), found[1].row_norms())
+
+
+class Writing(nn.Module):
+    """A counter of forwards in a buffer."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = net()
+        self.register_buffer("count", torch.zeros(()))
+
+    def forward(self, x):
+        self.count += 1
+        self.count.view(1)[:1] += 1
+        return self.layer(x) * self.count
+
+
+def test_what_a_forward_writes_stays_as_it_was():
+    model = Writing()
+    engine = GradientEngine(model, entropy, batch(), check=False)
+    found = engine.by_plan(records := batch())
+    assert isinstance(found, Replayed)
+    assert model.count == 0
+    same(found, eager(engine, {name: values.clone() for name, values in records.items()}))
+
+
+def test_a_forward_that_writes_to_a_tensor_of_its_own_has_no_trace():
+    held = torch.zeros(3, 2)
+
+    def losses(given):
+        held[0] = given["x"].sum(0)
+        return {"losses": given["x"].sum(1)}
+
+    with pytest.raises(RuntimeError, match="hold"):
+        line_of(losses, {"x": torch.ones(3, 2)})
+    assert not held.any()
+
+
+def test_a_checkpoint_without_random_numbers_is_replayed_and_one_with_dropout_is_not():
+    class Checkpointed(nn.Module):
+        def __init__(self, part):
+            super().__init__()
+            self.part = net(part)
+
+        def forward(self, x):
+            return checkpoint(self.part, x, use_reentrant=False)
+
+    for part, replays in ((nn.Tanh(), True), (nn.Dropout(0.5), False)):
+        engine = GradientEngine(Checkpointed(part), entropy, records := batch(), check=False)
+        with random_numbers_from(3):
+            found = engine.by_plan(records)
+        assert isinstance(found, Replayed) == replays
+        with random_numbers_from(3):
+            assert torch.equal(found.row_norms(), eager(engine, records).row_norms())
+
+
+def test_forms_beyond_the_most_that_are_traced_run_eagerly():
+    model = nn.Linear(1, 1)
+    engine = GradientEngine(model, lambda m, x: m(x[..., None]).sum((1, 2)), torch.ones(2, 2), check=False)
+    found = [engine.by_plan(torch.ones(2, length)) for length in range(2, 4 + MOST_TRACED)]
+    assert [isinstance(one, Replayed) for one in found] == [True] * MOST_TRACED + [False] * 2
+    same(engine.by_plan(torch.ones(2, 3)), eager(engine, torch.ones(2, 3)))

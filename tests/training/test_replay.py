@@ -1,0 +1,115 @@
+"""Trainings that replay a trace end as those that do not, whatever the loop changes meanwhile."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from small_problems import loss, network, parameters, training, updates_of_users, with_overflow
+from torch import nn
+from torch.nn import functional as F
+
+import equipoise as eq
+from equipoise.methods import AutoS, JointWhitening
+
+
+def weighted(model, batch):
+    return loss(model, batch) * batch["weight"]
+
+
+class Switched(nn.Module):
+    """Does something else where the loop says so."""
+
+    def __init__(self):
+        super().__init__()
+        self.net, self.scale, self.parts = network(), 1.0, [nn.Tanh()]
+
+    def forward(self, x):
+        return self.scale * self.parts[0](self.net(x))
+
+
+class Weighted:
+    """A loss with a tensor that is no buffer."""
+
+    def __init__(self):
+        self.weights = torch.ones(3)
+
+    def __call__(self, model, batch):
+        weights = self.weights[batch["label"]]
+        return F.cross_entropy(model(batch["input"]), batch["label"], reduction="none") * weights
+
+
+def change_scale(model, of_loss):
+    model.scale = 3.0
+
+
+def swap_a_module(model, of_loss):
+    model.net[1] = nn.Sigmoid()
+
+
+def swap_in_a_list(model, of_loss):
+    model.parts[0] = nn.Sigmoid()
+
+
+def add_a_hook(model, of_loss):
+    model.net[0].register_forward_hook(lambda module, given, out: 2 * out)
+
+
+def other_weights(model, of_loss):
+    of_loss.weights = torch.tensor([0.5, 1.0, 0.1])
+
+
+def write_to_weights(model, of_loss):
+    of_loss.weights[0] = 0.0
+
+
+def evaluate(model, of_loss):
+    model.net.append(nn.Dropout(0.5))
+
+
+def end(monkeypatch, replays, change=lambda *_: None, **options):
+    monkeypatch.setenv("EQUIPOISE_REPLAY", str(int(replays)))
+    torch.manual_seed(0)
+    model, of_loss = Switched(), Weighted()
+    run = training(model, **({"loss": of_loss} | options), steps=4)
+    for number, _ in enumerate(run):
+        if number == 1:
+            change(model, of_loss)
+    return run, parameters(model)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [change_scale, swap_a_module, swap_in_a_list, add_a_hook, other_weights, write_to_weights, evaluate],
+)
+def test_what_the_loop_changes_is_traced_anew(change, monkeypatch):
+    (run, found), (_, expected) = (end(monkeypatch, replays, change) for replays in (True, False))
+    assert torch.equal(found, expected)
+    assert run.engine.traces == 1 + (
+        change is not write_to_weights
+    )  # its values are read when it is replayed
+    assert not torch.equal(found, end(monkeypatch, False)[1])
+
+
+METHODS = {
+    "DP-SGD": eq.DPSGD(clip_norm=0.5, noise_multiplier=1.0),
+    "automatic clipping": eq.DPSGD(clip_norm=0.5, noise_multiplier=1.0, clip_rule=AutoS()),
+    "by layer": eq.DPSGD(clip_norm=0.5, noise_multiplier=1.0, per_layer=True),
+    "anchored": eq.DPC4(noise_multiplier=1.0, anchor_noise_multiplier=1.0),
+    "two thresholds": eq.DCDPSGD(noise_multiplier=1.0),
+    "joint whitening": JointWhitening(noise_multiplier=1.0),
+}
+DATA = {
+    "all finite": {},
+    "one not finite": {"data": with_overflow(), "loss": weighted},
+    "users": updates_of_users(),
+}
+
+
+@pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
+@pytest.mark.parametrize("options", DATA.values(), ids=DATA)
+def test_a_training_ends_as_without_replay(method, options, monkeypatch):
+    (run, found), (_, expected) = (
+        end(monkeypatch, replays, method=method, **options) for replays in (True, False)
+    )
+    assert run.engine.traces == 1
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
