@@ -245,7 +245,7 @@ def line_of(
     found: dict[str, Tensor] = {}
 
     def flat(*values: Tensor) -> list[Tensor]:
-        with _NumbersOfForward():
+        with _NumbersOfForward():  # type: ignore[no-untyped-call]
             found.update(function(dict(zip(given, values, strict=True))))
         return list(found.values())
 
@@ -262,7 +262,7 @@ def line_of(
     return Line(graph, tuple(given), tuple(found), tuple(names[name] for name in written)), found
 
 
-class _NumbersOfForward(TorchDispatchMode):
+class _NumbersOfForward(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Refuses random numbers in a backward: a checkpoint draws those of its forward once more there, from a
     generator that it sets back, and a graph sets none back.
     """
