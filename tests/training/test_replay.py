@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from small_problems import loss, network, parameters, training, updates_of_users, with_overflow
+from small_problems import loss, network, parameters, records, training, updates_of_users, with_overflow
 from torch import nn
 from torch.nn import functional as F
 
@@ -90,6 +90,9 @@ def test_what_the_loop_changes_is_traced_anew(change, monkeypatch):
     assert not torch.equal(found, end(monkeypatch, False)[1])
 
 
+#: Its clipping norm is that of no row, so that the loss's scale shows.
+UNCLIPPED = eq.DPSGD(clip_norm=100.0, noise_multiplier=1e-3)
+
 METHODS = {
     "DP-SGD": eq.DPSGD(clip_norm=0.5, noise_multiplier=1.0),
     "automatic clipping": eq.DPSGD(clip_norm=0.5, noise_multiplier=1.0, clip_rule=AutoS()),
@@ -113,3 +116,50 @@ def test_a_training_ends_as_without_replay(method, options, monkeypatch):
     )
     assert run.engine.traces == 1
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+
+
+def warmed(model, batch, step):
+    return loss(model, batch) * torch.clamp(step / 3, max=1.0)
+
+
+def test_a_loss_follows_the_number_of_the_step(monkeypatch):
+    def by_hand(model, batch):
+        return loss(model, batch) * min(1.0, hand[0] / 3)
+
+    hand, found = [1], {}
+    for replays in (False, True):
+        monkeypatch.setenv("EQUIPOISE_REPLAY", str(int(replays)))
+        run = training(network(), loss=warmed, steps=5, method=UNCLIPPED)
+        run.run(progress=False)
+        found[replays] = parameters(run.model)
+    assert torch.equal(found[False], found[True])
+    run = training(network(), loss=by_hand, steps=5, method=UNCLIPPED)
+    for hand[0] in range(1, 6):
+        run.take_step()
+    assert torch.equal(parameters(run.model), found[True])
+
+
+def test_a_loss_that_branches_on_the_step_is_refused():
+    def branching(model, batch, step):
+        out = model(batch["input"])
+        if step > 2:
+            out = out - out.mean(0)
+        return F.cross_entropy(out, batch["label"], reduction="none")
+
+    with pytest.raises(ValueError, match="step"):
+        training(network(), loss=branching)
+
+
+def test_a_resumed_run_goes_on_with_the_step(tmp_path):
+    whole = training(network(), loss=warmed, steps=6, run_dir=tmp_path / "whole")
+    whole.run(progress=False)
+    run = training(network(), loss=warmed, steps=6, run_dir=tmp_path / "cut")
+    for _ in range(2):
+        run.take_step()
+    run.close()
+    model = network()
+    again = eq.PrivateTraining.resume(
+        tmp_path / "cut", model, torch.optim.SGD(model.parameters(), lr=0.3), loss=warmed, data=records()
+    )
+    again.run(progress=False)
+    assert torch.equal(parameters(again.model), parameters(whole.model))

@@ -65,7 +65,8 @@ class PrivateTraining:
         model: any module; its trainable parameters are trained. Parts that mix records (BatchNorm) are
             refused by name.
         optimizer: any torch optimiser of the model's parameters that takes one gradient per step.
-        loss: loss(model, batch) -> [B], one number per record.
+        loss: loss(model, batch) -> [B], one number per record; or loss(model, batch, step), where step is a
+            tensor with the number of the step, from 1 on. Compute with it; a branch on it is refused.
         data: the private records: `equipoise.data.Records`, a dict or tuple of tensors or of `numpy.memmap`,
             a map-style dataset.
         sampling: `Poisson(expected_batch_size, population, steps)` or another sampling; its numbers are

@@ -462,6 +462,8 @@ class StepRunner:
         It is that of the end of the last step. That nothing else moved them is known before anything leaves.
         """
         self._setup.restore_modes()
+        if self._setup.step is not None:
+            self._setup.step.fill_(self.done + 1)
         self._check_places()
         self._check_trainable()
         try:

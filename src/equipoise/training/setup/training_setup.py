@@ -79,6 +79,7 @@ from equipoise.training.setup.public_copies import check_public, public_assumpti
 from equipoise.training.setup.repeated_records import warn_of_repeats
 from equipoise.training.setup.same_records import COMPARED, RecordsOfFirst, check_same_records
 from equipoise.training.setup.start import check_start
+from equipoise.training.setup.step_number import WithStep
 from equipoise.training.setup.training_inputs import TrainingInputs
 from equipoise.training.setup.training_settings import TrainingSettings
 from equipoise.training.setup.writes import warn_of_writes
@@ -104,6 +105,7 @@ class TrainingSetup:
         average: the moving average of the parameters, or None.
         modes: training or evaluation, of every module of the model.
         is_sharded: processes hold a part of the parameters each.
+        step: what a loss that takes it gets as the number of the step; None for others.
     """
 
     model: nn.Module
@@ -123,6 +125,7 @@ class TrainingSetup:
     average: MovingAverage | None
     modes: Sequence[tuple[nn.Module, bool]]
     is_sharded: bool = False
+    step: Tensor | None = None
 
     def restore_modes(self) -> None:
         """Put every module back into the training or evaluation mode that it had."""
@@ -349,6 +352,8 @@ def prepare(given: TrainingInputs, resumed: ResumedRun | None = None) -> Trainin
             gc.collect()  # many models hold themselves
         make_engine = LossEngine if method.forward_only else GradientEngine
         engine = make_engine(model, loss, prepared, trials=trials)
+        if isinstance(given.loss, WithStep):
+            given.loss.check(model, example)
         check_gradient(engine, trials, prepared)
         written = [*engine.written_buffers, *written]
         if written and processes.is_first:
@@ -408,6 +413,7 @@ def prepare(given: TrainingInputs, resumed: ResumedRun | None = None) -> Trainin
         average=MovingAverage(parameters, settings.ema_decay) if settings.ema_decay is not None else None,
         modes=[(module, module.training) for module in model.modules()],
         is_sharded=sharing.is_sharded,
+        step=given.loss.step if isinstance(given.loss, WithStep) else None,
     )
 
 
