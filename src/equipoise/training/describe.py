@@ -11,7 +11,7 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -22,7 +22,6 @@ from equipoise.gradients.engine_inputs import repeat_to
 from equipoise.privacy import BandedGaussian, Ledger, PrivacyPlan, Release, epsilon, prefix_error
 from equipoise.privacy.ledger.run_record import GUARANTEES, compose_events
 from equipoise.privacy.noise.streams import ReleaseStreams, normals
-from equipoise.training.assumptions import HELD, THROWN_AWAY
 from equipoise.training.forwards import PUBLIC_ROWS
 from equipoise.training.randomness import public_randomness
 from equipoise.training.setup.memory_use import step_bytes
@@ -232,14 +231,9 @@ def describe(setup: TrainingSetup, ledger: Ledger, steps_done: int) -> Descripti
         processes=setup.processes.count,
         dense={c.name: c.reason for c in coverage if c.how == "dense"},
         unused=[c.name for c in coverage if c.how == "unused"],
-        held=_named(setup.found, HELD),
-        written=_named(setup.found, THROWN_AWAY),
+        held=setup.held,
+        written=setup.written,
     )
-
-
-def _named(found: Sequence[str], text: str) -> list[str]:
-    """The names that stand behind this text."""
-    return [name for one in found if one.startswith(text) for name in one.removeprefix(text).split(", ")]
 
 
 def _noise(release: Release, count: int) -> str:

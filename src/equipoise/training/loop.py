@@ -45,12 +45,13 @@ from equipoise.training.population import warn_of_delta, warn_of_population
 from equipoise.training.progress import progress_bar
 from equipoise.training.restarts import FinishedTraining, check_same_run, state_of, undo_start
 from equipoise.training.run_ledger import others_at_start, own_ledger
-from equipoise.training.setup.start import Traces, check_start, digests
+from equipoise.training.setup.start import check_start
 from equipoise.training.setup.training_inputs import TrainingInputs
 from equipoise.training.setup.training_settings import TrainingSettings
 from equipoise.training.setup.training_setup import ResumedRun, prepare
 from equipoise.training.started_run import continue_run, start_run
 from equipoise.training.step import Result, StepReport
+from equipoise.training.traces import Traces, digests
 
 __all__ = ["PrivateTraining"]
 

@@ -25,9 +25,9 @@ from equipoise.training.distributed import Processes
 from equipoise.training.folder.config_file import rebuild
 from equipoise.training.folder.run_folder import RunFolder
 from equipoise.training.run_ledger import secrets_of
-from equipoise.training.setup.start import loaded
 from equipoise.training.setup.training_settings import TrainingSettings
 from equipoise.training.step import Result, StepReport
+from equipoise.training.traces import loaded
 
 __all__ = ["FinishedTraining", "check_same_run", "state_of", "undo_start"]
 

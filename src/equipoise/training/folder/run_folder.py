@@ -28,7 +28,7 @@ from equipoise._files import PathLike, explained, make_folder, write_atomically
 from equipoise.report.json_files import RunFolderError, read_file, read_object
 from equipoise.training.assumptions import Assumption
 from equipoise.training.folder.checkpoint import Checkpoints
-from equipoise.training.setup.start import loaded
+from equipoise.training.traces import loaded
 
 __all__ = ["RunFolder", "load_model", "save_model"]
 

@@ -8,76 +8,26 @@ every statement names the assumption.
 
 from __future__ import annotations
 
-import secrets
-from collections.abc import Iterable, Mapping, MutableMapping, Set
+from collections.abc import Set
 from contextlib import closing
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.weak import WeakIdKeyDictionary
 
-from equipoise._dtensor import is_dtensor, local_part
+from equipoise._dtensor import local_part
 from equipoise._files import PathLike
 from equipoise._tree import leaves
 from equipoise.privacy import Journal
-from equipoise.privacy.digests import KeyedDigest
 from equipoise.privacy.ledger.journal_records import JournalRecords
 from equipoise.training.assumptions import AFTER, Assumption
 from equipoise.training.distributed import Processes
 from equipoise.training.setup.held_tensors import held_tensors
 from equipoise.training.setup.training_inputs import TrainingInputs
+from equipoise.training.traces import digests, runs_by_digest
 
-__all__ = ["Traces", "check_start", "digests", "loaded"]
-
-_DIGEST = KeyedDigest(secrets.token_bytes(32), "what a run left")
-
-
-@dataclass(frozen=True, eq=False)
-class Traces:
-    """By what the parameters that a run trained are known again.
-
-    Attributes:
-        run: its name in its journal.
-        begun: digests of what the run began with; a tensor that holds it again holds nothing of the run.
-    """
-
-    run: str
-    begun: Set[str] = frozenset()
-
-    def trained(self, parameters: Iterable[Tensor]) -> None:
-        """From now on whatever these tensors hold comes from the run."""
-        for parameter in parameters:
-            if not is_dtensor(parameter):  # torch converts no model whose DTensors have weak references
-                _TRAINED[parameter] = self
-
-    def left(self, parameters: Iterable[Tensor]) -> None:
-        """What these tensors hold now is known in other tensors, too: copies, and a state that was loaded."""
-        _LEFT.update(dict.fromkeys(digests(parameters) - self.begun, self))
-
-
-_TRAINED: MutableMapping[Tensor, Traces] = WeakIdKeyDictionary()
-_LEFT: dict[str, Traces] = {}
-
-
-def digests(parameters: Iterable[Tensor]) -> Set[str]:
-    """Digests of what the tensors hold; of one without a number there is none, since it is like any other."""
-    return {_DIGEST(p).value() for p in parameters if local_part(p).numel()}
-
-
-def loaded(model: nn.Module, metadata: Mapping[str, str] | None) -> None:
-    """The model got its parameters from a file with this metadata: "run", and lines of names under "trained".
-
-    Files of older versions, and of other programs, have neither.
-    """
-    names = set((metadata or {}).get("trained", "").split("\n"))
-    trained = [p for name, p in model.named_parameters(remove_duplicate=False) if name in names]
-    if metadata and "run" in metadata:
-        traces = Traces(metadata["run"])
-        traces.trained(trained)
-        traces.left(trained)
+__all__ = ["check_start"]
 
 
 def check_start(given: TrainingInputs, processes: Processes) -> list[str]:
@@ -117,9 +67,8 @@ def check_start(given: TrainingInputs, processes: Processes) -> list[str]:
 
 def _runs_in(model: nn.Module, loss: Any) -> dict[str, str]:
     """The runs that left what model or loss (a teacher) hold, each with the name of one such tensor."""
-    known = _LEFT | {d: run for p, run in _TRAINED.items() for d in digests([p]) - run.begun}
     found: dict[str, str] = {}
-    if known:  # the model of a first run is not read
+    if known := runs_by_digest():  # the model of a first run is not read
         for name, held in held_tensors(model, loss):
             if local_part(held).layout is not torch.strided:
                 continue  # no parameter that a run trains is sparse

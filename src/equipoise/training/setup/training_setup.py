@@ -102,6 +102,8 @@ class TrainingSetup:
         rows: makes gradient rows of records.
         record_bytes: memory that one record takes in a step.
         found: what all processes of the run found out before the first step, those before this one too.
+        held: tensors of model and loss that are as long as the data, or allowed copies.
+        written: what a forward gives other values, which is thrown away.
         average: the moving average of the parameters, or None.
         modes: training or evaluation, of every module of the model.
         is_sharded: processes hold a part of the parameters each.
@@ -122,6 +124,8 @@ class TrainingSetup:
     rows: RowSource
     record_bytes: float
     found: Sequence[str]
+    held: list[str]
+    written: list[str]
     average: MovingAverage | None
     modes: Sequence[tuple[nn.Module, bool]]
     is_sharded: bool = False
@@ -410,6 +414,8 @@ def prepare(given: TrainingInputs, resumed: ResumedRun | None = None) -> Trainin
         rows=rows,
         record_bytes=micro_batches.record_bytes,
         found=found,
+        held=held,
+        written=written,
         average=MovingAverage(parameters, settings.ema_decay) if settings.ema_decay is not None else None,
         modes=[(module, module.training) for module in model.modules()],
         is_sharded=sharing.is_sharded,
