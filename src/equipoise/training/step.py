@@ -21,7 +21,7 @@ from torch import Tensor
 
 from equipoise._dtensor import is_a_copy, local_part, norm_of_all
 from equipoise._host import Unread, read
-from equipoise._rounding import rounded_up
+from equipoise._rounding import plain, rounded_up
 from equipoise._tree import leaves
 from equipoise.gradients import ForwardWritesError
 from equipoise.gradients.capture.isolation import write_mark
@@ -90,7 +90,7 @@ class Result:
         if self.epsilon is None:
             spent = "no epsilon"
         else:
-            spent = f"epsilon {rounded_up(self.epsilon)} at delta {self.delta:g}"
+            spent = f"epsilon {rounded_up(self.epsilon)} at delta {plain(self.delta)}"
         scores = [f"{name} {value:.4g}" for name, value in self.evaluation.items()]
         return ", ".join(
             [f"{self.steps:,} steps", *(["stopped early"] if not self.finished else []), *scores, spent]
