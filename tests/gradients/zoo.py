@@ -934,7 +934,7 @@ def counted(items: list[dict[str, Tensor]]) -> dict[str, Any]:
     return {**torch.utils.data.default_collate(items), "count": len(items)}
 
 
-MIXED, ALONE = r"records of a batch are mixed", r"treats each record by itself"
+MIXED, ALONE = r"records of a batch are mixed", r"treat each record by itself"
 RIGHT_CASES = {
     "linear": Case(linear, squared, rows),
     "linear, classes": Case(lambda: linear(3), entropy, classes),

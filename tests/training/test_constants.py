@@ -8,14 +8,15 @@ import json
 
 import pytest
 import torch
-from small_problems import RECORDS, network, records, training
+from small_problems import RECORDS, OnDemand, network, records, training
 from torch import nn
 from torch.nn import functional as F
 
 import equipoise as eq
 from equipoise.gradients import CrossRecordError, ForwardWritesError
-from equipoise.training.assumptions import CHANGED, FIRST_VALUES
+from equipoise.training.assumptions import CHANGED, FIRST_VALUES, Assumption
 from equipoise.training.constants import MOST_TRIED
+from equipoise.training.record_source import DataError
 from equipoise.training.setup.training_setup import TrainingSetup
 
 CENTRED = False
@@ -130,10 +131,50 @@ def test_a_switch_that_mixes_records_is_refused_before_a_draw(name):
     assert [step.step for step in run] == [2, 3, 4, 5, 6]
 
 
+class MixUp:
+    """As a collate function and as an augmentation: with the next record, once it is on."""
+
+    def __init__(self, own_numbers=False):
+        self.on, self.own_numbers = False, own_numbers
+
+    def __call__(self, batch, generator=None):
+        batch = batch if generator is not None else torch.utils.data.default_collate(batch)
+        values = batch["input"]
+        if self.on and self.own_numbers:
+            values = values + torch.randn(values.shape, generator=generator)
+        elif self.on:
+            values = 0.6 * values + 0.4 * values.roll(1, 0)
+        return batch | {"input": values}
+
+
+@pytest.mark.parametrize("given", ["collate", "augmentation"])
+def test_a_switch_of_collate_or_augmentation_is_refused_before_a_draw(given):
+    mix = MixUp()
+    run = training(steps=3, epsilon_every=1, data=OnDemand(records()), **{given: mix})
+    run.take_step()
+    spent, mix.on = run.epsilon_so_far(), True
+    for _ in range(2):
+        with pytest.raises(DataError, match=r"changed on after the start.*mixes records.*Set it back"):
+            run.take_step()
+    mix.on = False
+    assert (run.steps_done, run.epsilon_so_far()) == (1, spent)
+    assert [step.step for step in run] == [2, 3]
+
+
+def test_random_numbers_that_a_switch_lets_in_are_assumed_to_be_each_records_own():
+    noise = MixUp(own_numbers=True)
+    run = training(steps=3, augmentation=noise)
+    run.take_step()
+    assert Assumption.RANDOM_PIPELINE not in run.statement().assumptions
+    noise.on = True
+    run.take_step()
+    assert Assumption.RANDOM_PIPELINE in run.statement().assumptions
+
+
 def test_changes_are_named_and_tried_a_few_times(tmp_path, monkeypatch):
     """Also of a run that is resumed; the rows are those of the model as it is now."""
     model, tried = network().append(Scaled()), []
-    monkeypatch.setattr(TrainingSetup, "try_again", lambda setup: tried.append(model[3].scale))
+    monkeypatch.setattr(TrainingSetup, "try_again", lambda setup: tried.append(model[3].scale) or [])
     run = training(model, steps=12, run_dir=tmp_path / "run", reproducible=False)
     for step in range(8):
         model[3].scale = 1 + step // 2 * 2  # at every second step another one, from the third on
@@ -170,7 +211,7 @@ def test_changes_are_named_and_tried_a_few_times(tmp_path, monkeypatch):
 @pytest.mark.parametrize(("start", "most"), [(0, MOST_TRIED), (0.5, 1)])
 def test_a_counter_is_named_as_not_tried_further(monkeypatch, start, most):
     model, tried = network().append(Scaled()), []
-    monkeypatch.setattr(TrainingSetup, "try_again", lambda setup: tried.append(1))
+    monkeypatch.setattr(TrainingSetup, "try_again", lambda setup: tried.append(1) or [])
     run = training(model, steps=8)
     for step in range(8):
         model[3].count = start + step

@@ -23,8 +23,8 @@ STATED = (
     "neighbouring data set"
 )
 ALONE = (
-    "the loss treats each record by itself: which records stand next to it or came before it, and where it "
-    "stands, change nothing (tried on a few records before the start)"
+    "loss, collate and augmentation treat each record by itself: which records stand next to it or came "
+    "before it, and where it stands, change nothing (tried on a few records before the start)"
 )
 START = (
     "what the run starts from (parameters, buffers, optimizer state, and whatever else model and loss hold) "
@@ -33,8 +33,9 @@ START = (
 )
 ROUNDED = (
     "rounding is not counted: micro-batches are added in float64, and each float32 product that sums the "
-    "rows of one rounds (a record in front of 400,000 others moved a sum by up to 1.003 bounds). In lower "
-    "precision (TF32, bfloat16, float16) rounding is not covered at all"
+    "rows of one rounds (a record in front of 400,000 others moved a sum by up to 1.003 bounds in "
+    "micro-batches of 2,048, and by 1.006 in one of all of them). In lower precision (TF32, bfloat16, "
+    "float16) rounding is not covered at all"
 )
 ALLOWED = "public and private records belong to different persons, also where they are equal"
 NOT_COMPARED = "public records were not compared with the private ones"
@@ -54,8 +55,8 @@ THROWN_AWAY = (
     "what a forward writes to these buffers, attributes and variables is thrown away, and none is published: "
 )
 CHANGED = (
-    "the training loop set these anew after the start, as follows from public numbers alone, and model and "
-    "loss were tried again before the next step: "
+    "the training loop set these anew after the start, as follows from public numbers alone, and model, "
+    "loss, collate and augmentation were tried again before the next step: "
 )
 FIRST_VALUES = " (its first values)"  # after the name of what took more than were tried
 NAMED = (HELD, AFTER, STEPPED, THROWN_AWAY, CHANGED)

@@ -2,13 +2,13 @@
 
 The checks before a training run the model as it is then. A switch that the loop sets later (a warm-up that
 ends, a phase, another activation) makes another model, which nobody tried. So before each step the plain
-values that model and loss hold are compared with those of the last one; with a new value the model is tried
-again before anything is drawn.
+values that model, loss, augmentation and collate function hold are compared with those of the last one; with
+a new value all of them are tried again before anything is drawn.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import nn
@@ -16,20 +16,25 @@ from torch import nn
 from equipoise.gradients import CrossRecordError, ForwardWritesError
 from equipoise.gradients.capture.attributes import HeldState
 from equipoise.training.assumptions import CHANGED, FIRST_VALUES
+from equipoise.training.record_source import DataError
 
 __all__ = ["Constants"]
 
 MOST_TRIED = 4
 """So many new values of a name are tried, and one fraction: a counter has another one in every step."""
 
+MOST_TRIALS = 100
+"""In all: each may take a second, and a collate function may keep what it makes under ever new names."""
+
 
 class Constants:
-    """The plain values that model and loss hold, as they were before the last step.
+    """The plain values that model and functions of the user hold, as they were before the last step.
 
     Args:
         model, loss: of the training.
-        try_again: tries the model as it is now.
-        trace_anew: called if anything but the values of tensors is another than before.
+        others: its augmentation and collate function.
+        try_again: tries them as they are now, and gives what else a statement has to say.
+        trace_anew: called if model or loss hold another thing than before, not counting values of tensors.
 
     Attributes:
         changed: names of what was changed since the start.
@@ -37,13 +42,25 @@ class Constants:
     """
 
     def __init__(
-        self, model: nn.Module, loss: Any, try_again: Callable[[], None], trace_anew: Callable[[], None]
+        self,
+        model: nn.Module,
+        loss: Any,
+        others: tuple[Any, ...],
+        try_again: Callable[[], Sequence[str]],
+        trace_anew: Callable[[], None],
     ) -> None:
-        self._model, self._loss, self._try_again, self._trace_anew = model, loss, try_again, trace_anew
+        self._model, self._loss, self._others = model, loss, others
+        self._try_again, self._trace_anew = try_again, trace_anew
+        self._also: set[str] = set()
+        self._trials = 0
         self.changed: set[str] = set()
         self.untried: set[str] = set()
         self._met: dict[tuple[int, str], list[Any]] = {}
-        self._held = HeldState(model, loss)
+        self._note()
+
+    def _note(self) -> None:
+        self._held = HeldState(self._model, self._loss)
+        self._held_by_others = HeldState(nn.Module(), self._others)
 
     def check(self) -> bool:
         """Try the model again if something has a value that it did not have before.
@@ -52,14 +69,15 @@ class Constants:
             Whether something has changed.
 
         Raises:
-            CrossRecordError: with the new values records are mixed; it names what changed.
+            CrossRecordError, DataError: with the new values records are mixed; it names what changed.
         """
-        changes = self._held.changes()
+        found = [*self._held_by_others.changes(), *self._held.changes()]
+        changes = list({change.key: change for change in found}.values())
         if self._held.differs:
             self._trace_anew()
         if not changes:
             if self._held.differs:
-                self._held = HeldState(self._model, self._loss)
+                self._note()
             return False
         for change in changes:
             self._met.setdefault(change.key, [change.before])
@@ -69,13 +87,16 @@ class Constants:
             for change in unmet
             if len(self._met[change.key]) <= (1 if isinstance(change.now, float) else MOST_TRIED)
         ]
+        self._trials += bool(tried)
+        tried = tried if self._trials <= MOST_TRIALS else []
         if tried:
             try:
-                self._try_again()
-            except CrossRecordError as error:
+                self._also.update(self._try_again())
+            except (CrossRecordError, DataError) as error:
                 names = ", ".join(sorted({change.name for change in tried}))
+                found = str(error).removesuffix(" Nothing was spent.")
                 error.args = (
-                    f"the training loop changed {names} after the start, and with that {error} Nothing was "
+                    f"the training loop changed {names} after the start, and with that {found} Nothing was "
                     "drawn for this step. Set it back, and the training goes on",
                 )
                 raise
@@ -87,11 +108,11 @@ class Constants:
             self._met[change.key].append(change.now)
         self.changed.update(change.name for change in changes)
         self.untried.update(change.name for change in unmet if change not in tried)
-        self._held = HeldState(self._model, self._loss)
+        self._note()
         return True
 
     @property
     def assumptions(self) -> list[str]:
         """What a statement has to say of them."""
         names = sorted(name + FIRST_VALUES * (name in self.untried) for name in self.changed)
-        return [CHANGED + ", ".join(names)] if names else []
+        return [*self._also, *([CHANGED + ", ".join(names)] if names else [])]

@@ -199,7 +199,11 @@ class StepRunner:
         # Why there is no further step; None while there may be one.
         self._stopped: str | None = None
         self.constants = Constants(
-            setup.model, setup.rows.engine.loss, setup.try_again, setup.rows.engine.trace_anew
+            setup.model,
+            setup.rows.engine.loss,
+            setup.functions,
+            setup.try_again,
+            setup.rows.engine.trace_anew,
         )
         # Takes what a statement has to say of what the training loop changed, before the step draws.
         self.note: Callable[[Sequence[str]], None] = lambda _: None

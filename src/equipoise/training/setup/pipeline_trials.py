@@ -236,7 +236,7 @@ def check_pipeline(pipeline: Pipeline, readable: list[int], size: int) -> bool:
         draws random numbers.
 
     Raises:
-        ValueError: two equal attempts differ, or the loss of a record depends on which others came with it,
+        DataError: two equal attempts differ, or the loss of a record depends on which others came with it,
             on their number, or on its place.
     """
     of = pipeline.losses
@@ -255,7 +255,7 @@ def check_pipeline(pipeline: Pipeline, readable: list[int], size: int) -> bool:
         if before is None or again is None:
             return False
         if before.moved(again, record=-1):
-            raise ValueError(
+            raise DataError(
                 f"data, collate or augmentation give other records each time, {OWN_GENERATOR} In an "
                 "augmentation, the generator that it is given serves too. Nothing was spent."
             )
@@ -265,7 +265,7 @@ def check_pipeline(pipeline: Pipeline, readable: list[int], size: int) -> bool:
             after = of(others, attempt, attempt, level)
             # Padding to another length may round differently: a mixture moves losses by far more.
             if after is not None and before.moved(after, place, slack=100):
-                raise ValueError(
+                raise DataError(
                     "augmentation, collate or the data set mixes records: with another record next to it, a "
                     "record's loss changed. One record would then move the gradients of several, and the "
                     "privacy guarantee would not hold. Augment every record by itself (no mixup or cutmix "
@@ -278,7 +278,7 @@ def check_pipeline(pipeline: Pipeline, readable: list[int], size: int) -> bool:
     for order in (torch.arange(count - 1), torch.arange(count).flip(0), torch.arange(size) % count):
         found = of(ids[order])
         if found is not None and first[order].moved(found, record=-1, slack=100):
-            raise ValueError(
+            raise DataError(
                 "with other records in the batch, or in another order, the losses of records change: data, "
                 "collate, augmentation or loss use how many records there are or where one stands. Both "
                 "follow from which records are drawn, and that is private. Treat every record by itself; the "
@@ -309,7 +309,7 @@ def _check_rows(pipeline: Pipeline, ids: Tensor, small: Sequence[int]) -> None:
     # A tiny row rounds by what cancels in it: parts of the size of other rows.
     least = 0.1 * max((move.norm for move in moves), default=0.0)
     if any(move.is_large(least) for move in moves):
-        raise ValueError(
+        raise DataError(
             "augmentation, collate or the data set mixes records: next to others, and perhaps longer ones, a "
             "record's gradient is another one, by more than rounding. One record would then move the "
             "gradients of several, and the privacy guarantee would not hold. Pad every record to one fixed "

@@ -8,6 +8,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -106,6 +107,7 @@ class TrainingSetup:
         written: what a forward gives other values, which is thrown away.
         average: the moving average of the parameters, or None.
         modes: training or evaluation, of every module of the model.
+        functions: the user's augmentation and collate function, or None.
         is_sharded: processes hold a part of the parameters each.
         step: what a loss that takes it gets as the number of the step; None for others.
     """
@@ -128,6 +130,7 @@ class TrainingSetup:
     written: list[str]
     average: MovingAverage | None
     modes: Sequence[tuple[nn.Module, bool]]
+    functions: tuple[Any, ...]
     is_sharded: bool = False
     step: Tensor | None = None
 
@@ -137,13 +140,30 @@ class TrainingSetup:
             if module.training is not is_training:  # setting an attribute of a module takes longer
                 module.training = is_training
 
-    def try_again(self) -> None:
-        """Try model and loss, as they are now, for mixing of records; on made-up ones if they take such.
+    def try_again(self) -> list[Assumption]:
+        """Try model, loss, augmentation and collate, as they are now, for mixing of records.
+
+        Returns:
+            What else is assumed now.
 
         Raises:
-            CrossRecordError: records are mixed.
+            CrossRecordError, DataError: records are mixed.
             ForwardWritesError: the model writes to itself.
         """
+        self._try_model()
+        rows, size = self.rows, self.rows.micro_batch_size
+        if not _runs_code(rows.source, rows.prepare):
+            return []
+        with random_numbers_from(0, self.device), parameters_restored(self.model):
+            prepared = rows.prepare(rows.example, public_randomness(self.settings.seed, "example"))
+            trials = RecordTrials(self.model, rows.engine.loss, prepared)
+            tried, agree = _in_trials(self.model, self.processes)
+            pipeline = Pipeline(trials, tried(rows.source), rows.prepare, self.settings.seed, agree)
+            was_tried = check_pipeline(pipeline, pipeline.readable(), size)
+        return [] if was_tried else [Assumption.RANDOM_PIPELINE]
+
+    def _try_model(self) -> None:
+        """On made-up records, if model and loss take such."""
         whole, example = self.rows.whole_numbers, self.rows.example
         if whole is not None:
             try:
@@ -315,21 +335,13 @@ def prepare(given: TrainingInputs, resumed: ResumedRun | None = None) -> Trainin
 
         # Before anything is read or run: it may keep something of the first records that it meets.
         untouched = copies_of(model, given.loss, whole, place)
-        is_read = not (source.is_scanned or source.is_elsewhere)  # by code that makes the records
-        runs_code = is_read or given.augmentation is not None
+        runs_code = _runs_code(source, prepare_batch)
         other_source = deep_copy((source, prepare_batch), shares_data=True) if runs_code else None
-        if is_read:
+        if _is_read(source):
             check_items(source, given.data)
         check_same_records(processes, source, owners)
-        # In a model that is held in parts, whatever is tried must come out alike in all processes.
-        is_held_in_parts = model in SHARDED and processes.count > 1
-
-        def tried(source: RecordSource) -> Any:
-            """The records as trials read them."""
-            return RecordsOfFirst(source, processes) if is_held_in_parts else source
-
-        agree: Callable[[bool], bool] = processes.agreed if is_held_in_parts else bool
-        if is_held_in_parts and not all(processes.all_of(untouched is not None)):
+        tried, agree = _in_trials(model, processes)
+        if _is_held_in_parts(model, processes) and not all(processes.all_of(untouched is not None)):
             untouched = None  # for want of memory in one of them
         of_loss = joined_over_users(given.loss, joined) if callable(given.loss) else given.loss
         example, probes = check_loss(model, of_loss, tried(source), place)
@@ -418,6 +430,7 @@ def prepare(given: TrainingInputs, resumed: ResumedRun | None = None) -> Trainin
         written=written,
         average=MovingAverage(parameters, settings.ema_decay) if settings.ema_decay is not None else None,
         modes=[(module, module.training) for module in model.modules()],
+        functions=(given.augmentation, given.collate),
         is_sharded=sharing.is_sharded,
         step=given.loss.step if isinstance(given.loss, WithStep) else None,
     )
@@ -568,6 +581,31 @@ def _check_assigned_alike(now: Assumption, before: Sequence[str]) -> None:
             "now, so that a record could be in two draws of an epoch. Give ids, owner and data in the form "
             "that they had, or begin a new run with the same ledger_file. Nothing was spent."
         )
+
+
+def _is_read(source: RecordSource) -> bool:
+    """Whether the user's code makes the records."""
+    return not (source.is_scanned or source.is_elsewhere)
+
+
+def _runs_code(source: RecordSource, prepare_batch: BatchPreparation) -> bool:
+    return _is_read(source) or prepare_batch.augmentation is not None
+
+
+def _is_held_in_parts(model: nn.Module, processes: Processes) -> bool:
+    return model in SHARDED and processes.count > 1
+
+
+def _in_trials(
+    model: nn.Module, processes: Processes
+) -> tuple[Callable[[RecordSource], Any], Callable[[bool], bool]]:
+    """The records as trials read them, and what they take for true.
+
+    In a model that is held in parts, whatever is tried must come out alike in all processes.
+    """
+    if _is_held_in_parts(model, processes):
+        return partial(RecordsOfFirst, processes=processes), processes.agreed
+    return lambda source: source, bool
 
 
 def _try_pipeline(pipeline: Pipeline, untouched: Pipeline | None, size: int) -> tuple[bool, bool]:
