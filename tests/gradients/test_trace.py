@@ -131,6 +131,32 @@ def test_a_vanished_square_makes_a_norm_longer_and_never_shorter():
     assert (found <= expected + 1e-8).all()  # next to every clipping norm
 
 
+class TiedText(nn.Module):
+    """Look-ups, products over positions, and a table that is used twice."""
+
+    def __init__(self):
+        super().__init__()
+        self.table, self.mid = nn.Embedding(7, 4), nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.mid(self.table(x)).tanh() @ self.table.weight.t()
+
+
+def test_rows_of_zeros_are_replayed():
+    model = TiedText()
+    texts, mask = torch.randint(7, (6, 40)), torch.ones(6)
+    mask[2] = 0.0
+
+    def masked(model, batch):
+        each = F.cross_entropy(model(batch["x"]).transpose(1, 2), batch["x"], reduction="none")
+        return each.mean(1) * batch["mask"]
+
+    engine = GradientEngine(model, masked, records := {"x": texts, "mask": mask}, check=False)
+    found = engine.by_plan(records)
+    assert isinstance(found, Replayed)
+    torch.testing.assert_close(found.row_norms(), eager(engine, records).row_norms(), rtol=0, atol=1e-11)
+
+
 def test_other_values_and_other_parameters_are_those_that_are_given():
     model = net()
     engine = GradientEngine(model, entropy, batch(), check=False)

@@ -264,12 +264,16 @@ def lost_are_nan() -> Iterator[None]:
         _LOST_ARE_NAN.reset(before)
 
 
+#: A norm that cannot be longer than this is as good as zero next to any bound.
+NO_LENGTH = 1e-12
+
+
 def without_lost(
     squares: Tensor,
     errors: Tensor | None,
     lost: Tensor,
     exact: Callable[[Tensor], Tensor],
-    sides: Sequence[Tensor] = (),
+    most: Tensor,
 ) -> Tensor:
     """Squared norms [B], those that lost digits taken in a way that loses none.
 
@@ -278,12 +282,12 @@ def without_lost(
         errors: how much each may have lost, [B] or None; changed in place.
         lost: which lost digits, bool [B].
         exact: squared norms of the rows at some places, LongTensor.
-        sides: what the rows are products of, [B, ...] each; where one is zero, so is the row.
+        most: what they are at most, [B] in float64. If lost norms are NaN, it stands for tiny ones, such as
+            those of rows of zeros.
     """
     if are_lost_nan():
-        for side in sides:
-            lost = lost & side.flatten(1).any(1)
-        return squares.masked_fill(lost, math.nan)
+        squares = torch.where(lost & (most <= NO_LENGTH**2), most, squares)
+        return squares.masked_fill(lost & ~(most <= NO_LENGTH**2), math.nan)
     if bool(lost.any()):
         places = lost.nonzero().squeeze(1)
         squares[places] = exact(places)

@@ -662,7 +662,7 @@ class FactoredGradients(PerSampleGradients):
                 [guarded(squared_rows(summed_rows(kept, at)), sizes[at], additions) for at in parts]
             )
 
-        return without_lost(squares, None, lost, formed)
+        return without_lost(squares, None, lost, formed, largest)
 
     def _norms(self, names: Sequence[str]) -> Tensor:
         if not names:

@@ -81,7 +81,8 @@ class IndexFactor(Factor):
         right = (out >= CANCELLATION_SHARE * terms) & (out < torch.inf)
         errors = products_error(b.dtype, b.shape[1], b.shape[2]) * terms
         lost = ~(right & (out >= self.positions * TINY**2 / LOST_SHARE))
-        found = without_lost(out, errors, lost, lambda at: self.rows(at)._segmented_norms(b[at]), (b,))
+        most = terms + self.positions * TINY**2
+        found = without_lost(out, errors, lost, lambda at: self.rows(at)._segmented_norms(b[at]), most)
         return found, errors
 
     @override

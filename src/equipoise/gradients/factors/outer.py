@@ -223,7 +223,9 @@ def gram_norms(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     errors = products_error(a.dtype, a.shape[1], a.shape[2], b.shape[2]) * terms
     least = torch.maximum(CANCELLATION_SHARE**2 * terms, errors / MOST_EXCESS)
     kept = (out >= least) & (out < torch.inf) & (TINY**2 * hidden <= LOST_SHARE * out)
-    return without_lost(out, errors, ~kept, lambda at: product_norms(a[at], b[at]), (a, b)), errors
+    # A position of small squares adds at most TINY |a| or TINY |b| to the norm.
+    most = (terms.sqrt() + TINY * (a.shape[1] * hidden).sqrt()).square_()
+    return without_lost(out, errors, ~kept, lambda at: product_norms(a[at], b[at]), most), errors
 
 
 def product_norms(a: Tensor, b: Tensor) -> Tensor:
