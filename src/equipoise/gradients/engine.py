@@ -727,6 +727,10 @@ class GradientEngine:
         except PlanMismatch:
             return  # such records are computed by themselves
         assert self._latest is not None
+        if not (finite := rows.row_norms().isfinite()).all():  # the others have weight zero
+            if finite.any():
+                self._refuse_other_function(take_records(batch, finite.nonzero().squeeze(1).cpu()), params)
+            return
         order = torch.randperm(rows.num_records, generator=torch.Generator().manual_seed(0))
         with undisturbed(self.model), backward_included():
             expected, _ = self._row_among(take_records(batch, order), slice(None), *self._leaves(params))
