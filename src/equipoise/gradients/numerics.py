@@ -27,7 +27,7 @@ that have nothing in common M_i^2 is 512 q_i, and the norm at 768 features reads
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from functools import cache
