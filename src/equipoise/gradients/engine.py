@@ -735,8 +735,6 @@ class GradientEngine:
         with undisturbed(self.model), backward_included():
             expected, _ = self._row_among(take_records(batch, order), slice(None), *self._leaves(params))
         whole = rows.row_norms()
-        if not whole.isfinite().all():
-            return  # such a record has weight zero in a step, and none in a sum
         is_rough = self._latest.low_precision or whole.is_cuda  # which may multiply in TF32
         wrong = {}
         for name in rows.names:  # one by one, as in `_moved`
