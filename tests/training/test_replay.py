@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
-from small_problems import loss, network, parameters, records, training, updates_of_users, with_overflow
+from small_problems import (
+    RECORDS,
+    loss,
+    network,
+    parameters,
+    records,
+    training,
+    updates_of_users,
+    with_overflow,
+)
 from torch import nn
 from torch.nn import functional as F
 
 import equipoise as eq
+from equipoise.data import PadTo
 from equipoise.methods import AutoS, JointWhitening
 
 
@@ -163,3 +175,62 @@ def test_a_resumed_run_goes_on_with_the_step(tmp_path):
     )
     again.run(progress=False)
     assert torch.equal(parameters(again.model), parameters(whole.model))
+
+
+class Texts(torch.utils.data.Dataset):
+    def __init__(self):
+        generator = torch.Generator().manual_seed(0)
+        lengths = torch.randint(1, 21, (RECORDS,), generator=generator).tolist()
+        self.texts = [torch.randint(1, 9, (length,), generator=generator) for length in lengths]
+
+    def __len__(self):
+        return RECORDS
+
+    def __getitem__(self, i):
+        return self.texts[i]
+
+
+def joined(items):
+    return {"ids": torch.nn.utils.rnn.pad_sequence(items, batch_first=True)}
+
+
+class MeanOfText(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table, self.head = nn.Embedding(9, 6), nn.Linear(6, 9)
+
+    def forward(self, ids):
+        there = (ids > 0)[..., None]
+        return self.head((self.table(ids) * there).sum(1) / there.sum(1))
+
+
+def first_word(model, batch):
+    return F.cross_entropy(model(batch["ids"]), batch["ids"][:, 0], reduction="none")
+
+
+def test_batches_of_a_few_lengths_need_as_many_traces(monkeypatch):
+    monkeypatch.setenv("EQUIPOISE_REPLAY", "1")
+    found = []
+    for collate, most in ((PadTo(joined, (8, 16, 24), {"ids": 0}), 3), (joined, 99)):
+        torch.manual_seed(0)
+        run = training(MeanOfText(), data=Texts(), collate=collate, loss=first_word, steps=12, batch=3)
+        run.run(progress=False)
+        assert run.engine.traces <= most
+        found.append(parameters(run.model))
+    torch.testing.assert_close(*found)
+
+
+@pytest.mark.parametrize(("shape", "axis"), [((2, 3), 1), ((2, 3, 4), 1), ((2, 4, 3), 2), ((2, 4, 3), -1)])
+def test_padding_is_behind_the_records(shape, axis):
+    batch = PadTo(lambda items: {"x": torch.ones(shape), "y": 1}, (2, 5), {"x": 7}, axis)([])
+    assert batch["y"] == 1
+    assert batch["x"].narrow(axis, 0, 3).eq(1).all()
+    assert batch["x"].narrow(axis, 3, 2).eq(7).all()
+    assert batch["x"].numel() == math.prod(shape) // 3 * 5
+
+
+def test_a_longer_batch_than_the_last_length_is_an_error():
+    with pytest.raises(ValueError, match="lengths"):
+        PadTo(lambda items: {"x": torch.ones(1, 9)}, (4, 8), {"x": 0})([])
+    with pytest.raises(ValueError, match="lengths"):
+        PadTo(joined, (8, 4), {"ids": 0})

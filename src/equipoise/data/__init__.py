@@ -4,7 +4,8 @@ All preparation is per record or by public constants, so nothing here spends pri
 """
 
 from equipoise.data.named import NAMED, load
+from equipoise.data.padding import PadTo
 from equipoise.data.readers.files import DataFileError, MissingDataError
 from equipoise.data.records import DataSet, Records
 
-__all__ = ["NAMED", "DataFileError", "DataSet", "MissingDataError", "Records", "load"]
+__all__ = ["NAMED", "DataFileError", "DataSet", "MissingDataError", "PadTo", "Records", "load"]
