@@ -259,6 +259,32 @@ def test_a_run_goes_on_by_what_it_began_with(tmp_path, before, after):
         resumed(tmp_path / "run", **forms[after](data))
 
 
+def scaled(data):
+    values = data["input"]
+    return data | {"input": (values - values.mean(0)) / values.std(0)}
+
+
+@pytest.mark.parametrize(
+    ("form", "change"),
+    [
+        ("in memory", lambda data: scaled(chosen(data, WITHOUT_7))),
+        ("in memory", lambda data: data | {"record": data["record"].float()}),
+        ("texts", lambda data: data | {"record": data["record"] + COUNT}),
+    ],
+)
+def test_a_run_whose_records_are_all_new_is_refused(tmp_path, form, change):
+    """Each would get another draw, as in a run without names; half of them may be new."""
+    started(tmp_path / "run", "fixed epochs", **FORMS[form](numbered())).close()
+    booked = (tmp_path / "run/private/journal.jsonl").read_bytes()
+    for _ in range(2):
+        with pytest.raises(DataError, match=r"ledger_file=.*ids="):
+            resumed(tmp_path / "run", **FORMS[form](change(numbered())))
+    assert (tmp_path / "run/private/journal.jsonl").read_bytes() == booked
+    data = numbered()
+    data["record"][: COUNT // 2 - 5] += COUNT
+    resumed(tmp_path / "run", **FORMS[form](data)).close()
+
+
 def test_a_run_of_draws_that_are_fresh_needs_no_names(tmp_path):
     """Poisson sampling takes whatever stands at a place: no draw rests on another one."""
     run = training(data=OnDemand(numbered()), run_dir=tmp_path / "run", steps=4, population=COUNT)

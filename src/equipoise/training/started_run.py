@@ -9,14 +9,18 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from equipoise._dtensor import is_dtensor
 from equipoise.gradients.capture.random_numbers import random_numbers_from
 from equipoise.privacy import Ledger, mark, unmark
+from equipoise.privacy.ledger.write_ahead_log import WriteAheadLog
+from equipoise.privacy.noise.uniform import KEYS, keyed_integers
 from equipoise.training.assumptions import Assumption
 from equipoise.training.distributed import Processes
 from equipoise.training.folder.checkpoint import CheckpointError, collect_state, restore_state
@@ -193,12 +197,25 @@ def continue_run(
 def _note_items(
     setup: TrainingSetup, folder: RunFolder | None, ledger: Ledger | SharedLedger, resume: bool = False
 ) -> None:
-    """Take note of the items that the run reads, where it assigns them to draws by their numbers.
+    """Take note of what the run assigns to draws: the records' names, or the items that it reads.
 
     Raises:
-        DataError: the run goes on, and items have other numbers.
+        DataError: the run goes on, and hardly a record is found again, or items have other numbers.
     """
     processes, source, found = setup.processes, setup.rows.source, setup.found
+    scheme = type(setup.sampling).__name__
+    to_go_on = (
+        "a record could be in two draws of an epoch. Give the data as they were. With other records, begin a "
+        "new run with this run's journal "
+        f"(ledger_file={setup.settings.ledger_file or str(folder and folder.journal)!r}), which counts "
+        "epochs anew and adds what both cost"
+    )
+    if folder is not None and processes.first(lambda: not _finds_records(folder, own_ledger(ledger))):
+        raise DataError(
+            "fewer than half of the records that the run had are in data as they were: features that are "
+            f"scaled anew, another type of numbers or other ids make new ones of all, and {scheme} would "
+            f"assign them to draws anew: {to_go_on}; with ids=... such a run can go on. Nothing was spent."
+        )
     is_compared = Assumption.BY_NUMBER in found
     if folder is None or not (is_compared or Assumption.BY_NUMBER_UNCOMPARED in found):
         return
@@ -208,15 +225,11 @@ def _note_items(
     def check() -> None:
         with random_numbers_from(0):
             differ = items.differ()
-        scheme = type(setup.sampling).__name__
         if differ:
             raise DataError(
                 "data hold more or fewer items than when the run began, or others under numbers that it has "
-                f"read, and {scheme} assigns items to draws by their numbers: a record could be in two draws "
-                "of an epoch. Give the data as they were. With other records, begin a new run with this "
-                f"run's journal (ledger_file={setup.settings.ledger_file or str(folder.journal)!r}), which "
-                "counts epochs anew and adds what both cost; with ids=... such a run can go on. Nothing was "
-                "spent."
+                f"read, and {scheme} assigns items to draws by their numbers: {to_go_on}; with ids=... such "
+                "a run can go on. Nothing was spent."
             )
         if not is_compared:
             warnings.warn(
@@ -229,6 +242,26 @@ def _note_items(
     if resume:
         processes.first(check)
     source.items = items
+
+
+FEW = 256
+"""So many records stand for all: one half of them is found again to three hundredths."""
+
+
+def _finds_records(folder: RunFolder, ledger: Ledger) -> bool:
+    """Whether data hold at least half of the records, by what assigns them to draws, that they held before.
+
+    Of those the smallest hashes are kept, which are a random part of them.
+    """
+    if ledger.keys is None:
+        return True
+    hashed = keyed_integers(KEYS, ledger.keys, ledger.secrets.stream_key(0, "records that are found again"))
+    with closing(WriteAheadLog(folder.items, durable=True)) as log:
+        before = log.read()[-1:]
+        if before and torch.isin(torch.tensor(before[0]["smallest"]), hashed).double().mean() < 0.5:
+            return False
+        log.write({"smallest": hashed.sort().values[:FEW].tolist()})
+    return True
 
 
 def _load(folder: RunFolder, processes: Processes) -> tuple[int, dict[str, Any]]:
