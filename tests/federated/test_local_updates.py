@@ -347,7 +347,8 @@ def test_noise_for_a_larger_cohort_claims_nothing(tmp_path):
         method=eq.DPSGD(clip_norm=0.5, noise_multiplier=z), noise_for_cohort=1000, run_dir=folder, budget=None
     )
     why = "simulation and not private: its noise is scaled to cohorts of 1,000, and smaller ones are drawn"
-    assert f"no guarantee, so no epsilon. The run is a {why}." in str(run.describe())
+    described = " ".join(str(run.describe()).split())
+    assert f"no guarantee, so no epsilon. The run is a {why}." in described
     run.take_step()
     run.save_checkpoint()
     run.close()
