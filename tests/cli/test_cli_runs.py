@@ -293,12 +293,12 @@ def test_without_arguments_help_alone_is_shown(equipoise):
     assert shown.err == ""
 
 
-def test_a_warning_shows_no_line_of_the_source():
-    code = "import warnings; from equipoise.cli import main; main(); warnings.warn('the noise is large')"
+def test_a_warning_shows_no_line_of_the_source_and_speaks_of_options():
+    code = "import warnings; from equipoise.cli import main; main(); warnings.warn('give records_per_user=N')"
     done = subprocess.run(
         [sys.executable, "-c", code, "--version"], capture_output=True, text=True, check=True
     )
-    assert done.stderr == "equipoise: the noise is large\n"
+    assert done.stderr == "Warning: give --records-per-user N\n"
 
 
 def test_a_person_is_told_that_torch_is_loading(monkeypatch):
