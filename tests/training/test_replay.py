@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from small_problems import (
@@ -43,10 +44,10 @@ class Weighted:
     """A loss with a tensor that is no buffer."""
 
     def __init__(self):
-        self.weights = torch.ones(3)
+        self.weights, self.numbers = torch.ones(3), np.ones(3)
 
     def __call__(self, model, batch):
-        weights = self.weights[batch["label"]]
+        weights = (self.weights * torch.tensor(self.numbers.tolist()))[batch["label"]]
         return F.cross_entropy(model(batch["input"]), batch["label"], reduction="none") * weights
 
 
@@ -74,7 +75,11 @@ def write_to_weights(model, of_loss):
     of_loss.weights[0] = 0.0
 
 
-def evaluate(model, of_loss):
+def write_to_an_array(model, of_loss):
+    of_loss.numbers[0] = 0.0
+
+
+def add_dropout(model, of_loss):
     model.net.append(nn.Dropout(0.5))
 
 
@@ -91,7 +96,16 @@ def end(monkeypatch, replays, change=lambda *_: None, **options):
 
 @pytest.mark.parametrize(
     "change",
-    [change_scale, swap_a_module, swap_in_a_list, add_a_hook, other_weights, write_to_weights, evaluate],
+    [
+        change_scale,
+        swap_a_module,
+        swap_in_a_list,
+        add_a_hook,
+        other_weights,
+        write_to_weights,
+        write_to_an_array,
+        add_dropout,
+    ],
 )
 def test_what_the_loop_changes_is_traced_anew(change, monkeypatch):
     (run, found), (_, expected) = (end(monkeypatch, replays, change) for replays in (True, False))

@@ -217,7 +217,7 @@ class HeldState:
     Attributes:
         has_unseen: whether there is something that is not looked into.
         differs: whether `changes` found something else under some name: a module, a hook, a tensor, an entry
-            of a list. What stands in a tensor or an array does not count.
+            of a list or an array. What stands in a tensor does not count.
 
     >>> model = nn.Module()
     >>> model.warm = True
@@ -551,6 +551,7 @@ class HeldState:
                 held.append((own, content, own))
             elif isinstance(own, (list, deque)):
                 self.differs |= [*map(id, own)] != [*map(id, content)]
+        self.differs |= not all(np.array_equal(array, values) for array, values in self._arrays)
         found: list[Change] = []
         for owner, then, now in held:
             if len(then) == len(now):
