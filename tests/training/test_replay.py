@@ -44,10 +44,10 @@ class Weighted:
     """A loss with a tensor that is no buffer."""
 
     def __init__(self):
-        self.weights, self.numbers = torch.ones(3), np.ones(3)
+        self.weights, self.numbers, self.power = torch.ones(3), np.ones(3), torch.ones(())
 
     def __call__(self, model, batch):
-        weights = (self.weights * torch.tensor(self.numbers.tolist()))[batch["label"]]
+        weights = (self.weights * torch.tensor(self.numbers.tolist()) * self.power.tolist())[batch["label"]]
         return F.cross_entropy(model(batch["input"]), batch["label"], reduction="none") * weights
 
 
@@ -79,6 +79,10 @@ def write_to_an_array(model, of_loss):
     of_loss.numbers[0] = 0.0
 
 
+def write_to_a_number(model, of_loss):
+    of_loss.power.fill_(0.1)
+
+
 def add_dropout(model, of_loss):
     model.net.append(nn.Dropout(0.5))
 
@@ -104,6 +108,7 @@ def end(monkeypatch, replays, change=lambda *_: None, **options):
         other_weights,
         write_to_weights,
         write_to_an_array,
+        write_to_a_number,
         add_dropout,
     ],
 )
@@ -157,6 +162,7 @@ def test_a_loss_follows_the_number_of_the_step(monkeypatch):
         monkeypatch.setenv("EQUIPOISE_REPLAY", str(int(replays)))
         run = training(network(), loss=warmed, steps=5, method=UNCLIPPED)
         run.run(progress=False)
+        assert run.engine.traces == replays
         found[replays] = parameters(run.model)
     assert torch.equal(found[False], found[True])
     run = training(network(), loss=by_hand, steps=5, method=UNCLIPPED)

@@ -9,9 +9,10 @@ a new value all of them are tried again before anything is drawn.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import chain
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from equipoise.gradients import CrossRecordError, ForwardWritesError
 from equipoise.gradients.capture.attributes import HeldState
@@ -34,7 +35,8 @@ class Constants:
         model, loss: of the training.
         others: its augmentation and collate function.
         try_again: tries them as they are now, and gives what else a statement has to say.
-        trace_anew: called if model or loss hold another thing than before, not counting values of tensors.
+        trace_anew: called if model or loss hold another thing than before.
+        live: tensors, beside parameters and buffers, that hold other values in each step.
 
     Attributes:
         changed: names of what was changed since the start.
@@ -48,9 +50,10 @@ class Constants:
         others: tuple[Any, ...],
         try_again: Callable[[], Sequence[str]],
         trace_anew: Callable[[], None],
+        live: Sequence[Tensor] = (),
     ) -> None:
         self._model, self._loss, self._others = model, loss, others
-        self._try_again, self._trace_anew = try_again, trace_anew
+        self._try_again, self._trace_anew, self._live = try_again, trace_anew, live
         self._also: set[str] = set()
         self._trials = 0
         self.changed: set[str] = set()
@@ -59,7 +62,8 @@ class Constants:
         self._note()
 
     def _note(self) -> None:
-        self._held = HeldState(self._model, self._loss)
+        live = chain(self._model.parameters(), self._model.buffers(), self._live)
+        self._held = HeldState(self._model, self._loss, live)
         self._held_by_others = HeldState(nn.Module(), self._others)
 
     def check(self) -> bool:

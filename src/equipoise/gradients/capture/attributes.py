@@ -24,7 +24,7 @@ import threading
 import types
 import weakref
 from collections import OrderedDict, defaultdict, deque, namedtuple
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from functools import cache, cached_property, lru_cache, partial
 from itertools import accumulate, chain, islice
@@ -214,10 +214,14 @@ class Change(NamedTuple):
 class HeldState:
     """What a model and a loss hold, and whatever those hold, when this is made.
 
+    Args:
+        model, loss: that hold it.
+        live: tensors of which nobody reads a value by itself, so that it may change.
+
     Attributes:
         has_unseen: whether there is something that is not looked into.
-        differs: whether `changes` found something else under some name: a module, a hook, a tensor, an entry
-            of a list or an array. What stands in a tensor does not count.
+        differs: whether `changes` found something else under some name: a module, a hook, an entry of a
+            list or an array; or something else in a tensor that is not `live`.
 
     >>> model = nn.Module()
     >>> model.warm = True
@@ -229,8 +233,9 @@ class HeldState:
     [('warm', True, False)]
     """
 
-    def __init__(self, model: nn.Module, loss: object) -> None:
+    def __init__(self, model: nn.Module, loss: object, live: Iterable[Tensor] = ()) -> None:
         self.has_unseen = self.differs = False
+        self._live = {id(tensor) for tensor in live}
         self._model = model
         self._fields: list[tuple[Any, type, dict[str, Any], dict[str, Any]]] = []
         self._classes: list[tuple[type, dict[str, Any]]] = []
@@ -552,6 +557,7 @@ class HeldState:
             elif isinstance(own, (list, deque)):
                 self.differs |= [*map(id, own)] != [*map(id, content)]
         self.differs |= not all(np.array_equal(array, values) for array, values in self._arrays)
+        self.differs |= any(t._version != version for t, version in self._tensors if id(t) not in self._live)
         found: list[Change] = []
         for owner, then, now in held:
             if len(then) == len(now):
