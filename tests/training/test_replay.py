@@ -115,9 +115,7 @@ def end(monkeypatch, replays, change=lambda *_: None, **options):
 def test_what_the_loop_changes_is_traced_anew(change, monkeypatch):
     (run, found), (_, expected) = (end(monkeypatch, replays, change) for replays in (True, False))
     assert torch.equal(found, expected)
-    assert run.engine.traces == 1 + (
-        change is not write_to_weights
-    )  # its values are read when it is replayed
+    assert run.engine.traces == 2
     assert not torch.equal(found, end(monkeypatch, False)[1])
 
 
