@@ -147,9 +147,11 @@ def test_what_is_no_copy_trains(kind):
         "ones": torch.ones(RECORDS, FEATURES),
         "one-hot": torch.eye(FEATURES)[torch.arange(RECORDS) % FEATURES],
         "grid": torch.randn(FEATURES).expand(RECORDS, FEATURES),
+        "name": torch.randn(10, FEATURES)[torch.arange(RECORDS) % 10],
     }
     model = Holding(NO_COPIES[kind], "buffer")
     model.grid = data["grid"][0].clone()  # public: it is the same in every record
+    model.names = data["name"][:10].clone()  # of their classes
     assert training(model, data=data, steps=1).run(progress=False).finished
 
 

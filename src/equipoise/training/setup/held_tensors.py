@@ -5,7 +5,7 @@ they hold of private records. Copies of records are refused by name. What was co
 told from other numbers, so tensors that are as long as the data are named in the statement.
 
 Numbers that carry little agree by chance or are public: a row of few values, numbers in rising order, and a
-row that most records share are no copy.
+row that a hundredth of the records share are no copy.
 """
 
 from __future__ import annotations
@@ -36,6 +36,9 @@ __all__ = ["check_held"]
 
 FEWEST_VALUES, FEWEST_WHOLE_NUMBERS, SHORTEST_COLUMN = 4, 8, 16
 """Different values that a row needs to count, of fractions and of whole numbers; entries of a column."""
+
+SHARED = 0.01
+"""A row that more records share is of a class of them, such as the embedding of its name."""
 
 AT_ONCE = 2**16
 """Records that are compared at a time."""
@@ -73,8 +76,9 @@ def check_held(
                 f"{name} holds private records: a column or records of data stand there as they are. Every "
                 "record's gradient would follow them, and what a model holds is published with it; no "
                 "epsilon covers that. Give each record its own part as a field of data, and read it from the "
-                "batch. If these records are public too, give allow_public_duplicates=True: the statement "
-                "then names the tensor. Nothing was spent."
+                "batch. If only its length or width is needed, read that before, as a number. If these "
+                "records are public too, give allow_public_duplicates=True: the statement then names the "
+                "tensor. Nothing was spent."
             )
         if is_copy or (held.ndim and held.shape[0] in lengths):
             named.add(name)
@@ -175,7 +179,7 @@ def _holds_copy(held: Tensor, field: Tensor) -> bool:
     there = Counter(row_digests([near]))
     mine = mine[torch.isin(sums, _sums(near))]
     return any(
-        0 < 2 * there[digest] <= len(field) and _tells(row)
+        0 < there[digest] <= max(2, SHARED * len(field)) and _tells(row)
         for row, digest in zip(mine, row_digests([mine]), strict=True)
     )
 
