@@ -208,3 +208,13 @@ def test_a_ledger_and_a_training_of_ones_own_are_named():
     )
     named = [text for text in run.statement().assumptions if f"{__name__}:" in text]
     assert [text.split(",")[0].split(":")[1].split()[0] for text in named] == ["OwnTraining", "OwnLedger"]
+
+
+class OwnRecords(eq.data.Records):
+    pass
+
+
+@pytest.mark.parametrize(("kind", "named"), [(eq.data.Records, 0), (OwnRecords, 1)])
+def test_records_of_ones_own_are_named(kind, named):
+    run = training(data=kind(records()), steps=2)
+    assert len([text for text in run.statement().assumptions if f"{__name__}:OwnRecords," in text]) == named

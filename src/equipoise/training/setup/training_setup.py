@@ -15,8 +15,10 @@ import torch
 from dp_accounting import DpEvent
 from torch import Tensor, nn
 
+from equipoise import _validate
 from equipoise._dtensor import is_a_copy, local_part
 from equipoise._say import say
+from equipoise.data.records import Records
 from equipoise.gradients import (
     CrossRecordError,
     ForwardWritesError,
@@ -108,6 +110,7 @@ class TrainingSetup:
         average: the moving average of the parameters, or None.
         modes: training or evaluation, of every module of the model.
         functions: the user's augmentation and collate function, or None.
+        data: of the user.
         is_sharded: processes hold a part of the parameters each.
         step: what a loss that takes it gets as the number of the step; None for others.
     """
@@ -131,6 +134,7 @@ class TrainingSetup:
     average: MovingAverage | None
     modes: Sequence[tuple[nn.Module, bool]]
     functions: tuple[Any, ...]
+    data: Any
     is_sharded: bool = False
     step: Tensor | None = None
 
@@ -233,6 +237,7 @@ class TrainingSetup:
             *always(self.settings.unit),
             *map(str, found),
             *dict.fromkeys(by_author(self.method)),
+            *(_validate.by_author(self.data) if isinstance(self.data, Records) else ()),
             *self.method.assumptions(self.method_plan),
             *public_assumptions(is_scanned, self.method, self.settings.allow_public_duplicates),
         ]
@@ -431,6 +436,7 @@ def prepare(given: TrainingInputs, resumed: ResumedRun | None = None) -> Trainin
         average=MovingAverage(parameters, settings.ema_decay) if settings.ema_decay is not None else None,
         modes=[(module, module.training) for module in model.modules()],
         functions=(given.augmentation, given.collate),
+        data=given.data,
         is_sharded=sharing.is_sharded,
         step=given.loss.step if isinstance(given.loss, WithStep) else None,
     )
