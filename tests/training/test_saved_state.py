@@ -8,6 +8,7 @@ from small_problems import CLASSES, FEATURES, loss, records, training
 from torch import nn
 
 import equipoise as eq
+from equipoise.training.assumptions import HOOKED
 
 # ---- buffers and frozen parameters
 
@@ -133,3 +134,65 @@ def test_a_step_does_not_hash_what_is_frozen(monkeypatch):
     run.take_step()
     assert not [value for value in hashed if not isinstance(value, dict)]
     assert not [value for value in hashed if "frozen.weight" in value]
+
+
+class WithTeacher(nn.Module):
+    """A momentum encoder: frozen, and moved after every step by its trained twin."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.student, self.teacher = (nn.Linear(FEATURES, CLASSES) for _ in range(2))
+        self.teacher.requires_grad_(False)
+
+    def forward(self, x):
+        return self.student(x) + 0.1 * self.teacher(x)
+
+    def follow(self, *_):
+        with torch.no_grad():
+            for own, other in zip(self.teacher.parameters(), self.student.parameters(), strict=True):
+                own.lerp_(other, 0.5)
+
+
+@pytest.mark.parametrize("all_given", [False, True])
+def test_a_hook_of_the_step_moves_frozen_parameters_and_is_named(tmp_path, all_given):
+    """Given to the optimizer or not: it moves none that has no gradient."""
+    model = WithTeacher()
+    optimizer = torch.optim.SGD((model if all_given else model.student).parameters(), lr=0.3)
+    optimizer.register_step_post_hook(model.follow)
+    run = training(model, optimizer=lambda *_, lr: optimizer, steps=4, run_dir=tmp_path / "run")
+    run.take_step()
+    named = HOOKED + "teacher.bias, teacher.weight"
+    assert named in run.statement().assumptions
+    run.save_checkpoint()
+    run.take_step()
+    model.follow()  # not by a step
+    with pytest.raises(RuntimeError, match=r"teacher.*register_step_post_hook"):
+        run.take_step()
+    run.close()
+    model = WithTeacher()
+    optimizer = torch.optim.SGD((model if all_given else model.student).parameters(), lr=0.3)
+    optimizer.register_step_post_hook(model.follow)
+    again = eq.PrivateTraining.resume(tmp_path / "run", model, optimizer, loss=loss, data=records())
+    assert named in again.run(progress=False).statement.assumptions
+    assert eq.verify_run(tmp_path / "run").consistent
+
+
+@pytest.mark.filterwarnings("ignore:Sparse")
+@pytest.mark.parametrize("layout", ["to_sparse", "to_sparse_csr"])
+def test_a_sparse_buffer_trains_if_it_need_not_be_saved(tmp_path, layout):
+    class Graph(nn.Module):
+        def __init__(self, persistent) -> None:
+            super().__init__()
+            self.head = nn.Linear(FEATURES, CLASSES)
+            self.register_buffer("graph", getattr(torch.eye(FEATURES), layout)(), persistent=persistent)
+
+        def forward(self, x):
+            return self.head(torch.sparse.mm(self.graph, x.T).T)
+
+    with pytest.raises(ValueError, match=r"graph.*persistent=False"):
+        training(Graph(persistent=True))
+    run = training(Graph(persistent=False), steps=2, run_dir=tmp_path / "run")
+    run.take_step()
+    run.save_checkpoint()
+    run.take_step()
+    run.finish()

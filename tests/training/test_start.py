@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import json
 from contextlib import nullcontext
 
@@ -191,7 +192,31 @@ def same_zeros():
     return with_zeros()
 
 
-@pytest.mark.parametrize("fresh", [built_anew, constructed_twice, put_back, same_zeros])
+ALIVE = []
+
+
+def same_constants():
+    """What is zeroed or clamped afterwards says nothing of who left it."""
+
+    def with_constants(model):
+        with torch.no_grad():
+            model.zeros.zero_()
+            model.scale.fill_(0.6)
+        return model
+
+    class WithScale(nn.Sequential):
+        def __init__(self):
+            super().__init__(*network())
+            self.scale, self.zeros = nn.Parameter(torch.tensor(0.5)), nn.Parameter(torch.ones(3))
+
+        def forward(self, values):
+            return self.scale * super().forward(values) + self.zeros
+
+    ALIVE.append(with_constants(trained(WithScale())[0]))
+    return with_constants(WithScale())
+
+
+@pytest.mark.parametrize("fresh", [built_anew, constructed_twice, put_back, same_zeros, same_constants])
 def test_other_models_need_no_argument(fresh):
     stated = training(fresh(), **USUAL).statement()
     assert START in stated.assumptions
@@ -357,6 +382,15 @@ def test_a_raw_step_of_the_optimizer_between_private_ones_is_refused():
     model.load_state_dict(before)  # the parameters are as they were, and the moments are not
     with pytest.raises(RuntimeError, match="optimizer"):
         run.take_step()
+
+
+@pytest.mark.parametrize("optimizer", [torch.optim.Adam, functools.partial(torch.optim.SGD, momentum=0.9)])
+def test_what_the_optimizer_remembers_may_be_cleared(optimizer):
+    run = training(optimizer=optimizer, **USUAL)
+    run.take_step()
+    run.optimizer.state.clear()
+    run.take_step()
+    assert run.steps_done == 2
 
 
 @pytest.mark.parametrize("options", [{}, {"ema_decay": 0.5}])

@@ -58,8 +58,9 @@ CHANGED = (
     "the training loop set these anew after the start, as follows from public numbers alone, and model, "
     "loss, collate and augmentation were tried again before the next step: "
 )
+HOOKED = "a hook of the optimizer's step moves these frozen parameters, by public or released numbers alone: "
 FIRST_VALUES = " (its first values)"  # after the name of what took more than were tried
-NAMED = (HELD, AFTER, STEPPED, THROWN_AWAY, CHANGED)
+NAMED = (HELD, AFTER, STEPPED, THROWN_AWAY, CHANGED, HOOKED)
 
 
 def with_public_step(found: Sequence[str], name: str) -> list[str]:

@@ -41,6 +41,7 @@ class Constants:
     Attributes:
         changed: names of what was changed since the start.
         untried: those of them that took more values than are tried.
+        also: what else a statement has to say of what happened since.
     """
 
     def __init__(
@@ -54,7 +55,7 @@ class Constants:
     ) -> None:
         self._model, self._loss, self._others = model, loss, others
         self._try_again, self._trace_anew, self._live = try_again, trace_anew, live
-        self._also: set[str] = set()
+        self.also: set[str] = set()
         self._trials = 0
         self.changed: set[str] = set()
         self.untried: set[str] = set()
@@ -95,7 +96,7 @@ class Constants:
         tried = tried if self._trials <= MOST_TRIALS else []
         if tried:
             try:
-                self._also.update(self._try_again())
+                self.also.update(self._try_again())
             except (CrossRecordError, DataError) as error:
                 names = ", ".join(sorted({change.name for change in tried}))
                 found = str(error).removesuffix(" Nothing was spent.")
@@ -119,4 +120,4 @@ class Constants:
     def assumptions(self) -> list[str]:
         """What a statement has to say of them."""
         names = sorted(name + FIRST_VALUES * (name in self.untried) for name in self.changed)
-        return [*self._also, *([CHANGED + ", ".join(names)] if names else [])]
+        return [*self.also, *([CHANGED + ", ".join(names)] if names else [])]

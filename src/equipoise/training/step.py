@@ -9,7 +9,7 @@ no other: what it wrote follows private records, and may be there still.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -30,6 +30,7 @@ from equipoise.methods import Context, State
 from equipoise.methods.base import Parameters
 from equipoise.privacy import ChangedQueryError, Ledger, digest
 from equipoise.statements import Statement
+from equipoise.training.assumptions import HOOKED
 from equipoise.training.constants import Constants
 from equipoise.training.context import NotFiniteError, ReleaseNoise, StepContext
 from equipoise.training.run_ledger import SharedLedger
@@ -248,21 +249,25 @@ class StepRunner:
         return StepOutcome(found.norm.value(), found.noise, rate, found.diagnostics, seconds, metrics)
 
     def _move_with_buffers(self) -> None:
-        """The optimiser's step; its hooks may change buffers, since what they know is public."""
+        """The optimiser's step; its hooks may change what no step moves, since what they know is public."""
         if self._marks_of(self._held()) != self._marks:
             self._check_unmoved()
+        frozen = dict(self._setup.model.named_parameters(remove_duplicate=False))
+        # What a loss left on a frozen parameter moves it in the step itself: it stays refused.
+        stale = {name for name, parameter in frozen.items() if parameter.grad is not None}
         self._setup.optimizer.step()
         marks = self._marks_of(self._held())
         if marks != self._marks:
-            now = self._digests_of_unmoved()
-            frozen = dict(self._setup.model.named_parameters(remove_duplicate=False))
+            both = zip(self._unmoved, self._marks, marks, strict=True)
+            moved = {name for name, old, new in both if old != new and name not in stale}
+            self._unmoved |= self._digests_of_unmoved(moved)
             self._marks = [
-                old if name in frozen else new
+                new if name in moved else old
                 for name, old, new in zip(self._unmoved, self._marks, marks, strict=True)
             ]
-            self._unmoved = {
-                name: old if name in frozen else now[name] for name, old in self._unmoved.items()
-            }
+            if (named := HOOKED + ", ".join(sorted(moved & frozen.keys()))) != HOOKED:
+                self.constants.also.add(named)
+                self.note(self.constants.assumptions)
 
     def move(self, values: Parameters) -> None:
         """Someone else moves the parameters (a server, a warm start); the method takes note.
@@ -345,18 +350,19 @@ class StepRunner:
         buffers = dict(model.named_buffers(remove_duplicate=False))
         return {**dict(model.named_parameters(remove_duplicate=False)), **buffers}
 
-    def _digests_of_unmoved(self) -> dict[str, Unread[str]]:
-        """By name, of all that is saved with the model and that no step moves.
+    def _digests_of_unmoved(self, only: Set[str] | None = None) -> dict[str, Unread[str]]:
+        """By name, of all, or of only these, that is saved with the model and that no step moves.
 
         These are frozen parameters, persistent buffers and extra state. What shares its memory with a
         parameter that is trained moves with it.
         """
         held = self._held()
-        trained = {local_part(p).data_ptr() for p in self._setup.parameters.values()}
+        trained = {write_mark(p)[0] for p in self._setup.parameters.values()}
         found = {}
         for name, value in self._setup.model.state_dict().items():
             value = held.get(name, value)
-            if not (isinstance(value, Tensor) and local_part(value).data_ptr() in trained):
+            is_asked = only is None or name in only
+            if is_asked and not (isinstance(value, Tensor) and write_mark(value)[0] in trained):
                 with suppress(TypeError):  # extra state of a kind that no checkpoint gives back
                     found[name] = self._ledger.unread_digest(value)
         return found
@@ -405,7 +411,8 @@ class StepRunner:
                 )
         if self._marks_of(held) != self._marks:
             self._check_unmoved()
-        if self._left is not None and self._optimizer_marks() != self._remembered:
+        # What was cleared, as momentum is in a restart, brings nothing into later steps.
+        if self._left is not None and not {*self._optimizer_marks()} <= {*self._remembered}:
             self.stop(CHANGED.format(what="what the optimizer remembers"))
             raise RuntimeError(self._stopped)
 

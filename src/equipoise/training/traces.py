@@ -45,8 +45,15 @@ _LEFT: dict[str, Traces] = {}
 
 
 def digests(parameters: Iterable[Tensor]) -> Set[str]:
-    """Digests of what the tensors hold; of one without a number there is none, since it is like any other."""
-    return {_DIGEST(p).value() for p in parameters if local_part(p).numel()}
+    """Digests of what the tensors hold; of one that is like many others, such as zeros, there is none."""
+    return {_DIGEST(p).value() for p in parameters if not _is_common(local_part(p.detach()).flatten())}
+
+
+def _is_common(values: Tensor) -> bool:
+    """Whether one number stands at every place; if there is one place only, a number of few decimals."""
+    if bool((values[1:] != values[:-1]).any()):
+        return False
+    return len(values) != 1 or bool(values == (values * 1000).round() / 1000)
 
 
 def loaded(model: nn.Module, metadata: Mapping[str, str] | None) -> None:

@@ -276,7 +276,8 @@ def write_mark(tensor: Tensor | None) -> tuple[int, int]:
     if tensor is None:
         return 0, 0
     tensor = getattr(tensor, "_local_tensor", tensor)  # of a DTensor the part that is here
-    return tensor.data_ptr(), 0 if tensor.is_inference() else tensor._version
+    place = tensor.data_ptr() if tensor.layout is torch.strided else id(tensor)  # sparse ones have none
+    return place, 0 if tensor.is_inference() else tensor._version
 
 
 def _same_values(now: Tensor | None, before: Tensor | None) -> bool:
@@ -285,7 +286,8 @@ def _same_values(now: Tensor | None, before: Tensor | None) -> bool:
         return now is before
     if torch._C._functorch.is_functorch_wrapped_tensor(now):  # of a vmap or grad that is over
         return False
-    if now.shape != before.shape or torch.equal(now, before):
+    is_sparse = now.layout is not torch.strided  # torch compares none; their marks show most changes
+    if now.shape != before.shape or is_sparse or torch.equal(now, before):
         return now.shape == before.shape
     return bool(((now == before) | (now.isnan() & before.isnan())).all())
 

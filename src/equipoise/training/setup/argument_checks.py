@@ -36,7 +36,8 @@ def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
 
     Raises:
         TypeError: not a module, or one that cannot be watched (see `check_model`).
-        ValueError: nothing to train, or parameters that are not floating point or still without shape.
+        ValueError: nothing to train, parameters that are not floating point or still without shape, or
+            buffers that cannot be saved.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"model is {_validate.what_is(model)}; give a torch.nn.Module")
@@ -56,6 +57,13 @@ def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
     if complex_ones:
         raise ValueError(
             f"model parameters {complex_ones} are not real floating-point numbers; freeze or convert them"
+        )
+    saved = model.state_dict().keys()
+    sparse = [n for n, b in model.named_buffers() if n in saved and b.layout is not torch.strided]
+    if sparse:
+        raise ValueError(
+            f"model buffers {sparse} are sparse, and the file of a run's model holds dense tensors only: "
+            "register them with persistent=False, and build them again where the model is loaded"
         )
     return found
 
