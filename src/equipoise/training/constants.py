@@ -99,9 +99,9 @@ class Constants:
                 self.also.update(self._try_again())
             except (CrossRecordError, DataError) as error:
                 names = ", ".join(sorted({change.name for change in tried}))
-                found = str(error).removesuffix(" Nothing was spent.")
+                reason = str(error).removesuffix(" Nothing was spent.")
                 error.args = (
-                    f"the training loop changed {names} after the start, and with that {found} Nothing was "
+                    f"the training loop changed {names} after the start, and with that {reason} Nothing was "
                     "drawn for this step. Set it back, and the training goes on",
                 )
                 raise
