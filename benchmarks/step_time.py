@@ -50,6 +50,7 @@ METHODS = (
     "plain",
     "ours",
     "ours-training",
+    "ours-replayed",
     "vmap",
     "opacus-hooks",
     "opacus-functorch",
@@ -151,6 +152,12 @@ def ours_training_step(task):
     """The whole of ``PrivateTraining``: sampling, fetching, ledger, journal and diagnostics included."""
     iterator = iter(private_training(task))
     return lambda: next(iterator)
+
+
+def ours_replayed_step(task):
+    """The same, replaying a trace; each method runs in a process of its own, so the switch stays there."""
+    os.environ["EQUIPOISE_REPLAY"] = "1"
+    return ours_training_step(task)
 
 
 def equipoise_step(words: str, public):
@@ -263,6 +270,7 @@ BUILDERS: dict[str, Callable] = {
     "plain": plain_step,
     "ours": ours_step,
     "ours-training": ours_training_step,
+    "ours-replayed": ours_replayed_step,
     "vmap": vmap_step,
     **{f"opacus-{m}": opacus_step(m) for m in ("hooks", "functorch", "ew", "ghost")},
 }
