@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import traceback
 from pathlib import Path
+from types import FrameType
 
-__all__ = ["cause_of", "where_raised"]
+__all__ = ["cause_of", "place_of_user", "where_raised"]
 
 _LONGEST = 2000
 """Characters of a text that a traceback shows; torch's own messages are shorter, printed tensors longer."""
@@ -24,17 +25,23 @@ def where_raised(error: BaseException) -> str:
     ...     where_raised(error)
     'KeyError in <module> (..., line 2)'
     """
-    frames = [(frame, line) for frame, line in traceback.walk_tb(error.__traceback__)]
-    theirs = [
-        found
-        for found in frames
-        if str(found[0].f_globals.get("__name__", "")).split(".")[0] not in ("equipoise", "torch")
-    ]
-    if not frames:
-        return type(error).__name__
-    frame, line = (theirs or frames)[-1]
-    code = frame.f_code
-    return f"{type(error).__name__} in {code.co_name} ({Path(code.co_filename).name}, line {line})"
+    place = place_of_user(error)
+    if place is None and error.__traceback__ is not None:
+        place = _place(*[*traceback.walk_tb(error.__traceback__)][-1])
+    return type(error).__name__ + (f" in {place}" if place else "")
+
+
+def place_of_user(error: BaseException) -> str | None:
+    """The last function and line behind an error that is neither ours nor torch's, if there is one."""
+    found = None
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        if str(frame.f_globals.get("__name__", "")).split(".")[0] not in ("equipoise", "torch"):
+            found = _place(frame, line)
+    return found
+
+
+def _place(frame: FrameType, line: int) -> str:
+    return f"{frame.f_code.co_name} ({Path(frame.f_code.co_filename).name}, line {line})"
 
 
 def cause_of(error: BaseException) -> BaseException | None:

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from equipoise._dtensor import all_values, device_of, local_part, part_like, with_values
 from equipoise._foreign_errors import cause_of, where_raised
+from equipoise._tree import leaves
 from equipoise.gradients.capture.isolation import (
     Buffers,
     parameters_restored,
@@ -64,6 +65,7 @@ from equipoise.gradients.engine_inputs import (
     map_records,
     num_records,
     places_of_different,
+    record_leaves,
     repeat_to,
     replace_leaves,
     signature,
@@ -73,8 +75,9 @@ from equipoise.gradients.engine_inputs import (
 from equipoise.gradients.factors.base import DenseFactor, Factor
 from equipoise.gradients.numerics import accumulation_dtype
 from equipoise.gradients.operator import FactoredGradients, PerSampleGradients
+from equipoise.gradients.provenance import Proof, prove
 from equipoise.gradients.split import SplitGradients
-from equipoise.gradients.trace import Traced, trace
+from equipoise.gradients.trace import Traced, trace, why_untraced
 
 __all__ = ["Covered", "GradientEngine", "per_sample_gradients"]
 
@@ -231,26 +234,48 @@ class GradientEngine:
         self, batch: Any, params: Mapping[str, Tensor] | None, looks: bool
     ) -> PerSampleGradients | None:
         """G by what was traced, at the first batch of a form; None if that cannot be, or lost digits."""
-        form = signature(batch), torch.is_autocast_enabled(self._device.type)
+        form = self._form(batch)
         if form not in self._traced and self.traces < MOST_TRACED:
             self.traces += 1
             try:
                 self._traced[form] = self.traced(batch)
             except Exception as error:
                 self._traced[form] = None
-                self.untraced[form] = f"{type(error).__name__}: {error}"
+                self.untraced[form] = why_untraced(error)
         traced = self._traced.get(form)
         if traced is None:
             return None
         own = {**dict(self.model.named_parameters()), **check_params(self.model, params)}
         return traced.gradients(own, dict(self.model.named_buffers()), batch, looks)
 
-    def traced(self, batch: Any) -> Traced:
+    def proof(self, batch: Any) -> Proof:
+        """Whether micro-batches of this form keep records apart, read from their trace: for all values.
+
+        Args:
+            batch: as a call takes it.
+        """
+        if self.model in SHARDED or self.forward_only:
+            return Proof(untraced="only whole models whose gradients are taken are traced")
+        try:
+            found = prove(self._traced.get(self._form(batch)) or self.traced(batch))
+            # Once more with the lines of the source, if one has to be named.
+            return found if found.fault is None else prove(self.traced(batch, sources=True))
+        except Exception as error:  # whatever it is, there is no trace
+            return Proof(untraced=why_untraced(error))
+
+    def _form(self, batch: Any) -> tuple[Any, ...]:
+        """What a trace is good for: number, shapes and types of records, and whether autocast is on."""
+        return num_records(batch), signature(batch), torch.is_autocast_enabled(self._device.type)
+
+    def traced(self, batch: Any, sources: bool = False) -> Traced:
         """The lines of operations of micro-batches of this form; see `trace`.
 
         Raises:
-            RuntimeError: the model asks Python or NumPy for random numbers; or whatever the trace raises.
+            RuntimeError: the batch holds something else than tensors of records, which a trace would take for
+                a constant; the model asks Python or NumPy for random numbers; or whatever the trace raises.
         """
+        if len(record_leaves(batch)) < len(leaves(batch)):
+            raise RuntimeError("the batch holds a value without an axis of records, which may follow them")
         plan = self._plan_for(batch)
         own, buffers = trainable_parameters(self.model), dict(self.model.named_buffers())
         frozen = {n: p for n, p in self.model.named_parameters() if n not in own}
@@ -269,7 +294,7 @@ class GradientEngine:
 
         state = GlobalState()
         try:
-            traced = trace(compute, own | frozen, buffers, batch)
+            traced = trace(compute, own | frozen, buffers, batch, sources)
             moved = {"NumPy", "Python"}.intersection(state.moved())
             if plan.dense and traced.rows.draws:  # another forward draws them again
                 raise RuntimeError("the model draws random numbers, and some rows are dense")

@@ -18,24 +18,29 @@ in the exact way. So a row of weight zero is finite when it meets a sum, and cha
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
+from traceback import StackSummary
 from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.proxy_tensor import PythonKeyTracer, make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 from typing_extensions import override
 
+import equipoise
+from equipoise._foreign_errors import place_of_user
 from equipoise._host import nothing_read
 from equipoise.gradients.engine_inputs import record_leaves
 from equipoise.gradients.factors.base import Factor
 from equipoise.gradients.numerics import full_precision, lost_are_nan
 from equipoise.gradients.operator import FactoredGradients
 
-__all__ = ["Compute", "Line", "Replayed", "Traced", "line_of", "trace"]
+__all__ = ["Compute", "Line", "Replayed", "Traced", "line_of", "trace", "why_untraced"]
 
 
 #: Parameters and buffers by name, and the records' tensors -> rows, and the values of buffers afterwards.
@@ -187,7 +192,11 @@ def with_tensors(
 
 
 def trace(
-    compute: Compute, parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor], batch: Any
+    compute: Compute,
+    parameters: Mapping[str, Tensor],
+    buffers: Mapping[str, Tensor],
+    batch: Any,
+    sources: bool = False,
 ) -> Traced:
     """Trace what micro-batches of the form of `batch` compute.
 
@@ -195,6 +204,7 @@ def trace(
         compute: see `Compute`.
         parameters, buffers: of the model, by name.
         batch: records; only their shapes count.
+        sources: note the line of the source at each operation of `rows`, which takes time.
     """
     made: list[FactoredGradients] = []
 
@@ -210,10 +220,10 @@ def trace(
     records = {f"record:{number}": leaf for number, leaf in enumerate(record_leaves(batch))}
     everything = {**{name: p.detach() for name, p in parameters.items()}, **buffers, **records}
     written: list[str] = []
-    of_rows, found = line_of(rows, everything)
+    of_rows, found = line_of(rows, everything, sources)
     if of_rows.written:  # once more, so that the model's own stay
         written = list(of_rows.written)
-        of_rows, found = line_of(rows, everything)
+        of_rows, found = line_of(rows, everything, sources)
     like = made[-1]
     held = {name: found[name] for name in tensors_of(like.factors)}
 
@@ -239,7 +249,9 @@ def trace(
 
 
 def line_of(
-    function: Callable[[dict[str, Tensor]], dict[str, Tensor]], given: Mapping[str, Tensor]
+    function: Callable[[dict[str, Tensor]], dict[str, Tensor]],
+    given: Mapping[str, Tensor],
+    sources: bool = False,
 ) -> tuple[Line, dict[str, Tensor]]:
     """The operations of a function of tensors by name, and what it returned, without values."""
     found: dict[str, Tensor] = {}
@@ -249,9 +261,10 @@ def line_of(
             found.update(function(dict(zip(given, values, strict=True))))
         return list(found.values())
 
-    with nothing_read(), lost_are_nan():
+    with nothing_read(), lost_are_nan(), _sources_of_users() if sources else nullcontext():
         # Tensors that model and loss hold beside parameters and buffers stay in the graph as they are.
-        graph = make_fx(flat, tracing_mode="fake", _allow_non_fake_inputs=True)(*given.values())
+        make = make_fx(flat, tracing_mode="fake", _allow_non_fake_inputs=True, record_stack_traces=sources)
+        graph = make(*given.values())
     written = _written(graph.graph)
     places = [node.name for node in graph.graph.nodes if node.op == "placeholder"]
     if held := [name for name in written if name not in places]:
@@ -260,6 +273,44 @@ def line_of(
         )
     names = dict(zip(places, given, strict=True))
     return Line(graph, tuple(given), tuple(found), tuple(names[name] for name in written)), found
+
+
+@contextmanager
+def _sources_of_users() -> Iterator[None]:
+    """Inside, a trace notes lines that are neither PyTorch's nor ours; by itself those of `forward` alone."""
+    own = [str(Path(module.__file__ or "").parent) for module in (torch, equipoise)]
+    before = PythonKeyTracer._filter_traceback_frames
+
+    def of_users(_: Any, frames: Any) -> StackSummary:
+        return StackSummary.from_list([f for f in frames if not f.filename.startswith((*own, "<"))])
+
+    PythonKeyTracer._filter_traceback_frames = of_users  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        PythonKeyTracer._filter_traceback_frames = before  # type: ignore[method-assign]
+
+
+#: What a model did for which there is no trace, by the name of PyTorch's error.
+_REASONS = {
+    "GuardOnDataDependentSymNode": "a branch, a loop or a shape follows values",
+    "DataDependentOutputException": "a value is read",
+    "DynamicOutputShapeException": "a shape follows values",
+}
+
+
+def why_untraced(error: Exception) -> str:
+    """Why there is no trace, and at which line of the model or the loss.
+
+    >>> try:
+    ...     raise ValueError("Expected more")
+    ... except ValueError as error:
+    ...     why_untraced(error)
+    'Expected more'
+    """
+    reason = _REASONS.get(type(error).__name__) or next(iter(str(error).splitlines()), "")
+    place = place_of_user(error)
+    return reason + (f", in {place}" if place else "")
 
 
 class _NumbersOfForward(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -77,6 +77,7 @@ class Description:
             covers what they hold at the start.
         written: buffers, attributes and variables that a forward writes to, and that stay as they were: what
             it writes is thrown away.
+        proof: whether the operations of a micro-batch keep records apart, read from their trace.
     """
 
     method: str
@@ -110,6 +111,7 @@ class Description:
     unused: list[str]
     held: list[str]
     written: list[str]
+    proof: str
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, which commands print: without what follows from the number of private records."""
@@ -132,6 +134,7 @@ class Description:
             + (f", {len(self.dense)} tensors one record at a time, which is slow" if self.dense else ""),
             *(f"  dense       {name}: {reason}" for name, reason in self.dense.items()),
             *([f"  clipping    {CLIPPED}"] if self.noise else []),
+            f"  records     {self.proof}",
             f"  memory      about {self.memory_bytes / 1e6:,.0f} MB in addition to the model",
             f"  time        about {self.seconds_per_step * 1e3:,.0f} ms per step"
             + (f" for {passes} passes over each drawn {self.drawn}" if passes != "1.0" else "")
@@ -233,7 +236,16 @@ def describe(setup: TrainingSetup, ledger: Ledger, steps_done: int) -> Descripti
         unused=[c.name for c in coverage if c.how == "unused"],
         held=setup.held,
         written=setup.written,
+        proof=_proof(setup),
     )
+
+
+def _proof(setup: TrainingSetup) -> str:
+    """Of the micro-batches as a step makes them, from the records that the start looked at."""
+    rows = setup.rows
+    randomness = public_randomness(rows.seed, "describe")
+    example = repeat_to(rows.example, rows.micro_batch_size + PUBLIC_ROWS)
+    return str(rows.engine.proof(rows.prepare(example, randomness)))
 
 
 def _noise(release: Release, count: int) -> str:

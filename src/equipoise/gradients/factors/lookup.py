@@ -108,8 +108,10 @@ class IndexFactor(Factor):
         new = torch.ones_like(ordered)
         new[:, 1:] = ordered[:, 1:] != ordered[:, :-1]
         segment = torch.empty_like(order).scatter_(1, order, new.cumsum(1) - 1)
-        segment += positions * torch.arange(records, device=b.device).unsqueeze(1)
-        return b.new_zeros(records * positions, width).index_add_(0, segment.flatten(), b.reshape(-1, width))
+        # By the record's number and the place in it: no index, whatever it is, leads to another record.
+        own = torch.arange(records, device=b.device).unsqueeze(1)
+        sums = b.new_zeros(records, positions, width).index_put_((own, segment), b, accumulate=True)
+        return sums.view(records * positions, width)
 
     @override
     def weighted_sum(self, weights: Tensor) -> Tensor:
@@ -141,9 +143,9 @@ class IndexFactor(Factor):
     def materialise(self) -> Tensor:
         b = self.wide_b()
         records, _, width = b.shape
-        flat = self.index + self.num_rows * torch.arange(records, device=b.device).unsqueeze(1)
-        out = b.new_zeros(records * self.num_rows, width)
-        return out.index_add_(0, flat.reshape(-1), b.reshape(-1, width)).view(records, *self.shape)
+        own = torch.arange(records, device=b.device).unsqueeze(1)
+        out = b.new_zeros(records, self.num_rows, width)
+        return out.index_put_((own, self.index), b, accumulate=True).view(records, *self.shape)
 
     @override
     def rows(self, index: Tensor | slice) -> IndexFactor:

@@ -1,0 +1,1069 @@
+"""Proofs that records do not mix, read from the operations of a trace.
+
+The lines of a trace (``gradients/trace.py``), in a form in which no operation writes into a tensor, are read
+from top to bottom. Each tensor is of a kind:
+
+| kind | meaning |
+|---|---|
+| `Public` | depends on no record; it is known along which axes all records would find the same values |
+| `ByRecord` | an entry depends on one record and public values; the axis says on which record |
+| `One` | depends on one record: a loop over records takes them one by one, and `stack` joins them |
+| `Sum` | a sum over records, each term of which depends on one record and public values |
+| `Fault` | a mixture, or an operation without a rule |
+
+Public values that differ along the records' axis, such as their numbers, may not meet records: what came out
+would depend on a record's place among the others.
+
+A rule says what kinds an operation makes of what kinds. The dimensions of its operands and results bear
+labels. Along a label the operation computes every entry apart from the others, or, if the result lacks the
+label, adds up what it has computed apart. Along a dimension without label (None) anything may be mixed, so
+that no records may be there. `docs/concepts/proof.md` states the theorem.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+import re
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import torch
+import torch.fx.traceback
+from torch import Tensor, fx
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from equipoise.gradients.trace import Line, Traced
+
+__all__ = ["Axis", "ByRecord", "Fault", "Kind", "Proof", "Public", "Sum", "flow", "functional", "prove"]
+
+
+class Axis(NamedTuple):
+    """Where records are: entry ``(o * records + r) * places + p`` of a dimension is of record r."""
+
+    dim: int
+    outer: int = 1
+    places: int = 1
+
+
+@dataclass(frozen=True)
+class Public:
+    """Depends on no record.
+
+    Attributes:
+        alike: the axes along which all records would find the same values, or random ones of their own.
+        counts: the dimension along which the values are 0, 1, 2, ..., if there is one.
+    """
+
+    alike: frozenset[Axis] = frozenset()
+    counts: int | None = None
+
+
+@dataclass(frozen=True)
+class ByRecord:
+    """An entry depends on one record and public values.
+
+    Attributes:
+        axis: says on which.
+        first: the first record; other records may be in other tensors.
+    """
+
+    axis: Axis
+    first: int = 0
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Why there is no proof.
+
+    Attributes:
+        mixes: whether it is known that records mix; else an operation has no rule.
+        operation: its name.
+        what: happens there.
+        where: module and line of the source, if they are known.
+    """
+
+    mixes: bool
+    operation: str
+    what: str
+    where: str = ""
+
+    def __str__(self) -> str:
+        said = f"{self.operation} mixes records" if self.mixes else f"there is no rule for {self.operation}"
+        return f"{said}: {self.what}" + f" ({self.where})" * bool(self.where)
+
+
+@dataclass(frozen=True)
+class Sum:
+    """A sum over records of terms that depend on one record each.
+
+    Attributes:
+        made: what a record that meets the sum is told.
+    """
+
+    made: Fault
+
+
+@dataclass(frozen=True)
+class One:
+    """Depends on one record as a whole, and public values: what a loop over records computes.
+
+    Attributes:
+        record: its number.
+        way: how it was computed; the same number for other records that were treated alike.
+    """
+
+    record: int
+    way: int
+
+
+Kind = Public | ByRecord | One | Sum | Fault
+
+
+@dataclass(frozen=True)
+class Proof:
+    """What came of reading a trace; without a fault the records do not mix, whatever their values.
+
+    Attributes:
+        fault: what mixes, or has no rule.
+        untraced: why there is no trace to read.
+    """
+
+    fault: Fault | None = None
+    untraced: str | None = None
+
+    @property
+    def outcome(self) -> str:
+        """``"proved"``, ``"mixes"``, ``"no rule"`` or ``"no trace"``."""
+        if self.untraced is not None:
+            return "no trace"
+        return "proved" if self.fault is None else "mixes" if self.fault.mixes else "no rule"
+
+    def __str__(self) -> str:
+        if self.untraced is not None:
+            return f"not proved: there is no trace, since {self.untraced}"
+        return "proved for all values of the records" if self.fault is None else f"not proved: {self.fault}"
+
+
+def prove(traced: Traced) -> Proof:
+    """Whether losses and squared norms are by record, and what leaves is a sum over records."""
+    records = traced.like.num_records
+    kinds: dict[str, Kind] = {name: Public() for name in (*traced.parameters, *traced.buffers)}
+    rows = read(traced.rows, kinds, records)
+    norms = read(traced.norms, rows, records)
+    sums = read(traced.sums, rows | {"weights": ByRecord(Axis(0))}, records)
+    faults = [not_by_record(rows["losses"], "the losses")]
+    faults += [not_by_record(norms[name], f"the norms of {name}") for name in traced.norms.outputs]
+    faults += [not_a_sum(sums[name], f"the sums of {name}") for name in traced.sums.outputs]
+    faults += [kind for name, kind in rows.items() if name.startswith("written:") and isinstance(kind, Fault)]
+    found = [fault for fault in faults if fault is not None]
+    return Proof(next((fault for fault in found if fault.mixes), next(iter(found), None)))
+
+
+def not_by_record(kind: Kind, name: str) -> Fault | None:
+    """Why these are not one number for each record, [B]."""
+    if isinstance(kind, Fault | Sum):
+        return kind if isinstance(kind, Fault) else kind.made
+    good = kind == ByRecord(Axis(0)) or (isinstance(kind, Public) and Axis(0) in kind.alike)
+    return None if good else Fault(True, name, "they follow the places of the records")
+
+
+def not_a_sum(kind: Kind, name: str) -> Fault | None:
+    """Why this is not a sum over records."""
+    if isinstance(kind, ByRecord | One):
+        return Fault(True, name, "single records leave")
+    return kind if isinstance(kind, Fault) else None
+
+
+def read(line: Line, kinds: Mapping[str, Kind], records: int) -> dict[str, Kind]:
+    """The kinds of what a line returns by name; what is not in `kinds` is a record's."""
+    try:
+        graph = functional(line.graph)
+    except Exception as error:  # whatever PyTorch finds: then there is no proof
+        fault = Fault(False, "a write", f"{type(error).__name__}: {error}".splitlines()[0])
+        return dict.fromkeys(line.outputs, fault)
+    given = [kinds.get(name, ByRecord(Axis(0))) for name in line.inputs]
+    found, written = flow(graph, given, records)
+    return dict(zip(line.outputs, found, strict=True)) | {f"written:{n}": k for n, k in enumerate(written)}
+
+
+def functional(graph: fx.GraphModule) -> fx.GraphModule:
+    """The same computation without operations that write; the nodes keep what is known of their source."""
+    held = [node.meta["val"] for node in graph.graph.nodes if node.op == "placeholder"]
+    values = [torch.empty_strided(v.shape, v.stride(), dtype=v.dtype, device=v.device) for v in held]
+
+    def run(*tensors: Tensor) -> Any:
+        with torch.fx.traceback.preserve_node_meta():
+            return fx.Interpreter(graph).run(*tensors)
+
+    made = make_fx(torch.func.functionalize(run), tracing_mode="fake", _allow_non_fake_inputs=True)(*values)
+    made.graph.eliminate_dead_code()
+    return made
+
+
+def flow(graph: fx.GraphModule, given: Sequence[Kind], records: int) -> tuple[list[Kind], list[Kind]]:
+    """The kinds of what a graph returns, given those of what it takes; and of what it writes."""
+    kinds: dict[fx.Node, Any] = {}
+    ways: dict[Any, int] = {}
+    following = iter(given)
+    written: list[Kind] = []
+    for node in graph.graph.nodes:
+        if node.op == "placeholder":
+            kinds[node] = next(following)
+        elif node.op == "output":
+            return [kinds[argument] for argument in node.args[0]], written
+        elif node.op == "get_attr":
+            kinds[node] = Public()
+        elif node.target is operator.getitem:
+            held = kinds[node.args[0]]
+            kinds[node] = held[node.args[1]] if isinstance(held, list) else held
+        elif node.target is torch.ops.aten.copy_.default:  # into what the graph takes: the only write left
+            kinds[node] = kind = kinds[node.args[1]]
+            written.append(kind if isinstance(kind, Public | Fault) else _kept(node))
+        else:
+            alone = _of_one(node, kinds, ways)
+            kinds[node] = _of_node(node, kinds, records) if alone is None else alone
+    raise AssertionError("a graph returns something")
+
+
+class Seen(NamedTuple):
+    """A tensor that an operation takes, or makes (then its kind is not known yet)."""
+
+    kind: Any
+    shape: tuple[int, ...]
+    records: int
+    value: Tensor | None = None
+
+
+class _MixesError(Exception):
+    """Records mix; the text says what happens to them."""
+
+
+class _NoRuleError(Exception):
+    """The table does not know this form of an operation."""
+
+
+def _of_one(node: Any, kinds: Mapping[Any, Any], ways: dict[Any, int]) -> Any:
+    """The kind of what an operation makes of one record alone; None if there is none, or more."""
+
+    def told(at: Any) -> Any:
+        """The same for other records: public values of one tensor, a constant, what they have alike."""
+        if isinstance(kinds[at], One):
+            return ("way", kinds[at].way)
+        if at.target is select and isinstance(kinds[at.args[0]], Public):
+            dim = at.args[1] % at.args[0].meta["val"].ndim
+            return ("each", at.args[0], dim) if Axis(dim) in kinds[at.args[0]].alike else at
+        return (at.target, at.args, at.kwargs) if at.op == "call_function" and not at.all_input_nodes else at
+
+    select, unbind = torch.ops.aten.select.int, torch.ops.aten.unbind.int
+    held = [kinds[argument] for argument in node.all_input_nodes]
+    record = next((kind.record for kind in held if isinstance(kind, One)), None)
+    if node.target in (select, unbind) and isinstance(held[0], ByRecord) and not node.kwargs:
+        whole, dim, *index = (*node.args, 0)[: 3 if node.target is select else 2]
+        shape = whole.meta["val"].shape
+        if held[0] != ByRecord(Axis(dim % len(shape))) or not all(isinstance(at, int) for at in index):
+            return None
+        number = ways.setdefault((whole, dim % len(shape)), len(ways))
+        alone = [One(at, number) for at in range(shape[dim])]
+        return alone[index[0]] if index else alone
+    if record is None or not all(isinstance(k, Public) or getattr(k, "record", -1) == record for k in held):
+        return None
+    number = ways.setdefault((node.target, repr(fx.node.map_arg((node.args, node.kwargs), told))), len(ways))
+    if not isinstance(node.meta["val"], tuple | list):
+        return One(record, number)
+    return [One(record, ways.setdefault((number, at), len(ways))) for at in range(len(node.meta["val"]))]
+
+
+def _of_node(node: Any, kinds: Mapping[Any, Any], records: int) -> Any:
+    """The kind of what an operation makes, or a list of them."""
+    held = [
+        k for at in node.all_input_nodes for k in (kinds[at] if isinstance(kinds[at], list) else [kinds[at]])
+    ]
+    faults = sorted((k for k in held if isinstance(k, Fault)), key=lambda fault: not fault.mixes)
+    rule, is_linear = RULES.get(node.target, (None, False))
+    if faults:
+        return faults[0]
+    if not is_linear and any(isinstance(k, Sum) for k in held):
+        return next(k.made for k in held if isinstance(k, Sum))
+
+    def seen(kind: Any, value: Any) -> Seen:
+        if not isinstance(value, Tensor):  # a result that nobody asked for
+            return Seen(kind, (), records)
+        return Seen(kind if value.numel() else Public(), tuple(value.shape), records, value)
+
+    value = node.meta.get("val")
+    outs = [seen(None, v) for v in (value if isinstance(value, tuple | list) else [value])]
+    try:
+        if rule is None:
+            raise _NoRuleError("it is not in the table")
+        args, named = fx.node.map_arg((node.args, node.kwargs), lambda at: seen(kinds[at], at.meta["val"]))
+        named = dict(named)
+        expected = [given for given in node.target._schema.arguments if not given.kwarg_only][len(args) :]
+        args = [*args, *(named.pop(given.name, given.default_value) for given in expected)]
+        if tensors(*named.values()) and rule is not attention:
+            raise _NoRuleError("it takes a tensor more")
+        found = rule(outs if isinstance(value, tuple | list) else outs[0], *args, **named)
+    except Exception as error:  # also of a rule that meets a form that it was not written for
+        if all(isinstance(k, Public) for k in held):
+            return Public()  # whatever it does, it does to public values
+        is_told = isinstance(error, _MixesError | _NoRuleError)
+        what = str(error) if is_told else f"its form is not known ({type(error).__name__}: {error})"
+        return Fault(isinstance(error, _MixesError), str(node.target), what, _where(node))
+    made = Sum(Fault(True, str(node.target), "it adds up over the records", _where(node)))
+
+    def settled(out: Seen, kind: Any) -> Any:
+        dtype = torch.float32 if out.value is None else out.value.dtype
+        whole = not dtype.is_floating_point
+        if isinstance(kind, Sum) and whole and any(isinstance(k, Sum) for k in held):
+            return Fault(True, str(node.target), "a sum over records is rounded", _where(node))
+        if isinstance(kind, Public) and dtype not in (torch.int32, torch.int64):
+            kind = replace(kind, counts=None)  # a type may not hold the numbers
+        return Public() if 0 in out.shape else made if kind is SUMMED else kind
+
+    if isinstance(found, list):
+        return [settled(out, kind) for out, kind in zip(outs, found, strict=True)]
+    return settled(outs[0], found)
+
+
+#: What a rule returns for a sum over records; where it is made is added later.
+SUMMED = Sum(Fault(True, "", ""))
+
+
+def _kept(node: fx.Node) -> Fault:
+    return Fault(True, "copy_", "what comes of records stays in a tensor", _where(node))
+
+
+def _where(node: fx.Node) -> str:
+    """Module and line of the source, as far as the trace has recorded them."""
+    modules = node.meta.get("nn_module_stack") or {}
+    path = [str(entry[0]) for entry in list(modules.values())[-1:]]
+    lines = re.findall(r'File "(?:.*[/\\])?(.*)", line (\d+), in (.*)', node.meta.get("stack_trace") or "")
+    return ", ".join([*path, *(f"{name} ({file}, line {line})" for file, line, name in lines[-1:])])
+
+
+# ---- what rules are made of
+
+#: A tensor and the labels of its dimensions. None: the operation may mix all that is there.
+Operand = tuple[Seen, Sequence[Hashable]]
+
+
+def labelled(
+    operands: Sequence[Operand],
+    results: Sequence[Sequence[Hashable]],
+    sums: bool = False,
+    additive: bool = False,
+) -> list[Kind]:
+    """The kinds of results whose dimensions bear these labels.
+
+    Args:
+        operands: what the operation takes.
+        results: the labels of each result.
+        sums: whether it adds up along labels that a result lacks; else it mixes there.
+        additive: whether it adds its operands, so that several may be sums.
+    """
+    held: tuple[Hashable, int, int, int, int] | None = None
+    for seen, labels in operands:
+        if isinstance(seen.kind, One):
+            raise _NoRuleError("a record alone meets others")
+        if isinstance(seen.kind, ByRecord):
+            (dim, outer, places), first = seen.kind.axis, seen.kind.first
+            if labels[dim] is None:
+                raise _MixesError("over the records' axis")
+            one = (labels[dim], outer, places, first, seen.shape[dim])
+            if held not in (None, one):
+                raise _MixesError("records meet other records")
+            held = one
+    totals = [seen.kind.made for seen, _ in operands if isinstance(seen.kind, Sum)]
+    if held is not None and totals:
+        raise _MixesError(f"single records meet what {totals[0].operation} adds up over records")
+    if len(totals) > 1 and not additive:
+        raise _MixesError("a sum over records meets another")
+    if held is None:
+        if totals:
+            return [SUMMED for _ in results]
+        return [
+            Public(frozenset(Axis(d, *a) for d, label in enumerate(labels) for a in _alike(operands, label)))
+            for labels in results
+        ]
+    label, outer, places, first, size = held
+    for seen, labels in operands:
+        for dim in (d for d, other in enumerate(labels) if other == label and isinstance(seen.kind, Public)):
+            if seen.shape[dim] != size:
+                raise _NoRuleError("sizes differ along the records' axis")
+            if Axis(dim, outer, places) not in seen.kind.alike:
+                raise _NoRuleError("what differs from place to place meets records")
+    if not sums and not all(label in labels for labels in results):
+        raise _MixesError("over the records' axis")
+    return [
+        ByRecord(Axis(list(labels).index(label), outer, places), first) if label in labels else SUMMED
+        for labels in results
+    ]
+
+
+def _alike(operands: Sequence[Operand], label: Hashable) -> set[tuple[int, int]]:
+    """The axes (outer, places) along a label along which all public operands are alike."""
+    found: set[tuple[int, int]] | None = None
+    for seen, labels in operands:
+        for dim in (d for d, other in enumerate(labels) if other == label and label is not None):
+            axes = {(a.outer, a.places) for a in seen.kind.alike if a.dim == dim}
+            found = axes if found is None else found & axes
+    return found or set()
+
+
+def tensors(*given: Any) -> list[Seen]:
+    return [one for one in given if isinstance(one, Seen)]
+
+
+def dims(seen: Seen, *whole: int) -> list[Hashable]:
+    """Each dimension's number as its label, but None for `whole`."""
+    mixed = {dim % max(1, len(seen.shape)) for dim in whole}
+    return [None if dim in mixed else dim for dim in range(len(seen.shape))]
+
+
+def broadcast(labels: Sequence[Hashable], shape: Sequence[int], *operands: Any) -> list[Operand]:
+    """Operands whose dimensions align from the right with a shape, whose labels they get."""
+    found: list[Operand] = []
+    for seen in tensors(*operands):
+        ahead = len(shape) - len(seen.shape)
+        own = list(labels[ahead:])
+        for dim, size in enumerate(seen.shape):
+            if size == 1 != shape[ahead + dim]:
+                if isinstance(seen.kind, ByRecord) and seen.kind.axis.dim == dim:
+                    raise _MixesError("one record is copied to others")
+                own[dim] = object()  # the same for all: no label that must agree
+        found.append((seen, own))
+    return found
+
+
+def moved(seen: Seen, move: Callable[[Axis], Axis | None], what: str = "") -> Kind:
+    """The kind of the same values at other places; `move` says where an axis goes, if it is one there."""
+    if isinstance(seen.kind, ByRecord):
+        axis = move(seen.kind.axis)
+        if axis is None:
+            raise _NoRuleError(what)
+        return replace(seen.kind, axis=axis)
+    if isinstance(seen.kind, Public):
+        counts = None if seen.kind.counts is None else move(Axis(seen.kind.counts))
+        alike = frozenset(axis for axis in map(move, seen.kind.alike) if axis is not None)
+        return Public(alike, counts.dim if counts is not None and counts[1:] == (1, 1) else None)
+    if isinstance(seen.kind, One):
+        raise _NoRuleError("a record alone meets others")
+    return seen.kind
+
+
+def every_axis(shape: Sequence[int], records: int, of: Iterable[int] | None = None) -> frozenset[Axis]:
+    """All axes that so many records can have: those of values that are the same everywhere."""
+    found = set()
+    for dim in range(len(shape)) if of is None else of:
+        each, rest = divmod(shape[dim], records)
+        if rest == 0:
+            found |= {Axis(dim, outer, each // outer) for outer in range(1, each + 1) if each % outer == 0}
+    return frozenset(found)
+
+
+# ---- the table: operation of ATen -> rule, and whether it is linear, so that it may take sums over records
+
+RULES: dict[Any, tuple[Callable[..., Any], bool]] = {}
+
+
+def rule(names: str, linear: bool = False) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Enter a rule for operations of ATen."""
+
+    def enter(function: Callable[..., Any]) -> Callable[..., Any]:
+        for name in names.split():
+            packet, _, overload = name.partition(".")
+            found = getattr(getattr(torch.ops.aten, packet, None), overload or "default", None)
+            if found is not None:  # another version of PyTorch may lack it
+                RULES[found] = (function, linear)
+        return function
+
+    return enter
+
+
+# ---- each entry of the results follows from the entries at its place
+
+ELEMENTWISE = """
+abs acos add.Scalar addcdiv addcmul asin atan atan2 bitwise_and.Scalar bitwise_and.Tensor bitwise_not
+bitwise_or.Scalar bitwise_or.Tensor bitwise_xor.Tensor ceil clamp clamp.Tensor clamp_max clamp_min cos cosh
+div.Tensor_mode elu elu_backward eq.Scalar eq.Tensor erf erfc exp exp2 expm1 floor floor_divide fmod.Scalar
+fmod.Tensor ge.Scalar ge.Tensor gelu gelu_backward gt.Scalar gt.Tensor hardsigmoid hardsigmoid_backward
+hardswish hardswish_backward hardtanh hardtanh_backward isinf isnan le.Scalar le.Tensor leaky_relu
+leaky_relu_backward lerp.Scalar lerp.Tensor log log10 log1p log2 log_sigmoid_backward logaddexp logical_and
+logical_not logical_or logical_xor lt.Scalar lt.Tensor masked_fill.Scalar masked_fill.Tensor maximum minimum
+mish mish_backward nan_to_num native_dropout_backward ne.Scalar ne.Tensor pow.Scalar pow.Tensor_Scalar
+pow.Tensor_Tensor _prelu_kernel reciprocal relu remainder.Scalar remainder.Tensor round rsqrt rsub.Scalar
+sgn sigmoid sigmoid_backward sign silu silu_backward sin sinh softplus softplus_backward sqrt sub.Scalar tan
+tanh tanh_backward threshold threshold_backward trunc where.self xlogy.Tensor bernoulli native_dropout
+log_sigmoid_forward _prelu_kernel_backward
+"""
+
+
+@rule(ELEMENTWISE)
+def elementwise(out: Any, *args: Any, additive: bool = False, **more: Any) -> Any:
+    outs = out if isinstance(out, list) else [out]
+    given = broadcast(dims(outs[0]), outs[0].shape, *args)
+    found = labelled(given, [dims(one) for one in outs], additive=additive)
+    return found if isinstance(out, list) else found[0]
+
+
+@rule("add.Tensor sub.Tensor neg", linear=True)
+def added(out: Seen, *args: Any, **more: Any) -> Kind:
+    return elementwise(out, *args, additive=True)
+
+
+@rule("mul.Tensor mul.Scalar div.Tensor div.Scalar", linear=True)
+def multiplied(out: Seen, *args: Any) -> Kind:
+    if isinstance(args[1], Seen) and isinstance(args[1].kind, Sum):
+        raise _MixesError("a sum over records multiplies or divides")
+    return elementwise(out, *args)
+
+
+@rule("mse_loss smooth_l1_loss huber_loss binary_cross_entropy mse_loss_backward smooth_l1_loss_backward")
+@rule("huber_loss_backward binary_cross_entropy_backward")
+def elementwise_loss(out: Seen, *args: Any) -> Kind:
+    if not out.shape or not args[0].shape:
+        raise _MixesError("over the records' axis; reduction='none' does not")
+    return elementwise(out, *args)
+
+
+_FRESH = """
+zeros ones full empty.memory_format scalar_tensor rand randn randint randint.low zeros_like ones_like
+full_like empty_like rand_like randn_like randint_like randint_like.low_dtype new_zeros new_ones new_full
+new_empty bernoulli.p uniform exponential normal_functional fill.Scalar
+"""
+
+
+@rule(_FRESH, linear=True)  # sums too, since they read no value
+def everywhere(out: Seen, *args: Any, **more: Any) -> Kind:
+    """The same at every place, or random numbers of its own; what `empty` leaves unset is not read."""
+    return Public(every_axis(out.shape, out.records))
+
+
+@rule("arange arange.start arange.start_step")
+def counted(out: Seen, *bounds: Any, **more: Any) -> Kind:
+    return Public(counts=0 if len(bounds) == 1 or (*bounds[::2], 1)[:2] == (0, 1) else None)
+
+
+@rule("copy fill.Tensor", linear=True)
+def copied(out: Seen, target: Seen, source: Seen, *more: Any) -> Kind:
+    return expanded(out, source)
+
+
+# ---- the same values at other places
+
+
+@rule("clone detach alias _to_copy lift_fresh_copy", linear=True)
+def same(out: Seen, seen: Seen, **more: Any) -> Kind:
+    return moved(seen, lambda axis: axis)
+
+
+@rule("view _unsafe_view", linear=True)
+def viewed(out: Seen, seen: Seen, *sizes: Any) -> Kind:
+    def move(axis: Axis) -> Axis | None:
+        ahead = math.prod(seen.shape[: axis.dim]) * axis.outer
+        behind = math.prod(seen.shape[axis.dim + 1 :]) * axis.places
+        count = seen.shape[axis.dim] // (axis.outer * axis.places)
+        for dim, size in enumerate(out.shape):
+            outer, no = divmod(ahead, math.prod(out.shape[:dim]))
+            places, more = divmod(behind, math.prod(out.shape[dim + 1 :]))
+            if no == more == 0 and outer * count * places == size:
+                return Axis(dim, outer, places)
+        return None
+
+    if 0 in out.shape:
+        return Public()
+    return moved(seen, move, "the records' axis is split")
+
+
+@rule("as_strided as_strided_scatter", linear=True)
+def strided(out: Seen, seen: Seen, *args: Any) -> Kind:
+    """Of memory without gaps, all of it in its order: a `view`."""
+    sizes, strides, offset = args[-3:]
+    dense = torch.empty(sizes, device="meta").stride()
+    whole = seen.value is not None and seen.value.is_contiguous() and seen.value.storage_offset() == 0
+    used = [d for d, size in enumerate(sizes) if size > 1]
+    in_order = not offset and all(strides[d] == dense[d] for d in used)
+    if not (whole and in_order and math.prod(sizes) == math.prod(seen.shape)):
+        raise _NoRuleError("it looks at memory in another way")
+    return viewed(out, args[0] if isinstance(args[0], Seen) else seen)
+
+
+@rule("permute t transpose.int", linear=True)
+def permuted(out: Seen, seen: Seen, *order: Any) -> Kind:
+    dimensions = list(range(len(seen.shape)))
+    if len(order) == 1:
+        dimensions = [dim % len(dimensions) for dim in order[0]]
+    elif len(dimensions) > 1:
+        one, two = order or (0, 1)
+        dimensions[one], dimensions[two] = dimensions[two], dimensions[one]
+    return moved(seen, lambda axis: axis._replace(dim=dimensions.index(axis.dim)))
+
+
+@rule("unsqueeze", linear=True)
+def unsqueezed(out: Seen, seen: Seen, dim: int) -> Kind:
+    at = dim % len(out.shape)
+    return moved(seen, lambda axis: axis._replace(dim=axis.dim + (axis.dim >= at)))
+
+
+@rule("squeeze squeeze.dim squeeze.dims", linear=True)
+def squeezed(out: Seen, seen: Seen, given: Any = None) -> Kind:
+    chosen = range(len(seen.shape)) if given is None else [given] if isinstance(given, int) else given
+    gone = {dim % max(1, len(seen.shape)) for dim in chosen}
+    kept = [dim for dim, size in enumerate(seen.shape) if dim not in gone or size != 1]
+
+    def move(axis: Axis) -> Axis | None:
+        return axis._replace(dim=kept.index(axis.dim)) if axis.dim in kept else None
+
+    return moved(seen, move, "the records' axis is removed")
+
+
+@rule("expand", linear=True)
+def expanded(out: Seen, seen: Seen, *sizes: Any, **more: Any) -> Kind:
+    ahead = len(out.shape) - len(seen.shape)
+    new = [d for d, size in enumerate(out.shape) if d < ahead or size != seen.shape[d - ahead]]
+    found = moved(seen, lambda axis: None if axis.dim + ahead in new else axis._replace(dim=axis.dim + ahead))
+    if isinstance(found, Public):
+        return replace(found, alike=found.alike | every_axis(out.shape, out.records, new))
+    return found
+
+
+@rule("repeat", linear=True)
+def repeated(out: Seen, seen: Seen, times: Sequence[int]) -> Kind:
+    ahead = len(times) - len(seen.shape)
+    wide = moved(seen, lambda a: Axis(a.dim + ahead, a.outer * times[a.dim + ahead], a.places))
+    if isinstance(wide, Public):  # each record may have some of the copies
+        own = [size // often for size, often in zip(out.shape, times, strict=True)]
+        copies = every_axis(times, out.records)
+        return Public(wide.alike | {axis._replace(places=axis.places * own[axis.dim]) for axis in copies})
+    return wide
+
+
+def part(seen: Seen, dim: int, start: int, size: int, step: int = 1) -> Kind:
+    """The kind of a slice: whole copies of the records' axis, or some records."""
+    first = 0
+
+    def move(axis: Axis) -> Axis | None:
+        nonlocal first
+        if axis.dim != dim or size == seen.shape[dim]:
+            return axis
+        copy = seen.shape[dim] // axis.outer
+        if step == 1 and start % copy == size % copy == 0:
+            return axis._replace(outer=size // copy)
+        if step == 1 and axis.outer == 1 and start % axis.places == size % axis.places == 0:
+            first = start // axis.places
+            return axis
+        return None
+
+    if isinstance(seen.kind, Public) and size != seen.shape[dim] and seen.kind.counts == dim:
+        seen = seen._replace(kind=replace(seen.kind, counts=None))
+    found = moved(seen, move, "a slice along the records' axis")
+    return replace(found, first=found.first + first) if isinstance(found, ByRecord) else found
+
+
+@rule("slice.Tensor", linear=True)
+def sliced(
+    out: Seen, seen: Seen, dim: int = 0, start: int | None = 0, end: Any = None, step: int = 1
+) -> Kind:
+    dim %= len(seen.shape)
+    begin, size = slice(start, None).indices(seen.shape[dim])[0], out.shape[dim]
+    return part(seen, dim, begin, size, step) if size else Public()
+
+
+@rule("split.Tensor split_with_sizes", linear=True)
+def split(outs: Sequence[Seen], seen: Seen, size: Any, dim: int = 0) -> list[Kind]:
+    dim %= len(seen.shape)
+    starts = [sum(out.shape[dim] for out in outs[:number]) for number in range(len(outs))]
+    return [part(seen, dim, at, out.shape[dim]) for at, out in zip(starts, outs, strict=True)]
+
+
+@rule("select.int unbind.int", linear=True)
+def selected(out: Any, seen: Seen, dim: int = 0, index: int = 0) -> Any:
+    labels = dims(seen, dim)
+    found = labelled([(seen, labels)], [[label for label in labels if label is not None]])[0]
+    return [found] * len(out) if isinstance(out, list) else found
+
+
+@rule("cat", linear=True)
+def joined(out: Seen, parts: Sequence[Seen], dim: int = 0) -> Kind:
+    dim %= len(out.shape)
+    held = [one for one in parts if 0 not in one.shape]
+    given = [one.kind for one in held if isinstance(one.kind, ByRecord) and one.kind.axis.dim == dim]
+    if not given:
+        operands = [(one, dims(one, dim)) for one in held]
+        return labelled(operands, [dims(out, dim)], additive=True)[0]
+    places, first = given[0].axis.places, given[0].first
+    if given == [one.kind for one in held] and all(kind.axis == Axis(dim, 1, places) for kind in given):
+        counts = [one.shape[dim] // places for one in held]
+        if [kind.first for kind in given] == [first + sum(counts[:n]) for n in range(len(counts))]:
+            return ByRecord(Axis(dim, 1, places), first)  # records, and then those behind them
+    copies = 0
+    for one in held:  # all records, and then all of them once more
+        outer, rest = divmod(one.shape[dim], out.records * places)
+        kind, axis = one.kind, Axis(dim, outer, places)
+        if rest or not (kind == ByRecord(axis) or (isinstance(kind, Public) and axis in kind.alike)):
+            raise _MixesError("records are put at places of other records")
+        copies += outer
+    return ByRecord(Axis(dim, copies, places))
+
+
+@rule("stack", linear=True)
+def stacked(out: Seen, parts: Sequence[Seen], dim: int = 0) -> Kind:
+    alone = [one.kind for one in parts]
+    if isinstance(alone[0], One) and alone == [One(record, alone[0].way) for record in range(out.records)]:
+        return ByRecord(Axis(dim % len(out.shape)))
+    labels = dims(out, dim)
+    own = [label for label in labels if label is not None]
+    return labelled([(one, own) for one in parts], [labels], additive=True)[0]
+
+
+@rule("select_scatter select_backward", linear=True)
+def put_back(out: Seen, *args: Any) -> Kind:
+    labels = dims(out, args[2])
+    own = [label for label in labels if label is not None]
+    given = [(one, labels if len(one.shape) == len(labels) else own) for one in tensors(*args)]
+    return labelled(given, [labels], additive=True)[0]
+
+
+@rule("slice_scatter", linear=True)
+def put(
+    out: Seen, base: Seen, seen: Seen, dim: int = 0, start: Any = 0, end: Any = None, step: int = 1
+) -> Kind:
+    dim %= len(out.shape)
+    if seen.shape == out.shape:
+        return seen.kind
+    begin = slice(start, None).indices(out.shape[dim])[0]
+    if isinstance(seen.kind, ByRecord) and seen.kind.axis.dim == dim and step == 1:
+        (_, outer, places), first = seen.kind.axis, seen.kind.first
+        axis = Axis(dim, 1, places)
+        good = base.kind == ByRecord(axis) or (isinstance(base.kind, Public) and axis in base.kind.alike)
+        if outer == 1 and first * places == begin and good:
+            return ByRecord(axis)
+    return labelled([(base, dims(out, dim)), (seen, dims(out, dim))], [dims(out, dim)], additive=True)[0]
+
+
+@rule("slice_backward", linear=True)
+def sliced_back(out: Seen, grad: Seen, sizes: Any, dim: int, start: int, end: int, step: int) -> Kind:
+    if (
+        isinstance(grad.kind, ByRecord)
+        and grad.kind.axis.dim == dim
+        and grad.shape != out.shape
+        and step == 1
+    ):
+        (_, outer, places), first = grad.kind.axis, grad.kind.first
+        copy = grad.shape[dim] // outer
+        if first == 0 and start % copy == out.shape[dim] % copy == 0 and copy == out.records * places:
+            return ByRecord(Axis(dim, out.shape[dim] // copy, places))
+    base = out._replace(kind=everywhere(out))
+    return put(out, base, grad, dim, start, end, step)
+
+
+# ---- along some dimensions anything may be mixed
+
+
+def mixing(out: Any, given: Sequence[Seen], whole: Sequence[int]) -> Any:
+    """Operands and results have the same dimensions, and whatever lies along `whole` is mixed."""
+    found = labelled([(s, dims(s, *whole)) for s in given], [dims(o, *whole) for o in listed(out)])
+    return found if isinstance(out, list) else found[0]
+
+
+def listed(given: Any) -> list[Any]:
+    return list(given) if isinstance(given, list) else [given]
+
+
+def mixes_along(names: str, which: Callable[[Sequence[Any]], Any], orders: bool = False) -> None:
+    """Enter operations that mix, or order, along dimensions that `which` finds in their arguments."""
+
+    def applied(out: Any, *args: Any, **more: Any) -> Any:
+        whole = more["dim"] if "dim" in more else which(args)
+        given = tensors(*args)
+        try:
+            return mixing(out, given, listed(whole))
+        except _MixesError:
+            if orders:
+                raise _NoRuleError("an order of the records may be undone") from None
+            raise
+
+    rule(names)(applied)
+
+
+mixes_along("_softmax _log_softmax _safe_softmax cumsum cumprod logcumsumexp flip glu", lambda args: args[1])
+mixes_along("_softmax_backward_data _log_softmax_backward_data glu_backward topk", lambda args: args[2])
+mixes_along("roll", lambda args: args[2] or list(range(len(args[0].shape))))
+mixes_along("sort argsort sort.stable", lambda args: [*args, -1][1], orders=True)
+mixes_along("constant_pad_nd", lambda args: [-1 - at // 2 for at, size in enumerate(args[1]) if size])
+mixes_along(
+    """
+    tril triu linalg_matrix_exp max_pool2d_with_indices max_pool2d_with_indices_backward avg_pool2d
+    avg_pool2d_backward _adaptive_avg_pool2d _adaptive_avg_pool2d_backward upsample_nearest2d
+    upsample_nearest2d_backward upsample_bilinear2d upsample_bilinear2d_backward upsample_bicubic2d
+    upsample_bicubic2d_backward reflection_pad2d reflection_pad2d_backward replication_pad2d
+    replication_pad2d_backward
+    """,
+    lambda args: [-2, -1],
+)
+mixes_along(
+    """
+    upsample_nearest1d upsample_nearest1d_backward upsample_linear1d upsample_linear1d_backward
+    reflection_pad1d reflection_pad1d_backward replication_pad1d replication_pad1d_backward
+    """,
+    lambda args: -1,
+)
+
+
+@rule("diagonal")
+def diagonal(out: Seen, seen: Seen, offset: int = 0, one: int = 0, two: int = 1) -> Kind:
+    labels = dims(seen, one, two)
+    return labelled([(seen, labels)], [[*(label for label in labels if label is not None), None]])[0]
+
+
+def reduction(sums: bool) -> Callable[..., Any]:
+    def reduced(out: Any, seen: Seen, chosen: Any = None, keep: bool = False, **more: Any) -> Any:
+        labels, keep = dims(seen), keep or more.get("keepdim", False)
+        gone = {d % max(1, len(labels)) for d in listed(chosen)} if chosen not in (None, []) else set(labels)
+        kept = [None if d in gone else d for d in labels if keep or d not in gone]
+        found = labelled([(seen, labels)], [kept for _ in listed(out)], sums=sums)
+        return found if isinstance(out, list) else found[0]
+
+    return reduced
+
+
+rule("sum sum.dim_IntList mean mean.dim", linear=True)(reduction(True))
+rule("any any.dim any.dims all all.dim all.dims amax amin argmax argmin logsumexp max max.dim min min.dim")(
+    reduction(False)
+)
+rule("median.dim mode prod prod.dim_int std.correction var.correction var_mean.correction")(reduction(False))
+
+
+@rule("linalg_vector_norm")
+def norm(out: Seen, seen: Seen, order: float = 2, *more: Any, **others: Any) -> Kind:
+    return reduction(False)(out, seen, *more)
+
+
+# ---- by letters: what a result lacks is summed; a star is all further dimensions, which may mix
+
+
+def lettered(names: str, form: str, linear: bool = False) -> None:
+    """Enter a rule such as ``nk,km->nm``."""
+    left, right = (side.split(",") for side in form.split("->"))
+
+    def labels(letters: str, seen: Seen) -> list[Hashable]:
+        named = letters.rstrip("*")
+        if len(seen.shape) < len(named) or (len(seen.shape) > len(named) and "*" not in letters):
+            raise _NoRuleError(f"a tensor has {len(seen.shape)} dimensions")
+        return [*named, *[None] * (len(seen.shape) - len(named))]
+
+    def applied(out: Any, *args: Any, **more: Any) -> Any:
+        if tensors(*args[len(left) :], *more.values()):
+            raise _NoRuleError("it takes a tensor more")
+        given = [(s, labels(f, s)) for f, s in zip(left, args, strict=False) if isinstance(s, Seen)]
+        found = labelled(given, [labels(f, o) for f, o in zip(right, listed(out), strict=True)], sums=True)
+        return found if isinstance(out, list) else found[0]
+
+    rule(names, linear)(applied)
+
+
+lettered("mm", "nk,km->nm", linear=True)
+lettered("bmm", "bnk,bkm->bnm", linear=True)
+lettered("mv", "nk,k->n", linear=True)
+lettered("dot", "k,k->", linear=True)
+lettered("im2col col2im", "n*->n*")
+lettered("multinomial", "n*->n*")
+
+
+@rule("addmm baddbmm addmv", linear=True)
+def added_product(out: Seen, bias: Seen, left: Seen, right: Seen, **more: Any) -> Kind:
+    name = {(2, 2): "mm", (3, 3): "bmm", (2, 1): "mv"}[len(left.shape), len(right.shape)]
+    found = RULES[getattr(torch.ops.aten, name).default][0](out, left, right)
+    return added(out, bias, out._replace(kind=found))
+
+
+def along_batch(operands: Sequence[Seen], count: int, outs: Sequence[int]) -> list[Kind]:
+    """Dimension 0 is apart in the first operands and in results with dimensions; others sum over it."""
+    given = [
+        (one, ["n" if at < count else None, *[None] * len(one.shape)][: len(one.shape)])
+        for at, one in enumerate(operands)
+    ]
+    return labelled(given, [["n", *[None] * (size - 1)] if size > 0 else [] for size in outs], sums=True)
+
+
+def within_groups(groups: int, operands: Sequence[tuple[Seen, int]], outs: Sequence[tuple[Seen, int]]) -> Any:
+    """If records lie along channels, so that no group has two of them: the results' kinds; else None.
+
+    Args:
+        groups: of channels; they lie one after another.
+        operands, outs: each with the dimension of its channels, or of its groups.
+    """
+    held = [one for one, dim in operands if isinstance(one.kind, ByRecord) and one.kind.axis.dim == dim]
+    if not held:
+        return None
+    dim, _, places = held[0].kind.axis
+    count, first = held[0].shape[dim] // places, held[0].kind.first
+    if groups % count:
+        raise _MixesError("a group of channels has several records")
+    for one, dim in operands:
+        axis = Axis(dim, 1, one.shape[dim] // count)
+        if one.kind != ByRecord(axis, first) and not (
+            isinstance(one.kind, Public) and axis in one.kind.alike
+        ):
+            raise _MixesError("records meet other records, or what differs from place to place")
+    return [
+        ByRecord(Axis(dim, 1, out.shape[dim] // count), first) if out.shape else Public() for out, dim in outs
+    ]
+
+
+@rule("convolution convolution_backward")
+def convolution(out: Any, *args: Any) -> Any:
+    outs, given = listed(out), tensors(*args[:3])
+    backward = isinstance(out, list)
+    groups, channels = (args[-2], (1, 1, 0)) if backward else (args[-1], (1, 0, 0))
+    found = within_groups(
+        groups, [*zip(given, channels, strict=False)], [*zip(outs, (1, 0, 0), strict=False)]
+    )
+    if found is None:
+        found = along_batch(given, 1 + backward, [len(one.shape) * (at == 0) for at, one in enumerate(outs)])
+    return found if backward else found[0]
+
+
+@rule("native_group_norm")
+def group_norm(outs: Any, seen: Seen, weight: Any, bias: Any, n: int, *more: Any) -> Any:
+    if n != seen.shape[0]:
+        raise _NoRuleError("its memory has another shape")
+    return along_batch(tensors(seen, weight, bias), 1, [len(seen.shape), 2, 2])
+
+
+@rule("native_group_norm_backward")
+def group_norm_backward(outs: Any, grad: Seen, seen: Seen, *more: Any) -> Any:
+    """The memory is taken as [n, c, size], whatever the shape says."""
+    (n, c, size, groups), rest = more[3:7], tensors(*more[:3])
+    given = [
+        one._replace(shape=(n, c, size), kind=viewed(one._replace(shape=(n, c, size)), one))
+        for one in (grad, seen)
+    ]
+    found = within_groups(
+        groups,
+        [*zip([*given, *rest], (1, 1, 1, 1, 0), strict=False)],
+        [(given[0], 1), *zip(outs[1:], (0, 0), strict=True)],
+    )
+    found = found or along_batch([*given, *rest], 4, [3, 0, 0])
+    return [viewed(outs[0], given[0]._replace(kind=found[0])) if outs[0].shape else Public(), *found[1:]]
+
+
+@rule("embedding")
+def embedded(out: Seen, table: Seen, index: Seen, *more: Any) -> Kind:
+    return labelled([(table, [None, None]), (index, dims(index))], [dims(out, -1)])[0]
+
+
+@rule("embedding_dense_backward")
+def embedded_backward(out: Seen, grad: Seen, index: Seen, rows: int, padding: int, by_count: bool) -> Kind:
+    if by_count:
+        raise _MixesError("it counts over all records")
+    return labelled([(grad, dims(grad, -1)), (index, dims(index))], [[None, None]], sums=True)[0]
+
+
+@rule("native_layer_norm native_layer_norm_backward")
+def layer_norm(outs: Sequence[Seen], *args: Any) -> list[Kind]:
+    given = tensors(*args)
+    shape = next(one for one in args if isinstance(one, list))
+    size = len(given[0].shape)
+    labels = [dim if dim < size - len(shape) else None for dim in range(size)]
+    forms = [labels if len(one.shape) == size else [None] * len(one.shape) for one in (*given, *outs)]
+    return labelled([*zip(given, forms, strict=False)], forms[len(given) :], sums=True)
+
+
+@rule("native_batch_norm native_batch_norm_backward")
+def batch_norm(outs: Any, *args: Any) -> list[Kind]:
+    given = tensors(*args)
+    trains = next(one for one in args if isinstance(one, bool))
+    labels = [None if trains else "n", "c", *[None] * (len(given[0].shape) - 2)]
+    forms = [labels if len(one.shape) == len(labels) else ["c"] for one in (*given, *outs)]
+    return labelled([*zip(given, forms, strict=False)], forms[len(given) :], sums=not trains)
+
+
+@rule("nll_loss_forward nll_loss2d_forward nll_loss_backward nll_loss2d_backward")
+def class_loss(out: Any, *args: Any) -> Any:
+    *given, target, weight, reduction, _, _ = args if len(args) == 7 else [*args, None]
+    if reduction or len(target.shape) + 1 != len(given[-1].shape):
+        raise _MixesError("over the records' axis; reduction='none' does not")
+    scores: Sequence[Hashable] = ["n", None, "h", "w"][: len(given[-1].shape)]
+    apart: Sequence[Hashable] = ["n", "h", "w"][: len(target.shape)]
+    held: list[Operand] = [
+        (given[-1], scores),
+        *[(one, apart) for one in (*given[:-1], target)],
+        *[(one, [None]) for one in tensors(weight)],
+    ]
+    found = labelled(held, [apart if isinstance(out, list) else scores])[0]
+    return [found, Public()] if isinstance(out, list) else found  # the total of weights is unset
+
+
+@rule("_scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_flash_attention_for_cpu_backward")
+def attention(outs: Sequence[Seen], *args: Any, attn_mask: Seen | None = None, **more: Any) -> list[Kind]:
+    given = [(one, [0, 1, None, None][: len(one.shape)]) for one in tensors(*args)]
+    batch = (*given[0][0].shape[:2], 0, 0)
+    masks = broadcast([0, 1, None, None], batch, attn_mask)
+    return labelled([*given, *masks], [[0, 1, None, None][: len(out.shape)] for out in outs])
+
+
+# ---- look-ups: indices that come of records stay within what is the record's, or public
+
+
+@rule("gather")
+def gathered(out: Seen, seen: Seen, dim: int, index: Seen, **more: Any) -> Kind:
+    return labelled([(seen, dims(seen, dim)), (index, dims(index))], [dims(out)])[0]
+
+
+@rule("index_select")
+def index_selected(out: Seen, seen: Seen, dim: int, index: Seen) -> Kind:
+    labels = ["i" if label is None else label for label in dims(out, dim)]
+    return labelled([(seen, dims(seen, dim)), (index, ["i"])], [labels])[0]
+
+
+@rule("scatter.src scatter.value scatter_add")
+def scattered(out: Seen, seen: Seen, dim: int, index: Seen, source: Any) -> Kind:
+    given = [(one, dims(one, dim)) for one in tensors(seen, index, source)]
+    return labelled(given, [dims(out, dim)])[0]
+
+
+@rule("index_add")
+def index_added(out: Seen, seen: Seen, dim: int, index: Seen, source: Seen, **more: Any) -> Kind:
+    labels = ["i" if label is None else label for label in dims(source, dim)]
+    given: list[Operand] = [(seen, dims(seen, dim)), (index, ["i"]), (source, labels)]
+    return labelled(given, [dims(out, dim)], sums=True)[0]
+
+
+def indexing(seen: Seen, indices: Sequence[Any]) -> tuple[list[Operand], list[Hashable], list[Hashable], Any]:
+    """Operands of an index, labels of what it looks into and of what it finds, and the shape of the index.
+
+    Where an index is 0, 1, 2, ... for the entries of a whole dimension, an entry stays in its place.
+    """
+    held = [(dim, index) for dim, index in enumerate(indices) if index is not None]
+    if any(index.value is None or index.value.dtype in (torch.bool, torch.uint8) for _, index in held):
+        raise _NoRuleError("an index is a mask")
+    shape = torch.broadcast_shapes(*(index.shape for _, index in held))  # type: ignore[no-untyped-call]
+    places: list[Hashable] = [f"i{number}" for number in range(len(shape))]
+    inner: list[Hashable] = dims(seen)
+    operands: list[Operand] = []
+    for dim, index in held:
+        inner[dim] = None
+        counts = index.kind.counts if isinstance(index.kind, Public) else None
+        if counts is not None and index.shape[counts] == seen.shape[dim] > 1:
+            inner[dim] = places[len(shape) - len(index.shape) + counts]
+        else:
+            operands += broadcast(places, shape, index)
+    first, last = held[0][0], held[-1][0]
+    rest: list[Hashable] = [dim for dim in range(len(seen.shape)) if dim not in [d for d, _ in held]]
+    at = first if last - first + 1 == len(held) else 0
+    return operands, inner, [*rest[:at], *places, *rest[at:]], shape
+
+
+@rule("index.Tensor")
+def indexed(out: Seen, seen: Seen, indices: Sequence[Any]) -> Kind:
+    operands, inner, found, _ = indexing(seen, indices)
+    return labelled([(seen, inner), *operands], [found])[0]
+
+
+@rule("index_put")
+def index_put(out: Seen, seen: Seen, indices: Sequence[Any], values: Seen, accumulate: bool = False) -> Kind:
+    operands, inner, found, shape = indexing(seen, indices)
+    sizes = [shape[int(str(f)[1:])] if isinstance(f, str) else seen.shape[int(str(f))] for f in found]
+    return labelled([(seen, inner), *operands, *broadcast(found, sizes, values)], [inner], sums=accumulate)[0]

@@ -1,0 +1,785 @@
+"""Every rule of the table against the truth: records are exchanged, and only what a kind allows changes."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import operator
+import random
+from collections.abc import Callable, Sequence
+from functools import lru_cache, partial
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor, fx
+
+from equipoise.gradients import provenance
+from equipoise.gradients.provenance import (
+    ELEMENTWISE,
+    RULES,
+    Axis,
+    ByRecord,
+    Fault,
+    One,
+    Public,
+    Sum,
+    every_axis,
+)
+
+aten = torch.ops.aten
+RECORDS = 3
+#: Which record is exchanged, and for what.
+EXCHANGES = [(0, "other"), (1, "other"), (2, "other"), (0, "nan"), (1, "inf"), (2, "huge")]
+
+
+class T(NamedTuple):
+    """A tensor to be made: floats, or whole numbers below `high`, or marks (`high` = 1)."""
+
+    shape: tuple[int, ...]
+    high: int = 0
+    lengths: tuple[float, float] = (-2.0, 2.0)
+
+
+def t(*shape: int) -> T:
+    return T(shape)
+
+
+def whole(high: int, *shape: int) -> T:
+    return T(shape, high)
+
+
+def marks(*shape: int) -> T:
+    return T(shape, 1)
+
+
+def shares(*shape: int) -> T:
+    return T(shape, 0, (0.0, 1.0))
+
+
+class Numbers(NamedTuple):
+    """0, 1, 2, ... along dimension 0."""
+
+    shape: tuple[int, ...]
+
+
+# ---- what operations are tried on
+
+GENERIC = {"Tensor": None, "number": 0.7, "float": 0.7, "int": 1, "bool": False, "Scalar": 0.7}
+WHOLE = {"bitwise", "logical"}
+
+
+def of_schema(operation: Any, shapes: Sequence[T]) -> list[Any]:
+    """Arguments as the schema wants them: these tensors in turn, and a number for everything else."""
+    following = itertools.cycle(shapes)
+    args: list[Any] = []
+    for argument in operation._schema.arguments:
+        kind = str(argument.type)
+        if argument.kwarg_only:
+            break
+        if kind in ("Tensor", "Optional[Tensor]"):
+            args.append(next(following))
+        elif argument.has_default_value():
+            args.append(argument.default_value)
+        else:
+            args.append(GENERIC[kind])
+    return args
+
+
+def elementwise_samples(name: str) -> list[list[Any]]:
+    special = {
+        "where.self": [[marks(3, 6, 2), t(6, 2), t(3, 1, 2)], [marks(3, 1, 1), t(3, 6, 2), t()]],
+        "masked_fill.Scalar": [[t(3, 6, 2), marks(3, 1, 2), 0.5], [t(3, 2), marks(3, 2), 0.0]],
+        "masked_fill.Tensor": [[t(3, 6, 2), marks(3, 1, 2), t()]],
+        "clamp": [[t(3, 6, 2), -0.5, 0.5]],
+        "div.Tensor_mode": [[t(3, 6, 2), t(6, 2)]],
+        "bernoulli": [[shares(3, 6, 2)]],
+        "native_dropout": [[t(3, 6, 2), 0.5, True]],
+        "native_dropout_backward": [[t(3, 6, 2), marks(3, 6, 2), 2.0]],
+        "_prelu_kernel_backward": [[t(3, 6, 2), t(3, 6, 2), t(3, 6, 2)]],
+        "_prelu_kernel": [[t(3, 6, 2), t(1, 6, 1)]],
+        "gelu_backward": [[t(3, 6, 2), t(3, 6, 2)]],
+        "elu_backward": [[t(3, 6, 2), 1.0, 1.0, 1.0, False, t(3, 6, 2)]],
+        "log_sigmoid_backward": [[t(3, 6, 2), t(3, 6, 2), t(3, 6, 2)]],
+        "clamp.Tensor": [[t(3, 6, 2), t(3, 6, 2), None], [t(3, 6, 2), None, t(6, 2)]],
+    }
+    if name in special:
+        return special[name]
+    operation = resolved(name)
+    tensors = sum("Tensor" in str(argument.type) for argument in operation._schema.arguments)
+    if name.startswith("bitwise"):
+        return [[whole(7, 3, 6, 2), *([2] if "Scalar" in name else [whole(7, 3, 1, 2)][: tensors - 1])]]
+    if tensors == 1 or "_backward" in name:
+        return [of_schema(operation, [t(3, 6, 2)])]
+    return [of_schema(operation, shapes) for shapes in ([t(3, 6, 2), t(6, 2)], [t(3, 1, 2), t(6, 1)])]
+
+
+def resolved(name: str) -> Any:
+    packet, _, overload = name.partition(".")
+    return getattr(getattr(aten, packet), overload or "default")
+
+
+IMAGE, SIGNAL = t(3, 6, 4, 4), t(3, 6, 4)
+SAMPLES: dict[str, list[list[Any]]] = {
+    "add.Tensor": [[t(3, 6), t(6)], [t(3, 6), t(3, 6)], [t(3, 1), t(1, 3)]],
+    "sub.Tensor": [[t(3, 6), t(3, 1)], [t(3, 6), t(3, 6)]],
+    "neg": [[t(3, 6)]],
+    "mul.Tensor": [[t(3, 6), t(3, 1)], [t(3, 6), t(3, 6)]],
+    "mul.Scalar": [[t(3, 6), 0.5]],
+    "div.Tensor": [[t(3, 6), t(3, 1)]],
+    "div.Scalar": [[t(3, 6), 0.5]],
+    "mse_loss": [[t(3, 6), t(3, 6), 0], [t(3, 6), t(3, 6), 1], [t(3), t(3), 2]],
+    "smooth_l1_loss": [[t(3, 6), t(3, 6), 0], [t(3, 6), t(3, 6), 1]],
+    "huber_loss": [[t(3, 6), t(3, 6), 0], [t(3, 6), t(3, 6), 2]],
+    "binary_cross_entropy": [
+        [shares(3, 6), shares(3, 6), None, 0],
+        [shares(3, 6), shares(3, 6), t(6), 0],
+        [shares(3, 6), shares(3, 6), None, 1],
+    ],
+    "mse_loss_backward": [[t(3, 6), t(3, 6), t(3, 6), 0], [t(), t(3, 6), t(3, 6), 1]],
+    "smooth_l1_loss_backward": [[t(3, 6), t(3, 6), t(3, 6), 0, 1.0], [t(), t(3, 6), t(3, 6), 1, 1.0]],
+    "huber_loss_backward": [[t(3, 6), t(3, 6), t(3, 6), 0, 1.0]],
+    "binary_cross_entropy_backward": [[t(3, 6), shares(3, 6), shares(3, 6), None, 0]],
+    "copy": [[t(3, 6), t(3, 6)], [t(3, 6), t(6)], [t(3, 6), t(3, 1)]],
+    "fill.Tensor": [[t(3, 6), t()]],
+    "fill.Scalar": [[t(3, 6), 0.5]],
+    **{
+        name: [[t(3, 6)]]
+        for name in ("clone", "detach", "alias", "_to_copy", "lift_fresh_copy", "squeeze", "t")
+    },
+    "view": [
+        [t(3, 6), [18]],
+        [t(3, 6), [3, 2, 3]],
+        [t(6, 3), [18]],
+        [t(18), [3, 6]],
+        [t(18), [6, 3]],
+        [t(9), [3, 3]],
+        [t(2, 3, 3), [6, 3]],
+        [t(2, 9), [2, 3, 3]],
+        [t(6, 2), [4, 3]],
+    ],
+    "_unsafe_view": [[t(3, 6), [18]], [t(18), [2, 9]], [t(3, 4), [2, 6]]],
+    "permute": [[t(3, 6, 2), [1, 2, 0]], [t(3, 6, 2), [-1, 0, 1]]],
+    "transpose.int": [[t(3, 6, 2), 0, 1], [t(3, 6, 2), -1, 0]],
+    "as_strided": [
+        [t(3, 6), [3, 6], [6, 1]],
+        [t(3, 6), [6, 3], [3, 1]],
+        [t(18), [3, 6], [6, 1], 0],
+        [t(3, 6), [3, 6], [1, 3]],
+        [t(6, 2), [3, 2], [2, 1]],
+    ],
+    "as_strided_scatter": [
+        [t(18), t(3, 6), [3, 6], [6, 1]],
+        [t(3, 6), t(3, 6), [3, 6], [6, 1]],
+        [t(3, 6), t(3, 6), [3, 6], [1, 3]],
+        [t(18), t(6, 2), [6, 2], [2, 1]],
+    ],
+    "unsqueeze": [[t(3, 6), 0], [t(3, 6), -1], [t(3, 6), 1]],
+    "squeeze.dim": [[t(3, 1, 6), 1], [t(1, 3, 6), 0], [t(3, 6), 0]],
+    "squeeze.dims": [[t(3, 1, 6, 1), [1, -1]]],
+    "expand": [[t(3, 1), [3, 6]], [t(3, 6), [2, 3, 6]], [t(6), [3, 6]], [t(1, 6), [3, -1]]],
+    "repeat": [
+        [t(3, 2), [2, 1]],
+        [t(3, 2), [1, 3]],
+        [t(3), [2, 2]],
+        [t(1, 3), [3, 2]],
+        [t(2, 3), [3, 1]],
+        [t(2, 3), [6, 1]],
+        [t(2), [3, 2]],
+    ],
+    "slice.Tensor": [
+        [t(6, 3), 0, 0, 3],
+        [t(6, 3), 0, 3, 6],
+        [t(6, 3), 1, 1, 3],
+        [t(6, 3), 0, 2, 6],
+        [t(6, 3), 0, 0, 6, 2],
+        [t(9), 0, -3],
+        [t(6, 3), 0, 2, 4],
+    ],
+    "split.Tensor": [[t(6, 3), 3], [t(6, 3), 1, 1], [t(6, 3), 2, 0]],
+    "split_with_sizes": [[t(6, 3), [2, 4]], [t(6, 3), [3, 3]]],
+    "select.int": [[t(6, 3), 0, 1], [t(6, 3), 1, -1]],
+    "unbind.int": [[t(3, 3)], [t(3, 2), 1]],
+    "cat": [[[t(3, 2), t(3, 2)]], [[t(3, 2), t(3, 4)], 1], [[t(6, 2), t(3, 2)]], [[t(2, 2), t(4, 2)]]],
+    "stack": [[[t(3, 2), t(3, 2)]], [[t(3, 2), t(3, 2)], 1], [[t(3), t(3), t(3)], -1]],
+    "select_scatter": [[t(3, 6), t(6), 0, 1], [t(3, 6), t(3), 1, 2]],
+    "select_backward": [[t(3), [3, 6], 1, 2], [t(3), [3, 3], 0, 2]],
+    "slice_scatter": [
+        [t(6, 3), t(3, 3), 0, 3, 6],
+        [t(3, 6), t(3, 2), 1, 2, 4],
+        [t(6, 3), t(6, 3), 0, 0, 6],
+        [t(3, 2), t(2, 2), 0, 1, 3],
+        [t(6, 2), t(3, 2), 0, 0, 6, 2],
+    ],
+    "slice_backward": [
+        [t(3, 2), [6, 2], 0, 3, 6, 1],
+        [t(3, 2), [3, 6], 1, 2, 4, 1],
+        [t(2, 2), [3, 2], 0, 1, 3, 1],
+        [t(3, 2), [6, 2], 0, 0, 6, 2],
+    ],
+    **{n: [[t(3, 6), 1, False], [t(3, 6), 0, False]] for n in ("_softmax", "_log_softmax")},
+    "_safe_softmax": [[t(3, 6), 1], [t(3, 6), 0]],
+    **{
+        n: [[t(3, 6), 1], [t(3, 6), 0], [t(3, 3), -1]]
+        for n in ("cumsum", "cumprod", "logcumsumexp", "sort", "argsort")
+    },
+    "glu": [[t(3, 6), 1], [t(6, 3), 0]],
+    "flip": [[t(3, 6), [1]], [t(3, 6), [0]], [t(3, 6), [0, 1]]],
+    "sort.stable": [[t(3, 6)]],
+    **{
+        n: [[t(3, 6), t(3, 6), 1, torch.float64], [t(3, 6), t(3, 6), 0, torch.float64]]
+        for n in ("_softmax_backward_data", "_log_softmax_backward_data")
+    },
+    "glu_backward": [[t(3, 3), t(3, 6), 1], [t(3, 3), t(6, 3), 0]],
+    "topk": [[t(3, 6), 2], [t(6, 3), 3, 0]],
+    "roll": [[t(3, 6), [1], [1]], [t(3, 6), [1], [0]], [t(3, 6), [1]], [t(3, 6), [6]]],
+    "tril": [[t(3, 3, 3)], [t(3, 6)]],
+    "triu": [[t(3, 3, 3)]],
+    "constant_pad_nd": [
+        [t(3, 6), [0, 0]],
+        [t(3, 6), [1, 1]],
+        [t(3, 6), [0, 0, 1, 2]],
+        [t(3, 6), [1, -1]],
+        [t(3, 6), [0, 0, 1, -1]],
+    ],
+    "diagonal": [[t(3, 3, 3)], [t(3, 3, 3), 0, 1, 2]],
+    **{n: [[t(3, 6)]] for n in ("sum", "mean", "any", "all", "max", "min", "prod")},
+    **{
+        n: [[t(3, 6), [1]], [t(3, 6), [0]], [t(3, 6, 3), [0, -1], True], [t(3, 6), None], [t(3, 6), []]]
+        for n in ("sum.dim_IntList", "mean.dim")
+    },
+    **{n: [[t(3, 6), [1]], [t(3, 6), [0]], [t(3, 6), []]] for n in ("amax", "amin", "any.dims", "all.dims")},
+    **{
+        n: [[t(3, 6), 1], [t(3, 6), 0, True]]
+        for n in (
+            "any.dim",
+            "all.dim",
+            "max.dim",
+            "min.dim",
+            "median.dim",
+            "mode",
+            "prod.dim_int",
+            "argmax",
+            "argmin",
+        )
+    },
+    "logsumexp": [[t(3, 6), [1]], [t(3, 6), [0]]],
+    **{
+        n: [[t(3, 6), [1]], [t(3, 6), [0]], [t(3, 6)]]
+        for n in ("std.correction", "var.correction", "var_mean.correction")
+    },
+    "linalg_vector_norm": [[t(3, 6), 2, [1]], [t(3, 6), 2, [0]], [t(3, 6), 2], [t(3, 6), 1, [1], True]],
+    "mm": [[t(3, 6), t(6, 3)], [t(3, 3), t(3, 3)]],
+    "bmm": [[t(3, 3, 6), t(3, 6, 3)], [t(3, 2, 3), t(3, 3, 3)]],
+    "mv": [[t(3, 6), t(6)], [t(3, 3), t(3)]],
+    "dot": [[t(6), t(6)]],
+    "addmm": [[t(3), t(3, 6), t(6, 3)], [t(3, 3), t(3, 3), t(3, 3)]],
+    "baddbmm": [[t(3, 3, 3), t(3, 3, 6), t(3, 6, 3)]],
+    "addmv": [[t(3), t(3, 6), t(6)]],
+    "im2col": [[t(3, 6, 4, 4), [2, 2], [1, 1], [0, 0], [2, 2]]],
+    "col2im": [[t(3, 12, 4), [4, 4], [2, 2], [1, 1], [0, 0], [2, 2]]],
+    "multinomial": [[shares(3, 6), 2, True]],
+    "convolution": [
+        [t(3, 2, 5), t(3, 2, 3), t(3), [1], [0], [1], False, [0], 1],
+        [t(1, 6, 5), t(6, 2, 3), None, [1], [1], [1], False, [0], 3],
+        [t(2, 6, 5), t(12, 1, 3), t(12), [1], [1], [1], False, [0], 6],
+        [t(1, 6, 5), t(6, 2, 3), None, [1], [1], [1], True, [0], 3],
+        [t(3, 6, 5), t(3, 6, 3), None, [1], [1], [1], False, [0], 1],
+    ],
+    "convolution_backward": [
+        [t(3, 3, 3), t(3, 2, 5), t(3, 2, 3), [3], [1], [0], [1], False, [0], 1, [True, True, True]],
+        [t(1, 6, 5), t(1, 6, 5), t(6, 2, 3), None, [1], [1], [1], False, [0], 3, [True, True, False]],
+        [t(2, 12, 5), t(2, 6, 5), t(12, 1, 3), [12], [1], [1], [1], False, [0], 6, [False, True, True]],
+    ],
+    "native_group_norm": [
+        [t(3, 6, 4), t(6), t(6), 3, 6, 4, 2, 1e-5],
+        [t(3, 6, 4), t(18), None, 1, 18, 4, 6, 1e-5],
+        [t(3, 6, 4), None, None, 1, 18, 4, 2, 1e-5],
+        [t(3, 6, 4), None, None, 3, 6, 4, 3, 1e-5],
+    ],
+    "native_group_norm_backward": [
+        [t(3, 6, 4), t(3, 6, 4), t(3, 2), t(3, 2), t(6), 3, 6, 4, 2, [True, True, True]],
+        [t(3, 6, 4), t(3, 6, 4), t(1, 6), t(1, 6), t(18), 1, 18, 4, 6, [False, True, True]],
+        [t(3, 6, 4), t(3, 6, 4), t(1, 2), t(1, 2), t(18), 1, 18, 4, 2, [False, True, True]],
+    ],
+    "embedding": [[t(5, 2), whole(5, 3, 6)], [t(6, 3), whole(6, 3)]],
+    "embedding_dense_backward": [
+        [t(3, 6, 2), whole(5, 3, 6), 5, -1, False],
+        [t(3, 6, 2), whole(5, 3, 6), 5, 1, True],
+    ],
+    "native_layer_norm": [
+        [t(3, 6, 2), [2], t(2), t(2), 1e-5],
+        [t(3, 6, 2), [6, 2], None, None, 1e-5],
+        [t(3, 6), [3, 6], None, None, 1e-5],
+    ],
+    "native_layer_norm_backward": [
+        [t(3, 6, 2), t(3, 6, 2), [2], t(3, 6, 1), t(3, 6, 1), t(2), t(2), [True] * 3],
+        [t(3, 6), t(3, 6), [6], t(3, 1), t(3, 1), None, None, [True, False, False]],
+    ],
+    "native_batch_norm": [
+        [t(3, 6, 4), t(6), t(6), t(6), shares(6), train, 0.1, 1e-5] for train in (True, False)
+    ],
+    "native_batch_norm_backward": [
+        [t(3, 6, 4), t(3, 6, 4), t(6), t(6), shares(6), t(6), shares(6), train, 1e-5, [True] * 3]
+        for train in (True, False)
+    ],
+    "nll_loss_forward": [
+        [t(3, 6), whole(6, 3), None, 0, -100],
+        [t(3, 6), whole(6, 3), t(6), 0, 1],
+        [t(3, 6), whole(6, 3), None, 1, -100],
+    ],
+    "nll_loss_backward": [
+        [t(3), t(3, 6), whole(6, 3), t(6), 0, -100, t()],
+        [t(), t(3, 6), whole(6, 3), None, 1, -100, t()],
+    ],
+    "nll_loss2d_forward": [
+        [t(3, 6, 3, 2), whole(6, 3, 3, 2), t(6), 0, -100],
+        [t(3, 6, 3, 2), whole(6, 3, 3, 2), None, 2, -100],
+    ],
+    "nll_loss2d_backward": [[t(3, 3, 2), t(3, 6, 3, 2), whole(6, 3, 3, 2), None, 0, -100, t()]],
+    "_scaled_dot_product_flash_attention_for_cpu": [
+        [t(3, 3, 3, 4), t(3, 3, 3, 4), t(3, 3, 3, 4), 0.0, causal] for causal in (False, True)
+    ],
+    "_scaled_dot_product_flash_attention_for_cpu_backward": [[t(3, 3, 3, 4)] * 5 + [t(3, 3, 3), 0.0, False]],
+    "max_pool2d_with_indices": [[IMAGE, [2, 2], [2, 2]], [t(3, 4, 4), [2, 2], [2, 2]]],
+    "max_pool2d_with_indices_backward": [
+        [t(3, 6, 2, 2), IMAGE, [2, 2], [2, 2], [0, 0], [1, 1], False, whole(16, 3, 6, 2, 2)]
+    ],
+    "avg_pool2d": [[IMAGE, [2, 2], [2, 2]]],
+    "avg_pool2d_backward": [[t(3, 6, 2, 2), IMAGE, [2, 2], [2, 2], [0, 0], False, True, None]],
+    "_adaptive_avg_pool2d": [[IMAGE, [2, 2]]],
+    "_adaptive_avg_pool2d_backward": [[t(3, 6, 2, 2), IMAGE]],
+    "upsample_nearest2d": [[IMAGE, [8, 8]]],
+    "upsample_nearest2d_backward": [[t(3, 6, 8, 8), [8, 8], [3, 6, 4, 4]]],
+    **{f"upsample_{n}2d": [[IMAGE, [8, 8], False]] for n in ("bilinear", "bicubic")},
+    **{
+        f"upsample_{n}2d_backward": [[t(3, 6, 8, 8), [8, 8], [3, 6, 4, 4], False]]
+        for n in ("bilinear", "bicubic")
+    },
+    **{
+        f"{n}_pad2d": [[IMAGE, [1, 1, 1, 1]], [t(3, 3, 3), [1, 1, 1, 1]]]
+        for n in ("reflection", "replication")
+    },
+    **{f"{n}_pad2d_backward": [[t(3, 6, 6, 6), IMAGE, [1, 1, 1, 1]]] for n in ("reflection", "replication")},
+    "upsample_nearest1d": [[SIGNAL, [8]]],
+    "upsample_nearest1d_backward": [[t(3, 6, 8), [8], [3, 6, 4]]],
+    "upsample_linear1d": [[SIGNAL, [8], False]],
+    "upsample_linear1d_backward": [[t(3, 6, 8), [8], [3, 6, 4], False]],
+    **{f"{n}_pad1d": [[SIGNAL, [1, 1]], [t(3, 3), [1, 1]]] for n in ("reflection", "replication")},
+    **{f"{n}_pad1d_backward": [[t(3, 6, 6), SIGNAL, [1, 1]]] for n in ("reflection", "replication")},
+    "linalg_matrix_exp": [[t(3, 3, 3)]],
+    "gather": [
+        [t(3, 6), 1, whole(6, 3, 2)],
+        [t(6, 3), 0, whole(6, 3, 3)],
+        [t(6, 3), 0, whole(6, 6, 3)],
+        [t(6, 6), 1, whole(6, 3, 6)],
+    ],
+    "index_select": [[t(3, 6), 1, whole(6, 3)], [t(6, 3), 0, whole(6, 3)], [t(6, 3), 0, whole(6, 6)]],
+    "scatter.src": [
+        [t(3, 6), 1, whole(6, 3, 2), t(3, 2)],
+        [t(6, 3), 0, whole(6, 3, 3), t(3, 3)],
+        [t(6, 6), 1, whole(6, 3, 6), t(6, 6)],
+    ],
+    "scatter.value": [[t(3, 6), 1, whole(6, 3, 2), 0.5], [t(6, 3), 0, whole(6, 3, 3), 0.5]],
+    "scatter_add": [[t(3, 6), 1, whole(6, 3, 2), t(3, 2)], [t(6, 3), 0, whole(6, 3, 3), t(3, 3)]],
+    "index_add": [
+        [t(5, 2), 0, whole(5, 6), t(6, 2)],
+        [t(3, 6), 1, whole(6, 3), t(3, 3)],
+        [t(6, 2), 0, whole(6, 3), t(3, 2)],
+    ],
+    "index.Tensor": [
+        [t(3, 6), [whole(3, 3)]],
+        [t(3, 6), [None, whole(6, 3)]],
+        [t(3, 6), [Numbers((3,)), whole(6, 3)]],
+        [t(6, 3, 3), [whole(6, 3, 1), None, whole(3, 3)]],
+        [t(3, 6, 2), [Numbers((3, 1)), whole(6, 3, 2)]],
+        [t(6, 3), [Numbers((3,))]],
+        [t(3, 6, 2), [None, whole(6, 3), whole(2, 3)]],
+    ],
+    "index_put": [
+        [t(5, 2), [whole(5, 3)], t(3, 2), True],
+        [t(5, 2), [whole(5, 3)], t(3, 2), False],
+        [t(3, 6), [Numbers((3,)), whole(6, 3)], t(3), True],
+        [t(3, 6), [Numbers((3, 1)), whole(6, 3, 2)], t(3, 2), True],
+        [t(3, 6), [None, whole(6, 2)], t(3, 2), True],
+        [t(3, 6), [None, whole(6, 2)], t(), False],
+        [t(3, 6), [whole(3, 3), whole(6, 3)], t(3), True],
+    ],
+    "arange": [[6]],
+    "arange.start": [[0, 6], [1, 6]],
+    "arange.start_step": [[0, 6, 1], [0, 6, 2]],
+    **{n: [[[3, 6]]] for n in ("zeros", "ones", "rand", "randn", "empty.memory_format")},
+    "full": [[[3, 6], 0.5]],
+    "scalar_tensor": [[0.5]],
+    "randint": [[5, [3, 6]]],
+    "randint.low": [[1, 5, [3, 6]]],
+    **{n: [[t(3, 6)]] for n in ("zeros_like", "ones_like", "empty_like", "rand_like", "randn_like")},
+    **{n: [[t(3, 6), 5]] for n in ("full_like", "randint_like")},
+    "randint_like.low_dtype": [[t(3, 6), 1, 5]],
+    **{n: [[t(3, 6), [6, 3]]] for n in ("new_zeros", "new_ones", "new_empty")},
+    "new_full": [[t(3, 6), [6, 3], 0.5]],
+    "bernoulli.p": [[t(3, 6), 0.5]],
+    "uniform": [[t(3, 6)]],
+    "exponential": [[t(3, 6)]],
+    "normal_functional": [[t(3, 6)]],
+}
+SAMPLES |= {name: elementwise_samples(name) for name in ELEMENTWISE.split()}
+KEYWORDS = {
+    "div.Tensor_mode": {"rounding_mode": "floor"},
+    "sort.stable": {"stable": True, "dim": 1},
+    "_to_copy": {"dtype": torch.float64},
+    "std.correction": {"correction": 1},
+    "var.correction": {"keepdim": True},
+}
+
+#: What is drawn anew differs between calls, unless the generator starts alike.
+RANDOM = {
+    "rand",
+    "randn",
+    "rand_like",
+    "randn_like",
+    "randint",
+    "randint.low",
+    "randint_like",
+    "randint_like.low_dtype",
+    "bernoulli",
+    "bernoulli.p",
+    "uniform",
+    "exponential",
+    "normal_functional",
+    "native_dropout",
+    "multinomial",
+}
+UNSET = {"empty.memory_format", "empty_like", "new_empty"}
+
+
+# ---- the truth
+
+
+@lru_cache(maxsize=4096)
+def made(spec: Any, seed: Any, poison: str = "") -> Tensor:
+    generator = torch.Generator().manual_seed(hash(seed) % 2**31)
+    if isinstance(spec, Numbers):
+        return torch.arange(spec.shape[0]).view(spec.shape)
+    if spec.high == 1:
+        return torch.rand(spec.shape, generator=generator) < 0.5
+    if spec.high:
+        return torch.randint(spec.high, spec.shape, generator=generator)
+    low, high = spec.lengths
+    found = low + (high - low) * torch.rand(spec.shape, generator=generator, dtype=torch.float64)
+    if low == 0.0 or poison in ("", "other"):
+        return found
+    return found * {"nan": torch.nan, "inf": torch.inf, "huge": 1e300}[poison]
+
+
+def place(size: int, axis: Axis, first: int = 0) -> Tensor:
+    """The record of each entry along a dimension."""
+    count = size // (axis.outer * axis.places)
+    return (torch.arange(size) // axis.places) % count + first
+
+
+def value(spec: Any, kind: Any, number: int, records: Sequence[tuple[int, str]]) -> Tensor:
+    """What an operand holds where records have these seeds and poisons."""
+    base = made(spec, number)
+    if isinstance(kind, Public) and kind.alike and not isinstance(spec, Numbers):
+        axis = next(iter(kind.alike))
+        own = torch.arange(base.shape[axis.dim])
+        block = base.shape[axis.dim] // axis.outer
+        return base.index_select(axis.dim, own // block * block + own % axis.places)
+    if isinstance(kind, ByRecord):
+        (dim, outer, places), size = kind.axis, base.shape[kind.axis.dim]
+        owner, entry = place(size, kind.axis, kind.first), torch.arange(size)
+        within = (
+            entry // (size // outer) * places + entry % places
+        )  # where a record has it, whatever its own place
+        sizes = tuple(outer * places if d == dim else n for d, n in enumerate(base.shape))
+        for record, (seed, poison) in enumerate(records):
+            own = made(spec._replace(shape=sizes), (number, seed), poison).index_select(dim, within)
+            shape = [-1 if d == dim else 1 for d in range(base.ndim)]
+            base = torch.where((owner == record).view(shape), own, base)
+    if isinstance(kind, Sum):
+        return sum(made(spec, (number, seed), poison) for seed, poison in records)
+    return base
+
+
+def equal(one: Tensor, two: Tensor, exact: bool = True) -> bool:
+    return torch.allclose(one, two, rtol=1e-13 if exact else 1e-9, atol=0 if exact else 1e-9, equal_nan=True)
+
+
+def run(operation: Any, args: Any, kwargs: Any, values: Sequence[Tensor]) -> list[Any]:
+    following = iter(values)
+    filled = torch.utils._pytree.tree_map_only(
+        (T, Numbers), lambda _: next(following), args, is_leaf=lambda leaf: isinstance(leaf, (T, Numbers))
+    )
+    torch.default_generator.manual_seed(5)  # of the processor alone: a hundred times as fast
+    found = operation(*filled, **kwargs)
+    return list(found) if isinstance(found, (tuple, list)) else [found]
+
+
+def specs(args: Any) -> list[Any]:
+    leaves = torch.utils._pytree.tree_leaves(args, is_leaf=lambda leaf: isinstance(leaf, (T, Numbers)))
+    return [leaf for leaf in leaves if isinstance(leaf, (T, Numbers))]
+
+
+def claimed(
+    operation: Any,
+    args: Any,
+    kwargs: Any,
+    kinds: Sequence[Any],
+    values: Sequence[Tensor],
+    results: Sequence[Any],
+) -> list[Any]:
+    """What the table says of one operation."""
+    graph = fx.Graph()
+    held = []
+    for number, tensor in enumerate(values):
+        held.append(graph.placeholder(f"x{number}"))
+        held[-1].meta["val"] = tensor
+    following = iter(held)
+    filled = torch.utils._pytree.tree_map_only(
+        (T, Numbers), lambda _: next(following), args, is_leaf=lambda leaf: isinstance(leaf, (T, Numbers))
+    )
+    node = graph.call_function(operation, tuple(filled), kwargs)
+    many = len(operation._schema.returns) > 1 or str(operation._schema.returns[0].type) == "List[Tensor]"
+    node.meta["val"] = tuple(results) if many else results[0]
+    outs = [graph.call_function(operator.getitem, (node, n)) for n in range(len(results))] if many else [node]
+    graph.output(outs)
+    return provenance.flow(SimpleNamespace(graph=graph), kinds, RECORDS)[0]
+
+
+def choices(spec: Any, linear: bool) -> list[Any]:
+    if isinstance(spec, Numbers):
+        return [Public(counts=0)]
+    axes = sorted(every_axis(spec.shape, RECORDS))
+    some = [
+        ByRecord(axis, first)
+        for axis in sorted(every_axis(spec.shape, 2))
+        if axis.outer == 1
+        for first in (0, 1)
+    ]
+    sums = [Sum(Fault(True, "", ""))] if linear and not spec.high else []
+    return [Public(), *sums, *map(ByRecord, axes), *some, *(Public(frozenset([axis])) for axis in axes)]
+
+
+def likely(held: Sequence[Any], chosen: random.Random, most: int) -> list[list[Any]]:
+    """Operands of some number of dimensions have the same axis, the others are public."""
+    found = []
+    for dim, least in itertools.product(range(3), range(1, 4)):
+        axes = [
+            Axis(dim, 1, spec.shape[dim] // RECORDS)
+            if dim < len(spec.shape) >= least
+            and spec.shape[dim] % RECORDS == 0
+            and not isinstance(spec, Numbers)
+            else None
+            for spec in held
+        ]
+        usual = [Public(counts=0) if isinstance(spec, Numbers) else Public() for spec in held]
+        own = [
+            [p] if axis is None else [ByRecord(axis), Public(frozenset([axis]))]
+            for axis, p in zip(axes, usual, strict=True)
+        ]
+        found += [
+            [kinds[0] for kinds in own],
+            *([chosen.choice(kinds) for kinds in own] for _ in range(most // 4)),
+        ]
+    return found
+
+
+def check_claim(
+    name: str, kind: Any, number: int, kinds: Sequence[Any], results: Callable[..., Any], complete: bool
+) -> None:
+    """That a result is of the kind that is claimed; `complete`: all records are there, at random places."""
+    whole = [(record, "") for record in range(RECORDS)]
+
+    def exchanged(*records: int, poison: str = "other") -> Any:
+        return results([(9 + r, poison) if r in records else own for r, own in enumerate(whole)])[number]
+
+    before = exchanged()
+    if before is None or not before.numel():
+        return
+    if isinstance(kind, Public):
+        for record, poison in EXCHANGES:
+            assert name in UNSET or equal(before, exchanged(record, poison=poison)), "public, and it changes"
+        for axis in kind.alike if name not in RANDOM | UNSET else ():
+            owner = place(before.shape[axis.dim], axis)
+            parts = [before.index_select(axis.dim, (owner == r).nonzero()[:, 0]) for r in owner.unique()]
+            assert all(equal(parts[0], part) for part in parts), "alike, and it differs"
+        if kind.counts is not None:
+            shape = [-1 if dim == kind.counts else 1 for dim in range(before.ndim)]
+            numbers = torch.arange(before.shape[kind.counts]).view(shape).expand(before.shape)
+            assert equal(before, numbers.to(before.dtype)), "no numbers"
+        return
+    if isinstance(kind, ByRecord):
+        owner = place(before.shape[kind.axis.dim], kind.axis, kind.first)
+        for record, poison in EXCHANGES:
+            others = (owner != record).nonzero()[:, 0]
+            after = exchanged(record, poison=poison)
+            one, two = (full.index_select(kind.axis.dim, others) for full in (before, after))
+            assert equal(one, two), f"another record's entries change: {poison}"
+    if isinstance(kind, One):
+        changed = [
+            record for record, poison in EXCHANGES if not equal(before, exchanged(record, poison=poison))
+        ]
+        assert set(changed) <= {kind.record}, "it changes with another record"
+        return
+    if isinstance(kind, Sum):
+        both = [exchanged(*records).double() for records in ((), (0,), (1,), (0, 1))]
+        size = max(float(one.abs().nan_to_num().max()) for one in both)
+        rest = (both[3] - both[2] - both[1] + both[0]).nan_to_num().abs().max()
+        assert rest <= 1e-9 * (1 + size), "no sum over records"
+    if complete:
+        turned = results([(2, ""), (0, ""), (1, "")])[number]
+        if isinstance(kind, Sum):
+            assert equal(before.double(), turned.double(), exact=False), "the records' places count"
+        else:
+            size = before.shape[kind.axis.dim]
+            if size != RECORDS * math.prod(kind.axis[1:]):
+                return  # a slice
+            owner, order = place(size, kind.axis), torch.arange(size)
+            step = kind.axis.places
+            source = torch.where(owner == 0, order + 2 * step, order - step)
+            assert equal(before.index_select(kind.axis.dim, source), turned, exact=False), "the places count"
+
+
+def check_rule(name: str, seed: int = 0, most: int = 8) -> int:
+    """Try a rule on operands of all kinds; how many results are by record or sums."""
+    operation, chosen, good = resolved(name), random.Random(seed), 0
+    linear = RULES[operation][1]
+    for args in SAMPLES[name]:
+        kwargs = KEYWORDS.get(name, {})
+        held = specs(args)
+        each = [choices(spec, linear) for spec in held]
+        options = [[chosen.choice(own) for own in each] for _ in range(most)] + likely(held, chosen, most)
+        if math.prod(map(len, each)) <= most:
+            options = list(itertools.product(*each))
+        for kinds in options:
+            counts = {
+                s.shape[k.axis.dim] // math.prod(k.axis[1:])
+                for s, k in zip(held, kinds, strict=True)
+                if isinstance(k, ByRecord)
+            }
+
+            def results(records, args=args, kinds=kinds, held=held, kwargs=kwargs):
+                values = [value(s, k, n, records) for n, (s, k) in enumerate(zip(held, kinds, strict=True))]
+                return run(operation, args, kwargs, values)
+
+            values = [
+                value(s, k, n, [(r, "") for r in range(RECORDS)])
+                for n, (s, k) in enumerate(zip(held, kinds, strict=True))
+            ]
+            found = run(operation, args, kwargs, values)
+            said = claimed(operation, args, kwargs, kinds, values, found)
+            for number, kind in enumerate(said):
+                if not isinstance(kind, Fault):
+                    check_claim(
+                        name, kind, number, kinds, results, name not in RANDOM and counts <= {RECORDS}
+                    )
+                    good += isinstance(kind, (ByRecord, Sum, One))
+    return good
+
+
+NAMES = sorted(SAMPLES)
+FACTORIES = {
+    "arange",
+    "zeros",
+    "ones",
+    "rand",
+    "randn",
+    "full",
+    "scalar",
+    "randint",
+    "empty",
+    "fill.Scalar",
+    "new",
+    "uniform",
+    "exponential",
+    "normal",
+    "bernoulli.p",
+}
+
+
+def test_every_rule_is_tried():
+    assert {resolved(name) for name in NAMES} == set(RULES)
+
+
+def claims_something(name: str) -> bool:
+    fresh = name in provenance._FRESH.split() or name.startswith("arange")
+    return not fresh and name not in {"all", "any", "max", "min", "prod"}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_rule_claims_what_is_true(name):
+    assert (check_rule(name) > 0) == claims_something(name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_a_rule_claims_what_is_true_of_many(name):
+    check_rule(name, seed=1, most=100)
+
+
+def wrongly(operation: str, *others: str) -> tuple[str, Callable[..., Any]]:
+    """The rule of another operation."""
+    return operation, lambda out, *args, **more: RULES_BEFORE[resolved(others[0])][0](out, *args, **more)
+
+
+RULES_BEFORE = dict(RULES)
+WRONG = {
+    "a sum over any dimension is elementwise": (
+        "cumsum",
+        lambda out, seen, *rest, **more: provenance.same(out, seen),
+    ),
+    "a softmax is elementwise": ("_softmax", lambda out, seen, *rest: provenance.same(out, seen)),
+    "a roll is elementwise": ("roll", lambda out, seen, *rest: provenance.same(out, seen)),
+    "a maximum is a sum": ("amax", provenance.reduction(True)),
+    "a padding shifts nothing": ("constant_pad_nd", lambda out, seen, *rest: provenance.same(out, seen)),
+    "a product has the axis of its right side": ("mm", lambda out, left, right: provenance.same(out, right)),
+    "a public operand is alike everywhere": (
+        "mul.Tensor",
+        lambda out, left, right: provenance.elementwise(
+            out,
+            *(
+                s._replace(kind=Public(every_axis(s.shape, 3))) if isinstance(s.kind, Public) else s
+                for s in (left, right)
+            ),
+        ),
+    ),
+    "a reshape leaves the axis where it is": ("view", lambda out, seen, *rest: provenance.same(out, seen)),
+    "a look-up is by the index's record": (
+        "index_select",
+        lambda out, seen, dim, index: provenance.labelled([(index, [dim])], [provenance.dims(out)])[0],
+    ),
+    "an index into records is by record": (
+        "index.Tensor",
+        lambda out, seen, indices: provenance.moved(next(i for i in indices if i), lambda axis: axis),
+    ),
+    "what is written stays with the record": (
+        "index_add",
+        lambda out, seen, dim, index, source, **more: provenance.elementwise(out, seen),
+    ),
+    "a mask is no operand": ("where.self", lambda out, mask, *args: provenance.elementwise(out, *args)),
+    "zero times a record is nothing": (
+        "mul.Tensor",
+        lambda out, left, right: provenance.elementwise(out, left),
+    ),
+    "a batch norm keeps the records apart": (
+        "native_batch_norm",
+        lambda outs, seen, *rest: [provenance.same(outs[0], seen), Public(), Public()],
+    ),
+    "copies of the records are no copies": ("repeat", lambda out, seen, *rest: provenance.same(out, seen)),
+    "a table's gradient counts within a record": (
+        "embedding_dense_backward",
+        lambda out, grad, index, rows, padding, by_count: provenance.embedded_backward(
+            out, grad, index, rows, padding, False
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("title", WRONG)
+def test_a_wrong_rule_is_found(title, monkeypatch):
+    name, rule = WRONG[title]
+    monkeypatch.setitem(RULES, resolved(name), (rule, RULES[resolved(name)][1]))
+    with pytest.raises(AssertionError):
+        list(map(partial(check_rule, name, most=30), range(4)))
