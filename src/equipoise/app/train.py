@@ -36,6 +36,7 @@ from equipoise.app.tasks import absent_warning
 from equipoise.audit.canary_records import SCORES_FILE, InsertedCanaries, choose_canaries
 from equipoise.audit.canary_scores import scores_of
 from equipoise.data.features.extractors import FeatureProgress
+from equipoise.gradients.provenance import Proof
 from equipoise.methods import PublicRecords, find
 from equipoise.methods.non_private import NonPrivate
 from equipoise.report import read_run, write_report
@@ -48,7 +49,7 @@ from equipoise.training.folder.run_folder import RunFolder
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["describe_run", "insert_canaries", "resume_run", "train_run"]
+__all__ = ["describe_run", "insert_canaries", "proof_of", "resume_run", "train_run"]
 
 
 def train_run(settings: RunSettings, console: Console) -> dict[str, Any]:
@@ -93,6 +94,12 @@ def describe_run(settings: RunSettings, console: Console) -> dict[str, Any]:
         "settings": experiment.settings.publishable(),
         "warnings": warnings,
     }
+
+
+def proof_of(settings: RunSettings, console: Console) -> Proof:
+    """Whether model and loss of a training keep records apart; nothing is spent, and no folder is left."""
+    training = build_training(assemble_shown(settings, console))
+    return training.proof()
 
 
 def resume_run(

@@ -32,6 +32,7 @@ from equipoise.app.option_checks import in_option_words
 from equipoise.cli.advise_command import advise
 from equipoise.cli.audit_command import audit
 from equipoise.cli.calibrate_command import calibrate
+from equipoise.cli.check_command import check
 from equipoise.cli.compare_command import compare
 from equipoise.cli.data_command import data
 from equipoise.cli.export_command import export
@@ -50,6 +51,7 @@ CRASHED = 70
 COMMANDS: tuple[Callable[..., None], ...] = (
     advise,
     calibrate,
+    check,
     train,
     resume,
     report,
@@ -67,6 +69,7 @@ COMMANDS: tuple[Callable[..., None], ...] = (
 EXAMPLES = {
     "advise": "equipoise advise --data digits --epsilon 3",
     "calibrate": "equipoise calibrate --population 6000 --batch-size 256 --epochs 9 --epsilon 2",
+    "check": "equipoise check mlp-tanh --data digits",
     "train": "equipoise train --data digits --epsilon 3\n\nequipoise train --config run.toml --dry-run",
     "resume": "equipoise resume runs/NAME",
     "report": "equipoise report runs/NAME",

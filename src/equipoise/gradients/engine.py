@@ -94,6 +94,9 @@ KINKS = 0.1
 #: Share of the rows' root of squares that their sum may round by in another order, and of the whole rows'.
 SUMS_ROUND, ROUNDS_TO_ZERO = 5e-3, 1e-5
 
+#: So many rows are summed for that: the rounding of a sum grows faster than the root of its terms' squares.
+MOST_SUMMED = 4096
+
 ANOTHER_FUNCTION = (
     "ordinary autograd's gradient of a batch is not the sum of those of its records",
     "A hook or a backward of your own has to treat each record by itself, and a loss must not follow a "
@@ -747,6 +750,7 @@ class GradientEngine:
         """
         if self.forward_only:
             return
+        batch = take_records(batch, slice(MOST_SUMMED))
         try:
             rows = self._rows_under((MIDDLE, 0), batch, params)
         except PlanMismatch:

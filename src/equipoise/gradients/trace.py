@@ -284,7 +284,7 @@ def _sources_of_users() -> Iterator[None]:
     def of_users(_: Any, frames: Any) -> StackSummary:
         return StackSummary.from_list([f for f in frames if not f.filename.startswith((*own, "<"))])
 
-    PythonKeyTracer._filter_traceback_frames = of_users  # type: ignore[method-assign]
+    PythonKeyTracer._filter_traceback_frames = of_users  # type: ignore[method-assign, assignment]
     try:
         yield
     finally:

@@ -19,6 +19,7 @@ from equipoise._rounding import noise_in_words, rounded_up
 from equipoise._say import page_width, wrapped
 from equipoise.gradients.capture.recorder import PlanMismatch
 from equipoise.gradients.engine_inputs import repeat_to
+from equipoise.gradients.provenance import Proof
 from equipoise.privacy import BandedGaussian, Ledger, PrivacyPlan, Release, epsilon, prefix_error
 from equipoise.privacy.ledger.run_record import GUARANTEES, compose_events
 from equipoise.privacy.noise.streams import ReleaseStreams, normals
@@ -27,7 +28,7 @@ from equipoise.training.randomness import public_randomness
 from equipoise.training.setup.memory_use import step_bytes
 from equipoise.training.setup.training_setup import TrainingSetup
 
-__all__ = ["Description", "describe", "time_once"]
+__all__ = ["Description", "describe", "proof_of", "time_once"]
 
 
 CLIPPED = "a gradient above the clip norm is shortened to it, and a weight in the loss then adds nothing"
@@ -236,16 +237,16 @@ def describe(setup: TrainingSetup, ledger: Ledger, steps_done: int) -> Descripti
         unused=[c.name for c in coverage if c.how == "unused"],
         held=setup.held,
         written=setup.written,
-        proof=_proof(setup),
+        proof=str(proof_of(setup)),
     )
 
 
-def _proof(setup: TrainingSetup) -> str:
-    """Of the micro-batches as a step makes them, from the records that the start looked at."""
+def proof_of(setup: TrainingSetup) -> Proof:
+    """Whether a micro-batch keeps records apart, in the shape of the records that the start looked at."""
     rows = setup.rows
     randomness = public_randomness(rows.seed, "describe")
     example = repeat_to(rows.example, rows.micro_batch_size + PUBLIC_ROWS)
-    return str(rows.engine.proof(rows.prepare(example, randomness)))
+    return rows.engine.proof(rows.prepare(example, randomness))
 
 
 def _noise(release: Release, count: int) -> str:
