@@ -147,7 +147,7 @@ def test_a_refuted_claim_ends_with_1(equipoise, monkeypatch):
         ("audit --shadow --models 3", "--models"),
         ("audit --shadow --data my_project:records", "named data sets"),
         ("audit --shadow --data peple", "a table such as people.csv"),
-        ("audit --neighbours --data people.csv", "--test-share 0.2"),
+        ("audit --neighbours --data people.csv", "does not exist"),
         ("audit --method dp-sgd --target buys", "--target is for --shadow and --neighbours"),
         ("audit runs/a --test-share 0.2", "a run knows its own data"),
     ],

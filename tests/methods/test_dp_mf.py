@@ -242,7 +242,7 @@ def test_people_read_of_the_draws_and_bands_that_were_planned(sampling, scheme, 
     assert described.sampling == scheme
     assert described.expected_batch_size == sampling.expected_size
     words = "correlated over 4 steps by 1, 0.5, 0.375, 0.312"
-    assert f"{words} (sums of steps have 0." in str(described)
+    assert f"{words} (sums of steps have 0." in " ".join(str(described).split())
     assert words in repr(run)
     list(run)
     statement = run.finish().statement

@@ -780,9 +780,9 @@ def test_on_a_device_a_draw_with_a_bad_record_is_asked_again(tmp_path, monkeypat
     assert found["device"][2] == [sum(bad[: step + 1]) > 0 for step in range(12)]
 
 
-@pytest.mark.parametrize(("weight", "is_asked_again"), [(1e-25, True), (0.0, False)])
+@pytest.mark.parametrize(("weight", "is_asked_again"), [(1e25, True), (1e-25, False), (0.0, False)])
 def test_on_a_device_a_draw_whose_norms_lost_digits_is_asked_again(monkeypatch, weight, is_asked_again):
-    """Squares of 1e-25 vanish. A row of zeros lost none."""
+    """Squares of 1e25 are infinite. Those of 1e-25 vanish, but such a row is as good as zero."""
     data = records() | {"weight": torch.ones(RECORDS)}
     data["input"], data["weight"][30] = data["input"][:, None].repeat(1, 4, 1), weight
     found = []
