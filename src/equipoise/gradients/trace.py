@@ -261,9 +261,11 @@ def line_of(
             found.update(function(dict(zip(given, values, strict=True))))
         return list(found.values())
 
+    sources &= hasattr(PythonKeyTracer, "_filter_traceback_frames")  # PyTorch 2.6 notes none
     with nothing_read(), lost_are_nan(), _sources_of_users() if sources else nullcontext():
         # Tensors that model and loss hold beside parameters and buffers stay in the graph as they are.
-        make = make_fx(flat, tracing_mode="fake", _allow_non_fake_inputs=True, record_stack_traces=sources)
+        more = {"record_stack_traces": True} if sources else {}
+        make = make_fx(flat, tracing_mode="fake", _allow_non_fake_inputs=True, **more)
         graph = make(*given.values())
     written = _written(graph.graph)
     places = [node.name for node in graph.graph.nodes if node.op == "placeholder"]
