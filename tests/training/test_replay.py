@@ -22,6 +22,7 @@ from torch.nn import functional as F
 
 import equipoise as eq
 from equipoise.data import PadTo
+from equipoise.gradients import CrossRecordError
 from equipoise.methods import AutoS, JointWhitening
 
 
@@ -252,3 +253,36 @@ def test_a_longer_batch_than_the_last_length_is_an_error():
         PadTo(lambda items: {"x": torch.ones(1, 9)}, (4, 8), {"x": 0})([])
     with pytest.raises(ValueError, match="lengths"):
         PadTo(joined, (8, 4), {"ids": 0})
+
+
+class WarmedModule(nn.Module):
+    def forward(self, model, batch, step):
+        return warmed(model, batch, step)
+
+
+def test_a_loss_with_a_step_is_looked_into():
+    """What it holds is put back and named, and a switch of it is tried again, as of a loss without."""
+    seen, switch = [], {"centres": False}
+
+    def watching(model, batch, step):
+        out = model(batch["input"])
+        seen.append(out.detach())
+        out = out - out.mean(0) if switch["centres"] else out
+        return F.cross_entropy(out, batch["label"], reduction="none") * torch.clamp(step / 3, max=1.0)
+
+    with pytest.warns(UserWarning, match="seen"):
+        run = training(network(), loss=watching)
+    run.take_step()
+    assert seen == []
+    switch["centres"] = True
+    with pytest.raises(CrossRecordError, match="switch"):
+        run.take_step()
+
+
+def test_a_module_may_take_the_step():
+    found = []
+    for of_step in (warmed, WarmedModule()):
+        run = training(network(), loss=of_step, steps=3, method=UNCLIPPED)
+        run.run(progress=False)
+        found.append(parameters(run.model))
+    assert torch.equal(*found)

@@ -15,62 +15,64 @@ import torch
 from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from equipoise.gradients.engine_inputs import record_leaves, replace_leaves
+from equipoise.gradients.engine_inputs import Loss, evaluate_loss, record_leaves, replace_leaves
 
-__all__ = ["WithStep"]
+__all__ = ["check_number", "step_of", "with_step"]
 
 
-class WithStep:
-    """``loss(model, batch, step)`` as ``loss(model, batch)``.
+def with_step(loss: Any) -> Any:
+    """A loss of model, batch and step as one of model and batch; any other loss as it is.
 
-    Args:
-        loss: with three arguments.
-
-    Attributes:
-        step: the number of the step, from 1 on, int64 without dimensions.
+    A function, and no object of a class of ours: what it holds is looked into.
 
     Example:
-        >>> of_step = WithStep.of(lambda model, batch, step: model(batch) * torch.clamp(step / 100, max=1))
-        >>> of_step.step.fill_(50)
+        >>> loss = with_step(lambda model, batch, step: model(batch) * torch.clamp(step / 100, max=1))
+        >>> step_of(loss).fill_(50)
         tensor(50)
-        >>> of_step(lambda x: x, torch.ones(2))
+        >>> loss(lambda x: x, torch.ones(2))
         tensor([0.5000, 0.5000])
     """
+    try:
+        arguments = inspect.signature(loss.forward if isinstance(loss, nn.Module) else loss).parameters
+    except (TypeError, ValueError):  # no function, or one that does not tell
+        return loss
+    by_place = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    needed = [one for one in arguments.values() if one.kind in by_place and one.default is one.empty]
+    return _at(loss, torch.ones((), dtype=torch.int64)) if len(needed) == 3 else loss
 
-    def __init__(self, loss: Callable[[Any, Any, Tensor], Tensor]) -> None:
-        self.loss, self.step = loss, torch.ones((), dtype=torch.int64)
 
-    def __call__(self, model: nn.Module, batch: Any) -> Tensor:
-        return self.loss(model, batch, self.step)
+def _at(loss: Callable[[Any, Any, Tensor], Tensor], step: Tensor) -> Loss:
+    def of_step(model: nn.Module, batch: Any) -> Tensor:
+        return loss(model, batch, step)
 
-    @classmethod
-    def of(cls, loss: Any) -> Any:
-        """The loss, wrapped if it has three arguments that must be given."""
-        try:
-            arguments = inspect.signature(loss).parameters.values()
-        except (TypeError, ValueError):  # no function, or one that does not tell
-            return loss
-        by_place = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-        needed = [one for one in arguments if one.kind in by_place and one.default is one.empty]
-        return cls(loss) if len(needed) == 3 else loss
+    of_step.step, of_step.loss = step, loss  # type: ignore[attr-defined]
+    return of_step
 
-    def check(self, model: nn.Module, batch: Any) -> None:
-        """See that the loss branches on no value, the number of the step among them.
 
-        Raises:
-            ValueError: it does, or cannot be traced for another reason.
-        """
+def step_of(loss: Any) -> Tensor | None:
+    """What the loss takes for the number of the step, int64 without dimensions, from 1 on; or None."""
+    return getattr(loss, "step", None) if getattr(loss, "__module__", None) == __name__ else None
 
-        def losses(step: Tensor, *records: Tensor) -> Tensor:
-            return self.loss(model, replace_leaves(batch, [*records]), step)
 
-        try:
-            given = self.step, *record_leaves(batch)
-            make_fx(losses, tracing_mode="fake", _allow_non_fake_inputs=True)(*given)
-        except Exception as error:
-            raise ValueError(
-                "loss(model, batch, step) cannot be traced over tensors without values, so it may be another "
-                "function in a later step than the one that was tried. Compute with step, such as "
-                "torch.clamp(step / 1000, max=1) or torch.where(step < 1000, ...), in place of a branch "
-                f"({type(error).__name__}: {str(error).splitlines()[0]}). Nothing was spent."
-            ) from error
+def check_number(loss: Any, model: nn.Module, batch: Any) -> None:
+    """See that a loss that takes the number of the step branches on no value, the number among them.
+
+    Raises:
+        ValueError: it does, or cannot be traced for another reason.
+    """
+    number = step_of(loss)
+    if number is None:
+        return
+
+    def losses(step: Tensor, *records: Tensor) -> Tensor:
+        return evaluate_loss(model, _at(loss.loss, step), replace_leaves(batch, [*records]), None)
+
+    try:
+        make_fx(losses, tracing_mode="fake", _allow_non_fake_inputs=True)(number, *record_leaves(batch))
+    except Exception as error:
+        raise ValueError(
+            "loss(model, batch, step) cannot be traced over tensors without values, so it may be another "
+            "function in a later step than the one that was tried. Compute with step, such as "
+            "torch.clamp(step / 1000, max=1) or torch.where(step < 1000, ...), in place of a branch "
+            f"({type(error).__name__}: {str(error).splitlines()[0]}). Nothing was spent."
+        ) from error

@@ -15,7 +15,7 @@ from equipoise.gradients.engine_inputs import Loss
 from equipoise.methods import DPSGD, METHODS, Method, find
 from equipoise.privacy import Budget, Sampling
 from equipoise.training.owners import column_of
-from equipoise.training.setup.step_number import WithStep
+from equipoise.training.setup.step_number import with_step
 from equipoise.training.setup.training_settings import TrainingSettings
 
 __all__ = ["TrainingInputs"]
@@ -48,7 +48,7 @@ class TrainingInputs:
     settings: TrainingSettings = field(default_factory=TrainingSettings)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "loss", WithStep.of(self.loss))
+        object.__setattr__(self, "loss", with_step(self.loss))
         if isinstance(self.data, Mapping):  # as tokenizers answer; records by number have no mapping
             object.__setattr__(self, "data", dict(self.data))
         self._check_owner()

@@ -82,7 +82,7 @@ from equipoise.training.setup.public_copies import check_public, public_assumpti
 from equipoise.training.setup.repeated_records import warn_of_repeats
 from equipoise.training.setup.same_records import COMPARED, RecordsOfFirst, check_same_records
 from equipoise.training.setup.start import check_start
-from equipoise.training.setup.step_number import WithStep
+from equipoise.training.setup.step_number import check_number, step_of
 from equipoise.training.setup.training_inputs import TrainingInputs
 from equipoise.training.setup.training_settings import TrainingSettings
 from equipoise.training.setup.writes import warn_of_writes
@@ -373,8 +373,7 @@ def prepare(given: TrainingInputs, resumed: ResumedRun | None = None) -> Trainin
             gc.collect()  # many models hold themselves
         make_engine = LossEngine if method.forward_only else GradientEngine
         engine = make_engine(model, loss, prepared, trials=trials)
-        if isinstance(given.loss, WithStep):
-            given.loss.check(model, example)
+        check_number(given.loss, model, example)
         check_gradient(engine, trials, prepared)
         written = [*engine.written_buffers, *written]
         if written and processes.is_first:
@@ -438,7 +437,7 @@ def prepare(given: TrainingInputs, resumed: ResumedRun | None = None) -> Trainin
         functions=(given.augmentation, given.collate),
         data=given.data,
         is_sharded=sharing.is_sharded,
-        step=given.loss.step if isinstance(given.loss, WithStep) else None,
+        step=step_of(given.loss),
     )
 
 
