@@ -37,7 +37,13 @@ def wrapped(text: str, width: int, indent: int | None = None) -> str:
         begin = _BEGIN.match(line)
         rest = " " * (begin.end() if indent is None and begin else indent or 0)
         lines += textwrap.wrap(
-            line, width, break_long_words=False, break_on_hyphens=False, subsequent_indent=rest
+            line,
+            width,
+            subsequent_indent=rest,
+            expand_tabs=False,  # every word stays as it is
+            replace_whitespace=False,
+            break_long_words=False,
+            break_on_hyphens=False,
         ) or [""]
     return "\n".join(lines)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import re
 import shutil
 import sys
 
@@ -13,6 +14,7 @@ from equipoise.app.option_checks import check_federated
 from equipoise.federated.registry import find_federated
 from equipoise.methods.base import OWN_METHOD
 from equipoise.methods.registry import find, registered
+from equipoise.report import read_run
 from equipoise.training.folder.config_file import rebuild_method
 
 MODULE = """
@@ -134,13 +136,14 @@ def test_it_trains_resumes_and_verifies(package, equipoise, tmp_path, monkeypatc
     request.addfinalizer(gc.enable)
     if ":" not in word:
         install(package)
-    run = tmp_path / "run"
+    run, own = tmp_path / "run", f" --method {word}" if ":" in word else ""
     monkeypatch.setenv("HALF_STEPS_STOP", "1")
     found = equipoise(f"{TRAIN} {word} --run-dir", run)
     assert (found.code, found.value["finished"]) == (130, False), found.err
+    assert f"equipoise resume {run}{own}\n" in found.err  # ready to be copied
     config = json.loads((run / "config.json").read_text())
     assert (config["method"]["name"], config["method"]["factor"]) == ("half-step", 0.25)
-    again = equipoise("resume", run, "--json", *(["--method", word] if ":" in word else []))
+    again = equipoise("resume --json", run, *own.split())
     assert again.code == 0, again.err
     assert again.value["finished"] is True
     checked = equipoise("verify", run, "--json")
@@ -303,14 +306,16 @@ def test_what_the_user_names_again_is_run(equipoise, trap, tmp_path):
     run = tmp_path / "run"
     own = ["--data", "trap:records", "--model", "trap:net"]
     trained = equipoise(
-        "train --population 1437 --noise-multiplier 2 --epochs 1 --batch-size 700 --json",
+        "train --population 1437 --noise-multiplier 2 --epochs 1 --batch-size 700",
         *own,
         "--run-dir",
         run,
     )
     assert trained.code == 0, trained.err
+    predicted = re.search(r"equipoise (predict .*)", trained.out).group(1)
+    assert equipoise(predicted.replace("predicted.csv", str(tmp_path / "out.csv"))).code == 0  # as it stands
     again = equipoise("predict --json", run, "--data", "trap:records", "--model", "trap:net")
-    assert again.value["accuracy"] == pytest.approx(trained.value["accuracy"])
+    assert again.value["accuracy"] == pytest.approx(read_run(run).accuracy)
     assert equipoise("predict --json", run, "--data", "digits", "--model", "trap:net").code == 0
     mistaken = equipoise("resume --json", run, *own, "--method", "trap:HalfStep")
     assert mistaken.code == 2

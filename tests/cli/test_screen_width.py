@@ -41,6 +41,13 @@ def test_sentences_are_wrapped_at_words_on_a_screen(monkeypatch: pytest.MonkeyPa
         assert all(len(line) <= 40 or line.startswith("/a/path") for line in shown.splitlines())
 
 
+def test_a_tab_between_words_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = terminal(monkeypatch, 40)
+    text = f"the column 'a\tb' is not there. {TEXT}"
+    open_console(False).print(text, markup=False, soft_wrap=True)
+    assert screen.getvalue().split() == text.split()
+
+
 def lines_on_screen(text: str) -> list[str]:
     """Without colours and what a later sign overwrote."""
     plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text)
@@ -91,6 +98,6 @@ def test_progress_shows_steps_epsilon_and_the_first_score_at_80_columns(
     with progress_bar(1000, 0, show=True) as bar:
         bar.update(1000, 1.5484, scores)
     shown = screen.getvalue()
-    for part in ("1000/1000", "epsilon 1.548", "accuracy 0.1235"):
+    for part in ("1000/1000", "epsilon 1.549", "accuracy 0.1235"):
         assert part in shown
     assert "balanced_accuracy" not in shown

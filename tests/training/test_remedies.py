@@ -66,6 +66,12 @@ def loader():
     return torch.utils.data.DataLoader(items, sampler=sampler)
 
 
+def loader_of_batches():
+    data = loader()
+    batches = torch.utils.data.BatchSampler(data.sampler, 8, drop_last=False)
+    return torch.utils.data.DataLoader(data.dataset, batch_sampler=batches)
+
+
 def with_a_loss_of(parameters):
     return lambda own, lr: torch.optim.SGD([*own, *parameters], lr)
 
@@ -95,6 +101,10 @@ CASES = {
     "frozen norm": (lambda: training(with_norm()), r"'1' \(frozen BatchNorm1d\).*eval\(\)"),
     "norm": (lambda: training(with_norm(trained=True)), r"'1' \(BatchNorm1d\).*replace_batch_norm"),
     "norm of a generator": (lambda: training(Critic(), loss=of_critic), r"outside .*\(BatchNorm2d\)"),
+    "weighted batches": (
+        lambda: training(data=loader_of_batches()),
+        r"loader\.batch_sampler\.batch_size.*weight the loss",
+    ),
     "weighted sampler": (lambda: training(data=loader()), "collate=loader.*weight the loss"),
     "loader": (
         lambda: training(data=torch.utils.data.DataLoader(loader().dataset)),

@@ -26,6 +26,7 @@ __all__ = [
     "check_own_code",
     "is_federation",
     "is_finished",
+    "named_again",
     "schema_of_run",
     "settings_of_run",
 ]
@@ -141,11 +142,21 @@ def check_own_code(folder: str, settings: RunSettings, **named: str | None) -> N
                 f"option only names that again: {'repeat it' if name in code else 'leave it out'}."
             )
     if any(named[name] is None for name in code):
-        words = " ".join(f"{flag(name)} {shlex.quote(value)}" for name, value in code.items())
         raise RunFolderError(
             f"run={folder!r} was trained with code that is not part of equipoise. A folder from elsewhere "
-            f"could name any code, so nothing was run. If you trust this code, name it again: {words}"
+            "could name any code, so nothing was run. If you trust this code, name it again:"
+            + named_again(settings, *named)
         )
+
+
+def named_again(settings: RunSettings, *names: str) -> str:
+    """The options that `check_own_code` asks for, ready to follow a command; "" of a run without own code."""
+    values = {name: getattr(settings, name) for name in names}
+    return "".join(
+        f" {flag(name)} {shlex.quote(value)}"
+        for name, value in values.items()
+        if value is not None and _is_code(value)
+    )
 
 
 def _is_code(value: str) -> bool:
@@ -162,9 +173,15 @@ def check_new_folder(folder: str) -> None:
     path = _usable(folder)
     begun = ("config.json", "private/journal.jsonl", SETTINGS_FILE, FEDERATION_FILE, RESULT_FILE)
     if any((path / name).exists() for name in begun):
+        ended = (path / RESULT_FILE).exists() or is_finished(folder)
+        way = (
+            "It is finished. Name"
+            if ended
+            else f"Go on with it: equipoise resume {shlex.quote(folder)}. Or name"
+        )
         raise RunFolderError(
-            f"--run-dir {folder!r} holds a run already. Go on with it: equipoise resume "
-            f"{shlex.quote(folder)}. Or name a new folder; what the old run spent stays spent."
+            f"--run-dir {folder!r} holds a run already. {way} a new folder; what the old "
+            "run spent stays spent."
         )
 
 

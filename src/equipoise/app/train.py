@@ -204,13 +204,14 @@ def _say_if_clipped(experiment: Experiment, folder: RunFolder, console: Console)
         return
     offer = "Compare with a larger --clip-norm."
     columns = [] if schema is None or "columns" not in schema else schema["columns"].values()
-    if model == "logistic" and columns and experiment.dataset.task == "classification":
+    whole = experiment.settings.user_rows is None  # otherwise several rows make a user's gradient
+    if model == "logistic" and columns and whole and experiment.dataset.task == "classification":
         # A column is coded as a number in [-1, 1] or as one 1 among zeros; the bias adds 1. The slope of
         # cross-entropy with respect to the outputs is at most sqrt(2) long.
-        bound = math.sqrt(2 * (1 + sum(column["type"] != "skip" for column in columns)))
-        offer = (
-            f"No gradient of this model is longer than {bound:.3g}: --clip-norm {bound:.3g} clips nothing."
-        )
+        slope = math.sqrt(2 * (1 + sum(column["type"] != "skip" for column in columns)))
+        weights = experiment.settings.class_weights.values()  # a class without one has 1
+        bound = rounded_up(slope * max([1.0, *weights]), 3).replace(",", "")
+        offer = f"No gradient of this model is longer than {bound}: --clip-norm {bound} clips nothing."
     console.print(
         f"[bold yellow]For you alone[/]: {sum(clipped) / len(clipped):.0%} of the last gradients were "
         f"clipped, so that coefficients and probabilities are biased, however good the accuracy. {offer}",

@@ -10,7 +10,7 @@ from pathlib import Path
 import typer
 
 from equipoise.app.option_checks import check_data_and_model
-from equipoise.app.run_checks import FEDERATION_FILE, check_federation_folder
+from equipoise.app.run_checks import FEDERATION_FILE, check_federation_folder, named_again
 from equipoise.app.settings import OF_OWN_DATA, FederationSettings, RunSettings
 from equipoise.cli.option_file import option_file
 from equipoise.cli.screen import emit, fail, loading, open_console, quiet
@@ -91,7 +91,9 @@ def _run(settings: FederationSettings, folder: str, json_output: bool) -> None:
         found = run_federation(settings, folder, console)
     except KeyboardInterrupt:
         begun = (Path(folder) / FEDERATION_FILE).is_file()
-        remedy = f"go on with: equipoise resume {shlex.quote(folder)}" if begun else "nothing was begun"
+        again = named_again(settings.base, "data", "model", "method")
+        resume = f"go on with: equipoise resume {shlex.quote(folder)}{again}"
+        remedy = resume if begun else "nothing was begun"
         raise typer.Exit(fail(f"stopped; {remedy}", json_output, 130)) from None
     if json_output:
         emit(found)

@@ -120,8 +120,10 @@ def resume(
 
 def _finish(found: dict[str, Any], as_json: bool, console: Console) -> None:
     """Show the end of a training: summary or JSON object; exit code 130 after Ctrl-C, 143 after SIGTERM."""
+    from equipoise.app.run_checks import named_again, settings_of_run
     from equipoise.report import read_run, summary
 
+    settings, folder = settings_of_run(found["run_dir"]), shlex.quote(found["run_dir"])
     code = found.pop("exit_code", 130)
     if as_json:
         emit(found)
@@ -133,12 +135,14 @@ def _finish(found: dict[str, Any], as_json: bool, console: Console) -> None:
     if not found["finished"]:
         stopped = (
             "equipoise: stopped; the statement claims the whole plan, which covers every reason to stop. Go "
-            f"on with: equipoise resume {found['run_dir']}"
+            f"on with: equipoise resume {folder}{named_again(settings, 'data', 'model', 'method')}"
         )
         print(at_width(stopped), file=sys.stderr)
         raise typer.Exit(code)
     if not as_json:
-        folder, rows = shlex.quote(found["run_dir"]), " --data ROWS.csv" if run.config.get("schema") else ""
+        is_table = bool(run.config.get("schema"))
+        rows = " --data ROWS.csv" if is_table else named_again(settings, "data")
+        rows += named_again(settings, "model")
         width = console.width if console.is_terminal else None
         commands = (f"equipoise verify {folder}", f"equipoise predict {folder}{rows} --output predicted.csv")
         said = "\n".join(["Next:", *(continued(one, width) for one in commands)])

@@ -31,6 +31,7 @@ from equipoise.privacy import Budget, Poisson
 from equipoise.report.phrases import learned_nothing
 from equipoise.statements import Statement
 from equipoise.training import PrivateTraining, StepReport
+from equipoise.training.folder.run_folder import RunFolder
 from equipoise.training.interrupt import catch_interrupt
 from equipoise.training.metrics import MetricWriter
 
@@ -345,10 +346,15 @@ class PrivateTrainer(Trainer):
         if self.train_dataset is None:
             raise ValueError("train_dataset is missing: give the private records to PrivateTrainer")
         if not resume and (self.run_dir / "config.json").exists():
+            ended = RunFolder(self.run_dir).has_ended()
+            way = (
+                "It is finished: name"
+                if ended
+                else "Go on with it by train(resume_from_checkpoint=True), or name"
+            )
             raise FileExistsError(
-                f"output_dir={self.args.output_dir!r} holds a run already. Go on with it by "
-                "train(resume_from_checkpoint=True), or name a new folder; what the old run spent stays "
-                "spent."
+                f"output_dir={self.args.output_dir!r} holds a run already. {way} a new folder; what the old "
+                "run spent stays spent."
             )
         if self.private_training is not None:
             self.private_training.close()

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from equipoise._rounding import rounded_up
+
 __all__ = ["Progress", "progress_bar"]
 
 
@@ -23,7 +25,7 @@ class _RichProgress(Progress):
 
     def update(self, step: int, epsilon: float | None, evaluation: dict[str, float]) -> None:
         if epsilon is not None:
-            self._epsilon = f"epsilon {epsilon:.3f}"
+            self._epsilon = f"epsilon {rounded_up(epsilon)}"
         if evaluation:  # only the first, which is the main score: more would leave no room for the bar
             name, value = next(iter(evaluation.items()))
             self._score = f"{name} {value:.4g}"

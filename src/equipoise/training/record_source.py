@@ -140,11 +140,14 @@ class RecordSource:
                 "equipoise.data.Records."
             )
         if isinstance(data, torch.utils.data.DataLoader):
-            is_weighted = isinstance(data.sampler, torch.utils.data.WeightedRandomSampler)
+            of_batches = data.batch_size is None and hasattr(data.batch_sampler, "sampler")
+            sampler = data.batch_sampler.sampler if of_batches else data.sampler
+            is_weighted = isinstance(sampler, torch.utils.data.WeightedRandomSampler)
+            size = "batch_sampler.batch_size" if of_batches else "batch_size"
             raise DataError(
                 "data is a DataLoader, whose batches are not drawn as the privacy guarantee needs it. Give "
                 "data=loader.dataset, collate=loader.collate_fn, workers=loader.num_workers and "
-                "sampling=Poisson(expected_batch_size=loader.batch_size, population=..., steps=...)."
+                f"sampling=Poisson(expected_batch_size=loader.{size}, population=..., steps=...)."
                 + " In place of its weighted sampler weight the loss, with 1 as the largest weight."
                 * is_weighted
             )

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from equipoise import _validate
 from equipoise._dtensor import is_a_copy, local_part
+from equipoise._rounding import rounded_up
 from equipoise._say import say
 from equipoise.data.records import Records
 from equipoise.gradients import (
@@ -44,6 +45,7 @@ from equipoise.privacy import (
 )
 from equipoise.privacy.ledger.journal_records import other_runs
 from equipoise.privacy.ledger.run_record import compose_events
+from equipoise.privacy.sampling import SAMPLING_WORDS
 from equipoise.training.assumptions import HELD, THROWN_AWAY, Assumption, always
 from equipoise.training.distributed import Processes
 from equipoise.training.folder.run_folder import RunFolder
@@ -468,7 +470,9 @@ def _check_elsewhere(given: TrainingInputs, processes: Processes) -> None:
         )
 
 
-def _check_left(budget: Budget, others: tuple[DpEvent, ...], relation: str) -> None:
+def _check_left(
+    budget: Budget, others: tuple[DpEvent, ...], settings: TrainingSettings, sampling: Sampling
+) -> None:
     """Say what a journal's other runs leave of the budget, and refuse a run that gets hardly any of it.
 
     Each run plans for all that is left, so that the second one with the same budget would get next to
@@ -477,17 +481,29 @@ def _check_left(budget: Budget, others: tuple[DpEvent, ...], relation: str) -> N
     Raises:
         BudgetError: less than a tenth is left.
     """
-    spent = epsilon(compose_events(others), budget.delta, relation, cross_check=False).value
-    left = f"the other runs in the journal cost epsilon {spent:.4g} of {budget.epsilon:g} at {budget.delta:g}"
+    spent = epsilon(compose_events(others), budget.delta, settings.relation, cross_check=False).value
+    cost = f"epsilon {rounded_up(spent)} of {budget.epsilon:g} at {budget.delta:g}"
+    left = f"the other runs in the journal cost {cost}"
     if spent > 0.9 * budget.epsilon:
         raise BudgetError(
             f"{left}, their whole plans included, so that less than a tenth is left and noise would drown "
             "this run. A budget is that of all runs of the journal together. For runs of equal noise, weekly "
             "ones say, compute it once for the steps of all of them (equipoise calibrate --steps ALL "
-            "--epsilon TOTAL) and give each run that noise_multiplier, from the first one on. Or let the "
-            "budget rise from run to run: state that of the runs so far and this one"
+            f"--epsilon TOTAL --delta {budget.delta:g} {_calibrated(sampling, settings)}) and give each run "
+            "the noise_multiplier, from the first one on. Or let the budget rise from run to run: state that "
+            "of the runs so far and this one"
         )
     say(f"{left}, their whole plans included; this run may use the rest")
+
+
+def _calibrated(sampling: Sampling, settings: TrainingSettings) -> str:
+    """The options by which `equipoise calibrate` counts the same draws."""
+    word = next((word for word, kind in SAMPLING_WORDS.items() if kind is type(sampling)), "poisson")
+    relation, group = settings.relation.replace("_", "-"), settings.protected.group
+    return (
+        f"--population {sampling.population} --batch-size {sampling.expected_size:.10g} --sampling {word} "
+        f"--relation {relation} --records-per-user {group}"
+    )
 
 
 def _plan_of(given: TrainingInputs, resumed: ResumedRun | None, processes: Processes) -> Plan:
@@ -525,7 +541,7 @@ def _plan_of(given: TrainingInputs, resumed: ResumedRun | None, processes: Proce
         others = processes.first(lambda: other_runs(settings.ledger_file, settings.relation, settings.unit))
         plan = plan_next_to(others)
         if given.budget is not None and others and getattr(given.method, "noise_multiplier", None) is None:
-            _check_left(given.budget, others, settings.relation)
+            _check_left(given.budget, others, settings, given.sampling)
         return plan
     states = processes.first(resumed.other_runs)
     for others in states:
