@@ -359,5 +359,7 @@ def _shamir() -> Any:
     try:
         from flwr.common.secure_aggregation.crypto import shamir
     except ImportError as error:
-        raise ImportError("a secure sum needs Flower: pip install 'equipoise[federated]'") from error
+        raise ImportError(
+            "a secure sum needs Flower: install this package with its extra federated"
+        ) from error
     return shamir

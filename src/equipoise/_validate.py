@@ -20,6 +20,7 @@ __all__ = [
     "author_of",
     "by_author",
     "count",
+    "delta_warning",
     "given",
     "instance",
     "noise_if_given",
@@ -219,3 +220,19 @@ def suggestion(word: str, names: Iterable[str]) -> str:
     near = get_close_matches(word, known, n=1, cutoff=0.6)
     near = near or [name for name in known if len(word) > 2 and name.startswith(word.lower())][:1]
     return f" Did you mean {near[0]}?" if near else ""
+
+
+def delta_warning(delta: float, population: int) -> str | None:
+    """A sentence if delta would let a whole record leak, None if it is small enough.
+
+    >>> delta_warning(0.1, 1437)
+    'delta=0.1 is not below 1/population = 0.000696: a mechanism that publishes one record in full can meet \
+it. Give a delta far below that.'
+    >>> delta_warning(1e-5, 1437)
+    """
+    if delta < 1 / population:
+        return None
+    return (
+        f"delta={delta:g} is not below 1/population = {1 / population:.3g}: a mechanism that publishes one "
+        "record in full can meet it. Give a delta far below that."
+    )

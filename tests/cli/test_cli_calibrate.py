@@ -59,7 +59,7 @@ def test_delta_as_large_as_one_record_is_remarked_on(equipoise, as_json):
     command = "calibrate --population 1000 --batch-size 1000 --steps 1 --noise-multiplier 20 --delta 0.01"
     found = equipoise(command, *["--json"][:as_json])
     said = found.err if as_json else found.out
-    assert "--delta is 0.01, which is not below 1/population = 0.001" in " ".join(said.split())
+    assert "delta=0.01 is not below 1/population = 0.001" in " ".join(said.split())
     if as_json:
         assert found.value["delta"] == 0.01
 

@@ -177,7 +177,7 @@ def test_a_wrong_population_is_told_to_the_owner_only(equipoise, folder, tmp_pat
     assert "the population is stated" not in right.err
     wrong = equipoise(f"train {SMALL} --population 12000", *data)
     assert (
-        "is stated as 12,000; 75% of it, 9,000, are to be trained on, but of the data there are 4"
+        "is stated as 12,000; 75% of it, 9,000, are to be trained on, but the training data hold 4"
         in " ".join(wrong.err.split())
     )
     assert "data hold" not in wrong.out

@@ -162,7 +162,7 @@ def test_a_delta_of_one_record_is_warned_of_before_anything_is_spent(equipoise):
     assert "not below 1/population = 0.000696" in found.value["warnings"][0]
     said = " ".join(found.err.split())
     for words in (
-        "Warning: --delta is 0.1",
+        "Warning: delta=0.1 is",
         "mlp-tanh (4,810 parameters) on digits",
         "clip norm",
         "learning rate",

@@ -221,8 +221,9 @@ def test_a_loss_of_the_wrong_shape_is_explained(loss, message):
 
 def test_bad_arguments_are_explained():
     model = network().eval()
-    with pytest.raises(ValueError, match="first sizes"):
+    with pytest.raises(ValueError, match="first sizes") as refused:
         GradientEngine(model, cross_entropy, {"image": floats(4, 2, 5, 5), "label": torch.zeros(3).long()})
+    assert "4" not in str(refused.value)  # a list may be one record, whose length is private
     with pytest.raises(ValueError, match="no tensor"):
         GradientEngine(model, cross_entropy, {"image": "none"})
     with pytest.raises(ValueError, match="0 records"):

@@ -139,6 +139,16 @@ def test_a_run_without_an_accuracy_shows_what_says_most_beside_its_baseline(run_
     assert "The RMSE was measured on the test records" in page
 
 
+def test_a_run_without_noise_has_no_row_of_noise(run_folder):
+    rows = [json.loads(line) for line in (run_folder / "metrics.jsonl").read_text().splitlines()]
+    for scale, shown in ((1.0, True), (0.0, False)):
+        noisy = [row | {"noise_norm": scale * row["noise_norm"]} for row in rows if "noise_norm" in row]
+        console = Console(width=90, record=True, file=io.StringIO())
+        run = read_run(run_folder)
+        console.print(summary(Run(run.name, run.statement, noisy, run.config), "runs/digits-sample"))
+        assert ("averages out" in console.export_text()) is shown
+
+
 def test_summary_in_a_narrow_terminal(run_folder):
     console = Console(width=60, record=True, file=io.StringIO())
     console.print(summary(read_run(run_folder), "runs/digits-sample"))

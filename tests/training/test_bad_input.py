@@ -203,7 +203,7 @@ LOSSES = {
         "belongs to one record",
     ),
     "not a number": (lambda m, b: loss(m, b) / 0, DataError, "NaN or infinite"),
-    "no tensor": (lambda m, b: 1.0, TypeError, "must answer a tensor"),
+    "no tensor": (lambda m, b: 1.0, TypeError, "must return a tensor"),
 }
 
 
@@ -355,8 +355,8 @@ def test_an_error_tells_what_a_batch_is():
     ("evaluate", "words"),
     [
         ({"accuracy": 0.5}, "evaluate is a dict; give a function"),
-        (lambda model: None, r"answers \{score: a NoneType\}; it must answer a number"),
-        (lambda model: {"rate": "0.5 %"}, r"answers \{rate: a str\}"),
+        (lambda model: None, r"returns \{score: a NoneType\}; it must return a number"),
+        (lambda model: {"rate": "0.5 %"}, r"returns \{rate: a str\}"),
     ],
 )
 def test_an_evaluation_that_gives_no_numbers(evaluate, words):

@@ -253,6 +253,8 @@ def test_a_longer_batch_than_the_last_length_is_an_error():
         PadTo(lambda items: {"x": torch.ones(1, 9)}, (4, 8), {"x": 0})([])
     with pytest.raises(ValueError, match="lengths"):
         PadTo(joined, (8, 4), {"ids": 0})
+    with pytest.raises(ValueError, match="values"):
+        PadTo(joined, (4, 8), {})
 
 
 class WarmedModule(nn.Module):

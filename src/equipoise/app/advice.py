@@ -11,11 +11,12 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from equipoise._say import continued
+from equipoise._validate import delta_warning
 from equipoise.app.build import Experiment, make_sampling
 from equipoise.app.default_settings import DEFAULT_MODEL, DEFAULT_SETTINGS
 from equipoise.app.models import default_model
 from equipoise.app.noise_calibration import answer
-from equipoise.app.option_checks import LITTLE_LEARNED, SettingsError, delta_warning
+from equipoise.app.option_checks import LITTLE_LEARNED, SettingsError
 from equipoise.app.recorded_accuracy import recorded, simplest_level
 from equipoise.app.settings import AdviceSettings, CalibrationSettings, RunSettings
 from equipoise.app.train import assemble_shown, describe_run

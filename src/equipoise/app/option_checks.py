@@ -29,7 +29,6 @@ __all__ = [
     "check_federated",
     "check_name",
     "data_form",
-    "delta_warning",
     "flag",
     "in_option_words",
     "noise_warning",
@@ -108,22 +107,6 @@ def data_form(data: str) -> str:
     if Path(data).is_dir():
         return "named" if data in DATA_NAMES else "images"
     return "images" if "/" in data and not Path(data).suffix else "named"
-
-
-def delta_warning(delta: float, population: int) -> str | None:
-    """A sentence where delta would let a whole record leak, None where it is small enough.
-
-    >>> delta_warning(0.1, 1437)
-    '--delta is 0.1, which is not below 1/population = 0.000696: a mechanism that publishes one record in \
-full can meet it. Give a delta far below that.'
-    >>> delta_warning(1e-5, 1437)
-    """
-    if delta < 1 / population:
-        return None
-    return (
-        f"--delta is {delta:g}, which is not below 1/population = {1 / population:.3g}: a mechanism that "
-        "publishes one record in full can meet it. Give a delta far below that."
-    )
 
 
 LITTLE_LEARNED = 0.5

@@ -22,14 +22,10 @@ from safetensors.torch import load_file
 
 from equipoise._files import write_atomically
 from equipoise._rounding import plain, rounded_up
+from equipoise._validate import delta_warning
 from equipoise.app.build import Experiment, assemble, build_training
 from equipoise.app.data_loading import cache_folder
-from equipoise.app.option_checks import (
-    SettingsError,
-    delta_warning,
-    noise_warning,
-    rate_warning,
-)
+from equipoise.app.option_checks import SettingsError, noise_warning, rate_warning
 from equipoise.app.run_checks import SETTINGS_FILE, is_finished
 from equipoise.app.settings import RunSettings
 from equipoise.app.tasks import absent_warning

@@ -159,8 +159,8 @@ class CanaryTraining:
         if self.knows_deal and self.unit.group > 1:
             records = self.unit.records
             raise ValueError(
-                f"unit={self.unit!r} has records that are dealt to slots by themselves, and an attacker who "
-                f"knows the deal looks at units of one slot. Audit users that are drawn, Unit('user', "
+                f"unit={self.unit!r} assigns each record to a slot by itself, and an attacker who knows the "
+                f"slots looks at units of one slot. Audit users that are drawn, Unit('user', "
                 f"{records}, rows='mean'), or a design of one slot. Nothing was trained"
             )
 

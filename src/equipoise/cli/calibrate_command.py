@@ -8,7 +8,8 @@ from typing import Annotated, Any
 import typer
 
 from equipoise._files import make_folder
-from equipoise.app.option_checks import check_choice, delta_warning
+from equipoise._validate import delta_warning
+from equipoise.app.option_checks import check_choice
 from equipoise.app.settings import CalibrationSettings
 from equipoise.cli.option_file import option_file
 from equipoise.cli.screen import emit, loading, open_console, quiet

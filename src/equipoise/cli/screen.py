@@ -76,7 +76,7 @@ def warn_of_numbers(found: dict[str, Any], console: Console) -> None:
     """Say that a model is of no use, where its numbers are not finite."""
     if not found["finite"]:
         console.print(
-            "[bold yellow]Warning[/]: the model's numbers are not finite, so it answers nothing. Train again "
+            "[bold yellow]Warning[/]: the model's numbers are not finite, so it is useless. Train again "
             "with a smaller --learning-rate, or with other inputs; what was spent stays spent.",
             soft_wrap=True,
         )

@@ -27,7 +27,7 @@ class PadTo:
         axis: the axis of the length.
 
     Raises:
-        ValueError: lengths do not rise; when it is called, a batch is longer than the last of them.
+        ValueError: no values, or lengths that do not rise; when called, a batch longer than the last of them.
 
     Example:
         >>> import torch
@@ -42,6 +42,8 @@ class PadTo:
     axis: int = 1
 
     def __post_init__(self) -> None:
+        if not self.values:
+            raise ValueError("values={} names no field to pad: give each one's value, such as {'ids': 0}")
         if not self.lengths or any(b <= a for a, b in zip((0, *self.lengths), self.lengths, strict=False)):
             raise ValueError(f"lengths={self.lengths} must be positive and rise, such as (64, 128, 256)")
 

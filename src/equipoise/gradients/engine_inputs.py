@@ -113,7 +113,7 @@ def num_records(batch: Any) -> int:
     sizes = [leaf.shape[0] for leaf in leaves]
     if len(set(sizes)) > 1:
         raise ValueError(
-            f"batch holds tensors of first sizes {sizes}, so that records cannot be told apart; give every "
+            "batch holds tensors of different first sizes, so that records cannot be told apart; give every "
             "tensor the record axis first (move what is shared by all records into the model or the loss)"
         )
     return sizes[0]

@@ -82,7 +82,8 @@ def summary(run: Run, folder: str, seconds: float | None = None) -> RenderableTy
     if run.steps_in_words:
         grid.add_row("steps", run.steps_in_words + (f" in {seconds:,.1f} s" if seconds else ""))
     noise, released = (dict(run.curve(name)) for name in ("noise_norm", "released_norm"))
-    if last := list(noise)[-20:]:  # enough steps that one of them does not decide
+    last = list(noise)[-20:]  # enough steps that one of them does not decide
+    if any(map(noise.__getitem__, last)):
         of = sum(released[step] for step in last) / len(last)
         share = sum(map(noise.__getitem__, last)) / len(last) / of if of else 1.0
         grid.add_row(

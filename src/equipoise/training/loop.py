@@ -597,7 +597,7 @@ class PrivateTraining:
         steps = self.sampling.steps
         if not (evaluate is None or callable(evaluate)):
             raise TypeError(
-                f"evaluate is {_validate.what_is(evaluate)}; give a function evaluate(model) that answers a "
+                f"evaluate is {_validate.what_is(evaluate)}; give a function evaluate(model) that returns a "
                 "number or a dict of numbers"
             )
         if evaluate_every is None:
@@ -647,13 +647,13 @@ class PrivateTraining:
         exits = stop == "exit" or (stop is None and not (hasattr(sys, "ps1") or "ipykernel" in sys.modules))
         exits = exits and stopped_by == signal.SIGTERM
         if stopped_by is not None and speaks and stop != "return":
-            way = "" if exits else "; run() goes on in this process"
-            if self.folder is None:
-                way = f", and nothing was saved, for want of a run_dir{way}"
-            else:
-                way = f", saved in {self.folder.path}; PrivateTraining.start_or_resume(...) goes on{way}"
-            word = "" if exits else " (result.finished is False)"
-            say(f"stopped at step {result.steps:,} of {steps:,}{word}{way}")
+            word, ways = ("", []) if exits else (" (result.finished is False)", ["run() in this process"])
+            saved = "nothing saved, for want of a run_dir"
+            if self.folder is not None:
+                saved = f"saved in {self.folder.path}"
+                ways.append("PrivateTraining.start_or_resume(...)")
+            again = f". To go on: {' or '.join(ways)}" if ways else ""
+            say(f"stopped at step {result.steps:,} of {steps:,}{word}, {saved}{again}")
         if exits:
             raise SystemExit(128 + signal.SIGTERM)
         return result
@@ -681,7 +681,7 @@ class PrivateTraining:
         except (TypeError, ValueError):
             kinds = ", ".join(f"{name}: {_validate.what_is(value)}" for name, value in values.items())
             raise TypeError(
-                f"evaluate(model) answers {{{kinds}}}; it must answer a number or a dict of numbers"
+                f"evaluate(model) returns {{{kinds}}}; it must return a number or a dict of numbers"
             ) from None
         is_held_out = getattr(evaluate, "held_out", False)
         self._assume([Assumption.HELD_OUT if is_held_out else Assumption.EVALUATED])

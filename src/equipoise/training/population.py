@@ -9,6 +9,8 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from equipoise._validate import delta_warning
+
 __all__ = ["population_told_elsewhere", "population_warning", "warn_of_delta", "warn_of_population"]
 
 _BEGIN = "the population is stated as"
@@ -31,11 +33,11 @@ def population_warning(
     trained = (
         "" if test_share is None else f"; {1 - test_share:.0%} of it, {population:,}, are to be trained on"
     )
-    held = "the data hold" if test_share is None else "of the data there are"
+    held = "the data hold" if test_share is None else "the training data hold"
     stated = population if test_share is None else round(population / (1 - test_share))
     return (
         f"{_BEGIN} {stated:,}{trained}, but {held} {records:,} {drawn}s, so that a step draws "
-        f"about {_count(batch_size * records / population)} of them where {_count(batch_size)} are meant. "
+        f"about {_count(batch_size * records / population)} of them instead of {_count(batch_size)}. "
         "The guarantee holds all the same, but the noise is that of the stated population. This sentence is "
         "for the data's owner: it is written into no file."
     )
@@ -69,13 +71,9 @@ def warn_of_population(
 
 
 def warn_of_delta(delta: float, population: int, *, stacklevel: int = 2) -> None:
-    """Warn where delta would let a whole record leak."""
-    if delta >= 1 / population:
-        warnings.warn(
-            f"delta={delta:g} is not below 1/population = {1 / population:.3g}: publishing one record in "
-            "full would meet it. Give a delta far below that.",
-            stacklevel=stacklevel + 1,
-        )
+    """Warn if delta would let a whole record leak."""
+    if (warning := delta_warning(delta, population)) is not None:
+        warnings.warn(warning, stacklevel=stacklevel + 1)
 
 
 @contextmanager

@@ -140,10 +140,9 @@ class RecordSource:
                 "equipoise.data.Records."
             )
         if isinstance(data, torch.utils.data.DataLoader):
-            of_batches = data.batch_size is None and hasattr(data.batch_sampler, "sampler")
-            sampler = data.batch_sampler.sampler if of_batches else data.sampler
+            sampler = getattr(data.batch_sampler, "sampler", data.sampler)
             is_weighted = isinstance(sampler, torch.utils.data.WeightedRandomSampler)
-            size = "batch_sampler.batch_size" if of_batches else "batch_size"
+            size = "batch_sampler.batch_size" if data.batch_size is None else "batch_size"
             raise DataError(
                 "data is a DataLoader, whose batches are not drawn as the privacy guarantee needs it. Give "
                 "data=loader.dataset, collate=loader.collate_fn, workers=loader.num_workers and "

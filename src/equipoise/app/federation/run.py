@@ -23,12 +23,12 @@ from safetensors.torch import save_file
 
 from equipoise._files import make_folder, write_atomically
 from equipoise._rounding import plain
+from equipoise._validate import delta_warning
 from equipoise.app.data_loading import load_data
 from equipoise.app.default_settings import default_settings
 from equipoise.app.federation.folder import read_result
 from equipoise.app.federation.participants import ClientMaker, Federation, federation
 from equipoise.app.models import default_model, unnamed_model
-from equipoise.app.option_checks import delta_warning
 from equipoise.app.run_checks import FEDERATION_FILE, check_federation_folder
 from equipoise.app.settings import FederationSettings
 from equipoise.federated import FederationHistory, RoundReport, simulate

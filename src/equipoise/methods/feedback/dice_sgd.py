@@ -136,7 +136,7 @@ class DiceSGD(Method):
         source="Zhang, Bu, Wu and Hong 2024, Differentially Private SGD Without Clipping Bias",
         guarantee="proven",
         cost="DP-SGD's passes, a second weighted sum and noise draw; a memory of the size of the parameters",
-        use_when="Gradients are asymmetric, and no good clip norm is known: the result hardly depends on it.",
+        use_when="Gradients are asymmetric, and their clipping biases DP-SGD. The second radius is tuned.",
         avoid_when="DP-SGD's clip norm is well tuned, or training is short in high dimension.",
     )
 

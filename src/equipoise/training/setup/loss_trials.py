@@ -78,12 +78,12 @@ def check_loss(
         and the records' numbers.
 
     Raises:
-        TypeError: the loss is no function, or does not answer a tensor.
+        TypeError: the loss is no function, or does not return a tensor.
         DataError: the forward fails, or the answer is not one finite number per record.
     """
     if not callable(loss) or isinstance(loss, type):
         raise TypeError(
-            f"loss is {_validate.what_is(loss)}; give a function loss(model, batch) that answers one number "
+            f"loss is {_validate.what_is(loss)}; give a function loss(model, batch) that returns one number "
             "per record, [B]"
         )
     if isinstance(loss, nn.modules.loss._Loss):
@@ -161,7 +161,7 @@ def _checked(model: nn.Module, loss: Loss, source: RecordSource, device: torch.d
             "types. Batches are of any size: x.view(-1, ...), not x.view(32, ...). Nothing was spent."
         ) from cause_of(error)
     if not isinstance(values, Tensor):
-        raise TypeError(f"loss(model, batch) answers a {type(values).__name__}; it must answer a tensor [B]")
+        raise TypeError(f"loss(model, batch) returns a {type(values).__name__}; it must return a tensor [B]")
     if values.shape != (count,):
         hint = " Average or sum what belongs to one record, for instance loss.mean(1) over tokens."
         if values.ndim == 0:
@@ -172,7 +172,7 @@ def _checked(model: nn.Module, loss: Loss, source: RecordSource, device: torch.d
                 "shape, for instance output.squeeze(1)."
             )
         raise DataError(
-            f"loss(model, batch) answers shape {tuple(values.shape)} for {count} records; it must be "
+            f"loss(model, batch) returns shape {tuple(values.shape)} for {count} records; it must be "
             f"({count},).{hint}"
         )
     if not bool(torch.isfinite(values).all()):
