@@ -181,7 +181,7 @@ def test_steps_of_users_with_noise_over_steps():
 @pytest.mark.parametrize("options", [{}, {"bands": 1}])
 def test_users_whose_records_are_dealt_to_slots_are_refused_before_a_training(options, monkeypatch):
     monkeypatch.setattr(CanaryTraining, "open", lambda *given: pytest.fail("it trained"))
-    with pytest.raises(ValueError, match=r"dealt to slots by themselves.*Unit\('user', 4, rows='mean'\)"):
+    with pytest.raises(ValueError, match=r"to a slot by itself.*Unit\('user', 4, rows='mean'\)"):
         audit_method("dp-mf", 2.0, one_step=True, canaries=20, unit=Unit("user", 4), options=options)
 
 

@@ -343,8 +343,12 @@ def test_a_stopped_run_goes_on_as_if_it_had_not_stopped(tmp_path, same):
     assert torch.equal(flat(trainer.model), flat(whole.model))
     assert [row["step"] for row in trainer.state.log_history] == [2, 4, 4, 6, 6]
     assert trainer.statement().releases == whole.statement().releases
+
+
+def test_a_finished_run_is_not_to_be_resumed(tmp_path):
+    trainer_of(tmp_path, reproducible=False).train()
     with pytest.raises(FileExistsError, match="finished") as ended:
-        trainer_of(tmp_path / "whole").train()
+        trainer_of(tmp_path, reproducible=False).train()
     assert "resume" not in str(ended.value)
 
 
