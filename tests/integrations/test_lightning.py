@@ -12,6 +12,7 @@ import torch
 from torch.nn import functional as F
 
 import equipoise as eq
+from equipoise.gradients import CrossRecordError
 from equipoise.training.assumptions import CHANGED, Assumption
 
 lightning = pytest.importorskip("lightning", reason="needs the extra lightning")
@@ -229,3 +230,69 @@ def test_a_second_fit_does_not_take_the_first_ones_module_for_a_new_one(tmp_path
     with pytest.raises(ValueError, match="ledger_file"):
         fitted(trainer_of(tmp_path), module, **options)
     fitted(trainer_of(tmp_path), module, starts_from="public", **options)
+
+
+class Normed(Classifier):
+    """A pretrained norm that stays as it is, in front of what is trained."""
+
+    def __init__(self, norm_mode):
+        super().__init__()
+        self.norm = torch.nn.BatchNorm1d(records()["input"].shape[1]).requires_grad_(False).train(norm_mode)
+
+
+def of_normed(module, batch):
+    inputs = module.norm(batch["input"])
+    return F.cross_entropy(module.net(inputs), batch["label"], reduction="none")
+
+
+def test_a_frozen_norm_stays_in_the_mode_that_it_has(tmp_path):
+    module = Normed(norm_mode=False)
+    module.net.eval()
+    fitted(trainer_of(tmp_path, max_steps=2), module, loss=of_normed)
+    assert not module.norm.training
+    assert module.net.training
+    with pytest.raises(CrossRecordError, match=r"eval\(\)"):
+        fitted(trainer_of(tmp_path, max_steps=2), Normed(norm_mode=True), loss=of_normed)
+
+
+class WithGenerator(Classifier):
+    def __init__(self):
+        super().__init__()
+        self.generator = torch.nn.Linear(2, 2)
+
+    def configure_optimizers(self):
+        return [torch.optim.SGD(part.parameters(), lr=0.1) for part in (self.net, self.generator)]
+
+
+def test_a_generator_belongs_outside_of_the_module(tmp_path):
+    with pytest.raises(ValueError, match=r"outside of the LightningModule.*callback"):
+        fitted(trainer_of(tmp_path), WithGenerator())
+
+
+class Generating(lightning.Callback):
+    """Steps a generator against the released module."""
+
+    def __init__(self, generator):
+        self.generator, self.optimizer = generator, torch.optim.SGD(generator.parameters(), lr=0.1)
+
+    def on_train_batch_end(self, trainer, module, *_):
+        self.optimizer.zero_grad()
+        with torch.enable_grad():
+            module.net(self.generator(torch.randn(4, 2))).square().mean().backward(
+                inputs=[*self.generator.parameters()]
+            )
+        self.optimizer.step()
+
+
+def test_a_generator_outside_of_the_module_is_trained_by_a_callback(tmp_path):
+    generator, module = torch.nn.Linear(2, records()["input"].shape[1]), Classifier()
+
+    def of_critic(module, batch):
+        made = generator(torch.rand(len(batch["label"]), 2)).detach()
+        return loss(module, batch) + module.net(made).square().mean(1)
+
+    before = [p.detach().clone() for p in (*generator.parameters(), *module.parameters())]
+    callbacks = [Generating(generator)]
+    fitted(trainer_of(tmp_path, max_steps=3, callbacks=callbacks), module, loss=of_critic)
+    after = [*generator.parameters(), *module.parameters()]
+    assert not any(torch.equal(a, b) for a, b in zip(before, after, strict=True))

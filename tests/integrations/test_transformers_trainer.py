@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 
 import equipoise as eq
+from equipoise.gradients import CrossRecordError
 from equipoise.training.assumptions import CHANGED
 
 transformers = pytest.importorskip("transformers", reason="needs the extra hf")
@@ -533,3 +534,29 @@ def test_a_second_trainer_does_not_take_the_first_ones_model_for_a_new_one(tmp_p
     trainer.train()
     assert trainer.statement().other_runs == 1
     trainer_of(tmp_path / "third", model, starts_from="public", **options).train()
+
+
+class Normed(torch.nn.Module):
+    """A pretrained norm that stays as it is, in front of what is trained."""
+
+    def __init__(self, norm_mode):
+        super().__init__()
+        self.norm = torch.nn.BatchNorm1d(LENGTH).requires_grad_(False).train(norm_mode)
+        self.last = torch.nn.Linear(LENGTH, 2)
+
+    def forward(self, input_ids, labels=None):
+        logits = self.last(self.norm(input_ids.float()))
+        return {"loss": F.cross_entropy(logits, labels), "logits": logits}
+
+
+def test_a_frozen_norm_stays_in_the_mode_that_it_has(tmp_path):
+    def loss(model, batch):
+        return F.cross_entropy(model(**batch)["logits"], batch["labels"], reduction="none")
+
+    model = Normed(norm_mode=False)
+    model.last.eval()
+    trainer_of(tmp_path / "run", model, loss=loss, max_steps=2).train()
+    assert not model.norm.training
+    assert model.last.training
+    with pytest.raises(CrossRecordError, match=r"eval\(\)"):
+        trainer_of(tmp_path / "other", Normed(norm_mode=True), loss=loss, max_steps=2).train()

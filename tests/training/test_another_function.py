@@ -96,6 +96,13 @@ def test_a_hook_that_looks_at_a_parameters_gradient_trains():
     assert not is_named(with_parameter_hook(lambda gradient: None))
 
 
+def test_a_hook_on_what_a_parameter_accumulates_is_named():
+    model = network()
+    model[0].weight.register_post_accumulate_grad_hook(lambda parameter: parameter.grad.clamp_(max=0))
+    with pytest.warns(match=r"0\.weight.*register_post_accumulate_grad_hook.*register_step_pre_hook"):
+        training(model)
+
+
 BY_PLACE = {
     "ramp": lambda count: torch.linspace(0, 2, count),
     "all but the first": lambda count: (torch.arange(count) > 0).float(),

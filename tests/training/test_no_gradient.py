@@ -1,4 +1,4 @@
-"""A loss whose gradients are all zero: its steps would release noise alone."""
+"""A loss whose gradients are all zero, or not finite: its steps would release noise alone."""
 
 from __future__ import annotations
 
@@ -48,6 +48,15 @@ def asleep():
     return model
 
 
+def hooked():
+    """A hook divides by the standard deviation over the batch, which a single record does not have."""
+    model = network()
+    model[1].register_forward_hook(
+        lambda module, args, out: out.register_hook(lambda g: g / (g.std(0) + 1e-3)) and None
+    )
+    return model
+
+
 ZERO = {
     "a factor of zero": (network, lambda model, batch: 0 * loss(model, batch)),
     "rounding": (network, lambda model, batch: model(batch["input"]).round().sum(1)),
@@ -56,11 +65,12 @@ ZERO = {
         lambda model, batch: (model(batch["input"]).sum(1) - 1000).clamp(min=0),
     ),
     "dead units": (asleep, loss),
+    "NaN for a record by itself": (hooked, loss),
 }
 
 
 @pytest.mark.parametrize("name", ZERO)
-def test_gradients_that_are_all_zero_are_told(name):
+def test_gradients_that_are_all_zero_or_not_finite_are_named(name):
     make, own_loss = ZERO[name]
     with pytest.warns(UserWarning, match="noise alone"):
         training(make(), loss=own_loss, sampling=SAMPLING)

@@ -107,3 +107,10 @@ def test_a_stopped_run_says_which_weights_the_file_holds(tmp_path):
     last = training.model.weight.detach().clone()
     eq.load_model(training.model, tmp_path / "run" / "model.safetensors")
     assert not torch.equal(training.model.weight, last)
+
+
+def test_a_stopped_run_without_a_folder_says_that_the_average_is_not_in_memory():
+    training = begun(None, ema_decay=0.5)
+    next(iter(training))
+    with pytest.warns(UserWarning, match=r"ema_decay.*run_dir"):
+        training.finish()

@@ -153,7 +153,7 @@ class GradientEngine:
     #: Whether private records are asked for losses alone, as `LossEngine` does.
     forward_only: ClassVar[bool] = False
 
-    #: Whether the rows of the example batch are zero, at the model's parameters and under two seeds.
+    #: Whether the example batch's rows are zero or not finite, at the model's parameters, under two seeds.
     rows_vanish = False
 
     _has_warned = False
@@ -487,12 +487,13 @@ class GradientEngine:
         return _gathered(self.model, leaves, factors, losses)
 
     def _vanish(self, batch: Any) -> bool:
-        """Whether all rows are zero; a plan that does not hold for the whole batch is changed here."""
+        """Whether all rows are zero or not finite; a plan that does not hold for it is changed here."""
         for seed in range(2):
             with undisturbed(self.model, seed, dropout=True):
-                rows = self(batch)
-                # Processes that hold parts of a model go on together.
-                if self.forward_only or self.model in SHARDED or bool((rows.row_norms() != 0).any()):
+                norms = self(batch).row_norms()
+                # Processes that hold parts of a model go on together. A norm that is not finite has weight 0.
+                trains = (norms > 0) & norms.isfinite()
+                if self.forward_only or self.model in SHARDED or bool(trains.any()):
                     return False
         return True
 
@@ -689,6 +690,13 @@ class GradientEngine:
         several = repeat_to(batch, LARGE)
         self._refuse_other_function(several)  # hooks of parameters run at their own values alone
         self.refuse_mixed_rows(several, trials.params)
+        if hooked := [n for n, p in self.model.named_parameters() if p._post_accumulate_grad_hooks]:
+            warnings.warn(
+                f"hooks of the parameters {hooked[:3]} are not called (register_post_accumulate_grad_hook): "
+                "gradients of records are not accumulated in a parameter. To change or read the released "
+                "gradient, use optimizer.register_step_pre_hook",
+                stacklevel=2,
+            )
 
     def refuse_mixed_rows(self, batch: Any, params: Mapping[str, Tensor] | None = None) -> None:
         """Change some records, or a gradient; neither norms nor a weighted sum of the others' rows may move.

@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader
 from equipoise._files import PathLike
 from equipoise.gradients.engine_inputs import Loss
 from equipoise.integrations.precision import in_bfloat16
+from equipoise.integrations.train_mode import to_train_mode
 from equipoise.privacy import Sampling
 from equipoise.training import PrivateTraining
 
@@ -140,7 +141,8 @@ class _Bridge:
             raise ValueError(
                 f"configure_optimizers() gives {len(trainer.strategy.optimizers)} optimizers and "
                 f"{len(trainer.strategy.lr_scheduler_configs)} schedulers; let it give one optimizer, and "
-                "one scheduler at most. A GAN's generator has its own, stepped in a callback"
+                "one scheduler at most. A GAN's generator has an optimizer of its own: keep both outside "
+                "of the LightningModule, and step it in a callback"
             )
         scheduler = None
         for config in trainer.strategy.lr_scheduler_configs:
@@ -156,7 +158,7 @@ class _Bridge:
             "data": self.data,
             "scheduler": scheduler,
         }
-        module.train()
+        to_train_mode(module)
         optimizer = trainer.strategy.optimizers[0]
 
         def before_step(*_: Any) -> None:

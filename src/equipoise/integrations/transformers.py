@@ -26,6 +26,7 @@ from transformers.trainer_utils import SaveStrategy, TrainOutput
 from equipoise._files import PathLike, write_atomically
 from equipoise.gradients.engine_inputs import Loss
 from equipoise.integrations.precision import in_bfloat16
+from equipoise.integrations.train_mode import to_train_mode
 from equipoise.methods import Method
 from equipoise.privacy import Budget, Poisson
 from equipoise.report.phrases import learned_nothing
@@ -359,7 +360,7 @@ class PrivateTrainer(Trainer):
         if self.private_training is not None:
             self.private_training.close()
         args, sampling, model = self.args, self.sampling, cast(nn.Module, self.model)
-        model.train()
+        to_train_mode(model)
         self._checkpoint_activations(model)
         self.create_optimizer()
         self.create_scheduler(num_training_steps=sampling.steps)

@@ -721,12 +721,14 @@ class PrivateTraining:
             self._traces.left(self.parameters.values())
             average.move_in()
             self._steps.remember()
-        elif average is not None and folder is not None and self.processes.is_first:
+        elif average is not None and self.processes.is_first:
+            remedy = "give run_dir, whose model file holds them, or take the other steps"
+            if folder is not None:
+                remedy = f"load_model(model, {str(folder.model)!r})"
             warnings.warn(
-                f"the run stopped after {steps} of its {self.sampling.steps} steps: {folder.model.name} "
-                "holds the averaged parameters (ema_decay), which evaluate() judges, and the model in memory "
-                "the last ones, from which a step goes on. For the averaged ones: load_model(model, "
-                f"{str(folder.model)!r})",
+                f"the run stopped after {steps} of its {self.sampling.steps} steps: the model in memory "
+                "holds the last parameters, from which a step goes on, not the averages (ema_decay), which "
+                f"evaluate() judges. For the averages: {remedy}",
                 stacklevel=2,
             )
         ended_early = finished and not stop_fixed_beforehand and steps < self.sampling.steps

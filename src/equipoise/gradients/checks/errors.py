@@ -88,6 +88,11 @@ class CrossRecordError(RuntimeError):
             remedy = (
                 "call eval() on it before the training: it then uses its running statistics, and stays so"
             )
+        elif "BatchNorm" in module_type and not in_its_input and module_path is None:
+            remedy = (
+                "before the training, put GroupNorm in its place by that_module = "
+                "equipoise.replace_batch_norm(that_module), or call that_module.eval()"
+            )
         elif "BatchNorm" in module_type and not in_its_input:
             remedy = (
                 "put GroupNorm in its place by model = equipoise.replace_batch_norm(model), before the "

@@ -33,6 +33,7 @@ __all__ = [
     "find_mixing_module",
     "follows_company",
     "infects",
+    "is_frozen_norm",
     "losses_moved",
     "mixing_change",
     "other_companies",
@@ -360,12 +361,16 @@ def find_mixing_module(
     if not mixed:
         return None, None, False
     module, is_input = mixed[0]
-    is_frozen = (
+    return names.get(module), f"{'frozen ' * is_frozen_norm(module)}{type(module).__name__}", is_input
+
+
+def is_frozen_norm(module: nn.Module) -> bool:
+    """Whether it is a BatchNorm without trainable parameters that has running statistics to use."""
+    return (
         isinstance(module, _BatchNorm)
         and module.track_running_stats
         and not any(p.requires_grad for p in module.parameters())
     )
-    return names.get(module), f"{'frozen ' * is_frozen}{type(module).__name__}", is_input
 
 
 def _mixed(before: Tensor, after: Tensor, records: int, record: int) -> bool:

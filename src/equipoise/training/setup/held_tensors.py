@@ -86,7 +86,8 @@ def check_held(
         warnings.warn(
             f"{untrained[:3]} want a gradient and are no parameters of the model: this training leaves them "
             "as they are. To train them, put what holds them into the model, nn.ModuleDict({'model': ..., "
-            "'loss': ...}), and build the optimizer from it; otherwise freeze them (requires_grad_(False))",
+            "'loss': ...}), and build the optimizer from it; otherwise freeze them (requires_grad_(False)), "
+            "or leave them, if another optimizer trains them",
             stacklevel=2,
         )
     return sorted(named)

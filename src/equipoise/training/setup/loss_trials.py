@@ -262,9 +262,10 @@ def check_gradient(engine: GradientEngine, trials: RecordTrials, batch: Any) -> 
             "layers only. Nothing was spent."
         )
     warnings.warn(
-        f"the gradients of all {num_records(batch)} records that were tried are zero, so that a step would "
-        "release noise alone: look for round, a factor of 0 or a clamp in the loss, for a mask that leaves "
-        "nothing, and for ReLUs that are all off at the start",
+        f"the gradients of all {num_records(batch)} records that were tried are zero or not finite, so "
+        "that a step would release noise alone: look for round, a factor of 0 or a clamp in the loss, for a "
+        "mask that leaves nothing, for ReLUs that are all off at the start, and for a hook that divides by a "
+        "statistic of the batch, which a record by itself does not have",
         stacklevel=2,
     )
 
