@@ -240,3 +240,56 @@ def test_forms_beyond_the_most_that_are_traced_run_eagerly():
     found = [engine.by_plan(torch.ones(2, length)) for length in range(2, 4 + MOST_TRACED)]
     assert [isinstance(one, Replayed) for one in found] == [True] * MOST_TRACED + [False] * 2
     same(engine.by_plan(torch.ones(2, 3)), eager(engine, torch.ones(2, 3)))
+
+
+def seeded(model, x):
+    torch.manual_seed(7)
+    return model(x) * torch.rand(3)
+
+
+def forked(model, x):
+    with torch.random.fork_rng():
+        torch.manual_seed(7)
+        factor = torch.rand(3)
+    return model(x) * factor
+
+
+def twice_the_same(model, x):
+    state = torch.get_rng_state()
+    first = torch.rand(3)
+    torch.set_rng_state(state)
+    return model(x) * first / torch.rand(3)
+
+
+@pytest.mark.parametrize("run", [seeded, forked, twice_the_same])
+def test_a_forward_that_sets_a_generator_is_not_replayed(run):
+    def losses(model, batch):
+        return F.cross_entropy(run(model, batch["x"]), batch["y"], reduction="none")
+
+    engine = GradientEngine(net(), losses, records := batch(), check=False)
+    with random_numbers_from(3):
+        found = engine.by_plan(records)
+    assert not isinstance(found, Replayed)
+    with random_numbers_from(3):
+        assert torch.equal(found.row_norms(), eager(engine, records).row_norms())
+
+
+def test_a_row_that_is_lost_deals_the_others_no_other_numbers():
+    engine = GradientEngine(net(nn.Dropout(0.5)), entropy, records := batch(), check=False)
+    with random_numbers_from(1):
+        before = engine.by_plan(records).row_norms()
+    records["x"][0] = math.nan
+    with random_numbers_from(1):
+        after = engine.by_plan(records).row_norms()
+    torch.testing.assert_close(after[1:], before[1:])
+
+
+def test_another_type_of_autocast_is_another_trace():
+    def losses(model, batch):
+        return entropy(model, batch).float()
+
+    engine = GradientEngine(net(), losses, records := batch(), check=False)
+    for kind in (torch.bfloat16, torch.float16):
+        with torch.autocast("cpu", kind):
+            same(engine.by_plan(records), eager(engine, records))
+    assert engine.traces == 2

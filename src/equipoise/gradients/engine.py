@@ -233,6 +233,10 @@ class GradientEngine:
         """Forget what was traced: what model and loss hold has changed, and a trace took it for constant."""
         self._traced.clear()
 
+    def never_replay(self) -> None:
+        """Run the model in every step: what a trace would take for constant cannot be watched."""
+        self._replays = False
+
     def _replayed(
         self, batch: Any, params: Mapping[str, Tensor] | None, looks: bool
     ) -> PerSampleGradients | None:
@@ -241,15 +245,48 @@ class GradientEngine:
         if form not in self._traced and self.traces < MOST_TRACED:
             self.traces += 1
             try:
-                self._traced[form] = self.traced(batch)
+                self._traced[form] = self._compared(self.traced(batch), batch, params)
             except Exception as error:
                 self._traced[form] = None
                 self.untraced[form] = why_untraced(error)
         traced = self._traced.get(form)
         if traced is None:
             return None
+        state = GlobalState(self._device) if traced.rows.draws else None
+        found = traced.gradients(*self._values(params), batch, looks)
+        if found is None and state is not None:
+            state.restore()  # the exact way draws the same random numbers, whatever a record lost here
+        return found
+
+    def _values(self, params: Mapping[str, Tensor] | None) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Parameters and buffers by name, with others in the place of some."""
         own = {**dict(self.model.named_parameters()), **check_params(self.model, params)}
-        return traced.gradients(own, dict(self.model.named_buffers()), batch, looks)
+        return own, dict(self.model.named_buffers())
+
+    def _compared(self, traced: Traced, batch: Any, params: Mapping[str, Tensor] | None) -> Traced:
+        """The trace, if its losses are those of the model under the same random numbers.
+
+        A forward that seeds a generator itself, or has one of its own, draws others when it is replayed.
+
+        Raises:
+            RuntimeError: they are not.
+        """
+        state = GlobalState(self._device)
+
+        def losses(run: Callable[[], Tensor | None]) -> Tensor:
+            with random_numbers_from(0, self._device), self._buffers.kept():
+                found = run()
+            assert found is not None
+            return found
+
+        try:
+            replayed = losses(lambda: traced.losses(*self._values(params), batch))
+            expected = losses(lambda: self._by_plan(batch, params).losses)
+        finally:
+            state.restore()
+        if not torch.allclose(replayed, expected, rtol=1e-3, atol=1e-6, equal_nan=True):
+            raise RuntimeError("it gives other losses than the model, as if that seeded a generator itself")
+        return traced
 
     def proof(self, batch: Any) -> Proof:
         """Whether micro-batches of this form keep records apart, read from their trace: for all values.
@@ -260,15 +297,18 @@ class GradientEngine:
         if self.model in SHARDED or self.forward_only:
             return Proof(untraced="only whole models whose gradients are taken are traced")
         try:
-            found = prove(self._traced.get(self._form(batch)) or self.traced(batch))
+            found = prove(self.traced(batch))
             # Once more with the lines of the source, if one has to be named.
             return found if found.fault is None else prove(self.traced(batch, sources=True))
         except Exception as error:  # whatever it is, there is no trace
             return Proof(untraced=why_untraced(error))
 
     def _form(self, batch: Any) -> tuple[Any, ...]:
-        """What a trace is good for: number, shapes and types of records, and whether autocast is on."""
-        return num_records(batch), signature(batch), torch.is_autocast_enabled(self._device.type)
+        """What a trace is good for: number, shapes and types of records, and PyTorch's global settings."""
+        kind = self._device.type
+        autocast = torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind)
+        hooks = *nn.modules.module._global_forward_hooks, *nn.modules.module._global_forward_pre_hooks
+        return num_records(batch), signature(batch), autocast, torch.get_default_dtype(), hooks
 
     def traced(self, batch: Any, sources: bool = False) -> Traced:
         """The lines of operations of micro-batches of this form; see `trace`.

@@ -404,6 +404,9 @@ def labelled(
 def _alike(operands: Sequence[Operand], label: Hashable) -> set[tuple[int, int]]:
     """The axes (outer, places) along a label along which all public operands are alike."""
     found: set[tuple[int, int]] | None = None
+    sizes = {s.shape[d] for s, labels in operands for d, other in enumerate(labels) if other == label}
+    if label is not None and len(sizes) > 1:  # one of them covers a part alone
+        return set()
     for seen, labels in operands:
         for dim in (d for d, other in enumerate(labels) if other == label and label is not None):
             axes = {(a.outer, a.places) for a in seen.kind.alike if a.dim == dim}
@@ -832,7 +835,9 @@ rule("sum sum.dim_IntList mean mean.dim", linear=True)(reduction(True))
 rule("any any.dim any.dims all all.dim all.dims amax amin argmax argmin logsumexp max max.dim min min.dim")(
     reduction(False)
 )
-rule("median.dim mode prod prod.dim_int std.correction var.correction var_mean.correction")(reduction(False))
+# No `prod`: its derivative counts the zeros of the whole tensor and then takes one of two formulas, so that a
+# trace shows another one than a step may run.
+rule("median.dim mode std.correction var.correction var_mean.correction")(reduction(False))
 
 
 @rule("linalg_vector_norm")
@@ -843,8 +848,8 @@ def norm(out: Seen, seen: Seen, order: float = 2, *more: Any, **others: Any) -> 
 # ---- by letters: what a result lacks is summed; a star is all further dimensions, which may mix
 
 
-def lettered(names: str, form: str, linear: bool = False) -> None:
-    """Enter a rule such as ``nk,km->nm``."""
+def lettered(names: str, form: str, linear: bool = False, rank: int | None = None) -> None:
+    """Enter a rule such as ``nk,km->nm``; with `rank`, for a first operand of so many dimensions alone."""
     left, right = (side.split(",") for side in form.split("->"))
 
     def labels(letters: str, seen: Seen) -> list[Hashable]:
@@ -856,6 +861,8 @@ def lettered(names: str, form: str, linear: bool = False) -> None:
     def applied(out: Any, *args: Any, **more: Any) -> Any:
         if tensors(*args[len(left) :], *more.values()):
             raise _NoRuleError("it takes a tensor more")
+        if rank is not None and len(args[0].shape) != rank:
+            raise _NoRuleError("its first dimension is not that of a batch")
         given = [(s, labels(f, s)) for f, s in zip(left, args, strict=False) if isinstance(s, Seen)]
         found = labelled(given, [labels(f, o) for f, o in zip(right, listed(out), strict=True)], sums=True)
         return found if isinstance(out, list) else found[0]
@@ -867,8 +874,9 @@ lettered("mm", "nk,km->nm", linear=True)
 lettered("bmm", "bnk,bkm->bnm", linear=True)
 lettered("mv", "nk,k->n", linear=True)
 lettered("dot", "k,k->", linear=True)
-lettered("im2col col2im", "n*->n*")
-lettered("multinomial", "n*->n*")
+lettered("im2col", "n*->n*", rank=4)
+lettered("col2im", "n*->n*", rank=3)
+lettered("multinomial", "n*->n*", rank=2)
 
 
 @rule("addmm baddbmm addmv", linear=True)

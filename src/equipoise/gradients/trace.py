@@ -99,15 +99,25 @@ class Traced:
             batch: of the form that was traced.
             looks: otherwise nobody looks at the norms, and they may be NaN.
         """
-        values = [parameters[name].detach() for name in self.parameters]
-        values += [buffers[name] for name in self.buffers]
-        with torch.no_grad():
-            losses, *tensors = self.rows.graph(*values, *record_leaves(batch))
+        losses, *tensors = self._run(parameters, buffers, batch)
         del tensors[len(self.norms.inputs) :]  # what the forward wrote into buffers is thrown away
         with full_precision(losses.device):
             squares = self.norms.graph(*tensors)
         found = Replayed(self, losses, tensors, dict(zip(self.norms.outputs, squares, strict=True)))
         return found if not looks or bool(found.row_norms().isfinite().all()) else None
+
+    def losses(self, parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor], batch: Any) -> Tensor:
+        """The losses of a micro-batch, [B]."""
+        return self._run(parameters, buffers, batch)[0]
+
+    def _run(
+        self, parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor], batch: Any
+    ) -> list[Tensor]:
+        values = [parameters[name].detach() for name in self.parameters]
+        values += [buffers[name] for name in self.buffers]
+        with torch.no_grad():
+            found: list[Tensor] = self.rows.graph(*values, *record_leaves(batch))
+        return found
 
 
 class Replayed(FactoredGradients):
@@ -264,7 +274,7 @@ def line_of(
     sources &= hasattr(PythonKeyTracer, "_filter_traceback_frames")  # PyTorch 2.6 notes none
     with nothing_read(), lost_are_nan(), _sources_of_users() if sources else nullcontext():
         # Tensors that model and loss hold beside parameters and buffers stay in the graph as they are.
-        more = {"record_stack_traces": True} if sources else {}
+        more: Any = {"record_stack_traces": True} if sources else {}
         make = make_fx(flat, tracing_mode="fake", _allow_non_fake_inputs=True, **more)
         graph = make(*given.values())
     written = _written(graph.graph)

@@ -36,6 +36,7 @@ class Constants:
         others: its augmentation and collate function.
         try_again: tries them as they are now, and gives what else a statement has to say.
         trace_anew: called if model or loss hold another thing than before.
+        never_replay: called if model or loss hold something that is not looked into.
         live: tensors, beside parameters and buffers, that hold other values in each step.
 
     Attributes:
@@ -51,10 +52,12 @@ class Constants:
         others: tuple[Any, ...],
         try_again: Callable[[], Sequence[str]],
         trace_anew: Callable[[], None],
+        never_replay: Callable[[], None],
         live: Sequence[Tensor] = (),
     ) -> None:
         self._model, self._loss, self._others = model, loss, others
-        self._try_again, self._trace_anew, self._live = try_again, trace_anew, live
+        self._try_again, self._live = try_again, live
+        self._trace_anew, self._never_replay = trace_anew, never_replay
         self.also: set[str] = set()
         self._trials = 0
         self.changed: set[str] = set()
@@ -65,6 +68,8 @@ class Constants:
     def _note(self) -> None:
         live = chain(self._model.parameters(), self._model.buffers(), self._live)
         self._held = HeldState(self._model, self._loss, live)
+        if self._held.has_unseen:
+            self._never_replay()
         self._held_by_others = HeldState(nn.Module(), self._others)
 
     def check(self) -> bool:

@@ -205,6 +205,7 @@ class StepRunner:
             setup.functions,
             setup.try_again,
             setup.rows.engine.trace_anew,
+            setup.rows.engine.never_replay,
             () if setup.step is None else (setup.step,),
         )
         # Takes what a statement has to say of what the training loop changed, before the step draws.

@@ -211,12 +211,22 @@ class Change(NamedTuple):
     now: Any
 
 
+#: So many numbers at most has a tensor whose values are compared.
+_SMALL_TENSOR = 256
+
+
+def _same_numbers(tensor: Tensor, values: Tensor) -> bool:
+    """Bit for bit; NaN is like itself."""
+    return tensor.shape == values.shape and bool(((tensor == values) | (values != values)).all())
+
+
 class HeldState:
     """What a model and a loss hold, and whatever those hold, when this is made.
 
     Args:
         model, loss: that hold it.
-        live: tensors of which nobody reads a value by itself, so that it may change.
+        live: tensors of which nobody reads a value by itself, so that it may change; None if `changes` is not
+            asked for.
 
     Attributes:
         has_unseen: whether there is something that is not looked into.
@@ -233,9 +243,9 @@ class HeldState:
     [('warm', True, False)]
     """
 
-    def __init__(self, model: nn.Module, loss: object, live: Iterable[Tensor] = ()) -> None:
+    def __init__(self, model: nn.Module, loss: object, live: Iterable[Tensor] | None = None) -> None:
         self.has_unseen = self.differs = False
-        self._live = {id(tensor) for tensor in live}
+        self._live = {id(tensor) for tensor in live or ()}
         self._model = model
         self._fields: list[tuple[Any, type, dict[str, Any], dict[str, Any]]] = []
         self._classes: list[tuple[type, dict[str, Any]]] = []
@@ -271,6 +281,12 @@ class HeldState:
                 break
             if not self._waiting:
                 self._note_namespaces()
+        # A write through `.data` or an array leaves no mark; Python reads small tensors alone.
+        self._small = [
+            (t, t.detach().clone())
+            for t, _ in (() if live is None else self._tensors)
+            if id(t) not in self._live and t.layout is torch.strided and t.numel() <= _SMALL_TENSOR
+        ]
 
     def _note_tensor(self, value: Tensor) -> None:
         if not value.is_inference():  # those cannot change
@@ -558,6 +574,7 @@ class HeldState:
                 self.differs |= [*map(id, own)] != [*map(id, content)]
         self.differs |= not all(np.array_equal(array, values) for array, values in self._arrays)
         self.differs |= any(t._version != version for t, version in self._tensors if id(t) not in self._live)
+        self.differs |= not all(_same_numbers(tensor, values) for tensor, values in self._small)
         found: list[Change] = []
         for owner, then, now in held:
             if len(then) == len(now):

@@ -160,13 +160,13 @@ def outer_norms(a: Tensor, b: Tensor) -> Tensor:
         widths = both.new_tensor([[t.shape[1:].numel()] for t in (a, b)])
         # A square below the smallest normal number may be zero.
         held = torch.where(both < TINY**2, both + torch.finfo(a.dtype).tiny * widths, both)
-        return held.masked_fill(~(both <= HUGE**2), torch.nan).prod(0)
+        return torch.mul(*held.masked_fill(~(both <= HUGE**2), torch.nan))
     if a.shape[0]:
         low, high = torch.stack(torch.aminmax(both)).tolist()
         if not (low >= TINY**2 and high <= HUGE**2):  # NaN too
             odd = ~((both >= TINY**2) & (both <= HUGE**2)).all(0)
             both[:, odd] = torch.stack([squared_rows(t[odd].double()) for t in (a, b)])
-    return both.prod(0)
+    return both[0] * both[1]
 
 
 def summed_sizes(a: Tensor, b: Tensor) -> Tensor:
