@@ -94,7 +94,7 @@ def test_every_right_model_replays_to_the_bits_of_the_engine(name):
     engine = GradientEngine(case.model(), case.loss, records := dict(case.records()), check=False)
     with random_numbers_from(1):
         found = engine.by_plan(records)
-    assert (not isinstance(found, Replayed)) == (name in UNTRACED | {"pairs in a record"}), engine.untraced
+    assert (not isinstance(found, Replayed)) == (name in UNTRACED | {"pairs in a record"})
     if isinstance(found, Replayed):
         with random_numbers_from(1):
             same(found, eager(engine, records))

@@ -457,7 +457,7 @@ def test_passes_and_memory_of_a_period():
     follower = Follower(method, Linear(3), half_square, data, FullBatch(64, 13))
     engine, calls = follower.engine, []
 
-    def counted(batch, params=None, looks=True):
+    def counted(batch, params=None):
         calls.append(len(batch["y"]))
         return engine(batch, params=params)
 

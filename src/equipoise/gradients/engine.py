@@ -172,7 +172,6 @@ class GradientEngine:
         self._plans: dict[tuple, CapturePlan] = {}
         self._latest: CapturePlan | None = None
         self._traced: dict[tuple, Traced | None] = {}
-        self.untraced: dict[tuple, str] = {}
         self.traces = 0
         self._device = device_of(next(iter(trainable_parameters(model).values())))
         if check_batch(example_batch) == 0:
@@ -207,23 +206,17 @@ class GradientEngine:
         with parameters_watched(self._buffers.modules, params), self._buffers.watched():
             return self._gradients(batch, params)
 
-    def by_plan(
-        self, batch: Any, params: Mapping[str, Tensor] | None = None, looks: bool = True
-    ) -> PerSampleGradients:
+    def by_plan(self, batch: Any, params: Mapping[str, Tensor] | None = None) -> PerSampleGradients:
         """G of private records: what was planned at the start, whatever their values.
 
         A plan that followed a batch would change how all its records round, and which random numbers they
         get, so that one record moved the others. Records of other lengths are planned on made-up ones.
 
-        Args:
-            batch, params: as in a call.
-            looks: whether norms that lost digits are taken again at once; otherwise they are NaN.
-
         Raises:
             PlanMismatch: the model runs other operations for some of these records; `alone` serves them.
             BufferWritesError, ForwardWritesError: as in a call.
         """
-        replayed = self._replayed(batch, params, looks) if self._replays else None
+        replayed = self._replayed(batch, params) if self._replays else None
         if replayed is not None:
             return replayed
         with parameters_watched(self._buffers.modules, params), self._buffers.watched():
@@ -237,23 +230,20 @@ class GradientEngine:
         """Run the model in every step: what a trace would take for constant cannot be watched."""
         self._replays = False
 
-    def _replayed(
-        self, batch: Any, params: Mapping[str, Tensor] | None, looks: bool
-    ) -> PerSampleGradients | None:
+    def _replayed(self, batch: Any, params: Mapping[str, Tensor] | None) -> PerSampleGradients | None:
         """G by what was traced, at the first batch of a form; None if that cannot be, or lost digits."""
         form = self._form(batch)
         if form not in self._traced and self.traces < MOST_TRACED:
             self.traces += 1
             try:
                 self._traced[form] = self._compared(self.traced(batch), batch, params)
-            except Exception as error:
+            except Exception:  # `proof` says why
                 self._traced[form] = None
-                self.untraced[form] = why_untraced(error)
         traced = self._traced.get(form)
         if traced is None:
             return None
         state = GlobalState(self._device) if traced.rows.draws else None
-        found = traced.gradients(*self._values(params), batch, looks)
+        found = traced.gradients(*self._values(params), batch)
         if found is None and state is not None:
             state.restore()  # the exact way draws the same random numbers, whatever a record lost here
         return found
@@ -325,7 +315,7 @@ class GradientEngine:
 
         def compute(
             parameters: dict[str, Tensor], buffers: dict[str, Tensor], records: list[Tensor]
-        ) -> tuple[FactoredGradients, dict[str, Tensor]]:
+        ) -> FactoredGradients:
             leaves = {n: p.detach().requires_grad_() if n in own else p for n, p in parameters.items()}
             served = {name: leaves[name] for name in own}
             given = replace_leaves(batch, records)
@@ -333,7 +323,7 @@ class GradientEngine:
                 found = self._capture(plan, given, served, leaves | buffers, leaves)
             gradients = _gathered(self.model, served, *found)
             assert isinstance(gradients, FactoredGradients)
-            return gradients, {}
+            return gradients
 
         state = GlobalState()
         try:

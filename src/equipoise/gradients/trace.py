@@ -5,7 +5,7 @@ sums run once over fake tensors, which have shapes and no values
 (``torch.fx.experimental.proxy_tensor.make_fx``). What comes out depends on no value: a branch on data has
 none to follow and ends the trace. Later a step runs the lines and none of the model's Python.
 
-    rows    parameters, buffers, records            -> losses [B], tensors of the factors, buffers afterwards
+    rows    parameters, buffers, records            -> losses [B], tensors of the factors
     norms   tensors of the factors                  -> squared row norms [B] by parameter
     sums    tensors of the factors, weights [B]     -> the weighted sum of the rows by parameter
 
@@ -37,16 +37,14 @@ from equipoise._foreign_errors import place_of_user
 from equipoise._host import nothing_read
 from equipoise.gradients.engine_inputs import record_leaves
 from equipoise.gradients.factors.base import Factor
-from equipoise.gradients.numerics import full_precision, lost_are_nan
+from equipoise.gradients.numerics import are_lost_nan, full_precision, lost_are_nan
 from equipoise.gradients.operator import FactoredGradients
 
 __all__ = ["Compute", "Line", "Replayed", "Traced", "line_of", "trace", "why_untraced"]
 
 
-#: Parameters and buffers by name, and the records' tensors -> rows, and the values of buffers afterwards.
-Compute = Callable[
-    [dict[str, Tensor], dict[str, Tensor], list[Tensor]], tuple[FactoredGradients, dict[str, Tensor]]
-]
+#: Parameters and buffers by name, and the records' tensors -> rows. What it writes to them is thrown away.
+Compute = Callable[[dict[str, Tensor], dict[str, Tensor], list[Tensor]], FactoredGradients]
 
 
 @dataclass(frozen=True)
@@ -90,21 +88,21 @@ class Traced:
     buffers: tuple[str, ...]
 
     def gradients(
-        self, parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor], batch: Any, looks: bool = True
+        self, parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor], batch: Any
     ) -> Replayed | None:
         """The rows of a micro-batch; None if the norm of one is not finite, or lost digits.
+
+        Inside `lost_are_nan` nobody looks at the norms, and they may be NaN.
 
         Args:
             parameters, buffers: values of those that `rows` takes, by name.
             batch: of the form that was traced.
-            looks: otherwise nobody looks at the norms, and they may be NaN.
         """
         losses, *tensors = self._run(parameters, buffers, batch)
-        del tensors[len(self.norms.inputs) :]  # what the forward wrote into buffers is thrown away
         with full_precision(losses.device):
             squares = self.norms.graph(*tensors)
         found = Replayed(self, losses, tensors, dict(zip(self.norms.outputs, squares, strict=True)))
-        return found if not looks or bool(found.row_norms().isfinite().all()) else None
+        return found if are_lost_nan() or bool(found.row_norms().isfinite().all()) else None
 
     def losses(self, parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor], batch: Any) -> Tensor:
         """The losses of a micro-batch, [B]."""
@@ -222,10 +220,10 @@ def trace(
         for name in written:
             given[name] = given[name].clone()
         own, others = ({name: given.pop(name) for name in known} for known in (parameters, buffers))
-        gradients, after = compute(own, others, list(given.values()))
+        gradients = compute(own, others, list(given.values()))
         made.append(gradients)
         assert gradients.losses is not None
-        return {"losses": gradients.losses, **tensors_of(gradients.factors), **after}
+        return {"losses": gradients.losses, **tensors_of(gradients.factors)}
 
     records = {f"record:{number}": leaf for number, leaf in enumerate(record_leaves(batch))}
     everything = {**{name: p.detach() for name, p in parameters.items()}, **buffers, **records}

@@ -346,9 +346,9 @@ class RowSource:
         batch = self._batch(records, self._public(records), part.places, randomness)
 
         def with_norms(batch: Any, params: Parameters | None) -> Any:
-            gradients = self.engine.by_plan(batch, params=params, looks=looks)
-            if not self.engine.forward_only:
-                with nullcontext() if looks else lost_are_nan():
+            with nullcontext() if looks else lost_are_nan():
+                gradients = self.engine.by_plan(batch, params=params)
+                if not self.engine.forward_only:
                     gradients.row_norms()  # in the fixed shape too; the cut below keeps them
             return gradients
 
