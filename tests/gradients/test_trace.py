@@ -67,10 +67,11 @@ def eager(engine, records, params=None):
 def same(left, right):
     """All that methods ask of rows."""
     weights = 1 / (1 + left.row_norms())
-    assert torch.equal(left.row_norms(), right.row_norms())
     assert torch.equal(left.losses, right.losses)
-    by_name = [(name,) for name in left.names]
-    assert torch.equal(left.row_norms(by_name), right.row_norms(by_name))
+    for groups in (None, [(name,) for name in left.names]):
+        replayed, exact = left.row_norms(groups), right.row_norms(groups)
+        # A line cannot see whether a square is zero or vanished: it counts as the largest that vanishes.
+        assert ((replayed == exact) | ((exact == 0) & (replayed < 1e-16))).all()
     for given in (weights, weights[:, None] * torch.ones(2), dict.fromkeys(left.names, weights)):
         one, other = left.weighted_sums(given), right.weighted_sums(given)
         assert all(torch.equal(one[name], other[name]) for name in other)
