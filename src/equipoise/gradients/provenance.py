@@ -53,11 +53,13 @@ class Public:
 
     Attributes:
         alike: the axes along which all records would find the same values, or random ones of their own.
-        counts: the dimension along which the values are 0, 1, 2, ..., if there is one.
+        counts: the dimension along which the values are 0, `step`, 2 `step`, ..., if there is one.
+        step: see `counts`.
     """
 
     alike: frozenset[Axis] = frozenset()
     counts: int | None = None
+    step: int = 1
 
 
 @dataclass(frozen=True)
@@ -281,7 +283,7 @@ def _of_node(node: Any, kinds: Mapping[Any, Any], records: int) -> Any:
         k for at in node.all_input_nodes for k in (kinds[at] if isinstance(kinds[at], list) else [kinds[at]])
     ]
     faults = sorted((k for k in held if isinstance(k, Fault)), key=lambda fault: not fault.mixes)
-    rule, is_linear = RULES.get(node.target, (None, False))
+    rule, is_linear = rule_of(node.target)
     if faults:
         return faults[0]
     if not is_linear and any(isinstance(k, Sum) for k in held):
@@ -301,7 +303,7 @@ def _of_node(node: Any, kinds: Mapping[Any, Any], records: int) -> Any:
         named = dict(named)
         expected = [given for given in node.target._schema.arguments if not given.kwarg_only][len(args) :]
         args = [*args, *(named.pop(given.name, given.default_value) for given in expected)]
-        if tensors(*named.values()) and rule is not attention:
+        if tensors(*named.values()) and "attn_mask" not in named:
             raise _NoRuleError("it takes a tensor more")
         found = rule(outs if isinstance(value, tuple | list) else outs[0], *args, **named)
     except Exception as error:  # also of a rule that meets a form that it was not written for
@@ -418,10 +420,22 @@ def tensors(*given: Any) -> list[Seen]:
     return [one for one in given if isinstance(one, Seen)]
 
 
+def listed(given: Any) -> list[Any]:
+    return list(given) if isinstance(given, list) else [given]
+
+
 def dims(seen: Seen, *whole: int) -> list[Hashable]:
     """Each dimension's number as its label, but None for `whole`."""
     mixed = {dim % max(1, len(seen.shape)) for dim in whole}
     return [None if dim in mixed else dim for dim in range(len(seen.shape))]
+
+
+def formed(
+    out: Any, given: Sequence[Seen], form: Callable[[Seen], Sequence[Hashable]], sums: bool = False
+) -> Any:
+    """The kinds of results, where `form` gives the labels of an operand's or a result's dimensions."""
+    found = labelled([(one, form(one)) for one in given], [form(one) for one in listed(out)], sums=sums)
+    return found if isinstance(out, list) else found[0]
 
 
 def broadcast(labels: Sequence[Hashable], shape: Sequence[int], *operands: Any) -> list[Operand]:
@@ -449,7 +463,8 @@ def moved(seen: Seen, move: Callable[[Axis], Axis | None], what: str = "") -> Ki
     if isinstance(seen.kind, Public):
         counts = None if seen.kind.counts is None else move(Axis(seen.kind.counts))
         alike = frozenset(axis for axis in map(move, seen.kind.alike) if axis is not None)
-        return Public(alike, counts.dim if counts is not None and counts[1:] == (1, 1) else None)
+        dim = counts.dim if counts is not None and counts[1:] == (1, 1) else None
+        return Public(alike, dim, seen.kind.step)
     if isinstance(seen.kind, One):
         raise _NoRuleError("a record alone meets others")
     return seen.kind
@@ -486,28 +501,32 @@ def rule(names: str, linear: bool = False) -> Callable[[Callable[..., Any]], Cal
 
 # ---- each entry of the results follows from the entries at its place
 
+#: Beside what PyTorch itself tags as `pointwise`.
 ELEMENTWISE = """
-abs acos add.Scalar addcdiv addcmul asin atan atan2 bitwise_and.Scalar bitwise_and.Tensor bitwise_not
-bitwise_or.Scalar bitwise_or.Tensor bitwise_xor.Tensor ceil clamp clamp.Tensor clamp_max clamp_min cos cosh
-div.Tensor_mode elu elu_backward eq.Scalar eq.Tensor erf erfc exp exp2 expm1 floor floor_divide fmod.Scalar
-fmod.Tensor ge.Scalar ge.Tensor gelu gelu_backward gt.Scalar gt.Tensor hardsigmoid hardsigmoid_backward
-hardswish hardswish_backward hardtanh hardtanh_backward isinf isnan le.Scalar le.Tensor leaky_relu
-leaky_relu_backward lerp.Scalar lerp.Tensor log log10 log1p log2 log_sigmoid_backward logaddexp logical_and
-logical_not logical_or logical_xor lt.Scalar lt.Tensor masked_fill.Scalar masked_fill.Tensor maximum minimum
-mish mish_backward nan_to_num native_dropout_backward ne.Scalar ne.Tensor pow.Scalar pow.Tensor_Scalar
-pow.Tensor_Tensor _prelu_kernel reciprocal relu remainder.Scalar remainder.Tensor round rsqrt rsub.Scalar
-sgn sigmoid sigmoid_backward sign silu silu_backward sin sinh softplus softplus_backward sqrt sub.Scalar tan
-tanh tanh_backward threshold threshold_backward trunc where.self xlogy.Tensor bernoulli native_dropout
-log_sigmoid_forward _prelu_kernel_backward
+_prelu_kernel _prelu_kernel_backward bernoulli complex elu_backward fake_quantize_per_tensor_affine_cachemask
+floor_divide hardshrink_backward hardsigmoid_backward hardswish hardswish_backward hardtanh_backward
+leaky_relu leaky_relu_backward log_sigmoid_backward log_sigmoid_forward masked_fill.Tensor mish_backward
+native_dropout normal.Tensor_Tensor normal.Tensor_float normal.float_Tensor polar softplus_backward
+softshrink_backward
 """
 
 
 @rule(ELEMENTWISE)
 def elementwise(out: Any, *args: Any, additive: bool = False, **more: Any) -> Any:
-    outs = out if isinstance(out, list) else [out]
-    given = broadcast(dims(outs[0]), outs[0].shape, *args)
-    found = labelled(given, [dims(one) for one in outs], additive=additive)
+    outs = listed(out)
+    shape = torch.broadcast_shapes(*(one.shape for one in tensors(*args)))  # type: ignore[no-untyped-call]
+    if any(one.value is None or one.shape != shape for one in outs):
+        raise _NoRuleError("its results have other shapes than its operands")
+    found = labelled(broadcast(dims(outs[0]), shape, *args), [dims(outs[0])] * len(outs), additive=additive)
     return found if isinstance(out, list) else found[0]
+
+
+def rule_of(operation: Any) -> tuple[Callable[..., Any] | None, bool]:
+    """The rule for an operation, and whether it is linear."""
+    tags = getattr(operation, "tags", ())
+    # A random one may take more numbers for some values, so that the next record gets others.
+    is_pointwise = torch.Tag.pointwise in tags and torch.Tag.nondeterministic_seeded not in tags
+    return RULES.get(operation) or (elementwise if is_pointwise else None, False)
 
 
 @rule("add.Tensor sub.Tensor neg", linear=True)
@@ -523,7 +542,7 @@ def multiplied(out: Seen, *args: Any) -> Kind:
 
 
 @rule("mse_loss smooth_l1_loss huber_loss binary_cross_entropy mse_loss_backward smooth_l1_loss_backward")
-@rule("huber_loss_backward binary_cross_entropy_backward")
+@rule("huber_loss_backward binary_cross_entropy_backward soft_margin_loss soft_margin_loss_backward")
 def elementwise_loss(out: Seen, *args: Any) -> Kind:
     if not out.shape or not args[0].shape:
         raise _MixesError("over the records' axis; reduction='none' does not")
@@ -533,7 +552,7 @@ def elementwise_loss(out: Seen, *args: Any) -> Kind:
 _FRESH = """
 zeros ones full empty.memory_format scalar_tensor rand randn randint randint.low zeros_like ones_like
 full_like empty_like rand_like randn_like randint_like randint_like.low_dtype new_zeros new_ones new_full
-new_empty bernoulli.p uniform exponential normal_functional fill.Scalar
+new_empty new_empty_strided bernoulli.p uniform exponential normal_functional fill.Scalar
 """
 
 
@@ -545,7 +564,8 @@ def everywhere(out: Seen, *args: Any, **more: Any) -> Kind:
 
 @rule("arange arange.start arange.start_step")
 def counted(out: Seen, *bounds: Any, **more: Any) -> Kind:
-    return Public(counts=0 if len(bounds) == 1 or (*bounds[::2], 1)[:2] == (0, 1) else None)
+    start, _, step = [(0, *bounds, 1), (*bounds, 1), bounds][len(bounds) - 1]
+    return Public(counts=0, step=step) if start == 0 and isinstance(step, int) else Public()
 
 
 @rule("copy fill.Tensor", linear=True)
@@ -556,7 +576,7 @@ def copied(out: Seen, target: Seen, source: Seen, *more: Any) -> Kind:
 # ---- the same values at other places
 
 
-@rule("clone detach alias _to_copy lift_fresh_copy", linear=True)
+@rule("clone detach alias _to_copy lift_fresh_copy view_as_real _conj _conj_physical _neg_view", linear=True)
 def same(out: Seen, seen: Seen, **more: Any) -> Kind:
     return moved(seen, lambda axis: axis)
 
@@ -601,6 +621,13 @@ def permuted(out: Seen, seen: Seen, *order: Any) -> Kind:
         one, two = order or (0, 1)
         dimensions[one], dimensions[two] = dimensions[two], dimensions[one]
     return moved(seen, lambda axis: axis._replace(dim=dimensions.index(axis.dim)))
+
+
+@rule("view_as_complex", linear=True)
+def as_complex(out: Seen, seen: Seen) -> Kind:
+    return moved(
+        seen, lambda axis: axis if axis.dim < len(out.shape) else None, "they lie along the two parts"
+    )
 
 
 @rule("unsqueeze", linear=True)
@@ -764,24 +791,15 @@ def sliced_back(out: Seen, grad: Seen, sizes: Any, dim: int, start: int, end: in
 # ---- along some dimensions anything may be mixed
 
 
-def mixing(out: Any, given: Sequence[Seen], whole: Sequence[int]) -> Any:
-    """Operands and results have the same dimensions, and whatever lies along `whole` is mixed."""
-    found = labelled([(s, dims(s, *whole)) for s in given], [dims(o, *whole) for o in listed(out)])
-    return found if isinstance(out, list) else found[0]
-
-
-def listed(given: Any) -> list[Any]:
-    return list(given) if isinstance(given, list) else [given]
-
-
 def mixes_along(names: str, which: Callable[[Sequence[Any]], Any], orders: bool = False) -> None:
     """Enter operations that mix, or order, along dimensions that `which` finds in their arguments."""
 
     def applied(out: Any, *args: Any, **more: Any) -> Any:
-        whole = more["dim"] if "dim" in more else which(args)
-        given = tensors(*args)
+        whole, given = listed(more["dim"] if "dim" in more else which(args)), tensors(*args)
+        if len({len(one.shape) for one in (*given, *listed(out))}) > 1:
+            raise _NoRuleError("its tensors differ in dimensions")
         try:
-            return mixing(out, given, listed(whole))
+            return formed(out, given, lambda one: dims(one, *whole))
         except _MixesError:
             if orders:
                 raise _NoRuleError("an order of the records may be undone") from None
@@ -790,38 +808,67 @@ def mixes_along(names: str, which: Callable[[Sequence[Any]], Any], orders: bool 
     rule(names)(applied)
 
 
-mixes_along("_softmax _log_softmax _safe_softmax cumsum cumprod logcumsumexp flip glu", lambda args: args[1])
-mixes_along("_softmax_backward_data _log_softmax_backward_data glu_backward topk", lambda args: args[2])
+mixes_along(
+    """
+    _softmax _log_softmax _safe_softmax cumsum cumprod logcumsumexp cummax cummin flip glu _fft_r2c _fft_c2r
+    _fft_c2c
+    """,
+    lambda args: args[1],
+)
+mixes_along(
+    "_softmax_backward_data _log_softmax_backward_data glu_backward topk rot90 linalg_cross",
+    lambda args: args[2],
+)
 mixes_along("roll", lambda args: args[2] or list(range(len(args[0].shape))))
 mixes_along("sort argsort sort.stable", lambda args: [*args, -1][1], orders=True)
 mixes_along("constant_pad_nd", lambda args: [-1 - at // 2 for at, size in enumerate(args[1]) if size])
-mixes_along(
-    """
-    tril triu linalg_matrix_exp max_pool2d_with_indices max_pool2d_with_indices_backward avg_pool2d
-    avg_pool2d_backward _adaptive_avg_pool2d _adaptive_avg_pool2d_backward upsample_nearest2d
-    upsample_nearest2d_backward upsample_bilinear2d upsample_bilinear2d_backward upsample_bicubic2d
-    upsample_bicubic2d_backward reflection_pad2d reflection_pad2d_backward replication_pad2d
-    replication_pad2d_backward
-    """,
-    lambda args: [-2, -1],
-)
-mixes_along(
-    """
-    upsample_nearest1d upsample_nearest1d_backward upsample_linear1d upsample_linear1d_backward
-    reflection_pad1d reflection_pad1d_backward replication_pad1d replication_pad1d_backward
-    """,
-    lambda args: -1,
-)
+mixes_along("tril triu linalg_matrix_exp", lambda args: [-2, -1])
+mixes_along("pixel_shuffle pixel_unshuffle", lambda args: [-3, -2, -1])
+for _count in (1, 2, 3):  # of the last dimensions, those of an image
+    _names = """
+    avg_pool# _adaptive_avg_pool# max_pool#_with_indices adaptive_max_pool# max_unpool# reflection_pad#
+    replication_pad# upsample_nearest# _upsample_nearest_exact# upsample_linear# upsample_bilinear#
+    _upsample_bilinear#_aa upsample_bicubic# _upsample_bicubic#_aa upsample_trilinear#
+    """.replace("#", f"{_count}d").split()
+    mixes_along(
+        " ".join(f"{name} {name}_backward" for name in _names),
+        lambda args, whole=list(range(-_count, 0)): whole,  # type: ignore[misc]
+    )
 
 
-@rule("diagonal")
-def diagonal(out: Seen, seen: Seen, offset: int = 0, one: int = 0, two: int = 1) -> Kind:
-    labels = dims(seen, one, two)
-    return labelled([(seen, labels)], [[*(label for label in labels if label is not None), None]])[0]
+@rule("linalg_inv_ex linalg_cholesky_ex _linalg_det _linalg_slogdet _linalg_solve_ex linalg_lu_solve")
+@rule("linalg_solve_triangular")
+def matrices(out: Any, *args: Any, **more: Any) -> Any:
+    """Matrices of equal batches; pivots and determinants have a dimension or two less."""
+    given, whole = tensors(*args), (torch.int32, torch.int64)
+    size = len(given[0].shape) - 2
+    batch = given[0].shape[:size]
+    if any(one.shape[:size] != batch for one in (*given, *listed(out))):
+        raise _NoRuleError("its batches differ")
+    if any(len(s.shape) != size + 2 and getattr(s.value, "dtype", None) not in whole for s in given):
+        raise _NoRuleError("a vector may be a matrix")
+    return formed(out, given, lambda one: [dim if dim < size else None for dim in range(len(one.shape))])
 
 
-def reduction(sums: bool) -> Callable[..., Any]:
-    def reduced(out: Any, seen: Seen, chosen: Any = None, keep: bool = False, **more: Any) -> Any:
+@rule("diagonal diag_embed diagonal_backward", linear=True)
+def diagonal(out: Seen, seen: Seen, *more: Any) -> Any:
+    wide = dims(max(out, seen, key=lambda one: len(one.shape)), *more[-2:])
+    short = [*(label for label in wide if label is not None), None]
+    return formed(out, [seen], lambda one: wide if len(one.shape) == len(wide) else short)
+
+
+@rule("unfold unfold_backward", linear=True)
+def unfolded(out: Seen, seen: Seen, *more: Any) -> Any:
+    """The windows of a dimension have a dimension more, which is the last."""
+    short = dims(min(out, seen, key=lambda one: len(one.shape)), more[-3])
+    return formed(out, [seen], lambda one: [*short, None][: len(one.shape)])
+
+
+def reduction(sums: bool, at: int = 0) -> Callable[..., Any]:
+    """What goes along the dimensions that the argument `at` behind the tensor names, or all."""
+
+    def reduced(out: Any, seen: Seen, *args: Any, **more: Any) -> Any:
+        chosen, keep = (*args[at:], None, False)[:2] if len(args) > at else (more.get("dim"), False)
         labels, keep = dims(seen), keep or more.get("keepdim", False)
         gone = {d % max(1, len(labels)) for d in listed(chosen)} if chosen not in (None, []) else set(labels)
         kept = [None if d in gone else d for d in labels if keep or d not in gone]
@@ -837,34 +884,46 @@ rule("any any.dim any.dims all all.dim all.dims amax amin argmax argmin logsumex
 )
 # No `prod`: its derivative counts the zeros of the whole tensor and then takes one of two formulas, so that a
 # trace shows another one than a step may run.
-rule("median.dim mode std.correction var.correction var_mean.correction")(reduction(False))
+rule("median.dim nanmedian.dim mode std.correction var.correction var_mean.correction std_mean.correction")(
+    reduction(False)
+)
+rule("nansum")(reduction(True))
+rule("aminmax count_nonzero count_nonzero.dim_IntList")(reduction(False))
 
 
-@rule("linalg_vector_norm")
-def norm(out: Seen, seen: Seen, order: float = 2, *more: Any, **others: Any) -> Kind:
-    return reduction(False)(out, seen, *more)
+rule("linalg_vector_norm norm.ScalarOpt_dim kthvalue")(reduction(False, at=1))
 
 
-# ---- by letters: what a result lacks is summed; a star is all further dimensions, which may mix
+# ---- by letters: what a result lacks is summed; a dot or a star (all further dimensions) is mixed
 
 
 def lettered(names: str, form: str, linear: bool = False, rank: int | None = None) -> None:
-    """Enter a rule such as ``nk,km->nm``; with `rank`, for a first operand of so many dimensions alone."""
+    """Enter a rule such as ``nk,km->nm``; with `rank`, for a first operand of so many dimensions alone.
+
+    Every argument has its place in the form, and ``!`` is a result that is not set.
+    """
     left, right = (side.split(",") for side in form.split("->"))
 
-    def labels(letters: str, seen: Seen) -> list[Hashable]:
-        named = letters.rstrip("*")
-        if len(seen.shape) < len(named) or (len(seen.shape) > len(named) and "*" not in letters):
+    def labels(letters: str, seen: Seen, given: bool = True) -> list[Hashable]:
+        named = letters.rstrip("*!")
+        if len(seen.shape) < len(named) or (len(seen.shape) > len(named) and named == letters):
+            if not given and not seen.shape and seen.value is not None:
+                raise _MixesError("over the records' axis; reduction='none' does not")
             raise _NoRuleError(f"a tensor has {len(seen.shape)} dimensions")
-        return [*named, *[None] * (len(seen.shape) - len(named))]
+        return [None if at >= len(named) or named[at] == "." else named[at] for at in range(len(seen.shape))]
 
     def applied(out: Any, *args: Any, **more: Any) -> Any:
         if tensors(*args[len(left) :], *more.values()):
             raise _NoRuleError("it takes a tensor more")
-        if rank is not None and len(args[0].shape) != rank:
+        if rank is not None and len(tensors(*args)[0].shape) != rank:
             raise _NoRuleError("its first dimension is not that of a batch")
         given = [(s, labels(f, s)) for f, s in zip(left, args, strict=False) if isinstance(s, Seen)]
-        found = labelled(given, [labels(f, o) for f, o in zip(right, listed(out), strict=True)], sums=True)
+        results = [
+            labels(f, o, given=False) if o.value is not None else []
+            for f, o in zip(right, listed(out), strict=True)
+        ]
+        found = labelled(given, results, sums=True)
+        found = [Public() if f == "!" else kind for f, kind in zip(right, found, strict=True)]
         return found if isinstance(out, list) else found[0]
 
     rule(names, linear)(applied)
@@ -877,6 +936,25 @@ lettered("dot", "k,k->", linear=True)
 lettered("im2col", "n*->n*", rank=4)
 lettered("col2im", "n*->n*", rank=3)
 lettered("multinomial", "n*->n*", rank=2)
+lettered("channel_shuffle affine_grid_generator", "n*->n*")
+for _dims in ("2d", "3d"):
+    lettered(f"grid_sampler_{_dims}", "n*,n*->n*")
+    lettered(f"grid_sampler_{_dims}_backward", "n*,n*,n*->n*,n*")
+lettered("nll_loss_forward", "n.,n,.->n,!")
+lettered("nll_loss_backward", "n,n.,n,.,,,*->n.")
+lettered("nll_loss2d_forward", "n.hw,nhw,.->nhw,!")
+lettered("nll_loss2d_backward", "nhw,n.hw,nhw,.,,,*->n.hw")
+lettered("multi_margin_loss", "n.,n,,,.->n")
+lettered("multi_margin_loss_backward", "n,n.,n,,,.->n.")
+lettered("multilabel_margin_loss_forward", "n.,n.->n,n.")
+lettered("multilabel_margin_loss_backward", "n,n.,n.,,n.->n.")
+# Of CUDA alone, by their schemas: no test runs them.
+lettered("cudnn_grid_sampler", "n*,n*->n*")
+lettered("cudnn_grid_sampler_backward", "n*,n*,n*->n*,n*")
+lettered("_thnn_fused_lstm_cell", "n.,n.,n.,.,.->n.,n.,n.")
+lettered("_thnn_fused_lstm_cell_backward_impl", "n.,n.,n.,n.,n.->n.,n.,.")
+lettered("_thnn_fused_gru_cell", "n.,n.,n.,.,.->n.,n.")
+lettered("_thnn_fused_gru_cell_backward", "n.,n.->n.,n.,n.,.,.")
 
 
 @rule("addmm baddbmm addmv", linear=True)
@@ -962,6 +1040,22 @@ def embedded(out: Seen, table: Seen, index: Seen, *more: Any) -> Kind:
     return labelled([(table, [None, None]), (index, dims(index))], [dims(out, -1)])[0]
 
 
+@rule("_embedding_bag _embedding_bag_forward_only")
+def bags(outs: Sequence[Seen], table: Seen, index: Seen, offsets: Seen, *more: Any) -> list[Kind]:
+    """Bags of one length, so that [bags * length] is [bags, length]."""
+    count, kind = outs[0].shape[0], offsets.kind
+    even = isinstance(kind, Public) and kind.counts == 0 and kind.step * count == index.shape[0]
+    if not even or offsets.shape != (count,) or more[4]:
+        raise _NoRuleError("its bags differ in length")
+    wide = index._replace(shape=(count, kind.step))
+    given = [(wide._replace(kind=viewed(wide, one)), ["n", None]) for one in tensors(index, more[3])]
+    each = ["n", None]
+    found = labelled(
+        [(table, [None, None]), *given], [each, each[: len(outs[2].shape)], each[: len(outs[3].shape)]]
+    )
+    return [found[0], Public(), *found[1:]]
+
+
 @rule("embedding_dense_backward")
 def embedded_backward(out: Seen, grad: Seen, index: Seen, rows: int, padding: int, by_count: bool) -> Kind:
     if by_count:
@@ -969,47 +1063,79 @@ def embedded_backward(out: Seen, grad: Seen, index: Seen, rows: int, padding: in
     return labelled([(grad, dims(grad, -1)), (index, dims(index))], [[None, None]], sums=True)[0]
 
 
-@rule("native_layer_norm native_layer_norm_backward")
+@rule("native_layer_norm native_layer_norm_backward _fused_rms_norm _fused_rms_norm_backward")
 def layer_norm(outs: Sequence[Seen], *args: Any) -> list[Kind]:
     given = tensors(*args)
     shape = next(one for one in args if isinstance(one, list))
     size = len(given[0].shape)
     labels = [dim if dim < size - len(shape) else None for dim in range(size)]
-    forms = [labels if len(one.shape) == size else [None] * len(one.shape) for one in (*given, *outs)]
-    return labelled([*zip(given, forms, strict=False)], forms[len(given) :], sums=True)
+    form = lambda one: labels if len(one.shape) == size else [None] * len(one.shape)  # noqa: E731
+    return formed(outs, given, form, sums=True)
 
 
-@rule("native_batch_norm native_batch_norm_backward")
+@rule("native_batch_norm native_batch_norm_backward cudnn_batch_norm")
 def batch_norm(outs: Any, *args: Any) -> list[Kind]:
     given = tensors(*args)
     trains = next(one for one in args if isinstance(one, bool))
     labels = [None if trains else "n", "c", *[None] * (len(given[0].shape) - 2)]
-    forms = [labels if len(one.shape) == len(labels) else ["c"] for one in (*given, *outs)]
-    return labelled([*zip(given, forms, strict=False)], forms[len(given) :], sums=not trains)
+    return formed(outs, given, lambda one: labels if len(one.shape) == len(labels) else ["c"], not trains)
 
 
-@rule("nll_loss_forward nll_loss2d_forward nll_loss_backward nll_loss2d_backward")
-def class_loss(out: Any, *args: Any) -> Any:
-    *given, target, weight, reduction, _, _ = args if len(args) == 7 else [*args, None]
-    if reduction or len(target.shape) + 1 != len(given[-1].shape):
-        raise _MixesError("over the records' axis; reduction='none' does not")
-    scores: Sequence[Hashable] = ["n", None, "h", "w"][: len(given[-1].shape)]
-    apart: Sequence[Hashable] = ["n", "h", "w"][: len(target.shape)]
-    held: list[Operand] = [
-        (given[-1], scores),
-        *[(one, apart) for one in (*given[:-1], target)],
-        *[(one, [None]) for one in tensors(weight)],
-    ]
-    found = labelled(held, [apart if isinstance(out, list) else scores])[0]
-    return [found, Public()] if isinstance(out, list) else found  # the total of weights is unset
+def attention(names: str, bias: int | None = None) -> None:
+    """Enter kernels of attention: batch and heads are apart, a mask is broadcast, and seeds are public.
+
+    Args:
+        bias: the place of the mask among the arguments; else it goes by name.
+    """
+
+    def applied(outs: Sequence[Seen], *args: Any, attn_mask: Seen | None = None, **more: Any) -> list[Kind]:
+        mask = attn_mask if bias is None else args[bias]
+        batches = [one.shape[:2] for one in tensors(*args[:3])]
+        if any(len(out.shape) > 2 and out.shape[:2] not in batches for out in outs):
+            raise _NoRuleError("it sums over what was broadcast")
+        given = [(s, labels(s)) for at, s in enumerate(args) if isinstance(s, Seen) and at != bias]
+        masks = broadcast(labels(args[0]), (*args[0].shape[:2], 0, 0), mask)
+        found = labelled([*given, *masks], [labels(out) for out in outs if len(out.shape) > 2])
+        return [found.pop(0) if len(out.shape) > 2 else Public() for out in outs]
+
+    def labels(seen: Seen) -> Sequence[Hashable]:
+        return [0, 1, None, None][: len(seen.shape)] if len(seen.shape) > 2 else [None] * len(seen.shape)
+
+    rule(names)(applied)
 
 
-@rule("_scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_flash_attention_for_cpu_backward")
-def attention(outs: Sequence[Seen], *args: Any, attn_mask: Seen | None = None, **more: Any) -> list[Kind]:
-    given = [(one, [0, 1, None, None][: len(one.shape)]) for one in tensors(*args)]
-    batch = (*given[0][0].shape[:2], 0, 0)
-    masks = broadcast([0, 1, None, None], batch, attn_mask)
-    return labelled([*given, *masks], [[0, 1, None, None][: len(out.shape)] for out in outs])
+attention("_scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_flash_attention_for_cpu_backward")
+attention("_scaled_dot_product_flash_attention _scaled_dot_product_flash_attention_backward")
+attention("_scaled_dot_product_efficient_attention _scaled_dot_product_cudnn_attention", bias=3)
+attention("_scaled_dot_product_efficient_attention_backward", bias=4)
+attention("_scaled_dot_product_cudnn_attention_backward", bias=8)
+
+
+@rule("_cdist_forward _cdist_backward")
+def distances(out: Seen, *args: Any) -> Kind:
+    """Of rows [..., p, m] and [..., r, m]: [..., p, r]; and their derivative by the first."""
+    is_backward = isinstance(args[-1], Seen)
+    one, two = args[1:3] if is_backward else args[:2]
+    sizes = torch.broadcast_shapes(one.shape[:-2], two.shape[:-2])  # type: ignore[no-untyped-call]
+    if out.shape[:-2] != sizes:
+        raise _NoRuleError("it sums over what was broadcast")
+    batch: list[Hashable] = list(range(len(sizes)))
+    given = broadcast([*batch, "p", None], (*sizes, *one.shape[-2:]), one)
+    given += broadcast([*batch, "r", None], (*sizes, *two.shape[-2:]), two)
+    if is_backward:
+        given += [(pairs, [*batch, "p", "r"]) for pairs in (args[0], args[-1])]
+    return labelled(given, [[*batch, "p", None if is_backward else "r"]], sums=is_backward)[0]
+
+
+@rule("_trilinear", linear=True)
+def trilinear(out: Seen, *args: Any) -> Kind:
+    """Three tensors get dimensions and are multiplied; some dimensions are summed."""
+    if any(dim < 0 for chosen in args[3:7] for dim in chosen):
+        raise _NoRuleError("its dimensions count from behind")
+    size = len(args[0].shape) + len(args[3])
+    forms = [[dim for dim in range(size) if dim not in new] for new in args[3:6]]
+    kept = [dim for dim in range(size) if dim not in args[6]]
+    return labelled([*zip(args[:3], forms, strict=True)], [kept], sums=True)[0]
 
 
 # ---- look-ups: indices that come of records stay within what is the record's, or public
@@ -1026,10 +1152,15 @@ def index_selected(out: Seen, seen: Seen, dim: int, index: Seen) -> Kind:
     return labelled([(seen, dims(seen, dim)), (index, ["i"])], [labels])[0]
 
 
-@rule("scatter.src scatter.value scatter_add")
-def scattered(out: Seen, seen: Seen, dim: int, index: Seen, source: Any) -> Kind:
+@rule("scatter.src scatter.value scatter_add scatter_reduce.two")
+def scattered(out: Seen, seen: Seen, dim: int, index: Seen, source: Any, *more: Any, **others: Any) -> Kind:
     given = [(one, dims(one, dim)) for one in tensors(seen, index, source)]
     return labelled(given, [dims(out, dim)])[0]
+
+
+@rule("bucketize.Tensor")
+def bucketed(out: Seen, seen: Seen, bounds: Seen, **more: Any) -> Kind:
+    return labelled([(seen, dims(seen)), (bounds, [None])], [dims(out)])[0]
 
 
 @rule("index_add")
@@ -1039,13 +1170,17 @@ def index_added(out: Seen, seen: Seen, dim: int, index: Seen, source: Seen, **mo
     return labelled(given, [dims(out, dim)], sums=True)[0]
 
 
+def is_mask(index: Seen) -> bool:
+    return index.value is not None and index.value.dtype in (torch.bool, torch.uint8)
+
+
 def indexing(seen: Seen, indices: Sequence[Any]) -> tuple[list[Operand], list[Hashable], list[Hashable], Any]:
     """Operands of an index, labels of what it looks into and of what it finds, and the shape of the index.
 
     Where an index is 0, 1, 2, ... for the entries of a whole dimension, an entry stays in its place.
     """
     held = [(dim, index) for dim, index in enumerate(indices) if index is not None]
-    if any(index.value is None or index.value.dtype in (torch.bool, torch.uint8) for _, index in held):
+    if any(index.value is None or is_mask(index) for _, index in held):
         raise _NoRuleError("an index is a mask")
     shape = torch.broadcast_shapes(*(index.shape for _, index in held))  # type: ignore[no-untyped-call]
     places: list[Hashable] = [f"i{number}" for number in range(len(shape))]
@@ -1054,7 +1189,7 @@ def indexing(seen: Seen, indices: Sequence[Any]) -> tuple[list[Operand], list[Ha
     for dim, index in held:
         inner[dim] = None
         counts = index.kind.counts if isinstance(index.kind, Public) else None
-        if counts is not None and index.shape[counts] == seen.shape[dim] > 1:
+        if counts is not None and index.kind.step == 1 and index.shape[counts] == seen.shape[dim] > 1:
             inner[dim] = places[len(shape) - len(index.shape) + counts]
         else:
             operands += broadcast(places, shape, index)
@@ -1072,6 +1207,11 @@ def indexed(out: Seen, seen: Seen, indices: Sequence[Any]) -> Kind:
 
 @rule("index_put")
 def index_put(out: Seen, seen: Seen, indices: Sequence[Any], values: Seen, accumulate: bool = False) -> Kind:
+    if len(indices) == 1 and is_mask(mask := indices[0]) and math.prod(values.shape) == 1:  # `where`
+        places = list(range(len(mask.shape)))
+        return labelled(
+            [(seen, dims(seen)), (mask, places), (values, [None] * len(values.shape))], [dims(out)]
+        )[0]
     operands, inner, found, shape = indexing(seen, indices)
     sizes = [shape[int(str(f)[1:])] if isinstance(f, str) else seen.shape[int(str(f))] for f in found]
     return labelled([(seen, inner), *operands, *broadcast(found, sizes, values)], [inner], sums=accumulate)[0]
