@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 from zoo import RIGHT_CASES
 
 from equipoise.gradients.capture.random_numbers import random_numbers_from
+from equipoise.gradients.checks.oracle import MOST_TRACED_ROWS
 from equipoise.gradients.engine import MOST_TRACED, GradientEngine
 from equipoise.gradients.trace import Replayed, line_of
 
@@ -27,11 +28,8 @@ UNTRACED = {
     "compiled in place",
     "compiled loss",
     "compiled part",
-    "custom function that differentiates by a parameter",
     "experts",
     "experts with a gate that is cast",
-    "gradient penalty",
-    "hook of a module",
     "labels looked up in a table",
     "packed GRU",
     "sparse embedding bag with offsets",
@@ -233,6 +231,39 @@ def test_a_checkpoint_without_random_numbers_is_replayed_and_one_with_dropout_is
         assert isinstance(found, Replayed) == replays
         with random_numbers_from(3):
             assert torch.equal(found.row_norms(), eager(engine, records).row_norms())
+
+
+@pytest.mark.parametrize(("records", "outcome"), [(6, "proved"), (MOST_TRACED_ROWS + 1, "no trace")])
+def test_rows_of_a_loop_over_records_are_traced_if_they_are_few(records, outcome):
+    model = net()
+    model[1].register_full_backward_hook(lambda *given: None)
+    x = batch(records)
+    assert GradientEngine(model, entropy, x, check=False).proof(x).outcome == outcome
+
+
+def causal(model, x):
+    return model(x, mask=nn.Transformer.generate_square_subsequent_mask(3))
+
+
+@pytest.mark.parametrize(
+    ("run", "name"),
+    [
+        (
+            lambda model, x: F.gaussian_nll_loss(x, x, model(x).exp(), reduction="none"),
+            "gaussian_nll_loss",
+        ),
+        (
+            lambda model, x: -torch.distributions.Normal(model(x), 1.0, validate_args=True).log_prob(x),
+            "__init__",
+        ),
+        (causal, "_detect_is_causal_mask"),
+    ],
+)
+def test_a_layer_of_pytorch_that_reads_values_is_named(run, name):
+    model = nn.TransformerEncoder(nn.TransformerEncoderLayer(4, 2, 8, 0.0, batch_first=True), 1)
+    x = torch.randn(2, 3, 4)
+    engine = GradientEngine(model, lambda model, x: run(model, x).sum((1, 2)), x, check=False)
+    assert name in engine.proof(x).untraced
 
 
 def test_forms_beyond_the_most_that_are_traced_run_eagerly():

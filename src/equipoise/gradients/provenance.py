@@ -183,7 +183,7 @@ def read(line: Line, kinds: Mapping[str, Kind], records: int) -> dict[str, Kind]
     try:
         graph = functional(line.graph)
     except Exception as error:  # whatever PyTorch finds: then there is no proof
-        fault = Fault(False, "a write", f"{type(error).__name__}: {error}".splitlines()[0])
+        fault = Fault(False, "a write", re.split(r"\. |\n", f"{type(error).__name__}: {error}")[0])
         return dict.fromkeys(line.outputs, fault)
     given = [kinds.get(name, ByRecord(Axis(0))) for name in line.inputs]
     found, written = flow(graph, given, records)
@@ -250,13 +250,16 @@ def _of_one(node: Any, kinds: Mapping[Any, Any], ways: dict[Any, int]) -> Any:
     """The kind of what an operation makes of one record alone; None if there is none, or more."""
 
     def told(at: Any) -> Any:
-        """The same for other records: public values of one tensor, a constant, what they have alike."""
+        """The same for other records: what was made alike of the same, or of what they have alike."""
         if isinstance(kinds[at], One):
             return ("way", kinds[at].way)
-        if at.target is select and isinstance(kinds[at.args[0]], Public):
-            dim = at.args[1] % at.args[0].meta["val"].ndim
-            return ("each", at.args[0], dim) if Axis(dim) in kinds[at.args[0]].alike else at
-        return (at.target, at.args, at.kwargs) if at.op == "call_function" and not at.all_input_nodes else at
+        if at not in ways:
+            made = (at.target, at.args, at.kwargs) if at.op == "call_function" else at
+            if at.target is select and isinstance(kinds[at.args[0]], Public):
+                dim = at.args[1] % at.args[0].meta["val"].ndim
+                made = ("each", at.args[0], dim) if Axis(dim) in kinds[at.args[0]].alike else at
+            ways[at] = ways.setdefault(repr(fx.node.map_arg(made, told)) if made is not at else at, len(ways))
+        return ("made", ways[at])
 
     select, unbind = torch.ops.aten.select.int, torch.ops.aten.unbind.int
     held = [kinds[argument] for argument in node.all_input_nodes]

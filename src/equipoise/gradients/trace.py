@@ -23,7 +23,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from traceback import StackSummary
+from traceback import StackSummary, walk_tb
 from typing import Any
 
 import torch
@@ -275,6 +275,9 @@ def line_of(
         more: Any = {"record_stack_traces": True} if sources else {}
         make = make_fx(flat, tracing_mode="fake", _allow_non_fake_inputs=True, **more)
         graph = make(*given.values())
+    for node in graph.graph.nodes:  # a dense loop over records may have gone on
+        if any(isinstance(size, torch.SymInt) for size in getattr(node.meta.get("val"), "shape", ())):
+            raise RuntimeError(f"a shape follows values ({node.target})")
     written = _written(graph.graph)
     places = [node.name for node in graph.graph.nodes if node.op == "placeholder"]
     if held := [name for name in written if name not in places]:
@@ -310,7 +313,7 @@ _REASONS = {
 
 
 def why_untraced(error: Exception) -> str:
-    """Why there is no trace, and at which line of the model or the loss.
+    """Why there is no trace, and at which line of the model or the loss; PyTorch's own layers branch too.
 
     >>> try:
     ...     raise ValueError("Expected more")
@@ -319,8 +322,22 @@ def why_untraced(error: Exception) -> str:
     'Expected more'
     """
     reason = _REASONS.get(type(error).__name__) or next(iter(str(error).splitlines()), "")
+    if reason in _REASONS.values() and (name := _layer_of_torch(error)):
+        reason += f" in PyTorch's {name}"
     place = place_of_user(error)
     return reason + (f", in {place}" if place else "")
+
+
+def _layer_of_torch(error: Exception) -> str | None:
+    """The function of PyTorch's layers, losses or distributions that an error comes from."""
+    found = None
+    for frame, _ in walk_tb(error.__traceback__):
+        module = str(frame.f_globals.get("__name__", ""))
+        if module.partition(".")[0] not in ("equipoise", "torch"):
+            found = None
+        elif module.startswith(("torch.nn.", "torch.distributions.")):
+            found = frame.f_code.co_name
+    return found
 
 
 class _NumbersOfForward(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -10,7 +10,8 @@ factored path and the way of parameters that no rule covers.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
 from equipoise._dtensor import local_part, part_like
+from equipoise._host import host_waits
 from equipoise.gradients.capture.random_numbers import random_numbers_from
 from equipoise.gradients.capture.sharded import SHARDED, leaves_told
 from equipoise.gradients.checks.row_comparison import each_gradient
@@ -105,6 +107,9 @@ def visit_rows(model: nn.Module, loss: Loss, batch: Any, visit: Callable[[str, T
         _loop(model, one_loss, chosen, _live(model, values), record_leaves(batch), visit)
 
 
+#: A trace has the operations of each record that is computed alone: 0.1 s for a small network.
+MOST_TRACED_ROWS = 32
+
 OneLoss = Callable[..., tuple[Tensor, Tensor]]
 
 
@@ -147,13 +152,12 @@ def _sharded_loop(
     """
     rows: dict[str, list[Tensor]] = {name: [] for name in names}
     losses, leaves = [], record_leaves(batch)
-    shapes = {name: p.shape for name, p in model.named_parameters()}
-    stand = torch.get_rng_state().numpy().tobytes()
+    shapes, numbers_of = {name: p.shape for name, p in model.named_parameters()}, _own_numbers(leaves)
     for i in range(leaves[0].shape[0]):
         seen: dict[str, Tensor] = {}
         single = replace_leaves(batch, [leaf[i : i + 1] for leaf in leaves])
         with (
-            random_numbers_from(_start(stand, i), *{leaf.device for leaf in leaves}),
+            numbers_of(i),
             torch.enable_grad(),
             backward_included(),
             leaves_told(seen.__setitem__),
@@ -202,18 +206,34 @@ def losses_one_by_one(
 ) -> Tensor:
     """Losses [B] of forwards of one record each, with random numbers of the record's own; as in `_loop`."""
     losses, leaves = [], record_leaves(batch)
-    devices = {leaf.device for leaf in leaves}
-    stand = torch.get_rng_state().numpy().tobytes()
+    numbers_of = _own_numbers(leaves)
     for i in range(leaves[0].shape[0]):
         single = replace_leaves(batch, [leaf[i : i + 1] for leaf in leaves])
-        with random_numbers_from(_start(stand, i), *devices), torch.enable_grad():
+        with numbers_of(i), torch.enable_grad():
             losses.append(evaluate_loss(model, loss, single, params).detach())
     return torch.cat(losses)
 
 
-def _start(stand: bytes, record: int) -> int:
-    """Where a record's random numbers start."""
-    return int.from_bytes(hashlib.blake2b(stand + record.to_bytes(8, "big"), digest_size=7).digest(), "big")
+def _own_numbers(leaves: Sequence[Tensor]) -> Callable[[int], AbstractContextManager[None]]:
+    """Inside what it returns, a record has a start of its own for its random numbers.
+
+    It follows from where torch's generator stands, which does not move. A trace has no such state: what draws
+    there is refused where rows are dense.
+    """
+    if host_waits(torch.device("cpu")):
+        if len(leaves[0]) > MOST_TRACED_ROWS:
+            raise RuntimeError(
+                f"some rows are computed record by record, and a trace of {len(leaves[0])} records is long; "
+                f"choose micro_batch_size so that there are at most {MOST_TRACED_ROWS}"
+            )
+        return lambda record: nullcontext()
+    stand, devices = torch.get_rng_state().numpy().tobytes(), {leaf.device for leaf in leaves}
+
+    def of(record: int) -> AbstractContextManager[None]:
+        digest = hashlib.blake2b(stand + record.to_bytes(8, "big"), digest_size=7).digest()
+        return random_numbers_from(int.from_bytes(digest, "big"), *devices)
+
+    return of
 
 
 def _loop(
@@ -228,10 +248,7 @@ def _loop(
 
     Each record has a start of its own for its random numbers: how many one takes changes no other's.
     """
-    losses = []
-    devices = {leaf.device for leaf in leaves}
-    # From where torch's generator stands, which does not move.
-    stand = torch.get_rng_state().numpy().tobytes()
+    losses, numbers_of = [], _own_numbers(leaves)
     for i in range(leaves[0].shape[0]):
         live = {name: p.detach().requires_grad_() for name, p in (chosen | others).items()}
         wanted = {name: live[name] for name in chosen}
@@ -240,7 +257,7 @@ def _loop(
             # Look-ups may give sparse ones.
             visit(name, torch.zeros_like(wanted[name]) if g is None else g.to_dense())
 
-        with random_numbers_from(_start(stand, i), *devices), backward_at(model, live):
+        with numbers_of(i), backward_at(model, live):
             value, _ = one_loss(live, *(leaf[i] for leaf in leaves))
             losses.append(value.detach())
             if value.requires_grad:
