@@ -900,64 +900,62 @@ rule("linalg_vector_norm norm.ScalarOpt_dim kthvalue")(reduction(False, at=1))
 # ---- by letters: what a result lacks is summed; a dot or a star (all further dimensions) is mixed
 
 
-def lettered(names: str, form: str, linear: bool = False, rank: int | None = None) -> None:
-    """Enter a rule such as ``nk,km->nm``; with `rank`, for a first operand of so many dimensions alone.
-
-    Every argument has its place in the form, and ``!`` is a result that is not set.
-    """
+def lettered(form: str) -> Callable[..., Any]:
+    """A rule such as ``nk,km->nm``. Every argument has its place, and ``!`` is a result that is not set."""
     left, right = (side.split(",") for side in form.split("->"))
 
-    def labels(letters: str, seen: Seen, given: bool = True) -> list[Hashable]:
+    def labels(letters: str, seen: Seen) -> list[Hashable]:
         named = letters.rstrip("*!")
         if len(seen.shape) < len(named) or (len(seen.shape) > len(named) and named == letters):
-            if not given and not seen.shape and seen.value is not None:
-                raise _MixesError("over the records' axis; reduction='none' does not")
             raise _NoRuleError(f"a tensor has {len(seen.shape)} dimensions")
         return [None if at >= len(named) or named[at] == "." else named[at] for at in range(len(seen.shape))]
 
     def applied(out: Any, *args: Any, **more: Any) -> Any:
         if tensors(*args[len(left) :], *more.values()):
             raise _NoRuleError("it takes a tensor more")
-        if rank is not None and len(tensors(*args)[0].shape) != rank:
-            raise _NoRuleError("its first dimension is not that of a batch")
         given = [(s, labels(f, s)) for f, s in zip(left, args, strict=False) if isinstance(s, Seen)]
-        results = [
-            labels(f, o, given=False) if o.value is not None else []
-            for f, o in zip(right, listed(out), strict=True)
-        ]
-        found = labelled(given, results, sums=True)
+        asked = {at: one for at, one in enumerate(listed(out)) if one.value is not None}
+        if any(right[at].startswith("n") and not one.shape for at, one in asked.items()):
+            raise _MixesError("over the records' axis; reduction='none' does not")
+        forms = [labels(f, asked[at]) if at in asked else [] for at, f in enumerate(right)]
+        found = labelled(given, forms, sums=True)
         found = [Public() if f == "!" else kind for f, kind in zip(right, found, strict=True)]
         return found if isinstance(out, list) else found[0]
 
-    rule(names, linear)(applied)
+    return applied
 
 
-lettered("mm", "nk,km->nm", linear=True)
-lettered("bmm", "bnk,bkm->bnm", linear=True)
-lettered("mv", "nk,k->n", linear=True)
-lettered("dot", "k,k->", linear=True)
-lettered("im2col", "n*->n*", rank=4)
-lettered("col2im", "n*->n*", rank=3)
-lettered("multinomial", "n*->n*", rank=2)
-lettered("channel_shuffle affine_grid_generator", "n*->n*")
-for _dims in ("2d", "3d"):
-    lettered(f"grid_sampler_{_dims}", "n*,n*->n*")
-    lettered(f"grid_sampler_{_dims}_backward", "n*,n*,n*->n*,n*")
-lettered("nll_loss_forward", "n.,n,.->n,!")
-lettered("nll_loss_backward", "n,n.,n,.,,,*->n.")
-lettered("nll_loss2d_forward", "n.hw,nhw,.->nhw,!")
-lettered("nll_loss2d_backward", "nhw,n.hw,nhw,.,,,*->n.hw")
-lettered("multi_margin_loss", "n.,n,,,.->n")
-lettered("multi_margin_loss_backward", "n,n.,n,,,.->n.")
-lettered("multilabel_margin_loss_forward", "n.,n.->n,n.")
-lettered("multilabel_margin_loss_backward", "n,n.,n.,,n.->n.")
-# Of CUDA alone, by their schemas: no test runs them.
-lettered("cudnn_grid_sampler", "n*,n*->n*")
-lettered("cudnn_grid_sampler_backward", "n*,n*,n*->n*,n*")
-lettered("_thnn_fused_lstm_cell", "n.,n.,n.,.,.->n.,n.,n.")
-lettered("_thnn_fused_lstm_cell_backward_impl", "n.,n.,n.,n.,n.->n.,n.,.")
-lettered("_thnn_fused_gru_cell", "n.,n.,n.,.,.->n.,n.")
-lettered("_thnn_fused_gru_cell_backward", "n.,n.->n.,n.,n.,.,.")
+for _name, _form in {
+    "mm": "nk,km->nm",
+    "bmm": "bnk,bkm->bnm",
+    "mv": "nk,k->n",
+    "dot": "k,k->",
+}.items():
+    rule(_name, linear=True)(lettered(_form))
+for _name, _form in {
+    "im2col": "n...->n..",
+    "col2im": "n..->n...",
+    "multinomial": "n.->n.",
+    "channel_shuffle affine_grid_generator": "n*->n*",
+    "grid_sampler_2d grid_sampler_3d": "n*,n*->n*",
+    "grid_sampler_2d_backward grid_sampler_3d_backward": "n*,n*,n*->n*,n*",
+    "nll_loss_forward": "n.,n,.->n,!",
+    "nll_loss_backward": "n,n.,n,.,,,*->n.",
+    "nll_loss2d_forward": "n.hw,nhw,.->nhw,!",
+    "nll_loss2d_backward": "nhw,n.hw,nhw,.,,,*->n.hw",
+    "multi_margin_loss": "n.,n,,,.->n",
+    "multi_margin_loss_backward": "n,n.,n,,,.->n.",
+    "multilabel_margin_loss_forward": "n.,n.->n,n.",
+    "multilabel_margin_loss_backward": "n,n.,n.,,n.->n.",
+    # Of CUDA alone, by their schemas: no test runs them.
+    "cudnn_grid_sampler": "n*,n*->n*",
+    "cudnn_grid_sampler_backward": "n*,n*,n*->n*,n*",
+    "_thnn_fused_lstm_cell": "n.,n.,n.,.,.->n.,n.,n.",
+    "_thnn_fused_lstm_cell_backward_impl": "n.,n.,n.,n.,n.->n.,n.,.",
+    "_thnn_fused_gru_cell": "n.,n.,n.,.,.->n.,n.",
+    "_thnn_fused_gru_cell_backward": "n.,n.->n.,n.,n.,.,.",
+}.items():
+    rule(_name)(lettered(_form))
 
 
 @rule("addmm baddbmm addmv", linear=True)
@@ -965,15 +963,6 @@ def added_product(out: Seen, bias: Seen, left: Seen, right: Seen, **more: Any) -
     name = {(2, 2): "mm", (3, 3): "bmm", (2, 1): "mv"}[len(left.shape), len(right.shape)]
     found = RULES[getattr(torch.ops.aten, name).default][0](out, left, right)
     return added(out, bias, out._replace(kind=found))
-
-
-def along_batch(operands: Sequence[Seen], count: int, outs: Sequence[int]) -> list[Kind]:
-    """Dimension 0 is apart in the first operands and in results with dimensions; others sum over it."""
-    given = [
-        (one, ["n" if at < count else None, *[None] * len(one.shape)][: len(one.shape)])
-        for at, one in enumerate(operands)
-    ]
-    return labelled(given, [["n", *[None] * (size - 1)] if size > 0 else [] for size in outs], sums=True)
 
 
 def within_groups(groups: int, operands: Sequence[tuple[Seen, int]], outs: Sequence[tuple[Seen, int]]) -> Any:
@@ -1010,7 +999,7 @@ def convolution(out: Any, *args: Any) -> Any:
         groups, [*zip(given, channels, strict=False)], [*zip(outs, (1, 0, 0), strict=False)]
     )
     if found is None:
-        found = along_batch(given, 1 + backward, [len(one.shape) * (at == 0) for at, one in enumerate(outs)])
+        return lettered("n*,n*,*->n*,*,*" if backward else "n*,*,*->n*")(out, *args[:3])
     return found if backward else found[0]
 
 
@@ -1018,7 +1007,7 @@ def convolution(out: Any, *args: Any) -> Any:
 def group_norm(outs: Any, seen: Seen, weight: Any, bias: Any, n: int, *more: Any) -> Any:
     if n != seen.shape[0]:
         raise _NoRuleError("its memory has another shape")
-    return along_batch(tensors(seen, weight, bias), 1, [len(seen.shape), 2, 2])
+    return lettered("n*,*,*->n*,n*,n*")(outs, seen, weight, bias)
 
 
 @rule("native_group_norm_backward")
@@ -1034,7 +1023,7 @@ def group_norm_backward(outs: Any, grad: Seen, seen: Seen, *more: Any) -> Any:
         [*zip([*given, *rest], (1, 1, 1, 1, 0), strict=False)],
         [(given[0], 1), *zip(outs[1:], (0, 0), strict=True)],
     )
-    found = found or along_batch([*given, *rest], 4, [3, 0, 0])
+    found = found or lettered("n*,n*,n*,n*,*->n*,*,*")([given[0], *outs[1:]], *given, *rest)
     return [viewed(outs[0], given[0]._replace(kind=found[0])) if outs[0].shape else Public(), *found[1:]]
 
 
