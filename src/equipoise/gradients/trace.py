@@ -336,7 +336,7 @@ def _layer_of_torch(error: Exception) -> str | None:
         if module.partition(".")[0] not in ("equipoise", "torch"):
             found = None
         elif module.startswith(("torch.nn.", "torch.distributions.")):
-            found = frame.f_code.co_name
+            found = f"{module.rpartition('.')[2]}.{frame.f_code.co_name}"
     return found
 
 
