@@ -54,6 +54,7 @@ RECORDS = 6
 
 #: Wrong cases whose trace is right: what is wrong with them lies elsewhere, and other checks find it.
 ELSEWHERE = {
+    "complex parameters": "refused for their type; nothing mixes",
     "custom function whose backward replaces what is not finite": "nothing is wrong, and it trains",
     "collated with neighbours, before a head of zeros": "records are blended before the batch",
     "collated with neighbours, behind a rare coin": "records are blended before the batch",

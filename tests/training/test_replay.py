@@ -25,6 +25,7 @@ from equipoise.data import PadTo
 from equipoise.federated import LocalUpdates
 from equipoise.gradients import CrossRecordError
 from equipoise.methods import AutoS, JointWhitening
+from equipoise.training.assumptions import TRACED
 
 
 def weighted(model, batch):
@@ -290,3 +291,15 @@ def test_a_module_may_take_the_step():
         run.run(progress=False)
         found.append(parameters(run.model))
     assert torch.equal(*found)
+
+
+def test_a_statement_counts_the_traces(monkeypatch, tmp_path):
+    monkeypatch.setenv("EQUIPOISE_REPLAY", "1")
+    model, of_loss = Switched(), Weighted()
+    run = training(model, loss=of_loss, steps=3, run_dir=tmp_path / "run")
+    run.take_step()
+    of_loss.power.fill_(0.1)
+    run.run(progress=False)
+    (said,) = (text for text in run.statement().assumptions if text.startswith(TRACED))
+    assert said == f"{TRACED}{run.engine.traces}"
+    assert eq.verify_run(tmp_path / "run").consistent

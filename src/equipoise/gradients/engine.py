@@ -297,8 +297,14 @@ class GradientEngine:
         """What a trace is good for: number, shapes and types of records, and PyTorch's global settings."""
         kind = self._device.type
         autocast = torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind)
-        hooks = *nn.modules.module._global_forward_hooks, *nn.modules.module._global_forward_pre_hooks
-        return num_records(batch), signature(batch), autocast, torch.get_default_dtype(), hooks
+        of_all = nn.modules.module
+        hooks = (
+            *of_all._global_forward_hooks,
+            *of_all._global_forward_pre_hooks,
+            *of_all._global_backward_hooks,
+        )
+        buffers = tuple((name, b.shape, b.dtype) for name, b in self.model.named_buffers())
+        return num_records(batch), signature(batch), autocast, torch.get_default_dtype(), hooks, buffers
 
     def traced(self, batch: Any, sources: bool = False) -> Traced:
         """The lines of operations of micro-batches of this form; see `trace`.

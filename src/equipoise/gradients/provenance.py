@@ -272,6 +272,9 @@ def _of_one(node: Any, kinds: Mapping[Any, Any], ways: dict[Any, int]) -> Any:
         number = ways.setdefault((whole, dim % len(shape)), len(ways))
         alone = [One(at, number) for at in range(shape[dim])]
         return alone[index[0]] if index else alone
+    # How many random numbers it takes may follow its values, and shift those of the next record.
+    if node.target not in RULES and torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
+        return None
     if record is None or not all(isinstance(k, Public) or getattr(k, "record", -1) == record for k in held):
         return None
     number = ways.setdefault((node.target, repr(fx.node.map_arg((node.args, node.kwargs), told))), len(ways))
@@ -1070,7 +1073,10 @@ def batch_norm(outs: Any, *args: Any) -> list[Kind]:
     given = tensors(*args)
     trains = next(one for one in args if isinstance(one, bool))
     labels = [None if trains else "n", "c", *[None] * (len(given[0].shape) - 2)]
-    return formed(outs, given, lambda one: labels if len(one.shape) == len(labels) else ["c"], not trains)
+    found = formed(outs, given, lambda one: labels if len(one.shape) == len(labels) else ["c"], not trains)
+    if args[5] is True and tensors(*args[3:5]):
+        raise _NoRuleError("it writes running statistics, of which its schema says nothing")
+    return found
 
 
 def attention(names: str, bias: int | None = None) -> None:
@@ -1182,7 +1188,10 @@ def indexing(seen: Seen, indices: Sequence[Any]) -> tuple[list[Operand], list[Ha
         inner[dim] = None
         counts = index.kind.counts if isinstance(index.kind, Public) else None
         if counts is not None and index.kind.step == 1 and index.shape[counts] == seen.shape[dim] > 1:
-            inner[dim] = places[len(shape) - len(index.shape) + counts]
+            place = places[len(shape) - len(index.shape) + counts]
+            if place in inner:
+                raise _NoRuleError("one index stands for two dimensions")
+            inner[dim] = place
         else:
             operands += broadcast(places, shape, index)
     first, last = held[0][0], held[-1][0]

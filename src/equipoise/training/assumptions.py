@@ -48,6 +48,7 @@ def always(unit: Any) -> list[str]:
 
 # ---- what a process finds out, with the names of what it found
 
+TRACED = "traces of what a micro-batch computes, one for each form of it and each change of model or loss: "
 HELD = "what these tensors of model and loss hold at the start is public, or paid for in the same journal: "
 AFTER = "the run starts from a model that these runs left: "
 STEPPED = "the owner's public step "
@@ -60,7 +61,7 @@ CHANGED = (
 )
 HOOKED = "a hook of the optimizer's step moves these frozen parameters, by public or released numbers alone: "
 FIRST_VALUES = " (its first values)"  # after the name of what took more than were tried
-NAMED = (HELD, AFTER, STEPPED, THROWN_AWAY, CHANGED, HOOKED)
+NAMED = (TRACED, HELD, AFTER, STEPPED, THROWN_AWAY, CHANGED, HOOKED)
 
 
 def with_public_step(found: Sequence[str], name: str) -> list[str]:
@@ -205,4 +206,6 @@ class Assumption(StrEnum):
         changed = {text for text in named if text.startswith(CHANGED)}
         names = {name for text in changed for name in text.removeprefix(CHANGED).split(", ")}
         joined = [CHANGED + ", ".join(sorted(names))] if names else []
-        return [*(one for one in cls if one in there), *sorted(named - changed), *joined]
+        traced = {text for text in named if text.startswith(TRACED)}
+        most = [max(traced, key=lambda text: int(text.removeprefix(TRACED)))] if traced else []
+        return [*(one for one in cls if one in there), *most, *sorted(named - changed - traced), *joined]

@@ -33,7 +33,7 @@ from equipoise.methods import DPSGD, Method, State
 from equipoise.privacy import Budget, Ledger, PlanUsedUpError, Sampling
 from equipoise.report import write_report
 from equipoise.statements import Statement, statement_of
-from equipoise.training.assumptions import Assumption, with_public_step
+from equipoise.training.assumptions import TRACED, Assumption, with_public_step
 from equipoise.training.describe import Description, describe, proof_of
 from equipoise.training.distributed import Processes
 from equipoise.training.folder.checkpoint import CheckpointError
@@ -399,7 +399,8 @@ class PrivateTraining:
     @property
     def _assumed(self) -> list[str]:
         """What was found out by now."""
-        return Assumption.of_all([*self._found, *self._steps.constants.assumptions])
+        traced = [f"{TRACED}{count}"] if (count := self._setup.rows.engine.traces) else []
+        return Assumption.of_all([*self._found, *self._steps.constants.assumptions, *traced])
 
     def config(self) -> dict[str, Any]:
         """The public settings, as `config.json` holds them."""
