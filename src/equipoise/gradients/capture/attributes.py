@@ -575,7 +575,8 @@ class HeldState:
         self.differs |= not all(np.array_equal(array, values) for array, values in self._arrays)
         self.differs |= any(t._version != version for t, version in self._tensors if id(t) not in self._live)
         self.differs |= not all(_same_numbers(tensor, values) for tensor, values in self._small)
-        self.differs |= any([type(owner) is not kind for owner, kind, _, _ in self._fields])
+        for owner, kind, _, _ in self._fields:
+            self.differs |= type(owner) is not kind
         found: list[Change] = []
         for owner, then, now in held:
             if len(then) == len(now):
