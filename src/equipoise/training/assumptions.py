@@ -32,10 +32,12 @@ START = (
     "changes what model, loss, optimizer and scheduler hold, and nothing changes the data"
 )
 ROUNDED = (
-    "rounding is not counted: micro-batches are added in float64, and each float32 product that sums the "
-    "rows of one rounds (a record in front of 400,000 others moved a sum by up to 1.003 bounds in "
-    "micro-batches of 2,048, and by 1.006 in one of all of them). In lower precision (TF32, bfloat16, "
-    "float16) rounding is not covered at all"
+    "rounding is not counted: each float32 product that sums the rows of a micro-batch rounds (a record in "
+    "front of 400,000 others moved a sum by up to 1.003 bounds in micro-batches of 2,048, and by 1.006 in "
+    "one of all of them). Of several micro-batches or processes each sum is rounded once more, to whole "
+    "numbers of a public unit (by at most K sqrt(P) / 2^61 bounds, for P numbers and draws of at most K "
+    "records), and these are added exactly. In lower precision (TF32, bfloat16, float16) rounding is not "
+    "covered at all"
 )
 ALLOWED = "public and private records belong to different persons, also where they are equal"
 NOT_COMPARED = "public records were not compared with the private ones"
