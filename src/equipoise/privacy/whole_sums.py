@@ -83,7 +83,7 @@ class WholeSum:
             return
         for some, given in self._pieces(value):
             if self.unit and some.device.type == "cpu":
-                # torch multiplies whole numbers by one before it adds them: a fifth of this function.
+                # torch multiplies whole numbers by one before it adds them, a sixth of the time here.
                 np.add(some.numpy(), given.long().numpy(), out=some.numpy())
             else:
                 some += given.long() if self.unit else given
