@@ -83,17 +83,21 @@ class Fault:
         mixes: whether it is known that records mix; else an operation has no rule.
         operation: its name.
         what: happens there.
-        where: module and line of the source, if they are known.
+        where: line of the source, if it is known.
+        module: path and class of the module that ran, if there was one.
     """
 
     mixes: bool
     operation: str
     what: str
     where: str = ""
+    module: tuple[str | None, str] | None = None
 
     def __str__(self) -> str:
         said = f"{self.operation} mixes records" if self.mixes else f"there is no rule for {self.operation}"
-        return f"{said}: {self.what}" + f" ({self.where})" * bool(self.where)
+        module = "" if self.module is None else "{} ({})".format(self.module[0] or "a module", self.module[1])
+        places = ", ".join(filter(None, (module, self.where)))
+        return f"{said}: {self.what}" + f" ({places})" * bool(places)
 
 
 @dataclass(frozen=True)
@@ -130,10 +134,12 @@ class Proof:
     Attributes:
         fault: what mixes, or has no rule.
         untraced: why there is no trace to read.
+        public_writes: buffers to which a forward writes what depends on no record.
     """
 
     fault: Fault | None = None
     untraced: str | None = None
+    public_writes: tuple[str, ...] = ()
 
     @property
     def outcome(self) -> str:
@@ -160,7 +166,10 @@ def prove(traced: Traced) -> Proof:
     faults += [not_a_sum(sums[name], f"the sums of {name}") for name in traced.sums.outputs]
     faults += [kind for name, kind in rows.items() if name.startswith("written:") and isinstance(kind, Fault)]
     found = [fault for fault in faults if fault is not None]
-    return Proof(next((fault for fault in found if fault.mixes), next(iter(found), None)))
+    if found:
+        return Proof(next((fault for fault in found if fault.mixes), found[0]))
+    written = [name.removeprefix("buffer:") for name, kind in rows.items() if isinstance(kind, Public)]
+    return Proof(public_writes=tuple(name for name in written if name in traced.written))
 
 
 def not_by_record(kind: Kind, name: str) -> Fault | None:
@@ -192,6 +201,9 @@ def read(line: Line, kinds: Mapping[str, Kind], records: int) -> dict[str, Kind]
 
 def functional(graph: fx.GraphModule) -> fx.GraphModule:
     """The same computation without operations that write; the nodes keep what is known of their source."""
+    schemas = (getattr(node.target, "_schema", None) for node in graph.graph.nodes)
+    if not any(schema is not None and schema.is_mutable for schema in schemas):
+        return graph
     held = [node.meta["val"] for node in graph.graph.nodes if node.op == "placeholder"]
     values = [torch.empty_strided(v.shape, v.stride(), dtype=v.dtype, device=v.device) for v in held]
 
@@ -272,6 +284,9 @@ def _of_one(node: Any, kinds: Mapping[Any, Any], ways: dict[Any, int]) -> Any:
         number = ways.setdefault((whole, dim % len(shape)), len(ways))
         alone = [One(at, number) for at in range(shape[dim])]
         return alone[index[0]] if index else alone
+    # How many random numbers it takes may follow its values, and shift those of the next record.
+    if node.target not in RULES and torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
+        return None
     if record is None or not all(isinstance(k, Public) or getattr(k, "record", -1) == record for k in held):
         return None
     number = ways.setdefault((node.target, repr(fx.node.map_arg((node.args, node.kwargs), told))), len(ways))
@@ -314,14 +329,14 @@ def _of_node(node: Any, kinds: Mapping[Any, Any], records: int) -> Any:
             return Public()  # whatever it does, it does to public values
         is_told = isinstance(error, _MixesError | _NoRuleError)
         what = str(error) if is_told else f"its form is not known ({type(error).__name__}: {error})"
-        return Fault(isinstance(error, _MixesError), str(node.target), what, _where(node))
-    made = Sum(Fault(True, str(node.target), "it adds up over the records", _where(node)))
+        return Fault(isinstance(error, _MixesError), str(node.target), what, *_where(node))
+    made = Sum(Fault(True, str(node.target), "it adds up over the records", *_where(node)))
 
     def settled(out: Seen, kind: Any) -> Any:
         dtype = torch.float32 if out.value is None else out.value.dtype
         whole = not dtype.is_floating_point
         if isinstance(kind, Sum) and whole and any(isinstance(k, Sum) for k in held):
-            return Fault(True, str(node.target), "a sum over records is rounded", _where(node))
+            return Fault(True, str(node.target), "a sum over records is rounded", *_where(node))
         if isinstance(kind, Public) and dtype not in (torch.int32, torch.int64):
             kind = replace(kind, counts=None)  # a type may not hold the numbers
         return Public() if 0 in out.shape else made if kind is SUMMED else kind
@@ -336,15 +351,14 @@ SUMMED = Sum(Fault(True, "", ""))
 
 
 def _kept(node: fx.Node) -> Fault:
-    return Fault(True, "copy_", "what comes of records stays in a tensor", _where(node))
+    return Fault(True, "copy_", "what comes of records stays in a tensor", *_where(node))
 
 
-def _where(node: fx.Node) -> str:
-    """Module and line of the source, as far as the trace has recorded them."""
-    modules = node.meta.get("nn_module_stack") or {}
-    path = [str(entry[0]) for entry in list(modules.values())[-1:]]
+def _where(node: fx.Node) -> tuple[str, tuple[str | None, str] | None]:
+    """Line of the source, and the module, as far as the trace has noted them."""
+    module = next(iter((node.meta.get("nn_module_stack") or {}).values()), None)
     lines = re.findall(r'File "(?:.*[/\\])?(.*)", line (\d+), in (.*)', node.meta.get("stack_trace") or "")
-    return ", ".join([*path, *(f"{name} ({file}, line {line})" for file, line, name in lines[-1:])])
+    return ", ".join(f"{name} ({file}, line {line})" for file, line, name in lines[-1:]), module
 
 
 # ---- what rules are made of
@@ -752,6 +766,8 @@ def stacked(out: Seen, parts: Sequence[Seen], dim: int = 0) -> Kind:
 
 @rule("select_scatter select_backward", linear=True)
 def put_back(out: Seen, *args: Any) -> Kind:
+    if any(isinstance(one.kind, One) and one.kind.record == args[3] for one in tensors(*args)):
+        raise _NoRuleError("records are put back one by one")
     labels = dims(out, args[2])
     own = [label for label in labels if label is not None]
     given = [(one, labels if len(one.shape) == len(labels) else own) for one in tensors(*args)]
@@ -1070,7 +1086,10 @@ def batch_norm(outs: Any, *args: Any) -> list[Kind]:
     given = tensors(*args)
     trains = next(one for one in args if isinstance(one, bool))
     labels = [None if trains else "n", "c", *[None] * (len(given[0].shape) - 2)]
-    return formed(outs, given, lambda one: labels if len(one.shape) == len(labels) else ["c"], not trains)
+    found = formed(outs, given, lambda one: labels if len(one.shape) == len(labels) else ["c"], not trains)
+    if args[5] is True and tensors(*args[3:5]):
+        raise _NoRuleError("it writes running statistics, of which its schema says nothing")
+    return found
 
 
 def attention(names: str, bias: int | None = None) -> None:
@@ -1182,7 +1201,10 @@ def indexing(seen: Seen, indices: Sequence[Any]) -> tuple[list[Operand], list[Ha
         inner[dim] = None
         counts = index.kind.counts if isinstance(index.kind, Public) else None
         if counts is not None and index.kind.step == 1 and index.shape[counts] == seen.shape[dim] > 1:
-            inner[dim] = places[len(shape) - len(index.shape) + counts]
+            place = places[len(shape) - len(index.shape) + counts]
+            if place in inner:
+                raise _NoRuleError("one index stands for two dimensions")
+            inner[dim] = place
         else:
             operands += broadcast(places, shape, index)
     first, last = held[0][0], held[-1][0]

@@ -331,7 +331,7 @@ class HeldState:
     def _note_array(self, value: np.ndarray) -> None:
         if value.nbytes > _LARGEST_ARRAY or value.dtype.hasobject:
             self.has_unseen = True
-        elif value.flags.writeable:
+        elif value.flags.writeable or value.base is not None:  # a view of one that may be
             self._arrays.append((value, value.copy()))
 
     def _note_method(self, value: Any) -> None:
@@ -575,6 +575,7 @@ class HeldState:
         self.differs |= not all(np.array_equal(array, values) for array, values in self._arrays)
         self.differs |= any(t._version != version for t, version in self._tensors if id(t) not in self._live)
         self.differs |= not all(_same_numbers(tensor, values) for tensor, values in self._small)
+        self.differs |= any(type(owner) is not kind for owner, kind, _, _ in self._fields)
         found: list[Change] = []
         for owner, then, now in held:
             if len(then) == len(now):
