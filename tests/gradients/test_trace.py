@@ -25,6 +25,7 @@ UNTRACED = {
     "checkpoints with dropout",
     "experts",
     "experts with a gate that is cast",
+    "hook that gives nothing where some gradient is not finite",
     "labels looked up in a table",
     "packed GRU",
     "sparse embedding bag with offsets",
