@@ -96,7 +96,7 @@ def test_a_form_that_mixes_stops_the_run():
     engine = GradientEngine(Mean(centred=7), squared, of_length(5))
     engine.by_plan(of_length(6))
     assert engine.independence.word == "proved"
-    with pytest.raises(CrossRecordError, match="aten.sub") as caught:
+    with pytest.raises(CrossRecordError, match=r"aten\.sub") as caught:
         engine.by_plan(of_length(7))
     assert is_no_records_fault(caught.value)
 
