@@ -50,7 +50,7 @@ METHODS = (
     "plain",
     "ours",
     "ours-training",
-    "ours-replayed",
+    "ours-eager",
     "vmap",
     "opacus-hooks",
     "opacus-functorch",
@@ -154,9 +154,9 @@ def ours_training_step(task):
     return lambda: next(iterator)
 
 
-def ours_replayed_step(task):
-    """The same, replaying a trace; each method runs in a process of its own, so the switch stays there."""
-    os.environ["EQUIPOISE_REPLAY"] = "1"
+def ours_eager_step(task):
+    """The same, running the model; each method runs in a process of its own, so the switch stays there."""
+    os.environ["EQUIPOISE_EAGER"] = "1"
     return ours_training_step(task)
 
 
@@ -270,7 +270,7 @@ BUILDERS: dict[str, Callable] = {
     "plain": plain_step,
     "ours": ours_step,
     "ours-training": ours_training_step,
-    "ours-replayed": ours_replayed_step,
+    "ours-eager": ours_eager_step,
     "vmap": vmap_step,
     **{f"opacus-{m}": opacus_step(m) for m in ("hooks", "functorch", "ew", "ghost")},
 }

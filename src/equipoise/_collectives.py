@@ -12,24 +12,23 @@ from torch import Tensor
 
 from equipoise._dtensor import is_dtensor, with_part
 
-__all__ = ["all_reduced", "reduce_scattered", "sent_by_first"]
+__all__ = ["add_up", "reduce_scattered", "sent_by_first"]
 
 BUCKET = 1 << 24
 """Numbers that are sent at once: enough to fill a link, few enough to be a small part of a model."""
 
 
-def all_reduced(tensors: Sequence[Tensor], group: Any = None) -> list[Tensor]:
-    """The sums of each tensor over the processes, of floats in float64; the given ones stay what they are.
-
-    The types of floats may differ between processes.
-    """
-    kinds = [torch.float64 if tensor.is_floating_point() else tensor.dtype for tensor in tensors]
-    out: list[Tensor | None] = [None] * len(tensors)
-    for places in _buckets(tensors, kinds):
-        flat = torch.cat([tensors[place].reshape(-1).to(kinds[place]) for place in places])
+def add_up(tensors: Sequence[Tensor], group: Any = None) -> None:
+    """Each tensor becomes its sum over the processes."""
+    for places in _buckets(tensors, [tensor.dtype for tensor in tensors]):
+        if len(places) == 1:
+            dist.all_reduce(tensors[places[0]], group=group)
+            continue
+        flat = torch.cat([tensors[place].reshape(-1) for place in places])
         dist.all_reduce(flat, group=group)
-        _cut(flat, places, tensors, out)
-    return [one for one in out if one is not None]
+        sizes = [tensors[place].numel() for place in places]
+        for place, piece in zip(places, torch.split(flat, sizes), strict=True):
+            tensors[place].copy_(piece.view(tensors[place].shape))
 
 
 def sent_by_first(tensors: Sequence[Tensor], group: Any = None) -> list[Tensor]:
@@ -123,7 +122,7 @@ def _redistributed(tensor: Tensor, like: Tensor) -> Tensor:
     assert is_dtensor(like)
     mesh = like.device_mesh
     summed = DTensor.from_local(tensor, mesh, [Partial()] * mesh.ndim, run_check=False)
-    return summed.redistribute(placements=like.placements)
+    return summed.redistribute(placements=like.placements).contiguous()
 
 
 def _buckets(tensors: Sequence[Tensor], types: Sequence[torch.dtype]) -> Iterator[list[int]]:

@@ -116,7 +116,7 @@ class Late(nn.Module):
         self.linear = nn.Linear(FEATURES, 1)
 
     def forward(self, x):
-        return self.linear(x - x.mean(0) * (x[:, 0] == 0.3125).any())
+        return self.linear(x - x.mean(0) if bool((x[:, 0] == 0.3125).any()) else x)
 
 
 def test_a_model_that_mixes_records_late_is_seen():
@@ -139,7 +139,7 @@ class FarAway(nn.Module):
 
     def forward(self, x):
         size = x.abs().amax(1)
-        return self.linear(x - x.mean(0) * ((size > 12) & (size < 60)).any())
+        return self.linear(x - x.mean(0) if bool(((size > 12) & (size < 60)).any()) else x)
 
 
 @pytest.mark.parametrize("items", [False, True])

@@ -255,7 +255,7 @@ def test_users_who_are_mixed_are_refused():
     def mixing(model, batch):
         return LocalUpdates(cross_entropy, 2, 2, 0.5)(model, batch | {"x": batch["x"] - batch["x"].mean(0)})
 
-    with pytest.raises(CrossRecordError, match="are mixed by the loss function"):
+    with pytest.raises(CrossRecordError, match=r"test_local_updates\.py, line"):
         trained(mixing, users(120))
 
 
@@ -265,7 +265,7 @@ def test_users_who_are_mixed_late_are_seen():
     data["x"][13, 2, 0] = 0.3125
 
     def late(model, batch):
-        mean = batch["x"].mean(0) * (batch["x"] == 0.3125).any()
+        mean = batch["x"].mean(0) if bool((batch["x"] == 0.3125).any()) else 0.0
         return LocalUpdates(cross_entropy, 2, 3, 0.5)(model, batch | {"x": batch["x"] - mean})
 
     found = audit_neighbours(network(), late, data, positions=2, changes=("silent",))

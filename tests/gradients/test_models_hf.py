@@ -170,7 +170,7 @@ def test_a_loss_that_balances_experts_is_refused_for_what_it_is():
         return language_loss(lambda **_: out, batch) + out.aux_loss
 
     model = mixtral("grouped_mm", output_router_logits=True)
-    with pytest.raises(CrossRecordError, match=r"module '\(the model itself\)' .*balances experts"):
+    with pytest.raises(CrossRecordError, match="balances experts"):
         GradientEngine(model, loss, tokens())
 
 

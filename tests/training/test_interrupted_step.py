@@ -191,7 +191,10 @@ def test_an_interrupt_where_the_host_waits_costs_nothing(tmp_path, on_a_device, 
 
 
 @pytest.mark.parametrize("copies", COPIES[1:])
-def test_what_a_model_wrote_to_itself_in_an_interrupted_step_goes_nowhere(tmp_path, on_a_device, copies):
+def test_what_a_model_wrote_to_itself_in_an_interrupted_step_goes_nowhere(
+    tmp_path, on_a_device, copies, monkeypatch
+):
+    monkeypatch.setenv("EQUIPOISE_EAGER", "1")  # a trace writes to copies
     writes = []
 
     def writing(model, batch):
@@ -302,7 +305,7 @@ def test_a_loss_that_fails_on_every_record_costs_a_step_and_is_told_once(tmp_pat
     fails.append(1)
     list(run)
     assert releases(tmp_path / "run") == list(range(STEPS))
-    assert [record.levelname for record in caplog.records] == ["ERROR"]
+    assert [one.levelname for one in caplog.records if one.name.startswith("equipoise")] == ["ERROR"]
     assert "every record of a draw" in caplog.text
 
 

@@ -33,10 +33,6 @@ class Mixing(OnDemand):
         return item | {"input": 0.7 * item["input"] + 0.3 * other["input"]}
 
 
-def rarely(n):
-    return torch.randint(n, ()) if random.random() < 0.01 else 0
-
-
 #: How another record is chosen among n.
 CHOICES = {
     "torch.randint": lambda n: torch.randint(0, n, (1,)),
@@ -55,7 +51,6 @@ CHOICES = {
     "np.random.choice": lambda n: np.random.choice(n),
     "np.random.choice of a list": lambda n: np.random.choice(np.arange(n)),
     "np.random.permutation": lambda n: np.random.permutation(n)[0],
-    "rarely": rarely,
 }
 
 

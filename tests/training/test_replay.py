@@ -91,7 +91,7 @@ def add_dropout(model, of_loss):
 
 
 def end(monkeypatch, replays, change=lambda *_: None, **options):
-    monkeypatch.setenv("EQUIPOISE_REPLAY", str(int(replays)))
+    monkeypatch.setenv("EQUIPOISE_EAGER", str(int(not replays)))
     torch.manual_seed(0)
     model, of_loss = Switched(), Weighted()
     run = training(model, **({"loss": of_loss} | options), steps=4)
@@ -161,7 +161,7 @@ def test_a_loss_follows_the_number_of_the_step(monkeypatch):
 
     hand, found = [1], {}
     for replays in (False, True):
-        monkeypatch.setenv("EQUIPOISE_REPLAY", str(int(replays)))
+        monkeypatch.setenv("EQUIPOISE_EAGER", str(int(not replays)))
         run = training(network(), loss=warmed, steps=5, method=UNCLIPPED)
         run.run(progress=False)
         assert run.engine.traces == replays
@@ -231,7 +231,6 @@ def first_word(model, batch):
 
 
 def test_batches_of_a_few_lengths_need_as_many_traces(monkeypatch):
-    monkeypatch.setenv("EQUIPOISE_REPLAY", "1")
     found = []
     for collate, most in ((PadTo(joined, (8, 16, 24), {"ids": 0}), 3), (joined, 99)):
         torch.manual_seed(0)

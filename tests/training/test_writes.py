@@ -79,12 +79,6 @@ class Statistics(nn.Module):
         return self.linear(self.norm(x[:, None])[:, 0])
 
 
-def spectral(norm=nn.utils.parametrizations.spectral_norm):
-    model = network()
-    norm(model[0])
-    return model
-
-
 def logging_loss(model, batch):
     found = loss(model, batch)
     logged.append(found.mean().item())
@@ -124,22 +118,9 @@ class Normaliser(nn.Module):
 
 
 CASES = {
-    "counter": (CountsInBuffer, loss, {"calls"}, "register_step_post_hook"),
     "codebook": (Codebook, loss, {"calls"}, "parameter"),
     "attributes": (Attributes, loss, {"seen", "average"}, "register_step_post_hook"),
     "running statistics": (Statistics, loss, {"norm.running_mean", "norm.running_var"}, "eval"),
-    "spectral norm": (
-        spectral,
-        loss,
-        {"0.parametrizations.weight.0._u", "0.parametrizations.weight.0._v"},
-        "layer.weight",
-    ),
-    "spectral norm by hooks": (
-        lambda: spectral(nn.utils.spectral_norm),
-        loss,
-        {"0.weight_u", "0.weight_v"},
-        "parametrizations.spectral_norm",
-    ),
     "list of losses": (network, logging_loss, {"logged"}, "evaluate="),
     "globals": (network, counting_loss, {"total", "counts"}, "register_step_post_hook"),
     "closure": (network, closure(), {"calls", "history"}, "register_step_post_hook"),
@@ -173,32 +154,12 @@ def test_what_comes_out_alike_after_each_forward_is_not_named(make):
 
 def test_a_statement_that_names_it_verifies(tmp_path):
     with pytest.warns(UserWarning, match="thrown away"):
-        training(CountsInBuffer(), sampling=SAMPLING, run_dir=tmp_path / "run").run(progress=False)
+        training(Codebook(), sampling=SAMPLING, run_dir=tmp_path / "run").run(progress=False)
     assert eq.verify_run(tmp_path / "run").consistent
 
 
-def largest(layer):
-    return float(torch.linalg.matrix_norm(layer.weight.detach(), 2))
-
-
-def test_the_remedy_for_spectral_norm_keeps_the_norm_at_one(tmp_path):
-    norms = {}
-    for remedied in (False, True):
-        model = spectral()
-        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-        if remedied:
-            optimizer.register_step_post_hook(lambda *_, layer=model[0]: layer.weight)
-        with pytest.warns(UserWarning, match="thrown away"):
-            run = training(model, optimizer=lambda *_, lr, one=optimizer: one, steps=60)
-        list(run)
-        norms[remedied] = largest(model.eval()[0])
-    assert norms[False] > 1.5
-    assert norms[True] == pytest.approx(1.0, abs=0.1)
-
-
 def test_a_buffer_that_something_else_changes_between_steps_is_still_refused():
-    with pytest.warns(UserWarning, match="thrown away"):
-        run = training(CountsInBuffer(), sampling=SAMPLING)
+    run = training(CountsInBuffer(), sampling=SAMPLING)
     run.take_step()
     run.model.calls += 1
     with pytest.raises(RuntimeError, match="'calls'"):

@@ -32,7 +32,7 @@ from equipoise.app.tasks import absent_warning
 from equipoise.audit.canary_records import SCORES_FILE, InsertedCanaries, choose_canaries
 from equipoise.audit.canary_scores import scores_of
 from equipoise.data.features.extractors import FeatureProgress
-from equipoise.gradients.provenance import Proof
+from equipoise.gradients.compare import Independence
 from equipoise.methods import PublicRecords, find
 from equipoise.methods.non_private import NonPrivate
 from equipoise.report import read_run, write_report
@@ -45,7 +45,7 @@ from equipoise.training.folder.run_folder import RunFolder
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["describe_run", "insert_canaries", "proof_of", "resume_run", "train_run"]
+__all__ = ["describe_run", "independence_of", "insert_canaries", "resume_run", "train_run"]
 
 
 def train_run(settings: RunSettings, console: Console) -> dict[str, Any]:
@@ -92,10 +92,9 @@ def describe_run(settings: RunSettings, console: Console) -> dict[str, Any]:
     }
 
 
-def proof_of(settings: RunSettings, console: Console) -> Proof:
+def independence_of(settings: RunSettings, console: Console) -> Independence:
     """Whether model and loss of a training keep records apart; nothing is spent, and no folder is left."""
-    training = build_training(assemble_shown(settings, console))
-    return training.proof()
+    return build_training(assemble_shown(settings, console)).independence
 
 
 def resume_run(

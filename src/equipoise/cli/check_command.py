@@ -24,13 +24,14 @@ def check(
 
     check_data_and_model(data, model)
     with loading():
-        from equipoise.app.train import proof_of
+        from equipoise.app.train import independence_of
 
     quiet()
     console = open_console(json_output)
-    proof = proof_of(RunSettings(data=data, model=model, data_dir=data_dir, noise_multiplier=1.0), console)
+    settings = RunSettings(data=data, model=model, data_dir=data_dir, noise_multiplier=1.0)
+    found = independence_of(settings, console)
     if json_output:
-        emit({"model": model, "data": data, "outcome": proof.outcome, "proof": str(proof)})
-    console.print(f"{model} on {data}: {proof}", markup=False)
-    if proof.outcome != "proved":
+        emit({"model": model, "data": data, "independence": found.word, "reason": found.reason})
+    console.print(f"{model} on {data}: {found}", markup=False)
+    if found.word != "proved":
         raise typer.Exit(1)

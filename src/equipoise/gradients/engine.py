@@ -13,9 +13,9 @@ import itertools
 import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
-from typing import Any, ClassVar, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -31,7 +31,7 @@ from equipoise.gradients.capture.isolation import (
     undisturbed,
 )
 from equipoise.gradients.capture.planner import LARGE, learn_plan
-from equipoise.gradients.capture.random_numbers import MIDDLE, Asked, GlobalState, random_numbers_from
+from equipoise.gradients.capture.random_numbers import GlobalState, are_constant, random_numbers_from
 from equipoise.gradients.capture.recorder import Capture, CapturePlan, PlanMismatch
 from equipoise.gradients.capture.sharded import (
     SHARDED,
@@ -40,17 +40,16 @@ from equipoise.gradients.capture.sharded import (
     leaves_told,
     tensor_parallel_mesh,
 )
-from equipoise.gradients.checks.errors import CoverageError, CrossRecordError, RefusedParameter
-from equipoise.gradients.checks.oracle import dense_rows, visit_rows
-from equipoise.gradients.checks.record_mixing import MANY, NOT_USUAL, find_mixing_module, other_companies
-from equipoise.gradients.checks.record_trials import (
-    HeldNumbers,
-    RecordTrials,
-    away_from_zero,
-    may_follow_numbers,
-    random_numbers_that_matter,
+from equipoise.gradients.checks.errors import (
+    BufferWritesError,
+    CoverageError,
+    CrossRecordError,
+    ForwardWritesError,
+    RefusedParameter,
 )
+from equipoise.gradients.checks.oracle import dense_rows, visit_rows
 from equipoise.gradients.checks.row_comparison import distance_and_length, length, rows_differ
+from equipoise.gradients.compare import Independence, TracedLosses, away_from_zero, companies, compare
 from equipoise.gradients.engine_inputs import (
     Loss,
     WholeNumbers,
@@ -75,15 +74,20 @@ from equipoise.gradients.engine_inputs import (
 from equipoise.gradients.factors.base import DenseFactor, Factor
 from equipoise.gradients.numerics import accumulation_dtype
 from equipoise.gradients.operator import FactoredGradients, PerSampleGradients
-from equipoise.gradients.provenance import Proof, prove
+from equipoise.gradients.provenance import Fault, Proof, Public, not_by_record, prove, read
 from equipoise.gradients.split import SplitGradients
-from equipoise.gradients.trace import Traced, trace, why_untraced
+from equipoise.gradients.trace import Traced, line_of, trace, why_untraced
 
 __all__ = ["Covered", "GradientEngine", "per_sample_gradients"]
 
 #: How often a trace is taken, which costs as much as many steps; other forms of micro-batches, and models
 #: that change in every step, run eagerly.
 MOST_TRACED = 8
+
+TOO_MANY = (
+    f"there are more than {MOST_TRACED} forms of batches and changes of the model (pad to a few lengths by "
+    "equipoise.data.PadTo; a loss that takes the step gets it as loss(model, batch, step))"
+)
 
 #: Attempts at a batch whose operations differ from the plan; the last one is dense altogether.
 MISMATCHES = 5
@@ -132,8 +136,7 @@ class GradientEngine:
         loss: per-record losses, [B].
         example_batch: a tensor or a nest of dict, tuple, list of tensors, record axis first; one record at
             least.
-        check: compare with single records at the start (three records, one by one).
-        trials: of model, loss and example batch, where there are some; they are made only if `check`.
+        check: see at the start whether records are kept apart (`check`), on these records.
 
     Raises:
         TypeError: a scripted, sharded or wrapped model, see ``check_model``.
@@ -158,6 +161,14 @@ class GradientEngine:
 
     _has_warned = False
 
+    #: Whether a comparison has seen that model or loss ask for random numbers.
+    _asks_for_numbers = False
+
+    _known: Independence | None = None
+
+    #: How many forms were compared while steps ran.
+    _compared_forms = 0
+
     def __init__(
         self,
         model: nn.Module,
@@ -165,12 +176,14 @@ class GradientEngine:
         example_batch: Any,
         *,
         check: bool = True,
-        trials: RecordTrials | None = None,
     ) -> None:
         self.model, self.loss = model, loss
-        self._check = check
         self._plans: dict[tuple, CapturePlan] = {}
         self._latest: CapturePlan | None = None
+        self._lines: dict[tuple, Traced] = {}
+        self._proofs: dict[tuple, Proof] = {}
+        self._left: dict[str, Tensor] = {}
+        self._kept: tuple[str, ...] = ()
         self._traced: dict[tuple, Traced | None] = {}
         self.traces = 0
         self._device = device_of(next(iter(trainable_parameters(model).values())))
@@ -182,15 +195,24 @@ class GradientEngine:
         refuse_max_norm(model)
         is_sharded = begin_sharded(model)
         self._leaves_told = leaves_told if is_sharded else nullcontext
-        replays = os.environ.get("EQUIPOISE_REPLAY") == "1"
-        self._replays = replays and not (is_sharded or self.forward_only)
+        #: Why steps run the model itself and no trace; "" if they do not.
+        self._eager = (
+            "EQUIPOISE_EAGER is set"
+            if os.environ.get("EQUIPOISE_EAGER") == "1"
+            else "processes hold parts of the model"
+            if is_sharded
+            else "the method asks for losses alone"
+            if self.forward_only
+            else ""
+        )
         self._buffers = Buffers(model)
         with parameters_restored(model):
             with self._buffers.kept():
-                self._attach(example_batch, trials)
+                self._learn(example_batch)
             self._buffers.find_changing(lambda: self._trial(example_batch))
-            if check:
-                self.rows_vanish = self._vanish(example_batch)
+        if check:
+            self.settle(example_batch)
+            self.check(repeat_to(example_batch, max(LARGE, num_records(example_batch))))
 
     def __call__(self, batch: Any, params: Mapping[str, Tensor] | None = None) -> PerSampleGradients:
         """G of a batch, at the model's parameters or at others.
@@ -216,7 +238,8 @@ class GradientEngine:
             PlanMismatch: the model runs other operations for some of these records; `alone` serves them.
             BufferWritesError, ForwardWritesError: as in a call.
         """
-        replayed = self._replayed(batch, params) if self._replays else None
+        # A trace draws random numbers where these are to be constant.
+        replayed = None if self._eager or are_constant() else self._replayed(batch, params)
         if replayed is not None:
             return replayed
         with parameters_watched(self._buffers.modules, params), self._buffers.watched():
@@ -224,36 +247,103 @@ class GradientEngine:
 
     def trace_anew(self) -> None:
         """Forget what was traced: what model and loss hold has changed, and a trace took it for constant."""
+        self._lines.clear()
+        self._proofs.clear()
         self._traced.clear()
 
-    def never_replay(self) -> None:
-        """Run the model in every step: what a trace would take for constant cannot be watched."""
-        self._replays = False
+    def never_replay(self, reason: str) -> None:
+        """Run the model in every step, for this reason: then nothing is proved."""
+        self._eager = reason
+
+    @property
+    def independence(self) -> Independence:
+        """What is known of whether records are kept apart: the weakest of what was found of all that runs."""
+        if self._known is None or (self._eager and self._known.word == "proved"):
+            return Independence("unchecked", self._eager)
+        return self._known
+
+    def _found(self, word: Literal["proved", "compared"], reason: str = "") -> None:
+        if self._known is None or self._known.word == "proved":
+            self._known = Independence(word, reason)
 
     def _replayed(self, batch: Any, params: Mapping[str, Tensor] | None) -> PerSampleGradients | None:
-        """G by what was traced, at the first batch of a form; None if that cannot be, or lost digits."""
+        """G by what was traced, at the first batch of a form; None if there is no trace."""
         form = self._form(batch)
-        if form not in self._traced and self.traces < MOST_TRACED:
-            self.traces += 1
-            try:
-                self._traced[form] = self._compared(self.traced(batch), batch, params)
-            except Exception:  # `proof` says why
-                self._traced[form] = None
-        traced = self._traced.get(form)
+        if form not in self._traced:
+            self._traced[form] = self._traced_anew(batch)
+        traced = self._traced[form]
         if traced is None:
             return None
-        state = GlobalState(self._device) if traced.rows.draws else None
-        found = traced.gradients(*self._values(params), batch)
-        if found is None and state is not None:
-            state.restore()  # the exact way draws the same random numbers, whatever a record lost here
+        found, written = traced.gradients(*self._values(params), batch)
+        if written:
+            public = self._proofs[form].public_writes
+            self._left = {name: written[name] for name in self._kept if name in public}
         return found
+
+    def _traced_anew(self, batch: Any, *, once_more: bool = False) -> Traced | None:
+        """The trace of a form of micro-batch; None if it runs eagerly. What is not proved is compared.
+
+        Args:
+            batch: of the form.
+            once_more: compare whatever was compared before; without it only what was checked before.
+
+        Raises:
+            CrossRecordError: in this form records are mixed.
+        """
+        proof = Proof(untraced=self._eager or TOO_MANY)
+        if not self._eager and self.traces < MOST_TRACED:
+            self.traces += 1
+            proof = self.proof(batch)
+        if proof.outcome == "mixes":
+            assert proof.fault is not None
+            raise _mixed(proof.fault)
+        traced = None
+        if proof.untraced is None:
+            try:
+                traced = self._compared(self._line(batch), batch)
+            except RuntimeError:
+                proof = Proof(untraced="it gives other losses than the model, as if that seeded a generator")
+        if proof.outcome == "proved":
+            if once_more:
+                self._found("proved")
+        elif once_more or (self._known is not None and self._compared_forms < MOST_TRACED):
+            self._compared_forms += 1
+            self._compare_with_others(batch, proof)
+        elif self._known is not None:  # else nobody asked for `check`
+            self._known = Independence("unchecked", TOO_MANY)
+        return traced
+
+    def _compare_with_others(self, batch: Any, proof: Proof) -> None:
+        """The second way.
+
+        Raises:
+            CrossRecordError: a loss or a row moved with the records next to it.
+        """
+        reason = str(proof)
+        try:
+            others = self._compare_losses(batch)
+            if not self.forward_only:
+                compare(self._rows_under, self._moved, self._asks, batch, others)
+        except PlanMismatch:  # such records are computed by themselves
+            reason += "; losses were compared, and no gradients, since operations follow values"
+        except CrossRecordError as error:
+            raise CrossRecordError(f"{error.found}; {reason}") from None
+        self._found("compared", reason)
+
+    def keep_public_writes(self) -> None:
+        """Give buffers what the last forward of records wrote to them, as far as it depends on no record."""
+        own = dict(self.model.named_buffers())
+        with torch.no_grad():
+            for name, value in self._left.items():
+                own[name].copy_(value)
+        self._left = {}
 
     def _values(self, params: Mapping[str, Tensor] | None) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Parameters and buffers by name, with others in the place of some."""
         own = {**dict(self.model.named_parameters()), **check_params(self.model, params)}
         return own, dict(self.model.named_buffers())
 
-    def _compared(self, traced: Traced, batch: Any, params: Mapping[str, Tensor] | None) -> Traced:
+    def _compared(self, traced: Traced, batch: Any) -> Traced:
         """The trace, if its losses are those of the model under the same random numbers.
 
         A forward that seeds a generator itself, or has one of its own, draws others when it is replayed.
@@ -270,13 +360,89 @@ class GradientEngine:
             return found
 
         try:
-            replayed = losses(lambda: traced.losses(*self._values(params), batch))
-            expected = losses(lambda: self._by_plan(batch, params).losses)
+            replayed = losses(lambda: traced.losses(*self._values(None), batch))
+            expected = losses(lambda: self._by_plan(batch, None).losses)
         finally:
             state.restore()
         if not torch.allclose(replayed, expected, rtol=1e-3, atol=1e-6, equal_nan=True):
             raise RuntimeError("it gives other losses than the model, as if that seeded a generator itself")
         return traced
+
+    def settle(self, batch: Any) -> None:
+        """See that each of these records by itself runs what was planned, and that rows are those of records.
+
+        A parameter whose use depends on values becomes dense. Before the plan is made on public records.
+
+        Args:
+            batch: a few records.
+
+        Raises:
+            CrossRecordError: an operation mixes records.
+            CoverageError: rows are others than those of single records.
+        """
+        several = repeat_to(batch, max(LARGE, num_records(batch)))
+        with parameters_restored(self.model), self._buffers.kept():
+            self._settle(batch)
+            plan = self._plan_for(batch)
+            try:
+                self._compare(plan, batch)
+            except Exception:  # also one of the model's own: one record may be too few for it
+                self._refuse_mixed_losses(several)
+                raise
+            if self._plan_for(batch) is not plan:  # rows of records by themselves: why were they others?
+                self._refuse_mixed_losses(several)
+
+    def _refuse_mixed_losses(self, batch: Any) -> None:
+        proof = Proof(untraced="")
+        with suppress(Exception):  # it cannot be traced
+            proof = self._proof_of_losses(batch)
+        if proof.outcome == "mixes":
+            raise _mixed(proof.fault)
+        if proof.outcome != "proved":
+            self._compare_losses(batch)
+
+    def check(self, batch: Any) -> Independence:
+        """Whether micro-batches like this one keep records apart: proved for all values or, if not, compared.
+
+        Proved is what steps run: a model that runs eagerly is compared, whatever its trace says.
+
+        Args:
+            batch: as many records as in a step, two at least.
+
+        Raises:
+            CrossRecordError: an operation mixes records, or a row moved with the records next to it.
+            CoverageError: the sum of the rows is not the gradient of the batch.
+            ValueError: with the same random numbers model or loss give other values each time.
+        """
+        # The plan stays: one that followed these records would tell of them.
+        with parameters_restored(self.model), self._buffers.kept(), self._plans_kept():
+            if self._eager and (proof := self.proof(batch)).outcome == "mixes":
+                assert proof.fault is not None
+                raise _mixed(proof.fault)
+            form = self._form(batch)
+            self._traced[form] = self._traced_anew(batch, once_more=True)
+            self._refuse_other_function(batch)
+            if self.forward_only:  # a loss that takes derivatives itself is refused
+                with undisturbed(self.model), suppress(PlanMismatch):
+                    self._by_plan(batch, None)
+            else:
+                self.rows_vanish = self._vanish(batch)
+        self._kept = self._public_writes(batch)
+        return self.independence
+
+    def _public_writes(self, batch: Any) -> tuple[str, ...]:
+        """Buffers that a forward writes as it would for other records: proved, and seen once.
+
+        An operation whose schema hides that it writes would deceive a proof, and what it wrote be published.
+        """
+        traced, names = self._traced[self._form(batch)], self.proof(batch).public_writes
+        if traced is None or not names:
+            return ()
+        found = []
+        for records in (batch, next(next(companies(batch)))[0]):
+            with random_numbers_from(0, self._device):
+                found.append(traced.gradients(*self._values(None), records)[1])
+        return tuple(name for name in names if torch.equal(found[0][name], found[1][name]))
 
     def proof(self, batch: Any) -> Proof:
         """Whether micro-batches of this form keep records apart, read from their trace: for all values.
@@ -284,14 +450,59 @@ class GradientEngine:
         Args:
             batch: as a call takes it.
         """
-        if self.model in SHARDED or self.forward_only:
-            return Proof(untraced="only whole models whose gradients are taken are traced")
+        form = self._form(batch)
+        if form not in self._proofs:
+            self._proofs[form] = self._prove(batch)
+        return self._proofs[form]
+
+    def _prove(self, batch: Any) -> Proof:
+        if self.model in SHARDED:
+            return Proof(untraced="processes hold parts of the model")
         try:
-            found = prove(self.traced(batch))
+            if self.forward_only:
+                return self._proof_of_losses(batch)
+            found = prove(self._line(batch))
             # Once more with the lines of the source, if one has to be named.
-            return found if found.fault is None else prove(self.traced(batch, sources=True))
+            return found if found.fault is None else prove(self.traced(batch, self.model))
+        except ForwardWritesError:
+            raise
         except Exception as error:  # whatever it is, there is no trace
-            return Proof(untraced=why_untraced(error))
+            reason = error
+            try:
+                found = self._proof_of_losses(batch)
+                if found.outcome == "mixes":
+                    return found
+            except Exception as of_forward:  # which says more than what came of it in a backward
+                reason = of_forward
+            return Proof(untraced=why_untraced(reason))
+
+    def _proof_of_losses(self, batch: Any) -> Proof:
+        """The same of a forward alone, with the lines of the source."""
+        held: dict[str, Tensor] = {name: p.detach() for name, p in self.model.named_parameters()}
+        held |= dict(self.model.named_buffers())
+        records = {f"record:{number}": leaf for number, leaf in enumerate(record_leaves(batch))}
+
+        def losses(given: dict[str, Tensor]) -> dict[str, Tensor]:
+            leaves = [given.pop(name) for name in records]
+            own = {name: value.clone() for name, value in given.items()}  # a forward may write to them
+            return {"losses": evaluate_loss(self.model, self.loss, replace_leaves(batch, leaves), own)}
+
+        state = GlobalState()
+        try:
+            with self._buffers.kept():
+                line, _ = line_of(losses, held | records, self.model)
+            if moved := {"NumPy", "Python"}.intersection(state.moved()):
+                raise RuntimeError(f"the model asks {' and '.join(sorted(moved))} for random numbers")
+        finally:
+            state.restore()
+        kinds = read(line, dict.fromkeys(held, Public()), num_records(batch))
+        return Proof(not_by_record(kinds["losses"], "the losses"))
+
+    def _line(self, batch: Any) -> Traced:
+        form = self._form(batch)
+        if form not in self._lines:
+            self._lines[form] = self.traced(batch)
+        return self._lines[form]
 
     def _form(self, batch: Any) -> tuple[Any, ...]:
         """What a trace is good for: number, shapes and types of records, and PyTorch's global settings."""
@@ -303,10 +514,10 @@ class GradientEngine:
             *of_all._global_forward_pre_hooks,
             *of_all._global_backward_hooks,
         )
-        buffers = tuple((name, b.shape, b.dtype) for name, b in self.model.named_buffers())
+        buffers = (*((name, b.shape, b.dtype) for name, b in self.model.named_buffers()),)
         return num_records(batch), signature(batch), autocast, torch.get_default_dtype(), hooks, buffers
 
-    def traced(self, batch: Any, sources: bool = False) -> Traced:
+    def traced(self, batch: Any, sources: nn.Module | None = None) -> Traced:
         """The lines of operations of micro-batches of this form; see `trace`.
 
         Raises:
@@ -333,7 +544,8 @@ class GradientEngine:
 
         state = GlobalState()
         try:
-            traced = trace(compute, own | frozen, buffers, batch, sources)
+            with self._buffers.kept():  # a forward may put others there
+                traced = trace(compute, own | frozen, buffers, batch, sources)
             moved = {"NumPy", "Python"}.intersection(state.moved())
             if plan.dense and traced.rows.draws:  # another forward draws them again
                 raise RuntimeError("the model draws random numbers, and some rows are dense")
@@ -341,6 +553,10 @@ class GradientEngine:
             state.restore()
         if moved:
             raise RuntimeError(f"the model asks {' and '.join(sorted(moved))} for random numbers")
+        if written := [name for name in traced.written if name in traced.parameters]:
+            raise ForwardWritesError(written)
+        if written := [name for name in traced.written if name not in self._buffers.changing]:
+            raise BufferWritesError(written, "it did not at the start")
         return traced
 
     @backward_included()
@@ -529,7 +745,7 @@ class GradientEngine:
                 norms = self(batch).row_norms()
                 # Processes that hold parts of a model go on together. A norm that is not finite has weight 0.
                 trains = (norms > 0) & norms.isfinite()
-                if self.forward_only or self.model in SHARDED or bool(trains.any()):
+                if self.model in SHARDED or bool(trains.any()):
                     return False
         return True
 
@@ -549,8 +765,8 @@ class GradientEngine:
 
     @property
     def written_buffers(self) -> list[str]:
-        """The buffers that a forward gave other values at the start: each forward does so to copies alone."""
-        return self._buffers.written
+        """The buffers that a forward gives other values that may follow records: on copies, thrown away."""
+        return [name for name in self._buffers.written if name not in self._kept]
 
     def keeps_bits(self, batch: Any, size: int) -> bool | None:
         """Whether a record's loss and row norms have the same bits at every place of a batch of this size.
@@ -603,10 +819,10 @@ class GradientEngine:
                         return False
             return True
 
-        try:
-            return same_everywhere(several)
-        except Exception:  # such as a label that has to be one of a few
-            return same_everywhere(repeat_to(batch, records))
+        for tried in (several, repeat_to(batch, records)):
+            with suppress(Exception):  # such as a label that has to be one of a few; `check` says the rest
+                return same_everywhere(tried)
+        return False
 
     def _losses_and_norms(self, batch: Any, params: Mapping[str, Tensor]) -> Tensor:
         """A row per record, by operations that need not be those planned."""
@@ -706,80 +922,14 @@ class GradientEngine:
             refused = [RefusedParameter(name, name.rpartition(".")[0], reason, remedy) for name in leaves]
             raise CoverageError(refused) from error
         if plan is None:
-
-            def run(records: Any) -> Tensor:
-                with undisturbed(self.model):
-                    return evaluate_loss(self.model, self.loss, records, substitute)
-
-            raise CrossRecordError(*find_mixing_module(self.model, run, repeat_to(batch, LARGE)))
+            fault = None
+            with suppress(Exception):  # it cannot be traced
+                fault = self._proof_of_losses(repeat_to(batch, LARGE)).fault
+            raise _mixed(fault)
         self._plans[signature(batch)] = self._latest = plan
         return plan
 
-    def _attach(self, batch: Any, trials: RecordTrials | None) -> None:
-        self._learn(batch)
-        if not self._check:
-            return
-        trials = trials or RecordTrials(self.model, self.loss, batch)
-        trials.refuse_mixing(repeat_to(batch, min(MANY, max(LARGE, num_records(batch)))))
-        self._settle(batch)
-        self._compare(self._plans[signature(batch)], batch)
-        several = repeat_to(batch, LARGE)
-        self._refuse_other_function(several)  # hooks of parameters run at their own values alone
-        self.refuse_mixed_rows(several, trials.params)
-        if hooked := [n for n, p in self.model.named_parameters() if p._post_accumulate_grad_hooks]:
-            warnings.warn(
-                f"hooks of the parameters {hooked[:3]} are not called (register_post_accumulate_grad_hook): "
-                "gradients of records are not accumulated in a parameter. To change or read the released "
-                "gradient, use optimizer.register_step_pre_hook",
-                stacklevel=2,
-            )
-
-    def refuse_mixed_rows(self, batch: Any, params: Mapping[str, Tensor] | None = None) -> None:
-        """Change some records, or a gradient; neither norms nor a weighted sum of the others' rows may move.
-
-        This is the sensitivity itself, under several random numbers where they change anything: a backward
-        may mix records where no loss shows it, or in a random branch of its own. The gradient of one loss
-        becomes NaN, and huge, too: a backward may look for such in the whole batch. Under further numbers
-        only the first company is tried.
-
-        Args:
-            batch: at least two records.
-            params: other values for some parameters.
-
-        Raises:
-            CrossRecordError: another record's row moved.
-            CoverageError: the sum of the rows is not the gradient of the batch.
-        """
-        self._refuse_other_function(batch, params)
-        # NaN alone at the size of a step, which is tried once more.
-        unusual = NOT_USUAL if num_records(batch) <= MANY else NOT_USUAL[:1]
-        for number, numbers in enumerate(self._random_numbers(batch, params)):
-            try:
-                before = self._rows_under(numbers, batch, params)
-            except PlanMismatch:
-                continue  # such records are computed by themselves
-            for company in itertools.islice(other_companies(batch), 1 if number else None):
-                # Of one company the first form that the model takes: it may validate its inputs.
-                for changed, same in company:
-                    try:
-                        after = self._rows_under(numbers, changed, params).rows(same)
-                    except Exception:
-                        continue
-                    if names := self._moved(before.rows(same), after):
-                        raise CrossRecordError(None, None, gradients_of=names)
-                    del after  # rows of a whole batch
-                    break
-            for spoilt in () if number else unusual:
-                upstream = torch.cat([torch.tensor([spoilt]), torch.ones(num_records(batch) - 1)])
-                try:
-                    with torch.autograd.set_detect_anomaly(False):  # it stops at NaN
-                        others = self._rows_under(numbers, batch, params, upstream).rows(slice(1, None))
-                except Exception:
-                    continue  # a backward that refuses such tells nothing
-                if names := self._moved(before.rows(slice(1, None)), others):
-                    raise CrossRecordError(None, None, gradients_of=names)
-
-    def _refuse_other_function(self, batch: Any, params: Mapping[str, Tensor] | None = None) -> None:
+    def _refuse_other_function(self, batch: Any) -> None:
         """Compare the sum of rows with ordinary autograd's gradient of the same records in another order.
 
         They differ if a hook or a backward uses a statistic of the batch, if a hook changes the gradient of a
@@ -787,26 +937,34 @@ class GradientEngine:
         the same, of each record by itself, but are not what the user wrote: a warning.
 
         Args:
-            batch, params: as of `refuse_mixed_rows`.
+            batch: records.
 
         Raises:
             CoverageError: others differ.
         """
         if self.forward_only:
             return
+        if hooked := [n for n, p in self.model.named_parameters() if p._post_accumulate_grad_hooks]:
+            warnings.warn(
+                f"hooks of the parameters {hooked[:3]} are not called (register_post_accumulate_grad_hook): "
+                "gradients of records are not accumulated in a parameter. To change or read the released "
+                "gradient, use optimizer.register_step_pre_hook",
+                stacklevel=2,
+            )
         batch = take_records(batch, slice(MOST_SUMMED))
         try:
-            rows = self._rows_under((MIDDLE, 0), batch, params)
+            with undisturbed(self.model):
+                rows = self._by_plan(batch, None)
         except PlanMismatch:
             return  # such records are computed by themselves
         assert self._latest is not None
         if not (finite := rows.row_norms().isfinite()).all():  # the others have weight zero
             if finite.any():
-                self._refuse_other_function(take_records(batch, finite.nonzero().squeeze(1).cpu()), params)
+                self._refuse_other_function(take_records(batch, finite.nonzero().squeeze(1).cpu()))
             return
         order = torch.randperm(rows.num_records, generator=torch.Generator().manual_seed(0))
         with undisturbed(self.model), backward_included():
-            expected, _ = self._row_among(take_records(batch, order), slice(None), *self._leaves(params))
+            expected, _ = self._row_among(take_records(batch, order), slice(None), *self._leaves(None))
         whole = rows.row_norms()
         is_rough = self._latest.low_precision or whole.is_cuda  # which may multiply in TF32
         wrong = {}
@@ -833,15 +991,35 @@ class GradientEngine:
             )
 
     def _rows_under(
-        self,
-        numbers: HeldNumbers,
-        batch: Any,
-        params: Mapping[str, Tensor] | None,
-        upstream: Tensor | None = None,
+        self, seed: int, batch: Any, params: Mapping[str, Tensor] | None, upstream: Tensor | None
     ) -> PerSampleGradients:
-        level, seed = numbers
-        with undisturbed(self.model, seed, dropout=level is None, level=level or MIDDLE):
-            return self._by_plan(batch, params, upstream)
+        with undisturbed(self.model, seed, dropout=True):
+            before = GlobalState(self._device)
+            found = self._by_plan(batch, params, upstream)
+            self._asks_for_numbers |= bool(before.moved())
+        return found
+
+    def _asks(self) -> bool:
+        return self._asks_for_numbers
+
+    def _compare_losses(self, batch: Any) -> dict[str, Tensor]:
+        """Compare losses of records next to others; gives the parameters away from zero."""
+
+        def moved(before: TracedLosses, after: TracedLosses) -> list[str]:
+            return ["the losses"] * before.moved(after, record=-1)
+
+        others = away_from_zero(self.model, self.loss, batch)
+        compare(self._losses_under, moved, self._asks, batch, others, not_usual=())
+        return others
+
+    def _losses_under(
+        self, seed: int, batch: Any, params: Mapping[str, Tensor] | None, upstream: Tensor | None
+    ) -> TracedLosses:
+        with undisturbed(self.model, seed, dropout=True), torch.enable_grad():
+            before = GlobalState(self._device)
+            found = TracedLosses.of(lambda b: evaluate_loss(self.model, self.loss, b, params).detach(), batch)
+            self._asks_for_numbers |= bool(before.moved())
+        return found
 
     def _moved(self, before: PerSampleGradients, after: PerSampleGradients) -> list[str]:
         """Parameters where some row, of the same records, moved by more than rounding."""
@@ -865,22 +1043,6 @@ class GradientEngine:
         own = self._leaves(None)[0]
         names = [name for name, has_moved in zip(own, moved, strict=True) if has_moved]
         return [*found_by_any(self.model, dict.fromkeys(names, ""))]
-
-    def _random_numbers(self, batch: Any, params: Mapping[str, Tensor] | None) -> Iterator[HeldNumbers]:
-        """Random ones, dropout too, and those under which rows without dropout are others."""
-        yield None, 0
-        few = take_records(batch, slice(LARGE))
-
-        def measured(level: float | None, seed: int) -> tuple[Tensor, Asked]:
-            with undisturbed(self.model, seed, dropout=level is None, level=level or MIDDLE) as asked:
-                norms = self._by_plan(few, params).row_norms()
-            return norms, asked
-
-        try:
-            if may_follow_numbers(measured):
-                yield from random_numbers_that_matter(measured)
-        except PlanMismatch:
-            return
 
     @torch.enable_grad()
     @backward_included()
@@ -1049,6 +1211,15 @@ def per_sample_gradients(
     if num_records(batch) == 0:
         return _no_rows(model, trainable_parameters(model))
     return GradientEngine(model, loss, batch, check=False)(batch, params)
+
+
+def _mixed(fault: Fault | None) -> CrossRecordError:
+    """The refusal of what mixes records, as far as it is known."""
+    if fault is None or not fault.mixes:
+        return CrossRecordError("changing one record changed the loss or gradient of another one")
+    where = f" in {fault.where}" * bool(fault.where)
+    path, kind = fault.module or (None, "")
+    return CrossRecordError(f"{fault.what}{where} ({fault.operation})", path, kind, fault.operation)
 
 
 def _gathered(

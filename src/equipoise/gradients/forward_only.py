@@ -17,6 +17,7 @@ from torch import Tensor
 from equipoise.gradients.capture.isolation import parameters_watched, undisturbed
 from equipoise.gradients.capture.recorder import CapturePlan
 from equipoise.gradients.checks.oracle import losses_one_by_one
+from equipoise.gradients.compare import TracedLosses
 from equipoise.gradients.engine import GradientEngine
 from equipoise.gradients.engine_inputs import evaluate_loss, trainable_parameters
 from equipoise.gradients.operator import PerSampleGradients
@@ -127,8 +128,9 @@ class LossEngine(GradientEngine):
         with undisturbed(self.model), nothing_saved(), torch.enable_grad():
             return evaluate_loss(self.model, self.loss, batch, params).detach().nan_to_num()[:, None]
 
-    def refuse_mixed_rows(self, batch: Any, params: Mapping[str, Tensor] | None = None) -> None:
-        """Nothing: a row is a loss, and those were tried."""
+    def _losses_under(self, *given: Any) -> TracedLosses:
+        with nothing_saved():
+            return super()._losses_under(*given)
 
     def _compare(self, plan: CapturePlan, batch: Any, public: Any | None = None) -> None:
         """Nothing."""

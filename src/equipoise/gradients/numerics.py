@@ -143,7 +143,7 @@ def memory_order(tensor: Tensor) -> list[int]:
 def squared_rows_in_float64(tensor: Tensor) -> Tensor:
     """As `squared_rows`, where no square vanishes or overflows: each is taken in float64, a slower way."""
     flat = tensor.reshape(tensor.shape[0], tensor.shape[1:].numel())
-    return torch.linalg.vector_norm(flat, dim=1, dtype=torch.float64).square_()
+    return torch.linalg.vector_norm(flat, dim=1, dtype=torch.float64).square()
 
 
 def squared_rows(tensor: Tensor) -> Tensor:
@@ -164,12 +164,12 @@ def squared_rows(tensor: Tensor) -> Tensor:
         tensor = tensor.reshape(tensor.shape[0], tensor.shape[1:].numel())
     pieces = tensor.shape[1] // PARTIAL_SUM
     if pieces == 0:
-        return torch.linalg.vector_norm(tensor, dim=1).double().square_()
+        return torch.linalg.vector_norm(tensor, dim=1).double().square()
     whole = pieces * PARTIAL_SUM
     parts = torch.linalg.vector_norm(tensor[:, :whole].view(tensor.shape[0], pieces, PARTIAL_SUM), dim=2)
-    out = torch.linalg.vector_norm(parts, dim=1, dtype=torch.float64).square_()
+    out = torch.linalg.vector_norm(parts, dim=1, dtype=torch.float64).square()
     if whole < tensor.shape[1]:
-        out += torch.linalg.vector_norm(tensor[:, whole:], dim=1).double().square_()
+        out += torch.linalg.vector_norm(tensor[:, whole:], dim=1).double().square()
     return out
 
 

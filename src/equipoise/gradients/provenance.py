@@ -83,17 +83,21 @@ class Fault:
         mixes: whether it is known that records mix; else an operation has no rule.
         operation: its name.
         what: happens there.
-        where: module and line of the source, if they are known.
+        where: line of the source, if it is known.
+        module: path and class of the module that ran, if there was one.
     """
 
     mixes: bool
     operation: str
     what: str
     where: str = ""
+    module: tuple[str | None, str] | None = None
 
     def __str__(self) -> str:
         said = f"{self.operation} mixes records" if self.mixes else f"there is no rule for {self.operation}"
-        return f"{said}: {self.what}" + f" ({self.where})" * bool(self.where)
+        module = "" if self.module is None else "{} ({})".format(self.module[0] or "a module", self.module[1])
+        places = ", ".join(filter(None, (module, self.where)))
+        return f"{said}: {self.what}" + f" ({places})" * bool(places)
 
 
 @dataclass(frozen=True)
@@ -130,10 +134,12 @@ class Proof:
     Attributes:
         fault: what mixes, or has no rule.
         untraced: why there is no trace to read.
+        public_writes: buffers to which a forward writes what depends on no record.
     """
 
     fault: Fault | None = None
     untraced: str | None = None
+    public_writes: tuple[str, ...] = ()
 
     @property
     def outcome(self) -> str:
@@ -160,7 +166,10 @@ def prove(traced: Traced) -> Proof:
     faults += [not_a_sum(sums[name], f"the sums of {name}") for name in traced.sums.outputs]
     faults += [kind for name, kind in rows.items() if name.startswith("written:") and isinstance(kind, Fault)]
     found = [fault for fault in faults if fault is not None]
-    return Proof(next((fault for fault in found if fault.mixes), next(iter(found), None)))
+    if found:
+        return Proof(next((fault for fault in found if fault.mixes), found[0]))
+    written = [name.removeprefix("buffer:") for name, kind in rows.items() if isinstance(kind, Public)]
+    return Proof(public_writes=tuple(name for name in written if name in traced.written))
 
 
 def not_by_record(kind: Kind, name: str) -> Fault | None:
@@ -192,6 +201,9 @@ def read(line: Line, kinds: Mapping[str, Kind], records: int) -> dict[str, Kind]
 
 def functional(graph: fx.GraphModule) -> fx.GraphModule:
     """The same computation without operations that write; the nodes keep what is known of their source."""
+    schemas = (getattr(node.target, "_schema", None) for node in graph.graph.nodes)
+    if not any(schema is not None and schema.is_mutable for schema in schemas):
+        return graph
     held = [node.meta["val"] for node in graph.graph.nodes if node.op == "placeholder"]
     values = [torch.empty_strided(v.shape, v.stride(), dtype=v.dtype, device=v.device) for v in held]
 
@@ -317,14 +329,14 @@ def _of_node(node: Any, kinds: Mapping[Any, Any], records: int) -> Any:
             return Public()  # whatever it does, it does to public values
         is_told = isinstance(error, _MixesError | _NoRuleError)
         what = str(error) if is_told else f"its form is not known ({type(error).__name__}: {error})"
-        return Fault(isinstance(error, _MixesError), str(node.target), what, _where(node))
-    made = Sum(Fault(True, str(node.target), "it adds up over the records", _where(node)))
+        return Fault(isinstance(error, _MixesError), str(node.target), what, *_where(node))
+    made = Sum(Fault(True, str(node.target), "it adds up over the records", *_where(node)))
 
     def settled(out: Seen, kind: Any) -> Any:
         dtype = torch.float32 if out.value is None else out.value.dtype
         whole = not dtype.is_floating_point
         if isinstance(kind, Sum) and whole and any(isinstance(k, Sum) for k in held):
-            return Fault(True, str(node.target), "a sum over records is rounded", _where(node))
+            return Fault(True, str(node.target), "a sum over records is rounded", *_where(node))
         if isinstance(kind, Public) and dtype not in (torch.int32, torch.int64):
             kind = replace(kind, counts=None)  # a type may not hold the numbers
         return Public() if 0 in out.shape else made if kind is SUMMED else kind
@@ -339,15 +351,14 @@ SUMMED = Sum(Fault(True, "", ""))
 
 
 def _kept(node: fx.Node) -> Fault:
-    return Fault(True, "copy_", "what comes of records stays in a tensor", _where(node))
+    return Fault(True, "copy_", "what comes of records stays in a tensor", *_where(node))
 
 
-def _where(node: fx.Node) -> str:
-    """Module and line of the source, as far as the trace has recorded them."""
-    modules = node.meta.get("nn_module_stack") or {}
-    path = [str(entry[0]) for entry in list(modules.values())[-1:]]
+def _where(node: fx.Node) -> tuple[str, tuple[str | None, str] | None]:
+    """Line of the source, and the module, as far as the trace has noted them."""
+    module = next(iter((node.meta.get("nn_module_stack") or {}).values()), None)
     lines = re.findall(r'File "(?:.*[/\\])?(.*)", line (\d+), in (.*)', node.meta.get("stack_trace") or "")
-    return ", ".join([*path, *(f"{name} ({file}, line {line})" for file, line, name in lines[-1:])])
+    return ", ".join(f"{name} ({file}, line {line})" for file, line, name in lines[-1:]), module
 
 
 # ---- what rules are made of
@@ -755,6 +766,8 @@ def stacked(out: Seen, parts: Sequence[Seen], dim: int = 0) -> Kind:
 
 @rule("select_scatter select_backward", linear=True)
 def put_back(out: Seen, *args: Any) -> Kind:
+    if any(isinstance(one.kind, One) and one.kind.record == args[3] for one in tensors(*args)):
+        raise _NoRuleError("records are put back one by one")
     labels = dims(out, args[2])
     own = [label for label in labels if label is not None]
     given = [(one, labels if len(one.shape) == len(labels) else own) for one in tensors(*args)]

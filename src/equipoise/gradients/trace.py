@@ -5,21 +5,23 @@ sums run once over fake tensors, which have shapes and no values
 (``torch.fx.experimental.proxy_tensor.make_fx``). What comes out depends on no value: a branch on data has
 none to follow and ends the trace. Later a step runs the lines and none of the model's Python.
 
-    rows    parameters, buffers, records            -> losses [B], tensors of the factors
+    rows    parameters, buffers, records            -> losses [B], tensors of the factors, buffers written
     norms   tensors of the factors                  -> squared row norms [B] by parameter
     sums    tensors of the factors, weights [B]     -> the weighted sum of the rows by parameter
 
 There are three, since norms and sums are taken at full precision, whatever the user chose for the model,
 and since a method decides between them. No line reads a value. A norm that lost digits is NaN, and that of a
-row that is not finite is none either; then `Traced.gradients` returns None, and the micro-batch is computed
-in the exact way. So a row of weight zero is finite when it meets a sum, and changes no bit of it.
+row that is not finite is none either; then norms and sums are computed from the factors in the exact way,
+which reads values. So a row of weight zero is finite when it meets a sum, and changes no bit of it.
 """
 
 from __future__ import annotations
 
 import copy
+import sys
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -27,14 +29,16 @@ from traceback import StackSummary, walk_tb
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
 from torch.fx.experimental.proxy_tensor import PythonKeyTracer, make_fx
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 from typing_extensions import override
 
 import equipoise
 from equipoise._foreign_errors import place_of_user
 from equipoise._host import nothing_read
+from equipoise.gradients.checks.replace_batch_norm import is_frozen_norm
 from equipoise.gradients.engine_inputs import record_leaves
 from equipoise.gradients.factors.base import Factor
 from equipoise.gradients.numerics import are_lost_nan, full_precision, lost_are_nan
@@ -78,6 +82,7 @@ class Traced:
         rows, norms, sums: see the module.
         like: rows without values.
         parameters, buffers: names of those that `rows` takes.
+        written: names of those to which the model writes; the lines write to copies.
     """
 
     rows: Line
@@ -86,23 +91,40 @@ class Traced:
     like: FactoredGradients
     parameters: tuple[str, ...]
     buffers: tuple[str, ...]
+    written: tuple[str, ...] = ()
 
     def gradients(
         self, parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor], batch: Any
-    ) -> Replayed | None:
-        """The rows of a micro-batch; None if the norm of one is not finite, or lost digits.
+    ) -> tuple[FactoredGradients, dict[str, Tensor]]:
+        """The rows of a micro-batch, and what the forward wrote to buffers, by name.
 
-        Inside `lost_are_nan` nobody looks at the norms, and they may be NaN.
+        If a norm is not finite, or lost digits, all norms and sums are computed anew from the factors, in the
+        exact way. Inside `lost_are_nan` nobody looks at the norms, and they may be NaN.
 
         Args:
             parameters, buffers: values of those that `rows` takes, by name.
             batch: of the form that was traced.
         """
         losses, *tensors = self._run(parameters, buffers, batch)
+        names = self.rows.outputs[1:]
+        left = {n: t for n, t in zip(names, tensors, strict=True) if n.startswith("buffer:")}
+        tensors = tensors[: len(tensors) - len(left)]
         with full_precision(losses.device):
             squares = self.norms.graph(*tensors)
+        written = {name.removeprefix("buffer:"): value for name, value in left.items()}
         found = Replayed(self, losses, tensors, dict(zip(self.norms.outputs, squares, strict=True)))
-        return found if are_lost_nan() or bool(found.row_norms().isfinite().all()) else None
+        if are_lost_nan() or bool(found.row_norms().isfinite().all()):
+            return found, written
+        like = self.like
+        exact = FactoredGradients(
+            found.factors,
+            losses=losses,
+            shapes=like.shapes,
+            num_records=like.num_records,
+            dtype=like.dtype,
+            device=losses.device,
+        )
+        return exact, written
 
     def losses(self, parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor], batch: Any) -> Tensor:
         """The losses of a micro-batch, [B]."""
@@ -204,7 +226,7 @@ def trace(
     parameters: Mapping[str, Tensor],
     buffers: Mapping[str, Tensor],
     batch: Any,
-    sources: bool = False,
+    sources: nn.Module | None = None,
 ) -> Traced:
     """Trace what micro-batches of the form of `batch` compute.
 
@@ -212,18 +234,20 @@ def trace(
         compute: see `Compute`.
         parameters, buffers: of the model, by name.
         batch: records; only their shapes count.
-        sources: note the line of the source at each operation of `rows`, which takes time.
+        sources: note at each operation of `rows` the line of the source and the module of this model, which
+            takes time.
     """
     made: list[FactoredGradients] = []
 
     def rows(given: dict[str, Tensor]) -> dict[str, Tensor]:
-        for name in written:
-            given[name] = given[name].clone()
+        copies = {name: given[name].clone() for name in written}
+        given |= copies
         own, others = ({name: given.pop(name) for name in known} for known in (parameters, buffers))
         gradients = compute(own, others, list(given.values()))
         made.append(gradients)
         assert gradients.losses is not None
-        return {"losses": gradients.losses, **tensors_of(gradients.factors)}
+        left = {f"buffer:{name}": copy for name, copy in copies.items() if name in buffers}
+        return {"losses": gradients.losses, **tensors_of(gradients.factors), **left}
 
     records = {f"record:{number}": leaf for number, leaf in enumerate(record_leaves(batch))}
     everything = {**{name: p.detach() for name, p in parameters.items()}, **buffers, **records}
@@ -253,13 +277,13 @@ def trace(
     of_norms, _ = line_of(norms, held)
     weights = found["losses"].new_empty(like.num_records, dtype=like.dtype)
     of_sums, _ = line_of(sums, {**held, "weights": weights})
-    return Traced(of_rows, of_norms, of_sums, like, tuple(parameters), tuple(buffers))
+    return Traced(of_rows, of_norms, of_sums, like, tuple(parameters), tuple(buffers), tuple(written))
 
 
 def line_of(
     function: Callable[[dict[str, Tensor]], dict[str, Tensor]],
     given: Mapping[str, Tensor],
-    sources: bool = False,
+    sources: nn.Module | None = None,
 ) -> tuple[Line, dict[str, Tensor]]:
     """The operations of a function of tensors by name, and what it returned, without values."""
     found: dict[str, Tensor] = {}
@@ -269,10 +293,12 @@ def line_of(
             found.update(function(dict(zip(given, values, strict=True))))
         return list(found.values())
 
-    sources &= hasattr(PythonKeyTracer, "_filter_traceback_frames")  # PyTorch 2.6 notes none
-    with nothing_read(), lost_are_nan(), _sources_of_users() if sources else nullcontext():
+    # PyTorch 2.6 notes no lines.
+    noted = sources if hasattr(PythonKeyTracer, "_filter_traceback_frames") else None
+    sources_noted = nullcontext() if noted is None else _sources_of_users(noted)
+    with nothing_read(), lost_are_nan(), _compiled_parts(), sources_noted:
         # Tensors that model and loss hold beside parameters and buffers stay in the graph as they are.
-        more: Any = {"record_stack_traces": True} if sources else {}
+        more: Any = {} if noted is None else {"record_stack_traces": True}
         make = make_fx(flat, tracing_mode="fake", _allow_non_fake_inputs=True, **more)
         graph = make(*given.values())
     for node in graph.graph.nodes:  # a dense loop over records may have gone on
@@ -288,20 +314,58 @@ def line_of(
     return Line(graph, tuple(given), tuple(found), tuple(names[name] for name in written)), found
 
 
+def _compiled_parts() -> AbstractContextManager[Any]:
+    """Inside, what `torch.compile` made is traced as it was written."""
+    dynamo = sys.modules.get("torch._dynamo")
+    return dynamo.config.patch(error_on_nested_fx_trace=False) if dynamo else nullcontext()
+
+
 @contextmanager
-def _sources_of_users() -> Iterator[None]:
-    """Inside, a trace notes lines that are neither PyTorch's nor ours; by itself those of `forward` alone."""
+def _sources_of_users(model: nn.Module) -> Iterator[None]:
+    """Inside, a trace notes the module that runs, and lines that are neither PyTorch's nor ours."""
     own = [str(Path(module.__file__ or "").parent) for module in (torch, equipoise)]
-    before = PythonKeyTracer._filter_traceback_frames
+    names: dict[
+        nn.Module, tuple[str | None, str]
+    ] = {  # now: inside, parameters are others, and no norm frozen
+        module: (name, f"{'frozen ' * is_frozen_norm(module)}{type(module).__name__}")
+        for name, module in model.named_modules()
+    }
+    running: list[tuple[str | None, str] | None] = []
+    before = PythonKeyTracer._filter_traceback_frames, PythonKeyTracer.create_node
 
     def of_users(_: Any, frames: Any) -> StackSummary:
         return StackSummary.from_list([f for f in frames if not f.filename.startswith((*own, "<"))])
 
+    def create_node(tracer: Any, *args: Any, **kwargs: Any) -> fx.Node:
+        node = before[1](tracer, *args, **kwargs)
+        if running and running[-1] is not None:
+            node.meta["nn_module_stack"] = {"": running[-1]}
+        return node
+
+    def enter(module: nn.Module, _: Any) -> None:
+        if module not in names:  # one that holds the model is its loss, which is no place
+            is_around = any(inner is model for inner in module.modules())
+            running.append(None if is_around else (None, type(module).__name__))
+        else:
+            running.append(names[module])
+
+    def leave(*_: Any) -> None:
+        running.pop()
+
+    handles = [
+        register_module_forward_pre_hook(enter),
+        register_module_forward_hook(leave, always_call=True),
+    ]
     PythonKeyTracer._filter_traceback_frames = of_users  # type: ignore[method-assign, assignment]
+    PythonKeyTracer.create_node = create_node  # type: ignore[method-assign, assignment]
     try:
-        yield
+        with warnings.catch_warnings():  # compiled parts warn of hooks that are gone in a moment
+            warnings.filterwarnings("ignore", message="Using `torch.compile")
+            yield
     finally:
-        PythonKeyTracer._filter_traceback_frames = before  # type: ignore[method-assign]
+        PythonKeyTracer._filter_traceback_frames, PythonKeyTracer.create_node = before  # type: ignore[method-assign]
+        for handle in handles:
+            handle.remove()
 
 
 #: What a model did for which there is no trace, by the name of PyTorch's error.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from equipoise.gradients.checks.record_mixing import is_frozen_norm
+from equipoise.gradients.checks.replace_batch_norm import is_frozen_norm
 
 __all__ = ["to_train_mode"]
 

@@ -286,6 +286,12 @@ class PrivacyPlan:
         return named[0].sampling or self.sampling
 
     @property
+    def capacity(self) -> int:
+        """Records that each of its draws may hold."""
+        everything: list[Release | Unproven] = [*self.releases, *self.unproven]
+        return max([(one.sampling or self.sampling).capacity for one in everything], default=1)
+
+    @property
     def takes_turns(self) -> bool:
         """Whether records are assigned to some of its draws (`Sampling.takes_turns`)."""
         everything: list[Release | Unproven] = [*self.releases, *self.unproven]

@@ -47,6 +47,7 @@ import torch
 
 from equipoise._dtensor import local_part
 from equipoise._tree import leaves, map_leaves
+from equipoise.privacy.whole_sums import WholeSum
 
 _aten = torch.ops.aten
 Held = TypeVar("Held", bound="Private")
@@ -98,6 +99,7 @@ class Draw:
             plan.
         replayed: whether the journal already holds a release at this index for the same digest. Then the same
             noise is given again and nothing is charged.
+        capacity: records that it may hold (`Sampling.capacity`).
         secret: 32 secret bytes that key what else is random about each record of this draw: its dropout
             masks, its augmentation, its random labels. Public numbers would be tied to a record's place in
             the batch, which shifts when another record enters.
@@ -108,6 +110,7 @@ class Draw:
     ordinal: int = 0
     parameters: str = ""
     replayed: bool = False
+    capacity: int = field(default=1 << 22, compare=False)
     secret: bytes = field(default=b"", repr=False, compare=False)
 
     def number(self, *purpose: object) -> int:
@@ -435,31 +438,38 @@ def unwrap(value: Any) -> Any:
 
 
 class _Sum(Private):
-    """A sum that was added up in float64 and counts as float32: it is released in that, and read in that.
+    """A sum that was added up in whole numbers or in float64 and counts as float32: it is released in that.
 
     Its noise is added before it is rounded. Rounded first, a sum of 4 million bounds, which lies among floats
     that are half a bound apart, would move by up to half a bound more than the record that moves it.
     """
 
-    _exact: torch.Tensor
+    _exact: torch.Tensor | WholeSum
 
     @property
     def _held(self) -> torch.Tensor:  # type: ignore[override]
-        return self._exact.to(self.dtype)
+        found: torch.Tensor = exact(self).to(self.dtype)
+        return found
 
 
-def as_sum(value: torch.Tensor, dtype: torch.dtype, draw: Draw | None) -> Private:
-    """A raw sum, in its own type or in float64, that counts as a tensor of this type."""
-    if value.dtype == dtype:
+def as_sum(value: torch.Tensor | WholeSum, dtype: torch.dtype, draw: Draw | None) -> Private:
+    """A raw sum, in its own type, in float64 or in whole numbers, that counts as a tensor of this type."""
+    if isinstance(value, torch.Tensor) and value.dtype == dtype:
         return _wrapped(value, draw, True)
-    made = _of_class(_Sum, value, dtype)
+    made = _of_class(_Sum, value if isinstance(value, torch.Tensor) else value.total, dtype)
     made._exact, made._apart, made.draw, made._mixed = value, True, draw, [False]
     return made
 
 
-def exact(value: Any) -> Any:
-    """As `unwrap`, of a sum that was added up in float64 in that; for what adds sums or their noise."""
+def summed(value: Any) -> Any:
+    """As `unwrap`, of a sum that was added up in whole numbers those, and of one in float64 that."""
     return value._exact if isinstance(value, _Sum) else unwrap(value)
+
+
+def exact(value: Any) -> Any:
+    """As `summed`, in floats; for what adds noise, and for what a release looks at."""
+    found = value._exact if isinstance(value, _Sum) else unwrap(value)
+    return found.floats() if isinstance(found, WholeSum) else found
 
 
 def add_exact(total: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
@@ -477,7 +487,7 @@ def add_exact(total: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
 
 def as_private(values: Mapping[str, torch.Tensor], draw: Draw | None) -> dict[str, Private]:
     """The tensors, raw or `Private`, as `Private` ones of this draw."""
-    return {name: as_sum(exact(value), value.dtype, draw) for name, value in values.items()}
+    return {name: as_sum(summed(value), value.dtype, draw) for name, value in values.items()}
 
 
 def join(parts: Sequence[torch.Tensor], order: torch.Tensor) -> torch.Tensor:

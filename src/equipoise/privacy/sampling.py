@@ -56,6 +56,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from functools import cached_property
 from typing import Any, ClassVar
 
 import dp_accounting
@@ -133,6 +134,14 @@ class Sampling(ABC):
             else:
                 high = middle
         return high
+
+    @cached_property
+    def capacity(self) -> int:
+        """Records that a draw may hold, and its sums have room for (`whole_sums`).
+
+        Four times the largest draw: a population that is stated too small is a warning, not an error.
+        """
+        return max(1 << 16, 4 * self.largest_size)
 
     @property
     def min_separation(self) -> int:

@@ -13,7 +13,7 @@ from jsonschema.exceptions import best_match
 
 from equipoise._rounding import rounded_up
 from equipoise.privacy.errors import JournalError
-from equipoise.statements.statement import Statement, statement_schema
+from equipoise.statements.statement import Statement, independence_of, statement_schema
 
 __all__ = [
     "Finding",
@@ -107,7 +107,10 @@ def differences(statement: Mapping[str, Any], again: Statement) -> list[str]:
             continue
         if key not in statement and (key == STOP_KEY or (key == USERS_KEY and computed[key] is None)):
             continue  # it was made before there was such a key
-        if key == "assumptions":
+        if key == "independence":  # follows from the sentences
+            given = statement.get("assumptions")
+            same = isinstance(given, list) and statement.get(key, {}) == independence_of(given)
+        elif key == "assumptions":
             given = statement.get(key)
             same = isinstance(given, list) and all(text in given for text in computed[key])
         else:

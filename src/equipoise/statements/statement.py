@@ -11,7 +11,7 @@ import importlib.metadata
 import json
 import math
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -60,6 +60,11 @@ ACCOUNTED_SEARCH = (
     "this run is the best of a random number of runs drawn before the first of them, each with a plan whose "
     "Renyi divergence is at no order above this one's, and of the others nothing was published or used"
 )
+
+MODEL = "that a record's loss and gradient follow from that record alone is "
+DATA = "that reading, collating and augmenting treat each item by itself is "
+"""Before one of the words "proved" (for all values of the records), "compared" (on a few of them) and
+"unchecked"."""
 
 OWNED = (
     "every record belongs to one user, whom the data owner named; who owns which record, and in which order "
@@ -120,6 +125,8 @@ class Statement:
         epsilons: epsilon at further deltas.
         search: the search for hyperparameters that the figure includes.
         versions: of Python and the packages that the figures come from.
+        independence: "proved", "compared" or "unchecked", of "model" and "data": whether a record's gradient
+            follows from that record alone. Empty if no model was trained.
         noise_tail: what the end of the noise's tail adds to delta.
         users: of the unit "user": the most records of one that are drawn from, and how they make a row; None
             for records.
@@ -155,6 +162,7 @@ class Statement:
     stop_fixed_beforehand: bool = False
     users: dict[str, Any] | None = None
     noise_tail: float | None = None
+    independence: dict[str, str] = field(default_factory=dict)
 
     def to_json(self) -> str:
         """The statement as indented JSON."""
@@ -203,6 +211,11 @@ class Statement:
                 parts.append("No second accountant covers this event as a cross-check.")
             if self.noise_tail is not None:
                 parts.append(f"The end of the noise's tail adds {self.noise_tail:.1g} to delta.")
+        if self.independence:
+            parts.append(
+                "That records are kept apart is {model} for the model and {data} for what makes the "
+                "records.".format(**self.independence)
+            )
         if self.users is not None:
             parts.append(_users_in_words(**self.users))
         if self.epsilon_claimed is not None:
@@ -296,6 +309,20 @@ def sampling_assumptions(rows: Sequence[Mapping[str, Any]]) -> list[str]:
         for row in rows
     ]
     return list(dict.fromkeys(texts))
+
+
+def independence_of(assumptions: Iterable[Any]) -> dict[str, str]:
+    """The words of the sentences that say whether records are kept apart.
+
+    >>> independence_of([MODEL + "proved, for all values of the records", "the population is public"])
+    {'model': 'proved'}
+    """
+    return {
+        name: text.removeprefix(start).split()[0].rstrip(",:")
+        for name, start in (("model", MODEL), ("data", DATA))
+        for text in assumptions
+        if isinstance(text, str) and text.startswith(start)
+    }
 
 
 def statement_of(
@@ -418,6 +445,7 @@ def make_statement(
         noise=plan.arithmetic,
         stop_fixed_beforehand=record.stop_fixed_beforehand,
         users=plan.unit.describe(),
+        independence=independence_of(stated),
     )
 
 

@@ -11,6 +11,8 @@ from collections.abc import Iterable, Sequence
 from enum import StrEnum
 from typing import Any
 
+from equipoise.statements.statement import DATA, MODEL
+
 # ---- what follows from the settings of a run
 
 OF_RECORD = (
@@ -22,20 +24,18 @@ STATED = (
     "population, batch size and every other setting that was given are public: they would be the same for a "
     "neighbouring data set"
 )
-ALONE = (
-    "loss, collate and augmentation treat each record by itself: which records stand next to it or came "
-    "before it, and where it stands, change nothing (tried on a few records before the start)"
-)
 START = (
     "what the run starts from (parameters, buffers, optimizer state, and whatever else model and loss hold) "
     "is public, or was paid for in the same journal; between steps nothing but public and released numbers "
     "changes what model, loss, optimizer and scheduler hold, and nothing changes the data"
 )
 ROUNDED = (
-    "rounding is not counted: micro-batches are added in float64, and each float32 product that sums the "
-    "rows of one rounds (a record in front of 400,000 others moved a sum by up to 1.003 bounds in "
-    "micro-batches of 2,048, and by 1.006 in one of all of them). In lower precision (TF32, bfloat16, "
-    "float16) rounding is not covered at all"
+    "rounding is not counted: each float32 product that sums the rows of a micro-batch rounds (a record in "
+    "front of 400,000 others moved a sum by up to 1.003 bounds in micro-batches of 2,048, and by 1.006 in "
+    "one of all of them). Of several micro-batches or processes each sum is rounded once more, to whole "
+    "numbers of a public unit (by at most K sqrt(P) / 2^61 bounds, for P numbers and draws of at most K "
+    "records), and these are added exactly. In lower precision (TF32, bfloat16, float16) rounding is not "
+    "covered at all"
 )
 ALLOWED = "public and private records belong to different persons, also where they are equal"
 NOT_COMPARED = "public records were not compared with the private ones"
@@ -43,12 +43,19 @@ NOT_COMPARED = "public records were not compared with the private ones"
 
 def always(unit: Any) -> list[str]:
     """What every training assumes that protects a unit of this name, "record" or "user"."""
-    return [OF_USER if unit == "user" else OF_RECORD, STATED, START, ALONE, ROUNDED]
+    return [OF_USER if unit == "user" else OF_RECORD, STATED, START, ROUNDED]
 
+
+#: Said before statements had a field `independence`; those that stand verify as they did.
+EARLIER = (
+    "loss, collate and augmentation treat each record by itself: which records stand next to it or came "
+    "before it, and where it stands, change nothing (tried on a few records before the start)",
+)
 
 # ---- what a process finds out, with the names of what it found
 
 TRACED = "traces of what a micro-batch computes, one for each form of it and each change of model or loss: "
+
 HELD = "what these tensors of model and loss hold at the start is public, or paid for in the same journal: "
 AFTER = "the run starts from a model that these runs left: "
 STEPPED = "the owner's public step "
@@ -61,7 +68,7 @@ CHANGED = (
 )
 HOOKED = "a hook of the optimizer's step moves these frozen parameters, by public or released numbers alone: "
 FIRST_VALUES = " (its first values)"  # after the name of what took more than were tried
-NAMED = (TRACED, HELD, AFTER, STEPPED, THROWN_AWAY, CHANGED, HOOKED)
+NAMED = (MODEL, DATA, TRACED, HELD, AFTER, STEPPED, THROWN_AWAY, CHANGED, HOOKED)
 
 
 def with_public_step(found: Sequence[str], name: str) -> list[str]:
@@ -205,7 +212,19 @@ class Assumption(StrEnum):
             there.discard(cls.SHAPES_ALIKE)
         changed = {text for text in named if text.startswith(CHANGED)}
         names = {name for text in changed for name in text.removeprefix(CHANGED).split(", ")}
+        names -= {name.removesuffix(FIRST_VALUES) for name in names if name.endswith(FIRST_VALUES)}
         joined = [CHANGED + ", ".join(sorted(names))] if names else []
-        traced = {text for text in named if text.startswith(TRACED)}
-        most = [max(traced, key=lambda text: int(text.removeprefix(TRACED)))] if traced else []
-        return [*(one for one in cls if one in there), *most, *sorted(named - changed - traced), *joined]
+        weakest = [max(same, key=_strength) for start in (MODEL, DATA, TRACED) if (same := _of(start, named))]
+        others = named - changed - {text for text in named if text.startswith((MODEL, DATA, TRACED))}
+        return [*(one for one in cls if one in there), *weakest, *sorted(others), *joined]
+
+
+def _of(start: str, texts: Iterable[str]) -> list[str]:
+    return sorted(text for text in texts if text.startswith(start))
+
+
+def _strength(text: str) -> int:
+    """How little was found out, or how often something was traced."""
+    start = next(start for start in (MODEL, DATA, TRACED) if text.startswith(start))
+    word = text.removeprefix(start).split()[0].rstrip(",:")
+    return int(word) if word.isdigit() else ("proved", "compared", "unchecked").index(word)

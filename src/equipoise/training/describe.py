@@ -18,8 +18,8 @@ from typing import Any
 from equipoise._rounding import noise_in_words, rounded_up
 from equipoise._say import page_width, wrapped
 from equipoise.gradients.capture.recorder import PlanMismatch
+from equipoise.gradients.compare import Independence
 from equipoise.gradients.engine_inputs import repeat_to
-from equipoise.gradients.provenance import Proof
 from equipoise.privacy import BandedGaussian, Ledger, PrivacyPlan, Release, epsilon, prefix_error
 from equipoise.privacy.ledger.run_record import GUARANTEES, compose_events
 from equipoise.privacy.noise.streams import ReleaseStreams, normals
@@ -28,7 +28,7 @@ from equipoise.training.randomness import public_randomness
 from equipoise.training.setup.memory_use import step_bytes
 from equipoise.training.setup.training_setup import TrainingSetup
 
-__all__ = ["Description", "describe", "proof_of", "time_once"]
+__all__ = ["Description", "describe", "time_once"]
 
 
 CLIPPED = "a gradient above the clip norm is shortened to it, and a weight in the loss then adds nothing"
@@ -78,7 +78,7 @@ class Description:
             covers what they hold at the start.
         written: buffers, attributes and variables that a forward writes to, and that stay as they were: what
             it writes is thrown away.
-        proof: whether the operations of a micro-batch keep records apart, read from their trace.
+        independence: whether a record's gradient follows from that record alone.
     """
 
     method: str
@@ -112,7 +112,7 @@ class Description:
     unused: list[str]
     held: list[str]
     written: list[str]
-    proof: str
+    independence: Independence
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, which commands print: without what follows from the number of private records."""
@@ -135,7 +135,7 @@ class Description:
             + (f", {len(self.dense)} tensors one record at a time, which is slow" if self.dense else ""),
             *(f"  dense       {name}: {reason}" for name, reason in self.dense.items()),
             *([f"  clipping    {CLIPPED}"] if self.noise else []),
-            f"  records     {self.proof}",
+            f"  records     {self.independence}",
             f"  memory      about {self.memory_bytes / 1e6:,.0f} MB in addition to the model",
             f"  time        about {self.seconds_per_step * 1e3:,.0f} ms per step"
             + (f" for {passes} passes over each drawn {self.drawn}" if passes != "1.0" else "")
@@ -237,16 +237,8 @@ def describe(setup: TrainingSetup, ledger: Ledger, steps_done: int) -> Descripti
         unused=[c.name for c in coverage if c.how == "unused"],
         held=setup.held,
         written=setup.written,
-        proof=str(proof_of(setup)),
+        independence=setup.rows.engine.independence,
     )
-
-
-def proof_of(setup: TrainingSetup) -> Proof:
-    """Whether a micro-batch keeps records apart, in the shape of the records that the start looked at."""
-    rows = setup.rows
-    randomness = public_randomness(rows.seed, "describe")
-    example = repeat_to(rows.example, rows.micro_batch_size + PUBLIC_ROWS)
-    return rows.engine.proof(rows.prepare(example, randomness))
 
 
 def _noise(release: Release, count: int) -> str:

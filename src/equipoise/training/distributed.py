@@ -3,8 +3,9 @@
 Under `torchrun` (a process group is initialised, or the environment says so) rank 0 keeps the ledger, the
 secrets, the journal and all files; the others compute. A draw's record numbers come from rank 0; every rank
 runs its share of the micro-batches; the bounded sums are added over ranks; rank 0 releases (noise drawn
-once, one event booked) and broadcasts what was released. So the result is that of one process up to the
-order of floating-point additions, and no key leaves rank 0.
+once, one event booked) and broadcasts what was released. So the result is that of one process, and no key
+leaves rank 0. It has the same bits where the ranks' microbatches are those of one process; each rank fills up
+the last one of its share, so that otherwise rows round differently.
 
 Every exchange begins by telling whether all processes are well, and a process that fails takes part in one
 more of these: so an error anywhere is raised everywhere, and no process waits for ever. The processes of a

@@ -27,14 +27,14 @@ from equipoise._files import PathLike, write_atomically
 from equipoise._foreign_errors import cause_of, where_raised
 from equipoise._rounding import correlation_in_words
 from equipoise._say import say
+from equipoise.gradients.compare import Independence
 from equipoise.gradients.engine_inputs import Loss
-from equipoise.gradients.provenance import Proof
 from equipoise.methods import DPSGD, Method, State
 from equipoise.privacy import Budget, Ledger, PlanUsedUpError, Sampling
 from equipoise.report import write_report
 from equipoise.statements import Statement, statement_of
-from equipoise.training.assumptions import TRACED, Assumption, with_public_step
-from equipoise.training.describe import Description, describe, proof_of
+from equipoise.training.assumptions import Assumption, with_public_step
+from equipoise.training.describe import Description, describe
 from equipoise.training.distributed import Processes
 from equipoise.training.folder.checkpoint import CheckpointError
 from equipoise.training.folder.config_file import found_before, method_name, rebuild, rebuild_method
@@ -399,8 +399,7 @@ class PrivateTraining:
     @property
     def _assumed(self) -> list[str]:
         """What was found out by now."""
-        traced = [f"{TRACED}{count}"] if (count := self._setup.rows.engine.traces) else []
-        return Assumption.of_all([*self._found, *self._steps.constants.assumptions, *traced])
+        return Assumption.of_all([*self._found, *self._steps.found])
 
     def config(self) -> dict[str, Any]:
         """The public settings, as `config.json` holds them."""
@@ -420,15 +419,14 @@ class PrivateTraining:
             )
         return describe(self._setup, own_ledger(self.ledger), self.steps_done)
 
-    def proof(self) -> Proof:
-        """Whether a micro-batch keeps records apart, read from the operations of its trace.
+    @property
+    def independence(self) -> Independence:
+        """Whether a record's gradient follows from that record alone, by what the start and the steps found.
 
-        Returns:
-            Its `outcome` is "proved" (for all values of the records), "mixes", "no rule" (for an operation)
-            or "no trace"; as text it names the operation and the line of the model or the loss. The checks of
-            the start stand beside it: a model that is not proved trains if they found nothing.
+        Its `word` is "proved" (for all values of the records), or "compared" (on a few of them) with the
+        `reason`: an operation without a rule, or why the model cannot be traced.
         """
-        return proof_of(self._setup)
+        return self._setup.rows.engine.independence
 
     def statement(self, *, stop_fixed_beforehand: bool = False) -> Statement:
         """What may be claimed about the run's privacy.

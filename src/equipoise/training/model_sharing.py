@@ -35,7 +35,7 @@ from torch import Tensor, nn
 
 from equipoise._collectives import sent_by_first
 from equipoise._dtensor import is_a_copy, local_part, with_part
-from equipoise.gradients import ForwardWritesError
+from equipoise.gradients import CrossRecordError, ForwardWritesError
 from equipoise.gradients.capture.gathers import GatherError, GatherOrder
 from equipoise.gradients.capture.recorder import PlanMismatch
 from equipoise.gradients.capture.sharded import SHARDED, tensor_parallel_mesh
@@ -51,8 +51,9 @@ Computed = TypeVar("Computed")
 
 
 def is_no_records_fault(error: Exception) -> bool:
-    """Whether the model is spoilt, another process or machine failed, or memory ran out."""
-    others = isinstance(error, ForwardWritesError | GatherError | NoAnswerError | ProcessError)
+    """Whether the model is spoilt or mixes records, another process or machine failed, or memory ran out."""
+    known = CrossRecordError | ForwardWritesError | GatherError | NoAnswerError | ProcessError
+    others = isinstance(error, known)
     return others or out_of_memory(error)
 
 

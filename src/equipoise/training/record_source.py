@@ -18,7 +18,7 @@ import mmap
 import pickle
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from itertools import repeat
 from typing import Any
 
@@ -32,7 +32,6 @@ from equipoise._tree import leaves, map_leaves, named_leaves
 from equipoise.data.records import Records
 from equipoise.gradients.capture.random_numbers import (
     GlobalState,
-    global_numbers_constant,
     random_numbers_from,
 )
 from equipoise.gradients.engine_inputs import is_array, take_records
@@ -264,15 +263,14 @@ class RecordSource:
         if self.items is not None:
             self.items.close()
 
-    def draws_numbers(self, number: int, level: float | None = None) -> bool:
+    def draws_numbers(self, number: int, seed: int = 0) -> bool:
         """Whether making this item asks for random numbers, whose generators then are as before.
 
         Args:
             number: of the record.
-            level: a quantile at which random numbers are held.
+            seed: of the random numbers.
         """
-        held = nullcontext() if level is None else global_numbers_constant(level)
-        with random_numbers_from(0), held:
+        with random_numbers_from(seed):
             before = GlobalState()
             self.read(torch.tensor([number]))
             return bool(before.moved())

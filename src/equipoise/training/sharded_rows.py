@@ -15,6 +15,7 @@ from equipoise._collectives import BUCKET, reduce_scattered
 from equipoise._dtensor import device_of, is_dtensor, local_part, with_part
 from equipoise.gradients.numerics import accumulation_dtype
 from equipoise.privacy.private import as_sum
+from equipoise.privacy.whole_sums import WholeSum
 
 __all__ = ["ShardedRows"]
 
@@ -25,10 +26,11 @@ class ShardedRows:
     Args:
         rows: of the records of this process.
         params: the parameters by name, DTensors where they are sharded.
+        unit: of the whole numbers in which processes add up (`whole_sums`); 0 for sums without a bound.
     """
 
-    def __init__(self, rows: Any, params: Mapping[str, Tensor]) -> None:
-        self._rows, self._params = rows, params
+    def __init__(self, rows: Any, params: Mapping[str, Tensor], unit: float = 0.0) -> None:
+        self._rows, self._params, self._unit = rows, params, unit
         self.names, self.shapes, self.num_parameters = rows.names, rows.shapes, rows.num_parameters
         self.num_records, self.dtype, self.device = rows.num_records, rows.dtype, rows.device
         self.losses = rows.losses
@@ -63,18 +65,29 @@ class ShardedRows:
         }
         sharded = [name for name in names if is_dtensor(self._params[name])]
         types, like = [found[name].dtype for name in sharded], [self._params[name] for name in sharded]
-        tensors = [found.pop(name).double() for name in sharded]  # processes add up in float64
+        wholes = [WholeSum.of(found.pop(name), self._unit) for name in sharded]
+        # What is lost here, all learn where they exchange it (`added_over_processes`).
+        tensors, lost = [one.total for one in wholes], sum([one.lost for one in wholes], torch.zeros(()))
+        del wholes
+
+        def of_all(total: Tensor, dtype: torch.dtype) -> Tensor:
+            return as_sum(WholeSum(total, self._unit, lost), dtype, None)
+
         if all(tensor.ndim == one.ndim for tensor, one in zip(tensors, like, strict=True)):
             added = zip(sharded, reduce_scattered(tensors, like), types, strict=True)
-            return found | {name: as_sum(total, dtype, None) for name, total, dtype in added}
+            return found | {name: of_all(total, dtype) for name, total, dtype in added}
         # Several sums of each: one after the other, and joined again.
         counts = [len(tensor) for tensor in tensors]
         repeated = [one for one, count in zip(like, counts, strict=True) for _ in range(count)]
         parts = iter(reduce_scattered([one for tensor in tensors for one in tensor], repeated))
         for name, one, count, dtype in zip(sharded, like, counts, types, strict=True):
             whole = with_part(torch.stack([local_part(next(parts)) for _ in range(count)]), one)
-            found[name] = as_sum(whole, dtype, None)
+            found[name] = of_all(whole, dtype)
         return found
+
+    def summed_in(self, unit: float) -> ShardedRows:
+        """The same rows, whose sums are whole numbers of this unit."""
+        return ShardedRows(self._rows, self._params, unit)
 
     def rows(self, index: Tensor | slice) -> ShardedRows:
         """Some of the rows; no process may leave out a sum for want of any."""

@@ -30,7 +30,8 @@ from equipoise.methods import Context, State
 from equipoise.methods.base import Parameters
 from equipoise.privacy import ChangedQueryError, Ledger, digest
 from equipoise.statements import Statement
-from equipoise.training.assumptions import HOOKED
+from equipoise.statements.statement import MODEL
+from equipoise.training.assumptions import HOOKED, TRACED
 from equipoise.training.constants import Constants
 from equipoise.training.context import NotFiniteError, ReleaseNoise, StepContext
 from equipoise.training.run_ledger import SharedLedger
@@ -208,9 +209,27 @@ class StepRunner:
             setup.rows.engine.never_replay,
             () if setup.step is None else (setup.step,),
         )
+        self._noted: tuple[Any, ...] | None = None
         # Takes what a statement has to say of what the training loop changed, before the step draws.
         self.note: Callable[[Sequence[str]], None] = lambda _: None
         self._optimized = _held_by(setup.optimizer)
+
+    @property
+    def found(self) -> list[str]:
+        """What a statement has to say of model and loss by now, and of what was done to them."""
+        engine = self._setup.rows.engine
+        return [
+            *self.constants.assumptions,
+            f"{MODEL}{engine.independence}",
+            f"{TRACED}{engine.traces}",
+        ]
+
+    def _note(self) -> None:
+        engine = self._setup.rows.engine
+        state = engine.traces, engine.independence, len(self.constants.changed), len(self.constants.untried)
+        if state != self._noted:
+            self._noted = state
+            self.note(self.found)
 
     def take(self) -> StepOutcome:
         """Draw, release, move the parameters.
@@ -233,6 +252,7 @@ class StepRunner:
                 if self._marks:
                     self._move_with_buffers()
                 else:
+                    setup.rows.engine.keep_public_writes()
                     setup.optimizer.step()
                 self._count(found.state)
             except BaseException:
@@ -256,6 +276,7 @@ class StepRunner:
         frozen = dict(self._setup.model.named_parameters(remove_duplicate=False))
         # What a loss left on a frozen parameter moves it in the step itself: it stays refused.
         stale = {name for name, parameter in frozen.items() if parameter.grad is not None}
+        self._setup.rows.engine.keep_public_writes()
         self._setup.optimizer.step()
         marks = self._marks_of(self._held())
         if marks != self._marks:
@@ -268,7 +289,7 @@ class StepRunner:
             ]
             if (named := HOOKED + ", ".join(sorted(moved & frozen.keys()))) != HOOKED:
                 self.constants.also.add(named)
-                self.note(self.constants.assumptions)
+                self.note(self.found)
 
     def move(self, values: Parameters) -> None:
         """Someone else moves the parameters (a server, a warm start); the method takes note.
@@ -480,8 +501,8 @@ class StepRunner:
         self._check_places()
         self._check_trainable()
         try:
-            if self.constants.check():
-                self.note(self.constants.assumptions)
+            self.constants.check()
+            self._note()
         except ForwardWritesError:
             self.stop(SPOILT)
             raise

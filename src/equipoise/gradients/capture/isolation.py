@@ -24,12 +24,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from equipoise._dtensor import local_part
-from equipoise.gradients.capture.random_numbers import (
-    MIDDLE,
-    Asked,
-    random_numbers_constant,
-    random_numbers_from,
-)
+from equipoise.gradients.capture.random_numbers import random_numbers_constant, random_numbers_from
 from equipoise.gradients.capture.sharded import SHARDED, resharded
 from equipoise.gradients.checks.errors import BufferWritesError, ForwardWritesError
 
@@ -148,6 +143,11 @@ class Buffers:
             self._put_back(before)
         self._changing += found
         return [place.path for place in found]
+
+    @property
+    def changing(self) -> list[str]:
+        """Paths of those that a forward changes or binds anew, to the same values perhaps."""
+        return [place.path for place in self._changing]
 
     def _snapshot(self) -> list[_Place[Tensor | None]]:
         return [
@@ -293,23 +293,17 @@ def _same_values(now: Tensor | None, before: Tensor | None) -> bool:
 
 
 @contextmanager
-def undisturbed(
-    model: nn.Module, seed: int = 0, dropout: bool = False, level: float = MIDDLE
-) -> Iterator[Asked]:
+def undisturbed(model: nn.Module, seed: int = 0, dropout: bool = False) -> Iterator[None]:
     """Run something on the model and leave no trace: buffers and random states come back as they were.
 
     Args:
         model: the module.
         seed: of the random numbers inside.
         dropout: leave them random, dropout too; otherwise see `random_numbers_constant`.
-        level: the quantile that random functions give.
-
-    Yields:
-        What was asked for, known afterwards (see `random_numbers_constant`).
     """
     with (
         Buffers(model).kept(),
         random_numbers_from(seed, *{p.device for p in model.parameters()}),
-        nullcontext(Asked()) if dropout else random_numbers_constant(model, level) as asked,
+        nullcontext() if dropout else random_numbers_constant(model),
     ):
-        yield asked
+        yield

@@ -39,8 +39,8 @@ from equipoise.gradients.capture.recorder import (
 )
 from equipoise.gradients.capture.sharded import found_by_any, leaves_told
 from equipoise.gradients.checks.errors import CoverageError, RefusedParameter
-from equipoise.gradients.checks.record_mixing import TracedLosses
 from equipoise.gradients.checks.row_comparison import distance_and_length, each_gradient, rows_differ
+from equipoise.gradients.compare import TracedLosses
 from equipoise.gradients.engine_inputs import Loss, evaluate_loss, perturb_record, repeat_to
 from equipoise.gradients.factors.base import Factor
 from equipoise.gradients.operator import FactoredGradients

@@ -11,7 +11,7 @@ import math
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from contextvars import ContextVar
 from functools import cache
 from statistics import NormalDist
 from typing import Any, Literal
@@ -27,12 +27,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from equipoise.gradients.capture.compositions import opened
 
 __all__ = [
-    "MIDDLE",
-    "RARE",
-    "Asked",
     "GlobalState",
     "RandomUse",
-    "global_numbers_constant",
+    "are_constant",
     "random_numbers_constant",
     "random_numbers_from",
     "ranges_asked",
@@ -113,127 +110,56 @@ def random_numbers_from(source: torch.Generator | int, *devices: torch.device) -
 # ---- held constant, so that records can be compared
 
 
-#: How rare a branch on a random number may be and still be met: the quantile of low numbers.
-RARE = 0.001
-
-#: At this quantile NumPy and Python follow their seeds: held, they would begin anew after 624 words, and seem
-#: to be held for longer than they are.
+#: The quantile at which random numbers are held.
 MIDDLE = 0.3
 
 #: Random operations that are held. A loop that draws until a number fits would never end.
 MOST_HELD = 3000
 
 
-@dataclass
-class Asked:
-    """What a computation asked for under constant random numbers.
+_CONSTANT: ContextVar[bool] = ContextVar("random_numbers_constant", default=False)
 
-    One that asked for nothing comes out the same under all random numbers: it need not be tried again.
 
-    Attributes:
-        numbers: random numbers of torch, NumPy or Python; True where nobody watched.
-        dropout: dropout, which was left out.
-    """
-
-    numbers: bool = True
-    dropout: bool = True
+def are_constant() -> bool:
+    """Whether `random_numbers_constant` is in force."""
+    return _CONSTANT.get()
 
 
 @contextmanager
-def random_numbers_constant(model: nn.Module, level: float) -> Iterator[Asked]:
-    """Inside, dropout is the identity and torch's random numbers are constant, NumPy's and Python's too.
+def random_numbers_constant(model: nn.Module) -> Iterator[None]:
+    """Inside, dropout is the identity and torch's random numbers are constant; NumPy's and Python's are not.
 
     Random numbers are dealt by place in the batch: those of a batch and of single records differ otherwise.
 
     Args:
         model: the module that will run.
-        level: the quantile that random functions give, in (0, 1). A low and a high one take both sides of a
-            branch such as ``if torch.rand(()) < 0.45``. At `MIDDLE`, NumPy and Python follow their seeds.
-
-    Yields:
-        What was asked for. It is known afterwards, and only at `MIDDLE`.
     """
     # The dropout of these happens inside one function, out of sight of a function mode.
     inside = [m for m in model.modules() if isinstance(m, nn.MultiheadAttention | nn.RNNBase)]
     before = [module.dropout for module in inside]
     for module in inside:
         module.dropout = 0.0
-    asked, no_dropout = Asked(), _NoDropout()
+    token = _CONSTANT.set(True)
     try:
-        if level != MIDDLE:
-            with global_numbers_constant(level), no_dropout:
-                yield asked
-        else:
-            # What an operation takes moves its generator or, where that is one of its own, is seen.
-            state, constant = GlobalState(*{p.device for p in model.parameters()}), _ConstantNumbers(level)
-            with constant, no_dropout:
-                yield asked
-            asked.numbers = constant.has_met or bool(state.moved())
-            asked.dropout = no_dropout.has_met or any(before)
+        with _ConstantNumbers(), _NoDropout():
+            yield
     finally:
+        _CONSTANT.reset(token)
         for module, dropout in zip(inside, before, strict=True):
             module.dropout = dropout
-
-
-@contextmanager
-def global_numbers_constant(level: float, generators: bool = False) -> Iterator[None]:
-    """Inside, random numbers of torch, NumPy and Python are constant; their generators do not come back.
-
-    Args:
-        level: the quantile, in (0, 1).
-        generators: also what torch draws from a generator that it is given.
-    """
-    # Both are Mersenne Twisters, whose next 624 numbers are their state, scrambled.
-    words = [_unscrambled(int(level * 2**32))] * 624
-    random.setstate((3, (*words, 0), None))
-    if np.random.get_state(legacy=False)["bit_generator"] == "MT19937":
-        np.random.set_state(("MT19937", np.array(words, np.uint32), 0, 0, 0.0))
-    with _ConstantNumbers(level, generators):
-        yield
-
-
-def _unscrambled(number: int) -> int:
-    """The word of a Mersenne Twister's state that gives this 32-bit number.
-
-    >>> generator = random.Random()
-    >>> generator.setstate((3, (*[_unscrambled(2**30)] * 624, 0), None))
-    >>> round(generator.random(), 6), round(generator.uniform(0, 8), 6)
-    (0.25, 2.0)
-    """
-
-    def solved(scramble: Callable[[int], int], result: int) -> int:
-        word = result
-        for _ in range(32):  # each round settles the bits of at least one more shift
-            word = result ^ scramble(word)
-        return word
-
-    number = solved(lambda word: word >> 18, number)
-    number = solved(lambda word: (word << 15) & 0xEFC60000, number)
-    number = solved(lambda word: (word << 7) & 0x9D2C5680, number)
-    return solved(lambda word: word >> 11, number)
 
 
 _GRADIENT = opened(torch.autograd.grad)
 
 
 class _NoDropout(TorchFunctionMode):
-    """Dropout is the identity.
-
-    Attributes:
-        has_met: whether there was any that would have done something.
-    """
-
-    has_met = False
+    """Dropout is the identity."""
 
     def __torch_function__(self, func: Callable, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func in _DROPOUTS:
-            # (input, p, training); torch's own say train
-            is_on = _argument(args, kwargs, 2, "training", kwargs.get("train", True))
-            self.has_met |= is_on is not False and _argument(args, kwargs, 1, "p", None) != 0
             return args[0] if args else kwargs["input"]
         if func is F.scaled_dot_product_attention:
-            self.has_met |= _argument(args, kwargs, 4, "dropout_p", 0.0) != 0
             if len(args) > 4:  # (query, key, value, mask, dropout_p)
                 args = (*args[:4], 0.0, *args[5:])
             else:
@@ -271,28 +197,22 @@ class SeenOperations(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class _ConstantNumbers(SeenOperations):  # type: ignore[no-untyped-call]
-    """Random tensors hold one quantile of their distribution.
+    """Random tensors hold one quantile of their distribution."""
 
-    Attributes:
-        has_met: whether there were any.
-    """
-
-    def __init__(self, level: float, generators: bool = False) -> None:
+    def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._level, self._generators, self._calls, self.has_met = level, generators, 0, False
+        self._calls = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if not _is_random(func, args, kwargs):
             return func(*args, **kwargs)
-        self.has_met = True
         value_of = _QUANTILES.get(func.overloadpacket)
         # A generator of the model's own stays: it is refused for what it is.
-        is_own = not self._generators and _generator_of(func, args, kwargs) is not None
-        if value_of is None or is_own or self._calls == MOST_HELD:
+        if value_of is None or _generator_of(func, args, kwargs) is not None or self._calls == MOST_HELD:
             return func(*args, **kwargs)
         self._calls += 1
-        value = value_of(self._level, args, kwargs)  # first: the operation may write over its argument
+        value = value_of(MIDDLE, args, kwargs)  # first: the operation may write over its argument
         out = func(*args, **kwargs)
         return out.copy_(value) if isinstance(value, Tensor) else out.fill_(value)
 
@@ -477,12 +397,11 @@ class _OtherNumbers(SeenOperations):  # type: ignore[no-untyped-call]
         chosen: whether a record gets others, [records].
         axes: of each random operation in turn, where its result has the records.
         minor: along an axis of k times as many entries, the k of a record are `records` apart, not together.
-        level: the quantile that they get where it is known; None draws anew.
     """
 
-    def __init__(self, chosen: Tensor, axes: Sequence[int], minor: bool, level: float | None) -> None:
+    def __init__(self, chosen: Tensor, axes: Sequence[int], minor: bool) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._chosen, self._minor, self._level = chosen, minor, level
+        self._chosen, self._minor = chosen, minor
         self._axes = iter(axes)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
@@ -490,19 +409,13 @@ class _OtherNumbers(SeenOperations):  # type: ignore[no-untyped-call]
         if not _is_random(func, args, kwargs):
             return func(*args, **kwargs)
         axis, records = next(self._axes), len(self._chosen)
-        value_of = None if self._level is None else _QUANTILES.get(func.overloadpacket)
-        if value_of is not None:
-            value = value_of(self._level, args, kwargs)
-            out = func(*args, **kwargs)
-            others = [torch.as_tensor(value, dtype=out.dtype, device=out.device).expand(out.shape)]
-        else:
-            in_place = func._schema.name.endswith("_")
-            again = (args[0].clone(), *args[1:]) if in_place else args
-            out = func(*args, **kwargs)
-            generator = _generator_of(func, args, kwargs) or _global_generator(_tensors(out)[0].device)
-            state = generator.get_state()
-            others = _tensors(func(*again, **kwargs))
-            generator.set_state(state)
+        in_place = func._schema.name.endswith("_")
+        again = (args[0].clone(), *args[1:]) if in_place else args
+        out = func(*args, **kwargs)
+        generator = _generator_of(func, args, kwargs) or _global_generator(_tensors(out)[0].device)
+        state = generator.get_state()
+        others = _tensors(func(*again, **kwargs))
+        generator.set_state(state)
         for one, other in zip(_tensors(out), others, strict=True):
             places = torch.arange(one.shape[axis])
             owners = places % records if self._minor else places // (one.shape[axis] // records)
@@ -525,9 +438,8 @@ RandomUse = Literal["none", "own", "shared"]
 """Whose random numbers a computation takes: nobody's, each record its own, or some for several records."""
 
 
-#: Seeds, and what some records' random numbers become: others, or a quantile, to meet rare branches. The low
-#: and the high one with the same usual numbers: one of them is on the other side of any branch.
-_OTHERS = ((0, (None, RARE, 1 - RARE)), (1, (None,)))
+#: Under so many seeds some records get other numbers: a branch behind one is met.
+SEEDS = 8
 
 
 def use_of_random_numbers(
@@ -573,24 +485,23 @@ def use_of_random_numbers(
     if axes is None or not axes or set(moved) - {"torch"}:
         return "shared"
 
-    def kept(seed: int, levels: Sequence[float | None], minor: bool) -> bool:
+    def kept(seed: int, minor: bool) -> bool:
         """Whether other numbers for some records leave the rest as they are, and the other way round."""
         generator = torch.Generator().manual_seed(seed)
         part = torch.rand(large, generator=generator).argsort() < large // 2
         for chosen in (part, ~part):
             weights = torch.where(chosen, 0.0, 0.5 + torch.rand(large, generator=generator))
             usual, gradient = attempt(seed, _RandomCalls(), weights)
-            for level in levels:
-                changed, other = attempt(seed, _OtherNumbers(chosen, axes, minor, level), weights)
-                # Rounding may follow what stands next to a record; another number moves far more.
-                if not torch.allclose(usual[~chosen], changed[~chosen], rtol=1e-3, atol=1e-5, equal_nan=True):
-                    return False
-                if not _length(map(torch.sub, gradient, other)) <= 1e-3 * _length(gradient):
-                    return False
+            changed, other = attempt(seed, _OtherNumbers(chosen, axes, minor), weights)
+            # Rounding may follow what stands next to a record; another number moves far more.
+            if not torch.allclose(usual[~chosen], changed[~chosen], rtol=1e-3, atol=1e-5, equal_nan=True):
+                return False
+            if not _length(map(torch.sub, gradient, other)) <= 1e-3 * _length(gradient):
+                return False
         return True
 
     # One reading of folded axes has to fit all.
-    fits = any(all(kept(seed, levels, minor) for seed, levels in _OTHERS) for minor in (False, True))
+    fits = any(all(kept(seed, minor) for seed in range(SEEDS)) for minor in (False, True))
     return "own" if fits else "shared"
 
 

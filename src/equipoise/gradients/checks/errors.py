@@ -44,64 +44,77 @@ class CoverageError(RuntimeError):
 
 
 class CrossRecordError(RuntimeError):
-    """A record's loss, or its gradient, depends on other records of the batch."""
+    """A record's loss, or its gradient, depends on other records of the batch.
+
+    Args:
+        found: what mixes them, and where.
+        module_path: of the module that does, if it is one of the model's.
+        module_type: its class, if it is known, after "frozen " for a batch norm that trains nothing.
+        operation: of PyTorch, if it is known.
+    """
 
     def __init__(
-        self,
-        module_path: str | None,
-        module_type: str | None,
-        in_its_input: bool = False,
-        gradients_of: Sequence[str] = (),
+        self, found: str, module_path: str | None = None, module_type: str = "", operation: str = ""
     ) -> None:
-        self.module_path = module_path
-        if gradients_of:
-            super().__init__(
-                f"the records of a batch are mixed in the backward pass: changing one record changed the "
-                f"gradient of another one, though not its loss, for the parameters {list(gradients_of)[:3]}. "
-                "A backward of your own (torch.autograd.Function) or a hook has to treat every record by "
-                "itself; a statistic over the batch has to go."
-            )
-            return
-        where = (
-            "the loss function, or something outside the model's modules"
-            if module_type is None
-            else f"{'what is computed for the input of ' if in_its_input else ''}"
-            + (
-                "a module outside of the model"
-                if module_path is None
-                else f"module {module_path or '(the model itself)'!r}"
-            )
-            + f" ({module_type})"
-        )
-        remedy = (
-            "make it treat every record by itself (equipoise.replace_batch_norm replaces BatchNorm; a "
-            "statistic over the batch, such as a loss that balances experts, has to go)"
-        )
-        if module_type is None:
-            remedy = (
-                "compute it record by record (a statistic over the batch has to go; draw the negatives of a "
-                "softmax or contrastive loss from public ids or records in the loss, or let each item of "
-                "data hold its pair or triplet; an output [B, 1] minus a target [B] is [B, B], so give both "
-                "one shape)"
-            )
-        elif module_type.startswith("frozen") and not in_its_input:
-            remedy = (
-                "call eval() on it before the training: it then uses its running statistics, and stays so"
-            )
-        elif "BatchNorm" in module_type and not in_its_input and module_path is None:
-            remedy = (
-                "before the training, put GroupNorm in its place by that_module = "
-                "equipoise.replace_batch_norm(that_module), or call that_module.eval()"
-            )
-        elif "BatchNorm" in module_type and not in_its_input:
-            remedy = (
-                "put GroupNorm in its place by model = equipoise.replace_batch_norm(model), before the "
-                "optimizer is made"
-            )
+        self.found, self.module_path = found, module_path
+        if module_path is not None:
+            found += f", in module {module_path or '(the model itself)'!r} ({module_type})"
+        elif module_type:
+            found += f", in a module outside of the model ({module_type})"
         super().__init__(
-            f"the records of a batch are mixed by {where}: changing one record changed another record's "
-            f"result. Per-sample gradients are not defined there; {remedy}."
+            f"the records of a batch are mixed: {found}. Per-example gradients are not defined there; "
+            f"{_remedy(module_path, module_type, operation)}."
         )
+
+
+#: What to do, by a part of the operation's name.
+_REMEDIES = {
+    ("batch_norm",): "use F.group_norm, or the running statistics (training=False)",
+    ("mm", "dot", "attention", "softmax", "cdist"): (
+        "let attention run within a record (batch_first=True, if batches come first), and draw the negatives "
+        "of a softmax or contrastive loss from public ids or records in the loss, or let each item of data "
+        "hold its pair or triplet"
+    ),
+    ("sort", "topk", "cumsum", "median", "quantile", "nonzero"): (
+        "order or count a record's own entries alone; a capacity that records share, or a choice among them, "
+        "has to go"
+    ),
+    ("mean", "sum", "var", "std", "max", "min", "any", "all", "norm"): (
+        "a statistic over the batch has to go, such as a loss that balances experts: take it over a record's "
+        "own entries (reduction='none' in a loss)"
+    ),
+    ("roll", "flip", "index", "cat", "select", "slice"): (
+        "a record has to stay by itself: no mixup between records, no neighbour in the batch"
+    ),
+}
+
+
+def _remedy(module_path: str | None, module_type: str, operation: str) -> str:
+    if module_type.startswith("frozen"):
+        return "call eval() on it before the training: it then uses its running statistics, and stays so"
+    if "BatchNorm" in module_type and module_path is None:
+        return (
+            "before the training, put GroupNorm in its place by that_module = "
+            "equipoise.replace_batch_norm(that_module), or call that_module.eval()"
+        )
+    if "BatchNorm" in module_type:
+        return (
+            "put GroupNorm in its place by model = equipoise.replace_batch_norm(model), before the optimizer "
+            "is made, or call eval() on it"
+        )
+    for parts, remedy in _REMEDIES.items():
+        if any(part in operation for part in parts):
+            return remedy
+    if operation:  # entry by entry
+        return (
+            "a statistic over the batch has to go, and an output [B, 1] minus a target [B] is [B, B]: give "
+            "both one shape, for instance output.squeeze(1)"
+        )
+    return (
+        "compute it record by record: a statistic over the batch has to go, and a branch on it (torch.where "
+        "on a record's own entries can be traced and proved); a backward of your own or a hook has to treat "
+        "every record by itself"
+    )
 
 
 class ForwardWritesError(RuntimeError):

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm, _LazyNormBase
 
-__all__ = ["Replacement", "find_batch_norms", "replace_batch_norm"]
+__all__ = ["Replacement", "find_batch_norms", "is_frozen_norm", "replace_batch_norm"]
 
 
 @dataclass(frozen=True)
@@ -113,3 +113,12 @@ def _group_norm(norm: nn.Module, most: int) -> nn.GroupNorm:
         new.weight.requires_grad_(norm.weight.requires_grad)
         new.bias.requires_grad_(norm.bias.requires_grad)
     return new
+
+
+def is_frozen_norm(module: nn.Module) -> bool:
+    """Whether it is a BatchNorm without trainable parameters that has running statistics to use."""
+    return (
+        isinstance(module, _BatchNorm)
+        and module.track_running_stats
+        and not any(p.requires_grad for p in module.parameters())
+    )

@@ -327,12 +327,12 @@ class ConvFactor(BilinearFactor):
         """The unfolded input [B * groups, R * L, Ci / groups * taps]."""
         g = self.geometry
         a = _split(self._padded(widen(self.a)), 2, g.groups)  # [B, R, g, Ci/g, *in]
-        # A view by strides: an input lies under several taps, and only the reshape below copies it.
-        lead, spatial = a.stride()[:4], a.stride()[4:]
-        taps = [s * d for s, d in zip(spatial, g.dilation, strict=True)]
-        steps = [s * d for s, d in zip(spatial, g.stride, strict=True)]
-        size = (*a.shape[:4], *g.kernel_size, *self._b.shape[3:])
-        view = a.as_strided(size, (*lead, *taps, *steps)).movedim(1, 3 + g.spatial)
+        # A view: an input lies under several taps, and only the reshape below copies it.
+        for dim, (size, step, gap) in enumerate(zip(g.kernel_size, g.stride, g.dilation, strict=True), 4):
+            a = a.unfold(dim, (size - 1) * gap + 1, step)
+            a = a[..., ::gap] if gap > 1 else a
+        out, taps = range(4, 4 + g.spatial), range(4 + g.spatial, 4 + 2 * g.spatial)
+        view = a.permute(0, 2, 3, *taps, 1, *out)
         flat = view.reshape(a.shape[0] * g.groups, self.shape[1:].numel(), self.positions)
         return flat.transpose(1, 2)
 

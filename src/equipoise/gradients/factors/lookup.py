@@ -77,7 +77,7 @@ class IndexFactor(Factor):
             # `where`, not a product with `same`: a look-up that is infinite must not make 0 * inf elsewhere.
             out[part] = torch.where(same, products, 0.0).sum(2).sum(1, dtype=torch.float64)
         # Look-ups of one index that cancel leave no digits in the sum of products, tiny ones no square.
-        terms = self._sizes(b).double().square_()
+        terms = self._sizes(b).double().square()
         right = (out >= CANCELLATION_SHARE * terms) & (out < torch.inf)
         errors = products_error(b.dtype, b.shape[1], b.shape[2]) * terms
         lost = ~(right & (out >= self.positions * TINY**2 / LOST_SHARE))

@@ -196,7 +196,8 @@ def weighted_product(a: Tensor, b: Tensor, weights: Tensor) -> Tensor:
         # Sequence-first models: both sides in (S, B) order flatten without a copy.
         kept, scaled, w = kept.transpose(0, 1), scaled.transpose(0, 1), w.transpose(0, 1)
     # `out=` makes the product contiguous whatever the strides (an expanded side has none to view).
-    folded = torch.mul(scaled, w, out=scaled.new_empty(scaled.shape)).view(-1, scaled.shape[2])
+    out = None if scaled.is_contiguous() else scaled.new_empty(scaled.shape)
+    folded = torch.mul(scaled, w, out=out).view(-1, scaled.shape[2])
     flat = kept.reshape(-1, kept.shape[2])
     left, right = (folded, flat) if b.shape[2] <= a.shape[2] else (flat, folded)
     return contracted(left.t(), right)
@@ -219,12 +220,12 @@ def gram_norms(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
         hidden[part] = torch.where(low < TINY**2, high, 0.0).sum(1)
         product.mul_(other)
         out[part] = product.sum(2).sum(1, dtype=torch.float64)
-        terms[part] = product.diagonal(dim1=1, dim2=2).sqrt().sum(1).square_()
+        terms[part] = product.diagonal(dim1=1, dim2=2).sqrt().sum(1).square()
     errors = products_error(a.dtype, a.shape[1], a.shape[2], b.shape[2]) * terms
     least = torch.maximum(CANCELLATION_SHARE**2 * terms, errors / MOST_EXCESS)
     kept = (out >= least) & (out < torch.inf) & (TINY**2 * hidden <= LOST_SHARE * out)
     # A position of small squares adds at most TINY |a| or TINY |b| to the norm.
-    most = (terms.sqrt() + TINY * (a.shape[1] * hidden).sqrt()).square_()
+    most = (terms.sqrt() + TINY * (a.shape[1] * hidden).sqrt()).square()
     return without_lost(out, errors, ~kept, lambda at: product_norms(a[at], b[at]), most), errors
 
 

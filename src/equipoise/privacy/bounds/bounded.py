@@ -15,11 +15,13 @@ from typing import Any
 
 import torch
 
-from equipoise._collectives import all_reduced
+from equipoise._collectives import add_up
 from equipoise._dtensor import is_dtensor
-from equipoise.privacy.private import Draw, Private, PrivateError, add_exact, as_sum, exact, unwrap
+from equipoise.privacy.private import Draw, Private, PrivateError, as_sum, exact, summed, unwrap
+from equipoise.privacy.whole_sums import WholeSum, unit_of
 
 _KEY = object()
+_NO_DRAW = Draw("none", 0)
 
 
 class Bounded:
@@ -138,29 +140,39 @@ def added_over_processes(sums: Mapping[str, Bounded], group: Any = None) -> dict
     A tensor of which every process holds a part is the sum over all of them already.
     """
 
-    def added(raws: list[torch.Tensor]) -> list[torch.Tensor]:
-        whole = [place for place, raw in enumerate(raws) if not is_dtensor(raw)]
-        out = list(raws)
-        for place, total in zip(whole, all_reduced([raws[place] for place in whole], group), strict=True):
-            out[place] = total
-        return out
+    def added(found: list[Any]) -> list[Any]:
+        wholes = [one for one in found if isinstance(one, WholeSum)]
+        mine = [one for one in wholes if not is_dtensor(one.total)]
+        lost = [one.is_lost().long() for one in wholes]
+        counts = [one.clone() for one in found if isinstance(one, torch.Tensor) and not is_dtensor(one)]
+        add_up([*(one.total for one in mine), *lost, *counts], group)
+        for one, times in zip(wholes, lost, strict=True):
+            one.lost = torch.where(times > 0, math.nan, 0.0).double()
+        return [*found[: len(found) - len(counts)], *counts]
 
-    return after_exchange(sums, added)
+    def whole(bounded: Bounded, key: str) -> Any:
+        value = summed(bounded.value[key])
+        return value if is_dtensor(value) else WholeSum.of(value, _unit(bounded.add_remove, bounded.draw))
+
+    return after_exchange(sums, added, whole)
 
 
 def after_exchange(
-    sums: Mapping[str, Bounded], exchange: Callable[[list[torch.Tensor]], list[torch.Tensor]]
+    sums: Mapping[str, Bounded],
+    exchange: Callable[[list[Any]], list[Any]],
+    held: Callable[[Bounded, str], Any] = lambda bounded, key: exact(bounded.value[key]),
 ) -> dict[str, Bounded]:
     """Bounded sums whose tensors and counts processes exchange; for `training`, which knows what they hold.
 
     Args:
         sums: of one draw in all processes.
         exchange: from this process' tensors to those that all agree on, which no record moves further.
+        held: the tensor of a sum that is exchanged, raw.
     """
     # One order on every process: a collective pairs by position.
     places = [(name, key) for name in sorted(sums) for key in sorted(sums[name].value)]
     counted = [name for name in sorted(sums) if sums[name].counts is not None]
-    raws = [exact(sums[name].value[key]) for name, key in places]
+    raws = [held(sums[name], key) for name, key in places]
     found = iter(exchange(raws + [unwrap(sums[name].counts) for name in counted]))
     values = {name: dict(bounded.value) for name, bounded in sums.items()}
     for name, key in places:
@@ -172,6 +184,19 @@ def after_exchange(
         )
         for name, one in sums.items()
     }
+
+
+def _unit(bound: float, draw: Draw | None) -> float:
+    """Of the whole numbers in which sums of this add-or-remove bound are added up."""
+    return unit_of(bound, (draw or _NO_DRAW).capacity)
+
+
+def weighted_sums(rows: Any, weights: Any, bound: float, draw: Draw | None) -> dict[str, torch.Tensor]:
+    """Weighted sums of raw rows; those that processes add up on the way, in whole numbers for this bound."""
+    if hasattr(rows, "summed_in"):
+        rows = rows.summed_in(_unit(bound, draw))
+    found: dict[str, torch.Tensor] = rows.weighted_sums(weights)
+    return found
 
 
 def make_bounded(
@@ -236,12 +261,12 @@ def sums_of(parts: Iterable[Mapping[str, Bounded]]) -> dict[str, Bounded]:
 class _Union:
     """Adds up the bounded sums of disjoint parts of a draw; holds one sum, however many parts there are.
 
-    It adds in float64: a float32 sum of 4 million records moved by up to 10 bounds where one came first.
+    It adds whole numbers, so that the parts' order changes no bit (`whole_sums`).
     """
 
     def __init__(self) -> None:
         self._first: Bounded | None = None
-        self._values: dict[str, torch.Tensor] | None = None  # of two parts or more
+        self._values: dict[str, WholeSum] | None = None  # of two parts or more
         self._counts: torch.Tensor | None = None
         self._seen: set[object] = set()
 
@@ -267,9 +292,10 @@ class _Union:
             )
         if self._values is None:
             # A copy, once: the first part is the caller's and must not grow.
-            self._values = {n: exact(one).to(torch.float64, copy=True) for n, one in first.value.items()}
+            unit = _unit(first.add_remove, first.draw)
+            self._values = {n: WholeSum.of(summed(one), unit) for n, one in first.value.items()}
         for name, total in self._values.items():
-            add_exact(total, part.value[name])
+            total.add(summed(part.value[name]))
         if part.counts is not None:
             counts = unwrap(part.counts)
             self._counts = counts if self._counts is None else self._counts + counts

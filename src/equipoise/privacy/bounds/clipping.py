@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import torch
 
-from equipoise.privacy.bounds.bounded import Bounded, make_bounded
+from equipoise.privacy.bounds.bounded import Bounded, make_bounded, weighted_sums
 from equipoise.privacy.bounds.requirements import (
     answers_by_record,
     check_groups,
@@ -70,9 +70,9 @@ def clip(
         total = public_threshold("threshold", threshold)
         kept, norms, counts = usable_rows(rows)
         weights = limited_weights(rule, norms, total)
-        value = kept.weighted_sums(weights)
+        value = as_private(weighted_sums(kept, weights, total, rows.draw), rows.draw)
         counts = with_cut(counts, weights.abs() < 1)
-        return make_bounded(as_private(value, rows.draw), total, 2 * total, rows.draw, counts)
+        return make_bounded(value, total, 2 * total, rows.draw, counts)
     require_rows(rows)
     groups = check_groups(groups, rows.names)
     if isinstance(threshold, Private):
@@ -94,7 +94,7 @@ def clip(
         cut |= weights.abs() < 1
     # The parts of a row in disjoint groups are orthogonal.
     bound = math.hypot(*limits)
-    value = as_private(kept.weighted_sums(per_tensor), rows.draw)
+    value = as_private(weighted_sums(kept, per_tensor, bound, rows.draw), rows.draw)
     return make_bounded(value, bound, 2 * bound, rows.draw, with_cut(counts, cut))
 
 

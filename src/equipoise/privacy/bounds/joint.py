@@ -11,11 +11,11 @@ from collections.abc import Sequence
 
 import torch
 
-from equipoise.privacy.bounds.bounded import Bounded, make_bounded
+from equipoise.privacy.bounds.bounded import Bounded, make_bounded, weighted_sums
 from equipoise.privacy.bounds.clipping import require_rows, usable_rows, weights_for, with_cut
 from equipoise.privacy.bounds.requirements import answers_by_record, check_groups, public_threshold
 from equipoise.privacy.mechanisms.joint_gaussian import JointGaussian
-from equipoise.privacy.private import as_sum, exact
+from equipoise.privacy.private import as_sum, summed
 from equipoise.privacy.rows import PrivateRows
 
 
@@ -47,7 +47,7 @@ def clip_jointly(
         kept, norms, counts = usable_rows(rows)
         weights = _joint_weights(noise, norms, 1.0)
         cut = weights < 1
-        sums = kept.weighted_sums(weights)
+        sums = weighted_sums(kept, weights, max(noise.bounds), rows.draw)
     else:
         require_rows(rows)
         groups = check_groups(groups, rows.names)
@@ -59,10 +59,10 @@ def clip_jointly(
             weights = _joint_weights(noise, norms[:, column], share)
             cut |= weights < 1
             per_tensor.update(dict.fromkeys(group, weights))
-        sums = kept.weighted_sums(per_tensor)
+        sums = weighted_sums(kept, per_tensor, max(noise.bounds), rows.draw)
     out = {}
     for j, (name, bound) in enumerate(zip(noise.names, noise.bounds, strict=True)):
-        value = {key: as_sum(exact(tensor)[j], tensor.dtype, rows.draw) for key, tensor in sums.items()}
+        value = {key: as_sum(summed(tensor)[j], tensor.dtype, rows.draw) for key, tensor in sums.items()}
         told = with_cut(counts, cut[:, j])
         out[name] = make_bounded(value, bound, 2 * bound, rows.draw, told, joint=noise.identity)
     return out

@@ -34,7 +34,7 @@ from typing import Any
 
 import torch
 
-from equipoise.privacy.bounds.bounded import Bounded, make_bounded
+from equipoise.privacy.bounds.bounded import Bounded, make_bounded, weighted_sums
 from equipoise.privacy.bounds.clipping import (
     WeightRule,
     limited_weights,
@@ -121,7 +121,7 @@ def clip_selected(
     low = limited_weights(rule, norms, lower).clamp(min=0)
     gap = weights_for(torch.full_like(norms, upper - lower), norms)
     high = torch.minimum(torch.maximum(limited_weights(rule, norms, upper), low), low + gap)
-    value = kept.weighted_sums(torch.where(label > 0, high, low))
+    value = weighted_sums(kept, torch.where(label > 0, high, low), 2 * upper - lower, rows.draw)
     return make_bounded(as_private(value, rows.draw), 2 * upper - lower, 2 * upper, rows.draw, bad)
 
 
@@ -172,7 +172,7 @@ def clip_channels(rows: PrivateRows, tail: Private, upper: float, lower: float, 
     body = (1 - label) * low
     weights = torch.stack([whole - body, body * (upper / lower)], dim=1)
     value: dict[str, torch.Tensor] = {}
-    for name, pair in kept.weighted_sums(weights).items():
+    for name, pair in weighted_sums(kept, weights, upper, rows.draw).items():
         value[f"tail/{name}"], value[f"body/{name}"] = pair[0], pair[1]
     return make_bounded(as_private(value, rows.draw), upper, 2 * upper, rows.draw, bad)
 
@@ -182,7 +182,7 @@ def _either(
 ) -> tuple[dict[str, Private], Private]:
     kept, norms, label, bad = _usable(rows, tail, "tail")
     whole, _ = _between(rule, norms, label, upper, lower)
-    return as_private(kept.weighted_sums(whole), rows.draw), bad
+    return as_private(weighted_sums(kept, whole, upper, rows.draw), rows.draw), bad
 
 
 def _between(

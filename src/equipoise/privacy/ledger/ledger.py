@@ -330,7 +330,7 @@ class Ledger:
         forbid_unproven: bool = False,
         history: Mapping[str, Any] | None = None,
     ) -> None:
-        self.plan = plan
+        self.plan, self._capacity = plan, plan.capacity
         self.budget = budget
         self.journal = Journal() if journal is None else journal
         self.secrets = Secrets() if secrets is None else secrets
@@ -442,7 +442,8 @@ class Ledger:
         ordinal = draws[index].booked.ordinal if replayed else state.ordinals.get(name, 0)
         state.ordinals[name] = max(state.ordinals.get(name, 0), ordinal + 1)
         state.position = index + 1
-        draw = Draw(name, index, ordinal, key, replayed, self.secrets.draw_secret(index, key))
+        secret = self.secrets.draw_secret(index, key)
+        draw = Draw(name, index, ordinal, key, replayed, self._capacity, secret)
         state.unreleased[draw] = True
         return draw
 
@@ -450,11 +451,18 @@ class Ledger:
         """Sorted positions of the records of `draw`, by the plan's sampling.
 
         Raises:
-            LedgerError: noise over steps rests on the draws of a record being apart, and they are not.
+            LedgerError: more records than the sums of a draw have room for; or noise over steps rests on the
+                draws of a record being apart, and they are not.
         """
         sampling = self.plan.sampling_of(draw.name)
         keys = self.keys if sampling.takes_turns else None
         found = sampling.sample(self.secrets, draw, num_records if keys is None else keys)
+        if len(found) > draw.capacity:
+            raise LedgerError(
+                f"draw {draw.name!r} holds more than {draw.capacity:,} records, several times what a draw of "
+                f"population={sampling.population} holds, and its sums have room for no more. State a "
+                "population that covers the records. Nothing was released"
+            )
         over_steps = any(r.draw == draw.name and r.mechanism.memory for r in self.plan.releases)
         if over_steps and len(found):
             never = torch.full((num_records,), -(2**62))

@@ -20,7 +20,7 @@ from equipoise.privacy.ledger.run_record import GUARANTEES
 from equipoise.statements import Finding
 from equipoise.statements.recompute import MALFORMED, finite_number
 from equipoise.statements.statement import OF_THE_LEDGER, sampling_assumptions
-from equipoise.training.assumptions import ALLOWED, NAMED, NOT_COMPARED, Assumption, always
+from equipoise.training.assumptions import ALLOWED, EARLIER, NAMED, NOT_COMPARED, Assumption, always
 from equipoise.training.folder.config_file import of_another_version, rebuild_method
 
 __all__ = ["check_assumptions", "check_method", "check_metrics", "check_settings", "may_plan_fewer_steps"]
@@ -197,7 +197,14 @@ def check_assumptions(statement: Object, config: Object) -> list[Finding]:
         draws = sampling_assumptions([*statement["releases"], *statement["unproven"]])
     except MALFORMED:
         return findings  # the checks of the statement report it
-    known = {*wanted, *draws, *Assumption, *OF_THE_LEDGER, *(one for one in found if one.startswith(NAMED))}
+    known = {
+        *wanted,
+        *draws,
+        *Assumption,
+        *EARLIER,
+        *OF_THE_LEDGER,
+        *(one for one in found if one.startswith(NAMED)),
+    }
     own = [text for text in named if text not in known]
     if own:
         detail = f"the issuer's own words, which no file here bears out: {'; '.join(own)}"

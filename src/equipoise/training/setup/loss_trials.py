@@ -24,8 +24,7 @@ from equipoise.gradients import (
 )
 from equipoise.gradients.capture.attributes import attributes_kept, has_unseen_state, watch_writes
 from equipoise.gradients.capture.isolation import undisturbed
-from equipoise.gradients.checks.record_mixing import losses_moved
-from equipoise.gradients.checks.record_trials import RecordTrials
+from equipoise.gradients.compare import OWN_GENERATOR, AwayFromZero, losses_moved
 from equipoise.gradients.engine_inputs import (
     Loss,
     is_array,
@@ -46,7 +45,6 @@ from equipoise.training.setup.deep_copies import deep_copy
 from equipoise.training.setup.memory_use import available_bytes
 
 __all__ = [
-    "OWN_GENERATOR",
     "SEARCHED",
     "check_gradient",
     "check_loss",
@@ -57,12 +55,6 @@ __all__ = [
 
 SEARCHED = 64
 """How many of the first records are tried, where the very first ones fail."""
-
-OWN_GENERATOR = (
-    "though the global random numbers of torch, NumPy and Python start alike: they keep a random generator "
-    "or a state of their own. It would follow which records are drawn, and the guarantee would not hold. "
-    "Draw random numbers from the global functions (torch.rand, np.random, random)."
-)
 
 
 def check_loss(
@@ -242,7 +234,7 @@ def check_views(model: nn.Module, loss: Loss, whole: Callable[[Loss], Loss], bat
         )
 
 
-def check_gradient(engine: GradientEngine, trials: RecordTrials, batch: Any) -> None:
+def check_gradient(engine: GradientEngine, trials: AwayFromZero, batch: Any) -> None:
     """Refuse a loss that follows no trainable parameter; warn if no record that was tried has a gradient.
 
     Args:

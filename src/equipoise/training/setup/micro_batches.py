@@ -20,8 +20,8 @@ from torch.utils.flop_counter import flop_registry
 
 from equipoise.gradients import GradientEngine
 from equipoise.gradients.capture.isolation import undisturbed
-from equipoise.gradients.capture.random_numbers import MIDDLE, RandomUse, SeenOperations
-from equipoise.gradients.checks.record_trials import HELD
+from equipoise.gradients.capture.random_numbers import RandomUse, SeenOperations
+from equipoise.gradients.compare import SEEDS
 from equipoise.gradients.engine_inputs import (
     WholeNumbers,
     joined,
@@ -130,9 +130,9 @@ def choose_micro_batches(
 
 def _operations_follow_numbers(engine: GradientEngine, batch: Any) -> bool:
     """Whether other random numbers open or close a branch of the model."""
-    for level, seed in HELD:
+    for seed in range(SEEDS):
         try:
-            with undisturbed(engine.model, seed, level=level or MIDDLE):
+            with undisturbed(engine.model, seed, dropout=True):
                 is_as_planned = engine.planned_losses(batch) is not None
         except Exception:  # numbers that the model does not take, such as those that drop all tokens
             continue

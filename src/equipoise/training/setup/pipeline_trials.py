@@ -7,7 +7,7 @@ import math
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -16,21 +16,18 @@ import torch
 from torch import Tensor
 
 from equipoise.gradients.capture.random_numbers import (
-    RARE,
     RandomUse,
-    global_numbers_constant,
     random_numbers_from,
     ranges_asked,
     use_of_random_numbers,
 )
 from equipoise.gradients.capture.recorder import CallTrace
-from equipoise.gradients.checks.record_mixing import TracedLosses
-from equipoise.gradients.checks.record_trials import RecordTrials
+from equipoise.gradients.compare import OWN_GENERATOR, AwayFromZero, TracedLosses
 from equipoise.gradients.engine_inputs import record_leaves, signature
 from equipoise.training.forwards import BatchPreparation
 from equipoise.training.randomness import public_randomness
 from equipoise.training.record_source import DataError, RecordSource, data_sets
-from equipoise.training.setup.loss_trials import OWN_GENERATOR, SEARCHED
+from equipoise.training.setup.loss_trials import SEARCHED
 
 __all__ = ["Pipeline", "check_history", "check_items", "check_pipeline"]
 
@@ -47,32 +44,28 @@ class Pipeline:
         agree: what processes that share a model take for true, where this one found something.
     """
 
-    trials: RecordTrials
+    trials: AwayFromZero
     source: RecordSource
     prepare: BatchPreparation
     seed: int
     agree: Callable[[bool], bool] = bool
 
-    def batch(self, ids: Tensor, items: int = 0, rest: int = 0, level: float | None = None) -> Any:
+    def batch(self, ids: Tensor, items: int = 0, rest: int = 0) -> Any:
         """The batch of these records: the `items`-th random numbers for each, the `rest`-th for the batch.
 
         Args:
             ids: the records' numbers.
             items, rest: which random numbers.
-            level: a quantile at which they are held instead, to take rare branches.
         """
         randomness = public_randomness(self.seed, "example", rest)
-        constant = nullcontext() if level is None else global_numbers_constant(level, generators=True)
-        with random_numbers_from(randomness("records"), self.prepare.device), constant:
+        with random_numbers_from(randomness("records"), self.prepare.device):
             batch = self.source.take(ids, public_randomness(self.seed, "example", items))
             return self.prepare(batch, randomness)
 
-    def losses(
-        self, ids: Tensor, items: int = 0, rest: int = 0, level: float | None = None
-    ) -> TracedLosses | None:
+    def losses(self, ids: Tensor, items: int = 0, rest: int = 0) -> TracedLosses | None:
         """Their losses; None where one cannot be made or run: it has weight zero in the training too."""
         try:
-            return TracedLosses.of(self.trials.losses, self.batch(ids, items, rest, level))
+            return TracedLosses.of(self.trials.losses, self.batch(ids, items, rest))
         except Exception:
             return None
 
@@ -89,7 +82,9 @@ class Pipeline:
         try:
             found = use_of_random_numbers(run, few, many, self.prepare.device)
             # Numbers that nobody saw may be those of a whole forward.
-            unseen = self.trials.follow_unseen_numbers(self.prepare(self.source.join(read[few]), randomness))
+            batch = self.prepare(self.source.join(read[few]), randomness)
+            usual, other = (self.trials.losses(batch, seed, dropout=True) for seed in (0, 1))
+            unseen = found == "none" and not torch.equal(usual, other)
         except Exception:  # not understood; places that stay the same are right for all models
             return "shared"
         return "shared" if unseen else found
@@ -219,8 +214,8 @@ class RowMove:
         return self.distance > self.rounding * max(self.norm, least)
 
 
-#: How often records are made, with other random numbers each time; then with rare ones, low and high.
-ATTEMPTS = (None, None, None, None, RARE, 1 - RARE)
+#: How often records are made, with other random numbers each time.
+ATTEMPTS = 8
 
 
 def check_pipeline(pipeline: Pipeline, readable: list[int], size: int) -> bool:
@@ -250,8 +245,8 @@ def check_pipeline(pipeline: Pipeline, readable: list[int], size: int) -> bool:
     # Whoever joins or augments with random numbers may draw more of them for one record than for another in
     # its place, which deals those behind it other ones. The last one has none behind it.
     random_rest = first.moved(second, record=-1)
-    for attempt, level in enumerate(ATTEMPTS):
-        before, again = (of(ids, attempt, attempt, level) for _ in range(2))
+    for attempt in range(ATTEMPTS):
+        before, again = (of(ids, attempt, attempt) for _ in range(2))
         if before is None or again is None:
             return False
         if before.moved(again, record=-1):
@@ -262,7 +257,7 @@ def check_pipeline(pipeline: Pipeline, readable: list[int], size: int) -> bool:
         for place in {count - 1} if random_rest else {attempt % count, count - 1 - attempt % count}:
             others = ids.clone()
             others[place] = spare
-            after = of(others, attempt, attempt, level)
+            after = of(others, attempt, attempt)
             # Padding to another length may round differently: a mixture moves losses by far more.
             if after is not None and before.moved(after, place, slack=100):
                 raise DataError(
@@ -371,8 +366,8 @@ def check_items(source: RecordSource, data: Any) -> None:
         first = second = False
         with ranges_asked() as asked, suppress(Exception):  # such a record has weight zero in the training
             first, second = source.draws_numbers(number), source.draws_numbers(number)
-            for level in (RARE, 1 - RARE):  # both sides of a branch
-                source.draws_numbers(number, level)
+            for seed in range(1, ATTEMPTS):  # both sides of a branch
+                source.draws_numbers(number, seed)
         if any(count >= FEW for count in asked & lengths):
             raise DataError(
                 "data has items that draw a whole number below the number of records while they are read: "
@@ -416,7 +411,7 @@ def _check_many(pipeline: Pipeline, readable: list[int]) -> None:
             return
 
 
-def _is_alike(before: Any, after: Any, trials: RecordTrials) -> bool:
+def _is_alike(before: Any, after: Any, trials: AwayFromZero) -> bool:
     """Whether two batches of one record are the same, or have the same loss."""
     leaves = record_leaves(before), record_leaves(after)
     if len(leaves[0]) == len(leaves[1]) and all(

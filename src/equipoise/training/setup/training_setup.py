@@ -6,7 +6,7 @@ import gc
 import itertools
 import weakref
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
@@ -21,17 +21,16 @@ from equipoise._rounding import rounded_up
 from equipoise._say import say
 from equipoise.data.records import Records
 from equipoise.gradients import (
-    CrossRecordError,
-    ForwardWritesError,
     GradientEngine,
     parameters_restored,
 )
+from equipoise.gradients.capture.attributes import HeldState
 from equipoise.gradients.capture.isolation import undisturbed
 from equipoise.gradients.capture.random_numbers import random_numbers_from
 from equipoise.gradients.capture.sharded import SHARDED, tensor_parallel_mesh
-from equipoise.gradients.checks.record_trials import RecordTrials
+from equipoise.gradients.compare import AwayFromZero, away_from_zero
 from equipoise.gradients.engine_inputs import Loss, made_up_records, repeat_to
-from equipoise.gradients.forward_only import LossEngine, nothing_saved
+from equipoise.gradients.forward_only import LossEngine
 from equipoise.methods import Method
 from equipoise.methods.base import Plan, Setting, by_author
 from equipoise.privacy import (
@@ -46,7 +45,9 @@ from equipoise.privacy import (
 from equipoise.privacy.ledger.journal_records import other_runs
 from equipoise.privacy.ledger.run_record import compose_events
 from equipoise.privacy.sampling import SAMPLING_WORDS
+from equipoise.statements.statement import DATA
 from equipoise.training.assumptions import HELD, THROWN_AWAY, Assumption, always
+from equipoise.training.constants import UNSEEN
 from equipoise.training.distributed import Processes
 from equipoise.training.folder.run_folder import RunFolder
 from equipoise.training.forwards import PUBLIC_ROWS, BatchPreparation, RowSource, averaged_over_views
@@ -162,36 +163,26 @@ class TrainingSetup:
             return []
         with random_numbers_from(0, self.device), parameters_restored(self.model):
             prepared = rows.prepare(rows.example, public_randomness(self.settings.seed, "example"))
-            trials = RecordTrials(self.model, rows.engine.loss, prepared)
+            trials = AwayFromZero(self.model, rows.engine.loss, prepared)
             tried, agree = _in_trials(self.model, self.processes)
             pipeline = Pipeline(trials, tried(rows.source), rows.prepare, self.settings.seed, agree)
             was_tried = check_pipeline(pipeline, pipeline.readable(), size)
         return [] if was_tried else [Assumption.RANDOM_PIPELINE]
 
     def _try_model(self) -> None:
-        """On made-up records, if model and loss take such."""
-        whole, example = self.rows.whole_numbers, self.rows.example
-        if whole is not None:
-            try:
-                return self._try_on(made_up_records(example, 4, whole), is_public=True)
-            except (CrossRecordError, ForwardWritesError):
-                raise
-            except Exception:  # they are now others than it takes
-                if self.rows.source.is_elsewhere:
-                    raise
-        return self._try_on(example, is_public=False)
-
-    def _try_on(self, records: Any, is_public: bool) -> None:
-        engine = self.rows.engine
+        rows, engine = self.rows, self.rows.engine
+        randomness = public_randomness(self.settings.seed, "example")
         with random_numbers_from(0, self.device), parameters_restored(self.model):
-            prepared = self.rows.prepare(records, public_randomness(self.settings.seed, "example"))
-            trials = RecordTrials(self.model, engine.loss, prepared)
-            full = repeat_to(prepared, self.rows.micro_batch_size + PUBLIC_ROWS)
-            with nothing_saved() if self.method.forward_only else nullcontext():
-                trials.refuse_mixing(full, most=2)
-            if is_public:  # or each record of a model that runs other operations now would run alone
-                engine.plan_on(prepared, prepared, trials.params)
-            engine.refuse_mixed_rows(full, trials.params)
+            # Or each record that runs other operations now would run alone.
+            if rows.whole_numbers is not None:
+                public = rows.prepare(made_up_records(rows.example, 4, rows.whole_numbers), randomness)
+                with suppress(Exception):  # they are now others than it takes
+                    engine.plan_on(public, public, away_from_zero(self.model, engine.loss, public))
+            engine.trace_anew()
+            if rows.source.is_elsewhere:  # no trial asks for private rows there
+                return
+            prepared = rows.prepare(rows.example, randomness)
+            engine.check(repeat_to(prepared, rows.micro_batch_size + PUBLIC_ROWS))
 
     @property
     def num_parameters(self) -> int:
@@ -367,19 +358,16 @@ def prepare(given: TrainingInputs, resumed: ResumedRun | None = None) -> Trainin
         prepared = prepare_batch(example, public_randomness(settings.seed, "example"))
         if settings.views > 1 and given.augmentation is None:
             check_views(model, given.loss, whole, prepared, settings.views)
-        trials = RecordTrials(model, loss, prepared)
+        trials = AwayFromZero(model, loss, prepared)
         loss_keeps_nothing, written = check_repeatable(model, loss, untouched, prepared, trials.params)
         copied = [] if untouched is None else [weakref.ref(p) for p in untouched[0].parameters()]
         del untouched  # its memory counts as free in what follows
         if any(reference() is not None for reference in copied):
             gc.collect()  # many models hold themselves
         make_engine = LossEngine if method.forward_only else GradientEngine
-        engine = make_engine(model, loss, prepared, trials=trials)
+        engine = make_engine(model, loss, prepared, check=False)
+        engine.settle(prepared)
         check_number(given.loss, model, example)
-        check_gradient(engine, trials, prepared)
-        written = [*engine.written_buffers, *written]
-        if written and processes.is_first:
-            warn_of_writes(model, written)
 
         pipeline = Pipeline(trials, tried(source), prepare_batch, settings.seed, agree)
         micro_batches = choose_micro_batches(
@@ -392,11 +380,16 @@ def prepare(given: TrainingInputs, resumed: ResumedRun | None = None) -> Trainin
             processes,
             resumed is not None,
         )
-        # Once more at the very shape: a model may treat 16 records in another way than 8.
-        full = micro_batches.full(prepared)
-        with nothing_saved() if method.forward_only else nullcontext():
-            trials.refuse_mixing(full, most=2)
-        engine.refuse_mixed_rows(full, trials.params)
+        if HeldState(model, loss, itertools.chain(model.parameters(), model.buffers())).has_unseen:
+            engine.never_replay(UNSEEN)
+        if source.is_elsewhere:
+            engine.never_replay("other machines hold the records and compute their gradients")
+        else:
+            engine.check(micro_batches.full(prepared))
+        written = [*engine.written_buffers, *written]
+        if written and processes.is_first:
+            warn_of_writes(model, written)
+        check_gradient(engine, trials, prepared)
         others = None
         if other_source is not None:
             others = replace(pipeline, source=tried(other_source[0]), prepare=other_source[1])
@@ -410,6 +403,8 @@ def prepare(given: TrainingInputs, resumed: ResumedRun | None = None) -> Trainin
         sharing.note(lambda: rows.of_public_alone([None], public_randomness(settings.seed, "order")))
         keeps_nothing = loss_keeps_nothing and pipeline_keeps_nothing
         mine = _found(pipeline, rows, micro_batches, was_tried, keeps_nothing, given.scheduler)
+        tried_word = "compared, on a few records" if runs_code else "proved: no code of the owner runs there"
+        mine += [DATA + ("unchecked: other machines do" if source.is_elsewhere else tried_word)]
         mine += [THROWN_AWAY + ", ".join(written)] if written else []
         mine += [*start, *assigned_by, *([HELD + ", ".join(held)] if held else [])]
         found = Assumption.of_all(itertools.chain(before, *processes.all_of(mine)))

@@ -1,7 +1,9 @@
-"""Sums of many micro-batches move by what one record adds, and are rounded after the noise alone."""
+"""Sums of microbatches have the same bits in any order, move by what one record adds, and never overflow."""
 
 from __future__ import annotations
 
+import itertools
+import math
 import sys
 from pathlib import Path
 
@@ -16,9 +18,11 @@ from equipoise.privacy import (
     BandedGaussian,
     Draw,
     FixedEpochs,
+    FullBatch,
     Gaussian,
     JointGaussian,
     Ledger,
+    LedgerError,
     PrivacyPlan,
     Private,
     Release,
@@ -27,6 +31,7 @@ from equipoise.privacy import (
 )
 from equipoise.privacy.bounds.bounded import added_over_processes, make_bounded
 from equipoise.privacy.private import exact, unwrap
+from equipoise.privacy.whole_sums import WholeSum, unit_of
 
 sys.path.append(str(Path(__file__).parents[1] / "training"))
 from small_problems import parameters, training
@@ -59,12 +64,85 @@ def test_a_record_that_comes_first_moves_a_million_others_by_no_more_than_its_bo
     assert float((with_it - without - g[0]).norm()) <= 1e-3
 
 
-def test_the_order_of_micro_batches_changes_next_to_nothing():
-    parts = list(torch.randn(1000, 50, generator=torch.Generator().manual_seed(0)).unbind())
-    one, other = (
-        exact(sums_of({"s": bounded(part)} for part in some)["s"].value["w"]) for some in (parts, parts[::-1])
+def test_a_record_in_a_microbatch_of_its_own_moves_the_others_by_nothing():
+    g = rows(100_001)
+    parts = [part.sum(0) for part in g[1:].split(78)]
+    without, with_it = (sums_of({"s": bounded(p)} for p in some)["s"] for some in (parts, [g[0], *parts]))
+    moved = exact(with_it.value["w"]) - exact(without.value["w"])
+    assert float((moved - g[0]).norm()) <= 2e-11  # float64 has units of 1.5e-11 at 100,000
+
+
+def test_the_order_of_microbatches_changes_no_bit():
+    sizes = torch.logspace(-12, 3, 50)  # most entries have more places than the unit
+    parts = list((torch.randn(1000, 50, generator=torch.Generator().manual_seed(0)) * sizes).unbind())
+    found = [
+        exact(sums_of({"s": bounded(part)} for part in some)["s"].value["w"])
+        for some in (parts, parts[::-1], sorted(parts, key=lambda part: float(part[0])))
+    ]
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[0], found[2])
+    assert torch.allclose(
+        found[0], torch.stack(parts).double().sum(0), rtol=0, atol=1000 * unit_of(1.0, 1 << 22)
     )
-    assert (one - other).abs().max() < 1e-12
+
+
+def keeps_the_law(unit, bound: float, capacity: int) -> bool:
+    """Sums of `capacity` records of the largest length, in any order: exact but for rounding."""
+    longest = bound * torch.tensor([1.0, -1.0, 1e-9])
+    parts = [capacity // 2 * longest, (capacity - capacity // 2 - 1) * longest, longest / 3]
+    expected = sum(part.double() for part in parts)
+    found = []
+    for order in itertools.permutations(parts):
+        total = WholeSum.of(order[0], unit(order))
+        for part in order[1:]:
+            total.add(part)
+        found.append(total.floats())
+    # Half a unit each, and of what is read the last place of float64.
+    allowed = 1.5 * bound * capacity * 2.0**-60 + expected.abs() * 2.0**-53
+    is_right = bool(((found[0] - expected).abs() <= allowed).all())
+    return is_right and all(torch.equal(found[0], other) for other in found)
+
+
+@pytest.mark.parametrize("bound", [1.0, 0.7, 1e6, 3e-9, 1.999])
+@pytest.mark.parametrize("capacity", [1 << 16, (1 << 22) - 1, 10**9])
+def test_a_full_draw_of_the_longest_records_does_not_overflow(bound, capacity):
+    assert keeps_the_law(lambda parts: unit_of(bound, capacity), bound, capacity)
+
+
+def test_a_wrong_unit_breaks_the_law():
+    bound, capacity = 0.9, 1 << 16
+    right = unit_of(bound, capacity)
+    wrong = {
+        "too small: the sums overflow": lambda parts: right / 8,
+        "too large: rounding shows": lambda parts: right * 16,
+        "of the values": lambda parts: float(parts[0].abs().max()) * 2.0**-45,
+    }
+    kept = {name: keeps_the_law(unit, bound, capacity) for name, unit in wrong.items()}
+    assert not any(kept.values()), kept
+
+
+def test_a_draw_of_more_records_than_its_sums_have_room_for_is_refused():
+    plan = PrivacyPlan([Release("a", 1.0, Gaussian(1.0))], FullBatch(20_000, 2))
+    ledger = Ledger(plan)
+    draw = ledger.open("batch", "question")
+    assert draw.capacity == 80_000
+    assert len(ledger.sample(draw, 80_000)) == 80_000
+    with pytest.raises(LedgerError, match="population"):
+        ledger.sample(draw, 80_001)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@pytest.mark.parametrize("places", [(0, 1), (2, 3)])
+def test_what_is_not_finite_in_a_microbatch_is_refused(bad, places):
+    """Whole numbers cannot hold it; two that are lost in one entry would add up to zero."""
+    plan = PrivacyPlan([Release("a", 1.0, Gaussian(1.0))], FixedEpochs(5, 10, 2))
+    ledger = Ledger(plan)
+    draw = ledger.open("batch", "question")
+    parts = [torch.ones(3) for _ in range(4)]
+    for place in places:
+        parts[place][1] = bad
+    with pytest.raises(LedgerError, match="not finite"):
+        ledger.release(draw, sums_of({"a": bounded(part, draw)} for part in parts))
 
 
 def test_a_sum_counts_as_float32_and_one_micro_batch_is_not_copied():
@@ -139,18 +217,25 @@ def test_other_exact_sums_get_other_noise():
     assert float((released[1] - released[0]).std()) > 8
 
 
-def test_processes_add_up_in_float64(tmp_path):
-    """One process of a group of one, which goes the way of many."""
+def test_processes_add_up_whole_numbers(tmp_path):
+    """One process of a group of one, which goes the way of many; it leaves the sums as they were."""
+    g = rows(200)
+    g[0] *= 1e-12  # less than a unit
     torch.distributed.init_process_group("gloo", f"file://{tmp_path}/store", rank=0, world_size=1)
     try:
-        sums = {"one": bounded(torch.ones(3)), "many": united(rows(200), 50)}
-        added = added_over_processes(sums)
+        sums = {"one": bounded(g[0]), "many": united(g, 50)}
+        added = [added_over_processes(sums) for _ in range(2)]
+        lost = added_over_processes({"s": bounded(torch.tensor([math.nan]))})
     finally:
         torch.distributed.destroy_process_group()
-    for name, total in added.items():
+    unit = unit_of(1.0, DRAW.capacity)
+    for name, total in added[0].items():
+        value = exact(total.value["w"])
         assert total.value["w"].dtype == torch.float32
-        assert exact(total.value["w"]).dtype == torch.float64
-        assert torch.equal(exact(total.value["w"]), exact(sums[name].value["w"]).double())
+        assert torch.equal(value, value.div(unit).round() * unit)
+        assert torch.allclose(value, exact(sums[name].value["w"]).double(), rtol=0, atol=unit / 2)
+        assert torch.equal(value, exact(added[1][name].value["w"]))
+    assert bool(exact(lost["s"].value["w"]).isnan())
 
 
 def test_a_record_moves_the_sums_of_a_training_by_what_it_adds(monkeypatch):

@@ -1,0 +1,168 @@
+"""Whether records are kept apart, as a run says it: proved only of what its steps run."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+from small_problems import loss, network, records, training
+from torch import nn
+from torch.nn.utils.parametrizations import spectral_norm
+from torch.nn.utils.rnn import pad_sequence
+
+import equipoise as eq
+from equipoise.gradients import CrossRecordError, GradientEngine
+from equipoise.training.model_sharing import is_no_records_fault
+
+
+class Texts(torch.utils.data.Dataset):
+    """Items of 3 to 40 numbers."""
+
+    def __init__(self, lengths):
+        self.lengths = lengths
+
+    def __len__(self):
+        return len(self.lengths)
+
+    def __getitem__(self, i):
+        rng = torch.Generator().manual_seed(i)
+        return {"x": torch.randn(self.lengths[i], 4, generator=rng), "length": torch.tensor(self.lengths[i])}
+
+
+def padded(items):
+    return {
+        "x": pad_sequence([item["x"] for item in items], batch_first=True),
+        "length": torch.stack([item["length"] for item in items]),
+    }
+
+
+class Mean(nn.Module):
+    """A text's mean; batches of some length are centred, if there is one."""
+
+    def __init__(self, centred=None):
+        super().__init__()
+        self.linear, self.centred = nn.Linear(4, 2), centred
+
+    def forward(self, x, length):
+        if x.shape[1] == self.centred:
+            x = x - x.mean(0)
+        there = torch.arange(x.shape[1]) < length[:, None]
+        return (self.linear(x) * there[..., None]).sum(1) / length[:, None]
+
+
+def squared(model, batch):
+    return model(batch["x"], batch["length"]).square().sum(1)
+
+
+def texts(lengths, steps):
+    return training(
+        Mean(), data=Texts(lengths), collate=padded, loss=squared, steps=steps, batch=1.5,
+        population=len(lengths), micro_batch_size=2,
+    )  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def quiet():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def test_a_statement_says_it_and_verifies(tmp_path):
+    run = training(run_dir=tmp_path / "run", steps=3)
+    run.run(progress=False)
+    assert run.statement().independence == {"model": "proved", "data": "proved"}
+    assert eq.verify_run(tmp_path / "run").consistent
+
+
+@pytest.mark.parametrize(("forms", "word"), [(8, "proved"), (14, "compared"), (40, "unchecked")])
+def test_eight_forms_are_traced_and_eight_compared(forms, word):
+    run = texts([3 + i for i in range(forms)], 40)
+    run.run(progress=False)
+    assert run.independence.word == word
+    if word == "proved":
+        return
+    assert "PadTo" in run.independence.reason
+    assert run.statement().independence["data"] == "compared"
+
+
+def test_a_form_that_mixes_stops_the_run():
+    """No record is computed by itself instead, which would hide it."""
+
+    def of_length(length):
+        return {"x": torch.randn(4, length, 4), "length": torch.full((4,), length)}
+
+    engine = GradientEngine(Mean(centred=7), squared, of_length(5))
+    engine.by_plan(of_length(6))
+    assert engine.independence.word == "proved"
+    with pytest.raises(CrossRecordError, match=r"aten\.sub") as caught:
+        engine.by_plan(of_length(7))
+    assert is_no_records_fault(caught.value)
+
+
+def test_what_is_not_looked_into_later_is_not_proved():
+    run = training(model := network(), steps=4)
+    run.take_step()
+    assert run.independence.word == "proved"
+    model.numbers = (number for number in range(5))
+    run.take_step()
+    assert run.independence.word in ("compared", "unchecked")
+
+
+def test_an_eager_run_is_compared(monkeypatch):
+    monkeypatch.setenv("EQUIPOISE_EAGER", "1")
+    run = training(steps=2)
+    run.run(progress=False)
+    assert (run.independence.word, run.engine.traces) == ("compared", 0)
+    assert "EQUIPOISE_EAGER" in run.independence.reason
+
+
+class Counting(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Sequential(spectral_norm(nn.Linear(12, 16)), nn.Tanh(), nn.Linear(16, 3))
+        self.register_buffer("steps", torch.zeros(()))
+        self.register_buffer("mean", torch.zeros(12))
+
+    def forward(self, x):
+        with torch.no_grad():
+            self.steps.add_(1)
+            self.mean.mul_(0.9).add_(x.mean(0), alpha=0.1)
+        return self.net(x)
+
+
+def test_buffers_that_follow_no_record_are_kept_and_others_named(tmp_path):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        run = training(model := Counting(), steps=60, run_dir=tmp_path / "run")
+    assert run.describe().written == ["mean"]
+    assert any("mean" in str(one.message) for one in caught)
+    run.run(progress=False)
+    assert float(model.steps) == 60
+    assert not model.mean.any()
+    with torch.no_grad():
+        norm = torch.linalg.matrix_norm(model.eval().net[0].weight, 2)
+    assert float(norm) == pytest.approx(1.0, abs=0.05)
+    assert eq.verify_run(tmp_path / "run").consistent
+
+
+def test_such_a_run_that_is_resumed_ends_where_one_that_was_not_does(tmp_path):
+    def start(name):
+        torch.manual_seed(0)
+        return training(Counting(), steps=6, run_dir=tmp_path / name, data=records(), loss=loss)
+
+    whole, cut = start("whole"), start("cut")
+    whole.run(progress=False)
+    for _ in range(3):
+        cut.take_step()
+    cut.save_checkpoint()
+    cut.close()
+    model = Counting()
+    rest = eq.PrivateTraining.resume(
+        tmp_path / "cut", model, torch.optim.SGD(model.parameters(), lr=0.3), data=records(), loss=loss,
+        method=eq.DPSGD(clip_norm=0.5, noise_multiplier=1.0),
+    )  # fmt: skip
+    rest.run(progress=False)
+    for name, value in whole.model.state_dict().items():
+        assert torch.equal(value, model.state_dict()[name]), name
