@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -29,9 +30,12 @@ from tasks import TASKS, Task
 
 
 def storages(nest: Any) -> list[torch.UntypedStorage]:
-    """Those of the plain tensors; what is `Private` shows none, and holds a plain one that is seen too."""
+    """Those of the plain tensors; what is `Private` shows none, and holds a plain one that is seen too.
+
+    A trace's tensors have shapes and no values: they take no memory.
+    """
     leaves = (leaf for leaf in tree_leaves(nest) if isinstance(leaf, Tensor))
-    return [leaf.untyped_storage() for leaf in leaves if not isinstance(leaf, Private)]
+    return [leaf.untyped_storage() for leaf in leaves if not isinstance(leaf, Private | FakeTensor)]
 
 
 class LiveBytes(TorchDispatchMode):

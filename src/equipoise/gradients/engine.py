@@ -971,7 +971,7 @@ class GradientEngine:
         for name in rows.names:  # one by one, as in `_moved`
             one = rows.select([name])
             total = local_part(one.weighted_sums(torch.ones_like(whole))[name])
-            distance = length(total - expected[name] if name in expected else total)
+            distance = length(total.sub_(expected.pop(name)) if name in expected else total)
             share = SUMS_ROUND if name in self._latest.dense and not is_rough else KINKS
             # Where a parameter's gradient is zero but for rounding, the whole one says how much that is.
             if not distance <= share * one.row_norms().norm() + ROUNDS_TO_ZERO * whole.norm():

@@ -28,7 +28,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -82,11 +81,7 @@ class WholeSum:
             self.lost += value.lost
             return
         for some, given in self._pieces(value):
-            if self.unit and some.device.type == "cpu":
-                # torch multiplies whole numbers by one before it adds them, a sixth of the time here.
-                np.add(some.numpy(), given.long().numpy(), out=some.numpy())
-            else:
-                some += given.long() if self.unit else given
+            some += given.long() if self.unit else given
 
     def _pieces(self, value: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         """Parts of the total and, in units, of a raw sum: small ones, so that copies take little memory."""

@@ -22,6 +22,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
 __all__ = ["COMPOSITIONS", "composition", "cross_entropy_in_parts", "opened"]
 
@@ -179,7 +180,7 @@ def cross_entropy_in_parts(input: Tensor, target: Tensor, *args: Any, **kwargs: 
     labels are taken at once: their loss is a sum over the classes, which threads cut by the size of a part.
     """
     suited = (
-        type(input) is type(target) is Tensor
+        {type(input), type(target)} <= {Tensor, FakeTensor}
         and kwargs.get("reduction") == "none"
         and not args
         and kwargs.get("size_average") is kwargs.get("reduce") is None
