@@ -421,12 +421,13 @@ class GradientEngine:
                 raise _mixed(proof.fault)
             form = self._form(batch)
             self._traced[form] = self._traced_anew(batch, once_more=True)
-            self._refuse_other_function(batch)
             if self.forward_only:  # a loss that takes derivatives itself is refused
                 with undisturbed(self.model), suppress(PlanMismatch):
                     self._by_plan(batch, None)
             else:
                 self.rows_vanish = self._vanish(batch)
+        with self._buffers.kept(), self._plans_kept():  # without a copy of the parameters beside gradients
+            self._refuse_other_function(batch)
         self._kept = self._public_writes(batch)
         return self.independence
 
