@@ -13,7 +13,7 @@ import torch.nn.functional as F
 
 import equipoise as eq
 from equipoise.gradients import CrossRecordError
-from equipoise.training.assumptions import CHANGED
+from equipoise.training.assumptions import CHANGED, TRACED
 
 transformers = pytest.importorskip("transformers", reason="needs the extra hf")
 pytest.importorskip("accelerate", reason="needs the extra hf")
@@ -159,8 +159,9 @@ def test_parameters_are_those_of_private_training(tmp_path, half, is_evaluated):
     assert trainer.statement().releases == training.statement().releases
     assumed = {*training.statement().assumptions}
     more = [text for text in trainer.statement().assumptions if text not in assumed]
-    # accelerate puts a forward under autocast in the place of the model's, which is tried
-    assert all("evaluate(model)" in text or text == CHANGED + "forward" for text in more)
+    # accelerate puts a forward under autocast in the place of the model's, which is tried and traced anew
+    traced = [f"{TRACED}2"] * is_evaluated
+    assert all("evaluate(model)" in text or text in (CHANGED + "forward", *traced) for text in more)
 
 
 def test_logs_are_public(tmp_path):
