@@ -89,7 +89,7 @@ class Run:
             # one level is enough: settings, sampling and method hold plain values or small objects
             if isinstance(value, Mapping) and key in ("settings", "sampling", "budget", "method"):
                 flat.update({("method" if k == "name" else k): v for k, v in value.items()})
-            elif key not in ("format", "plan", "command", "begun"):
+            elif key not in ("format", "plan", "command", "begun", "version", "engine"):
                 flat[key] = value
         return flat
 

@@ -105,7 +105,8 @@ def differences(statement: Mapping[str, Any], again: Statement) -> list[str]:
             if claimed and statement.get("recipe") == "library":
                 found.append(key)  # the library claims what it proves
             continue
-        if key not in statement and (key == STOP_KEY or (key == USERS_KEY and computed[key] is None)):
+        since = key in (STOP_KEY, "noise_tail") or (key == USERS_KEY and computed[key] is None)
+        if since and key not in statement:
             continue  # it was made before there was such a key
         if key == "independence":  # follows from the sentences
             given = statement.get("assumptions")

@@ -37,7 +37,13 @@ from equipoise.training.assumptions import Assumption, with_public_step
 from equipoise.training.describe import Description, describe
 from equipoise.training.distributed import Processes
 from equipoise.training.folder.checkpoint import CheckpointError
-from equipoise.training.folder.config_file import found_before, method_name, rebuild, rebuild_method
+from equipoise.training.folder.config_file import (
+    found_before,
+    method_name,
+    rebuild,
+    rebuild_method,
+    refuse_other_engine,
+)
 from equipoise.training.folder.run_folder import BOTH, LOAD, RunFolder, save_model
 from equipoise.training.interrupt import catch_interrupt
 from equipoise.training.metrics import MetricWriter
@@ -283,7 +289,7 @@ class PrivateTraining:
         Raises:
             FileNotFoundError: no run lies there.
             CheckpointError: no whole checkpoint.
-            ValueError: what is given does not fit the run.
+            ValueError: what is given does not fit the run, or a version with other steps began it.
             RuntimeError: the run is finished.
             DataError: `sampling` assigns items to draws by their numbers, and items have other numbers now.
         """
@@ -295,6 +301,7 @@ class PrivateTraining:
                 f"{LOAD.format(str(folder.model))}, and {BOTH}. For more steps start a new run, with one "
                 "ledger_file for both. Nothing was spent"
             )
+        refuse_other_engine(config, folder.path)
         plan, sampling, budget, settings = rebuild(config)
         return cls(
             model,

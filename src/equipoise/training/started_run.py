@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from equipoise._dtensor import is_dtensor
+from equipoise._version import __version__
 from equipoise.gradients.capture.random_numbers import random_numbers_from
 from equipoise.privacy import Ledger, mark, unmark
 from equipoise.privacy.ledger.write_ahead_log import WriteAheadLog
@@ -24,6 +25,7 @@ from equipoise.privacy.noise.uniform import KEYS, keyed_integers
 from equipoise.training.assumptions import Assumption
 from equipoise.training.distributed import Processes
 from equipoise.training.folder.checkpoint import CheckpointError, collect_state, restore_state
+from equipoise.training.folder.config_file import ENGINE
 from equipoise.training.folder.run_folder import RunFolder
 from equipoise.training.folder.sharded_checkpoint import (
     check_parts,
@@ -127,7 +129,8 @@ def start_run(
                 undo.callback(folder.unlock)
         with processes.together():
             if folder is not None:
-                begun = {"begun": time.strftime("%Y-%m-%d", time.gmtime())}
+                day = time.strftime("%Y-%m-%d", time.gmtime())
+                begun = {"begun": day, "version": __version__, "engine": ENGINE}
                 processes.first(lambda: folder.write_config(setup.config(setup.found) | begun))
             ledger = open_ledger(setup, folder, ledger_class=ledger_class)
             if processes.is_first:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
+from equipoise._version import __version__
 from equipoise.methods import Method, PublicRecords, find
 from equipoise.methods.configuration import NotInFileError, UnknownSettingsError, read_settings
 from equipoise.methods.registry import registered
@@ -13,7 +15,43 @@ from equipoise.privacy import Budget, Sampling, sampling_from
 from equipoise.training.assumptions import Assumption
 from equipoise.training.setup.training_settings import TrainingSettings
 
-__all__ = ["found_before", "method_name", "of_another_version", "rebuild", "rebuild_method"]
+__all__ = [
+    "ENGINE",
+    "found_before",
+    "is_of_this_version",
+    "method_name",
+    "of_another_version",
+    "rebuild",
+    "rebuild_method",
+    "refuse_other_engine",
+]
+
+ENGINE = 2
+"""A run of another number is not resumed: its steps would get other bits from the same records and noise.
+Raise it with every change of what a step computes. Files before number 2 hold none."""
+
+
+def is_of_this_version(config: Mapping[str, Any]) -> bool:
+    """Whether this version began the run, so that its files hold the sentences and the page of this one."""
+    return (config.get("version"), config.get("engine")) == (__version__, ENGINE)
+
+
+def refuse_other_engine(config: Mapping[str, Any], folder: Path) -> None:
+    """Refuse to go on with a run that another version began, if a repeated step would not be the same.
+
+    Raises:
+        ValueError: naming the version that resumes it.
+    """
+    if config.get("engine") == ENGINE:
+        return
+    began = config.get("version")
+    named = f"equipoise {began}" if isinstance(began, str) else "an earlier version of equipoise"
+    resumes = f"with equipoise=={began}" if isinstance(began, str) else "with the version that began it"
+    raise ValueError(
+        f"the run in run_dir={str(folder)!r} was begun by {named}, whose steps compute other bits than "
+        f"those of this one ({__version__}): resume it {resumes}, or start a new run, with one "
+        "ledger_file for both. Nothing was spent."
+    )
 
 
 def rebuild(config: Mapping[str, Any]) -> tuple[str, Sampling, Budget | None, TrainingSettings]:

@@ -21,7 +21,7 @@ from equipoise.statements import Finding
 from equipoise.statements.recompute import MALFORMED, finite_number
 from equipoise.statements.statement import OF_THE_LEDGER, sampling_assumptions
 from equipoise.training.assumptions import ALLOWED, EARLIER, NAMED, NOT_COMPARED, Assumption, always
-from equipoise.training.folder.config_file import of_another_version, rebuild_method
+from equipoise.training.folder.config_file import is_of_this_version, of_another_version, rebuild_method
 
 __all__ = ["check_assumptions", "check_method", "check_metrics", "check_settings", "may_plan_fewer_steps"]
 
@@ -178,7 +178,8 @@ def check_assumptions(statement: Object, config: Object) -> list[Finding]:
     named = [text for text in named if isinstance(text, str)] if isinstance(named, list) else []
     methods, settings = _nested(config.get("method")), config.get("settings")
     counts = public_counts(config.get("method"))
-    wanted = [*always(statement.get("unit")), *(public_assumption(count) for count in counts)]
+    every = always(statement.get("unit"))
+    wanted = [*(every if is_of_this_version(config) else ()), *(public_assumption(count) for count in counts)]
     wanted += _of_method(methods[-1]) if methods else []
     if counts and isinstance(settings, Mapping) and settings.get("allow_public_duplicates") is True:
         wanted.append(ALLOWED)
@@ -193,12 +194,16 @@ def check_assumptions(statement: Object, config: Object) -> list[Finding]:
         detail = f"the statement does not name what it rests on: {'; '.join(wrong)}"
         return [Finding("assumptions", False, detail[:300])]
     findings = [Finding("assumptions", True, "data, draws and what config.json tells of are named")]
+    if any(text not in named for text in every):
+        detail = "another version began the run: the sentences of every statement were not compared"
+        findings.append(Finding("assumptions", None, detail))
     try:
         draws = sampling_assumptions([*statement["releases"], *statement["unproven"]])
     except MALFORMED:
         return findings  # the checks of the statement report it
     known = {
         *wanted,
+        *every,
         *draws,
         *Assumption,
         *EARLIER,

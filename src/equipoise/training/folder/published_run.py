@@ -37,7 +37,7 @@ from equipoise.statements import (
 )
 from equipoise.statements.recompute import MALFORMED, finite_number, message
 from equipoise.statements.sign import check_files, fingerprint, read_signature, sign_files, signing_key
-from equipoise.training.folder.config_file import of_another_version
+from equipoise.training.folder.config_file import is_of_this_version, of_another_version
 from equipoise.training.folder.consistency import (
     check_assumptions,
     check_method,
@@ -113,7 +113,7 @@ def verify_run(
     findings += check_assumptions(statement, config)
     findings += check_method(statement, config)
     findings += _check_metrics(folder, statement, config)
-    findings += _check_page(folder)
+    findings += _check_page(folder, config)
     signature, found = _check_signature(folder, journal, statement, public_key)
     return Verification(
         run_dir=str(run_dir),
@@ -338,7 +338,7 @@ def _check_metrics(
         return [Finding("metrics", False, detail)]
 
 
-def _check_page(folder: RunFolder) -> list[Finding]:
+def _check_page(folder: RunFolder, config: Mapping[str, Any]) -> list[Finding]:
     """Whether report.html is the page that the other files make."""
     if not (folder.path / "report.html").is_file():
         return []
@@ -346,6 +346,8 @@ def _check_page(folder: RunFolder) -> list[Finding]:
         same = report_as_made(folder.path)
     except RunFolderError as error:
         return [Finding("page", False, f"report.html cannot be made of these files: {error}")]
+    if same is False and "plan" in config and not is_of_this_version(config):
+        same = None  # pages had another form
     detail = {
         True: "report.html is what these files make",
         None: "report.html was made by another version or of files that are not here, and was not compared",
