@@ -163,7 +163,7 @@ def squared_rows(tensor: Tensor) -> Tensor:
         tensor = tensor if tensor.is_contiguous() else tensor.permute(0, *memory_order(tensor))
         tensor = tensor.reshape(tensor.shape[0], tensor.shape[1:].numel())
     pieces = tensor.shape[1] // PARTIAL_SUM
-    if pieces == 0:
+    if tensor.shape[1] <= PARTIAL_SUM:
         return torch.linalg.vector_norm(tensor, dim=1).double().square()
     whole = pieces * PARTIAL_SUM
     parts = torch.linalg.vector_norm(tensor[:, :whole].view(tensor.shape[0], pieces, PARTIAL_SUM), dim=2)

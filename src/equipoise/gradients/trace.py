@@ -20,7 +20,7 @@ from __future__ import annotations
 import copy
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
@@ -110,7 +110,7 @@ class Traced:
         left = {n: t for n, t in zip(names, tensors, strict=True) if n.startswith("buffer:")}
         tensors = tensors[: len(tensors) - len(left)]
         with full_precision(losses.device):
-            squares = self.norms.graph(*tensors)
+            squares = self.norms.graph.forward(*tensors)
         written = {name.removeprefix("buffer:"): value for name, value in left.items()}
         found = Replayed(self, losses, tensors, dict(zip(self.norms.outputs, squares, strict=True)))
         if are_lost_nan() or bool(found.row_norms().isfinite().all()):
@@ -136,7 +136,7 @@ class Traced:
         values = [parameters[name].detach() for name in self.parameters]
         values += [buffers[name] for name in self.buffers]
         with torch.no_grad():
-            found: list[Tensor] = self.rows.graph(*values, *record_leaves(batch))
+            found: list[Tensor] = self.rows.graph.forward(*values, *record_leaves(batch))
         return found
 
 
@@ -187,7 +187,7 @@ class Replayed(FactoredGradients):
         if self._places is not None:  # the others have weight zero
             given = given.new_zeros(self._all).index_copy_(0, self._places, given)
         with full_precision(self.device):
-            sums = self._traced.sums.graph(*self._tensors, given)
+            sums = self._traced.sums.graph.forward(*self._tensors, given)
         return dict(zip(self._traced.sums.outputs, sums, strict=True))
 
     @property
@@ -265,10 +265,10 @@ def trace(
             factors, shapes=like.shapes, num_records=like.num_records, dtype=like.dtype, device=like.device
         )
 
-    def norms(given: dict[str, Tensor]) -> dict[str, Tensor]:
+    def norms(given: dict[str, Tensor]) -> dict[Any, Tensor]:
         gradients = again(given)
         gradients.row_norms()
-        return {name: gradients._squared[name] for name in gradients.names}
+        return gradients._squared  # of each parameter, and of all together
 
     def sums(given: dict[str, Tensor]) -> dict[str, Tensor]:
         weights = given.pop("weights")
@@ -301,6 +301,7 @@ def line_of(
         more: Any = {} if noted is None else {"record_stack_traces": True}
         make = make_fx(flat, tracing_mode="fake", _allow_non_fake_inputs=True, **more)
         graph = make(*given.values())
+    _simplify(graph)
     for node in graph.graph.nodes:  # a dense loop over records may have gone on
         if any(isinstance(size, torch.SymInt) for size in getattr(node.meta.get("val"), "shape", ())):
             raise RuntimeError(f"a shape follows values ({node.target})")
@@ -312,6 +313,54 @@ def line_of(
         )
     names = dict(zip(places, given, strict=True))
     return Line(graph, tuple(given), tuple(found), tuple(names[name] for name in written)), found
+
+
+#: Without autograd these give their argument.
+_GIVE_THEIR_ARGUMENT = frozenset([torch.ops.aten.detach.default, torch.ops.aten.alias.default])
+
+
+def _simplify(graph: fx.GraphModule) -> None:
+    """Leave out operations that change nothing or were done before: half of what a small network runs.
+
+    Views are of one memory, whatever is written to it. Other results are taken a second time only as long as
+    nothing is written in between, and never if the graph returns them: who gets a tensor may write to it.
+    """
+    done: dict[Hashable, fx.Node] = {}
+    for node in graph.graph.nodes:
+        schema = getattr(node.target, "_schema", None)
+        if schema is None or torch.Tag.nondeterministic_seeded in node.target.tags:
+            continue
+        if schema.is_mutable:
+            done = {key: kept for key, kept in done.items() if _is_view(kept)}
+            continue
+        is_view = _is_view(node)
+        first = node.args[0] if node.args else None
+        if node.target in _GIVE_THEIR_ARGUMENT or (is_view and _lie_alike(first, node)):
+            found = first
+        else:
+            found = done.setdefault((node.target, repr(node.args), repr(node.kwargs)), node)
+            if found is node or (
+                not is_view and any(user.op == "output" for user in (*found.users, *node.users))
+            ):
+                continue
+        node.replace_all_uses_with(found)
+        graph.graph.erase_node(node)
+    graph.graph.eliminate_dead_code()
+    graph.recompile()
+
+
+def _is_view(node: fx.Node) -> bool:
+    (*_, last) = node.target._schema.returns or [None]
+    return last is not None and last.alias_info is not None and not last.alias_info.is_write
+
+
+def _lie_alike(one: Any, other: fx.Node) -> bool:
+    """Whether both are one tensor, if they are of one memory."""
+    values = [node.meta.get("val") for node in (one, other) if isinstance(node, fx.Node)]
+    if len(values) < 2 or not all(isinstance(value, Tensor) for value in values):
+        return False
+    kinds = [(v.dtype, v.shape, v.stride(), v.storage_offset()) for v in values]
+    return kinds[0] == kinds[1]
 
 
 def _compiled_parts() -> AbstractContextManager[Any]:

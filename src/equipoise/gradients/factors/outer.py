@@ -151,16 +151,15 @@ def outer_norms(a: Tensor, b: Tensor) -> Tensor:
 
     A tiny input times a huge gradient must not lose its norm to underflow: squares that float32 may not hold
     are taken in float64. If no value can be read, a vanished square counts as the largest that vanishes, so
-    that a norm is longer and never shorter, and one that is too large is NaN.
+    that a norm is longer and never shorter, and one that is too large is not finite.
     """
-    if host_waits(a.device) and not are_lost_nan():
-        return squared_rows_in_float64(a) * squared_rows_in_float64(b)
-    both = torch.stack([squared_rows(t) for t in (a, b)])
     if host_waits(a.device):
-        widths = both.new_tensor([[t.shape[1:].numel()] for t in (a, b)])
-        # A square below the smallest normal number may be zero.
-        held = torch.where(both < TINY**2, both + torch.finfo(a.dtype).tiny * widths, both)
-        return torch.mul(*held.masked_fill(~(both <= HUGE**2), torch.nan))
+        if not are_lost_nan():
+            return squared_rows_in_float64(a) * squared_rows_in_float64(b)
+        # What vanished below the smallest normal number, at most; it moves no bit of other squares.
+        vanished = torch.finfo(a.dtype).tiny
+        return torch.mul(*(squared_rows(t) + vanished * t.shape[1:].numel() for t in (a, b)))
+    both = torch.stack([squared_rows(t) for t in (a, b)])
     if a.shape[0]:
         low, high = torch.stack(torch.aminmax(both)).tolist()
         if not (low >= TINY**2 and high <= HUGE**2):  # NaN too
