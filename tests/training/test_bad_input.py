@@ -631,7 +631,7 @@ def test_a_model_that_writes_its_parameters_later_takes_no_step(how):
     private.take_step()
     model.later, seen = False, []
     private.optimizer.register_step_post_hook(lambda *_: seen.append(parameters(model)))
-    with pytest.raises(ForwardWritesError, match=r"table\.weight"):
+    with pytest.raises(RuntimeError, match=r"table\.weight|writes to itself"):
         private.take_step()
     assert private.steps_done == 1
     assert not seen
@@ -649,7 +649,7 @@ def test_values_that_only_change_places_through_data_are_seen(monkeypatch):
         return out
 
     monkeypatch.setattr(type(private.method), "step", exchanging)
-    with pytest.raises(ForwardWritesError, match=r"table\.weight"):
+    with pytest.raises(RuntimeError, match=r"writes to itself"):
         private.take_step()
     assert private.steps_done == 0
 

@@ -256,6 +256,11 @@ class GradientEngine:
         self._eager = reason
 
     @property
+    def runs_model(self) -> bool:
+        """Whether some form of micro-batch has no trace, so that steps run the model's own code."""
+        return bool(self._eager) or None in self._traced.values()
+
+    @property
     def independence(self) -> Independence:
         """What is known of whether records are kept apart: the weakest of what was found of all that runs."""
         if self._known is None or (self._eager and self._known.word == "proved"):

@@ -192,7 +192,7 @@ class StepRunner:
         # before. While they have another one nothing goes on, however a step was interrupted.
         self._left: Unread[str] | None = None
         # The same at the beginning of the step that was begun last.
-        self._now: Unread[str] | None = None
+        self._versions_left: dict[str, int] = {}
         # Of what is saved and no step moves: digests, and marks, which show most changes without hashing.
         self._unmoved = self._digests_of_unmoved()
         self._marks = self._marks_of(self._held())
@@ -462,9 +462,8 @@ class StepRunner:
             ForwardWritesError: a parameter moved, or `look` raised it; the training has come to its end.
             RuntimeError: something else had moved them before the step.
         """
-        parameters = self._setup.parameters
         also: Sequence[Unread[Any]] = ()
-        writes = {name: local_part(parameter)._version for name, parameter in parameters.items()}
+        begun, self._versions_left = self._versions(), {}  # until it is known that nothing moved
         try:
             try:
                 answer, also = look()
@@ -472,17 +471,22 @@ class StepRunner:
             finally:
                 # The model or the method may have written private values into the parameters. The digest sees
                 # writes through `.data` too, which move no version counter, but not to which parameter.
-                after = self._ledger.unread_digest(parameters)
+                after = self._ledger.unread_digest(self._setup.parameters)
                 read(after, *also)
                 if after.value() != before:
-                    assert self._now is not None
-                    self._refuse_moved(before, self._now.value())
-                    now = {name: local_part(parameter)._version for name, parameter in parameters.items()}
-                    written = [name for name in parameters if now[name] != writes[name]]
-                    raise ForwardWritesError(written or list(parameters), "before the optimizer's step")
+                    versions = self._versions()
+                    written = [name for name in versions if versions[name] != begun[name]]
+                    if not (written or self._setup.rows.engine.runs_model):
+                        self._refuse_moved(before, after.value())
+                    raise ForwardWritesError(written or list(versions), "before the optimizer's step")
+                self._versions_left = self._versions()
         except ForwardWritesError:
             self.stop(SPOILT)
             raise
+
+    def _versions(self) -> dict[str, int]:
+        """How often each parameter was written to, but for writes through `.data`."""
+        return {name: local_part(p)._version for name, p in self._setup.parameters.items()}
 
     def settle(self) -> None:
         """Bring the ledger back to where a step began that did not end."""
@@ -493,7 +497,8 @@ class StepRunner:
     def _begin(self) -> str:
         """Begin a step: the digest of the parameters, from which its records and its noise follow.
 
-        It is that of the end of the last step. That nothing else moved them is known before anything leaves.
+        It is that of the end of the last step. Since then no version counter has moved. A write through
+        `.data`, which moves none, is seen before the parameters move.
         """
         self._setup.restore_modes()
         if self._setup.step is not None:
@@ -506,26 +511,33 @@ class StepRunner:
         except ForwardWritesError:
             self.stop(SPOILT)
             raise
-        self._now = self._ledger.unread_digest(self._setup.parameters)
-        self._left = self._left or self._now
+        if self._left is None:
+            self._left = self._ledger.unread_digest(self._setup.parameters)
+            self._versions_left = self._versions()
         read(self._left)
         before = self._left.value()
+        if self._versions() != self._versions_left:
+            now = self._ledger.unread_digest(self._setup.parameters)
+            self._refuse_moved(before, now.value())
         self.settle()
         self._setup.rows.has_released = False
         self._began = self._ledger.place
-        self._ledger.require(self._now, partial(self._refuse_moved, before))
         return before
 
     def remember(self) -> None:
         """From here on nothing but a step moves the parameters."""
-        self._left = self._ledger.unread_digest(self._setup.parameters)
+        self._left, self._versions_left = (
+            self._ledger.unread_digest(self._setup.parameters),
+            self._versions(),
+        )
         self._remembered = self._optimizer_marks()
 
     def _count(self, state: State) -> None:
         """The parameters moved: the step is done."""
-        left = self._ledger.unread_digest(self._setup.parameters)
+        left, versions = self._ledger.unread_digest(self._setup.parameters), self._versions()
         # No call stands between these, so no interrupt comes there. If one did, nothing would go on.
-        self.state, self.done, self._began, self._left = state, self.done + 1, None, left
+        self.state, self.done, self._began = state, self.done + 1, None
+        self._left, self._versions_left = left, versions
         if self._setup.average is not None:
             self._setup.average.update(self.done - 1)
         if self._setup.scheduler is not None:
