@@ -18,6 +18,7 @@ which reads values. So a row of weight zero is finite when it meets a sum, and c
 from __future__ import annotations
 
 import copy
+import logging
 import sys
 import warnings
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
@@ -296,7 +297,7 @@ def line_of(
     # PyTorch 2.6 notes no lines.
     noted = sources if hasattr(PythonKeyTracer, "_filter_traceback_frames") else None
     sources_noted = nullcontext() if noted is None else _sources_of_users(noted)
-    with nothing_read(), lost_are_nan(), _compiled_parts(), sources_noted:
+    with nothing_read(), lost_are_nan(), _compiled_parts(), _no_logs(), sources_noted:
         # Tensors that model and loss hold beside parameters and buffers stay in the graph as they are.
         more: Any = {} if noted is None else {"record_stack_traces": True}
         make = make_fx(flat, tracing_mode="fake", _allow_non_fake_inputs=True, **more)
@@ -350,16 +351,19 @@ def _simplify(graph: fx.GraphModule) -> None:
 
 
 def _is_view(node: fx.Node) -> bool:
-    (*_, last) = node.target._schema.returns or [None]
+    schema: Any = getattr(node.target, "_schema", None)
+    last = schema.returns[-1] if schema is not None and schema.returns else None
     return last is not None and last.alias_info is not None and not last.alias_info.is_write
 
 
 def _lie_alike(one: Any, other: fx.Node) -> bool:
     """Whether both are one tensor, if they are of one memory."""
-    values = [node.meta.get("val") for node in (one, other) if isinstance(node, fx.Node)]
-    if len(values) < 2 or not all(isinstance(value, Tensor) for value in values):
-        return False
-    kinds = [(v.dtype, v.shape, v.stride(), v.storage_offset()) for v in values]
+    kinds = []
+    for node in (one, other):
+        value = node.meta.get("val") if isinstance(node, fx.Node) else None
+        if not isinstance(value, Tensor):
+            return False
+        kinds.append((value.dtype, value.shape, value.stride(), value.storage_offset()))
     return kinds[0] == kinds[1]
 
 
@@ -367,6 +371,18 @@ def _compiled_parts() -> AbstractContextManager[Any]:
     """Inside, what `torch.compile` made is traced as it was written."""
     dynamo = sys.modules.get("torch._dynamo")
     return dynamo.config.patch(error_on_nested_fx_trace=False) if dynamo else nullcontext()
+
+
+@contextmanager
+def _no_logs() -> Iterator[None]:
+    """Inside, PyTorch does not print where a trace failed: the reason goes into the proof."""
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    before = log.level
+    log.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        log.setLevel(before)
 
 
 @contextmanager

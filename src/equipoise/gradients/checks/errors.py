@@ -111,9 +111,9 @@ def _remedy(module_path: str | None, module_type: str, operation: str) -> str:
             "both one shape, for instance output.squeeze(1)"
         )
     return (
-        "compute it record by record: a statistic over the batch has to go, and a branch on it (torch.where "
-        "on a record's own entries can be traced and proved); a backward of your own or a hook has to treat "
-        "every record by itself"
+        "compute it record by record: a statistic over the batch, such as a loss that balances experts, has "
+        "to go, and a branch on it (torch.where on a record's own entries can be traced and proved); a "
+        "backward of your own or a hook has to treat every record by itself"
     )
 
 
