@@ -24,7 +24,6 @@ UNPROVED = {
     "an error of its own where a result is not finite": "no trace",
     "attention of learned queries with dropout": "no trace",
     "branches per record": "no trace",
-    "checkpoints with dropout": "no trace",
     "embedding bag with offsets": "no rule",
     "embedding scaled by frequency": "no rule",
     "experts with a gate that is cast": "no trace",

@@ -18,11 +18,10 @@ from equipoise.gradients.trace import Replayed, line_of
 
 #: They branch on values, ask Python for numbers, draw in a backward, or are compiled or dense.
 UNTRACED = {
-    "a parameter that has to be a probability",
+    "a parameter that has to be a probability",  # by validate_args=True
     "an error of its own where a result is not finite",
     "attention of learned queries with dropout",
     "branches per record",
-    "checkpoints with dropout",
     "experts",
     "experts with a gate that is cast",
     "hook that gives nothing where some gradient is not finite",
@@ -203,20 +202,21 @@ def test_a_forward_that_writes_to_a_tensor_of_its_own_has_no_trace():
     assert not held.any()
 
 
-def test_a_checkpoint_without_random_numbers_is_replayed_and_one_with_dropout_is_not():
+def test_a_checkpoint_has_the_random_numbers_of_its_forward():
     class Checkpointed(nn.Module):
         def __init__(self, part):
             super().__init__()
             self.part = net(part)
 
         def forward(self, x):
-            return checkpoint(self.part, x, use_reentrant=False)
+            first = checkpoint(self.part, x, use_reentrant=False)
+            return first + checkpoint(self.part, x.flip(-1), use_reentrant=False, preserve_rng_state=keeps)
 
-    for part, replays in ((nn.Tanh(), True), (nn.Dropout(0.5), False)):
+    for part, keeps in ((nn.Tanh(), True), (nn.Dropout(0.5), True), (nn.Dropout(0.5), False)):
         engine = GradientEngine(Checkpointed(part), entropy, records := batch(), check=False)
         with random_numbers_from(3):
             found = engine.by_plan(records)
-        assert isinstance(found, Replayed) == replays
+        assert isinstance(found, Replayed) == keeps
         with random_numbers_from(3):
             assert torch.equal(found.row_norms(), eager(engine, records).row_norms())
 

@@ -34,11 +34,13 @@ from torch import Tensor, fx, nn
 from torch.fx.experimental.proxy_tensor import PythonKeyTracer, make_fx
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
 from typing_extensions import override
 
 import equipoise
 from equipoise._foreign_errors import place_of_user
 from equipoise._host import nothing_read
+from equipoise.gradients.capture.random_numbers import is_random
 from equipoise.gradients.checks.replace_batch_norm import is_frozen_norm
 from equipoise.gradients.engine_inputs import record_leaves
 from equipoise.gradients.factors.base import Factor
@@ -290,14 +292,14 @@ def line_of(
     found: dict[str, Tensor] = {}
 
     def flat(*values: Tensor) -> list[Tensor]:
-        with _NumbersOfForward():  # type: ignore[no-untyped-call]
+        with torch.random.fork_rng(devices=[]), _NumbersOfForward():
             found.update(function(dict(zip(given, values, strict=True))))
         return list(found.values())
 
     # PyTorch 2.6 notes no lines.
     noted = sources if hasattr(PythonKeyTracer, "_filter_traceback_frames") else None
     sources_noted = nullcontext() if noted is None else _sources_of_users(noted)
-    with nothing_read(), lost_are_nan(), _compiled_parts(), _no_logs(), sources_noted:
+    with nothing_read(), lost_are_nan(), _compiled_parts(), _unseen_values(), sources_noted:
         # Tensors that model and loss hold beside parameters and buffers stay in the graph as they are.
         more: Any = {} if noted is None else {"record_stack_traces": True}
         make = make_fx(flat, tracing_mode="fake", _allow_non_fake_inputs=True, **more)
@@ -374,15 +376,17 @@ def _compiled_parts() -> AbstractContextManager[Any]:
 
 
 @contextmanager
-def _no_logs() -> Iterator[None]:
-    """Inside, PyTorch does not print where a trace failed: the reason goes into the proof."""
-    log = logging.getLogger("torch._subclasses.fake_tensor")
-    before = log.level
+def _unseen_values() -> Iterator[None]:
+    """Inside, PyTorch's distributions look at no values. Its errors are not printed: the proof has them."""
+    log, of_all = logging.getLogger("torch._subclasses.fake_tensor"), torch.distributions.Distribution
+    before = log.level, of_all._validate_args
     log.setLevel(logging.CRITICAL)
+    of_all.set_default_validate_args(False)
     try:
         yield
     finally:
-        log.setLevel(before)
+        log.setLevel(before[0])
+        of_all.set_default_validate_args(before[1])
 
 
 @contextmanager
@@ -469,17 +473,38 @@ def _layer_of_torch(error: Exception) -> str | None:
     return found
 
 
+#: The generator's seed counts the random operations of a trace from here on.
+FIRST_SEED = 2**40
+
+
 class _NumbersOfForward(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Refuses random numbers in a backward: a checkpoint draws those of its forward once more there, from a
-    generator that it sets back, and a graph sets none back.
+    """Gives a checkpoint, whose forward runs once more in the backward, the random numbers of the first time.
+
+    In a model that runs, the checkpoint sets the generator back for that. A graph sets none back. So here the
+    seed says which numbers follow, and those of the forward stay in the graph.
     """
 
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._drawn: list[tuple[Any, Any]] = []
+        torch.default_generator.manual_seed(FIRST_SEED)
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if torch.Tag.nondeterministic_seeded in func.tags and torch._C._current_graph_task_id() != -1:
-            raise RuntimeError(
-                f"the backward draws random numbers ({func}), as a checkpoint with dropout does"
-            )
-        return func(*args, **(kwargs or {}))
+        kwargs = kwargs or {}
+        if not is_random(func, args, kwargs):
+            return func(*args, **kwargs)
+        number = torch.default_generator.initial_seed() - FIRST_SEED
+        if torch._C._current_graph_task_id() == -1:  # a forward
+            out = func(*args, **kwargs)
+            number = len(self._drawn)
+            self._drawn.append((func, tree_map_only(Tensor, torch.clone, out)))
+        elif 0 <= number < len(self._drawn) and self._drawn[number][0] is func:
+            out = self._drawn[number][1]
+            out = args[0].copy_(out) if func._schema.is_mutable else tree_map_only(Tensor, torch.clone, out)
+        else:
+            raise RuntimeError(f"the backward draws random numbers ({func}), and not those of a checkpoint")
+        torch.default_generator.manual_seed(FIRST_SEED + number + 1)
+        return out
 
 
 def _written(graph: fx.Graph) -> list[str]:

@@ -30,6 +30,7 @@ __all__ = [
     "GlobalState",
     "RandomUse",
     "are_constant",
+    "is_random",
     "random_numbers_constant",
     "random_numbers_from",
     "ranges_asked",
@@ -205,7 +206,7 @@ class _ConstantNumbers(SeenOperations):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if not _is_random(func, args, kwargs):
+        if not is_random(func, args, kwargs):
             return func(*args, **kwargs)
         value_of = _QUANTILES.get(func.overloadpacket)
         # A generator of the model's own stays: it is refused for what it is.
@@ -217,7 +218,7 @@ class _ConstantNumbers(SeenOperations):  # type: ignore[no-untyped-call]
         return out.copy_(value) if isinstance(value, Tensor) else out.fill_(value)
 
 
-def _is_random(func: Any, args: tuple, kwargs: Mapping[str, Any]) -> bool:
+def is_random(func: Any, args: tuple, kwargs: Mapping[str, Any]) -> bool:
     """Whether this operation takes random numbers; attention without dropout takes none."""
     if torch.Tag.nondeterministic_seeded not in func.tags:
         return False
@@ -385,7 +386,7 @@ class _RandomCalls(SeenOperations):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        if _is_random(func, args, kwargs or {}):
+        if is_random(func, args, kwargs or {}):
             self.calls.append((func, [t.shape for t in _tensors(out)]))
         return out
 
@@ -406,7 +407,7 @@ class _OtherNumbers(SeenOperations):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if not _is_random(func, args, kwargs):
+        if not is_random(func, args, kwargs):
             return func(*args, **kwargs)
         axis, records = next(self._axes), len(self._chosen)
         in_place = func._schema.name.endswith("_")
