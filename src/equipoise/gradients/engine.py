@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
@@ -166,6 +167,9 @@ class GradientEngine:
 
     _known: Independence | None = None
 
+    #: Whether `torch.compile` makes kernels of what is replayed, and the seconds that it took so far.
+    compiles, compile_seconds = False, 0.0
+
     #: How many forms were compared while steps ran.
     _compared_forms = 0
 
@@ -304,8 +308,9 @@ class GradientEngine:
             raise _mixed(proof.fault)
         traced = None
         if proof.untraced is None:
+            line = self._compiled(batch) if self.compiles else self._line(batch)
             try:
-                traced = self._compared(self._line(batch), batch)
+                traced = self._compared(line, batch)
             except RuntimeError:
                 proof = Proof(untraced="it gives other losses than the model, as if that seeded a generator")
         if proof.outcome == "proved":
@@ -347,6 +352,27 @@ class GradientEngine:
         """Parameters and buffers by name, with others in the place of some."""
         own = {**dict(self.model.named_parameters()), **check_params(self.model, params)}
         return own, dict(self.model.named_buffers())
+
+    def _compiled(self, batch: Any) -> Traced:
+        """The trace with kernels of `torch.compile`, which are made here.
+
+        Raises:
+            ValueError: there is no compiler, or it fails.
+        """
+        started, state = time.perf_counter(), GlobalState(self._device)
+        try:
+            traced = self._line(batch).compiled()
+            found, _ = traced.gradients(*self._values(None), batch)
+            found.weighted_sums(torch.ones(found.num_records, device=self._device))
+        except Exception as error:  # whatever its layers raise
+            raise ValueError(
+                f"compile=True, and torch.compile fails ({where_raised(error)}). On a processor it needs a "
+                "C++ compiler, such as g++; or leave compile out"
+            ) from cause_of(error)
+        finally:
+            state.restore()
+        self.compile_seconds += time.perf_counter() - started
+        return traced
 
     def _compared(self, traced: Traced, batch: Any) -> Traced:
         """The trace, if its losses are those of the model under the same random numbers.

@@ -23,7 +23,7 @@ import sys
 import warnings
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from traceback import StackSummary, walk_tb
@@ -63,12 +63,22 @@ class Line:
         inputs: what each tensor that it takes is called.
         outputs: what each tensor that it returns is called.
         written: inputs that it writes to.
+        run: the graph, or what a compiler made of it.
     """
 
     graph: fx.GraphModule
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     written: tuple[str, ...] = ()
+    run: Callable[..., list[Tensor]] | None = None
+
+    def __call__(self, *tensors: Tensor) -> list[Tensor]:
+        """What it returns for these."""
+        return (self.graph.forward if self.run is None else self.run)(*tensors)
+
+    def compiled(self) -> Line:
+        """The same, with kernels of `torch.compile`, which draw the same random numbers."""
+        return replace(self, run=torch.compile(self.graph, dynamic=False, options={"fallback_random": True}))
 
     @property
     def draws(self) -> bool:
@@ -96,6 +106,12 @@ class Traced:
     buffers: tuple[str, ...]
     written: tuple[str, ...] = ()
 
+    def compiled(self) -> Traced:
+        """The same lines, each with kernels of `torch.compile`; they are made when it first runs."""
+        return replace(
+            self, rows=self.rows.compiled(), norms=self.norms.compiled(), sums=self.sums.compiled()
+        )
+
     def gradients(
         self, parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor], batch: Any
     ) -> tuple[FactoredGradients, dict[str, Tensor]]:
@@ -113,7 +129,7 @@ class Traced:
         left = {n: t for n, t in zip(names, tensors, strict=True) if n.startswith("buffer:")}
         tensors = tensors[: len(tensors) - len(left)]
         with full_precision(losses.device):
-            squares = self.norms.graph.forward(*tensors)
+            squares = self.norms(*tensors)
         written = {name.removeprefix("buffer:"): value for name, value in left.items()}
         found = Replayed(self, losses, tensors, dict(zip(self.norms.outputs, squares, strict=True)))
         if are_lost_nan() or bool(found.row_norms().isfinite().all()):
@@ -139,7 +155,7 @@ class Traced:
         values = [parameters[name].detach() for name in self.parameters]
         values += [buffers[name] for name in self.buffers]
         with torch.no_grad():
-            found: list[Tensor] = self.rows.graph.forward(*values, *record_leaves(batch))
+            found: list[Tensor] = self.rows(*values, *record_leaves(batch))
         return found
 
 
@@ -190,7 +206,7 @@ class Replayed(FactoredGradients):
         if self._places is not None:  # the others have weight zero
             given = given.new_zeros(self._all).index_copy_(0, self._places, given)
         with full_precision(self.device):
-            sums = self._traced.sums.graph.forward(*self._tensors, given)
+            sums = self._traced.sums(*self._tensors, given)
         return dict(zip(self._traced.sums.outputs, sums, strict=True))
 
     @property

@@ -173,6 +173,7 @@ class Assumption(StrEnum):
         "what evaluate(model) answers is published without noise, and follows records that were set aside "
         "from the private ones and not trained on: epsilon does not cover those records"
     )
+    COMPILED = "torch.compile, which made kernels of what the proof has read, is trusted to keep its meaning"
     FOUND = (
         "the start tried model, loss and data on a few private records: which sentences are listed here, and "
         "perhaps the size of a batch, follows from that, and epsilon does not cover it"

@@ -79,6 +79,7 @@ class Description:
         written: buffers, attributes and variables that a forward writes to, and that stay as they were: what
             it writes is thrown away.
         independence: whether a record's gradient follows from that record alone.
+        compile_seconds: seconds that `torch.compile` took, in the first run on a machine; 0 without it.
     """
 
     method: str
@@ -113,6 +114,7 @@ class Description:
     held: list[str]
     written: list[str]
     independence: Independence
+    compile_seconds: float = 0.0
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, which commands print: without what follows from the number of private records."""
@@ -136,6 +138,7 @@ class Description:
             *(f"  dense       {name}: {reason}" for name, reason in self.dense.items()),
             *([f"  clipping    {CLIPPED}"] if self.noise else []),
             f"  records     {self.independence}",
+            *([f"  compiled    in {self.compile_seconds:.0f} s"] if self.compile_seconds else []),
             f"  memory      about {self.memory_bytes / 1e6:,.0f} MB in addition to the model",
             f"  time        about {self.seconds_per_step * 1e3:,.0f} ms per step"
             + (f" for {passes} passes over each drawn {self.drawn}" if passes != "1.0" else "")
@@ -238,6 +241,7 @@ def describe(setup: TrainingSetup, ledger: Ledger, steps_done: int) -> Descripti
         held=setup.held,
         written=setup.written,
         independence=setup.rows.engine.independence,
+        compile_seconds=setup.rows.engine.compile_seconds,
     )
 
 

@@ -129,6 +129,10 @@ class PrivateTraining:
             asked for where another run of this process left the model, where the model was loaded from the
             file of a run, and where the optimizer remembers steps; the statement then names it as your word.
             With records of the same people give both runs one `ledger_file` instead.
+        compile: let `torch.compile` make kernels of what a step replays: for convolutions and elementwise
+            operations a step takes a third less, and the start tens of seconds more, which PyTorch's cache
+            spares later runs. It needs a C++ compiler or a GPU. The statement says that the compiler is
+            trusted.
         writers: further writers of publishable metrics, such as `CSVWriter`.
         on_create: called with the run folder before the first checkpoint is written: the moment to put down
             what a resumed run will need.
@@ -177,6 +181,7 @@ class PrivateTraining:
         allow_public_duplicates: bool = False,
         noise_for_cohort: float | None = None,
         starts_from: Literal["public"] | None = None,
+        compile: bool = False,
         writers: Sequence[MetricWriter] = (),
         on_create: Callable[[Path], None] | None = None,
         _resumed: ResumedRun | None = None,  # `resume` alone gives it
@@ -197,6 +202,7 @@ class PrivateTraining:
             user_rows=user_rows,
             noise_for_cohort=noise_for_cohort,
             starts_from=starts_from,
+            compile=compile,
         )
         given = TrainingInputs(
             model=model,

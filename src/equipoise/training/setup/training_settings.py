@@ -34,9 +34,10 @@ class TrainingSettings:
     user_rows: UserRows | None = None
     noise_for_cohort: float | None = None
     starts_from: Literal["public"] | None = None
+    compile: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("reproducible", "hardened", "allow_public_duplicates"):
+        for name in ("reproducible", "hardened", "allow_public_duplicates", "compile"):
             _validate.instance(bool, "False", **{name: getattr(self, name)})
         if isinstance(self.seed, bool):
             raise TypeError(f"seed={self.seed!r} is a bool: give an int, such as 0")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import warnings
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -247,6 +248,7 @@ class TrainingSetup:
                 "views": self.settings.views,
                 "method": self.method.config(),
                 "processes": self.processes.count,
+                **({"compile": True} if self.settings.compile else {}),
                 "device": self.device.type,
             }
         )
@@ -367,6 +369,7 @@ def prepare(given: TrainingInputs, resumed: ResumedRun | None = None) -> Trainin
         make_engine = LossEngine if method.forward_only else GradientEngine
         engine = make_engine(model, loss, prepared, check=False)
         engine.settle(prepared)
+        engine.compiles = settings.compile
         check_number(given.loss, model, example)
 
         pipeline = Pipeline(trials, tried(source), prepare_batch, settings.seed, agree)
@@ -386,6 +389,11 @@ def prepare(given: TrainingInputs, resumed: ResumedRun | None = None) -> Trainin
             engine.never_replay("other machines hold the records and compute their gradients")
         else:
             engine.check(micro_batches.full(prepared))
+        if settings.compile and engine.runs_model and processes.is_first:
+            warnings.warn(
+                f"compile=True, and some steps run the model itself: {engine.independence.reason}",
+                stacklevel=4,
+            )
         written = [*engine.written_buffers, *written]
         if written and processes.is_first:
             warn_of_writes(model, written)
@@ -686,6 +694,7 @@ def _found(
         Assumption.of_shapes(pipeline.shapes_follow): not is_scanned,
         Assumption.PADDED_WITH_COPIES: rows.whole_numbers is None,
         Assumption.SCHEDULED: scheduler is not None,
+        Assumption.COMPILED: rows.engine.compile_seconds > 0,
         Assumption.FOUND: True,
     }
     return [one for one, is_so in holds.items() if is_so]
