@@ -129,10 +129,9 @@ class PrivateTraining:
             asked for where another run of this process left the model, where the model was loaded from the
             file of a run, and where the optimizer remembers steps; the statement then names it as your word.
             With records of the same people give both runs one `ledger_file` instead.
-        compile: let `torch.compile` make kernels of what a step replays: for convolutions and elementwise
-            operations a step takes a third less, and the start tens of seconds more, which PyTorch's cache
-            spares later runs. It needs a C++ compiler or a GPU. The statement says that the compiler is
-            trusted.
+        compile: let `torch.compile` make kernels of what a step replays, which takes tens of seconds at the
+            start (less once PyTorch has cached them) and may make steps faster or slower: try it. It needs a
+            C++ compiler or a GPU. The statement says that the compiler is trusted.
         writers: further writers of publishable metrics, such as `CSVWriter`.
         on_create: called with the run folder before the first checkpoint is written: the moment to put down
             what a resumed run will need.
