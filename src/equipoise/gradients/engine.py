@@ -75,7 +75,7 @@ from equipoise.gradients.engine_inputs import (
 from equipoise.gradients.factors.base import DenseFactor, Factor
 from equipoise.gradients.numerics import accumulation_dtype
 from equipoise.gradients.operator import FactoredGradients, PerSampleGradients
-from equipoise.gradients.provenance import Fault, Proof, Public, not_by_record, prove, read
+from equipoise.gradients.provenance import Fault, Proof, Public, Trusted, not_by_record, prove, read
 from equipoise.gradients.split import SplitGradients
 from equipoise.gradients.trace import Traced, line_of, trace, why_untraced
 
@@ -101,6 +101,8 @@ SUMS_ROUND, ROUNDS_TO_ZERO = 5e-3, 1e-5
 
 #: So many rows are summed for that: the rounding of a sum grows faster than the root of its terms' squares.
 MOST_SUMMED = 4096
+
+NO_TRUST = "changing one record changed the loss or gradient of another one, by no trusted module"
 
 ANOTHER_FUNCTION = (
     "ordinary autograd's gradient of a batch is not the sum of those of its records",
@@ -138,6 +140,10 @@ class GradientEngine:
         example_batch: a tensor or a nest of dict, tuple, list of tensors, record axis first; one record at
             least.
         check: see at the start whether records are kept apart (`check`), on these records.
+        trust: paths of modules in which records may be mixed, for which the owner answers.
+
+    Attributes:
+        excused: what mixes records in those, as far as it was met.
 
     Raises:
         TypeError: a scripted, sharded or wrapped model, see ``check_model``.
@@ -162,6 +168,9 @@ class GradientEngine:
 
     _has_warned = False
 
+    #: Whether rows are planned though records are mixed, in trusted modules alone if `settle` lets it pass.
+    _mixed = False
+
     #: Whether a comparison has seen that model or loss ask for random numbers.
     _asks_for_numbers = False
 
@@ -180,8 +189,10 @@ class GradientEngine:
         example_batch: Any,
         *,
         check: bool = True,
+        trust: Sequence[str] = (),
     ) -> None:
-        self.model, self.loss = model, loss
+        self.model, self.loss, self._trust = model, loss, trust
+        self.excused: tuple[Fault, ...] = ()
         self._plans: dict[tuple, CapturePlan] = {}
         self._latest: CapturePlan | None = None
         self._lines: dict[tuple, Traced] = {}
@@ -267,6 +278,13 @@ class GradientEngine:
     @property
     def independence(self) -> Independence:
         """What is known of whether records are kept apart: the weakest of what was found of all that runs."""
+        if self.excused:
+            what = "; ".join(map(str, self.excused[:3]))
+            return Independence(
+                "unchecked",
+                f"the owner answers for what mixes records in {', '.join(self._trust)}: {what}; epsilon "
+                "follows only if no record's gradient, as it is clipped, depends on other records by that",
+            )
         if self._known is None or (self._eager and self._known.word == "proved"):
             return Independence("unchecked", self._eager)
         return self._known
@@ -303,9 +321,7 @@ class GradientEngine:
         if not self._eager and self.traces < MOST_TRACED:
             self.traces += 1
             proof = self.proof(batch)
-        if proof.outcome == "mixes":
-            assert proof.fault is not None
-            raise _mixed(proof.fault)
+        self._refuse_mixing(proof)
         traced = None
         if proof.untraced is None:
             line = self._compiled(batch) if self.compiles else self._line(batch)
@@ -316,12 +332,24 @@ class GradientEngine:
         if proof.outcome == "proved":
             if once_more:
                 self._found("proved")
+        elif self.excused:
+            pass  # rows move with the records next to them
         elif once_more or (self._known is not None and self._compared_forms < MOST_TRACED):
             self._compared_forms += 1
             self._compare_with_others(batch, proof)
         elif self._known is not None:  # else nobody asked for `check`
             self._known = Independence("unchecked", TOO_MANY)
         return traced
+
+    def _refuse_mixing(self, proof: Proof) -> None:
+        """Refuse what mixes records, and note what is excused.
+
+        Raises:
+            CrossRecordError: it does, outside of the trusted modules.
+        """
+        if proof.outcome == "mixes":
+            raise _mixed(proof.fault)
+        self.excused = self.excused or proof.excused
 
     def _compare_with_others(self, batch: Any, proof: Proof) -> None:
         """The second way.
@@ -414,6 +442,11 @@ class GradientEngine:
         several = repeat_to(batch, max(LARGE, num_records(batch)))
         with parameters_restored(self.model), self._buffers.kept():
             self._settle(batch)
+            if self._mixed or (self._trust and self.proof(several).outcome == "trusted"):
+                self._refuse_mixing(self.proof(several))
+                self._mixed = True
+                if not self.excused:
+                    raise CrossRecordError(f"{NO_TRUST}: {self.proof(several)}")
             plan = self._plan_for(batch)
             try:
                 self._compare(plan, batch)
@@ -447,9 +480,8 @@ class GradientEngine:
         """
         # The plan stays: one that followed these records would tell of them.
         with parameters_restored(self.model), self._buffers.kept(), self._plans_kept():
-            if self._eager and (proof := self.proof(batch)).outcome == "mixes":
-                assert proof.fault is not None
-                raise _mixed(proof.fault)
+            if self._eager:
+                self._refuse_mixing(self.proof(batch))
             form = self._form(batch)
             self._traced[form] = self._traced_anew(batch, once_more=True)
             if self.forward_only:  # a loss that takes derivatives itself is refused
@@ -495,7 +527,9 @@ class GradientEngine:
                 return self._proof_of_losses(batch)
             found = prove(self._line(batch))
             # Once more with the lines of the source, if one has to be named.
-            return found if found.fault is None else prove(self.traced(batch, self.model))
+            if found.fault is None:
+                return found
+            return prove(self.traced(batch, self.model), Trusted(self._trust) if self._trust else None)
         except ForwardWritesError:
             raise
         except Exception as error:  # whatever it is, there is no trace
@@ -528,7 +562,11 @@ class GradientEngine:
         finally:
             state.restore()
         kinds = read(line, dict.fromkeys(held, Public()), num_records(batch))
-        return Proof(not_by_record(kinds["losses"], "the losses"))
+        fault, trusted = not_by_record(kinds["losses"], "the losses"), Trusted(self._trust)
+        if fault is not None and self._trust:
+            kinds = read(line, dict.fromkeys(held, Public()), num_records(batch), trusted)
+            fault = not_by_record(kinds["losses"], "the losses")
+        return Proof(fault, excused=tuple(trusted.excused))
 
     def _line(self, batch: Any) -> Traced:
         form = self._form(batch)
@@ -945,7 +983,7 @@ class GradientEngine:
         try:
             # Around the backward passes too: a checkpoint runs its forward once more there.
             with undisturbed(self.model), backward_included():
-                plan = learn_plan(self.model, self.loss, batch, leaves, substitute, dense)
+                plan = learn_plan(self.model, self.loss, batch, leaves, substitute, dense, self._mixed)
         except RuntimeError as error:
             if isinstance(error, CoverageError) or "use_reentrant" not in str(error):
                 raise
@@ -954,10 +992,13 @@ class GradientEngine:
             refused = [RefusedParameter(name, name.rpartition(".")[0], reason, remedy) for name in leaves]
             raise CoverageError(refused) from error
         if plan is None:
-            fault = None
+            proof = Proof(untraced="")
             with suppress(Exception):  # it cannot be traced
-                fault = self._proof_of_losses(repeat_to(batch, LARGE)).fault
-            raise _mixed(fault)
+                proof = self._proof_of_losses(repeat_to(batch, LARGE))
+            if proof.outcome == "mixes" or not self._trust:
+                raise _mixed(proof.fault)
+            self._mixed = True
+            return self._learn(batch, params, dense)
         self._plans[signature(batch)] = self._latest = plan
         return plan
 
@@ -995,6 +1036,7 @@ class GradientEngine:
                 self._refuse_other_function(take_records(batch, finite.nonzero().squeeze(1).cpu()))
             return
         order = torch.randperm(rows.num_records, generator=torch.Generator().manual_seed(0))
+        order = order.sort().values if self._mixed else order
         with undisturbed(self.model), backward_included():
             expected, _ = self._row_among(take_records(batch, order), slice(None), *self._leaves(None))
         whole = rows.row_norms()
@@ -1086,6 +1128,8 @@ class GradientEngine:
             batch: the records.
             public: others.
         """
+        if self._mixed:  # next to others a record has another row
+            return
         # In another order than the plan was learned on: a model may sort records, or tokens, by value.
         three = take_records(repeat_to(batch, LARGE), torch.arange(LARGE).flip(0))
         together = three if public is None else joined(three, public)

@@ -36,7 +36,19 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from equipoise.gradients.trace import Line, Traced
 
-__all__ = ["Axis", "ByRecord", "Fault", "Kind", "Proof", "Public", "Sum", "flow", "functional", "prove"]
+__all__ = [
+    "Axis",
+    "ByRecord",
+    "Fault",
+    "Kind",
+    "Proof",
+    "Public",
+    "Sum",
+    "Trusted",
+    "flow",
+    "functional",
+    "prove",
+]
 
 
 class Axis(NamedTuple):
@@ -135,18 +147,22 @@ class Proof:
         fault: what mixes, or has no rule.
         untraced: why there is no trace to read.
         public_writes: buffers to which a forward writes what depends on no record.
+        excused: what mixes, or has no rule, in modules for which the owner answers.
     """
 
     fault: Fault | None = None
     untraced: str | None = None
     public_writes: tuple[str, ...] = ()
+    excused: tuple[Fault, ...] = ()
 
     @property
     def outcome(self) -> str:
-        """``"proved"``, ``"mixes"``, ``"no rule"`` or ``"no trace"``."""
+        """``"proved"``, ``"mixes"``, ``"no rule"``, ``"no trace"`` or ``"trusted"``."""
         if self.untraced is not None:
             return "no trace"
-        return "proved" if self.fault is None else "mixes" if self.fault.mixes else "no rule"
+        if self.fault is not None and self.fault.mixes:
+            return "mixes"
+        return "trusted" if self.excused else "proved" if self.fault is None else "no rule"
 
     def __str__(self) -> str:
         if self.untraced is not None:
@@ -154,22 +170,35 @@ class Proof:
         return "proved for all values of the records" if self.fault is None else f"not proved: {self.fault}"
 
 
-def prove(traced: Traced) -> Proof:
-    """Whether losses and squared norms are by record, and what leaves is a sum over records."""
+def prove(traced: Traced, trusted: Trusted | None = None) -> Proof:
+    """Whether losses and squared norms are by record, and what leaves is a sum over records.
+
+    Args:
+        traced: with the modules at its operations, if some are trusted.
+        trusted: if there is no proof without them. What is written to buffers is read without them.
+    """
     records = traced.like.num_records
     kinds: dict[str, Kind] = {name: Public() for name in (*traced.parameters, *traced.buffers)}
     rows = read(traced.rows, kinds, records)
+    written = [name.removeprefix("buffer:") for name, kind in rows.items() if isinstance(kind, Public)]
+    public = tuple(name for name in written if name in traced.written)
+    fault = _fault(traced, rows, records)
+    if fault is None or trusted is None:
+        return Proof(fault, public_writes=public)
+    stays = {name: kind for name, kind in rows.items() if name.startswith("written:")}
+    rest = _fault(traced, read(traced.rows, kinds, records, trusted) | stays, records)
+    return Proof(rest, public_writes=public, excused=tuple(trusted.excused))
+
+
+def _fault(traced: Traced, rows: Mapping[str, Kind], records: int) -> Fault | None:
+    """What mixes, if it is known, or else what has no rule, given the kinds of what `rows` returns."""
     norms = read(traced.norms, rows, records)
-    sums = read(traced.sums, rows | {"weights": ByRecord(Axis(0))}, records)
+    sums = read(traced.sums, {**rows, "weights": ByRecord(Axis(0))}, records)
     faults = [not_by_record(rows["losses"], "the losses")]
     faults += [not_by_record(norms[name], f"the norms of {name}") for name in traced.norms.outputs]
     faults += [not_a_sum(sums[name], f"the sums of {name}") for name in traced.sums.outputs]
     faults += [kind for name, kind in rows.items() if name.startswith("written:") and isinstance(kind, Fault)]
-    found = [fault for fault in faults if fault is not None]
-    if found:
-        return Proof(next((fault for fault in found if fault.mixes), found[0]))
-    written = [name.removeprefix("buffer:") for name, kind in rows.items() if isinstance(kind, Public)]
-    return Proof(public_writes=tuple(name for name in written if name in traced.written))
+    return min(filter(None, faults), key=lambda fault: not fault.mixes, default=None)
 
 
 def not_by_record(kind: Kind, name: str) -> Fault | None:
@@ -187,7 +216,9 @@ def not_a_sum(kind: Kind, name: str) -> Fault | None:
     return kind if isinstance(kind, Fault) else None
 
 
-def read(line: Line, kinds: Mapping[str, Kind], records: int) -> dict[str, Kind]:
+def read(
+    line: Line, kinds: Mapping[str, Kind], records: int, trusted: Trusted | None = None
+) -> dict[str, Kind]:
     """The kinds of what a line returns by name; what is not in `kinds` is a record's."""
     try:
         graph = functional(line.graph)
@@ -195,7 +226,7 @@ def read(line: Line, kinds: Mapping[str, Kind], records: int) -> dict[str, Kind]
         fault = Fault(False, "a write", re.split(r"\. |\n", f"{type(error).__name__}: {error}")[0])
         return dict.fromkeys(line.outputs, fault)
     given = [kinds.get(name, ByRecord(Axis(0))) for name in line.inputs]
-    found, written = flow(graph, given, records)
+    found, written = flow(graph, given, records, trusted)
     return dict(zip(line.outputs, found, strict=True)) | {f"written:{n}": k for n, k in enumerate(written)}
 
 
@@ -216,7 +247,69 @@ def functional(graph: fx.GraphModule) -> fx.GraphModule:
     return made
 
 
-def flow(graph: fx.GraphModule, given: Sequence[Kind], records: int) -> tuple[list[Kind], list[Kind]]:
+class Trusted:
+    """Modules for which the owner answers: what mixes there is taken to keep records apart.
+
+    From the first mixture in such a module on, what its operations make of it is by record if it has an axis
+    as long as that of the records, and else public.
+
+    Args:
+        names: paths of the modules; those inside them count, too.
+
+    Attributes:
+        excused: what was taken so.
+    """
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self.names = tuple(names)
+        self.excused: list[Fault] = []
+        self._mixed: set[fx.Node] = set()
+        self._axes: dict[int, tuple[int, int]] = {}
+
+    def kinds(self, node: fx.Node, found: Any, kinds: Mapping[fx.Node, Any], records: int) -> Any:
+        """The kinds of what an operation makes, which rules say to be `found`."""
+        module, tensors = _where(node)[1], listed(found)
+        path = module[0] if module is not None else None
+        inside = path is not None and any(path == name or path.startswith(name + ".") for name in self.names)
+        if any(isinstance(kind, Fault) for at in node.all_input_nodes for kind in listed(kinds[at])):
+            return found  # from elsewhere
+        follows = any(argument in self._mixed for argument in node.all_input_nodes)
+        value = node.meta.get("val")
+        values = value if isinstance(value, tuple | list) else [value]
+        shapes = [tuple(v.shape) if isinstance(v, Tensor) else () for v in values]
+        if not inside or not (follows or any(isinstance(kind, Fault | Sum) for kind in tensors)):
+            for kind, shape in zip(tensors, shapes, strict=False):
+                if isinstance(kind, ByRecord):
+                    self._axes.setdefault(shape[kind.axis.dim], kind.axis[1:])
+            if follows and node.target is operator.getitem:
+                self._mixed.add(node)
+            return found
+        if not follows:
+            mixed = [kind for kind in tensors if isinstance(kind, Fault | Sum)]
+            faults = [kind.made if isinstance(kind, Sum) else kind for kind in mixed]
+            self.excused += [fault for fault in faults if fault not in self.excused]
+        self._mixed.add(node)
+        own = [
+            (kinds[at].axis, at.meta["val"].shape[kinds[at].axis.dim])
+            for at in sorted(node.all_input_nodes, key=lambda at: at in self._mixed)
+            if isinstance(kinds[at], ByRecord)
+        ]
+        taken = [self._by_shape(shape, own, records) for shape in shapes]
+        return taken if isinstance(value, tuple | list) else taken[0]
+
+    def _by_shape(self, shape: Sequence[int], own: Iterable[tuple[Axis, int]], records: int) -> Kind:
+        for axis, size in own:
+            if axis.dim < len(shape) and shape[axis.dim] == size:
+                return ByRecord(axis)
+        axes = self._axes | {records: (1, 1)}
+        return next(
+            (ByRecord(Axis(d, *axes[size])) for d, size in enumerate(shape) if size in axes), Public()
+        )
+
+
+def flow(
+    graph: fx.GraphModule, given: Sequence[Kind], records: int, trusted: Trusted | None = None
+) -> tuple[list[Kind], list[Kind]]:
     """The kinds of what a graph returns, given those of what it takes; and of what it writes."""
     kinds: dict[fx.Node, Any] = {}
     ways: dict[Any, int] = {}
@@ -238,6 +331,8 @@ def flow(graph: fx.GraphModule, given: Sequence[Kind], records: int) -> tuple[li
         else:
             alone = _of_one(node, kinds, ways)
             kinds[node] = _of_node(node, kinds, records) if alone is None else alone
+        if trusted is not None and node.op == "call_function":
+            kinds[node] = trusted.kinds(node, kinds[node], kinds, records)
     raise AssertionError("a graph returns something")
 
 

@@ -21,6 +21,7 @@ import copy
 import logging
 import sys
 import warnings
+from bisect import bisect_right
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -357,7 +358,8 @@ def _simplify(graph: fx.GraphModule) -> None:
         if node.target in _GIVE_THEIR_ARGUMENT or (is_view and _lie_alike(first, node)):
             found = first
         else:
-            found = done.setdefault((node.target, repr(node.args), repr(node.kwargs)), node)
+            module = repr(node.meta.get("nn_module_stack"))  # a trusted one excuses no other
+            found = done.setdefault((node.target, repr(node.args), repr(node.kwargs), module), node)
             if found is node or (
                 not is_view and any(user.op == "output" for user in (*found.users, *node.users))
             ):
@@ -416,6 +418,9 @@ def _sources_of_users(model: nn.Module) -> Iterator[None]:
         for name, module in model.named_modules()
     }
     running: list[tuple[str | None, str] | None] = []
+    # By the numbers that autograd gives operations: which module ran from there on. A backward has them too.
+    numbers: list[int] = [0]
+    ran: list[tuple[str | None, str] | None] = [None]
     before = PythonKeyTracer._filter_traceback_frames, PythonKeyTracer.create_node
 
     def of_users(_: Any, frames: Any) -> StackSummary:
@@ -423,9 +428,17 @@ def _sources_of_users(model: nn.Module) -> Iterator[None]:
 
     def create_node(tracer: Any, *args: Any, **kwargs: Any) -> fx.Node:
         node = before[1](tracer, *args, **kwargs)
-        if running and running[-1] is not None:
-            node.meta["nn_module_stack"] = {"": running[-1]}
+        backward = torch._C._current_autograd_node()
+        module = running[-1] if running else None
+        if module is None and backward is not None:
+            module = ran[bisect_right(numbers, backward._sequence_nr()) - 1]
+        if module is not None:
+            node.meta["nn_module_stack"] = {"": module}
         return node
+
+    def note() -> None:
+        numbers.append(torch._C._autograd._get_sequence_nr())
+        ran.append(running[-1] if running else None)
 
     def enter(module: nn.Module, _: Any) -> None:
         if module not in names:  # one that holds the model is its loss, which is no place
@@ -433,9 +446,11 @@ def _sources_of_users(model: nn.Module) -> Iterator[None]:
             running.append(None if is_around else (None, type(module).__name__))
         else:
             running.append(names[module])
+        note()
 
     def leave(*_: Any) -> None:
         running.pop()
+        note()
 
     handles = [
         register_module_forward_pre_hook(enter),

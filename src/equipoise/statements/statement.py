@@ -214,7 +214,8 @@ class Statement:
         if self.independence:
             parts.append(
                 "That records are kept apart is {model} for the model and {data} for what makes the "
-                "records.".format(**self.independence)
+                "records".format(**self.independence)
+                + ("." if set(self.independence.values()) == {"proved"} else ": epsilon follows if they are.")
             )
         if self.users is not None:
             parts.append(_users_in_words(**self.users))

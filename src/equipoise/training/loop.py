@@ -132,6 +132,9 @@ class PrivateTraining:
         compile: let `torch.compile` make kernels of what a step replays, which takes tens of seconds at the
             start (less once PyTorch has cached them) and may make steps faster or slower: try it. It needs a
             C++ compiler or a GPU. The statement says that the compiler is trusted.
+        trust: paths of modules, as in `model.named_modules()`, in which records may be mixed: you answer for
+            it, and epsilon then follows only if that moves no other record's gradient. The statement names
+            them and what mixes there. What mixes elsewhere is refused as ever.
         writers: further writers of publishable metrics, such as `CSVWriter`.
         on_create: called with the run folder before the first checkpoint is written: the moment to put down
             what a resumed run will need.
@@ -181,6 +184,7 @@ class PrivateTraining:
         noise_for_cohort: float | None = None,
         starts_from: Literal["public"] | None = None,
         compile: bool = False,
+        trust: tuple[str, ...] = (),
         writers: Sequence[MetricWriter] = (),
         on_create: Callable[[Path], None] | None = None,
         _resumed: ResumedRun | None = None,  # `resume` alone gives it
@@ -202,6 +206,7 @@ class PrivateTraining:
             noise_for_cohort=noise_for_cohort,
             starts_from=starts_from,
             compile=compile,
+            trust=trust,
         )
         given = TrainingInputs(
             model=model,

@@ -303,6 +303,7 @@ def learn_plan(
     params: Mapping[str, Tensor],
     substitute: Mapping[str, Tensor] | None,
     dense: Mapping[str, str] | None = None,
+    mixed: bool = False,
 ) -> CapturePlan | None:
     """The plan for batches like ``batch``; None if some record's gradient or loss depends on another record.
 
@@ -313,6 +314,8 @@ def learn_plan(
         params: the trainable parameters' tensors, by name.
         substitute: what ``evaluate_loss`` puts in the model's place.
         dense: parameters that are to be computed densely whatever is found, with reasons.
+        mixed: plan all the same if records are mixed. Where that hides in which order records and positions
+            stand, records are taken to come first; a proof has to show whether they do.
     """
     three = repeat_to(batch, LARGE)
     leaves = dict(params)  # what operations saw in their place
@@ -346,7 +349,7 @@ def learn_plan(
     with suppress(Exception):  # contents that the model does not take, such as no label, tell nothing
         other = CallTrace()
         changed = TracedLosses(run(perturb_record(three, 0), other), other)
-        if TracedLosses(losses, large).moved(changed):
+        if not mixed and TracedLosses(losses, large).moved(changed):
             return None
     dense_found = dict(dense or {})
 
@@ -384,8 +387,12 @@ def learn_plan(
         survey = OperationSurvey(ruled, layouts)
         losses = run(three, survey)
         separate = _learn_folds(survey, losses, lambda mode: run(perturb_record(three, 0), mode), ruled)
-        if not separate:
+        if not separate and not mixed:
             return None
+        for site in survey.sites:
+            if not separate:
+                site.layouts = tuple(map(_records_first, site.layouts))
+                site.out_layout = _records_first(site.out_layout)
         new = found_by_any(model, _find_dense(survey, losses, {name: leaves[name] for name in ruled}))
         if not new:
             steps = tuple(step.planned() for step in survey.steps if step.counts)
@@ -412,6 +419,10 @@ def learn_plan(
         # Every round takes at least one parameter from the rules to dense rows, so that the loop ends.
         dense_found |= {name: reason for name, reason in new.items() if name not in dense_found}
         refuse_sharded(dense_found)
+
+
+def _records_first(layout: Layout | None) -> Layout | None:
+    return replace(layout, fold="major") if layout is not None and layout.fold == "unknown" else layout
 
 
 def _changes_gradients(model: nn.Module, trace: CallTrace) -> bool:
@@ -453,7 +464,8 @@ def _learn_folds(
                 None if one.value is None or two.value is None else one.value != two.value
                 for one, two in zip(survey.sites, other.sites, strict=True)
             ]
-    return all(resolve_fold(*parts) for parts in zip(survey.sites, supports, changed, strict=True))
+    separate = [resolve_fold(*parts) for parts in zip(survey.sites, supports, changed, strict=True)]
+    return all(separate)
 
 
 def _find_dense(survey: OperationSurvey, losses: Tensor, ruled: Mapping[str, Tensor]) -> dict[str, str]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import warnings
 from collections import defaultdict
+from collections.abc import Sequence
+from difflib import get_close_matches
 from typing import Any
 
 import torch
@@ -25,6 +27,7 @@ __all__ = [
     "check_scheduler",
     "check_sharding",
     "check_step",
+    "check_trust",
     "existing_device",
     "move",
     "trainable",
@@ -66,6 +69,22 @@ def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
             "register them with persistent=False, and build them again where the model is loaded"
         )
     return found
+
+
+def check_trust(trust: Sequence[str], model: nn.Module) -> None:
+    """Each name is that of a module inside the model.
+
+    Raises:
+        ValueError: one is not; modules of near names are listed.
+    """
+    names = [name for name, _ in model.named_modules() if name]
+    for name in trust:
+        if name not in names:
+            near = get_close_matches(name, names, n=3, cutoff=0.4) or names[:3]
+            raise ValueError(
+                f"trust={name!r} is no module inside the model; near it are {', '.join(map(repr, near))}. "
+                "Give paths as model.named_modules() has them"
+            )
 
 
 def check_optimizer(optimizer: torch.optim.Optimizer, parameters: dict[str, nn.Parameter]) -> None:

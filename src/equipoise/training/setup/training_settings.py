@@ -35,6 +35,7 @@ class TrainingSettings:
     noise_for_cohort: float | None = None
     starts_from: Literal["public"] | None = None
     compile: bool = False
+    trust: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for name in ("reproducible", "hardened", "allow_public_duplicates", "compile"):
@@ -51,6 +52,9 @@ class TrainingSettings:
             _validate.share(ema_decay=self.ema_decay)
         if self.starts_from is not None:
             _validate.one_of(("public",), starts_from=self.starts_from)
+        if isinstance(self.trust, str) or not all(isinstance(name, str) for name in self.trust):
+            raise TypeError(f"trust={self.trust!r} is no tuple of names: give for instance ('router',)")
+        object.__setattr__(self, "trust", tuple(self.trust))
         _validate.positive_if_given(
             "the cohort that noise is scaled to", noise_for_cohort=self.noise_for_cohort
         )

@@ -63,6 +63,7 @@ from equipoise.training.setup.argument_checks import (
     check_scheduler,
     check_sharding,
     check_step,
+    check_trust,
     move,
     trainable,
 )
@@ -286,6 +287,7 @@ def prepare(given: TrainingInputs, resumed: ResumedRun | None = None) -> Trainin
     """
     model, method, settings = given.model, given.method, given.settings
     parameters = trainable(model)
+    check_trust(settings.trust, model)
     check_optimizer(given.optimizer, parameters)
     check_scheduler(given.scheduler, given.optimizer)
     place = move(model, given.optimizer, given.device)
@@ -367,7 +369,7 @@ def prepare(given: TrainingInputs, resumed: ResumedRun | None = None) -> Trainin
         if any(reference() is not None for reference in copied):
             gc.collect()  # many models hold themselves
         make_engine = LossEngine if method.forward_only else GradientEngine
-        engine = make_engine(model, loss, prepared, check=False)
+        engine = make_engine(model, loss, prepared, check=False, trust=settings.trust)
         engine.settle(prepared)
         engine.compiles = settings.compile
         check_number(given.loss, model, example)
@@ -389,6 +391,12 @@ def prepare(given: TrainingInputs, resumed: ResumedRun | None = None) -> Trainin
             engine.never_replay("other machines hold the records and compute their gradients")
         else:
             engine.check(micro_batches.full(prepared))
+            if settings.trust and not engine.excused and processes.is_first:
+                warnings.warn(
+                    f"trust={settings.trust!r} names modules in which nothing is known to mix records: leave "
+                    "it out",
+                    stacklevel=3,
+                )
         if settings.compile and engine.runs_model and processes.is_first:
             warnings.warn(
                 f"compile=True, and some steps run the model itself: {engine.independence.reason}",

@@ -1,0 +1,229 @@
+"""`trust=` names modules for whose mixing of records the owner answers; nothing else becomes weaker by it."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import equipoise as eq
+from equipoise.gradients import CrossRecordError
+
+RECORDS = 48
+
+
+class Centred(nn.Module):
+    def forward(self, x):
+        return x - x.mean(0)
+
+
+class Router(nn.Module):
+    """Balances the load of experts over the batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.scores = nn.Linear(6, 4)
+
+    def forward(self, x):
+        weights = self.scores(x).softmax(-1)
+        return (weights / weights.sum(0)).softmax(-1)
+
+
+class Experts(nn.Module):
+    def __init__(self, router):
+        super().__init__()
+        self.router = router
+        self.experts = nn.ModuleList(nn.Linear(6, 6) for _ in range(4))
+
+    def forward(self, x):
+        outs = torch.stack([expert(x) for expert in self.experts], 1)
+        return (self.router(x)[..., None] * outs).sum(1)
+
+
+class Capacity(nn.Module):
+    """Each expert takes so many tokens of the batch, in their order; the others go by."""
+
+    def __init__(self):
+        super().__init__()
+        self.gate, self.expert = nn.Linear(6, 4), nn.Linear(6, 6)
+
+    def forward(self, x):
+        score = self.gate(x).softmax(-1)
+        place = (F.one_hot(score.argmax(-1), 4).cumsum(0) <= 5).to(x.dtype)
+        return self.expert(x) * (place * score).sum(-1, keepdim=True)
+
+
+class Sequence(nn.Module):
+    """A capacity over the tokens of all records, whose axis is folded."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = Capacity()
+
+    def forward(self, x):
+        tokens = x.unsqueeze(1).expand(-1, 3, -1).reshape(-1, 6)
+        return self.inner(tokens).reshape(len(x), 3, 6).mean(1)
+
+
+def model(part):
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(5, 6), nn.Tanh(), part, nn.Linear(6, 3))
+
+
+def loss(model, batch):
+    return F.cross_entropy(model(batch["x"]), batch["y"], reduction="none")
+
+
+def data():
+    torch.manual_seed(1)
+    return {"x": torch.randn(RECORDS, 5), "y": torch.randint(3, (RECORDS,))}
+
+
+def training(net, steps=2, loss=loss, **more):
+    return eq.PrivateTraining(
+        net,
+        torch.optim.SGD(net.parameters(), lr=0.1),
+        loss=loss,
+        data=data(),
+        sampling=eq.Poisson(16, RECORDS, steps),
+        method=eq.DPSGD(clip_norm=1.0, noise_multiplier=1.0),
+        reproducible=True,
+        **more,
+    )
+
+
+MIXING = {
+    "a centred batch": (Centred, "2"),
+    "a batch norm": (lambda: nn.BatchNorm1d(6, affine=False, track_running_stats=False), "2"),
+    "a balanced router": (lambda: Experts(Router()), "2.router"),
+    "the module around it": (lambda: Experts(Router()), "2"),
+    "a capacity": (Capacity, "2"),
+    "folded tokens": (Sequence, "2.inner"),
+}
+
+
+@pytest.mark.parametrize(("part", "name"), MIXING.values(), ids=MIXING)
+def test_what_mixes_in_a_named_module_trains_unchecked(part, name, tmp_path):
+    with pytest.raises(CrossRecordError, match=r"trust=\('2.*',\)\.$"):
+        training(model(part()))
+    net = model(part())
+    found = training(net, trust=(name,), run_dir=tmp_path / "run")
+    assert found.independence.word == "unchecked"
+    assert name in found.independence.reason
+    assert found.engine.excused[0].operation in found.independence.reason
+    assert found.independence.reason in " ".join(str(found.describe()).split())
+    found.run(progress=False)
+    statement = found.statement()
+    assert statement.independence["model"] == "unchecked"
+    assert any(found.independence.reason in text for text in statement.assumptions)
+    assert "epsilon follows if they are" in " ".join(statement.sections()[0][1])
+    assert eq.verify_run(tmp_path / "run").consistent
+
+
+def test_rows_are_those_of_the_sum_of_losses():
+    net = model(Centred())
+    found = training(net, trust=("2",))
+    batch = {name: values[:16] for name, values in data().items()}
+    total = found.engine(batch).weighted_sums(torch.ones(16))
+    expected = torch.autograd.grad(loss(net, batch).sum(), [*net.parameters()])
+    for (name, _), gradient in zip(net.named_parameters(), expected, strict=True):
+        torch.testing.assert_close(total[name].to(gradient), gradient, rtol=1e-4, atol=1e-5)
+
+
+def contrastive(model, batch):
+    out = model(batch["x"])
+    return F.cross_entropy(out @ out.T, torch.arange(len(out)), reduction="none")
+
+
+@pytest.mark.parametrize("name", ["0", "1", "3"])
+def test_what_mixes_elsewhere_is_refused(name):
+    with pytest.raises(CrossRecordError):
+        training(model(Centred()), trust=(name,))
+
+
+def test_what_mixes_in_the_loss_is_refused():
+    with pytest.raises(CrossRecordError):
+        training(model(Centred()), trust=("2",), loss=contrastive)
+
+
+class Again(nn.Module):
+    """Computes what a trusted module inside it did, by the same operations."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = Centred()
+
+    def forward(self, x):
+        return self.inner(x) + (x - x.mean(0))
+
+
+def test_the_same_operations_elsewhere_are_refused():
+    with pytest.raises(CrossRecordError):
+        training(model(Again()), trust=("2.inner",))
+
+
+class Backward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad - grad.mean(0)
+
+
+class InBackward(nn.Module):
+    def forward(self, x):
+        return Backward.apply(x)
+
+
+def test_a_backward_belongs_to_its_module():
+    with pytest.raises(CrossRecordError):
+        training(model(InBackward()), trust=("0",))
+    assert training(model(InBackward()), trust=("2",)).independence.word == "unchecked"
+
+
+def test_a_trusted_module_that_does_not_mix_changes_nothing():
+    plain = training(model(nn.LayerNorm(6)))
+    plain.run(progress=False)
+    with pytest.warns(UserWarning, match="trust="):
+        found = training(model(nn.LayerNorm(6)), trust=("2",))
+    assert found.independence.word == "proved"
+    found.run(progress=False)
+    for one, other in zip(plain.model.parameters(), found.model.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("given", [("2.routr",), ("",), ("9",)])
+def test_a_name_that_is_no_module(given):
+    with pytest.raises(ValueError, match=r"trust=.*'2.*'"):
+        training(model(Experts(Router())), trust=given)
+
+
+def test_a_text_is_no_tuple_of_names():
+    with pytest.raises(TypeError, match="trust="):
+        training(model(Centred()), trust="2")
+
+
+def test_a_resume_trusts_as_before(tmp_path):
+    def net():
+        return model(Centred())
+
+    whole = training(net(), steps=4, trust=("2",))
+    whole.run(progress=False)
+    begun = training(net(), steps=4, trust=["2"], run_dir=tmp_path / "run")
+    begun.take_step()
+    begun.save_checkpoint()
+    begun.close()
+    again = net()
+    optimizer = torch.optim.SGD(again.parameters(), lr=0.1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        resumed = eq.PrivateTraining.resume(tmp_path / "run", again, optimizer, loss=loss, data=data())
+    assert resumed.independence.word == "unchecked"
+    resumed.run(progress=False)
+    for one, other in zip(whole.model.parameters(), again.parameters(), strict=True):
+        assert torch.equal(one, other)
