@@ -329,7 +329,8 @@ class AwayFromZero:
         # Look-ups may give sparse ones.
         return losses.detach(), [g.detach().to_dense() for g in found if g is not None]
 
-    def row(self, batch: Any, count: int = 1) -> list[Tensor]:
-        """The sum of the first records' gradient rows, by parameter."""
+    def rows(self, batch: Any, count: int = 1) -> tuple[Tensor, list[Tensor]]:
+        """Per-record losses [B], and a weighted sum of the first records' gradient rows, by parameter."""
+        weights = 0.5 + torch.rand(count, generator=torch.Generator().manual_seed(0))
         with undisturbed(self._model):
-            return self.gradient(batch, (torch.arange(num_records(batch)) < count).float())[1]
+            return self.gradient(batch, torch.cat([weights, torch.zeros(num_records(batch) - count)]))

@@ -54,6 +54,8 @@ EARLIER = (
 
 # ---- what a process finds out, with the names of what it found
 
+COMPARED_DATA = "compared, on a few records; what it keeps of those that it met before is not looked for"
+
 TRACED = "traces of what a micro-batch computes, one for each form of it and each change of model or loss: "
 
 HELD = "what these tensors of model and loss hold at the start is public, or paid for in the same journal: "

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import nullcontext
-from functools import partial
+from contextlib import nullcontext, suppress
 from typing import Any
 
 import torch
@@ -22,16 +22,16 @@ from equipoise.gradients import (
     parameters_restored,
     refuse_max_norm,
 )
-from equipoise.gradients.capture.attributes import attributes_kept, has_unseen_state, watch_writes
+from equipoise.gradients.capture.attributes import attributes_kept, watch_writes
 from equipoise.gradients.capture.isolation import undisturbed
 from equipoise.gradients.compare import OWN_GENERATOR, AwayFromZero, losses_moved
 from equipoise.gradients.engine_inputs import (
     Loss,
     is_array,
-    map_records,
     num_records,
     record_leaves,
     run_loss,
+    take_records,
 )
 from equipoise.training.forwards import moved
 from equipoise.training.record_source import (
@@ -41,16 +41,15 @@ from equipoise.training.record_source import (
     NoAnswerError,
     RecordSource,
 )
-from equipoise.training.setup.deep_copies import deep_copy
-from equipoise.training.setup.memory_use import available_bytes
 
 __all__ = [
     "SEARCHED",
     "check_gradient",
+    "check_history",
     "check_loss",
     "check_repeatable",
     "check_views",
-    "copies_of",
+    "copied",
 ]
 
 SEARCHED = 64
@@ -247,7 +246,7 @@ def check_gradient(engine: GradientEngine, trials: AwayFromZero, batch: Any) -> 
     """
     if not (engine.rows_vanish or all(one.how == "unused" for one in engine.coverage())):
         return
-    if not trials.row(batch):
+    if not trials.rows(batch)[1]:
         raise DataError(
             "loss(model, batch) has no gradient, and each step would release noise alone: it is cut off "
             "(detach, item, no_grad), made of whole numbers (argmax, ==), or runs another model or frozen "
@@ -262,78 +261,77 @@ def check_gradient(engine: GradientEngine, trials: AwayFromZero, batch: Any) -> 
     )
 
 
-def copies_of(
-    model: nn.Module, loss: Loss, whole: Callable[[Loss], Loss], device: torch.device
-) -> tuple[nn.Module, Loss] | None:
-    """Copies of model and loss, to meet other records first.
-
-    None where there are none, too large ones, or ones that share memory with model or loss.
-
-    Args:
-        model, loss: not run yet.
-        whole: makes the loss of what is drawn of that of a record.
-        device: where the model is.
-    """
-    tensors = itertools.chain(model.parameters(), model.buffers())
-    if sum(t.numel() * t.element_size() for t in tensors) > available_bytes(device) / 4:
-        return None
-    copies = deep_copy((model, loss))
-    return copies and (copies[0], whole(copies[1]))
-
-
-def check_repeatable(
-    model: nn.Module,
-    loss: Loss,
-    others: tuple[nn.Module, Loss] | None,
-    batch: Any,
-    params: Mapping[str, Tensor],
-) -> tuple[bool, list[str]]:
-    """Run the loss twice from the same random numbers, and on a model that met other records first.
+def check_repeatable(model: nn.Module, loss: Loss, batch: Any, params: Mapping[str, Tensor]) -> list[str]:
+    """Run the loss twice from the same random numbers.
 
     Args:
         model, loss: they ran on records of the data.
-        others: copies from before they ran; None leaves the second check out.
         batch: a few records.
-        params: at which losses are compared; no zero hides what is kept.
+        params: at which losses are compared.
 
     Returns:
-        Whether the second check was made, and a forward is forgotten in all that model and loss hold; and the
-        names of what a forward gives another value each time, which is thrown away.
+        The names of what a forward gives another value each time, which is thrown away.
 
     Raises:
         ValueError: the losses differ: model or loss keep a random generator or a state of their own.
         ForwardWritesError: the model writes to its parameters.
     """
 
-    def run(model: nn.Module, loss: Loss, records: Any, watch: Any = nullcontext) -> tuple[Tensor, Any]:
+    def run() -> tuple[Tensor, list[str]]:
         own = Buffers(loss).kept() if isinstance(loss, nn.Module) else nullcontext()
-        with undisturbed(model), own, torch.enable_grad(), watch() as found:
-            return run_loss(model, loss, records, params).detach(), found
+        with undisturbed(model), own, torch.enable_grad(), watch_writes(model, loss) as written:
+            return run_loss(model, loss, batch, params).detach(), written
 
     # What the model keeps from the first run shows in the second, and is forgotten then.
-    with parameters_restored(model, others and others[0]), attributes_kept(model, loss):
-        first, _ = run(model, loss, batch)
-        second, written = run(model, loss, batch, partial(watch_writes, model, loss))
+    with parameters_restored(model), attributes_kept(model, loss):
+        (first, _), (second, written) = run(), run()
     if losses_moved(first, second, record=-1):
         raise ValueError(f"model or loss give other losses each time, {OWN_GENERATOR} Nothing was spent.")
-    if others is None:
-        return False, written
-    with attributes_kept(*others):  # a function's variables are not copied with it
+    return written
+
+
+def copied(model: nn.Module) -> nn.Module | None:
+    """A copy of a model that has not run yet, which shares its parameters; None if it holds, say, a lock."""
+    with suppress(Exception):
+        return copy.deepcopy(model, {id(p): p for p in model.parameters()})
+    return None
+
+
+def check_history(
+    model: nn.Module, untouched: nn.Module | None, loss: Loss, batch: Any, params: Mapping[str, Tensor]
+) -> bool:
+    """Compare losses with those of a copy that met other records first, for a model that is not proved.
+
+    Args:
+        model, loss: they ran on records of the data.
+        untouched: a copy of the model from before it did.
+        batch: a few records.
+        params: at which losses are compared.
+
+    Returns:
+        False if there is no copy, or it takes no copies of one record.
+
+    Raises:
+        ValueError: they differ.
+    """
+
+    def losses(model: nn.Module, records: Any) -> Tensor:
+        with undisturbed(model), torch.enable_grad():
+            return run_loss(model, loss, records, params).detach()
+
+    if untouched is None:
+        return False
+    with parameters_restored(model), attributes_kept(model, loss):
+        expected = losses(model, batch)
         try:
-            run(*others, map_records(_altered, batch))
-        except Exception:  # such records may not exist; then nothing can be told
-            return False, written
-        after_others, _ = run(*others, batch)
-    if losses_moved(first, after_others, record=-1):
+            losses(untouched, take_records(batch, torch.zeros(num_records(batch), dtype=torch.long)))
+            found = losses(untouched, batch)
+        except Exception:
+            return False
+    if losses_moved(expected, found, record=-1):
         raise ValueError(
-            "model or loss keep something of the first records that they meet: copies that met others first "
-            "give other losses. What they keep would be published without noise, and would move every "
+            "model or loss keep something of the first records that they meet: a copy that met others first "
+            "gives other losses. What they keep would be published without noise, and would move every "
             "record's gradient. Initialise them on public records before the training. Nothing was spent."
         )
-    return not has_unseen_state(model, loss), written
-
-
-def _altered(leaf: Tensor) -> Tensor:
-    """The first record in all places; if it has floating-point numbers, at another scale."""
-    alike = leaf[:1].expand_as(leaf)
-    return 2 * alike + 1 if leaf.is_floating_point() else alike.clone()
+    return True

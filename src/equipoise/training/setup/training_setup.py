@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 import itertools
 import warnings
-import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
@@ -47,7 +45,7 @@ from equipoise.privacy.ledger.journal_records import other_runs
 from equipoise.privacy.ledger.run_record import compose_events
 from equipoise.privacy.sampling import SAMPLING_WORDS
 from equipoise.statements.statement import DATA
-from equipoise.training.assumptions import HELD, THROWN_AWAY, Assumption, always
+from equipoise.training.assumptions import COMPARED_DATA, HELD, THROWN_AWAY, Assumption, always
 from equipoise.training.constants import UNSEEN
 from equipoise.training.distributed import Processes
 from equipoise.training.folder.run_folder import RunFolder
@@ -67,22 +65,17 @@ from equipoise.training.setup.argument_checks import (
     move,
     trainable,
 )
-from equipoise.training.setup.deep_copies import deep_copy
 from equipoise.training.setup.held_tensors import check_held
 from equipoise.training.setup.loss_trials import (
     check_gradient,
+    check_history,
     check_loss,
     check_repeatable,
     check_views,
-    copies_of,
+    copied,
 )
 from equipoise.training.setup.micro_batches import MicroBatches, choose_micro_batches, choose_whole_numbers
-from equipoise.training.setup.pipeline_trials import (
-    Pipeline,
-    check_history,
-    check_items,
-    check_pipeline,
-)
+from equipoise.training.setup.pipeline_trials import Pipeline, check_items, check_pipeline
 from equipoise.training.setup.public_copies import check_public, public_assumptions
 from equipoise.training.setup.repeated_records import warn_of_repeats
 from equipoise.training.setup.same_records import COMPARED, RecordsOfFirst, check_same_records
@@ -160,7 +153,7 @@ class TrainingSetup:
             ForwardWritesError: the model writes to itself.
         """
         self._try_model()
-        rows, size = self.rows, self.rows.micro_batch_size
+        rows = self.rows
         if not _runs_code(rows.source, rows.prepare):
             return []
         with random_numbers_from(0, self.device), parameters_restored(self.model):
@@ -168,7 +161,7 @@ class TrainingSetup:
             trials = AwayFromZero(self.model, rows.engine.loss, prepared)
             tried, agree = _in_trials(self.model, self.processes)
             pipeline = Pipeline(trials, tried(rows.source), rows.prepare, self.settings.seed, agree)
-            was_tried = check_pipeline(pipeline, pipeline.readable(), size)
+            was_tried = check_pipeline(pipeline, rows.micro_batch_size)
         return [] if was_tried else [Assumption.RANDOM_PIPELINE]
 
     def _try_model(self) -> None:
@@ -335,16 +328,11 @@ def prepare(given: TrainingInputs, resumed: ResumedRun | None = None) -> Trainin
             """The loss of what is drawn: of views of records, of records of users."""
             return joined_over_users(averaged_over_views(loss, settings.views), joined)
 
-        # Before anything is read or run: it may keep something of the first records that it meets.
-        untouched = copies_of(model, given.loss, whole, place)
-        runs_code = _runs_code(source, prepare_batch)
-        other_source = deep_copy((source, prepare_batch), shares_data=True) if runs_code else None
+        untouched = None if _is_held_in_parts(model, processes) else copied(model)
         if _is_read(source):
             check_items(source, given.data)
         check_same_records(processes, source, owners)
         tried, agree = _in_trials(model, processes)
-        if _is_held_in_parts(model, processes) and not all(processes.all_of(untouched is not None)):
-            untouched = None  # for want of memory in one of them
         of_loss = joined_over_users(given.loss, joined) if callable(given.loss) else given.loss
         example, probes = check_loss(model, of_loss, tried(source), place)
         # Not the private number of records: which tensors have that length is published.
@@ -363,11 +351,7 @@ def prepare(given: TrainingInputs, resumed: ResumedRun | None = None) -> Trainin
         if settings.views > 1 and given.augmentation is None:
             check_views(model, given.loss, whole, prepared, settings.views)
         trials = AwayFromZero(model, loss, prepared)
-        loss_keeps_nothing, written = check_repeatable(model, loss, untouched, prepared, trials.params)
-        copied = [] if untouched is None else [weakref.ref(p) for p in untouched[0].parameters()]
-        del untouched  # its memory counts as free in what follows
-        if any(reference() is not None for reference in copied):
-            gc.collect()  # many models hold themselves
+        written = check_repeatable(model, loss, prepared, trials.params)
         make_engine = LossEngine if method.forward_only else GradientEngine
         engine = make_engine(model, loss, prepared, check=False, trust=settings.trust)
         engine.settle(prepared)
@@ -402,24 +386,23 @@ def prepare(given: TrainingInputs, resumed: ResumedRun | None = None) -> Trainin
                 f"compile=True, and some steps run the model itself: {engine.independence.reason}",
                 stacklevel=4,
             )
+        keeps_nothing = (word := engine.independence.word) == "proved" or (
+            word == "compared" and check_history(model, untouched, loss, prepared, trials.params)
+        )
+        del untouched
         written = [*engine.written_buffers, *written]
         if written and processes.is_first:
             warn_of_writes(model, written)
         check_gradient(engine, trials, prepared)
-        others = None
-        if other_source is not None:
-            others = replace(pipeline, source=tried(other_source[0]), prepare=other_source[1])
-        was_tried, pipeline_keeps_nothing = (
-            _try_pipeline(pipeline, others, micro_batches.size) if runs_code else (True, True)
-        )
+        runs_code = _runs_code(source, prepare_batch)
+        was_tried = not runs_code or check_pipeline(pipeline, micro_batches.size)
 
         sharing = sharing_of(model, processes)
         pipeline_here = replace(pipeline, source=source)
         rows = _row_source(engine, pipeline_here, example, probes, micro_batches, owners, sharing)
         sharing.note(lambda: rows.of_public_alone([None], public_randomness(settings.seed, "order")))
-        keeps_nothing = loss_keeps_nothing and pipeline_keeps_nothing
         mine = _found(pipeline, rows, micro_batches, was_tried, keeps_nothing, given.scheduler)
-        tried_word = "compared, on a few records" if runs_code else "proved: no code of the owner runs there"
+        tried_word = COMPARED_DATA if runs_code else "proved: no code of the owner runs there"
         mine += [DATA + ("unchecked: other machines do" if source.is_elsewhere else tried_word)]
         mine += [THROWN_AWAY + ", ".join(written)] if written else []
         mine += [*start, *assigned_by, *([HELD + ", ".join(held)] if held else [])]
@@ -640,12 +623,6 @@ def _in_trials(
     return lambda source: source, bool
 
 
-def _try_pipeline(pipeline: Pipeline, untouched: Pipeline | None, size: int) -> tuple[bool, bool]:
-    """Whether all of the pipeline could be tried, and whether copies showed that it keeps nothing."""
-    readable = pipeline.readable()
-    return check_pipeline(pipeline, readable, size), check_history(pipeline, untouched, readable)
-
-
 def _row_source(
     engine: GradientEngine,
     pipeline: Pipeline,
@@ -684,8 +661,7 @@ def _found(
         rows: made of the records.
         micro_batches: what was measured for their size.
         pipeline_tried: whether reading, collating and augmenting could be tried in all ways.
-        keeps_nothing: whether copies that met other records first gave the same losses, and a forward is
-            forgotten in all that model and loss hold.
+        keeps_nothing: whether a copy of the model that met other records first gave the same losses.
         scheduler: the user's, or None.
     """
     is_scanned = rows.source.is_scanned
