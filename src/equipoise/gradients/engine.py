@@ -266,6 +266,11 @@ class GradientEngine:
         self._proofs.clear()
         self._traced.clear()
 
+    def draws(self, batch: Any) -> bool:
+        """Whether rows of a batch of this form may ask for random numbers."""
+        traced = self._traced.get(self._form(batch))
+        return traced is None or traced.rows.draws
+
     def never_replay(self, reason: str) -> None:
         """Run the model in every step, for this reason: then nothing is proved."""
         self._eager = reason

@@ -81,7 +81,7 @@ class Line:
         """The same, with kernels of `torch.compile`, which draw the same random numbers."""
         return replace(self, run=torch.compile(self.graph, dynamic=False, options={"fallback_random": True}))
 
-    @property
+    @cached_property
     def draws(self) -> bool:
         """Whether it draws random numbers."""
         random = torch.Tag.nondeterministic_seeded

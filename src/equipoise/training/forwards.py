@@ -425,8 +425,10 @@ class RowSource:
     ) -> list[Any]:
         """Gradient rows of a prepared batch at every parameter point, under the same masks."""
         rows = []
+        draws = self.engine.draws(batch)  # to set all generators takes as long as a small network
         for point in at:
-            with random_numbers_from(randomness("dropout"), self.prepare.device):
+            numbers = randomness("dropout") if draws else None
+            with nullcontext() if numbers is None else random_numbers_from(numbers, self.prepare.device):
                 # Values are asked for once, now, and go after it: a mapping may make them.
                 rows.append(rows_of(batch, params=None if point is None else dict(point)))
         return rows
