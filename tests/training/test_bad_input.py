@@ -643,10 +643,9 @@ def test_values_that_only_change_places_through_data_are_seen(monkeypatch):
     step = type(private.method).step
 
     def exchanging(self, context, state):
-        out = step(self, context, state)
         table = private.model.table.weight.data
         table[[0, 1]] = table[[1, 0]]
-        return out
+        return step(self, context, state)
 
     monkeypatch.setattr(type(private.method), "step", exchanging)
     with pytest.raises(RuntimeError, match=r"writes to itself"):
@@ -719,12 +718,16 @@ def test_after_a_write_to_the_model_nothing_is_saved_or_published(tmp_path, wher
     run = training(model, data=data, loss=tokens_loss, batch=6, steps=4, run_dir=tmp_path / "run")
     run.take_step()
     model.later = True
-    with pytest.raises(ForwardWritesError, match="linear" if where == "trainable" else where):
+    # What is written through `.data` before an error is seen when something would be saved.
+    refused = (
+        pytest.raises(KeyboardInterrupt) if how == "data" else pytest.raises(ForwardWritesError, match=where)
+    )
+    with refused:
         run.take_step()
     model.later = False
     assert not model.buffer.any()
     for publish in (run.take_step, run.run, run.finish, run.save_checkpoint, lambda: run.evaluate(len)):
-        with pytest.raises(RuntimeError, match=r"wrote to its own .* last checkpoint"):
+        with pytest.raises(RuntimeError, match=r"(wrote|writes) to its.* last checkpoint"):
             publish()
     assert not (tmp_path / "run/model.safetensors").exists()
 

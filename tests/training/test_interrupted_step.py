@@ -170,8 +170,8 @@ def test_an_interrupt_at_any_line_of_a_step_costs_nothing():
         assert run.ledger.record.num_draws == run.steps_done
 
 
-COPIES = [(1,), (2,), (3,), (2, 3), (3, 4)]
-"""For the draw, for the noise, and before the optimizer's step; of two the second is in a handler."""
+COPIES = [(1,), (2,)]
+"""For the draw, and for the noise."""
 
 
 @pytest.mark.parametrize("copies", COPIES)

@@ -290,20 +290,25 @@ class StepLedger:
     Args:
         ledger: of the run.
         rows: learn that something was released.
+        before: called before each release; it may ask for checks, or refuse.
 
     Attributes:
         last_noise: of the step's last release, which sets it; None before the first.
     """
 
-    def __init__(self, ledger: Ledger | SharedLedger, rows: RowSource) -> None:
-        self._ledger, self._rows = ledger, rows
+    def __init__(self, ledger: Ledger | SharedLedger, rows: RowSource, before: Callable[[], None]) -> None:
+        self._ledger, self._rows, self._check = ledger, rows, before
         self._items = rows.source.items  # written before anything leaves: a run may be killed after that
         self.last_noise: ReleaseNoise | None = None
 
-    def release(self, draw: TrainingDraw, sums: Mapping[str, Bounded]) -> dict[str, dict[str, Tensor]]:
-        """As `Ledger.release`."""
+    def _before(self) -> None:
         if self._items is not None:
             self._items.write()
+        self._check()
+
+    def release(self, draw: TrainingDraw, sums: Mapping[str, Bounded]) -> dict[str, dict[str, Tensor]]:
+        """As `Ledger.release`."""
+        self._before()
         released = self._ledger.release(draw.token, sums)
         self._rows.has_released = True
         name, first = next(iter(sums.items()))
@@ -315,8 +320,7 @@ class StepLedger:
         self, draw: TrainingDraw, name: str, value: Mapping[str, Private], std: float, **options: Any
     ) -> dict[str, Tensor]:
         """As `Ledger.release_unproven`."""
-        if self._items is not None:
-            self._items.write()
+        self._before()
         released = self._ledger.release_unproven(draw.token, name, value, std, **options)
         self._rows.has_released = True
         # Nothing bounds it: the metrics show the bound of the release before, if there was one.
@@ -326,8 +330,7 @@ class StepLedger:
 
     def disclose(self, value: Any, hole: str) -> Any:
         """As `Ledger.disclose`."""
-        if self._items is not None:
-            self._items.write()
+        self._before()
         disclosed = self._ledger.disclose(value, hole)
         self._rows.has_released = True
         return disclosed
@@ -345,6 +348,7 @@ class StepContext:
         depends_on: digest of what the step's releases depend on in addition to plan and records.
         rows: makes gradient rows of records.
         processes: the process group.
+        before: called before each release; it may refuse.
     """
 
     def __init__(
@@ -357,10 +361,11 @@ class StepContext:
         depends_on: str,
         rows: RowSource,
         processes: Processes,
+        before: Callable[[], None] = lambda: None,
     ) -> None:
         self.params: Parameters = MappingProxyType({name: p.detach() for name, p in params.items()})
         self.step, self.sampling, self.plan, self.relation = step, sampling, plan, plan.releases.relation
-        self.ledger = StepLedger(ledger, rows)
+        self.ledger = StepLedger(ledger, rows, before)
         self.diagnostics = StepDiagnostics()
         self._run_ledger, self._depends_on = ledger, depends_on
         self._rows, self._processes = rows, processes

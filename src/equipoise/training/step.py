@@ -192,7 +192,10 @@ class StepRunner:
         # before. While they have another one nothing goes on, however a step was interrupted.
         self._left: Unread[str] | None = None
         # The same at the beginning of the step that was begun last.
+        # How often each parameter was written to, but for writes through `.data`: at the end of the last
+        # step, and when this one began to look at records.
         self._versions_left: dict[str, int] = {}
+        self._begun: dict[str, int] = {}
         # Of what is saved and no step moves: digests, and marks, which show most changes without hashing.
         self._unmoved = self._digests_of_unmoved()
         self._marks = self._marks_of(self._held())
@@ -463,29 +466,36 @@ class StepRunner:
             RuntimeError: something else had moved them before the step.
         """
         also: Sequence[Unread[Any]] = ()
-        begun, self._versions_left = self._versions(), {}  # until it is known that nothing moved
+        self._begun, self._versions_left = self._versions(), {}  # until it is known that nothing moved
         try:
             try:
                 answer, also = look()
-                return answer
             finally:
-                # The model or the method may have written private values into the parameters. The digest sees
-                # writes through `.data` too, which move no version counter, but not to which parameter.
-                after = self._ledger.unread_digest(self._setup.parameters)
-                read(after, *also)
-                if after.value() != before:
-                    versions = self._versions()
-                    written = [name for name in versions if versions[name] != begun[name]]
-                    if not (written or self._setup.rows.engine.runs_model):
-                        self._refuse_moved(before, after.value())
-                    raise ForwardWritesError(written or list(versions), "before the optimizer's step")
-                self._versions_left = self._versions()
+                read(*also)
+                if self._versions() != self._begun:
+                    self._refuse_written(before, self._ledger.digest(self._setup.parameters))
+            self._versions_left = self._versions()
+            return answer
         except ForwardWritesError:
             self.stop(SPOILT)
             raise
 
+    def _refuse_written(self, before: str, now: str) -> None:
+        """Refuse parameters that the model or the method may have written private values into.
+
+        The digest sees writes through `.data` too, which move no version counter; their time is not known.
+
+        Raises:
+            ForwardWritesError: they moved in this step.
+            RuntimeError: in this step or before it.
+        """
+        versions = self._versions()
+        written = [name for name in versions if versions[name] != self._begun[name]]
+        if now != before and (written or self._setup.rows.engine.runs_model):
+            raise ForwardWritesError(written or list(versions), "before the optimizer's step")
+        self._refuse_moved(before, now)
+
     def _versions(self) -> dict[str, int]:
-        """How often each parameter was written to, but for writes through `.data`."""
         return {name: local_part(p)._version for name, p in self._setup.parameters.items()}
 
     def settle(self) -> None:
@@ -498,7 +508,7 @@ class StepRunner:
         """Begin a step: the digest of the parameters, from which its records and its noise follow.
 
         It is that of the end of the last step. Since then no version counter has moved. A write through
-        `.data`, which moves none, is seen before the parameters move.
+        `.data`, which moves none, is seen before anything leaves (`_require_unmoved`).
         """
         self._setup.restore_modes()
         if self._setup.step is not None:
@@ -604,7 +614,13 @@ class StepRunner:
             depends_on,
             setup.rows,
             setup.processes,
+            partial(self._require_unmoved, before),
         )
+
+    def _require_unmoved(self, before: str) -> None:
+        """Let nothing leave if the parameters are not those that the last step left."""
+        now = self._ledger.unread_digest(self._setup.parameters)
+        self._ledger.require(now, partial(self._refuse_written, before))
 
 
 def _held_by(optimizer: torch.optim.Optimizer) -> set[int]:
