@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 import equipoise as eq
 from equipoise.gradients import CrossRecordError
+from equipoise.gradients.checks.errors import BufferWritesError
 
 RECORDS = 48
 
@@ -163,6 +164,12 @@ class Again(nn.Module):
 def test_the_same_operations_elsewhere_are_refused():
     with pytest.raises(CrossRecordError):
         training(model(Again()), trust=("2.inner",))
+
+
+def test_what_a_trusted_module_writes_to_buffers_is_refused_as_ever():
+    with pytest.raises(BufferWritesError, match="track_running_stats=False") as error:
+        training(model(nn.BatchNorm1d(6, affine=False)), trust=("2",))
+    assert set(error.value.names) == {"2.running_mean", "2.running_var"}
 
 
 class Backward(torch.autograd.Function):

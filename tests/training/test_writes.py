@@ -12,7 +12,7 @@ from small_problems import CLASSES, FEATURES, RECORDS, loss, network, records, t
 from torch import nn
 
 import equipoise as eq
-from equipoise.gradients.checks.errors import TensorWritesError
+from equipoise.gradients.checks.errors import BufferWritesError, CrossRecordError, TensorWritesError
 from equipoise.training.assumptions import CHANGED, THROWN_AWAY
 
 SAMPLING = eq.FixedEpochs(12, RECORDS, 5)
@@ -40,7 +40,7 @@ class CountsInBuffer(Layer):
         self.calls += 1
 
 
-class Codebook(CountsInBuffer):
+class Average(CountsInBuffer):
     """It binds a new tensor in the place of the old one."""
 
     def note(self, out):
@@ -77,6 +77,17 @@ class Statistics(nn.Module):
 
     def forward(self, x):
         return self.linear(self.norm(x[:, None])[:, 0])
+
+
+class Observed(Layer):
+    """Fake quantisation, whose ranges follow what goes through."""
+
+    def __init__(self):
+        super().__init__()
+        self.observer = torch.ao.quantization.FakeQuantize(torch.ao.quantization.MovingAverageMinMaxObserver)
+
+    def forward(self, x):
+        return self.observer(self.linear(x))
 
 
 def logging_loss(model, batch):
@@ -118,9 +129,8 @@ class Normaliser(nn.Module):
 
 
 CASES = {
-    "codebook": (Codebook, loss, {"calls"}, "parameter"),
+    "average that nothing reads": (Average, loss, {"calls"}, "parameter"),
     "attributes": (Attributes, loss, {"seen", "average"}, "register_step_post_hook"),
-    "running statistics": (Statistics, loss, {"norm.running_mean", "norm.running_var"}, "eval"),
     "list of losses": (network, logging_loss, {"logged"}, "evaluate="),
     "globals": (network, counting_loss, {"total", "counts"}, "register_step_post_hook"),
     "closure": (network, closure(), {"calls", "history"}, "register_step_post_hook"),
@@ -143,6 +153,132 @@ def test_what_a_forward_writes_to_is_named_at_the_start(case):
     assert (logged, total, counts) == ([], 0, Counter())
 
 
+class HomeMade(Layer):
+    """Running statistics for evaluation alone, in a buffer that is bound anew."""
+
+    def note(self, out):
+        if self.training:
+            self.mean = 0.9 * self.mean + 0.1 * out.detach().mean(0)
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(CLASSES))
+
+    def forward(self, x):
+        out = super().forward(x)
+        return out if self.training else out - self.mean
+
+
+class Codebook(nn.Module):
+    """A vector quantiser whose codes follow averages of what is assigned to them."""
+
+    def __init__(self, binds=False):
+        super().__init__()
+        self.linear, self.binds = nn.Linear(FEATURES, CLASSES), binds
+        self.register_buffer("codes", torch.randn(4, CLASSES, generator=torch.Generator().manual_seed(0)))
+        self.register_buffer("sizes", torch.ones(4))
+        self.register_buffer("calls", torch.zeros((), dtype=torch.long))
+        self.register_buffer("used", torch.zeros(4))
+
+    def forward(self, x):
+        out = self.linear(x)
+        chosen = nn.functional.one_hot(torch.cdist(out, self.codes).argmin(1), 4).to(out.dtype)
+        found = chosen @ self.codes
+        if self.training:
+            with torch.no_grad():
+                self.calls += 1
+                self.used += chosen.sum(0)
+                sizes, codes = 0.9 * self.sizes + 0.1 * chosen.sum(0), 0.9 * self.codes + chosen.T @ out
+                if self.binds:
+                    self.sizes, self.codes = sizes, codes / sizes[:, None]
+                else:
+                    self.sizes.copy_(sizes)
+                    self.codes.copy_(codes / sizes[:, None])
+        return out + (found - out).detach()
+
+
+class Remembers(Layer):
+    """What came out for the records of the last batch goes into the next one."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("last", torch.zeros(CLASSES))
+
+    def note(self, out):
+        out += self.last
+        self.last.copy_(out[0].detach())
+
+
+REFUSED = {
+    "running statistics": (
+        Statistics,
+        {"norm.running_mean", "norm.running_var"},
+        "track_running_stats=False",
+    ),
+    "home-made statistics": (HomeMade, {"mean"}, "model.eval()"),
+    "codebook": (Codebook, {"codes", "sizes"}, "parameter"),
+    "codebook bound anew": (lambda: Codebook(binds=True), {"codes", "sizes"}, "parameter"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_buffer_that_follows_records_and_is_read_is_refused(case):
+    make, names, remedy = REFUSED[case]
+    model = make()
+    before = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    with pytest.raises(BufferWritesError) as error:
+        training(model, sampling=SAMPLING)
+    assert set(error.value.names) == names
+    assert remedy in str(error.value)
+    assert model.training
+    for name, buffer in model.named_buffers():
+        assert torch.equal(buffer, before[name])
+
+
+def test_a_state_that_goes_from_batch_to_batch_is_refused():
+    with pytest.raises((BufferWritesError, CrossRecordError)):
+        training(Remembers(), sampling=SAMPLING)
+
+
+def frozen_statistics():
+    model = Statistics()
+    model.norm.eval()
+    return model
+
+
+def quiet_statistics():
+    model = Statistics()
+    model.norm = nn.InstanceNorm1d(1)
+    return model
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        frozen_statistics,
+        quiet_statistics,
+        lambda: HomeMade().eval(),
+        lambda: Codebook().eval(),
+        lambda: Observed().apply(torch.ao.quantization.disable_observer),
+    ],
+)
+def test_each_remedy_trains(make):
+    run = training(make(), sampling=SAMPLING)
+    assert not run.describe().written
+    run.take_step()
+
+
+def test_a_public_count_is_kept_though_it_is_bound_anew():
+    class Counts(CountsInBuffer):
+        def note(self, out):
+            self.calls = self.calls + 1
+
+    run = training(model := Counts(), sampling=SAMPLING)
+    assert not run.describe().written
+    list(run)
+    assert model.calls > 0
+
+
 @pytest.mark.parametrize("make", [network, Harmless])
 def test_what_comes_out_alike_after_each_forward_is_not_named(make):
     with warnings.catch_warnings():
@@ -154,7 +290,7 @@ def test_what_comes_out_alike_after_each_forward_is_not_named(make):
 
 def test_a_statement_that_names_it_verifies(tmp_path):
     with pytest.warns(UserWarning, match="thrown away"):
-        training(Codebook(), sampling=SAMPLING, run_dir=tmp_path / "run").run(progress=False)
+        training(Average(), sampling=SAMPLING, run_dir=tmp_path / "run").run(progress=False)
     assert eq.verify_run(tmp_path / "run").consistent
 
 

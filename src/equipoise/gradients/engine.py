@@ -75,9 +75,18 @@ from equipoise.gradients.engine_inputs import (
 from equipoise.gradients.factors.base import DenseFactor, Factor
 from equipoise.gradients.numerics import accumulation_dtype
 from equipoise.gradients.operator import FactoredGradients, PerSampleGradients
-from equipoise.gradients.provenance import Fault, Proof, Public, Trusted, not_by_record, prove, read
+from equipoise.gradients.provenance import (
+    Fault,
+    Proof,
+    Public,
+    Trusted,
+    inputs_read,
+    not_by_record,
+    prove,
+    read,
+)
 from equipoise.gradients.split import SplitGradients
-from equipoise.gradients.trace import Traced, line_of, trace, why_untraced
+from equipoise.gradients.trace import Line, Traced, line_of, trace, why_untraced
 
 __all__ = ["Covered", "GradientEngine", "per_sample_gradients"]
 
@@ -199,6 +208,7 @@ class GradientEngine:
         self._proofs: dict[tuple, Proof] = {}
         self._left: dict[str, Tensor] = {}
         self._kept: tuple[str, ...] = ()
+        self._deceiving: list[str] = []
         self._traced: dict[tuple, Traced | None] = {}
         self.traces = 0
         self._device = device_of(next(iter(trainable_parameters(model).values())))
@@ -373,6 +383,25 @@ class GradientEngine:
             raise CrossRecordError(f"{error.found}; {reason}") from None
         self._found("compared", reason)
 
+    def followed_buffers(self, batch: Any) -> list[str]:
+        """Buffers to which a forward writes what comes of records, if it reads them, or does in evaluation.
+
+        Such a buffer can neither hold private numbers nor stay as it was. None of a model without a trace.
+        """
+        writes = [*self.proof(batch).private_writes, *self._deceiving]
+        if not writes:
+            return []
+        read = inputs_read(self._line(batch).rows)
+        modes = [(module, module.training) for module in self.model.modules()]
+        try:
+            self.model.eval()
+            with suppress(Exception):  # it has no trace
+                read |= inputs_read(self._line_of_losses(batch))
+        finally:
+            for module, is_training in modes:
+                module.training = is_training
+        return [name for name in writes if name in read]
+
     def keep_public_writes(self) -> None:
         """Give buffers what the last forward of records wrote to them, as far as it depends on no record."""
         own = dict(self.model.named_buffers())
@@ -511,7 +540,10 @@ class GradientEngine:
         for records in (batch, next(next(companies(batch)))[0]):
             with random_numbers_from(0, self._device):
                 found.append(traced.gradients(*self._values(None), records)[1])
-        return tuple(name for name in names if torch.equal(found[0][name], found[1][name]))
+        own, (one, other) = dict(self.model.named_buffers()), found
+        self._deceiving = [name for name in names if not torch.equal(one[name], other[name])]
+        fits = {n: (own[n].shape, own[n].dtype) == (one[n].shape, one[n].dtype) for n in names}
+        return tuple(name for name in names if fits[name] and name not in self._deceiving)
 
     def proof(self, batch: Any) -> Proof:
         """Whether micro-batches of this form keep records apart, read from their trace: for all values.
@@ -547,8 +579,8 @@ class GradientEngine:
                 reason = of_forward
             return Proof(untraced=why_untraced(reason))
 
-    def _proof_of_losses(self, batch: Any) -> Proof:
-        """The same of a forward alone, with the lines of the source."""
+    def _line_of_losses(self, batch: Any) -> Line:
+        """What a forward alone computes, with the lines of the source."""
         held: dict[str, Tensor] = {name: p.detach() for name, p in self.model.named_parameters()}
         held |= dict(self.model.named_buffers())
         records = {f"record:{number}": leaf for number, leaf in enumerate(record_leaves(batch))}
@@ -566,6 +598,12 @@ class GradientEngine:
                 raise RuntimeError(f"the model asks {' and '.join(sorted(moved))} for random numbers")
         finally:
             state.restore()
+        return line
+
+    def _proof_of_losses(self, batch: Any) -> Proof:
+        """The same of a forward alone."""
+        line = self._line_of_losses(batch)
+        held = [name for name in line.inputs if not name.startswith("record:")]
         kinds = read(line, dict.fromkeys(held, Public()), num_records(batch))
         fault, trusted = not_by_record(kinds["losses"], "the losses"), Trusted(self._trust)
         if fault is not None and self._trust:
@@ -611,8 +649,10 @@ class GradientEngine:
             leaves = {n: p.detach().requires_grad_() if n in own else p for n, p in parameters.items()}
             served = {name: leaves[name] for name in own}
             given = replace_leaves(batch, records)
+            held = leaves | buffers
             with backward_included():
-                found = self._capture(plan, given, served, leaves | buffers, leaves)
+                found = self._capture(plan, given, served, held, leaves)
+            buffers.update((name, held[name]) for name in buffers)
             gradients = _gathered(self.model, served, *found)
             assert isinstance(gradients, FactoredGradients)
             return gradients

@@ -250,9 +250,12 @@ class _LossModule(nn.Module):
         self.model = model
         self.loss = loss
         self.training = model.training
+        self.buffers_after: dict[str, Tensor] = {}
 
     def forward(self, batch: Any) -> Tensor:
-        return self.loss(self.model, batch)
+        losses = self.loss(self.model, batch)
+        self.buffers_after.update(self.model.named_buffers())
+        return losses
 
 
 def evaluate_loss(
@@ -327,7 +330,10 @@ def backward_at(model: nn.Module, values: Mapping[str, Tensor] | None) -> Iterat
 
 
 def run_loss(model: nn.Module, loss: Loss, batch: Any, substitute: Mapping[str, Tensor] | None) -> Any:
-    """``loss(model, batch)`` as `evaluate_loss`, unchecked; what model and loss keep stays."""
+    """``loss(model, batch)`` as `evaluate_loss`, unchecked; what model and loss keep stays.
+
+    Buffers that the forward binds anew are bound anew in `substitute`, if it is a dict that has them.
+    """
     with uncompiled():
         if model in SHARDED:
             with other_values(model, substitute or {}), parameters_gathered(model):
@@ -335,7 +341,11 @@ def run_loss(model: nn.Module, loss: Loss, batch: Any, substitute: Mapping[str, 
         if not substitute:
             return loss(model, batch)
         named = {f"model.{name}": value for name, value in substitute.items()}
-        return torch.func.functional_call(_LossModule(model, loss), named, (batch,))
+        whole = _LossModule(model, loss)
+        losses = torch.func.functional_call(whole, named, (batch,))
+        if isinstance(substitute, dict):
+            substitute.update((name, b) for name, b in whole.buffers_after.items() if name in substitute)
+        return losses
 
 
 def uncompiled() -> AbstractContextManager[Any]:

@@ -47,6 +47,7 @@ __all__ = [
     "Trusted",
     "flow",
     "functional",
+    "inputs_read",
     "prove",
 ]
 
@@ -148,12 +149,14 @@ class Proof:
         untraced: why there is no trace to read.
         public_writes: buffers to which a forward writes what depends on no record.
         excused: what mixes, or has no rule, in modules for which the owner answers.
+        private_writes: buffers to which a forward writes what comes of records.
     """
 
     fault: Fault | None = None
     untraced: str | None = None
     public_writes: tuple[str, ...] = ()
     excused: tuple[Fault, ...] = ()
+    private_writes: tuple[str, ...] = ()
 
     @property
     def outcome(self) -> str:
@@ -182,12 +185,41 @@ def prove(traced: Traced, trusted: Trusted | None = None) -> Proof:
     rows = read(traced.rows, kinds, records)
     written = [name.removeprefix("buffer:") for name, kind in rows.items() if isinstance(kind, Public)]
     public = tuple(name for name in written if name in traced.written)
+    private = tuple(name for name in traced.written if _is_private(rows.get(f"buffer:{name}")))
+    proof = Proof(None, public_writes=public, private_writes=private)
     fault = _fault(traced, rows, records)
     if fault is None or trusted is None:
-        return Proof(fault, public_writes=public)
+        return replace(proof, fault=fault)
     stays = {name: kind for name, kind in rows.items() if name.startswith("written:")}
     rest = _fault(traced, read(traced.rows, kinds, records, trusted) | stays, records)
-    return Proof(rest, public_writes=public, excused=tuple(trusted.excused))
+    return replace(proof, fault=rest, excused=tuple(trusted.excused))
+
+
+def _is_private(kind: Kind | None) -> bool:
+    """Whether something is known to come of records."""
+    return isinstance(kind, ByRecord | One | Sum) or (isinstance(kind, Fault) and kind.mixes)
+
+
+def inputs_read(line: Line) -> set[str]:
+    """The inputs that results follow, but for what is written to buffers that no result follows.
+
+    A buffer that nothing but its own update reads, such as a count, is not among them.
+    """
+    graph = functional(line.graph).graph
+    (output,) = (node for node in graph.nodes if node.op == "output")
+    results = dict(zip(line.outputs, output.args[0], strict=True))
+    places = dict(zip((node for node in graph.nodes if node.op == "placeholder"), line.inputs, strict=True))
+    waiting = [node for name, node in results.items() if not name.startswith("buffer:")]
+    seen: set[fx.Node] = set()
+    while waiting:
+        node = waiting.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        waiting += node.all_input_nodes
+        if node in places and f"buffer:{places[node]}" in results:  # then so is what is written to it
+            waiting.append(results[f"buffer:{places[node]}"])
+    return {name for node, name in places.items() if node in seen}
 
 
 def _fault(traced: Traced, rows: Mapping[str, Kind], records: int) -> Fault | None:

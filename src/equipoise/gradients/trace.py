@@ -51,7 +51,8 @@ from equipoise.gradients.operator import FactoredGradients
 __all__ = ["Compute", "Line", "Replayed", "Traced", "line_of", "trace", "why_untraced"]
 
 
-#: Parameters and buffers by name, and the records' tensors -> rows. What it writes to them is thrown away.
+#: Parameters and buffers by name, and the records' tensors -> rows. Buffers that a forward binds anew are so
+#: in the mapping; what it writes in place is thrown away.
 Compute = Callable[[dict[str, Tensor], dict[str, Tensor], list[Tensor]], FactoredGradients]
 
 
@@ -263,10 +264,15 @@ def trace(
         copies = {name: given[name].clone() for name in written}
         given |= copies
         own, others = ({name: given.pop(name) for name in known} for known in (parameters, buffers))
+        before = dict(others)
         gradients = compute(own, others, list(given.values()))
         made.append(gradients)
         assert gradients.losses is not None
-        left = {f"buffer:{name}": copy for name, copy in copies.items() if name in buffers}
+        left = {
+            f"buffer:{name}": now
+            for name, now in others.items()
+            if name in copies or now is not before[name]  # written to, or bound anew
+        }
         return {"losses": gradients.losses, **tensors_of(gradients.factors), **left}
 
     records = {f"record:{number}": leaf for number, leaf in enumerate(record_leaves(batch))}
@@ -297,6 +303,7 @@ def trace(
     of_norms, _ = line_of(norms, held)
     weights = found["losses"].new_empty(like.num_records, dtype=like.dtype)
     of_sums, _ = line_of(sums, {**held, "weights": weights})
+    written += [n for name in found if (n := name.removeprefix("buffer:")) != name and n not in written]
     return Traced(of_rows, of_norms, of_sums, like, tuple(parameters), tuple(buffers), tuple(written))
 
 
@@ -539,7 +546,10 @@ class _NumbersOfForward(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _written(graph: fx.Graph) -> list[str]:
-    """Names of the inputs and constants that some operation writes to, itself or through a view."""
+    """Names of the inputs and constants that some operation writes to, itself or through a view.
+
+    Schemas do not say that a batch norm in training mode writes its running statistics.
+    """
     behind: dict[fx.Node, frozenset[fx.Node]] = {}  # the inputs and constants that a node shows
     found: dict[fx.Node, None] = {}
     for node in graph.nodes:
@@ -553,13 +563,14 @@ def _written(graph: fx.Graph) -> list[str]:
         else:
             given = dict(zip((a.name for a in schema.arguments), node.args, strict=False)) | node.kwargs
             for argument in schema.arguments:
-                if argument.alias_info is None or argument.name not in given:
+                hidden = argument.name.startswith("running_") and given.get("training") is True
+                if (argument.alias_info is None and not hidden) or argument.name not in given:
                     continue
                 value = given[argument.name]
                 values = value if isinstance(value, (list, tuple)) else [value]
                 roots = frozenset().union(*(behind.get(v, ()) for v in values if isinstance(v, fx.Node)))
                 shown |= roots
-                if argument.alias_info.is_write:
+                if hidden or argument.alias_info.is_write:
                     found.update(dict.fromkeys(roots))
         behind[node] = frozenset(shown)
     return [node.name for node in found]

@@ -136,14 +136,17 @@ class ForwardWritesError(RuntimeError):
 class BufferWritesError(ForwardWritesError):
     """The model changed a buffer; it is as it was. ``names`` lists them."""
 
-    def __init__(self, names: Sequence[str], reason: str) -> None:
+    def __init__(self, names: Sequence[str], reason: str, remedy: str = "") -> None:
         self.names = tuple(names)
         RuntimeError.__init__(
             self,
-            f"the model changes its buffers {list(names)} in place while it runs ({reason}): a buffer that "
-            "follows private records would be saved with the model, without noise. Switch the statistics off "
-            "(track_running_stats=False, or eval() for that layer), or update them from public records "
-            "outside of the private training",
+            f"the model changes its buffers {list(names)} while it runs ({reason}): a buffer that "
+            "follows private records would be saved with the model, without noise. "
+            + (
+                remedy
+                or "Switch the statistics off (track_running_stats=False, or eval() for that layer), or "
+                "update them from public records outside of the private training"
+            ),
         )
 
 

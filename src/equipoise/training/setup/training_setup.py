@@ -83,7 +83,7 @@ from equipoise.training.setup.start import check_start
 from equipoise.training.setup.step_number import check_number, step_of
 from equipoise.training.setup.training_inputs import TrainingInputs
 from equipoise.training.setup.training_settings import TrainingSettings
-from equipoise.training.setup.writes import warn_of_writes
+from equipoise.training.setup.writes import refuse_followed, warn_of_writes
 
 __all__ = ["ResumedRun", "TrainingSetup", "prepare"]
 
@@ -177,7 +177,9 @@ class TrainingSetup:
             if rows.source.is_elsewhere:  # no trial asks for private rows there
                 return
             prepared = rows.prepare(rows.example, randomness)
-            engine.check(repeat_to(prepared, rows.micro_batch_size + PUBLIC_ROWS))
+            full = repeat_to(prepared, rows.micro_batch_size + PUBLIC_ROWS)
+            engine.check(full)
+            refuse_followed(self.model, engine.followed_buffers(full))
 
     @property
     def num_parameters(self) -> int:
@@ -375,6 +377,7 @@ def prepare(given: TrainingInputs, resumed: ResumedRun | None = None) -> Trainin
             engine.never_replay("other machines hold the records and compute their gradients")
         else:
             engine.check(micro_batches.full(prepared))
+            refuse_followed(model, engine.followed_buffers(micro_batches.full(prepared)))
             if settings.trust and not engine.excused and processes.is_first:
                 warnings.warn(
                     f"trust={settings.trust!r} names modules in which nothing is known to mix records: leave "

@@ -1,4 +1,8 @@
-"""What to do about what a forward writes to: buffers, attributes and variables, which stay as they were."""
+"""What to do about what a forward writes to: buffers, attributes and variables.
+
+A buffer that follows records and that the model reads is refused: it could neither hold private numbers nor
+stay as it was. What nothing reads but its own update, such as a count, is thrown away with a warning.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,9 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.utils.parametrizations import _SpectralNorm
 from torch.nn.utils.spectral_norm import SpectralNorm
 
-__all__ = ["warn_of_writes"]
+from equipoise.gradients.checks.errors import BufferWritesError
+
+__all__ = ["refuse_followed", "warn_of_writes"]
 
 SPECTRAL = (
     "Spectral norm: its power iteration stands still in forwards, and the norm does not stay at 1. Let it go "
@@ -22,8 +28,20 @@ BUFFER = (
     "A codebook or an average: make it a parameter that the loss trains, or change it by public numbers in a "
     "hook of the optimizer's step (optimizer.register_step_post_hook)."
 )
+FROZEN = "If its module writes in training mode alone, {}.eval() keeps it as it is."
 ATTRIBUTE = "A count of steps: optimizer.register_step_post_hook. A log: run(evaluate=...) on public records."
 MOST = 8  # names in the warning; describe() lists all
+
+
+def refuse_followed(model: nn.Module, names: Sequence[str]) -> None:
+    """Refuse buffers that a forward reads and to which it writes what comes of records.
+
+    Raises:
+        BufferWritesError: naming them, with the remedies that fit.
+    """
+    if names:
+        remedies = " ".join(dict.fromkeys(_remedy(model, name, is_read=True) for name in names))
+        raise BufferWritesError(names, "by what comes of records, and it reads them", remedies)
 
 
 def warn_of_writes(model: nn.Module, names: Sequence[str]) -> None:
@@ -42,7 +60,7 @@ def warn_of_writes(model: nn.Module, names: Sequence[str]) -> None:
     )
 
 
-def _remedy(model: nn.Module, name: str) -> str:
+def _remedy(model: nn.Module, name: str, is_read: bool = False) -> str:
     path, _, key = name.rpartition(".")
     module = dict(model.named_modules()).get(path)
     if module is None or key not in module._buffers:
@@ -50,4 +68,7 @@ def _remedy(model: nn.Module, name: str) -> str:
     hooks = module._forward_pre_hooks.values()
     if isinstance(module, _SpectralNorm) or any(isinstance(hook, SpectralNorm) for hook in hooks):
         return SPECTRAL
-    return STATISTICS if isinstance(module, _NormBase) else BUFFER
+    if isinstance(module, _NormBase):
+        return STATISTICS
+    named = f"model.get_submodule({path!r})" if path else "model"
+    return f"{BUFFER} {FROZEN.format(named)}" if is_read else BUFFER
