@@ -6,7 +6,7 @@ import torch
 from equipoise.gradients.factors import DenseFactor, IndexFactor, OuterFactor
 from equipoise.gradients.factors.convolution import ConvFactor, ConvGeometry
 from equipoise.gradients.operator import DenseGradients, FactoredGradients, concat
-from equipoise.gradients.subspaces.base import HeldSubspace
+from equipoise.methods.subspaces.base import HeldSubspace
 
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}
 DTYPES = pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["float64", "float32"])

@@ -14,11 +14,11 @@ import torch
 from equipoise.gradients.factors import DenseFactor, IndexFactor, OuterFactor
 from equipoise.gradients.factors.convolution import ConvFactor, ConvGeometry
 from equipoise.gradients.operator import DenseGradients, FactoredGradients
-from equipoise.gradients.subspaces.base import HeldSubspace
-from equipoise.gradients.subspaces.blocks import Block, BlockSubspace
-from equipoise.gradients.views import SQUARE_GUARD
 from equipoise.methods import NSGD, PSAC, Abadi, AutoS
 from equipoise.methods.feedback.joint_noise import independent_noise, joint_noise, normalising_noise
+from equipoise.methods.subspaces.base import HeldSubspace
+from equipoise.methods.subspaces.blocks import Block, BlockSubspace
+from equipoise.methods.subspaces.views import SQUARE_GUARD
 from equipoise.privacy import PrivateRows, clip, clip_jointly
 from equipoise.privacy.bounds.clipping import clip_coordinates
 from equipoise.privacy.bounds.second_moments import moment_action

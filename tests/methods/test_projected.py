@@ -12,8 +12,6 @@ from torch.nn import functional as F
 
 import equipoise as eq
 from equipoise.gradients import DenseGradients, GradientEngine
-from equipoise.gradients.subspaces.blocks import Block, BlockSubspace
-from equipoise.gradients.subspaces.principal import principal_subspace
 from equipoise.methods import (
     Abadi,
     ClipRule,
@@ -30,6 +28,8 @@ from equipoise.methods.base import Setting
 from equipoise.methods.configuration import field_types
 from equipoise.methods.projected.sources import groups_of
 from equipoise.methods.published.pcdp_sgd import check_orthonormal
+from equipoise.methods.subspaces.blocks import Block, BlockSubspace
+from equipoise.methods.subspaces.principal import principal_subspace
 from equipoise.privacy import (
     Bounded,
     Draw,

@@ -9,8 +9,8 @@ import torch
 
 from equipoise.gradients import DenseGradients, FactoredGradients
 from equipoise.gradients.factors.outer import OuterFactor
-from equipoise.gradients.subspaces.base import HeldSubspace
-from equipoise.gradients.subspaces.seeded import SeededSubspace
+from equipoise.methods.subspaces.base import HeldSubspace
+from equipoise.methods.subspaces.seeded import SeededSubspace
 from equipoise.methods.two_thresholds.scores import (
     SubspaceTrace,
     null_threshold,

@@ -12,7 +12,7 @@ import torch
 from privacy_rows import DenseRows, rows
 
 from equipoise.gradients import DenseGradients
-from equipoise.gradients.subspaces.base import HeldSubspace
+from equipoise.methods.subspaces.base import HeldSubspace
 from equipoise.privacy import Draw, Private, PrivateError, PrivateRows
 from equipoise.privacy.private import unwrap
 

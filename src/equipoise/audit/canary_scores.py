@@ -15,9 +15,9 @@ from typing import Any
 
 from torch import Tensor
 
-from equipoise.gradients.subspaces.base import HeldSubspace
 from equipoise.methods import Context, Method, State
 from equipoise.methods.base import Plan
+from equipoise.methods.subspaces.base import HeldSubspace
 from equipoise.methods.wrapper import MethodWrapper
 from equipoise.privacy import Private
 from equipoise.privacy.private import unwrap

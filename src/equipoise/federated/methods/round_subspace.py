@@ -30,12 +30,12 @@ from torch import Tensor, nn
 
 from equipoise.gradients import DenseGradients, GradientEngine, PerSampleGradients
 from equipoise.gradients.engine_inputs import map_records
-from equipoise.gradients.subspaces.blocks import Block, BlockSubspace
-from equipoise.gradients.subspaces.principal import PrincipalSubspace, principal_subspace
 from equipoise.methods.base import Context, Parameters
 from equipoise.methods.named_tensors import copied
 from equipoise.methods.projected.sources import DEFAULT_DIMENSION, Blocks, Key, RefreshedSource, groups_of
 from equipoise.methods.public_records import PublicRecords
+from equipoise.methods.subspaces.blocks import Block, BlockSubspace
+from equipoise.methods.subspaces.principal import PrincipalSubspace, principal_subspace
 from equipoise.privacy import Sampling
 
 __all__ = ["Form", "RoundBasis", "RoundSubspace"]

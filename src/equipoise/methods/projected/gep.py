@@ -20,10 +20,10 @@ from typing import ClassVar
 from torch import Tensor
 
 from equipoise import _validate
-from equipoise.gradients.subspaces.blocks import BlockSubspace
 from equipoise.methods.card import Card
 from equipoise.methods.projected.projected_gradient import ProjectedGradient
 from equipoise.methods.projected.sources import Blocks, PublicSubspace
+from equipoise.methods.subspaces.blocks import BlockSubspace
 from equipoise.privacy.bounds.bounded import Bounded
 from equipoise.privacy.bounds.clipping import clip, clip_coordinates
 from equipoise.privacy.mechanisms import Gaussian

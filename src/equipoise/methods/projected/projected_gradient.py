@@ -32,7 +32,6 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from equipoise import _validate
-from equipoise.gradients.subspaces.blocks import BlockSubspace
 from equipoise.methods.base import Context, Method, Parameters, Plan, Setting, State
 from equipoise.methods.card import Card
 from equipoise.methods.clip_rules import Abadi, ClipRule
@@ -46,6 +45,7 @@ from equipoise.methods.projected.sources import (
     warn_of_capture,
 )
 from equipoise.methods.public_records import PublicRecords
+from equipoise.methods.subspaces.blocks import BlockSubspace
 from equipoise.privacy.bounds.bounded import Bounded
 from equipoise.privacy.bounds.clipping import clip, clip_coordinates
 from equipoise.privacy.mechanisms import Gaussian

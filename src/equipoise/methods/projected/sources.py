@@ -26,13 +26,13 @@ import torch
 
 from equipoise import _validate
 from equipoise.gradients.operator import DenseGradients
-from equipoise.gradients.subspaces.blocks import Block, BlockSubspace, orthonormal_columns
-from equipoise.gradients.subspaces.principal import Basis, PrincipalSubspace, principal_subspace
 from equipoise.methods.base import Context, Parameters
 from equipoise.methods.clip_rules import Abadi, layers
 from equipoise.methods.configuration import Option
 from equipoise.methods.named_tensors import copied
 from equipoise.methods.public_records import PublicRecords
+from equipoise.methods.subspaces.blocks import Block, BlockSubspace, orthonormal_columns
+from equipoise.methods.subspaces.principal import Basis, PrincipalSubspace, principal_subspace
 from equipoise.privacy.bounds.second_moments import moment_action, second_moment
 from equipoise.privacy.mechanisms import Gaussian
 from equipoise.privacy.plan import Release

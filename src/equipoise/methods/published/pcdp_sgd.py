@@ -20,7 +20,6 @@ import torch
 from torch import Tensor
 
 from equipoise.gradients.operator import DenseGradients
-from equipoise.gradients.subspaces.blocks import BlockSubspace
 from equipoise.methods.base import Context, Parameters, Plan
 from equipoise.methods.card import Card
 from equipoise.methods.projected.gep import BiasedGEP as LibraryBiasedGEP
@@ -28,6 +27,7 @@ from equipoise.methods.projected.projected_gradient import PCDPSGD as LibraryPCD
 from equipoise.methods.projected.projected_gradient import PDPSGD as LibraryPDPSGD
 from equipoise.methods.projected.projected_gradient import ProjectedGradient
 from equipoise.methods.projected.sources import Blocks, PublicSubspace
+from equipoise.methods.subspaces.blocks import BlockSubspace
 from equipoise.privacy.bounds.clipping import clip
 from equipoise.privacy.rows import PrivateRows
 from equipoise.privacy.sampling import Sampling

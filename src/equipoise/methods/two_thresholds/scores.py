@@ -32,10 +32,10 @@ from scipy import special
 from torch import Tensor
 
 from equipoise import _validate
-from equipoise.gradients.subspaces.base import Subspace
-from equipoise.gradients.subspaces.seeded import SeededSubspace
 from equipoise.methods.base import Context, DrawHandle, Parameters
 from equipoise.methods.configuration import Option
+from equipoise.methods.subspaces.base import Subspace
+from equipoise.methods.subspaces.seeded import SeededSubspace
 from equipoise.privacy.private import Private
 from equipoise.privacy.rows import PrivateRows
 
@@ -232,7 +232,7 @@ class SubspaceTrace:
 
     Example:
         >>> from equipoise.gradients import DenseGradients
-        >>> from equipoise.gradients.subspaces.base import HeldSubspace
+        >>> from equipoise.methods.subspaces.base import HeldSubspace
         >>> rows = PrivateRows(DenseGradients({"w": torch.tensor([[3.0, 4.0, 0.0]])}))
         >>> SubspaceTrace(HeldSubspace({"w": torch.tensor([[2.0, 0.0, 0.0]])}))(rows).by_record  # 9 / 25
         True

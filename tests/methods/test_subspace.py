@@ -6,9 +6,9 @@ import torch
 from equipoise.gradients.factors import DenseFactor, IndexFactor, OuterFactor
 from equipoise.gradients.factors.convolution import ConvFactor, ConvGeometry
 from equipoise.gradients.operator import DenseGradients, FactoredGradients
-from equipoise.gradients.subspaces.base import HeldSubspace
-from equipoise.gradients.subspaces.principal import principal_subspace
-from equipoise.gradients.subspaces.seeded import SeededSubspace
+from equipoise.methods.subspaces.base import HeldSubspace
+from equipoise.methods.subspaces.principal import principal_subspace
+from equipoise.methods.subspaces.seeded import SeededSubspace
 
 SHAPES = {"linear": (6, 5), "tied": (7, 4), "conv": (4, 2, 3, 3), "bias": (5,), "unused": (3, 3)}
 K = 4

@@ -21,7 +21,7 @@ from typing_extensions import override
 
 from equipoise.gradients.numerics import dots, full_precision
 from equipoise.gradients.operator import DenseGradients, PerSampleGradients, factored_over
-from equipoise.gradients.subspaces.base import Subspace
+from equipoise.methods.subspaces.base import Subspace
 
 __all__ = ["Block", "BlockSubspace"]
 

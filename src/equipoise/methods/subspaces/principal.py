@@ -29,8 +29,8 @@ from equipoise.gradients.factors.lookup import IndexFactor
 from equipoise.gradients.factors.outer import OuterFactor
 from equipoise.gradients.numerics import chunks
 from equipoise.gradients.operator import FactoredGradients, PerSampleGradients, as_factored
-from equipoise.gradients.subspaces.base import HeldSubspace
-from equipoise.gradients.subspaces.blocks import Block, BlockSubspace, orthonormal_columns
+from equipoise.methods.subspaces.base import HeldSubspace
+from equipoise.methods.subspaces.blocks import Block, BlockSubspace, orthonormal_columns
 
 __all__ = ["Basis", "PrincipalSubspace", "principal_subspace"]
 

@@ -18,7 +18,7 @@ from equipoise.gradients.factors.outer import OuterFactor
 from equipoise.gradients.factors.pair_products import gram
 from equipoise.gradients.numerics import accumulation_dtype, chunks, full_precision
 from equipoise.gradients.operator import DenseGradients, PerSampleGradients, factored_over
-from equipoise.gradients.subspaces.base import Subspace
+from equipoise.methods.subspaces.base import Subspace
 
 __all__ = ["SeededSubspace"]
 

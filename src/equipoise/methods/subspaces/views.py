@@ -42,7 +42,7 @@ __all__ = [
 
 
 class Columns(Protocol):
-    """What a view needs of a subspace with columns V [P, K]; see `equipoise.gradients.subspaces.base`."""
+    """What a view needs of a subspace with columns V [P, K]; see `equipoise.methods.subspaces.base`."""
 
     @property
     def holds_columns(self) -> bool: ...
@@ -61,7 +61,7 @@ def holds_orthonormal(subspace: Columns) -> bool:
     public rows, ``W^T (G_pub G_pub^T) W``, is off by eps times the ratio of the largest to the smallest
     eigenvalue, and reads I where the columns are not orthonormal; long columns magnify rounding as well.
 
-    >>> from equipoise.gradients.subspaces.base import HeldSubspace
+    >>> from equipoise.methods.subspaces.base import HeldSubspace
     >>> holds_orthonormal(HeldSubspace({"w": torch.eye(2, 3)}))
     True
     >>> holds_orthonormal(HeldSubspace({"w": 2 * torch.eye(2, 3)}))
@@ -193,7 +193,7 @@ class ResidualGradients(_SubspaceView):
 class ProjectedGradients(_SubspaceView):
     """``G V V^T``: the rows' parts in a subspace (for orthonormal columns their projections).
 
-    >>> from equipoise.gradients.subspaces.base import HeldSubspace
+    >>> from equipoise.methods.subspaces.base import HeldSubspace
     >>> G = DenseGradients({"w": torch.tensor([[3.0, 4.0, 12.0]])})
     >>> projection(G, HeldSubspace({"w": torch.eye(2, 3)})).row_norms()
     tensor([5.])

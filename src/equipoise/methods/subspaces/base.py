@@ -18,7 +18,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from equipoise.gradients.operator import DenseGradients, PerSampleGradients
-from equipoise.gradients.views import projection, residual
+from equipoise.methods.subspaces.views import projection, residual
 
 __all__ = ["HeldSubspace", "Subspace"]
 
@@ -51,11 +51,11 @@ class Subspace(ABC):
     def residual(
         self, gradients: PerSampleGradients, coordinates: Tensor | None = None
     ) -> PerSampleGradients:
-        """The rows minus their part in the subspace; see `equipoise.gradients.views.residual`."""
+        """The rows minus their part in the subspace; see `equipoise.methods.subspaces.views.residual`."""
         return residual(gradients, self, coordinates)
 
     def projection(self, gradients: PerSampleGradients) -> PerSampleGradients:
-        """The rows' parts in the subspace; see `equipoise.gradients.views.projection`."""
+        """The rows' parts in the subspace; see `equipoise.methods.subspaces.views.projection`."""
         return projection(gradients, self)
 
     def _check_coordinates(self, y: Tensor) -> Tensor:
