@@ -108,7 +108,7 @@ def norm_of_all(tensors: Iterable[Tensor], dtype: torch.dtype | None = None) -> 
         dtype: in which the norm of each is taken; its own when None.
     """
     given = list(tensors)
-    parts = [local_part(tensor) for tensor in given]
+    parts = [getattr(tensor, "_local_tensor", tensor) for tensor in given]
     norms = [norm.detach().double() for norm in torch._foreach_norm(parts, dtype=dtype)]
     if not any(map(is_not, given, parts)):
         return torch.stack(norms).norm()

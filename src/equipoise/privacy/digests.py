@@ -33,7 +33,7 @@ import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
 from equipoise._host import Unread
-from equipoise.privacy.private import exact
+from equipoise.privacy.private import Private, exact
 
 __all__ = ["Digestible", "KeyedDigest", "as_digest", "digest", "keyed_digest"]
 
@@ -113,7 +113,7 @@ class KeyedDigest:
                 places.append(at)
                 on_device.append(raw)
             else:
-                bulk.authenticate_additional_data(_bytes_of(raw))
+                bulk.authenticate_additional_data(raw.cpu().view(-1).view(torch.uint8).numpy().data)
         if places:
             description.append(f"hashed where they are: {places};")
         bulk.finalize()
@@ -187,7 +187,7 @@ def _bytes_of(tensor: torch.Tensor) -> memoryview:
 def _describe(value: Any, say: Callable[[str], None], take: Callable[[torch.Tensor], None]) -> None:
     """Describe `value` in words; its tensors, contiguous and not empty, go to `take`."""
     if isinstance(value, torch.Tensor):
-        raw = exact(value).detach()
+        raw = (exact(value) if isinstance(value, Private) else value).detach()
         say(f"tensor {raw.dtype} {tuple(raw.shape)};")
         # Of a DTensor, which several processes hold, the part that is here.
         raw = getattr(raw, "_local_tensor", raw).contiguous()

@@ -45,7 +45,6 @@ from typing import Any, NoReturn, TypeVar
 
 import torch
 
-from equipoise._dtensor import local_part
 from equipoise._tree import leaves, map_leaves
 from equipoise.privacy.whole_sums import WholeSum
 
@@ -463,19 +462,23 @@ def as_sum(value: torch.Tensor | WholeSum, dtype: torch.dtype, draw: Draw | None
 
 def summed(value: Any) -> Any:
     """As `unwrap`, of a sum that was added up in whole numbers those, and of one in float64 that."""
-    return value._exact if isinstance(value, _Sum) else unwrap(value)
+    if isinstance(value, Private):
+        return value._exact if isinstance(value, _Sum) else value._held
+    return value
 
 
 def exact(value: Any) -> Any:
     """As `summed`, in floats; for what adds noise, and for what a release looks at."""
-    found = value._exact if isinstance(value, _Sum) else unwrap(value)
+    found = value
+    if isinstance(value, Private):
+        found = value._exact if isinstance(value, _Sum) else value._held
     return found.floats() if isinstance(found, WholeSum) else found
 
 
 def add_exact(total: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
     """A raw tensor plus a sum, raw or `Private`: computed in the wider type, in the memory of `total`."""
     more = exact(value)
-    one, other = local_part(total), local_part(more)
+    one, other = getattr(total, "_local_tensor", total), getattr(more, "_local_tensor", more)
     is_plain = one.device.type != "cpu" or not (one.is_contiguous() and other.is_contiguous())
     if is_plain or one.dtype == other.dtype:
         return total.add_(more)
@@ -487,7 +490,12 @@ def add_exact(total: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
 
 def as_private(values: Mapping[str, torch.Tensor], draw: Draw | None) -> dict[str, Private]:
     """The tensors, raw or `Private`, as `Private` ones of this draw."""
-    return {name: as_sum(summed(value), value.dtype, draw) for name, value in values.items()}
+    return {
+        name: _wrapped(value, draw, True)
+        if type(value) is torch.Tensor
+        else as_sum(summed(value), value.dtype, draw)
+        for name, value in values.items()
+    }
 
 
 def join(parts: Sequence[torch.Tensor], order: torch.Tensor) -> torch.Tensor:

@@ -496,7 +496,8 @@ class StepRunner:
         self._refuse_moved(before, now)
 
     def _versions(self) -> dict[str, int]:
-        return {name: local_part(p)._version for name, p in self._setup.parameters.items()}
+        # Of a DTensor that of the part that is here.
+        return {n: getattr(p, "_local_tensor", p)._version for n, p in self._setup.parameters.items()}
 
     def settle(self) -> None:
         """Bring the ledger back to where a step began that did not end."""

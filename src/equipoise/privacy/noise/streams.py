@@ -27,7 +27,7 @@ import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from torch import Tensor
 
-from equipoise._dtensor import local_part, ranges_of, with_part
+from equipoise._dtensor import ranges_of, with_part
 from equipoise.privacy.noise.chacha20 import BLOCK_WORDS, key_stream
 from equipoise.privacy.private import add_exact, exact
 
@@ -347,7 +347,7 @@ def normals(
     for dtype, names in names_by_released_type(like).items():
         count, here = 0, 0
         begins: dict[torch.device, dict[str, int]] = {}  # by device, of the tensors there
-        parts = {name: local_part(raws[name]) for name in names}
+        parts = {name: getattr(raws[name], "_local_tensor", raws[name]) for name in names}
         for name, part in parts.items():
             begins.setdefault(part.device, {})[name] = count
             count += raws[name].numel()
