@@ -5,8 +5,8 @@
 
 Efficiency is the CPU time of a step in one process over that of the busiest of n processes, times n, round
 by round in turn, since machines change from minute to minute. What is not computed by all of them once costs
-it. Every forward holds public rows too, and n processes run n forwards where one runs one: "by rows" is what
-these leave of it. Processes also share caches and the way to memory: plain training without any exchange
+it. Every forward is filled up, and n processes run n forwards where one runs one: "by rows" is what the
+fillers leave of it. Processes also share caches and the way to memory: plain training without any exchange
 shows what that leaves. The ratio to plain FSDP2 is of wall times, in turn in one run: forward, backward and
 SGD of the mean loss on the same records. The share is of the parameters that a process keeps between two
 steps.
@@ -39,7 +39,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import equipoise as eq
-from equipoise.training.forwards import PUBLIC_ROWS
+from equipoise.training.forwards import forward_rows
 from tasks import Task, language, resnet18
 
 #: By name: a network with a batch of 256 records, all the data there is, and the records of a step.
@@ -138,7 +138,7 @@ class Steps:
         size, processes = run.settings.micro_batch_size, run.processes.count
         assert size is not None
         make, batch = TASKS[name]
-        self.rows = math.ceil(batch / processes / size) * (size + PUBLIC_ROWS)
+        self.rows = math.ceil(batch / processes / size) * forward_rows(size)
         self._private = iter(run)
         torch.manual_seed(0)
         self._task = task = make()

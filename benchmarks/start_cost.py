@@ -41,13 +41,12 @@ TRIALS = (
     "_compared",
     "_refuse_other_function",
     "_vanish",
-    "made_up",
     "bytes_per_record",
     "random_use",
     "_operations_follow_numbers",
     "pass_overhead",
     "keeps_bits",
-    "choose_whole_numbers",
+    "serves",
 )
 
 

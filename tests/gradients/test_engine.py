@@ -560,7 +560,7 @@ def test_what_is_kept_and_forgotten_is_no_part_of_the_plan():
     assert [covered.how for covered in engine.coverage()] == ["rule", "rule"]
 
 
-def test_a_model_that_takes_no_made_up_records_serves_other_lengths():
+def test_a_model_that_takes_no_fillers_serves_other_lengths():
     """A loss that knows a few labels only: records of a new length had no plan, and weight zero."""
     table = {2: 0.5, 3: -1.0}
 

@@ -19,7 +19,6 @@ from equipoise.privacy import Draw, FixedEpochs, FullBatch, Poisson, WithoutRepl
 from equipoise.privacy.errors import BudgetError
 from equipoise.privacy.ledger.replay import RecordingLedger
 from equipoise.privacy.private import unwrap
-from equipoise.training.forwards import PUBLIC_ROWS
 
 BUDGET = eq.Budget(4.0, 1e-5)
 SMALL = {"noise_multiplier": 1.0, "anchor_noise_multiplier": 2.0}
@@ -464,7 +463,7 @@ def test_passes_and_memory_of_a_period():
     follower.rows.engine = SimpleNamespace(by_plan=counted, forward_only=False)
     follower.run()
     # Anchors at steps 0, 2, 6 and 10; coupled terms at the other nine.
-    assert calls == [64 + PUBLIC_ROWS] * (4 + 2 * 9)
+    assert calls == [64] * (4 + 2 * 9)
     held = [
         value
         for part in follower.state.values()

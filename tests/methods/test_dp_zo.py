@@ -208,11 +208,11 @@ def test_activations_are_not_kept():
     model = Wide()
     run = wide_run(model, 4096, DPZO(noise_multiplier=1.0))
     run.take_step()
-    batch = {"x": torch.randn(4098, 64), "y": torch.arange(4098) % 2}
+    batch = {"x": torch.randn(4096, 64), "y": torch.arange(4096) % 2}
     with torch.no_grad():
         inference = highest(lambda: wide_loss(model, batch))
     peak = highest(run.take_step)
-    inputs = 4098 * 64 * 4  # the batch is put together, with its public rows
+    inputs = 4096 * 64 * 4  # the batch is put together
     parameters = sum(p.numel() * 4 for p in model.parameters())
     assert peak < 1.1 * (inference + 2 * inputs + 2 * parameters)
     trained = wide_run(Wide(), 4096, eq.DPSGD(noise_multiplier=1.0))
@@ -293,7 +293,7 @@ def test_a_record_that_runs_other_operations_runs_by_itself(make):
     assert torch.equal(engine.by_plan(usual).losses, squares(engine.model, usual))
 
 
-def test_batches_of_another_length_are_planned_on_made_up_ones():
+def test_batches_of_another_length_are_planned_on_fillers():
     model = nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 3))
     engine = LossEngine(model, squares, torch.randint(9, (5, 7)))
     longer = torch.randint(9, (5, 11))

@@ -803,6 +803,20 @@ def test_on_a_device_a_draw_whose_norms_lost_digits_is_asked_again(monkeypatch, 
     torch.testing.assert_close(*found, rtol=1e-6, atol=1e-8)
 
 
+def test_fillers_that_are_not_finite_change_nothing(monkeypatch):
+    """A sum of rows that nobody looked at would not be finite, in a micro-batch that is not full alone."""
+    found = []
+    for value in (0.0, torch.nan):
+        run = training(sampling=eq.FullBatch(RECORDS, 2), micro_batch_size=16)
+        run._setup.rows.fills_with = {name: torch.full_like(rows, 1) for name, rows in records().items()}
+        run._setup.rows.fills_with["input"].fill_(value)
+        list(run)
+        found.append(parameters(run.model))
+        on_a_device(monkeypatch)
+    assert run._setup.rows.looks_at_once
+    torch.testing.assert_close(*found, rtol=1e-6, atol=1e-8)
+
+
 @pytest.mark.parametrize("first", ["changed", "not finite"])
 def test_a_step_is_taken_again_for_both_reasons_in_any_order(monkeypatch, first):
     """A repeated draw that came out differently, and a record that is not finite."""
@@ -833,9 +847,9 @@ def test_a_step_that_released_something_is_not_taken_again(monkeypatch):
     looked = []
 
     class Noted(forwards.Forwards):
-        def __init__(self, *arguments, looks):
-            looked.append((run.steps_done, looks))
-            super().__init__(*arguments, looks=looks)
+        def __init__(self, *arguments):
+            looked.append((run.steps_done, arguments[-1] is None))
+            super().__init__(*arguments)
 
     on_a_device(monkeypatch)
     monkeypatch.setattr("equipoise.training.context.Forwards", Noted)

@@ -29,12 +29,11 @@ from equipoise.privacy.private import unwrap
 from equipoise.training import forwards, load_model, save_model
 from equipoise.training.assumptions import Assumption
 from equipoise.training.distributed import Processes
-from equipoise.training.forwards import PUBLIC_ROWS, _dealt
+from equipoise.training.forwards import _dealt, forward_rows
 from equipoise.training.randomness import public_randomness
 from equipoise.training.record_source import RecordSource
 from equipoise.training.setup import memory_use
 from equipoise.training.setup.memory_use import bytes_per_record
-from equipoise.training.setup.micro_batches import made_up
 
 SLACK = 1e-5  # rounding of the sum itself, in clip norms
 
@@ -852,16 +851,16 @@ def with_notes(count: int, first: bool) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("first", [True, False])
-def test_public_records_do_not_follow_the_first_private_one(first):
+def test_fillers_do_not_follow_the_first_private_record(first):
     """They were zeros where it had a note and ones where it had none, and opened a branch for all others."""
     torch.manual_seed(0)
     run = listening(Notes(), noted_squares, with_notes(40, first), micro_batch_size=16)
-    assert run._setup.rows.whole_numbers == "mixed"
-    assert Assumption.PLANNED_ON_RECORDS not in run.statement().assumptions
+    fillers = run._setup.rows.fillers(run._setup.rows.example)
+    assert not any(bool(leaf.any()) for leaf in fillers.values())
 
 
-def test_a_forward_of_public_records_alone_leaves_those_that_are_kept():
-    """An augmentation that writes in place got the kept public records themselves."""
+def test_a_forward_of_fillers_alone_leaves_those_that_are_kept():
+    """An augmentation that writes in place got the kept fillers themselves."""
 
     def written(batch, rng):
         batch["x"].add_(torch.rand(1))
@@ -872,23 +871,11 @@ def test_a_forward_of_public_records_alone_leaves_those_that_are_kept():
         micro_batch_size=16, augmentation=written,
     )  # fmt: skip
     rows = run._setup.rows
-    kept = rows._public(rows.example)["x"].clone()
+    kept = rows.fillers(rows.example)["x"].clone()
     outside = torch.get_rng_state()
     rows.of_public_alone([None], public_randomness(0, 0, "public"))
-    assert torch.equal(rows._public(rows.example)["x"], kept)
+    assert torch.equal(rows.fillers(rows.example)["x"], kept)
     assert torch.equal(torch.get_rng_state(), outside)
-
-
-def test_a_branch_is_open_whether_a_record_opens_it_or_not(monkeypatch):
-    """Records without a note ran by themselves, all with one dropout mask, unless a note was among them."""
-    torch.manual_seed(0)
-    run = listening(Notes(), noted_squares, with_notes(40, True), micro_batch_size=16)
-    calls, alone = [], run.engine.alone
-    monkeypatch.setattr(
-        run.engine, "alone", lambda *args, **options: calls.append(1) or alone(*args, **options)
-    )
-    run.take_step()
-    assert not calls
 
 
 def test_records_that_run_other_operations_have_random_numbers_of_their_own():
@@ -963,37 +950,16 @@ def with_missing(places: list[int], loss: Callable = least_squares):
     return run, forwards, whole
 
 
-def test_records_that_run_what_was_planned_share_one_forward():
-    """A micro-batch was left in halves, and halves of halves, wherever one record ran other operations."""
-    missing, expected = [9, 12, 20], []
-    run, forwards, whole = with_missing(missing)
+def test_no_record_decides_over_the_forward_of_another():
+    """Where one of a micro-batch runs other operations, each has a forward of its own, and the same row."""
+    run, forwards, whole = with_missing([9, 12, 20])
     run.take_step()
+    expected = []
     for part in torch.arange(40).split(run.settings.micro_batch_size):
-        expected.append([n for n in part.tolist() if n not in missing])
-        expected += [[n] for n in part.tolist() if n in missing]
+        alone = {9, 12, 20} & {*part.tolist()}
+        expected += [[n] for n in part.tolist()] if alone else [part.tolist()]
     assert forwards == 2 * expected
     assert whole == list(range(40))  # in the draw's order
-
-
-@pytest.mark.parametrize("known", [{12}, {9, 12, 20}, {8, 9, 12, 20, 39}])
-def test_who_ran_alone_before_changes_no_bit(known, monkeypatch):
-    """It is tried by itself at once, so that no halves are tried."""
-    missing, calls = [9, 12, 20], []
-
-    def after(known):
-        run, forwards, _ = with_missing(missing)
-        rows, by_plan = run._setup.rows, run.engine.by_plan
-        rows.ran_alone |= known
-        monkeypatch.setattr(run.engine, "by_plan", lambda *args, **_: calls.append(1) or by_plan(*args, **_))
-        run.take_step()
-        assert rows.ran_alone == set(missing)
-        return run.ledger.heard.tolist(), forwards, math.ceil(40 / rows.micro_batch_size)
-
-    expected = after(set())
-    calls.clear()
-    assert after(known) == expected
-    if known == set(missing):
-        assert len(calls) == 2 * (expected[-1] + len(missing))  # two passes
 
 
 @pytest.mark.parametrize("missing", [[], [9]])
@@ -1059,7 +1025,7 @@ class Masking:
 
 @pytest.mark.parametrize("unreadable", [None, 63])
 def test_a_record_that_cannot_be_read_gives_no_two_others_one_random_number(unreadable):
-    """Micro-batches were halved, and each half was joined with the same random numbers."""
+    """The others are joined again; parts that were joined one by one got the same random numbers."""
     seen: SimpleQueue = SimpleQueue()
 
     def watching(model, batch):
@@ -1077,23 +1043,69 @@ def test_a_record_that_cannot_be_read_gives_no_two_others_one_random_number(unre
     assert len(batch[:count].unique(dim=0)) == count
 
 
-@pytest.mark.parametrize("count", [32, 31])
-def test_every_forward_holds_public_records(count):
-    """A full micro-batch had none, so that one record more had the others run without a mask for padding."""
-    seen: SimpleQueue = SimpleQueue()
+@pytest.mark.parametrize(("size", "count"), [(32, 32), (32, 31), (1, 3)])
+def test_a_full_micro_batch_holds_records_alone_and_a_short_one_fillers(size, count, monkeypatch):
+    """Every forward held two public rows in addition."""
+    of_batch, seen = forwards.RowSource.of_batch, []
 
-    def watching(model, batch):
-        seen.put(batch["x"].detach())
-        return least_squares(model, batch)
+    def watching(self, rows_of, batch, *rest):
+        seen.append(batch["x"])
+        return of_batch(self, rows_of, batch, *rest)
 
+    monkeypatch.setattr(forwards.RowSource, "of_batch", watching)
     data = {"x": torch.full((count, 3), 7.0), "y": torch.ones(count)}
-    run = listening(nn.Linear(3, 1), watching, data, micro_batch_size=32)
+    run = listening(nn.Linear(3, 1), least_squares, data, micro_batch_size=size)
     run.take_step()
-    while not seen.empty():
-        batch = seen.get()
-    rows = run.settings.micro_batch_size + PUBLIC_ROWS
-    assert len(batch) == rows
-    assert ((batch == 7).all(1).sum(), (batch < 1).all(1).sum()) == (count, rows - count)
+    rows, batches = forward_rows(size), math.ceil(count / size)
+    assert [len(batch) for batch in seen] == [rows] * batches
+    found = torch.cat(seen)
+    assert ((found == 7).all(1).sum(), (found == 0).all(1).sum()) == (count, rows * batches - count)
+
+
+class RaisesAtZero(nn.Linear):
+    """As a loss does that divides by how many tokens count, and checks its result."""
+
+    def forward(self, x):
+        if bool((x == 0).all(1).any()):
+            raise ValueError("a record of nothing")
+        return super().forward(x)
+
+
+class NotANumberAtZero(nn.Linear):
+    def forward(self, x):
+        return super().forward(x / x.square().sum(1, keepdim=True))
+
+
+@pytest.mark.parametrize("model", [RaisesAtZero, NotANumberAtZero])
+def test_a_model_that_takes_no_zeros_is_filled_with_copies(model):
+    """And says so; where it runs on zeros, neither the plan nor what is published follows records."""
+    copies = {Assumption.PADDED_WITH_COPIES, Assumption.PLANNED_ON_RECORDS}
+    for kind, expected in ((model, copies), (nn.Linear, set())):
+        torch.manual_seed(0)
+        data = {"x": 1 + torch.rand(40, 3), "y": torch.randn(40)}
+        run = listening(kind(3, 1), least_squares, data, micro_batch_size=16)
+        run.take_step()
+        assert bool(run.ledger.heard.isfinite().all())
+        assert copies & {*run.statement().assumptions} == expected
+
+
+def test_where_memory_runs_out_the_error_names_a_size_that_fits():
+    class Greedy(nn.Linear):
+        limit = (99,)
+
+        def forward(self, x):
+            if len(x) > self.limit[0]:
+                raise torch.OutOfMemoryError("4 GiB")
+            return super().forward(x)
+
+    data = {"x": torch.randn(40, 3), "y": torch.randn(40)}
+    model = Greedy(3, 1)
+    run = listening(model, least_squares, data, micro_batch_size=16)
+    run.engine.never_replay("the model has to run")
+    model.limit = (4,)
+    with pytest.raises(MemoryError, match="micro_batch_size=8"):
+        run.take_step()
+    assert run.ledger.releases_left["batch"] == 2  # nothing was charged
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -1165,7 +1177,7 @@ def test_places_follow_one_law_whether_a_record_is_there_or_not():
     ],
 )
 def test_records_are_dealt_to_places_where_random_numbers_are_shared(model, dealt):
-    """Only there: it takes more public rows."""
+    """Only there: it takes more fillers."""
     data = {"x": torch.randn(64, 3), "y": torch.randn(64)}
     assert listening(model(), least_squares, data)._setup.rows.dealt is dealt
 
@@ -1272,7 +1284,7 @@ class Hungry(nn.Linear):
         return out
 
 
-def test_what_is_published_is_measured_on_made_up_records(monkeypatch):
+def test_what_is_published_is_measured_on_fillers(monkeypatch):
     """The micro-batch size in config.json had followed single private records, as had words on rounding."""
     monkeypatch.setattr(memory_use, "available_bytes", lambda device: 2**22)
     monkeypatch.setattr(GradientEngine, "keeps_bits", lambda self, batch, size: bool(batch["x"].max() < 5))
@@ -1284,25 +1296,6 @@ def test_what_is_published_is_measured_on_made_up_records(monkeypatch):
         published.append((run.config(), run.statement().assumptions))
     assert published[0] == published[1]
     assert Assumption.FOUND in published[0][1]
-
-
-@pytest.mark.parametrize(
-    ("taken", "made"), [((0, 1), [1, 0, 1, 0]), ((1,), [1, 1, 1, 1]), ((0,), [0, 0, 0, 0]), ((), None)]
-)
-def test_made_up_records_are_those_that_the_model_takes(taken, made):
-    batch = {"x": torch.full((3, 2), 7.0), "whole": torch.full((3,), 7)}
-
-    def losses(records):
-        if not {7, *taken}.issuperset(records["whole"].tolist()):
-            raise ValueError("no such label")
-        return records["x"].sum(1)
-
-    found, _ = made_up(losses, batch)
-    if made is None:
-        assert found is batch
-    else:
-        assert found["whole"].tolist() == made
-        assert 0 <= found["x"].min() < found["x"].max() <= 1
 
 
 class Shared(nn.Linear):

@@ -21,7 +21,7 @@ from equipoise.data import Records
 from equipoise.gradients import GradientEngine
 from equipoise.privacy import JournalError, PlanError, Unit
 from equipoise.training.folder.published_run import verify_run
-from equipoise.training.forwards import PUBLIC_ROWS, RowSource
+from equipoise.training.forwards import RowSource
 from equipoise.training.owners import Owners, UserSource, joined_over_users
 from equipoise.training.record_source import DataError, RecordSource
 from tests.shared_fixtures import in_processes
@@ -375,7 +375,7 @@ def test_every_forward_has_as_many_rows_whatever_users_hold(monkeypatch):
     monkeypatch.setattr(RowSource, "of_batch", watching)
     run = of_users(MOST, owners(), user_rows="mean", batch=20, steps=12)
     list(run)
-    rows = torch.Size([run.settings.micro_batch_size + PUBLIC_ROWS, MOST])
+    rows = torch.Size([run.settings.micro_batch_size, MOST])
     assert len(shapes) >= 10
     assert set(shapes) == {(rows, rows)}
 

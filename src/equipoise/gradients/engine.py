@@ -9,14 +9,13 @@ that updates parameters is refused (``capture.isolation``).
 
 from __future__ import annotations
 
-import itertools
 import os
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -53,15 +52,13 @@ from equipoise.gradients.checks.row_comparison import distance_and_length, lengt
 from equipoise.gradients.compare import Independence, TracedLosses, away_from_zero, companies, compare
 from equipoise.gradients.engine_inputs import (
     Loss,
-    WholeNumbers,
     backward_at,
     backward_included,
     check_batch,
     check_model,
     check_params,
     evaluate_loss,
-    joined,
-    made_up_records,
+    fillers,
     map_records,
     num_records,
     places_of_different,
@@ -257,7 +254,7 @@ class GradientEngine:
         """G of private records: what was planned at the start, whatever their values.
 
         A plan that followed a batch would change how all its records round, and which random numbers they
-        get, so that one record moved the others. Records of other lengths are planned on made-up ones.
+        get, so that one record moved the others. Records of other lengths are planned on fillers.
 
         Raises:
             PlanMismatch: the model runs other operations for some of these records; `alone` serves them.
@@ -312,7 +309,8 @@ class GradientEngine:
         """G by what was traced, at the first batch of a form; None if there is no trace."""
         form = self._form(batch)
         if form not in self._traced:
-            self._traced[form] = self._traced_anew(batch)
+            with parameters_watched(self._buffers.modules, params), self._buffers.watched():
+                self._traced[form] = self._traced_anew(batch)
         traced = self._traced[form]
         if traced is None:
             return None
@@ -464,7 +462,7 @@ class GradientEngine:
     def settle(self, batch: Any) -> None:
         """See that each of these records by itself runs what was planned, and that rows are those of records.
 
-        A parameter whose use depends on values becomes dense. Before the plan is made on public records.
+        A parameter whose use depends on values becomes dense.
 
         Args:
             batch: a few records.
@@ -756,77 +754,65 @@ class GradientEngine:
         }
         return rows, loss.detach()
 
-    def plan_on(self, public: Any, example: Any, params: Mapping[str, Tensor]) -> bool:
+    def plan_on(self, public: Any, example: Any) -> bool:
         """Plan anew on public records: a plan that followed private ones would tell of them.
 
         Args:
-            public: records, each of which runs what is planned. Every forward will hold some of them.
+            public: records.
             example: private records, of which the plan has to serve one at least, with its rows.
-            params: other values at which it has to hold.
 
         Returns:
-            False where there is no such plan; then the one of the start stays.
+            False if there is no such plan; then the one of the start stays.
         """
         before = dict(self._plans), self._latest
-        try:
-            self._learn(public)
-            for values in (None, params):
-                self._settle(public, values, public)
-            self._compare(self._plans[signature(public)], public, public)
-            plan = self._plans[signature(public)]
+        with suppress(Exception):  # whatever a model raises that does not take such records
+            plan = self._learn(public)
             if plan == before[0].get(signature(example)):
                 return True
-            places = range(num_records(example))
-            few = [*itertools.islice((at for at in places if self._holds(example, at, public)), LARGE)]
+            few = [at for at in range(num_records(example)) if self._holds(example, at)]
             if few:
-                # Made-up records may stand in the order that the model sorts them to.
-                self._compare(plan, take_records(example, torch.tensor(few)), public)
+                self._compare(plan, take_records(example, torch.tensor(few[:LARGE])))
                 if self._latest is plan:
                     return True
-        except Exception:  # whatever a model raises that does not take such records
-            pass
         self._plans, self._latest = before
         return False
 
-    def _holds(self, batch: Any, place: int, public: Any) -> bool:
-        """Whether copies of a record run what is planned, next to public ones."""
+    def _holds(self, batch: Any, place: int) -> bool:
+        """Whether copies of a record run what is planned."""
         copies = take_records(batch, torch.full((LARGE,), place))
         with undisturbed(self.model), self._buffers.kept():
-            return self.planned_losses(joined(copies, public)) is not None
+            return self.planned_losses(copies) is not None
 
-    def _settle(
-        self, batch: Any, params: Mapping[str, Tensor] | None = None, public: Any | None = None
-    ) -> None:
-        """Plan so that each of these records by itself, or next to public ones, runs what was planned.
+    def serves(self, batch: Any) -> bool:
+        """Whether these records run what was planned, with finite losses and rows."""
+        with suppress(Exception), undisturbed(self.model), self._buffers.kept():
+            found = self._by_plan(batch, None)
+            assert found.losses is not None
+            numbers = found.losses if self.forward_only else found.losses + found.row_norms()
+            return bool(numbers.isfinite().all())
+        return False
+
+    def _settle(self, batch: Any) -> None:
+        """Plan so that each of these records by itself runs what was planned.
 
         Parameters whose operations depend on values become dense.
         """
         for _ in range(MISMATCHES):  # what one record changes must hold for those before it
             before = self._plans.get(signature(batch))
             for place in places_of_different(batch):
-                copies = take_records(batch, torch.full((LARGE,), place))
-                together = copies if public is None else joined(copies, public)
-                with undisturbed(self.model), self._buffers.kept():
-                    holds = self.planned_losses(together, params) is not None
-                if not holds:
+                if not self._holds(batch, place):
                     with undisturbed(self.model), self._buffers.kept():
-                        self._gradients(together, params)
+                        self._gradients(take_records(batch, torch.full((LARGE,), place)), None)
             if self._plans.get(signature(batch)) is before:
                 return
 
     def _plan_of_length(self, batch: Any) -> CapturePlan:
-        """The latest plan or another, by what made-up records in the shape of these run."""
-        if self.model in SHARDED:  # the others, who have other shapes, would not plan with this process
-            assert self._latest is not None
-            return self._latest
-        for whole in get_args(WholeNumbers):
-            try:
-                with undisturbed(self.model):
-                    self._gradients(made_up_records(batch, LARGE, whole), None)
-                break
-            except Exception:  # whatever a model raises that does not take such records
-                continue
+        """The latest plan or another, by what fillers in the shape of these records run."""
         assert self._latest is not None
+        if self.model in SHARDED:  # the others, who have other shapes, would not plan with this process
+            return self._latest
+        with suppress(Exception), undisturbed(self.model):  # whatever a model raises that takes no zeros
+            self._gradients(fillers(batch, LARGE), None)
         return self._plans.setdefault(signature(batch), self._latest)
 
     @backward_included()
@@ -1165,21 +1151,14 @@ class GradientEngine:
 
     @torch.enable_grad()
     @backward_included()
-    def _compare(self, plan: CapturePlan, batch: Any, public: Any | None = None) -> None:
-        """The self-check: rows of three records against ordinary autograd, a record at a time.
-
-        Args:
-            plan: gives the rows, where public records are given next to those.
-            batch: the records.
-            public: others.
-        """
+    def _compare(self, plan: CapturePlan, batch: Any) -> None:
+        """The self-check: rows of three records against ordinary autograd, a record at a time."""
         if self._mixed:  # next to others a record has another row
             return
         # In another order than the plan was learned on: a model may sort records, or tokens, by value.
         three = take_records(repeat_to(batch, LARGE), torch.arange(LARGE).flip(0))
-        together = three if public is None else joined(three, public)
         for _ in range(2):
-            wrong = self._wrong_rows(plan, three, together)
+            wrong = self._wrong_rows(plan, three)
             if not wrong:
                 return
             if all(name in plan.dense for name in wrong):
@@ -1190,7 +1169,7 @@ class GradientEngine:
             [RefusedParameter(n, n.rpartition(".")[0], why, remedy) for n, why in wrong.items()]
         )
 
-    def _wrong_rows(self, plan: CapturePlan, three: Any, together: Any) -> dict[str, str]:
+    def _wrong_rows(self, plan: CapturePlan, three: Any) -> dict[str, str]:
         """Parameters whose rows by plan are not those of single records, and why.
 
         A forward of one record rounds otherwise than that of several. Where a value is all but zero, a ReLU
@@ -1198,14 +1177,10 @@ class GradientEngine:
         a tenth of its length away, if it is that of another batch: copies of the record alone, twice as
         many rows, and the record at another place. What follows company, place or number is seen there.
 
-        Args:
-            plan: gives the rows.
-            three: the records.
-            together: the batch that begins with them.
         """
         leaves = trainable_parameters(self.model)
         with undisturbed(self.model):
-            factors, _ = self._capture(plan, together, leaves, None, None)
+            factors, _ = self._capture(plan, three, leaves, None, None)
 
         def single(place: int, visit: Callable[[str, Tensor], None]) -> None:
             self._row_alone(three, place, plan, visit)
@@ -1220,7 +1195,7 @@ class GradientEngine:
         if compared and not plan.low_precision:
 
             def copied(place: int, visit: Callable[[str, Tensor], None]) -> None:
-                copies = take_records(together, torch.full((2 * num_records(together),), place))
+                copies = take_records(three, torch.full((2 * LARGE,), place))
                 with undisturbed(self.model):
                     rows, _ = self._row_among(copies, (place + 1) % LARGE, compared, None)
                 for name, row in rows.items():

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from contextvars import ContextVar
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -29,16 +29,14 @@ from equipoise.gradients.capture.sharded import (
 
 __all__ = [
     "Loss",
-    "WholeNumbers",
     "backward_at",
     "backward_included",
     "check_batch",
     "check_model",
     "check_params",
     "evaluate_loss",
+    "fillers",
     "is_array",
-    "joined",
-    "made_up_records",
     "map_records",
     "num_records",
     "places_of_different",
@@ -175,39 +173,13 @@ def places_of_different(batch: Any) -> list[int]:
     return [at for at in places if not any(all(x[at].equal(x[b]) for x in found) for b in range(at))]
 
 
-#: What made-up records hold where whole numbers, labels, tokens or truth values go.
-WholeNumbers = Literal["mixed", "ones", "zeros"]
+def fillers(batch: Any, count: int) -> Any:
+    """Public records in the shape of these: zeros, which can be a number, a label, a token or a mask.
 
-
-def joined(batch: Any, others: Any) -> Any:
-    """The records of two batches of one form, one after another.
-
-    >>> joined({"x": torch.zeros(1)}, {"x": torch.ones(2)})
-    {'x': tensor([0., 1., 1.])}
+    >>> fillers({"label": torch.tensor([7, 8, 9])}, 2)
+    {'label': tensor([0, 0])}
     """
-    following = iter(record_leaves(others))
-    return map_records(lambda leaf: torch.cat([leaf, next(following)]), batch)
-
-
-def made_up_records(batch: Any, count: int, whole: WholeNumbers) -> Any:
-    """Public records in the shape of these: uniform numbers from 0 to 1, whole ones where only those go.
-
-    "mixed" are ones and zeros in turn, along a record and from one record to the next. Where two of them
-    stand, a branch behind `any` is open and one behind `all` is closed.
-    """
-    rng = torch.Generator().manual_seed(0)
-
-    def made(leaf: Tensor) -> Tensor:
-        shape = (count, *leaf.shape[1:])
-        if leaf.is_floating_point():
-            return torch.rand(shape, generator=rng).to(leaf)
-        if whole != "mixed":
-            return leaf.new_full(shape, whole == "ones")
-        places = torch.arange(leaf[:1].numel()).reshape(1, *leaf.shape[1:])
-        starts = torch.arange(count).reshape(-1, *[1] * (leaf.ndim - 1))
-        return ((places + starts + 1) % 2).to(leaf)
-
-    return map_records(made, batch)
+    return map_records(lambda leaf: leaf.new_zeros((count, *leaf.shape[1:])), batch)
 
 
 def perturb_record(batch: Any, record: int, change: Callable[[Tensor], Tensor] | None = None) -> Any:

@@ -132,5 +132,5 @@ class LossEngine(GradientEngine):
         with nothing_saved():
             return super()._losses_under(*given)
 
-    def _compare(self, plan: CapturePlan, batch: Any, public: Any | None = None) -> None:
+    def _compare(self, plan: CapturePlan, batch: Any) -> None:
         """Nothing."""

@@ -46,10 +46,15 @@ def always(unit: Any) -> list[str]:
     return [OF_USER if unit == "user" else OF_RECORD, STATED, START, ROUNDED]
 
 
-#: Said before statements had a field `independence`; those that stand verify as they did.
+#: Said before statements had a field `independence`, and forwards were filled up with zeros; those that stand
+#: verify as they did.
 EARLIER = (
     "loss, collate and augmentation treat each record by itself: which records stand next to it or came "
     "before it, and where it stands, change nothing (tried on a few records before the start)",
+    "how rows are computed was planned on a few private records: the model fails on made-up ones, or runs "
+    "other operations for them",
+    "copies of a drawn record fill up the micro-batches, with weight zero: the model takes no made-up "
+    "records",
 )
 
 # ---- what a process finds out, with the names of what it found
@@ -111,8 +116,8 @@ class Assumption(StrEnum):
         "the model draws random numbers"
     )
     PLANNED_ON_RECORDS = (
-        "how rows are computed was planned on a few private records: the model fails on made-up ones, or "
-        "runs other operations for them"
+        "how rows are computed, and how many share a forward, follows a few private records: on zeros the "
+        "model fails, gives what is not finite, or runs other operations"
     )
     OWN_NUMBERS = (
         "every random number of the model, the loss, the augmentation and the collate function belongs to "
@@ -125,8 +130,8 @@ class Assumption(StrEnum):
     )
     PUBLIC_START = "the owner states that what the run starts from is public"
     PADDED_WITH_COPIES = (
-        "copies of a drawn record fill up the micro-batches, with weight zero: the model takes no made-up "
-        "records"
+        "copies of a few private records fill up micro-batches that are not full, with weight zero: on zeros "
+        "the model fails, gives what is not finite, or runs other operations"
     )
     RANDOM_PIPELINE = (
         "collating and augmenting treat each record by itself, and no random number makes them fail: they "

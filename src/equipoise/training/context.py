@@ -160,7 +160,7 @@ class TrainingDraw:
         points: Sequence[Parameters | None] = [None] if at is None else list(at)
         turns = self._turns(points)
         note_failure = partial(self._diagnostics.note_failure, self.name)
-        forwards = Forwards(self._rows, points, self._of_items, note_failure, looks=all_finite is None)
+        forwards = Forwards(self._rows, points, self._of_items, note_failure, all_finite)
         following, start = [], 0
         # Workers, where there are any, read the following micro-batch meanwhile.
         ahead = self._rows.source.ahead([part.ids for part in self._micro_batches], self._of_items)

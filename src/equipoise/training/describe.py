@@ -23,7 +23,7 @@ from equipoise.gradients.engine_inputs import repeat_to
 from equipoise.privacy import BandedGaussian, Ledger, PrivacyPlan, Release, epsilon, prefix_error
 from equipoise.privacy.ledger.run_record import GUARANTEES, compose_events
 from equipoise.privacy.noise.streams import ReleaseStreams, normals
-from equipoise.training.forwards import PUBLIC_ROWS
+from equipoise.training.forwards import forward_rows
 from equipoise.training.randomness import public_randomness
 from equipoise.training.setup.memory_use import step_bytes
 from equipoise.training.setup.training_setup import TrainingSetup
@@ -267,8 +267,8 @@ def _seconds_a_pass(setup: TrainingSetup) -> float:
     """Time of the rows and sums of one micro-batch, for each that this process' share of a batch makes."""
     rows = setup.rows
     share = setup.sampling.expected_size / setup.processes.parts
-    # The records that were looked at already, repeated: others may be broken. Every forward is filled up.
-    example = repeat_to(rows.example, rows.micro_batch_size + PUBLIC_ROWS)
+    # The records that were looked at already, repeated: others may be broken.
+    example = repeat_to(rows.example, forward_rows(rows.micro_batch_size))
     randomness = public_randomness(rows.seed, "describe")
 
     def work() -> None:

@@ -1,17 +1,16 @@
 """Forwards of private records: who shares one, and the gradient rows that come out of it.
 
-**Fixed shape.** Kernels round a row by the number of rows in a batch, and a model may run other operations
-where all records, or none, are of some kind. So every forward has the same number of rows, and public records
-are always among them: a record that enters a draw changes no other row.
+**Fixed shape.** Kernels round a row by the number of rows in a batch. So every forward has the same number of
+rows: a micro-batch that is not full is filled up by fillers of weight zero, whose rows are cut off. A record
+that enters a draw changes no other row.
 
 The records of a draw stand in micro-batches (`MicroBatch`), each at a place among the rows of a forward, and
 with the place goes its share of the random numbers. `RowSource` makes the rows of one forward. `Forwards`
-decides which records of a micro-batch share one.
+reads the records of a micro-batch, and decides which of them share one.
 """
 
 from __future__ import annotations
 
-import itertools
 import logging
 import math
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -23,15 +22,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from equipoise._foreign_errors import cause_of
 from equipoise._host import host_waits
 from equipoise._tree import map_leaves
 from equipoise.gradients.capture.random_numbers import random_numbers_from
 from equipoise.gradients.capture.recorder import PlanMismatch
 from equipoise.gradients.engine_inputs import (
     Loss,
-    WholeNumbers,
-    made_up_records,
+    fillers,
     map_records,
+    num_records,
     record_leaves,
     repeat_to,
     signature,
@@ -42,27 +42,30 @@ from equipoise.methods.base import Parameters
 from equipoise.privacy import Draw, Secrets, secret_generator
 from equipoise.privacy.noise.uniform import uniform_order
 from equipoise.training.distributed import Processes
-from equipoise.training.model_sharing import ModelSharing, is_no_records_fault
+from equipoise.training.model_sharing import ModelSharing, is_no_records_fault, out_of_memory
 from equipoise.training.owners import Owners, by_user, flattened, users_of_one_record
 from equipoise.training.randomness import Randomness, public_randomness, secret_randomness
 from equipoise.training.record_source import RecordSource
+from equipoise.training.setup.memory_use import fitting
 
 __all__ = [
-    "PUBLIC_ROWS",
     "BatchPreparation",
     "Forwards",
     "MicroBatch",
     "RowSource",
     "averaged_over_views",
     "filled",
+    "forward_rows",
     "moved",
     "repeat_views",
 ]
 
 _log = logging.getLogger("equipoise.training")
 
-PUBLIC_ROWS = 2
-"""How many made-up records every forward holds at least: one of each kind that there is."""
+
+def forward_rows(size: int) -> int:
+    """How many rows a forward of micro-batches of this size has: many a model squeezes what has one row."""
+    return max(2, size)
 
 
 def moved(nest: Any, device: torch.device) -> Any:
@@ -74,22 +77,22 @@ def moved(nest: Any, device: torch.device) -> Any:
     )
 
 
-def filled(records: Any, public: Any, places: Tensor | None = None) -> Any:
-    """The public records, with these in place of some.
+def filled(records: Any, others: Any, places: Tensor | None = None) -> Any:
+    """The fillers, with these records in place of some.
 
     Args:
         records: at most as many.
-        public: of the same form, one per row of a forward.
+        others: the fillers, of the same form, one per row of a forward.
         places: of the records, ascending, LongTensor [b]; the first ones when None.
 
     Example:
         >>> filled({"label": torch.tensor([7])}, {"label": torch.tensor([1, 0, 1, 0])})["label"]
         tensor([7, 0, 1, 0])
     """
-    others = iter(record_leaves(public))
+    following = iter(record_leaves(others))
 
     def fill(leaf: Tensor) -> Tensor:
-        rest = next(others)
+        rest = next(following)
         if places is None or int(places[-1]) == len(places) - 1:
             return torch.cat([leaf, rest[len(leaf) :]])
         return rest.index_copy(0, places.to(rest.device), leaf)
@@ -243,8 +246,8 @@ class RowSource:
         micro_batch_size: the most private records of a forward.
         example: a batch of a few records, from which the rows of an empty draw are cut.
         seed: public seed of the randomness of public records.
-        whole_numbers: what stands in public records where only those go; None for copies of the first private
-            record instead.
+        fills_with: a few records that fill up a forward in place of zeros, if the model does not take those.
+        record_bytes: memory that one record takes in a step.
         probes: numbers of the records of `example`, which could be read at the start.
         dealt: records are dealt to random places of a draw, which a record more does not change; otherwise
             they take the first places in their order.
@@ -260,18 +263,18 @@ class RowSource:
         micro_batch_size: int,
         example: Any,
         seed: int,
-        whole_numbers: WholeNumbers | None = "mixed",
+        fills_with: Any = None,
+        record_bytes: float = 0.0,
         probes: Tensor | None = None,
         dealt: bool = False,
         owners: Owners | None = None,
         sharing: ModelSharing | None = None,
     ) -> None:
         self.owners, self.sharing = owners, sharing or ModelSharing(Processes())
-        self.whole_numbers, self.dealt = whole_numbers, dealt
+        self.fills_with, self.record_bytes, self.dealt = fills_with, record_bytes, dealt
         self.engine, self.source, self.prepare = engine, source, prepare
         self.probes = torch.zeros(0, dtype=torch.long) if probes is None else probes
         self.micro_batch_size, self.example, self.seed = micro_batch_size, example, seed
-        self.ran_alone: set[int] = set()  # numbers of records, for `Forwards`; only its time follows them
         # Whether each forward is looked at for gradients that are not finite; else the sums of a whole draw.
         # Only time follows it: see `TrainingDraw.query`.
         self.looks_at_once = self.sharing.is_sharded or not host_waits(prepare.device)
@@ -279,7 +282,7 @@ class RowSource:
         # then, and a draw would be charged a second time.
         self.has_released = False
         self._failure_was_logged = False
-        self._made_up: tuple[Any, Any] = (None, None)  # the public rows of the last form of records
+        self._fillers: tuple[Any, Any] = (None, None)  # those of the last form of records
 
     def fingerprint(self) -> str:
         """A digest of the records and of whose they are, which is private; see `RecordSource.fingerprint`."""
@@ -329,7 +332,11 @@ class RowSource:
         return self.sharing.reading(read)
 
     def of_records(
-        self, records: Any, at: Sequence[Parameters | None], part: MicroBatch, *, looks: bool = True
+        self,
+        records: Any,
+        at: Sequence[Parameters | None],
+        part: MicroBatch,
+        all_finite: list[Tensor] | None = None,
     ) -> list[Any]:
         """Gradient rows of private records that share a forward, at every parameter point.
 
@@ -337,22 +344,27 @@ class RowSource:
             records: their batch.
             at: the parameter points.
             part: where they stand.
-            looks: whether norms that lost digits are taken again at once; otherwise they are NaN.
+            all_finite: takes whether all fillers were finite; norms that lost digits are NaN then. Without it
+                norms are looked at, and those are taken again at once.
 
         Raises:
             PlanMismatch: one of them runs what was not planned.
         """
         randomness, count = part.randomness, len(part.ids)
-        batch = self._batch(records, self._public(records), part.places, randomness)
+        batch = self._batch(records, part.places, randomness)
 
         def with_norms(batch: Any, params: Parameters | None) -> Any:
-            with nullcontext() if looks else lost_are_nan():
+            with nullcontext() if all_finite is None else lost_are_nan():
                 gradients = self.engine.by_plan(batch, params=params)
                 if not self.engine.forward_only:
                     gradients.row_norms()  # in the fixed shape too; the cut below keeps them
             return gradients
 
         whole = self._of_private_batch(with_norms, batch, at, randomness)
+        if count == num_records(batch):
+            return whole
+        if all_finite is not None and not self.engine.forward_only:
+            all_finite += [gradients.row_norms().isfinite().all() for gradients in whole]
         # The first places as a slice: nothing is copied.
         are_first = int(part.places[-1]) == count - 1
         kept = slice(count) if are_first else part.places
@@ -362,31 +374,20 @@ class RowSource:
         ]
 
     def of_one(self, record: Any, at: Sequence[Parameters | None], part: MicroBatch) -> list[Any]:
-        """Rows of a record that runs other operations than planned, or fails next to others.
+        """Rows of a record that runs other operations than planned, or fails next to fillers: without a plan.
+
+        It has random numbers of its own, or those that all share, as by the plan: who runs by it follows from
+        who else is there.
 
         Args:
             record: its batch.
             at: the parameter points.
             part: where it stands.
         """
-        try:
-            return self._without_plan(record, self._public(record), at, part)
-        except Exception as error:
-            if is_no_records_fault(error):
-                raise
-        # Public records may fail where it does not; copies of it fail only where it does.
-        return self._without_plan(record, self._repeated(record), at, part)
-
-    def _without_plan(
-        self, record: Any, public: Any, at: Sequence[Parameters | None], part: MicroBatch
-    ) -> list[Any]:
-        """Rows of a record among public ones.
-
-        It has random numbers of its own, or those that all share, as by the plan: who runs by it follows from
-        who else is there.
-        """
         place, randomness = int(part.places), part.randomness
-        batch = self._batch(record, public, part.places, randomness)
+        # Fillers may fail where it does not; copies of it fail only where it does.
+        copies = repeat_to(record, forward_rows(self.micro_batch_size))
+        batch = self._batch(copies, torch.arange(num_records(copies)), randomness)
         if self.dealt:
             return self._of_private_batch(partial(self.engine.alone, place=place), batch, at, randomness)
         one = take_records(batch, slice(place, place + 1))
@@ -394,27 +395,29 @@ class RowSource:
             self.engine.alone, one, at, lambda kind: randomness(f"{kind} of {place}")
         )
 
-    def _batch(self, records: Any, public: Any, places: Tensor, randomness: Randomness) -> Any:
-        """The rows of a forward, prepared: records at their places, public ones at all others."""
-        batch = filled(records, public, places)
+    def _batch(self, records: Any, places: Tensor, randomness: Randomness) -> Any:
+        """The rows of a forward, prepared: records at their places, fillers at all others."""
+        if num_records(records) < forward_rows(self.micro_batch_size):
+            records = filled(records, self.fillers(records), places)
         if self.prepare.augmentation is None:
-            return self.prepare(batch, randomness)
+            return self.prepare(records, randomness)
         # Augmenting may draw random numbers in its own way.
         with random_numbers_from(randomness("augmented"), self.prepare.device):
-            return self.prepare(batch, randomness)
+            return self.prepare(records, randomness)
 
-    def _public(self, records: Any) -> Any:
-        """Public records of the form of these, one per row of a forward."""
-        if self.whole_numbers is None:
-            return self._repeated(take_records(records, slice(1)))
-        form = signature(records)
-        if form != self._made_up[0]:
-            self._made_up = form, self._repeated(made_up_records(records, PUBLIC_ROWS, self.whole_numbers))
-        return self._made_up[1]
+    def fillers(self, records: Any) -> Any:
+        """Fillers of the form of these records, one per row of a forward.
 
-    def _repeated(self, records: Any) -> Any:
-        """These records in turn, one per row of a forward."""
-        return repeat_to(records, self.micro_batch_size + PUBLIC_ROWS)
+        They are zeros. A model that does not take those gets copies of the example's records, or of the first
+        of these, if they have another form.
+        """
+        form, count = signature(records), forward_rows(self.micro_batch_size)
+        if self.fills_with is not None and form != signature(self.fills_with):
+            return repeat_to(take_records(records, slice(1)), count)
+        if form != self._fillers[0]:
+            new = fillers(records, count) if self.fills_with is None else repeat_to(self.fills_with, count)
+            self._fillers = form, new
+        return self._fillers[1]
 
     def of_batch(
         self,
@@ -451,10 +454,10 @@ class RowSource:
         return self.of_batch(self.engine, batch, [at], public_randomness(self.seed, step, "public"))[0]
 
     def of_public_alone(self, at: Sequence[Parameters | None], randomness: Randomness) -> list[Any]:
-        """No rows, by a forward of public records, which a process runs while others need one."""
-        public = self._public(self.example)
-        # One takes a private record's place: the rows that are kept for later forwards are copied, as ever.
-        batch = self._batch(take_records(public, slice(1)), public, torch.tensor([0]), randomness)
+        """No rows, by a forward of fillers, which a process runs while others need one."""
+        # One takes a private record's place: those that are kept for later forwards are copied, as ever.
+        one = take_records(self.fillers(self.example), slice(1))
+        batch = self._batch(one, torch.tensor([0]), randomness)
         found = self.of_batch(self.engine.by_plan, batch, at, randomness)
         return [gradients.rows(slice(0)) for gradients in found]
 
@@ -493,23 +496,34 @@ class RowSource:
             )
         self._failure_was_logged = True
 
+    def memory_ran_out(self) -> MemoryError:
+        """An error that names a smaller micro-batch."""
+        count = sum(p.numel() for p in self.engine.model.parameters() if p.requires_grad)
+        fits = fitting(self.record_bytes, count, self.prepare.device)
+        size = self.micro_batch_size
+        remedy = f"Give micro_batch_size={max(1, min(size // 2, fits))}: so many records are held at once"
+        if size == 1:
+            remedy = "A single record does not fit: free memory, or train fewer parameters"
+        return MemoryError(
+            f"memory ran out in a forward of {forward_rows(size)} rows. Nothing of this draw was released. "
+            + remedy
+        )
+
 
 class Forwards:
     """Decides which private records share a forward.
 
-    Those of a micro-batch that run what was planned share one. Each that does not, or that fails next to
-    others, has one of its own. A record that cannot be read, joined or run is left out, and the others are
-    joined again as if it had not been drawn: whoever joins them may deal random numbers in turn.
-
-    Records that do not work together are halved until it is known whose fault it is; these rows are thrown
-    away. Who ran alone before is tried by itself first, which spares the halving and changes no row.
+    Those of a micro-batch share one, unless the model runs other operations than planned for one of them.
+    Then each has a forward of its own, in the same shape: no record decides over the row of another. One that
+    cannot be read, or that model or loss fail on, is left out, and the others are joined again as if it had
+    not been drawn: a step that stopped would tell whoever chose the parameters that it was.
 
     Args:
         rows: makes the rows of a forward.
         points: where the rows are taken.
         of_items: randomness of the items of the draw.
         note_failure: takes the kind of the error of each record that is left out.
-        looks: as for `RowSource.of_records`.
+        all_finite: as for `RowSource.of_records`.
     """
 
     def __init__(
@@ -518,10 +532,10 @@ class Forwards:
         points: Sequence[Parameters | None],
         of_items: Randomness,
         note_failure: Callable[[str], None],
-        looks: bool,
+        all_finite: list[Tensor] | None,
     ) -> None:
         self._rows, self._points, self._of_items = rows, points, of_items
-        self._note_failure, self._looks = note_failure, looks
+        self._note_failure, self._all_finite = note_failure, all_finite
 
     def of(self, part: MicroBatch, purpose: Sequence[object] = ()) -> Iterator[tuple[MicroBatch, list[Any]]]:
         """The records of each forward, and their rows at every point.
@@ -529,19 +543,25 @@ class Forwards:
         Args:
             part: the micro-batch.
             purpose: with another one, joining draws other random numbers.
+
+        Raises:
+            MemoryError: memory ran out; a micro-batch size that may fit is named.
         """
-
-        def begin(part: MicroBatch) -> Iterator[tuple[MicroBatch, list[Any]]]:
-            forwards = self._together(part, purpose)
-            return itertools.chain([next(forwards)], forwards)
-
         while len(part.ids):
-            forwards, failed = _attempt(begin, part, Exception)
-            if forwards is not None:
-                yield from forwards
+            try:
+                found = self._together(part, purpose)
+                first = next(found, None)
+            except Exception as error:
+                self._raise(error)
+            else:
+                if first is not None:
+                    yield first
+                yield from found
                 return
+            kinds = {place: self._fault(part.at(place), purpose) for place in part.places.tolist()}
+            failed = {place: kind for place, kind in kinds.items() if kind}
             if not failed:  # only together, such as texts of several lengths that nobody pads
-                for place in part.places.tolist():
+                for place in kinds:
                     yield from self.of(part.at(place), (place,))
                 return
             self._rows.check_source()
@@ -555,62 +575,49 @@ class Forwards:
         """The records of each forward, and their rows, all joined together.
 
         Raises:
-            What reading, joining or running one of them raises, before anything is given.
+            What reading, joining or running them raises, before anything is given.
         """
-        records, known = self._rows.joined(part, self._of_items, purpose), self._rows.ran_alone
-
-        def run(rows_of: Callable[..., list[Any]], few: MicroBatch) -> list[Any]:
-            mine = records if few is part else take_records(records, part.index(few))
-            return rows_of(mine, self._points, few)
-
-        by_plan = partial(run, partial(self._rows.of_records, looks=self._looks))
-        alone = partial(run, self._rows.of_one)
-        # A record next to public ones only may fail because of those.
-        errors = PlanMismatch if len(part.ids) > 1 else Exception
-        numbers = dict(zip(part.places.tolist(), part.ids.tolist(), strict=True))
-        suspects = [place for place, number in numbers.items() if number in known]
-        new = {place: alone for place in suspects if _attempt(by_plan, part.at(place), errors)[1]}
-        known.difference_update(numbers[place] for place in suspects if place not in new)
-        apart: dict[int, Callable[[MicroBatch], list[Any]]] = {}
-        while True:
-            for place, way in new.items():
-                way(part.at(place))
-            apart |= new
-            sharing = part.without(apart) if apart else part
-            rows, found = _attempt(by_plan, sharing, errors) if len(sharing.ids) else ([], {})
-            if rows is not None:
-                break
-            known.update(numbers[place] for place in found)
-            # Where none is at fault by itself, any two may be together.
-            new = dict.fromkeys(found, alone) or dict.fromkeys(sharing.places.tolist(), by_plan)
-        if rows:
-            yield sharing, rows
-        for place in sorted(apart):  # in one order, however they were found
-            rows, failed = _attempt(apart[place], part.at(place), Exception)
-            if failed:
-                self._note_failure(failed[place])
+        records = self._rows.joined(part, self._of_items, purpose)
+        try:
+            yield part, self._by_plan(records, part)
+            return
+        except PlanMismatch:
+            pass
+        except Exception:
+            if len(part.ids) > 1:
+                raise
+        for number, place in enumerate(part.places.tolist()):
+            few = part.at(place)
+            try:
+                rows = self._alone(take_records(records, slice(number, number + 1)), few)
+            except Exception as error:
+                self._raise(error)
+                self._note_failure(type(error).__name__)
             else:
-                yield part.at(place), rows
+                yield few, rows
 
+    def _fault(self, one: MicroBatch, purpose: Sequence[object]) -> str:
+        """The kind of the error of a record that fails by itself; else ""."""
+        try:
+            self._alone(self._rows.joined(one, self._of_items, purpose), one)
+        except Exception as error:
+            self._raise(error)
+            return type(error).__name__
+        return ""
 
-def _attempt(
-    run: Callable[[MicroBatch], Any], part: MicroBatch, errors: type[Exception]
-) -> tuple[Any, dict[int, str]]:
-    """What it gives for these records; or None and those at fault: by place the kind of the error.
+    def _by_plan(self, records: Any, part: MicroBatch) -> list[Any]:
+        return self._rows.of_records(records, self._points, part, self._all_finite)
 
-    Args:
-        run: it may fail.
-        part: the records.
-        errors: what a record may be at fault for.
-    """
-    try:
-        return run(part), {}
-    except errors as error:
+    def _alone(self, record: Any, one: MicroBatch) -> list[Any]:
+        try:
+            return self._by_plan(record, one)
+        except Exception as error:
+            self._raise(error)
+        return self._rows.of_one(record, self._points, one)
+
+    def _raise(self, error: Exception) -> None:
+        """Raise what is no record's fault."""
+        if out_of_memory(error):
+            raise self._rows.memory_ran_out() from cause_of(error)
         if is_no_records_fault(error):
-            raise
-        kind = type(error).__name__
-    # Outside of the handler, so that no error holds what was computed, or carries a record's with it.
-    if len(part.ids) == 1:
-        return None, {int(part.places): kind}
-    first, second = torch.arange(len(part.ids)).chunk(2)
-    return None, _attempt(run, part.of(first), errors)[1] | _attempt(run, part.of(second), errors)[1]
+            raise error

@@ -69,7 +69,7 @@ class RecordPlaces:
     so that nothing can be made of them that trains as if its records were here.
 
     Args:
-        places: of each record, a LongTensor [n, ...]; public. Public rows of a forward hold 0 and 1 only.
+        places: of each record, a LongTensor [n, ...]; public. Fillers of a forward hold 0 only.
 
     Attributes:
         announced: the places of the records of the draw under way.

@@ -60,7 +60,7 @@ _log = logging.getLogger("equipoise.federated")
 
 USERS, SEEDS, MODES, LOSSES = "users", "seeds", "training", "losses"  # names in requests and replies
 
-#: Nodes count from here in a place: public rows of a forward hold 0 and 1, and are nobody's.
+#: Nodes count from here in a place: fillers of a forward hold 0, and are nobody's.
 FIRST_NODE = 2
 
 #: What to do where a step has ended.

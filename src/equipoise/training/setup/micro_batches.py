@@ -1,16 +1,17 @@
-"""Micro-batches: how many records a forward has, at most, and what fills it up.
+"""Micro-batches: how many records a forward has, at most.
 
-Every forward of private records has the same number of rows, filled up by public ones, so that the number of
+Every forward of private records has the same number of rows, filled up by fillers, so that the number of
 records that were drawn shows in no shape. The size is published. It follows from public numbers,
-from what fits, and from whether records keep their bits at any place. Both are measured on made-up records,
-and on a few private ones only where the model fails on those. Their shape is that of a few private records,
-and whether random numbers are shared is found on private ones too: the statement names it.
+from what fits, and from whether records keep their bits at any place. Both are measured on fillers, and on a
+few private records only if the model fails on those. Their shape is that of a few private records, and
+whether random numbers are shared is found on private ones too: the statement names it.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, get_args
 
@@ -23,22 +24,18 @@ from equipoise.gradients.capture.isolation import undisturbed
 from equipoise.gradients.capture.random_numbers import RandomUse, SeenOperations
 from equipoise.gradients.compare import SEEDS
 from equipoise.gradients.engine_inputs import (
-    WholeNumbers,
-    joined,
-    made_up_records,
+    fillers,
     num_records,
-    repeat_to,
-    take_records,
 )
 from equipoise.privacy import Sampling
 from equipoise.training.distributed import Processes
-from equipoise.training.forwards import PUBLIC_ROWS, filled
-from equipoise.training.model_sharing import out_of_memory
+from equipoise.training.forwards import forward_rows
+from equipoise.training.randomness import public_randomness
 from equipoise.training.record_source import DataError, RecordSource
 from equipoise.training.setup.memory_use import bytes_per_record, fitting
 from equipoise.training.setup.pipeline_trials import Pipeline
 
-__all__ = ["MicroBatches", "choose_micro_batches", "choose_whole_numbers", "made_up"]
+__all__ = ["MicroBatches", "choose_micro_batches"]
 
 SMALL_TILE, TILE = 4, 16
 #: How many micro-batch sizes are tried for one in which rows keep their bits.
@@ -59,32 +56,27 @@ class MicroBatches:
     """How the records of a draw share forwards.
 
     Attributes:
-        size: the most private records of a forward, which has a few public rows in addition.
+        size: the most private records of a forward.
         keeps_bits: whether a record's row has the same bits wherever it stands in a micro-batch; None where
             that could not be measured.
         random_use: whose random numbers are drawn while records are joined, augmented and run.
         record_bytes: memory that one record takes in a step.
-        is_planned: how rows are computed follows no private record.
-        public: made-up records; where the model takes none, a few private ones.
-        whole: what made-up records hold where whole numbers go; None if the model takes none.
+        takes_zeros: zeros fill up a forward: the model runs on them what was planned, and gives finite rows.
+        is_planned: how rows are computed, and their number in a forward, follow zeros and no private record.
     """
 
     size: int
     keeps_bits: bool | None
     random_use: RandomUse
     record_bytes: float
+    takes_zeros: bool
     is_planned: bool
-    public: Any
-    whole: WholeNumbers | None
-
-    def full(self, batch: Any) -> Any:
-        """The rows of a forward: records of this batch in turn, then public ones."""
-        return joined(repeat_to(batch, max(2, self.size)), repeat_to(self.public, PUBLIC_ROWS))
 
 
 def choose_micro_batches(
     engine: GradientEngine,
     pipeline: Pipeline,
+    example: Any,
     prepared: Any,
     probes: Tensor,
     given: int | None,
@@ -96,7 +88,7 @@ def choose_micro_batches(
 
     Args:
         engine, pipeline: they run on these records.
-        prepared: a batch of a few records.
+        example, prepared: a batch of a few records, as it is read and as the engine takes it.
         probes: numbers of records that can be read.
         given: the size in the settings.
         sampling, processes: how many records a draw has, and who share them.
@@ -106,8 +98,13 @@ def choose_micro_batches(
         DataError: records share random numbers, and the data hold more of them than the stated population.
     """
     # What is measured on these is published: the micro-batch size, and how rows round.
-    public, whole = made_up(pipeline.trials.losses, prepared)
-    is_planned = public is not prepared and engine.plan_on(public, prepared, pipeline.trials.params)
+    is_planned, takes_zeros, public = False, False, prepared
+    with suppress(Exception):  # an augmentation that does not take them
+        zeros = pipeline.prepare(fillers(example, 4), public_randomness(pipeline.seed, "example"))
+        is_planned = engine.plan_on(zeros, prepared)
+        takes_zeros = engine.serves(zeros)
+    if takes_zeros := pipeline.agree(takes_zeros):
+        public = zeros
     record_bytes = bytes_per_record(engine.model, engine.loss, public)
     # The worst of all processes': they deal the records of a draw in one way.
     mine = pipeline.random_use(probes)
@@ -125,7 +122,7 @@ def choose_micro_batches(
         tried = _sizes_to_try(given, most, sampling, processes, random_use, overhead)
         sizes = processes.agreed(tried)
     size, keeps_bits = _size_that_keeps_bits(engine, public, sizes, processes)
-    return MicroBatches(size, keeps_bits, random_use, record_bytes, is_planned, public, whole)
+    return MicroBatches(size, keeps_bits, random_use, record_bytes, takes_zeros, is_planned and takes_zeros)
 
 
 def _operations_follow_numbers(engine: GradientEngine, batch: Any) -> bool:
@@ -175,8 +172,7 @@ def pass_overhead(losses: Callable[[Any], Tensor], records: Any, device: torch.d
 def micro_batch_sizes(most: int, mean: float, deviation: float, overhead: float = PASS_OVERHEAD) -> list[int]:
     """Micro-batch sizes up to `most`, the cheapest for a step first.
 
-    Kernels work in tiles. With its public rows a forward has whole ones, in which a row usually has the same
-    bits wherever it stands.
+    Kernels work in tiles: in whole ones a row usually has the same bits wherever it stands.
 
     Args:
         most: the largest allowed.
@@ -184,12 +180,11 @@ def micro_batch_sizes(most: int, mean: float, deviation: float, overhead: float 
         overhead: of a forward, in rows.
 
     >>> micro_batch_sizes(1024, mean=256, deviation=16)[0], micro_batch_sizes(48, mean=256, deviation=16)[0]
-    (286, 46)
+    (288, 48)
     """
-    tiles = [*range(SMALL_TILE, TILE, SMALL_TILE), *range(TILE, most + PUBLIC_ROWS + 1, TILE)]
-    sizes = [tile - PUBLIC_ROWS for tile in tiles if tile - PUBLIC_ROWS <= most] or [1]
-    rows = overhead + PUBLIC_ROWS
-    return sorted(sizes, key=lambda size: expected_passes(size, mean, deviation) * (rows + size))
+    tiles = [*range(SMALL_TILE, TILE, SMALL_TILE), *range(TILE, most + 1, TILE)]
+    sizes = [tile for tile in tiles if tile <= most] or [most]
+    return sorted(sizes, key=lambda size: expected_passes(size, mean, deviation) * (overhead + size))
 
 
 def expected_passes(size: int, mean: float, deviation: float) -> float:
@@ -223,11 +218,9 @@ def _sizes_to_try(
         mean, deviation = sampling.largest_size / processes.parts, 0.0
     if given is None:
         return micro_batch_sizes(most, mean, deviation, overhead)
-    # As given, but no larger than any draw will be: the rest would be public rows.
+    # As given, but no larger than any draw will be: the rest would be fillers.
     most = min(given, max(1, math.ceil(mean + 6 * deviation)))
-    tile = TILE if most + PUBLIC_ROWS > TILE else SMALL_TILE
-    whole = math.ceil((most + PUBLIC_ROWS) / tile) * tile
-    return [most, *micro_batch_sizes(whole - PUBLIC_ROWS, mean, deviation, overhead)]
+    return [most, *micro_batch_sizes(most, mean, deviation, overhead)]
 
 
 def _size_that_keeps_bits(
@@ -239,7 +232,7 @@ def _size_that_keeps_bits(
     """
     kept: bool | None = False
     for size in sizes[:TRIED_SIZES]:
-        kept = processes.agreed(engine.keeps_bits(batch, size + PUBLIC_ROWS))
+        kept = processes.agreed(engine.keeps_bits(batch, forward_rows(size)))
         if kept is not False:
             return size, kept
     return sizes[0], kept
@@ -254,54 +247,3 @@ def _check_population(source: RecordSource, sampling: Sampling) -> None:
             "layer, and the places that keep records apart are made for at most the stated population. State "
             "a population that covers the records. Nothing was spent."
         )
-
-
-def choose_whole_numbers(
-    run: Callable[[Any], Tensor | None], example: Any, micro_batches: MicroBatches
-) -> WholeNumbers | None:
-    """What the public records of a forward hold where whole numbers go; None for copies of a private one.
-
-    Args:
-        run: run(batch) -> losses, or None where the batch runs other operations than planned; it augments.
-        example: a few records that the model takes. Their shape counts, and one of them where made-up records
-            run other operations.
-        micro_batches: their size, and whether made-up records run what is planned.
-    """
-    one = take_records(example, slice(1))
-    kinds = get_args(WholeNumbers)
-    for whole in kinds[kinds.index(micro_batches.whole or kinds[0]) :]:
-        public = made_up_records(one, PUBLIC_ROWS, whole)
-        first = public if micro_batches.is_planned else one
-        try:
-            losses = run(filled(first, repeat_to(public, micro_batches.size + PUBLIC_ROWS)))
-        except Exception as error:
-            if out_of_memory(error):
-                raise
-            continue
-        if losses is not None and bool(torch.isfinite(losses).all()):
-            return whole
-    return None
-
-
-def made_up(losses: Callable[[Any], Tensor], batch: Any) -> tuple[Any, WholeNumbers | None]:
-    """Public records in the shape of these, for what is measured and published.
-
-    Args:
-        losses: of records.
-        batch: a few records that the model takes.
-
-    Returns:
-        Four records: uniform numbers from 0 to 1, and ones and zeros where only whole numbers go, in turn or
-        as the model takes them; and which of these it is. The batch itself and None if it fails on all.
-    """
-    for whole in get_args(WholeNumbers):
-        records = made_up_records(batch, 4, whole)
-        # Copies too: the dense path runs a record by itself, and one of length 0 may fail there alone.
-        copies = [take_records(records, torch.full((2,), place)) for place in range(PUBLIC_ROWS)]
-        try:
-            if all(bool(torch.isfinite(losses(some)).all()) for some in (records, *copies)):
-                return records, whole
-        except Exception as error:
-            if out_of_memory(error):
-                raise
-    return batch, None

@@ -24,11 +24,10 @@ from equipoise.gradients import (
     parameters_restored,
 )
 from equipoise.gradients.capture.attributes import HeldState
-from equipoise.gradients.capture.isolation import undisturbed
 from equipoise.gradients.capture.random_numbers import random_numbers_from
 from equipoise.gradients.capture.sharded import SHARDED, tensor_parallel_mesh
-from equipoise.gradients.compare import AwayFromZero, away_from_zero
-from equipoise.gradients.engine_inputs import Loss, made_up_records, repeat_to
+from equipoise.gradients.compare import AwayFromZero
+from equipoise.gradients.engine_inputs import Loss, fillers, repeat_to
 from equipoise.gradients.forward_only import LossEngine
 from equipoise.methods import Method
 from equipoise.methods.base import Plan, Setting, by_author
@@ -49,8 +48,8 @@ from equipoise.training.assumptions import COMPARED_DATA, HELD, THROWN_AWAY, Ass
 from equipoise.training.constants import UNSEEN
 from equipoise.training.distributed import Processes
 from equipoise.training.folder.run_folder import RunFolder
-from equipoise.training.forwards import PUBLIC_ROWS, BatchPreparation, RowSource, averaged_over_views
-from equipoise.training.model_sharing import ModelSharing, sharing_of
+from equipoise.training.forwards import BatchPreparation, RowSource, averaged_over_views, forward_rows
+from equipoise.training.model_sharing import sharing_of
 from equipoise.training.moving_average import MovingAverage
 from equipoise.training.owners import Owners, UserSource, joined_over_users, keys_of_ids
 from equipoise.training.randomness import derive_seed, public_randomness
@@ -74,7 +73,7 @@ from equipoise.training.setup.loss_trials import (
     check_views,
     copied,
 )
-from equipoise.training.setup.micro_batches import MicroBatches, choose_micro_batches, choose_whole_numbers
+from equipoise.training.setup.micro_batches import MicroBatches, choose_micro_batches
 from equipoise.training.setup.pipeline_trials import Pipeline, check_items, check_pipeline
 from equipoise.training.setup.public_copies import check_public, public_assumptions
 from equipoise.training.setup.repeated_records import warn_of_repeats
@@ -169,15 +168,15 @@ class TrainingSetup:
         randomness = public_randomness(self.settings.seed, "example")
         with random_numbers_from(0, self.device), parameters_restored(self.model):
             # Or each record that runs other operations now would run alone.
-            if rows.whole_numbers is not None:
-                public = rows.prepare(made_up_records(rows.example, 4, rows.whole_numbers), randomness)
+            if rows.fills_with is None:
                 with suppress(Exception):  # they are now others than it takes
-                    engine.plan_on(public, public, away_from_zero(self.model, engine.loss, public))
+                    public = rows.prepare(fillers(rows.example, 4), randomness)
+                    engine.plan_on(public, public)
             engine.trace_anew()
             if rows.source.is_elsewhere:  # no trial asks for private rows there
                 return
             prepared = rows.prepare(rows.example, randomness)
-            full = repeat_to(prepared, rows.micro_batch_size + PUBLIC_ROWS)
+            full = repeat_to(prepared, forward_rows(rows.micro_batch_size))
             engine.check(full)
             refuse_followed(self.model, engine.followed_buffers(full))
 
@@ -364,6 +363,7 @@ def prepare(given: TrainingInputs, resumed: ResumedRun | None = None) -> Trainin
         micro_batches = choose_micro_batches(
             engine,
             pipeline,
+            example,
             prepared,
             probes,
             settings.micro_batch_size,
@@ -376,8 +376,9 @@ def prepare(given: TrainingInputs, resumed: ResumedRun | None = None) -> Trainin
         if source.is_elsewhere:
             engine.never_replay("other machines hold the records and compute their gradients")
         else:
-            engine.check(micro_batches.full(prepared))
-            refuse_followed(model, engine.followed_buffers(micro_batches.full(prepared)))
+            full = repeat_to(prepared, forward_rows(micro_batches.size))
+            engine.check(full)
+            refuse_followed(model, engine.followed_buffers(full))
             if settings.trust and not engine.excused and processes.is_first:
                 warnings.warn(
                     f"trust={settings.trust!r} names modules in which nothing is known to mix records: leave "
@@ -401,8 +402,20 @@ def prepare(given: TrainingInputs, resumed: ResumedRun | None = None) -> Trainin
         was_tried = not runs_code or check_pipeline(pipeline, micro_batches.size)
 
         sharing = sharing_of(model, processes)
-        pipeline_here = replace(pipeline, source=source)
-        rows = _row_source(engine, pipeline_here, example, probes, micro_batches, owners, sharing)
+        rows = RowSource(
+            engine,
+            source,
+            prepare_batch,
+            micro_batches.size,
+            example,
+            settings.seed,
+            fills_with=None if micro_batches.takes_zeros else example,
+            record_bytes=micro_batches.record_bytes,
+            probes=probes,
+            dealt=micro_batches.random_use == "shared",
+            owners=owners,
+            sharing=sharing,
+        )
         sharing.note(lambda: rows.of_public_alone([None], public_randomness(settings.seed, "order")))
         mine = _found(pipeline, rows, micro_batches, was_tried, keeps_nothing, given.scheduler)
         tried_word = COMPARED_DATA if runs_code else "proved: no code of the owner runs there"
@@ -626,29 +639,6 @@ def _in_trials(
     return lambda source: source, bool
 
 
-def _row_source(
-    engine: GradientEngine,
-    pipeline: Pipeline,
-    example: Any,
-    probes: Tensor,
-    micro_batches: MicroBatches,
-    owners: Owners | None,
-    sharing: ModelSharing,
-) -> RowSource:
-    source, prepare_batch, seed, size = pipeline.source, pipeline.prepare, pipeline.seed, micro_batches.size
-    randomness = public_randomness(seed, "example")
-
-    def losses(batch: Any) -> Tensor | None:
-        with undisturbed(engine.model, dropout=True):
-            return engine.planned_losses(prepare_batch(batch, randomness))
-
-    whole_numbers = choose_whole_numbers(losses, example, micro_batches)
-    is_dealt = micro_batches.random_use == "shared"
-    return RowSource(
-        engine, source, prepare_batch, size, example, seed, whole_numbers, probes, is_dealt, owners, sharing
-    )
-
-
 def _found(
     pipeline: Pipeline,
     rows: RowSource,
@@ -679,7 +669,7 @@ def _found(
         Assumption.RANDOM_PIPELINE: not pipeline_tried,
         Assumption.KEEPS_NOTHING: not keeps_nothing,
         Assumption.of_shapes(pipeline.shapes_follow): not is_scanned,
-        Assumption.PADDED_WITH_COPIES: rows.whole_numbers is None,
+        Assumption.PADDED_WITH_COPIES: not micro_batches.takes_zeros,
         Assumption.SCHEDULED: scheduler is not None,
         Assumption.COMPILED: rows.engine.compile_seconds > 0,
         Assumption.FOUND: True,
