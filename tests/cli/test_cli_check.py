@@ -20,6 +20,8 @@ class Net(nn.Module):
             out = out * torch.arange(len(x)).add(1).sign().unsqueeze(1)
         if self.how == "branch" and bool(x.isnan().any()):
             raise ValueError("no picture")
+        if self.how == "mixed":
+            out = out - out.mean(0)
         return out
 
 
@@ -29,6 +31,10 @@ def apart(dataset):
 
 def place(dataset):
     return Net("place")
+
+
+def mixed(dataset):
+    return Net("mixed")
 
 
 def branch(dataset):
@@ -42,6 +48,7 @@ def branch(dataset):
         ("apart", "proved", ""),
         ("place", "compared", "checked_models.py, line 14"),
         ("branch", "compared", "checked_models.py, line 15"),
+        ("mixed", "refused", "checked_models.py, line 18"),
     ],
 )
 def test_a_proof_or_what_stands_against_it(how, word, said, equipoise, tmp_path, monkeypatch):

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from equipoise.gradients import CrossRecordError, GradientEngine
-from equipoise.gradients.compare import companies
+from equipoise.gradients.compare import with_others
 from equipoise.gradients.engine_inputs import num_records
 
 
@@ -117,7 +117,7 @@ def test_companies_keep_the_same_records_and_change_all_others(count):
         "y": torch.arange(count),
         "flag": torch.ones(count, 2, dtype=torch.bool),
     }
-    for forms in companies(batch):
+    for forms in with_others(batch):
         for changed, same in forms:
             assert num_records(changed) == count
             kept = torch.zeros(count, dtype=torch.bool).index_fill(0, torch.arange(count)[same], True)

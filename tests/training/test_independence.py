@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import warnings
 
 import pytest
@@ -13,6 +14,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 import equipoise as eq
 from equipoise.gradients import CrossRecordError, GradientEngine
+from equipoise.statements.statement import MODEL
 from equipoise.training.model_sharing import is_no_records_fault
 
 
@@ -166,3 +168,21 @@ def test_such_a_run_that_is_resumed_ends_where_one_that_was_not_does(tmp_path):
     rest.run(progress=False)
     for name, value in whole.model.state_dict().items():
         assert torch.equal(value, model.state_dict()[name]), name
+
+
+def test_a_resumed_run_says_the_weakest_that_its_processes_found(tmp_path):
+    run = training(steps=3, run_dir=tmp_path / "run")
+    run.take_step()
+    run.save_checkpoint()
+    run.close()
+    config = json.loads((tmp_path / "run" / "config.json").read_text())
+    others = [text for text in config["assumptions"] if not text.startswith(MODEL)]
+    weaker = {"assumptions": [*others, MODEL + "compared (a value is read (line 3))"]}
+    (tmp_path / "run" / "config.json").write_text(json.dumps(config | weaker))
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
+    resumed = eq.PrivateTraining.resume(tmp_path / "run", model, optimizer, loss=loss, data=records())
+    assert str(resumed.independence) == "compared (a value is read (line 3))"
+    assert resumed.describe().independence == resumed.independence
+    assert resumed.statement().independence["model"] == "compared"
+    resumed.close()

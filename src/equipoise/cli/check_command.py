@@ -25,13 +25,18 @@ def check(
     check_data_and_model(data, model)
     with loading():
         from equipoise.app.train import independence_of
+        from equipoise.gradients import CrossRecordError
 
     quiet()
     console = open_console(json_output)
     settings = RunSettings(data=data, model=model, data_dir=data_dir, noise_multiplier=1.0)
-    found = independence_of(settings, console)
+    try:
+        found = independence_of(settings, console)
+        word, reason, said = str(found.word), found.reason, str(found)
+    except CrossRecordError as error:
+        word, reason, said = "refused", str(error), f"refused: {error}"
     if json_output:
-        emit({"model": model, "data": data, "independence": found.word, "reason": found.reason})
-    console.print(f"{model} on {data}: {found}", markup=False)
-    if found.word != "proved":
+        emit({"model": model, "data": data, "independence": word, "reason": reason})
+    console.print(f"{model} on {data}: {said}", markup=False, soft_wrap=True)
+    if word != "proved":
         raise typer.Exit(1)

@@ -40,9 +40,9 @@ __all__ = [
     "Independence",
     "TracedLosses",
     "away_from_zero",
-    "companies",
     "compare",
     "losses_moved",
+    "with_others",
 ]
 
 #: Under so many seeds rows are compared: a branch that one forward in five takes is missed with 3%.
@@ -72,15 +72,26 @@ class Independence:
             return "proved, for all values of the records"
         return self.word + f" ({self.reason})" * bool(self.reason)
 
+    @classmethod
+    def of(cls, text: str) -> Independence:
+        """What `str` made this text of.
+
+        >>> Independence.of("compared (a value is read (line 3))")
+        Independence(word='compared', reason='a value is read (line 3)')
+        """
+        found, _, reason = text.partition(" (")
+        word: Any = found.partition(",")[0]
+        return cls(word, reason.removesuffix(")"))
+
 
 #: So many records stand among copies of themselves: next to longer ones, some may be trimmed less.
 MOST_COPIED = 8
 
-Company = tuple[Any, slice]
+Changed = tuple[Any, slice]
 """A batch, and which of its records are those that they were."""
 
 
-def companies(batch: Any) -> Iterator[Iterator[Company]]:
+def with_others(batch: Any) -> Iterator[Iterator[Changed]]:
     """Batches in which some records stay and the others change, each in several forms, the hardest first.
 
     Floating-point values become others; whole numbers and truth values those of the record behind or, if all
@@ -89,7 +100,7 @@ def companies(batch: Any) -> Iterator[Iterator[Company]]:
     Args:
         batch: two records at least.
 
-    >>> changed, same = next(next(companies(torch.full((7, 1), 0.5))))
+    >>> changed, same = next(next(with_others(torch.full((7, 1), 0.5))))
     >>> changed.squeeze(1).tolist(), changed[same].squeeze(1).tolist()
     ([50.0, 0.5, -50.0, 50.0, 0.0, -50.0, 0.5], [0.5, 0.5])
     """
@@ -160,8 +171,8 @@ def compare(
             before = rows(seed, batch, params, None)
             if not seed and moved(before, rows(0, batch, params, None)):
                 raise ValueError(f"model or loss give other losses or gradients each time, {OWN_GENERATOR}")
-            for company in companies(batch) if not seed else [next(companies(batch))]:
-                for changed, same in company:
+            for one in with_others(batch) if not seed else [next(with_others(batch))]:
+                for changed, same in one:
                     try:
                         after = rows(seed, changed, params, None).rows(same)
                     except Exception:  # it does not take such records

@@ -49,7 +49,7 @@ from equipoise.gradients.checks.errors import (
 )
 from equipoise.gradients.checks.oracle import dense_rows, visit_rows
 from equipoise.gradients.checks.row_comparison import distance_and_length, length, rows_differ
-from equipoise.gradients.compare import Independence, TracedLosses, away_from_zero, companies, compare
+from equipoise.gradients.compare import Independence, TracedLosses, away_from_zero, compare, with_others
 from equipoise.gradients.engine_inputs import (
     Loss,
     backward_at,
@@ -535,7 +535,7 @@ class GradientEngine:
         if traced is None or not names:
             return ()
         found = []
-        for records in (batch, next(next(companies(batch)))[0]):
+        for records in (batch, next(next(with_others(batch)))[0]):
             with random_numbers_from(0, self._device):
                 found.append(traced.gradients(*self._values(None), records)[1])
         own, (one, other) = dict(self.model.named_buffers()), found
@@ -1084,6 +1084,10 @@ class GradientEngine:
         wrong = found_by_any(self.model, wrong)
         if not wrong or self._follows_seed(take_records(batch, slice(LARGE)), self._latest):
             return
+        if usual := self._where_rows_do_not_vanish(self._latest, batch):
+            with backward_at(self.model, usual):
+                self._refuse_other_function(batch)
+            return
         if wrong.keys() - self._latest.dense.keys():
             raise CoverageError([RefusedParameter(n, n.rpartition(".")[0], *ANOTHER_FUNCTION) for n in wrong])
         if not self._has_warned:
@@ -1159,6 +1163,9 @@ class GradientEngine:
         three = take_records(repeat_to(batch, LARGE), torch.arange(LARGE).flip(0))
         for _ in range(2):
             wrong = self._wrong_rows(plan, three)
+            if wrong and (usual := self._where_rows_do_not_vanish(plan, three)):
+                with backward_at(self.model, usual):
+                    wrong = self._wrong_rows(plan, three)
             if not wrong:
                 return
             if all(name in plan.dense for name in wrong):
@@ -1169,13 +1176,23 @@ class GradientEngine:
             [RefusedParameter(n, n.rpartition(".")[0], why, remedy) for n, why in wrong.items()]
         )
 
+    def _where_rows_do_not_vanish(self, plan: CapturePlan, batch: Any) -> dict[str, Tensor]:
+        """Other parameters, if rows at the model's own hold rounding alone: a student that is its teacher."""
+        if self.model in SHARDED:
+            return {}
+        usual = away_from_zero(self.model, self.loss, batch)
+        with undisturbed(self.model):
+            own, other = (self._by_plan(batch, params).row_norms().max() for params in (None, usual))
+        dtype = "low" if plan.low_precision else str(next(iter(usual.values())).dtype)
+        return usual if bool(own < ROWS_ROUND.get(dtype, ROWS_ROUND["low"]) * other) else {}
+
     def _wrong_rows(self, plan: CapturePlan, three: Any) -> dict[str, str]:
         """Parameters whose rows by plan are not those of single records, and why.
 
         A forward of one record rounds otherwise than that of several. Where a value is all but zero, a ReLU
         lets it pass in one of them only, and a large model has many values. So in float32 a row may be up to
         a tenth of its length away, if it is that of another batch: copies of the record alone, twice as
-        many rows, and the record at another place. What follows company, place or number is seen there.
+        many rows, and the record at another place. What follows other records, place or number is seen there.
 
         """
         leaves = trainable_parameters(self.model)

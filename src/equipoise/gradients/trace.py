@@ -11,8 +11,9 @@ none to follow and ends the trace. Later a step runs the lines and none of the m
 
 There are three, since norms and sums are taken at full precision, whatever the user chose for the model,
 and since a method decides between them. No line reads a value. A norm that lost digits is NaN, and that of a
-row that is not finite is none either; then norms and sums are computed from the factors in the exact way,
-which reads values. So a row of weight zero is finite when it meets a sum, and changes no bit of it.
+row that is not finite is none either; then norms and sums are computed from the factors by code that
+reads values and loses no digits. So a row of weight zero is finite when it meets a sum, and changes no bit
+of it.
 """
 
 from __future__ import annotations
@@ -119,8 +120,8 @@ class Traced:
     ) -> tuple[FactoredGradients, dict[str, Tensor]]:
         """The rows of a micro-batch, and what the forward wrote to buffers, by name.
 
-        If a norm is not finite, or lost digits, all norms and sums are computed anew from the factors, in the
-        exact way. Inside `lost_are_nan` nobody looks at the norms, and they may be NaN.
+        If a norm is not finite, or lost digits, all norms and sums are computed anew from the factors, by
+        code that reads values. Inside `lost_are_nan` nobody looks at the norms, and they may be NaN.
 
         Args:
             parameters, buffers: values of those that `rows` takes, by name.

@@ -33,6 +33,7 @@ from equipoise.methods import DPSGD, Method, State
 from equipoise.privacy import Budget, Ledger, PlanUsedUpError, Sampling
 from equipoise.report import write_report
 from equipoise.statements import Statement, statement_of
+from equipoise.statements.statement import MODEL
 from equipoise.training.assumptions import Assumption, with_public_step
 from equipoise.training.describe import Description, describe
 from equipoise.training.distributed import Processes
@@ -434,16 +435,19 @@ class PrivateTraining:
                 "describe() times a forward in the first process, and this model runs in all of them: "
                 "call it in one process before fully_shard or parallelize_module"
             )
-        return describe(self._setup, own_ledger(self.ledger), self.steps_done)
+        found = describe(self._setup, own_ledger(self.ledger), self.steps_done)
+        return replace(found, independence=self.independence)
 
     @property
     def independence(self) -> Independence:
         """Whether a record's gradient follows from that record alone, by what the start and the steps found.
 
         Its `word` is "proved" (for all values of the records), or "compared" (on a few of them) with the
-        `reason`: an operation without a rule, or why the model cannot be traced.
+        `reason`: an operation without a rule, or why the model cannot be traced. Of a resumed run it is the
+        weakest that any of its processes found, as in the statement.
         """
-        return self._setup.rows.engine.independence
+        (text,) = (text for text in self._assumed if text.startswith(MODEL))
+        return Independence.of(text.removeprefix(MODEL))
 
     def statement(self, *, stop_fixed_beforehand: bool = False) -> Statement:
         """What may be claimed about the run's privacy.
