@@ -24,6 +24,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import tests.gradients.zoo
 from equipoise.gradients import CrossRecordError, ForwardWritesError, GradientEngine
 from equipoise.gradients.capture.attributes import HeldState, attributes_kept
 from equipoise.gradients.engine_inputs import evaluate_loss
@@ -286,6 +287,10 @@ def name_a_function(held: Any, x: Tensor) -> None:
     Function.mean = x
 
 
+def name_through_packages(held: Any, x: Tensor) -> None:
+    tests.gradients.zoo.mean = x
+
+
 def call_it(held: Any, x: Tensor) -> None:
     held(x)
 
@@ -325,6 +330,7 @@ def late(held: Any) -> Any:
         pytest.param(Cache, set_mean, mean_of, id="a held class"),
         pytest.param(None, call_a_classmethod, lambda _: Cache.mean, id="a classmethod"),
         pytest.param(None, name_a_function, lambda _: Function.mean, id="a function of autograd"),
+        pytest.param(None, name_through_packages, lambda _: mean_of(tests.gradients.zoo), id="packages"),
         pytest.param(ByCall(), call_it, late, id="a global of __call__"),
         pytest.param(ByGetattr(), touch, late, id="a global of __getattr__"),
         pytest.param(fill_a_variable(), call_it, lambda f: f(), id="a variable without a value"),

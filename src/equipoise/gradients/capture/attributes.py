@@ -357,13 +357,9 @@ class HeldState:
             )
             self._waiting.append((then[name], name, True))
         if is_own((scope := function.__globals__).get("__name__")):
-            used, names = _names(function.__code__)
-            self._globals(scope, used)
-            for held in [scope.get(name) for name in used]:
-                if isinstance(held, types.ModuleType) and is_own(held.__name__):
-                    self._globals(vars(held), names)
+            self._globals(scope, *_names(function.__code__))
 
-    def _globals(self, scope: dict[str, Any], names: frozenset[str]) -> None:
+    def _globals(self, scope: dict[str, Any], names: frozenset[str], inside: frozenset[str]) -> None:
         def now() -> Mapping[str, Any]:
             return {name: scope[name] for name in names if name in scope}
 
@@ -376,6 +372,11 @@ class HeldState:
         then = now()
         self._places.append(_Place(scope, now, then, put, ""))
         self._waiting += [(value, name, True) for name, value in then.items()]
+        for held in then.values():  # of modules of the user's own, what has a name that the function says
+            key = hash((id(held), inside))
+            if isinstance(held, types.ModuleType) and is_own(held.__name__) and key not in self._known:
+                self._known.add(key)
+                self._globals(vars(held), inside, inside)
 
     def exchange_buffers(self) -> None:
         """Copies in the place of the buffers of modules that are no part of the model."""

@@ -195,13 +195,8 @@ def refuse_max_norm(model: nn.Module) -> None:
 
 
 @contextmanager
-def parameters_restored(model: nn.Module, like: nn.Module | None = None) -> Iterator[None]:
+def parameters_restored(model: nn.Module) -> Iterator[None]:
     """Inside, copies of all parameters are kept; then every parameter is what it was, bit for bit.
-
-    Args:
-        model: may change its parameters inside.
-        like: a copy of the model, in other memory. Where its parameters have the same values, no others are
-            kept; they must stay.
 
     Raises:
         ForwardWritesError: one had been changed.
@@ -211,12 +206,9 @@ def parameters_restored(model: nn.Module, like: nn.Module | None = None) -> Iter
     before = _parameters(model.named_modules())
     # As views, and copied; of a sharded one the part that is here.
     views = [local_part(place.value).detach() for place in before]
-    others = _parameters(() if like is None else like.named_modules())
-    copies = [local_part(place.value).detach() for place in others]
-    if len(copies) != len(views) or not all(map(_same_values, views, copies)):
-        of_each = {id(place.value): view for place, view in zip(before, views, strict=True)}
-        copied = {number: view.clone() for number, view in of_each.items()}  # a shared one once
-        copies = [copied[id(place.value)] for place in before]
+    of_each = {id(place.value): view for place, view in zip(before, views, strict=True)}
+    copied = {number: view.clone() for number, view in of_each.items()}  # a shared one once
+    copies = [copied[id(place.value)] for place in before]
     values = [*zip(views, copies, strict=True)]
     moved = []
     try:

@@ -12,8 +12,7 @@ import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from contextvars import ContextVar
-from functools import cache
-from statistics import NormalDist
+from functools import cache, partial
 from typing import Any, Literal
 from unittest.mock import patch
 
@@ -111,9 +110,6 @@ def random_numbers_from(source: torch.Generator | int, *devices: torch.device) -
 # ---- held constant, so that records can be compared
 
 
-#: The quantile at which random numbers are held.
-MIDDLE = 0.3
-
 #: Random operations that are held. A loop that draws until a number fits would never end.
 MOST_HELD = 3000
 
@@ -198,7 +194,7 @@ class SeenOperations(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class _ConstantNumbers(SeenOperations):  # type: ignore[no-untyped-call]
-    """Random tensors hold one quantile of their distribution."""
+    """Random tensors hold one number that their distribution may give."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -206,15 +202,18 @@ class _ConstantNumbers(SeenOperations):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if not is_random(func, args, kwargs):
-            return func(*args, **kwargs)
-        value_of = _QUANTILES.get(func.overloadpacket)
         # A generator of the model's own stays: it is refused for what it is.
-        if value_of is None or _generator_of(func, args, kwargs) is not None or self._calls == MOST_HELD:
+        if (
+            not is_random(func, args, kwargs)
+            or self._calls == MOST_HELD
+            or _generator_of(func, args, kwargs) is not None
+        ):
             return func(*args, **kwargs)
-        self._calls += 1
-        value = value_of(MIDDLE, args, kwargs)  # first: the operation may write over its argument
+        value = _held_value(func, args, kwargs)  # first: the operation may write over its argument
         out = func(*args, **kwargs)
+        if value is None:
+            return out
+        self._calls += 1
         return out.copy_(value) if isinstance(value, Tensor) else out.fill_(value)
 
 
@@ -247,70 +246,42 @@ def _argument(args: Sequence[Any], kwargs: Mapping[str, Any], place: int, name: 
     return args[place] if len(args) > place else kwargs.get(name, default)
 
 
-def _uniform(level: float, args: Any, kwargs: Any) -> Any:
-    return level
-
-
-def _uniform_between(level: float, args: Any, kwargs: Any) -> Any:
-    low, high = _argument(args, kwargs, 1, "from", 0.0), _argument(args, kwargs, 2, "to", 1.0)
-    return low + (high - low) * level
-
-
-def _standard_normal(level: float, args: Any, kwargs: Any) -> Any:
-    return NormalDist().inv_cdf(level)
-
-
-def _normal(level: float, args: Any, kwargs: Any) -> Any:
-    mean, std = _argument(args, kwargs, 0, "mean", 0.0), _argument(args, kwargs, 1, "std", 1.0)
-    return mean + std * NormalDist().inv_cdf(level)
-
-
-def _normal_in_place(level: float, args: Any, kwargs: Any) -> Any:
-    return _normal(level, args[1:], kwargs)
-
-
-def _chance(level: float, args: Any, kwargs: Any) -> Any:
-    """1 where the probability is above the level; without `p` the tensor holds the probabilities."""
-    return torch.as_tensor(_argument(args, kwargs, 1, "p", args[0])) > level
-
-
-def _chance_in_place(level: float, args: Any, kwargs: Any) -> Any:
-    return torch.as_tensor(_argument(args, kwargs, 1, "p", 0.5)) > level
-
-
-def _exponential(level: float, args: Any, kwargs: Any) -> Any:
-    return -math.log(1 - level) / _argument(args, kwargs, 1, "lambd", 1.0)
-
-
-def _integer(level: float, args: Any, kwargs: Any) -> Any:
-    """For `randint(high, size)`, `randint(low, high, size)` and the forms that begin with a tensor."""
-    low, high = _ends(args, kwargs)
-    return low + int(level * (high - low))
+def _held_value(func: Any, args: tuple, kwargs: Mapping[str, Any]) -> Any:
+    """What an operation gives in place of random numbers; None for operations that are left as they are."""
+    of = partial(_argument, args, kwargs)
+    match func.overloadpacket:
+        case aten.rand | aten.rand_like:
+            return 0.3
+        case aten.randn | aten.randn_like:
+            return -0.5
+        case aten.uniform_:
+            low, high = of(1, "from", 0.0), of(2, "to", 1.0)
+            return low + 0.3 * (high - low)
+        case aten.normal:
+            return of(0, "mean", 0.0) - 0.5 * of(1, "std", 1.0)
+        case aten.normal_:
+            return of(1, "mean", 0.0) - 0.5 * of(2, "std", 1.0)
+        case aten.bernoulli:  # without `p` the tensor holds the probabilities
+            return torch.as_tensor(of(1, "p", args[0])) > 0.3
+        case aten.bernoulli_:
+            return torch.as_tensor(of(1, "p", 0.5)) > 0.3
+        case aten.exponential_:
+            return 0.4 / of(1, "lambd", 1.0)
+        case aten.randint | aten.randint_like:
+            low, high = _ends(args, kwargs)
+            return low + int(0.3 * (high - low))
+    return None
 
 
 def _ends(args: Any, kwargs: Any) -> tuple[int, int]:
-    """The first whole number that may be drawn, and the one beyond the last."""
+    """The first whole number that may be drawn, and the one beyond the last.
+
+    Of `randint(high, size)`, `randint(low, high, size)` and the forms that begin with a tensor.
+    """
     ends = [end for end in args if isinstance(end, int)]
     if len(ends) > 1:
         return ends[0], ends[1]
     return kwargs.get("low", 0), ends[0] if ends else kwargs.get("high", 0)
-
-
-#: What random operations give in place of random numbers: value(level, args, kwargs).
-_QUANTILES: dict[Any, Callable[..., Any]] = {
-    aten.rand: _uniform,
-    aten.rand_like: _uniform,
-    aten.uniform_: _uniform_between,
-    aten.randn: _standard_normal,
-    aten.randn_like: _standard_normal,
-    aten.normal: _normal,
-    aten.normal_: _normal_in_place,
-    aten.bernoulli: _chance,
-    aten.bernoulli_: _chance_in_place,
-    aten.exponential_: _exponential,
-    aten.randint: _integer,
-    aten.randint_like: _integer,
-}
 
 
 # ---- which whole numbers are asked for
