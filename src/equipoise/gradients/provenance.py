@@ -1138,9 +1138,9 @@ def convolution(out: Any, *args: Any) -> Any:
     outs, given = listed(out), tensors(*args[:3])
     backward = isinstance(out, list)
     groups, channels = (args[-2], (1, 1, 0)) if backward else (args[-1], (1, 0, 0))
-    found = within_groups(
-        groups, [*zip(given, channels, strict=False)], [*zip(outs, (1, 0, 0), strict=False)]
-    )
+    # The gradient of the weight alone reads no weight.
+    held = given[:2] if backward and not args[-1][0] else given
+    found = within_groups(groups, [*zip(held, channels, strict=False)], [*zip(outs, (1, 0, 0), strict=False)])
     if found is None:
         return lettered("n*,n*,*->n*,*,*" if backward else "n*,*,*->n*")(out, *args[:3])
     return found if backward else found[0]
