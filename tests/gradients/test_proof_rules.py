@@ -15,18 +15,10 @@ import pytest
 import torch
 from torch import Tensor, fx
 
-from equipoise.gradients import provenance
-from equipoise.gradients.provenance import (
-    RULES,
-    Axis,
-    ByRecord,
-    Fault,
-    One,
-    Public,
-    Sum,
-    every_axis,
-    rule_of,
-)
+from equipoise.gradients import kind_rules, provenance
+from equipoise.gradients import kinds as the_kinds
+from equipoise.gradients.kind_rules import RULES, rule_of
+from equipoise.gradients.kinds import Axis, ByRecord, Fault, One, Public, Sum, every_axis
 
 aten = torch.ops.aten
 RECORDS = 3
@@ -595,7 +587,7 @@ def pointwise() -> list[str]:
     return found
 
 
-SAMPLES |= {name: elementwise_samples(name) for name in [*pointwise(), *provenance.ELEMENTWISE.split()]}
+SAMPLES |= {name: elementwise_samples(name) for name in [*pointwise(), *kind_rules.ELEMENTWISE.split()]}
 for _table in (SAMPLES, OF_CUDA):  # another version of PyTorch may lack some
     for _name in [name for name in _table if not hasattr(aten, name.partition(".")[0])]:
         del _table[_name]
@@ -909,7 +901,7 @@ def test_what_is_said_of_kernels_of_cuda(name):
 
 
 def claims_something(name: str) -> bool:
-    fresh = name in provenance._FRESH.split() or name.startswith("arange")
+    fresh = name in kind_rules._FRESH.split() or name.startswith("arange")
     return not fresh and name not in {"all", "any", "max", "min", "prod"}
 
 
@@ -933,16 +925,16 @@ RULES_BEFORE = dict(RULES)
 WRONG = {
     "a sum over any dimension is elementwise": (
         "cumsum",
-        lambda out, seen, *rest, **more: provenance.same(out, seen),
+        lambda out, seen, *rest, **more: kind_rules.same(out, seen),
     ),
-    "a softmax is elementwise": ("_softmax", lambda out, seen, *rest: provenance.same(out, seen)),
-    "a roll is elementwise": ("roll", lambda out, seen, *rest: provenance.same(out, seen)),
-    "a maximum is a sum": ("amax", provenance.reduction(True)),
-    "a padding shifts nothing": ("constant_pad_nd", lambda out, seen, *rest: provenance.same(out, seen)),
-    "a product has the axis of its right side": ("mm", lambda out, left, right: provenance.same(out, right)),
+    "a softmax is elementwise": ("_softmax", lambda out, seen, *rest: kind_rules.same(out, seen)),
+    "a roll is elementwise": ("roll", lambda out, seen, *rest: kind_rules.same(out, seen)),
+    "a maximum is a sum": ("amax", kind_rules.reduction(True)),
+    "a padding shifts nothing": ("constant_pad_nd", lambda out, seen, *rest: kind_rules.same(out, seen)),
+    "a product has the axis of its right side": ("mm", lambda out, left, right: kind_rules.same(out, right)),
     "a public operand is alike everywhere": (
         "mul.Tensor",
-        lambda out, left, right: provenance.elementwise(
+        lambda out, left, right: kind_rules.elementwise(
             out,
             *(
                 s._replace(kind=Public(every_axis(s.shape, 3))) if isinstance(s.kind, Public) else s
@@ -950,32 +942,32 @@ WRONG = {
             ),
         ),
     ),
-    "a reshape leaves the axis where it is": ("view", lambda out, seen, *rest: provenance.same(out, seen)),
+    "a reshape leaves the axis where it is": ("view", lambda out, seen, *rest: kind_rules.same(out, seen)),
     "a look-up is by the index's record": (
         "index_select",
-        lambda out, seen, dim, index: provenance.labelled([(index, [dim])], [provenance.dims(out)])[0],
+        lambda out, seen, dim, index: the_kinds.labelled([(index, [dim])], [the_kinds.dims(out)])[0],
     ),
     "an index into records is by record": (
         "index.Tensor",
-        lambda out, seen, indices: provenance.moved(next(i for i in indices if i), lambda axis: axis),
+        lambda out, seen, indices: the_kinds.moved(next(i for i in indices if i), lambda axis: axis),
     ),
     "what is written stays with the record": (
         "index_add",
-        lambda out, seen, dim, index, source, **more: provenance.elementwise(out, seen),
+        lambda out, seen, dim, index, source, **more: kind_rules.elementwise(out, seen),
     ),
-    "a mask is no operand": ("where.self", lambda out, mask, *args: provenance.elementwise(out, *args)),
+    "a mask is no operand": ("where.self", lambda out, mask, *args: kind_rules.elementwise(out, *args)),
     "zero times a record is nothing": (
         "mul.Tensor",
-        lambda out, left, right: provenance.elementwise(out, left),
+        lambda out, left, right: kind_rules.elementwise(out, left),
     ),
     "a batch norm keeps the records apart": (
         "native_batch_norm",
-        lambda outs, seen, *rest: [provenance.same(outs[0], seen), Public(), Public()],
+        lambda outs, seen, *rest: [kind_rules.same(outs[0], seen), Public(), Public()],
     ),
-    "copies of the records are no copies": ("repeat", lambda out, seen, *rest: provenance.same(out, seen)),
+    "copies of the records are no copies": ("repeat", lambda out, seen, *rest: kind_rules.same(out, seen)),
     "bags are equally long": (
         "_embedding_bag",
-        lambda outs, table, index, offsets, *more: provenance.bags(
+        lambda outs, table, index, offsets, *more: kind_rules.bags(
             outs,
             table,
             index,
@@ -985,26 +977,26 @@ WRONG = {
     ),
     "windows do not overlap": (
         "unfold",
-        lambda out, seen, *rest: provenance.labelled(
-            [(seen, provenance.dims(seen))], [[*provenance.dims(seen), None]]
+        lambda out, seen, *rest: the_kinds.labelled(
+            [(seen, the_kinds.dims(seen))], [[*the_kinds.dims(seen), None]]
         )[0],
     ),
     "what lies before a matrix is a batch": (
         "_linalg_solve_ex",
-        lambda outs, one, two, **more: provenance.labelled(
+        lambda outs, one, two, **more: the_kinds.labelled(
             [(one, [0, None, None]), (two, [0, None, None][: len(two.shape)])],
             [[0, None, None][: len(out.shape)] for out in outs],
         ),
     ),
     "every distance is of two of the same place": (
         "_cdist_forward",
-        lambda out, one, two, *rest: provenance.labelled(
-            [(s, provenance.dims(s, -1)) for s in (one, two)], [provenance.dims(out, -1)]
+        lambda out, one, two, *rest: the_kinds.labelled(
+            [(s, the_kinds.dims(s, -1)) for s in (one, two)], [the_kinds.dims(out, -1)]
         )[0],
     ),
     "a table's gradient counts within a record": (
         "embedding_dense_backward",
-        lambda out, grad, index, rows, padding, by_count: provenance.embedded_backward(
+        lambda out, grad, index, rows, padding, by_count: kind_rules.embedded_backward(
             out, grad, index, rows, padding, False
         ),
     ),

@@ -236,7 +236,7 @@ class HeldState:
         ]
 
     def _note(self, value: Any, name: str, is_told: bool) -> None:
-        kind = type(value)
+        kind: Any = type(value)
         if isinstance(value, Tensor):
             if not value.is_inference():  # those cannot change
                 self._tensors.append((value, value._version, name))
