@@ -19,10 +19,7 @@ import torch.fx.traceback
 from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from equipoise.gradients.kind_rules import (
-    RULES,
-    rule_of,
-)
+from equipoise.gradients.kind_rules import RULES, rule_of
 from equipoise.gradients.kinds import (
     SUMMED,
     Axis,

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
+from functools import reduce
 from typing import Any
 
 import torch
@@ -502,9 +503,10 @@ def _wrong_sums(
     def compare(name: str, gradient: Tensor | None) -> None:
         p = params[name]
         weights = torch.ones(LARGE, 1, device=p.device)
-        total = torch.zeros_like(local_part(p))
-        for factor in factors.get(name, []):
-            total += factor.weighted_sum(weights)[0].to(p.dtype)
+        kept = factors.get(name, [])
+        sums = (factor.weighted_sum(weights)[0].to(p.dtype) for factor in kept)
+        # No second tensor for the total: that of a table may be as large as the model.
+        total = reduce(Tensor.add_, sums) if kept else torch.zeros_like(local_part(p))
         # Look-ups may give sparse ones.
         expected = torch.zeros_like(total) if gradient is None else part_like(gradient.to_dense(), p)
         compared[name] = distance_and_length(total, expected)
