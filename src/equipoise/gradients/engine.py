@@ -758,23 +758,31 @@ class GradientEngine:
         """Plan anew on public records: a plan that followed private ones would tell of them.
 
         Args:
-            public: records.
+            public: records, zeros say.
             example: private records, of which the plan has to serve one at least, with its rows.
 
         Returns:
             False if there is no such plan; then the one of the start stays.
         """
         before = dict(self._plans), self._latest
-        with suppress(Exception):  # whatever a model raises that does not take such records
-            plan = self._learn(public)
-            if plan == before[0].get(signature(example)):
-                return True
-            few = [at for at in range(num_records(example)) if self._holds(example, at)]
-            if few:
-                self._compare(plan, take_records(example, torch.tensor(few[:LARGE])))
-                if self._latest is plan:
+        generator = torch.Generator().manual_seed(0)
+
+        def uniform(leaf: Tensor) -> Tensor:
+            values = torch.rand(leaf.shape, generator=generator)
+            return values.to(leaf) if leaf.is_floating_point() else leaf
+
+        # Gradients of zeros vanish, and with them what a hook makes of them. Some models take only zeros.
+        for tried in (map_records(uniform, public), public):
+            with suppress(Exception):  # whatever a model raises that does not take such records
+                plan = self._learn(tried)
+                if plan == before[0].get(signature(example)):
                     return True
-        self._plans, self._latest = before
+                few = [at for at in range(num_records(example)) if self._holds(example, at)]
+                if few:
+                    self._compare(plan, take_records(example, torch.tensor(few[:LARGE])))
+                    if self._latest is plan:
+                        return True
+            self._plans, self._latest = dict(before[0]), before[1]
         return False
 
     def _holds(self, batch: Any, place: int) -> bool:
