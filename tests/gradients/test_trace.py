@@ -14,6 +14,7 @@ from zoo import RIGHT_CASES
 from equipoise.gradients.capture.random_numbers import random_numbers_from
 from equipoise.gradients.checks.oracle import MOST_TRACED_ROWS
 from equipoise.gradients.engine import MOST_TRACED, GradientEngine
+from equipoise.gradients.operator import FactoredGradients
 from equipoise.gradients.trace import Replayed, line_of
 
 #: They branch on values, ask Python for numbers, draw in a backward, or are compiled or dense.
@@ -87,6 +88,39 @@ def test_every_right_model_replays_to_the_bits_of_the_engine(name):
     if isinstance(found, Replayed):
         with random_numbers_from(1):
             same(found, eager(engine, records))
+
+
+def written_apart(given):
+    """New memory is new each time, and so is a copy that is written to."""
+    first, second = (given["x"].new_empty(3).copy_(times * given["x"][0]) for times in (1, 2))
+    third, fourth = given["x"].clone(), given["x"].clone()
+    third += 1
+    return {"first": first, "second": second, "third": third, "fourth": fourth}
+
+
+def conjugated(given):
+    z = torch.view_as_complex(given["x"][:, :2].contiguous())
+    return {"square": (z * z.conj()).real, "plain": (z * z).real}
+
+
+@pytest.mark.parametrize("function", [written_apart, conjugated])
+def test_what_is_left_out_of_a_line_changes_nothing(function):
+    x = torch.randn(4, 3)
+    line, _ = line_of(function, {"x": x})
+    for found, expected in zip(line(x.clone()), function({"x": x.clone()}).values(), strict=True):
+        assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("wrong", ["row_norms", "weighted_sums"])
+def test_a_replay_of_other_gradients_is_found_at_the_start(monkeypatch, wrong):
+    def doubled(self, *given):
+        found = getattr(FactoredGradients, wrong)(self, *given)
+        return 2 * found if wrong == "row_norms" else {name: 2 * total for name, total in found.items()}
+
+    monkeypatch.setattr(Replayed, wrong, doubled)
+    engine = GradientEngine(net(), entropy, batch())
+    assert engine.independence.word == "compared"
+    assert "gradients" in engine.independence.reason
 
 
 def test_a_pair_whose_norm_loses_digits_is_taken_exactly():

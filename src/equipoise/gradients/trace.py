@@ -351,8 +351,12 @@ def _simplify(graph: fx.GraphModule) -> None:
     """Leave out operations that change nothing or were done before: half of what a small network runs.
 
     Views are of one memory, whatever is written to it. Other results are taken a second time only as long as
-    nothing is written in between, and never if the graph returns them: who gets a tensor may write to it.
+    nothing is written in between, and never if something writes to them, as to new memory, or if the graph
+    returns them: who gets a tensor may write to it.
     """
+    behind, written = _memory(graph.graph)
+    (output,) = (node for node in graph.graph.nodes if node.op == "output")
+    own = {*written}.union(*(behind[node] for node in output.all_input_nodes))
     done: dict[Hashable, fx.Node] = {}
     for node in graph.graph.nodes:
         schema = getattr(node.target, "_schema", None)
@@ -368,9 +372,7 @@ def _simplify(graph: fx.GraphModule) -> None:
         else:
             module = repr(node.meta.get("nn_module_stack"))  # a trusted one excuses no other
             found = done.setdefault((node.target, repr(node.args), repr(node.kwargs), module), node)
-            if found is node or (
-                not is_view and any(user.op == "output" for user in (*found.users, *node.users))
-            ):
+            if found is node or (not is_view and (found in own or node in own)):
                 continue
         node.replace_all_uses_with(found)
         graph.graph.erase_node(node)
@@ -391,7 +393,8 @@ def _lie_alike(one: Any, other: fx.Node) -> bool:
         value = node.meta.get("val") if isinstance(node, fx.Node) else None
         if not isinstance(value, Tensor):
             return False
-        kinds.append((value.dtype, value.shape, value.stride(), value.storage_offset()))
+        signs = value.is_conj(), value.is_neg()  # views that say how values are read
+        kinds.append((value.dtype, value.shape, value.stride(), value.storage_offset(), signs))
     return kinds[0] == kinds[1]
 
 
@@ -547,19 +550,21 @@ class _NumbersOfForward(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _written(graph: fx.Graph) -> list[str]:
-    """Names of the inputs and constants that some operation writes to, itself or through a view.
+    """Names of the inputs and constants that some operation writes to, itself or through a view."""
+    return [node.name for node in _memory(graph)[1] if node.op in ("placeholder", "get_attr")]
+
+
+def _memory(graph: fx.Graph) -> tuple[dict[fx.Node, frozenset[fx.Node]], dict[fx.Node, None]]:
+    """Whose memory each node may show: that of inputs, constants and results; and what is written to.
 
     Schemas do not say that a batch norm in training mode writes its running statistics.
     """
-    behind: dict[fx.Node, frozenset[fx.Node]] = {}  # the inputs and constants that a node shows
+    behind: dict[fx.Node, frozenset[fx.Node]] = {}
     found: dict[fx.Node, None] = {}
     for node in graph.nodes:
-        if node.op in ("placeholder", "get_attr"):
-            behind[node] = frozenset([node])
-            continue
-        shown: set[fx.Node] = set()
         schema = getattr(node.target, "_schema", None)
-        if schema is None:  # one of several results
+        shown: set[fx.Node] = set()
+        if schema is None:  # an input, or one of several results
             shown.update(*(behind.get(given, ()) for given in node.all_input_nodes))
         else:
             given = dict(zip((a.name for a in schema.arguments), node.args, strict=False)) | node.kwargs
@@ -573,5 +578,5 @@ def _written(graph: fx.Graph) -> list[str]:
                 shown |= roots
                 if hidden or argument.alias_info.is_write:
                     found.update(dict.fromkeys(roots))
-        behind[node] = frozenset(shown)
-    return [node.name for node in found]
+        behind[node] = frozenset(shown or [node])
+    return behind, found
