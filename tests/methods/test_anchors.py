@@ -460,7 +460,7 @@ def test_passes_and_memory_of_a_period():
         calls.append(len(batch["y"]))
         return engine(batch, params=params)
 
-    follower.rows.engine = SimpleNamespace(by_plan=counted, forward_only=False)
+    follower.rows.engine = SimpleNamespace(by_plan=counted, forward_only=False, draws=engine.draws)
     follower.run()
     # Anchors at steps 0, 2, 6 and 10; coupled terms at the other nine.
     assert calls == [64] * (4 + 2 * 9)

@@ -50,7 +50,16 @@ from equipoise.gradients.checks.errors import (
 )
 from equipoise.gradients.checks.oracle import dense_rows, visit_rows
 from equipoise.gradients.checks.row_comparison import distance_and_length, length, rows_differ
-from equipoise.gradients.compare import Independence, TracedLosses, away_from_zero, compare, with_others
+from equipoise.gradients.compare import (
+    FEW,
+    LOSS_SEEDS,
+    SEEDS,
+    Independence,
+    TracedLosses,
+    away_from_zero,
+    compare,
+    with_others,
+)
 from equipoise.gradients.engine_inputs import (
     Loss,
     backward_at,
@@ -365,7 +374,7 @@ class GradientEngine:
             CrossRecordError: it does, outside of the trusted modules.
         """
         if proof.outcome == "mixes":
-            raise _mixed(proof.fault)
+            raise _mixed(proof)
         self.excused = self.excused or proof.excused
 
     def _compare_with_others(self, batch: Any, proof: Proof) -> None:
@@ -503,12 +512,16 @@ class GradientEngine:
             if self._plan_for(batch) is not plan:  # rows of records by themselves: why were they others?
                 self._refuse_mixed_losses(several)
 
+    def _losses_read(self, batch: Any) -> Proof:
+        try:
+            return self._proof_of_losses(batch)
+        except Exception as error:  # whatever it is, there is no trace
+            return Proof(untraced=why_untraced(error))
+
     def _refuse_mixed_losses(self, batch: Any) -> None:
-        proof = Proof(untraced="")
-        with suppress(Exception):  # it cannot be traced
-            proof = self._proof_of_losses(batch)
+        proof = self._losses_read(batch)
         if proof.outcome == "mixes":
-            raise _mixed(proof.fault)
+            raise _mixed(proof)
         if proof.outcome != "proved":
             self._compare_losses(batch)
 
@@ -1046,11 +1059,9 @@ class GradientEngine:
             refused = [RefusedParameter(name, name.rpartition(".")[0], reason, remedy) for name in leaves]
             raise CoverageError(refused) from error
         if plan is None:
-            proof = Proof(untraced="")
-            with suppress(Exception):  # it cannot be traced
-                proof = self._proof_of_losses(repeat_to(batch, LARGE))
+            proof = self._losses_read(repeat_to(batch, LARGE))
             if proof.outcome == "mixes" or not self._trust:
-                raise _mixed(proof.fault)
+                raise _mixed(proof)
             self._mixed = True
             return self._learn(batch, params, dense)
         self._plans[signature(batch)] = self._latest = plan
@@ -1142,6 +1153,10 @@ class GradientEngine:
 
         others = away_from_zero(self.model, self.loss, batch)
         compare(self._losses_under, moved, self._asks, batch, others, not_usual=())
+        few = take_records(batch, slice(FEW))
+        if num_records(few) > 1:
+            rare = range(SEEDS, LOSS_SEEDS)
+            compare(self._losses_under, moved, self._asks, few, others, not_usual=(), seeds=rare)
         return others
 
     def _losses_under(
@@ -1349,10 +1364,14 @@ def per_sample_gradients(
     return GradientEngine(model, loss, batch, check=False)(batch, params)
 
 
-def _mixed(fault: Fault | None) -> CrossRecordError:
+def _mixed(proof: Proof) -> CrossRecordError:
     """The refusal of what mixes records, as far as it is known."""
+    fault = proof.fault
     if fault is None or not fault.mixes:
-        return CrossRecordError("changing one record changed the loss or gradient of another one")
+        why = fault or (f"there is no trace, since {proof.untraced}" if proof.untraced else "")
+        found = "changing one record changed the loss or gradient of another one" + f" ({why})" * bool(why)
+        is_recurrent = fault is not None and "rnn" in fault.operation  # others may be innocent
+        return CrossRecordError(found, operation="rnn" * is_recurrent)
     where = f" in {fault.where}" * bool(fault.where)
     path, kind = fault.module or (None, "")
     return CrossRecordError(f"{fault.what}{where} ({fault.operation})", path, kind, fault.operation)

@@ -102,7 +102,7 @@ def multiplied(out: Seen, *args: Any) -> Kind:
 @rule("huber_loss_backward binary_cross_entropy_backward soft_margin_loss soft_margin_loss_backward")
 def elementwise_loss(out: Seen, *args: Any) -> Kind:
     if not out.shape or not args[0].shape:
-        raise MixesError("over the records' axis; reduction='none' does not")
+        raise MixesError("over the records' axis, as reduction='none' would not")
     return elementwise(out, *args)
 
 
@@ -472,7 +472,7 @@ def lettered(form: str) -> Callable[..., Any]:
         given = [(s, labels(f, s)) for f, s in zip(left, args, strict=False) if isinstance(s, Seen)]
         asked = {at: one for at, one in enumerate(listed(out)) if one.value is not None}
         if any(right[at].startswith("n") and not one.shape for at, one in asked.items()):
-            raise MixesError("over the records' axis; reduction='none' does not")
+            raise MixesError("over the records' axis, as reduction='none' would not")
         forms = [labels(f, asked[at]) if at in asked else [] for at, f in enumerate(right)]
         found = labelled(given, forms, sums=True)
         found = [Public() if f == "!" else kind for f, kind in zip(right, found, strict=True)]

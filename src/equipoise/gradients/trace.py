@@ -86,8 +86,8 @@ class Line:
     @cached_property
     def draws(self) -> bool:
         """Whether it draws random numbers."""
-        random = torch.Tag.nondeterministic_seeded
-        return any(random in getattr(node.target, "tags", ()) for node in self.graph.graph.nodes)
+        operations = (node for node in self.graph.graph.nodes if hasattr(node.target, "overloadpacket"))
+        return any(is_random(node.target, node.args, node.kwargs) for node in operations)
 
 
 @dataclass(frozen=True)

@@ -63,7 +63,7 @@ class CrossRecordError(RuntimeError):
             found += f", in a module outside of the model ({module_type})"
         super().__init__(
             f"the records of a batch are mixed: {found}. Per-example gradients are not defined there; "
-            f"{_remedy(module_path, module_type, operation)}."
+            f"{_remedy(found, module_path, module_type, operation)}."
             + f" Or answer for it yourself, by trust=({module_path!r},)."
             * bool(module_path)
         )
@@ -88,10 +88,15 @@ _REMEDIES = {
     ("roll", "flip", "index", "cat", "select", "slice"): (
         "a record has to stay by itself: no mixup between records, no neighbour in the batch"
     ),
+    ("lstm", "gru", "rnn"): (
+        "recurrent layers take [time, records, ...] unless batch_first=True, and an input of two dimensions "
+        "is one record"
+    ),
+    ("loss",): "give one number per record, by reduction='none'",
 }
 
 
-def _remedy(module_path: str | None, module_type: str, operation: str) -> str:
+def _remedy(found: str, module_path: str | None, module_type: str, operation: str) -> str:
     if module_type.startswith("frozen"):
         return "call eval() on it before the training: it then uses its running statistics, and stays so"
     if "BatchNorm" in module_type and module_path is None:
@@ -107,15 +112,21 @@ def _remedy(module_path: str | None, module_type: str, operation: str) -> str:
     for parts, remedy in _REMEDIES.items():
         if any(part in operation for part in parts):
             return remedy
-    if operation:  # entry by entry
+    if "meet" in found:  # entry by entry
         return (
             "a statistic over the batch has to go, and an output [B, 1] minus a target [B] is [B, B]: give "
             "both one shape, for instance output.squeeze(1)"
         )
+    if operation:
+        return (
+            "no operation may take the records' axis for another one, as after a view, a transpose or a "
+            "permute too many, or repeat in place of repeat_interleave"
+        )
     return (
         "compute it record by record: a statistic over the batch, such as a loss that balances experts, has "
-        "to go, and a branch on it (torch.where on a record's own entries can be traced and proved); a "
-        "backward of your own or a hook has to treat every record by itself"
+        "to go, and a branch on it (torch.where on a record's own entries can be traced and proved); a view "
+        "or a permute must leave the records' axis what it is; a backward of your own or a hook has to treat "
+        "every record by itself"
     )
 
 
