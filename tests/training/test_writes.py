@@ -209,7 +209,24 @@ class Remembers(Layer):
         self.last.copy_(out[0].detach())
 
 
+class Queue(Layer):
+    """Outcomes of the last records, written at places that an index names."""
+
+    def __init__(self, places):
+        super().__init__()
+        self.places = places
+        self.register_buffer("queue", torch.zeros(64, CLASSES))
+
+    def forward(self, x):
+        before = self.queue.mean(0)
+        out = self.linear(x)
+        self.queue[self.places(len(out))] = out.detach()
+        return out + before
+
+
 REFUSED = {
+    "queue": (lambda: Queue(torch.arange), {"queue"}, "parameter"),
+    "queue that goes round": (lambda: Queue(lambda n: (torch.arange(n) + 60) % 64), {"queue"}, "parameter"),
     "running statistics": (
         Statistics,
         {"norm.running_mean", "norm.running_var"},

@@ -109,8 +109,8 @@ def prove(traced: Traced, trusted: Trusted | None = None) -> Proof:
 
 
 def _is_private(kind: Kind | None) -> bool:
-    """Whether something is known to come of records."""
-    return isinstance(kind, ByRecord | One | Sum) or (isinstance(kind, Fault) and kind.mixes)
+    """Whether something comes of records, or has no rule: then it may."""
+    return kind is not None and not isinstance(kind, Public)
 
 
 def inputs_read(line: Line) -> set[str]:
