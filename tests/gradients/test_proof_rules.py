@@ -309,9 +309,20 @@ SAMPLES: dict[str, list[list[Any]]] = {
         n: [[t(3, 2, 2)], [t(3, 3, 3)], [t(3, 3)]]
         for n in ("linalg_inv_ex", "_linalg_det", "_linalg_slogdet", "linalg_cholesky_ex")
     },
-    "_linalg_solve_ex": [[t(3, 2, 2), t(3, 2, 6)], [t(3, 3, 3), t(3, 3)], [t(3, 3, 3), t(3, 6)]],
-    "linalg_lu_solve": [[t(3, 2, 2), whole(2, 3, 2), t(3, 2, 6)]],
-    "linalg_solve_triangular": [[t(3, 2, 2), t(3, 2, 6)], [t(3, 3), t(3, 6)], [t(3, 3), t(3, 3, 3)]],
+    "_linalg_solve_ex": [
+        *([t(3, 2, 2), t(3, 2, 6)], [t(3, 3, 3), t(3, 3)], [t(3, 3, 3), t(3, 6)], [t(3, 3), t(3, 6)]),
+        *([t(3, 3), t(3)], [t(3, 3, 3), t(3)], [t(2, 3, 3), t(3, 6)], [t(3, 1, 2, 2), t(2, 2, 3)]),
+        *([t(2, 2), t(6, 2), {"left": False}], [t(3, 2, 2), t(3, 6, 2), {"left": False}]),
+    ],
+    "linalg_lu_solve": [
+        *([t(3, 2, 2), whole(2, 3, 2), t(3, 2, 6)], [t(3, 3), whole(3, 3), t(3, 6)]),
+        *([t(3, 2, 2), whole(2, 3, 2), t(2, 3)], [t(2, 2), whole(2, 2), t(6, 2), {"left": False}]),
+    ],
+    "cholesky_solve": [[t(3, 2, 6), t(3, 2, 2)], [t(3, 6), t(3, 3)], [t(2, 6), t(3, 2, 2)]],
+    "linalg_solve_triangular": [
+        *([t(3, 2, 2), t(3, 2, 6)], [t(3, 3), t(3, 6)], [t(3, 3), t(3, 3, 3)], [t(3, 1, 2, 2), t(2, 2, 3)]),
+        *([t(2, 2), t(6, 2), {"left": False}], [t(3, 2, 2), t(3, 6, 2), {"left": False}]),
+    ],
     **{n: [[t(3, 6)]] for n in ("sum", "mean", "any", "all", "max", "min")},
     **{
         n: [[t(3, 6), [1]], [t(3, 6), [0]], [t(3, 6, 3), [0, -1], True], [t(3, 6), None], [t(3, 6), []]]
@@ -825,8 +836,9 @@ def check_rule(name: str, seed: int = 0, most: int = 8) -> int:
     """Try a rule on operands of all kinds; how many results are by record or sums."""
     operation, chosen, good = resolved(name), random.Random(seed), 0
     linear = rule_of(operation)[1]
-    for args in SAMPLES[name]:
-        kwargs = KEYWORDS.get(name, {})
+    for sample in SAMPLES[name]:
+        args = [one for one in sample if not isinstance(one, dict)]
+        kwargs = KEYWORDS.get(name, {}) | next((one for one in sample if isinstance(one, dict)), {})
         held = specs(args)
         each = [choices(spec, linear) for spec in held]
         options = [[chosen.choice(own) for own in each] for _ in range(most)] + likely(held, chosen, most)
@@ -987,6 +999,14 @@ WRONG = {
             [(one, [0, None, None]), (two, [0, None, None][: len(two.shape)])],
             [[0, None, None][: len(out.shape)] for out in outs],
         ),
+    ),
+    "rows of a solution are apart": (
+        "linalg_solve_triangular",
+        lambda out, one, two, **more: kind_rules.solved(out, one, two, left=False),
+    ),
+    "columns of a solution are apart": (
+        "_linalg_solve_ex",
+        lambda outs, *given, **more: kind_rules.solved_with_factors(outs, *given, left=True),
     ),
     "every distance is of two of the same place": (
         "_cdist_forward",

@@ -175,6 +175,9 @@ def test_nor_is_any_of_these(change):
     assert plainly(nn.Linear(3, 2), loss, torch.randn(3, 3)) is not None
 
 
+MATRIX = 2 * torch.eye(3) + torch.arange(9.0).view(3, 3) / 20
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -186,6 +189,13 @@ def test_nor_is_any_of_these(change):
         lambda x: torch.stack([row * 2 for row in x]),
         lambda x: x + torch.rand(len(x), 1),
         lambda x: x.flatten().view(-1, x.shape[1]),
+        lambda x: torch.linalg.solve(MATRIX, x.T).T,
+        lambda x: torch.linalg.solve(MATRIX, x, left=False),
+        lambda x: torch.linalg.solve_triangular(MATRIX.tril(), x.T, upper=False).T,
+        lambda x: torch.linalg.solve_triangular(MATRIX.tril(), x, upper=False, left=False),
+        lambda x: torch.linalg.solve_triangular(MATRIX.expand(2, 3, 3).triu(), x.T, upper=True).sum(0).T,
+        lambda x: torch.cholesky_solve(x.T, MATRIX.tril()).T,
+        lambda x: torch.linalg.lu_solve(*torch.linalg.lu_factor(MATRIX), x.T).T,
     ],
 )
 def test_these_are(change):

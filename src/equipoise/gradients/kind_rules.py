@@ -395,18 +395,40 @@ for _count in (1, 2, 3):  # of the last dimensions, those of an image
     )
 
 
-@rule("linalg_inv_ex linalg_cholesky_ex _linalg_det _linalg_slogdet _linalg_solve_ex linalg_lu_solve")
+@rule("linalg_inv_ex linalg_cholesky_ex _linalg_det _linalg_slogdet")
+def matrices(out: Any, seen: Seen, *more: Any, **named: Any) -> Any:
+    """Matrices of batches; pivots and determinants have a dimension or two less."""
+    size = len(seen.shape) - 2
+    return formed(out, [seen], lambda one: [dim if dim < size else None for dim in range(len(one.shape))])
+
+
 @rule("linalg_solve_triangular")
-def matrices(out: Any, *args: Any, **more: Any) -> Any:
-    """Matrices of equal batches; pivots and determinants have a dimension or two less."""
-    given, whole = tensors(*args), (torch.int32, torch.int64)
-    size = len(given[0].shape) - 2
-    batch = given[0].shape[:size]
-    if any(one.shape[:size] != batch for one in (*given, *listed(out))):
-        raise NoRuleError("its batches differ")
-    if any(len(s.shape) != size + 2 and getattr(s.value, "dtype", None) not in whole for s in given):
-        raise NoRuleError("a vector may be a matrix")
-    return formed(out, given, lambda one: [dim if dim < size else None for dim in range(len(one.shape))])
+def solved(out: Seen, matrix: Seen, right: Seen, pivots: Any = None, left: bool = True, **more: Any) -> Kind:
+    """Each column of a solution (row, if the matrix is at the right) follows its own of the right side."""
+    side: list[Hashable] = [None, "k"] if left else ["k", None]
+    sizes = torch.broadcast_shapes(matrix.shape[:-2], right.shape[:-2])  # type: ignore[no-untyped-call]
+    batch: list[Hashable] = list(range(len(sizes)))
+    given = broadcast([*batch, *side], (*sizes, *right.shape[-2:]), right)
+    given += broadcast([*batch, None, None], (*sizes, *matrix.shape[-2:]), matrix)
+    given += broadcast([*batch, None], (*sizes, matrix.shape[-1]), pivots)
+    return labelled(given, [[*batch, *side]])[0]
+
+
+@rule("linalg_lu_solve")
+def lu_solved(out: Seen, matrix: Seen, pivots: Seen, right: Seen, **more: Any) -> Kind:
+    return solved(out, matrix, right, pivots, **more)
+
+
+@rule("cholesky_solve")
+def cholesky_solved(out: Seen, right: Seen, matrix: Seen, *more: Any) -> Kind:
+    return solved(out, matrix, right)
+
+
+@rule("_linalg_solve_ex")
+def solved_with_factors(outs: Sequence[Seen], matrix: Seen, right: Seen, **more: Any) -> list[Kind]:
+    if len(right.shape) == 1 or right.shape == matrix.shape[:-1]:  # vectors
+        right = right._replace(shape=(*right.shape, 1))
+    return [solved(outs[0], matrix, right, **more), *matrices(list(outs[1:]), matrix)]
 
 
 @rule("diagonal diag_embed diagonal_backward", linear=True)
