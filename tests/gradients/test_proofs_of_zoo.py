@@ -11,6 +11,7 @@ from torch import nn
 from zoo import REFUSED_CASES, RIGHT_CASES
 
 from benchmarks.proofs import ARCHITECTURES, ELSEWHERE, LISTS, outcome
+from equipoise.gradients import CrossRecordError
 from equipoise.gradients.capture.random_numbers import GlobalState
 from equipoise.gradients.engine import GradientEngine
 from equipoise.gradients.engine_inputs import evaluate_loss, record_leaves, replace_leaves
@@ -203,3 +204,54 @@ def test_these_are(change):
         return model(change(x)).square().sum(1)
 
     assert plainly(nn.Linear(3, 2), loss, torch.randn(3, 3)) is None
+
+
+def graph_offsets(x: torch.Tensor, shift: int = 0) -> torch.Tensor:
+    """Edges within a record of three nodes; with a shift, from the record behind it."""
+    nodes = x[:, :, None].flatten(0, 1)
+    places = 3 * torch.arange(len(x))[:, None]
+    source, target = (
+        (torch.tensor([0, 1, 2]) + places).flatten(),
+        (torch.tensor([1, 2, 0]) + places).flatten(),
+    )
+    return x + torch.zeros_like(nodes).index_add(0, target, nodes[(source + shift) % len(nodes)]).view_as(x)
+
+
+def back(x: torch.Tensor) -> torch.Tensor:
+    return torch.arange(len(x) - 1, -1, -1)
+
+
+ORDERS = {
+    "index": (lambda x: x[back(x)].cos()[back(x).argsort()], lambda x: x[back(x)] - x),
+    "select": (
+        lambda x: x.index_select(0, back(x)).index_select(0, back(x)),
+        lambda x: x.index_select(0, (torch.arange(len(x)) + 1).clamp(max=len(x) - 1)) - x,
+    ),
+    "gather": (
+        lambda x: x.gather(0, back(x)[:, None].expand_as(x)).flip(1).gather(0, back(x)[:, None].expand_as(x)),
+        lambda x: x.gather(0, back(x)[:, None].expand_as(x)) + x,
+    ),
+    "look-up": (
+        lambda x: F.embedding(back(x), F.embedding(back(x), x)),
+        lambda x: F.embedding(back(x), x) * x,
+    ),
+    "put back": (
+        lambda x: torch.zeros_like(x).index_put((back(x),), x[back(x)]),
+        lambda x: torch.zeros_like(x).index_put((back(x),), x),
+    ),
+    "edges": (graph_offsets, lambda x: graph_offsets(x, 3)),
+}
+
+
+@pytest.mark.parametrize("name", ORDERS)
+def test_orders_are_compared_since_they_may_be_undone(name):
+    def losses_of(change):
+        return lambda model, x: model(change(x)).square().sum(1)
+
+    honest, wrong = map(losses_of, ORDERS[name])
+    x = torch.randn(12, 3)
+    engine = GradientEngine(nn.Linear(3, 2), honest, x[:4], check=False)
+    assert "compared" in str(engine.check(x))
+    assert engine.proof(x[:4]).outcome == "no rule"
+    with pytest.raises(CrossRecordError, match=r"one record|next to other records"):  # found by values
+        GradientEngine(nn.Linear(3, 2), wrong, x[:4], check=False).check(x)

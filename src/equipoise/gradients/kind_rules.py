@@ -607,7 +607,7 @@ def group_norm_backward(outs: Any, grad: Seen, seen: Seen, *more: Any) -> Any:
 
 @rule("embedding")
 def embedded(out: Seen, table: Seen, index: Seen, *more: Any) -> Kind:
-    return labelled([(table, [None, None]), (index, dims(index))], [dims(out, -1)])[0]
+    return labelled([at_places(table, [None, None]), (index, dims(index))], [dims(out, -1)])[0]
 
 
 @rule("_embedding_bag _embedding_bag_forward_only")
@@ -714,20 +714,27 @@ def trilinear(out: Seen, *args: Any) -> Kind:
 # ---- look-ups: indices that come of records stay within what is the record's, or public
 
 
+def at_places(seen: Seen, labels: Sequence[Hashable]) -> Operand:
+    """What is read or written at places along the dimensions without a label."""
+    if isinstance(seen.kind, ByRecord) and labels[seen.kind.axis.dim] is None:
+        raise NoRuleError("an order of the records may be undone")
+    return seen, labels
+
+
 @rule("gather")
 def gathered(out: Seen, seen: Seen, dim: int, index: Seen, **more: Any) -> Kind:
-    return labelled([(seen, dims(seen, dim)), (index, dims(index))], [dims(out)])[0]
+    return labelled([at_places(seen, dims(seen, dim)), (index, dims(index))], [dims(out)])[0]
 
 
 @rule("index_select")
 def index_selected(out: Seen, seen: Seen, dim: int, index: Seen) -> Kind:
     labels = ["i" if label is None else label for label in dims(out, dim)]
-    return labelled([(seen, dims(seen, dim)), (index, ["i"])], [labels])[0]
+    return labelled([at_places(seen, dims(seen, dim)), (index, ["i"])], [labels])[0]
 
 
 @rule("scatter.src scatter.value scatter_add scatter_reduce.two")
 def scattered(out: Seen, seen: Seen, dim: int, index: Seen, source: Any, *more: Any, **others: Any) -> Kind:
-    given = [(one, dims(one, dim)) for one in tensors(seen, index, source)]
+    given = [at_places(one, dims(one, dim)) for one in tensors(seen, index, source)]
     return labelled(given, [dims(out, dim)])[0]
 
 
@@ -739,7 +746,7 @@ def bucketed(out: Seen, seen: Seen, bounds: Seen, **more: Any) -> Kind:
 @rule("index_add")
 def index_added(out: Seen, seen: Seen, dim: int, index: Seen, source: Seen, **more: Any) -> Kind:
     labels = ["i" if label is None else label for label in dims(source, dim)]
-    given: list[Operand] = [(seen, dims(seen, dim)), (index, ["i"]), (source, labels)]
+    given = [at_places(seen, dims(seen, dim)), (index, ["i"]), (source, labels)]
     return labelled(given, [dims(out, dim)], sums=True)[0]
 
 
@@ -778,7 +785,7 @@ def indexing(seen: Seen, indices: Sequence[Any]) -> tuple[list[Operand], list[Ha
 @rule("index.Tensor")
 def indexed(out: Seen, seen: Seen, indices: Sequence[Any]) -> Kind:
     operands, inner, found, _ = indexing(seen, indices)
-    return labelled([(seen, inner), *operands], [found])[0]
+    return labelled([at_places(seen, inner), *operands], [found])[0]
 
 
 @rule("index_put")
@@ -790,4 +797,5 @@ def index_put(out: Seen, seen: Seen, indices: Sequence[Any], values: Seen, accum
         )[0]
     operands, inner, found, shape = indexing(seen, indices)
     sizes = [shape[int(str(f)[1:])] if isinstance(f, str) else seen.shape[int(str(f))] for f in found]
-    return labelled([(seen, inner), *operands, *broadcast(found, sizes, values)], [inner], sums=accumulate)[0]
+    given = [at_places(seen, inner), *operands, *broadcast(found, sizes, values)]
+    return labelled(given, [inner], sums=accumulate)[0]
