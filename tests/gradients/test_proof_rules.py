@@ -292,6 +292,10 @@ SAMPLES: dict[str, list[list[Any]]] = {
     "diagonal": [[t(3, 3, 3)], [t(3, 3, 3), 0, 1, 2]],
     "unfold": [[t(3, 6), 1, 2, 1], [t(6, 3), 0, 2, 2], [t(3, 6, 3), 1, 3, 3]],
     "unfold_backward": [[t(3, 5, 2), [3, 6], 1, 2, 1], [t(3, 3, 2), [6, 3], 0, 2, 2]],
+    "diagonal_scatter": [
+        *([t(3, 2, 2), t(3, 2), 0, 1, 2], [t(2, 6, 2), t(6, 2), 0, 0, 2], [t(3, 3), t(3)]),
+        *([t(3, 3, 3), t(3, 2), 1, -2, -1], [t(3, 3, 3), t(3, 3)]),
+    ],
     "diag_embed": [[t(3, 3)], [t(3, 6), 1, 0, 1]],
     "diagonal_backward": [[t(3, 3), [3, 3, 3], 0, 1, 2], [t(3, 3), [3, 3, 3], 0, 0, 1]],
     **{n: [[t(3, 6), 1], [t(3, 6), 0]] for n in ("cummax", "cummin")},
@@ -999,6 +1003,10 @@ WRONG = {
             [(one, [0, None, None]), (two, [0, None, None][: len(two.shape)])],
             [[0, None, None][: len(out.shape)] for out in outs],
         ),
+    ),
+    "a diagonal is written within its rows": (
+        "diagonal_scatter",
+        lambda out, seen, source, *more: kind_rules.same(out, seen),
     ),
     "rows of a solution are apart": (
         "linalg_solve_triangular",

@@ -126,6 +126,42 @@ def test_norms_in_chunks_are_proved(monkeypatch):
     test_honest_models_are_proved("tied embedding")
 
 
+class Density(nn.Module):
+    """Rows of its scale are computed record by record; a part of them is the same for all records."""
+
+    def __init__(self):
+        super().__init__()
+        self.mean, self.scale = nn.Parameter(torch.zeros(3)), nn.Parameter(torch.eye(3))
+
+    def forward(self, x):
+        scale = self.scale.tril()
+        return torch.distributions.MultivariateNormal(
+            self.mean, scale_tril=scale, validate_args=False
+        ).log_prob(x)
+
+
+def test_a_density_of_records_is_proved():
+    engine = GradientEngine(Density(), lambda model, x: -model(x), torch.randn(4, 3), check=False)
+    assert str(engine.check(torch.randn(12, 3))).startswith("proved")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda x, same: torch.stack([same[0].tril(), same[1].tril(), same[2].triu()]),
+        lambda x, same: torch.stack([torch.full((3, 3), number) for number in (0.0, 1.0, 1.0)]),
+        lambda x, same: torch.stack([row.expand(3, 3) for row in torch.eye(3)]),
+    ],
+)
+def test_public_parts_that_differ_are_not_taken_for_alike(change):
+    def loss(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        return model(x[:, None] + change(x, torch.ones(len(x), 3, 3))).square().sum((1, 2))
+
+    assert plainly(nn.Linear(3, 2), loss, torch.randn(3, 3)) is not None
+    change = lambda x, same: torch.stack([same[at].tril() for at in range(3)])  # noqa: E731
+    assert plainly(nn.Linear(3, 2), loss, torch.randn(3, 3)) is None
+
+
 def test_the_operation_that_mixes_is_named():
     def centred(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
         return model(x - x.mean(0)).square().sum(1)

@@ -438,6 +438,13 @@ def diagonal(out: Seen, seen: Seen, *more: Any) -> Any:
     return formed(out, [seen], lambda one: wide if len(one.shape) == len(wide) else short)
 
 
+@rule("diagonal_scatter", linear=True)
+def diagonal_put(out: Seen, seen: Seen, source: Seen, *more: Any) -> Kind:
+    wide = dims(seen, *more[-2:])
+    short = [*(label for label in wide if label is not None), None]
+    return labelled([(seen, wide), (source, short)], [wide], additive=True)[0]
+
+
 @rule("unfold unfold_backward", linear=True)
 def unfolded(out: Seen, seen: Seen, *more: Any) -> Any:
     """The windows of a dimension have a dimension more, which is the last."""

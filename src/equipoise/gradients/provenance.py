@@ -32,6 +32,7 @@ from equipoise.gradients.kinds import (
     Public,
     Seen,
     Sum,
+    every_axis,
     listed,
     tensors,
 )
@@ -274,14 +275,14 @@ def flow(
             kinds[node] = kind = kinds[node.args[1]]
             written.append(kind if isinstance(kind, Public | Fault) else _kept(node))
         else:
-            alone = _of_one(node, kinds, ways)
+            alone = _of_one(node, kinds, ways, records)
             kinds[node] = _of_node(node, kinds, records) if alone is None else alone
         if trusted is not None and node.op == "call_function":
             kinds[node] = trusted.kinds(node, kinds[node], kinds, records)
     raise AssertionError("a graph returns something")
 
 
-def _of_one(node: Any, kinds: Mapping[Any, Any], ways: dict[Any, int]) -> Any:
+def _of_one(node: Any, kinds: Mapping[Any, Any], ways: dict[Any, int], records: int) -> Any:
     """The kind of what an operation makes of one record alone; None if there is none, or more."""
 
     def told(at: Any) -> Any:
@@ -307,6 +308,11 @@ def _of_one(node: Any, kinds: Mapping[Any, Any], ways: dict[Any, int]) -> Any:
         number = ways.setdefault((whole, dim % len(shape)), len(ways))
         alone = [One(at, number) for at in range(shape[dim])]
         return alone[index[0]] if index else alone
+    if node.target is torch.ops.aten.stack.default and held and all(isinstance(k, Public) for k in held):
+        parts, dim = (*node.args, 0)[:2]  # a loop over records whose values they have alike
+        if len(parts) == records and len({told(part) for part in parts}) == 1:
+            shape = node.meta["val"].shape
+            return Public(every_axis(shape, records, [dim % len(shape)]))
     # How many random numbers it takes may follow its values, and shift those of the next record.
     if node.target not in RULES and torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
         return None
