@@ -896,7 +896,7 @@ class GradientEngine:
                 dict.fromkeys(s.func.__name__ for s in plan.steps if s.kind == "use" and name in s.names)
             )
             how = "dense" if name in plan.dense else "unused" if name in plan.unused else "rule"
-            reason = plan.dense.get(name, "the loss does not depend on it" if how == "unused" else "")
+            reason = plan.dense.get(name, "no record that was tried reaches it" if how == "unused" else "")
             found.append(Covered(name, name.rpartition(".")[0], how, operations, reason))
         return tuple(found)
 

@@ -152,8 +152,8 @@ class Description:
             )
         if self.unused:
             lines.append(
-                f"  unused      {', '.join(self.unused)}: the loss does not depend on them, so noise alone "
-                "would move them; freeze them with requires_grad_(False)"
+                f"  unused      {', '.join(self.unused)}: no record that was tried reaches them, and noise "
+                "alone moves them until one does; if none can, freeze them with requires_grad_(False)"
             )
         if self.held:
             lines.append(

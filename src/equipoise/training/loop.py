@@ -627,8 +627,9 @@ class PrivateTraining:
         unused = [one.name for one in self.engine.coverage() if one.how == "unused"]
         if unused and not self.steps_done and self.processes.is_first:
             warnings.warn(
-                f"the loss does not depend on {', '.join(unused)}, so that noise alone moves them: freeze "
-                "them with requires_grad_(False) before the training",
+                f"no record that was tried reaches {', '.join(unused)}, and noise alone moves them until one "
+                "does (experts, rare classes, skipped layers); if none can, freeze them with "
+                "requires_grad_(False) before the training",
                 stacklevel=2,
             )
         _validate.count("the steps between evaluations", evaluate_every=evaluate_every)
