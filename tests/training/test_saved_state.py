@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from small_problems import CLASSES, FEATURES, loss, records, training
@@ -152,26 +154,33 @@ class WithTeacher(nn.Module):
             for own, other in zip(self.teacher.parameters(), self.student.parameters(), strict=True):
                 own.lerp_(other, 0.5)
 
+    def follow_by_data(self, *_):
+        for own, other in zip(self.teacher.parameters(), self.student.parameters(), strict=True):
+            own.data.mul_(0.5).add_(other.data, alpha=0.5)
 
-@pytest.mark.parametrize("all_given", [False, True])
-def test_a_hook_of_the_step_moves_frozen_parameters_and_is_named(tmp_path, all_given):
-    """Given to the optimizer or not: it moves none that has no gradient."""
+
+@pytest.mark.parametrize(
+    ("all_given", "follow"),
+    [(False, WithTeacher.follow), (True, WithTeacher.follow), (False, WithTeacher.follow_by_data)],
+)
+def test_a_hook_of_the_step_moves_frozen_parameters_and_is_named(tmp_path, all_given, follow):
+    """Given to the optimizer or not: it moves none that has no gradient. Writes to `.data` leave no mark."""
     model = WithTeacher()
     optimizer = torch.optim.SGD((model if all_given else model.student).parameters(), lr=0.3)
-    optimizer.register_step_post_hook(model.follow)
+    optimizer.register_step_post_hook(partial(follow, model))
     run = training(model, optimizer=lambda *_, lr: optimizer, steps=4, run_dir=tmp_path / "run")
     run.take_step()
     named = HOOKED + "teacher.bias, teacher.weight"
     assert named in run.statement().assumptions
     run.save_checkpoint()
     run.take_step()
-    model.follow()  # not by a step
+    follow(model)  # not by a step
     with pytest.raises(RuntimeError, match=r"teacher.*register_step_post_hook"):
         run.take_step()
     run.close()
     model = WithTeacher()
     optimizer = torch.optim.SGD((model if all_given else model.student).parameters(), lr=0.3)
-    optimizer.register_step_post_hook(model.follow)
+    optimizer.register_step_post_hook(partial(follow, model))
     again = eq.PrivateTraining.resume(tmp_path / "run", model, optimizer, loss=loss, data=records())
     assert named in again.run(progress=False).statement.assumptions
     assert eq.verify_run(tmp_path / "run").consistent

@@ -274,18 +274,25 @@ class StepRunner:
 
     def _move_with_buffers(self) -> None:
         """The optimiser's step; its hooks may change what no step moves, since what they know is public."""
-        if self._marks_of(self._held()) != self._marks:
+        optimizer = self._setup.optimizer
+        # A write of theirs through `.data` leaves no mark.
+        has_hooks = bool(optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks)
+        if has_hooks or self._marks_of(self._held()) != self._marks:
             self._check_unmoved()
         frozen = dict(self._setup.model.named_parameters(remove_duplicate=False))
         # What a loss left on a frozen parameter moves it in the step itself: it stays refused.
         stale = {name for name, parameter in frozen.items() if parameter.grad is not None}
         self._setup.rows.engine.keep_public_writes()
-        self._setup.optimizer.step()
+        optimizer.step()
         marks = self._marks_of(self._held())
-        if marks != self._marks:
+        if has_hooks or marks != self._marks:
             both = zip(self._unmoved, self._marks, marks, strict=True)
-            moved = {name for name, old, new in both if old != new and name not in stale}
-            self._unmoved |= self._digests_of_unmoved(moved)
+            moved = {name for name, old, new in both if (has_hooks or old != new) and name not in stale}
+            now = self._digests_of_unmoved(moved)
+            if has_hooks:
+                read(*self._unmoved.values(), *now.values())
+                moved = {name for name, one in now.items() if one.value() != self._unmoved[name].value()}
+            self._unmoved |= now
             self._marks = [
                 new if name in moved else old
                 for name, old, new in zip(self._unmoved, self._marks, marks, strict=True)
