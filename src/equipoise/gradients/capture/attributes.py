@@ -246,7 +246,7 @@ class HeldState:
             self._module(value, "")
             self._others.append(value)
             for held in (value._buffers, value._parameters):
-                self._container(held, "", is_told)
+                self._container(held, "", is_told, False)  # by the names in it
                 self._waiting += [(tensor, name, is_told) for name, tensor in held.items()]
         elif isinstance(value, _CONTAINED):
             self._container(value, name, is_told)
@@ -310,7 +310,7 @@ class HeldState:
             if held and id(held) not in self._known:
                 yield held, prefix + name
 
-    def _container(self, value: Any, name: str, is_told: bool) -> None:
+    def _container(self, value: Any, name: str, is_told: bool, is_whole: bool = True) -> None:
         base: Any = next(b for b in _CONTAINED if isinstance(value, b))
         if base.__len__(value) > _LARGEST_CONTAINER:
             self.has_unseen = True
@@ -330,7 +330,7 @@ class HeldState:
                 base.extend(value, then.values())
 
         then = now()
-        self._places.append(_Place(value, now, then, put, name, True, is_told and is_dict))
+        self._places.append(_Place(value, now, then, put, name, is_whole, is_told and is_dict))
         self._follow(then if base is set else then.values(), name, is_told)
 
     def _class(self, kind: type) -> None:
