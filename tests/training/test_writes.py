@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections import Counter
+from collections import Counter, deque
 
 import numpy as np
 import pytest
@@ -368,3 +368,159 @@ def test_nor_are_they_in_an_error():
     with pytest.raises(TensorWritesError, match="kept") as error:
         start(lambda: torch.zeros(1), noting)
     assert "Smith" not in str(error.value)
+
+
+class StepsAway(nn.Module):
+    """It steps away from the outputs of the batch before, which `get` reads and `put` writes."""
+
+    previous = None
+
+    def __init__(self, get, put, summary=lambda out: out):
+        super().__init__()
+        self.linear, self.initial, self.outputs = nn.Linear(FEATURES, CLASSES), None, []
+        self.get, self.put, self.summary = get, put, summary
+
+    def forward(self, x):
+        out = self.linear(x)
+        found = self.summary(out.detach())
+        before = self.get(self)
+        self.put(self, found)
+        return out + 0.3 * (out - (found if before is None or before.shape != found.shape else before))
+
+
+def remembering_closure():
+    previous = None
+
+    def remembering(model, batch):
+        nonlocal previous
+        before, previous = previous, model(batch["input"]).detach()
+        return loss(model, batch) + (0 if before is None else before.square().mean(1))
+
+    return remembering
+
+
+def _attribute(name, **kwargs):
+    return lambda: StepsAway(lambda m: getattr(m, name), lambda m, value: setattr(m, name, value), **kwargs)
+
+
+REMEMBERED = {
+    "attribute of the class": (_attribute("previous"), loss, "previous"),
+    "attribute that starts as None": (_attribute("initial"), loss, "initial"),
+    "mean": (_attribute("initial", summary=lambda out: out.mean(0)), loss, "initial"),
+    "list": (
+        lambda: StepsAway(lambda m: (m.outputs or [None])[-1], lambda m, value: m.outputs.append(value)),
+        loss,
+        "outputs",
+    ),
+    "first batch": (
+        lambda: StepsAway(lambda m: (m.outputs or [None])[0], lambda m, value: m.outputs.append(value)),
+        loss,
+        "outputs",
+    ),
+    "closure": (network, remembering_closure(), "previous"),
+}
+
+
+@pytest.mark.parametrize("case", REMEMBERED)
+def test_what_a_forward_takes_from_the_records_before_is_refused_by_name(case):
+    """Twice the same records show nothing of it."""
+    make, own_loss, name = REMEMBERED[case]
+    with pytest.raises(ValueError, match=rf"\b{name}\b.*register_step_post_hook"):
+        training(make(), loss=own_loss, sampling=SAMPLING)
+
+
+class Stateful(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lstm, self.state = nn.LSTM(FEATURES, 4), None
+        self.head = nn.Linear(4, CLASSES)
+
+    def forward(self, x):
+        out, state = self.lstm(x[None], self.state)
+        self.state = tuple(part.detach() for part in state)
+        return self.head(out[0])
+
+
+class Centred:
+    """A loss that subtracts its running average, in a holder of some kind."""
+
+    def __init__(self, center, mean, add):
+        self.center, self.mean, self.add = center, mean, add
+
+    def __call__(self, model, batch):
+        found = loss(model, batch)
+        center = self.mean(self.center)
+        self.add(self.center, float(found.detach().mean()))
+        return found * (1 + center)
+
+
+class Meter:
+    total = count = 0
+
+    def update(self, value):
+        self.total, self.count = self.total + value, self.count + 1
+
+
+STATES = {
+    "LSTM": (Stateful, lambda: loss, "state"),
+    "deque": (network, lambda: Centred(deque(maxlen=9), lambda d: sum(d), deque.append), "center"),
+    "array": (network, lambda: Centred(np.zeros(1), lambda a: a[0], lambda a, v: a.__iadd__(v)), "center"),
+    "meter": (network, lambda: Centred(Meter(), lambda m: m.total, Meter.update), "total"),
+}
+
+
+@pytest.mark.parametrize("case", STATES)
+def test_a_state_that_losses_follow_is_named(case):
+    make, make_loss, name = STATES[case]
+    with pytest.raises(ValueError, match=rf"\b{name}\b.*register_step_post_hook"):
+        training(make(), loss=make_loss(), sampling=SAMPLING)
+
+
+def test_a_random_generator_of_its_own_is_refused_with_its_own_remedy():
+    generator = torch.Generator()
+
+    def drawing(model, batch):
+        return loss(model, batch) * torch.rand((), generator=generator)
+
+    with pytest.raises(ValueError, match=r"torch\.rand") as found:
+        training(loss=drawing, sampling=SAMPLING)
+    assert "register_step_post_hook" not in str(found.value)
+
+
+class Table(nn.Module):
+    """Masks and positions, built when the first batch of a shape comes."""
+
+    mask = None
+
+    def __init__(self):
+        super().__init__()
+        self.linear, self.tables, self.built = nn.Linear(FEATURES, CLASSES), {}, False
+
+    def forward(self, x):
+        if self.mask is None or self.mask.shape != x.shape:
+            self.mask = torch.ones_like(x).tril()
+        if not self.built:
+            self.positions, self.built = torch.arange(x.shape[1]) / 9, True
+        factors = self.tables.setdefault(len(x), torch.linspace(1, 2, x.shape[1]))
+        return self.linear(x * factors + self.positions) + 0 * (self.mask * x).sum(1, keepdim=True)
+
+
+def test_what_is_built_from_shapes_alone_trains():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        list(training(Table(), sampling=SAMPLING))
+
+
+def test_a_buffer_that_a_loss_binds_anew_is_named():
+    class Counting(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("times", torch.zeros(()))
+
+        def forward(self, model, batch):
+            self.times = self.times + 1
+            return loss(model, batch)
+
+    with pytest.warns(UserWarning, match=r"\btimes\b.*thrown away"):
+        run = training(loss=Counting(), sampling=SAMPLING)
+    assert run.describe().written == ["times"]

@@ -55,6 +55,13 @@ __all__ = [
 SEARCHED = 64
 """How many of the first records are tried, where the very first ones fail."""
 
+STATE = (
+    "A record's loss would follow which records came before it, and the guarantee would not hold. Compute it "
+    "anew in each forward, make it a parameter that the loss trains, or change it by public or released "
+    "numbers in a hook of the optimizer's step (optimizer.register_step_post_hook). If random numbers make "
+    "the losses differ, draw them from the global functions (torch.rand, np.random, random)."
+)
+
 
 def check_loss(
     model: nn.Module, loss: Loss, source: RecordSource, device: torch.device, probes: int = 4
@@ -262,7 +269,7 @@ def check_gradient(engine: GradientEngine, trials: AwayFromZero, batch: Any) -> 
 
 
 def check_repeatable(model: nn.Module, loss: Loss, batch: Any, params: Mapping[str, Tensor]) -> list[str]:
-    """Run the loss twice from the same random numbers.
+    """Run the loss twice from the same random numbers, and once after other records.
 
     Args:
         model, loss: they ran on records of the data.
@@ -277,16 +284,30 @@ def check_repeatable(model: nn.Module, loss: Loss, batch: Any, params: Mapping[s
         ForwardWritesError: the model writes to its parameters.
     """
 
-    def run() -> tuple[Tensor, list[str]]:
+    def run(records: Any) -> tuple[Tensor, list[str]]:
         own = Buffers(loss).kept() if isinstance(loss, nn.Module) else nullcontext()
         with undisturbed(model), own, torch.enable_grad(), watch_writes(model, loss) as written:
-            return run_loss(model, loss, batch, params).detach(), written
+            return run_loss(model, loss, records, params).detach(), written
+
+    def refuse_moved(losses: Tensor, names: list[str]) -> None:
+        if losses_moved(first, losses, record=-1):
+            why = f"model or loss give other losses each time, {OWN_GENERATOR}"
+            if names:
+                why = f"losses are others after a forward that wrote to {', '.join(names)}. {STATE}"
+            raise ValueError(f"{why} Nothing was spent.")
 
     # What the model keeps from the first run shows in the second, and is forgotten then.
     with parameters_restored(model), attributes_kept(model, loss):
-        (first, _), (second, written) = run(), run()
-    if losses_moved(first, second, record=-1):
-        raise ValueError(f"model or loss give other losses each time, {OWN_GENERATOR} Nothing was spent.")
+        (first, begun), (second, written) = run(batch), run(batch)
+    refuse_moved(second, written or begun)
+    # After the same records a cache of outputs gives the same; after others only one of shapes does.
+    with parameters_restored(model), attributes_kept(model, loss):
+        try:
+            _, begun = run(take_records(batch, torch.zeros(num_records(batch), dtype=torch.long)))
+        except Exception:  # it takes no copies of one record
+            return written
+        third, names = run(batch)
+    refuse_moved(third, names or begun)
     return written
 
 
