@@ -1356,8 +1356,8 @@ REFUSED_CASES = {
     "renormalised embedding": Case(
         lookup(nn.Embedding(TOKENS, 4, max_norm=0.5), 20), squared, texts, refused(r"max_norm")
     ),
-    "another scale at every call": Case(Scaled, squared, rows, refused(r"state of their own")),
-    "centred by the first batch": Case(Settling, squared, rows, refused(r"first records that they meet")),
+    "another scale at every call": Case(Scaled, squared, rows, refused(r"wrote to calls")),
+    "centred by the first batch": Case(Settling, squared, rows, refused(r"wrote to centre")),
     "scripted": Case(scripted, squared, rows, refused(r"scripted as a whole.*Give the Python module")),
     "traced part": Case(traced_part, squared, rows, refused(r"scripted at '0'.*Give the Python module")),
     "scripted activation": Case(
