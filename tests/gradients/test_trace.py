@@ -28,7 +28,6 @@ UNTRACED = {
     "hook that gives nothing where some gradient is not finite",
     "labels looked up in a table",
     "packed GRU",
-    "sparse embedding bag with offsets",
     "temporal classification",
 }
 

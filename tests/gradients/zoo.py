@@ -943,7 +943,10 @@ RIGHT_CASES = {
     "group norm": Case(cnn(nn.GroupNorm(2, 4)), squared, images),
     "instance norm": Case(cnn(nn.InstanceNorm2d(4, affine=True)), squared, images),
     "instance norm with running statistics": Case(
-        cnn(nn.InstanceNorm2d(4, affine=True, track_running_stats=True)), squared, images
+        cnn(nn.InstanceNorm2d(4, affine=True, track_running_stats=True)),
+        squared,
+        images,
+        refused(r"track_running_stats"),
     ),
     "batch norm in evaluation": Case(evaluated(cnn(nn.BatchNorm2d(4))), squared, images),
     "layer norm": Case(around(nn.LayerNorm(FEATURES)), squared, sequences),
@@ -1388,7 +1391,7 @@ REFUSED_CASES = {
         mlp,
         lambda model, batch: squared(model, batch) / batch["count"],
         rows,
-        refused(r"how many records"),
+        refused(r"among fewer"),
         options={"collate": counted},
     ),
 }
@@ -1420,10 +1423,10 @@ UNSEEN_CASES = {
     ),
     "mixup behind a rare coin": Case(around(by_chance(0.002, blended)), squared, rows, unseen()),
     "mixup behind Python's rare coin": Case(
-        around(lambda x: blended(x) if random.random() < 0.02 else x), squared, rows, unseen()
+        around(lambda x: blended(x) if 0.5 < random.random() < 0.5002 else x), squared, rows, unseen()
     ),
     "mixup behind NumPy's rare coin": Case(
-        around(lambda x: blended(x) if np.random.rand() > 0.98 else x), squared, rows, unseen()
+        around(lambda x: blended(x) if np.random.rand() > 1 - 2e-4 else x), squared, rows, unseen()
     ),
     "no steps where a token's loss is not finite": Case(
         lookup(nn.Embedding(TOKENS, 4), 20), of(while_finite), texts, unseen()

@@ -120,6 +120,9 @@ MOST_SUMMED = 4096
 
 NO_TRUST = "changing one record changed the loss or gradient of another one, by no trusted module"
 
+#: How a reason begins why a parameter is dense.
+BY_VALUES = "its use depends on values"
+
 ANOTHER_FUNCTION = (
     "ordinary autograd's gradient of a batch is not the sum of those of its records",
     "A hook or a backward of your own has to treat each record by itself, and a loss must not follow a "
@@ -790,7 +793,7 @@ class GradientEngine:
             example: private records, of which the plan has to serve one at least, with its rows.
 
         Returns:
-            False if there is no such plan; then the one of the start stays.
+            False if private records set a part of it; if there is none, the one of the start stays.
         """
         before = dict(self._plans), self._latest
         generator = torch.Generator().manual_seed(0)
@@ -799,17 +802,22 @@ class GradientEngine:
             values = torch.rand(leaf.shape, generator=generator)
             return values.to(leaf) if leaf.is_floating_point() else leaf
 
+        # Parameters whose rows by rule were wrong stay dense; what follows values is planned anew.
+        settled = before[0][signature(example)]
+        wrong = {n: why for n, why in settled.dense.items() if not why.startswith(BY_VALUES)}
         # Gradients of zeros vanish, and with them what a hook makes of them. Some models take only zeros.
         for tried in (map_records(uniform, public), public):
             with suppress(Exception):  # whatever a model raises that does not take such records
                 plan = self._learn(tried)
-                if plan == before[0].get(signature(example)):
-                    return True
+                if not (is_public := wrong.keys() <= plan.dense.keys()):
+                    plan = self._learn(tried, dense=wrong)
+                if plan == settled:
+                    return is_public
                 few = [at for at in range(num_records(example)) if self._holds(example, at)]
                 if few:
                     self._compare(plan, take_records(example, torch.tensor(few[:LARGE])))
                     if self._latest is plan:
-                        return True
+                        return is_public
             self._plans, self._latest = dict(before[0]), before[1]
         return False
 
@@ -869,7 +877,7 @@ class GradientEngine:
                 state.restore()  # the same random numbers, however often it is tried
                 dense = dict(plan.dense)
                 if own or attempt:  # the operations depend on values: what they touch is computed densely
-                    reason = f"its use depends on values ({mismatch})"
+                    reason = f"{BY_VALUES} ({mismatch})"
                     names = mismatch.names if attempt < MISMATCHES - 2 else ()
                     dense |= dict.fromkeys(names or leaves, reason)
                 plan = self._learn(batch, params, dense)

@@ -316,7 +316,12 @@ def run_loss(model: nn.Module, loss: Loss, batch: Any, substitute: Mapping[str, 
         whole = _LossModule(model, loss)
         losses = torch.func.functional_call(whole, named, (batch,))
         if isinstance(substitute, dict):
-            substitute.update((name, b) for name, b in whole.buffers_after.items() if name in substitute)
+            # Not what a vmap inside of it has left, which is no tensor any more.
+            substitute.update(
+                (name, b)
+                for name, b in whole.buffers_after.items()
+                if name in substitute and not torch._C._functorch.is_functorch_wrapped_tensor(b)
+            )
         return losses
 
 
