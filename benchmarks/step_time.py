@@ -51,6 +51,7 @@ METHODS = (
     "ours",
     "ours-training",
     "ours-eager",
+    "ours-compiled",
     "vmap",
     "opacus-hooks",
     "opacus-functorch",
@@ -158,6 +159,12 @@ def ours_eager_step(task):
     """The same, running the model; each method runs in a process of its own, so the switch stays there."""
     os.environ["EQUIPOISE_EAGER"] = "1"
     return ours_training_step(task)
+
+
+def ours_compiled_step(task):
+    """The same with ``compile=True``."""
+    iterator = iter(private_training(task, compile=True))
+    return lambda: next(iterator)
 
 
 def equipoise_step(words: str, public):
@@ -271,6 +278,7 @@ BUILDERS: dict[str, Callable] = {
     "ours": ours_step,
     "ours-training": ours_training_step,
     "ours-eager": ours_eager_step,
+    "ours-compiled": ours_compiled_step,
     "vmap": vmap_step,
     **{f"opacus-{m}": opacus_step(m) for m in ("hooks", "functorch", "ew", "ghost")},
 }
