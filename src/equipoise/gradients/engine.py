@@ -132,7 +132,7 @@ ANOTHER_FUNCTION = (
 """Reason and remedy where records train another function than their batch."""
 
 #: What norms and sums of a replay may round by, relative to the norms: a compiler may change their order.
-REPLAYS_ROUND = 1e-2
+REPLAYS_ROUND, NO_GRADIENT = 1e-2, 1e-6
 
 #: What rows may round by where another record changes, relative to the norms of whole rows.
 ROWS_ROUND = {"torch.float64": 1e-9, "torch.float32": 1e-4, "low": 5e-2}
@@ -476,7 +476,8 @@ class GradientEngine:
         norms = expected.row_norms()
         if not (finite := norms.isfinite()).all():
             found, expected, norms = found.rows(finite), expected.rows(finite), norms[finite]
-        ones, least = torch.ones_like(norms), REPLAYS_ROUND * norms.norm()
+        # Gradients of a student at its teacher are zero but for rounding.
+        ones, least = torch.ones_like(norms), REPLAYS_ROUND * norms.norm() + NO_GRADIENT
         sums = found.weighted_sums(ones)
         differ = (found.row_norms() - norms).norm() > least
         for name in expected.names:  # one by one: of a large model all take much memory
