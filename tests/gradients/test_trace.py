@@ -122,6 +122,29 @@ def test_a_replay_of_other_gradients_is_found_at_the_start(monkeypatch, wrong):
     assert "gradients" in engine.independence.reason
 
 
+def test_what_a_model_says_of_its_records_stands_in_no_reason(monkeypatch):
+    def fails(*given):
+        raise RuntimeError("record 7 holds 4.25")
+
+    engine = GradientEngine(net(), entropy, batch(), check=False)
+    monkeypatch.setattr(engine, "_compared", fails)
+    assert engine.check(batch()).word == "compared"
+    assert "4.25" not in engine.independence.reason
+
+
+@pytest.mark.parametrize("value", [2.0, math.nan])
+def test_a_replay_whose_norms_are_others_is_refused(monkeypatch, value):
+    def others(self, *given):
+        return value * FactoredGradients.row_norms(self, *given)
+
+    engine = GradientEngine(net(), entropy, records := batch(), check=False)
+    traced = engine.traced(records)
+    monkeypatch.setattr(Replayed, "row_norms", others)
+    monkeypatch.setattr("equipoise.gradients.trace.are_lost_nan", lambda: True)  # it takes no other way
+    with pytest.raises(Exception, match="other gradients"):
+        engine._compared(traced, records)
+
+
 def test_a_pair_whose_norm_loses_digits_is_taken_exactly():
     case = RIGHT_CASES["pairs in a record"]
     engine = GradientEngine(case.model(), case.loss, records := dict(case.records()), check=False)

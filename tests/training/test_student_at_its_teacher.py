@@ -5,24 +5,13 @@ from __future__ import annotations
 import copy
 
 import pytest
-import torch
-from small_problems import network, training
+from small_problems import MeanBackward, network, training
 from torch.nn import functional as F
 
 from equipoise.gradients import CoverageError, CrossRecordError
 
 
-class Centred(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx, grad):
-        return grad - grad.mean(0)
-
-
-class Scaled(Centred):
+class Scaled(MeanBackward):
     """Follows the number of records."""
 
     @staticmethod
@@ -60,7 +49,7 @@ def test_it_trains(which):
 @pytest.mark.parametrize("which", ["kl", "cosine"])
 def test_a_backward_that_mixes_records_is_refused(which):
     with pytest.raises((CrossRecordError, CoverageError)):
-        training(**distilled(which, Centred), steps=2)
+        training(**distilled(which, MeanBackward), steps=2)
 
 
 @pytest.mark.parametrize("which", ["kl", "cosine"])

@@ -118,8 +118,6 @@ SUMS_ROUND, ROUNDS_TO_ZERO = 5e-3, 1e-5
 #: So many rows are summed for that: the rounding of a sum grows faster than the root of its terms' squares.
 MOST_SUMMED = 4096
 
-NO_TRUST = "changing one record changed the loss or gradient of another one, by no trusted module"
-
 #: How a reason begins why a parameter is dense.
 BY_VALUES = "its use depends on values"
 
@@ -136,6 +134,10 @@ REPLAYS_ROUND, NO_GRADIENT = 1e-2, 1e-6
 
 #: What rows may round by where another record changes, relative to the norms of whole rows.
 ROWS_ROUND = {"torch.float64": 1e-9, "torch.float32": 1e-4, "low": 5e-2}
+
+
+class _OtherReplayError(Exception):
+    """A trace does not compute what the model does; the text is for a statement."""
 
 
 @dataclass(frozen=True)
@@ -356,8 +358,10 @@ class GradientEngine:
             line = self._compiled(batch) if self.compiles else self._line(batch)
             try:
                 traced = self._compared(line, batch)
-            except RuntimeError as error:
+            except _OtherReplayError as error:
                 proof = Proof(untraced=str(error))
+            except RuntimeError:  # its text may hold values of records, and a statement has the reason
+                proof = Proof(untraced="the model fails on records that were tried")
         if proof.outcome == "proved":
             if once_more:
                 self._found("proved")
@@ -456,7 +460,8 @@ class GradientEngine:
         A forward that seeds a generator itself, or has one of its own, draws others when it is replayed.
 
         Raises:
-            RuntimeError: they are not.
+            _OtherReplayError: they are not.
+            RuntimeError: of the model.
         """
         state = GlobalState(self._device)
 
@@ -472,19 +477,21 @@ class GradientEngine:
         assert found.losses is not None
         assert expected.losses is not None
         if not torch.allclose(found.losses, expected.losses, rtol=1e-3, atol=1e-6, equal_nan=True):
-            raise RuntimeError("it gives other losses than the model, as if that seeded a generator itself")
+            raise _OtherReplayError(
+                "it gives other losses than the model, as if that seeded a generator itself"
+            )
         norms = expected.row_norms()
         if not (finite := norms.isfinite()).all():
             found, expected, norms = found.rows(finite), expected.rows(finite), norms[finite]
         # Gradients of a student at its teacher are zero but for rounding.
         ones, least = torch.ones_like(norms), REPLAYS_ROUND * norms.norm() + NO_GRADIENT
         sums = found.weighted_sums(ones)
-        differ = (found.row_norms() - norms).norm() > least
+        same = bool((found.row_norms() - norms).norm() <= least)  # NaN is not
         for name in expected.names:  # one by one: of a large model all take much memory
             one = expected.select([name]).weighted_sums(ones)[name]
-            differ |= length(one.sub_(sums.pop(name))) > math.sqrt(len(ones)) * least
-        if differ:
-            raise RuntimeError("it gives other gradients than the model")
+            same &= bool(length(one.sub_(sums.pop(name))) <= math.sqrt(len(ones)) * least)
+        if not same:
+            raise _OtherReplayError("it gives other gradients than the model")
         return traced
 
     def settle(self, batch: Any) -> None:
@@ -506,7 +513,10 @@ class GradientEngine:
                 self._refuse_mixing(self.proof(several))
                 self._mixed = True
                 if not self.excused:
-                    raise CrossRecordError(f"{NO_TRUST}: {self.proof(several)}")
+                    raise CrossRecordError(
+                        "changing one record changed the loss or gradient of another one, by no trusted "
+                        f"module: {self.proof(several)}"
+                    )
             plan = self._plan_for(batch)
             try:
                 self._compare(plan, batch)
