@@ -46,7 +46,6 @@ TRIALS = (
     "random_use",
     "_operations_follow_numbers",
     "pass_overhead",
-    "keeps_bits",
     "serves",
 )
 

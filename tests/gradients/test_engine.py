@@ -378,21 +378,6 @@ def test_a_record_alone_whose_loss_follows_no_parameter_has_a_row_of_zeros():
     assert row.losses.tolist() == [3.0]
 
 
-class FillingLow(Filling):
-    def forward(self, x):
-        low = x < -5
-        return self.layer(torch.where(low, self.missing, x) if low.any() else x)
-
-
-def test_measuring_bits_leaves_the_plan():
-    """Records that run other operations had every parameter computed densely from then on."""
-    torch.manual_seed(0)
-    engine = GradientEngine(FillingLow(), summed, torch.randn(5, 3))
-    before = engine.coverage()
-    assert engine.keeps_bits(torch.full((5, 3), -9.0), 16) is not None
-    assert engine.coverage() == before
-
-
 def test_a_mixture_that_gives_nan_is_seen():
     """No distance to NaN is larger than rounding."""
 

@@ -21,7 +21,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from equipoise._dtensor import all_values, device_of, local_part, part_like, with_values
+from equipoise._dtensor import device_of, local_part, part_like
 from equipoise._foreign_errors import cause_of, where_raised
 from equipoise._tree import leaves
 from equipoise.gradients.capture.isolation import (
@@ -923,70 +923,6 @@ class GradientEngine:
     def written_buffers(self) -> list[str]:
         """The buffers that a forward gives other values that may follow records: on copies, thrown away."""
         return [name for name in self._buffers.written if name not in self._kept]
-
-    def keeps_bits(self, batch: Any, size: int) -> bool | None:
-        """Whether a record's loss and row norms have the same bits at every place of a batch of this size.
-
-        Copies of the records, with noise, stand at many places in two orders, at parameters with noise.
-
-        Args:
-            batch: a few records.
-            size: the number of records at which it is measured.
-
-        Returns:
-            None if the model draws random numbers that cannot be held constant: two places do not share them.
-        """
-        records = max(16, num_records(batch))
-        generator = torch.Generator().manual_seed(0)
-
-        def jittered(leaf: Tensor) -> Tensor:
-            noise = torch.randn(leaf.shape, generator=generator)
-            return noise.to(leaf).mul_(0.1).add_(leaf) if leaf.is_floating_point() else leaf
-
-        # Neither the records' nor the parameters' own values: zeros, and losses at a bound, show no bits.
-        several = map_records(jittered, repeat_to(batch, records))
-        params = {
-            name: with_values(jittered(all_values(p)), p).requires_grad_()
-            for name, p in trainable_parameters(self.model).items()
-        }
-
-        def losses(seed: int, batch: Any = batch) -> Tensor:
-            with undisturbed(self.model, seed), torch.enable_grad():
-                return evaluate_loss(self.model, self.loss, batch, params).detach().nan_to_num()
-
-        try:
-            first = losses(0)
-        except Exception:  # such as a parameter that has to stay positive
-            params = away_from_zero(self.model, self.loss, batch)
-            first = losses(0)
-        if not torch.equal(first, losses(1)):
-            return None
-        orders = [torch.arange(size) % records, (torch.arange(size) * 5 // 3 + 1) % records]
-
-        def same_everywhere(several: Any) -> bool:
-            found: dict[int, Tensor] = {}
-            for order in orders:
-                placed = take_records(several, order)
-                bits = self._losses_and_norms(placed, params)
-                for record in set(order.tolist()):
-                    copies = bits[order.to(bits.device) == record]
-                    expected = found.setdefault(record, copies[:1])
-                    if not torch.equal(copies, expected.expand_as(copies)):
-                        return False
-            return True
-
-        for tried in (several, repeat_to(batch, records)):
-            with suppress(Exception):  # such as a label that has to be one of a few; `check` says the rest
-                return same_everywhere(tried)
-        return False
-
-    def _losses_and_norms(self, batch: Any, params: Mapping[str, Tensor]) -> Tensor:
-        """A row per record, by operations that need not be those planned."""
-        with undisturbed(self.model), self._buffers.watched(), self._plans_kept():
-            gradients = self._gradients(batch, params)
-            norms = gradients.row_norms([(name,) for name in gradients.names])
-        assert gradients.losses is not None
-        return torch.cat([gradients.losses[:, None].to(norms.dtype), norms], dim=1).nan_to_num()
 
     @contextmanager
     def _plans_kept(self) -> Iterator[None]:

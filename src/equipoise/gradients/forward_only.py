@@ -14,7 +14,7 @@ from typing import Any, ClassVar, NoReturn
 import torch
 from torch import Tensor
 
-from equipoise.gradients.capture.isolation import parameters_watched, undisturbed
+from equipoise.gradients.capture.isolation import parameters_watched
 from equipoise.gradients.capture.recorder import CapturePlan
 from equipoise.gradients.checks.oracle import losses_one_by_one
 from equipoise.gradients.compare import TracedLosses
@@ -123,10 +123,6 @@ class LossEngine(GradientEngine):
 
     def _losses_only(self, losses: Tensor) -> LossesOnly:
         return LossesOnly(losses, {name: p.shape for name, p in trainable_parameters(self.model).items()})
-
-    def _losses_and_norms(self, batch: Any, params: Mapping[str, Tensor]) -> Tensor:
-        with undisturbed(self.model), nothing_saved(), torch.enable_grad():
-            return evaluate_loss(self.model, self.loss, batch, params).detach().nan_to_num()[:, None]
 
     def _losses_under(self, *given: Any) -> TracedLosses:
         with nothing_saved():

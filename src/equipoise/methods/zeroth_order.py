@@ -15,7 +15,7 @@ u is never held whole: it is made again, tensor by tensor, from the seeds of the
 The proof needs each slope to come from its own record. A forward of records that share it may round their
 losses by who else is there. Here that is divided by 2 mu: in float32 a unit of loss rounds to about 3e-5 of
 slope at mu = 1e-3, for every other record. So the bound C is exact where losses keep their bits at every
-place of a micro-batch. That is tried at the start, and the statement names it as an assumption.
+place of a micro-batch. The statement names it as an assumption.
 
 Source: Zhang et al. 2023, "DPZero: Private Fine-Tuning of Language Models without Backpropagation", arXiv
 2310.09639, Algorithm 2.

@@ -46,8 +46,8 @@ def always(unit: Any) -> list[str]:
     return [OF_USER if unit == "user" else OF_RECORD, STATED, START, ROUNDED]
 
 
-#: Said before statements had a field `independence`, and forwards were filled up with zeros; those that stand
-#: verify as they did.
+#: Said before statements had a field `independence`, forwards were filled up with zeros, and while rounding
+#: was measured at the start; those that stand verify as they did.
 EARLIER = (
     "loss, collate and augmentation treat each record by itself: which records stand next to it or came "
     "before it, and where it stands, change nothing (tried on a few records before the start)",
@@ -55,6 +55,12 @@ EARLIER = (
     "other operations for them",
     "copies of a drawn record fill up the micro-batches, with weight zero: the model takes no made-up "
     "records",
+    "a record's gradient is the same to the last digit at every place of a batch (tried on a few records "
+    "before the start)",
+    "a record's gradient rounds differently with its place in a micro-batch (measured before the start); "
+    "where the loss has no kinks this moves the sum by rounding alone",
+    "whether a record's gradient rounds differently with its place in a micro-batch was not measured: the "
+    "model draws random numbers",
 )
 
 # ---- what a process finds out, with the names of what it found
@@ -103,17 +109,9 @@ class Assumption(StrEnum):
         "only from it, the parameters and a seed of its own; this machine, that of a record and the way "
         "between them are trusted with its gradients and with when it is drawn (none of this was tried)"
     )
-    KEPT = (
-        "a record's gradient is the same to the last digit at every place of a batch (tried on a few records "
-        "before the start)"
-    )
     ROUNDING = (
-        "a record's gradient rounds differently with its place in a micro-batch (measured before the start); "
-        "where the loss has no kinks this moves the sum by rounding alone"
-    )
-    ROUNDING_UNKNOWN = (
-        "whether a record's gradient rounds differently with its place in a micro-batch was not measured: "
-        "the model draws random numbers"
+        "a record's gradient may round differently with its place in a micro-batch (not measured); where the "
+        "loss has no kinks this moves the sum by rounding alone"
     )
     PLANNED_ON_RECORDS = (
         "how rows are computed, and how many share a forward, follows a few private records: on zeros the "
@@ -187,11 +185,6 @@ class Assumption(StrEnum):
     )
 
     @classmethod
-    def of_rounding(cls, keeps_bits: bool | None) -> Assumption:
-        """What is assumed of rounding, by whether rows keep their bits at every place."""
-        return {True: cls.KEPT, False: cls.ROUNDING, None: cls.ROUNDING_UNKNOWN}[keeps_bits]
-
-    @classmethod
     def of_shapes(cls, follow: bool) -> Assumption:
         """What is assumed of the shapes of batches, by whether they were seen to follow the records."""
         return cls.SHAPES_FOLLOW if follow else cls.SHAPES_ALIKE
@@ -212,8 +205,6 @@ class Assumption(StrEnum):
         there = {cls(text) for text in texts - named}
         if cls.TRUSTED in there:
             there.discard(cls.SCANNED)
-        if there & {cls.ROUNDING, cls.ROUNDING_UNKNOWN}:
-            there.discard(cls.KEPT)
         if cls.BY_NUMBER_UNCOMPARED in there:
             there.discard(cls.BY_NUMBER)
         if cls.SHAPES_FOLLOW in there:

@@ -2,15 +2,15 @@
 
 Every forward of private records has the same number of rows, filled up by fillers, so that the number of
 records that were drawn shows in no shape. The size is published. It follows from public numbers,
-from what fits, and from whether records keep their bits at any place. Both are measured on fillers, and on a
-few private records only if the model fails on those. Their shape is that of a few private records, and
-whether random numbers are shared is found on private ones too: the statement names it.
+from what fits, which is measured on fillers, and on a few private records only if the model fails on those.
+Their shape is that of a few private records, and whether random numbers are shared is found on private ones
+too: the statement names it.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, get_args
@@ -29,7 +29,6 @@ from equipoise.gradients.engine_inputs import (
 )
 from equipoise.privacy import Sampling
 from equipoise.training.distributed import Processes
-from equipoise.training.forwards import forward_rows
 from equipoise.training.randomness import public_randomness
 from equipoise.training.record_source import DataError, RecordSource
 from equipoise.training.setup.memory_use import bytes_per_record, fitting
@@ -38,8 +37,6 @@ from equipoise.training.setup.pipeline_trials import Pipeline
 __all__ = ["MicroBatches", "choose_micro_batches"]
 
 SMALL_TILE, TILE = 4, 16
-#: How many micro-batch sizes are tried for one in which rows keep their bits.
-TRIED_SIZES = 4
 
 PASS_OVERHEAD = 32
 """What a pass costs without its rows, in rows, at most.
@@ -57,8 +54,6 @@ class MicroBatches:
 
     Attributes:
         size: the most private records of a forward.
-        keeps_bits: whether a record's row has the same bits wherever it stands in a micro-batch; None where
-            that could not be measured.
         random_use: whose random numbers are drawn while records are joined, augmented and run.
         record_bytes: memory that one record takes in a step.
         takes_zeros: zeros fill up a forward: the model runs on them what was planned, and gives finite rows.
@@ -66,7 +61,6 @@ class MicroBatches:
     """
 
     size: int
-    keeps_bits: bool | None
     random_use: RandomUse
     record_bytes: float
     takes_zeros: bool
@@ -116,13 +110,11 @@ def choose_micro_batches(
     num_parameters = sum(p.numel() for p in pipeline.trials.params.values())
     most = fitting(record_bytes, num_parameters, pipeline.prepare.device)
     if is_resumed and given is not None:
-        sizes = [given]  # a run that goes on has its size: another would be another question
+        size = given  # a run that goes on has its size: another would be another question
     else:
         overhead = pass_overhead(pipeline.trials.losses, public, pipeline.prepare.device)
-        tried = _sizes_to_try(given, most, sampling, processes, random_use, overhead)
-        sizes = processes.agreed(tried)
-    size, keeps_bits = _size_that_keeps_bits(engine, public, sizes, processes)
-    return MicroBatches(size, keeps_bits, random_use, record_bytes, takes_zeros, is_planned and takes_zeros)
+        size = processes.agreed(_size(given, most, sampling, processes, random_use, overhead))
+    return MicroBatches(size, random_use, record_bytes, takes_zeros, is_planned and takes_zeros)
 
 
 def _operations_follow_numbers(engine: GradientEngine, batch: Any) -> bool:
@@ -204,38 +196,22 @@ def expected_passes(size: int, mean: float, deviation: float) -> float:
     return 1 + sum(over)
 
 
-def _sizes_to_try(
+def _size(
     given: int | None,
     most: int,
     sampling: Sampling,
     processes: Processes,
     random_use: RandomUse,
     overhead: float,
-) -> list[int]:
-    """Micro-batch sizes, the best first; `most` records fit into the memory."""
+) -> int:
+    """The best micro-batch size; `most` records fit into the memory."""
     mean, deviation = sampling.expected_size / processes.parts, sampling.size_deviation / processes.parts
     if random_use == "shared":  # places are kept for more records than are drawn
         mean, deviation = sampling.largest_size / processes.parts, 0.0
     if given is None:
-        return micro_batch_sizes(most, mean, deviation, overhead)
+        return micro_batch_sizes(most, mean, deviation, overhead)[0]
     # As given, but no larger than any draw will be: the rest would be fillers.
-    most = min(given, max(1, math.ceil(mean + 6 * deviation)))
-    return [most, *micro_batch_sizes(most, mean, deviation, overhead)]
-
-
-def _size_that_keeps_bits(
-    engine: GradientEngine, batch: Any, sizes: Sequence[int], processes: Processes
-) -> tuple[int, bool | None]:
-    """The first size at which a row's bits do not follow its place, or the first; and whether they do not.
-
-    The processes run the same forwards: parts of a sharded model meet there.
-    """
-    kept: bool | None = False
-    for size in sizes[:TRIED_SIZES]:
-        kept = processes.agreed(engine.keeps_bits(batch, forward_rows(size)))
-        if kept is not False:
-            return size, kept
-    return sizes[0], kept
+    return min(given, max(1, math.ceil(mean + 6 * deviation)))
 
 
 def _check_population(source: RecordSource, sampling: Sampling) -> None:

@@ -662,7 +662,7 @@ def _found(
         Assumption.SCANNED: is_scanned,
         Assumption.TRUSTED: not is_scanned,
         Assumption.ELSEWHERE: rows.source.is_elsewhere,
-        Assumption.of_rounding(micro_batches.keeps_bits): True,
+        Assumption.ROUNDING: True,
         Assumption.PLANNED_ON_RECORDS: not micro_batches.is_planned,
         Assumption.OWN_NUMBERS: micro_batches.random_use == "own",
         Assumption.SHARED_NUMBERS: rows.dealt,
