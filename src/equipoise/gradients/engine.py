@@ -813,19 +813,26 @@ class GradientEngine:
             values = torch.rand(leaf.shape, generator=generator)
             return values.to(leaf) if leaf.is_floating_point() else leaf
 
+        def bits(leaf: Tensor) -> Tensor:
+            values = torch.randint(2, leaf.shape, generator=generator)
+            return leaf if leaf.is_floating_point() else values.to(leaf)
+
         # Parameters whose rows by rule were wrong stay dense; what follows values is planned anew.
         settled = before[0][signature(example)]
         wrong = {n: why for n, why in settled.dense.items() if not why.startswith(BY_VALUES)}
-        # Gradients of zeros vanish, and with them what a hook makes of them. Some models take only zeros.
-        for tried in (map_records(uniform, public), public):
+        # Gradients of zeros, and behind a mask of zeros, vanish: nothing tells records from positions, or
+        # what a hook makes of them. Some models take only zeros.
+        numbers = map_records(uniform, public)
+        for tried in (map_records(bits, numbers), numbers, public):
             with suppress(Exception):  # whatever a model raises that does not take such records
                 plan = self._learn(tried)
                 if not (is_public := wrong.keys() <= plan.dense.keys()):
                     plan = self._learn(tried, dense=wrong)
-                if plan == settled:
+                takes_zeros = self._holds(public, 0)  # which fill up forwards, and may take other branches
+                if takes_zeros and plan == settled:
                     return is_public
                 few = [at for at in range(num_records(example)) if self._holds(example, at)]
-                if few:
+                if takes_zeros and few:
                     self._compare(plan, take_records(example, torch.tensor(few[:LARGE])))
                     if self._latest is plan:
                         return is_public
