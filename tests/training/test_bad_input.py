@@ -266,7 +266,6 @@ ARGUMENTS = {
     "a budget of two numbers": ({"budget": (3.0, 1e-5)}, TypeError, "give Budget"),
     "no budget and no noise": ({"method": eq.DPSGD()}, ValueError, "budget is missing"),
     "no views": ({"views": 0}, ValueError, "views=0 must be at least 1"),
-    "views of nothing": ({"views": 2}, ValueError, r"views=2.*Give augmentation"),
     "an average that never moves": ({"ema_decay": 1.0}, ValueError, "ema_decay=1.0"),
     "micro-batches of nobody": ({"micro_batch_size": 0}, ValueError, "micro_batch_size=0"),
     "a seed of letters": ({"seed": "a"}, TypeError, "seed='a'"),
@@ -467,7 +466,7 @@ def test_numpy_arrays_from_collate_are_refused_with_the_remedy():
     def collate(items):
         return {name: np.stack([item[name].numpy() for item in items]) for name in items[0]}
 
-    with pytest.raises(TypeError, match=r"ndarray where tensors are needed: give torch.from_numpy"):
+    with pytest.raises(TypeError, match=r"ndarray.*give a tensor.*torch.from_numpy"):
         training(data=Items(), collate=collate)
 
 

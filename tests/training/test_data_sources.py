@@ -166,7 +166,7 @@ def test_transforms_and_selections_of_hugging_face(tmp_path):
 def test_a_hugging_face_data_set_without_tensors_is_told_how_to_give_them():
     datasets = pytest.importorskip("datasets")
     rows = datasets.Dataset.from_dict({"input": [[1.0, 2.0, 3.0, 4.0]] * 60, "label": [0] * 60})
-    with pytest.raises(DataError, match=r'by data.with_format\("torch"\)'):
+    with pytest.raises(DataError, match=r'data.with_format\("torch"\)'):
         training(data=rows)
     with pytest.raises(DataError, match=r"give one of its data sets, such as data\['train'\]"):
         training(data=datasets.DatasetDict({"train": rows}))

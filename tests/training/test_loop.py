@@ -368,12 +368,6 @@ def test_views_may_differ_by_the_random_numbers_of_the_loss_alone():
         lengths[views] = float(norms.std() / norms.mean())
     assert lengths[64] < lengths[1] / 3
 
-    def shared(model, batch):  # one number for all rows: each view would have it
-        return (model(batch["x"] + torch.randn(())) - batch["x"]).square().mean(1)
-
-    with pytest.raises(ValueError, match=r"views=4.*per row"):
-        training(nn.Linear(2, 2), data=data, loss=shared, views=4)
-
 
 @pytest.mark.parametrize("container", [dict, UserDict])  # a tokenizer's batches are of the second kind
 def test_what_all_records_share_stays_one_number_in_a_batch_of_views(container):

@@ -1337,16 +1337,8 @@ class KeepsInAnArray(nn.Linear):
         return super().forward(x / float(self.kept[0]))
 
 
-def test_a_model_that_keeps_its_first_records_is_refused():
-    data = {"x": torch.randn(24, 3), "y": torch.randn(24)}
-    with pytest.raises(ValueError, match="first records"):
-        listening(KeepsInAnArray(np.zeros(2**20)), least_squares, data)
-
-
-@pytest.mark.parametrize("copied", [True, False])
-def test_a_statement_names_what_could_not_be_tried_on_copies(copied):
-    model = KeepsInAnArray(np.ones(2**20))
-    if not copied:
-        model.lock = threading.Lock()
-    run = listening(model, least_squares, {"x": torch.randn(24, 3), "y": torch.randn(24)})
-    assert (Assumption.KEEPS_NOTHING in run.statement().assumptions) is not copied
+def test_a_statement_names_what_is_not_put_back_after_a_forward():
+    run = listening(
+        KeepsInAnArray(np.ones(2**20)), least_squares, {"x": torch.randn(24, 3), "y": torch.randn(24)}
+    )
+    assert Assumption.KEEPS_NOTHING in run.statement().assumptions

@@ -290,10 +290,6 @@ class UserSource(RecordSource):
     def probes(self, count: int) -> Tensor:
         return self._owners.users_of(self._records.probes(count))
 
-    def marked(self) -> list[int]:
-        marked = torch.tensor(self._records.marked(), dtype=torch.long)
-        return [int(user) for user in self._owners.users_of(marked)]
-
 
 def flattened(batch: Any) -> Any:
     """The records of a batch of users one after the other, [b * G, ...]."""

@@ -333,15 +333,6 @@ class RecordSource:
         integers = [leaf for leaf in tensors if not (leaf.is_floating_point() or leaf.dtype == torch.bool)]
         return torch.tensor(sorted({*range(min(count, len(self))), *_extremes(integers)}))
 
-    def marked(self) -> list[int]:
-        """Numbers of the records with the smallest and the largest number of each other tensor.
-
-        There may stand what few records hold: a number in the place of a missing value, a truth value.
-        """
-        return _extremes(
-            [leaf for leaf in self.leaves() if leaf.is_floating_point() or leaf.dtype == torch.bool]
-        )
-
     def spread(self, count: int) -> Tensor:
         """Numbers of records at equal distances, the first and the last among them."""
         return torch.linspace(0, len(self) - 1, min(count, len(self)), dtype=torch.float64).long()

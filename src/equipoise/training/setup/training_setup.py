@@ -27,7 +27,7 @@ from equipoise.gradients.capture.attributes import HeldState
 from equipoise.gradients.capture.random_numbers import random_numbers_from
 from equipoise.gradients.capture.sharded import SHARDED, tensor_parallel_mesh
 from equipoise.gradients.compare import AwayFromZero
-from equipoise.gradients.engine_inputs import Loss, fillers, repeat_to
+from equipoise.gradients.engine_inputs import fillers, repeat_to
 from equipoise.gradients.forward_only import LossEngine
 from equipoise.methods import Method
 from equipoise.methods.base import Plan, Setting, by_author
@@ -67,11 +67,8 @@ from equipoise.training.setup.argument_checks import (
 from equipoise.training.setup.held_tensors import check_held
 from equipoise.training.setup.loss_trials import (
     check_gradient,
-    check_history,
     check_loss,
     check_repeatable,
-    check_views,
-    copied,
 )
 from equipoise.training.setup.micro_batches import MicroBatches, choose_micro_batches
 from equipoise.training.setup.pipeline_trials import Pipeline, check_items, check_pipeline
@@ -325,11 +322,6 @@ def prepare(given: TrainingInputs, resumed: ResumedRun | None = None) -> Trainin
         check_public(source, method, settings.allow_public_duplicates)
         prepare_batch = BatchPreparation(place, given.augmentation, settings.views, joined is not None)
 
-        def whole(loss: Loss) -> Loss:
-            """The loss of what is drawn: of views of records, of records of users."""
-            return joined_over_users(averaged_over_views(loss, settings.views), joined)
-
-        untouched = None if _is_held_in_parts(model, processes) else copied(model)
         if _is_read(source):
             check_items(source, given.data)
         check_same_records(processes, source, owners)
@@ -347,10 +339,8 @@ def prepare(given: TrainingInputs, resumed: ResumedRun | None = None) -> Trainin
         if resumed is not None and assigned_by:
             _check_assigned_alike(assigned_by[0], before)
 
-        loss = whole(given.loss)
+        loss = joined_over_users(averaged_over_views(given.loss, settings.views), joined)
         prepared = prepare_batch(example, public_randomness(settings.seed, "example"))
-        if settings.views > 1 and given.augmentation is None:
-            check_views(model, given.loss, whole, prepared, settings.views)
         trials = AwayFromZero(model, loss, prepared)
         written = check_repeatable(model, loss, prepared, trials.params)
         make_engine = LossEngine if method.forward_only else GradientEngine
@@ -371,7 +361,7 @@ def prepare(given: TrainingInputs, resumed: ResumedRun | None = None) -> Trainin
             processes,
             resumed is not None,
         )
-        if HeldState(model, loss, itertools.chain(model.parameters(), model.buffers())).has_unseen:
+        if is_seen_in_part := HeldState(model, loss).has_unseen:
             engine.never_replay(UNSEEN)
         if source.is_elsewhere:
             engine.never_replay("other machines hold the records and compute their gradients")
@@ -390,10 +380,6 @@ def prepare(given: TrainingInputs, resumed: ResumedRun | None = None) -> Trainin
                 f"compile=True, and some steps run the model itself: {engine.independence.reason}",
                 stacklevel=4,
             )
-        keeps_nothing = (word := engine.independence.word) == "proved" or (
-            word == "compared" and check_history(model, untouched, loss, prepared, trials.params)
-        )
-        del untouched
         written = [*engine.written_buffers, *written]
         if written and processes.is_first:
             warn_of_writes(model, written)
@@ -417,7 +403,7 @@ def prepare(given: TrainingInputs, resumed: ResumedRun | None = None) -> Trainin
             sharing=sharing,
         )
         sharing.note(lambda: rows.of_public_alone([None], public_randomness(settings.seed, "order")))
-        mine = _found(pipeline, rows, micro_batches, was_tried, keeps_nothing, given.scheduler)
+        mine = _found(pipeline, rows, micro_batches, was_tried, is_seen_in_part, given.scheduler)
         tried_word = COMPARED_DATA if runs_code else "proved: no code of the owner runs there"
         mine += [DATA + ("unchecked: other machines do" if source.is_elsewhere else tried_word)]
         mine += [THROWN_AWAY + ", ".join(written)] if written else []
@@ -644,7 +630,7 @@ def _found(
     rows: RowSource,
     micro_batches: MicroBatches,
     pipeline_tried: bool,
-    keeps_nothing: bool,
+    is_seen_in_part: bool,
     scheduler: Any,
 ) -> list[str]:
     """What this process found out.
@@ -654,7 +640,7 @@ def _found(
         rows: made of the records.
         micro_batches: what was measured for their size.
         pipeline_tried: whether reading, collating and augmenting could be tried in all ways.
-        keeps_nothing: whether a copy of the model that met other records first gave the same losses.
+        is_seen_in_part: whether model or loss hold something that is not put back after a forward.
         scheduler: the user's, or None.
     """
     is_scanned = rows.source.is_scanned
@@ -667,7 +653,7 @@ def _found(
         Assumption.OWN_NUMBERS: micro_batches.random_use == "own",
         Assumption.SHARED_NUMBERS: rows.dealt,
         Assumption.RANDOM_PIPELINE: not pipeline_tried,
-        Assumption.KEEPS_NOTHING: not keeps_nothing,
+        Assumption.KEEPS_NOTHING: is_seen_in_part,
         Assumption.of_shapes(pipeline.shapes_follow): not is_scanned,
         Assumption.PADDED_WITH_COPIES: not micro_batches.takes_zeros,
         Assumption.SCHEDULED: scheduler is not None,
