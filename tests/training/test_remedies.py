@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 
 import pytest
 import torch
@@ -148,18 +147,6 @@ def test_each_name_of_a_method_is_that_of_a_class_to_call():
 def test_a_delta_that_lets_a_record_leak_is_warned_of():
     with pytest.warns(UserWarning, match=r"delta=0\.1 is not below 1/population"):
         training(budget=eq.Budget(3.0, 0.1))
-
-
-@pytest.mark.parametrize("is_hidden", [False, True])
-def test_parameters_of_a_loss_that_nobody_trains_are_named(is_hidden):
-    scoring = Scoring()
-    own = (lambda model, batch: scoring(model, batch)) if is_hidden else scoring
-    with pytest.warns(match=r"score\.weight.*ModuleDict.*another optimizer"):
-        training(loss=own)
-    scoring.requires_grad_(False)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        training(loss=own)
 
 
 def with_public_negatives(model, batch):

@@ -10,16 +10,13 @@ row that a hundredth of the records share are no copy.
 
 from __future__ import annotations
 
-import dis
 import inspect
 import math
-import warnings
-from collections import Counter
-from collections.abc import Iterator, Set
+import secrets
+from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
-from itertools import chain
-from types import CodeType, FunctionType, MethodType
+from types import FunctionType, MethodType
 from typing import Any
 
 import numpy as np
@@ -28,11 +25,12 @@ from torch import Tensor, nn
 
 from equipoise._dtensor import local_part
 from equipoise.gradients.capture.attributes import is_own
+from equipoise.privacy.noise.uniform import keyed_hash
 from equipoise.training.owners import UserSource, flattened
 from equipoise.training.record_source import DataError, RecordSource
-from equipoise.training.setup.public_copies import fields_of, row_digests
+from equipoise.training.setup.public_copies import fields_of
 
-__all__ = ["check_held"]
+__all__ = ["check_held", "held_tensors"]
 
 FEWEST_VALUES, FEWEST_WHOLE_NUMBERS, SHORTEST_COLUMN = 4, 8, 16
 """Different values that a row needs to count, of fractions and of whole numbers; entries of a column."""
@@ -45,19 +43,19 @@ AT_ONCE = 2**16
 
 
 def check_held(
-    model: nn.Module, loss: Any, source: RecordSource, example: Any, lengths: Set[int], allowed: bool
+    model: nn.Module, loss: Any, source: RecordSource, example: Any, population: int, allowed: bool
 ) -> list[str]:
-    """Refuse copies of private records among the tensors that model and loss hold; warn of untrained ones.
+    """Refuse copies of private records among the tensors that model and loss hold.
 
     Args:
         model, loss: whose parameters, buffers, attributes, variables and arguments are looked at.
         source: the records; all are compared where they lie in memory.
         example: a batch of the records that were read so far, which are compared otherwise.
-        lengths: how long the data are.
+        population: as stated. The private number of records is not used: which tensors are as long is told.
         allowed: records that are public too; copies are named.
 
     Returns:
-        Names of the tensors that are as long as the data, and of allowed copies.
+        Names of the tensors that are as long as the population, and of allowed copies.
 
     Raises:
         DataError: naming a tensor that holds private records.
@@ -65,11 +63,9 @@ def check_held(
     some = flattened(example) if isinstance(source, UserSource) else example
     records = fields_of(source.batch() if source.is_scanned else some)
     fields = [one for one in records.values() if one.layout is torch.strided and one.ndim and len(one)]
-    named, trained, untrained = set(), {id(p) for p in model.parameters()}, []
+    named = set()
     for name, held in held_tensors(model, loss):
         here = local_part(held).detach()
-        if held.requires_grad and held.is_leaf and id(held) not in trained:
-            untrained.append(name)
         is_copy = here.layout is torch.strided and any(_holds_copy(here, field) for field in fields)
         if is_copy and not allowed:
             raise DataError(
@@ -80,16 +76,8 @@ def check_held(
                 "records are public too, give allow_public_duplicates=True: the statement then names the "
                 "tensor. Nothing was spent."
             )
-        if is_copy or (held.ndim and held.shape[0] in lengths):
+        if is_copy or (held.ndim and held.shape[0] == population):
             named.add(name)
-    if untrained:
-        warnings.warn(
-            f"{untrained[:3]} want a gradient and are no parameters of the model: this training leaves them "
-            "as they are. To train them, put what holds them into the model, nn.ModuleDict({'model': ..., "
-            "'loss': ...}), and build the optimizer from it; otherwise freeze them (requires_grad_(False)), "
-            "or leave them, if another optimizer trains them",
-            stacklevel=2,
-        )
     return sorted(named)
 
 
@@ -104,7 +92,6 @@ def held_tensors(model: nn.Module, loss: Any) -> Iterator[tuple[str, Tensor]]:
         if id(value) in seen:
             continue
         seen.add(id(value))
-        inside: dict[str, Any] = {}
         if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
             yield name, torch.from_numpy(np.ascontiguousarray(value))
         elif isinstance(value, Tensor):
@@ -113,44 +100,35 @@ def held_tensors(model: nn.Module, loss: Any) -> Iterator[tuple[str, Tensor]]:
             # Under one name: keys may be private.
             entries = value.values() if isinstance(value, dict) else value
             waiting += [(name, one) for one in entries if isinstance(one, _TENSORS) or callable(one)]
-        elif isinstance(value, nn.Module):
-            inside = dict(chain(value.named_parameters(), value.named_buffers()))
-            for path, module in value.named_modules():
-                own = vars(module) | {"forward": type(module).forward}
-                inside |= {
-                    f"{path}.{key}".strip("."): held for key, held in own.items() if key not in _OF_TORCH
-                }
-        elif isinstance(value, partial):
-            inside = {"func": value.func, "args": value.args, **value.keywords}
-        elif isinstance(value, MethodType):
-            waiting += [(name, value.__self__), (name, value.__func__)]
-        elif isinstance(value, FunctionType):
-            inside = _variables(value) if is_own(value.__module__) else {}
         elif callable(value) and not isinstance(value, type):
-            inside = getattr(value, "__dict__", {}) | {"__call__": type(value).__call__}
-        waiting += [(f"{name}.{key}", held) for key, held in inside.items()]
+            waiting += [(f"{name}.{key}", held) for key, held in _inside(value).items()]
 
 
 _TENSORS, _OF_TORCH = (Tensor, np.ndarray), frozenset(vars(nn.Module()))
 
 
-def _variables(function: FunctionType) -> dict[str, Any]:
-    """What a function reads by name: globals, defaults, variables of the functions around it."""
-    scope, found = function.__globals__, {}
-    for name in _globals(function.__code__) & scope.keys():
-        found[name] = scope[name]
-    for parameter in inspect.signature(function, follow_wrapped=False).parameters.values():
-        found[parameter.name] = parameter.default
-    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-        with suppress(ValueError):  # it is empty
-            found[name] = cell.cell_contents
-    return found
-
-
-def _globals(code: CodeType) -> set[str]:
-    """The globals that a function and those inside it read."""
-    found = {one.argval for one in dis.get_instructions(code) if one.opname == "LOAD_GLOBAL"}
-    return found.union(*(_globals(one) for one in code.co_consts if isinstance(one, CodeType)))
+def _inside(value: Any) -> dict[str, Any]:
+    """What a module, a function or another callable object holds, by name."""
+    if isinstance(value, nn.Module):
+        inside = dict(value.named_parameters()) | dict(value.named_buffers())
+        for path, module in value.named_modules():
+            own = vars(module) | {"forward": type(module).forward}
+            inside |= {f"{path}.{key}".strip("."): one for key, one in own.items() if key not in _OF_TORCH}
+        return inside
+    if isinstance(value, partial):
+        return {"func": value.func, "args": value.args, **value.keywords}
+    if isinstance(value, MethodType):
+        return {"self": value.__self__, "func": value.__func__}
+    if not isinstance(value, FunctionType):
+        return getattr(value, "__dict__", {}) | {"__call__": type(value).__call__}
+    if not is_own(value.__module__):
+        return {}
+    parameters = inspect.signature(value, follow_wrapped=False).parameters.values()
+    inside = {parameter.name: parameter.default for parameter in parameters}
+    with suppress(ValueError):  # a variable of a function around it has no value yet
+        variables = inspect.getclosurevars(value)
+        inside |= {**variables.globals, **variables.nonlocals}
+    return inside
 
 
 def _holds_copy(held: Tensor, field: Tensor) -> bool:
@@ -162,44 +140,30 @@ def _holds_copy(held: Tensor, field: Tensor) -> bool:
         return False
     if held.numel() == field.numel() >= SHORTEST_COLUMN:
         column = held.cpu().reshape(-1).to(kind)
-        if torch.equal(column, field.cpu().reshape(-1).to(kind)) and not _is_ordered(column):
+        if torch.equal(column, field.cpu().reshape(-1).to(kind)) and not bool(_are_ordered(column)):
             return True
     if size < FEWEST_VALUES or size not in {math.prod(held.shape[axis:]) for axis in range(held.ndim)}:
         return False
     mine = held.cpu().reshape(-1, size).to(kind)
+    are_whole = (mine == mine.round()).all(1) if is_rounded else torch.ones(len(mine), dtype=torch.bool)
+    ordered = mine.sort(1).values
+    values = 1 + (ordered[:, 1:] != ordered[:, :-1]).sum(1)
+    tell = values >= torch.where(are_whole, FEWEST_WHOLE_NUMBERS, FEWEST_VALUES)
     if is_rounded and not field.is_floating_point():  # no fraction is a pixel: spares a copy of all records
-        mine = mine[(mine == mine.round()).all(1)]
+        tell &= are_whole
+    mine = mine[tell & ~_are_ordered(mine)]
     if not len(mine):
         return False
-    # Equal rows have equal sums of their bits, which take a fraction of a digest's time.
-    sums = _sums(mine)
-    some = (part.cpu().reshape(len(part), size).to(kind) for part in torch.split(field, AT_ONCE))
-    near = torch.cat([part[torch.isin(_sums(part), sums)] for part in some])
-    if not len(near):
-        return False
-    there = Counter(row_digests([near]))
-    mine = mine[torch.isin(sums, _sums(near))]
-    return any(
-        0 < there[digest] <= max(2, SHARED * len(field)) and _tells(row)
-        for row, digest in zip(mine, row_digests([mine]), strict=True)
-    )
+    # Most rows differ in their first value, which takes a fraction of a hash's time.
+    parts = (part.cpu().reshape(len(part), size).to(kind) for part in torch.split(field, AT_ONCE))
+    near = torch.cat([part[torch.isin(part[:, 0], mine[:, 0])] for part in parts])
+    key = secrets.token_bytes(32)
+    there = keyed_hash([near], key)
+    _, times = there[torch.isin(there, keyed_hash([mine], key))].unique(return_counts=True)
+    return bool((times <= max(2, SHARED * len(field))).any())
 
 
-def _sums(rows: Tensor) -> Tensor:
-    """For each row the sum of its bits, read as whole numbers."""
-    whole = rows.contiguous()
-    bits = (whole.clone() if whole.storage_offset() else whole).view(
-        torch.uint8
-    )  # of four bytes from the start
-    return bits.view(torch.int32 if bits.shape[1] % 4 == 0 else torch.uint8).sum(1, dtype=torch.int64)
-
-
-def _tells(row: Tensor) -> bool:
-    """Whether others would hardly hold the same numbers by chance."""
-    values = set(row.tolist())
-    is_whole = all(float(value).is_integer() for value in values)
-    return len(values) >= (FEWEST_WHOLE_NUMBERS if is_whole else FEWEST_VALUES) and not _is_ordered(row)
-
-
-def _is_ordered(values: Tensor) -> bool:
-    return bool((values[1:] >= values[:-1]).all() or (values[1:] <= values[:-1]).all())
+def _are_ordered(rows: Tensor) -> Tensor:
+    """Of each row, whether its numbers rise or fall."""
+    behind, ahead = rows[..., 1:], rows[..., :-1]
+    return (behind >= ahead).all(-1) | (behind <= ahead).all(-1)

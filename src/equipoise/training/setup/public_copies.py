@@ -11,8 +11,8 @@ owner can know, and then says so (`allow_public_duplicates`); the statement repe
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterator, Mapping
+import secrets
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -20,10 +20,11 @@ from torch import Tensor
 
 from equipoise._tree import named_leaves
 from equipoise.methods import Method
+from equipoise.privacy.noise.uniform import keyed_hash
 from equipoise.training.assumptions import ALLOWED, NOT_COMPARED
 from equipoise.training.record_source import DataError, RecordSource
 
-__all__ = ["check_public", "fields_of", "public_assumptions", "row_digests"]
+__all__ = ["check_public", "fields_of", "public_assumptions"]
 
 
 def check_public(source: RecordSource, method: Method, allowed: bool) -> None:
@@ -71,24 +72,12 @@ def _copies(public: Any, private: Any) -> int:
         wanted[name].shape[1:] != there[name].shape[1:] for name in wanted
     ):
         return 0  # of another make: no row can be the same
-    same_type = [wanted[name].to(there[name].dtype) for name in wanted]
-    rows = set(row_digests([there[name] for name in wanted]))
-    return sum(row in rows for row in row_digests(same_type))
+    key = secrets.token_bytes(32)
+    rows = keyed_hash([there[name] for name in wanted], key)
+    found = keyed_hash([wanted[name].to(there[name].dtype) for name in wanted], key)
+    return int(torch.isin(found, rows).sum())
 
 
 def fields_of(batch: Any) -> Mapping[str, Tensor]:
     """The tensors of a batch by their place in it."""
     return {name: leaf for name, leaf in named_leaves(batch).items() if isinstance(leaf, Tensor)}
-
-
-def row_digests(tensors: list[Tensor]) -> Iterator[bytes]:
-    """One digest per record."""
-    flat = []
-    for leaf in tensors:
-        rows = leaf.detach().cpu().reshape(len(leaf), leaf[0].numel()).contiguous()
-        flat.append(rows.view(torch.uint8).numpy() if rows.numel() else rows.to(torch.uint8).numpy())
-    for number in range(len(flat[0])):
-        state = hashlib.blake2b(digest_size=16)
-        for field in flat:
-            state.update(field[number])
-        yield state.digest()

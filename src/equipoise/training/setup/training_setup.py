@@ -328,9 +328,8 @@ def prepare(given: TrainingInputs, resumed: ResumedRun | None = None) -> Trainin
         tried, agree = _in_trials(model, processes)
         of_loss = joined_over_users(given.loss, joined) if callable(given.loss) else given.loss
         example, probes = check_loss(model, of_loss, tried(source), place)
-        # Not the private number of records: which tensors have that length is published.
-        lengths = {given.sampling.population}
-        held = check_held(model, given.loss, source, example, lengths, settings.allow_public_duplicates)
+        allowed, population = settings.allow_public_duplicates, given.sampling.population
+        held = check_held(model, given.loss, source, example, population, allowed)
 
         method_plan = _plan_of(given, resumed, processes)
         before = [] if resumed is None else resumed.found
