@@ -262,21 +262,25 @@ def sequential(optimizer):
 ARGUMENTS = {
     "a misspelt keyword": ({"mirco_batch_size": 3}, TypeError, "mirco_batch_size"),
     "a sampling rate": ({"sampling": 0.01}, TypeError, "State the population yourself"),
-    "a class of methods": ({"method": eq.DPSGD}, TypeError, "call it"),
-    "a budget of two numbers": ({"budget": (3.0, 1e-5)}, TypeError, "give Budget"),
+    "a class of methods": (
+        {"method": eq.DPSGD},
+        TypeError,
+        r"class DPSGD itself.*such as equipoise\.methods\.DPSGD\(\)",
+    ),
+    "a budget of two numbers": ({"budget": (3.0, 1e-5)}, TypeError, "give a Budget"),
     "no budget and no noise": ({"method": eq.DPSGD()}, ValueError, "budget is missing"),
     "no views": ({"views": 0}, ValueError, "views=0 must be at least 1"),
     "an average that never moves": ({"ema_decay": 1.0}, ValueError, "ema_decay=1.0"),
     "micro-batches of nobody": ({"micro_batch_size": 0}, ValueError, "micro_batch_size=0"),
     "a seed of letters": ({"seed": "a"}, TypeError, "seed='a'"),
     "an unknown relation": ({"relation": "swap"}, ValueError, "relation='swap'"),
-    "no such device": ({"device": "cuda"}, ValueError, "no CUDA device"),
+    "no such device": ({"device": "cuda"}, ValueError, "device='cuda' is no device"),
     "no device at all": ({"device": "gpu"}, ValueError, "device='gpu' is no device"),
     "nothing to train": ({"model": frozen()}, ValueError, "no trainable parameter"),
     "several evaluations a step": (
         {"optimizer": lambda m: torch.optim.LBFGS(m.parameters())},
         TypeError,
-        "LBFGS, which evaluates the loss several times",
+        "LBFGS fails in a step.*no closure",
     ),
     "an optimiser of sparse gradients": (
         {"optimizer": lambda m: torch.optim.SparseAdam(list(m.parameters()))},
@@ -286,8 +290,8 @@ ARGUMENTS = {
     "an optimiser of another model": ({"optimizer": lambda m: sgd(network())}, ValueError, "does not hold"),
     "a rate beyond 32 bits": (
         {"optimizer": lambda m: torch.optim.SGD(m.parameters(), lr=1e308)},
-        ValueError,
-        r"optimizer has lr=1e\+308",
+        TypeError,
+        "SGD fails in a step.*finite lr",
     ),
     "an optimiser that finds its rate": (
         {"optimizer": lambda m: with_rate(None, torch.optim.SGD(m.parameters(), lr=0.1))},
@@ -296,8 +300,8 @@ ARGUMENTS = {
     ),
     "an infinite decay": (
         {"optimizer": lambda m: torch.optim.AdamW(m.parameters(), weight_decay=math.inf)},
-        ValueError,
-        "optimizer has weight_decay=inf",
+        TypeError,
+        "AdamW fails in a step.*finite lr",
     ),
     "an optimiser class": ({"optimizer": lambda m: torch.optim.SGD}, TypeError, "class SGD itself"),
     "a loss class": ({"loss": nn.CrossEntropyLoss}, TypeError, "class CrossEntropyLoss itself"),
@@ -311,12 +315,12 @@ ARGUMENTS = {
     "a chain with a scheduler that reads a metric": (
         {"scheduler": chained(sgd(network()))},
         TypeError,
-        "ChainedScheduler that holds a ReduceLROnPlateau, which follows a metric",
+        "holds a ReduceLROnPlateau, which follows a metric",
     ),
     "a sequence with one deep inside": (
         {"scheduler": sequential(sgd(network()))},
         TypeError,
-        "SequentialLR that holds a ReduceLROnPlateau",
+        "holds a ReduceLROnPlateau",
     ),
     "a foreign scheduler": (
         {"scheduler": torch.optim.lr_scheduler.StepLR(sgd(network()), 1)},

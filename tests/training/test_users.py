@@ -160,10 +160,10 @@ def test_the_digests_of_a_tables_owner_column_name_users():
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"unit": "user", "records_per_user": 2}, ValueError, "unit='user' needs owner"),
-        ({"unit": "user", "owner": list(range(RECORDS))}, ValueError, "needs records_per_user"),
-        ({"owner": list(range(RECORDS))}, ValueError, "unit='record' protects single records"),
-        ({"records_per_user": 2}, ValueError, "belongs to unit='user'"),
+        ({"unit": "user", "records_per_user": 2}, ValueError, "unit='user' with owner=None"),
+        ({"unit": "user", "owner": list(range(RECORDS))}, ValueError, "needs the most records"),
+        ({"owner": list(range(RECORDS))}, ValueError, "unit='record' with owner"),
+        ({"records_per_user": 2}, ValueError, "unit='record' with records_per_user=2"),
         ({"user_rows": "sum"}, ValueError, "belong to unit='user'"),
         ({"unit": "client"}, ValueError, "unit='client' is unknown"),
         ({"unit": "user", "owner": OWN, "records_per_user": 10**6}, PlanError, "user_rows='mean'"),
@@ -256,7 +256,7 @@ def test_a_run_that_goes_on_needs_its_users(tmp_path):
     model = network()
     pieces = {"loss": loss, "data": records()}
     optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
-    with pytest.raises(ValueError, match="needs owner"):
+    with pytest.raises(ValueError, match="with owner=None"):
         eq.PrivateTraining.resume(tmp_path / "run", model, optimizer, **pieces)
     with pytest.warns(UserWarning, match="other records"):  # other owners are other data
         eq.PrivateTraining.resume(

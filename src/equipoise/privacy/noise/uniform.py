@@ -92,7 +92,8 @@ def keyed_hash(rows: Sequence[Tensor], key: bytes) -> Tensor:
         secret = np.frombuffer(coefficients.update(bytes(16 * words)), np.uint64).reshape(words, 2)
         for first in range(0, len(tensor), together):
             part = tensor[first : first + together].detach().cpu().contiguous()
-            raw = part.flatten().view(torch.uint8).numpy().reshape(len(part), -1)
+            known = part.view(torch.int16) if part.dtype == torch.bfloat16 else part  # to NumPy
+            raw = known.flatten().numpy().view(np.uint8).reshape(len(part), -1)
             raw = np.pad(raw, ((0, 0), (0, 4 * words - size)))
             total[first : first + together] += raw.view(np.uint32).astype(np.uint64) @ secret
     upper = total >> np.uint64(32)

@@ -11,13 +11,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from equipoise import _validate
 from equipoise._dtensor import is_dtensor
 from equipoise._foreign_errors import cause_of, where_raised
-from equipoise._tree import leaves
-from equipoise.gradients.engine_inputs import check_model
+from equipoise.gradients.engine_inputs import check_model, trainable_parameters
 from equipoise.methods import METHODS, Method, find
 from equipoise.training.distributed import Processes
 from equipoise.training.setup.training_settings import TrainingSettings
@@ -39,8 +38,8 @@ def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
 
     Raises:
         TypeError: not a module, or one that cannot be watched (see `check_model`).
-        ValueError: nothing to train, parameters that are not floating point or still without shape, or
-            buffers that cannot be saved.
+        ValueError: nothing to train, parameters still without shape or not real, or buffers that cannot be
+            saved.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"model is {_validate.what_is(model)}; give a torch.nn.Module")
@@ -51,19 +50,11 @@ def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
                 "before training"
             )
     check_model(model)
-    found = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    if not found:
-        raise ValueError(
-            "model has no trainable parameter: it has no parameters, or all have requires_grad=False"
-        )
-    complex_ones = [name for name, p in found.items() if not p.is_floating_point()]
-    if complex_ones:
-        raise ValueError(
-            f"model parameters {complex_ones} are not real floating-point numbers; freeze or convert them"
-        )
+    found = trainable_parameters(model)
+    if unreal := [name for name, p in found.items() if not p.is_floating_point()]:
+        raise ValueError(f"model parameters {unreal} are not real numbers; freeze or convert them")
     saved = model.state_dict().keys()
-    sparse = [n for n, b in model.named_buffers() if n in saved and b.layout is not torch.strided]
-    if sparse:
+    if sparse := [n for n, b in model.named_buffers() if n in saved and b.layout is not torch.strided]:
         raise ValueError(
             f"model buffers {sparse} are sparse, and the file of a run's model holds dense tensors only: "
             "register them with persistent=False, and build them again where the model is loaded"
@@ -78,49 +69,39 @@ def check_trust(trust: Sequence[str], model: nn.Module) -> None:
         ValueError: one is not; modules of near names are listed.
     """
     names = [name for name, _ in model.named_modules() if name]
-    for name in trust:
-        if name not in names:
-            near = get_close_matches(name, names, n=3, cutoff=0.4) or names[:3]
-            raise ValueError(
-                f"trust={name!r} is no module inside the model; near it are {', '.join(map(repr, near))}. "
-                "Give paths as model.named_modules() has them"
-            )
+    for name in set(trust) - set(names):
+        near = get_close_matches(name, names, n=3, cutoff=0.4) or names[:3]
+        raise ValueError(
+            f"trust={name!r} is no module inside the model; near it are {', '.join(map(repr, near))}. "
+            "Give paths as model.named_modules() has them"
+        )
 
 
 def check_optimizer(optimizer: torch.optim.Optimizer, parameters: dict[str, nn.Parameter]) -> None:
-    """The optimiser moves exactly the trainable parameters of the model, one gradient per step.
+    """The optimiser moves exactly the trainable parameters of the model, at a rate that it states.
 
     Raises:
-        TypeError: not a torch optimiser, or one that needs to evaluate the loss itself (LBFGS).
-        ValueError: it misses trainable parameters, holds foreign ones, or has a rate that is not finite.
+        TypeError: not a torch optimiser.
+        ValueError: it misses trainable parameters, holds foreign ones, or states no rate.
     """
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise TypeError(
             f"optimizer is {_validate.what_is(optimizer)}; give a torch.optim.Optimizer, such as "
             "torch.optim.SGD(model.parameters(), lr=0.5), and no GradScaler: bfloat16 needs none"
         )
-    if isinstance(optimizer, torch.optim.LBFGS):
-        raise TypeError(
-            "optimizer is LBFGS, which evaluates the loss several times per step; every evaluation would be "
-            "a release of its own. Use an optimiser that takes one gradient per step, such as SGD or Adam."
-        )
-    for group in optimizer.param_groups:
-        _check_rates(group)
-    held = {id(p) for group in optimizer.param_groups for p in group["params"]}
-    missing = [name for name, p in parameters.items() if id(p) not in held]
+    if any(group.get("lr") is None for group in optimizer.param_groups):
+        raise ValueError("optimizer has lr=None, and the rate of each step is written down: give it a number")
+    held = {id(p): p for group in optimizer.param_groups for p in group["params"]}
+    missing = [name for name, p in parameters.items() if held.pop(id(p), None) is None]
     if missing:
         raise ValueError(
             f"optimizer does not hold the trainable parameters {missing}: they would be noised and never "
             "moved. Build it from the model that you give (moving a model to another device can replace its "
             "parameters), or freeze them with requires_grad_(False)."
         )
-    foreign = held - {id(p) for p in parameters.values()}
-    known_frozen = [
-        p for group in optimizer.param_groups for p in group["params"] if id(p) in foreign and p.requires_grad
-    ]
-    if known_frozen:
+    if foreign := [p for p in held.values() if p.requires_grad]:
         raise ValueError(
-            f"optimizer holds {len(known_frozen)} parameters that are not parameters of model: no private "
+            f"optimizer holds {len(foreign)} parameters that are not parameters of model: no private "
             "gradient can be computed for them. Build the optimiser from model.parameters(). To train those "
             "of a loss, put it into the model: nn.ModuleDict({'model': ..., 'loss': ...}) or add_module."
         )
@@ -130,8 +111,8 @@ def check_step(optimizer: torch.optim.Optimizer) -> None:
     """Let a copy of the optimiser take a step on tiny parameters: one that fails later has spent its release.
 
     Raises:
-        TypeError: an optimiser of torch fails. Of another one, which may not bear to be copied, this is a
-            warning.
+        TypeError: an optimiser of torch fails, or gives what is not finite. Of another one, which may not
+            bear to be copied, this is a warning.
     """
     params = [p for group in optimizer.param_groups for p in group["params"]]
     tiny = {id(p): torch.ones([min(2, n) for n in p.shape], dtype=p.dtype, device=p.device) for p in params}
@@ -144,6 +125,8 @@ def check_step(optimizer: torch.optim.Optimizer) -> None:
         for parameter, one in zip(params, tiny.values(), strict=True):
             one.grad = torch.ones_like(one) if parameter.requires_grad else None
         copied.step()
+        if not all(bool(one.isfinite().all()) for one in tiny.values()):
+            raise FloatingPointError("parameters are not finite after a step")
     except Exception as error:
         fails = (
             f"optimizer {type(optimizer).__name__} fails in a step with a dense gradient, as private steps "
@@ -155,24 +138,9 @@ def check_step(optimizer: torch.optim.Optimizer) -> None:
             )
             return
         raise TypeError(
-            f"{fails}. Take torch.optim.SGD or Adam, for look-up tables too. Nothing was spent."
+            f"{fails}. Take torch.optim.SGD or Adam, for look-up tables too, or another one that needs no "
+            "closure, with finite lr, weight_decay and momentum. Nothing was spent."
         ) from cause_of(error)
-
-
-def _check_rates(group: dict[str, Any]) -> None:
-    """Rates that a step can multiply with: torch would refuse others after the step's release."""
-    largest = [torch.finfo(p.dtype).max for p in group["params"] if p.is_floating_point()]
-    # It computes in 32 bits where numbers have fewer.
-    most = max(min(largest, default=0.0), torch.finfo(torch.float32).max)
-    if group.get("lr", 0.0) is None:
-        raise ValueError("optimizer has lr=None, and the rate of each step is written down: give it a number")
-    for name in ("lr", "weight_decay", "momentum"):
-        value = float(group.get(name) or 0.0)
-        if not abs(value) <= most:
-            raise ValueError(
-                f"optimizer has {name}={value!r}, but a step needs a finite number of at most {most:.3g}. "
-                "Nothing was spent."
-            )
 
 
 def check_scheduler(scheduler: Any, optimizer: torch.optim.Optimizer) -> None:
@@ -184,12 +152,14 @@ def check_scheduler(scheduler: Any, optimizer: torch.optim.Optimizer) -> None:
     """
     if scheduler is None:
         return
-    hidden = _plateau_within(scheduler)
-    if hidden is not None:
+    parts = [scheduler]
+    for part in parts:  # PyTorch's chains and sequences keep theirs there
+        parts += getattr(part, "_schedulers", ())
+    if any(isinstance(part, ReduceLROnPlateau) for part in parts):
         raise TypeError(
-            f"scheduler {hidden} ReduceLROnPlateau, which follows a metric; a metric of private data would "
-            "leak through the learning rate. Use a schedule of the step, or lower the rate yourself from a "
-            "public metric in the loop."
+            "scheduler is or holds a ReduceLROnPlateau, which follows a metric; a metric of private data "
+            "would leak through the learning rate. Use a schedule of the step, or lower the rate yourself "
+            "from a public metric in the loop."
         )
     if isinstance(scheduler, type) or not callable(getattr(scheduler, "step", None)):
         raise TypeError(
@@ -244,22 +214,6 @@ def check_sharding(
             )
 
 
-def _plateau_within(scheduler: Any) -> str | None:
-    """How a ReduceLROnPlateau is there: as the scheduler itself, or inside one that runs others."""
-    if isinstance(scheduler, ReduceLROnPlateau):
-        return "is"
-    waiting, seen = [scheduler], {id(scheduler)}
-    while waiting:
-        # PyTorch keeps the parts in `_schedulers`; a wrapper of the user's own, wherever it likes
-        for part in leaves(list(getattr(waiting.pop(), "__dict__", {}).values())):
-            if isinstance(part, ReduceLROnPlateau):
-                return f"is a {type(scheduler).__name__} that holds a"
-            if isinstance(part, LRScheduler) and id(part) not in seen:
-                seen.add(id(part))
-                waiting.append(part)
-    return None
-
-
 def existing_device(device: str | torch.device) -> torch.device:
     """The device that is named.
 
@@ -267,19 +221,12 @@ def existing_device(device: str | torch.device) -> torch.device:
         ValueError: there is no such device, or not on this machine.
     """
     try:
-        target = torch.device(device)
-    except (RuntimeError, TypeError):
-        raise ValueError(f"{_validate.given('device', device)} is no device; give 'cpu' or 'cuda'") from None
-    try:
-        torch.empty(0, device=target)
-    except (RuntimeError, NotImplementedError, AssertionError) as error:  # each backend has its own kind
-        kind = {"cuda": "CUDA"}.get(target.type, target.type)
-        which = "" if target.index in (None, 0) else f" of number {target.index}"
+        return torch.empty(0, device=device).device
+    except (RuntimeError, TypeError, NotImplementedError, AssertionError) as error:  # as each backend has it
         raise ValueError(
-            f"device={str(device)!r}: this machine has no {kind} device{which} that can be used; give "
-            "device='cpu' or leave it out"
+            f"{_validate.given('device', device)} is no device that this machine has: give 'cpu', or "
+            "'cuda' where there is a GPU, or leave it out"
         ) from error
-    return target
 
 
 def move(

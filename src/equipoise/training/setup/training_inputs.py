@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -52,59 +51,39 @@ class TrainingInputs:
         if isinstance(self.data, Mapping):  # as tokenizers answer; records by number have no mapping
             object.__setattr__(self, "data", dict(self.data))
         self._check_owner()
-        sampling, method, budget, augmentation = self.sampling, self.method, self.budget, self.augmentation
-        if not isinstance(sampling, Sampling):
-            raise TypeError(
-                f"{_validate.given('sampling', sampling)} is {_validate.what_is(sampling)}; give for "
-                "instance Poisson(expected_batch_size=256, population=60_000, steps=2_000). State the "
-                "population yourself; it is never read from the data"
-            )
-        large = self.settings.noise_for_cohort
-        if large is not None and not large > sampling.expected_size:
-            raise ValueError(
-                f"noise_for_cohort={large:g} is no larger cohort than the {sampling.expected_size:g} that "
-                "sampling draws; leave it out, or give the size that the noise is scaled to"
-            )
-        if large is not None and budget is not None:
+        sampling, method, large = self.sampling, self.method, self.settings.noise_for_cohort
+        _validate.instance(
+            Sampling,
+            "Poisson(expected_batch_size=256, population=60_000, steps=2_000). State the population yourself; "
+            "it is never read from the data",
+            sampling=sampling,
+        )
+        called = f"{find(method).__name__}()" if isinstance(method, str) and method in METHODS else "DPSGD()"
+        _validate.instance(Method, f"equipoise.methods.{called}", method=method)
+        if self.budget is not None:
+            _validate.instance(Budget, "Budget(epsilon=3.0, delta=1e-5)", budget=self.budget)
+        if large is not None and self.budget is not None:
             raise ValueError(
                 f"noise_for_cohort={large:g} with a budget, which would calibrate the noise to the cohorts "
                 "that are drawn: leave it out, and scale the method's noise_multiplier to the larger cohort"
             )
-        if not isinstance(method, Method):
-            called = ", for instance DPSGD()"
-            if inspect.isclass(method):
-                called = ": call it, for instance DPSGD(clip_norm=1.0)"
-            elif isinstance(method, str) and method in METHODS:
-                called = f": equipoise.methods.{find(method).__name__}(...) is that of this name"
-            raise TypeError(f"{_validate.given('method', method)} is no Method; give a method object{called}")
-        if budget is not None and not isinstance(budget, Budget):
+        if self.augmentation is not None and not callable(self.augmentation):
             raise TypeError(
-                f"{_validate.given('budget', budget)} is {_validate.what_is(budget)}; give "
-                "Budget(epsilon=3.0, delta=1e-5)"
+                f"{_validate.given('augmentation', self.augmentation)} is no function: give "
+                "augmentation(batch, generator) -> batch"
             )
-        if augmentation is not None and not callable(augmentation):
-            raise TypeError(
-                f"{_validate.given('augmentation', augmentation)} is {_validate.what_is(augmentation)}; give "
-                "a function augmentation(batch, generator) -> batch"
-            )
-        if isinstance(self.workers, bool) or not isinstance(self.workers, int) or self.workers < 0:
-            raise (ValueError if type(self.workers) is int else TypeError)(
-                f"{_validate.given('workers', self.workers)} must be a whole number of at least 0: it is how "
-                "many processes read items ahead"
-            )
+        _validate.instance(int, "4", workers=self.workers)
+        _validate.non_negative(workers=self.workers)
 
     def _check_owner(self) -> None:
         """Users are named where the unit is the user, and only there; a column's name becomes its values."""
         is_user = self.settings.unit == "user"
-        if is_user and self.owner is None:
+        if is_user != (self.owner is not None):
             raise ValueError(
-                "unit='user' needs owner: one number or text per record that says whose it is, or the name "
-                "of the column of data that holds them"
-            )
-        if not is_user and self.owner is not None:
-            raise ValueError(
-                f"owner is given, and unit={self.settings.unit!r} protects single records: give unit='user' "
-                "and records_per_user=..., or leave owner out"
+                f"unit={self.settings.unit!r} with owner={'None' if is_user else '...'}: to protect users, give "
+                "unit='user', records_per_user=... and owner, one number or text per record that says whose it "
+                "is, or the name of the column of data that holds them; to protect single records, leave both "
+                "out"
             )
         if is_user and self.ids is not None:
             raise ValueError(

@@ -40,8 +40,6 @@ class TrainingSettings:
     def __post_init__(self) -> None:
         for name in ("reproducible", "hardened", "allow_public_duplicates", "compile"):
             _validate.instance(bool, "False", **{name: getattr(self, name)})
-        if isinstance(self.seed, bool):
-            raise TypeError(f"seed={self.seed!r} is a bool: give an int, such as 0")
         _validate.instance(int, "0", seed=self.seed)
         _validate.count("the number of augmented views of a record", views=self.views)
         if self.micro_batch_size is not None:
@@ -64,15 +62,11 @@ class TrainingSettings:
                 "private, and no other run of the journal could claim an epsilon again. Leave ledger_file out"
             )
         check_relation(self.relation)
-        if self.unit == "user" and self.records_per_user is None:
+        if (self.unit == "user") != (self.records_per_user is not None):
             raise ValueError(
-                "unit='user' needs records_per_user: the most records of a user that the run uses, a public "
-                "number that you state, such as records_per_user=4"
-            )
-        if self.unit == "record" and self.records_per_user is not None:
-            raise ValueError(
-                f"records_per_user={self.records_per_user!r} belongs to unit='user'; leave it out, or give "
-                "unit='user' and owner=..."
+                f"unit={self.unit!r} with records_per_user={self.records_per_user!r}: unit='user' needs the "
+                "most records of a user that the run uses, a public number that you state, such as "
+                "records_per_user=4; single records need none"
             )
         assert self.protected  # raises for what is no unit
 
