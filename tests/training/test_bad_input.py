@@ -265,7 +265,7 @@ ARGUMENTS = {
     "a class of methods": (
         {"method": eq.DPSGD},
         TypeError,
-        r"class DPSGD itself.*such as equipoise\.methods\.DPSGD\(\)",
+        r"class DPSGD itself.*DPSGD\(\)",
     ),
     "a budget of two numbers": ({"budget": (3.0, 1e-5)}, TypeError, "give a Budget"),
     "no budget and no noise": ({"method": eq.DPSGD()}, ValueError, "budget is missing"),

@@ -54,8 +54,8 @@ class TrainingInputs:
         sampling, method, large = self.sampling, self.method, self.settings.noise_for_cohort
         _validate.instance(
             Sampling,
-            "Poisson(expected_batch_size=256, population=60_000, steps=2_000). State the population yourself; "
-            "it is never read from the data",
+            "Poisson(expected_batch_size=256, population=60_000, steps=2_000). State the population yourself: "
+            "it is not read from the data",
             sampling=sampling,
         )
         called = f"{find(method).__name__}()" if isinstance(method, str) and method in METHODS else "DPSGD()"
@@ -80,10 +80,9 @@ class TrainingInputs:
         is_user = self.settings.unit == "user"
         if is_user != (self.owner is not None):
             raise ValueError(
-                f"unit={self.settings.unit!r} with owner={'None' if is_user else '...'}: to protect users, give "
-                "unit='user', records_per_user=... and owner, one number or text per record that says whose it "
-                "is, or the name of the column of data that holds them; to protect single records, leave both "
-                "out"
+                f"unit={self.settings.unit!r} with owner={'None' if is_user else '...'}: to protect users, "
+                "give unit='user', records_per_user=... and owner (one number or text per record that says "
+                "whose it is, or the name of the column of data that holds them); for records, give none"
             )
         if is_user and self.ids is not None:
             raise ValueError(
