@@ -261,7 +261,7 @@ def sequential(optimizer):
 
 ARGUMENTS = {
     "a misspelt keyword": ({"mirco_batch_size": 3}, TypeError, "mirco_batch_size"),
-    "a sampling rate": ({"sampling": 0.01}, TypeError, "State the population yourself"),
+    "a sampling rate": ({"sampling": 0.01}, TypeError, "population yourself"),
     "a class of methods": (
         {"method": eq.DPSGD},
         TypeError,

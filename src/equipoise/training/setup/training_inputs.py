@@ -54,8 +54,8 @@ class TrainingInputs:
         sampling, method, large = self.sampling, self.method, self.settings.noise_for_cohort
         _validate.instance(
             Sampling,
-            "Poisson(expected_batch_size=256, population=60_000, steps=2_000). State the population yourself: "
-            "it is not read from the data",
+            "Poisson(expected_batch_size=256, population=60_000, steps=2_000). State the population "
+            "yourself: it is not read from the data",
             sampling=sampling,
         )
         called = f"{find(method).__name__}()" if isinstance(method, str) and method in METHODS else "DPSGD()"
