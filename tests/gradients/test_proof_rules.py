@@ -19,6 +19,7 @@ from equipoise.gradients import kind_rules, provenance
 from equipoise.gradients import kinds as the_kinds
 from equipoise.gradients.kind_rules import RULES, rule_of
 from equipoise.gradients.kinds import Axis, ByRecord, Fault, One, Public, Sum, every_axis
+from equipoise.gradients.trace import MADE_BY
 
 aten = torch.ops.aten
 RECORDS = 3
@@ -735,6 +736,7 @@ def claimed(
     node = graph.call_function(operation, tuple(filled), kwargs)
     many = len(operation._schema.returns) > 1 or str(operation._schema.returns[0].type) == "List[Tensor]"
     node.meta["val"] = tuple(results) if many else results[0]
+    node.meta[MADE_BY] = "engine"  # blocks of records are told apart in nobody else's operations
     outs = [graph.call_function(operator.getitem, (node, n)) for n in range(len(results))] if many else [node]
     graph.output(outs)
     return provenance.flow(SimpleNamespace(graph=graph), kinds, RECORDS)[0]

@@ -18,6 +18,14 @@ from equipoise.gradients.engine_inputs import evaluate_loss, record_leaves, repl
 from equipoise.gradients.provenance import Fault, Kind, Public, not_a_sum, not_by_record, prove, read
 from equipoise.gradients.trace import line_of, why_untraced
 
+BLOCKS = [
+    "numerics.CHUNK_ELEMENTS",
+    "factors.outer.CHUNK_ELEMENTS",
+    "factors.pair_products.CHUNK_ELEMENTS",
+    "factors.convolution.ROWS_ELEMENTS",
+    "factors.convolution.UNFOLDED_ELEMENTS",
+]
+
 #: Honest, and not proved: why.
 UNPROVED = {
     "a parameter that has to be a probability": "no trace",
@@ -84,6 +92,16 @@ def test_honest_models_are_proved(name):
     assert found.proved == UNPROVED.get(name, "proved"), found.reason
 
 
+@pytest.mark.few(12)
+@pytest.mark.parametrize("elements", [1, 200])
+@pytest.mark.parametrize("name", RIGHT_CASES)
+def test_so_they_are_in_blocks_of_few_records(name, elements, monkeypatch):
+    """As for large layers: of one record, or as many as memory holds and a smaller rest."""
+    for constant in BLOCKS:
+        monkeypatch.setattr(f"equipoise.gradients.{constant}", elements)
+    test_honest_models_are_proved(name)
+
+
 @pytest.mark.few(24)
 @pytest.mark.parametrize("name", REFUSED_CASES)
 def test_no_wrong_model_is_proved(name):
@@ -117,12 +135,6 @@ def test_ways_to_run_and_models_of_the_command_line_are_proved(title):
     found = {name: outcome(make) for name, make in LISTS[title]()}
     missing = {name for name, row in found.items() if (row.proved, row.bits) != ("proved", "yes")}
     assert not missing
-
-
-def test_norms_in_chunks_are_proved(monkeypatch):
-    monkeypatch.setattr("equipoise.gradients.numerics.CHUNK_ELEMENTS", 50)
-    test_honest_models_are_proved("encoder layer")
-    test_honest_models_are_proved("tied embedding")
 
 
 class Density(nn.Module):
@@ -196,6 +208,10 @@ def test_a_sequence_as_long_as_the_batch_is_no_matter():
         lambda x: x.T.reshape(x.shape) + x,
         lambda x: x + torch.arange(len(x))[:, None],
         lambda x: torch.where(torch.isnan(x).any(), 0 * x, x),
+        lambda x: torch.cat([x[:1], 2 * x[1:]]),
+        lambda x: torch.cat([x.split([1, 2])[0], 2 * x.split([1, 2])[1]]),
+        lambda x: x.slice_scatter(x[:1].cos(), 0, 0, 1),
+        lambda x: x[:2].sum(0) - x[:2].sum(0) + x,
         lambda x: x.new_zeros(x.shape).index_add(0, x[:, 0].long() % len(x), x),
         lambda x: torch.stack([row * number for number, row in enumerate(x)]),
         lambda x: x * x.t().index_put((torch.arange(len(x)),) * 2, x[0] * 0).cos().sum(1, keepdim=True),
@@ -220,7 +236,6 @@ MATRIX = 2 * torch.eye(3) + torch.arange(9.0).view(3, 3) / 20
         lambda x: x[torch.arange(len(x))] * 2,
         lambda x: torch.cat([x, -x]).view(2, *x.shape).sum(0),
         lambda x: torch.where(torch.isnan(x), 0 * x, x),
-        lambda x: torch.cat([x[:2], x[2:]]) + x,
         lambda x: x.T.reshape(-1).view(x.shape[1], -1).T + x,
         lambda x: torch.stack([row * 2 for row in x]),
         lambda x: x + torch.rand(len(x), 1),

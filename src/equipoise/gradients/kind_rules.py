@@ -28,6 +28,7 @@ from equipoise.gradients.kinds import (
     broadcast,
     dims,
     every_axis,
+    every_block,
     formed,
     labelled,
     listed,
@@ -116,7 +117,7 @@ new_empty new_empty_strided bernoulli.p uniform exponential normal_functional fi
 @rule(_FRESH, linear=True)  # sums too, since they read no value
 def everywhere(out: Seen, *args: Any, **more: Any) -> Kind:
     """The same at every place, or random numbers of its own; what `empty` leaves unset is not read."""
-    return Public(every_axis(out.shape, out.records))
+    return Public(every_axis(out.shape, out.records) | every_block(out.shape))
 
 
 @rule("arange arange.start arange.start_step")
@@ -271,10 +272,17 @@ def selected(out: Any, seen: Seen, dim: int = 0, index: int = 0) -> Any:
     return [found] * len(out) if isinstance(out, list) else found
 
 
+def as_block(seen: Seen, dim: int) -> Seen:
+    """A record alone, as a block of one along this dimension."""
+    if isinstance(seen.kind, One):
+        return seen._replace(kind=ByRecord(Axis(dim, 1, seen.shape[dim]), seen.kind.record))
+    return seen
+
+
 @rule("cat", linear=True)
 def joined(out: Seen, parts: Sequence[Seen], dim: int = 0) -> Kind:
     dim %= len(out.shape)
-    held = [one for one in parts if 0 not in one.shape]
+    held = [as_block(one, dim) for one in parts if 0 not in one.shape]
     given = [one.kind for one in held if isinstance(one.kind, ByRecord) and one.kind.axis.dim == dim]
     if not given:
         operands = [(one, dims(one, dim)) for one in held]
@@ -321,6 +329,7 @@ def put(
     dim %= len(out.shape)
     if seen.shape == out.shape:
         return seen.kind
+    seen = as_block(seen, dim)
     begin = slice(start, None).indices(out.shape[dim])[0]
     if isinstance(seen.kind, ByRecord) and seen.kind.axis.dim == dim and step == 1:
         (_, outer, places), first = seen.kind.axis, seen.kind.first

@@ -14,8 +14,10 @@ would depend on a record's place among the others.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -36,6 +38,7 @@ __all__ = [
     "broadcast",
     "dims",
     "every_axis",
+    "every_block",
     "formed",
     "labelled",
     "listed",
@@ -287,5 +290,16 @@ def every_axis(shape: Sequence[int], records: int, of: Iterable[int] | None = No
     for dim in range(len(shape)) if of is None else of:
         each, rest = divmod(shape[dim], records)
         if rest == 0:
-            found |= {Axis(dim, outer, each // outer) for outer in range(1, each + 1) if each % outer == 0}
+            found |= {Axis(dim, outer, each // outer) for outer in _divisors(each)}
     return frozenset(found)
+
+
+def every_block(shape: Sequence[int]) -> frozenset[Axis]:
+    """All axes that any number of records can have, once."""
+    return frozenset(Axis(dim, 1, places) for dim, size in enumerate(shape) for places in _divisors(size))
+
+
+@cache
+def _divisors(size: int) -> set[int]:
+    small = {number for number in range(1, math.isqrt(size) + 1) if size % number == 0}
+    return small | {size // number for number in small}

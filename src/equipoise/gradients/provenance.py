@@ -36,7 +36,7 @@ from equipoise.gradients.kinds import (
     listed,
     tensors,
 )
-from equipoise.gradients.trace import Line, Traced
+from equipoise.gradients.trace import MADE_BY, Line, Traced
 
 __all__ = [
     "Axis",
@@ -52,6 +52,12 @@ __all__ = [
     "inputs_read",
     "prove",
 ]
+
+
+#: How the engine computes the results of a record: as those of others, in blocks of as many as memory holds.
+BLOCK = -1
+
+JOINS = (torch.ops.aten.slice_scatter.default, torch.ops.aten.cat.default)
 
 
 @dataclass(frozen=True)
@@ -313,6 +319,8 @@ def _of_one(node: Any, kinds: Mapping[Any, Any], ways: dict[Any, int], records: 
         if len(parts) == records and len({told(part) for part in parts}) == 1:
             shape = node.meta["val"].shape
             return Public(every_axis(shape, records, [dim % len(shape)]))
+    if MADE_BY in node.meta and node.target in JOINS:  # blocks are put where they belong
+        return None
     # How many random numbers it takes may follow its values, and shift those of the next record.
     if node.target not in RULES and torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
         return None
@@ -366,6 +374,14 @@ def _of_node(node: Any, kinds: Mapping[Any, Any], records: int) -> Any:
         whole = not dtype.is_floating_point
         if isinstance(kind, Sum) and whole and any(isinstance(k, Sum) for k in held):
             return Fault(True, str(node.target), "a sum over records is rounded", *_where(node))
+        if isinstance(kind, ByRecord) and out.shape:
+            (dim, outer, places), first = kind.axis, kind.first
+            count = out.shape[dim] // (outer * places)
+            joins = any(isinstance(k, One) for k in held) and node.target is not torch.ops.aten.stack.default
+            if MADE_BY not in node.meta and (count < records or joins):
+                return Fault(False, str(node.target), "records at some places alone", *_where(node))
+            if count == 1 < records:
+                return One(first, BLOCK)
         if isinstance(kind, Public) and dtype not in (torch.int32, torch.int64):
             kind = replace(kind, counts=None)  # a type may not hold the numbers
         return Public() if 0 in out.shape else made if kind is SUMMED else kind

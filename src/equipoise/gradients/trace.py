@@ -324,7 +324,7 @@ def line_of(
     # PyTorch 2.6 notes no lines.
     noted = sources if hasattr(PythonKeyTracer, "_filter_traceback_frames") else None
     sources_noted = nullcontext() if noted is None else _sources_of_users(noted)
-    with nothing_read(), lost_are_nan(), _compiled_parts(), _unseen_values(), sources_noted:
+    with nothing_read(), lost_are_nan(), _compiled_parts(), _unseen_values(), _own_noted(), sources_noted:
         # Tensors that model and loss hold beside parameters and buffers stay in the graph as they are.
         more: Any = {} if noted is None else {"record_stack_traces": True}
         make = make_fx(flat, tracing_mode="fake", _allow_non_fake_inputs=True, **more)
@@ -416,6 +416,41 @@ def _unseen_values() -> Iterator[None]:
     finally:
         log.setLevel(before[0])
         of_all.set_default_validate_args(before[1])
+
+
+#: The field of a node that says that the engine made it; `functional` keeps it.
+MADE_BY = "partitioner_tag"
+
+
+@contextmanager
+def _own_noted() -> Iterator[None]:
+    """Inside, a trace notes which operations the factors' code asks for.
+
+    It works on blocks of records, all alike. A model that does so may give records at some places something
+    else than others.
+    """
+    before = PythonKeyTracer.create_node
+
+    def create_node(tracer: Any, *args: Any, **kwargs: Any) -> fx.Node:
+        node = before(tracer, *args, **kwargs)
+        if _asked_by().startswith(("equipoise.gradients.factors", "equipoise.gradients.operator")):
+            node.meta[MADE_BY] = "engine"
+        return node
+
+    PythonKeyTracer.create_node = create_node  # type: ignore[method-assign, assignment]
+    try:
+        yield
+    finally:
+        PythonKeyTracer.create_node = before  # type: ignore[method-assign]
+
+
+def _asked_by() -> str:
+    """The module whose code asks for an operation, behind PyTorch's and what sees operations on their way."""
+    around = ("torch.", "equipoise.gradients.capture.", "equipoise.gradients.numerics", __name__)
+    frame = sys._getframe(2)
+    while frame.f_back is not None and str(frame.f_globals.get("__name__")).startswith(around):
+        frame = frame.f_back
+    return str(frame.f_globals.get("__name__"))
 
 
 @contextmanager
