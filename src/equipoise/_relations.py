@@ -1,7 +1,20 @@
-"""The neighbouring relations by the names that arguments and files give them."""
+"""Words of a guarantee that several rooms share."""
 
 from __future__ import annotations
 
-__all__ = ["RELATIONS"]
+from collections.abc import Mapping
 
+__all__ = ["RELATIONS", "condition_in_words"]
+
+#: The neighbouring relations by the names that arguments and files give them.
 RELATIONS = ("add_or_remove_one", "replace_one")
+
+
+def condition_in_words(independence: Mapping[str, str]) -> str:
+    """What a guarantee rests on, behind its word; empty if all is proved, or nothing is known.
+
+    >>> condition_in_words({"model": "compared", "data": "proved"})
+    ', if records are kept apart (compared)'
+    """
+    weakest = [word for word in ("unchecked", "compared") if word in independence.values()]
+    return f", if records are kept apart ({weakest[0]})" if weakest else ""

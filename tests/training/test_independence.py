@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import warnings
+from dataclasses import replace
 
 import pytest
 import torch
@@ -87,6 +88,8 @@ def test_eight_forms_are_traced_and_eight_compared(forms, word):
         return
     assert "PadTo" in run.independence.reason
     assert run.statement().independence["data"] == "compared"
+    heading = replace(run.statement(), private=True).sections()[0][0]
+    assert heading.endswith(f"({'unchecked' if word == 'unchecked' else 'compared'})")
 
 
 def test_a_form_that_mixes_stops_the_run():

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from equipoise._files import PathLike
+from equipoise._relations import condition_in_words
 from equipoise._rounding import plain, rounded_up
 from equipoise._version import __version__
 from equipoise.report.figures import Curve, line_chart
@@ -84,9 +85,13 @@ def loss_figure(name: str, epsilon: float | None, delta: float | None, note: str
     return figure(name, rounded_up(epsilon), note, unit=unit)
 
 
-def guarantee_figure(guarantee: str, private: bool) -> dict[str, str]:
+def guarantee_figure(
+    guarantee: str, private: bool, independence: Mapping[str, str] | None = None
+) -> dict[str, str]:
     """The headline figure of what may be claimed."""
     word, tone, why = GUARANTEE_BANNERS.get(guarantee, GUARANTEE_BANNERS["none"])
+    if guarantee != "none" and (condition := condition_in_words(independence or {})):
+        tone, why = "mid", f"Every release is covered by a proof{condition}."
     if not private:
         word, tone, why = "not private", "bad", "The noise follows a public seed, so anybody can subtract it."
     return figure("Guarantee", word, why, tone=tone)

@@ -156,7 +156,7 @@ def _figures(run: Run) -> list[dict[str, str]]:
         fixed = run.statement.get("stop_fixed_beforehand", True)
         notes.append("of the steps taken" if fixed else "of all planned steps, which covers any stop")
     figures.append(loss_figure("Privacy loss ε", run.epsilon, run.delta, "; ".join(filter(None, notes))))
-    return [*figures, guarantee_figure(run.guarantee, run.is_private)]
+    return [*figures, guarantee_figure(run.guarantee, run.is_private, run.independence)]
 
 
 def _banners(run: Run) -> list[dict[str, Any]]:

@@ -119,6 +119,11 @@ class Run:
         return str(self.statement.get("guarantee", "none"))
 
     @property
+    def independence(self) -> dict[str, str]:
+        """Whether model and data keep records apart: ``proved``, ``compared`` or ``unchecked``."""
+        return dict(self.statement.get("independence") or {})
+
+    @property
     def steps_in_words(self) -> str:
         """How many steps were taken, and of how many where some are left; empty where none was noted.
 

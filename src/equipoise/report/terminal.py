@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from equipoise._relations import condition_in_words
 from equipoise._rounding import plain, rounded_up
 from equipoise.report.phrases import relation_in_words, score_in_words, score_name
 from equipoise.report.run_reader import Run
@@ -75,6 +76,8 @@ def summary(run: Run, folder: str, seconds: float | None = None) -> RenderableTy
     else:
         tone = {"proven": "green", "worst_case": "yellow"}.get(run.guarantee, "bold red")
         text = Text(run.guarantee.replace("_", " "), style=tone)
+        if run.guarantee != "none" and (condition := condition_in_words(run.independence)):
+            text.append(condition, style="yellow")
         relation = relation_in_words(run.statement)
         if relation:
             text.append(f"; {relation}", style="default")

@@ -18,6 +18,7 @@ from typing import Any
 
 from dp_accounting import NonPrivateDpEvent
 
+from equipoise._relations import condition_in_words
 from equipoise._rounding import noise_in_words, rounded_up, times_in_words
 from equipoise._say import page_width, wrapped
 from equipoise._validate import by_author
@@ -176,6 +177,8 @@ class Statement:
     def sections(self) -> list[tuple[str, list[str]]]:
         """The statement in plain English: headings, each with its sentences or the rows of its list."""
         word = self.guarantee.replace("_", " ") if self.private else "NOT PRIVATE"
+        if self.epsilon is not None and self.private:
+            word += condition_in_words(self.independence)
         found = [
             (f"Guarantee: {word}", self._promise()),
             ("Released", [_release_in_words(release) for release in self.releases]),
