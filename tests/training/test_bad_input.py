@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import traceback
 import warnings
 
@@ -280,28 +279,18 @@ ARGUMENTS = {
     "several evaluations a step": (
         {"optimizer": lambda m: torch.optim.LBFGS(m.parameters())},
         TypeError,
-        "LBFGS fails in a step.*no closure",
+        "optimizer is a LBFGS",
     ),
     "an optimiser of sparse gradients": (
         {"optimizer": lambda m: torch.optim.SparseAdam(list(m.parameters()))},
         TypeError,
-        "SparseAdam fails in a step with a dense gradient",
+        "optimizer is a SparseAdam",
     ),
     "an optimiser of another model": ({"optimizer": lambda m: sgd(network())}, ValueError, "does not hold"),
-    "a rate beyond 32 bits": (
-        {"optimizer": lambda m: torch.optim.SGD(m.parameters(), lr=1e308)},
-        TypeError,
-        "SGD fails in a step.*finite lr",
-    ),
     "an optimiser that finds its rate": (
         {"optimizer": lambda m: with_rate(None, torch.optim.SGD(m.parameters(), lr=0.1))},
         ValueError,
         "optimizer has lr=None",
-    ),
-    "an infinite decay": (
-        {"optimizer": lambda m: torch.optim.AdamW(m.parameters(), weight_decay=math.inf)},
-        TypeError,
-        "AdamW fails in a step.*finite lr",
     ),
     "an optimiser class": ({"optimizer": lambda m: torch.optim.SGD}, TypeError, "class SGD itself"),
     "a loss class": ({"loss": nn.CrossEntropyLoss}, TypeError, "class CrossEntropyLoss itself"),

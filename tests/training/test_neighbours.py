@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import gc
 import math
 import random
@@ -33,7 +32,7 @@ from equipoise.training.forwards import _dealt, forward_rows
 from equipoise.training.randomness import public_randomness
 from equipoise.training.record_source import RecordSource
 from equipoise.training.setup import memory_use, micro_batches
-from equipoise.training.setup.memory_use import bytes_per_record
+from equipoise.training.setup.memory_use import forward_cost
 
 SLACK = 1e-5  # rounding of the sum itself, in clip norms
 
@@ -1208,16 +1207,6 @@ def test_random_numbers_inside_a_function_are_held_constant_too():
     assert [found.how for found in engine.coverage()] == ["dense", "dense"]  # record by record
 
 
-@pytest.mark.parametrize("size", [16, None])
-def test_a_cache_of_random_items_is_refused(size):
-    """One of 64 for 64 records drew the others anew when one more entered: 5.6 clip norms."""
-    data = Transformed({"x": torch.randn(40, 3), "y": torch.randn(40)}, lambda: torch.randn(3))
-    data.__class__ = type("Cached", (Transformed,), {"__getitem__": lambda self, i: self.cached(i)})
-    data.cached = functools.lru_cache(maxsize=size)(lambda i: Transformed.__getitem__(data, i))
-    with pytest.raises(ValueError, match="keeps items that draw random numbers"):
-        listening(nn.Linear(3, 1), least_squares, data)
-
-
 class Keeps(nn.Module):
     """It centres by the mean of the first batch that it meets, and holds what cannot be copied."""
 
@@ -1257,7 +1246,8 @@ def test_what_a_model_keeps_at_the_start_moves_nobody(nested):
 
 def test_nothing_is_kept_while_memory_is_measured():
     model = Keeps(nested=False)
-    assert bytes_per_record(model, least_squares, {"x": torch.randn(8, 2), "y": torch.randn(8)}) > 0
+    batch = {"x": torch.randn(8, 2), "y": torch.randn(8)}
+    assert forward_cost(model, least_squares, batch).record_bytes > 0
 
 
 def test_the_measured_forward_is_freed():
@@ -1268,7 +1258,7 @@ def test_the_measured_forward_is_freed():
         results.put(weakref.ref(shares))
         return -shares[:, 0]
 
-    assert bytes_per_record(nn.Linear(2, 3), loss, {"x": torch.randn(8, 2)}) > 0
+    assert forward_cost(nn.Linear(2, 3), loss, {"x": torch.randn(8, 2)}).record_bytes > 0
     gc.collect()
     assert results.get()() is None
 

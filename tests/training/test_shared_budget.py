@@ -1,13 +1,10 @@
 """A journal has one budget: what is left is said, and a run that would get hardly any of it is refused."""
 
-import re
-
 import pytest
 import torch
 from torch import nn
 
 import equipoise as eq
-from equipoise.cli import main
 
 
 def begun(journal, epsilon, **method):
@@ -28,10 +25,8 @@ def test_the_same_budget_twice_is_refused_and_nothing_is_booked(tmp_path):
     journal = tmp_path / "journal"
     begun(journal, 1.0)
     before = journal.read_bytes()
-    with pytest.raises(eq.privacy.BudgetError, match="noise_multiplier") as refused:
+    with pytest.raises(eq.privacy.BudgetError, match=r"equipoise calibrate.*noise_multiplier"):
         begun(journal, 1.0)
-    command = re.search(r"equipoise (calibrate .*?)\)", str(refused.value)).group(1)
-    assert main(command.replace("ALL", "6").replace("TOTAL", "1").split()) == 0  # it can be copied
     assert journal.read_bytes() == before
 
 

@@ -185,11 +185,6 @@ class Assumption(StrEnum):
     )
 
     @classmethod
-    def of_shapes(cls, follow: bool) -> Assumption:
-        """What is assumed of the shapes of batches, by whether they were seen to follow the records."""
-        return cls.SHAPES_FOLLOW if follow else cls.SHAPES_ALIKE
-
-    @classmethod
     def of_all(cls, found: Iterable[str]) -> list[str]:
         """Of what several processes found: all that is assumed, and what was checked only if all checked it.
 

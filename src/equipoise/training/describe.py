@@ -227,7 +227,7 @@ def describe(setup: TrainingSetup, ledger: Ledger, steps_done: int) -> Descripti
         drawn=plan.unit.drawn,
         records_per_user=None if plan.unit.rows == "update" else setup.settings.records_per_user,
         memory_bytes=step_bytes(
-            setup.record_bytes,
+            rows.record_bytes,
             setup.num_parameters,
             rows.micro_batch_size,
             setup.method.forward_only,

@@ -35,6 +35,7 @@ from equipoise.training.assumptions import HOOKED, TRACED
 from equipoise.training.constants import Constants
 from equipoise.training.context import NotFiniteError, ReleaseNoise, StepContext
 from equipoise.training.run_ledger import SharedLedger
+from equipoise.training.setup.step_number import step_of
 from equipoise.training.setup.training_setup import TrainingSetup
 
 __all__ = ["Result", "StepOutcome", "StepReport", "StepRunner"]
@@ -183,7 +184,7 @@ class StepRunner:
         done: int = 0,
         state: State | None = None,
     ) -> None:
-        self._setup, self._ledger = setup, ledger
+        self._setup, self._ledger, self._step = setup, ledger, step_of(setup.loss)
         self.done, self.state = done, state
         self._kinds = {name: (p.dtype, p.device) for name, p in setup.parameters.items()}
         # The ledger's place at the beginning of a step that has not ended.
@@ -206,11 +207,11 @@ class StepRunner:
         self.constants = Constants(
             setup.model,
             setup.rows.engine.loss,
-            setup.functions,
+            (setup.augmentation, setup.collate),
             setup.try_again,
             setup.rows.engine.trace_anew,
             setup.rows.engine.never_replay,
-            () if setup.step is None else (setup.step,),
+            () if self._step is None else (self._step,),
         )
         self._noted: tuple[Any, ...] | None = None
         # Takes what a statement has to say of what the training loop changed, before the step draws.
@@ -519,8 +520,8 @@ class StepRunner:
         `.data`, which moves none, is seen before anything leaves (`_require_unmoved`).
         """
         self._setup.restore_modes()
-        if self._setup.step is not None:
-            self._setup.step.fill_(self.done + 1)
+        if self._step is not None:
+            self._step.fill_(self.done + 1)
         self._check_places()
         self._check_trainable()
         try:

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import copy
-import warnings
-from collections import defaultdict
 from collections.abc import Sequence
-from difflib import get_close_matches
 from typing import Any
 
 import torch
@@ -15,7 +11,6 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from equipoise import _validate
 from equipoise._dtensor import is_dtensor
-from equipoise._foreign_errors import cause_of, where_raised
 from equipoise.gradients.engine_inputs import check_model, trainable_parameters
 from equipoise.methods import METHODS, Method, find
 from equipoise.training.distributed import Processes
@@ -25,7 +20,6 @@ __all__ = [
     "check_optimizer",
     "check_scheduler",
     "check_sharding",
-    "check_step",
     "check_trust",
     "existing_device",
     "move",
@@ -66,14 +60,13 @@ def check_trust(trust: Sequence[str], model: nn.Module) -> None:
     """Each name is that of a module inside the model.
 
     Raises:
-        ValueError: one is not; modules of near names are listed.
+        ValueError: one is not; a module of a near name is named.
     """
     names = [name for name, _ in model.named_modules() if name]
     for name in set(trust) - set(names):
-        near = get_close_matches(name, names, n=3, cutoff=0.4) or names[:3]
+        near = _validate.suggestion(name, names) or f" There is {names[-1]!r}, for instance."
         raise ValueError(
-            f"trust={name!r} is no module inside the model; near it are {', '.join(map(repr, near))}. "
-            "Give paths as model.named_modules() has them"
+            f"trust={name!r} is no module inside the model: give paths as in model.named_modules().{near}"
         )
 
 
@@ -81,13 +74,18 @@ def check_optimizer(optimizer: torch.optim.Optimizer, parameters: dict[str, nn.P
     """The optimiser moves exactly the trainable parameters of the model, at a rate that it states.
 
     Raises:
-        TypeError: not a torch optimiser.
+        TypeError: not a torch optimiser, or one whose step would fail when its release is spent.
         ValueError: it misses trainable parameters, holds foreign ones, or states no rate.
     """
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise TypeError(
             f"optimizer is {_validate.what_is(optimizer)}; give a torch.optim.Optimizer, such as "
             "torch.optim.SGD(model.parameters(), lr=0.5), and no GradScaler: bfloat16 needs none"
+        )
+    if isinstance(optimizer, (torch.optim.LBFGS, torch.optim.SparseAdam)):
+        raise TypeError(
+            f"optimizer is a {type(optimizer).__name__}, and a private step has one dense gradient (noise is "
+            "in every entry): LBFGS needs several, SparseAdam a sparse one. Take SGD or Adam"
         )
     if any(group.get("lr") is None for group in optimizer.param_groups):
         raise ValueError("optimizer has lr=None, and the rate of each step is written down: give it a number")
@@ -105,42 +103,6 @@ def check_optimizer(optimizer: torch.optim.Optimizer, parameters: dict[str, nn.P
             "gradient can be computed for them. Build the optimiser from model.parameters(). To train those "
             "of a loss, put it into the model: nn.ModuleDict({'model': ..., 'loss': ...}) or add_module."
         )
-
-
-def check_step(optimizer: torch.optim.Optimizer) -> None:
-    """Let a copy of the optimiser take a step on tiny parameters: one that fails later has spent its release.
-
-    Raises:
-        TypeError: an optimiser of torch fails, or gives what is not finite. Of another one, which may not
-            bear to be copied, this is a warning.
-    """
-    params = [p for group in optimizer.param_groups for p in group["params"]]
-    tiny = {id(p): torch.ones([min(2, n) for n in p.shape], dtype=p.dtype, device=p.device) for p in params}
-    # The copy has no hooks, which may write to the model, and begins anew. What a scheduler puts in the place
-    # of `step` is bound to the original.
-    fields = {n: v for n, v in vars(optimizer).items() if n not in ("step", "state") and "_hooks" not in n}
-    try:
-        copied = type(optimizer).__new__(type(optimizer))
-        copied.__setstate__(copy.deepcopy(fields, dict(tiny)) | {"state": defaultdict(dict)})
-        for parameter, one in zip(params, tiny.values(), strict=True):
-            one.grad = torch.ones_like(one) if parameter.requires_grad else None
-        copied.step()
-        if not all(bool(one.isfinite().all()) for one in tiny.values()):
-            raise FloatingPointError("parameters are not finite after a step")
-    except Exception as error:
-        fails = (
-            f"optimizer {type(optimizer).__name__} fails in a step with a dense gradient, as private steps "
-            f"have it (noise is in every entry): {where_raised(error)}"
-        )
-        if not type(optimizer).step.__module__.startswith("torch."):
-            warnings.warn(
-                f"{fails}, tried on a copy. If it is so in a step, a release is spent", stacklevel=2
-            )
-            return
-        raise TypeError(
-            f"{fails}. Take torch.optim.SGD or Adam, for look-up tables too, or another one that needs no "
-            "closure, with finite lr, weight_decay and momentum. Nothing was spent."
-        ) from cause_of(error)
 
 
 def check_scheduler(scheduler: Any, optimizer: torch.optim.Optimizer) -> None:
@@ -178,40 +140,28 @@ def check_sharding(
     """All processes hold parts of the model, and the method asks for nothing that needs it whole.
 
     Raises:
-        NotImplementedError: naming what models of which processes hold parts do not take yet, and the remedy.
-        ValueError: the parts are those of other processes than those that train.
+        NotImplementedError: naming what models of which processes hold parts do not take, and the remedy.
     """
     parts = {name: p for name, p in parameters.items() if is_dtensor(p)}
-    if not parts:
-        return
-    whole = "give the model as it was before fully_shard or parallelize_module"
-    how = "tensor parallel" if processes.same_records else "fully_shard"
-    if how not in method.split_models:
+    how, refused = "tensor parallel" if processes.same_records else "fully_shard", ""
+    if parts and how not in method.split_models:
         taken = [kind.__name__ for kind in map(find, METHODS) if how in kind.split_models]
-        raise NotImplementedError(
-            f"method={method.name!r} was not made for models of which processes hold parts: take "
-            f"{' or '.join(taken)}, or {whole}. Nothing was spent"
-        )
-    if settings.hardened:
-        raise NotImplementedError(
-            "hardened=True draws its noise number by number, and no process could draw that of its part: "
-            f"leave it out, or {whole}. Nothing was spent"
-        )
+        refused = f"method={method.name!r} was not made for them: take {' or '.join(taken)}"
+    elif parts and settings.hardened:
+        refused = "hardened=True draws its noise number by number: leave it out"
     for name, parameter in parts.items():
-        size = parameter.device_mesh.size()
-        if size != processes.count:
-            raise ValueError(
-                f"{size} processes hold the parameter {name}, and {processes.count} train: let all of them "
-                "hold a part of it. Nothing was spent"
-            )
+        if parameter.device_mesh.size() != processes.count:
+            refused = f"not all {processes.count} processes hold a part of {name}: let them"
         # Of a model whose processes share the draw, whole sums are cut into rows.
-        if not processes.same_records and not all(
-            one.is_replicate() or one.is_shard(0) for one in parameter.placements
+        elif not processes.same_records and any(
+            not (one.is_replicate() or one.is_shard(0)) for one in parameter.placements
         ):
-            raise NotImplementedError(
-                f"the parameter {name} of shape {tuple(parameter.shape)} lies as {parameter.placements}: "
-                "shard it along its first axis, as fully_shard does by itself. Nothing was spent"
-            )
+            refused = f"{name} lies as {parameter.placements}: shard it along its first axis"
+    if refused:
+        raise NotImplementedError(
+            f"processes hold parts of the model, and {refused}, or give the model as it was before "
+            "fully_shard or parallelize_module. Nothing was spent"
+        )
 
 
 def existing_device(device: str | torch.device) -> torch.device:

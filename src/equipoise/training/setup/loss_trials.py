@@ -37,7 +37,7 @@ from equipoise.training.record_source import (
     RecordSource,
 )
 
-__all__ = ["SEARCHED", "check_gradient", "check_loss", "check_repeatable"]
+__all__ = ["check_gradient", "check_loss", "check_repeatable"]
 
 SEARCHED = 64
 """How many of the first records are tried, where the very first ones fail."""

@@ -2,32 +2,42 @@
 
 A private step holds the parameters' copies (estimate, sums, optimiser state: a few P), and per record the
 activations that the backward needs plus the factors kept for the sums. Both are measured by what autograd
-saves in one forward of a few records.
+saves in one forward of a few records, in which operations are counted, too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
 
-from equipoise._dtensor import local_part
+from equipoise._dtensor import device_of, local_part
 from equipoise._tree import leaves
 from equipoise.gradients.capture.isolation import undisturbed
+from equipoise.gradients.capture.random_numbers import SeenOperations
 from equipoise.gradients.capture.sharded import leaves_told
 from equipoise.gradients.engine_inputs import Loss, evaluate_loss, num_records
 
-__all__ = ["available_bytes", "bytes_per_record", "fitting", "step_bytes"]
+__all__ = ["PASS_OVERHEAD", "available_bytes", "fitting", "forward_cost", "step_bytes"]
 
 SHARE_OF_FREE_MEMORY = 0.25
 
 FACTOR_OVERHEAD = 3.0
 """Saved activations are held once by autograd, once as factors (with output gradients); plus temporaries."""
+
+PASS_OVERHEAD = 32
+"""What a pass costs without its rows, in rows, at most.
+
+It was 72 for the MLP of `benchmarks/tasks.py` and 29 for the CNN.
+"""
+
+CALL_WORK = {"cpu": 4e6, "cuda": 4e8}
+"""How many multiplications and additions of a forward take as long as an operation without them."""
 
 LARGEST_MICRO_BATCH = 1024
 """An upper limit, so that a large machine does not hold activations it gains nothing from."""
@@ -45,57 +55,72 @@ def available_bytes(device: torch.device) -> int:
     return 4 * 2**30
 
 
-def bytes_per_record(model: nn.Module, loss: Loss, batch: Any) -> float:
-    """Bytes that autograd saves per record in one forward; measured on the batch, without its parameters.
+class _Work(SeenOperations):  # type: ignore[no-untyped-call]
+    """Counts operations, the multiplications and additions in products, and the bytes of all results."""
 
-    Where a loss takes derivatives by `torch.func`, which does not tell what it saves: all that is computed.
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.calls = self.work = self.bytes = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        self.calls += 1
+        count = flop_registry.get(func.overloadpacket)
+        self.work += 0 if count is None else count(*args, **(kwargs or {}), out_val=out)
+        self.bytes += sum(leaf.nbytes for leaf in leaves(out) if isinstance(leaf, Tensor))
+        return out
+
+
+@dataclass(frozen=True)
+class ForwardCost:
+    """What a forward costs.
+
+    Attributes:
+        record_bytes: bytes that autograd saves per record, without the parameters.
+        overhead: what a forward and a backward cost without their rows, in rows. It is counted, not timed, so
+            that a run that is repeated has the same micro-batches.
+    """
+
+    record_bytes: float
+    overhead: float
+
+
+def forward_cost(model: nn.Module, loss: Loss, batch: Any) -> ForwardCost:
+    """The cost of a forward, measured on the batch.
+
+    Where a loss takes derivatives by `torch.func`, which does not tell what it saves: the bytes of all that
+    is computed.
     """
     own = {local_part(p).untyped_storage().data_ptr() for p in model.parameters()}
+    saved: dict[int, int] = {}
 
     def note_leaf(_: str, leaf: Tensor) -> None:
         """A parameter that was gathered for the forward."""
         own.add(local_part(leaf).untyped_storage().data_ptr())
 
-    seen: dict[int, int] = {}
-
-    def note(saved: Tensor) -> Tensor:
-        storage = local_part(saved).untyped_storage()
+    def note(tensor: Tensor) -> Tensor:
+        storage = local_part(tensor).untyped_storage()
         if storage.data_ptr() not in own:
-            seen[storage.data_ptr()] = storage.nbytes()
-        return saved.detach()  # a result that keeps its own graph would never be freed, nor would the graph
+            saved[storage.data_ptr()] = storage.nbytes()
+        return tensor.detach()  # a result that keeps its own graph would never be freed, nor would the graph
 
-    def total_within(measure: AbstractContextManager[Any], total: Callable[[], int]) -> int:
-        with (
-            torch.enable_grad(),
-            undisturbed(model, dropout=True),
-            leaves_told(note_leaf),
-            measure,
-        ):
-            held = evaluate_loss(model, loss, batch, None)  # keep the graph alive until the count is done
-            count = total()
-            del held
-            return count
+    def run(hooks: AbstractContextManager[Any]) -> _Work:
+        with undisturbed(model, dropout=True), torch.enable_grad(), leaves_told(note_leaf), hooks:
+            with _Work() as found:
+                held = evaluate_loss(model, loss, batch, None)
+            del held  # with the graph: until here no saved tensor had the place of another
+        return found
 
-    made = _Computed()
     try:
-        hooks = torch.autograd.graph.saved_tensors_hooks(note, lambda saved: saved)
-        total = total_within(hooks, lambda: sum(seen.values()))
+        found = run(torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor))
+        total = sum(saved.values())
     except RuntimeError:
-        total = total_within(made, lambda: made.bytes)
-    return total / max(1, num_records(batch))
-
-
-class _Computed(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the bytes of all results."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.bytes = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        self.bytes += sum(leaf.nbytes for leaf in leaves(out) if isinstance(leaf, Tensor))
-        return out
+        found = run(nullcontext())
+        total = found.bytes
+    records = max(1, num_records(batch))
+    calls = found.calls * CALL_WORK.get(device_of(next(model.parameters())).type, CALL_WORK["cuda"])
+    overhead = max(1.0, min(PASS_OVERHEAD, calls * records / max(1, found.work)))
+    return ForwardCost(total / records, overhead)
 
 
 def fitting(per_record: float, num_parameters: int, device: torch.device) -> int:

@@ -10,42 +10,28 @@ too: the statement names it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, get_args
 
-import torch
 from torch import Tensor
-from torch.utils.flop_counter import flop_registry
 
 from equipoise.gradients import GradientEngine
 from equipoise.gradients.capture.isolation import undisturbed
-from equipoise.gradients.capture.random_numbers import RandomUse, SeenOperations
+from equipoise.gradients.capture.random_numbers import RandomUse
 from equipoise.gradients.compare import SEEDS
-from equipoise.gradients.engine_inputs import (
-    fillers,
-    num_records,
-)
+from equipoise.gradients.engine_inputs import fillers
 from equipoise.privacy import Sampling
 from equipoise.training.distributed import Processes
 from equipoise.training.randomness import public_randomness
 from equipoise.training.record_source import DataError, RecordSource
-from equipoise.training.setup.memory_use import bytes_per_record, fitting
+from equipoise.training.setup.memory_use import PASS_OVERHEAD, fitting, forward_cost
 from equipoise.training.setup.pipeline_trials import Pipeline
+from equipoise.training.setup.training_settings import TrainingSettings
 
 __all__ = ["MicroBatches", "choose_micro_batches"]
 
 SMALL_TILE, TILE = 4, 16
-
-PASS_OVERHEAD = 32
-"""What a pass costs without its rows, in rows, at most.
-
-It was 72 for the MLP of `benchmarks/tasks.py` and 29 for the CNN.
-"""
-
-CALL_WORK = {"cpu": 4e6, "cuda": 4e8}
-"""How many multiplications and additions of a forward take as long as an operation without them."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +59,7 @@ def choose_micro_batches(
     example: Any,
     prepared: Any,
     probes: Tensor,
-    given: int | None,
+    settings: TrainingSettings,
     sampling: Sampling,
     processes: Processes,
     is_resumed: bool,
@@ -84,7 +70,7 @@ def choose_micro_batches(
         engine, pipeline: they run on these records.
         example, prepared: a batch of a few records, as it is read and as the engine takes it.
         probes: numbers of records that can be read.
-        given: the size in the settings.
+        settings: may name the size.
         sampling, processes: how many records a draw has, and who share them.
         is_resumed: the run goes on.
 
@@ -97,9 +83,9 @@ def choose_micro_batches(
         zeros = pipeline.prepare(fillers(example, 4), public_randomness(pipeline.seed, "example"))
         is_planned = engine.plan_on(zeros, prepared)
         takes_zeros = engine.serves(zeros)
-    if takes_zeros := pipeline.agree(takes_zeros):
+    if takes_zeros:
         public = zeros
-    record_bytes = bytes_per_record(engine.model, engine.loss, public)
+    cost = forward_cost(engine.model, engine.loss, public)
     # The worst of all processes': they deal the records of a draw in one way.
     mine = pipeline.random_use(probes)
     if mine == "own" and _operations_follow_numbers(engine, public):
@@ -108,13 +94,13 @@ def choose_micro_batches(
     if random_use == "shared":
         _check_population(pipeline.source, sampling)
     num_parameters = sum(p.numel() for p in pipeline.trials.params.values())
-    most = fitting(record_bytes, num_parameters, pipeline.prepare.device)
+    most = fitting(cost.record_bytes, num_parameters, pipeline.prepare.device)
+    given = settings.micro_batch_size
     if is_resumed and given is not None:
         size = given  # a run that goes on has its size: another would be another question
     else:
-        overhead = pass_overhead(pipeline.trials.losses, public, pipeline.prepare.device)
-        size = processes.agreed(_size(given, most, sampling, processes, random_use, overhead))
-    return MicroBatches(size, random_use, record_bytes, takes_zeros, is_planned and takes_zeros)
+        size = processes.agreed(_size(given, most, sampling, processes, random_use, cost.overhead))
+    return MicroBatches(size, random_use, cost.record_bytes, takes_zeros, is_planned and takes_zeros)
 
 
 def _operations_follow_numbers(engine: GradientEngine, batch: Any) -> bool:
@@ -128,37 +114,6 @@ def _operations_follow_numbers(engine: GradientEngine, batch: Any) -> bool:
         if not is_as_planned:
             return True
     return False
-
-
-class _Work(SeenOperations):  # type: ignore[no-untyped-call]
-    """Counts operations on tensors, and the multiplications and additions in products and convolutions."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.calls = self.work = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        self.calls += 1
-        count = flop_registry.get(func.overloadpacket)
-        self.work += 0 if count is None else count(*args, **(kwargs or {}), out_val=out)
-        return out
-
-
-def pass_overhead(losses: Callable[[Any], Tensor], records: Any, device: torch.device) -> float:
-    """What a forward and a backward cost without their rows, in rows.
-
-    It is counted, not timed, so that a run that is repeated has the same micro-batches.
-
-    Args:
-        losses: of records.
-        records: a few.
-        device: where they are run.
-    """
-    with _Work() as found:
-        losses(records)
-    calls = found.calls * CALL_WORK.get(device.type, CALL_WORK["cuda"])
-    return max(1.0, min(PASS_OVERHEAD, calls * num_records(records) / max(1, found.work)))
 
 
 def micro_batch_sizes(most: int, mean: float, deviation: float, overhead: float = PASS_OVERHEAD) -> list[int]:

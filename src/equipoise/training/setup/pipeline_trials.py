@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import random
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -26,21 +24,17 @@ from equipoise.gradients.engine_inputs import signature
 from equipoise.training.forwards import BatchPreparation
 from equipoise.training.randomness import public_randomness
 from equipoise.training.record_source import DataError, RecordSource, data_sets
-from equipoise.training.setup.loss_trials import SEARCHED
 
 __all__ = ["Pipeline", "check_items", "check_pipeline"]
 
-MOST_READS, WORK, WAIT = 1000, 0.5, 5.0
-"""How often, for how many seconds of a processor and of a clock, records are made to see their shapes."""
+MOST_READS = 256
+"""Of how many records from all over the data the shapes are seen."""
 
 ATTEMPTS = 8
 """How often records are made, with other random numbers each time."""
 
-ROWS_ROUND = {torch.float64: 1e-9, torch.float32: 1e-4}
-"""What gradients round by in a batch of another shape, relative to their norm."""
-
-TF32_ROWS_ROUND, HALF_ROWS_ROUND = 1e-3, 3e-2
-"""The same on GPUs, which may multiply in TF32, and in half precision."""
+ROWS_ROUND, HALF_ROWS_ROUND = {torch.float64: 1e-9, torch.float32: 1e-3}, 3e-2
+"""What gradients round by in a batch of another shape, relative to their norm: on GPUs they may use TF32."""
 
 
 @dataclass(frozen=True)
@@ -59,14 +53,10 @@ class Tried:
         pairs = zip(self.gradient, other.gradient, strict=True)
         apart = sum(float((a.double() - b.double()).square().sum()) for a, b in pairs)
         size = sum(float(part.double().square().sum()) for part in self.gradient)
-        return apart > self._rounding(other) ** 2 * size  # false where either is not finite: weight zero
-
-    def _rounding(self, other: Tried) -> float:
-        if self.losses.trace.low_precision or other.losses.trace.low_precision:
-            return HALF_ROWS_ROUND
-        on_gpu = any(part.is_cuda and part.dtype == torch.float32 for part in self.gradient)
-        by_type = (ROWS_ROUND.get(part.dtype, HALF_ROWS_ROUND) for part in self.gradient)
-        return max(by_type, default=0.0) if not on_gpu else TF32_ROWS_ROUND
+        low_precision = self.losses.trace.low_precision or other.losses.trace.low_precision
+        rounding = {} if low_precision else ROWS_ROUND
+        largest = max((rounding.get(part.dtype, HALF_ROWS_ROUND) for part in self.gradient), default=0.0)
+        return apart > largest**2 * size  # false where either is not finite: weight zero
 
 
 @dataclass(frozen=True)
@@ -78,14 +68,18 @@ class Pipeline:
         source: reads each item under random numbers of its own, and collates.
         prepare: brings batches to the device and augments them.
         seed: public, of all random numbers.
-        agree: what processes that share a model take for true, where this one found something.
     """
 
     trials: AwayFromZero
     source: RecordSource
     prepare: BatchPreparation
     seed: int
-    agree: Callable[[bool], bool] = bool
+
+    @property
+    def runs_code(self) -> bool:
+        """Whether the owner's code makes batches here."""
+        is_read = not (self.source.is_scanned or self.source.is_elsewhere)
+        return is_read or self.prepare.augmentation is not None
 
     def batch(self, ids: Tensor, items: int = 0, rest: int = 0) -> Any:
         """The batch of these records: the `items`-th random numbers for each, the `rest`-th for the batch.
@@ -99,15 +93,8 @@ class Pipeline:
             batch = self.source.take(ids, public_randomness(self.seed, "example", items))
             return self.prepare(batch, randomness)
 
-    def losses(self, ids: Tensor, items: int = 0, rest: int = 0) -> TracedLosses | None:
-        """Their losses; None where one cannot be made or run: it has weight zero in the training too."""
-        try:
-            return TracedLosses.of(self.trials.losses, self.batch(ids, items, rest))
-        except Exception:
-            return None
-
     def tried(self, ids: Tensor, items: int = 0, rest: int = 0) -> Tried | None:
-        """As `losses`, with a gradient."""
+        """What comes of them; None if one cannot be made or run: it has weight zero in the training too."""
         try:
             batch = self.batch(ids, items, rest)
             with CallTrace(sees_through=False) as trace:
@@ -138,24 +125,13 @@ class Pipeline:
 
     @cached_property
     def shapes(self) -> dict[int, tuple]:
-        """Shapes of the batches of one, by the number of the record; of tensors none, which have one shape.
-
-        They are records from all over the data, as many as can be made in a moment.
-        """
-        return {} if self.source.is_scanned else dict(self._shapes())
+        """Shapes of the batches of one, by the number of the record, for records from all over the data."""
+        return dict(self._shapes())
 
     def _shapes(self) -> Iterator[tuple[int, tuple]]:
-        numbers = self.source.spread(MOST_READS).tolist()
-        random.Random(0).shuffle(numbers)
-        # Of the processor, so that a busy machine tries as much as an idle one.
-        worked, waited = time.thread_time() + WORK, time.monotonic() + WAIT
-        for number in numbers:
-            try:
+        for number in self.source.spread(MOST_READS).tolist():
+            with suppress(Exception):  # such a record has weight zero in the training too
                 yield number, signature(self.batch(torch.tensor([number])))
-            except Exception:  # such a record has weight zero in the training too
-                continue
-            if self.agree(time.thread_time() > worked or time.monotonic() > waited):
-                return
 
     @property
     def shapes_follow(self) -> bool:
@@ -164,17 +140,13 @@ class Pipeline:
 
     def chosen(self, most: int = 8) -> list[int]:
         """Numbers of some records that have losses; if sizes differ, small ones first, a large one last."""
-        if self.shapes_follow:
-            order = sorted(self.shapes, key=lambda n: sum(shape.numel() for _, shape in self.shapes[n]))
-        else:
-            spread = self.source.spread(most + 2).tolist()
-            order = [*dict.fromkeys([*spread, *range(min(SEARCHED, len(self.source)))])]
-        first, last = filter(self._is_readable, order[:SEARCHED]), order[: -SEARCHED - 1 : -1]
-        few, largest = [*islice(first, most - 1)], [*islice(filter(self._is_readable, last), 1)]
+        order = sorted(self.shapes, key=lambda n: sum(shape.numel() for _, shape in self.shapes[n]))
+        few = [*islice(filter(self._is_readable, order), most - 1)]
+        largest = [*islice(filter(self._is_readable, reversed(order)), 1)]
         return [*(number for number in few if number not in largest), *largest]
 
     def _is_readable(self, number: int) -> bool:
-        return self.losses(torch.tensor([number])) is not None
+        return self.tried(torch.tensor([number])) is not None
 
 
 def check_pipeline(pipeline: Pipeline, size: int) -> bool:
@@ -187,22 +159,21 @@ def check_pipeline(pipeline: Pipeline, size: int) -> bool:
         size: of a micro-batch.
 
     Returns:
-        Whether all of it could be tried: not with fewer than three records, nor where collating or augmenting
-        draws random numbers.
+        Whether all of it could be tried, if code of the owner runs there: not with fewer than three records,
+        nor where collating or augmenting draws random numbers.
 
     Raises:
         DataError: two equal attempts differ, or the loss or the gradient of a record depends on which others
             came with it, on their number, or on its place.
     """
+    if not pipeline.runs_code:
+        return True
     numbers = pipeline.chosen()
     if len(numbers) < 3:
         return False
     # Whoever joins or augments with random numbers may draw more of them for one record than for another in
     # its place, which gives those behind it other ones. The last one has none behind it.
     usual, mixed = torch.tensor([*numbers[:-1], numbers[0]]), torch.tensor(numbers)
-    first, second = pipeline.losses(usual), pipeline.losses(usual, 0, 1)
-    if first is None or second is None:
-        return False
     for attempt in range(ATTEMPTS):
         before, again, after = (pipeline.tried(ids, attempt, attempt) for ids in (usual, usual, mixed))
         if before is None or again is None:
@@ -214,12 +185,13 @@ def check_pipeline(pipeline: Pipeline, size: int) -> bool:
             )
         if before.moved(after):
             raise DataError(MIXED)
+    first, other = pipeline.tried(usual), pipeline.tried(usual, 0, 1)
+    if first is None or other is None or first.losses.moved(other.losses, record=-1):
+        return False  # random numbers follow number and place
     count = len(usual)
-    if first.moved(second, record=-1):  # random numbers follow number and place
-        return False
     for order in (torch.arange(count - 1), torch.arange(count).flip(0), torch.arange(size) % count):
-        found = pipeline.losses(usual[order])
-        if found is not None and first[order].moved(found, record=-1, slack=100):
+        found = pipeline.tried(usual[order])
+        if found is not None and first.losses[order].moved(found.losses, record=-1, slack=100):
             raise DataError(MIXED)
     return True
 
@@ -238,36 +210,27 @@ FEW = 32
 
 
 def check_items(source: RecordSource, data: Any) -> None:
-    """See which random numbers a few items ask for, when they are first read, again, and at rare numbers.
+    """See among how many values a few items draw whole numbers.
 
     Args:
-        source: of records that are made on demand; nobody has read them yet.
+        source: of records that are made on demand.
         data: of the user.
 
     Raises:
         DataError: an item draws a whole number below the number of records: it chooses another one. All but
             its own are one less.
-        ValueError: an item draws random numbers when it is first read, and none later.
     """
     lengths = {length for inner in data_sets(data) for length in (len(inner), len(inner) - 1)}
-    for number in source.spread(3).tolist():
-        first = second = False
-        with ranges_asked() as asked, suppress(Exception):  # such a record has weight zero in the training
-            first, second = source.draws_numbers(number), source.draws_numbers(number)
-            for seed in range(1, ATTEMPTS):  # both sides of a branch
-                source.draws_numbers(number, seed)
-        if any(count >= FEW for count in asked & lengths):
-            raise DataError(
-                "data has items that draw a whole number below the number of records while they are read: "
-                "they choose another record, as MixUp does and whoever looks for a negative example. One "
-                "person would then be in several items, and the guarantee would not hold. Make each item of "
-                "one record and of public constants; the other one may be a public record. If the number "
-                "chooses something else, draw it as int(count * torch.rand(())). Nothing was spent."
-            )
-        if first and not second:
-            raise ValueError(
-                "data keeps items that draw random numbers: one drew some when it was first read, and none "
-                "when it was read again. A cache that holds fewer items than there are would draw them anew "
-                "when others pushed them out: a record's item would follow who else is drawn. Cache what is "
-                "read, and draw random numbers after that, at each call. Nothing was spent."
-            )
+    with ranges_asked() as asked:
+        for number in source.spread(3).tolist():
+            for seed in range(ATTEMPTS):  # both sides of a branch
+                with suppress(Exception), random_numbers_from(seed):  # such a record has weight zero
+                    source.read(torch.tensor([number]))
+    if any(count >= FEW for count in asked & lengths):
+        raise DataError(
+            "data has items that draw a whole number below the number of records while they are read: "
+            "they choose another record, as MixUp does and whoever looks for a negative example. One "
+            "person would then be in several items, and the guarantee would not hold. Make each item of "
+            "one record and of public constants; the other one may be a public record. If the number "
+            "chooses something else, draw it as int(count * torch.rand(())). Nothing was spent."
+        )

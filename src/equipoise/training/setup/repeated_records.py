@@ -25,6 +25,7 @@ import secrets
 import warnings
 from collections.abc import Sequence
 from contextlib import suppress
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -52,9 +53,6 @@ With the smaller class twice, 100 to 20,000 rows of Adult, a9a and SST-2 are fou
 FEWEST_COLUMNS = 4
 """Rows of fewer columns are equal by chance too often: a table of ages and a label that follows from them."""
 
-MOST_COLUMNS = 64
-"""Of each half, about, that are looked at first: a million rows of 784 floats take 3 s."""
-
 
 def warn_of_repeats(source: RecordSource, data: Any, users: Tensor | None, *, stacklevel: int = 2) -> None:
     """Warn where records occur several times; a log may keep it, so it tells no number of them.
@@ -65,20 +63,17 @@ def warn_of_repeats(source: RecordSource, data: Any, users: Tensor | None, *, st
         users: of each record, LongTensor [n], or None: each copy of a record may have one and the same.
         stacklevel: as for `warnings.warn`.
     """
-    are_equal, are_same = _are_equal(source.leaves(), users), False
-    if not source.has_rows:
+    tensors, are_same = source.leaves(), False
+    are_equal = bool(tensors) and _are_equal(tensors, users)
+    if not tensors:
         with suppress(Exception):  # of somebody's own classes
             are_same = _stand_twice(_places(data), users)
     if are_equal or are_same:
         several = "" if users is None else ", with different owners"
-        found = f"data holds records several times{several}: epsilon"
-        if not are_same:
-            found = (
-                f"data holds equal records{several}. If they are those of different persons, nothing is "
-                "wrong. If not, epsilon"
-            )
+        found = "equal records" if are_equal else "records several times"
         warnings.warn(
-            f"{found} does not cover a person with all copies: leave copies out, or protect them together by "
+            f"data holds {found}{several}. If they are those of different persons, nothing is wrong. If not, "
+            "epsilon does not cover a person with all copies: leave copies out, or protect them together by "
             "unit='user' with owner=COLUMN (the same for all copies) and records_per_user=N (the most "
             "copies)",
             stacklevel=stacklevel + 1,
@@ -109,34 +104,26 @@ def _stand_twice(records: Tensor, users: Tensor | None) -> bool:
 def _are_equal(tensors: Sequence[Tensor], users: Tensor | None) -> bool:
     """Whether more rows are equal than chance makes."""
     flat = [leaf.reshape(len(leaf), -1) for leaf in tensors if leaf.layout == torch.strided]
-    halves: tuple[list[Tensor], list[Tensor]] = ([], [])
-    width = 0
-    for leaf in flat:
-        for side, half in enumerate(halves):
-            part = leaf[:, (width + side) % 2 :: 2]
-            half += [part[:, :: max(1, part.shape[1] // MOST_COLUMNS)]] if part.shape[1] else []
-        width += leaf.shape[1]
-    if width < FEWEST_COLUMNS:
+    starts = [0, *accumulate(leaf.shape[1] for leaf in flat)]
+    if starts.pop() < FEWEST_COLUMNS:
         return False
-    keys = [keyed_hash(half, secrets.token_bytes(32)) for half in halves]
-    kept = torch.arange(len(keys[0]))
+
+    def half(side: int) -> Tensor:
+        columns = (leaf[:, (start + side) % 2 :: 2] for start, leaf in zip(starts, flat, strict=True))
+        return keyed_hash([part for part in columns if part.shape[1]], secrets.token_bytes(32))
+
+    keys = np.stack([half(0), half(1)], 1)
     if users is not None:  # an owner's equal records count once
-        pairs = torch.stack([keys[0] + keys[1], users], 1)
-        kept = torch.from_numpy(np.unique(pairs, axis=0, return_index=True)[1])
-        keys = [key[kept] for key in keys]
-    equal = _alike(keys[0] + keys[1])
-    few = (equal > 1).nonzero().flatten()
-    key = secrets.token_bytes(32)
-    whole = [keyed_hash([leaf[part] for leaf in flat], key) for part in torch.split(kept[few], 2**16)]
-    equal[few] = _alike(torch.cat(whole))
-    in_half = torch.minimum(*map(_alike, keys))
-    is_exact = (equal == in_half)[in_half > 1].double().mean()
-    count = len(equal)
+        keys = np.unique(np.column_stack([keys, users]), axis=0)[:, :2]
+    equal = _alike(keys.sum(1))
+    in_half = np.minimum(_alike(keys[:, 0]), _alike(keys[:, 1]))
+    count, is_shared = len(equal), in_half > 1
     most, exact = max(COPIES * count, FEWEST_COPIES - 0.5), EXACT if count >= LARGE else EXACT_IF_SMALL
-    return bool((1 - 1 / equal).sum() > most and is_exact >= exact)
+    are_many = (1 - 1 / equal).sum() > most
+    return bool(are_many and (equal == in_half)[is_shared].mean() >= exact)
 
 
-def _alike(keys: Tensor) -> Tensor:
+def _alike(keys: np.ndarray) -> np.ndarray:
     """How many have the key of each."""
     _, inverse, counts = np.unique(keys, return_inverse=True, return_counts=True)
-    return torch.from_numpy(counts[inverse])
+    return counts[inverse]

@@ -1,13 +1,11 @@
 """The same records in every process.
 
 A draw is a list of numbers, which every process looks up in its own data. Where two processes had data in
-another order, one person's record could be drawn twice. And the processes of a model that is held in parts
-run their forwards together: at the start, whatever is tried there must come out alike in all of them.
+another order, one person's record could be drawn twice.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
@@ -16,10 +14,9 @@ from equipoise._tree import leaves
 from equipoise.privacy import digest
 from equipoise.training.distributed import Processes
 from equipoise.training.owners import Owners
-from equipoise.training.randomness import Randomness
 from equipoise.training.record_source import RecordSource
 
-__all__ = ["RecordsOfFirst", "check_same_records"]
+__all__ = ["COMPARED", "check_same_records"]
 
 COMPARED = 4
 """Of how many records each process is asked, where they are read on demand."""
@@ -56,48 +53,3 @@ def check_same_records(processes: Processes, source: RecordSource, owners: Owner
             "which no guarantee covers. Give every process the same data in the same order (shuffle it by a "
             "fixed seed). Nothing was spent."
         )
-
-
-class RecordsOfFirst:
-    """Records that the first process reads for all of them; all else is the source's here.
-
-    Args:
-        source: the records of this process.
-        processes: all of them ask for the same records at the same time.
-    """
-
-    def __init__(self, source: RecordSource, processes: Processes) -> None:
-        self._source, self._processes = source, processes
-
-    def __len__(self) -> int:
-        return len(self._source)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._source, name)
-
-    def take(self, ids: Tensor, randomness: Randomness | None = None) -> Any:
-        """As `RecordSource.take`."""
-        return self._of_first(lambda: self._source.take(ids, randomness))
-
-    def join(self, read: Any) -> Any:
-        """As `RecordSource.join`."""
-        return self._of_first(lambda: self._source.join(read))
-
-    def _of_first(self, compute: Callable[[], Any]) -> Any:
-        failed: list[Exception] = []
-
-        def made() -> Any:
-            try:
-                return compute()
-            except Exception as error:  # it need not be one that can be sent
-                failed.append(error)
-                return _Failed
-
-        found = self._processes.first(made)
-        if found is _Failed:
-            raise failed[0] if failed else OSError("the first process cannot read a record")
-        return found
-
-
-class _Failed:
-    """Stands for what could not be read; sent by its name."""

@@ -3,46 +3,33 @@
 from __future__ import annotations
 
 import itertools
+import re
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from typing import Any
 
 import torch
 from dp_accounting import DpEvent
-from torch import Tensor, nn
+from torch import nn
 
 from equipoise import _validate
 from equipoise._dtensor import is_a_copy, local_part
 from equipoise._rounding import rounded_up
 from equipoise._say import say
 from equipoise.data.records import Records
-from equipoise.gradients import (
-    GradientEngine,
-    parameters_restored,
-)
+from equipoise.gradients import GradientEngine, parameters_restored
 from equipoise.gradients.capture.attributes import HeldState
 from equipoise.gradients.capture.random_numbers import random_numbers_from
-from equipoise.gradients.capture.sharded import SHARDED, tensor_parallel_mesh
+from equipoise.gradients.capture.sharded import tensor_parallel_mesh
 from equipoise.gradients.compare import AwayFromZero
 from equipoise.gradients.engine_inputs import fillers, repeat_to
 from equipoise.gradients.forward_only import LossEngine
-from equipoise.methods import Method
 from equipoise.methods.base import Plan, Setting, by_author
-from equipoise.privacy import (
-    Budget,
-    BudgetError,
-    PrivacyPlan,
-    Sampling,
-    WithoutReplacement,
-    digest,
-    epsilon,
-)
+from equipoise.privacy import BudgetError, PrivacyPlan, WithoutReplacement, digest, epsilon
 from equipoise.privacy.ledger.journal_records import other_runs
 from equipoise.privacy.ledger.run_record import compose_events
-from equipoise.privacy.sampling import SAMPLING_WORDS
 from equipoise.statements.statement import DATA
 from equipoise.training.assumptions import COMPARED_DATA, HELD, THROWN_AWAY, Assumption, always
 from equipoise.training.constants import UNSEEN
@@ -59,78 +46,56 @@ from equipoise.training.setup.argument_checks import (
     check_optimizer,
     check_scheduler,
     check_sharding,
-    check_step,
     check_trust,
     move,
     trainable,
 )
 from equipoise.training.setup.held_tensors import check_held
-from equipoise.training.setup.loss_trials import (
-    check_gradient,
-    check_loss,
-    check_repeatable,
-)
-from equipoise.training.setup.micro_batches import MicroBatches, choose_micro_batches
+from equipoise.training.setup.loss_trials import check_gradient, check_loss, check_repeatable
+from equipoise.training.setup.micro_batches import choose_micro_batches
 from equipoise.training.setup.pipeline_trials import Pipeline, check_items, check_pipeline
 from equipoise.training.setup.public_copies import check_public, public_assumptions
 from equipoise.training.setup.repeated_records import warn_of_repeats
-from equipoise.training.setup.same_records import COMPARED, RecordsOfFirst, check_same_records
+from equipoise.training.setup.same_records import COMPARED, check_same_records
 from equipoise.training.setup.start import check_start
-from equipoise.training.setup.step_number import check_number, step_of
+from equipoise.training.setup.step_number import check_number
 from equipoise.training.setup.training_inputs import TrainingInputs
-from equipoise.training.setup.training_settings import TrainingSettings
 from equipoise.training.setup.writes import refuse_followed, warn_of_writes
 
 __all__ = ["ResumedRun", "TrainingSetup", "prepare"]
 
 
-@dataclass(frozen=True)
-class TrainingSetup:
-    """What a training is made of.
+@dataclass(frozen=True, kw_only=True)
+class TrainingSetup(TrainingInputs):
+    """What a training is made of: what the user gave, with the micro-batch size and device that were chosen.
 
     Attributes:
-        model, optimizer, scheduler: the user's.
-        sampling, method, budget: as given, or the defaults.
-        settings: with the micro-batch size that was chosen.
         parameters: the trainable ones by name, live.
-        device: where the model is.
         processes: who shares the work.
         method_plan: what the method will release, and what else it fixed beforehand.
         rows: makes gradient rows of records.
-        record_bytes: memory that one record takes in a step.
+        pipeline: makes batches of a few records, for trials.
         found: what all processes of the run found out before the first step, those before this one too.
         held: tensors of model and loss that are as long as the data, or allowed copies.
         written: what a forward gives other values, which is thrown away.
         average: the moving average of the parameters, or None.
         modes: training or evaluation, of every module of the model.
-        functions: the user's augmentation and collate function, or None.
-        data: of the user.
-        is_sharded: processes hold a part of the parameters each.
-        step: what a loss that takes it gets as the number of the step; None for others.
     """
 
-    model: nn.Module
-    optimizer: torch.optim.Optimizer
-    scheduler: Any
-    sampling: Sampling
-    method: Method
-    budget: Budget | None
-    settings: TrainingSettings
-    parameters: dict[str, nn.Parameter]
     device: torch.device
+    parameters: dict[str, nn.Parameter]
     processes: Processes
     method_plan: Plan
     rows: RowSource
-    record_bytes: float
+    pipeline: Pipeline
     found: Sequence[str]
     held: list[str]
     written: list[str]
     average: MovingAverage | None
     modes: Sequence[tuple[nn.Module, bool]]
-    functions: tuple[Any, ...]
-    data: Any
-    is_sharded: bool = False
-    step: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        """What the user gave was checked; an audit puts objects of its own in the place of some."""
 
     def restore_modes(self) -> None:
         """Put every module back into the training or evaluation mode that it had."""
@@ -148,19 +113,6 @@ class TrainingSetup:
             CrossRecordError, DataError: records are mixed.
             ForwardWritesError: the model writes to itself.
         """
-        self._try_model()
-        rows = self.rows
-        if not _runs_code(rows.source, rows.prepare):
-            return []
-        with random_numbers_from(0, self.device), parameters_restored(self.model):
-            prepared = rows.prepare(rows.example, public_randomness(self.settings.seed, "example"))
-            trials = AwayFromZero(self.model, rows.engine.loss, prepared)
-            tried, agree = _in_trials(self.model, self.processes)
-            pipeline = Pipeline(trials, tried(rows.source), rows.prepare, self.settings.seed, agree)
-            was_tried = check_pipeline(pipeline, rows.micro_batch_size)
-        return [] if was_tried else [Assumption.RANDOM_PIPELINE]
-
-    def _try_model(self) -> None:
         rows, engine = self.rows, self.rows.engine
         randomness = public_randomness(self.settings.seed, "example")
         with random_numbers_from(0, self.device), parameters_restored(self.model):
@@ -170,12 +122,18 @@ class TrainingSetup:
                     public = rows.prepare(fillers(rows.example, 4), randomness)
                     engine.plan_on(public, public)
             engine.trace_anew()
-            if rows.source.is_elsewhere:  # no trial asks for private rows there
-                return
             prepared = rows.prepare(rows.example, randomness)
-            full = repeat_to(prepared, forward_rows(rows.micro_batch_size))
-            engine.check(full)
-            refuse_followed(self.model, engine.followed_buffers(full))
+            _check_rows(engine, rows.source, prepared, rows.micro_batch_size)
+            if not self.pipeline.runs_code:
+                return []
+            pipeline = replace(self.pipeline, trials=AwayFromZero(self.model, engine.loss, prepared))
+            was_tried = check_pipeline(pipeline, rows.micro_batch_size)
+        return [] if was_tried else [Assumption.RANDOM_PIPELINE]
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether processes hold a part of the parameters each."""
+        return self.rows.sharing.is_sharded
 
     @property
     def num_parameters(self) -> int:
@@ -195,7 +153,7 @@ class TrainingSetup:
             "sampling": self.sampling.describe(),
             "budget": None if self.budget is None else asdict(self.budget),
             "method": self.method.config(),
-            "plan": self.method_plan.releases.fingerprint(),
+            "plan": self.plan.fingerprint(),
             "optimizer": type(self.optimizer).__name__,
             "model": {"class": type(self.model).__qualname__, "parameters": self.num_parameters},
             "assumptions": [str(one) for one in found],
@@ -276,115 +234,64 @@ def prepare(given: TrainingInputs, resumed: ResumedRun | None = None) -> Trainin
     Raises:
         TypeError, ValueError, DataError: what cannot work, named.
     """
-    model, method, settings = given.model, given.method, given.settings
+    model, settings = given.model, given.settings
     parameters = trainable(model)
     check_trust(settings.trust, model)
     check_optimizer(given.optimizer, parameters)
     check_scheduler(given.scheduler, given.optimizer)
     place = move(model, given.optimizer, given.device)
     processes = Processes(same_records=tensor_parallel_mesh(model) is not None)
-    check_sharding(parameters, method, settings, processes)
+    check_sharding(parameters, given.method, settings, processes)
     _check_elsewhere(given, processes)
     # The user's random numbers go on afterwards as if nothing had been tried.
     with processes.together(), random_numbers_from(0, place):
-        check_step(given.optimizer)
-        start = check_start(given, processes) if resumed is None else []
-        owners = None if given.owner is None else Owners(given.owner, settings.protected)
-        source: RecordSource = RecordSource(given.data, given.collate, given.workers)
-        if given.ids is not None:
-            source.ids = keys_of_ids(given.ids, len(source))
-        if owners is not None and len(owners) != len(source):
-            raise DataError(
-                "owner has another length than data: it names the user of each record, in the order of data"
-            )
+        found: list[str] = check_start(given, processes) if resumed is None else []
+        source, owners = _records_of(given)
         if resumed is None and processes.is_first:
-            users = None if owners is None else owners.users
-            warn_of_repeats(source, given.data, users, stacklevel=3)
-        if settings.user_rows == "update" and owners is not None and owners.count < len(owners):
-            raise DataError(
-                "owner names some users twice, and with user_rows='update' each item of data is a whole "
-                "user: put all records of a user into one item, and number the items"
-            )
+            warn_of_repeats(source, given.data, None if owners is None else owners.users, stacklevel=3)
+        check_public(source, given.method, settings.allow_public_duplicates)
         joined = settings.protected.joined
-        if owners is not None and joined is not None:
-            source = UserSource(source, owners)
-        elif (
-            owners is not None
-            and isinstance(given.sampling, WithoutReplacement)
-            and owners.unit.records == 1  # with more the plan refuses it
-            and owners.count < len(source)
-        ):
-            raise DataError(
-                "sampling=WithoutReplacement(...) needs as many records as its population, and some users "
-                "own several: how many records there are would follow which user is there. Take Poisson, or "
-                "draw users (user_rows='mean')"
-            )
-        check_public(source, method, settings.allow_public_duplicates)
         prepare_batch = BatchPreparation(place, given.augmentation, settings.views, joined is not None)
-
-        if _is_read(source):
+        if not (source.is_scanned or source.is_elsewhere):
             check_items(source, given.data)
         check_same_records(processes, source, owners)
-        tried, agree = _in_trials(model, processes)
         of_loss = joined_over_users(given.loss, joined) if callable(given.loss) else given.loss
-        example, probes = check_loss(model, of_loss, tried(source), place)
+        example, probes = check_loss(model, of_loss, source, place)
         allowed, population = settings.allow_public_duplicates, given.sampling.population
         held = check_held(model, given.loss, source, example, population, allowed)
 
         method_plan = _plan_of(given, resumed, processes)
-        before = [] if resumed is None else resumed.found
-        is_named = owners is not None or source.ids is not None
-        assigned_by = _assigned_by(source, is_named, before) if method_plan.releases.takes_turns else []
-        if resumed is not None and assigned_by:
-            _check_assigned_alike(assigned_by[0], before)
-
+        if method_plan.releases.takes_turns:
+            found.append(_assigned_by(source, owners is not None or source.ids is not None, resumed))
         loss = joined_over_users(averaged_over_views(given.loss, settings.views), joined)
         prepared = prepare_batch(example, public_randomness(settings.seed, "example"))
         trials = AwayFromZero(model, loss, prepared)
         written = check_repeatable(model, loss, prepared, trials.params)
-        make_engine = LossEngine if method.forward_only else GradientEngine
+        make_engine = LossEngine if given.method.forward_only else GradientEngine
         engine = make_engine(model, loss, prepared, check=False, trust=settings.trust)
         engine.settle(prepared)
         engine.compiles = settings.compile
         check_number(given.loss, model, example)
 
-        pipeline = Pipeline(trials, tried(source), prepare_batch, settings.seed, agree)
+        pipeline = Pipeline(trials, source, prepare_batch, settings.seed)
         micro_batches = choose_micro_batches(
             engine,
             pipeline,
             example,
             prepared,
             probes,
-            settings.micro_batch_size,
+            settings,
             given.sampling,
             processes,
             resumed is not None,
         )
         if is_seen_in_part := HeldState(model, loss).has_unseen:
             engine.never_replay(UNSEEN)
-        if source.is_elsewhere:
-            engine.never_replay("other machines hold the records and compute their gradients")
-        else:
-            full = repeat_to(prepared, forward_rows(micro_batches.size))
-            engine.check(full)
-            refuse_followed(model, engine.followed_buffers(full))
-            if settings.trust and not engine.excused and processes.is_first:
-                warnings.warn(
-                    f"trust={settings.trust!r} names modules in which nothing is known to mix records: leave "
-                    "it out",
-                    stacklevel=3,
-                )
-        if settings.compile and engine.runs_model and processes.is_first:
-            warnings.warn(
-                f"compile=True, and some steps run the model itself: {engine.independence.reason}",
-                stacklevel=4,
-            )
+        _check_rows(engine, source, prepared, micro_batches.size)
         written = [*engine.written_buffers, *written]
-        if written and processes.is_first:
-            warn_of_writes(model, written)
+        if processes.is_first:
+            _warn(engine, settings, written)
         check_gradient(engine, trials, prepared)
-        runs_code = _runs_code(source, prepare_batch)
-        was_tried = not runs_code or check_pipeline(pipeline, micro_batches.size)
 
         sharing = sharing_of(model, processes)
         rows = RowSource(
@@ -402,40 +309,103 @@ def prepare(given: TrainingInputs, resumed: ResumedRun | None = None) -> Trainin
             sharing=sharing,
         )
         sharing.note(lambda: rows.of_public_alone([None], public_randomness(settings.seed, "order")))
-        mine = _found(pipeline, rows, micro_batches, was_tried, is_seen_in_part, given.scheduler)
-        tried_word = COMPARED_DATA if runs_code else "proved: no code of the owner runs there"
-        mine += [DATA + ("unchecked: other machines do" if source.is_elsewhere else tried_word)]
-        mine += [THROWN_AWAY + ", ".join(written)] if written else []
-        mine += [*start, *assigned_by, *([HELD + ", ".join(held)] if held else [])]
-        found = Assumption.of_all(itertools.chain(before, *processes.all_of(mine)))
+        holds = {
+            Assumption.SCANNED: source.is_scanned,
+            Assumption.TRUSTED: not source.is_scanned,
+            Assumption.ELSEWHERE: source.is_elsewhere,
+            Assumption.ROUNDING: True,
+            Assumption.PLANNED_ON_RECORDS: not micro_batches.is_planned,
+            Assumption.OWN_NUMBERS: micro_batches.random_use == "own",
+            Assumption.SHARED_NUMBERS: rows.dealt,
+            Assumption.RANDOM_PIPELINE: not check_pipeline(pipeline, micro_batches.size),
+            Assumption.KEEPS_NOTHING: is_seen_in_part,
+            Assumption.SHAPES_ALIKE: not (source.is_scanned or pipeline.shapes_follow),
+            Assumption.SHAPES_FOLLOW: not source.is_scanned and pipeline.shapes_follow,
+            Assumption.PADDED_WITH_COPIES: not micro_batches.takes_zeros,
+            Assumption.SCHEDULED: given.scheduler is not None,
+            Assumption.COMPILED: engine.compile_seconds > 0,
+            Assumption.FOUND: True,
+        }
+        of_data = COMPARED_DATA if pipeline.runs_code else "proved: no code of the owner runs there"
+        found += [one for one, is_so in holds.items() if is_so]
+        found += [DATA + ("unchecked: other machines do" if source.is_elsewhere else of_data)]
+        named = {THROWN_AWAY: written, HELD: held}
+        found += [start + ", ".join(names) for start, names in named.items() if names]
+        before = [] if resumed is None else resumed.found
+        found = Assumption.of_all(itertools.chain(before, *processes.all_of(found)))
         # Of sharded parameters every process has another part.
         copies = {name: local_part(p) for name, p in parameters.items() if is_a_copy(p)}
         processes.same("the model's parameters", digest(copies))
         processes.same("the privacy plan", method_plan.releases.fingerprint())
+    settings = replace(settings, micro_batch_size=micro_batches.size)
     return TrainingSetup(
-        model=model,
-        optimizer=given.optimizer,
-        scheduler=given.scheduler,
-        sampling=given.sampling,
-        method=method,
-        budget=given.budget,
-        settings=replace(settings, micro_batch_size=micro_batches.size),
+        **vars(given) | {"settings": settings, "device": place},
         parameters=parameters,
-        device=place,
         processes=processes,
         method_plan=method_plan,
         rows=rows,
-        record_bytes=micro_batches.record_bytes,
+        pipeline=pipeline,
         found=found,
         held=held,
         written=written,
-        average=MovingAverage(parameters, settings.ema_decay) if settings.ema_decay is not None else None,
+        average=None if settings.ema_decay is None else MovingAverage(parameters, settings.ema_decay),
         modes=[(module, module.training) for module in model.modules()],
-        functions=(given.augmentation, given.collate),
-        data=given.data,
-        is_sharded=sharing.is_sharded,
-        step=step_of(given.loss),
     )
+
+
+def _records_of(given: TrainingInputs) -> tuple[RecordSource, Owners | None]:
+    """The records that are drawn, or the users; and whose they are."""
+    settings = given.settings
+    owners = None if given.owner is None else Owners(given.owner, settings.protected)
+    source = RecordSource(given.data, given.collate, given.workers)
+    if given.ids is not None:
+        source.ids = keys_of_ids(given.ids, len(source))
+    if owners is None:
+        return source, None
+    if len(owners) != len(source):
+        raise DataError(
+            "owner has another length than data: it names the user of each record, in the order of data"
+        )
+    if settings.user_rows == "update" and owners.count < len(owners):
+        raise DataError(
+            "owner names some users twice, and with user_rows='update' each item of data is a whole "
+            "user: put all records of a user into one item, and number the items"
+        )
+    if settings.protected.joined is not None:
+        return UserSource(source, owners), owners
+    is_drawn_whole = isinstance(given.sampling, WithoutReplacement)
+    if is_drawn_whole and owners.unit.records == 1 and owners.count < len(source):  # of more see the plan
+        raise DataError(
+            "sampling=WithoutReplacement(...) needs as many records as its population, and some users "
+            "own several: how many records there are would follow which user is there. Take Poisson, or "
+            "draw users (user_rows='mean')"
+        )
+    return source, owners
+
+
+def _check_rows(engine: GradientEngine, source: RecordSource, prepared: Any, size: int) -> None:
+    """See that micro-batches of this size keep records apart, and that no buffer follows them."""
+    if source.is_elsewhere:  # no trial asks for private rows there
+        engine.never_replay("other machines hold the records and compute their gradients")
+        return
+    full = repeat_to(prepared, forward_rows(size))
+    engine.check(full)
+    refuse_followed(engine.model, engine.followed_buffers(full))
+
+
+def _warn(engine: GradientEngine, settings: Any, written: Sequence[str]) -> None:
+    """Warn of settings that do nothing, and of what is thrown away."""
+    if settings.trust and not engine.excused:
+        warnings.warn(
+            f"trust={settings.trust!r} names modules in which nothing is known to mix records: leave it out",
+            stacklevel=4,
+        )
+    if settings.compile and engine.runs_model:
+        warnings.warn(
+            f"compile=True, and some steps run the model itself: {engine.independence.reason}", stacklevel=4
+        )
+    if written:
+        warn_of_writes(engine.model, written)
 
 
 def _check_elsewhere(given: TrainingInputs, processes: Processes) -> None:
@@ -465,9 +435,7 @@ def _check_elsewhere(given: TrainingInputs, processes: Processes) -> None:
         )
 
 
-def _check_left(
-    budget: Budget, others: tuple[DpEvent, ...], settings: TrainingSettings, sampling: Sampling
-) -> None:
+def _check_left(given: TrainingInputs, others: tuple[DpEvent, ...]) -> None:
     """Say what a journal's other runs leave of the budget, and refuse a run that gets hardly any of it.
 
     Each run plans for all that is left, so that the second one with the same budget would get next to
@@ -476,29 +444,23 @@ def _check_left(
     Raises:
         BudgetError: less than a tenth is left.
     """
-    spent = epsilon(compose_events(others), budget.delta, settings.relation, cross_check=False).value
-    cost = f"epsilon {rounded_up(spent)} of {budget.epsilon:g} at {budget.delta:g}"
-    left = f"the other runs in the journal cost {cost}"
+    budget = given.budget
+    if budget is None or not others or getattr(given.method, "noise_multiplier", None) is not None:
+        return
+    spent = epsilon(compose_events(others), budget.delta, given.settings.relation, cross_check=False).value
+    left = (
+        f"the other runs in the journal cost epsilon {rounded_up(spent)} of {budget.epsilon:g} at "
+        f"{budget.delta:g}, their whole plans included"
+    )
     if spent > 0.9 * budget.epsilon:
         raise BudgetError(
-            f"{left}, their whole plans included, so that less than a tenth is left and noise would drown "
-            "this run. A budget is that of all runs of the journal together. For runs of equal noise, weekly "
-            "ones say, compute it once for the steps of all of them (equipoise calibrate --steps ALL "
-            f"--epsilon TOTAL --delta {budget.delta:g} {_calibrated(sampling, settings)}) and give each run "
+            f"{left}, so that less than a tenth is left and noise would drown this run. A budget is that of "
+            "all runs of the journal together. For runs of equal noise, weekly ones say, compute it once for "
+            "the steps of all of them (equipoise calibrate --steps ALL --epsilon TOTAL) and give each run "
             "the noise_multiplier, from the first one on. Or let the budget rise from run to run: state that "
             "of the runs so far and this one"
         )
-    say(f"{left}, their whole plans included; this run may use the rest")
-
-
-def _calibrated(sampling: Sampling, settings: TrainingSettings) -> str:
-    """The options by which `equipoise calibrate` counts the same draws."""
-    word = next((word for word, kind in SAMPLING_WORDS.items() if kind is type(sampling)), "poisson")
-    relation, group = settings.relation.replace("_", "-"), settings.protected.group
-    return (
-        f"--population {sampling.population} --batch-size {sampling.expected_size:.10g} --sampling {word} "
-        f"--relation {relation} --records-per-user {group}"
-    )
+    say(f"{left}; this run may use the rest")
 
 
 def _plan_of(given: TrainingInputs, resumed: ResumedRun | None, processes: Processes) -> Plan:
@@ -510,7 +472,6 @@ def _plan_of(given: TrainingInputs, resumed: ResumedRun | None, processes: Proce
         BudgetError, ValueError: no plan is within the budget, or no state gives the plan of a run that
             goes on.
     """
-
     settings = given.settings
 
     def plan_next_to(others: tuple[DpEvent, ...]) -> Plan:
@@ -535,17 +496,14 @@ def _plan_of(given: TrainingInputs, resumed: ResumedRun | None, processes: Proce
     if resumed is None:
         others = processes.first(lambda: other_runs(settings.ledger_file, settings.relation, settings.unit))
         plan = plan_next_to(others)
-        if given.budget is not None and others and getattr(given.method, "noise_multiplier", None) is None:
-            _check_left(given.budget, others, settings, given.sampling)
+        _check_left(given, others)
         return plan
     states = processes.first(resumed.other_runs)
     for others in states:
-        try:
+        with suppress(BudgetError, ValueError):  # another state may leave the budget that this one does not
             plan = plan_next_to(others)
-        except (BudgetError, ValueError):
-            continue  # another state may leave the budget that this one does not
-        if plan.releases.fingerprint() == resumed.plan:
-            return plan
+            if plan.releases.fingerprint() == resumed.plan:
+                return plan
     if given.method.said() != resumed.method:
         raise ValueError(
             f"method is {given.method.said()}, the folder's is {resumed.method}: give that method, or "
@@ -558,105 +516,30 @@ def _plan_of(given: TrainingInputs, resumed: ResumedRun | None, processes: Proce
     )
 
 
-_ASSIGNED = {
-    Assumption.BY_NAME: "the names in owner or ids",
-    Assumption.BY_CONTENT: "what they hold",
-    Assumption.BY_NUMBER: "the numbers of the items of data",
-    Assumption.BY_NUMBER_UNCOMPARED: "the numbers of the items of data",
-}
-"""By what records are assigned to draws, in words."""
-
-
-def _assigned_by(source: RecordSource, is_named: bool, before: Sequence[str]) -> list[Assumption]:
+def _assigned_by(source: RecordSource, is_named: bool, resumed: ResumedRun | None) -> Assumption:
     """By what records are assigned to draws.
 
     Args:
         source: the records.
         is_named: the user names records, or users.
-        before: what was found out before the run was interrupted.
-    """
-    if is_named or source.has_rows:
-        return [Assumption.BY_NAME if is_named else Assumption.BY_CONTENT]
-    by_number = [Assumption.BY_NUMBER, Assumption.BY_NUMBER_UNCOMPARED]
-    if not (known := [one for one in by_number if one in before]):
-        known = [by_number[not are_fixed(source, source.spread(COMPARED).tolist())]]
-    return known
-
-
-def _check_assigned_alike(now: Assumption, before: Sequence[str]) -> None:
-    """Refuse to go on where records are assigned to draws by something else than when the run began.
+        resumed: of a run that goes on.
 
     Raises:
-        ValueError: a record could be in two draws of an epoch.
+        ValueError: by something else than when the run began: a record could be in two draws of an epoch.
     """
-    began = [words for one, words in _ASSIGNED.items() if one in before]
-    if began != [_ASSIGNED[now]]:
-        by = began[0] if began else "their places, by an older version"
-        raise ValueError(
-            f"records were assigned to draws by {by} when the run began, and would be by {_ASSIGNED[now]} "
-            "now, so that a record could be in two draws of an epoch. Give ids, owner and data in the form "
-            "that they had, or begin a new run with the same ledger_file. Nothing was spent."
-        )
-
-
-def _is_read(source: RecordSource) -> bool:
-    """Whether the user's code makes the records."""
-    return not (source.is_scanned or source.is_elsewhere)
-
-
-def _runs_code(source: RecordSource, prepare_batch: BatchPreparation) -> bool:
-    return _is_read(source) or prepare_batch.augmentation is not None
-
-
-def _is_held_in_parts(model: nn.Module, processes: Processes) -> bool:
-    return model in SHARDED and processes.count > 1
-
-
-def _in_trials(
-    model: nn.Module, processes: Processes
-) -> tuple[Callable[[RecordSource], Any], Callable[[bool], bool]]:
-    """The records as trials read them, and what they take for true.
-
-    In a model that is held in parts, whatever is tried must come out alike in all processes.
-    """
-    if _is_held_in_parts(model, processes):
-        return partial(RecordsOfFirst, processes=processes), processes.agreed
-    return lambda source: source, bool
-
-
-def _found(
-    pipeline: Pipeline,
-    rows: RowSource,
-    micro_batches: MicroBatches,
-    pipeline_tried: bool,
-    is_seen_in_part: bool,
-    scheduler: Any,
-) -> list[str]:
-    """What this process found out.
-
-    Args:
-        pipeline: which saw the shapes of some records.
-        rows: made of the records.
-        micro_batches: what was measured for their size.
-        pipeline_tried: whether reading, collating and augmenting could be tried in all ways.
-        is_seen_in_part: whether model or loss hold something that is not put back after a forward.
-        scheduler: the user's, or None.
-    """
-    is_scanned = rows.source.is_scanned
-    holds = {
-        Assumption.SCANNED: is_scanned,
-        Assumption.TRUSTED: not is_scanned,
-        Assumption.ELSEWHERE: rows.source.is_elsewhere,
-        Assumption.ROUNDING: True,
-        Assumption.PLANNED_ON_RECORDS: not micro_batches.is_planned,
-        Assumption.OWN_NUMBERS: micro_batches.random_use == "own",
-        Assumption.SHARED_NUMBERS: rows.dealt,
-        Assumption.RANDOM_PIPELINE: not pipeline_tried,
-        Assumption.KEEPS_NOTHING: is_seen_in_part,
-        Assumption.of_shapes(pipeline.shapes_follow): not is_scanned,
-        Assumption.PADDED_WITH_COPIES: not micro_batches.takes_zeros,
-        Assumption.SCHEDULED: scheduler is not None,
-        Assumption.COMPILED: rows.engine.compile_seconds > 0,
-        Assumption.FOUND: True,
-    }
-    return [one for one, is_so in holds.items() if is_so]
+    by_number = (Assumption.BY_NUMBER, Assumption.BY_NUMBER_UNCOMPARED)
+    now = (Assumption.BY_NAME,) if is_named else (Assumption.BY_CONTENT,) if source.has_rows else by_number
+    if resumed is None:
+        if now is not by_number:
+            return now[0]
+        return by_number[not are_fixed(source, source.spread(COMPARED).tolist())]
+    ways = (Assumption.BY_NAME, Assumption.BY_CONTENT, *by_number)
+    began = next((one for one in ways if one in resumed.found), None)
+    if began in now:
+        return began
+    before, anew = (re.split("[,:]", str(one))[0] for one in (began, now[0]))
+    raise ValueError(
+        f"{before} since the run began, and {anew} now, so that a record could be in two draws of an epoch. "
+        "Give ids, owner and data in the form that they had, or begin a new run with the same ledger_file. "
+        "Nothing was spent."
+    )

@@ -11,24 +11,17 @@ from collections.abc import Sequence
 
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
-from torch.nn.utils.parametrizations import _SpectralNorm
-from torch.nn.utils.spectral_norm import SpectralNorm
 
 from equipoise.gradients.checks.errors import BufferWritesError
 
 __all__ = ["refuse_followed", "warn_of_writes"]
 
-SPECTRAL = (
-    "Spectral norm: its power iteration stands still in forwards, and the norm does not stay at 1. Let it go "
-    "on between the steps: torch.nn.utils.parametrizations.spectral_norm(layer) and "
-    "optimizer.register_step_post_hook(lambda *_: layer.weight)."
-)
 STATISTICS = "Running statistics: give the layer track_running_stats=False, or call .eval() on it."
 BUFFER = (
     "A codebook or an average: make it a parameter that the loss trains, or change it by public numbers in a "
-    "hook of the optimizer's step (optimizer.register_step_post_hook)."
+    "hook of the optimizer's step (optimizer.register_step_post_hook). If its module writes in training mode "
+    "alone, {module}.eval() keeps it as it is."
 )
-FROZEN = "If its module writes in training mode alone, {}.eval() keeps it as it is."
 ATTRIBUTE = "A count of steps: optimizer.register_step_post_hook. A log: run(evaluate=...) on public records."
 MOST = 8  # names in the warning; describe() lists all
 
@@ -40,8 +33,7 @@ def refuse_followed(model: nn.Module, names: Sequence[str]) -> None:
         BufferWritesError: naming them, with the remedies that fit.
     """
     if names:
-        remedies = " ".join(dict.fromkeys(_remedy(model, name, is_read=True) for name in names))
-        raise BufferWritesError(names, "by what comes of records, and it reads them", remedies)
+        raise BufferWritesError(names, "by what comes of records, and it reads them", _remedies(model, names))
 
 
 def warn_of_writes(model: nn.Module, names: Sequence[str]) -> None:
@@ -51,24 +43,22 @@ def warn_of_writes(model: nn.Module, names: Sequence[str]) -> None:
         model: whose buffers some of them are.
         names: paths of buffers, names of attributes and variables.
     """
-    remedies = " ".join(dict.fromkeys(_remedy(model, name) for name in names))
     more = f" and {len(names) - MOST} more" if len(names) > MOST else ""
     warnings.warn(
         f"what a forward writes to {', '.join(names[:MOST])}{more} is thrown away, since it would hold "
-        f"private numbers without noise: each stays as it was at the start. {remedies}",
+        f"private numbers without noise: each stays as it was at the start. {_remedies(model, names)}",
         stacklevel=2,
     )
 
 
-def _remedy(model: nn.Module, name: str, is_read: bool = False) -> str:
-    path, _, key = name.rpartition(".")
-    module = dict(model.named_modules()).get(path)
-    if module is None or key not in module._buffers:
-        return ATTRIBUTE
-    hooks = module._forward_pre_hooks.values()
-    if isinstance(module, _SpectralNorm) or any(isinstance(hook, SpectralNorm) for hook in hooks):
-        return SPECTRAL
-    if isinstance(module, _NormBase):
-        return STATISTICS
-    named = f"model.get_submodule({path!r})" if path else "model"
-    return f"{BUFFER} {FROZEN.format(named)}" if is_read else BUFFER
+def _remedies(model: nn.Module, names: Sequence[str]) -> str:
+    modules, found = dict(model.named_modules()), []
+    for path, _, key in (name.rpartition(".") for name in names):
+        module = modules.get(path)
+        if module is None or key not in module._buffers:
+            found.append(ATTRIBUTE)
+        elif isinstance(module, _NormBase):
+            found.append(STATISTICS)
+        else:
+            found.append(BUFFER.format(module=f"model.get_submodule({path!r})" if path else "model"))
+    return " ".join(dict.fromkeys(found))
