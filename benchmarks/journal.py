@@ -3,7 +3,7 @@
 The journal is the one of a DP-SGD run, with the lines of its steps written without training. Each question
 is asked in a process of its own, whose memory is reported above what the imports take.
 
-    python benchmarks/journal.py --steps 1000000
+    python benchmarks/journal.py --steps 100000
 """
 
 from __future__ import annotations
@@ -32,7 +32,6 @@ from equipoise.privacy import (
     capped,
 )
 from equipoise.privacy.ledger.journal import ReleaseEntry
-from equipoise.privacy.ledger.journal_records import JournalRecords
 from equipoise.statements import check_with_journal, statement_of
 
 DELTA = 1e-9
@@ -62,23 +61,10 @@ def write_journal(path: Path, steps: int) -> None:
     journal = ledger.journal
     like = journal.entries()[-1]
     assert isinstance(like, ReleaseEntry)
-    records = JournalRecords.of(journal, ledger.run)
-    with closing(journal):
-        for start in range(1, steps - 1, 1000):
-            entries = [
-                replace(like, draw=replace(like.draw, index=at, ordinal=at, digest=f"{at:064x}"))
-                for at in range(start, min(start + 1000, steps - 1))
-            ]
-            if records.length >= records.due:
-                records.seal(journal)
-                for record in records.runs.values():
-                    record.forget()
-            text = "".join(json.dumps(entry.to_json(), separators=(",", ":")) + "\n" for entry in entries)
-            with path.open("a") as file:
-                file.write(text)
-            for entry in entries:
-                records.take(entry)
-            records.length = journal.length
+    with closing(journal), path.open("a") as file:
+        for at in range(1, steps - 1):
+            entry = replace(like, draw=replace(like.draw, index=at, ordinal=at, digest=f"{at:064x}"))
+            file.write(json.dumps(entry.to_json(), separators=(",", ":")) + "\n")
 
 
 def resident() -> int:
@@ -105,7 +91,7 @@ def ask(path: Path, steps: int, question: str) -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--steps", type=int, default=1_000_000)
+    parser.add_argument("--steps", type=int, default=100_000)
     parser.add_argument("--ask", nargs=2, metavar=("JOURNAL", "QUESTION"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.ask:

@@ -22,7 +22,7 @@ from equipoise.privacy import (
 )
 from equipoise.privacy.errors import JournalError, PlanError
 from equipoise.privacy.ledger.journal import SearchEntry
-from equipoise.privacy.ledger.journal_records import events_of, records_of
+from equipoise.privacy.ledger.journal_records import JournalRecords, events_of
 from equipoise.privacy.ledger.run_record import compose_events
 
 POISSON = PrivateSearch(6.0, math.inf)
@@ -119,7 +119,7 @@ def test_a_shared_journal_counts_the_search_of_another_run():
     plan = PrivacyPlan([Release("g", 1.0, Gaussian(5.0))], FullBatch(100, 4))
     journal = Journal()
     first = Ledger(plan, journal=journal)
-    others = events_of(records_of(journal.entries()), plan.relation)
+    others = events_of(JournalRecords.of(journal).runs, plan.relation)
     without = epsilon(compose_events(others.values()), 1e-5, plan.relation)
     charge = SearchEntry(run=first.run, search=PrivateSearch(10))
     journal.append(charge)

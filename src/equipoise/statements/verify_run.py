@@ -26,14 +26,12 @@ from equipoise.privacy.ledger.journal import (
     ReleaseEntry,
     RunEntry,
     SearchEntry,
-    Snapshot,
     UnprovenEntry,
 )
 from equipoise.privacy.ledger.journal_records import (
     COSTS_TO_OTHERS,
     JournalRecords,
     check_neighbours,
-    folded,
 )
 from equipoise.privacy.ledger.run_record import Hole, OtherRuns, RunRecord
 from equipoise.privacy.plan import Pattern, PrivacyPlan
@@ -57,7 +55,7 @@ __all__ = ["check_published", "check_with_journal", "statement_from_journal"]
 # ---- with the journal
 
 
-def check_with_journal(statement: Mapping[str, Any], journal: Iterable[Entry | Snapshot]) -> list[Finding]:
+def check_with_journal(statement: Mapping[str, Any], journal: Iterable[Entry]) -> list[Finding]:
     """Hold a statement against the journal of its run.
 
     Args:
@@ -69,7 +67,7 @@ def check_with_journal(statement: Mapping[str, Any], journal: Iterable[Entry | S
     """
     try:
         delta = delta_of(statement)
-        read = folded(lambda records: _read(journal, statement.get("run"), records))
+        read = _read(journal, statement.get("run"))
         record = read.record
         # Statements without the key are older than it, and claim the releases made.
         record.stop_fixed_beforehand |= STOP_KEY not in statement
@@ -91,15 +89,13 @@ def check_with_journal(statement: Mapping[str, Any], journal: Iterable[Entry | S
     ]
 
 
-def statement_from_journal(
-    journal: Iterable[Entry | Snapshot], run: str, delta: float, **facts: Any
-) -> Statement:
+def statement_from_journal(journal: Iterable[Entry], run: str, delta: float, **facts: Any) -> Statement:
     """The statement of a run, from the whole journal as it is now; `facts` as in `make_statement`.
 
     Raises:
         JournalError: for a journal that does not hold the run, or whose entries do not fit its plan.
     """
-    read = folded(lambda records: _read(journal, run, records))
+    read = _read(journal, run)
     return make_statement(read.record, delta, read.views[-1], **facts)
 
 
@@ -122,18 +118,15 @@ class _Read:
 _OWN_COSTS = (RunEntry, ReleaseEntry, UnprovenEntry, DisclosureEntry, SearchEntry)
 
 
-def _read(journal: Iterable[Entry | Snapshot], run: object, records: JournalRecords) -> _Read:
-    """Take every line in: each is held against the lines before it.
+def _read(journal: Iterable[Entry], run: object) -> _Read:
+    """Take every entry in: each is held against those before it.
 
     Raises:
         JournalError: the journal does not hold the run, or no ledger wrote it.
-        ForgottenDraw: a line is of a draw that `records` have forgotten.
     """
-    lines, costs, views = 0, dict[str, DpEvent](), list[OtherRuns]()
+    records, lines, costs, views = JournalRecords(), 0, dict[str, DpEvent](), list[OtherRuns]()
     for line in journal:
         records.take(line)
-        if isinstance(line, Snapshot):
-            continue
         if line.run == run:
             lines += 1
             if isinstance(line, _OWN_COSTS):

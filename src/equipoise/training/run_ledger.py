@@ -34,8 +34,7 @@ from equipoise.privacy import (
     digest,
 )
 from equipoise.privacy.digests import KeyedDigest, keyed_digest
-from equipoise.privacy.ledger.journal import Snapshot
-from equipoise.privacy.ledger.journal_records import JournalRecords, costs_over_time, folded
+from equipoise.privacy.ledger.journal_records import JournalRecords, costs_over_time
 from equipoise.privacy.mechanisms.gaussian import Gaussian
 from equipoise.privacy.noise.streams import NOISE, ReleaseStreams, released_type
 from equipoise.privacy.private import exact
@@ -358,13 +357,10 @@ def others_at_start(folder: RunFolder, settings: TrainingSettings) -> list[tuple
                 "touched. Write the path of the journal that the run was given into private/ledger_file"
             )
 
-        def states(records: JournalRecords) -> list[tuple[DpEvent, ...]]:
-            before = takewhile(lambda line: isinstance(line, Snapshot) or line.run != run, journal)
-            found = costs_over_time(before, run, settings.relation, records, settings.unit)
-            return [tuple(costs.values()) for _, costs in found]
-
         # Every state that the other runs had before this one was booked; the plan was fitted to one of them.
-        return folded(states)[::-1]
+        before = takewhile(lambda entry: entry.run != run, journal)
+        found = costs_over_time(before, run, settings.relation, settings.unit)
+        return [tuple(costs.values()) for _, costs in found][::-1]
 
 
 def secrets_of(folder: RunFolder | None, settings: TrainingSettings, existing: bool) -> Secrets:

@@ -5,15 +5,12 @@ the rest of the library sees dataclasses. A field that is missing, of another ty
 `JournalError` that names line and field. Several runs over one data set may share a journal: every entry
 names its run.
 
-Now and then a ledger writes a snapshot: what all lines before add up to. Who opens the journal begins at the
-last one. Who verifies reads everything, and holds each snapshot against the lines before it. The seal of a
-snapshot shows damage and careless edits; it is no signature, which `equipoise.statements` makes.
+Nothing in the file shows a careful edit: `equipoise.statements` signs. Earlier versions wrote lines of the
+type "snapshot" now and then, sums of the lines before; they are passed over.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -80,7 +77,7 @@ def _check(row: Mapping[str, Any], fields: _Fields, line: int) -> None:
         raise _error(line, f"{further!r:.60}", "is not a field of such an entry")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class BookedDraw:
     """The draw that an entry belongs to.
 
@@ -412,53 +409,6 @@ _FIELDS_OF: dict[str, _Fields] = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class Snapshot:
-    """A line that says what the lines before it add up to, so that who opens the journal reads the rest only.
-
-    It belongs to no run. Its seal covers the bytes since the snapshot before, that one included, and its own.
-
-    Attributes:
-        start: bytes of the file before the line.
-        lines: how many lines they are.
-        previous: `start` of the snapshot before; None for the first.
-        runs: `RunRecord.state` of every run.
-        end: bytes of the file with the line.
-    """
-
-    start: int
-    lines: int
-    previous: int | None
-    runs: list[dict[str, Any]]
-    end: int
-
-    @staticmethod
-    def from_json(values: Mapping[str, Any], line: int, end: int) -> Snapshot:
-        """The snapshot of a line that ends at `end`.
-
-        Raises:
-            JournalError: naming the line and the field that is not as this library writes it.
-        """
-        _check(values, _SNAPSHOT, line)
-        return Snapshot(**{name: values[name] for name in ("start", "lines", "previous", "runs")}, end=end)
-
-
-def _are_objects(value: Any) -> bool:
-    return isinstance(value, list) and {dict}.issuperset(map(type, value))
-
-
-_SNAPSHOT: _Fields = {
-    "type": _TEXT,
-    "start": _COUNT,
-    "lines": _COUNT,
-    "previous": ("a count from 0 or null", lambda value: value is None or _is_count(value)),
-    "runs": ("a list of objects", _are_objects),
-    "seal": _TEXT,
-}
-_SNAPSHOT_BEGINS = b'{"type":"snapshot"'
-_SEAL_BYTES = len(b',"seal":"' + b"0" * 64 + b'"}')
-
-
 class Journal(WriteAheadLog):
     """The entries of one or several runs; arguments as for `WriteAheadLog`.
 
@@ -475,64 +425,21 @@ class Journal(WriteAheadLog):
         Raises:
             JournalError: for a damaged line that is not the last, or one that this library does not write.
         """
-        return [line for line in self if isinstance(line, Entry)]
+        return list(self)
 
-    def __iter__(self) -> Iterator[Entry | Snapshot]:
-        """The lines one by one, so that a long journal need not fit in memory.
+    def __iter__(self) -> Iterator[Entry]:
+        """The entries one by one, so that a long journal need not fit in memory.
 
         Raises:
-            JournalError: as `entries`, or for lines that do not fit the seal of a snapshot after them.
+            JournalError: as `entries`.
         """
-        return self.lines()
+        return (entry for _, entry in self.since())
 
-    def lines(self, after: Snapshot | None = None) -> Iterator[Entry | Snapshot]:
-        """As iteration; with `after`, the lines behind that snapshot."""
-        start, previous, number, seal = 0, None, 0, hashlib.sha256()
-        if after is not None:
-            start, previous, number = after.end, after.start, after.lines + 1
-            seal.update(b"".join(self.chunks(previous, start)))
-        for end, line, row in self.rows(start):
-            number += 1
+    def since(self, start: int = 0, lines: int = 0) -> Iterator[tuple[int, Entry]]:
+        """The entries behind a `length` of so many lines, each with the length that holds it too."""
+        for number, (end, row) in enumerate(self.rows(start), lines + 1):
             if row.get("type") != "snapshot":
-                yield Entry.from_json(row, number)
-            elif line:  # a copy in memory has no bytes that a seal covers
-                snapshot = Snapshot.from_json(row, number, end)
-                seal.update(line[:-_SEAL_BYTES])
-                place = (snapshot.start, snapshot.lines, snapshot.previous)
-                if row["seal"] != seal.hexdigest() or place != (start, number - 1, previous):
-                    raise _error(number, "seal", "does not fit the lines before it")
-                seal, previous, line = hashlib.sha256(), start, line
-                yield snapshot
-            seal.update(line + b"\n")
-            start = end
-
-    @staticmethod
-    def parsed(row: Mapping[str, Any], number: int, end: int) -> Entry | Snapshot:
-        """The content of one of the log's `rows`; the seal of a snapshot is not looked at.
-
-        Raises:
-            JournalError: this library does not write such a line.
-        """
-        is_entry = row.get("type") != "snapshot"
-        return Entry.from_json(row, number) if is_entry else Snapshot.from_json(row, number, end)
-
-    def snapshot(self, start: int | None = None) -> Snapshot | None:
-        """The snapshot that begins at a length, or the last one; None without one.
-
-        Raises:
-            JournalError: it does not fit the lines since the one before.
-        """
-        if start is None:
-            start = self.last_line(_SNAPSHOT_BEGINS)
-            if start is None:
-                return None
-        end, line, row = next(self.rows(start), (start, b"", {}))
-        before: Any = row.get("lines")
-        number = before + 1 if _is_count(before) else 0
-        found = Snapshot.from_json(row, number, end)
-        if row["seal"] != self._seal(found.previous, start, line[:-_SEAL_BYTES]) or found.start != start:
-            raise _error(number, "seal", "does not fit the lines before it")
-        return found
+                yield end, Entry.from_json(row, number)
 
     def append(self, entry: Entry) -> int:
         """Write an entry and flush it; the answer is the `length` with it.
@@ -544,26 +451,6 @@ class Journal(WriteAheadLog):
         # A line that cannot be read again would lock the whole journal, other runs' charges included.
         Entry.from_json(values, line=0)
         return self.write(values)
-
-    def seal(self, lines: int, previous: int | None, runs: list[dict[str, Any]]) -> Snapshot:
-        """Write a snapshot; to be called under the lock, with what all the lines add up to.
-
-        Raises:
-            JournalError: if it cannot be written whole.
-        """
-        start = self.length
-        row = {"type": "snapshot", "start": start, "lines": lines, "previous": previous, "runs": runs}
-        # A seal has always this many characters, so that what it covers ends before it.
-        body = json.dumps(row, separators=(",", ":")).encode()[:-1]
-        end = self.write(row | {"seal": self._seal(previous, start, body)})
-        return Snapshot(start=start, lines=lines, previous=previous, runs=runs, end=end)
-
-    def _seal(self, previous: int | None, start: int, body: bytes) -> str:
-        found = hashlib.sha256()
-        for chunk in self.chunks(previous or 0, start):
-            found.update(chunk)
-        found.update(body)
-        return found.hexdigest()
 
 
 def read_journal(path: PathLike) -> list[Entry]:

@@ -1,18 +1,10 @@
-"""The records of all runs in a journal: read from its last snapshot on, followed while it grows, or checked.
-
-`JournalRecords.of` begins at the last snapshot that tells enough, and so costs the same however long the
-journal is. `folded` reads every line, holds each snapshot against the lines before it, and forgets draws on
-the way, so that its memory does not grow with the runs. Nothing here believes more than the lines say: a
-snapshot that does not fit is a `JournalError`.
-"""
+"""The records of all runs in a journal, and what the runs cost each other."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
-from typing import Any, TypeVar
 
 import dp_accounting
 
@@ -25,153 +17,47 @@ from equipoise.privacy.ledger.journal import (
     Journal,
     RunEntry,
     SearchEntry,
-    Snapshot,
     UnprovenEntry,
 )
-from equipoise.privacy.ledger.run_record import ForgottenDraw, OtherRuns, RunRecord
-
-_Folded = TypeVar("_Folded")
-
-SNAPSHOT_BYTES = 4 << 20
-"""A ledger writes a snapshot after this many bytes: what the next reader has to read."""
-
-SNAPSHOT_SHARE = 8
-"""It waits until that many times a snapshot's own bytes are there, which are many where runs are."""
-
-FORGET_EVERY = 10_000
-"""Who folds a whole journal forgets draws after this many lines."""
+from equipoise.privacy.ledger.run_record import OtherRuns, RunRecord
 
 
 class JournalRecords:
-    """The records of a journal's runs, as far as its lines were taken in.
-
-    Args:
-        snapshot: to begin at; None begins at the first line.
-        forgetful: whether draws are forgotten on the way.
+    """The records of a journal's runs, as far as its entries were taken in.
 
     Attributes:
         runs: the records by name.
-        lines: how many lines were taken in.
+        lines: how many entries were taken in.
         length: the journal's length with them.
-        snapshot: the last one among them.
-        due: the length from which on the next one is due.
-
-    Raises:
-        JournalError: the snapshot is not what ledgers write.
     """
 
-    def __init__(self, snapshot: Snapshot | None = None, *, forgetful: bool = False) -> None:
+    def __init__(self) -> None:
         self.runs: dict[str, RunRecord] = {}
         self.lines = self.length = 0
-        self.snapshot: Snapshot | None = None
-        self.due: float = SNAPSHOT_BYTES
-        self._forgetful = forgetful
-        if snapshot is not None:
-            self._pass(snapshot)
-            self.lines, self.length = snapshot.lines + 1, snapshot.end
-            self.runs = {record.run: record for record in map(self._read, snapshot.runs)}
 
     @classmethod
-    def of(cls, journal: Journal, run: str | None = None, position: int = 0) -> JournalRecords:
+    def of(cls, journal: Journal) -> JournalRecords:
         """The records of a journal as it is now; to be called under its lock.
 
-        Args:
-            journal: is read from the last snapshot that tells enough.
-            run: whose draws are to be known.
-            position: the index of the draw from which on they are.
+        Raises:
+            JournalError: its lines are not what ledgers write.
+        """
+        records = cls()
+        for length, entry in journal.since():
+            records.take(entry, length)
+        return records
+
+    def take(self, entry: Entry, length: int = 0) -> None:
+        """Take the next entry in, with which the journal has this length.
 
         Raises:
-            JournalError: the lines that were read are not what ledgers write.
+            JournalError: no ledger writes it after the entries before.
         """
-        snapshot = journal.snapshot()
-        while snapshot is not None:
-            records = cls(snapshot)
-            own = records.runs.get(run or "")
-            if own is None or own.knows_from(position):
-                try:
-                    return records._follow(journal)
-                except ForgottenDraw:
-                    pass
-            snapshot = None if snapshot.previous is None else journal.snapshot(snapshot.previous)
-        return cls()._follow(journal)
-
-    def _follow(self, journal: Journal) -> JournalRecords:
-        for line in journal.lines(self.snapshot):
-            self.take(line)
-        self.length = journal.length
-        return self
-
-    def take(self, line: Entry | Snapshot) -> None:
-        """Take the next line in.
-
-        Raises:
-            JournalError: no ledger writes it after the lines before.
-            ForgottenDraw: it is of a draw that was forgotten.
-        """
-        self.lines += 1
-        if isinstance(line, Snapshot):
-            if line.runs != [record.state() for record in self.runs.values()]:
-                raise self._misfit()
-            self._pass(line)
-        elif line.run in self.runs:
-            self.runs[line.run].add(line)
+        self.lines, self.length = self.lines + 1, length
+        if entry.run in self.runs:
+            self.runs[entry.run].add(entry)
         else:
-            self.runs[line.run] = RunRecord.begun(line)
-        if self._forgetful and self.lines % FORGET_EVERY == 0:
-            for record in self.runs.values():
-                record.forget()
-
-    def seal(self, journal: Journal) -> None:
-        """Write a snapshot, under the journal's lock; one that is kept in memory needs none."""
-        if journal.path is None:
-            self.due = math.inf
-            return
-        states = [record.state() for record in self.runs.values()]
-        last = None if self.snapshot is None else self.snapshot.start
-        snapshot = journal.seal(self.lines, last, states)
-        self.lines, self.length = self.lines + 1, snapshot.end
-        self._pass(snapshot)
-
-    def _pass(self, snapshot: Snapshot) -> None:
-        size = snapshot.end - snapshot.start
-        self.snapshot = snapshot
-        self.due = snapshot.end + max(SNAPSHOT_BYTES, SNAPSHOT_SHARE * size)
-
-    def _read(self, state: Mapping[str, Any]) -> RunRecord:
-        try:
-            return RunRecord.from_state(state)
-        except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
-            raise self._misfit() from error
-
-    def _misfit(self) -> JournalError:
-        return JournalError(
-            f"the snapshot in line {self.lines} of the journal does not say what the lines before it add up "
-            "to: the file was edited. Nothing more can be released under it; restore it from a copy"
-        )
-
-
-def folded(fold: Callable[[JournalRecords], _Folded]) -> _Folded:
-    """What `fold` makes of records that it gives every line to; they forget draws if they can.
-
-    Args:
-        fold: is called again, with records that keep everything, where a line is of a forgotten draw.
-    """
-    try:
-        return fold(JournalRecords(forgetful=True))
-    except ForgottenDraw:
-        return fold(JournalRecords())
-
-
-def records_of(lines: Iterable[Entry | Snapshot]) -> dict[str, RunRecord]:
-    """The record of every run among the lines, by name.
-
-    Raises:
-        JournalError: the lines are not what ledgers write.
-    """
-    records = JournalRecords()
-    for line in lines:
-        records.take(line)
-    return records.runs
+            self.runs[entry.run] = RunRecord.begun(entry)
 
 
 def events_of(
@@ -236,37 +122,30 @@ COSTS_TO_OTHERS = (RunEntry, CloseEntry, SearchEntry, UnprovenEntry, DisclosureE
 
 
 def costs_over_time(
-    lines: Iterable[Entry | Snapshot],
-    run: str,
-    relation: str,
-    records: JournalRecords | None = None,
-    unit: str = "record",
+    entries: Iterable[Entry], run: str, relation: str, unit: str = "record"
 ) -> Iterator[tuple[int, OtherRuns]]:
     """What the other runs cost a run over the same data: at first nothing, then whenever that changes.
 
     Args:
-        lines: of the journal.
-        run: its own lines and the snapshots are passed over.
-        relation: of the run.
-        records: take the lines in; none of them may be known yet.
-        unit: of the run.
+        entries: of the journal.
+        run: its own entries are passed over.
+        relation, unit: of the run.
 
     Yields:
-        How many lines the journal had, and the costs from there on.
+        How many entries the journal had, and the costs from there on.
 
     Raises:
         JournalError: the lines are not what ledgers write, or a run was accounted under another relation or
             for another unit.
     """
-    records = JournalRecords() if records is None else records
-    costs: OtherRuns = {}
+    records, costs = JournalRecords(), dict[str, dp_accounting.DpEvent]()
     yield 0, costs
-    for number, line in enumerate(lines, start=1):
-        if isinstance(line, Snapshot) or line.run == run:
+    for number, entry in enumerate(entries, start=1):
+        if entry.run == run:
             continue
-        records.take(line)
-        if isinstance(line, COSTS_TO_OTHERS):
-            changed = {**costs, **events_of({line.run: records.runs[line.run]}, relation, unit)}
+        records.take(entry)
+        if isinstance(entry, COSTS_TO_OTHERS):
+            changed = {**costs, **events_of({entry.run: records.runs[entry.run]}, relation, unit)}
             if changed != costs:
                 costs = changed
                 yield number, costs

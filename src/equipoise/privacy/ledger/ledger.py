@@ -57,13 +57,7 @@ from equipoise.privacy.ledger.journal import (
     VoidEntry,
 )
 from equipoise.privacy.ledger.journal_records import JournalRecords, events_of
-from equipoise.privacy.ledger.run_record import (
-    BOUND_ROUNDING,
-    ForgottenDraw,
-    RunRecord,
-    check_budget,
-    spent,
-)
+from equipoise.privacy.ledger.run_record import BOUND_ROUNDING, RunRecord, check_budget, spent
 from equipoise.privacy.mechanisms.base import (
     Mechanism,
     NoiseHistory,
@@ -238,9 +232,6 @@ def _read_history(history: Mapping[str, Any]) -> NoiseHistory[NoiseOverSteps]:
     )
 
 
-#: A draw may get an entry until this many more were opened; then the ledger lets go of it.
-KEPT_DRAWS = 1000
-
 #: How streams follow from questions. Another version must not repeat what this one released: it charges anew.
 _STREAMS = "noise of the question, of 64 bits of radius"
 
@@ -355,10 +346,10 @@ class Ledger:
         # One lock from reading to booking: two runs that begin at once must see each other, or both would
         # spend what is left of the budget.
         with self.journal.locked():
-            records = JournalRecords.of(self.journal, self.run, position)
+            records = JournalRecords.of(self.journal)
             others = self._events(records)
             mine = records.runs.get(self.run)
-            if position > 0 and (mine is None or not mine.holds(position - 1)):
+            if position > 0 and (mine is None or position - 1 not in mine.draws):
                 raise JournalError(
                     f"the checkpoint has seen {position} draws of this run, and the journal does not hold "
                     "the last of them: it was cut or replaced, and charges are lost. Restore the journal "
@@ -392,8 +383,7 @@ class Ledger:
             private=self.secrets.is_private,
             owners=self.owners,
         )
-        records.length = self.journal.append(began)
-        records.take(began)
+        records.take(began, self.journal.append(began))
         return records.runs[self.run]
 
     @property
@@ -800,26 +790,8 @@ class Ledger:
         """Write an entry of this run, and take it in."""
         with self.journal.locked():
             self._catch_up()
-            records, draw = self._state.records, getattr(entry, "draw", None)
-            # Before a draw that is later than all others: so the lines after a snapshot are seldom of a draw
-            # before it.
-            if draw is not None and records.length >= records.due and draw.index >= self.record.next_index:
-                records.seal(self.journal)
-                self._forget()
-            records.length = self.journal.append(entry)
-        records.lines += 1
-        records.runs[self.run].add(entry)
-
-    def _forget(self) -> None:
-        """Let go of draws that are long past: the journal holds them."""
-        state = self._state
-        for draw in list(state.unreleased)[:-KEPT_DRAWS]:
-            del state.unreleased[draw]
-        for run, record in state.records.runs.items():
-            own = run == self.run
-            record.forget(
-                min(draw.index for draw in state.unreleased) if own else record.next_index - KEPT_DRAWS
-            )
+            length = self.journal.append(entry)
+        self._state.records.take(entry, length)
 
     def _catch_up(self) -> None:
         """Take in what others have booked, and refuse to go on where that is of this run.
@@ -828,21 +800,16 @@ class Ledger:
             LedgerError: an entry of this run, which somebody else goes on with.
             JournalError: the journal was cut, or closed.
         """
-        state = self._state
-        try:
-            for end, _, row in self.journal.rows(state.records.length):
-                # A run that has ended may be charged for a search.
-                if row.get("run") == self.run and not self.record.closed:
-                    raise LedgerError(
-                        "another process, or another object of this one, goes on with this run: it has "
-                        "booked entries since this ledger was opened. Nothing was released here. Stop one of "
-                        "the two, and resume the run, which then counts what both have released"
-                    )
-                state.records.take(self.journal.parsed(row, state.records.lines + 1, end))
-                state.records.length = end
-        except ForgottenDraw:  # of another run, which was resumed at an old checkpoint
-            position = min((draw.index for draw in state.unreleased), default=state.position)
-            state.records = JournalRecords.of(self.journal, self.run, position)
+        records = self._state.records
+        for length, entry in self.journal.since(records.length, records.lines):
+            # A run that has ended may be charged for a search.
+            if entry.run == self.run and not self.record.closed:
+                raise LedgerError(
+                    "another process, or another object of this one, goes on with this run: it has "
+                    "booked entries since this ledger was opened. Nothing was released here. Stop one of "
+                    "the two, and resume the run, which then counts what both have released"
+                )
+            records.take(entry, length)
 
     def _check_open(self) -> None:
         if self.record.closed:
@@ -860,10 +827,7 @@ class Ledger:
         if not isinstance(draw, Draw):
             raise TypeError(f"draw must be a Draw from ledger.open(), got {type(draw).__name__}")
         if draw not in self._state.unreleased:
-            raise LedgerError(
-                f"{draw} was not opened by this ledger, or more than {KEPT_DRAWS} draws ago; use "
-                "ledger.open(name, parameters)"
-            )
+            raise LedgerError(f"{draw} was not opened by this ledger; use ledger.open(name, parameters)")
 
     def _check_unreleased(self, draw: Draw) -> None:
         self._check_draw(draw)

@@ -8,10 +8,6 @@ The fold also holds every entry against the plan and against the entries before;
 A draw has one index, and one ordinal among the draws of its name; it is released once. An index without an
 entry is no sign of an edit, since a draw may be opened and not released.
 
-A record may forget the draws that it has seen, so that it does not grow with the run: what they add up to
-stays. It cannot take in an entry of a forgotten draw, and says so (`ForgottenDraw`). That is rare: a draw
-gets an entry long after others only where a run was resumed. Then whoever folds begins further back.
-
 **What was spent and what is claimed.** The event of the releases made tells what was spent so far. It bounds
 what an observer learns only if their number was fixed: who may stop when a release looks bad can make the
 loss at the stop larger than that of any fixed number of steps. So what is claimed, towards readers and other
@@ -25,7 +21,6 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import dp_accounting
 
@@ -75,7 +70,7 @@ class Hole:
     worst_case: float | None = None
 
 
-@dataclass
+@dataclass(slots=True)
 class DrawRecord:
     """What was booked of one draw.
 
@@ -88,10 +83,6 @@ class DrawRecord:
     booked: BookedDraw
     release: ReleaseEntry | None = None
     void: bool = False
-
-
-class ForgottenDraw(Exception):
-    """An entry is of a draw that the record does not hold any more: fold again, and forget less."""
 
 
 @dataclass
@@ -108,7 +99,7 @@ class RunRecord:
             in. Draws that were opened and not released leave gaps, so that a few releases may lie in many
             epochs; a record meets one Gaussian per epoch.
         holes: unproven steps, by kind and reason.
-        draws: by index, what was booked of the draw; forgotten ones are left out.
+        draws: by index, what was booked of the draw.
         unproven: by name and index, what left without proof.
         unproven_used: how many unproven releases of each name are booked.
         patterns: the plan's.
@@ -163,9 +154,6 @@ class RunRecord:
         self._epochs_met: set[tuple[str, int]] = set()
         self._index_of: dict[tuple[str, int], int] = {}  # (draw name, ordinal) -> index
         self._entries = 0
-        # Draws below these index and ordinals are forgotten.
-        self._first_index = self.next_index
-        self._first_ordinals = dict(self.next_ordinals)
 
     # ---- the fold
 
@@ -220,8 +208,6 @@ class RunRecord:
                 self._add_hole("disclose", entry.hole, None)
             case VoidEntry():
                 if entry.index not in self.draws:
-                    if entry.index < self._first_index:
-                        raise ForgottenDraw
                     raise self._error(f"makes draw {entry.index} void, which the run does not hold")
                 self.draws[entry.index].void = True
             case SearchEntry():
@@ -239,8 +225,6 @@ class RunRecord:
         name, ordinal = slot = booked.name, booked.ordinal
         record = self.draws.get(booked.index)
         if record is None:
-            if booked.index < self._first_index or ordinal < self._first_ordinals.get(name, 0):
-                raise ForgottenDraw
             record = self.draws[booked.index] = DrawRecord(booked)
             self.num_draws += 1
             self.next_index = max(self.next_index, booked.index + 1)
@@ -327,87 +311,6 @@ class RunRecord:
         hole = self.holes.setdefault((kind, reason), Hole(kind, reason, 0, None if cost is None else 0.0))
         hole.count += 1
         hole.worst_case = None if cost is None or hole.worst_case is None else hole.worst_case + cost
-
-    # ---- what may be forgotten
-
-    def holds(self, index: int) -> bool:
-        """Whether the draw of this index has an entry, as far as that is not forgotten."""
-        return index in self.draws or index == self._first_index - 1 >= 0
-
-    def knows_from(self, position: int) -> bool:
-        """Whether no draw from this index on is forgotten."""
-        return self._first_index <= position
-
-    def forget(self, below: int | None = None) -> None:
-        """Forget the draws whose index is below a number; all without one."""
-        below = self.next_index if below is None else below
-        for index in [index for index in self.draws if index < below]:
-            booked = self.draws.pop(index).booked
-            name, ordinal = booked.name, booked.ordinal
-            del self._index_of[name, ordinal]
-            self._first_index = max(self._first_index, index + 1)
-            self._first_ordinals[name] = max(self._first_ordinals.get(name, 0), ordinal + 1)
-        self.unproven = {key: entry for key, entry in self.unproven.items() if key[1] in self.draws}
-        self._epochs_met = set(self._epochs_from(self._first_ordinals))
-
-    def _epochs_from(self, ordinals: Mapping[str, int]) -> list[tuple[str, int]]:
-        """The epochs with a release in which draws from these ordinals on may lie."""
-        first = {name: ordinals.get(name, 0) // length for name, length in self._epoch_lengths.items()}
-        return sorted((name, epoch) for name, epoch in self._epochs_met if epoch >= first[name])
-
-    def state(self) -> dict[str, Any]:
-        """What the entries add up to, all draws forgotten, as plain values for a snapshot."""
-        return {
-            "run": self.run,
-            "plan": self.plan.describe(),
-            "fingerprint": self.plan.fingerprint(),
-            "private": self.private,
-            "search": None if self.search is None else self.search.describe(),
-            "used": [self.used[pattern] for pattern in self.patterns],
-            "epochs": self.epochs,
-            "epochs_met": [[name, epoch] for name, epoch in self._epochs_from(self.next_ordinals)],
-            "holes": [[h.kind, h.reason, h.count, h.worst_case] for h in self.holes.values()],
-            "unproven_used": dict(self.unproven_used),
-            "data": sorted(self.data),
-            "num_draws": self.num_draws,
-            "next_index": self.next_index,
-            "next_ordinals": self.next_ordinals,
-            "closed": self.closed,
-            "stop_fixed_beforehand": self.stop_fixed_beforehand,
-            **({"owners": self.owners} if self.owners else {}),
-            "entries": self._entries,
-        }
-
-    @classmethod
-    def from_state(cls, state: Mapping[str, Any]) -> RunRecord:
-        """The record whose `state` this is.
-
-        Raises:
-            KeyError, TypeError, ValueError, AttributeError: it is not one.
-        """
-        plan, search = PrivacyPlan.from_description(state["plan"]), state["search"]
-        if plan.fingerprint() != state["fingerprint"]:
-            raise ValueError("the plan does not have the fingerprint that is given")
-        record = cls(
-            run=state["run"],
-            plan=plan,
-            private=state["private"],
-            search=None if search is None else PrivateSearch.from_description(search),
-            used=+Counter(dict(zip(plan.patterns(), state["used"], strict=True))),
-            epochs=dict(state["epochs"]),
-            holes={(kind, reason): Hole(kind, reason, *rest) for kind, reason, *rest in state["holes"]},
-            unproven_used=Counter(state["unproven_used"]),
-            data=set(state["data"]),
-            num_draws=state["num_draws"],
-            next_index=state["next_index"],
-            next_ordinals=dict(state["next_ordinals"]),
-            closed=state["closed"],
-            stop_fixed_beforehand=state["stop_fixed_beforehand"],
-            owners=state.get("owners", ""),
-        )
-        record._entries = state["entries"]
-        record._epochs_met = {(name, epoch) for name, epoch in state["epochs_met"]}
-        return record
 
     # ---- what it adds up to
 

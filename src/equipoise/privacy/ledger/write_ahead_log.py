@@ -99,13 +99,13 @@ class WriteAheadLog:
         Raises:
             JournalError: for a damaged line that is not the last, or if less is there than was known.
         """
-        return [row for _, _, row in self.rows(start)]
+        return [row for _, row in self.rows(start)]
 
-    def rows(self, start: int = 0) -> Iterator[tuple[int, bytes, dict[str, Any]]]:
+    def rows(self, start: int = 0) -> Iterator[tuple[int, dict[str, Any]]]:
         """As `read`, one by one, so that a long file need not fit in memory.
 
         Yields:
-            The `length` with the row, the bytes of its line (none in memory), and the row.
+            The `length` with the row, and the row.
         """
         with self.locked():
             size = len(self._memory) if self._descriptor is None else os.fstat(self._descriptor).st_size
@@ -116,7 +116,7 @@ class WriteAheadLog:
                     "and resume the run"
                 )
         if self._descriptor is None:
-            yield from ((number, b"", row) for number, row in enumerate(self._memory[start:], start + 1))
+            yield from enumerate(self._memory[start:], start + 1)
             return
         # A line that has its end was written whole. Damage in it is an edit or a fault of the disk, and what
         # it charged is unknown: to skip it would give privacy away.
@@ -136,7 +136,7 @@ class WriteAheadLog:
                         "count the old run as spent in full"
                     ) from error
                 end += len(line) + 1
-                yield end, line, row
+                yield end, row
 
     def chunks(self, start: int, end: int) -> Iterator[bytes]:
         """The bytes of the file between two lengths, a piece at a time."""
@@ -147,21 +147,6 @@ class WriteAheadLog:
                 return
             start += len(chunk)
             yield chunk
-
-    def last_line(self, beginning: bytes) -> int | None:
-        """The length before the last whole line that begins with these bytes; None without one."""
-        if self._descriptor is None:
-            return None
-        mark, end = b"\n" + beginning, self._whole_length()
-        stop = end
-        while stop > 0:
-            start = max(0, stop - _CHUNK)
-            # a line's beginning may lie across the border of two pieces
-            found = b"".join(self.chunks(start, min(end, stop + len(mark)))).rfind(mark)
-            if found >= 0:
-                return start + found + 1
-            stop = start
-        return None
 
     def write(self, row: dict[str, Any]) -> int:
         """Write a row and flush it; the answer is the `length` with it.
