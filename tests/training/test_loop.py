@@ -697,6 +697,7 @@ def masks(seed: int, reproducible: bool) -> list[torch.Tensor]:
         reproducible=reproducible,
         micro_batch_size=RECORDS,
     )
+    run.engine.never_replay("to watch")
     before = seen.qsize()
     list(run)
     found = [seen.get() for _ in range(seen.qsize())][before:]

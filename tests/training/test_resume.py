@@ -10,7 +10,6 @@ import re
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -211,7 +210,7 @@ def test_changed_data_get_fresh_noise_and_are_charged(tmp_path):
 
 
 @pytest.mark.parametrize("demanded", ["at the start", "in between", "at the end"])
-def test_a_statement_names_what_any_process_of_its_run_assumed(tmp_path, demanded):
+def test_a_statement_names_what_any_process_of_its_run_assumed(tmp_path, demanded, monkeypatch):
     """It had spoken for the last process alone: its data, and what it could try."""
     folder, sampling = tmp_path / "run", eq.FullBatch(60, 5)
     unscanned = {"data": OnDemand(records())} if demanded == "at the start" else {}
@@ -222,12 +221,12 @@ def test_a_statement_names_what_any_process_of_its_run_assumed(tmp_path, demande
         # What this process found stays, though it is killed before its first checkpoint.
         run = again(folder, data=OnDemand(records()))
         run.take_step()
-    model = network()
     if demanded != "at the end":
-        model.lock = threading.Lock()  # cannot be copied
         run.close()
-        run = again(folder, model=model)
-        run.take_step()
+        with monkeypatch.context() as patch:
+            patch.setenv("EQUIPOISE_EAGER", "1")
+            run = again(folder)
+            run.take_step()
     run.close()
     again(folder).run(progress=False)
     statement = json.loads((folder / "statement.json").read_text())

@@ -136,8 +136,8 @@ class Assumption(StrEnum):
         "draw some, or few records could be read, so that not all of it could be tried before the start"
     )
     KEEPS_NOTHING = (
-        "model, loss, data set, collate and augmentation keep nothing of the records that they meet: some of "
-        "what they hold could not be copied for a trial, or is not put back after a forward"
+        "model, loss, data set, collate and augmentation keep nothing of the records that they meet, but in "
+        "attributes, containers and variables, which are put back after a forward"
     )
     SHAPES_ALIKE = (
         "batches have the same shape whichever records they hold (all records that were tried before the "

@@ -19,9 +19,7 @@ from equipoise.gradients.capture.attributes import HeldState
 from equipoise.training.assumptions import CHANGED, FIRST_VALUES
 from equipoise.training.record_source import DataError
 
-__all__ = ["UNSEEN", "Constants"]
-
-UNSEEN = "model or loss hold something that is not looked into, and a trace would take it for constant"
+__all__ = ["Constants"]
 
 MOST_TRIED = 4
 """So many new values of a name are tried, and one fraction: a counter has another one in every step."""
@@ -38,7 +36,6 @@ class Constants:
         others: its augmentation and collate function.
         try_again: tries them as they are now, and gives what else a statement has to say.
         trace_anew: called if model or loss hold another thing than before.
-        never_replay: called, with the reason, if model or loss hold something that is not looked into.
         live: tensors, beside parameters and buffers, that hold other values in each step.
 
     Attributes:
@@ -54,12 +51,11 @@ class Constants:
         others: tuple[Any, ...],
         try_again: Callable[[], Sequence[str]],
         trace_anew: Callable[[], None],
-        never_replay: Callable[[str], None],
         live: Sequence[Tensor] = (),
     ) -> None:
         self._model, self._loss, self._others = model, loss, others
         self._try_again, self._live = try_again, live
-        self._trace_anew, self._never_replay = trace_anew, never_replay
+        self._trace_anew = trace_anew
         self.also: set[str] = set()
         self._trials = 0
         self.changed: set[str] = set()
@@ -70,8 +66,6 @@ class Constants:
     def _note(self) -> None:
         live = chain(self._model.parameters(), self._model.buffers(), self._live)
         self._held = HeldState(self._model, self._loss, live)
-        if self._held.has_unseen:
-            self._never_replay(UNSEEN)
         self._held_by_others = HeldState(nn.Module(), self._others)
 
     def check(self) -> bool:
@@ -93,8 +87,6 @@ class Constants:
             return False
         for change in changes:
             self._met.setdefault(change.key, [change.before])
-        if self._held.differs and HeldState(self._model, self._loss).has_unseen:
-            self._never_replay(UNSEEN)  # before it is tried
         unmet = [change for change in changes if change.now not in self._met[change.key]]
         tried = [
             change

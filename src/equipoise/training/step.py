@@ -210,7 +210,6 @@ class StepRunner:
             (setup.augmentation, setup.collate),
             setup.try_again,
             setup.rows.engine.trace_anew,
-            setup.rows.engine.never_replay,
             () if self._step is None else (self._step,),
         )
         self._noted: tuple[Any, ...] | None = None

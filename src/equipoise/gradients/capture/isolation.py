@@ -33,6 +33,7 @@ __all__ = [
     "parameters_restored",
     "parameters_watched",
     "refuse_max_norm",
+    "same_values",
     "undisturbed",
     "write_mark",
 ]
@@ -134,7 +135,7 @@ class Buffers:
             for own, copy in zip(before, copies, strict=True):
                 now = own.module._buffers.get(own.key)
                 # Assigned anew, changed in place, or changed through `.data`, which no count shows.
-                has_other_values = not _same_values(now, own.value)
+                has_other_values = not same_values(now, own.value)
                 if now is not copy.value or write_mark(now) != copy.mark or has_other_values:
                     found.append(own)
                 if has_other_values:
@@ -217,7 +218,7 @@ def parameters_restored(model: nn.Module) -> Iterator[None]:
         with torch.no_grad():
             for (path, module, key, p, mark), (view, copy) in zip(before, values, strict=True):
                 own = local_part(p)
-                changed = module._parameters.get(key) is not p or not _same_values(own.detach(), copy)
+                changed = module._parameters.get(key) is not p or not same_values(own.detach(), copy)
                 if changed or write_mark(p) != mark:
                     moved.append(path)
                     module._parameters[key] = p
@@ -272,7 +273,7 @@ def write_mark(tensor: Tensor | None) -> tuple[int, int]:
     return place, 0 if tensor.is_inference() else tensor._version
 
 
-def _same_values(now: Tensor | None, before: Tensor | None) -> bool:
+def same_values(now: Tensor | None, before: Tensor | None) -> bool:
     """Bit for bit, NaN included: changes through `.data` do not show in the count."""
     if now is None or before is None:
         return now is before

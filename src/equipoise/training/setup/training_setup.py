@@ -20,7 +20,6 @@ from equipoise._rounding import rounded_up
 from equipoise._say import say
 from equipoise.data.records import Records
 from equipoise.gradients import GradientEngine, parameters_restored
-from equipoise.gradients.capture.attributes import HeldState
 from equipoise.gradients.capture.random_numbers import random_numbers_from
 from equipoise.gradients.capture.sharded import tensor_parallel_mesh
 from equipoise.gradients.compare import AwayFromZero
@@ -32,7 +31,6 @@ from equipoise.privacy.ledger.journal_records import other_runs
 from equipoise.privacy.ledger.run_record import compose_events
 from equipoise.statements.statement import DATA
 from equipoise.training.assumptions import COMPARED_DATA, HELD, THROWN_AWAY, Assumption, always
-from equipoise.training.constants import UNSEEN
 from equipoise.training.distributed import Processes
 from equipoise.training.folder.run_folder import RunFolder
 from equipoise.training.forwards import BatchPreparation, RowSource, averaged_over_views, forward_rows
@@ -285,8 +283,6 @@ def prepare(given: TrainingInputs, resumed: ResumedRun | None = None) -> Trainin
             processes,
             resumed is not None,
         )
-        if is_seen_in_part := HeldState(model, loss).has_unseen:
-            engine.never_replay(UNSEEN)
         _check_rows(engine, source, prepared, micro_batches.size)
         written = [*engine.written_buffers, *written]
         if processes.is_first:
@@ -318,7 +314,7 @@ def prepare(given: TrainingInputs, resumed: ResumedRun | None = None) -> Trainin
             Assumption.OWN_NUMBERS: micro_batches.random_use == "own",
             Assumption.SHARED_NUMBERS: rows.dealt,
             Assumption.RANDOM_PIPELINE: not check_pipeline(pipeline, micro_batches.size),
-            Assumption.KEEPS_NOTHING: is_seen_in_part,
+            Assumption.KEEPS_NOTHING: engine.runs_model,
             Assumption.SHAPES_ALIKE: not (source.is_scanned or pipeline.shapes_follow),
             Assumption.SHAPES_FOLLOW: not source.is_scanned and pipeline.shapes_follow,
             Assumption.PADDED_WITH_COPIES: not micro_batches.takes_zeros,
