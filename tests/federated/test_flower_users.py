@@ -903,7 +903,7 @@ def test_several_processes_would_show_who_else_is_drawn(monkeypatch):
     _, updates = over_flower()
     two = "equipoise.training.setup.training_setup.Processes"
     monkeypatch.setattr(two, lambda **options: SimpleNamespace(count=2, parts=2))
-    with pytest.raises(ValueError, match="2 processes train, and other machines hold the records"):
+    with pytest.raises(ValueError, match="other machines hold the records, and 2 processes train"):
         begun(updates, updates.users)
 
 

@@ -187,8 +187,7 @@ def test_a_backward_belongs_to_its_module():
 def test_a_trusted_module_that_does_not_mix_changes_nothing():
     plain = training(model(nn.LayerNorm(6)))
     plain.run(progress=False)
-    with pytest.warns(UserWarning, match="trust="):
-        found = training(model(nn.LayerNorm(6)), trust=("2",))
+    found = training(model(nn.LayerNorm(6)), trust=("2",))
     assert found.independence.word == "proved"
     found.run(progress=False)
     for one, other in zip(plain.model.parameters(), found.model.parameters(), strict=True):

@@ -255,7 +255,7 @@ def test_a_run_goes_on_by_what_it_began_with(tmp_path, before, after):
     forms = FORMS | {"on demand": lambda data: {"data": OnDemand(data)}}
     data = numbered()
     started(tmp_path / "run", "fixed epochs", **forms[before](data)).close()
-    with pytest.raises(ValueError, match="Give ids"):
+    with pytest.raises(ValueError, match="give ids"):
         resumed(tmp_path / "run", **forms[after](data))
 
 

@@ -232,7 +232,7 @@ REFUSED = {
         {"norm.running_mean", "norm.running_var"},
         "track_running_stats=False",
     ),
-    "home-made statistics": (HomeMade, {"mean"}, "model.eval()"),
+    "home-made statistics": (HomeMade, {"mean"}, ".eval()"),
     "codebook": (Codebook, {"codes", "sizes"}, "parameter"),
     "codebook bound anew": (lambda: Codebook(binds=True), {"codes", "sizes"}, "parameter"),
 }

@@ -39,10 +39,7 @@ def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
         raise TypeError(f"model is {_validate.what_is(model)}; give a torch.nn.Module")
     for name, parameter in model.named_parameters():
         if isinstance(parameter, nn.parameter.UninitializedParameter):
-            raise ValueError(
-                f"model parameter {name} has no shape yet (a lazy module): run the model once on a batch "
-                "before training"
-            )
+            raise ValueError(f"model parameter {name} has no shape yet: run the model once on a batch")
     check_model(model)
     found = trainable_parameters(model)
     if unreal := [name for name, p in found.items() if not p.is_floating_point()]:
@@ -50,8 +47,8 @@ def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
     saved = model.state_dict().keys()
     if sparse := [n for n, b in model.named_buffers() if n in saved and b.layout is not torch.strided]:
         raise ValueError(
-            f"model buffers {sparse} are sparse, and the file of a run's model holds dense tensors only: "
-            "register them with persistent=False, and build them again where the model is loaded"
+            f"model buffers {sparse} are sparse, and a run's model file holds dense tensors only: register "
+            "them with persistent=False, and build them again where the model is loaded"
         )
     return found
 
@@ -93,15 +90,14 @@ def check_optimizer(optimizer: torch.optim.Optimizer, parameters: dict[str, nn.P
     missing = [name for name, p in parameters.items() if held.pop(id(p), None) is None]
     if missing:
         raise ValueError(
-            f"optimizer does not hold the trainable parameters {missing}: they would be noised and never "
-            "moved. Build it from the model that you give (moving a model to another device can replace its "
-            "parameters), or freeze them with requires_grad_(False)."
+            f"optimizer does not hold the trainable parameters {missing}: build it from the model that you "
+            "give (after moving it to its device), or freeze them with requires_grad_(False)"
         )
     if foreign := [p for p in held.values() if p.requires_grad]:
         raise ValueError(
-            f"optimizer holds {len(foreign)} parameters that are not parameters of model: no private "
-            "gradient can be computed for them. Build the optimiser from model.parameters(). To train those "
-            "of a loss, put it into the model: nn.ModuleDict({'model': ..., 'loss': ...}) or add_module."
+            f"optimizer holds {len(foreign)} parameters that are not the model's: build it from "
+            "model.parameters(). To train those of a loss, put it into the model: nn.ModuleDict({'model': "
+            "..., 'loss': ...})"
         )
 
 
@@ -119,9 +115,8 @@ def check_scheduler(scheduler: Any, optimizer: torch.optim.Optimizer) -> None:
         parts += getattr(part, "_schedulers", ())
     if any(isinstance(part, ReduceLROnPlateau) for part in parts):
         raise TypeError(
-            "scheduler is or holds a ReduceLROnPlateau, which follows a metric; a metric of private data "
-            "would leak through the learning rate. Use a schedule of the step, or lower the rate yourself "
-            "from a public metric in the loop."
+            "scheduler is or holds a ReduceLROnPlateau, which follows a metric: take a schedule of the step, "
+            "or lower the rate in the loop by a public metric"
         )
     if isinstance(scheduler, type) or not callable(getattr(scheduler, "step", None)):
         raise TypeError(
@@ -129,9 +124,7 @@ def check_scheduler(scheduler: Any, optimizer: torch.optim.Optimizer) -> None:
             "torch.optim.lr_scheduler.StepLR(optimizer, 100)"
         )
     if getattr(scheduler, "optimizer", optimizer) is not optimizer:
-        raise ValueError(
-            "scheduler steers another optimiser than the one given: build it from the same optimiser"
-        )
+        raise ValueError("scheduler steers another optimiser than the one given: build it from that one")
 
 
 def check_sharding(

@@ -69,12 +69,10 @@ def check_held(
         is_copy = here.layout is torch.strided and any(_holds_copy(here, field) for field in fields)
         if is_copy and not allowed:
             raise DataError(
-                f"{name} holds private records: a column or records of data stand there as they are. Every "
-                "record's gradient would follow them, and what a model holds is published with it; no "
-                "epsilon covers that. Give each record its own part as a field of data, and read it from the "
-                "batch. If only its length or width is needed, read that before, as a number. If these "
-                "records are public too, give allow_public_duplicates=True: the statement then names the "
-                "tensor. Nothing was spent."
+                f"{name} holds private records: a column or records of data stand there as they are, and no "
+                "epsilon covers what a model holds. Give each record its own part as a field of data, and "
+                "read it from the batch; if these records are public too, give allow_public_duplicates=True "
+                "(the statement then names the tensor). Nothing was spent."
             )
         if is_copy or (held.ndim and held.shape[0] == population):
             named.add(name)
@@ -159,7 +157,7 @@ def _holds_copy(held: Tensor, field: Tensor) -> bool:
     near = torch.cat([part[torch.isin(part[:, 0], mine[:, 0])] for part in parts])
     key = secrets.token_bytes(32)
     there = keyed_hash([near], key)
-    _, times = there[torch.isin(there, keyed_hash([mine], key))].unique(return_counts=True)
+    _, times = np.unique(there[torch.isin(there, keyed_hash([mine], key))], return_counts=True)
     return bool((times <= max(2, SHARED * len(field))).any())
 
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import nullcontext, suppress
 from typing import Any
 
@@ -43,10 +42,9 @@ SEARCHED = 64
 """How many of the first records are tried, where the very first ones fail."""
 
 STATE = (
-    "A record's loss would follow which records came before it, and the guarantee would not hold. Compute it "
-    "anew in each forward, make it a parameter that the loss trains, or change it by public or released "
-    "numbers in a hook of the optimizer's step (optimizer.register_step_post_hook). If random numbers make "
-    "the losses differ, draw them from the global functions (torch.rand, np.random, random)."
+    "A record's loss would follow which records came before it. Compute it anew in each forward, make it a "
+    "parameter that the loss trains, or change it by public or released numbers in a hook "
+    "(optimizer.register_step_post_hook). Draw random numbers by torch.rand, np.random or random."
 )
 
 
@@ -78,22 +76,15 @@ def check_loss(
     except DataError:
         if source.is_scanned:
             raise
-        first = range(min(SEARCHED, len(source)))
-        good = list(itertools.islice(_fine_alone(model, loss, source, device, first), probes))
+        good: list[int] = []
+        for number in range(min(SEARCHED, len(source))):
+            with suppress(DataError):
+                _checked(model, loss, source, device, torch.tensor([number]))
+                good.append(number)
         if not good:
             raise
-    ids = torch.tensor(good)
+    ids = torch.tensor(good[:probes])
     return _checked(model, loss, source, device, ids), ids
-
-
-def _fine_alone(
-    model: nn.Module, loss: Loss, source: RecordSource, device: torch.device, numbers: Iterable[int]
-) -> Iterator[int]:
-    """Those of the records that pass the check on their own."""
-    for number in numbers:
-        with suppress(DataError):
-            _checked(model, loss, source, device, torch.tensor([number]))
-            yield number
 
 
 def _checked(model: nn.Module, loss: Loss, source: RecordSource, device: torch.device, ids: Tensor) -> Any:
@@ -125,11 +116,9 @@ def _checked(model: nn.Module, loss: Loss, source: RecordSource, device: torch.d
         if "more than 1 value per channel" in str(error):  # torch's text
             called = " BatchNorm mixes records: equipoise.replace_batch_norm makes it GroupNorm."
         raise DataError(
-            f"loss(model, batch) fails on {count} records of the data, among them those with the smallest "
-            f"and largest labels (batch: {_shapes(batch)}): {where_raised(error)}.{called} Check the labels' "
-            "range against the model's outputs, the shapes and the types (items hold tensors and no lists of "
-            'numbers: data.with_format("torch") of a Hugging Face Dataset). Batches are of any size: '
-            "x.view(-1, ...), not x.view(32, ...). Nothing was spent."
+            f"loss(model, batch) fails on {count} records (batch: {_shapes(batch)}): {where_raised(error)}."
+            f"{called} Check the labels' range, the shapes and the types (of a Hugging Face Dataset give "
+            'data.with_format("torch")). Batches are of any size: x.view(-1, ...). Nothing was spent.'
         ) from cause_of(error)
     if not isinstance(values, Tensor):
         raise TypeError(f"loss(model, batch) returns a {type(values).__name__}; it must return a tensor [B]")
@@ -138,10 +127,7 @@ def _checked(model: nn.Module, loss: Loss, source: RecordSource, device: torch.d
         if values.ndim == 0:
             hint = ' A mean over the batch has no per-record gradients: use reduction="none".'
         elif values.shape == (count, count):
-            hint = (
-                " Perhaps an output [B, 1] met a target [B], and so every record every other: give both one "
-                "shape, for instance output.squeeze(1)."
-            )
+            hint = " Perhaps an output [B, 1] met a target [B]: give both one shape (output.squeeze(1))."
         raise DataError(
             f"loss(model, batch) returns shape {tuple(values.shape)} for {count} records; it must be "
             f"({count},).{hint}"
@@ -149,8 +135,7 @@ def _checked(model: nn.Module, loss: Loss, source: RecordSource, device: torch.d
     if not bool(torch.isfinite(values).all()):
         raise DataError(
             f"loss(model, batch) is NaN or infinite for {int((~torch.isfinite(values)).sum())} of {count} "
-            "records before any training: check the inputs' scale and the initialisation, and divide by "
-            "mask.sum(1).clamp(min=1), since a record may be masked altogether. Nothing was spent."
+            "records: check the inputs' scale and the initialisation, and divide by mask.sum(1).clamp(min=1)"
         )
     return batch
 
@@ -176,15 +161,13 @@ def check_gradient(engine: GradientEngine, trials: AwayFromZero, batch: Any) -> 
         return
     if not trials.rows(batch)[1]:
         raise DataError(
-            "loss(model, batch) has no gradient, and each step would release noise alone: it is cut off "
-            "(detach, item, no_grad), made of whole numbers (argmax, ==), or runs another model or frozen "
-            "layers only. Nothing was spent."
+            "loss(model, batch) has no gradient: it is cut off (detach, item, no_grad), made of whole "
+            "numbers (argmax, ==), or runs another model or frozen layers only. Nothing was spent."
         )
     warnings.warn(
-        f"the gradients of all {num_records(batch)} records that were tried are zero or not finite, so "
-        "that a step would release noise alone: look for round, a factor of 0 or a clamp in the loss, for a "
-        "mask that leaves nothing, for ReLUs that are all off at the start, and for a hook that divides by a "
-        "statistic of the batch, which a record by itself does not have",
+        f"the gradients of all {num_records(batch)} records that were tried are zero or not finite: noise "
+        "alone would move the model. Look for round, a factor of 0 or a clamp in the loss, for a mask that "
+        "leaves nothing, for ReLUs that are all off, and for a hook that divides by a statistic of the batch",
         stacklevel=2,
     )
 

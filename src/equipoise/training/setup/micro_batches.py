@@ -27,7 +27,7 @@ from equipoise.training.randomness import public_randomness
 from equipoise.training.record_source import DataError, RecordSource
 from equipoise.training.setup.memory_use import PASS_OVERHEAD, fitting, forward_cost
 from equipoise.training.setup.pipeline_trials import Pipeline
-from equipoise.training.setup.training_settings import TrainingSettings
+from equipoise.training.setup.training_inputs import TrainingInputs
 
 __all__ = ["MicroBatches", "choose_micro_batches"]
 
@@ -59,8 +59,7 @@ def choose_micro_batches(
     example: Any,
     prepared: Any,
     probes: Tensor,
-    settings: TrainingSettings,
-    sampling: Sampling,
+    inputs: TrainingInputs,
     processes: Processes,
     is_resumed: bool,
 ) -> MicroBatches:
@@ -70,13 +69,14 @@ def choose_micro_batches(
         engine, pipeline: they run on these records.
         example, prepared: a batch of a few records, as it is read and as the engine takes it.
         probes: numbers of records that can be read.
-        settings: may name the size.
-        sampling, processes: how many records a draw has, and who share them.
+        inputs: may name the size, and say how many records a draw has.
+        processes: share them.
         is_resumed: the run goes on.
 
     Raises:
         DataError: records share random numbers, and the data hold more of them than the stated population.
     """
+    given, sampling = inputs.settings.micro_batch_size, inputs.sampling
     # What is measured on these is published: the micro-batch size, and how rows round.
     is_planned, takes_zeros, public = False, False, prepared
     with suppress(Exception):  # an augmentation that does not take them
@@ -95,7 +95,6 @@ def choose_micro_batches(
         _check_population(pipeline.source, sampling)
     num_parameters = sum(p.numel() for p in pipeline.trials.params.values())
     most = fitting(cost.record_bytes, num_parameters, pipeline.prepare.device)
-    given = settings.micro_batch_size
     if is_resumed and given is not None:
         size = given  # a run that goes on has its size: another would be another question
     else:
@@ -173,8 +172,7 @@ def _check_population(source: RecordSource, sampling: Sampling) -> None:
     """Refuse more records than the places are made for."""
     if len(source) > sampling.population:
         raise DataError(
-            f"data hold more records than population={sampling.population}. The model (or its loss, "
-            "augmentation or collate) shares a random number between records, such as one for a whole "
-            "layer, and the places that keep records apart are made for at most the stated population. State "
-            "a population that covers the records. Nothing was spent."
+            f"data hold more records than population={sampling.population}, and records share a random "
+            "number (one for a whole layer, say), so that there have to be places for all: state a "
+            "population that covers the records. Nothing was spent."
         )

@@ -180,8 +180,8 @@ def check_pipeline(pipeline: Pipeline, size: int) -> bool:
             return False
         if before.losses.moved(again.losses, record=-1):
             raise DataError(
-                f"data, collate or augmentation give other records each time, {OWN_GENERATOR} In an "
-                "augmentation, the generator that it is given serves too. Nothing was spent."
+                f"data, collate or augmentation give other records each time, {OWN_GENERATOR} An "
+                "augmentation may take those of its generator. Nothing was spent."
             )
         if before.moved(after):
             raise DataError(MIXED)
@@ -198,10 +198,8 @@ def check_pipeline(pipeline: Pipeline, size: int) -> bool:
 
 MIXED = (
     "augmentation, collate or the data set mixes records: with another record next to it, in another order "
-    "or among fewer, a record's loss or gradient changed. One record would then move the gradients of "
-    "several, and the privacy guarantee would not hold. Augment every record by itself (no mixup or cutmix "
-    "between records), pad every record to one fixed width, or mask the padding in the model and in the "
-    "loss. Nothing was spent."
+    "or among fewer, a record's loss or gradient changed. Augment every record by itself (no mixup or "
+    "cutmix), pad to one fixed width, or mask the padding in the model and in the loss. Nothing was spent."
 )
 
 
@@ -228,9 +226,7 @@ def check_items(source: RecordSource, data: Any) -> None:
                     source.read(torch.tensor([number]))
     if any(count >= FEW for count in asked & lengths):
         raise DataError(
-            "data has items that draw a whole number below the number of records while they are read: "
-            "they choose another record, as MixUp does and whoever looks for a negative example. One "
-            "person would then be in several items, and the guarantee would not hold. Make each item of "
-            "one record and of public constants; the other one may be a public record. If the number "
-            "chooses something else, draw it as int(count * torch.rand(())). Nothing was spent."
+            "data has items that draw a whole number below the number of records while they are read: they "
+            "choose another record, as MixUp does. Make each item of one record and of public constants or "
+            "records. If the number chooses something else, draw it as int(count * torch.rand(()))"
         )

@@ -44,11 +44,9 @@ def check_public(source: RecordSource, method: Method, allowed: bool) -> None:
         found = _copies(public.batch, source.batch())
         if found:
             raise DataError(
-                f"{found} of the {len(public)} public records equal private records of data, byte for byte. "
-                "A record that is used as public gets no protection. Take them out of data or out of the "
-                "public records; if they are other persons' records that happen to be equal, give "
-                "allow_public_duplicates=True, which the statement then names as an assumption. Nothing was "
-                "spent."
+                f"{found} of the {len(public)} public records equal private records of data, and a public "
+                "record gets no protection. Take them out of data or out of the public ones; if they are "
+                "other persons', give allow_public_duplicates=True, which the statement then names."
             )
 
 

@@ -48,8 +48,6 @@ def check_same_records(processes: Processes, source: RecordSource, owners: Owner
     wholes = {whole for _, whole in found if whole}
     if len({first for first, _ in found}) > 1 or len(wholes) > 1:
         raise RuntimeError(
-            "the processes do not agree on the records of data: under the same numbers they find others, or "
-            "one of them cannot read what another one reads. A person's record could then be drawn twice, "
-            "which no guarantee covers. Give every process the same data in the same order (shuffle it by a "
-            "fixed seed). Nothing was spent."
+            "the processes do not agree on the records of data, so that one could be drawn twice: give every "
+            "process the same data in the same order (shuffle it by a fixed seed). Nothing was spent."
         )

@@ -47,19 +47,16 @@ def check_start(given: TrainingInputs, processes: Processes) -> list[str]:
             if run not in paid:
                 raise ValueError(
                     f"model or loss holds in {name!r} what run {run} left, and the epsilon of this run "
-                    "would not cover that. To train from the start, build the model anew. To go on from what "
-                    "that run left, give both runs one ledger_file=..., which adds up their costs, and this "
-                    "run a budget for both together; of a run without ledger_file the journal is "
-                    "private/journal.jsonl in its run_dir, and of one without both there is none, so build "
-                    "the model anew. If no record of these people went into that run, give "
-                    "starts_from='public'. Nothing was spent"
+                    "would not cover that. Build the model anew; or give both runs one ledger_file=... (of a "
+                    "run with a run_dir alone it is private/journal.jsonl there) and this one a budget for "
+                    "both; or, if no record of these people went into that run, starts_from='public'"
                 )
         remembered = _remembered(given.optimizer)
         if remembered is not None:
             raise ValueError(
-                f"optimizer remembers steps that it took ({remembered!r} in its state), and the epsilon of "
-                "this run would not cover what they followed. Build it anew; or, if they followed no record "
-                "of these people, give starts_from='public'. Nothing was spent"
+                f"optimizer remembers steps that it took ({remembered!r} in its state), which this run's "
+                "epsilon would not cover: build it anew, or, if they followed no record of these people, "
+                "give starts_from='public'"
             )
     stated: list[str] = [] if settings.starts_from is None else [Assumption.PUBLIC_START]
     return [*stated, AFTER + ", ".join(found)] if found else stated

@@ -71,8 +71,7 @@ def check_number(loss: Any, model: nn.Module, batch: Any) -> None:
         make_fx(losses, tracing_mode="fake", _allow_non_fake_inputs=True)(number, *record_leaves(batch))
     except Exception as error:
         raise ValueError(
-            "loss(model, batch, step) cannot be traced over tensors without values, so it may be another "
-            "function in a later step than the one that was tried. Compute with step, such as "
-            "torch.clamp(step / 1000, max=1) or torch.where(step < 1000, ...), in place of a branch "
+            "loss(model, batch, step) cannot be traced, so it may be another function in a later step: "
+            "compute with step (torch.where(step < 1000, ...)) in place of a branch "
             f"({type(error).__name__}: {str(error).splitlines()[0]}). Nothing was spent."
         ) from error

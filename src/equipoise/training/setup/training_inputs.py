@@ -64,14 +64,12 @@ class TrainingInputs:
             _validate.instance(Budget, "Budget(epsilon=3.0, delta=1e-5)", budget=self.budget)
         if large is not None and self.budget is not None:
             raise ValueError(
-                f"noise_for_cohort={large:g} with a budget, which would calibrate the noise to the cohorts "
-                "that are drawn: leave it out, and scale the method's noise_multiplier to the larger cohort"
+                f"noise_for_cohort={large:g} with a budget, which calibrates the noise to what is drawn: "
+                "leave budget out, and give the method a noise_multiplier for the larger cohort"
             )
         if self.augmentation is not None and not callable(self.augmentation):
-            raise TypeError(
-                f"{_validate.given('augmentation', self.augmentation)} is no function: give "
-                "augmentation(batch, generator) -> batch"
-            )
+            name = _validate.given("augmentation", self.augmentation)
+            raise TypeError(f"{name} is no function: give augmentation(batch, generator) -> batch")
         _validate.instance(int, "4", workers=self.workers)
         _validate.non_negative(workers=self.workers)
 
@@ -85,9 +83,7 @@ class TrainingInputs:
                 "whose it is, or the name of the column of data that holds them); for records, give none"
             )
         if is_user and self.ids is not None:
-            raise ValueError(
-                "ids names single records, and unit='user' protects users, whom owner names: leave ids out"
-            )
+            raise ValueError("ids names single records, and unit='user' protects users: leave ids out")
         for argument in ("owner", "ids"):
             name = getattr(self, argument)
             if isinstance(name, str):

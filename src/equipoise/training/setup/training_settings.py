@@ -58,8 +58,8 @@ class TrainingSettings:
         )
         if self.noise_for_cohort is not None and self.ledger_file is not None:
             raise ValueError(
-                f"noise_for_cohort={self.noise_for_cohort:g} with a ledger_file: a simulation is not "
-                "private, and no other run of the journal could claim an epsilon again. Leave ledger_file out"
+                f"noise_for_cohort={self.noise_for_cohort:g} with a ledger_file, whose other runs could "
+                "claim no epsilon beside a simulation: leave ledger_file out"
             )
         check_relation(self.relation)
         if (self.unit == "user") != (self.records_per_user is not None):

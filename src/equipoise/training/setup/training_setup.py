@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import re
-import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
@@ -278,15 +277,14 @@ def prepare(given: TrainingInputs, resumed: ResumedRun | None = None) -> Trainin
             example,
             prepared,
             probes,
-            settings,
-            given.sampling,
+            given,
             processes,
             resumed is not None,
         )
         _check_rows(engine, source, prepared, micro_batches.size)
         written = [*engine.written_buffers, *written]
-        if processes.is_first:
-            _warn(engine, settings, written)
+        if written and processes.is_first:
+            warn_of_writes(written)
         check_gradient(engine, trials, prepared)
 
         sharing = sharing_of(model, processes)
@@ -359,22 +357,20 @@ def _records_of(given: TrainingInputs) -> tuple[RecordSource, Owners | None]:
     if owners is None:
         return source, None
     if len(owners) != len(source):
-        raise DataError(
-            "owner has another length than data: it names the user of each record, in the order of data"
-        )
+        raise DataError("owner has another length than data: give the user of each record, in their order")
     if settings.user_rows == "update" and owners.count < len(owners):
         raise DataError(
-            "owner names some users twice, and with user_rows='update' each item of data is a whole "
-            "user: put all records of a user into one item, and number the items"
+            "owner names some users twice, and with user_rows='update' each item of data is a whole user: "
+            "put all records of a user into one item, and number the items"
         )
     if settings.protected.joined is not None:
         return UserSource(source, owners), owners
     is_drawn_whole = isinstance(given.sampling, WithoutReplacement)
     if is_drawn_whole and owners.unit.records == 1 and owners.count < len(source):  # of more see the plan
         raise DataError(
-            "sampling=WithoutReplacement(...) needs as many records as its population, and some users "
-            "own several: how many records there are would follow which user is there. Take Poisson, or "
-            "draw users (user_rows='mean')"
+            "sampling=WithoutReplacement(...) needs as many records as its population, and some users own "
+            "several, so that how many there are would follow which user is there: take Poisson, or draw "
+            "users (user_rows='mean')"
         )
     return source, owners
 
@@ -386,22 +382,7 @@ def _check_rows(engine: GradientEngine, source: RecordSource, prepared: Any, siz
         return
     full = repeat_to(prepared, forward_rows(size))
     engine.check(full)
-    refuse_followed(engine.model, engine.followed_buffers(full))
-
-
-def _warn(engine: GradientEngine, settings: Any, written: Sequence[str]) -> None:
-    """Warn of settings that do nothing, and of what is thrown away."""
-    if settings.trust and not engine.excused:
-        warnings.warn(
-            f"trust={settings.trust!r} names modules in which nothing is known to mix records: leave it out",
-            stacklevel=4,
-        )
-    if settings.compile and engine.runs_model:
-        warnings.warn(
-            f"compile=True, and some steps run the model itself: {engine.independence.reason}", stacklevel=4
-        )
-    if written:
-        warn_of_writes(engine.model, written)
+    refuse_followed(engine.followed_buffers(full))
 
 
 def _check_elsewhere(given: TrainingInputs, processes: Processes) -> None:
@@ -416,18 +397,14 @@ def _check_elsewhere(given: TrainingInputs, processes: Processes) -> None:
         return
     if given.data is not of_loss:
         raise DataError(
-            "other machines hold the records, and loss and data do not belong together: no wrapper and no "
-            "part of either trains. For loss=FlowerUpdates(...) give data=updates.users; to leave users out, "
-            "give another FlowerUpdates"
+            "other machines hold the records, and loss and data do not belong together: for "
+            "loss=FlowerUpdates(...) give data=updates.users, no wrapper and no part of either"
         )
-    if processes.count > 1:
+    # Which process asks for a record follows from who else is drawn.
+    if processes.count > 1 or given.augmentation is not None:
         raise ValueError(
-            f"{processes.count} processes train, and other machines hold the records: they would see which "
-            "process asks for a record, and that follows from who else is drawn. Train in one process"
-        )
-    if given.augmentation is not None:
-        raise ValueError(
-            "augmentation is given, and other machines hold the records: augment in the loss there"
+            f"other machines hold the records, and {processes.count} processes train or augmentation is "
+            "given: train in one process, and augment in the loss there"
         )
 
 
@@ -450,11 +427,9 @@ def _check_left(given: TrainingInputs, others: tuple[DpEvent, ...]) -> None:
     )
     if spent > 0.9 * budget.epsilon:
         raise BudgetError(
-            f"{left}, so that less than a tenth is left and noise would drown this run. A budget is that of "
-            "all runs of the journal together. For runs of equal noise, weekly ones say, compute it once for "
-            "the steps of all of them (equipoise calibrate --steps ALL --epsilon TOTAL) and give each run "
-            "the noise_multiplier, from the first one on. Or let the budget rise from run to run: state that "
-            "of the runs so far and this one"
+            f"{left}, so that noise would drown this run. A budget is that of all runs of the journal: state "
+            "a larger one from run to run, or compute the noise for the steps of all (equipoise calibrate), "
+            "and give each run this noise_multiplier"
         )
     say(f"{left}; this run may use the rest")
 
@@ -501,10 +476,7 @@ def _plan_of(given: TrainingInputs, resumed: ResumedRun | None, processes: Proce
             if plan.releases.fingerprint() == resumed.plan:
                 return plan
     if given.method.said() != resumed.method:
-        raise ValueError(
-            f"method is {given.method.said()}, the folder's is {resumed.method}: give that method, or "
-            "another run_dir. Nothing was spent."
-        )
+        raise ValueError(f"method is {given.method.said()}, the folder's is {resumed.method}: give that one")
     plan_next_to(states[0])  # its own error says more, if it has one
     raise ValueError(
         "the privacy plan differs from the one that the run was started with: give the same method and "
@@ -529,13 +501,12 @@ def _assigned_by(source: RecordSource, is_named: bool, resumed: ResumedRun | Non
         if now is not by_number:
             return now[0]
         return by_number[not are_fixed(source, source.spread(COMPARED).tolist())]
+    if began := [one for one in now if one in resumed.found]:
+        return began[0]
     ways = (Assumption.BY_NAME, Assumption.BY_CONTENT, *by_number)
-    began = next((one for one in ways if one in resumed.found), None)
-    if began in now:
-        return began
-    before, anew = (re.split("[,:]", str(one))[0] for one in (began, now[0]))
+    others = [str(one) for one in ways if one in resumed.found]
+    before, anew = (re.split("[,:]", one)[0] for one in (others[0], str(now[0])))
     raise ValueError(
-        f"{before} since the run began, and {anew} now, so that a record could be in two draws of an epoch. "
-        "Give ids, owner and data in the form that they had, or begin a new run with the same ledger_file. "
-        "Nothing was spent."
+        f"when the run began {before}; now {anew}, so that a record could be in two draws of an epoch: "
+        "give ids, owner and data in the form that they had, or begin a new run with the same ledger_file"
     )
