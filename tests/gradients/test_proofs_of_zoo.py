@@ -137,6 +137,20 @@ def test_ways_to_run_and_models_of_the_command_line_are_proved(title):
     assert not missing
 
 
+@pytest.mark.parametrize("shape", [(1024,), (513,), (8, 700), (520, 3)])
+@pytest.mark.parametrize("records_first", [True, False])
+def test_so_are_narrow_layers_of_many_records_and_positions(shape, records_first):
+    """Their products are added up in pieces of whole records, or of one."""
+    model = nn.Linear(8, 4)
+
+    def loss(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        out = model(x) if records_first else model(x.transpose(0, -2).contiguous()).transpose(0, -2)
+        return out.square().flatten(1).sum(1)
+
+    engine = GradientEngine(model, loss, torch.randn(4, *shape[1:], 8), check=False)
+    assert str(engine.check(torch.randn(*shape, 8))).startswith("proved")
+
+
 class Density(nn.Module):
     """Rows of its scale are computed record by record; a part of them is the same for all records."""
 

@@ -319,8 +319,16 @@ def _of_one(node: Any, kinds: Mapping[Any, Any], ways: dict[Any, int], records: 
         if len(parts) == records and len({told(part) for part in parts}) == 1:
             shape = node.meta["val"].shape
             return Public(every_axis(shape, records, [dim % len(shape)]))
-    if MADE_BY in node.meta and node.target in JOINS:  # blocks are put where they belong
-        return None
+    if MADE_BY in node.meta:
+        if node.target in JOINS:  # blocks are put where they belong
+            return None
+        several = len({getattr(kind, "record", -1) for kind in held}) > 1
+        if (
+            node.target is torch.ops.aten.add.Tensor
+            and several
+            and all(isinstance(k, One | Sum) for k in held)
+        ):
+            return Sum(Fault(True, str(node.target), "it adds up over the records", *_where(node)))
     # How many random numbers it takes may follow its values, and shift those of the next record.
     if node.target not in RULES and torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
         return None

@@ -23,7 +23,9 @@ from equipoise.gradients.numerics import (
     CHUNK_ELEMENTS,
     LOST_SHARE,
     MOST_EXCESS,
+    PARTIAL_SUM,
     ROWS_GROWTH,
+    WIDE_PRODUCT,
     are_lost_nan,
     chunks,
     contracted,
@@ -196,10 +198,17 @@ def weighted_product(a: Tensor, b: Tensor, weights: Tensor) -> Tensor:
         kept, scaled, w = kept.transpose(0, 1), scaled.transpose(0, 1), w.transpose(0, 1)
     # `out=` makes the product contiguous whatever the strides (an expanded side has none to view).
     out = None if scaled.is_contiguous() else scaled.new_empty(scaled.shape)
-    folded = torch.mul(scaled, w, out=out).view(-1, scaled.shape[2])
-    flat = kept.reshape(-1, kept.shape[2])
-    left, right = (folded, flat) if b.shape[2] <= a.shape[2] else (flat, folded)
-    return contracted(left.t(), right)
+    folded = torch.mul(scaled, w, out=out)
+    left, right = (folded, kept) if b.shape[2] <= a.shape[2] else (kept, folded)
+    if min(left.shape[2], right.shape[2]) >= WIDE_PRODUCT:
+        return torch.mm(left.reshape(-1, left.shape[2]).t(), right.reshape(-1, right.shape[2]))
+    # As `contracted`, in pieces of whole records, or of one.
+    total = left.new_zeros(left.shape[2], right.shape[2], dtype=torch.float64)
+    for some in chunks(left.shape[0], left.shape[1], PARTIAL_SUM):
+        for part in chunks(left.shape[1], 1, PARTIAL_SUM):
+            sides = (side[some, part].reshape(-1, side.shape[2]) for side in (left, right))
+            total += torch.mm(next(sides).t(), next(sides))
+    return total.to(left.dtype)
 
 
 def gram_norms(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
