@@ -411,9 +411,7 @@ def learn_plan(
                 new = found_by_any(model, _wrong_sums(factors, again, seen, capture.low_precision))
             if not new:
                 served = tuple(
-                    replace(step, rules=(capture.served[i],), first=i in capture.firsts.found)
-                    if i in capture.served
-                    else step
+                    replace(step, rules=(capture.served[i],)) if i in capture.served else step
                     for i, step in enumerate(steps)
                 )
                 return replace(plan, steps=served, low_precision=capture.low_precision)

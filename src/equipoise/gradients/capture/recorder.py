@@ -66,7 +66,6 @@ class PlannedOperation:
     layouts: tuple[Layout | None, ...]  # of its tensor arguments, in order
     out_layout: Layout | None
     rules: tuple[Rule, ...]  # to be tried in this order; the one that served once a plan is made
-    first: bool = False  # no output of a rule lies behind its inputs
 
 
 @dataclass(frozen=True)
@@ -231,7 +230,6 @@ class Capture(Watch):
         # What a lenient capture learns for the plan, by the number of the operation.
         self.failures: dict[int, str] = {}
         self.served: dict[int, Rule] = {}
-        self.firsts = FirstOperations()
         self.low_precision = False
 
     def pass_by(self, func: Callable, args: tuple, kwargs: dict[str, Any]) -> Any:
@@ -307,14 +305,8 @@ class Capture(Watch):
             return out
         out, target = anchor(out, tensors)
         here = gradient_here(out, target) if is_split else partial(torch.reshape, shape=out.shape)
-        # The backward has to reach this output; those further back are reached on the way to the first ones.
-        # With dense parameters, or leaves that the forward makes, an input may have a gradient although no
-        # output of a rule lies behind it.
-        first = step.first or not any(t.requires_grad for t in tensors if id(t) not in tracked)
-        if self.lenient:
-            first |= self.firsts.add(index, target, [t for t in tensors if id(t) not in tracked])
-        if first or self.plan.dense:
-            self.edges.append(torch.autograd.graph.get_gradient_edge(target))
+        # The backward has to reach this output. Its gradient, which factors hold too, is not copied for that.
+        self.edges.append(torch.autograd.graph.get_gradient_edge(target))
         # Rules keep detached inputs, of which autograd does not notice that they are changed in place.
         versions = [
             (t, t._version)
@@ -386,7 +378,6 @@ class Capture(Watch):
             The edges.
         """
         edges, self.edges = self.edges, []
-        self.firsts.let_go()
         return edges
 
     def check_followed(self) -> None:
@@ -426,45 +417,6 @@ class Capture(Watch):
             for name, part in pull_back(expression, factor):
                 factors.setdefault(name, []).append(part)
         return {name: [part.fastest() for part in merged(parts)] for name, parts in factors.items()}
-
-
-class FirstOperations:
-    """Which operations have no other one behind their inputs, by the graph of the forward.
-
-    Attributes:
-        found: their numbers.
-    """
-
-    def __init__(self) -> None:
-        self.found: set[int] = set()
-        self._outputs: set[Any] = set()  # nodes of the graph: of operations,
-        self._clear: set[Any] = set()  # and those with no operation behind them
-
-    def add(self, index: int, target: Tensor, inputs: list[Tensor]) -> bool:
-        """Note an operation by its output and its inputs; True if it is a first one."""
-        is_first = not self._leads_back([t.grad_fn for t in inputs])
-        self._outputs.add(target.grad_fn)
-        if is_first:
-            self.found.add(index)
-        return is_first
-
-    def let_go(self) -> None:
-        """Forget the graph, and keep the numbers."""
-        self._outputs.clear()
-        self._clear.clear()
-
-    def _leads_back(self, waiting: list[Any]) -> bool:
-        seen = set()
-        while waiting:
-            node = waiting.pop()
-            if node is None or node in seen or node in self._clear:
-                continue
-            if node in self._outputs:
-                return True
-            seen.add(node)
-            waiting += [following for following, _ in node.next_functions]
-        self._clear |= seen
-        return False
 
 
 def anchor(out: Tensor, tensors: list[Tensor]) -> tuple[Tensor, Tensor]:
