@@ -297,6 +297,6 @@ def undisturbed(model: nn.Module, seed: int = 0, dropout: bool = False) -> Itera
     with (
         Buffers(model).kept(),
         random_numbers_from(seed, *{p.device for p in model.parameters()}),
-        nullcontext() if dropout else random_numbers_constant(model),
+        nullcontext() if dropout else random_numbers_constant(),
     ):
         yield

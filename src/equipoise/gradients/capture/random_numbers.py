@@ -18,12 +18,8 @@ from unittest.mock import patch
 
 import numpy as np
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
+from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-
-from equipoise.gradients.capture.compositions import opened
 
 __all__ = [
     "GlobalState",
@@ -111,7 +107,7 @@ def random_numbers_from(source: torch.Generator | int, *devices: torch.device) -
 
 
 #: Random operations that are held. A loop that draws until a number fits would never end.
-MOST_HELD = 3000
+MOST_HELD = 10_000
 
 
 _CONSTANT: ContextVar[bool] = ContextVar("random_numbers_constant", default=False)
@@ -123,65 +119,17 @@ def are_constant() -> bool:
 
 
 @contextmanager
-def random_numbers_constant(model: nn.Module) -> Iterator[None]:
-    """Inside, dropout is the identity and torch's random numbers are constant; NumPy's and Python's are not.
+def random_numbers_constant() -> Iterator[None]:
+    """Inside, torch's random numbers are constant, and dropout drops nothing; NumPy's and Python's are not.
 
     Random numbers are dealt by place in the batch: those of a batch and of single records differ otherwise.
-
-    Args:
-        model: the module that will run.
     """
-    # The dropout of these happens inside one function, out of sight of a function mode.
-    inside = [m for m in model.modules() if isinstance(m, nn.MultiheadAttention | nn.RNNBase)]
-    before = [module.dropout for module in inside]
-    for module in inside:
-        module.dropout = 0.0
     token = _CONSTANT.set(True)
     try:
-        with _ConstantNumbers(), _NoDropout():
+        with _ConstantNumbers():
             yield
     finally:
         _CONSTANT.reset(token)
-        for module, dropout in zip(inside, before, strict=True):
-            module.dropout = dropout
-
-
-_GRADIENT = opened(torch.autograd.grad)
-
-
-class _NoDropout(TorchFunctionMode):
-    """Dropout is the identity."""
-
-    def __torch_function__(self, func: Callable, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if func in _DROPOUTS:
-            return args[0] if args else kwargs["input"]
-        if func is F.scaled_dot_product_attention:
-            if len(args) > 4:  # (query, key, value, mask, dropout_p)
-                args = (*args[:4], 0.0, *args[5:])
-            else:
-                kwargs = {**kwargs, "dropout_p": 0.0}
-        if func is torch.autograd.grad:
-            with self:  # a mode is off in its own handler, and a checkpoint's forward runs in there
-                return _GRADIENT(*args, **kwargs)
-        return func(*args, **kwargs)
-
-
-_DROPOUTS = frozenset(
-    getattr(module, kind + ending)
-    for module in (F, torch)
-    for kind in (
-        "dropout",
-        "alpha_dropout",
-        "feature_dropout",
-        "feature_alpha_dropout",
-        "dropout1d",
-        "dropout2d",
-        "dropout3d",
-    )
-    for ending in ("", "_")
-    if hasattr(module, kind + ending)
-)
 
 
 class SeenOperations(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -202,6 +150,9 @@ class _ConstantNumbers(SeenOperations):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        place = _dropout_place(func)
+        if place is not None and len(args) > place:  # of a backward, too
+            args = (*args[:place], 0.0, *args[place + 1 :])
         # A generator of the model's own stays: it is refused for what it is.
         if (
             not is_random(func, args, kwargs)
@@ -214,6 +165,8 @@ class _ConstantNumbers(SeenOperations):  # type: ignore[no-untyped-call]
         if value is None:
             return out
         self._calls += 1
+        if func.overloadpacket is aten.native_dropout:  # the scale of its backward is that of what is left
+            return value, out[1].fill_(True)
         return out.copy_(value) if isinstance(value, Tensor) else out.fill_(value)
 
 
@@ -236,10 +189,8 @@ def _dropout_place(func: Any) -> int | None:
 
 def _generator_of(func: Any, args: tuple, kwargs: Mapping[str, Any]) -> torch.Generator | None:
     """The generator that an operation was given."""
-    if kwargs.get("generator") is not None:
-        generator: torch.Generator = kwargs["generator"]
-        return generator
-    return next((value for value in args if isinstance(value, torch.Generator)), None)
+    given = (*args, *kwargs.values())
+    return next((value for value in given if isinstance(value, torch.Generator)), None)
 
 
 def _argument(args: Sequence[Any], kwargs: Mapping[str, Any], place: int, name: str, default: Any) -> Any:
@@ -265,6 +216,8 @@ def _held_value(func: Any, args: tuple, kwargs: Mapping[str, Any]) -> Any:
             return torch.as_tensor(of(1, "p", args[0])) > 0.3
         case aten.bernoulli_:
             return torch.as_tensor(of(1, "p", 0.5)) > 0.3
+        case aten.native_dropout:
+            return args[0] / (1 - args[1]) if args[2] and args[1] < 1 else None
         case aten.exponential_:
             return 0.4 / of(1, "lambd", 1.0)
         case aten.randint | aten.randint_like:
