@@ -27,6 +27,7 @@ from equipoise.gradients.capture.expressions import CASTS
 from equipoise.gradients.capture.isolation import undisturbed
 from equipoise.gradients.capture.local_operations import gradient_here, why_not_here
 from equipoise.gradients.capture.recorder import (
+    INCONSISTENT,
     CallTrace,
     Capture,
     CapturePlan,
@@ -35,6 +36,7 @@ from equipoise.gradients.capture.recorder import (
     Watch,
     anchor,
     has_gradient,
+    learn_layout,
     name_of,
     tensors_in,
 )
@@ -60,28 +62,6 @@ SHARDED_REMEDY = (
     "or give the model as it was before fully_shard or parallelize_module. Activation checkpointing needs "
     "use_reentrant=False"
 )
-
-#: A tensor whose shape changes with the batch in a way that is not one axis of proportional size.
-INCONSISTENT = Layout(-1, "unknown")
-
-
-def learn_layout(small: torch.Size, n_small: int, large: torch.Size, n_large: int) -> Layout | None:
-    """The layout of a tensor from its shapes at two batch sizes; None if it does not follow the batch.
-
-    >>> learn_layout(torch.Size([7, 2, 4]), 2, torch.Size([7, 3, 4]), 3)
-    Layout(axis=1, fold='none')
-    >>> learn_layout(torch.Size([14, 4]), 2, torch.Size([21, 4]), 3)
-    Layout(axis=0, fold='unknown')
-    """
-    if len(small) != len(large):
-        return INCONSISTENT
-    changed = [i for i, (s, l) in enumerate(zip(small, large, strict=True)) if s != l]
-    if not changed:
-        return None
-    axis = changed[0]
-    if len(changed) > 1 or small[axis] * n_large != large[axis] * n_small or small[axis] % n_small:
-        return INCONSISTENT
-    return Layout(axis, "none" if small[axis] == n_small else "unknown")
 
 
 @dataclass

@@ -21,6 +21,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from equipoise.gradients.capture.recorder import INCONSISTENT, learn_layout
+
 __all__ = [
     "GlobalState",
     "RandomUse",
@@ -302,50 +304,35 @@ def ranges_asked() -> Iterator[set[int]]:
 
 
 class _RandomCalls(SeenOperations):  # type: ignore[no-untyped-call]
-    """Notes the shapes that random operations give, in their order."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.calls: list[tuple[Any, list[torch.Size]]] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        if is_random(func, args, kwargs or {}):
-            self.calls.append((func, [t.shape for t in _tensors(out)]))
-        return out
-
-
-class _OtherNumbers(SeenOperations):  # type: ignore[no-untyped-call]
-    """Some records get other random numbers, those of the rest stay what they were.
+    """Notes the shapes that random operations give, in their order; some records may get other numbers.
 
     Args:
-        chosen: whether a record gets others, [records].
+        chosen: which records do, [records]; None for none of them.
         axes: of each random operation in turn, where its result has the records.
-        minor: along an axis of k times as many entries, the k of a record are `records` apart, not together.
     """
 
-    def __init__(self, chosen: Tensor, axes: Sequence[int], minor: bool) -> None:
+    def __init__(self, chosen: Tensor | None = None, axes: Sequence[int] = ()) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._chosen, self._minor = chosen, minor
-        self._axes = iter(axes)
+        self.calls: list[tuple[Any, list[torch.Size]]] = []
+        self._chosen, self._axes = chosen, axes
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if not is_random(func, args, kwargs):
             return func(*args, **kwargs)
-        axis, records = next(self._axes), len(self._chosen)
-        in_place = func._schema.name.endswith("_")
-        again = (args[0].clone(), *args[1:]) if in_place else args
+        before = args[0].clone() if func._schema.name.endswith("_") else None  # it writes over that
         out = func(*args, **kwargs)
-        generator = _generator_of(func, args, kwargs) or _global_generator(_tensors(out)[0].device)
-        state = generator.get_state()
-        others = _tensors(func(*again, **kwargs))
-        generator.set_state(state)
-        for one, other in zip(_tensors(out), others, strict=True):
-            places = torch.arange(one.shape[axis])
-            owners = places % records if self._minor else places // (one.shape[axis] // records)
-            theirs = self._chosen[owners].nonzero().flatten().to(one.device)
-            one.index_copy_(axis, theirs, other.index_select(axis, theirs))
+        if self._chosen is not None:
+            axis, records = self._axes[len(self.calls)], len(self._chosen)
+            generator = _generator_of(func, args, kwargs) or _global_generator(_tensors(out)[0].device)
+            state = generator.get_state()
+            others = _tensors(func(*(args if before is None else (before, *args[1:])), **kwargs))
+            generator.set_state(state)
+            for one, other in zip(_tensors(out), others, strict=True):
+                theirs = self._chosen.repeat_interleave(one.shape[axis] // records).nonzero().flatten()
+                theirs = theirs.to(one.device)
+                one.index_copy_(axis, theirs, other.index_select(axis, theirs))
+        self.calls.append((func, [t.shape for t in _tensors(out)]))
         return out
 
 
@@ -392,14 +379,14 @@ def use_of_random_numbers(
     'shared'
     """
 
-    def attempt(seed: int, mode: TorchDispatchMode, weights: Tensor) -> tuple[Tensor, Sequence[Tensor]]:
-        with random_numbers_from(seed, *devices), mode:
+    def attempt(seed: int, calls: _RandomCalls, weights: Tensor) -> tuple[Tensor, Sequence[Tensor]]:
+        with random_numbers_from(seed, *devices), calls:
             losses, gradient = run(large, weights)
             return losses.detach().clone().cpu(), gradient
 
+    few, many = _RandomCalls(), _RandomCalls()
     with random_numbers_from(0, *devices):
         before = GlobalState(*devices)
-        few, many = _RandomCalls(), _RandomCalls()
         for count, calls in ((small, few), (large, many)):
             with calls:
                 run(count, torch.ones(count))
@@ -410,14 +397,14 @@ def use_of_random_numbers(
     if axes is None or not axes or set(moved) - {"torch"}:
         return "shared"
 
-    def kept(seed: int, minor: bool) -> bool:
+    def kept(seed: int) -> bool:
         """Whether other numbers for some records leave the rest as they are, and the other way round."""
         generator = torch.Generator().manual_seed(seed)
         part = torch.rand(large, generator=generator).argsort() < large // 2
         for chosen in (part, ~part):
             weights = torch.where(chosen, 0.0, 0.5 + torch.rand(large, generator=generator))
             usual, gradient = attempt(seed, _RandomCalls(), weights)
-            changed, other = attempt(seed, _OtherNumbers(chosen, axes, minor), weights)
+            changed, other = attempt(seed, _RandomCalls(chosen, axes), weights)
             # Rounding may follow what stands next to a record; another number moves far more.
             if not torch.allclose(usual[~chosen], changed[~chosen], rtol=1e-3, atol=1e-5, equal_nan=True):
                 return False
@@ -425,9 +412,7 @@ def use_of_random_numbers(
                 return False
         return True
 
-    # One reading of folded axes has to fit all.
-    fits = any(all(kept(seed, minor) for seed in range(SEEDS)) for minor in (False, True))
-    return "own" if fits else "shared"
+    return "own" if all(map(kept, range(SEEDS))) else "shared"
 
 
 def _length(tensors: Iterable[Tensor]) -> float:
@@ -441,24 +426,12 @@ def _record_axes(small: _RandomCalls, large: _RandomCalls, few: int, many: int) 
         return None
     axes = []
     for (func, shapes), (_, larger) in zip(small.calls, large.calls, strict=True):
-        if func.overloadpacket in _JOINT or len(shapes) != len(larger):
+        layouts = {learn_layout(a, few, b, many) for a, b in zip(shapes, larger, strict=True)}
+        layout = layouts.pop()
+        if func.overloadpacket in _JOINT or layouts or layout is None or layout is INCONSISTENT:
             return None
-        found = {_record_axis(a, b, few, many) for a, b in zip(shapes, larger, strict=True)}
-        if len(found) != 1 or None in found:
-            return None
-        axes += [axis for axis in found if axis is not None]
+        axes.append(layout.axis)
     return axes
-
-
-def _record_axis(small: torch.Size, large: torch.Size, few: int, many: int) -> int | None:
-    if len(small) != len(large):
-        return None
-    changed = [axis for axis, (s, l) in enumerate(zip(small, large, strict=True)) if s != l]
-    if len(changed) != 1:
-        return None
-    axis = changed[0]
-    fits = small[axis] % few == 0 and small[axis] // few * many == large[axis]
-    return axis if fits else None
 
 
 def _tensors(out: Any) -> list[Tensor]:

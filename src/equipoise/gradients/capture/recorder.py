@@ -79,6 +79,29 @@ class CapturePlan:
     low_precision: bool = False  # some gradients came in half precision (autocast), so that checks are coarse
 
 
+#: A tensor whose shape changes with the batch in a way that is not one axis of proportional size.
+INCONSISTENT = Layout(-1, "unknown")
+
+
+def learn_layout(small: torch.Size, n_small: int, large: torch.Size, n_large: int) -> Layout | None:
+    """The layout of a tensor from its shapes at two batch sizes; None if it does not follow the batch.
+
+    >>> learn_layout(torch.Size([7, 2, 4]), 2, torch.Size([7, 3, 4]), 3)
+    Layout(axis=1, fold='none')
+    >>> learn_layout(torch.Size([14, 4]), 2, torch.Size([21, 4]), 3)
+    Layout(axis=0, fold='unknown')
+    """
+    if len(small) != len(large):
+        return INCONSISTENT
+    changed = [i for i, (s, l) in enumerate(zip(small, large, strict=True)) if s != l]
+    if not changed:
+        return None
+    axis = changed[0]
+    if len(changed) > 1 or small[axis] * n_large != large[axis] * n_small or small[axis] % n_small:
+        return INCONSISTENT
+    return Layout(axis, "none" if small[axis] == n_small else "unknown")
+
+
 def tensors_in(*values: Any) -> list[Tensor]:
     """All tensors among arguments or results, in order, looking into containers."""
     return [leaf for leaf in leaves(values) if isinstance(leaf, Tensor)]
