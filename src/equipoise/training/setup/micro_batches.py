@@ -23,6 +23,7 @@ from equipoise.gradients.compare import SEEDS
 from equipoise.gradients.engine_inputs import fillers
 from equipoise.privacy import Sampling
 from equipoise.training.distributed import Processes
+from equipoise.training.forwards import ROW_TILE
 from equipoise.training.randomness import public_randomness
 from equipoise.training.record_source import DataError, RecordSource
 from equipoise.training.setup.memory_use import PASS_OVERHEAD, fitting, forward_cost
@@ -31,7 +32,8 @@ from equipoise.training.setup.training_inputs import TrainingInputs
 
 __all__ = ["MicroBatches", "choose_micro_batches"]
 
-SMALL_TILE, TILE = 4, 16
+#: From so many rows on, sizes are multiples of it.
+TILE = 16
 
 
 @dataclass(frozen=True)
@@ -128,7 +130,7 @@ def micro_batch_sizes(most: int, mean: float, deviation: float, overhead: float 
     >>> micro_batch_sizes(1024, mean=256, deviation=16)[0], micro_batch_sizes(48, mean=256, deviation=16)[0]
     (288, 48)
     """
-    tiles = [*range(SMALL_TILE, TILE, SMALL_TILE), *range(TILE, most + 1, TILE)]
+    tiles = [*range(ROW_TILE, TILE, ROW_TILE), *range(TILE, most + 1, TILE)]
     sizes = [tile for tile in tiles if tile <= most] or [most]
     return sorted(sizes, key=lambda size: expected_passes(size, mean, deviation) * (overhead + size))
 
