@@ -22,7 +22,6 @@ from torch.nn import functional as F
 
 import equipoise as eq
 from equipoise.data import PadTo
-from equipoise.federated import LocalUpdates
 from equipoise.gradients import CrossRecordError
 from equipoise.methods import AutoS, JointWhitening
 from equipoise.training.assumptions import TRACED
@@ -146,8 +145,7 @@ def test_a_training_ends_as_without_replay(method, options, monkeypatch):
     (run, found), (_, expected) = (
         end(monkeypatch, replays, method=method, **options) for replays in (True, False)
     )
-    # What turns a user's records to an update is not looked into, so that a trace of it could not be watched.
-    assert run.engine.traces == (not isinstance(options.get("loss"), LocalUpdates))
+    assert run.engine.traces == 1
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
 
 
