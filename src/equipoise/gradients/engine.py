@@ -28,7 +28,6 @@ from equipoise.gradients.capture.isolation import (
     Buffers,
     parameters_restored,
     parameters_watched,
-    refuse_max_norm,
     undisturbed,
 )
 from equipoise.gradients.capture.planner import LARGE, learn_plan
@@ -232,7 +231,6 @@ class GradientEngine:
                 "example_batch has 0 records; pass at least one (three let the checks compare records)"
             )
         check_model(model)
-        refuse_max_norm(model)
         is_sharded = begin_sharded(model)
         self._leaves_told = leaves_told if is_sharded else nullcontext
         #: Why steps run the model itself and no trace; "" if they do not.
@@ -262,10 +260,9 @@ class GradientEngine:
             params: name -> value; parameters left out keep the model's values.
 
         Raises:
-            BufferWritesError: the forward changes a buffer in place that it left alone at the start.
-            ForwardWritesError: the same of a parameter, frozen ones too, whose value is lost.
+            ForwardWritesError: the forward changes a parameter, frozen ones too, whose value is lost.
         """
-        with parameters_watched(self._buffers.modules, params), self._buffers.watched():
+        with parameters_watched(self._buffers.modules, params), self._buffers.kept():
             return self._gradients(batch, params)
 
     def by_plan(self, batch: Any, params: Mapping[str, Tensor] | None = None) -> PerSampleGradients:
@@ -282,7 +279,7 @@ class GradientEngine:
         replayed = None if self._eager or are_constant() else self._replayed(batch, params)
         if replayed is not None:
             return replayed
-        with parameters_watched(self._buffers.modules, params), self._buffers.watched():
+        with parameters_watched(self._buffers.modules, params), self._buffers.kept():
             return self._by_plan(batch, params)
 
     def trace_anew(self) -> None:
@@ -327,7 +324,7 @@ class GradientEngine:
         """G by what was traced, at the first batch of a form; None if there is no trace."""
         form = self._form(batch)
         if form not in self._traced:
-            with parameters_watched(self._buffers.modules, params), self._buffers.watched():
+            with parameters_watched(self._buffers.modules, params), self._buffers.kept():
                 self._traced[form] = self._traced_anew(batch)
         traced = self._traced[form]
         if traced is None:
@@ -762,9 +759,9 @@ class GradientEngine:
             place: of the record.
 
         Raises:
-            BufferWritesError, ForwardWritesError: as in a call.
+            ForwardWritesError: as in a call.
         """
-        with parameters_watched(self._buffers.modules, params), self._buffers.watched(), backward_included():
+        with parameters_watched(self._buffers.modules, params), self._buffers.kept(), backward_included():
             leaves, substitute = self._leaves(params)
             found, loss = self._row_among(batch, place, leaves, substitute)
             rows = {name: [DenseFactor(row[None])] for name, row in found.items()}

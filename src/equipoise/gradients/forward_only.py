@@ -114,7 +114,7 @@ class LossEngine(GradientEngine):
     def alone(self, batch: Any, params: Mapping[str, Tensor] | None = None, place: int = 0) -> LossesOnly:
         with (
             parameters_watched(self._buffers.modules, params),
-            self._buffers.watched(),
+            self._buffers.kept(),
             nothing_saved(),
             torch.enable_grad(),
         ):

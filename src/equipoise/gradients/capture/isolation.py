@@ -26,13 +26,12 @@ from torch.nn.parameter import is_lazy
 from equipoise._dtensor import local_part
 from equipoise.gradients.capture.random_numbers import random_numbers_constant, random_numbers_from
 from equipoise.gradients.capture.sharded import SHARDED, resharded
-from equipoise.gradients.checks.errors import BufferWritesError, ForwardWritesError
+from equipoise.gradients.checks.errors import ForwardWritesError
 
 __all__ = [
     "Buffers",
     "parameters_restored",
     "parameters_watched",
-    "refuse_max_norm",
     "same_values",
     "undisturbed",
     "write_mark",
@@ -60,6 +59,7 @@ class Buffers:
 
     Attributes:
         modules: their paths and they themselves.
+        changing: paths of those that a forward changes or binds anew, to the same values perhaps.
         written: paths of those that a forward gave other values.
 
     Example:
@@ -67,6 +67,7 @@ class Buffers:
         >>> norm = nn.InstanceNorm1d(2, track_running_stats=True)
         >>> buffers = Buffers(norm)
         >>> buffers.find_changing(lambda: norm(torch.ones(1, 2, 3)))
+        >>> buffers.changing
         ['running_mean', 'running_var']
         >>> with buffers.kept():
         ...     _ = norm(torch.ones(1, 2, 3))
@@ -76,79 +77,36 @@ class Buffers:
 
     def __init__(self, model: nn.Module) -> None:
         self.modules = list(model.named_modules())
-        self._changing: list[_Place[Tensor | None]] = []
+        self.changing: list[str] = []
         self.written: list[str] = []
 
     @contextmanager
     def kept(self) -> Iterator[list[_Place[Tensor | None]]]:
-        """Inside, every buffer is a copy; then the model has its own again, unmoved.
+        """Inside, every buffer is a copy; then the model has its own again.
 
         Yields:
-            The copies.
-
-        Raises:
-            BufferWritesError: a name of the model's own led to one of them; it has its value again.
+            Its own.
         """
         before = self._snapshot()
         self._exchange(before)
-        copies = self._snapshot()
         try:
-            yield copies
+            yield before
         finally:
             self._put_back(before)
-            moved = []
-            for own, copied in zip(before, copies, strict=True):
-                if own.value is not None and copied.value is not None and write_mark(own.value) != own.mark:
-                    own.value.detach().copy_(copied.value)
-                    moved.append(own.path)
-            if moved:  # whatever else failed inside
-                raise BufferWritesError(moved, "by another name than the module's")
 
-    @contextmanager
-    def watched(self) -> Iterator[None]:
-        """As `kept`, and only the buffers known to change may be changed in place.
-
-        Raises:
-            BufferWritesError: another one was.
-        """
-        known = {(id(place.module), place.key) for place in self._changing}
-        with self.kept() as copies:
-            try:
-                yield
-            finally:
-                moved = [
-                    place.path
-                    for place in copies
-                    if write_mark(place.value) != place.mark and (id(place.module), place.key) not in known
-                ]
-                if moved:
-                    raise BufferWritesError(moved, "it did not at the start")
-
-    def find_changing(self, forward: Callable[[], Any]) -> list[str]:
-        """Run `forward` once, undo what it did to buffers, and remember and name those it changed."""
-        before = self._snapshot()
-        self._exchange(before)
-        copies = self._snapshot()
-        found = []
-        try:
+    def find_changing(self, forward: Callable[[], Any]) -> None:
+        """Run `forward` once, undo what it did to buffers, and remember those it changed."""
+        with self.kept() as before:
+            copies = self._snapshot()
             forward()
             for own, copy in zip(before, copies, strict=True):
                 now = own.module._buffers.get(own.key)
                 # Assigned anew, changed in place, or changed through `.data`, which no count shows.
                 has_other_values = not same_values(now, own.value)
                 if now is not copy.value or write_mark(now) != copy.mark or has_other_values:
-                    found.append(own)
+                    self.changing.append(own.path)
                 if has_other_values:
                     self.written.append(own.path)
-        finally:
-            self._put_back(before)
-        self._changing += found
-        return [place.path for place in found]
-
-    @property
-    def changing(self) -> list[str]:
-        """Paths of those that a forward changes or binds anew, to the same values perhaps."""
-        return [place.path for place in self._changing]
 
     def _snapshot(self) -> list[_Place[Tensor | None]]:
         return [
@@ -178,23 +136,6 @@ class Buffers:
             place.module._buffers[place.key] = place.value
 
 
-def refuse_max_norm(model: nn.Module) -> None:
-    """Refuse look-ups that renormalise their table in place.
-
-    Raises:
-        ForwardWritesError: an embedding has ``max_norm``.
-
-    >>> refuse_max_norm(nn.Embedding(3, 2))
-    """
-    found = [
-        f"{path}.weight" if path else "weight"
-        for path, module in model.named_modules()
-        if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.max_norm is not None
-    ]
-    if found:
-        raise ForwardWritesError(found, "max_norm renormalises the rows that are looked up, in place")
-
-
 @contextmanager
 def parameters_restored(model: nn.Module) -> Iterator[None]:
     """Inside, copies of all parameters are kept; then every parameter is what it was, bit for bit.
@@ -205,25 +146,20 @@ def parameters_restored(model: nn.Module) -> Iterator[None]:
     if model in SHARDED:
         resharded(model)
     before = _parameters(model.named_modules())
-    # As views, and copied; of a sharded one the part that is here.
-    views = [local_part(place.value).detach() for place in before]
-    of_each = {id(place.value): view for place, view in zip(before, views, strict=True)}
-    copied = {number: view.clone() for number, view in of_each.items()}  # a shared one once
-    copies = [copied[id(place.value)] for place in before]
-    values = [*zip(views, copies, strict=True)]
-    moved = []
+    # Of a sharded one the part that is here; a shared one once.
+    own = {id(place.value): local_part(place.value) for place in before}
+    copies = {number: part.detach().clone() for number, part in own.items()}
     try:
         yield
     finally:
-        with torch.no_grad():
-            for (path, module, key, p, mark), (view, copy) in zip(before, values, strict=True):
-                own = local_part(p)
-                changed = module._parameters.get(key) is not p or not same_values(own.detach(), copy)
-                if changed or write_mark(p) != mark:
-                    moved.append(path)
-                    module._parameters[key] = p
-                    view.copy_(copy)
-                    own.data = view  # the forward may have given it other memory
+        moved = []
+        for path, module, key, p, mark in before:
+            part, copy = own[id(p)], copies[id(p)]
+            is_bound = module._parameters.get(key) is p
+            if not is_bound or write_mark(p) != mark or not same_values(part.detach(), copy):
+                moved.append(path)
+                module._parameters[key] = p
+                part.data = copy
         if moved:  # whatever else failed inside
             raise ForwardWritesError(moved)
 
