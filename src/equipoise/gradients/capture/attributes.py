@@ -39,6 +39,9 @@ _TOLD = (
     *(types.FunctionType, types.MethodType, types.BuiltinFunctionType, partial, type, nn.Module),
 )
 
+#: What holds nothing else, and containers of modules.
+_PLAIN, _OF_TORCH = frozenset({type(None), bool, int, float, str}), (dict, OrderedDict)
+
 #: Containers whose entries are put back.
 _CONTAINERS = (OrderedDict, dict, list, set, deque)
 
@@ -228,7 +231,13 @@ class HeldState:
         self._places.append(_Place(value, lambda: held, then, put, prefix, is_told=is_own))
         if is_own:
             self._class(type(value))
-            self._waiting += [(one, prefix + name) for name, one in then.items() if name not in _OF_BUFFERS]
+            for name, one in then.items():
+                if type(one) in _PLAIN or name in _OF_BUFFERS:
+                    continue
+                if type(one) in _OF_TORCH and not one:  # of most modules nearly all
+                    self._empty.append((one, prefix + name))
+                else:
+                    self._waiting.append((one, prefix + name))
 
     def _container(self, held: Any, name: str, is_named: bool = True) -> None:
         if not held:
