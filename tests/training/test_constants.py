@@ -7,6 +7,7 @@ import functools
 import json
 
 import pytest
+import small_problems
 import torch
 from small_problems import RECORDS, OnDemand, network, records, training
 from torch import nn
@@ -97,7 +98,25 @@ def of_object():
     return network(), loss, lambda on: setattr(loss, "is_centred", on)
 
 
+class Slots:
+    __slots__ = ("slotted",)
+
+
+SLOTS = Slots()
+SLOTS.slotted = False
+
+
+def of_slots(model, batch):
+    return centred(model, batch, SLOTS.slotted)
+
+
+def of_other_module(model, batch):
+    return centred(model, batch, small_problems.MIXES)
+
+
 SWITCHES = {
+    "slotted": lambda: (network(), of_slots, lambda on: setattr(SLOTS, "slotted", on)),
+    "MIXES": lambda: (network(), of_other_module, lambda on: setattr(small_problems, "MIXES", on)),
     "3.centres": lambda: of_module(lambda model, on: setattr(model[3], "centres", on)),
     "centres": lambda: of_module(lambda model, on: setattr(model[3].settings, "centres", 2.5 * on)),
     "_modules": of_submodule,

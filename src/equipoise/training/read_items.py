@@ -95,7 +95,7 @@ class ReadItems:
         """
         assert self._log is not None
         count = len(self._seen)
-        for _, _, row in self._log.rows():
+        for _, row in self._log.rows():
             if row.pop("count", count) != count:
                 return True
             for number in map(int, row):

@@ -224,6 +224,9 @@ class HeldState:
             module = type(value).__module__
             if isinstance(value, _SETTINGS) or not _is_of_packages(module):
                 self._fields(value, "", isinstance(value, _SETTINGS) or is_own(module))
+        elif is_own(type(value).__module__):  # a dataclass with slots, say
+            slots = [vars(kind).get("__slots__", ()) for kind in type(value).__mro__]
+            self._named(value, [n for one in slots for n in ((one,) if isinstance(one, str) else one)])
 
     def _fields(self, value: Any, prefix: str, is_own: bool) -> None:
         held = vars(value)
@@ -274,6 +277,23 @@ class HeldState:
         then = now()
         self._places.append(_Place(function, now, then, put, ""))
         self._waiting += [(value, name) for name, value in then.items()]
+        for held in then.values():  # of other modules of the user's own, what the function may name
+            if isinstance(held, types.ModuleType) and is_own(held.__name__):
+                self._named(held, _names(function.__code__) & vars(held).keys())
+
+    def _named(self, value: Any, names: Iterable[str]) -> None:
+        """Attributes of an object that is not looked into otherwise."""
+
+        def now() -> Mapping[str, Any]:
+            return {name: getattr(value, name) for name in names if hasattr(value, name)}
+
+        def put(then: Mapping[str, Any]) -> None:
+            for name, one in then.items():
+                setattr(value, name, one)
+
+        then = now()
+        self._places.append(_Place(value, now, then, put, ""))
+        self._waiting += [(one, name) for name, one in then.items()]
 
     def exchange_buffers(self) -> None:
         """Copies in the place of the buffers of modules that are no part of the model."""
