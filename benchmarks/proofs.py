@@ -41,7 +41,7 @@ from equipoise.federated.local_updates import LocalUpdates
 from equipoise.gradients.capture.random_numbers import random_numbers_from
 from equipoise.gradients.engine import GradientEngine
 from equipoise.gradients.operator import PerSampleGradients
-from equipoise.gradients.provenance import prove
+from equipoise.gradients.provenance import Proof, prove
 from equipoise.gradients.trace import why_untraced
 from equipoise.training.forwards import averaged_over_views, repeat_views
 from equipoise.training.owners import by_user, joined_over_users
@@ -211,7 +211,7 @@ def outcome(make: Callable[[], Made]) -> Row:
         return Row("refused", reason=f"{type(error).__name__}: {error}")
     began = time.process_time()
     try:
-        traced = engine.traced(batch)
+        traced = engine._line(batch)
     except Exception as error:
         return Row("no", "no trace", "not replayed", reason=why_untraced(error))
     took = f"{time.process_time() - began:.2f}"
@@ -220,7 +220,9 @@ def outcome(make: Callable[[], Made]) -> Row:
     bits, lost = "not replayed", ""
     try:
         with random_numbers_from(1):
-            found, _ = engine._compared(traced, batch).gradients(*engine._values(None), batch)
+            if (other := engine._replayable(batch, Proof())[1]).untraced is not None:
+                raise RuntimeError(other.untraced)
+            found, _ = traced.gradients(*engine._values(None), batch)
         with random_numbers_from(1):
             error = difference(found, engine.by_plan(batch))
         bits = f"{error:.0e}" if error else "yes"

@@ -21,7 +21,7 @@ from equipoise.gradients import (
     per_sample_gradients,
     replace_batch_norm,
 )
-from equipoise.gradients.checks.row_comparison import distance_and_length, rows_differ
+from equipoise.gradients.capture.planner import are_others
 from equipoise.gradients.compare import TracedLosses, away_from_zero, losses_moved
 from equipoise.gradients.factors.outer import OuterFactor
 from equipoise.gradients.provenance import Proof
@@ -120,7 +120,7 @@ def test_a_layer_whose_gradient_cannot_be_per_record_is_refused_by_name():
     assert how(engine)["first.weight"] == "dense"
 
 
-def test_what_cannot_be_differentiated_record_by_record_is_refused_by_name(second_way):
+def test_a_model_that_needs_two_records_never_meets_one(second_way):
     class NeedsTwo(nn.Module):
         def __init__(self):
             super().__init__()
@@ -128,16 +128,13 @@ def test_what_cannot_be_differentiated_record_by_record_is_refused_by_name(secon
 
         def forward(self, x):
             if x.shape[0] < 2:
-                raise RuntimeError(f"at least two records, and not {x}")
+                raise RuntimeError("at least two records")
             return self.body(x)
 
-    with pytest.raises(CoverageError, match=r"body\.weight in body.*\(RuntimeError in forward") as caught:
-        GradientEngine(NeedsTwo().double(), squared, floats(6, 5))
-    assert [r.name for r in caught.value.refused] == ["body.weight", "body.bias"]
-    assert all(r.remedy for r in caught.value.refused)
-    # The text of an error may hold the record; it is the cause of ours.
-    assert "two records" not in str(caught.value)
-    assert "two records" in str(caught.value.__cause__)
+    model, x = NeedsTwo().double(), floats(6, 5)
+    engine = GradientEngine(model, squared, x)
+    expected = per_sample_gradients(model.body, squared, x).row_norms()
+    torch.testing.assert_close(engine(x).row_norms(), expected)
 
 
 def test_frozen_parameters_are_ignored_and_unused_ones_have_zero_rows():
@@ -400,7 +397,7 @@ class Checkpointed(nn.Module):
 
 def test_activation_checkpoints_work_or_are_refused():
     compare(Checkpointed(False).double(), squared, floats(6, 5), how="rule")
-    with pytest.raises(CoverageError, match="use_reentrant=False"):
+    with pytest.raises(RuntimeError, match="use_reentrant=False"):
         GradientEngine(Checkpointed(True).double(), squared, floats(6, 5))
 
 
@@ -482,28 +479,7 @@ def test_a_vanishing_gradient_does_not_hide_a_wrong_rule():
     """The floor is rounding: rows that are wrong by a thousandth of the whole gradient are still seen."""
     row = torch.zeros(4)
     for error, is_seen in ((1e-8, False), (1e-3, True)):
-        found = distance_and_length(row + error, row).expand(3, 2)
-        assert (rows_differ(found, row.dtype, sizes=torch.ones(3)) is not None) == is_seen
-
-
-class AtTheKink(nn.Module):
-    """One of many values is zero but for rounding, which lets a record by itself through the ReLU alone."""
-
-    def __init__(self, width):
-        super().__init__()
-        self.body, self.head = nn.Linear(5, width), nn.Linear(width, 3)
-
-    def forward(self, x):
-        values = self.body(x)
-        first = values[:, :1] - values[:, :1].detach() + (1e-7 if len(x) == 1 else -1e-7)
-        return self.head(torch.relu(torch.cat([first, values[:, 1:]], 1)))
-
-
-@pytest.mark.parametrize(("width", "way"), [(1000, "rule"), (20, "dense")])
-def test_rounding_at_a_kink_costs_no_rule_but_where_it_decides_over_much(second_way, width, way):
-    torch.manual_seed(0)
-    engine = GradientEngine(AtTheKink(width), squared, floats(6, 5).float())
-    assert how(engine)["body.weight"] == way
+        assert are_others(row + error, row, torch.ones(()), "torch.float32") == is_seen
 
 
 FACTORS = {
@@ -516,32 +492,20 @@ FACTORS = {
 
 
 @pytest.mark.parametrize("followed", FACTORS)
-def test_a_row_that_follows_its_company_by_a_hundredth_has_no_rule(second_way, followed):
-    """Its loss shows it next to records that are not finite, alone."""
-
+def test_a_row_that_follows_its_company_by_a_hundredth_is_refused(second_way, followed):
     def loss(model, x):
         losses = squared(model, x)
         return losses.detach() + FACTORS[followed](x) * (losses - losses.detach())
 
     torch.manual_seed(0)
-    if followed in ("largest record", "later records"):
-        with pytest.raises(CrossRecordError):
-            GradientEngine(nn.Linear(5, 3), loss, floats(6, 5).float())
-    else:
-        engine = GradientEngine(nn.Linear(5, 3), loss, floats(6, 5).float())
-        assert set(how(engine).values()) == {"dense"}
+    with pytest.raises((CoverageError, CrossRecordError)):
+        GradientEngine(nn.Linear(5, 3), loss, floats(6, 5).float())
 
 
-def test_float64_has_no_such_leeway(second_way):
+def test_a_rule_that_is_wrong_by_a_hundredth_is_seen(monkeypatch):
     torch.manual_seed(0)
-    engine = GradientEngine(AtTheKink(1000).double(), squared, floats(6, 5))
-    assert how(engine)["body.weight"] == "dense"
-
-
-def test_a_rule_that_is_wrong_by_a_hundredth_is_seen(second_way, monkeypatch):
-    torch.manual_seed(0)
-    materialise = OuterFactor.materialise
-    monkeypatch.setattr(OuterFactor, "materialise", lambda factor: 1.01 * materialise(factor))
+    right = OuterFactor.weighted_sum
+    monkeypatch.setattr(OuterFactor, "weighted_sum", lambda factor, weights: 1.01 * right(factor, weights))
     engine = GradientEngine(nn.Linear(5, 3), squared, floats(6, 5).float())
     assert how(engine)["weight"] == "dense"
 

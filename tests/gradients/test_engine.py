@@ -17,7 +17,13 @@ from oracle_cases import Filling, close, compare, moved
 from torch import nn
 from zoo import CASES
 
-from equipoise.gradients import CrossRecordError, GradientEngine, dense_gradients, per_sample_gradients
+from equipoise.gradients import (
+    CoverageError,
+    CrossRecordError,
+    GradientEngine,
+    dense_gradients,
+    per_sample_gradients,
+)
 from equipoise.gradients.capture.recorder import PlanMismatch
 
 
@@ -437,7 +443,7 @@ def test_a_large_batch_of_a_model_that_takes_no_outliers_is_tried_with_exchanged
     records = 0.9 + 0.1 * torch.rand(16, 3)  # three times as large, all are too large
     engine = GradientEngine(Share(), summed, records[:5])
     assert engine.independence.word == "compared"
-    with pytest.raises(CrossRecordError, match=r"layer\.weight"):
+    with pytest.raises(CoverageError, match=r"layer\.weight"):
         engine.check(records)
 
 

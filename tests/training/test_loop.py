@@ -38,6 +38,7 @@ from equipoise.privacy.private import unwrap
 from equipoise.statements.statement import STOPPED
 from equipoise.training.assumptions import Assumption
 from equipoise.training.folder.run_folder import RunFolder
+from equipoise.training.forwards import forward_rows
 from equipoise.training.randomness import public_randomness
 from equipoise.training.setup.training_settings import TrainingSettings
 
@@ -701,7 +702,7 @@ def masks(seed: int, reproducible: bool) -> list[torch.Tensor]:
     before = seen.qsize()
     list(run)
     found = [seen.get() for _ in range(seen.qsize())][before:]
-    return [mask[:RECORDS] for mask in found if len(mask) == RECORDS]
+    return [mask[:RECORDS] for mask in found if len(mask) == forward_rows(RECORDS)]
 
 
 def test_masks_of_private_records_follow_the_secret_key():

@@ -9,19 +9,19 @@ only other values or rarer random numbers would show is not seen: a statement sa
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from equipoise._dtensor import all_values, with_values
+from equipoise._dtensor import all_values, device_of, with_values
 from equipoise.gradients.capture.isolation import Buffers, undisturbed
+from equipoise.gradients.capture.random_numbers import GlobalState
 from equipoise.gradients.capture.recorder import CallTrace
 from equipoise.gradients.capture.sharded import leaves_told
 from equipoise.gradients.checks.errors import CrossRecordError
-from equipoise.gradients.checks.row_comparison import length
 from equipoise.gradients.engine_inputs import (
     Loss,
     backward_at,
@@ -32,6 +32,7 @@ from equipoise.gradients.engine_inputs import (
     take_records,
     trainable_parameters,
 )
+from equipoise.gradients.numerics import length
 
 __all__ = [
     "OWN_GENERATOR",
@@ -143,55 +144,68 @@ def _next_to(batch: Any, same: slice, size: float | None = None) -> Any:
 
 
 def compare(
-    rows: Callable[..., Any],
+    model: nn.Module,
+    run: Callable[..., Any],
     moved: Callable[[Any, Any], list[str]],
-    asks_for_numbers: Callable[[], bool],
     batch: Any,
     others: Mapping[str, Tensor],
     not_usual: Sequence[float] = NOT_USUAL,
-    seeds: Iterable[int] = range(SEEDS),
-) -> None:
+    seeds: Sequence[int] = range(SEEDS),
+) -> bool:
     """Refuse a model in which a record's row moves with the records next to it.
 
     Args:
-        rows: rows(seed, batch, params, upstream) of records, at the model's parameters (None) or others, of
-            losses whose gradients are `upstream` (None: 1).
+        model: that is run.
+        run: run(batch, params, upstream) gives the rows of records, at the model's parameters (None) or
+            others, of losses whose gradients are `upstream` (None: 1).
         moved: of which parameters the rows of the same records differ by more than rounding.
-        asks_for_numbers: whether rows so far have asked for random numbers.
         batch: records, as many as in a step.
         others: parameters that are nowhere zero.
         not_usual: what the gradient of the first loss becomes, in turn.
-        seeds: of the random numbers; those behind 0 only if random numbers are asked for.
+        seeds: of the random numbers; those behind the first only if random numbers are asked for.
+
+    Returns:
+        Whether random numbers are asked for.
 
     Raises:
         CrossRecordError: a row moved.
         ValueError: with the same random numbers rows are others each time.
     """
+    draws, count = False, num_records(batch)
+
+    def rows(seed: int, batch: Any, params: Any, upstream: Tensor | None = None) -> Any:
+        nonlocal draws
+        with undisturbed(model, seed, dropout=True), torch.enable_grad():
+            start = GlobalState(device_of(next(model.parameters())))
+            found = run(batch, params, upstream)
+            draws |= bool(start.moved())
+        return found
+
     for params in (None, others):
         for seed in seeds:
-            if seed and not asks_for_numbers():
+            is_first = seed == seeds[0]
+            if not (is_first or draws):
                 break
-            before = rows(seed, batch, params, None)
-            if not seed and moved(before, rows(0, batch, params, None)):
+            before = rows(seed, batch, params)
+            if is_first and moved(before, rows(seed, batch, params)):
                 raise ValueError(f"model or loss give other losses or gradients each time, {OWN_GENERATOR}")
-            for one in with_others(batch) if not seed else [next(with_others(batch))]:
+            for one in with_others(batch) if is_first else [next(with_others(batch))]:
                 for changed, same in one:
                     try:
-                        after = rows(seed, changed, params, None).rows(same)
+                        after = rows(seed, changed, params).rows(same)
                     except Exception:  # it does not take such records
                         continue
                     _refuse(moved(before.rows(same), after))
                     break
-            if seed:
-                continue
-            for number in not_usual:
-                upstream = torch.cat([torch.tensor([number]), torch.ones(num_records(batch) - 1)])
+            for number in not_usual if is_first else ():
+                upstream = torch.cat([torch.tensor([number]), torch.ones(count - 1)])
                 try:
                     with torch.autograd.set_detect_anomaly(False):  # it stops at NaN
                         after = rows(seed, batch, params, upstream)
                 except Exception:  # a backward that refuses such tells nothing
                     continue
                 _refuse(moved(before.rows(slice(1, None)), after.rows(slice(1, None))))
+    return draws
 
 
 def _refuse(names: list[str]) -> None:

@@ -1,20 +1,20 @@
 """The engine: per-sample gradients of a model as it is, by one forward and one backward.
 
-Attaching learns a plan for the model (``capture.planner``), proves that no use of a parameter is missed, and
-compares the result with single records. Calling follows the plan (``capture.recorder``); parameters that no
-rule serves are computed densely (``checks.oracle``). The model is never wrapped or changed, and nothing stays
-on it: buffers that a forward updates, such as running statistics, are copies while it runs, and a forward
-that updates parameters is refused (``capture.isolation``).
+Attaching learns a plan for the model (``capture.planner``) and proves that no use of a parameter is missed.
+What a plan computes is traced and, if a proof or a comparison finds the records apart, replayed; else the
+plan is followed in each call (``capture.recorder``). Parameters that no rule serves are computed densely
+(``checks.oracle``). The model is never wrapped or changed, and nothing stays on it: buffers that a forward
+updates, such as running statistics, are copies while it runs, and a forward that updates parameters is
+refused (``capture.isolation``).
 """
 
 from __future__ import annotations
 
-import math
 import os
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -30,7 +30,7 @@ from equipoise.gradients.capture.isolation import (
     parameters_watched,
     undisturbed,
 )
-from equipoise.gradients.capture.planner import LARGE, learn_plan
+from equipoise.gradients.capture.planner import LARGE, ROUNDS, are_others, learn_plan
 from equipoise.gradients.capture.random_numbers import GlobalState, are_constant, random_numbers_from
 from equipoise.gradients.capture.recorder import Capture, CapturePlan, PlanMismatch
 from equipoise.gradients.capture.sharded import (
@@ -47,8 +47,7 @@ from equipoise.gradients.checks.errors import (
     ForwardWritesError,
     RefusedParameter,
 )
-from equipoise.gradients.checks.oracle import dense_rows, visit_rows
-from equipoise.gradients.checks.row_comparison import distance_and_length, length, rows_differ
+from equipoise.gradients.checks.oracle import dense_rows
 from equipoise.gradients.compare import (
     FEW,
     LOSS_SEEDS,
@@ -57,6 +56,7 @@ from equipoise.gradients.compare import (
     TracedLosses,
     away_from_zero,
     compare,
+    losses_moved,
     with_others,
 )
 from equipoise.gradients.engine_inputs import (
@@ -70,7 +70,6 @@ from equipoise.gradients.engine_inputs import (
     fillers,
     map_records,
     num_records,
-    places_of_different,
     record_leaves,
     repeat_to,
     replace_leaves,
@@ -79,7 +78,7 @@ from equipoise.gradients.engine_inputs import (
     trainable_parameters,
 )
 from equipoise.gradients.factors.base import DenseFactor, Factor
-from equipoise.gradients.numerics import accumulation_dtype
+from equipoise.gradients.numerics import accumulation_dtype, length
 from equipoise.gradients.operator import FactoredGradients, PerSampleGradients
 from equipoise.gradients.provenance import (
     Fault,
@@ -108,17 +107,15 @@ TOO_MANY = (
 #: Attempts at a batch whose operations differ from the plan; the last one is dense altogether.
 MISMATCHES = 5
 
-#: Share of a row's length that rounding may move where it opens or closes a few of many ReLUs.
-KINKS = 0.1
+#: Share of a row's length that rounding may move where it opens or closes a few of many ReLUs; of dense rows,
+#: which are computed one by one; and the length of rows that hold nothing but rounding.
+KINKS, SUMS_ROUND, NO_GRADIENT = 0.1, 5e-3, 1e-6
 
-#: Share of the rows' root of squares that their sum may round by in another order, and of the whole rows'.
-SUMS_ROUND, ROUNDS_TO_ZERO = 5e-3, 1e-5
+#: What a row may round by next to others, relative to the whole row.
+ROWS_ROUND = {"torch.float64": 1e-9, "torch.float32": 1e-4, "low": 5e-2}
 
-#: So many rows are summed for that: the rounding of a sum grows faster than the root of its terms' squares.
-MOST_SUMMED = 4096
-
-#: How a reason begins why a parameter is dense.
-BY_VALUES = "its use depends on values"
+#: Why a parameter is dense that a rule serves.
+OTHER_ROWS = "its rows by rule are not those of the records by themselves"
 
 ANOTHER_FUNCTION = (
     "ordinary autograd's gradient of a batch is not the sum of those of its records",
@@ -126,17 +123,7 @@ ANOTHER_FUNCTION = (
     "record's place or the number of records. To change a parameter's whole gradient, do so to the released "
     "one (optimizer.register_step_pre_hook)",
 )
-"""Reason and remedy where records train another function than their batch."""
-
-#: What norms and sums of a replay may round by, relative to the norms: a compiler may change their order.
-REPLAYS_ROUND, NO_GRADIENT = 1e-2, 1e-6
-
-#: What rows may round by where another record changes, relative to the norms of whole rows.
-ROWS_ROUND = {"torch.float64": 1e-9, "torch.float32": 1e-4, "low": 5e-2}
-
-
-class _OtherReplayError(Exception):
-    """A trace does not compute what the model does; the text is for a statement."""
+"""Reason and remedy if records train another function than their batch."""
 
 
 @dataclass(frozen=True)
@@ -153,6 +140,10 @@ class Covered:
     reason: str
 
 
+#: Gives what random numbers begin from.
+Numbers = Callable[[], torch.Generator]
+
+
 class GradientEngine:
     """Per-sample gradients of ``loss(model, batch) -> [B]``.
 
@@ -164,9 +155,11 @@ class GradientEngine:
             least.
         check: see at the start whether records are kept apart (`check`), on these records.
         trust: paths of modules in which records may be mixed, for which the owner answers.
+        publicly: plan on public records in the shape of these, if the model runs alike on them.
 
     Attributes:
         excused: what mixes records in those, as far as it was met.
+        is_planned_publicly: how rows are computed follows no private record.
 
     Raises:
         TypeError: a scripted, sharded or wrapped model, see ``check_model``.
@@ -186,16 +179,8 @@ class GradientEngine:
     #: Whether private records are asked for losses alone, as `LossEngine` does.
     forward_only: ClassVar[bool] = False
 
-    #: Whether the example batch's rows are zero or not finite, at the model's parameters, under two seeds.
+    #: Whether the example batch's rows are zero or not finite, at the model's parameters.
     rows_vanish = False
-
-    _has_warned = False
-
-    #: Whether rows are planned though records are mixed, in trusted modules alone if `settle` lets it pass.
-    _mixed = False
-
-    #: Whether a comparison has seen that model or loss ask for random numbers.
-    _asks_for_numbers = False
 
     _known: Independence | None = None
 
@@ -213,6 +198,7 @@ class GradientEngine:
         *,
         check: bool = True,
         trust: Sequence[str] = (),
+        publicly: bool = False,
     ) -> None:
         self.model, self.loss, self._trust = model, loss, trust
         self.excused: tuple[Fault, ...] = ()
@@ -246,52 +232,74 @@ class GradientEngine:
         self._buffers = Buffers(model)
         with parameters_restored(model):
             with self._buffers.kept():
-                self._learn(example_batch)
+                self.is_planned_publicly = publicly and self.plan_publicly(example_batch)
+                if not self.is_planned_publicly:
+                    self._learn(example_batch)
             self._buffers.find_changing(lambda: self._trial(example_batch))
         if check:
-            self.settle(example_batch)
             self.check(repeat_to(example_batch, max(LARGE, num_records(example_batch))))
 
-    def __call__(self, batch: Any, params: Mapping[str, Tensor] | None = None) -> PerSampleGradients:
+    def __call__(
+        self, batch: Any, params: Mapping[str, Tensor] | None = None, numbers: Numbers | None = None
+    ) -> PerSampleGradients:
         """G of a batch, at the model's parameters or at others.
 
         Args:
             batch: as the example batch, any number of records (0 too) and other lengths.
             params: name -> value; parameters left out keep the model's values.
+            numbers: gives what random numbers begin from.
 
         Raises:
             ForwardWritesError: the forward changes a parameter, frozen ones too, whose value is lost.
         """
-        with parameters_watched(self._buffers.modules, params), self._buffers.kept():
+        with self._watched(params, numbers):
             return self._gradients(batch, params)
 
-    def by_plan(self, batch: Any, params: Mapping[str, Tensor] | None = None) -> PerSampleGradients:
+    def by_plan(
+        self,
+        batch: Any,
+        params: Mapping[str, Tensor] | None = None,
+        numbers: Numbers | None = None,
+    ) -> PerSampleGradients:
         """G of private records: what was planned at the start, whatever their values.
 
         A plan that followed a batch would change how all its records round, and which random numbers they
         get, so that one record moved the others. Records of other lengths are planned on fillers.
+
+        Args:
+            batch, params: as in a call.
+            numbers: gives what random numbers begin from, if any are drawn.
 
         Raises:
             PlanMismatch: the model runs other operations for some of these records; `alone` serves them.
             BufferWritesError, ForwardWritesError: as in a call.
         """
         # A trace draws random numbers where these are to be constant.
-        replayed = None if self._eager or are_constant() else self._replayed(batch, params)
-        if replayed is not None:
-            return replayed
-        with parameters_watched(self._buffers.modules, params), self._buffers.kept():
-            return self._by_plan(batch, params)
+        traced = None if self._eager or are_constant() else self._traced_of(batch, params)
+        if traced is None:
+            with self._watched(params, numbers):
+                return self._by_plan(batch, params)
+        # To set all generators takes as long as a small network.
+        with self._drawn(numbers if traced.rows.draws else None):
+            found, written = traced.gradients(*self._values(params), batch)
+        if written:
+            self._left = {name: written[name] for name in self._kept if name in written}
+        return found
+
+    @contextmanager
+    def _watched(self, params: Mapping[str, Tensor] | None, numbers: Numbers | None = None) -> Iterator[None]:
+        watched = parameters_watched(self._buffers.modules, params)
+        with watched, self._buffers.kept(), self._drawn(numbers):
+            yield
+
+    def _drawn(self, numbers: Numbers | None) -> AbstractContextManager[None]:
+        return nullcontext() if numbers is None else random_numbers_from(numbers(), self._device)
 
     def trace_anew(self) -> None:
         """Forget what was traced: what model and loss hold has changed, and a trace took it for constant."""
         self._lines.clear()
         self._proofs.clear()
         self._traced.clear()
-
-    def draws(self, batch: Any) -> bool:
-        """Whether rows of a batch of this form may ask for random numbers."""
-        traced = self._traced.get(self._form(batch))
-        return traced is None or traced.rows.draws
 
     def never_replay(self, reason: str) -> None:
         """Run the model in every step, for this reason: then nothing is proved."""
@@ -320,27 +328,20 @@ class GradientEngine:
         if self._known is None or self._known.word == "proved":
             self._known = Independence(word, reason)
 
-    def _replayed(self, batch: Any, params: Mapping[str, Tensor] | None) -> PerSampleGradients | None:
-        """G by what was traced, at the first batch of a form; None if there is no trace."""
+    def _traced_of(self, batch: Any, params: Mapping[str, Tensor] | None) -> Traced | None:
+        """What is replayed for batches of this form, traced at the first of them; None if it runs eagerly."""
         form = self._form(batch)
         if form not in self._traced:
-            with parameters_watched(self._buffers.modules, params), self._buffers.kept():
-                self._traced[form] = self._traced_anew(batch)
-        traced = self._traced[form]
-        if traced is None:
-            return None
-        found, written = traced.gradients(*self._values(params), batch)
-        if written:
-            public = self._proofs[form].public_writes
-            self._left = {name: written[name] for name in self._kept if name in public}
-        return found
+            with self._watched(params):
+                self._traced[form] = self._attach(batch)
+        return self._traced[form]
 
-    def _traced_anew(self, batch: Any, *, once_more: bool = False) -> Traced | None:
+    def _attach(self, batch: Any, *, starts: bool = False) -> Traced | None:
         """The trace of a form of micro-batch; None if it runs eagerly. What is not proved is compared.
 
         Args:
             batch: of the form.
-            once_more: compare whatever was compared before; without it only what was checked before.
+            starts: compare whatever was compared before; else only what was checked before.
 
         Raises:
             CrossRecordError: in this form records are mixed.
@@ -350,26 +351,76 @@ class GradientEngine:
             self.traces += 1
             proof = self.proof(batch)
         self._refuse_mixing(proof)
-        traced = None
-        if proof.untraced is None:
-            line = self._compiled(batch) if self.compiles else self._line(batch)
-            try:
-                traced = self._compared(line, batch)
-            except _OtherReplayError as error:
-                proof = Proof(untraced=str(error))
-            except RuntimeError:  # its text may hold values of records, and a statement has the reason
-                proof = Proof(untraced="the model fails on records that were tried")
+        traced, proof = self._replayable(batch, proof)
         if proof.outcome == "proved":
-            if once_more:
+            if starts:
                 self._found("proved")
         elif self.excused:
             pass  # rows move with the records next to them
-        elif once_more or (self._known is not None and self._compared_forms < MOST_TRACED):
+        elif starts or (self._known is not None and self._compared_forms < MOST_TRACED):
             self._compared_forms += 1
             self._compare_with_others(batch, proof)
         elif self._known is not None:  # else nobody asked for `check`
             self._known = Independence("unchecked", TOO_MANY)
         return traced
+
+    def _replayable(self, batch: Any, proof: Proof) -> tuple[Traced | None, Proof]:
+        """The trace, if losses, norms and the sum of rows are the model's under the same random numbers.
+
+        A forward that seeds a generator itself, or has one of its own, draws others when it is replayed.
+        """
+        if proof.untraced is not None:
+            return None, proof
+        traced = self._compiled(batch) if self.compiles else self._line(batch)
+        state = GlobalState(self._device)
+
+        def of(run: Callable[[], PerSampleGradients]) -> PerSampleGradients:
+            with random_numbers_from(0, self._device), self._buffers.kept():
+                return run()
+
+        try:
+            expected = of(lambda: self._by_plan(batch, None))
+            found = of(lambda: traced.gradients(*self._values(None), batch)[0])
+            reason = self._other_replay(found, expected)
+        except RuntimeError:  # its text may hold values of records, and a statement has the reason
+            reason = "the model fails on records that were tried"
+        finally:
+            state.restore()
+        return (None, Proof(untraced=reason)) if reason else (traced, proof)
+
+    def _other_replay(self, found: PerSampleGradients, expected: PerSampleGradients) -> str:
+        """How a replay differs from the model; "" if it does not."""
+        assert found.losses is not None
+        assert expected.losses is not None
+        if not torch.allclose(found.losses, expected.losses, rtol=1e-3, atol=1e-6, equal_nan=True):
+            return "it gives other losses than the model, as if that seeded a generator itself"
+        norms = expected.row_norms()
+        self.rows_vanish = not bool((norms.isfinite() & (norms > 0)).any())
+        if not (finite := norms.isfinite()).all():
+            found, expected, norms = found.rows(finite), expected.rows(finite), norms[finite]
+        ones = torch.ones_like(norms)
+        # Gradients of a student at its teacher are zero but for rounding.
+        same = bool((found.row_norms() - norms).norm() <= 1e-2 * norms.norm() + NO_GRADIENT)  # NaN is not
+        if same and not self._other_sums(found, lambda n: expected.select([n]).weighted_sums(ones)[n]):
+            return ""
+        return "it gives other gradients than the model"
+
+    def _other_sums(self, rows: PerSampleGradients, expected: Callable[[str], Tensor | None]) -> list[str]:
+        """Parameters whose rows do not add up to what is expected of them (None: zeros)."""
+        assert self._latest is not None
+        whole = rows.row_norms()
+        is_rough = self._latest.low_precision or whole.is_cuda  # which may multiply in TF32
+        rounds, wrong = ROUNDS["low" if is_rough else str(whole.dtype)][1], {}
+        totals = rows.weighted_sums(torch.ones_like(whole))
+        for name in rows.names:  # one by one: of a large model all take much memory
+            one, other, total = rows.select([name]), expected(name), local_part(totals.pop(name))
+            # Where a parameter's gradient is zero but for rounding, the whole one says how much that is.
+            least = rounds * (length(total) + whole.norm()) + NO_GRADIENT * len(whole) ** 0.5
+            share = SUMS_ROUND if name in self._latest.dense and not is_rough else KINKS
+            distance = length(total if other is None else total - other)
+            if not distance <= share * one.row_norms().norm() + least:  # NaN is not
+                wrong[name] = ""
+        return [*found_by_any(self.model, wrong)]
 
     def _refuse_mixing(self, proof: Proof) -> None:
         """Refuse what mixes records, and note what is excused.
@@ -387,16 +438,34 @@ class GradientEngine:
         Raises:
             CrossRecordError: a loss or a row moved with the records next to it.
         """
-        reason = str(proof)
+        reason, others = str(proof), away_from_zero(self.model, self.loss, batch)
+
+        def losses(batch: Any, params: Mapping[str, Tensor] | None, upstream: Tensor | None) -> TracedLosses:
+            return TracedLosses.of(lambda records: self._losses(records, params), batch)
+
+        def moved(before: TracedLosses, after: TracedLosses) -> list[str]:
+            return ["the losses"] * before.moved(after, record=-1)
+
         try:
-            others = self._compare_losses(batch)
-            if not self.forward_only:
-                compare(self._rows_under, self._moved, self._asks, batch, others)
-        except PlanMismatch:  # such records are computed by themselves
-            reason += "; losses were compared, and no gradients, since operations follow values"
+            by_rows = bool(self._plan_for(batch).ruled) and not self.forward_only
+            if by_rows:
+                try:
+                    draws = compare(self.model, self._by_plan, self._moved, batch, others)
+                except PlanMismatch:  # such records are computed by themselves
+                    by_rows = False
+                    reason += "; losses were compared, and no gradients, since operations follow values"
+            if not by_rows:
+                draws = compare(self.model, losses, moved, batch, others, not_usual=())
+            few = take_records(batch, slice(FEW))
+            if draws and num_records(few) > 1:
+                rare = range(SEEDS, LOSS_SEEDS)
+                compare(self.model, losses, moved, few, others, not_usual=(), seeds=rare)
         except CrossRecordError as error:
             raise CrossRecordError(f"{error.found}; {reason}") from None
         self._found("compared", reason)
+
+    def _losses(self, batch: Any, params: Mapping[str, Tensor] | None) -> Tensor:
+        return evaluate_loss(self.model, self.loss, batch, params).detach()
 
     def followed_buffers(self, batch: Any) -> list[str]:
         """Buffers to which a forward writes what comes of records, if it reads them, or does in evaluation.
@@ -451,91 +520,6 @@ class GradientEngine:
         self.compile_seconds += time.perf_counter() - started
         return traced
 
-    def _compared(self, traced: Traced, batch: Any) -> Traced:
-        """The trace, if losses, norms and the sum of rows are the model's under the same random numbers.
-
-        A forward that seeds a generator itself, or has one of its own, draws others when it is replayed.
-
-        Raises:
-            _OtherReplayError: they are not.
-            RuntimeError: of the model.
-        """
-        state = GlobalState(self._device)
-
-        def of(run: Callable[[], PerSampleGradients]) -> PerSampleGradients:
-            with random_numbers_from(0, self._device), self._buffers.kept():
-                return run()
-
-        try:
-            expected = of(lambda: self._by_plan(batch, None))
-            found = of(lambda: traced.gradients(*self._values(None), batch)[0])
-        finally:
-            state.restore()
-        assert found.losses is not None
-        assert expected.losses is not None
-        if not torch.allclose(found.losses, expected.losses, rtol=1e-3, atol=1e-6, equal_nan=True):
-            raise _OtherReplayError(
-                "it gives other losses than the model, as if that seeded a generator itself"
-            )
-        norms = expected.row_norms()
-        if not (finite := norms.isfinite()).all():
-            found, expected, norms = found.rows(finite), expected.rows(finite), norms[finite]
-        # Gradients of a student at its teacher are zero but for rounding.
-        ones, least = torch.ones_like(norms), REPLAYS_ROUND * norms.norm() + NO_GRADIENT
-        sums = found.weighted_sums(ones)
-        same = bool((found.row_norms() - norms).norm() <= least)  # NaN is not
-        for name in expected.names:  # one by one: of a large model all take much memory
-            one = expected.select([name]).weighted_sums(ones)[name]
-            same &= bool(length(one.sub_(sums.pop(name))) <= math.sqrt(len(ones)) * least)
-        if not same:
-            raise _OtherReplayError("it gives other gradients than the model")
-        return traced
-
-    def settle(self, batch: Any) -> None:
-        """See that each of these records by itself runs what was planned, and that rows are those of records.
-
-        A parameter whose use depends on values becomes dense.
-
-        Args:
-            batch: a few records.
-
-        Raises:
-            CrossRecordError: an operation mixes records.
-            CoverageError: rows are others than those of single records.
-        """
-        several = repeat_to(batch, max(LARGE, num_records(batch)))
-        with parameters_restored(self.model), self._buffers.kept():
-            self._settle(batch)
-            if self._mixed or (self._trust and self.proof(several).outcome == "trusted"):
-                self._refuse_mixing(self.proof(several))
-                self._mixed = True
-                if not self.excused:
-                    raise CrossRecordError(
-                        "changing one record changed the loss or gradient of another one, by no trusted "
-                        f"module: {self.proof(several)}"
-                    )
-            plan = self._plan_for(batch)
-            try:
-                self._compare(plan, batch)
-            except Exception:  # also one of the model's own: one record may be too few for it
-                self._refuse_mixed_losses(several)
-                raise
-            if self._plan_for(batch) is not plan:  # rows of records by themselves: why were they others?
-                self._refuse_mixed_losses(several)
-
-    def _losses_read(self, batch: Any) -> Proof:
-        try:
-            return self._proof_of_losses(batch)
-        except Exception as error:  # whatever it is, there is no trace
-            return Proof(untraced=why_untraced(error))
-
-    def _refuse_mixed_losses(self, batch: Any) -> None:
-        proof = self._losses_read(batch)
-        if proof.outcome == "mixes":
-            raise _mixed(proof)
-        if proof.outcome != "proved":
-            self._compare_losses(batch)
-
     def check(self, batch: Any) -> Independence:
         """Whether micro-batches like this one keep records apart: proved for all values or, if not, compared.
 
@@ -549,21 +533,66 @@ class GradientEngine:
             CoverageError: the sum of the rows is not the gradient of the batch.
             ValueError: with the same random numbers model or loss give other values each time.
         """
-        # The plan stays: one that followed these records would tell of them.
-        with parameters_restored(self.model), self._buffers.kept(), self._plans_kept():
-            if self._eager:
-                self._refuse_mixing(self.proof(batch))
-            form = self._form(batch)
-            self._traced[form] = self._traced_anew(batch, once_more=True)
-            if self.forward_only:  # a loss that takes derivatives itself is refused
-                with undisturbed(self.model), suppress(PlanMismatch):
-                    self._by_plan(batch, None)
-            else:
-                self.rows_vanish = self._vanish(batch)
-        with self._buffers.kept(), self._plans_kept():  # without a copy of the parameters beside gradients
-            self._refuse_other_function(batch)
+        form = self._form(batch)
+        with parameters_restored(self.model), self._buffers.kept():
+            proof = self.proof(batch)
+            self._refuse_mixing(proof)
+            is_proved = proof.outcome == "proved" and not self._eager
+            few = take_records(batch, slice(FEW))
+            if not self._trust and not self.forward_only and self._settle(few, is_proved):
+                self.trace_anew()
+                if not is_proved and self.proof(batch).untraced is None:  # dense rows hide what mixes
+                    self._proofs[form] = proof
+            self._traced[form] = self._attach(batch, starts=True)
+        if self.forward_only:  # a loss that takes derivatives itself is refused
+            with self._buffers.kept(), undisturbed(self.model), suppress(PlanMismatch):
+                self._by_plan(batch, None)
+        else:  # without a copy of the parameters beside gradients
+            with self._buffers.kept():
+                self._refuse_other_function(batch, is_proved)
         self._kept = self._public_writes(batch)
         return self.independence
+
+    def _refuse_other_function(self, batch: Any, is_proved: bool) -> None:
+        """Compare the sum of rows with ordinary autograd's gradient of the same records.
+
+        They differ if a hook or a backward uses a statistic of the batch, and if a hook changes the gradient
+        of a parameter. Dense rows are right all the same, of each record by itself, but are not what the user
+        wrote: a warning.
+
+        Raises:
+            CoverageError: others differ.
+        """
+        if hooked := [n for n, p in self.model.named_parameters() if p._post_accumulate_grad_hooks]:
+            warnings.warn(
+                f"hooks of the parameters {hooked[:3]} are not called (register_post_accumulate_grad_hook): "
+                "gradients of records are not accumulated in a parameter. To change or read the released "
+                "gradient, use optimizer.register_step_pre_hook",
+                stacklevel=2,
+            )
+        try:
+            with undisturbed(self.model):
+                rows = self._by_plan(batch, None)
+        except PlanMismatch:
+            return  # such records are computed by themselves
+        if not (finite := rows.row_norms().isfinite()).all():  # the others have weight zero
+            if finite.any():
+                self._refuse_other_function(take_records(batch, finite.nonzero().squeeze(1).cpu()), is_proved)
+            return
+        with undisturbed(self.model), backward_included():
+            expected, _ = self._row_among(batch, slice(None), *self._leaves(None))
+        wrong = self._other_sums(rows, lambda name: expected.pop(name, None))
+        if not wrong or self._follows_seed(take_records(batch, slice(FEW))):
+            return
+        assert self._latest is not None
+        reason, remedy = ANOTHER_FUNCTION
+        if any(self._latest.dense.get(n, OTHER_ROWS) == OTHER_ROWS and not is_proved for n in wrong):
+            raise CoverageError([RefusedParameter(n, n.rpartition(".")[0], reason, remedy) for n in wrong])
+        warnings.warn(
+            f"for the parameters {wrong[:3]} {reason}; that sum is trained, which is another function than "
+            f"the one that you wrote. {remedy}.",
+            stacklevel=2,
+        )
 
     def _public_writes(self, batch: Any) -> tuple[str, ...]:
         """Buffers that a forward writes as it would for other records: proved, and seen once.
@@ -607,14 +636,10 @@ class GradientEngine:
         except ForwardWritesError:
             raise
         except Exception as error:  # whatever it is, there is no trace
-            reason = error
-            try:
-                found = self._proof_of_losses(batch)
-                if found.outcome == "mixes":
-                    return found
-            except Exception as of_forward:  # which says more than what came of it in a backward
-                reason = of_forward
-            return Proof(untraced=why_untraced(reason))
+            of_losses = self._losses_read(batch)
+            # What ends a forward says more than what came of it in a backward.
+            is_more = of_losses.outcome in ("mixes", "no trace")
+            return of_losses if is_more else Proof(untraced=why_untraced(error))
 
     def _line_of_losses(self, batch: Any) -> Line:
         """What a forward alone computes, with the lines of the source."""
@@ -627,26 +652,31 @@ class GradientEngine:
             own = {name: value.clone() for name, value in given.items()}  # a forward may write to them
             return {"losses": evaluate_loss(self.model, self.loss, replace_leaves(batch, leaves), own)}
 
+        with self._read_by_trace():
+            return line_of(losses, held | records, self.model)[0]
+
+    @contextmanager
+    def _read_by_trace(self) -> Iterator[None]:
+        """Inside, a trace runs the model, which leaves nothing behind.
+
+        Raises:
+            RuntimeError: it asks Python or NumPy for random numbers.
+        """
         state = GlobalState()
         try:
-            with self._buffers.kept():
-                line, _ = line_of(losses, held | records, self.model)
+            with self._buffers.kept():  # a forward may put others there
+                yield
             if moved := {"NumPy", "Python"}.intersection(state.moved()):
                 raise RuntimeError(f"the model asks {' and '.join(sorted(moved))} for random numbers")
         finally:
             state.restore()
-        return line
 
     def _proof_of_losses(self, batch: Any) -> Proof:
         """The same of a forward alone."""
-        line = self._line_of_losses(batch)
+        line, trusted = self._line_of_losses(batch), Trusted(self._trust)
         held = [name for name in line.inputs if not name.startswith("record:")]
-        kinds = read(line, dict.fromkeys(held, Public()), num_records(batch))
-        fault, trusted = not_by_record(kinds["losses"], "the losses"), Trusted(self._trust)
-        if fault is not None and self._trust:
-            kinds = read(line, dict.fromkeys(held, Public()), num_records(batch), trusted)
-            fault = not_by_record(kinds["losses"], "the losses")
-        return Proof(fault, excused=tuple(trusted.excused))
+        kinds = read(line, dict.fromkeys(held, Public()), num_records(batch), trusted)
+        return Proof(not_by_record(kinds["losses"], "the losses"), excused=tuple(trusted.excused))
 
     def _line(self, batch: Any) -> Traced:
         form = self._form(batch)
@@ -694,17 +724,10 @@ class GradientEngine:
             assert isinstance(gradients, FactoredGradients)
             return gradients
 
-        state = GlobalState()
-        try:
-            with self._buffers.kept():  # a forward may put others there
-                traced = trace(compute, own | frozen, buffers, batch, sources)
-            moved = {"NumPy", "Python"}.intersection(state.moved())
-            if plan.dense and traced.rows.draws:  # another forward draws them again
-                raise RuntimeError("the model draws random numbers, and some rows are dense")
-        finally:
-            state.restore()
-        if moved:
-            raise RuntimeError(f"the model asks {' and '.join(sorted(moved))} for random numbers")
+        with self._read_by_trace():
+            traced = trace(compute, own | frozen, buffers, batch, sources)
+        if plan.dense and traced.rows.draws:  # another forward draws them again
+            raise RuntimeError("the model draws random numbers, and some rows are dense")
         if written := [name for name in traced.written if name in traced.parameters]:
             raise ForwardWritesError(written)
         if written := [name for name in traced.written if name not in self._buffers.changing]:
@@ -721,8 +744,64 @@ class GradientEngine:
         found = self._capture(self._plan_for(batch), batch, leaves, substitute, params, upstream)
         return _gathered(self.model, leaves, *found)
 
+    def plan_publicly(self, example: Any) -> bool:
+        """Plan on public records: a plan that followed private ones would tell of them.
+
+        Args:
+            example: private records, of which the plan has to serve one; others run alone.
+
+        Returns:
+            Whether the model takes such records and runs alike on one of these.
+        """
+        before, generator = (dict(self._plans), self._latest), torch.Generator().manual_seed(0)
+
+        def numbers(leaf: Tensor) -> Tensor:
+            return torch.rand(leaf.shape, generator=generator).to(leaf) if leaf.is_floating_point() else leaf
+
+        def bits(leaf: Tensor) -> Tensor:
+            drawn = torch.randint(2, leaf.shape, generator=generator)
+            return leaf if leaf.is_floating_point() else drawn.to(leaf)
+
+        zeros = fillers(example, LARGE)
+        # Gradients of zeros, and behind a mask of zeros, vanish: nothing tells records from positions, or
+        # what a hook makes of them. Some models take only zeros.
+        for tried in (map_records(bits, map_records(numbers, zeros)), map_records(numbers, zeros), zeros):
+            with suppress(Exception), undisturbed(self.model):  # whatever a model raises
+                self._learn(tried)
+                self._by_plan(zeros, None)  # which fill up forwards, and may take other branches
+                self._served(example)
+                return True
+            self._plans, self._latest = dict(before[0]), before[1]
+        return False
+
+    def _served(self, records: Any) -> tuple[Any, PerSampleGradients]:
+        """These, or else copies of one of them that runs what is planned, and the rows.
+
+        Raises:
+            PlanMismatch: there is none.
+        """
+        with suppress(PlanMismatch):
+            return records, self._by_plan(records, None)
+        for place in range(num_records(records)):
+            copies = take_records(records, torch.full((LARGE,), place))
+            with suppress(PlanMismatch):
+                return copies, self._by_plan(copies, None)
+        raise PlanMismatch("none of the records runs what is planned")
+
     def _plan_for(self, batch: Any) -> CapturePlan:
-        return self._plans.get(signature(batch)) or self._plan_of_length(batch)
+        """The plan of this form or, of another length, the latest or what fillers in its shape run."""
+        form = signature(batch)
+        if form not in self._plans:
+            assert self._latest is not None
+            self._plans[form] = self._latest
+            if self.model not in SHARDED:  # the others, with other shapes, would not plan with this process
+                zeros = fillers(batch, LARGE)
+                with suppress(Exception), undisturbed(self.model):  # whatever a model raises
+                    try:
+                        self._by_plan(zeros, None)
+                    except PlanMismatch:
+                        self._learn(zeros)
+        return self._plans[form]
 
     def planned_losses(self, batch: Any, params: Mapping[str, Tensor] | None = None) -> Tensor | None:
         """Per-record losses by a forward that runs what was planned; no backward can leave the plan.
@@ -749,19 +828,22 @@ class GradientEngine:
         return losses.detach()
 
     def alone(
-        self, batch: Any, params: Mapping[str, Tensor] | None = None, place: int = 0
+        self,
+        batch: Any,
+        params: Mapping[str, Tensor] | None = None,
+        numbers: Numbers | None = None,
+        place: int = 0,
     ) -> PerSampleGradients:
         """G of one record of a batch, by ordinary autograd, without a plan.
 
         Args:
-            batch: as in a call.
-            params: as in a call.
+            batch, params, numbers: as in a call.
             place: of the record.
 
         Raises:
             ForwardWritesError: as in a call.
         """
-        with parameters_watched(self._buffers.modules, params), self._buffers.kept(), backward_included():
+        with self._watched(params, numbers), backward_included():
             leaves, substitute = self._leaves(params)
             found, loss = self._row_among(batch, place, leaves, substitute)
             rows = {name: [DenseFactor(row[None])] for name, row in found.items()}
@@ -793,55 +875,6 @@ class GradientEngine:
         }
         return rows, loss.detach()
 
-    def plan_on(self, public: Any, example: Any) -> bool:
-        """Plan anew on public records: a plan that followed private ones would tell of them.
-
-        Args:
-            public: records, zeros say.
-            example: private records, of which the plan has to serve one at least, with its rows.
-
-        Returns:
-            False if private records set a part of it; if there is none, the one of the start stays.
-        """
-        before = dict(self._plans), self._latest
-        generator = torch.Generator().manual_seed(0)
-
-        def uniform(leaf: Tensor) -> Tensor:
-            values = torch.rand(leaf.shape, generator=generator)
-            return values.to(leaf) if leaf.is_floating_point() else leaf
-
-        def bits(leaf: Tensor) -> Tensor:
-            values = torch.randint(2, leaf.shape, generator=generator)
-            return leaf if leaf.is_floating_point() else values.to(leaf)
-
-        # Parameters whose rows by rule were wrong stay dense; what follows values is planned anew.
-        settled = before[0][signature(example)]
-        wrong = {n: why for n, why in settled.dense.items() if not why.startswith(BY_VALUES)}
-        # Gradients of zeros, and behind a mask of zeros, vanish: nothing tells records from positions, or
-        # what a hook makes of them. Some models take only zeros.
-        numbers = map_records(uniform, public)
-        for tried in (map_records(bits, numbers), numbers, public):
-            with suppress(Exception):  # whatever a model raises that does not take such records
-                plan = self._learn(tried)
-                if not (is_public := wrong.keys() <= plan.dense.keys()):
-                    plan = self._learn(tried, dense=wrong)
-                takes_zeros = self._holds(public, 0)  # which fill up forwards, and may take other branches
-                if takes_zeros and plan == settled:
-                    return is_public
-                few = [at for at in range(num_records(example)) if self._holds(example, at)]
-                if takes_zeros and few:
-                    self._compare(plan, take_records(example, torch.tensor(few[:LARGE])))
-                    if self._latest is plan:
-                        return is_public
-            self._plans, self._latest = dict(before[0]), before[1]
-        return False
-
-    def _holds(self, batch: Any, place: int) -> bool:
-        """Whether copies of a record run what is planned."""
-        copies = take_records(batch, torch.full((LARGE,), place))
-        with undisturbed(self.model), self._buffers.kept():
-            return self.planned_losses(copies) is not None
-
     def serves(self, batch: Any) -> bool:
         """Whether these records run what was planned, with finite losses and rows."""
         with suppress(Exception), undisturbed(self.model), self._buffers.kept():
@@ -851,63 +884,71 @@ class GradientEngine:
             return bool(numbers.isfinite().all())
         return False
 
-    def _settle(self, batch: Any) -> None:
-        """Plan so that each of these records by itself runs what was planned.
-
-        Parameters whose operations depend on values become dense.
-        """
-        for _ in range(MISMATCHES):  # what one record changes must hold for those before it
-            before = self._plans.get(signature(batch))
-            for place in places_of_different(batch):
-                if not self._holds(batch, place):
-                    with undisturbed(self.model), self._buffers.kept():
-                        self._gradients(take_records(batch, torch.full((LARGE,), place)), None)
-            if self._plans.get(signature(batch)) is before:
-                return
-
-    def _plan_of_length(self, batch: Any) -> CapturePlan:
-        """The latest plan or another, by what fillers in the shape of these records run."""
-        assert self._latest is not None
-        if self.model in SHARDED:  # the others, who have other shapes, would not plan with this process
-            return self._latest
-        with suppress(Exception), undisturbed(self.model):  # whatever a model raises that takes no zeros
-            self._gradients(fillers(batch, LARGE), None)
-        return self._plans.setdefault(signature(batch), self._latest)
-
-    @backward_included()
     def _gradients(self, batch: Any, params: Mapping[str, Tensor] | None) -> PerSampleGradients:
-        leaves, substitute = self._leaves(params)
-        records = num_records(batch)
-        if records == 0:
-            return _no_rows(self.model, leaves)
-        own = self._plans.get(signature(batch))
-        plan = own or self._latest  # for batches of another form the latest is tried first
-        assert plan is not None
-        state = GlobalState(device_of(next(iter(leaves.values()))))
+        """As by plan; parameters whose operations follow values become dense."""
+        is_new, state = signature(batch) not in self._plans, GlobalState(self._device)
         for attempt in range(MISMATCHES):
             try:
-                factors, losses = self._capture(plan, batch, leaves, substitute, params)
-                break
+                return self._by_plan(batch, params)
             except PlanMismatch as mismatch:
                 state.restore()  # the same random numbers, however often it is tried
-                dense = dict(plan.dense)
-                if own or attempt:  # the operations depend on values: what they touch is computed densely
-                    reason = f"{BY_VALUES} ({mismatch})"
+                dense = dict(self._plan_for(batch).dense)
+                if not is_new or attempt:
                     names = mismatch.names if attempt < MISMATCHES - 2 else ()
-                    dense |= dict.fromkeys(names or leaves, reason)
-                plan = self._learn(batch, params, dense)
-        return _gathered(self.model, leaves, factors, losses)
+                    of_all = trainable_parameters(self.model)
+                    dense |= dict.fromkeys(names or of_all, f"its use depends on values ({mismatch})")
+                self._learn(batch, params, dense)
+        raise AssertionError("what is dense altogether has no plan to differ from")
 
-    def _vanish(self, batch: Any) -> bool:
-        """Whether all rows are zero or not finite; a plan that does not hold for it is changed here."""
-        for seed in range(2):
-            with undisturbed(self.model, seed, dropout=True):
-                norms = self(batch).row_norms()
-                # Processes that hold parts of a model go on together. A norm that is not finite has weight 0.
-                trains = (norms > 0) & norms.isfinite()
-                if self.model in SHARDED or bool(trains.any()):
-                    return False
-        return True
+    def _settle(self, few: Any, is_proved: bool) -> bool:
+        """Plan so that records have their own rows: those of ordinary autograd, among one copy more.
+
+        Where rows by rule are others, since a forward sorts by value, say, they become dense. Without a
+        proof, and if the plan is made on them, each record by itself has to run what is planned.
+
+        Returns:
+            Whether another plan was made.
+        """
+        before = self._plan_for(few)
+        for place in range(0 if is_proved or self.is_planned_publicly else num_records(few)):
+            with undisturbed(self.model):
+                self._gradients(take_records(few, torch.full((LARGE,), place)), None)
+        try:
+            with undisturbed(self.model):
+                few, rows = self._served(few)
+        except PlanMismatch:  # each runs alone
+            return self._plan_for(few) is not before
+        plan, wrong = self._plan_for(few), {}
+        coarsest = min(
+            (p.dtype for p in self._leaves(None)[0].values()), key=lambda dtype: torch.finfo(dtype).bits
+        )
+        kind = "low" if plan.low_precision else str(coarsest)
+        for place in range(min(LARGE, rows.num_records)):
+            expected = self._among_copies(few, place)
+            whole = torch.stack([length(row) for row in expected.values()] or [torch.zeros(())]).norm()
+            for name in plan.ruled:
+                row = rows.rows(slice(place, place + 1)).select([name])
+                mine = local_part(row.weighted_sums(torch.ones(1, device=self._device))[name])
+                if are_others(mine, expected.get(name), whole, kind):
+                    wrong[name] = OTHER_ROWS
+        wrong = found_by_any(self.model, wrong)
+        if wrong and not self._follows_seed(few):
+            self._learn(few, dense=plan.dense | wrong)
+        is_new = self._plan_for(few) is not before
+        self.is_planned_publicly &= not is_new
+        return is_new
+
+    def _among_copies(self, batch: Any, place: int, seed: int = 0) -> dict[str, Tensor]:
+        """The row of a record among copies of it, one more than there are records, at another place."""
+        copies = take_records(batch, torch.full((num_records(batch) + 1,), place))
+        with undisturbed(self.model, seed), backward_included():
+            return self._row_among(copies, place + 1, *self._leaves(None))[0]
+
+    def _follows_seed(self, few: Any) -> bool:
+        """Whether a record draws random numbers that cannot be held constant: no two rows are comparable."""
+        one, other = (self._among_copies(few, 0, seed) for seed in (0, 1))
+        moved = {name: "" for name in one if not length(one[name] - other[name]) <= 1e-3 * length(one[name])}
+        return bool(found_by_any(self.model, moved))
 
     def coverage(self) -> tuple[Covered, ...]:
         """One entry per trainable parameter, in the model's order."""
@@ -928,15 +969,6 @@ class GradientEngine:
         """The buffers that a forward gives other values that may follow records: on copies, thrown away."""
         return [name for name in self._buffers.written if name not in self._kept]
 
-    @contextmanager
-    def _plans_kept(self) -> Iterator[None]:
-        """Inside, records may run other operations than planned; the plan stays."""
-        before = dict(self._plans), self._latest
-        try:
-            yield
-        finally:
-            self._plans, self._latest = before
-
     # -------------------- capture
 
     def _trial(self, batch: Any) -> None:
@@ -953,10 +985,7 @@ class GradientEngine:
         if params is None:
             return own, None
         given = check_params(self.model, params)
-        replaced = {
-            name: value.detach().requires_grad_() if name in own else value.detach()
-            for name, value in given.items()
-        }
+        replaced = {name: value.detach().requires_grad_(name in own) for name, value in given.items()}
         return own | {name: value for name, value in replaced.items() if name in own}, replaced
 
     def _run(
@@ -1000,142 +1029,39 @@ class GradientEngine:
         assert losses is not None
         return factors, losses.detach()
 
-    # -------------------- plans
-
     def _learn(
         self, batch: Any, params: Mapping[str, Tensor] | None = None, dense: Mapping[str, str] | None = None
     ) -> CapturePlan:
         leaves, substitute = self._leaves(params)
-        try:
-            # Around the backward passes too: a checkpoint runs its forward once more there.
-            with undisturbed(self.model), backward_included():
-                plan = learn_plan(self.model, self.loss, batch, leaves, substitute, dense, self._mixed)
-        except RuntimeError as error:
-            if isinstance(error, CoverageError) or "use_reentrant" not in str(error):
-                raise
-            remedy = "Call torch.utils.checkpoint.checkpoint with use_reentrant=False"
-            reason = "reentrant activation checkpointing hides the gradients of what is inside"
-            refused = [RefusedParameter(name, name.rpartition(".")[0], reason, remedy) for name in leaves]
-            raise CoverageError(refused) from error
+        # Around the backward passes too: a checkpoint runs its forward once more there.
+        with undisturbed(self.model), backward_included():
+            mixed = bool(self._trust)  # whether what mixes is trusted, a proof says
+            plan = learn_plan(self.model, self.loss, batch, leaves, substitute, dense, mixed)
         if plan is None:
-            proof = self._losses_read(repeat_to(batch, LARGE))
-            if proof.outcome == "mixes" or not self._trust:
-                raise _mixed(proof)
-            self._mixed = True
-            return self._learn(batch, params, dense)
+            raise _mixed(self._losses_read(repeat_to(batch, LARGE)))
         self._plans[signature(batch)] = self._latest = plan
         return plan
 
-    def _refuse_other_function(self, batch: Any) -> None:
-        """Compare the sum of rows with ordinary autograd's gradient of the same records in another order.
-
-        They differ if a hook or a backward uses a statistic of the batch, if a hook changes the gradient of a
-        parameter, and if a loss follows a record's place or the number of records. Dense rows are right all
-        the same, of each record by itself, but are not what the user wrote: a warning.
-
-        Args:
-            batch: records.
-
-        Raises:
-            CoverageError: others differ.
-        """
-        if self.forward_only:
-            return
-        if hooked := [n for n, p in self.model.named_parameters() if p._post_accumulate_grad_hooks]:
-            warnings.warn(
-                f"hooks of the parameters {hooked[:3]} are not called (register_post_accumulate_grad_hook): "
-                "gradients of records are not accumulated in a parameter. To change or read the released "
-                "gradient, use optimizer.register_step_pre_hook",
-                stacklevel=2,
-            )
-        batch = take_records(batch, slice(MOST_SUMMED))
+    def _losses_read(self, batch: Any) -> Proof:
         try:
-            with undisturbed(self.model):
-                rows = self._by_plan(batch, None)
-        except PlanMismatch:
-            return  # such records are computed by themselves
-        assert self._latest is not None
-        if not (finite := rows.row_norms().isfinite()).all():  # the others have weight zero
-            if finite.any():
-                self._refuse_other_function(take_records(batch, finite.nonzero().squeeze(1).cpu()))
-            return
-        order = torch.randperm(rows.num_records, generator=torch.Generator().manual_seed(0))
-        order = order.sort().values if self._mixed else order
-        with undisturbed(self.model), backward_included():
-            expected, _ = self._row_among(take_records(batch, order), slice(None), *self._leaves(None))
-        whole = rows.row_norms()
-        is_rough = self._latest.low_precision or whole.is_cuda  # which may multiply in TF32
-        wrong = {}
-        for name in rows.names:  # one by one, as in `_moved`
-            one = rows.select([name])
-            total = local_part(one.weighted_sums(torch.ones_like(whole))[name])
-            distance = length(total.sub_(expected.pop(name)) if name in expected else total)
-            share = SUMS_ROUND if name in self._latest.dense and not is_rough else KINKS
-            # Where a parameter's gradient is zero but for rounding, the whole one says how much that is.
-            if not distance <= share * one.row_norms().norm() + ROUNDS_TO_ZERO * whole.norm():
-                wrong[name] = ""
-        wrong = found_by_any(self.model, wrong)
-        if not wrong or self._follows_seed(take_records(batch, slice(LARGE)), self._latest):
-            return
-        if usual := self._where_rows_do_not_vanish(self._latest, batch):
-            with backward_at(self.model, usual):
-                self._refuse_other_function(batch)
-            return
-        if wrong.keys() - self._latest.dense.keys():
-            raise CoverageError([RefusedParameter(n, n.rpartition(".")[0], *ANOTHER_FUNCTION) for n in wrong])
-        if not self._has_warned:
-            self._has_warned = True
-            reason, remedy = ANOTHER_FUNCTION
-            warnings.warn(
-                f"for the parameters {[*wrong][:3]} {reason}; that sum is trained, which is another function "
-                f"than the one that you wrote. {remedy}.",
-                stacklevel=2,
-            )
-
-    def _rows_under(
-        self, seed: int, batch: Any, params: Mapping[str, Tensor] | None, upstream: Tensor | None
-    ) -> PerSampleGradients:
-        with undisturbed(self.model, seed, dropout=True):
-            before = GlobalState(self._device)
-            found = self._by_plan(batch, params, upstream)
-            self._asks_for_numbers |= bool(before.moved())
-        return found
-
-    def _asks(self) -> bool:
-        return self._asks_for_numbers
-
-    def _compare_losses(self, batch: Any) -> dict[str, Tensor]:
-        """Compare losses of records next to others; gives the parameters away from zero."""
-
-        def moved(before: TracedLosses, after: TracedLosses) -> list[str]:
-            return ["the losses"] * before.moved(after, record=-1)
-
-        others = away_from_zero(self.model, self.loss, batch)
-        compare(self._losses_under, moved, self._asks, batch, others, not_usual=())
-        few = take_records(batch, slice(FEW))
-        if num_records(few) > 1:
-            rare = range(SEEDS, LOSS_SEEDS)
-            compare(self._losses_under, moved, self._asks, few, others, not_usual=(), seeds=rare)
-        return others
-
-    def _losses_under(
-        self, seed: int, batch: Any, params: Mapping[str, Tensor] | None, upstream: Tensor | None
-    ) -> TracedLosses:
-        with undisturbed(self.model, seed, dropout=True), torch.enable_grad():
-            before = GlobalState(self._device)
-            found = TracedLosses.of(lambda b: evaluate_loss(self.model, self.loss, b, params).detach(), batch)
-            self._asks_for_numbers |= bool(before.moved())
-        return found
+            return self._proof_of_losses(batch)
+        except Exception as error:  # whatever it is, there is no trace
+            return Proof(untraced=why_untraced(error))
 
     def _moved(self, before: PerSampleGradients, after: PerSampleGradients) -> list[str]:
-        """Parameters where some row, of the same records, moved by more than rounding."""
+        """Parameters where some row, of the same records, moved by more than rounding; or the losses."""
+        assert self._latest is not None
+        assert before.losses is not None
+        assert after.losses is not None
+        low_precision = self._latest.low_precision
+        if losses_moved(before.losses, after.losses, record=-1, low_precision=low_precision):
+            return ["the losses"]
         finite = before.row_norms().isfinite()
         if not finite.all():
             before, after = before.rows(finite), after.rows(finite)
-        assert self._latest is not None
         weights = 0.5 + torch.rand(before.num_records, generator=torch.Generator().manual_seed(0))
         whole = before.row_norms()
-        tolerance = ROWS_ROUND["low" if self._latest.low_precision else str(whole.dtype)]
+        tolerance = ROWS_ROUND["low" if low_precision else str(whole.dtype)]
         by_name = [(name,) for name in before.names]
         distances = (after.row_norms(by_name) - before.row_norms(by_name)).abs()
         moved = (~(distances <= tolerance * whole[:, None])).any(0).tolist()  # to NaN, too
@@ -1146,166 +1072,8 @@ class GradientEngine:
         for place, name in enumerate(before.names):  # one by one: of a large model all take much memory
             distance = length(local_part(difference.select([name]).weighted_sums(unit)[name]))
             moved[place] |= not distance <= tolerance * before.num_records
-        own = self._leaves(None)[0]
-        names = [name for name, has_moved in zip(own, moved, strict=True) if has_moved]
+        names = [name for name, has_moved in zip(before.names, moved, strict=True) if has_moved]
         return [*found_by_any(self.model, dict.fromkeys(names, ""))]
-
-    @torch.enable_grad()
-    @backward_included()
-    def _compare(self, plan: CapturePlan, batch: Any) -> None:
-        """The self-check: rows of three records against ordinary autograd, a record at a time."""
-        if self._mixed:  # next to others a record has another row
-            return
-        # In another order than the plan was learned on: a model may sort records, or tokens, by value.
-        three = take_records(repeat_to(batch, LARGE), torch.arange(LARGE).flip(0))
-        for _ in range(2):
-            wrong = self._wrong_rows(plan, three)
-            if wrong and (usual := self._where_rows_do_not_vanish(plan, three)):
-                with backward_at(self.model, usual):
-                    wrong = self._wrong_rows(plan, three)
-            if not wrong:
-                return
-            if all(name in plan.dense for name in wrong):
-                break  # the dense rows are wrong too: no plan can help
-            plan = self._learn(batch, dense=plan.dense | wrong)
-        remedy = "Replace the layer by one that treats records alike in any batch, or freeze the parameter"
-        raise CoverageError(
-            [RefusedParameter(n, n.rpartition(".")[0], why, remedy) for n, why in wrong.items()]
-        )
-
-    def _where_rows_do_not_vanish(self, plan: CapturePlan, batch: Any) -> dict[str, Tensor]:
-        """Other parameters, if rows at the model's own hold rounding alone: a student that is its teacher."""
-        if self.model in SHARDED:
-            return {}
-        usual = away_from_zero(self.model, self.loss, batch)
-        with undisturbed(self.model):
-            own, other = (self._by_plan(batch, params).row_norms().max() for params in (None, usual))
-        dtype = "low" if plan.low_precision else str(next(iter(usual.values())).dtype)
-        return usual if bool(own < ROWS_ROUND.get(dtype, ROWS_ROUND["low"]) * other) else {}
-
-    def _wrong_rows(self, plan: CapturePlan, three: Any) -> dict[str, str]:
-        """Parameters whose rows by plan are not those of single records, and why.
-
-        A forward of one record rounds otherwise than that of several. Where a value is all but zero, a ReLU
-        lets it pass in one of them only, and a large model has many values. So in float32 a row may be up to
-        a tenth of its length away, if it is that of another batch: copies of the record alone, twice as
-        many rows, and the record at another place. What follows other records, place or number is seen there.
-
-        """
-        leaves = trainable_parameters(self.model)
-        with undisturbed(self.model):
-            factors, _ = self._capture(plan, three, leaves, None, None)
-
-        def single(place: int, visit: Callable[[str, Tensor], None]) -> None:
-            self._row_alone(three, place, plan, visit)
-
-        found = self._distances(factors, leaves, single)
-        differences = {
-            name: rows_differ(rows, leaves[name].dtype, plan.low_precision, sizes)
-            for name, (rows, sizes) in found.items()
-        }
-        wrong = found_by_any(self.model, {name: why for name, why in differences.items() if why is not None})
-        compared = {name: leaves[name] for name in wrong if leaves[name].dtype == torch.float32}
-        if compared and not plan.low_precision:
-
-            def copied(place: int, visit: Callable[[str, Tensor], None]) -> None:
-                copies = take_records(three, torch.full((2 * LARGE,), place))
-                with undisturbed(self.model):
-                    rows, _ = self._row_among(copies, (place + 1) % LARGE, compared, None)
-                for name, row in rows.items():
-                    visit(name, row)
-
-            for name, (rows, _) in self._distances(factors, compared, copied).items():
-                first, sizes = found[name]
-                is_near = bool((first[:, 0] <= KINKS * first[:, 1]).all())
-                if is_near and len(rows) == LARGE and rows_differ(rows, torch.float32, sizes=sizes) is None:
-                    del wrong[name]
-            wrong = found_by_any(self.model, wrong)
-        # Single records may draw other random numbers, which cannot be held constant, than those of a batch.
-        return {} if wrong and self._follows_seed(three, plan) else wrong
-
-    def _distances(
-        self,
-        factors: Mapping[str, Sequence[Factor]],
-        names: Iterable[str],
-        visit_row: Callable[[int, Callable[[str, Tensor], None]], None],
-    ) -> dict[str, tuple[Tensor, Tensor]]:
-        """How far the rows of the first records lie from others, and what their rounding is relative to.
-
-        A record at a time: of a large model, rows of three records take more memory than its training.
-
-        Args:
-            factors: give the rows.
-            names: the parameters.
-            visit_row: visit_row(place, visit) hands the other row of each parameter to visit(name, row).
-
-        Returns:
-            Of each parameter `distance_and_length` [n, 2] and sizes [n], n as often as it was visited.
-        """
-        compared: dict[str, list[Tensor]] = {name: [] for name in names}
-        sizes: dict[str, list[Tensor]] = {name: [] for name in compared}
-        for place in range(LARGE):
-            terms: dict[str, Tensor | None] = {}
-
-            def compare(
-                name: str, row: Tensor, place: int = place, terms: dict[str, Tensor | None] = terms
-            ) -> None:
-                mine = [factor.rows(slice(place, place + 1)) for factor in factors.get(name, [])]
-                by_plan = torch.zeros_like(row, dtype=accumulation_dtype(row.dtype))
-                for factor in mine:
-                    by_plan += factor.materialise()[0]
-                terms[name] = FactoredGradients({name: mine}).magnitudes(name) if mine else None
-                compared[name].append(distance_and_length(by_plan, row))
-
-            visit_row(place, compare)
-            if terms:
-                # The norm of what was visited: what the rounding of the backward pass is relative to.
-                whole = torch.stack([compared[name][-1][1] for name in terms]).norm()
-                for name, size in terms.items():
-                    sizes[name].append(whole if size is None else whole + size[0])
-        return {
-            name: (torch.stack(rows), torch.stack(sizes[name])) for name, rows in compared.items() if rows
-        }
-
-    def _follows_seed(self, three: Any, plan: CapturePlan) -> bool:
-        """Whether a record by itself has another row under another seed, though numbers are held constant."""
-        moved: dict[str, str] = {}
-        for place in range(LARGE):
-            rows: dict[str, Tensor] = {}
-
-            def keep(name: str, row: Tensor, rows: dict[str, Tensor] = rows) -> None:
-                rows[name] = row.clone()
-
-            self._row_alone(three, place, plan, keep)
-
-            def compare(name: str, again: Tensor, rows: dict[str, Tensor] = rows) -> None:
-                # Kernels of a GPU may round in another order each time.
-                compared = distance_and_length(again, rows.pop(name))[None]
-                if rows_differ(compared, again.dtype, plan.low_precision) is not None:
-                    moved[name] = ""
-
-            self._row_alone(three, place, plan, compare, seed=1)
-        return bool(found_by_any(self.model, moved))
-
-    def _row_alone(
-        self, batch: Any, place: int, plan: CapturePlan, visit: Callable[[str, Tensor], None], seed: int = 0
-    ) -> None:
-        """Hand the row of a record, by ordinary autograd under random numbers of this seed, to `visit`."""
-        try:
-            with undisturbed(self.model, seed):
-                visit_rows(self.model, self.loss, take_records(batch, slice(place, place + 1)), visit)
-        except RuntimeError as error:
-            raise CoverageError(
-                [
-                    RefusedParameter(
-                        name,
-                        name.rpartition(".")[0],
-                        f"the loss of a single record cannot be differentiated ({where_raised(error)})",
-                        "Make loss(model, batch) work with one record and ordinary autograd",
-                    )
-                    for name in plan.dense or trainable_parameters(self.model)
-                ]
-            ) from cause_of(error)
 
 
 def per_sample_gradients(

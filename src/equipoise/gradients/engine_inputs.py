@@ -39,7 +39,6 @@ __all__ = [
     "is_array",
     "map_records",
     "num_records",
-    "places_of_different",
     "record_leaves",
     "run_loss",
     "signature",
@@ -161,18 +160,6 @@ def repeat_to(batch: Any, count: int) -> Any:
     return take_records(batch, torch.arange(count) % size)
 
 
-def places_of_different(batch: Any) -> list[int]:
-    """The places of the records, each but once where several hold the same whole numbers.
-
-    >>> places_of_different(torch.tensor([[1, 0], [0, 1], [1, 0]])), places_of_different(torch.ones(2))
-    ([0, 1], [0, 1])
-    """
-    places, found = list(range(num_records(batch))), record_leaves(batch)
-    if any(leaf.is_floating_point() or leaf.is_complex() for leaf in found):  # zeros have signs
-        return places
-    return [at for at in places if not any(all(x[at].equal(x[b]) for x in found) for b in range(at))]
-
-
 def fillers(batch: Any, count: int) -> Any:
     """Public records in the shape of these: zeros, which can be a number, a label, a token or a mask.
 
@@ -180,29 +167,6 @@ def fillers(batch: Any, count: int) -> Any:
     {'label': tensor([0, 0])}
     """
     return map_records(lambda leaf: leaf.new_zeros((count, *leaf.shape[1:])), batch)
-
-
-def perturb_record(batch: Any, record: int, change: Callable[[Tensor], Tensor] | None = None) -> Any:
-    """``batch`` with other contents in one record: ``change`` (noise) for floats, else a neighbour's values.
-
-    Labels and tokens only ever get values that some record has there: a model need not take any other.
-    """
-    generator = torch.Generator().manual_seed(20)
-
-    def noised(values: Tensor) -> Tensor:
-        # Drawn in float32 on the CPU, so that neither type nor device changes what is tried.
-        noise = torch.randn(values.shape, generator=generator, dtype=torch.float32)
-        return values + noise.to(values.device, values.dtype)
-
-    def changed(leaf: Tensor) -> Tensor:
-        new = leaf.clone()
-        if leaf.is_floating_point():
-            new[record] = (change or noised)(leaf[record])
-        else:
-            new[record] = leaf[(record + 1) % leaf.shape[0]]
-        return new
-
-    return map_records(changed, batch)
 
 
 def signature(batch: Any) -> tuple:
@@ -380,24 +344,13 @@ def check_params(model: nn.Module, params: Mapping[str, Tensor] | None) -> dict[
     """``params`` as a dict, its names and shapes compared with the model's.
 
     Raises:
-        TypeError: not a mapping.
         ValueError: a name the model does not have, or another shape.
     """
     own = dict(model.named_parameters())
-    if params is not None and not isinstance(params, Mapping):
-        raise TypeError(
-            f"params is a {type(params).__name__}; pass a mapping from name to tensor, such as "
-            "dict(model.named_parameters())"
-        )
     for name, value in (params or {}).items():
-        if name not in own:
-            close = ", ".join(list(own)[:5])
-            raise ValueError(
-                f"params has the name {name!r}, which the model does not; its names begin {close}"
+        if name not in own or value.shape != own[name].shape:
+            of_model = (
+                f"has it with shape {tuple(own[name].shape)}" if name in own else "has no such parameter"
             )
-        if value.shape != own[name].shape:
-            raise ValueError(
-                f"params[{name!r}] has shape {tuple(value.shape)} and the model's parameter "
-                f"{tuple(own[name].shape)}"
-            )
+            raise ValueError(f"params[{name!r}] has shape {tuple(value.shape)}, and the model {of_model}")
     return dict(params or {})

@@ -14,12 +14,10 @@ from typing import Any, ClassVar, NoReturn
 import torch
 from torch import Tensor
 
-from equipoise.gradients.capture.isolation import parameters_watched
 from equipoise.gradients.capture.recorder import CapturePlan
 from equipoise.gradients.checks.oracle import losses_one_by_one
-from equipoise.gradients.compare import TracedLosses
-from equipoise.gradients.engine import GradientEngine
-from equipoise.gradients.engine_inputs import evaluate_loss, trainable_parameters
+from equipoise.gradients.engine import GradientEngine, Numbers
+from equipoise.gradients.engine_inputs import trainable_parameters
 from equipoise.gradients.operator import PerSampleGradients
 
 __all__ = ["LossEngine", "LossesOnly", "nothing_saved"]
@@ -111,22 +109,19 @@ class LossEngine(GradientEngine):
         with nothing_saved():
             return super()._planned_losses(plan, batch, params)
 
-    def alone(self, batch: Any, params: Mapping[str, Tensor] | None = None, place: int = 0) -> LossesOnly:
-        with (
-            parameters_watched(self._buffers.modules, params),
-            self._buffers.kept(),
-            nothing_saved(),
-            torch.enable_grad(),
-        ):
-            losses = evaluate_loss(self.model, self.loss, batch, self._leaves(params)[1])
-        return self._losses_only(losses.detach()[place : place + 1])
+    def alone(
+        self,
+        batch: Any,
+        params: Mapping[str, Tensor] | None = None,
+        numbers: Numbers | None = None,
+        place: int = 0,
+    ) -> LossesOnly:
+        with self._watched(params, numbers), torch.enable_grad():
+            return self._losses_only(self._losses(batch, self._leaves(params)[1])[place : place + 1])
 
     def _losses_only(self, losses: Tensor) -> LossesOnly:
         return LossesOnly(losses, {name: p.shape for name, p in trainable_parameters(self.model).items()})
 
-    def _losses_under(self, *given: Any) -> TracedLosses:
+    def _losses(self, batch: Any, params: Mapping[str, Tensor] | None) -> Tensor:
         with nothing_saved():
-            return super()._losses_under(*given)
-
-    def _compare(self, plan: CapturePlan, batch: Any) -> None:
-        """Nothing."""
+            return super()._losses(batch, params)

@@ -36,7 +36,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["GUARD", "full_precision", "guarded", "lost_are_nan", "times_held"]
+__all__ = ["GUARD", "full_precision", "guarded", "length", "lost_are_nan", "times_held"]
 
 
 @contextmanager
@@ -109,6 +109,11 @@ def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
 def widen(tensor: Tensor) -> Tensor:
     """``tensor`` in its accumulation type (itself where it is there already)."""
     return tensor if tensor.dtype in (torch.float32, torch.float64) else tensor.float()
+
+
+def length(tensor: Tensor) -> Tensor:
+    """The norm of all entries, in float64."""
+    return torch.linalg.vector_norm(tensor, dtype=torch.promote_types(tensor.dtype, torch.float64))
 
 
 def chunks(count: int, size: int, budget: int | None = None) -> Iterator[slice]:

@@ -362,15 +362,15 @@ class RowSource:
         randomness, count = part.randomness, len(part.ids)
         batch = self._batch(records, part.places, randomness)
 
-        def with_norms(batch: Any, params: Parameters | None) -> Any:
+        def with_norms(*given: Any) -> Any:
             with nullcontext() if all_finite is None else lost_are_nan():
-                gradients = self.engine.by_plan(batch, params=params)
+                gradients = self.engine.by_plan(*given)
                 if not self.engine.forward_only:
                     gradients.row_norms()  # in the fixed shape too; the cut below keeps them
             return gradients
 
         whole = self._of_private_batch(with_norms, batch, at, randomness)
-        if count == num_records(batch):
+        if count == forward_rows(self.micro_batch_size):
             return whole
         if all_finite is not None and not self.engine.forward_only:
             all_finite += [gradients.row_norms().isfinite().all() for gradients in whole]
@@ -406,7 +406,7 @@ class RowSource:
 
     def _batch(self, records: Any, places: Tensor, randomness: Randomness) -> Any:
         """The rows of a forward, prepared: records at their places, fillers at all others."""
-        if num_records(records) < forward_rows(self.micro_batch_size):
+        if len(places) < forward_rows(self.micro_batch_size):
             records = filled(records, self.fillers(records), places)
         if self.prepare.augmentation is None:
             return self.prepare(records, randomness)
@@ -436,14 +436,9 @@ class RowSource:
         randomness: Randomness,
     ) -> list[Any]:
         """Gradient rows of a prepared batch at every parameter point, under the same masks."""
-        rows = []
-        draws = self.engine.draws(batch)  # to set all generators takes as long as a small network
-        for point in at:
-            numbers = randomness("dropout") if draws else None
-            with nullcontext() if numbers is None else random_numbers_from(numbers, self.prepare.device):
-                # Values are asked for once, now, and go after it: a mapping may make them.
-                rows.append(rows_of(batch, params=None if point is None else dict(point)))
-        return rows
+        numbers = partial(randomness, "dropout")
+        # Values are asked for once, now, and go after it: a mapping may make them.
+        return [rows_of(batch, None if point is None else dict(point), numbers) for point in at]
 
     def _of_private_batch(
         self,

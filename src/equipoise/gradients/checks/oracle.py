@@ -19,15 +19,11 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
-from equipoise._dtensor import local_part, part_like
 from equipoise._host import host_waits
 from equipoise.gradients.capture.random_numbers import random_numbers_from
-from equipoise.gradients.capture.sharded import SHARDED, leaves_told
-from equipoise.gradients.checks.row_comparison import each_gradient
 from equipoise.gradients.engine_inputs import (
     Loss,
     backward_at,
-    backward_included,
     check_params,
     evaluate_loss,
     record_leaves,
@@ -37,7 +33,7 @@ from equipoise.gradients.engine_inputs import (
 from equipoise.gradients.operator import DenseGradients
 from equipoise.gradients.rules.local import over_records
 
-__all__ = ["dense_gradients", "dense_rows", "losses_one_by_one", "visit_rows"]
+__all__ = ["dense_gradients", "dense_rows", "losses_one_by_one"]
 
 
 def dense_rows(
@@ -61,8 +57,6 @@ def dense_rows(
         names: the parameters to differentiate; by default all trainable ones.
         chunk_size: records at a time for vmap; None takes all at once.
     """
-    if model in SHARDED:
-        return _sharded_loop(model, loss, batch, params, tuple(names or trainable_parameters(model)))
     chosen, values, one_loss = _of_one_record(model, loss, batch, params, names)
     leaves = record_leaves(batch)
 
@@ -79,32 +73,8 @@ def dense_rows(
             with _DataIsKept():
                 grads, losses = rows(chosen, *leaves)
         except (RuntimeError, NotImplementedError, TypeError, AttributeError, IndexError):
-            found: dict[str, list[Tensor]] = {name: [] for name in chosen}
-            losses = _loop(
-                model, one_loss, chosen, _live(model, values), leaves, lambda name, g: found[name].append(g)
-            )
-            grads = {name: torch.stack(rows_of) for name, rows_of in found.items()}
+            grads, losses = _loop(model, one_loss, chosen, _live(model, values), leaves)
     return {name: g.detach() for name, g in grads.items()}, losses.detach()
-
-
-def visit_rows(model: nn.Module, loss: Loss, batch: Any, visit: Callable[[str, Tensor], None]) -> None:
-    """Hand each gradient row to `visit(name, row)`, a record after another, by ordinary autograd.
-
-    No row is kept: of a large model three of them are more than its training holds.
-
-    Args:
-        model, loss, batch: as in `dense_rows`.
-        visit: called once for each trainable parameter and record.
-    """
-    if model in SHARDED:
-        rows, _ = _sharded_loop(model, loss, batch, None, tuple(trainable_parameters(model)))
-        for record in range(record_leaves(batch)[0].shape[0]):
-            for name, found in rows.items():
-                visit(name, found[record])
-        return
-    chosen, values, one_loss = _of_one_record(model, loss, batch, None, None)
-    with sdpa_kernel(SDPBackend.MATH), torch.enable_grad():
-        _loop(model, one_loss, chosen, _live(model, values), record_leaves(batch), visit)
 
 
 #: A trace has the operations of each record that is computed alone: 0.1 s for a small network.
@@ -141,38 +111,6 @@ def _of_one_record(
 def _live(model: nn.Module, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The other trainable parameters keep their graph in a loop: in-place operations on views need it."""
     return {name: values[name] for name in trainable_parameters(model) if name in values}
-
-
-def _sharded_loop(
-    model: nn.Module, loss: Loss, batch: Any, params: Mapping[str, Tensor] | None, names: tuple[str, ...]
-) -> tuple[dict[str, Tensor], Tensor]:
-    """As `_loop` for a model of whose parameters processes hold parts.
-
-    They are differentiated as operations see them; of one that is cut there too, rows are of the part here.
-    """
-    rows: dict[str, list[Tensor]] = {name: [] for name in names}
-    losses, leaves = [], record_leaves(batch)
-    shapes, numbers_of = {name: p.shape for name, p in model.named_parameters()}, _own_numbers(leaves)
-    for i in range(leaves[0].shape[0]):
-        seen: dict[str, Tensor] = {}
-        single = replace_leaves(batch, [leaf[i : i + 1] for leaf in leaves])
-        with (
-            numbers_of(i),
-            torch.enable_grad(),
-            backward_included(),
-            leaves_told(seen.__setitem__),
-        ):
-            value = evaluate_loss(model, loss, single, params)[0]
-            losses.append(value.detach())
-            known = [name for name in names if name in seen] if value.requires_grad else []
-            found = torch.autograd.grad(value, [seen[name] for name in known], allow_unused=True)
-        gradients = dict(zip(known, found, strict=True))
-        for name in names:
-            g = gradients.get(name)
-            shape = local_part(seen[name]).shape if name in seen else shapes[name]
-            zero = torch.zeros(shape, dtype=value.dtype, device=value.device)
-            rows[name].append(zero if g is None else part_like(g.detach().to_dense(), seen[name]))
-    return {name: torch.stack(found) for name, found in rows.items()}, torch.stack(losses)
 
 
 class _DataIsKept(TorchFunctionMode):
@@ -242,27 +180,23 @@ def _loop(
     chosen: dict[str, Tensor],
     others: dict[str, Tensor],
     leaves: list[Tensor],
-    visit: Callable[[str, Tensor], None],
-) -> Tensor:
-    """The same rows, a record at a time, with ordinary autograd: each is handed to `visit(name, row)`.
+) -> tuple[dict[str, Tensor], Tensor]:
+    """The same rows, a record at a time, with ordinary autograd.
 
     Each record has a start of its own for its random numbers: how many one takes changes no other's.
     """
     losses, numbers_of = [], _own_numbers(leaves)
+    rows: dict[str, list[Tensor]] = {name: [] for name in chosen}
     for i in range(leaves[0].shape[0]):
         live = {name: p.detach().requires_grad_() for name, p in (chosen | others).items()}
-        wanted = {name: live[name] for name in chosen}
-
-        def hand_on(name: str, g: Tensor | None, wanted: dict[str, Tensor] = wanted) -> None:
-            # Look-ups may give sparse ones.
-            visit(name, torch.zeros_like(wanted[name]) if g is None else g.to_dense())
-
+        wanted = [live[name] for name in chosen]
         with numbers_of(i), backward_at(model, live):
             value, _ = one_loss(live, *(leaf[i] for leaf in leaves))
             losses.append(value.detach())
+            found: Sequence[Tensor | None] = [None] * len(wanted)
             if value.requires_grad:
-                each_gradient(value, wanted, hand_on)
-            else:
-                for name in wanted:
-                    hand_on(name, None)
-    return torch.stack(losses)
+                found = torch.autograd.grad(value, wanted, allow_unused=True)
+        for name, g in zip(chosen, found, strict=True):
+            # Look-ups may give sparse ones.
+            rows[name].append(torch.zeros_like(live[name]) if g is None else g.to_dense())
+    return {name: torch.stack(of) for name, of in rows.items()}, torch.stack(losses)

@@ -45,14 +45,12 @@ class MicroBatches:
         random_use: whose random numbers are drawn while records are joined, augmented and run.
         record_bytes: memory that one record takes in a step.
         takes_zeros: zeros fill up a forward: the model runs on them what was planned, and gives finite rows.
-        is_planned: how rows are computed, and their number in a forward, follow zeros and no private record.
     """
 
     size: int
     random_use: RandomUse
     record_bytes: float
     takes_zeros: bool
-    is_planned: bool
 
 
 def choose_micro_batches(
@@ -80,10 +78,9 @@ def choose_micro_batches(
     """
     given, sampling = inputs.settings.micro_batch_size, inputs.sampling
     # What is measured on these is published: the micro-batch size, and how rows round.
-    is_planned, takes_zeros, public = False, False, prepared
+    takes_zeros, public = False, prepared
     with suppress(Exception):  # an augmentation that does not take them
         zeros = pipeline.prepare(fillers(example, 4), public_randomness(pipeline.seed, "example"))
-        is_planned = engine.plan_on(zeros, prepared)
         takes_zeros = engine.serves(zeros)
     if takes_zeros:
         public = zeros
@@ -101,7 +98,7 @@ def choose_micro_batches(
         size = given  # a run that goes on has its size: another would be another question
     else:
         size = processes.agreed(_size(given, most, sampling, processes, random_use, cost.overhead))
-    return MicroBatches(size, random_use, cost.record_bytes, takes_zeros, is_planned and takes_zeros)
+    return MicroBatches(size, random_use, cost.record_bytes, takes_zeros)
 
 
 def _operations_follow_numbers(engine: GradientEngine, batch: Any) -> bool:
@@ -119,8 +116,6 @@ def _operations_follow_numbers(engine: GradientEngine, batch: Any) -> bool:
 
 def micro_batch_sizes(most: int, mean: float, deviation: float, overhead: float = PASS_OVERHEAD) -> list[int]:
     """Micro-batch sizes up to `most`, the cheapest for a step first.
-
-    Kernels work in tiles: in whole ones a row usually has the same bits wherever it stands.
 
     Args:
         most: the largest allowed.

@@ -116,8 +116,7 @@ class TrainingSetup(TrainingInputs):
             # Or each record that runs other operations now would run alone.
             if rows.fills_with is None:
                 with suppress(Exception):  # they are now others than it takes
-                    public = rows.prepare(fillers(rows.example, 4), randomness)
-                    engine.plan_on(public, public)
+                    engine.plan_publicly(rows.prepare(fillers(rows.example, 4), randomness))
             engine.trace_anew()
             prepared = rows.prepare(rows.example, randomness)
             _check_rows(engine, rows.source, prepared, rows.micro_batch_size)
@@ -265,8 +264,7 @@ def prepare(given: TrainingInputs, resumed: ResumedRun | None = None) -> Trainin
         trials = AwayFromZero(model, loss, prepared)
         written = check_repeatable(model, loss, prepared, trials.params)
         make_engine = LossEngine if given.method.forward_only else GradientEngine
-        engine = make_engine(model, loss, prepared, check=False, trust=settings.trust)
-        engine.settle(prepared)
+        engine = make_engine(model, loss, prepared, check=False, trust=settings.trust, publicly=True)
         engine.compiles = settings.compile
         check_number(given.loss, model, example)
 
@@ -308,7 +306,7 @@ def prepare(given: TrainingInputs, resumed: ResumedRun | None = None) -> Trainin
             Assumption.TRUSTED: not source.is_scanned,
             Assumption.ELSEWHERE: source.is_elsewhere,
             Assumption.ROUNDING: True,
-            Assumption.PLANNED_ON_RECORDS: not micro_batches.is_planned,
+            Assumption.PLANNED_ON_RECORDS: not (engine.is_planned_publicly and micro_batches.takes_zeros),
             Assumption.OWN_NUMBERS: micro_batches.random_use == "own",
             Assumption.SHARED_NUMBERS: rows.dealt,
             Assumption.RANDOM_PIPELINE: not check_pipeline(pipeline, micro_batches.size),
