@@ -552,6 +552,16 @@ def test_what_a_forward_keeps_in_attributes_is_forgotten():
     assert (model.seen, model.calls, model.last, hasattr(model, "new")) == ([], 0, None, False)
 
 
+@pytest.mark.parametrize("is_late", [False, True])
+def test_a_hook_that_changes_the_whole_gradient_of_a_parameter_is_told_of(is_late):
+    """The optimizer would meet another gradient than the one that is released."""
+    model, x = nn.Linear(5, 3), floats(6, 5).float()
+    engine = GradientEngine(model, squared, x, check=False) if is_late else None
+    model.weight.register_hook(lambda g: 2 * g)
+    with pytest.warns(UserWarning, match="register_step_pre_hook"):
+        GradientEngine(model, squared, x) if engine is None else engine.check(x)
+
+
 @pytest.fixture
 def one_process():
     torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)

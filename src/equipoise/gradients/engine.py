@@ -395,7 +395,6 @@ class GradientEngine:
         if not torch.allclose(found.losses, expected.losses, rtol=1e-3, atol=1e-6, equal_nan=True):
             return "it gives other losses than the model, as if that seeded a generator itself"
         norms = expected.row_norms()
-        self.rows_vanish = not bool((norms.isfinite() & (norms > 0)).any())
         if not (finite := norms.isfinite()).all():
             found, expected, norms = found.rows(finite), expected.rows(finite), norms[finite]
         ones = torch.ones_like(norms)
@@ -575,7 +574,9 @@ class GradientEngine:
                 rows = self._by_plan(batch, None)
         except PlanMismatch:
             return  # such records are computed by themselves
-        if not (finite := rows.row_norms().isfinite()).all():  # the others have weight zero
+        norms = rows.row_norms()
+        self.rows_vanish = not bool((norms.isfinite() & (norms > 0)).any())
+        if not (finite := norms.isfinite()).all():  # the others have weight zero
             if finite.any():
                 self._refuse_other_function(take_records(batch, finite.nonzero().squeeze(1).cpu()), is_proved)
             return
@@ -585,8 +586,8 @@ class GradientEngine:
         if not wrong or self._follows_seed(take_records(batch, slice(FEW))):
             return
         assert self._latest is not None
-        reason, remedy = ANOTHER_FUNCTION
-        if any(self._latest.dense.get(n, OTHER_ROWS) == OTHER_ROWS and not is_proved for n in wrong):
+        (reason, remedy), dense = ANOTHER_FUNCTION, self._latest.dense
+        if any(name not in dense or (dense[name] == OTHER_ROWS and not is_proved) for name in wrong):
             raise CoverageError([RefusedParameter(n, n.rpartition(".")[0], reason, remedy) for n in wrong])
         warnings.warn(
             f"for the parameters {wrong[:3]} {reason}; that sum is trained, which is another function than "
