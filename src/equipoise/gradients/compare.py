@@ -197,6 +197,10 @@ def compare(
                         continue
                     _refuse(moved(before.rows(same), after))
                     break
+            if not draws:  # else a record gets the numbers of another place
+                order = torch.arange(count).roll(1)
+                after = rows(seed, take_records(batch, order), params)
+                _refuse(moved(before.rows(order), after), "at another place in the batch")
             for number in not_usual if is_first else ():
                 upstream = torch.cat([torch.tensor([number]), torch.ones(count - 1)])
                 try:
@@ -208,10 +212,10 @@ def compare(
     return draws
 
 
-def _refuse(names: list[str]) -> None:
+def _refuse(names: list[str], where: str = "next to other records") -> None:
     if names:
         raise CrossRecordError(
-            f"next to other records, a record's loss or gradient is another one ({', '.join(names[:3])})"
+            f"{where}, a record's loss or gradient is another one ({', '.join(names[:3])})"
         )
 
 
