@@ -361,7 +361,7 @@ def test_what_does_not_fit_is_named(tmp_path):
         again(folder, model=torch.nn.Linear(12, 3))
     with pytest.raises(ValueError, match="privacy plan differs"):
         again(folder, method=eq.DPSGD(clip_norm=0.5, noise_multiplier=0.5))
-    with pytest.raises(ValueError, match="method is dp-mf, the folder's is dp-sgd: give that method"):
+    with pytest.raises(ValueError, match="method is dp-mf, the folder's is dp-sgd: give that"):
         again(folder, method=eq.DPMF(clip_norm=0.5, noise_multiplier=2.0, bands=2))
     with pytest.raises(FileNotFoundError, match=r"config.json: no run"):
         again(tmp_path / "nowhere")
