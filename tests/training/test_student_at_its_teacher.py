@@ -47,9 +47,12 @@ def test_it_trains(which):
 
 
 @pytest.mark.parametrize("which", ["kl", "cosine"])
-def test_a_backward_that_mixes_records_is_refused(which):
-    with pytest.raises((CrossRecordError, CoverageError)):
-        training(**distilled(which, MeanBackward), steps=2)
+def test_a_backward_that_mixes_records_is_refused_or_runs_on_one_record_at_a_time(which):
+    try:
+        run = training(**distilled(which, MeanBackward), steps=2)
+    except (CrossRecordError, CoverageError):
+        return
+    assert {covered.how for covered in run.engine.coverage()} == {"dense"}
 
 
 @pytest.mark.parametrize("which", ["kl", "cosine"])
