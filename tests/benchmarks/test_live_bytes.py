@@ -62,4 +62,4 @@ def test_a_start_holds_few_copies_of_the_parameters():
     torch.manual_seed(0)
     task = tasks.gpt2_small(4, 8, **SMALL_GPT2)
     copies = live_bytes.of_start(task) / live_bytes.parameter_bytes(task)
-    assert copies <= 4.45, copies
+    assert copies <= 4.9, copies

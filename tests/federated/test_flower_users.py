@@ -902,7 +902,7 @@ def test_what_cannot_work_is_named():
 def test_several_processes_would_show_who_else_is_drawn(monkeypatch):
     _, updates = over_flower()
     two = "equipoise.training.setup.training_setup.Processes"
-    monkeypatch.setattr(two, lambda **options: SimpleNamespace(count=2, parts=2))
+    monkeypatch.setattr(two, lambda **options: SimpleNamespace(count=2, parts=2, same_records=False))
     with pytest.raises(ValueError, match="other machines hold the records, and 2 processes train"):
         begun(updates, updates.users)
 

@@ -932,6 +932,7 @@ class GradientEngine:
                 mine = local_part(row.weighted_sums(torch.ones(1, device=self._device))[name])
                 if are_others(mine, expected.get(name), whole, kind):
                     wrong[name] = OTHER_ROWS
+            expected.clear()  # as large as the model: the next ones would come beside them
         wrong = found_by_any(self.model, wrong)
         if wrong and not self._follows_seed(few):
             self._learn(few, dense=plan.dense | wrong)

@@ -491,26 +491,31 @@ def _wrong_sums(
         return {}
     found = torch.autograd.grad(losses.sum(), list(params.values()), allow_unused=True)
     # Look-ups may give sparse ones.
-    expected = {
-        n: part_like(g.to_dense(), params[n]) for n, g in zip(params, found, strict=True) if g is not None
-    }
-    whole = torch.stack([length(g) for g in expected.values()] or [torch.zeros(())]).norm()
+    gradients = [
+        None if g is None else part_like(g.to_dense(), p) for g, p in zip(found, params.values(), strict=True)
+    ]
+    del found, losses
+    whole = torch.stack([torch.zeros(()), *(length(g).cpu() for g in gradients if g is not None)]).norm()
     wrong = {}
-    for name, p in params.items():
-        weights = torch.ones(LARGE, 1, device=p.device)
-        sums = [factor.weighted_sum(weights)[0].to(p.dtype) for factor in factors.get(name, [])]
-        total = reduce(Tensor.add_, sums, torch.zeros_like(local_part(p)))
-        if are_others(total, expected.get(name), whole, "low" if low_precision else str(p.dtype)):
+    for name, p in reversed(
+        params.items()
+    ):  # one by one, and no second tensor: a table may be as large as the rest
+        expected, weights = gradients.pop(), torch.ones(LARGE, 1, device=p.device)
+        sums = (factor.weighted_sum(weights)[0].to(p.dtype) for factor in factors.get(name, []))
+        total = next(sums, None)
+        total = torch.zeros_like(local_part(p)) if total is None else reduce(Tensor.add_, sums, total)
+        if are_others(total, expected, whole, "low" if low_precision else str(p.dtype)):
             wrong[name] = "the rows by rule did not add up to its gradient"
     return wrong
 
 
 def are_others(found: Tensor, expected: Tensor | None, whole: Tensor, kind: str) -> bool:
-    """Whether a gradient differs from the expected one by more than rounding of this kind.
+    """Whether a gradient, which is spent, differs from the expected one by more than rounding of this kind.
 
     Where terms cancel (the key bias of an attention layer) there is nothing but rounding, relative to
     `whole`, the length of all gradients together.
     """
     share, rounding = ROUNDS.get(kind, ROUNDS["low"])
-    distance = length(found if expected is None else found - expected)
-    return not bool(distance <= share * length(found) + rounding * whole.to(distance.device))
+    size = length(found)
+    distance = size if expected is None else length(found.sub_(expected))
+    return not bool(distance <= share * size + rounding * whole.to(distance.device))
