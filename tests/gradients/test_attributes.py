@@ -276,6 +276,15 @@ def name_a_function(held: Any, x: Tensor) -> None:
     Function.mean = x
 
 
+def make_an_attribute(held: Any, x: Tensor) -> None:
+    Function.late = x
+
+
+def bind_a_global(held: Any, x: Tensor) -> None:
+    global BOUND
+    BOUND = x
+
+
 def call_it(held: Any, x: Tensor) -> None:
     held(x)
 
@@ -295,6 +304,10 @@ def add_to_torchs(held: Any, x: Tensor) -> None:
         pytest.param(Cache, set_mean, mean_of, id="a held class"),
         pytest.param(None, call_a_classmethod, lambda _: Cache.mean, id="a classmethod"),
         pytest.param(None, name_a_function, lambda _: Function.mean, id="a function of autograd"),
+        pytest.param(
+            None, make_an_attribute, lambda _: getattr(Function, "late", None), id="a new attribute"
+        ),
+        pytest.param(None, bind_a_global, lambda _: globals().get("BOUND"), id="a new global"),
         pytest.param(ByCall(), call_it, lambda _: LATE, id="a global of __call__"),
         pytest.param(ByGetattr(), touch, lambda _: LATE, id="a global of __getattr__"),
         pytest.param(

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from equipoise.gradients import GradientEngine
-from equipoise.gradients.capture.random_numbers import use_of_random_numbers
+from equipoise.gradients.capture.random_numbers import random_numbers_constant, use_of_random_numbers
 from equipoise.gradients.capture.recorder import PlanMismatch
 
 OWN = torch.Generator()
@@ -105,3 +105,12 @@ def test_a_forward_alone_tells_whether_records_follow_the_plan(is_large):
     assert engine.planned_losses(other) is None
     with pytest.raises(PlanMismatch):
         engine.by_plan(other)
+
+
+@pytest.mark.parametrize("drop", [F.dropout, F.dropout1d, F.alpha_dropout])
+def test_numbers_held_constant_leave_something_of_a_dropout_of_many(drop):
+    with random_numbers_constant():
+        one, other = (
+            drop(values, 0.9, training=True) for values in (torch.ones(2, 3, 4), torch.zeros(2, 3, 4))
+        )
+    assert not torch.equal(one, other)

@@ -114,7 +114,15 @@ def of_other_module(model, batch):
     return centred(model, batch, small_problems.MIXES)
 
 
+def of_object_beside_words():
+    model, loss = network(), OfAttribute()
+    model.words = {f"word {number}": number for number in range(3_000)}
+    model.numbers = [*model.words]
+    return model, loss, lambda on: setattr(loss, "is_centred", on)
+
+
 SWITCHES = {
+    "is_centred beside words": of_object_beside_words,
     "slotted": lambda: (network(), of_slots, lambda on: setattr(SLOTS, "slotted", on)),
     "MIXES": lambda: (network(), of_other_module, lambda on: setattr(small_problems, "MIXES", on)),
     "3.centres": lambda: of_module(lambda model, on: setattr(model[3], "centres", on)),

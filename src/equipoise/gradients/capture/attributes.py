@@ -12,6 +12,7 @@ of objects of packages the fields alone.
 from __future__ import annotations
 
 import argparse
+import dis
 import enum
 import pathlib
 import sys
@@ -186,14 +187,14 @@ class HeldState:
         self._arrays: list[tuple[np.ndarray, np.ndarray, str]] = []
         self._others: list[nn.Module] = []
         self._known: set[int] = set()
-        self._waiting: list[tuple[Any, str]] = [(loss, "")]
+        self._waiting: deque[tuple[Any, str]] = deque([(loss, "")])
         for name, module in model.named_modules():
             self._known.add(id(module))
             self._fields(module, f"{name}." if name else "", is_own=True)
         most = len(self._known) + _MOST
         while self._waiting and len(self._known) < most:
-            value, name = self._waiting.pop()
-            if id(value) not in self._known:
+            value, name = self._waiting.popleft()
+            if type(value) not in _PLAIN and id(value) not in self._known:
                 self._known.add(id(value))
                 self._note(value, name)
 
@@ -218,8 +219,8 @@ class HeldState:
             self._fields(value, "", is_own=True)
             self._others.append(value)
             for held in (value._parameters, value._buffers):
-                self._container(held, "", is_named=False)  # by the names in it
-                self._waiting += [(tensor, name) for name, tensor in held.items()]
+                self._waiting += [(tensor, name) for name, tensor in held.items()]  # before those of no name
+                self._container(held, "", is_named=False)
         elif hasattr(value, "__dict__") and not isinstance(value, (types.ModuleType, threading.Thread)):
             module = type(value).__module__
             if isinstance(value, _SETTINGS) or not _is_of_packages(module):
@@ -234,7 +235,8 @@ class HeldState:
         self._places.append(_Place(value, lambda: held, then, put, prefix, is_told=is_own))
         if is_own:
             self._class(type(value))
-            for name, one in then.items():
+        for name, one in then.items():
+            if is_own or isinstance(one, _CONTAINERS):  # of a package's object the containers alone
                 if type(one) in _PLAIN or name in _OF_BUFFERS:
                     continue
                 if type(one) in _OF_TORCH and not one:  # of most modules nearly all
@@ -263,14 +265,17 @@ class HeldState:
         cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
         filled = {name: cell for name, cell in cells if cell != types.CellType()}
         scope = function.__globals__
-        named = _names(function.__code__) & scope.keys() if is_own(function.__module__) else set()
+        named = _globals(function.__code__) if is_own(function.__module__) else frozenset[str]()
 
         def now() -> Mapping[str, Any]:
             of_around = {name: cell.cell_contents for name, cell in filled.items()}
-            return {name: scope.get(name) for name in named} | of_around
+            return {name: scope[name] for name in named if name in scope} | of_around
 
         def put(then: Mapping[str, Any]) -> None:
-            scope.update((name, then[name]) for name in named - filled.keys())
+            scope.update((name, then[name]) for name in named & then.keys() - filled.keys())
+            for name in named - then.keys():  # bound since; modules are imported once
+                if not isinstance(scope.get(name), types.ModuleType):
+                    scope.pop(name, None)
             for name, cell in filled.items():
                 cell.cell_contents = then[name]
 
@@ -390,6 +395,8 @@ def _set_class(base: type, then: Mapping[str, Any]) -> None:
     for name, value in then.items():
         if vars(base).get(name, base) is not value:
             type.__setattr__(base, name, value)
+    for name in vars(base).keys() - then.keys():
+        type.__delattr__(base, name)
 
 
 def _is_same(now: Any, before: Any) -> bool:
@@ -405,6 +412,14 @@ def _is_same(now: Any, before: Any) -> bool:
     if isinstance(now, (list, tuple, deque)):
         return len(now) == len(before) and all(map(_is_same, now, before))
     return not isinstance(now, (bool, int, float, complex, str, bytes, set)) or bool(now == before)
+
+
+@cache
+def _globals(code: types.CodeType) -> frozenset[str]:
+    """The globals that a function and those inside it read or bind; attributes may be called the same."""
+    used = {one.argval for one in dis.get_instructions(code) if one.opname.endswith("_GLOBAL")}
+    inside = (_globals(constant) for constant in code.co_consts if isinstance(constant, types.CodeType))
+    return frozenset(used).union(*inside)
 
 
 @cache

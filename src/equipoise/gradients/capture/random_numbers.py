@@ -215,9 +215,9 @@ def _held_value(func: Any, args: tuple, kwargs: Mapping[str, Any]) -> Any:
         case aten.normal_:
             return of(1, "mean", 0.0) - 0.5 * of(2, "std", 1.0)
         case aten.bernoulli:  # without `p` the tensor holds the probabilities
-            return torch.as_tensor(of(1, "p", args[0])) > 0.3
+            return torch.as_tensor(of(1, "p", args[0])) > 0  # else a dropout of many would hide all
         case aten.bernoulli_:
-            return torch.as_tensor(of(1, "p", 0.5)) > 0.3
+            return torch.as_tensor(of(1, "p", 0.5)) > 0
         case aten.native_dropout:
             return args[0] / (1 - args[1]) if args[2] and args[1] < 1 else None
         case aten.exponential_:

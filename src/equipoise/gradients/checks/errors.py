@@ -110,7 +110,8 @@ def _remedy(found: str, module_path: str | None, module_type: str, operation: st
             "both one shape, for instance output.squeeze(1)"
         )
     return (
-        "compute it record by record: a statistic over the batch has to go, and a branch on it (torch.where "
+        "compute it record by record: a statistic over the batch has to go, such as a loss that balances "
+        "experts, and a branch on it (torch.where "
         "on a record's own entries can be traced and proved); a view, a transpose or a permute must leave "
         "the records' axis what it is; a backward of your own or a hook has to treat every record by itself"
     )

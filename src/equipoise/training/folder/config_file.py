@@ -26,7 +26,7 @@ __all__ = [
     "refuse_other_engine",
 ]
 
-ENGINE = 2
+ENGINE = 3
 """A run of another number is not resumed: its steps would get other bits from the same records and noise.
 Raise it with every change of what a step computes. Files before number 2 hold none."""
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import inspect
 import math
 import secrets
+import warnings
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
@@ -63,9 +64,11 @@ def check_held(
     some = flattened(example) if isinstance(source, UserSource) else example
     records = fields_of(source.batch() if source.is_scanned else some)
     fields = [one for one in records.values() if one.layout is torch.strided and one.ndim and len(one)]
-    named = set()
+    named, trained, untrained = set(), {id(p) for p in model.parameters()}, []
     for name, held in held_tensors(model, loss):
         here = local_part(held).detach()
+        if held.requires_grad and held.is_leaf and id(held) not in trained:
+            untrained.append(name)
         is_copy = here.layout is torch.strided and any(_holds_copy(here, field) for field in fields)
         if is_copy and not allowed:
             raise DataError(
@@ -76,6 +79,13 @@ def check_held(
             )
         if is_copy or (held.ndim and held.shape[0] == population):
             named.add(name)
+    if untrained:
+        warnings.warn(
+            f"{untrained[:3]} want a gradient and are no parameters of the model: this training leaves them "
+            "as they are. To train them, put what holds them into the model, nn.ModuleDict({'model': ..., "
+            "'loss': ...}), and build the optimizer from it; otherwise freeze them (requires_grad_(False))",
+            stacklevel=2,
+        )
     return sorted(named)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping
 from contextlib import nullcontext, suppress
+from functools import partial
 from typing import Any
 
 import torch
@@ -111,8 +112,10 @@ def _checked(model: nn.Module, loss: Loss, source: RecordSource, device: torch.d
 
     if not source.is_elsewhere:
         # A cache that Python fills in the first forward, and that nobody looks into, holds public numbers.
-        with suppress(Exception):  # it takes no such records
-            losses(map_records(_made_up, batch))
+        for whole in (0, 1):  # classes and tokens from 0 on, or from 1
+            with suppress(Exception):  # it takes no such records
+                losses(map_records(partial(_made_up, whole), batch))
+                break
     try:
         values = losses(batch)
     except (ForwardWritesError, BatchFormError, NoAnswerError):  # their texts are ours
@@ -149,12 +152,11 @@ def _checked(model: nn.Module, loss: Loss, source: RecordSource, device: torch.d
     return batch
 
 
-def _made_up(leaf: Tensor) -> Tensor:
-    """Public numbers in the form of private ones."""
+def _made_up(whole: int, leaf: Tensor) -> Tensor:
+    """Public numbers in the form of private ones: between 0 and 1, or this class, token or mark."""
     if not (leaf.is_floating_point() or leaf.is_complex()):
-        return torch.zeros_like(leaf)  # a class, a token or a mark that any model takes
-    numbers = torch.randn(leaf.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float32)
-    return numbers.to(leaf)
+        return torch.full_like(leaf, whole)
+    return torch.rand(leaf.shape, generator=torch.Generator().manual_seed(0)).to(leaf)
 
 
 def _shapes(batch: Any) -> str:
