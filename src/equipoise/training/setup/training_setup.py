@@ -71,7 +71,6 @@ class TrainingSetup(TrainingInputs):
         processes: who shares the work.
         method_plan: what the method will release, and what else it fixed beforehand.
         rows: makes gradient rows of records.
-        pipeline: makes batches of a few records, for trials.
         found: what all processes of the run found out before the first step, those before this one too.
         held: tensors of model and loss that are as long as the data, or allowed copies.
         written: what a forward gives other values, which is thrown away.
@@ -84,7 +83,6 @@ class TrainingSetup(TrainingInputs):
     processes: Processes
     method_plan: Plan
     rows: RowSource
-    pipeline: Pipeline
     found: Sequence[str]
     held: list[str]
     written: list[str]
@@ -120,10 +118,10 @@ class TrainingSetup(TrainingInputs):
             engine.trace_anew()
             prepared = rows.prepare(rows.example, randomness)
             _check_rows(engine, rows.source, prepared, rows.micro_batch_size)
-            if not self.pipeline.runs_code:
-                return []
-            pipeline = replace(self.pipeline, trials=AwayFromZero(self.model, engine.loss, prepared))
-            was_tried = check_pipeline(pipeline, rows.micro_batch_size)
+            # Made anew: it holds a copy of the parameters.
+            trials = AwayFromZero(self.model, engine.loss, prepared)
+            pipeline = Pipeline(trials, rows.source, rows.prepare, self.settings.seed)
+            was_tried = not pipeline.runs_code or check_pipeline(pipeline, rows.micro_batch_size)
         return [] if was_tried else [Assumption.RANDOM_PIPELINE]
 
     @property
@@ -336,7 +334,6 @@ def prepare(given: TrainingInputs, resumed: ResumedRun | None = None) -> Trainin
         processes=processes,
         method_plan=method_plan,
         rows=rows,
-        pipeline=pipeline,
         found=found,
         held=held,
         written=written,
