@@ -27,6 +27,7 @@ from equipoise._host import host_waits
 from equipoise._tree import map_leaves
 from equipoise.gradients.capture.random_numbers import random_numbers_from
 from equipoise.gradients.capture.recorder import PlanMismatch
+from equipoise.gradients.compare import ROW_TILE
 from equipoise.gradients.engine_inputs import (
     Loss,
     fillers,
@@ -61,12 +62,6 @@ __all__ = [
 ]
 
 _log = logging.getLogger("equipoise.training")
-
-
-#: Kernels compute rows in tiles of so many, and those of an incomplete tile in another order of additions: a
-#: record's row would round otherwise with its place, which follows the others. At a kink that moves a sum by
-#: many clip norms (a linear layer of 1,000 inputs, in microbatches of 7: by 11).
-ROW_TILE = 4
 
 
 def forward_rows(size: int) -> int:
