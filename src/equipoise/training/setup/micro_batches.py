@@ -19,11 +19,10 @@ from torch import Tensor
 from equipoise.gradients import GradientEngine
 from equipoise.gradients.capture.isolation import undisturbed
 from equipoise.gradients.capture.random_numbers import RandomUse
-from equipoise.gradients.compare import SEEDS
+from equipoise.gradients.compare import ROW_TILE, SEEDS
 from equipoise.gradients.engine_inputs import fillers
 from equipoise.privacy import Sampling
 from equipoise.training.distributed import Processes
-from equipoise.training.forwards import ROW_TILE
 from equipoise.training.randomness import public_randomness
 from equipoise.training.record_source import DataError, RecordSource
 from equipoise.training.setup.memory_use import PASS_OVERHEAD, fitting, forward_cost
