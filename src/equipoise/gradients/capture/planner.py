@@ -497,9 +497,8 @@ def _wrong_sums(
     del found, losses
     whole = torch.stack([torch.zeros(()), *(length(g).cpu() for g in gradients if g is not None)]).norm()
     wrong = {}
-    for name, p in reversed(
-        params.items()
-    ):  # one by one, and no second tensor: a table may be as large as the rest
+    # One by one, and no second tensor: a table may be as large as the rest of the model.
+    for name, p in reversed([*params.items()]):
         expected, weights = gradients.pop(), torch.ones(LARGE, 1, device=p.device)
         sums = (factor.weighted_sum(weights)[0].to(p.dtype) for factor in factors.get(name, []))
         total = next(sums, None)
