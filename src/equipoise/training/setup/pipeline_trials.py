@@ -25,7 +25,7 @@ from equipoise.training.forwards import BatchPreparation
 from equipoise.training.randomness import public_randomness
 from equipoise.training.record_source import DataError, RecordSource, data_sets
 
-__all__ = ["Pipeline", "check_items", "check_pipeline"]
+__all__ = ["Pipeline", "check_items", "check_pipeline", "runs_code"]
 
 MOST_READS = 256
 """Of how many records from all over the data the shapes are seen."""
@@ -59,6 +59,11 @@ class Tried:
         return apart > largest**2 * size  # false where either is not finite: weight zero
 
 
+def runs_code(source: RecordSource, prepare: BatchPreparation) -> bool:
+    """Whether the owner's code makes batches here."""
+    return not (source.is_scanned or source.is_elsewhere) or prepare.augmentation is not None
+
+
 @dataclass(frozen=True)
 class Pipeline:
     """From the numbers of records to their losses, under numbered randomness.
@@ -74,12 +79,6 @@ class Pipeline:
     source: RecordSource
     prepare: BatchPreparation
     seed: int
-
-    @property
-    def runs_code(self) -> bool:
-        """Whether the owner's code makes batches here."""
-        is_read = not (self.source.is_scanned or self.source.is_elsewhere)
-        return is_read or self.prepare.augmentation is not None
 
     def batch(self, ids: Tensor, items: int = 0, rest: int = 0) -> Any:
         """The batch of these records: the `items`-th random numbers for each, the `rest`-th for the batch.
@@ -166,7 +165,7 @@ def check_pipeline(pipeline: Pipeline, size: int) -> bool:
         DataError: two equal attempts differ, or the loss or the gradient of a record depends on which others
             came with it, on their number, or on its place.
     """
-    if not pipeline.runs_code:
+    if not runs_code(pipeline.source, pipeline.prepare):
         return True
     numbers = pipeline.chosen()
     if len(numbers) < 3:

@@ -50,7 +50,7 @@ from equipoise.training.setup.argument_checks import (
 from equipoise.training.setup.held_tensors import check_held
 from equipoise.training.setup.loss_trials import check_gradient, check_loss, check_repeatable
 from equipoise.training.setup.micro_batches import choose_micro_batches
-from equipoise.training.setup.pipeline_trials import Pipeline, check_items, check_pipeline
+from equipoise.training.setup.pipeline_trials import Pipeline, check_items, check_pipeline, runs_code
 from equipoise.training.setup.public_copies import check_public, public_assumptions
 from equipoise.training.setup.repeated_records import warn_of_repeats
 from equipoise.training.setup.same_records import COMPARED, check_same_records
@@ -118,10 +118,13 @@ class TrainingSetup(TrainingInputs):
             engine.trace_anew()
             prepared = rows.prepare(rows.example, randomness)
             _check_rows(engine, rows.source, prepared, rows.micro_batch_size)
-            # Made anew: it holds a copy of the parameters.
-            trials = AwayFromZero(self.model, engine.loss, prepared)
+            if not runs_code(rows.source, rows.prepare):
+                return []
+            trials = AwayFromZero(
+                self.model, engine.loss, prepared
+            )  # anew: it holds a copy of the parameters
             pipeline = Pipeline(trials, rows.source, rows.prepare, self.settings.seed)
-            was_tried = not pipeline.runs_code or check_pipeline(pipeline, rows.micro_batch_size)
+            was_tried = check_pipeline(pipeline, rows.micro_batch_size)
         return [] if was_tried else [Assumption.RANDOM_PIPELINE]
 
     @property
@@ -316,7 +319,9 @@ def prepare(given: TrainingInputs, resumed: ResumedRun | None = None) -> Trainin
             Assumption.COMPILED: engine.compile_seconds > 0,
             Assumption.FOUND: True,
         }
-        of_data = COMPARED_DATA if pipeline.runs_code else "proved: no code of the owner runs there"
+        of_data = (
+            COMPARED_DATA if runs_code(source, prepare_batch) else "proved: no code of the owner runs there"
+        )
         found += [one for one, is_so in holds.items() if is_so]
         found += [DATA + ("unchecked: other machines do" if source.is_elsewhere else of_data)]
         named = {THROWN_AWAY: written, HELD: held}
