@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import enum
 import threading
 import time
+import weakref
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable
 from functools import partial
@@ -434,3 +436,16 @@ def test_it_does_not_follow_what_is_large(held):
         with attributes_kept(model, sums):
             pass
     assert time.perf_counter() - start < 0.01
+
+
+@dataclasses.dataclass(slots=True, weakref_slot=True)
+class Slotted:
+    beta: float = 1.0
+
+
+def test_slots_are_what_they_were_and_a_weak_reference_may_stay():
+    model = nn.Linear(3, 2)
+    model.held = Slotted()
+    with attributes_kept(model):
+        reference, model.held.beta = weakref.ref(model.held), 2.0
+    assert reference().beta == 1.0

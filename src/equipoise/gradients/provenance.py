@@ -57,6 +57,7 @@ __all__ = [
 #: How the engine computes the results of a record: as those of others, in blocks of as many as memory holds.
 BLOCK = -1
 
+#: By these the engine puts the results of blocks together.
 JOINS = (torch.ops.aten.slice_scatter.default, torch.ops.aten.cat.default)
 
 

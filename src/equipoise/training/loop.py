@@ -88,9 +88,9 @@ class PrivateTraining:
             augmentation of private records.
         reproducible: let noise and sampling follow the seed too. The result is then NOT PRIVATE, and the
             statement says so.
-        micro_batch_size: private records per forward, at most; a few more where that makes whole tiles of the
-            kernels. Chosen by default from what will be drawn and from the free memory. It changes the result
-            only by rounding.
+        micro_batch_size: private records per forward, at most; filler rows make whole tiles of the kernels.
+            Chosen by default from what will be drawn and from the free memory. It changes the result only by
+            rounding.
         ema_decay: keep a moving average of the parameters; it is evaluated and saved in place of the last
             ones.
         augmentation: (batch, generator) -> batch, record by record.

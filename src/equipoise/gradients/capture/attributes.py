@@ -227,7 +227,8 @@ class HeldState:
                 self._fields(value, "", isinstance(value, _SETTINGS) or is_own(module))
         elif is_own(type(value).__module__):  # a dataclass with slots, say
             slots = [vars(kind).get("__slots__", ()) for kind in type(value).__mro__]
-            self._named(value, [n for one in slots for n in ((one,) if isinstance(one, str) else one)])
+            names = [n for one in slots for n in ((one,) if isinstance(one, str) else one)]
+            self._named(value, [n for n in names if not n.startswith("__")])  # nobody sets __weakref__
 
     def _fields(self, value: Any, prefix: str, is_own: bool) -> None:
         held = vars(value)

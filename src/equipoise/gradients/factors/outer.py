@@ -206,8 +206,8 @@ def weighted_product(a: Tensor, b: Tensor, weights: Tensor) -> Tensor:
     total = left.new_zeros(left.shape[2], right.shape[2], dtype=torch.float64)
     for some in chunks(left.shape[0], left.shape[1], PARTIAL_SUM):
         for part in chunks(left.shape[1], 1, PARTIAL_SUM):
-            sides = (side[some, part].reshape(-1, side.shape[2]) for side in (left, right))
-            total += torch.mm(next(sides).t(), next(sides))
+            one, other = left[some, part].flatten(0, 1), right[some, part].flatten(0, 1)
+            total += torch.mm(one.t(), other)
     return total.to(left.dtype)
 
 
