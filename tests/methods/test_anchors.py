@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -449,18 +448,18 @@ def test_parameters_that_someone_else_moved():
 # ---- passes and memory
 
 
-def test_passes_and_memory_of_a_period():
+def test_passes_and_memory_of_a_period(monkeypatch):
     """A coupled step asks for two gradients of its batch, an anchor for one of its own; a state holds 2 P."""
     data, _ = consistent(64, 3)
     method = eq.DPC4Plus(schedule=moving(4, 4), anchor_batch_size=64, **SMALL)
     follower = Follower(method, Linear(3), half_square, data, FullBatch(64, 13))
-    engine, calls = follower.engine, []
+    by_plan, calls = follower.engine.by_plan, []
 
-    def counted(batch, params=None):
+    def counted(batch, *given):
         calls.append(len(batch["y"]))
-        return engine(batch, params=params)
+        return by_plan(batch, *given)
 
-    follower.rows.engine = SimpleNamespace(by_plan=counted, forward_only=False, draws=engine.draws)
+    monkeypatch.setattr(follower.engine, "by_plan", counted)
     follower.run()
     # Anchors at steps 0, 2, 6 and 10; coupled terms at the other nine.
     assert calls == [64] * (4 + 2 * 9)
