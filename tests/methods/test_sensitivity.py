@@ -241,8 +241,8 @@ def test_terms_that_cancel_inside_a_record(make, kernel):
             {"w": factors, "other": (DenseFactor(torch.zeros(factors[0].num_records, 1)),)}
         )
         chosen = rows.select(["w"]).rows(torch.tensor([1, 0]))
-        keep = {name: torch.ones(shape, dtype=torch.bool) for name, shape in rows.shapes.items()}
-        largest = max(largest, *(moved_by(part) for part in (rows, chosen, rows.masked(keep))))
+        keep = {name: torch.ones(shape) for name, shape in rows.shapes.items()}
+        largest = max(largest, *(moved_by(part) for part in (rows, chosen, rows.scaled(keep))))
     assert 0.9 < largest <= SLACK
 
 

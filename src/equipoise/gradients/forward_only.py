@@ -79,7 +79,7 @@ class LossesOnly(PerSampleGradients):
         raise TypeError("the rows of a method with forward_only = True have losses and no gradients")
 
     row_norms = weighted_sums = cross_gram = inner = select = materialise = _refused
-    __sub__ = __add__ = scaled = shifted = masked = _refused
+    __sub__ = __add__ = scaled = shifted = _refused
 
 
 class LossEngine(GradientEngine):

@@ -51,9 +51,7 @@ from equipoise.gradients.numerics import (
 
 __all__ = [
     "DenseGradients",
-    "Derived",
     "FactoredGradients",
-    "MaskedGradients",
     "PerSampleGradients",
     "as_factored",
     "concat",
@@ -142,10 +140,6 @@ class PerSampleGradients(ABC):
     @abstractmethod
     def materialise(self) -> DenseGradients:
         """The same matrix with its rows formed."""
-
-    def masked(self, masks: Mapping[str, Tensor]) -> PerSampleGradients:
-        """Rows with the entries set to zero where the bool mask of a parameter's shape is False."""
-        return MaskedGradients(self, masks)
 
     def scaled(self, diagonal: Diagonal) -> PerSampleGradients:
         """Rows whose entries are multiplied by a diagonal, ``G D``.
@@ -812,92 +806,3 @@ def factored_over(gradients: PerSampleGradients, shapes: Mapping[str, torch.Size
             "shapes must agree"
         )
     return G
-
-
-class Derived(PerSampleGradients):
-    """Rows that come from other rows, record by record and tensor by tensor.
-
-    Attributes:
-        gradients: the rows that they come from.
-    """
-
-    def __init__(self, gradients: PerSampleGradients) -> None:
-        self.gradients = gradients
-        self.shapes, self.num_records, self.losses = gradients.shapes, gradients.num_records, gradients.losses
-        self.dtype, self.device = gradients.dtype, gradients.device
-
-    @override
-    def cross_gram(self, other: PerSampleGradients, per_tensor: bool = False) -> Tensor | dict[str, Tensor]:
-        return self.materialise().cross_gram(other.materialise(), per_tensor)
-
-    @override
-    def inner(self, other: PerSampleGradients) -> Tensor:
-        return self.materialise().inner(other.materialise())
-
-    @override
-    def __sub__(self, other: PerSampleGradients) -> PerSampleGradients:
-        return self.materialise() - other.materialise()
-
-    @override
-    def select(self, names: Sequence[str]) -> PerSampleGradients:
-        return self.materialise().select(names)
-
-
-class MaskedGradients(Derived):
-    """Rows with some of their entries set to zero.
-
-    Args:
-        gradients: the rows.
-        masks: parameter name -> bool tensor of the parameter's shape; True entries stay.
-
-    >>> G = DenseGradients({"w": torch.tensor([[3.0, 4.0, 12.0]])})
-    >>> G.masked({"w": torch.tensor([True, True, False])}).row_norms()
-    tensor([5.])
-    """
-
-    def __init__(self, gradients: PerSampleGradients, masks: Mapping[str, Tensor]) -> None:
-        found = {name: mask.shape for name, mask in masks.items()}
-        if found != gradients.shapes:
-            raise ValueError(
-                f"masks is over {sorted(found)}, the gradients over {sorted(gradients.shapes)}; give each "
-                "parameter one mask of its shape"
-            )
-        super().__init__(gradients)
-        self.masks = dict(masks)
-
-    @override
-    def row_norms(self, groups: Sequence[Sequence[str]] | None = None) -> Tensor:
-        squares = {name: self._squares(name) for name in self.names}
-        wanted = [self.names] if groups is None else groups
-        columns = [
-            torch.stack([squares[name] for name in names]).sum(0).sqrt_().to(self.dtype)
-            if names
-            else torch.zeros(self.num_records, dtype=self.dtype, device=self.device)
-            for names in wanted
-        ]
-        return columns[0] if groups is None else torch.stack(columns, dim=1)
-
-    def _squares(self, name: str) -> Tensor:
-        mask, part = self.masks[name], self.gradients.select([name])
-        out = torch.zeros(self.num_records, dtype=torch.float64, device=self.device)
-        for piece in chunks(self.num_records, mask.numel()):
-            out[piece] = squared_rows(part.rows(piece).materialise().tensors[name] * mask)
-        if not isinstance(part, FactoredGradients):
-            return out
-        # The weighted sums are masked after the terms of the whole rows were added: those rounded.
-        return guarded(out, part.magnitudes(name), part.additions(name))
-
-    @override
-    def weighted_sums(self, weights: Tensor | Mapping[str, Tensor]) -> dict[str, Tensor]:
-        return {
-            name: total * self.masks[name] for name, total in self.gradients.weighted_sums(weights).items()
-        }
-
-    @override
-    def rows(self, index: Tensor | slice) -> MaskedGradients:
-        return MaskedGradients(self.gradients.rows(index), self.masks)
-
-    @override
-    def materialise(self) -> DenseGradients:
-        rows = {name: kept * self.masks[name] for name, kept in self.gradients.materialise().tensors.items()}
-        return DenseGradients(rows, self.losses, num_records=self.num_records, device=self.device)

@@ -81,12 +81,12 @@ class RandomSparsification(Method):
         # Public chance: a mask that followed the gradients would say where they are large.
         rng = context.public_rng(context.step)
         masks = {
-            name: (torch.rand(value.shape, generator=rng) >= self.drop_rate).to(value.device)
+            name: (torch.rand(value.shape, generator=rng) >= self.drop_rate).to(value)
             for name, value in context.params.items()
         }
         draw = context.draw("batch")
         sums = draw.query(
-            lambda rows, ids: {"gradient": clip(rows.masked(masks), self.clip_rule, self.clip_norm)}
+            lambda rows, ids: {"gradient": clip(rows.scaled(masks), self.clip_rule, self.clip_norm)}
         )
         released = context.ledger.release(draw, sums)["gradient"]
         # The mask again, now on the noise: what it throws away is post-processing and costs nothing.

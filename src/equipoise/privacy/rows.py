@@ -153,10 +153,6 @@ class PrivateRows:
         """The rows' parts in a subspace."""
         return self._like(subspace.projection(self._rows))
 
-    def masked(self, masks: Mapping[str, torch.Tensor]) -> PrivateRows:
-        """The rows with the entries set to zero where a public mask is False."""
-        return self._like(self._rows.masked(masks))
-
     def coordinates(self, subspace: Any) -> Private:
         """The rows' coordinates in a subspace, [B, K]."""
         return Private(subspace.coordinates(self._rows), self.draw)

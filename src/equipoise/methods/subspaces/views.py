@@ -29,7 +29,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from equipoise.gradients.numerics import GUARD, full_precision
-from equipoise.gradients.operator import DenseGradients, Derived, PerSampleGradients
+from equipoise.gradients.operator import DenseGradients, PerSampleGradients
 
 __all__ = [
     "Columns",
@@ -99,14 +99,19 @@ def projection(gradients: PerSampleGradients, subspace: Columns) -> PerSampleGra
 SQUARE_GUARD = 64
 
 
-class _SubspaceView(Derived):
-    """Rows that follow from other rows and their coordinates y [B, K] in a subspace."""
+class _SubspaceView(PerSampleGradients):
+    """Rows that follow from other rows and their coordinates y [B, K] in a subspace.
+
+    Attributes:
+        gradients: the rows that they come from.
+    """
 
     def __init__(
         self, gradients: PerSampleGradients, subspace: Columns, coordinates: Tensor | None = None
     ) -> None:
-        super().__init__(gradients)
-        self.subspace = subspace
+        self.gradients, self.subspace = gradients, subspace
+        self.shapes, self.num_records, self.losses = gradients.shapes, gradients.num_records, gradients.losses
+        self.dtype, self.device = gradients.dtype, gradients.device
         self.coordinates = subspace.coordinates(gradients) if coordinates is None else coordinates
 
     @override
@@ -138,6 +143,22 @@ class _SubspaceView(Derived):
     def rows(self, index: Tensor | slice) -> Self:
         return type(self)(self.gradients.rows(index), self.subspace, self.coordinates[index])
 
+    @override
+    def cross_gram(self, other: PerSampleGradients, per_tensor: bool = False) -> Tensor | dict[str, Tensor]:
+        return self.materialise().cross_gram(other.materialise(), per_tensor)
+
+    @override
+    def inner(self, other: PerSampleGradients) -> Tensor:
+        return self.materialise().inner(other.materialise())
+
+    @override
+    def __sub__(self, other: PerSampleGradients) -> PerSampleGradients:
+        return self.materialise() - other.materialise()
+
+    @override
+    def select(self, names: Sequence[str]) -> PerSampleGradients:
+        return self.materialise().select(names)
+
 
 class ResidualGradients(_SubspaceView):
     """``G - (G V) V^T`` for the columns V of a subspace.
@@ -163,7 +184,7 @@ class ResidualGradients(_SubspaceView):
     @override
     def cross_gram(self, other: PerSampleGradients, per_tensor: bool = False) -> Tensor | dict[str, Tensor]:
         if per_tensor or isinstance(other, ResidualGradients):
-            return self.materialise().cross_gram(other.materialise(), per_tensor)
+            return super().cross_gram(other, per_tensor)
         whole = self.gradients.cross_gram(other)
         assert isinstance(whole, Tensor)
         with full_precision(self.device):
@@ -172,7 +193,7 @@ class ResidualGradients(_SubspaceView):
     @override
     def inner(self, other: PerSampleGradients) -> Tensor:
         if isinstance(other, ResidualGradients):
-            return self.materialise().inner(other.materialise())
+            return super().inner(other)
         return self.gradients.inner(other) - (self.coordinates * self.subspace.coordinates(other)).sum(1)
 
     @override
