@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import enum
+import sys
 import threading
 import time
 import weakref
@@ -14,12 +15,13 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any, ClassVar, NamedTuple
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
 from equipoise.gradients import CrossRecordError, ForwardWritesError, GradientEngine
-from equipoise.gradients.capture.attributes import attributes_kept
+from equipoise.gradients.capture.attributes import HeldState, attributes_kept
 from equipoise.gradients.engine_inputs import evaluate_loss
 
 X = torch.arange(12.0).reshape(4, 3)
@@ -449,3 +451,22 @@ def test_slots_are_what_they_were_and_a_weak_reference_may_stay():
     with attributes_kept(model):
         reference, model.held.beta = weakref.ref(model.held), 2.0
     assert reference().beta == 1.0
+
+
+def test_nothing_changed_is_found_by_a_few_calls_whatever_is_held():
+    """Every step asks."""
+    model, called = nn.Sequential(*(nn.Linear(3, 3) for _ in range(50))), []
+    model.held, model.loss = [Helper() for _ in range(20)], in_a_closure()
+    model.array = np.full(3, np.nan)  # not equal to itself
+    model.array.flags.writeable = False
+    state = HeldState(model, sums)
+    sys.setprofile(lambda frame, event, _: called.append(frame) if event == "call" else None)
+    try:
+        assert state.changes() == []
+    finally:
+        sys.setprofile(None)
+    assert len(called) <= 4
+    state.put_back()
+    assert not state.differs
+    model[7].held = 1
+    assert [change.name for change in state.changes()] == ["7.held"]

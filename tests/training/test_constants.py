@@ -32,6 +32,10 @@ def of_global(model, batch):
     return centred(model, batch, CENTRED)
 
 
+def of_default(model, batch, is_centred=False):
+    return centred(model, batch, is_centred)
+
+
 class OfAttribute:
     is_centred = False
 
@@ -129,6 +133,11 @@ SWITCHES = {
     "centres": lambda: of_module(lambda model, on: setattr(model[3].settings, "centres", 2.5 * on)),
     "_modules": of_submodule,
     "0._forward_hooks": of_hook,
+    "__defaults__": lambda: (
+        network(),
+        of_default,
+        lambda on: setattr(of_default, "__defaults__", (on,)),
+    ),
     "CENTRED": lambda: (network(), of_global, lambda on: globals().update(CENTRED=on)),
     "is_centred": of_variable,
     "one in a container": of_partial,

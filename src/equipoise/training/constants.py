@@ -53,46 +53,39 @@ class Constants:
         trace_anew: Callable[[], None],
         live: Sequence[Tensor] = (),
     ) -> None:
-        self._model, self._loss, self._others = model, loss, others
-        self._try_again, self._live = try_again, live
-        self._trace_anew = trace_anew
+        self._try_again, self._trace_anew = try_again, trace_anew
         self.also: set[str] = set()
         self._trials = 0
         self.changed: set[str] = set()
         self.untried: set[str] = set()
         self._met: dict[tuple[int, str], list[Any]] = {}
-        self._note()
 
-    def _note(self) -> None:
-        live = chain(self._model.parameters(), self._model.buffers(), self._live)
-        self._held = HeldState(self._model, self._loss, live)
-        self._held_by_others = HeldState(nn.Module(), self._others)
+        def note() -> None:
+            tensors = chain(model.parameters(), model.buffers(), live)
+            self._held = HeldState(model, loss, tensors), HeldState(nn.Module(), others)
 
-    def check(self) -> bool:
+        self._note = note
+        note()
+
+    def check(self) -> None:
         """Try the model again if something has a value that it did not have before.
-
-        Returns:
-            Whether something has changed.
 
         Raises:
             CrossRecordError, DataError: with the new values records are mixed; it names what changed.
         """
-        found = [*self._held_by_others.changes(), *self._held.changes()]
-        changes = list({change.key: change for change in found}.values())
-        if self._held.differs:
+        held, of_others = self._held
+        changes = {change.key: change for change in [*of_others.changes(), *held.changes()]}
+        if not (held.differs or of_others.differs):
+            return
+        if held.differs:
             self._trace_anew()
-        if not changes:
-            if self._held.differs:
-                self._note()
-            return False
-        for change in changes:
-            self._met.setdefault(change.key, [change.before])
-        unmet = [change for change in changes if change.now not in self._met[change.key]]
-        tried = [
-            change
-            for change in unmet
-            if len(self._met[change.key]) <= (1 if isinstance(change.now, float) else MOST_TRIED)
-        ]
+        unmet, tried = [], []
+        for change in changes.values():
+            met = self._met.setdefault(change.key, [change.before])
+            if change.now not in met:
+                unmet.append(change)
+                if len(met) <= (1 if isinstance(change.now, float) else MOST_TRIED):
+                    tried.append(change)
         self._trials += bool(tried)
         tried = tried if self._trials <= MOST_TRIALS else []
         if tried:
@@ -109,13 +102,12 @@ class Constants:
             except ForwardWritesError:
                 raise
             except Exception:  # the step fails in the same way, and tells the other processes as ever
-                return True
+                return
         for change in tried:
             self._met[change.key].append(change.now)
-        self.changed.update(change.name for change in changes)
+        self.changed.update(change.name for change in changes.values())
         self.untried.update(change.name for change in unmet if change not in tried)
         self._note()
-        return True
 
     @property
     def assumptions(self) -> list[str]:

@@ -19,10 +19,11 @@ import sys
 import threading
 import types
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache, partial
-from operator import is_
+from itertools import repeat
+from operator import attrgetter, call, is_, itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -32,7 +33,7 @@ from torch import Tensor, nn
 from equipoise.gradients.capture.isolation import same_values
 from equipoise.gradients.checks.errors import TensorWritesError
 
-__all__ = ["Change", "HeldState", "attributes_kept", "is_own", "watch_writes"]
+__all__ = ["Change", "HeldState", "attributes_kept", "is_own"]
 
 #: Values that `HeldState.changes` tells; of all others only that they are there.
 _TOLD = (
@@ -94,29 +95,6 @@ def attributes_kept(model: nn.Module, loss: object = None) -> Iterator[None]:
         state.put_back()
 
 
-@contextmanager
-def watch_writes(model: nn.Module, loss: object) -> Iterator[list[str]]:
-    """Name what a forward inside gives another value: attributes, entries and variables, by value.
-
-    Run one forward before: what is filled once, or holds the same value after each forward of the same batch,
-    such as a cache or the latest output, is not named. Call it inside `attributes_kept`.
-
-    Yields:
-        The names, once the forward is over.
-
-    >>> model = nn.Module()
-    >>> model.calls, model.latest = 0, None
-    >>> with watch_writes(model, None) as names:
-    ...     model.calls += 1
-    >>> names
-    ['calls']
-    """
-    names: list[str] = []
-    state = HeldState(model, loss)
-    yield names
-    names += dict.fromkeys(state.written())
-
-
 class Change(NamedTuple):
     """A plain value that is another one now.
 
@@ -133,28 +111,45 @@ class Change(NamedTuple):
 
 
 class _Place(NamedTuple):
-    """Something that holds values under names or numbers.
+    """Something that holds values, under names or in an order.
 
     Attributes:
-        owner: itself.
-        now: what it holds now.
-        then: what it held.
-        put: puts that back.
+        owner: its number.
+        names, values: read what it holds now, without a call of Python: every step asks.
+        put: puts back what it held.
+        then: names and values that it held.
         name: of a container, whose keys may be names of persons; else what stands before a name.
         is_container: whether `name` is for all of it.
         is_told: whether plain values are told, and not only that something differs.
     """
 
-    owner: Any
-    now: Callable[[], Mapping[Any, Any]]
-    then: Mapping[Any, Any]
-    put: Callable[[Mapping[Any, Any]], None]
+    owner: int
+    names: Callable[[], Iterable[Any]]
+    values: Callable[[], Iterable[Any]]
+    put: Callable[[_Place], None]
+    then: _Held
     name: str
-    is_container: bool = False
-    is_told: bool = True
+    is_container: bool
+    is_told: bool
 
     def shown(self, name: Any) -> str:
         return self.name or UNNAMED if self.is_container else f"{self.name}{name}"
+
+    def now(self) -> _Held:
+        return [*self.names()], [*self.values()]
+
+    def differs(self) -> bool:
+        (names, values), (old_names, old_values) = self.now(), self.then
+        return names != old_names or len(values) != len(old_values) or not all(map(is_, values, old_values))
+
+    def named(self) -> Iterator[tuple[Any, Any, Any]]:
+        """Name, value then and value now of what is there by name."""
+        now, then = (dict(zip(*held, strict=True)) if held[0] else {} for held in (self.now(), self.then))
+        return ((name, then.get(name, _EMPTY), now.get(name, _EMPTY)) for name in then.keys() | now.keys())
+
+
+_Held = tuple[list[Any], list[Any]]
+_Reads = tuple[Callable[[], Iterable[Any]], Callable[[], Iterable[Any]]]
 
 
 class HeldState:
@@ -197,10 +192,12 @@ class HeldState:
             if type(value) not in _PLAIN and id(value) not in self._known:
                 self._known.add(id(value))
                 self._note(value, name)
+        self._reads = [read for place in self._places for read in (place.names, place.values)]
+        self._then = self._read()
 
     def _note(self, value: Any, name: str) -> None:
         if isinstance(value, Tensor):
-            if not value.is_inference():  # those cannot change
+            if id(value) not in self._live and not value.is_inference():  # those cannot change
                 self._tensors.append((value, value._version, name))
         elif isinstance(value, _CONTAINERS):
             self._container(value, name)
@@ -220,7 +217,7 @@ class HeldState:
             self._others.append(value)
             for held in (value._parameters, value._buffers):
                 self._waiting += [(tensor, name) for name, tensor in held.items()]  # before those of no name
-                self._container(held, "", is_named=False)
+                self._container(held, "", is_container=False)
         elif hasattr(value, "__dict__") and not isinstance(value, (types.ModuleType, threading.Thread)):
             module = type(value).__module__
             if isinstance(value, _SETTINGS) or not _is_of_packages(module):
@@ -228,15 +225,22 @@ class HeldState:
         elif is_own(type(value).__module__):  # a dataclass with slots, say
             slots = [vars(kind).get("__slots__", ()) for kind in type(value).__mro__]
             names = [n for one in slots for n in ((one,) if isinstance(one, str) else one)]
-            self._named(value, [n for n in names if not n.startswith("__")])  # nobody sets __weakref__
+            self._attributes(value, [n for n in names if not n.startswith("__")])  # nobody sets __weakref__
+
+    def _hold(
+        self, owner: Any, reads: _Reads, put: Any, name: str, is_container: bool = False, is_told: bool = True
+    ) -> Iterator[tuple[Any, str]]:
+        """Note a place; gives what it holds, and by what names."""
+        place = _Place(id(owner), *reads, put, ([*reads[0]()], [*reads[1]()]), name, is_container, is_told)
+        self._places.append(place)
+        names, values = place.then
+        return zip(values, repeat(name) if is_container else names, strict=False)
 
     def _fields(self, value: Any, prefix: str, is_own: bool) -> None:
         held = vars(value)
-        then, put = held.copy(), partial(_fill, held)
-        self._places.append(_Place(value, lambda: held, then, put, prefix, is_told=is_own))
         if is_own:
             self._class(type(value))
-        for name, one in then.items():
+        for one, name in self._hold(held, _reads(held), partial(_fill, held), prefix, is_told=is_own):
             if is_own or isinstance(one, _CONTAINERS):  # of a package's object the containers alone
                 if type(one) in _PLAIN or name in _OF_BUFFERS:
                     continue
@@ -245,61 +249,44 @@ class HeldState:
                 else:
                     self._waiting.append((one, prefix + name))
 
-    def _container(self, held: Any, name: str, is_named: bool = True) -> None:
+    def _container(self, held: Any, name: str, is_container: bool = True) -> None:
         if not held:
             self._empty.append((held, name))
         elif len(held) <= _MOST:
-            now, put, then = partial(_entries, held), partial(_fill, held), dict(_entries(held))
-            self._places.append(_Place(held, now, then, put, name, is_named, isinstance(held, dict)))
-            self._waiting += [(one, name) for one in (held if isinstance(held, set) else then.values())]
+            self._waiting += self._hold(held, _reads(held), partial(_fill, held), name, is_container)
 
     def _class(self, kind: type) -> None:
-        for base in filter(_is_own_class, kind.__mro__):
-            if base is kind or id(base) not in self._known:
+        for base in kind.__mro__:
+            if is_own(base.__module__) and (base is kind or id(base) not in self._known):
                 self._known.add(id(base))
-                now, then, put = partial(vars, base), dict(vars(base)), partial(_set_class, base)
-                self._places.append(_Place(base, now, then, put, f"{base.__name__}."))
-                self._waiting += [(value, name) for name, value in then.items()]
+                put = partial(_assign, partial(type.__setattr__, base), partial(type.__delattr__, base))
+                self._waiting += self._hold(base, _reads(vars(base)), put, f"{base.__name__}.")
 
     def _function(self, function: types.FunctionType) -> None:
-        self._waiting += [(function.__defaults__, ""), (function.__kwdefaults__, ""), (vars(function), "")]
-        cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
-        filled = {name: cell for name, cell in cells if cell != types.CellType()}
-        scope = function.__globals__
-        named = _globals(function.__code__) if is_own(function.__module__) else frozenset[str]()
+        self._attributes(function, ["__code__", "__defaults__", "__kwdefaults__"])
+        self._waiting.append((vars(function), ""))
+        for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+            if cell != types.CellType():
+                self._attributes(cell, ["cell_contents"], name)
+        if is_own(function.__module__):
+            scope, names = function.__globals__, _names(function.__code__, ("_GLOBAL",))
+            self._variables(scope, names)
+            for held in map(scope.get, names):  # of other modules of the user's own, what it may name
+                if isinstance(held, types.ModuleType) and is_own(held.__name__):
+                    inside = _names(function.__code__, ("_ATTR", "_METHOD"))
+                    self._variables(vars(held), inside & vars(held).keys())
 
-        def now() -> Mapping[str, Any]:
-            of_around = {name: cell.cell_contents for name, cell in filled.items()}
-            return {name: scope[name] for name in named if name in scope} | of_around
+    def _attributes(self, value: Any, names: list[str], of_all: str = "") -> None:
+        """Attributes of an object that is not looked into otherwise, under one name if there is one."""
+        values = partial(map, getattr, repeat(value), names, repeat(_EMPTY))
+        put = partial(_assign, partial(setattr, value), partial(delattr, value))
+        self._waiting += self._hold(value, (names.__iter__, values), put, of_all, bool(of_all))
 
-        def put(then: Mapping[str, Any]) -> None:
-            scope.update((name, then[name]) for name in named & then.keys() - filled.keys())
-            for name in named - then.keys():  # bound since; modules are imported once
-                if not isinstance(scope.get(name), types.ModuleType):
-                    scope.pop(name, None)
-            for name, cell in filled.items():
-                cell.cell_contents = then[name]
-
-        then = now()
-        self._places.append(_Place(function, now, then, put, ""))
-        self._waiting += [(value, name) for name, value in then.items()]
-        for held in then.values():  # of other modules of the user's own, what the function may name
-            if isinstance(held, types.ModuleType) and is_own(held.__name__):
-                self._named(held, _names(function.__code__) & vars(held).keys())
-
-    def _named(self, value: Any, names: Iterable[str]) -> None:
-        """Attributes of an object that is not looked into otherwise."""
-
-        def now() -> Mapping[str, Any]:
-            return {name: getattr(value, name) for name in names if hasattr(value, name)}
-
-        def put(then: Mapping[str, Any]) -> None:
-            for name, one in then.items():
-                setattr(value, name, one)
-
-        then = now()
-        self._places.append(_Place(value, now, then, put, ""))
-        self._waiting += [(one, name) for name, one in then.items()]
+    def _variables(self, scope: dict[str, Any], names: frozenset[str]) -> None:
+        """Some of the variables of a module."""
+        values = partial(map, scope.get, names, repeat(_EMPTY))
+        put = partial(_assign, scope.__setitem__, scope.__delitem__)
+        self._waiting += self._hold(scope, (names.__iter__, values), put, "")
 
     def exchange_buffers(self) -> None:
         """Copies in the place of the buffers of modules that are no part of the model."""
@@ -313,91 +300,100 @@ class HeldState:
         Raises:
             TensorWritesError: a tensor is not.
         """
-        for place in self._places:
-            if not _is_alike(place.now(), place.then):
-                place.put(place.then)
-        for held, _ in self._empty:
-            if held:
-                held.clear()
-        for array, values, _ in self._arrays:
+        if self._read() == self._then:
+            return
+        for place in self._differing():
+            place.put(place)
+        for array, values, _ in self._other_arrays():
             array[...] = values
         if moved := self._moved():
             raise TensorWritesError(sorted(set(moved)))
 
     def written(self) -> Iterator[str]:
-        """The names of what has another value than was noted."""
-        for place in self._places:
-            now, then = place.now(), place.then
-            if place.is_container:
-                if not _is_same(dict(now), dict(then)):
-                    yield place.shown("")
-            else:
-                for name in then.keys() & now.keys():
-                    if not isinstance(then[name], _CONTAINERS) and not _is_same(now[name], then[name]):
-                        yield place.shown(name)
-        yield from (name for array, values, name in self._arrays if not np.array_equal(array, values))
+        """The names of what has another value than was noted: attributes, entries and variables.
+
+        >>> model = nn.Module()
+        >>> model.calls, model.latest = 0, None
+        >>> held = HeldState(model, None)
+        >>> model.calls += 1
+        >>> [*held.written()]
+        ['calls']
+        """
+        for place in self._differing():
+            held = [("", place.then, place.now())] if place.is_container else place.named()
+            for name, then, now in held:
+                is_looked_into = isinstance(then, _CONTAINERS)
+                if not (then is _EMPTY or now is _EMPTY or is_looked_into or _is_same(now, then)):
+                    yield place.shown(name)
+        yield from (name for _, _, name in self._other_arrays())
         yield from self._moved()
+
+    def changes(self) -> list[Change]:
+        """What has another plain value now; values in tensors, lists and sets are not looked at."""
+        if self._read() == self._then:
+            return []
+        self.differs = True
+        return [change for place in self._differing() if place.is_told for change in _changed(place)]
+
+    def _read(self) -> tuple[Any, ...]:
+        """What is held by identities, counts of changes and bytes, by operations of C alone: a step asks."""
+        first = itemgetter(0)
+        return (
+            [*map(tuple, map(map, repeat(id), map(call, self._reads)))],
+            [*map(attrgetter("_version"), map(first, self._tensors))],
+            [*map(np.ndarray.tobytes, map(first, self._arrays))],
+            any(map(first, self._empty)),
+        )
+
+    def _differing(self) -> list[_Place]:
+        filled = [
+            _Place(id(held), *_reads(held), partial(_fill, held), ([], []), name, True, True)
+            for held, name in self._empty
+            if held
+        ]
+        return [place for place in (*self._places, *filled) if place.differs()]
 
     def _moved(self) -> list[str]:
         return [name or UNNAMED for tensor, version, name in self._tensors if tensor._version != version]
 
-    def changes(self) -> list[Change]:
-        """What has another plain value now; values in tensors, lists and sets are not looked at."""
-        self.differs |= any(
-            t._version != version for t, version, _ in self._tensors if id(t) not in self._live
-        )
-        self.differs |= not all(np.array_equal(array, values) for array, values, _ in self._arrays)
-        filled = [
-            _Place(held, partial(_entries, held), {}, held.clear, name, True, isinstance(held, dict))
-            for held, name in self._empty
-            if held
-        ]
-        found: list[Change] = []
-        for place in (*self._places, *filled):
-            if not _is_alike(now := place.now(), place.then):
-                self.differs = True
-                if place.is_told:
-                    found += _changed(place, now)
-        return found
+    def _other_arrays(self) -> list[tuple[np.ndarray, np.ndarray, str]]:
+        return [one for one in self._arrays if one[0].tobytes() != one[1].tobytes()]  # NaN included
 
 
-def _changed(place: _Place, now: Mapping[Any, Any]) -> Iterator[Change]:
-    for name in (place.then.keys() | now.keys()) - _OF_LOOPS:
+def _reads(held: Any) -> _Reads:
+    """How names and values of a container are read."""
+    is_named = isinstance(held, (dict, types.MappingProxyType))
+    return (held.__iter__, held.values) if is_named else (().__iter__, held.__iter__)
+
+
+def _changed(place: _Place) -> Iterator[Change]:
+    for name, *both in place.named():
         # Of a tensor and other data only that it is some.
-        old, new = (one if _is_told(one := held.get(name, _EMPTY)) else _EMPTY for held in (place.then, now))
-        if old is not new and not bool(old == new):
-            yield Change((id(place.owner), str(name)), place.shown(name), old, new)
+        then, now = (one if _is_told(one) else _EMPTY for one in both)
+        if name not in _OF_LOOPS and then is not now and not bool(then == now):
+            yield Change((place.owner, str(name)), place.shown(name), then, now)
 
 
 def _is_told(value: Any) -> bool:
     return all(map(_is_told, value)) if type(value) is tuple else isinstance(value, _TOLD)
 
 
-def _is_alike(now: Mapping[Any, Any], then: Mapping[Any, Any]) -> bool:
-    return now.keys() == then.keys() and all(map(is_, now.values(), then.values()))
-
-
-def _entries(held: Any) -> Mapping[Any, Any]:
-    if isinstance(held, dict):
-        return held
-    return dict.fromkeys(held) if isinstance(held, set) else dict(enumerate(held))
-
-
-def _fill(held: Any, then: Mapping[Any, Any]) -> None:
+def _fill(held: Any, place: _Place) -> None:
     base: Any = next(kind for kind in _CONTAINERS if isinstance(held, kind))  # its own methods may do more
     base.clear(held)
+    names, values = place.then
     if base in (list, deque):
-        base.extend(held, then.values())
+        base.extend(held, values)
     else:
-        base.update(held, then)
+        base.update(held, values if base is set else zip(names, values, strict=True))
 
 
-def _set_class(base: type, then: Mapping[str, Any]) -> None:
-    for name, value in then.items():
-        if vars(base).get(name, base) is not value:
-            type.__setattr__(base, name, value)
-    for name in vars(base).keys() - then.keys():
-        type.__delattr__(base, name)
+def _assign(write: Callable[[Any, Any], None], delete: Callable[[Any], None], place: _Place) -> None:
+    for name, then, now in place.named():
+        if then is _EMPTY and now is not _EMPTY:
+            delete(name)
+        elif then is not now:
+            write(name, then)
 
 
 def _is_same(now: Any, before: Any) -> bool:
@@ -416,18 +412,11 @@ def _is_same(now: Any, before: Any) -> bool:
 
 
 @cache
-def _globals(code: types.CodeType) -> frozenset[str]:
-    """The globals that a function and those inside it read or bind; attributes may be called the same."""
-    used = {one.argval for one in dis.get_instructions(code) if one.opname.endswith("_GLOBAL")}
-    inside = (_globals(constant) for constant in code.co_consts if isinstance(constant, types.CodeType))
+def _names(code: types.CodeType, ends: tuple[str, ...]) -> frozenset[str]:
+    """The names with which a function and those inside it do operations with these ends."""
+    used = {one.argval for one in dis.get_instructions(code) if one.opname.endswith(ends)}
+    inside = (_names(constant, ends) for constant in code.co_consts if isinstance(constant, types.CodeType))
     return frozenset(used).union(*inside)
-
-
-@cache
-def _names(code: types.CodeType) -> frozenset[str]:
-    """All names in a function and in those inside it: globals, and attributes too."""
-    inside = (_names(constant) for constant in code.co_consts if isinstance(constant, types.CodeType))
-    return frozenset(code.co_names).union(*inside)
 
 
 @cache
@@ -440,7 +429,3 @@ def is_own(module: str | None) -> bool:
 
 def _is_of_packages(module: str) -> bool:
     return module.partition(".")[0] in _PACKAGES
-
-
-def _is_own_class(kind: type) -> bool:
-    return is_own(kind.__module__)

@@ -19,7 +19,7 @@ from equipoise.gradients import (
     GradientEngine,
     parameters_restored,
 )
-from equipoise.gradients.capture.attributes import attributes_kept, watch_writes
+from equipoise.gradients.capture.attributes import HeldState, attributes_kept
 from equipoise.gradients.capture.isolation import undisturbed
 from equipoise.gradients.compare import OWN_GENERATOR, AwayFromZero, losses_moved
 from equipoise.gradients.engine_inputs import (
@@ -209,8 +209,10 @@ def check_repeatable(model: nn.Module, loss: Loss, batch: Any, params: Mapping[s
 
     def run(records: Any) -> tuple[Tensor, list[str]]:
         own = Buffers(loss).kept() if isinstance(loss, nn.Module) else nullcontext()
-        with undisturbed(model), own, torch.enable_grad(), watch_writes(model, loss) as written:
-            return run_loss(model, loss, records, params).detach(), written
+        held = HeldState(model, loss)
+        with undisturbed(model), own, torch.enable_grad():
+            losses = run_loss(model, loss, records, params).detach()
+            return losses, [*dict.fromkeys(held.written())]
 
     # What the model keeps from one run shows in the next, and is forgotten then.
     with parameters_restored(model), attributes_kept(model, loss):
