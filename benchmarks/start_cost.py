@@ -31,6 +31,7 @@ PLAIN_STEPS = 3  # beside each start
 TRIALS = (
     "check_loss",
     "check_repeatable",
+    "check_history",
     "away_from_zero",
     "_learn",
     "_settle",

@@ -4,6 +4,7 @@ import itertools
 import os
 import pickle
 import random
+import sys
 
 import numpy as np
 import pytest
@@ -248,11 +249,19 @@ def test_the_key_stream_is_chacha20(first):
     assert bytes(key_stream(key, first, 3).view(torch.uint8).tolist()) == expected
 
 
+def test_without_triton_tensor_operations_make_noise(monkeypatch):
+    monkeypatch.setitem(sys.modules, "equipoise.privacy.noise.chacha_kernel", None)
+    write, words = streams._kernel.__wrapped__(torch.device("cuda"))
+    assert write is None
+    assert "Triton" in words
+    assert streams.way_of_noise(torch.device("cpu")) == ""
+
+
 def test_no_two_ciphers_have_one_key():
     """A stream whose numbers lie on two devices takes both ciphers."""
     key = b"k" * 32
-    assert key not in (streams._ChaCha(key, torch.device("meta"))._key, bytes(32))
-    assert streams._Aes(key)._key == key
+    assert key not in (streams._ChaCha(key, torch.device("meta")).key, bytes(32))
+    assert streams._Aes(key).key == key
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

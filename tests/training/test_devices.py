@@ -5,6 +5,8 @@ Where there is no CUDA device its cases skip, and those of the processor hold th
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from small_problems import network, parameters, records, training, weighted_loss, with_overflow
@@ -105,6 +107,13 @@ def test_noise_is_made_there_and_has_its_scale(device):
     assert abs(float(drawn.mean())) < 4 * 3.0 / 200_000**0.5
     again = NormalStream(b"k" * 32).draw_ranges(200_000, 3.0, [(1_000, 1_010)], device=device)
     assert torch.equal(again, drawn[1_000:1_010])
+
+
+def test_a_run_on_another_kind_of_device_repeats_no_noise(device):
+    """Its noise has other numbers, so what it releases is charged anew."""
+    setup = training(network().to(device), device=device)._setup
+    other = torch.device("meta" if device == "cpu" else "cpu")
+    assert replace(setup, device=other).kernels() != setup.kernels()
 
 
 def test_a_record_whose_gradient_is_not_finite_is_left_out(device):

@@ -340,6 +340,12 @@ class AwayFromZero:
         self.params = away_from_zero(model, loss, batch)
 
     @torch.enable_grad()  # as in a step: a loss may take gradients itself
+    def losses(self, batch: Any, seed: int = 0, dropout: bool = False) -> Tensor:
+        """Per-record losses [B] under random numbers of this seed."""
+        with undisturbed(self._model, seed, dropout):
+            return evaluate_loss(self._model, self._loss, batch, self.params).detach()
+
+    @torch.enable_grad()
     @backward_included()
     def gradient(self, batch: Any, weights: Tensor) -> tuple[Tensor, list[Tensor]]:
         """Per-record losses [B], and the gradient of their weighted sum, under the caller's random numbers.

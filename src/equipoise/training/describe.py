@@ -22,7 +22,7 @@ from equipoise.gradients.compare import Independence
 from equipoise.gradients.engine_inputs import repeat_to
 from equipoise.privacy import BandedGaussian, Ledger, PrivacyPlan, Release, epsilon, prefix_error
 from equipoise.privacy.ledger.run_record import GUARANTEES, compose_events
-from equipoise.privacy.noise.streams import ReleaseStreams, normals
+from equipoise.privacy.noise.streams import ReleaseStreams, normals, way_of_noise
 from equipoise.training.forwards import forward_rows
 from equipoise.training.randomness import public_randomness
 from equipoise.training.setup.memory_use import step_bytes
@@ -79,6 +79,7 @@ class Description:
         written: buffers, attributes and variables that a forward writes to, and that stay as they were: what
             it writes is thrown away.
         independence: whether a record's gradient follows from that record alone.
+        way_of_noise: how a device other than the CPU makes noise; "" for the CPU.
         compile_seconds: seconds that `torch.compile` took, in the first run on a machine; 0 without it.
     """
 
@@ -114,6 +115,7 @@ class Description:
     held: list[str]
     written: list[str]
     independence: Independence
+    way_of_noise: str = ""
     compile_seconds: float = 0.0
 
     def to_json(self) -> dict[str, Any]:
@@ -132,6 +134,7 @@ class Description:
             f"{self.drawn}s expected per step, in microbatches of up to {self.micro_batch_size}"
             + (f", {self.processes} processes" if self.processes > 1 else ""),
             f"  noise       {', '.join(noise) or 'none'}",
+            *([f"  made by     {self.way_of_noise}"] if self.way_of_noise else []),
             f"  privacy     {self._privacy()}",
             f"  parameters  {self.parameters:,}"
             + (f", {len(self.dense)} tensors one record at a time, which is slow" if self.dense else ""),
@@ -241,6 +244,7 @@ def describe(setup: TrainingSetup, ledger: Ledger, steps_done: int) -> Descripti
         held=setup.held,
         written=setup.written,
         independence=setup.rows.engine.independence,
+        way_of_noise=way_of_noise(setup.device),
         compile_seconds=setup.rows.engine.compile_seconds,
     )
 

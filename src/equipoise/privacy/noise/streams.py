@@ -11,6 +11,10 @@ standard deviations, beyond which a pair of normals goes once in 4 * 10^19; what
 `accounting/noise_tail.py`. With 32 bits it would be 6.76. A torch generator is no cipher: the CPU's is a
 twister, which also takes longer, and a GPU's is Philox with 63 bits of seed.
 
+On CUDA devices one kernel does all this for float32 if Triton is there; on other devices, and for float64,
+operations on tensors do. Functions of float32 are those of `polynomials` on all devices but the CPU, so that
+both ways make the same bits.
+
 What no such stream mends: a floating-point sum of data and noise has holes that a patient observer of exact
 bits could use (Mironov 2012).
 """
@@ -20,7 +24,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Any, TypeVar
 
 import torch
@@ -29,6 +33,7 @@ from torch import Tensor
 
 from equipoise._dtensor import ranges_of, with_part
 from equipoise.privacy.noise.chacha20 import BLOCK_WORDS, key_stream
+from equipoise.privacy.noise.polynomials import box_muller
 from equipoise.privacy.private import add_exact, exact
 
 __all__ = ["NOISE", "NormalStream", "ReleaseStreams", "add_normals", "carries", "normals", "released_type"]
@@ -37,6 +42,7 @@ Ranges = Sequence[tuple[int, int]] | Tensor
 """[start, stop) after [start, stop)."""
 
 Stream = TypeVar("Stream")
+_WriteNormals = Callable[[Tensor, int, tuple[bytes, bytes], float], None]
 
 #: The purpose of the stream that most mechanisms take their noise from.
 NOISE = "noise"
@@ -191,14 +197,60 @@ class NormalStream:
     ) -> None:
         """Make these numbers of the stream at the beginning of the memory, which is longer by `_ROOM`."""
         place = self._bytes + span.start * memory.element_size()
-        cipher.write(memory, len(span), place)
-        blocks, low = memory[: len(span)].view(-1, min(_BLOCK, len(span))), None
-        if memory.dtype == torch.float32:  # the lower 32 bits of each radius, one for two numbers
-            pairs = len(span) // 2
-            low = torch.empty(pairs + _ROOM // 4, dtype=memory.dtype, device=memory.device)
-            lower.write(low, pairs, place // 2)
-            low = low[:pairs].view(len(blocks), -1)
+        write = _kernel(memory.device)[0] if memory.dtype == torch.float32 else None
+        if write is None:
+            _write(cipher, lower, memory, len(span), place, std)
+        else:
+            write(memory[: len(span)].view(-1, min(_BLOCK, len(span))), place, (cipher.key, lower.key), std)
+
+
+def _write(
+    cipher: _Aes | _ChaCha, lower: _Aes | _ChaCha, memory: Tensor, count: int, place: int, std: float
+) -> None:
+    """Make so many numbers from this byte of the stream on, at the beginning of the memory."""
+    cipher.write(memory, count, place)
+    blocks, low = memory[:count].view(-1, min(_BLOCK, count)), None
+    if memory.dtype == torch.float32:  # the lower 32 bits of each radius, one for two numbers
+        low = torch.empty(count // 2 + _ROOM // 4, dtype=memory.dtype, device=memory.device)
+        lower.write(low, count // 2, place // 2)
+        low = low[: count // 2].view(len(blocks), -1)
+    if low is None or not isinstance(cipher, _ChaCha):
         _transform(blocks, low, std)
+    else:
+        radius, angle = blocks.view(torch.int32).chunk(2, dim=-1)
+        torch.cat(box_muller(radius, low.view(torch.int32), angle, std), dim=-1, out=blocks)
+
+
+def way_of_noise(device: torch.device) -> str:
+    """How a device other than the CPU makes float32 noise, in words: "" for the CPU."""
+    return "" if device.type == "cpu" else _kernel(device)[1]
+
+
+@cache
+def _kernel(device: torch.device) -> tuple[_WriteNormals | None, str]:
+    """What makes float32 noise on a device at once, None if nothing does, and the words for it."""
+    if device.type != "cuda":
+        return None, f"tensor operations, since there is no kernel for {device.type}"
+    try:
+        from equipoise.privacy.noise.chacha_kernel import write_normals
+
+        if _makes_the_same(write_normals, device):
+            return write_normals, "one kernel (Triton)"
+        return None, "tensor operations, since the kernel's numbers differ from theirs"
+    except Exception as error:  # no Triton, or no C compiler, which it needs: a training goes without
+        return None, f"tensor operations, since Triton cannot be used: {error}"
+
+
+def _makes_the_same(write_normals: _WriteNormals, device: torch.device) -> bool:
+    """Whether it makes the numbers of tensor operations: another compiler could join roundings."""
+    cipher, lower = _ChaCha(bytes(32), device), _ChaCha(b"r" * 32, device)
+    for count, place in ((1024, 0), (1000, 24)):  # whole blocks of the cipher, and parts
+        got, expected = torch.empty(2, 1, count + _ROOM, device=device)
+        write_normals(got[:, :count], place, (cipher.key, lower.key), 1.5)
+        _write(cipher, lower, expected[0], count, place, 1.5)
+        if not torch.equal(got[:, :count], expected[:, :count]):
+            return False
+    return True
 
 
 def _span(start: int, stop: int, even: int, at_once: int) -> range:
@@ -236,12 +288,12 @@ class _Aes:
     blocks_at_once = 1  # goes through the cache once
 
     def __init__(self, key: bytes) -> None:
-        self._key = key
+        self.key = key
 
     def write(self, memory: Tensor, count: int, place: int) -> None:
         """Random bits for `count` numbers at the memory's beginning, from this byte of the stream on."""
         block, within = divmod(place, 16)
-        cipher = Cipher(algorithms.AES(self._key), modes.CTR(block.to_bytes(16, "big"))).encryptor()
+        cipher = Cipher(algorithms.AES(self.key), modes.CTR(block.to_bytes(16, "big"))).encryptor()
         cipher.update(_ZEROS[:within])
         size = count * memory.element_size()
         cipher.update_into(_ZEROS[:size], memory.view(torch.uint8).numpy().data[: size + _ROOM])
@@ -254,14 +306,14 @@ class _ChaCha:
 
     def __init__(self, key: bytes, device: torch.device) -> None:
         # A key of its own: no two ciphers ever have the same one.
-        self._key = hashlib.sha256(b"equipoise ChaCha20" + key).digest()
+        self.key = hashlib.sha256(b"equipoise ChaCha20" + key).digest()
         self._device = device
 
     def write(self, memory: Tensor, count: int, place: int) -> None:
         """Random bits for `count` numbers at the memory's beginning, from this byte of the stream on."""
         first, words = place // 4, count * memory.element_size() // 4
         block, skipped = divmod(first, BLOCK_WORDS)
-        stream = key_stream(self._key, block, -(-(skipped + words) // BLOCK_WORDS), self._device)
+        stream = key_stream(self.key, block, -(-(skipped + words) // BLOCK_WORDS), self._device)
         memory[:count].view(torch.int32).copy_(stream[skipped : skipped + words])
 
 
