@@ -38,6 +38,12 @@ def _language(outputs: Tensor, labels: Tensor) -> Tensor:
     return F.cross_entropy(outputs.transpose(1, 2), labels, reduction="none").mean(dim=1)
 
 
+def _flat_language(outputs: Tensor, labels: Tensor) -> Tensor:
+    """The same losses with logits flattened, as users of `transformers` write it."""
+    losses = F.cross_entropy(outputs.view(-1, outputs.shape[-1]), labels.view(-1), reduction="none")
+    return losses.view(labels.shape).mean(dim=1)
+
+
 def mlp(batch_size: int = 256, width: int = 512, hidden: int = 1) -> Task:
     """670,000 parameters; 10 million with three hidden layers of 2,048."""
     layers: list[nn.Module] = [nn.Flatten(), nn.Linear(784, width), nn.ReLU()]
@@ -139,12 +145,15 @@ def gpt2(batch_size: int = 16, linear: bool = False, checkpointed: bool = False)
     return Task(_Logits(model), ids[:, :-1].contiguous(), ids[:, 1:].contiguous(), _language)
 
 
-def gpt2_small(batch_size: int = 4, length: int = 128, low_rank: bool = False, **sizes: int) -> Task:
+def gpt2_small(
+    batch_size: int = 4, length: int = 128, low_rank: bool = False, flat: bool = False, **sizes: int
+) -> Task:
     """124 million parameters, head and table tied, as Hugging Face ships it; or LoRA of rank 8 on it.
 
     Args:
         batch_size, length: of the batch and of its records.
         low_rank: train LoRA alone.
+        flat: whether the loss flattens the logits; else their classes are the second axis.
         sizes: of `GPT2Config`, others than those of GPT-2 small.
     """
     from transformers import GPT2Config, GPT2LMHeadModel
@@ -158,7 +167,12 @@ def gpt2_small(batch_size: int = 4, length: int = 128, low_rank: bool = False, *
 
         model = get_peft_model(model, LoraConfig(r=8, target_modules=["c_attn"], fan_in_fan_out=True))
     ids = torch.randint(0, config.vocab_size, (batch_size, length + 1))
-    return Task(_Logits(model), ids[:, :-1].contiguous(), ids[:, 1:].contiguous(), _language)
+    return Task(
+        _Logits(model),
+        ids[:, :-1].contiguous(),
+        ids[:, 1:].contiguous(),
+        _flat_language if flat else _language,
+    )
 
 
 class Block(nn.Module):
@@ -276,7 +290,9 @@ TASKS: dict[str, Callable[..., Task]] = {
     "gpt2": gpt2,
     "gpt2-checkpointed": partial(gpt2, checkpointed=True),
     "gpt2-small": gpt2_small,
+    "gpt2-small-flat": partial(gpt2_small, flat=True),
     "gpt2-small-16x64": partial(gpt2_small, batch_size=16, length=64),
     "lora": partial(gpt2_small, low_rank=True),
+    "lora-flat": partial(gpt2_small, low_rank=True, flat=True),
     "lora-16x64": partial(gpt2_small, batch_size=16, length=64, low_rank=True),
 }

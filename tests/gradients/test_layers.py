@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from oracle_cases import TOLERANCE, compare
 from torch import nn
 from torch.nn.utils import parametrizations
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from equipoise._tree import leaves
 from equipoise.gradients import GradientEngine, dense_gradients
@@ -448,12 +449,57 @@ def test_a_cross_entropy_in_parts_has_the_same_bits(monkeypatch, form, options):
     values, classes = torch.randn(shape, generator=rng), torch.randint(50, positions, generator=rng)
     weights = torch.rand(positions, generator=rng)
     found = []
-    for run in (F.cross_entropy, compositions.cross_entropy_in_parts):
+    for run in (F.cross_entropy, compositions.cross_entropy):
         leaf = values.clone().requires_grad_()
         logits = leaf.transpose(1, 2) if form == "classes last" else leaf
         losses = run(logits, classes, reduction="none", **options)
         found.append((losses, torch.autograd.grad((losses * weights).sum(), leaf)[0]))
     assert all(map(torch.equal, *found))
+
+
+class _Softmaxes(TorchDispatchMode):
+    """The logits that each softmax takes: their shape, and the axis of the classes."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func is torch.ops.aten._log_softmax.default:
+            self.seen.append((tuple(args[0].shape), args[1], args[0].is_contiguous()))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("shape", [(6, 37, 50), (6, 3, 5, 50), (6, 50)])
+@pytest.mark.parametrize("options", [{}, {"weight": torch.rand(50)}, {"ignore_index": 3}])
+def test_on_a_gpu_a_cross_entropy_is_one_softmax_of_classes_side_by_side(monkeypatch, shape, options):
+    monkeypatch.setattr(compositions, "SMALL_LOGITS", 1)
+    monkeypatch.setattr(compositions, "IN_PARTS_ON", set())
+    torch.manual_seed(0)
+    values, classes, weights = torch.randn(shape), torch.randint(50, shape[:-1]), torch.rand(shape[:-1])
+    found = []
+    for run in (F.cross_entropy, compositions.cross_entropy):
+        leaf = values.clone().requires_grad_()
+        with _Softmaxes() as softmaxes:
+            softmaxes.seen = []
+            losses = run(leaf.movedim(-1, 1), classes, reduction="none", **options)
+        found.append((losses, torch.autograd.grad((losses * weights).sum(), leaf)[0]))
+    assert softmaxes.seen == [((classes.numel(), 50), 1, True)]
+    for got, expected in zip(*found, strict=True):
+        torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-7)
+
+
+def test_a_cross_entropy_as_on_a_gpu_is_proved(monkeypatch):
+    monkeypatch.setattr(compositions, "SMALL_LOGITS", 1)
+    monkeypatch.setattr(compositions, "IN_PARTS_ON", set())
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(11, 8), nn.Linear(8, 11))
+
+    def losses(model, ids):
+        return F.cross_entropy(model(ids).transpose(1, 2), ids, reduction="none").mean(1)
+
+    ids = torch.randint(11, (4, 5))
+    engine = GradientEngine(model, losses, ids)
+    torch.testing.assert_close(
+        engine(ids).row_norms(), dense_gradients(model, losses, ids).row_norms(), rtol=1e-5, atol=1e-7
+    )
+    assert "proved" in str(engine.independence)
 
 
 @pytest.mark.parametrize("form", ["classes", "smoothed", "shares"])
@@ -469,7 +515,7 @@ def test_equal_records_have_equal_losses_in_parts_by_two_threads(monkeypatch, fo
             if form == "shares":
                 target = torch.randn(1, 50257, generator=rng).softmax(1).repeat(5, 1)
             options = {"reduction": "none", "label_smoothing": 0.1 if form == "smoothed" else 0.0}
-            losses = compositions.cross_entropy_in_parts(logits, target, **options)
+            losses = compositions.cross_entropy(logits, target, **options)
             assert torch.equal(losses, F.cross_entropy(logits, target, **options))
             assert len(losses.unique()) == 1
             gradient = torch.autograd.grad(losses.sum(), logits)[0]

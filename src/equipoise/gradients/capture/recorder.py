@@ -24,7 +24,7 @@ from torch.overrides import TorchFunctionMode
 
 from equipoise._dtensor import is_dtensor
 from equipoise._tree import leaves
-from equipoise.gradients.capture.compositions import COMPOSITIONS, composition, cross_entropy_in_parts
+from equipoise.gradients.capture.compositions import COMPOSITIONS, composition, cross_entropy
 from equipoise.gradients.capture.expressions import Expression, derive, pull_back
 from equipoise.gradients.capture.local_operations import gradient_here, operation_here
 from equipoise.gradients.capture.sharded import FSDP_AT_WORK, hooked_by_fsdp
@@ -258,7 +258,7 @@ class Capture(Watch):
     def pass_by(self, func: Callable, args: tuple, kwargs: dict[str, Any]) -> Any:
         """An operation that touches no parameter."""
         if func is F.cross_entropy and not self.forward_only:
-            return cross_entropy_in_parts(*args, **kwargs)
+            return cross_entropy(*args, **kwargs)
         return func(*args, **kwargs)
 
     def notice_hook(self) -> None:
