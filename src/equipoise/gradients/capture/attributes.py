@@ -22,7 +22,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache, partial
-from itertools import repeat
+from itertools import chain, repeat
 from operator import attrgetter, call, is_, itemgetter
 from typing import Any, NamedTuple
 
@@ -115,7 +115,7 @@ class _Place(NamedTuple):
 
     Attributes:
         owner: its number.
-        names, values: read what it holds now, without a call of Python: every step asks.
+        size, names, values: read what it holds now, without a call of Python: every step asks.
         put: puts back what it held.
         then: names and values that it held.
         name: of a container, whose keys may be names of persons; else what stands before a name.
@@ -124,6 +124,7 @@ class _Place(NamedTuple):
     """
 
     owner: int
+    size: Callable[[], int]
     names: Callable[[], Iterable[Any]]
     values: Callable[[], Iterable[Any]]
     put: Callable[[_Place], None]
@@ -149,7 +150,7 @@ class _Place(NamedTuple):
 
 
 _Held = tuple[list[Any], list[Any]]
-_Reads = tuple[Callable[[], Iterable[Any]], Callable[[], Iterable[Any]]]
+_Reads = tuple[Callable[[], int], Callable[[], Iterable[Any]], Callable[[], Iterable[Any]]]
 
 
 class HeldState:
@@ -192,8 +193,10 @@ class HeldState:
             if type(value) not in _PLAIN and id(value) not in self._known:
                 self._known.add(id(value))
                 self._note(value, name)
+        self._sizes = [place.size for place in self._places]
         self._reads = [read for place in self._places for read in (place.names, place.values)]
-        self._then = self._read()
+        self._held = [held for place in self._places for held in place.then]
+        self._then = self._counts()
 
     def _note(self, value: Any, name: str) -> None:
         if isinstance(value, Tensor):
@@ -231,7 +234,7 @@ class HeldState:
         self, owner: Any, reads: _Reads, put: Any, name: str, is_container: bool = False, is_told: bool = True
     ) -> Iterator[tuple[Any, str]]:
         """Note a place; gives what it holds, and by what names."""
-        place = _Place(id(owner), *reads, put, ([*reads[0]()], [*reads[1]()]), name, is_container, is_told)
+        place = _Place(id(owner), *reads, put, ([*reads[1]()], [*reads[2]()]), name, is_container, is_told)
         self._places.append(place)
         names, values = place.then
         return zip(values, repeat(name) if is_container else names, strict=False)
@@ -280,13 +283,13 @@ class HeldState:
         """Attributes of an object that is not looked into otherwise, under one name if there is one."""
         values = partial(map, getattr, repeat(value), names, repeat(_EMPTY))
         put = partial(_assign, partial(setattr, value), partial(delattr, value))
-        self._waiting += self._hold(value, (names.__iter__, values), put, of_all, bool(of_all))
+        self._waiting += self._hold(value, (names.__len__, names.__iter__, values), put, of_all, bool(of_all))
 
     def _variables(self, scope: dict[str, Any], names: frozenset[str]) -> None:
         """Some of the variables of a module."""
         values = partial(map, scope.get, names, repeat(_EMPTY))
         put = partial(_assign, scope.__setitem__, scope.__delitem__)
-        self._waiting += self._hold(scope, (names.__iter__, values), put, "")
+        self._waiting += self._hold(scope, (names.__len__, names.__iter__, values), put, "")
 
     def exchange_buffers(self) -> None:
         """Copies in the place of the buffers of modules that are no part of the model."""
@@ -300,7 +303,7 @@ class HeldState:
         Raises:
             TensorWritesError: a tensor is not.
         """
-        if self._read() == self._then:
+        if self._is_as_it_was():
             return
         for place in self._differing():
             place.put(place)
@@ -330,16 +333,21 @@ class HeldState:
 
     def changes(self) -> list[Change]:
         """What has another plain value now; values in tensors, lists and sets are not looked at."""
-        if self._read() == self._then:
+        if self._is_as_it_was():
             return []
         self.differs = True
         return [change for place in self._differing() if place.is_told for change in _changed(place)]
 
-    def _read(self) -> tuple[Any, ...]:
-        """What is held by identities, counts of changes and bytes, by operations of C alone: a step asks."""
+    def _is_as_it_was(self) -> bool:
+        """Whether the same objects are held, by operations of C alone: every step asks."""
+        now, then = chain.from_iterable(map(call, self._reads)), chain.from_iterable(self._held)
+        return self._counts() == self._then and all(map(is_, now, then))
+
+    def _counts(self) -> tuple[Any, ...]:
+        """How much is held, how often tensors changed, and the bytes of arrays."""
         first = itemgetter(0)
         return (
-            [*map(tuple, map(map, repeat(id), map(call, self._reads)))],
+            [*map(call, self._sizes)],
             [*map(attrgetter("_version"), map(first, self._tensors))],
             [*map(np.ndarray.tobytes, map(first, self._arrays))],
             any(map(first, self._empty)),
@@ -361,9 +369,10 @@ class HeldState:
 
 
 def _reads(held: Any) -> _Reads:
-    """How names and values of a container are read."""
+    """How size, names and values of a container are read."""
     is_named = isinstance(held, (dict, types.MappingProxyType))
-    return (held.__iter__, held.values) if is_named else (().__iter__, held.__iter__)
+    reads = (held.__iter__, held.values) if is_named else (().__iter__, held.__iter__)
+    return held.__len__, *reads
 
 
 def _changed(place: _Place) -> Iterator[Change]:
