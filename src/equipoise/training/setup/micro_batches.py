@@ -24,7 +24,7 @@ from equipoise.gradients.engine_inputs import fillers
 from equipoise.privacy import Sampling
 from equipoise.training.distributed import Processes
 from equipoise.training.randomness import public_randomness
-from equipoise.training.record_source import DataError, RecordSource
+from equipoise.training.record_source import DataError
 from equipoise.training.setup.memory_use import PASS_OVERHEAD, fitting, forward_cost
 from equipoise.training.setup.pipeline_trials import Pipeline
 from equipoise.training.setup.training_inputs import TrainingInputs
@@ -89,8 +89,12 @@ def choose_micro_batches(
     if mine == "own" and _operations_follow_numbers(engine, public):
         mine = "shared"  # who runs alone has other numbers, and whether it does follows the whole micro-batch
     random_use = max(processes.all_of(mine), key=get_args(RandomUse).index)
-    if random_use == "shared":
-        _check_population(pipeline.source, sampling)
+    if random_use == "shared" and len(pipeline.source) > sampling.population:
+        raise DataError(
+            f"data hold more records than population={sampling.population}, and records share a random "
+            "number (one for a whole layer, say), so that there have to be places for all: state a "
+            "population that covers the records. Nothing was spent."
+        )
     num_parameters = sum(p.numel() for p in pipeline.trials.params.values())
     most = fitting(cost.record_bytes, num_parameters, pipeline.prepare.device)
     if is_resumed and given is not None:
@@ -162,13 +166,3 @@ def _size(
         return micro_batch_sizes(most, mean, deviation, overhead)[0]
     # As given, but no larger than any draw will be: the rest would be fillers.
     return min(given, max(1, math.ceil(mean + 6 * deviation)))
-
-
-def _check_population(source: RecordSource, sampling: Sampling) -> None:
-    """Refuse more records than the places are made for."""
-    if len(source) > sampling.population:
-        raise DataError(
-            f"data hold more records than population={sampling.population}, and records share a random "
-            "number (one for a whole layer, say), so that there have to be places for all: state a "
-            "population that covers the records. Nothing was spent."
-        )

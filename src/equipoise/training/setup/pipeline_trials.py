@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -125,12 +125,11 @@ class Pipeline:
     @cached_property
     def shapes(self) -> dict[int, tuple]:
         """Shapes of the batches of one, by the number of the record, for records from all over the data."""
-        return dict(self._shapes())
-
-    def _shapes(self) -> Iterator[tuple[int, tuple]]:
+        found = {}
         for number in self.source.spread(MOST_READS).tolist():
             with suppress(Exception):  # such a record has weight zero in the training too
-                yield number, signature(self.batch(torch.tensor([number])))
+                found[number] = signature(self.batch(torch.tensor([number])))
+        return found
 
     @property
     def shapes_follow(self) -> bool:
@@ -139,13 +138,14 @@ class Pipeline:
 
     def chosen(self, most: int = 8) -> list[int]:
         """Numbers of some records that have losses; if sizes differ, small ones first, a large one last."""
-        order = sorted(self.shapes, key=lambda n: sum(shape.numel() for _, shape in self.shapes[n]))
-        few = [*islice(filter(self._is_readable, order), most - 1)]
-        largest = [*islice(filter(self._is_readable, reversed(order)), 1)]
-        return [*(number for number in few if number not in largest), *largest]
 
-    def _is_readable(self, number: int) -> bool:
-        return self.tried(torch.tensor([number])) is not None
+        def is_readable(number: int) -> bool:
+            return self.tried(torch.tensor([number])) is not None
+
+        order = sorted(self.shapes, key=lambda n: sum(shape.numel() for _, shape in self.shapes[n]))
+        few = [*islice(filter(is_readable, order), most - 1)]
+        largest = [*islice(filter(is_readable, reversed(order)), 1)]
+        return [*(number for number in few if number not in largest), *largest]
 
 
 def check_pipeline(pipeline: Pipeline, size: int) -> bool:
