@@ -1,7 +1,7 @@
 """What the methods reached on whole public data sets, all tuned alike.
 
-The file is what `python -m benchmarks.whole_data --summary` writes; docs/measurements/whole-data.md tells how
-the figures came about.
+The file is what `python -m benchmarks.whole_data --summary` writes;
+docs/measurements/methods-compared.md says how the figures were measured.
 """
 
 from __future__ import annotations

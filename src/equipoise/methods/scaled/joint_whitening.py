@@ -21,7 +21,8 @@ together by at most L^(1/2) (`privacy/bounds/second_moments.py`). Divided by the
 at most ((1 - s) / z^2 + s / z^2)^(1/2) = 1 / z: one Gaussian of multiplier z per draw. Symmetrising, P and
 u P are post-processing.
 
-Source: this library; `docs/measurements/joint-whitening.md` has the derivation and what was measured.
+Source: this library. `docs/methods/joint-whitening.md` has the derivation,
+`docs/measurements/methods-compared.md` the results.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ class JointWhitening(DPSGD):
     card: ClassVar[Card] = Card(
         summary="DP-SGD on inputs whitened by their second moment, which is released with the gradients.",
         claim="Moves where DP-SGD barely does; private at DP-SGD's epsilon, and proved so.",
-        source="this library, docs/measurements/joint-whitening.md",
+        source="this library, docs/methods/joint-whitening.md",
         guarantee="proven",
         cost="as DP-SGD, and three matrices of inputs by inputs per weight, whose root is taken a few times; "
         "layers over sequences form their rows in pieces",
