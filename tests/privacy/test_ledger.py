@@ -660,7 +660,7 @@ def test_a_digest_tells_which_tensors_were_hashed_on_a_device(monkeypatch):
 
 
 def test_what_is_hashed_on_a_device_is_copied_at_once(monkeypatch):
-    """Each 16 KiB, in the order of all bytes, become four exact numbers, copied at once."""
+    """Each 16 KiB, in the order of all bytes, become 16 exact numbers, copied at once."""
     copies = []
     monkeypatch.setattr(digests, "HASHED_WHERE_THEY_ARE", ("cpu",))
     monkeypatch.setattr(_host, "host_waits", lambda device: True)
@@ -668,21 +668,48 @@ def test_what_is_hashed_on_a_device_is_copied_at_once(monkeypatch):
     # Several groups, one of them of many lines.
     monkeypatch.setattr(digests, "HASHED_AT_ONCE", 3 * digests.HASHED_BYTES)
     sizes = (5, 70_000, 1, digests.HASHED_BYTES, 9)
-    parts = [torch.full((size,), 255, dtype=torch.uint8) for size in sizes]  # the largest sums there are
+    parts = [
+        torch.full((size,), 128, dtype=torch.uint8) for size in sizes
+    ]  # -128: the largest sums there are
     keyed_digest({"parts": parts, "number": torch.ones(3, dtype=torch.bfloat16)}, bytes(32), "test")
     (raw,) = copies
     copy = raw.view(torch.int32).view(-1, digests.HASH_NUMBERS)
     key = bytes(range(32))
     weights = digests._weights(key, torch.device("cpu")).long()
-    assert int(weights.min()) < 2**18
-    assert 2**31 - 2**18 < int(weights.max()) <= digests.PRIME
-    assert abs(float(weights.double().mean()) / digests.PRIME - 0.5) < 5 / math.sqrt(12 * weights.numel())
+    assert (int(weights.min()), int(weights.max())) == (-128, 127)
+    assert abs(float(weights.double().mean()) + 0.5) < 5 * 256 / math.sqrt(12 * weights.numel())
     found = torch.cat([*digests.compressed(parts, key)])
     groups = [5 + 70_000, 1 + digests.HASHED_BYTES + 9]  # a group ends where it has enough
     lines = [min(digests.HASHED_BYTES, n - at) for n in groups for at in range(0, n, digests.HASHED_BYTES)]
+    lines[5:5] = [0] * (digests.LINES - 5)  # of each group
+    lines += [0] * (-len(lines) % digests.LINES)
     assert len(copy) == len(found) == len(lines)
     for line, size in zip(found.tolist(), lines, strict=True):
-        assert line == [255 * int(column.sum()) % digests.PRIME for column in weights[:size].T]
+        assert line == [-128 * int(column.sum()) for column in weights[:size].T]
+
+
+def test_a_device_without_products_of_bytes_makes_the_same_digest(monkeypatch):
+    monkeypatch.setattr(digests, "HASHED_WHERE_THEY_ARE", ("cpu",))
+    value = {"w": torch.randn(300_000)}
+    found = []
+    for works in (True, False):
+        monkeypatch.setattr(digests, "_multiplies_bytes", lambda device, works=works: works)
+        found.append(keyed_digest(value, bytes(32), "test"))
+    assert found[0] == found[1]
+
+
+def test_products_of_bytes_that_are_wrong_are_not_used(monkeypatch):
+    asked = digests._multiplies_bytes.__wrapped__
+    product = torch._int_mm
+    assert asked(torch.device("cpu"))
+    monkeypatch.setattr(torch, "_int_mm", lambda a, b: product(a, b).index_fill_(0, torch.tensor(17), 0))
+    assert not asked(torch.device("cpu"))
+
+    def missing(a, b):
+        raise RuntimeError("CUBLAS_STATUS_NOT_SUPPORTED")
+
+    monkeypatch.setattr(torch, "_int_mm", missing)
+    assert not asked(torch.device("cpu"))
 
 
 def test_indicator_goes_through(tmp_path):

@@ -11,13 +11,14 @@ on the machine it was chosen on). Two different values of L bytes get one digest
 2^131 over the key. Without the key a digest tells nothing of the value: BLAKE2b hides GHASH's result, which
 alone must not be shown.
 
-Tensors on a GPU would have to be copied to the host first. There, each 16 KiB of their bytes b become four
+Tensors on a GPU would have to be copied to the host first. There, each 16 KiB of their bytes b become 16
 numbers, which alone are copied, where the digest is read and together with what else is read there.
 
-    c_j = sum_i k_ij b_i  mod p,    p = 2^31 - 1,    k_ij secret.
+    c_j = sum_i k_ij b_i,    b_i and the secret k_ij from -128 to 127.
 
-For two different runs of bytes all four agree with probability at most (2 / p)^4 < 2^-119 over the key. All
-sums are whole numbers below 2^53, which float64 adds exactly in any order.
+If two runs of bytes differ, in some b_i, each c_j agrees for one value of k_ij at most: all 16 agree with
+probability at most 2^-128 over the key. The sums are whole numbers of 29 bits, so their order does not count,
+and a GPU has products of whole numbers of 8 bits that read the bytes once, as they lie.
 
 Source: Wegman and Carter 1981, "New hash functions and their use in authentication and set equality".
 """
@@ -26,7 +27,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any
 
 import torch
@@ -134,14 +135,16 @@ class KeyedDigest:
 
 
 HASHED_WHERE_THEY_ARE = ("cuda",)
-"""Devices that compute in float64."""
+"""Devices that multiply in whole numbers, or in float64."""
 
-PRIME = 2**31 - 1
-HASHED_BYTES, HASH_NUMBERS = 2**14, 4
-"""Bytes that become so many numbers: 255 * 2^31 * 2^14 is below 2^53."""
+HASHED_BYTES, HASH_NUMBERS = 2**14, 16
+"""Bytes that become so many numbers: 128 * 128 * 2^14 is below 2^31."""
+
+LINES = 32
+"""PyTorch multiplies bytes on a GPU in at least 17 rows; in 17 a version of cuBLAS erred."""
 
 HASHED_AT_ONCE = 2**25
-"""Bytes that are worked on at a time, in float64."""
+"""Bytes that are worked on at a time."""
 
 
 def compressed(tensors: Sequence[torch.Tensor], key: bytes) -> Iterator[torch.Tensor]:
@@ -152,31 +155,48 @@ def compressed(tensors: Sequence[torch.Tensor], key: bytes) -> Iterator[torch.Te
         key: 32 secret bytes.
 
     Yields:
-        Tensors int32 [lines, 4], a line for each 16 KiB of all bytes in their order.
+        Tensors int32 [lines, 16], a line for each 16 KiB of all bytes in their order, and lines of zeros.
     """
     weights = _weights(key, tensors[0].device)
     group: list[torch.Tensor] = []
     for tensor in [*tensors, None]:
         size = sum(part.numel() for part in group)
         if size >= HASHED_AT_ONCE or (tensor is None and size):
-            rest = torch.zeros(-size % HASHED_BYTES, dtype=torch.uint8, device=weights.device)
+            rest = torch.zeros(-size % (LINES * HASHED_BYTES), dtype=torch.int8, device=weights.device)
             lines = torch.cat([*group, rest]).view(-1, HASHED_BYTES)
             for some in torch.split(lines, HASHED_AT_ONCE // HASHED_BYTES):
-                yield (some.double() @ weights).remainder(PRIME).int()
+                yield _products(some, weights)
             group = []
         if tensor is not None:
-            group.append(tensor.reshape(-1).view(torch.uint8))
+            group.append(tensor.reshape(-1).view(torch.int8))
 
 
 @lru_cache(maxsize=4)  # a run has one key for what a step depends on, and one for what it answers
 def _weights(key: bytes, device: torch.device) -> torch.Tensor:
-    """The secret numbers k [16 KiB, 4] in float64."""
+    """The secret numbers k, int8 [16 KiB, 16], as they lie best for products: the 16 KiB side by side."""
     # Counters that GCM does not use: the weights must not follow from GHASH's key.
     stream = Cipher(algorithms.AES(key), modes.CTR(b"\x80" + bytes(15))).encryptor()
-    words = torch.frombuffer(
-        bytearray(stream.update(bytes(4 * HASHED_BYTES * HASH_NUMBERS))), dtype=torch.int32
-    )
-    return (words & PRIME).view(HASHED_BYTES, HASH_NUMBERS).double().to(device)
+    secret = torch.frombuffer(bytearray(stream.update(bytes(HASHED_BYTES * HASH_NUMBERS))), dtype=torch.int8)
+    return secret.view(HASH_NUMBERS, HASHED_BYTES).to(device).t()
+
+
+def _products(lines: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """Matrix product of bytes, int32: in whole numbers, or in float64 where a device gets these wrong."""
+    if _multiplies_bytes(lines.device):
+        return torch._int_mm(lines, weights)
+    return (lines.double() @ weights.double()).int()
+
+
+@cache
+def _multiplies_bytes(device: torch.device) -> bool:
+    """Whether products of bytes are right here: older GPUs have none, and a version had wrong ones."""
+    numbers = torch.arange(LINES * HASHED_BYTES, device=device)
+    left = (numbers * numbers % 251 - 125).to(torch.int8).view(LINES, -1)
+    right = (numbers[: HASH_NUMBERS * HASHED_BYTES] * 7 % 253 - 128).to(torch.int8).view(HASH_NUMBERS, -1).t()
+    try:
+        return torch.equal(torch._int_mm(left, right).double(), left.double() @ right.double())
+    except RuntimeError:
+        return False
 
 
 def _bytes_of(tensor: torch.Tensor) -> memoryview:
