@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from oracle_cases import Filling, close, compare, moved
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from zoo import CASES
 
 from equipoise.gradients import (
@@ -25,6 +26,8 @@ from equipoise.gradients import (
     per_sample_gradients,
 )
 from equipoise.gradients.capture.recorder import PlanMismatch
+from equipoise.gradients.factors import lookup, outer
+from equipoise.gradients.numerics import lost_are_nan
 
 
 def floats(*shape):
@@ -566,3 +569,50 @@ def test_a_model_that_takes_no_fillers_serves_other_lengths():
     longer = records(7)
     expected = dense_gradients(engine.model, by_table, longer).matrix()
     close(engine.by_plan(longer).materialise().matrix(), expected, 1e-5)
+
+
+class _DoubleProducts(TorchDispatchMode):
+    """Counts matrix products and convolutions of float64."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        wide = any(isinstance(one, torch.Tensor) and one.dtype == torch.float64 for one in args)
+        self.count += wide and any(word in str(func) for word in ("mm", "bmm", "dot", "conv", "mv"))
+        return func(*args, **(kwargs or {}))
+
+
+class _Tied(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(30, 16)
+        self.layer = nn.Linear(16, 16)
+        self.norm = nn.LayerNorm(16)
+
+    def forward(self, ids):
+        return self.norm(self.layer(self.table(ids))) @ self.table.weight.t()
+
+
+@pytest.mark.parametrize(
+    ("make", "inputs"),
+    [
+        (network, torch.randn(5, 2, 5, 5)),
+        (lambda: nn.Linear(600, 40), torch.randn(5, 600)),
+        (lambda: nn.Linear(40, 300), torch.randn(5, 70, 40)),  # norms by Gram matrices
+        (lambda: nn.Linear(40, 3), torch.randn(5, 700, 40)),  # norms by products, long and narrow
+        (_Tied, torch.randint(30, (5, 9))),
+    ],
+)
+@pytest.mark.parametrize("waits", [True, False])
+def test_no_product_of_a_float32_model_is_taken_in_float64(monkeypatch, make, inputs, waits):
+    """A GPU for games takes 64 times as long for it. Float64 is for what is left of a row: its last sums."""
+    for module in (outer, lookup):
+        monkeypatch.setattr(module, "host_waits", lambda device: waits)
+    model = make().float()
+    engine = GradientEngine(model, lambda model, x: model(x).flatten(1).square().sum(1), inputs)
+    with lost_are_nan(), _DoubleProducts() as products:
+        rows = engine(inputs)
+        norms = rows.row_norms()
+        rows.weighted_sums(1 / (1 + norms))
+    assert bool(torch.isfinite(norms).all())
+    assert products.count == 0
