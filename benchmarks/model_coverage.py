@@ -2,7 +2,7 @@
 
 Every model of `architectures.py` goes through `PrivateTraining` for two steps. Its rows are compared with a
 loop over single records in float64. Then steps on all records are timed beside plain ones, in processor time.
-What it prints is the sentence and a table of docs/measurements/models.md.
+Its tables are docs/measurements/data/speed-models-small.csv and speed-models-wide.csv.
 
     OMP_NUM_THREADS=1 python benchmarks/model_coverage.py                      # all of them, minutes
     OMP_NUM_THREADS=1 python benchmarks/model_coverage.py --models BERT GPT-2
