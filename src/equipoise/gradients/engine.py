@@ -30,7 +30,7 @@ from equipoise.gradients.capture.isolation import (
     parameters_watched,
     undisturbed,
 )
-from equipoise.gradients.capture.planner import LARGE, ROUNDS, are_others, learn_plan
+from equipoise.gradients.capture.planner import LARGE, ROUNDS, learn_plan
 from equipoise.gradients.capture.random_numbers import GlobalState, are_constant, random_numbers_from
 from equipoise.gradients.capture.recorder import Capture, CapturePlan, PlanMismatch
 from equipoise.gradients.capture.sharded import (
@@ -581,12 +581,16 @@ class GradientEngine:
                 self._refuse_other_function(take_records(batch, finite.nonzero().squeeze(1).cpu()), is_proved)
             return
         with undisturbed(self.model), backward_included():
+            start = GlobalState(self._device)
             expected, _ = self._row_among(batch, slice(None), *self._leaves(None))
-        wrong = self._other_sums(rows, lambda name: expected.pop(name, None))
-        if not wrong or self._follows_seed(take_records(batch, slice(FEW))):
-            return
+            draws = bool(start.moved())
         assert self._latest is not None
         (reason, remedy), dense = ANOTHER_FUNCTION, self._latest.dense
+        wrong = self._other_sums(rows, lambda name: expected.pop(name, None))
+        if draws:  # a record by itself draws other numbers
+            wrong = [name for name in wrong if name not in dense]
+        if not wrong:
+            return
         if any(name not in dense or (dense[name] == OTHER_ROWS and not is_proved) for name in wrong):
             raise CoverageError([RefusedParameter(n, n.rpartition(".")[0], reason, remedy) for n in wrong])
         warnings.warn(
@@ -902,7 +906,7 @@ class GradientEngine:
         raise AssertionError("what is dense altogether has no plan to differ from")
 
     def _settle(self, few: Any, is_proved: bool) -> bool:
-        """Plan so that records have their own rows: those of ordinary autograd, among one copy more.
+        """Plan so that records have their own rows, the same among one copy more of themselves.
 
         Where rows by rule are others, since a forward sorts by value, say, they become dense. Without a
         proof, and if the plan is made on them, each record by itself has to run what is planned.
@@ -914,43 +918,23 @@ class GradientEngine:
         for place in range(0 if is_proved or self.is_planned_publicly else num_records(few)):
             with undisturbed(self.model):
                 self._gradients(take_records(few, torch.full((LARGE,), place)), None)
-        try:
-            with undisturbed(self.model):
-                few, rows = self._served(few)
-        except PlanMismatch:  # each runs alone
-            return self._plan_for(few) is not before
-        plan, wrong = self._plan_for(few), {}
-        coarsest = min(
-            (p.dtype for p in self._leaves(None)[0].values()), key=lambda dtype: torch.finfo(dtype).bits
-        )
-        kind = "low" if plan.low_precision else str(coarsest)
-        for place in range(min(LARGE, rows.num_records)):
-            expected = self._among_copies(few, place)
-            whole = torch.stack([length(row) for row in expected.values()] or [torch.zeros(())]).norm()
-            for name in plan.ruled:
-                row = rows.rows(slice(place, place + 1)).select([name])
-                mine = local_part(row.weighted_sums(torch.ones(1, device=self._device))[name])
-                if are_others(mine, expected.get(name), whole, kind):
-                    wrong[name] = OTHER_ROWS
-            expected.clear()  # as large as the model: the next ones would come beside them
-        wrong = found_by_any(self.model, wrong)
-        if wrong and not self._follows_seed(few):
-            self._learn(few, dense=plan.dense | wrong)
+        wrong: set[str] = set()
+        with suppress(PlanMismatch), undisturbed(self.model):  # each runs alone
+            few, rows = self._served(few)
+            count = rows.num_records
+            for place in range(min(LARGE, count)):
+                with undisturbed(self.model):
+                    start = GlobalState(self._device)
+                    among = self._by_plan(take_records(few, torch.full((count + 1,), place)), None)
+                    if not start.moved():  # a record that draws gets other numbers at another place
+                        own = rows.rows(slice(place, place + 1))
+                        wrong.update(self._moved(own, among.rows(slice(place + 1, place + 2))))
+        plan = self._plan_for(few)
+        if wrong := {n for n in plan.ruled if n in wrong or "the losses" in wrong}:
+            self._learn(few, dense=plan.dense | dict.fromkeys(wrong, OTHER_ROWS))
         is_new = self._plan_for(few) is not before
         self.is_planned_publicly &= not is_new
         return is_new
-
-    def _among_copies(self, batch: Any, place: int, seed: int = 0) -> dict[str, Tensor]:
-        """The row of a record among copies of it, one more than there are records, at another place."""
-        copies = take_records(batch, torch.full((num_records(batch) + 1,), place))
-        with undisturbed(self.model, seed), backward_included():
-            return self._row_among(copies, place + 1, *self._leaves(None))[0]
-
-    def _follows_seed(self, few: Any) -> bool:
-        """Whether a record draws random numbers that cannot be held constant: no two rows are comparable."""
-        one, other = (self._among_copies(few, 0, seed) for seed in (0, 1))
-        moved = {name: "" for name in one if not length(one[name] - other[name]) <= 1e-3 * length(one[name])}
-        return bool(found_by_any(self.model, moved))
 
     def coverage(self) -> tuple[Covered, ...]:
         """One entry per trainable parameter, in the model's order."""
@@ -1061,19 +1045,10 @@ class GradientEngine:
         finite = before.row_norms().isfinite()
         if not finite.all():
             before, after = before.rows(finite), after.rows(finite)
-        weights = 0.5 + torch.rand(before.num_records, generator=torch.Generator().manual_seed(0))
         whole = before.row_norms()
         tolerance = ROWS_ROUND["low" if low_precision else str(whole.dtype)]
-        by_name = [(name,) for name in before.names]
-        distances = (after.row_norms(by_name) - before.row_norms(by_name)).abs()
+        distances = (after - before).row_norms([(name,) for name in before.names])
         moved = (~(distances <= tolerance * whole[:, None])).any(0).tolist()  # to NaN, too
-        # Rows of one length each: the longest would hide the others. Of denormal numbers there is no unit.
-        least = torch.finfo(whole.dtype).tiny / torch.finfo(whole.dtype).eps
-        unit = torch.where(whole > least, weights.to(whole) / whole, 0.0)
-        difference = after - before
-        for place, name in enumerate(before.names):  # one by one: of a large model all take much memory
-            distance = length(local_part(difference.select([name]).weighted_sums(unit)[name]))
-            moved[place] |= not distance <= tolerance * before.num_records
         names = [name for name, has_moved in zip(before.names, moved, strict=True) if has_moved]
         return [*found_by_any(self.model, dict.fromkeys(names, ""))]
 
