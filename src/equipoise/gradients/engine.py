@@ -630,9 +630,13 @@ class GradientEngine:
     def _prove(self, batch: Any) -> Proof:
         if self.model in SHARDED:
             return Proof(untraced="processes hold parts of the model")
+        if self.forward_only:
+            return self._proof_of_losses(batch)
         try:
-            if self.forward_only:
-                return self._proof_of_losses(batch)
+            if not self._plan_for(batch).ruled:  # rows of each record by itself hide what the model mixes
+                of_losses = self._proof_of_losses(batch)
+                if of_losses.outcome == "mixes":
+                    return of_losses
             found = prove(self._line(batch))
             # Once more with the lines of the source, if one has to be named.
             if found.fault is None:
@@ -641,7 +645,7 @@ class GradientEngine:
         except ForwardWritesError:
             raise
         except Exception as error:  # whatever it is, there is no trace
-            of_losses = self._losses_read(batch)
+            of_losses = self._proof_of_losses(batch)
             # What ends a forward says more than what came of it in a backward.
             is_more = of_losses.outcome in ("mixes", "no trace")
             return of_losses if is_more else Proof(untraced=why_untraced(error))
@@ -678,9 +682,13 @@ class GradientEngine:
 
     def _proof_of_losses(self, batch: Any) -> Proof:
         """The same of a forward alone."""
-        line, trusted = self._line_of_losses(batch), Trusted(self._trust)
-        held = [name for name in line.inputs if not name.startswith("record:")]
-        kinds = read(line, dict.fromkeys(held, Public()), num_records(batch), trusted)
+        trusted = Trusted(self._trust)
+        try:
+            line = self._line_of_losses(batch)
+            held = [name for name in line.inputs if not name.startswith("record:")]
+            kinds = read(line, dict.fromkeys(held, Public()), num_records(batch), trusted)
+        except Exception as error:  # whatever it is, there is no trace
+            return Proof(untraced=why_untraced(error))
         return Proof(not_by_record(kinds["losses"], "the losses"), excused=tuple(trusted.excused))
 
     def _line(self, batch: Any) -> Traced:
@@ -1021,18 +1029,9 @@ class GradientEngine:
         leaves, substitute = self._leaves(params)
         # Around the backward passes too: a checkpoint runs its forward once more there.
         with undisturbed(self.model), backward_included():
-            mixed = bool(self._trust)  # whether what mixes is trusted, a proof says
-            plan = learn_plan(self.model, self.loss, batch, leaves, substitute, dense, mixed)
-        if plan is None:
-            raise _mixed(self._losses_read(repeat_to(batch, LARGE)))
+            plan = learn_plan(self.model, self.loss, batch, leaves, substitute, dense)
         self._plans[signature(batch)] = self._latest = plan
         return plan
-
-    def _losses_read(self, batch: Any) -> Proof:
-        try:
-            return self._proof_of_losses(batch)
-        except Exception as error:  # whatever it is, there is no trace
-            return Proof(untraced=why_untraced(error))
 
     def _moved(self, before: PerSampleGradients, after: PerSampleGradients) -> list[str]:
         """Parameters where some row, of the same records, moved by more than rounding; or the losses."""
@@ -1056,7 +1055,7 @@ class GradientEngine:
 def per_sample_gradients(
     model: nn.Module, loss: Loss, batch: Any, params: Mapping[str, Tensor] | None = None
 ) -> PerSampleGradients:
-    """G of one batch: attaches without the comparison with single records, and captures.
+    """G of one batch; what is read to mix records is refused, and no rows are compared.
 
     >>> model = nn.Linear(3, 1, bias=False)
     >>> G = per_sample_gradients(model, lambda m, x: m(x).squeeze(1), torch.eye(3))
@@ -1065,17 +1064,15 @@ def per_sample_gradients(
     """
     if num_records(batch) == 0:
         return _no_rows(model, trainable_parameters(model))
-    return GradientEngine(model, loss, batch, check=False)(batch, params)
+    engine = GradientEngine(model, loss, batch, check=False)
+    engine._refuse_mixing(engine.proof(batch))
+    return engine(batch, params)
 
 
 def _mixed(proof: Proof) -> CrossRecordError:
-    """The refusal of what mixes records, as far as it is known."""
+    """The refusal of what mixes records."""
     fault = proof.fault
-    if fault is None or not fault.mixes:
-        why = fault or (f"there is no trace, since {proof.untraced}" if proof.untraced else "")
-        found = "changing one record changed the loss or gradient of another one" + f" ({why})" * bool(why)
-        is_recurrent = fault is not None and "rnn" in fault.operation  # others may be innocent
-        return CrossRecordError(found, operation="rnn" * is_recurrent)
+    assert fault is not None
     where = f" in {fault.where}" * bool(fault.where)
     path, kind = fault.module or (None, "")
     return CrossRecordError(f"{fault.what}{where} ({fault.operation})", path, kind, fault.operation)

@@ -42,7 +42,6 @@ from equipoise.gradients.capture.recorder import (
 )
 from equipoise.gradients.capture.sharded import SHARDED, found_by_any, leaves_told
 from equipoise.gradients.checks.errors import CoverageError, RefusedParameter
-from equipoise.gradients.compare import TracedLosses
 from equipoise.gradients.engine_inputs import Loss, evaluate_loss, map_records, repeat_to
 from equipoise.gradients.factors.base import Factor
 from equipoise.gradients.numerics import length
@@ -286,9 +285,11 @@ def learn_plan(
     params: Mapping[str, Tensor],
     substitute: Mapping[str, Tensor] | None,
     dense: Mapping[str, str] | None = None,
-    mixed: bool = False,
-) -> CapturePlan | None:
-    """The plan for batches like ``batch``; None if some record's gradient or loss depends on another record.
+) -> CapturePlan:
+    """The plan for batches like ``batch``.
+
+    Where records are mixed, which hides in which order records and positions stand, records are taken to come
+    first: a proof or the comparison of rows has to show whether they do.
 
     Args:
         model: run in the mode that it is in; buffers and random states are restored.
@@ -297,8 +298,6 @@ def learn_plan(
         params: the trainable parameters' tensors, by name.
         substitute: what ``evaluate_loss`` puts in the model's place.
         dense: parameters that are to be computed densely whatever is found, with reasons.
-        mixed: plan all the same if records are mixed. Where that hides in which order records and positions
-            stand, records are taken to come first; a proof has to show whether they do.
     """
     three = repeat_to(batch, LARGE)
     leaves = dict(params)  # what operations saw in their place
@@ -328,12 +327,7 @@ def learn_plan(
 
     small, large = CallTrace(), CallTrace()
     run(repeat_to(batch, SMALL), small)
-    losses = run(three, large)
-    with suppress(Exception):  # contents that the model does not take, such as no label, tell nothing
-        other = CallTrace()
-        changed = TracedLosses(run(_with_another_first(three), other), other)
-        if not mixed and TracedLosses(losses, large).moved(changed):
-            return None
+    run(three, large)
     dense_found = dict(dense or {})
 
     def all_dense(reason: str) -> CapturePlan:
@@ -368,8 +362,6 @@ def learn_plan(
         survey = OperationSurvey(ruled, layouts)
         losses = run(three, survey)
         separate = _learn_folds(survey, losses, lambda mode: run(_with_another_first(three), mode), ruled)
-        if not separate and not mixed:
-            return None
         for site in survey.sites:
             if not separate:
                 site.layouts = tuple(map(_records_first, site.layouts))
