@@ -22,6 +22,7 @@ from equipoise.gradients import (
     replace_batch_norm,
 )
 from equipoise.gradients.capture.planner import are_others
+from equipoise.gradients.capture.recorder import CallTrace
 from equipoise.gradients.compare import TracedLosses, away_from_zero, losses_moved
 from equipoise.gradients.factors.outer import OuterFactor
 from equipoise.gradients.provenance import Proof
@@ -607,11 +608,11 @@ def test_tiny_losses_are_held_against_their_own_size():
 def test_half_precision_rounds_anew_in_other_shapes():
     def moved(type, lengths, by, slack=1.0):
         """Whether losses in float32 that differ by so much count as moved; they have this type on the way."""
-        ones = (torch.ones(3, length) for length in lengths)
-        results = iter((1.0, 1.0 + by))
-        one, other = (
-            TracedLosses.of(lambda x: x.to(type).sum(1).float() * 0 + next(results), x) for x in ones
-        )
+        traces = CallTrace(), CallTrace()
+        for trace, length in zip(traces, lengths, strict=True):
+            with trace:
+                torch.ones(3, length).to(type).sum(1)
+        one, other = map(TracedLosses, (torch.ones(3), torch.full((3,), 1.0 + by)), traces)
         return one.moved(other, record=-1, slack=slack)
 
     for slack in (1, 100):

@@ -240,15 +240,8 @@ class TracedLosses:
     values: Tensor
     trace: CallTrace
 
-    @classmethod
-    def of(cls, run: Callable[[Any], Tensor], batch: Any) -> TracedLosses:
-        with CallTrace(sees_through=False) as trace:
-            return cls(run(batch), trace)
-
     def __getitem__(self, records: Tensor | slice) -> TracedLosses:
         return TracedLosses(self.values[records], self.trace)
-
-    rows = __getitem__
 
     def moved(self, after: TracedLosses, record: int = 0, slack: float = 1.0) -> bool:
         """As `losses_moved`. Half precision rounds anew in other shapes, such as those of trimmed batches."""

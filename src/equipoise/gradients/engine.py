@@ -53,11 +53,9 @@ from equipoise.gradients.compare import (
     LOSS_SEEDS,
     SEEDS,
     Independence,
-    TracedLosses,
     away_from_zero,
     compare,
     losses_moved,
-    with_others,
 )
 from equipoise.gradients.engine_inputs import (
     Loss,
@@ -79,7 +77,7 @@ from equipoise.gradients.engine_inputs import (
 )
 from equipoise.gradients.factors.base import DenseFactor, Factor
 from equipoise.gradients.numerics import accumulation_dtype, length
-from equipoise.gradients.operator import FactoredGradients, PerSampleGradients
+from equipoise.gradients.operator import FactoredGradients, LossesOnly, PerSampleGradients
 from equipoise.gradients.provenance import (
     Fault,
     Proof,
@@ -208,7 +206,6 @@ class GradientEngine:
         self._proofs: dict[tuple, Proof] = {}
         self._left: dict[str, Tensor] = {}
         self._kept: tuple[str, ...] = ()
-        self._deceiving: list[str] = []
         self._traced: dict[tuple, Traced | None] = {}
         self.traces = 0
         self._device = device_of(next(iter(trainable_parameters(model).values())))
@@ -439,11 +436,8 @@ class GradientEngine:
         """
         reason, others = str(proof), away_from_zero(self.model, self.loss, batch)
 
-        def losses(batch: Any, params: Mapping[str, Tensor] | None, upstream: Tensor | None) -> TracedLosses:
-            return TracedLosses.of(lambda records: self._losses(records, params), batch)
-
-        def moved(before: TracedLosses, after: TracedLosses) -> list[str]:
-            return ["the losses"] * before.moved(after, record=-1)
+        def losses(batch: Any, params: Mapping[str, Tensor] | None, upstream: Tensor | None) -> LossesOnly:
+            return LossesOnly(self._losses(batch, params), {})
 
         try:
             by_rows = bool(self._plan_for(batch).ruled) and not self.forward_only
@@ -454,11 +448,11 @@ class GradientEngine:
                     by_rows = False
                     reason += "; losses were compared, and no gradients, since operations follow values"
             if not by_rows:
-                draws = compare(self.model, losses, moved, batch, others, not_usual=())
+                draws = compare(self.model, losses, self._moved, batch, others, not_usual=())
             few = take_records(batch, slice(FEW))
             if draws and num_records(few) > 1:
                 rare = range(SEEDS, LOSS_SEEDS)
-                compare(self.model, losses, moved, few, others, not_usual=(), seeds=rare)
+                compare(self.model, losses, self._moved, few, others, not_usual=(), seeds=rare)
         except CrossRecordError as error:
             raise CrossRecordError(f"{error.found}; {reason}") from None
         self._found("compared", reason)
@@ -471,7 +465,7 @@ class GradientEngine:
 
         Such a buffer can neither hold private numbers nor stay as it was. None of a model without a trace.
         """
-        writes = [*self.proof(batch).private_writes, *self._deceiving]
+        writes = self.proof(batch).private_writes
         if not writes:
             return []
         read = inputs_read(self._line(batch).rows)
@@ -490,7 +484,8 @@ class GradientEngine:
         own = dict(self.model.named_buffers())
         with torch.no_grad():
             for name, value in self._left.items():
-                own[name].copy_(value)
+                if (value.shape, value.dtype) == (own[name].shape, own[name].dtype):
+                    own[name].copy_(value)
         self._left = {}
 
     def _values(self, params: Mapping[str, Tensor] | None) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
@@ -549,7 +544,8 @@ class GradientEngine:
         else:  # without a copy of the parameters beside gradients
             with self._buffers.kept():
                 self._refuse_other_function(batch, is_proved)
-        self._kept = self._public_writes(batch)
+        # Without a trace nothing is written that a step could keep.
+        self._kept = () if self._traced[form] is None else self.proof(batch).public_writes
         return self.independence
 
     def _refuse_other_function(self, batch: Any, is_proved: bool) -> None:
@@ -598,23 +594,6 @@ class GradientEngine:
             f"the one that you wrote. {remedy}.",
             stacklevel=2,
         )
-
-    def _public_writes(self, batch: Any) -> tuple[str, ...]:
-        """Buffers that a forward writes as it would for other records: proved, and seen once.
-
-        An operation whose schema hides that it writes would deceive a proof, and what it wrote be published.
-        """
-        traced, names = self._traced[self._form(batch)], self.proof(batch).public_writes
-        if traced is None or not names:
-            return ()
-        found = []
-        for records in (batch, next(next(with_others(batch)))[0]):
-            with random_numbers_from(0, self._device):
-                found.append(traced.gradients(*self._values(None), records)[1])
-        own, (one, other) = dict(self.model.named_buffers()), found
-        self._deceiving = [name for name in names if not torch.equal(one[name], other[name])]
-        fits = {n: (own[n].shape, own[n].dtype) == (one[n].shape, one[n].dtype) for n in names}
-        return tuple(name for name in names if fits[name] and name not in self._deceiving)
 
     def proof(self, batch: Any) -> Proof:
         """Whether micro-batches of this form keep records apart, read from their trace: for all values.
@@ -816,21 +795,16 @@ class GradientEngine:
                         self._learn(zeros)
         return self._plans[form]
 
-    def planned_losses(self, batch: Any, params: Mapping[str, Tensor] | None = None) -> Tensor | None:
+    def planned_losses(self, batch: Any, params: Mapping[str, Tensor] | None = None) -> Tensor:
         """Per-record losses by a forward that runs what was planned; no backward can leave the plan.
 
         Args:
             batch, params: as in a call, one record at least.
 
-        Returns:
-            None if the model runs other operations for some of these records.
+        Raises:
+            PlanMismatch: the model runs other operations for some of these records.
         """
-        try:
-            return self._planned_losses(self._plan_for(batch), batch, params)
-        except PlanMismatch:
-            return None
-
-    def _planned_losses(self, plan: CapturePlan, batch: Any, params: Mapping[str, Tensor] | None) -> Tensor:
+        plan = self._plan_for(batch)
         leaves, substitute = self._leaves(params)
         capture, losses = self._run(plan, batch, leaves, substitute, self.forward_only)
         capture.let_go()
@@ -1041,6 +1015,8 @@ class GradientEngine:
         low_precision = self._latest.low_precision
         if losses_moved(before.losses, after.losses, record=-1, low_precision=low_precision):
             return ["the losses"]
+        if isinstance(before, LossesOnly):
+            return []
         finite = before.row_norms().isfinite()
         if not finite.all():
             before, after = before.rows(finite), after.rows(finite)

@@ -14,13 +14,12 @@ from typing import Any, ClassVar, NoReturn
 import torch
 from torch import Tensor
 
-from equipoise.gradients.capture.recorder import CapturePlan
 from equipoise.gradients.checks.oracle import losses_one_by_one
 from equipoise.gradients.engine import GradientEngine, Numbers
 from equipoise.gradients.engine_inputs import trainable_parameters
-from equipoise.gradients.operator import PerSampleGradients
+from equipoise.gradients.operator import LossesOnly
 
-__all__ = ["LossEngine", "LossesOnly", "nothing_saved"]
+__all__ = ["LossEngine", "nothing_saved"]
 
 
 class _NothingSaved(RuntimeError):
@@ -51,37 +50,6 @@ def _refuse_backward(saved: None) -> NoReturn:
     raise _NothingSaved("a backward was asked for in a forward that keeps nothing for one")
 
 
-class LossesOnly(PerSampleGradients):
-    """Rows of which only the losses are known; whatever takes their gradients is refused.
-
-    Args:
-        losses: [B].
-        shapes: of the parameters whose gradients the rows would be.
-
-    >>> rows = LossesOnly(torch.tensor([1.0, 2.0]), {"w": torch.Size([3])})
-    >>> rows.rows(slice(1, None)).losses
-    tensor([2.])
-    >>> rows.row_norms()
-    Traceback (most recent call last):
-    ...
-    TypeError: the rows of a method with forward_only = True have losses and no gradients
-    """
-
-    def __init__(self, losses: Tensor, shapes: Mapping[str, torch.Size]) -> None:
-        self.losses, self.shapes = losses, dict(shapes)
-        self.num_records, self.dtype, self.device = len(losses), losses.dtype, losses.device
-
-    def rows(self, index: Tensor | slice) -> LossesOnly:
-        assert self.losses is not None
-        return LossesOnly(self.losses[index], self.shapes)
-
-    def _refused(self, *_: Any, **__: Any) -> NoReturn:
-        raise TypeError("the rows of a method with forward_only = True have losses and no gradients")
-
-    row_norms = weighted_sums = cross_gram = inner = select = materialise = _refused
-    __sub__ = __add__ = scaled = shifted = _refused
-
-
 class LossEngine(GradientEngine):
     """The engine of a method with `forward_only`: `by_plan` and `alone` answer `LossesOnly`.
 
@@ -97,17 +65,16 @@ class LossEngine(GradientEngine):
     def _by_plan(
         self, batch: Any, params: Mapping[str, Tensor] | None, upstream: Tensor | None = None
     ) -> LossesOnly:
-        plan = self._plan_for(batch)
-        if plan.ruled:
-            return self._losses_only(self._planned_losses(plan, batch, params))
+        if self._plan_for(batch).ruled:
+            return self._losses_only(self.planned_losses(batch, params))
         # Nothing is held against a plan: a record at a time, as dense rows are.
         with nothing_saved():
             substitute = self._leaves(params)[1]
             return self._losses_only(losses_one_by_one(self.model, self.loss, batch, substitute))
 
-    def _planned_losses(self, plan: CapturePlan, batch: Any, params: Mapping[str, Tensor] | None) -> Tensor:
+    def planned_losses(self, batch: Any, params: Mapping[str, Tensor] | None = None) -> Tensor:
         with nothing_saved():
-            return super()._planned_losses(plan, batch, params)
+            return super().planned_losses(batch, params)
 
     def alone(
         self,

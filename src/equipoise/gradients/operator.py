@@ -26,6 +26,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -52,6 +53,7 @@ from equipoise.gradients.numerics import (
 __all__ = [
     "DenseGradients",
     "FactoredGradients",
+    "LossesOnly",
     "PerSampleGradients",
     "as_factored",
     "concat",
@@ -759,6 +761,37 @@ class DenseGradients(FactoredGradients):
         tensors = {name: kept[0].materialise() for name, kept in factors.items()}
         records = self.num_records if count is None else count
         return DenseGradients(tensors, losses, num_records=records, device=self.device)
+
+
+class LossesOnly(PerSampleGradients):
+    """Rows of which only the losses are known; whatever takes their gradients is refused.
+
+    Args:
+        losses: [B].
+        shapes: of the parameters whose gradients the rows would be.
+
+    >>> rows = LossesOnly(torch.tensor([1.0, 2.0]), {"w": torch.Size([3])})
+    >>> rows.rows(slice(1, None)).losses
+    tensor([2.])
+    >>> rows.row_norms()
+    Traceback (most recent call last):
+    ...
+    TypeError: the rows of a method with forward_only = True have losses and no gradients
+    """
+
+    def __init__(self, losses: Tensor, shapes: Mapping[str, torch.Size]) -> None:
+        self.losses, self.shapes = losses, dict(shapes)
+        self.num_records, self.dtype, self.device = len(losses), losses.dtype, losses.device
+
+    def rows(self, index: Tensor | slice) -> LossesOnly:
+        assert self.losses is not None
+        return LossesOnly(self.losses[index], self.shapes)
+
+    def _refused(self, *_: Any, **__: Any) -> NoReturn:
+        raise TypeError("the rows of a method with forward_only = True have losses and no gradients")
+
+    row_norms = weighted_sums = cross_gram = inner = select = materialise = _refused
+    __sub__ = __add__ = scaled = shifted = _refused
 
 
 def concat(parts: Sequence[PerSampleGradients]) -> PerSampleGradients:
