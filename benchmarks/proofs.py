@@ -211,18 +211,18 @@ def outcome(make: Callable[[], Made]) -> Row:
         return Row("refused", reason=f"{type(error).__name__}: {error}")
     began = time.process_time()
     try:
-        traced = engine._line(batch)
+        traced = engine.line(batch)
     except Exception as error:
         return Row("no", "no trace", "not replayed", reason=why_untraced(error))
     took = f"{time.process_time() - began:.2f}"
     proof = prove(traced)
-    why = "" if proof.fault is None else str(engine.proof(batch).fault)  # with its line of the source
+    why = "" if proof.fault is None else str(engine.trials.proof(batch).fault)  # with its line of the source
     bits, lost = "not replayed", ""
     try:
         with random_numbers_from(1):
-            if (other := engine._replayable(batch, Proof())[1]).untraced is not None:
+            if (other := engine.trials.replayable(batch, Proof())[1]).untraced is not None:
                 raise RuntimeError(other.untraced)
-            found, _ = traced.gradients(*engine._values(None), batch)
+            found, _ = traced.gradients(*engine.values(None), batch)
         with random_numbers_from(1):
             error = difference(found, engine.by_plan(batch))
         bits = f"{error:.0e}" if error else "yes"

@@ -138,7 +138,7 @@ def measure(case: Case, rank: int) -> dict[str, Any]:
     still = all(type(p).__name__ == "DTensor" for p in sharded.parameters())
     return {
         "error": max(errors.values()),
-        "same plan": one._latest == engine._latest,
+        "same plan": one.latest == engine.latest,
         "covered": one.coverage() == engine.coverage(),
         "still sharded": still,
     }

@@ -298,7 +298,7 @@ def test_normalisation_layers_are_served_by_their_own_rules():
         nn.Conv2d(2, 4, 3), nn.GroupNorm(2, 4), nn.Flatten(), nn.LayerNorm(144), nn.Linear(144, 2)
     )
     engine = GradientEngine(model, lambda m, x: m(x).square().sum(1), torch.randn(4, 2, 8, 8))
-    used = [step for step in engine._latest.steps if step.kind == "use"]
+    used = [step for step in engine.latest.steps if step.kind == "use"]
     assert len(used) == 4
     assert all(local not in step.rules for step in used)
 

@@ -316,6 +316,6 @@ def test_orders_are_compared_since_they_may_be_undone(name):
     x = torch.randn(12, 3)
     engine = GradientEngine(nn.Linear(3, 2), honest, x[:4], check=False)
     assert "compared" in str(engine.check(x))
-    assert engine.proof(x[:4]).outcome == "no rule"
+    assert engine.trials.proof(x[:4]).outcome == "no rule"
     with pytest.raises(CrossRecordError, match=r"one record|next to other records"):  # found by values
         GradientEngine(nn.Linear(3, 2), wrong, x[:4], check=False).check(x)

@@ -11,11 +11,12 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 from zoo import RIGHT_CASES
 
+from equipoise.gradients import GradientEngine
 from equipoise.gradients.capture.random_numbers import random_numbers_from
 from equipoise.gradients.checks.oracle import MOST_TRACED_ROWS
-from equipoise.gradients.engine import MOST_TRACED, GradientEngine
 from equipoise.gradients.operator import FactoredGradients
 from equipoise.gradients.trace import Replayed, line_of
+from equipoise.gradients.trials import MOST_TRACED
 
 #: They branch on values, ask Python for numbers, draw in a backward, or are compiled or dense.
 UNTRACED = {
@@ -280,7 +281,7 @@ def test_rows_of_a_loop_over_records_are_traced_if_they_are_few(records, outcome
     model = net()
     model[1].register_full_backward_hook(lambda *given: None)
     x = batch(records)
-    assert GradientEngine(model, entropy, x, check=False).proof(x).outcome == outcome
+    assert GradientEngine(model, entropy, x, check=False).trials.proof(x).outcome == outcome
 
 
 def causal(model, x):
@@ -305,7 +306,7 @@ def test_a_layer_of_pytorch_that_reads_values_is_named(run, name):
     model = nn.TransformerEncoder(nn.TransformerEncoderLayer(4, 2, 8, 0.0, batch_first=True), 1)
     x = torch.randn(2, 3, 4)
     engine = GradientEngine(model, lambda model, x: run(model, x).sum((1, 2)), x, check=False)
-    assert name in engine.proof(x).untraced
+    assert name in engine.trials.proof(x).untraced
 
 
 def test_forms_beyond_the_most_that_are_traced_run_eagerly():

@@ -115,7 +115,7 @@ def test_what_mixes_in_a_named_module_trains_unchecked(part, name, tmp_path):
     found = training(net, trust=(name,), run_dir=tmp_path / "run")
     assert found.independence.word == "unchecked"
     assert name in found.independence.reason
-    assert found.engine.excused[0].operation in found.independence.reason
+    assert found.engine.trials.excused[0].operation in found.independence.reason
     assert found.independence.reason in " ".join(str(found.describe()).split())
     found.run(progress=False)
     statement = found.statement()

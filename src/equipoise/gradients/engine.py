@@ -12,11 +12,10 @@ from __future__ import annotations
 
 import os
 import time
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -30,33 +29,13 @@ from equipoise.gradients.capture.isolation import (
     parameters_watched,
     undisturbed,
 )
-from equipoise.gradients.capture.planner import LARGE, ROUNDS, learn_plan
+from equipoise.gradients.capture.planner import LARGE, learn_plan
 from equipoise.gradients.capture.random_numbers import GlobalState, are_constant, random_numbers_from
 from equipoise.gradients.capture.recorder import Capture, CapturePlan, PlanMismatch
-from equipoise.gradients.capture.sharded import (
-    SHARDED,
-    begin_sharded,
-    found_by_any,
-    leaves_told,
-    tensor_parallel_mesh,
-)
-from equipoise.gradients.checks.errors import (
-    BufferWritesError,
-    CoverageError,
-    CrossRecordError,
-    ForwardWritesError,
-    RefusedParameter,
-)
+from equipoise.gradients.capture.sharded import SHARDED, begin_sharded, leaves_told, tensor_parallel_mesh
+from equipoise.gradients.checks.errors import BufferWritesError, ForwardWritesError
 from equipoise.gradients.checks.oracle import dense_rows
-from equipoise.gradients.compare import (
-    FEW,
-    LOSS_SEEDS,
-    SEEDS,
-    Independence,
-    away_from_zero,
-    compare,
-    losses_moved,
-)
+from equipoise.gradients.compare import Independence
 from equipoise.gradients.engine_inputs import (
     Loss,
     backward_at,
@@ -76,52 +55,16 @@ from equipoise.gradients.engine_inputs import (
     trainable_parameters,
 )
 from equipoise.gradients.factors.base import DenseFactor, Factor
-from equipoise.gradients.numerics import accumulation_dtype, length
-from equipoise.gradients.operator import FactoredGradients, LossesOnly, PerSampleGradients
-from equipoise.gradients.provenance import (
-    Fault,
-    Proof,
-    Public,
-    Trusted,
-    inputs_read,
-    not_by_record,
-    prove,
-    read,
-)
+from equipoise.gradients.numerics import accumulation_dtype
+from equipoise.gradients.operator import FactoredGradients, PerSampleGradients
 from equipoise.gradients.split import SplitGradients
-from equipoise.gradients.trace import Line, Traced, line_of, trace, why_untraced
+from equipoise.gradients.trace import Line, Traced, line_of, trace
+from equipoise.gradients.trials import Trials
 
 __all__ = ["Covered", "GradientEngine", "per_sample_gradients"]
 
-#: How often a trace is taken, which costs as much as many steps; other forms of micro-batches, and models
-#: that change in every step, run eagerly.
-MOST_TRACED = 8
-
-TOO_MANY = (
-    f"there are more than {MOST_TRACED} forms of batches and changes of the model (pad to a few lengths by "
-    "equipoise.data.PadTo; a loss that takes the step gets it as loss(model, batch, step))"
-)
-
 #: Attempts at a batch whose operations differ from the plan; the last one is dense altogether.
 MISMATCHES = 5
-
-#: Share of a row's length that rounding may move where it opens or closes a few of many ReLUs; of dense rows,
-#: which are computed one by one; and the length of rows that hold nothing but rounding.
-KINKS, SUMS_ROUND, NO_GRADIENT = 0.1, 5e-3, 1e-6
-
-#: What a row may round by next to others, relative to the whole row.
-ROWS_ROUND = {"torch.float64": 1e-9, "torch.float32": 1e-4, "low": 5e-2}
-
-#: Why a parameter is dense that a rule serves.
-OTHER_ROWS = "its rows by rule are not those of the records by themselves"
-
-ANOTHER_FUNCTION = (
-    "ordinary autograd's gradient of a batch is not the sum of those of its records",
-    "A hook or a backward of your own has to treat each record by itself, and a loss must not follow a "
-    "record's place or the number of records. To change a parameter's whole gradient, do so to the released "
-    "one (optimizer.register_step_pre_hook)",
-)
-"""Reason and remedy if records train another function than their batch."""
 
 
 @dataclass(frozen=True)
@@ -156,7 +99,7 @@ class GradientEngine:
         publicly: plan on public records in the shape of these, if the model runs alike on them.
 
     Attributes:
-        excused: what mixes records in those, as far as it was met.
+        trials: what was found out of records and rows.
         is_planned_publicly: how rows are computed follows no private record.
 
     Raises:
@@ -177,16 +120,8 @@ class GradientEngine:
     #: Whether private records are asked for losses alone, as `LossEngine` does.
     forward_only: ClassVar[bool] = False
 
-    #: Whether the example batch's rows are zero or not finite, at the model's parameters.
-    rows_vanish = False
-
-    _known: Independence | None = None
-
     #: Whether `torch.compile` makes kernels of what is replayed, and the seconds that it took so far.
     compiles, compile_seconds = False, 0.0
-
-    #: How many forms were compared while steps ran.
-    _compared_forms = 0
 
     def __init__(
         self,
@@ -198,17 +133,15 @@ class GradientEngine:
         trust: Sequence[str] = (),
         publicly: bool = False,
     ) -> None:
-        self.model, self.loss, self._trust = model, loss, trust
-        self.excused: tuple[Fault, ...] = ()
+        self.model, self.loss = model, loss
+        self.trials = Trials(self, trust)
         self._plans: dict[tuple, CapturePlan] = {}
-        self._latest: CapturePlan | None = None
+        self.latest: CapturePlan | None = None
         self._lines: dict[tuple, Traced] = {}
-        self._proofs: dict[tuple, Proof] = {}
         self._left: dict[str, Tensor] = {}
-        self._kept: tuple[str, ...] = ()
         self._traced: dict[tuple, Traced | None] = {}
         self.traces = 0
-        self._device = device_of(next(iter(trainable_parameters(model).values())))
+        self.device = device_of(next(iter(trainable_parameters(model).values())))
         if check_batch(example_batch) == 0:
             raise ValueError(
                 "example_batch has 0 records; pass at least one (three let the checks compare records)"
@@ -217,7 +150,7 @@ class GradientEngine:
         is_sharded = begin_sharded(model)
         self._leaves_told = leaves_told if is_sharded else nullcontext
         #: Why steps run the model itself and no trace; "" if they do not.
-        self._eager = (
+        self.eager = (
             "EQUIPOISE_EAGER is set"
             if os.environ.get("EQUIPOISE_EAGER") == "1"
             else "processes hold parts of the model"
@@ -226,13 +159,13 @@ class GradientEngine:
             if self.forward_only
             else ""
         )
-        self._buffers = Buffers(model)
+        self.buffers = Buffers(model)
         with parameters_restored(model):
-            with self._buffers.kept():
+            with self.buffers.kept():
                 self.is_planned_publicly = publicly and self.plan_publicly(example_batch)
                 if not self.is_planned_publicly:
-                    self._learn(example_batch)
-            self._buffers.find_changing(lambda: self._trial(example_batch))
+                    self.learn(example_batch)
+            self.buffers.find_changing(lambda: self._trial(example_batch))
         if check:
             self.check(repeat_to(example_batch, max(LARGE, num_records(example_batch))))
 
@@ -250,7 +183,7 @@ class GradientEngine:
             ForwardWritesError: the forward changes a parameter, frozen ones too, whose value is lost.
         """
         with self._watched(params, numbers):
-            return self._gradients(batch, params)
+            return self.gradients(batch, params)
 
     def by_plan(
         self,
@@ -272,247 +205,57 @@ class GradientEngine:
             BufferWritesError, ForwardWritesError: as in a call.
         """
         # A trace draws random numbers where these are to be constant.
-        traced = None if self._eager or are_constant() else self._traced_of(batch, params)
+        traced = None if self.eager or are_constant() else self._traced_of(batch, params)
         if traced is None:
             with self._watched(params, numbers):
-                return self._by_plan(batch, params)
+                return self.run_plan(batch, params)
         # To set all generators takes as long as a small network.
         with self._drawn(numbers if traced.rows.draws else None):
-            found, written = traced.gradients(*self._values(params), batch)
+            found, written = traced.gradients(*self.values(params), batch)
         if written:
-            self._left = {name: written[name] for name in self._kept if name in written}
+            self._left = {name: written[name] for name in self.trials.kept if name in written}
         return found
 
     @contextmanager
     def _watched(self, params: Mapping[str, Tensor] | None, numbers: Numbers | None = None) -> Iterator[None]:
-        watched = parameters_watched(self._buffers.modules, params)
-        with watched, self._buffers.kept(), self._drawn(numbers):
+        watched = parameters_watched(self.buffers.modules, params)
+        with watched, self.buffers.kept(), self._drawn(numbers):
             yield
 
     def _drawn(self, numbers: Numbers | None) -> AbstractContextManager[None]:
-        return nullcontext() if numbers is None else random_numbers_from(numbers(), self._device)
+        return nullcontext() if numbers is None else random_numbers_from(numbers(), self.device)
 
     def trace_anew(self) -> None:
         """Forget what was traced: what model and loss hold has changed, and a trace took it for constant."""
         self._lines.clear()
-        self._proofs.clear()
+        self.trials.proofs.clear()
         self._traced.clear()
 
     def never_replay(self, reason: str) -> None:
         """Run the model in every step, for this reason: then nothing is proved."""
-        self._eager = reason
+        self.eager = reason
 
     @property
     def runs_model(self) -> bool:
         """Whether some form of micro-batch has no trace, so that steps run the model's own code."""
-        return bool(self._eager) or None in self._traced.values()
+        return bool(self.eager) or None in self._traced.values()
+
+    def _traced_of(self, batch: Any, params: Mapping[str, Tensor] | None) -> Traced | None:
+        """What is replayed for batches of this form, traced at the first of them; None if it runs eagerly."""
+        form = self.form(batch)
+        if form not in self._traced:
+            with self._watched(params):
+                self._traced[form] = self.trials.attach(batch)
+        return self._traced[form]
+
+    def losses(self, batch: Any, params: Mapping[str, Tensor] | None) -> Tensor:
+        """Per-record losses [B], without a plan."""
+        return evaluate_loss(self.model, self.loss, batch, params).detach()
 
     @property
     def independence(self) -> Independence:
         """What is known of whether records are kept apart: the weakest of what was found of all that runs."""
-        if self.excused:
-            what = "; ".join(map(str, self.excused[:3]))
-            return Independence(
-                "unchecked",
-                f"the owner answers for what mixes records in {', '.join(self._trust)}: {what}; epsilon "
-                "follows only if no record's gradient, as it is clipped, depends on other records by that",
-            )
-        if self._known is None or (self._eager and self._known.word == "proved"):
-            return Independence("unchecked", self._eager)
-        return self._known
-
-    def _found(self, word: Literal["proved", "compared"], reason: str = "") -> None:
-        if self._known is None or self._known.word == "proved":
-            self._known = Independence(word, reason)
-
-    def _traced_of(self, batch: Any, params: Mapping[str, Tensor] | None) -> Traced | None:
-        """What is replayed for batches of this form, traced at the first of them; None if it runs eagerly."""
-        form = self._form(batch)
-        if form not in self._traced:
-            with self._watched(params):
-                self._traced[form] = self._attach(batch)
-        return self._traced[form]
-
-    def _attach(self, batch: Any, *, starts: bool = False) -> Traced | None:
-        """The trace of a form of micro-batch; None if it runs eagerly. What is not proved is compared.
-
-        Args:
-            batch: of the form.
-            starts: compare whatever was compared before; else only what was checked before.
-
-        Raises:
-            CrossRecordError: in this form records are mixed.
-        """
-        proof = Proof(untraced=self._eager or TOO_MANY)
-        if not self._eager and self.traces < MOST_TRACED:
-            self.traces += 1
-            proof = self.proof(batch)
-        self._refuse_mixing(proof)
-        traced, proof = self._replayable(batch, proof)
-        if proof.outcome == "proved":
-            if starts:
-                self._found("proved")
-        elif self.excused:
-            pass  # rows move with the records next to them
-        elif starts or (self._known is not None and self._compared_forms < MOST_TRACED):
-            self._compared_forms += 1
-            self._compare_with_others(batch, proof)
-        elif self._known is not None:  # else nobody asked for `check`
-            self._known = Independence("unchecked", TOO_MANY)
-        return traced
-
-    def _replayable(self, batch: Any, proof: Proof) -> tuple[Traced | None, Proof]:
-        """The trace, if losses, norms and the sum of rows are the model's under the same random numbers.
-
-        A forward that seeds a generator itself, or has one of its own, draws others when it is replayed.
-        """
-        if proof.untraced is not None:
-            return None, proof
-        traced = self._compiled(batch) if self.compiles else self._line(batch)
-        state = GlobalState(self._device)
-
-        def of(run: Callable[[], PerSampleGradients]) -> PerSampleGradients:
-            with random_numbers_from(0, self._device), self._buffers.kept():
-                return run()
-
-        try:
-            expected = of(lambda: self._by_plan(batch, None))
-            found = of(lambda: traced.gradients(*self._values(None), batch)[0])
-            reason = self._other_replay(found, expected)
-        except RuntimeError:  # its text may hold values of records, and a statement has the reason
-            reason = "the model fails on records that were tried"
-        finally:
-            state.restore()
-        return (None, Proof(untraced=reason)) if reason else (traced, proof)
-
-    def _other_replay(self, found: PerSampleGradients, expected: PerSampleGradients) -> str:
-        """How a replay differs from the model; "" if it does not."""
-        assert found.losses is not None
-        assert expected.losses is not None
-        if not torch.allclose(found.losses, expected.losses, rtol=1e-3, atol=1e-6, equal_nan=True):
-            return "it gives other losses than the model, as if that seeded a generator itself"
-        norms = expected.row_norms()
-        if not (finite := norms.isfinite()).all():
-            found, expected, norms = found.rows(finite), expected.rows(finite), norms[finite]
-        ones = torch.ones_like(norms)
-        # Gradients of a student at its teacher are zero but for rounding.
-        same = bool((found.row_norms() - norms).norm() <= 1e-2 * norms.norm() + NO_GRADIENT)  # NaN is not
-        if same and not self._other_sums(found, lambda n: expected.select([n]).weighted_sums(ones)[n]):
-            return ""
-        return "it gives other gradients than the model"
-
-    def _other_sums(self, rows: PerSampleGradients, expected: Callable[[str], Tensor | None]) -> list[str]:
-        """Parameters whose rows do not add up to what is expected of them (None: zeros)."""
-        assert self._latest is not None
-        whole = rows.row_norms()
-        is_rough = self._latest.low_precision or whole.is_cuda  # which may multiply in TF32
-        rounds, wrong = ROUNDS["low" if is_rough else str(whole.dtype)][1], {}
-        totals = rows.weighted_sums(torch.ones_like(whole))
-        for name in rows.names:  # one by one: of a large model all take much memory
-            one, other, total = rows.select([name]), expected(name), local_part(totals.pop(name))
-            # Where a parameter's gradient is zero but for rounding, the whole one says how much that is.
-            least = rounds * (length(total) + whole.norm()) + NO_GRADIENT * len(whole) ** 0.5
-            share = SUMS_ROUND if name in self._latest.dense and not is_rough else KINKS
-            distance = length(total if other is None else total - other)
-            if not distance <= share * one.row_norms().norm() + least:  # NaN is not
-                wrong[name] = ""
-        return [*found_by_any(self.model, wrong)]
-
-    def _refuse_mixing(self, proof: Proof) -> None:
-        """Refuse what mixes records, and note what is excused.
-
-        Raises:
-            CrossRecordError: it does, outside of the trusted modules.
-        """
-        if proof.outcome == "mixes":
-            raise _mixed(proof)
-        self.excused = self.excused or proof.excused
-
-    def _compare_with_others(self, batch: Any, proof: Proof) -> None:
-        """The second way.
-
-        Raises:
-            CrossRecordError: a loss or a row moved with the records next to it.
-        """
-        reason, others = str(proof), away_from_zero(self.model, self.loss, batch)
-
-        def losses(batch: Any, params: Mapping[str, Tensor] | None, upstream: Tensor | None) -> LossesOnly:
-            return LossesOnly(self._losses(batch, params), {})
-
-        try:
-            by_rows = bool(self._plan_for(batch).ruled) and not self.forward_only
-            if by_rows:
-                try:
-                    draws = compare(self.model, self._by_plan, self._moved, batch, others)
-                except PlanMismatch:  # such records are computed by themselves
-                    by_rows = False
-                    reason += "; losses were compared, and no gradients, since operations follow values"
-            if not by_rows:
-                draws = compare(self.model, losses, self._moved, batch, others, not_usual=())
-            few = take_records(batch, slice(FEW))
-            if draws and num_records(few) > 1:
-                rare = range(SEEDS, LOSS_SEEDS)
-                compare(self.model, losses, self._moved, few, others, not_usual=(), seeds=rare)
-        except CrossRecordError as error:
-            raise CrossRecordError(f"{error.found}; {reason}") from None
-        self._found("compared", reason)
-
-    def _losses(self, batch: Any, params: Mapping[str, Tensor] | None) -> Tensor:
-        return evaluate_loss(self.model, self.loss, batch, params).detach()
-
-    def followed_buffers(self, batch: Any) -> list[str]:
-        """Buffers to which a forward writes what comes of records, if it reads them, or does in evaluation.
-
-        Such a buffer can neither hold private numbers nor stay as it was. None of a model without a trace.
-        """
-        writes = self.proof(batch).private_writes
-        if not writes:
-            return []
-        read = inputs_read(self._line(batch).rows)
-        modes = [(module, module.training) for module in self.model.modules()]
-        try:
-            self.model.eval()
-            with suppress(Exception):  # it has no trace
-                read |= inputs_read(self._line_of_losses(batch))
-        finally:
-            for module, is_training in modes:
-                module.training = is_training
-        return [name for name in writes if name in read]
-
-    def keep_public_writes(self) -> None:
-        """Give buffers what the last forward of records wrote to them, as far as it depends on no record."""
-        own = dict(self.model.named_buffers())
-        with torch.no_grad():
-            for name, value in self._left.items():
-                if (value.shape, value.dtype) == (own[name].shape, own[name].dtype):
-                    own[name].copy_(value)
-        self._left = {}
-
-    def _values(self, params: Mapping[str, Tensor] | None) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Parameters and buffers by name, with others in the place of some."""
-        own = {**dict(self.model.named_parameters()), **check_params(self.model, params)}
-        return own, dict(self.model.named_buffers())
-
-    def _compiled(self, batch: Any) -> Traced:
-        """The trace with kernels of `torch.compile`, which are made here.
-
-        Raises:
-            ValueError: there is no compiler, or it fails.
-        """
-        started, state = time.perf_counter(), GlobalState(self._device)
-        try:
-            traced = self._line(batch).compiled()
-            found, _ = traced.gradients(*self._values(None), batch)
-            found.weighted_sums(torch.ones(found.num_records, device=self._device))
-        except Exception as error:  # whatever its layers raise
-            raise ValueError(
-                f"compile=True, and torch.compile fails ({where_raised(error)}). On a processor it needs a "
-                "C++ compiler, such as g++; or leave compile out"
-            ) from cause_of(error)
-        finally:
-            state.restore()
-        self.compile_seconds += time.perf_counter() - started
-        return traced
+        return self.trials.independence
 
     def check(self, batch: Any) -> Independence:
         """Whether micro-batches like this one keep records apart: proved for all values or, if not, compared.
@@ -527,109 +270,45 @@ class GradientEngine:
             CoverageError: the sum of the rows is not the gradient of the batch.
             ValueError: with the same random numbers model or loss give other values each time.
         """
-        form = self._form(batch)
-        with parameters_restored(self.model), self._buffers.kept():
-            proof = self.proof(batch)
-            self._refuse_mixing(proof)
-            is_proved = proof.outcome == "proved" and not self._eager
-            few = take_records(batch, slice(FEW))
-            if not self._trust and not self.forward_only and self._settle(few, is_proved):
-                self.trace_anew()
-                if not is_proved and self.proof(batch).untraced is None:  # dense rows hide what mixes
-                    self._proofs[form] = proof
-            self._traced[form] = self._attach(batch, starts=True)
-        if self.forward_only:  # a loss that takes derivatives itself is refused
-            with self._buffers.kept(), undisturbed(self.model), suppress(PlanMismatch):
-                self._by_plan(batch, None)
-        else:  # without a copy of the parameters beside gradients
-            with self._buffers.kept():
-                self._refuse_other_function(batch, is_proved)
-        # Without a trace nothing is written that a step could keep.
-        self._kept = () if self._traced[form] is None else self.proof(batch).public_writes
+        self._traced[self.form(batch)] = self.trials.check(batch)
         return self.independence
 
-    def _refuse_other_function(self, batch: Any, is_proved: bool) -> None:
-        """Compare the sum of rows with ordinary autograd's gradient of the same records.
+    def keep_public_writes(self) -> None:
+        """Give buffers what the last forward of records wrote to them, as far as it depends on no record."""
+        own = dict(self.model.named_buffers())
+        with torch.no_grad():
+            for name, value in self._left.items():
+                if (value.shape, value.dtype) == (own[name].shape, own[name].dtype):
+                    own[name].copy_(value)
+        self._left = {}
 
-        They differ if a hook or a backward uses a statistic of the batch, and if a hook changes the gradient
-        of a parameter. Dense rows are right all the same, of each record by itself, but are not what the user
-        wrote: a warning.
+    def values(self, params: Mapping[str, Tensor] | None) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Parameters and buffers by name, with others in the place of some."""
+        own = {**dict(self.model.named_parameters()), **check_params(self.model, params)}
+        return own, dict(self.model.named_buffers())
+
+    def compiled(self, batch: Any) -> Traced:
+        """The trace with kernels of `torch.compile`, which are made here.
 
         Raises:
-            CoverageError: others differ.
+            ValueError: there is no compiler, or it fails.
         """
-        if hooked := [n for n, p in self.model.named_parameters() if p._post_accumulate_grad_hooks]:
-            warnings.warn(
-                f"hooks of the parameters {hooked[:3]} are not called (register_post_accumulate_grad_hook): "
-                "gradients of records are not accumulated in a parameter. To change or read the released "
-                "gradient, use optimizer.register_step_pre_hook",
-                stacklevel=2,
-            )
+        started, state = time.perf_counter(), GlobalState(self.device)
         try:
-            with undisturbed(self.model):
-                rows = self._by_plan(batch, None)
-        except PlanMismatch:
-            return  # such records are computed by themselves
-        norms = rows.row_norms()
-        self.rows_vanish = not bool((norms.isfinite() & (norms > 0)).any())
-        if not (finite := norms.isfinite()).all():  # the others have weight zero
-            if finite.any():
-                self._refuse_other_function(take_records(batch, finite.nonzero().squeeze(1).cpu()), is_proved)
-            return
-        with undisturbed(self.model), backward_included():
-            start = GlobalState(self._device)
-            expected, _ = self._row_among(batch, slice(None), *self._leaves(None))
-            draws = bool(start.moved())
-        assert self._latest is not None
-        (reason, remedy), dense = ANOTHER_FUNCTION, self._latest.dense
-        wrong = self._other_sums(rows, lambda name: expected.pop(name, None))
-        if draws:  # a record by itself draws other numbers
-            wrong = [name for name in wrong if name not in dense]
-        if not wrong:
-            return
-        if any(name not in dense or (dense[name] == OTHER_ROWS and not is_proved) for name in wrong):
-            raise CoverageError([RefusedParameter(n, n.rpartition(".")[0], reason, remedy) for n in wrong])
-        warnings.warn(
-            f"for the parameters {wrong[:3]} {reason}; that sum is trained, which is another function than "
-            f"the one that you wrote. {remedy}.",
-            stacklevel=2,
-        )
+            traced = self.line(batch).compiled()
+            found, _ = traced.gradients(*self.values(None), batch)
+            found.weighted_sums(torch.ones(found.num_records, device=self.device))
+        except Exception as error:  # whatever its layers raise
+            raise ValueError(
+                f"compile=True, and torch.compile fails ({where_raised(error)}). On a processor it needs a "
+                "C++ compiler, such as g++; or leave compile out"
+            ) from cause_of(error)
+        finally:
+            state.restore()
+        self.compile_seconds += time.perf_counter() - started
+        return traced
 
-    def proof(self, batch: Any) -> Proof:
-        """Whether micro-batches of this form keep records apart, read from their trace: for all values.
-
-        Args:
-            batch: as a call takes it.
-        """
-        form = self._form(batch)
-        if form not in self._proofs:
-            self._proofs[form] = self._prove(batch)
-        return self._proofs[form]
-
-    def _prove(self, batch: Any) -> Proof:
-        if self.model in SHARDED:
-            return Proof(untraced="processes hold parts of the model")
-        if self.forward_only:
-            return self._proof_of_losses(batch)
-        try:
-            if not self._plan_for(batch).ruled:  # rows of each record by itself hide what the model mixes
-                of_losses = self._proof_of_losses(batch)
-                if of_losses.outcome == "mixes":
-                    return of_losses
-            found = prove(self._line(batch))
-            # Once more with the lines of the source, if one has to be named.
-            if found.fault is None:
-                return found
-            return prove(self.traced(batch, self.model), Trusted(self._trust) if self._trust else None)
-        except ForwardWritesError:
-            raise
-        except Exception as error:  # whatever it is, there is no trace
-            of_losses = self._proof_of_losses(batch)
-            # What ends a forward says more than what came of it in a backward.
-            is_more = of_losses.outcome in ("mixes", "no trace")
-            return of_losses if is_more else Proof(untraced=why_untraced(error))
-
-    def _line_of_losses(self, batch: Any) -> Line:
+    def line_of_losses(self, batch: Any) -> Line:
         """What a forward alone computes, with the lines of the source."""
         held: dict[str, Tensor] = {name: p.detach() for name, p in self.model.named_parameters()}
         held |= dict(self.model.named_buffers())
@@ -652,33 +331,23 @@ class GradientEngine:
         """
         state = GlobalState()
         try:
-            with self._buffers.kept():  # a forward may put others there
+            with self.buffers.kept():  # a forward may put others there
                 yield
             if moved := {"NumPy", "Python"}.intersection(state.moved()):
                 raise RuntimeError(f"the model asks {' and '.join(sorted(moved))} for random numbers")
         finally:
             state.restore()
 
-    def _proof_of_losses(self, batch: Any) -> Proof:
-        """The same of a forward alone."""
-        trusted = Trusted(self._trust)
-        try:
-            line = self._line_of_losses(batch)
-            held = [name for name in line.inputs if not name.startswith("record:")]
-            kinds = read(line, dict.fromkeys(held, Public()), num_records(batch), trusted)
-        except Exception as error:  # whatever it is, there is no trace
-            return Proof(untraced=why_untraced(error))
-        return Proof(not_by_record(kinds["losses"], "the losses"), excused=tuple(trusted.excused))
-
-    def _line(self, batch: Any) -> Traced:
-        form = self._form(batch)
+    def line(self, batch: Any) -> Traced:
+        """As `traced`, once for each form."""
+        form = self.form(batch)
         if form not in self._lines:
             self._lines[form] = self.traced(batch)
         return self._lines[form]
 
-    def _form(self, batch: Any) -> tuple[Any, ...]:
+    def form(self, batch: Any) -> tuple[Any, ...]:
         """What a trace is good for: number, shapes and types of records, and PyTorch's global settings."""
-        kind = self._device.type
+        kind = self.device.type
         autocast = torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind)
         of_all = nn.modules.module
         hooks = (
@@ -698,7 +367,7 @@ class GradientEngine:
         """
         if len(record_leaves(batch)) < len(leaves(batch)):
             raise RuntimeError("the batch holds a value without an axis of records, which may follow them")
-        plan = self._plan_for(batch)
+        plan = self.plan_for(batch)
         own, buffers = trainable_parameters(self.model), dict(self.model.named_buffers())
         frozen = {n: p for n, p in self.model.named_parameters() if n not in own}
 
@@ -722,18 +391,27 @@ class GradientEngine:
             raise RuntimeError("the model draws random numbers, and some rows are dense")
         if written := [name for name in traced.written if name in traced.parameters]:
             raise ForwardWritesError(written)
-        if written := [name for name in traced.written if name not in self._buffers.changing]:
+        if written := [name for name in traced.written if name not in self.buffers.changing]:
             raise BufferWritesError(written, "it did not at the start")
         return traced
 
     @backward_included()
-    def _by_plan(
+    def run_plan(
         self, batch: Any, params: Mapping[str, Tensor] | None, upstream: Tensor | None = None
     ) -> PerSampleGradients:
+        """G by the model's own code, under the caller's random numbers, as it was planned.
+
+        Args:
+            batch, params: as in a call.
+            upstream: what each loss is multiplied by, [B]; 1 by default.
+
+        Raises:
+            PlanMismatch: the model runs other operations for some of these records.
+        """
         leaves, substitute = self._leaves(params)
         if num_records(batch) == 0:
             return _no_rows(self.model, leaves)
-        found = self._capture(self._plan_for(batch), batch, leaves, substitute, params, upstream)
+        found = self._capture(self.plan_for(batch), batch, leaves, substitute, params, upstream)
         return _gathered(self.model, leaves, *found)
 
     def plan_publicly(self, example: Any) -> bool:
@@ -745,7 +423,7 @@ class GradientEngine:
         Returns:
             Whether the model takes such records and runs alike on one of these.
         """
-        before, generator = (dict(self._plans), self._latest), torch.Generator().manual_seed(0)
+        before, generator = (dict(self._plans), self.latest), torch.Generator().manual_seed(0)
 
         def numbers(leaf: Tensor) -> Tensor:
             return torch.rand(leaf.shape, generator=generator).to(leaf) if leaf.is_floating_point() else leaf
@@ -759,40 +437,40 @@ class GradientEngine:
         # what a hook makes of them. Some models take only zeros.
         for tried in (map_records(bits, map_records(numbers, zeros)), map_records(numbers, zeros), zeros):
             with suppress(Exception), undisturbed(self.model):  # whatever a model raises
-                self._learn(tried)
-                self._by_plan(zeros, None)  # which fill up forwards, and may take other branches
-                self._served(example)
+                self.learn(tried)
+                self.run_plan(zeros, None)  # which fill up forwards, and may take other branches
+                self.served(example)
                 return True
-            self._plans, self._latest = dict(before[0]), before[1]
+            self._plans, self.latest = dict(before[0]), before[1]
         return False
 
-    def _served(self, records: Any) -> tuple[Any, PerSampleGradients]:
+    def served(self, records: Any) -> tuple[Any, PerSampleGradients]:
         """These, or else copies of one of them that runs what is planned, and the rows.
 
         Raises:
             PlanMismatch: there is none.
         """
         with suppress(PlanMismatch):
-            return records, self._by_plan(records, None)
+            return records, self.run_plan(records, None)
         for place in range(num_records(records)):
             copies = take_records(records, torch.full((LARGE,), place))
             with suppress(PlanMismatch):
-                return copies, self._by_plan(copies, None)
+                return copies, self.run_plan(copies, None)
         raise PlanMismatch("none of the records runs what is planned")
 
-    def _plan_for(self, batch: Any) -> CapturePlan:
+    def plan_for(self, batch: Any) -> CapturePlan:
         """The plan of this form or, of another length, the latest or what fillers in its shape run."""
         form = signature(batch)
         if form not in self._plans:
-            assert self._latest is not None
-            self._plans[form] = self._latest
+            assert self.latest is not None
+            self._plans[form] = self.latest
             if self.model not in SHARDED:  # the others, with other shapes, would not plan with this process
                 zeros = fillers(batch, LARGE)
                 with suppress(Exception), undisturbed(self.model):  # whatever a model raises
                     try:
-                        self._by_plan(zeros, None)
+                        self.run_plan(zeros, None)
                     except PlanMismatch:
-                        self._learn(zeros)
+                        self.learn(zeros)
         return self._plans[form]
 
     def planned_losses(self, batch: Any, params: Mapping[str, Tensor] | None = None) -> Tensor:
@@ -804,7 +482,7 @@ class GradientEngine:
         Raises:
             PlanMismatch: the model runs other operations for some of these records.
         """
-        plan = self._plan_for(batch)
+        plan = self.plan_for(batch)
         leaves, substitute = self._leaves(params)
         capture, losses = self._run(plan, batch, leaves, substitute, self.forward_only)
         capture.let_go()
@@ -831,22 +509,18 @@ class GradientEngine:
             ForwardWritesError: as in a call.
         """
         with self._watched(params, numbers), backward_included():
-            leaves, substitute = self._leaves(params)
-            found, loss = self._row_among(batch, place, leaves, substitute)
+            found, loss = self.gradient(batch, place, params)
             rows = {name: [DenseFactor(row[None])] for name, row in found.items()}
-            return _gathered(self.model, leaves, rows, loss[None])
+            return _gathered(self.model, self._leaves(params)[0], rows, loss[None])
 
-    def _row_among(
-        self,
-        batch: Any,
-        place: int | slice,
-        leaves: Mapping[str, Tensor],
-        substitute: Mapping[str, Tensor] | None,
+    def gradient(
+        self, batch: Any, place: int | slice = slice(None), params: Mapping[str, Tensor] | None = None
     ) -> tuple[dict[str, Tensor], Tensor]:
-        """The gradient of one record's loss in a batch, or of the sum of several, and that sum.
+        """Ordinary autograd's gradient of a record's loss in a batch, or of a sum of several; and that sum.
 
         Only parameters that it reaches have one.
         """
+        leaves, substitute = self._leaves(params)
         seen = dict(leaves)
         told = self._leaves_told(seen.__setitem__)
         with torch.enable_grad(), told, backward_at(self.model, substitute):
@@ -864,63 +538,32 @@ class GradientEngine:
 
     def serves(self, batch: Any) -> bool:
         """Whether these records run what was planned, with finite losses and rows."""
-        with suppress(Exception), undisturbed(self.model), self._buffers.kept():
-            found = self._by_plan(batch, None)
+        with suppress(Exception), undisturbed(self.model), self.buffers.kept():
+            found = self.run_plan(batch, None)
             assert found.losses is not None
             numbers = found.losses if self.forward_only else found.losses + found.row_norms()
             return bool(numbers.isfinite().all())
         return False
 
-    def _gradients(self, batch: Any, params: Mapping[str, Tensor] | None) -> PerSampleGradients:
+    def gradients(self, batch: Any, params: Mapping[str, Tensor] | None) -> PerSampleGradients:
         """As by plan; parameters whose operations follow values become dense."""
-        is_new, state = signature(batch) not in self._plans, GlobalState(self._device)
+        is_new, state = signature(batch) not in self._plans, GlobalState(self.device)
         for attempt in range(MISMATCHES):
             try:
-                return self._by_plan(batch, params)
+                return self.run_plan(batch, params)
             except PlanMismatch as mismatch:
                 state.restore()  # the same random numbers, however often it is tried
-                dense = dict(self._plan_for(batch).dense)
+                dense = dict(self.plan_for(batch).dense)
                 if not is_new or attempt:
                     names = mismatch.names if attempt < MISMATCHES - 2 else ()
                     of_all = trainable_parameters(self.model)
                     dense |= dict.fromkeys(names or of_all, f"its use depends on values ({mismatch})")
-                self._learn(batch, params, dense)
+                self.learn(batch, params, dense)
         raise AssertionError("what is dense altogether has no plan to differ from")
-
-    def _settle(self, few: Any, is_proved: bool) -> bool:
-        """Plan so that records have their own rows, the same among one copy more of themselves.
-
-        Where rows by rule are others, since a forward sorts by value, say, they become dense. Without a
-        proof, and if the plan is made on them, each record by itself has to run what is planned.
-
-        Returns:
-            Whether another plan was made.
-        """
-        before = self._plan_for(few)
-        for place in range(0 if is_proved or self.is_planned_publicly else num_records(few)):
-            with undisturbed(self.model):
-                self._gradients(take_records(few, torch.full((LARGE,), place)), None)
-        wrong: set[str] = set()
-        with suppress(PlanMismatch), undisturbed(self.model):  # each runs alone
-            few, rows = self._served(few)
-            count = rows.num_records
-            for place in range(min(LARGE, count)):
-                with undisturbed(self.model):
-                    start = GlobalState(self._device)
-                    among = self._by_plan(take_records(few, torch.full((count + 1,), place)), None)
-                    if not start.moved():  # a record that draws gets other numbers at another place
-                        own = rows.rows(slice(place, place + 1))
-                        wrong.update(self._moved(own, among.rows(slice(place + 1, place + 2))))
-        plan = self._plan_for(few)
-        if wrong := {n for n in plan.ruled if n in wrong or "the losses" in wrong}:
-            self._learn(few, dense=plan.dense | dict.fromkeys(wrong, OTHER_ROWS))
-        is_new = self._plan_for(few) is not before
-        self.is_planned_publicly &= not is_new
-        return is_new
 
     def coverage(self) -> tuple[Covered, ...]:
         """One entry per trainable parameter, in the model's order."""
-        plan = self._latest
+        plan = self.latest
         assert plan is not None
         found = []
         for name in trainable_parameters(self.model):
@@ -935,7 +578,7 @@ class GradientEngine:
     @property
     def written_buffers(self) -> list[str]:
         """The buffers that a forward gives other values that may follow records: on copies, thrown away."""
-        return [name for name in self._buffers.written if name not in self._kept]
+        return [name for name in self.buffers.written if name not in self.trials.kept]
 
     # -------------------- capture
 
@@ -997,35 +640,16 @@ class GradientEngine:
         assert losses is not None
         return factors, losses.detach()
 
-    def _learn(
+    def learn(
         self, batch: Any, params: Mapping[str, Tensor] | None = None, dense: Mapping[str, str] | None = None
     ) -> CapturePlan:
+        """Plan on these records, from now on for all in their form; with parameters that are to be dense."""
         leaves, substitute = self._leaves(params)
         # Around the backward passes too: a checkpoint runs its forward once more there.
         with undisturbed(self.model), backward_included():
             plan = learn_plan(self.model, self.loss, batch, leaves, substitute, dense)
-        self._plans[signature(batch)] = self._latest = plan
+        self._plans[signature(batch)] = self.latest = plan
         return plan
-
-    def _moved(self, before: PerSampleGradients, after: PerSampleGradients) -> list[str]:
-        """Parameters where some row, of the same records, moved by more than rounding; or the losses."""
-        assert self._latest is not None
-        assert before.losses is not None
-        assert after.losses is not None
-        low_precision = self._latest.low_precision
-        if losses_moved(before.losses, after.losses, record=-1, low_precision=low_precision):
-            return ["the losses"]
-        if isinstance(before, LossesOnly):
-            return []
-        finite = before.row_norms().isfinite()
-        if not finite.all():
-            before, after = before.rows(finite), after.rows(finite)
-        whole = before.row_norms()
-        tolerance = ROWS_ROUND["low" if low_precision else str(whole.dtype)]
-        distances = (after - before).row_norms([(name,) for name in before.names])
-        moved = (~(distances <= tolerance * whole[:, None])).any(0).tolist()  # to NaN, too
-        names = [name for name, has_moved in zip(before.names, moved, strict=True) if has_moved]
-        return [*found_by_any(self.model, dict.fromkeys(names, ""))]
 
 
 def per_sample_gradients(
@@ -1041,17 +665,8 @@ def per_sample_gradients(
     if num_records(batch) == 0:
         return _no_rows(model, trainable_parameters(model))
     engine = GradientEngine(model, loss, batch, check=False)
-    engine._refuse_mixing(engine.proof(batch))
+    engine.trials.refuse_mixing(engine.trials.proof(batch))
     return engine(batch, params)
-
-
-def _mixed(proof: Proof) -> CrossRecordError:
-    """The refusal of what mixes records."""
-    fault = proof.fault
-    assert fault is not None
-    where = f" in {fault.where}" * bool(fault.where)
-    path, kind = fault.module or (None, "")
-    return CrossRecordError(f"{fault.what}{where} ({fault.operation})", path, kind, fault.operation)
 
 
 def _gathered(

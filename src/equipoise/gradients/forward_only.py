@@ -62,10 +62,10 @@ class LossEngine(GradientEngine):
 
     forward_only: ClassVar[bool] = True
 
-    def _by_plan(
+    def run_plan(
         self, batch: Any, params: Mapping[str, Tensor] | None, upstream: Tensor | None = None
     ) -> LossesOnly:
-        if self._plan_for(batch).ruled:
+        if self.plan_for(batch).ruled:
             return self._losses_only(self.planned_losses(batch, params))
         # Nothing is held against a plan: a record at a time, as dense rows are.
         with nothing_saved():
@@ -84,11 +84,11 @@ class LossEngine(GradientEngine):
         place: int = 0,
     ) -> LossesOnly:
         with self._watched(params, numbers), torch.enable_grad():
-            return self._losses_only(self._losses(batch, self._leaves(params)[1])[place : place + 1])
+            return self._losses_only(self.losses(batch, self._leaves(params)[1])[place : place + 1])
 
     def _losses_only(self, losses: Tensor) -> LossesOnly:
         return LossesOnly(losses, {name: p.shape for name, p in trainable_parameters(self.model).items()})
 
-    def _losses(self, batch: Any, params: Mapping[str, Tensor] | None) -> Tensor:
+    def losses(self, batch: Any, params: Mapping[str, Tensor] | None) -> Tensor:
         with nothing_saved():
-            return super()._losses(batch, params)
+            return super().losses(batch, params)

@@ -176,7 +176,7 @@ def check_gradient(engine: GradientEngine, trials: AwayFromZero, batch: Any) -> 
     Raises:
         DataError: each step would release noise alone.
     """
-    if not (engine.rows_vanish or all(one.how == "unused" for one in engine.coverage())):
+    if not (engine.trials.rows_vanish or all(one.how == "unused" for one in engine.coverage())):
         return
     if not trials.rows(batch)[1]:
         raise DataError(

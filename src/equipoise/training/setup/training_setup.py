@@ -383,7 +383,7 @@ def _check_rows(engine: GradientEngine, source: RecordSource, prepared: Any, siz
         return
     full = repeat_to(prepared, forward_rows(size))
     engine.check(full)
-    refuse_followed(engine.followed_buffers(full))
+    refuse_followed(engine.trials.followed_buffers(full))
 
 
 def _check_elsewhere(given: TrainingInputs, processes: Processes) -> None:
