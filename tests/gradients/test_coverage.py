@@ -23,9 +23,10 @@ from equipoise.gradients import (
 )
 from equipoise.gradients.capture.planner import are_others
 from equipoise.gradients.capture.recorder import CallTrace
-from equipoise.gradients.compare import TracedLosses, away_from_zero, losses_moved
+from equipoise.gradients.compare import away_from_zero, losses_moved
 from equipoise.gradients.factors.outer import OuterFactor
 from equipoise.gradients.provenance import Proof
+from equipoise.training.setup.pipeline_trials import Tried
 
 
 def squared(model, batch):
@@ -612,8 +613,8 @@ def test_half_precision_rounds_anew_in_other_shapes():
         for trace, length in zip(traces, lengths, strict=True):
             with trace:
                 torch.ones(3, length).to(type).sum(1)
-        one, other = map(TracedLosses, (torch.ones(3), torch.full((3,), 1.0 + by)), traces)
-        return one.moved(other, record=-1, slack=slack)
+        one, other = Tried(torch.ones(3), (), traces[0]), Tried(torch.full((3,), 1 + by), (), traces[1])
+        return one.losses_moved(other, slack=slack)
 
     for slack in (1, 100):
         assert not moved(torch.bfloat16, (4, 5), 0.003, slack)
@@ -621,7 +622,7 @@ def test_half_precision_rounds_anew_in_other_shapes():
         assert moved(torch.bfloat16, (4, 4), 0.003, slack)
         assert moved(torch.float32, (4, 5), 0.003, slack)
     losses = torch.ones(3).bfloat16()
-    assert losses_moved(losses, 1.3 * losses, record=-1, slack=100)
+    assert losses_moved(losses, 1.3 * losses, slack=100)
 
 
 def test_trials_are_made_where_no_parameter_is_zero():

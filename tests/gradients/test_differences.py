@@ -188,7 +188,7 @@ def test_points_that_use_a_parameter_differently():
     table = IndexFactor(torch.randint(6, (5, 3), generator=g), randn(5, 3, 4), 6)
     forms = [
         (outer,),
-        (outer.with_kernel("rows"),),
+        (outer._with("rows"),),
         (outer, more),
         (more, outer),
         (table, outer),
@@ -253,7 +253,7 @@ def test_a_difference_takes_no_memory_of_its_own(make):
     torch.testing.assert_close(difference.materialise(), expected, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(part.materialise(), expected[1:3], rtol=1e-5, atol=1e-5)
     for kernel in difference.kernels():
-        norms = difference.with_kernel(kernel).norms_squared()
+        norms = difference._with(kernel).norms_squared()
         torch.testing.assert_close(norms, expected.double().flatten(1).square().sum(1), rtol=1e-4, atol=1e-4)
     other = _outer(2).difference(_outer(3)) if make is _outer else _conv(2).difference(_conv(3))
     joined = difference.join([other])

@@ -314,7 +314,6 @@ def test_inputs_are_not_copied():
         (lambda: ConvGeometry.of((3,), padding="reflect"), "padding='reflect'"),
         (lambda: ConvGeometry.of((3, 3), stride=(1, 1, 1)), "stride"),
         (lambda: ConvFactor(torch.ones(2, 3, 4), torch.ones(2, 3, 2), ConvGeometry.of((3, 3))), "2"),
-        (lambda: DenseFactor(torch.ones(2, 3)).with_kernel("gram"), "choose one of rows"),
         (lambda: inner(DenseFactor(torch.ones(2, 3)), DenseFactor(torch.ones(2, 4))), "same parameter"),
         (lambda: Factor.concat([]), "at least one"),
     ],
@@ -347,7 +346,7 @@ def test_the_way_is_chosen_by_sizes(name):
     factor = FASTEST[name]
     assert factor.kernels()[0] == name
     assert factor.fastest().kernel == ("rows" if name.startswith("rows") else name)
-    forced = factor.with_kernel(factor.kernels()[-1])
+    forced = factor._with(factor.kernels()[-1])
     assert forced.fastest() is forced
 
 

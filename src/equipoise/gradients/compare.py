@@ -17,15 +17,11 @@ import torch
 from torch import Tensor, nn
 
 from equipoise._dtensor import all_values, device_of, with_values
-from equipoise.gradients.capture.isolation import Buffers, undisturbed
+from equipoise.gradients.capture.isolation import undisturbed
 from equipoise.gradients.capture.random_numbers import GlobalState
-from equipoise.gradients.capture.recorder import CallTrace
-from equipoise.gradients.capture.sharded import leaves_told
 from equipoise.gradients.checks.errors import CrossRecordError
 from equipoise.gradients.engine_inputs import (
     Loss,
-    backward_at,
-    backward_included,
     evaluate_loss,
     map_records,
     num_records,
@@ -38,9 +34,7 @@ __all__ = [
     "OWN_GENERATOR",
     "ROW_TILE",
     "SEEDS",
-    "AwayFromZero",
     "Independence",
-    "TracedLosses",
     "away_from_zero",
     "compare",
     "losses_moved",
@@ -233,45 +227,24 @@ OWN_GENERATOR = (
 )
 
 
-@dataclass(frozen=True)
-class TracedLosses:
-    """Per-record losses [B], and what was called for them."""
-
-    values: Tensor
-    trace: CallTrace
-
-    def __getitem__(self, records: Tensor | slice) -> TracedLosses:
-        return TracedLosses(self.values[records], self.trace)
-
-    def moved(self, after: TracedLosses, record: int = 0, slack: float = 1.0) -> bool:
-        """As `losses_moved`. Half precision rounds anew in other shapes, such as those of trimmed batches."""
-        low_precision = self.trace.low_precision or after.trace.low_precision
-        is_reshaped = self.trace.shapes() != after.trace.shapes()
-        return losses_moved(self.values, after.values, record, slack, low_precision and is_reshaped)
-
-
 #: Relative rounding of losses by their type, and of those that come of half precision.
 LOSSES_ROUND, LOW_PRECISION_LOSSES_ROUND = {torch.float64: 1e-9, torch.float32: 1e-5}, 2e-2
 
 
-def losses_moved(
-    before: Tensor, after: Tensor, record: int = 0, slack: float = 1.0, low_precision: bool = False
-) -> bool:
-    """Whether losses of records other than ``record`` moved by more than rounding.
+def losses_moved(before: Tensor, after: Tensor, slack: float = 1.0, low_precision: bool = False) -> bool:
+    """Whether losses moved by more than rounding.
 
     Rounding is relative to the largest loss, but to 1 at most: losses may all be tiny.
 
     Args:
         before, after: losses [B] of the same records.
-        record: whose loss may move; -1 for nobody's.
         slack: times rounding, where the batches had different shapes, and the parts of a tiny loss round by
             more than its own size. Half precision has room for that.
         low_precision: whether losses in a longer type come of half precision.
     """
     if before.shape != after.shape:
         return True
-    others = torch.arange(len(before), device=before.device) != record
-    wide = before.detach()[others].double(), after.detach()[others].double()
+    wide = before.detach().double(), after.detach().double()
     rounding = None if low_precision else LOSSES_ROUND.get(before.dtype)
     tolerance = LOW_PRECISION_LOSSES_ROUND if rounding is None else slack * rounding
     largest = float(wide[0].nan_to_num(posinf=1.0, neginf=1.0).abs().max()) if len(wide[0]) else 0.0
@@ -314,55 +287,3 @@ def _noised(values: Tensor, share: float, generator: torch.Generator) -> Tensor:
     noise = torch.randn(values.shape, generator=generator, dtype=torch.float32)  # the same on all devices
     scale = share * max(usual, 1 / math.sqrt(max(1, inputs)))
     return noise.to(values).mul_(scale).add_(values)
-
-
-class AwayFromZero:
-    """Losses of a model, and gradients, at parameters that are nowhere zero and without dropout.
-
-    Args:
-        model: it is left as it was.
-        loss: per-record losses, [B].
-        batch: a few records that the model takes.
-
-    Attributes:
-        params: the trainable parameters away from zero.
-    """
-
-    def __init__(self, model: nn.Module, loss: Loss, batch: Any) -> None:
-        self._model, self._loss = model, loss
-        self.params = away_from_zero(model, loss, batch)
-
-    @torch.enable_grad()  # as in a step: a loss may take gradients itself
-    def losses(self, batch: Any, seed: int = 0, dropout: bool = False) -> Tensor:
-        """Per-record losses [B] under random numbers of this seed."""
-        with undisturbed(self._model, seed, dropout):
-            return evaluate_loss(self._model, self._loss, batch, self.params).detach()
-
-    @torch.enable_grad()
-    @backward_included()
-    def gradient(self, batch: Any, weights: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """Per-record losses [B], and the gradient of their weighted sum, under the caller's random numbers.
-
-        Args:
-            batch: records.
-            weights: of their losses, [B].
-        """
-        seen = dict(self.params)
-
-        def hear(name: str, tensor: Tensor) -> None:
-            if name in seen:
-                seen[name] = tensor
-
-        with Buffers(self._model).kept(), leaves_told(hear), backward_at(self._model, self.params):
-            losses = evaluate_loss(self._model, self._loss, batch, self.params)
-            if not losses.requires_grad:
-                return losses, []
-            found = torch.autograd.grad(losses, [*seen.values()], weights.to(losses), allow_unused=True)
-        # Look-ups may give sparse ones.
-        return losses.detach(), [g.detach().to_dense() for g in found if g is not None]
-
-    def rows(self, batch: Any, count: int = 1) -> tuple[Tensor, list[Tensor]]:
-        """Per-record losses [B], and a weighted sum of the first records' gradient rows, by parameter."""
-        weights = 0.5 + torch.rand(count, generator=torch.Generator().manual_seed(0))
-        with undisturbed(self._model):
-            return self.gradient(batch, torch.cat([weights, torch.zeros(num_records(batch) - count)]))

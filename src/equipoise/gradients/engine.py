@@ -248,6 +248,7 @@ class GradientEngine:
                 self._traced[form] = self.trials.attach(batch)
         return self._traced[form]
 
+    @torch.enable_grad()  # as in a step: a loss may take gradients itself
     def losses(self, batch: Any, params: Mapping[str, Tensor] | None) -> Tensor:
         """Per-record losses [B], without a plan."""
         return evaluate_loss(self.model, self.loss, batch, params).detach()
@@ -508,33 +509,44 @@ class GradientEngine:
         Raises:
             ForwardWritesError: as in a call.
         """
-        with self._watched(params, numbers), backward_included():
-            found, loss = self.gradient(batch, place, params)
+        chosen = slice(place, place + 1)
+        with self._watched(params, numbers):
+            losses, found = self.gradient(batch, chosen, params)
             rows = {name: [DenseFactor(row[None])] for name, row in found.items()}
-            return _gathered(self.model, self._leaves(params)[0], rows, loss[None])
+            return _gathered(self.model, self._leaves(params)[0], rows, losses[chosen])
 
+    @backward_included()
     def gradient(
-        self, batch: Any, place: int | slice = slice(None), params: Mapping[str, Tensor] | None = None
-    ) -> tuple[dict[str, Tensor], Tensor]:
-        """Ordinary autograd's gradient of a record's loss in a batch, or of a sum of several; and that sum.
+        self,
+        batch: Any,
+        chosen: slice = slice(None),
+        params: Mapping[str, Tensor] | None = None,
+        weights: Tensor | None = None,
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Losses [B], and ordinary autograd's gradient of the sum of some, for parameters that it reaches.
 
-        Only parameters that it reaches have one.
+        Args:
+            batch, params: as in a call.
+            chosen: which records' losses are added up.
+            weights: what each of these is multiplied by; 1 by default.
         """
         leaves, substitute = self._leaves(params)
         seen = dict(leaves)
         told = self._leaves_told(seen.__setitem__)
         with torch.enable_grad(), told, backward_at(self.model, substitute):
-            loss = evaluate_loss(self.model, self.loss, batch, substitute)[place].sum()
+            losses = evaluate_loss(self.model, self.loss, batch, substitute)
+            some = losses[chosen]
+            start = torch.ones_like(some) if weights is None else weights.to(some)
             found: tuple[Tensor | None, ...] = (None,) * len(leaves)
-            if loss.requires_grad:
-                found = torch.autograd.grad(loss, [seen[name] for name in leaves], allow_unused=True)
+            if some.requires_grad:
+                found = torch.autograd.grad(some, [seen[name] for name in leaves], start, allow_unused=True)
         rows = {
             # Look-ups may give sparse ones.
             name: part_like(gradient.to_dense(), seen[name])
             for name, gradient in zip(leaves, found, strict=True)
             if gradient is not None
         }
-        return rows, loss.detach()
+        return losses.detach(), rows
 
     def serves(self, batch: Any) -> bool:
         """Whether these records run what was planned, with finite losses and rows."""

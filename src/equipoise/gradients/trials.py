@@ -37,7 +37,7 @@ from equipoise.gradients.compare import (
     losses_moved,
     with_others,
 )
-from equipoise.gradients.engine_inputs import backward_included, num_records, take_records
+from equipoise.gradients.engine_inputs import num_records, take_records
 from equipoise.gradients.numerics import length
 from equipoise.gradients.operator import LossesOnly, PerSampleGradients
 from equipoise.gradients.provenance import (
@@ -336,9 +336,9 @@ class Trials:
             if finite.any():
                 self._refuse_other_function(take_records(batch, finite.nonzero().squeeze(1).cpu()), is_proved)
             return
-        with undisturbed(self._model), backward_included():
+        with undisturbed(self._model):
             start = GlobalState(self._engine.device)
-            expected, _ = self._engine.gradient(batch)
+            _, expected = self._engine.gradient(batch)
             draws = bool(start.moved())
         assert self._engine.latest is not None
         (reason, remedy), dense = ANOTHER_FUNCTION, self._engine.latest.dense
@@ -348,7 +348,7 @@ class Trials:
         if not wrong:
             return
         if any(name not in dense or (dense[name] == OTHER_ROWS and not is_proved) for name in wrong):
-            raise CoverageError([RefusedParameter(n, n.rpartition(".")[0], reason, remedy) for n in wrong])
+            raise CoverageError([RefusedParameter(n, reason, remedy) for n in wrong])
         warnings.warn(
             f"for the parameters {wrong[:3]} {reason}; that sum is trained, which is another function than "
             f"the one that you wrote. {remedy}.",
@@ -439,7 +439,7 @@ class Trials:
         assert before.losses is not None
         assert after.losses is not None
         low_precision = self._engine.latest.low_precision
-        if losses_moved(before.losses, after.losses, record=-1, low_precision=low_precision):
+        if losses_moved(before.losses, after.losses, low_precision=low_precision):
             return ["the losses"]
         if isinstance(before, LossesOnly):
             return []

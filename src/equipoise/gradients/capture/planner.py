@@ -1,8 +1,7 @@
 """Make a plan: which operations touch parameters, where the records are, and a proof that no use was missed.
 
 The model runs on two and on three records. Comparing the shapes of every operation gives the record axes; on
-three records, gradients and a changed record tell how positions are folded into an axis, and whether records
-are mixed.
+three records, gradients and a changed record tell how positions are folded into an axis.
 
 The proof: while the model is surveyed, each operation with a rule gets copies of its parameters that are cut
 off from them. If a gradient still reaches a parameter, some use of it was not seen (inside a custom function,
@@ -233,19 +232,16 @@ def _needs_values(outputs: Any, parameters: list[Tensor]) -> bool:
 
 def resolve_fold(
     site: SurveyedOperation, supports: list[tuple[int, Tensor]], changed: Tensor | None = None
-) -> bool:
+) -> None:
     """Find the fold that keeps each record's evidence in its own rows.
 
     Where none does although no two records' gradients meet, the order follows values, as that of tokens that
-    are sorted by expert, and the fold stays unknown.
+    are sorted by expert, and the fold stays unknown. Where they meet, records are taken to come first.
 
     Args:
         site: its output has the record axis somewhere.
         supports: a record, and where the gradient of its loss is not zero.
         changed: what a change of the first record moves.
-
-    Returns:
-        False where records are mixed.
     """
     layout = site.out_layout
     assert layout is not None
@@ -272,9 +268,11 @@ def resolve_fold(
             for known in site.layouts
         )
     if fitting:
-        return True
-    site.out_layout = replace(layout, fold="unknown")
-    return not supports or not bool(torch.stack([one for _, one in supports]).sum(0).gt(1).any())
+        return
+    meet = bool(supports) and bool(torch.stack([one for _, one in supports]).sum(0).gt(1).any())
+    site.out_layout = replace(layout, fold="major" if meet else "unknown")
+    if meet:
+        site.layouts = tuple(map(_records_first, site.layouts))
 
 
 @torch.enable_grad()
@@ -337,9 +335,7 @@ def learn_plan(
 
     def refuse_sharded(reasons: Mapping[str, str]) -> None:
         if model in SHARDED and reasons:
-            refused = [
-                RefusedParameter(n, n.rpartition(".")[0], why, SHARDED_REMEDY) for n, why in reasons.items()
-            ]
+            refused = [RefusedParameter(n, why, SHARDED_REMEDY) for n, why in reasons.items()]
             raise CoverageError(refused)
 
     refuse_sharded(dense_found)
@@ -361,11 +357,7 @@ def learn_plan(
             return all_dense("")
         survey = OperationSurvey(ruled, layouts)
         losses = run(three, survey)
-        separate = _learn_folds(survey, losses, lambda mode: run(_with_another_first(three), mode), ruled)
-        for site in survey.sites:
-            if not separate:
-                site.layouts = tuple(map(_records_first, site.layouts))
-                site.out_layout = _records_first(site.out_layout)
+        _learn_folds(survey, losses, lambda mode: run(_with_another_first(three), mode), ruled)
         new = found_by_any(model, _find_dense(survey, losses, {name: leaves[name] for name in ruled}))
         if not new:
             steps = tuple(step.planned() for step in survey.steps if step.counts)
@@ -425,10 +417,10 @@ def _learn_folds(
     losses: Tensor,
     again: Callable[[TorchFunctionMode], Tensor],
     params: Mapping[str, Tensor],
-) -> bool:
-    """Resolve unknown folds; False if records are mixed."""
+) -> None:
+    """Resolve unknown folds."""
     if not survey.sites or not losses.requires_grad:
-        return True
+        return
     supports: list[list[tuple[int, Tensor]]] = [[] for _ in survey.sites]
     changed: list[Tensor | None] = [None for _ in survey.sites]
     # The gradient of one record's loss is zero wherever that record is not.
@@ -448,8 +440,8 @@ def _learn_folds(
                 None if one.value is None or two.value is None else one.value != two.value
                 for one, two in zip(survey.sites, other.sites, strict=True)
             ]
-    separate = [resolve_fold(*parts) for parts in zip(survey.sites, supports, changed, strict=True)]
-    return all(separate)
+    for parts in zip(survey.sites, supports, changed, strict=True):
+        resolve_fold(*parts)
 
 
 def _find_dense(survey: OperationSurvey, losses: Tensor, ruled: Mapping[str, Tensor]) -> dict[str, str]:

@@ -117,19 +117,15 @@ class TracedCall:
 
 
 class CallTrace(TorchFunctionMode):
-    """What a forward calls, in which shapes.
-
-    Args:
-        sees_through: note what a composition consists of, as a capture sees it.
+    """What a forward calls, in which shapes; of compositions what they consist of, as a capture sees it.
 
     Attributes:
         calls: in their order.
         low_precision: some results are in half precision.
     """
 
-    def __init__(self, sees_through: bool = True) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.sees_through = sees_through
         self.calls: list[TracedCall] = []
         self.low_precision = False
 
@@ -141,7 +137,7 @@ class CallTrace(TorchFunctionMode):
         kwargs = kwargs or {}
         if FSDP_AT_WORK[0] or (func is Tensor.register_hook and hooked_by_fsdp(args)):
             return func(*args, **kwargs)
-        parts = composition(func, args, kwargs) if self.sees_through else None
+        parts = composition(func, args, kwargs)
         if parts is not None:
             with self:
                 return parts(*args, **kwargs)

@@ -20,7 +20,6 @@ class RefusedParameter:
     """A parameter whose rows cannot be computed."""
 
     name: str
-    module_path: str
     reason: str
     remedy: str
 
@@ -32,7 +31,7 @@ class CoverageError(RuntimeError):
         self.refused = tuple(refused)
         places: dict[tuple[str, str], list[str]] = {}
         for one in self.refused:
-            place = f"{one.name} in {one.module_path or 'the model itself'}"
+            place = f"{one.name} in {one.name.rpartition('.')[0] or 'the model itself'}"
             places.setdefault((one.reason, one.remedy), []).append(place)
         lines = [
             f"  {', '.join(found[:3])}{f' and {len(found) - 3} more' * (len(found) > 3)}: {reason}. {remedy}."

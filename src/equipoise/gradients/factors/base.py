@@ -119,24 +119,12 @@ class Factor(ABC):
         a run that is repeated, and each of several processes, adds in the same order.
         """
 
-    def with_kernel(self, name: str) -> Factor:
-        """The same rows by another route. ``"rows"`` forms them now, so that the inputs can be freed.
-
-        Raises:
-            ValueError: ``name`` is not in ``kernels()``.
-        """
-        if name not in self.kernels():
-            raise ValueError(
-                f"kernel={name!r} is not a way to compute a {self.kind} factor of shape {tuple(self.shape)}; "
-                f"choose one of {', '.join(self.kernels())}"
-            )
-        return self._with(name)
-
     def fastest(self) -> Factor:
         """The same rows by the way predicted to be fastest, unless one was chosen before."""
         return self._with(self.kernels()[0]) if self.kernel == "auto" else self
 
     def _with(self, kernel: str) -> Factor:
+        """By one of `kernels()`; ``"rows"`` forms them now, so that the inputs can be freed."""
         if kernel == "rows":
             return DenseFactor(self.materialise())
         out = copy.copy(self)

@@ -21,7 +21,7 @@ from equipoise.gradients import (
 )
 from equipoise.gradients.capture.attributes import HeldState, attributes_kept
 from equipoise.gradients.capture.isolation import undisturbed
-from equipoise.gradients.compare import OWN_GENERATOR, AwayFromZero, losses_moved
+from equipoise.gradients.compare import OWN_GENERATOR, losses_moved
 from equipoise.gradients.engine_inputs import (
     Loss,
     map_records,
@@ -165,12 +165,11 @@ def _shapes(batch: Any) -> str:
     return shapes if isinstance(batch, Tensor) else f"a {type(batch).__name__} of {shapes}"
 
 
-def check_gradient(engine: GradientEngine, trials: AwayFromZero, batch: Any) -> None:
+def check_gradient(engine: GradientEngine, batch: Any) -> None:
     """Refuse a loss that follows no trainable parameter; warn if no record that was tried has a gradient.
 
     Args:
         engine: that ran the records.
-        trials: of the same model and loss.
         batch: the records.
 
     Raises:
@@ -178,7 +177,9 @@ def check_gradient(engine: GradientEngine, trials: AwayFromZero, batch: Any) -> 
     """
     if not (engine.trials.rows_vanish or all(one.how == "unused" for one in engine.coverage())):
         return
-    if not trials.rows(batch)[1]:
+    with undisturbed(engine.model):
+        _, reached = engine.gradient(batch)
+    if not reached:
         raise DataError(
             "loss(model, batch) has no gradient: it is cut off (detach, item, no_grad), made of whole "
             "numbers (argmax, ==), or runs another model or frozen layers only. Nothing was spent."
@@ -222,7 +223,7 @@ def check_repeatable(model: nn.Module, loss: Loss, batch: Any, params: Mapping[s
             run(take_records(batch, torch.zeros(num_records(batch), dtype=torch.long)))
         again, changed = run(batch)
         _, written = run(batch)
-    if losses_moved(first, again, record=-1):
+    if losses_moved(first, again):
         why = f"model or loss give other losses each time, {OWN_GENERATOR}"
         if names := written or changed or begun:
             why = f"losses are others after a forward that wrote to {', '.join(names)}. {STATE}"

@@ -96,7 +96,7 @@ def choose_micro_batches(
             "number (one for a whole layer, say), so that there have to be places for all: state a "
             "population that covers the records. Nothing was spent."
         )
-    num_parameters = sum(p.numel() for p in pipeline.trials.params.values())
+    num_parameters = sum(p.numel() for p in pipeline.params.values())
     most = fitting(cost.record_bytes, num_parameters, pipeline.prepare.device)
     if is_resumed and given is not None:
         size = given  # a run that goes on has its size: another would be another question

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from equipoise.gradients.capture.isolation import undisturbed
 from equipoise.gradients.capture.random_numbers import (
     RandomUse,
     random_numbers_from,
@@ -19,7 +20,8 @@ from equipoise.gradients.capture.random_numbers import (
     use_of_random_numbers,
 )
 from equipoise.gradients.capture.recorder import CallTrace
-from equipoise.gradients.compare import OWN_GENERATOR, AwayFromZero, TracedLosses
+from equipoise.gradients.compare import OWN_GENERATOR, losses_moved
+from equipoise.gradients.engine import GradientEngine
 from equipoise.gradients.engine_inputs import signature
 from equipoise.training.forwards import BatchPreparation
 from equipoise.training.randomness import public_randomness
@@ -41,19 +43,31 @@ ROWS_ROUND, HALF_ROWS_ROUND = {torch.float64: 1e-9, torch.float32: 1e-3}, 3e-2
 class Tried:
     """Losses of a batch, and the gradient of a weighted sum of all of them but the last."""
 
-    losses: TracedLosses
+    losses: Tensor
     gradient: Sequence[Tensor]
+    trace: CallTrace
+
+    def losses_moved(
+        self, other: Tried, own: Tensor | slice = slice(None), its: slice = slice(None), slack: float = 1.0
+    ) -> bool:
+        """Whether its losses, or some of them, are others than these, or these in an order.
+
+        Half precision rounds anew in other shapes, such as those of trimmed batches.
+        """
+        low_precision = self.trace.low_precision or other.trace.low_precision
+        is_reshaped = self.trace.shapes() != other.trace.shapes()
+        return losses_moved(self.losses[own], other.losses[its], slack, low_precision and is_reshaped)
 
     def moved(self, other: Tried | None) -> bool:
         """Whether another last record moves any of this by more than the rounding of padded batches."""
         if other is None:
             return False
-        if self.losses[:-1].moved(other.losses[:-1], record=-1, slack=100):
+        if self.losses_moved(other, slice(-1), slice(-1), slack=100):
             return True
         pairs = zip(self.gradient, other.gradient, strict=True)
         apart = sum(float((a.double() - b.double()).square().sum()) for a, b in pairs)
         size = sum(float(part.double().square().sum()) for part in self.gradient)
-        low_precision = self.losses.trace.low_precision or other.losses.trace.low_precision
+        low_precision = self.trace.low_precision or other.trace.low_precision
         rounding = {} if low_precision else ROWS_ROUND
         largest = max((rounding.get(part.dtype, HALF_ROWS_ROUND) for part in self.gradient), default=0.0)
         return apart > largest**2 * size  # false where either is not finite: weight zero
@@ -69,13 +83,15 @@ class Pipeline:
     """From the numbers of records to their losses, under numbered randomness.
 
     Attributes:
-        trials: their losses.
+        engine: runs model and loss.
+        params: at which they run, nowhere zero.
         source: reads each item under random numbers of its own, and collates.
         prepare: brings batches to the device and augments them.
         seed: public, of all random numbers.
     """
 
-    trials: AwayFromZero
+    engine: GradientEngine
+    params: Mapping[str, Tensor]
     source: RecordSource
     prepare: BatchPreparation
     seed: int
@@ -96,11 +112,13 @@ class Pipeline:
         """What comes of them; None if one cannot be made or run: it has weight zero in the training too."""
         try:
             batch = self.batch(ids, items, rest)
-            with CallTrace(sees_through=False) as trace:
-                losses, gradient = self.trials.rows(batch, len(ids) - 1)
+            with CallTrace() as trace:
+                weights = 0.5 + torch.rand(len(ids) - 1, generator=torch.Generator().manual_seed(0))
+                with undisturbed(self.engine.model):
+                    losses, gradient = self.engine.gradient(batch, slice(len(weights)), self.params, weights)
         except Exception:
             return None
-        return Tried(TracedLosses(losses, trace), gradient)
+        return Tried(losses, [*gradient.values()], trace)
 
     def random_use(self, ids: Tensor) -> RandomUse:
         """Whose random numbers collate, augmentation, model and loss take, as seen on a few records."""
@@ -110,14 +128,20 @@ class Pipeline:
         read = {n: self.source.read(ids[torch.arange(n) % len(ids)], randomness) for n in (few, many)}
 
         def run(count: int, weights: Tensor) -> tuple[Tensor, list[Tensor]]:
-            return self.trials.gradient(self.prepare(self.source.join(read[count]), randomness), weights)
+            batch = self.prepare(self.source.join(read[count]), randomness)
+            with self.engine.buffers.kept():
+                losses, found = self.engine.gradient(batch, params=self.params, weights=weights)
+            return losses, [*found.values()]
 
         try:
             found = use_of_random_numbers(run, few, many, self.prepare.device)
             # Numbers that nobody saw may be those of a whole forward.
             batch = self.prepare(self.source.join(read[few]), randomness)
-            usual, other = (self.trials.losses(batch, seed, dropout=True) for seed in (0, 1))
-            unseen = found == "none" and not torch.equal(usual, other)
+            values = []
+            for seed in (0, 1):
+                with undisturbed(self.engine.model, seed, dropout=True):
+                    values.append(self.engine.losses(batch, self.params))
+            unseen = found == "none" and not torch.equal(*values)
         except Exception:  # not understood; places that stay the same are right for all models
             return "shared"
         return "shared" if unseen else found
@@ -177,7 +201,7 @@ def check_pipeline(pipeline: Pipeline, size: int) -> bool:
         before, again, after = (pipeline.tried(ids, attempt, attempt) for ids in (usual, usual, mixed))
         if before is None or again is None:
             return False
-        if before.losses.moved(again.losses, record=-1):
+        if before.losses_moved(again):
             raise DataError(
                 f"data, collate or augmentation give other records each time, {OWN_GENERATOR} An "
                 "augmentation may take those of its generator. Nothing was spent."
@@ -185,12 +209,12 @@ def check_pipeline(pipeline: Pipeline, size: int) -> bool:
         if before.moved(after):
             raise DataError(MIXED)
     first, other = pipeline.tried(usual), pipeline.tried(usual, 0, 1)
-    if first is None or other is None or first.losses.moved(other.losses, record=-1):
+    if first is None or other is None or first.losses_moved(other):
         return False  # random numbers follow number and place
     count = len(usual)
     for order in (torch.arange(count - 1), torch.arange(count).flip(0), torch.arange(size) % count):
         found = pipeline.tried(usual[order])
-        if found is not None and first.losses[order].moved(found.losses, record=-1, slack=100):
+        if found is not None and first.losses_moved(found, order, slack=100):
             raise DataError(MIXED)
     return True
 

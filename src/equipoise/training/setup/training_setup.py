@@ -21,7 +21,7 @@ from equipoise.data.records import Records
 from equipoise.gradients import GradientEngine, parameters_restored
 from equipoise.gradients.capture.random_numbers import random_numbers_from
 from equipoise.gradients.capture.sharded import tensor_parallel_mesh
-from equipoise.gradients.compare import AwayFromZero
+from equipoise.gradients.compare import away_from_zero
 from equipoise.gradients.engine_inputs import fillers, repeat_to
 from equipoise.gradients.forward_only import LossEngine
 from equipoise.methods.base import Plan, Setting, by_author
@@ -120,10 +120,8 @@ class TrainingSetup(TrainingInputs):
             _check_rows(engine, rows.source, prepared, rows.micro_batch_size)
             if not runs_code(rows.source, rows.prepare):
                 return []
-            trials = AwayFromZero(
-                self.model, engine.loss, prepared
-            )  # anew: it holds a copy of the parameters
-            pipeline = Pipeline(trials, rows.source, rows.prepare, self.settings.seed)
+            params = away_from_zero(self.model, engine.loss, prepared)  # anew: it is a copy
+            pipeline = Pipeline(engine, params, rows.source, rows.prepare, self.settings.seed)
             was_tried = check_pipeline(pipeline, rows.micro_batch_size)
         return [] if was_tried else [Assumption.RANDOM_PIPELINE]
 
@@ -263,14 +261,14 @@ def prepare(given: TrainingInputs, resumed: ResumedRun | None = None) -> Trainin
             found.append(_assigned_by(source, owners is not None or source.ids is not None, resumed))
         loss = joined_over_users(averaged_over_views(given.loss, settings.views), joined)
         prepared = prepare_batch(example, public_randomness(settings.seed, "example"))
-        trials = AwayFromZero(model, loss, prepared)
-        written = check_repeatable(model, loss, prepared, trials.params)
+        params = away_from_zero(model, loss, prepared)
+        written = check_repeatable(model, loss, prepared, params)
         make_engine = LossEngine if given.method.forward_only else GradientEngine
         engine = make_engine(model, loss, prepared, check=False, trust=settings.trust, publicly=True)
         engine.compiles = settings.compile
         check_number(given.loss, model, example)
 
-        pipeline = Pipeline(trials, source, prepare_batch, settings.seed)
+        pipeline = Pipeline(engine, params, source, prepare_batch, settings.seed)
         micro_batches = choose_micro_batches(
             engine,
             pipeline,
@@ -285,7 +283,7 @@ def prepare(given: TrainingInputs, resumed: ResumedRun | None = None) -> Trainin
         written = [*engine.written_buffers, *written]
         if written and processes.is_first:
             warn_of_writes(written)
-        check_gradient(engine, trials, prepared)
+        check_gradient(engine, prepared)
 
         sharing = sharing_of(model, processes)
         rows = RowSource(
