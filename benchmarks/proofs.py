@@ -5,7 +5,7 @@ shapes of popular repositories), ways in which models run, the models of the com
 tests: honest cases, and wrong ones, of which none may be proved. The columns:
 
     traced      yes; no: it runs eagerly; refused: before anything could be traced
-    proved      what `GradientEngine.proof` says: proved, mixes, no rule (for an operation), no trace
+    proved      what `Trials.proof` says: proved, mixes, no rule (for an operation), no trace
     bits equal  losses, norms, weighted sums and rows of a replay are those of the eager engine: yes, or the
                 largest error relative to the largest value, or not replayed. Norms under 1e-16 count as zero:
                 a trace cannot see whether a square is zero or vanished.

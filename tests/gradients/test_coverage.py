@@ -26,6 +26,7 @@ from equipoise.gradients.capture.recorder import CallTrace
 from equipoise.gradients.compare import away_from_zero, losses_moved
 from equipoise.gradients.factors.outer import OuterFactor
 from equipoise.gradients.provenance import Proof
+from equipoise.gradients.trials import Trials
 from equipoise.training.setup.pipeline_trials import Tried
 
 
@@ -40,7 +41,7 @@ def floats(*shape):
 @pytest.fixture
 def second_way(monkeypatch):
     """No model has a trace: rows are compared."""
-    monkeypatch.setattr(GradientEngine, "proof", lambda engine, batch: Proof(untraced="so said"))
+    monkeypatch.setattr(Trials, "proof", lambda trials, batch: Proof(untraced="so said"))
 
 
 def how(engine):

@@ -128,7 +128,7 @@ def test_what_a_model_says_of_its_records_stands_in_no_reason(monkeypatch):
         raise RuntimeError("record 7 holds 4.25")
 
     engine = GradientEngine(net(), entropy, batch(), check=False)
-    monkeypatch.setattr(engine, "_other_replay", fails)
+    monkeypatch.setattr(engine.trials, "_other_replay", fails)
     assert engine.check(batch()).word == "compared"
     assert "4.25" not in engine.independence.reason
 
