@@ -31,7 +31,6 @@ PLAIN_STEPS = 3  # beside each start
 TRIALS = (
     "check_loss",
     "check_repeatable",
-    "check_history",
     "away_from_zero",
     "learn",
     "_settle",

@@ -399,6 +399,21 @@ def remembering_closure():
     return remembering
 
 
+class Slots:
+    __slots__ = ("largest",)
+
+
+def with_slots():
+    slots = Slots()
+
+    def scaled(model, batch):
+        if not hasattr(slots, "largest"):
+            slots.largest = batch["input"].abs().max()
+        return loss(model, batch) / slots.largest
+
+    return scaled
+
+
 def _attribute(name, **kwargs):
     return lambda: StepsAway(lambda m: getattr(m, name), lambda m, value: setattr(m, name, value), **kwargs)
 
@@ -418,6 +433,7 @@ REMEMBERED = {
         "outputs",
     ),
     "closure": (network, remembering_closure(), "previous"),
+    "slot that is filled late": (network, with_slots(), "largest"),
 }
 
 

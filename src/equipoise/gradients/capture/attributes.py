@@ -325,8 +325,7 @@ class HeldState:
         for place in self._differing():
             held = [("", place.then, place.now())] if place.is_container else place.named()
             for name, then, now in held:
-                is_looked_into = isinstance(then, _CONTAINERS)
-                if not (then is _EMPTY or now is _EMPTY or is_looked_into or _is_same(now, then)):
+                if not (isinstance(then, _CONTAINERS) or _is_same(now, then)):
                     yield place.shown(name)
         yield from (name for _, _, name in self._other_arrays())
         yield from self._moved()

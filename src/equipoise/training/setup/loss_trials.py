@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, suppress
 from functools import partial
 from typing import Any
@@ -13,14 +13,10 @@ from torch import Tensor, nn
 
 from equipoise import _validate
 from equipoise._foreign_errors import cause_of, where_raised
-from equipoise.gradients import (
-    Buffers,
-    ForwardWritesError,
-    GradientEngine,
-    parameters_restored,
-)
+from equipoise.gradients import Buffers, ForwardWritesError, GradientEngine, parameters_restored
 from equipoise.gradients.capture.attributes import HeldState, attributes_kept
 from equipoise.gradients.capture.isolation import undisturbed
+from equipoise.gradients.checks.errors import BufferWritesError
 from equipoise.gradients.compare import OWN_GENERATOR, losses_moved
 from equipoise.gradients.engine_inputs import (
     Loss,
@@ -31,17 +27,20 @@ from equipoise.gradients.engine_inputs import (
     take_records,
 )
 from equipoise.training.forwards import moved
-from equipoise.training.record_source import (
-    BatchFormError,
-    DataError,
-    NoAnswerError,
-    RecordSource,
-)
+from equipoise.training.record_source import BatchFormError, DataError, NoAnswerError, RecordSource
 
-__all__ = ["check_gradient", "check_loss", "check_repeatable"]
+__all__ = ["check_gradient", "check_loss", "check_repeatable", "refuse_followed", "warn_of_writes"]
 
 SEARCHED = 64
 """How many of the first records are tried, where the very first ones fail."""
+
+REMEDIES = (
+    "Running statistics: give the layer track_running_stats=False. A codebook or an average: make it a "
+    "parameter that the loss trains, or change it by public numbers in a hook of the optimizer's step "
+    "(optimizer.register_step_post_hook), as a count of steps. What is written in training mode alone stays "
+    "as it is after .eval() of its module. A log: run(evaluate=...) on public records."
+)
+MOST = 8  # names in the warning; describe() lists all
 
 STATE = (
     "A record's loss would follow which records came before it. Compute it anew in each forward, make it a "
@@ -229,3 +228,25 @@ def check_repeatable(model: nn.Module, loss: Loss, batch: Any, params: Mapping[s
             why = f"losses are others after a forward that wrote to {', '.join(names)}. {STATE}"
         raise ValueError(f"{why} Nothing was spent.")
     return written
+
+
+def refuse_followed(names: Sequence[str]) -> None:
+    """Refuse buffers that a forward reads and to which it writes what comes of records.
+
+    They could neither hold private numbers nor stay as they were.
+
+    Raises:
+        BufferWritesError: naming them, with the remedies.
+    """
+    if names:
+        raise BufferWritesError(names, "by what comes of records, and it reads them", REMEDIES)
+
+
+def warn_of_writes(names: Sequence[str]) -> None:
+    """Name paths of buffers, attributes and variables that nothing reads but their own update."""
+    more = f" and {len(names) - MOST} more" if len(names) > MOST else ""
+    warnings.warn(
+        f"what a forward writes to {', '.join(names[:MOST])}{more} is thrown away, since it would hold "
+        f"private numbers without noise: each stays as it was at the start. {REMEDIES}",
+        stacklevel=2,
+    )

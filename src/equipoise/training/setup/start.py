@@ -23,7 +23,7 @@ from equipoise.privacy import Journal
 from equipoise.privacy.ledger.journal_records import JournalRecords
 from equipoise.training.assumptions import AFTER, Assumption
 from equipoise.training.distributed import Processes
-from equipoise.training.setup.held_tensors import held_tensors
+from equipoise.training.setup.private_copies import held_tensors
 from equipoise.training.setup.training_inputs import TrainingInputs
 from equipoise.training.traces import digests, runs_by_digest
 

@@ -11,12 +11,13 @@ from typing import Any
 
 import torch
 from dp_accounting import DpEvent
-from torch import nn
+from torch import Tensor, nn
 
 from equipoise import _validate
 from equipoise._dtensor import is_a_copy, local_part
 from equipoise._rounding import rounded_up
 from equipoise._say import say
+from equipoise._tree import leaves
 from equipoise.data.records import Records
 from equipoise.gradients import GradientEngine, parameters_restored
 from equipoise.gradients.capture.random_numbers import random_numbers_from
@@ -47,19 +48,25 @@ from equipoise.training.setup.argument_checks import (
     move,
     trainable,
 )
-from equipoise.training.setup.held_tensors import check_held
-from equipoise.training.setup.loss_trials import check_gradient, check_loss, check_repeatable
+from equipoise.training.setup.loss_trials import (
+    check_gradient,
+    check_loss,
+    check_repeatable,
+    refuse_followed,
+    warn_of_writes,
+)
 from equipoise.training.setup.micro_batches import choose_micro_batches
 from equipoise.training.setup.pipeline_trials import Pipeline, check_items, check_pipeline, runs_code
-from equipoise.training.setup.public_copies import check_public, public_assumptions
+from equipoise.training.setup.private_copies import check_held, check_public, public_assumptions
 from equipoise.training.setup.repeated_records import warn_of_repeats
-from equipoise.training.setup.same_records import COMPARED, check_same_records
 from equipoise.training.setup.start import check_start
 from equipoise.training.setup.step_number import check_number
 from equipoise.training.setup.training_inputs import TrainingInputs
-from equipoise.training.setup.writes import refuse_followed, warn_of_writes
 
 __all__ = ["ResumedRun", "TrainingSetup", "prepare"]
+
+COMPARED = 4
+"""Of how many records each process is asked, where they are read on demand."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -246,92 +253,28 @@ def prepare(given: TrainingInputs, resumed: ResumedRun | None = None) -> Trainin
         if resumed is None and processes.is_first:
             warn_of_repeats(source, given.data, None if owners is None else owners.users, stacklevel=3)
         check_public(source, given.method, settings.allow_public_duplicates)
-        joined = settings.protected.joined
-        prepare_batch = BatchPreparation(place, given.augmentation, settings.views, joined is not None)
         if not (source.is_scanned or source.is_elsewhere):
             check_items(source, given.data)
-        check_same_records(processes, source, owners)
+        _check_same_records(processes, source, owners)
+        joined = settings.protected.joined
         of_loss = joined_over_users(given.loss, joined) if callable(given.loss) else given.loss
         example, probes = check_loss(model, of_loss, source, place)
         allowed, population = settings.allow_public_duplicates, given.sampling.population
         held = check_held(model, given.loss, source, example, population, allowed)
-
         method_plan = _plan_of(given, resumed, processes)
         if method_plan.releases.takes_turns:
             found.append(_assigned_by(source, owners is not None or source.ids is not None, resumed))
-        loss = joined_over_users(averaged_over_views(given.loss, settings.views), joined)
-        prepared = prepare_batch(example, public_randomness(settings.seed, "example"))
-        params = away_from_zero(model, loss, prepared)
-        written = check_repeatable(model, loss, prepared, params)
-        make_engine = LossEngine if given.method.forward_only else GradientEngine
-        engine = make_engine(model, loss, prepared, check=False, trust=settings.trust, publicly=True)
-        engine.compiles = settings.compile
-        check_number(given.loss, model, example)
-
-        pipeline = Pipeline(engine, params, source, prepare_batch, settings.seed)
-        micro_batches = choose_micro_batches(
-            engine,
-            pipeline,
-            example,
-            prepared,
-            probes,
-            given,
-            processes,
-            resumed is not None,
-        )
-        _check_rows(engine, source, prepared, micro_batches.size)
-        written = [*engine.written_buffers, *written]
-        if written and processes.is_first:
-            warn_of_writes(written)
-        check_gradient(engine, prepared)
-
-        sharing = sharing_of(model, processes)
-        rows = RowSource(
-            engine,
-            source,
-            prepare_batch,
-            micro_batches.size,
-            example,
-            settings.seed,
-            fills_with=None if micro_batches.takes_zeros else example,
-            record_bytes=micro_batches.record_bytes,
-            probes=probes,
-            dealt=micro_batches.random_use == "shared",
-            owners=owners,
-            sharing=sharing,
-        )
-        sharing.note(lambda: rows.of_public_alone([None], public_randomness(settings.seed, "order")))
-        holds = {
-            Assumption.SCANNED: source.is_scanned,
-            Assumption.TRUSTED: not source.is_scanned,
-            Assumption.ELSEWHERE: source.is_elsewhere,
-            Assumption.ROUNDING: True,
-            Assumption.PLANNED_ON_RECORDS: not (engine.is_planned_publicly and micro_batches.takes_zeros),
-            Assumption.OWN_NUMBERS: micro_batches.random_use == "own",
-            Assumption.SHARED_NUMBERS: rows.dealt,
-            Assumption.RANDOM_PIPELINE: not check_pipeline(pipeline, micro_batches.size),
-            Assumption.KEEPS_NOTHING: engine.runs_model,
-            Assumption.SHAPES_ALIKE: not (source.is_scanned or pipeline.shapes_follow),
-            Assumption.SHAPES_FOLLOW: not source.is_scanned and pipeline.shapes_follow,
-            Assumption.PADDED_WITH_COPIES: not micro_batches.takes_zeros,
-            Assumption.SCHEDULED: given.scheduler is not None,
-            Assumption.COMPILED: engine.compile_seconds > 0,
-            Assumption.FOUND: True,
-        }
-        of_data = (
-            COMPARED_DATA if runs_code(source, prepare_batch) else "proved: no code of the owner runs there"
-        )
-        found += [one for one, is_so in holds.items() if is_so]
-        found += [DATA + ("unchecked: other machines do" if source.is_elsewhere else of_data)]
+        is_resumed = resumed is not None
+        rows, written, of_trials = _try(given, place, processes, source, owners, example, probes, is_resumed)
         named = {THROWN_AWAY: written, HELD: held}
-        found += [start + ", ".join(names) for start, names in named.items() if names]
+        found += [*of_trials, *(start + ", ".join(names) for start, names in named.items() if names)]
         before = [] if resumed is None else resumed.found
         found = Assumption.of_all(itertools.chain(before, *processes.all_of(found)))
         # Of sharded parameters every process has another part.
         copies = {name: local_part(p) for name, p in parameters.items() if is_a_copy(p)}
         processes.same("the model's parameters", digest(copies))
         processes.same("the privacy plan", method_plan.releases.fingerprint())
-    settings = replace(settings, micro_batch_size=micro_batches.size)
+    settings = replace(settings, micro_batch_size=rows.micro_batch_size)
     return TrainingSetup(
         **vars(given) | {"settings": settings, "device": place},
         parameters=parameters,
@@ -344,6 +287,94 @@ def prepare(given: TrainingInputs, resumed: ResumedRun | None = None) -> Trainin
         average=None if settings.ema_decay is None else MovingAverage(parameters, settings.ema_decay),
         modes=[(module, module.training) for module in model.modules()],
     )
+
+
+def _try(
+    given: TrainingInputs,
+    place: torch.device,
+    processes: Processes,
+    source: RecordSource,
+    owners: Owners | None,
+    example: Any,
+    probes: Tensor,
+    is_resumed: bool,
+) -> tuple[RowSource, list[str], list[str]]:
+    """Try the rows of records in micro-batches of the size that is chosen here.
+
+    Args:
+        given: by the user.
+        place: the device.
+        processes: share the work.
+        source, owners: the records, or users, and whose they are.
+        example, probes: a batch of a few records, and their numbers.
+        is_resumed: the run goes on.
+
+    Returns:
+        What makes rows; names of what a forward writes, which is thrown away; and what a statement says.
+
+    Raises:
+        CrossRecordError, CoverageError, ValueError, DataError: what cannot work, named.
+    """
+    model, settings = given.model, given.settings
+    joined = settings.protected.joined
+    prepare_batch = BatchPreparation(place, given.augmentation, settings.views, joined is not None)
+    loss = joined_over_users(averaged_over_views(given.loss, settings.views), joined)
+    prepared = prepare_batch(example, public_randomness(settings.seed, "example"))
+    params = away_from_zero(model, loss, prepared)
+    written = check_repeatable(model, loss, prepared, params)
+    make_engine = LossEngine if given.method.forward_only else GradientEngine
+    engine = make_engine(model, loss, prepared, check=False, trust=settings.trust, publicly=True)
+    engine.compiles = settings.compile
+    check_number(given.loss, model, example)
+    pipeline = Pipeline(engine, params, source, prepare_batch, settings.seed)
+    micro_batches = choose_micro_batches(
+        engine, pipeline, example, prepared, probes, given, processes, is_resumed
+    )
+    _check_rows(engine, source, prepared, micro_batches.size)
+    written = [*engine.written_buffers, *written]
+    if written and processes.is_first:
+        warn_of_writes(written)
+    check_gradient(engine, prepared)
+    sharing = sharing_of(model, processes)
+    rows = RowSource(
+        engine,
+        source,
+        prepare_batch,
+        micro_batches.size,
+        example,
+        settings.seed,
+        fills_with=None if micro_batches.takes_zeros else example,
+        record_bytes=micro_batches.record_bytes,
+        probes=probes,
+        dealt=micro_batches.random_use == "shared",
+        owners=owners,
+        sharing=sharing,
+    )
+    sharing.note(lambda: rows.of_public_alone([None], public_randomness(settings.seed, "order")))
+    is_seen = source.is_scanned
+    holds = {
+        Assumption.SCANNED: is_seen,
+        Assumption.TRUSTED: not is_seen,
+        Assumption.ELSEWHERE: source.is_elsewhere,
+        Assumption.ROUNDING: True,
+        Assumption.PLANNED_ON_RECORDS: not (engine.is_planned_publicly and micro_batches.takes_zeros),
+        Assumption.OWN_NUMBERS: micro_batches.random_use == "own",
+        Assumption.SHARED_NUMBERS: rows.dealt,
+        Assumption.RANDOM_PIPELINE: not check_pipeline(pipeline, micro_batches.size),
+        Assumption.KEEPS_NOTHING: engine.runs_model,
+        Assumption.SHAPES_ALIKE: not (is_seen or pipeline.shapes_follow),
+        Assumption.SHAPES_FOLLOW: not is_seen and pipeline.shapes_follow,
+        Assumption.PADDED_WITH_COPIES: not micro_batches.takes_zeros,
+        Assumption.SCHEDULED: given.scheduler is not None,
+        Assumption.COMPILED: engine.compile_seconds > 0,
+        Assumption.FOUND: True,
+    }
+    of_data = "proved: no code of the owner runs there"
+    if source.is_elsewhere:
+        of_data = "unchecked: other machines do"
+    elif runs_code(source, prepare_batch):
+        of_data = COMPARED_DATA
+    return rows, written, [*(one for one, is_so in holds.items() if is_so), DATA + of_data]
 
 
 def _records_of(given: TrainingInputs) -> tuple[RecordSource, Owners | None]:
@@ -372,6 +403,38 @@ def _records_of(given: TrainingInputs) -> tuple[RecordSource, Owners | None]:
             "users (user_rows='mean')"
         )
     return source, owners
+
+
+def _check_same_records(processes: Processes, source: RecordSource, owners: Owners | None) -> None:
+    """Refuse processes that look different records up under the same numbers.
+
+    A draw is a list of numbers, which every process looks up in its own data. Tensors in memory are compared
+    as a whole, records that are read on demand by a few of them.
+
+    Args:
+        processes: each with its own data.
+        source: the records here.
+        owners: whose they are, or None.
+
+    Raises:
+        RuntimeError: they differ.
+    """
+    if processes.count == 1:
+        return
+    try:
+        read: Any = leaves(source.take(source.spread(COMPARED)))
+    except Exception:  # in all processes, or they differ
+        read = []
+    few = {"records": [leaf for leaf in read if isinstance(leaf, Tensor)], "count": len(source)}
+    found = processes.all_of((digest(few), source.fingerprint()))
+    if owners is not None:
+        processes.same("owner", owners.partition())
+    wholes = {whole for _, whole in found if whole}
+    if len({first for first, _ in found}) > 1 or len(wholes) > 1:
+        raise RuntimeError(
+            "the processes do not agree on the records of data, so that one could be drawn twice: give every "
+            "process the same data in the same order (shuffle it by a fixed seed). Nothing was spent."
+        )
 
 
 def _check_rows(engine: GradientEngine, source: RecordSource, prepared: Any, size: int) -> None:

@@ -1,11 +1,21 @@
-"""Tensors that model and loss hold at the start are compared with the private records.
+"""Private records that stand where nothing protects them: in what model and loss hold, among public records.
 
-Every record's forward may use them, and what the model holds is published with it: no epsilon covers what
-they hold of private records. Copies of records are refused by name. What was computed from records cannot be
-told from other numbers, so tensors that are as long as the data are named in the statement.
+*Tensors that model and loss hold at the start.* Every record's forward may use them, and what the model holds
+is published with it: no epsilon covers what they hold of private records. Copies of records are refused by
+name. What was computed from records cannot be told from other numbers, so tensors that are as long as the
+data are named in the statement.
 
 Numbers that carry little agree by chance or are public: a row of few values, numbers in rising order, and a
 row that a hundredth of the records share are no copy.
+
+*Public records.* Every guarantee of a method with public records assumes that none of them is a private
+record; a split gone wrong would break it unnoticed. So the rows are compared, in all tensors that a public
+batch holds. Equal bytes need not be one person's record: short records of different persons agree by chance.
+Only the data owner can know, and then says so (`allow_public_duplicates`); the statement repeats it, found or
+not.
+
+Both look at private data and can end the training before it begins, as the validation of the data does: the
+answer goes to the data owner only, and what is published afterwards speaks of data sets without such copies.
 """
 
 from __future__ import annotations
@@ -14,7 +24,7 @@ import inspect
 import math
 import secrets
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 from types import FunctionType, MethodType
@@ -25,13 +35,15 @@ import torch
 from torch import Tensor, nn
 
 from equipoise._dtensor import local_part
+from equipoise._tree import named_leaves
 from equipoise.gradients.capture.attributes import is_own
+from equipoise.methods import Method
 from equipoise.privacy.noise.uniform import keyed_hash
+from equipoise.training.assumptions import ALLOWED, NOT_COMPARED
 from equipoise.training.owners import UserSource, flattened
 from equipoise.training.record_source import DataError, RecordSource
-from equipoise.training.setup.public_copies import fields_of
 
-__all__ = ["check_held", "held_tensors"]
+__all__ = ["check_held", "check_public", "held_tensors", "public_assumptions"]
 
 FEWEST_VALUES, FEWEST_WHOLE_NUMBERS, SHORTEST_COLUMN = 4, 8, 16
 """Different values that a row needs to count, of fractions and of whole numbers; entries of a column."""
@@ -62,7 +74,7 @@ def check_held(
         DataError: naming a tensor that holds private records.
     """
     some = flattened(example) if isinstance(source, UserSource) else example
-    records = fields_of(source.batch() if source.is_scanned else some)
+    records = _fields_of(source.batch() if source.is_scanned else some)
     fields = [one for one in records.values() if one.layout is torch.strided and one.ndim and len(one)]
     named, trained, untrained = set(), {id(p) for p in model.parameters()}, []
     for name, held in held_tensors(model, loss):
@@ -175,3 +187,57 @@ def _are_ordered(rows: Tensor) -> Tensor:
     """Of each row, whether its numbers rise or fall."""
     behind, ahead = rows[..., 1:], rows[..., :-1]
     return (behind >= ahead).all(-1) | (behind <= ahead).all(-1)
+
+
+def check_public(source: RecordSource, method: Method, allowed: bool) -> None:
+    """Refuse public records that are private ones.
+
+    Args:
+        source: the private records.
+        method: whose public records are looked at.
+        allowed: equal records are those of different persons; nothing is compared.
+
+    Raises:
+        DataError: a public record equals a private one in every byte.
+    """
+    if allowed or not source.is_scanned:
+        return
+    for public in method.public_batches():
+        found = _copies(public.batch, source.batch())
+        if found:
+            raise DataError(
+                f"{found} of the {len(public)} public records equal private records of data, and a public "
+                "record gets no protection. Take them out of data or out of the public ones; if they are "
+                "other persons', give allow_public_duplicates=True, which the statement then names."
+            )
+
+
+def public_assumptions(is_scanned: bool, method: Method, allowed: bool) -> list[str]:
+    """What the statement says of the comparison; it follows from the settings, not from the records."""
+    if not method.public_batches():
+        return []
+    if allowed:
+        return [ALLOWED]
+    return [] if is_scanned else [NOT_COMPARED]
+
+
+def _copies(public: Any, private: Any) -> int:
+    """How many public records are among the private ones, in the fields that the public batch has.
+
+    >>> _copies({"x": torch.tensor([1.0, 2.0])}, {"x": torch.tensor([2.0, 3.0]), "y": torch.zeros(2)})
+    1
+    """
+    there, wanted = _fields_of(private), _fields_of(public)
+    if not set(wanted) <= set(there) or any(
+        wanted[name].shape[1:] != there[name].shape[1:] for name in wanted
+    ):
+        return 0  # of another make: no row can be the same
+    key = secrets.token_bytes(32)
+    rows = keyed_hash([there[name] for name in wanted], key)
+    found = keyed_hash([wanted[name].to(there[name].dtype) for name in wanted], key)
+    return int(torch.isin(found, rows).sum())
+
+
+def _fields_of(batch: Any) -> Mapping[str, Tensor]:
+    """The tensors of a batch by their place in it."""
+    return {name: leaf for name, leaf in named_leaves(batch).items() if isinstance(leaf, Tensor)}
