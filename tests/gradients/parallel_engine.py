@@ -214,7 +214,7 @@ def measure(case: Case, mesh: DeviceMesh) -> dict[str, Any]:
     dist.all_gather(norms, found["norms"])
     return {
         "errors": {name: error(found[name], expected[name]) for name in expected},
-        "same plan": engines[0]._latest == engines[1]._latest,
+        "same plan": engines[0].latest == engines[1].latest,
         "covered": engines[0].coverage() == engines[1].coverage(),
         "same norms": torch.equal(*norms),
         "placed": all(
