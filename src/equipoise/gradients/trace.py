@@ -195,6 +195,12 @@ class Replayed(FactoredGradients):
         return {name: tuple(factor.rows(self._places) for factor in kept) for name, kept in found.items()}
 
     @override
+    def row_norms(self, groups: Sequence[Sequence[str]] | None = None) -> Tensor:
+        if groups is not None:
+            return super().row_norms(groups)
+        return self._squared[tuple(self.shapes)].sqrt().to(self.dtype)
+
+    @override
     def rows(self, index: Tensor | slice) -> FactoredGradients:
         assert self.losses is not None
         places = torch.arange(self._all, device=self.device) if self._places is None else self._places

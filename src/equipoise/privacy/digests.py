@@ -206,26 +206,29 @@ def _bytes_of(tensor: torch.Tensor) -> memoryview:
 
 def _describe(value: Any, say: Callable[[str], None], take: Callable[[torch.Tensor], None]) -> None:
     """Describe `value` in words; its tensors, contiguous and not empty, go to `take`."""
-    if isinstance(value, torch.Tensor):
-        raw = (exact(value) if isinstance(value, Private) else value).detach()
-        say(f"tensor {raw.dtype} {tuple(raw.shape)};")
-        # Of a DTensor, which several processes hold, the part that is here.
-        raw = getattr(raw, "_local_tensor", raw).contiguous()
-        if raw.numel():
-            take(raw)
-    elif isinstance(value, Mapping):
-        say(f"mapping {len(value)};")
-        for key in sorted(value, key=str):
-            say(f"key {key!r};")
-            _describe(value[key], say, take)
-    elif isinstance(value, (list, tuple)):
-        say(f"sequence {len(value)};")
-        for item in value:
-            _describe(item, say, take)
-    elif value is None or isinstance(value, (bool, int, float, str, bytes)):
-        say(f"{type(value).__name__} {value!r};")
-    else:
-        raise TypeError(f"digest takes tensors, plain values and nests of them, got {type(value).__name__}")
+    pending = [("", value)]  # and no recursion: every step describes all parameters, three times
+    while pending:
+        words, value = pending.pop()
+        say(words)
+        if isinstance(value, torch.Tensor):
+            raw = (exact(value) if isinstance(value, Private) else value).detach()
+            say(f"tensor {raw.dtype} {tuple(raw.shape)};")
+            # Of a DTensor, which several processes hold, the part that is here.
+            raw = getattr(raw, "_local_tensor", raw).contiguous()
+            if raw.numel():
+                take(raw)
+        elif isinstance(value, Mapping):
+            say(f"mapping {len(value)};")
+            pending += [(f"key {key!r};", value[key]) for key in sorted(value, key=str, reverse=True)]
+        elif isinstance(value, (list, tuple)):
+            say(f"sequence {len(value)};")
+            pending += [("", item) for item in reversed(value)]
+        elif value is None or isinstance(value, (bool, int, float, str, bytes)):
+            say(f"{type(value).__name__} {value!r};")
+        else:
+            raise TypeError(
+                f"digest takes tensors, plain values and nests of them, got {type(value).__name__}"
+            )
 
 
 def as_digest(value: Digestible, key: bytes) -> str | None:

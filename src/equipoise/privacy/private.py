@@ -41,7 +41,7 @@ import functools
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn
 
 import torch
 
@@ -49,9 +49,6 @@ from equipoise._tree import leaves, map_leaves
 from equipoise.privacy.whole_sums import WholeSum
 
 _aten = torch.ops.aten
-Held = TypeVar("Held", bound="Private")
-
-
 _AT_ONCE = 1 << 18  # numbers that stay in the cache
 
 # Same value at the same place: casts, copies and constants of the same shape.
@@ -365,21 +362,17 @@ def _wrapped(
     """A `Private` tensor around a raw one, without looks at the arguments."""
     if value.requires_grad:
         value = value.detach()
-    made = _of_class(Private, value, value.dtype)
-    made._held, made._apart, made.draw = value, by_record, draw
-    made._mixed = [False] if mixed is None else mixed
-    return made
-
-
-def _of_class(cls: type[Held], value: torch.Tensor, dtype: torch.dtype) -> Held:
-    return torch.Tensor._make_wrapper_subclass(
-        cls,
+    made = torch.Tensor._make_wrapper_subclass(
+        Private,
         value.shape,
         strides=value.stride(),
         storage_offset=value.storage_offset(),
-        dtype=dtype,
+        dtype=value.dtype,
         device=value.device,
     )
+    made._held, made._apart, made.draw = value, by_record, draw
+    made._mixed = [False] if mixed is None else mixed
+    return made
 
 
 def _dispatch(func: Any, args: tuple, kwargs: Mapping[str, Any]) -> Any:
@@ -455,7 +448,10 @@ def as_sum(value: torch.Tensor | WholeSum, dtype: torch.dtype, draw: Draw | None
     """A raw sum, in its own type, in float64 or in whole numbers, that counts as a tensor of this type."""
     if isinstance(value, torch.Tensor) and value.dtype == dtype:
         return _wrapped(value, draw, True)
-    made = _of_class(_Sum, value if isinstance(value, torch.Tensor) else value.total, dtype)
+    like = value if isinstance(value, torch.Tensor) else value.total
+    made = torch.Tensor._make_wrapper_subclass(
+        _Sum, like.shape, strides=like.stride(), dtype=dtype, device=like.device
+    )
     made._exact, made._apart, made.draw, made._mixed = value, True, draw, [False]
     return made
 
@@ -469,23 +465,36 @@ def summed(value: Any) -> Any:
 
 def exact(value: Any) -> Any:
     """As `summed`, in floats; for what adds noise, and for what a release looks at."""
-    found = value
-    if isinstance(value, Private):
-        found = value._exact if isinstance(value, _Sum) else value._held
-    return found.floats() if isinstance(found, WholeSum) else found
+    return exact_values({"": value})[""]
 
 
-def add_exact(total: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    """A raw tensor plus a sum, raw or `Private`: computed in the wider type, in the memory of `total`."""
-    more = exact(value)
-    one, other = getattr(total, "_local_tensor", total), getattr(more, "_local_tensor", more)
-    is_plain = one.device.type != "cpu" or not (one.is_contiguous() and other.is_contiguous())
-    if is_plain or one.dtype == other.dtype:
-        return total.add_(more)
-    # For two types a processor copies one of them first: of 40 million numbers that took seven times as long.
-    for some, of in zip(*(torch.split(t.view(-1), _AT_ONCE) for t in (one, other)), strict=True):
-        some.add_(of)
-    return total
+def exact_values(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The `exact` values by name, in one call: a release looks at all parameters."""
+    found = {}
+    for name, value in values.items():
+        if isinstance(value, Private):
+            value = value._exact if isinstance(value, _Sum) else value._held
+        found[name] = value.floats() if isinstance(value, WholeSum) else value
+    return found
+
+
+def add_exact(
+    totals: Mapping[str, torch.Tensor], values: Mapping[str, torch.Tensor]
+) -> dict[str, torch.Tensor]:
+    """Raw tensors plus sums, raw or `Private`: computed in the wider type, in the memory of `totals`."""
+    found = {}
+    for name, more in exact_values(values).items():
+        total = found[name] = totals[name]
+        one, other = getattr(total, "_local_tensor", total), getattr(more, "_local_tensor", more)
+        is_plain = one.device.type != "cpu" or not (one.is_contiguous() and other.is_contiguous())
+        if is_plain or one.dtype == other.dtype:
+            total.add_(more)
+            continue
+        # For two types a processor copies one of them first: of 40 million numbers that took seven times as
+        # long.
+        for some, of in zip(*(torch.split(t.view(-1), _AT_ONCE) for t in (one, other)), strict=True):
+            some.add_(of)
+    return found
 
 
 def as_private(values: Mapping[str, torch.Tensor], draw: Draw | None) -> dict[str, Private]:

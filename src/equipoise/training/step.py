@@ -195,8 +195,8 @@ class StepRunner:
         # The same at the beginning of the step that was begun last.
         # How often each parameter was written to, but for writes through `.data`: at the end of the last
         # step, and when this one began to look at records.
-        self._versions_left: dict[str, int] = {}
-        self._begun: dict[str, int] = {}
+        self._versions_left: list[int] = []
+        self._begun: list[int] = []
         # Of what is saved and no step moves: digests, and marks, which show most changes without hashing.
         self._unmoved = self._digests_of_unmoved()
         self._marks = self._marks_of(self._held())
@@ -473,15 +473,16 @@ class StepRunner:
             RuntimeError: something else had moved them before the step.
         """
         also: Sequence[Unread[Any]] = ()
-        self._begun, self._versions_left = self._versions(), {}  # until it is known that nothing moved
+        self._begun, self._versions_left = self._versions(), []  # until it is known that nothing moved
         try:
             try:
                 answer, also = look()
             finally:
                 read(*also)
-                if self._versions() != self._begun:
+                versions = self._versions()
+                if versions != self._begun:
                     self._refuse_written(before, self._ledger.digest(self._setup.parameters))
-            self._versions_left = self._versions()
+            self._versions_left = versions
             return answer
         except ForwardWritesError:
             self.stop(SPOILT)
@@ -496,15 +497,17 @@ class StepRunner:
             ForwardWritesError: they moved in this step.
             RuntimeError: in this step or before it.
         """
-        versions = self._versions()
-        written = [name for name in versions if versions[name] != self._begun[name]]
-        if now != before and (written or self._setup.rows.engine.runs_model):
-            raise ForwardWritesError(written or list(versions), "before the optimizer's step")
+        if now == before:
+            return
+        names, versions = list(self._setup.parameters), self._versions()
+        written = [n for n, left, new in zip(names, self._begun, versions, strict=True) if left != new]
+        if written or self._setup.rows.engine.runs_model:
+            raise ForwardWritesError(written or names, "before the optimizer's step")
         self._refuse_moved(before, now)
 
-    def _versions(self) -> dict[str, int]:
+    def _versions(self) -> list[int]:
         # Of a DTensor that of the part that is here.
-        return {n: getattr(p, "_local_tensor", p)._version for n, p in self._setup.parameters.items()}
+        return [getattr(p, "_local_tensor", p)._version for p in self._setup.parameters.values()]
 
     def settle(self) -> None:
         """Bring the ledger back to where a step began that did not end."""

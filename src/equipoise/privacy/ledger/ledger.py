@@ -69,11 +69,16 @@ from equipoise.privacy.mechanisms.base import (
 from equipoise.privacy.noise.secrets import Secrets
 from equipoise.privacy.noise.streams import ReleaseStreams, add_normals
 from equipoise.privacy.plan import Pattern, PrivacyPlan
-from equipoise.privacy.private import Draw, Private, exact, unmark, unwrap
+from equipoise.privacy.private import Draw, Private, exact_values, unmark, unwrap
 
 
-def check_sums(plan: PrivacyPlan, draw: Draw, sums: Mapping[str, Bounded]) -> None:
+def check_sums(
+    plan: PrivacyPlan, draw: Draw, sums: Mapping[str, Bounded]
+) -> list[tuple[Mechanism, tuple[str, ...]]]:
     """Refuse sums that the plan does not hold, or holds with other bounds, another draw or other noise.
+
+    Returns:
+        Mechanisms, each with the names of the sums that share its noise.
 
     Raises:
         LedgerError: saying what does not fit.
@@ -83,12 +88,15 @@ def check_sums(plan: PrivacyPlan, draw: Draw, sums: Mapping[str, Bounded]) -> No
     for name, bounded in sums.items():
         _check_sum(plan, draw, name, bounded)
     # Noise that is correlated over sums hides each of them only if all leave in one event.
-    for _, members in plan.groups(sums):
+    groups = plan.groups(sums, draw.ordinal)
+    for mechanism, members in groups:
         missing = sorted(set(members) - set(sums))
         if missing:
             raise LedgerError(
                 f"the releases {list(members)} share noise, but {missing} are missing; release them together"
             )
+        mechanism.check_sums({name: sums[name] for name in members})
+    return groups
 
 
 def pattern_for(
@@ -198,7 +206,7 @@ def check_finite(sums: Mapping[str, Bounded]) -> list[tuple[Unread[bool], Callab
     found: list[tuple[Unread[bool], Callable[[bool], None]]] = []
     for name, bounded in sums.items():
         # Of DTensors the parts that are here.
-        raw = {t: getattr(value := exact(v), "_local_tensor", value) for t, v in bounded.value.items()}
+        raw = {t: getattr(v, "_local_tensor", v) for t, v in exact_values(bounded.value).items()}
         if raw:
             total = torch.stack([value.sum() for value in raw.values()])
             found.append((Unread([torch.isfinite(total).all()], bool), partial(refuse, name, raw)))
@@ -531,16 +539,13 @@ class Ledger:
         # Everything that can be refused is refused before the line is written: a charge is never taken back.
         sums = dict(sums)
         self._check_unreleased(draw)
-        check_sums(self.plan, draw, sums)
-        groups = self.plan.groups(sums, draw.ordinal)
-        for mechanism, members in groups:
-            mechanism.check_sums({name: sums[name] for name in members})
+        groups = check_sums(self.plan, draw, sums)
         record, pattern = self.record, None
         if not draw.replayed:
             self._check_open()
             pattern = pattern_for(record.patterns, record.used, draw, frozenset(sums))
         bounds = {name: float(sums[name].add_remove) for name in sorted(sums)}
-        values = {name: bounded.value for name, bounded in sums.items()}
+        values = {name: exact_values(bounded.value) for name, bounded in sums.items()}
         unread = self._digest_of_sums(values if not parts else {"here": values, "elsewhere": list(parts)})
         self._required += check_finite(sums)
         self.check_required(unread)
@@ -683,7 +688,7 @@ class Ledger:
         # The noise is drawn by itself and mapped by itself: the map must not see the value.
         zero = {key: torch.zeros_like(unwrap(tensor)) for key, tensor in shapes.items()}
         noise = through(add_normals(streams, zero, std, purpose))
-        return {key: (exact(one) + noise[key]).to(noise[key].dtype) for key, one in value.items()}
+        return {key: (one + noise[key]).to(noise[key].dtype) for key, one in exact_values(value).items()}
 
     def _unproven(self, what: str, hole: str) -> None:
         if not isinstance(hole, str) or not hole.strip():

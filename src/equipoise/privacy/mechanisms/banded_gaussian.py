@@ -197,7 +197,7 @@ class BandedGaussian(Mechanism):
                 continue
             assert over_steps is not None
             noise = over_steps[name]
-            out[name] = {key: add_exact(noise[key] * scale, raw) for key, raw in bounded.value.items()}
+            out[name] = add_exact({key: noise[key] * scale for key in bounded.value}, bounded.value)
         return out
 
     def whitened(self, values: Sums, bounds: Mapping[str, float], past: Sequence[Past] = ()) -> Sums:

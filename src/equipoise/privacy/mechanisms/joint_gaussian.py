@@ -180,12 +180,11 @@ class JointGaussian(Mechanism):
         drawn = [normals(streams, like, self.noise_multiplier) for _ in self.names]
         out: Sums = {}
         for j, name in enumerate(self.names):
-            out[name] = {}
-            for tensor in like:
-                noise = drawn[0][tensor] * self.cholesky[j][0]
-                for k in range(1, j + 1):
-                    noise.add_(drawn[k][tensor], alpha=self.cholesky[j][k])
-                out[name][tensor] = add_exact(noise, sums[name].value[tensor])
+            noise = {tensor: drawn[0][tensor] * self.cholesky[j][0] for tensor in like}
+            for k in range(1, j + 1):
+                for tensor, one in noise.items():
+                    one.add_(drawn[k][tensor], alpha=self.cholesky[j][k])
+            out[name] = add_exact(noise, sums[name].value)
         return out
 
     def whitened(self, values: Sums, bounds: Mapping[str, float], past: Sequence[Past] = ()) -> Sums:

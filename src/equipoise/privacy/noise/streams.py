@@ -34,7 +34,7 @@ from torch import Tensor
 from equipoise._dtensor import ranges_of, with_part
 from equipoise.privacy.noise.chacha20 import BLOCK_WORDS, key_stream
 from equipoise.privacy.noise.polynomials import box_muller
-from equipoise.privacy.private import add_exact, exact
+from equipoise.privacy.private import add_exact, exact_values
 
 __all__ = ["NOISE", "NormalStream", "ReleaseStreams", "add_normals", "carries", "normals", "released_type"]
 
@@ -382,7 +382,8 @@ def names_by_released_type(tensors: Mapping[str, Tensor]) -> dict[torch.dtype, l
     """The names of the tensors that are released in each type."""
     found: dict[torch.dtype, list[str]] = {}
     for name, tensor in tensors.items():
-        found.setdefault(released_type(tensor), []).append(name)
+        kind = torch.float64 if tensor.dtype == torch.float64 else torch.float32  # as `released_type`
+        found.setdefault(kind, []).append(name)
     return found
 
 
@@ -394,7 +395,7 @@ def normals(
     All tensors of one type share one piece of the stream, in the order of `like`, wherever they lie. Of
     tensors that several processes hold, each makes its own part; joined, they are what one process makes.
     """
-    raws = {name: exact(value) for name, value in like.items()}
+    raws = exact_values(like)
     out = {}
     for dtype, names in names_by_released_type(like).items():
         count, here = 0, 0
@@ -414,7 +415,8 @@ def normals(
         for device, there in begins.items():
             pieces = torch.split(drawn[device], [parts[name].numel() for name in there])
             for name, piece in zip(there, pieces, strict=True):
-                out[name] = with_part(piece.view(parts[name].shape), raws[name])
+                raw, part = raws[name], parts[name]
+                out[name] = piece.view(part.shape) if part is raw else with_part(piece.view(part.shape), raw)
     return out
 
 
@@ -425,4 +427,4 @@ def add_normals(
     # Sorted: which numbers a tensor gets must not follow from the order in which a method names them.
     noise = normals(streams, {name: value[name] for name in sorted(value)}, std, purpose)
     # The noise's memory becomes the result: a sum may be as large as the model.
-    return {name: add_exact(noise[name], raw) for name, raw in value.items()}
+    return add_exact(noise, value)
