@@ -11,9 +11,26 @@ import sys
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
-__all__ = ["attach"]
+__all__ = ["attach", "later"]
+
+
+class _Later(ModuleType):
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(import_module(self.__name__), name)
+        setattr(self, name, value)  # found at once from here on
+        return value
+
+
+def later(name: str) -> ModuleType:
+    """A module that is imported when something of it is first used: who verifies a run has no torch.
+
+    >>> later("math").floor(2.5)
+    2
+    """
+    return _Later(name)
 
 
 def attach(package: str, file: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:

@@ -57,18 +57,24 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import dp_accounting
-import torch
 from dp_accounting.dp_event import MixtureOfGaussiansDpEvent
 from scipy import stats
 
 from equipoise import _validate
+from equipoise._lazy import later
+from equipoise.privacy.draw import Draw
 from equipoise.privacy.errors import PlanError
-from equipoise.privacy.noise.secrets import Secrets
-from equipoise.privacy.noise.uniform import keyed_integers, uniform_subset
-from equipoise.privacy.private import Draw
+
+if TYPE_CHECKING:
+    import torch
+
+    from equipoise.privacy.noise import uniform
+    from equipoise.privacy.noise.secrets import Secrets
+else:
+    torch, uniform = later("torch"), later("equipoise.privacy.noise.uniform")
 
 #: To meet epsilon 8 at rate 0.001 over 1,000 steps, users of so many need noise 21; to find it takes 30 s.
 MOST_SAMPLED = 1000
@@ -249,8 +255,8 @@ def _drawn_by_themselves(rate: float, generator: torch.Generator, count: int) ->
     parts, last = list[torch.Tensor](), -1
     while last < count - 1:
         # Always as many at a time: not even that follows how many records there are.
-        uniform = 1 - torch.rand(_AT_ONCE, generator=generator, dtype=torch.float64)
-        left_out = (uniform.log() / math.log1p(-rate)).clamp(max=2.0**52).to(torch.int64)
+        numbers = 1 - torch.rand(_AT_ONCE, generator=generator, dtype=torch.float64)
+        left_out = (numbers.log() / math.log1p(-rate)).clamp(max=2.0**52).to(torch.int64)
         parts.append(last + (left_out + 1).cumsum(0))
         last = int(parts[-1][-1])
     drawn = torch.cat(parts) if parts else torch.empty(0, dtype=torch.int64)
@@ -397,7 +403,7 @@ class TruncatedPoisson(Sampling):
         found = _drawn_by_themselves(self.sampling_rate, generator, count)
         if len(found) <= self.largest_size:
             return found
-        return found[uniform_subset(len(found), self.largest_size, generator)]
+        return found[uniform.uniform_subset(len(found), self.largest_size, generator)]
 
 
 @dataclass(frozen=True)
@@ -468,7 +474,7 @@ class CyclicPoisson(Sampling):
         # Of those drawn from all groups, that of the turn. One deal for all draws: keyed by the draw, two
         # that are close could hold the same record.
         keys = records[found] if isinstance(records, torch.Tensor) else found
-        dealt = keyed_integers(self.bands, keys, secrets.stream_key(0, f"groups {draw.name}"))
+        dealt = uniform.keyed_integers(self.bands, keys, secrets.stream_key(0, f"groups {draw.name}"))
         return found[dealt == draw.ordinal % self.bands]
 
 
@@ -519,7 +525,7 @@ class WithoutReplacement(Sampling):
             )
         draw = as_draw(draw)
         generator = secrets.sampling_generator(draw.index, draw.parameters)
-        return uniform_subset(count, self.batch_size, generator)
+        return uniform.uniform_subset(count, self.batch_size, generator)
 
 
 @dataclass(frozen=True)
@@ -607,7 +613,7 @@ class FixedEpochs(Sampling):
         for first in range(0, count, _DEALT_AT_ONCE):
             last = min(first + _DEALT_AT_ONCE, count)
             keys = records[first:last] if isinstance(records, torch.Tensor) else torch.arange(first, last)
-            dealt = keyed_integers(self.draws_per_epoch, keys, key)
+            dealt = uniform.keyed_integers(self.draws_per_epoch, keys, key)
             found.append((dealt == slot).nonzero().flatten() + first)
         return torch.cat(found)
 

@@ -25,7 +25,6 @@ from equipoise._validate import by_author
 from equipoise._version import __version__
 from equipoise.privacy.accounting.epsilon import EpsilonResult, epsilon
 from equipoise.privacy.accounting.noise_tail import END
-from equipoise.privacy.ledger.ledger import Ledger
 from equipoise.privacy.ledger.run_record import OtherRuns, RunRecord, compose_events
 
 SEEDED = (

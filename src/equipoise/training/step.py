@@ -401,7 +401,7 @@ class StepRunner:
 
     def _optimizer_marks(self) -> list[tuple[int, int]]:
         entries = self._setup.optimizer.state.values()
-        return [write_mark(leaf) for one in entries for leaf in leaves(one) if isinstance(leaf, Tensor)]
+        return [write_mark(leaf) for leaf in leaves([*entries]) if isinstance(leaf, Tensor)]
 
     def _marks_of(self, held: Mapping[str, Tensor]) -> list[tuple[int, int]]:
         return [write_mark(held.get(name)) for name in self._unmoved]

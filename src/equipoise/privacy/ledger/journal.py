@@ -19,10 +19,10 @@ from typing import Any, ClassVar, Self
 
 from equipoise._files import PathLike
 from equipoise.privacy.accounting.private_search import PrivateSearch
+from equipoise.privacy.draw import Draw
 from equipoise.privacy.errors import JournalError
 from equipoise.privacy.ledger.write_ahead_log import WriteAheadLog
 from equipoise.privacy.plan import PrivacyPlan
-from equipoise.privacy.private import Draw
 
 
 def _is_count(value: Any) -> bool:

@@ -44,20 +44,28 @@ import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, final
+from typing import TYPE_CHECKING, Any, ClassVar, final
 
 import numpy as np
-import torch
 
 from equipoise import _validate
-from equipoise.privacy.bounds.bounded import Bounded
+from equipoise._lazy import later
 from equipoise.privacy.errors import PlanError
 from equipoise.privacy.mechanisms.base import Mechanism, Past, Sums, require_carried
 from equipoise.privacy.mechanisms.grid_gaussian import GridGaussian
 from equipoise.privacy.mechanisms.toeplitz import inverse_coefficients, squared_sensitivity
-from equipoise.privacy.noise.streams import ReleaseStreams, add_normals, normals
-from equipoise.privacy.private import add_exact, unwrap
 from equipoise.privacy.sampling import Sampling
+
+if TYPE_CHECKING:
+    import torch
+
+    from equipoise.privacy import private
+    from equipoise.privacy.bounds.bounded import Bounded
+    from equipoise.privacy.noise import streams as keyed
+    from equipoise.privacy.noise.streams import ReleaseStreams
+else:
+    torch, private = later("torch"), later("equipoise.privacy.private")
+    keyed = later("equipoise.privacy.noise.streams")
 
 _LONG = 4096  # steps after which the noise has the size that it keeps
 _EXPLODES = 1e3
@@ -180,10 +188,10 @@ class BandedGaussian(Mechanism):
         for name, bounded in sums.items():
             # Sorted: which numbers a tensor gets must not follow from the order in which a method names them.
             like = {key: bounded.value[key] for key in sorted(bounded.value)}
-            out[name] = normals(streams, like, 1.0)
+            out[name] = keyed.normals(streams, like, 1.0)
             for c, earlier in zip(self.coefficients[1:], past, strict=False):
                 for key, noise in out[name].items():
-                    noise.sub_(unwrap(earlier[name][key]).to(noise.device), alpha=c)
+                    noise.sub_(private.unwrap(earlier[name][key]).to(noise.device), alpha=c)
         return out
 
     def noised(
@@ -193,11 +201,11 @@ class BandedGaussian(Mechanism):
         for name, bounded in sums.items():
             scale = self.noise_multiplier * bounded.add_remove * self._norm
             if not self.memory:
-                out[name] = add_normals(streams, bounded.value, scale)
+                out[name] = keyed.add_normals(streams, bounded.value, scale)
                 continue
             assert over_steps is not None
             noise = over_steps[name]
-            out[name] = add_exact({key: noise[key] * scale for key in bounded.value}, bounded.value)
+            out[name] = private.add_exact({key: noise[key] * scale for key in bounded.value}, bounded.value)
         return out
 
     def whitened(self, values: Sums, bounds: Mapping[str, float], past: Sequence[Past] = ()) -> Sums:

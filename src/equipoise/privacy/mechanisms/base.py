@@ -30,16 +30,22 @@ import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, ClassVar, Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar
 
-import torch
-
-from equipoise.privacy.bounds.bounded import Bounded
+from equipoise._lazy import later
 from equipoise.privacy.errors import LedgerError, PlanError
-from equipoise.privacy.noise.streams import ReleaseStreams, carries, names_by_released_type
 from equipoise.privacy.sampling import Sampling
 
-Sums = dict[str, dict[str, torch.Tensor]]
+if TYPE_CHECKING:
+    import torch
+
+    from equipoise.privacy.bounds.bounded import Bounded
+    from equipoise.privacy.noise import streams as keyed
+    from equipoise.privacy.noise.streams import ReleaseStreams
+else:
+    keyed = later("equipoise.privacy.noise.streams")
+
+Sums = dict[str, dict[str, "torch.Tensor"]]
 """Release name -> tensor name -> tensor."""
 
 Past = tuple[Sums, Mapping[str, float]]
@@ -252,8 +258,8 @@ def require_carried(what: str, value: Mapping[str, torch.Tensor], stds: Sequence
     Raises:
         LedgerError: saying which.
     """
-    for dtype, tensors in names_by_released_type(value).items():
-        wrong = [std for std in stds if not carries(dtype, std)]
+    for dtype, tensors in keyed.names_by_released_type(value).items():
+        wrong = [std for std in stds if not keyed.carries(dtype, std)]
         if wrong:
             raise LedgerError(
                 f"{what}[{tensors[-1]!r}] would get noise of standard deviation {wrong[0]:.3g}, which "

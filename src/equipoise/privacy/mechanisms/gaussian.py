@@ -10,13 +10,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, final
+from typing import TYPE_CHECKING, ClassVar, final
 
 from equipoise import _validate
-from equipoise.privacy.bounds.bounded import Bounded
+from equipoise._lazy import later
 from equipoise.privacy.mechanisms.base import Mechanism, Sums
 from equipoise.privacy.mechanisms.grid_gaussian import GridGaussian
-from equipoise.privacy.noise.streams import ReleaseStreams, add_normals
+
+if TYPE_CHECKING:
+    from equipoise.privacy.bounds.bounded import Bounded
+    from equipoise.privacy.noise import streams as keyed
+    from equipoise.privacy.noise.streams import ReleaseStreams
+else:
+    keyed = later("equipoise.privacy.noise.streams")
 
 
 @final
@@ -42,7 +48,7 @@ class Gaussian(Mechanism):
         self, sums: Mapping[str, Bounded], streams: ReleaseStreams, over_steps: Sums | None = None
     ) -> Sums:
         return {
-            name: add_normals(streams, bounded.value, self.standard_deviation(name, bounded.add_remove))
+            name: keyed.add_normals(streams, bounded.value, self.standard_deviation(name, bounded.add_remove))
             for name, bounded in sums.items()
         }
 

@@ -30,19 +30,28 @@ import functools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import ClassVar, final
+from typing import TYPE_CHECKING, ClassVar, final
 
 import numpy as np
-import torch
-from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from numpy.typing import NDArray
 
 from equipoise import _validate
-from equipoise.privacy.bounds.bounded import Bounded
+from equipoise._lazy import later
 from equipoise.privacy.errors import LedgerError
 from equipoise.privacy.mechanisms.base import Mechanism, Sums
-from equipoise.privacy.noise.streams import ReleaseStreams, released_type
-from equipoise.privacy.private import exact
+
+if TYPE_CHECKING:
+    import torch
+    from cryptography.hazmat.primitives import ciphers
+
+    from equipoise.privacy import private
+    from equipoise.privacy.bounds.bounded import Bounded
+    from equipoise.privacy.noise import streams as keyed
+    from equipoise.privacy.noise.streams import ReleaseStreams
+else:
+    torch, private = later("torch"), later("equipoise.privacy.private")
+    ciphers = later("cryptography.hazmat.primitives.ciphers")
+    keyed = later("equipoise.privacy.noise.streams")
 
 BITS = 24
 """The noise's standard deviation is 2^BITS grid units."""
@@ -102,7 +111,8 @@ class GridStream:
     def __init__(self, key: bytes, bits: int = BITS, slack: float = _SLACK) -> None:
         if len(key) != 32:
             raise ValueError(f"key has {len(key)} bytes; a stream takes 32")
-        self._cipher = Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor()
+        counter = ciphers.modes.CTR(bytes(16))
+        self._cipher = ciphers.Cipher(ciphers.algorithms.AES(key), counter).encryptor()
         self._bits, self._slack = bits, slack
 
     def draw(self, count: int) -> NDArray[np.int64]:
@@ -227,7 +237,8 @@ class GridGaussian(Mechanism):
     def _noised(self, bounded: Bounded, stream: GridStream) -> dict[str, torch.Tensor]:
         unit, out = self._unit(bounded), {}
         for name in sorted(bounded.value):
-            dtype, raw = released_type(bounded.value[name]), exact(bounded.value[name])
+            value = bounded.value[name]
+            dtype, raw = keyed.released_type(value), private.exact(value)
             integers = to_grid(raw, unit) + stream.draw(raw.numel())
             # From here on it is post-processing: half a unit makes up for rounding down.
             values = torch.from_numpy(integers).to(torch.float64).add_(0.5).mul_(unit)

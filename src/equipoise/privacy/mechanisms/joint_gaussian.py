@@ -25,19 +25,28 @@ import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, final
+from typing import TYPE_CHECKING, Any, ClassVar, final
 
 import numpy as np
-import torch
 
 from equipoise import _validate
-from equipoise.privacy.bounds.bounded import Bounded
-from equipoise.privacy.bounds.requirements import public_threshold
+from equipoise._lazy import later
 from equipoise.privacy.mechanisms.base import Mechanism, Past, Sums, require_carried
-from equipoise.privacy.noise.streams import ReleaseStreams, normals
-from equipoise.privacy.private import add_exact
 
-RadialWeights = Callable[[torch.Tensor], torch.Tensor]
+if TYPE_CHECKING:
+    import torch
+
+    from equipoise.privacy import private
+    from equipoise.privacy.bounds import requirements
+    from equipoise.privacy.bounds.bounded import Bounded
+    from equipoise.privacy.noise import streams as keyed
+    from equipoise.privacy.noise.streams import ReleaseStreams
+else:
+    torch, private = later("torch"), later("equipoise.privacy.private")
+    requirements = later("equipoise.privacy.bounds.requirements")
+    keyed = later("equipoise.privacy.noise.streams")
+
+RadialWeights = Callable[["torch.Tensor"], "torch.Tensor"]
 """From norms [B] to lengths [B, m] of a record's contribution to each sum, non-negative."""
 
 WHITENED_TOLERANCE = 1e-6  # of whitened lengths and of bounds: the rounding of float32
@@ -177,14 +186,14 @@ class JointGaussian(Mechanism):
         self, sums: Mapping[str, Bounded], streams: ReleaseStreams, over_steps: Sums | None = None
     ) -> Sums:
         like = sums[self.names[0]].value
-        drawn = [normals(streams, like, self.noise_multiplier) for _ in self.names]
+        drawn = [keyed.normals(streams, like, self.noise_multiplier) for _ in self.names]
         out: Sums = {}
         for j, name in enumerate(self.names):
             noise = {tensor: drawn[0][tensor] * self.cholesky[j][0] for tensor in like}
             for k in range(1, j + 1):
                 for tensor, one in noise.items():
                     one.add_(drawn[k][tensor], alpha=self.cholesky[j][k])
-            out[name] = add_exact(noise, sums[name].value)
+            out[name] = private.add_exact(noise, sums[name].value)
         return out
 
     def whitened(self, values: Sums, bounds: Mapping[str, float], past: Sequence[Past] = ()) -> Sums:
@@ -212,7 +221,7 @@ class JointGaussian(Mechanism):
 
 def radial_grid(breakpoints: Sequence[float], points: int = 4001) -> torch.Tensor:
     """Norms from 0 to far beyond the last breakpoint, dense around every breakpoint, float64."""
-    marks = sorted(public_threshold("breakpoints", b) for b in breakpoints)
+    marks = sorted(requirements.public_threshold("breakpoints", b) for b in breakpoints)
     if not marks:
         raise ValueError("breakpoints is empty; give the norms where the weights bend (the thresholds)")
     inner = np.concatenate(
