@@ -24,9 +24,9 @@ from equipoise.privacy import Poisson as Poisson
 from equipoise.privacy import TruncatedPoisson as TruncatedPoisson
 from equipoise.privacy import WithoutReplacement as WithoutReplacement
 from equipoise.statements import Statement as Statement
+from equipoise.statements import sign_run as sign_run
+from equipoise.statements import verify_run as verify_run
 from equipoise.training import PrivateTraining as PrivateTraining
 from equipoise.training import load_model as load_model
-from equipoise.training import sign_run as sign_run
-from equipoise.training import verify_run as verify_run
 
 __version__: str

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-__all__ = ["RELATIONS", "condition_in_words"]
+__all__ = ["ARE_PUBLIC", "RELATIONS", "condition_in_words"]
 
 #: The neighbouring relations by the names that arguments and files give them.
 RELATIONS = ("add_or_remove_one", "replace_one")
+
+#: What a guarantee assumes of public records, after their number.
+ARE_PUBLIC = "records are public, get no protection, and none of them is a private record"
 
 
 def condition_in_words(independence: Mapping[str, str]) -> str:

@@ -11,7 +11,7 @@ from sklearn import metrics
 
 from equipoise.app.data_loading import load_data
 from equipoise.app.settings import RunSettings
-from equipoise.training.assumptions import Assumption
+from equipoise.statements.assumptions import Assumption
 
 SMALL = "--epochs 6 --batch-size 150 --noise-multiplier 1 --seed 1 --json"
 

@@ -40,8 +40,8 @@ from equipoise.methods.two_thresholds.dc_dpsgd import AdaptiveTail
 from equipoise.privacy import BudgetError, Journal, JournalError, Ledger, LedgerError, Secrets
 from equipoise.privacy.errors import PlanUsedUpError
 from equipoise.statements import Statement
+from equipoise.statements.verify import verify_run
 from equipoise.training.folder.checkpoint import CheckpointError, Checkpoints
-from equipoise.training.folder.published_run import verify_run
 
 
 def rounds_of(one, params, count=ROUNDS):

@@ -20,7 +20,7 @@ from equipoise.federated import LocalUpdates
 from equipoise.methods.zeroth_order import DPZO
 from equipoise.privacy import Journal
 from equipoise.privacy.private import unwrap
-from equipoise.training.assumptions import Assumption
+from equipoise.statements.assumptions import Assumption
 from equipoise.training.record_source import DataError, NoAnswerError
 
 pytest.importorskip("flwr", reason="needs the extra federated")

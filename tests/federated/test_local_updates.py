@@ -15,7 +15,7 @@ from equipoise.audit.neighbours import CHANGES, audit_neighbours
 from equipoise.federated import LocalUpdates
 from equipoise.gradients import GradientEngine
 from equipoise.gradients.checks.errors import CrossRecordError
-from equipoise.training.folder.consistency import check_settings
+from equipoise.statements.consistency import check_settings
 from equipoise.training.record_source import DataError
 
 PLACES = 6

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 import equipoise as eq
 from equipoise.gradients import CrossRecordError
-from equipoise.training.assumptions import CHANGED, TRACED, Assumption
+from equipoise.statements.assumptions import CHANGED, TRACED, Assumption
 
 lightning = pytest.importorskip("lightning", reason="needs the extra lightning")
 

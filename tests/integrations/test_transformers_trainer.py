@@ -13,7 +13,7 @@ import torch.nn.functional as F
 
 import equipoise as eq
 from equipoise.gradients import CrossRecordError
-from equipoise.training.assumptions import CHANGED, TRACED
+from equipoise.statements.assumptions import CHANGED, TRACED
 
 transformers = pytest.importorskip("transformers", reason="needs the extra hf")
 pytest.importorskip("accelerate", reason="needs the extra hf")

@@ -6,8 +6,8 @@ import os
 
 import pytest
 
+from equipoise._run_files import LARGEST_OBJECT, each_row, read_file, read_object
 from equipoise.report import RunFolderError
-from equipoise.report.json_files import LARGEST_OBJECT, each_row, read_file, read_object
 
 
 def pipe(path):

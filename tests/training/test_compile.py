@@ -4,7 +4,7 @@ import pytest
 import torch
 from small_problems import network, parameters, training
 
-from equipoise.training.assumptions import Assumption
+from equipoise.statements.assumptions import Assumption
 
 pytestmark = pytest.mark.slow  # a compiler runs
 

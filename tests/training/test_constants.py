@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 import equipoise as eq
 from equipoise.gradients import CrossRecordError, ForwardWritesError
-from equipoise.training.assumptions import CHANGED, FIRST_VALUES, Assumption
+from equipoise.statements.assumptions import CHANGED, FIRST_VALUES, Assumption
 from equipoise.training.constants import MOST_TRIED
 from equipoise.training.record_source import DataError
 from equipoise.training.setup.training_setup import TrainingSetup

@@ -10,7 +10,7 @@ import pytest
 import torch
 from small_problems import FEATURES, RECORDS, network, parameters, records, training
 
-from equipoise.training.assumptions import Assumption
+from equipoise.statements.assumptions import Assumption
 from equipoise.training.record_source import DataError, RecordSource
 
 

@@ -11,7 +11,7 @@ from small_problems import CLASSES, FEATURES, RECORDS, OnDemand, loss, network, 
 from torch import nn
 
 import equipoise as eq
-from equipoise.training.assumptions import HELD
+from equipoise.statements.assumptions import HELD
 from equipoise.training.record_source import DataError
 
 DATA = records()

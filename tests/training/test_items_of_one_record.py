@@ -13,7 +13,7 @@ from torch.utils.data import ConcatDataset, Subset
 
 import equipoise as eq
 from equipoise.gradients.capture import random_numbers
-from equipoise.training.assumptions import OF_RECORD, OF_USER, STATED, Assumption
+from equipoise.statements.assumptions import OF_RECORD, OF_USER, STATED, Assumption
 from equipoise.training.record_source import DataError
 
 N = RECORDS

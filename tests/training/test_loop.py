@@ -35,8 +35,8 @@ from equipoise.methods import Abadi
 from equipoise.methods.base import Plan
 from equipoise.privacy import Gaussian, PlanUsedUpError, PrivacyPlan, Release, Unproven, clip
 from equipoise.privacy.private import unwrap
+from equipoise.statements.assumptions import Assumption
 from equipoise.statements.statement import STOPPED
-from equipoise.training.assumptions import Assumption
 from equipoise.training.folder.run_folder import RunFolder
 from equipoise.training.forwards import forward_rows
 from equipoise.training.randomness import public_randomness

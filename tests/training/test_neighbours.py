@@ -25,8 +25,8 @@ from equipoise.gradients import CoverageError, CrossRecordError, GradientEngine
 from equipoise.methods import Abadi
 from equipoise.privacy import Draw, Ledger, clip
 from equipoise.privacy.private import unwrap
+from equipoise.statements.assumptions import Assumption
 from equipoise.training import forwards, load_model, save_model
-from equipoise.training.assumptions import Assumption
 from equipoise.training.distributed import Processes
 from equipoise.training.forwards import _dealt, forward_rows
 from equipoise.training.randomness import public_randomness

@@ -9,8 +9,8 @@ import torch
 from small_problems import loss, network, records, training
 
 import equipoise as eq
+from equipoise.statements.assumptions import EARLIER, ROUNDED
 from equipoise.statements.statement import DATA, MODEL
-from equipoise.training.assumptions import EARLIER, ROUNDED
 
 
 @pytest.fixture
@@ -75,6 +75,6 @@ def test_a_finished_run_of_an_earlier_version_verifies(tmp_path):
 
     edit(folder / "statement.json", earlier)
     edit(folder / "config.json", lambda config: config.update(assumptions=[]))
-    assert edited() == ["assumptions", "page"]  # of this version it would be
+    assert edited() == ["assumptions"]  # of this version it would be
     edit(folder / "config.json", before_numbers)
     assert edited() == []

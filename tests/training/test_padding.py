@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import equipoise as eq
-from equipoise.training.assumptions import Assumption
+from equipoise.statements.assumptions import Assumption
 
 WORDS, WIDTH = 50, 24
 

@@ -34,8 +34,8 @@ from equipoise.methods import (
     TwoChannel,
     published,
 )
+from equipoise.statements.assumptions import Assumption
 from equipoise.training import forwards
-from equipoise.training.assumptions import Assumption
 from equipoise.training.distributed import ProcessError
 from equipoise.training.run_ledger import own_ledger
 from tests.shared_fixtures import in_processes

@@ -13,7 +13,7 @@ from equipoise.audit.canary_scores import WithCanaryScores
 from equipoise.data import Records
 from equipoise.methods import PublicRecords, PublicSubspace
 from equipoise.report import write_report
-from equipoise.training.assumptions import ALLOWED, NOT_COMPARED
+from equipoise.statements.assumptions import ALLOWED, NOT_COMPARED
 from equipoise.training.record_source import DataError
 
 

@@ -8,7 +8,7 @@ from small_problems import loss, network, parameters, records, training
 from torch import nn
 
 import equipoise as eq
-from equipoise.training.folder.published_run import verify_run
+from equipoise.statements.verify import verify_run
 
 BOUND = 1 / 16
 

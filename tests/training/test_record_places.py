@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import equipoise as eq
-from equipoise.training.assumptions import Assumption
+from equipoise.statements.assumptions import Assumption
 from equipoise.training.randomness import generator
 from equipoise.training.record_source import DataError, NoAnswerError, RecordPlaces, RecordSource
 

@@ -24,7 +24,7 @@ import equipoise as eq
 from equipoise.data import PadTo
 from equipoise.gradients import CrossRecordError
 from equipoise.methods import AutoS, JointWhitening
-from equipoise.training.assumptions import TRACED
+from equipoise.statements.assumptions import TRACED
 
 
 def weighted(model, batch):

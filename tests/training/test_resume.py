@@ -22,8 +22,8 @@ import equipoise as eq
 from equipoise.app.run_checks import is_finished
 from equipoise.privacy import Secrets
 from equipoise.report import read_run
+from equipoise.statements.assumptions import Assumption
 from equipoise.training import CheckpointError
-from equipoise.training.assumptions import Assumption
 from equipoise.training.folder.run_folder import RunFolder
 
 

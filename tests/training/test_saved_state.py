@@ -10,7 +10,7 @@ from small_problems import CLASSES, FEATURES, loss, records, training
 from torch import nn
 
 import equipoise as eq
-from equipoise.training.assumptions import HOOKED
+from equipoise.statements.assumptions import HOOKED
 
 # ---- buffers and frozen parameters
 

@@ -14,8 +14,8 @@ from torch import nn
 
 import equipoise as eq
 from equipoise.methods.non_private import PlainSGD
-from equipoise.training.assumptions import AFTER, START, Assumption
-from equipoise.training.folder.published_run import verify_run
+from equipoise.statements.assumptions import AFTER, START, Assumption
+from equipoise.statements.verify import verify_run
 
 USUAL = {"reproducible": False, "steps": 2}
 

@@ -20,7 +20,7 @@ import equipoise as eq
 from equipoise.data import Records
 from equipoise.gradients import GradientEngine
 from equipoise.privacy import JournalError, PlanError, Unit
-from equipoise.training.folder.published_run import verify_run
+from equipoise.statements.verify import verify_run
 from equipoise.training.forwards import RowSource
 from equipoise.training.owners import Owners, UserSource, joined_over_users
 from equipoise.training.record_source import DataError, RecordSource

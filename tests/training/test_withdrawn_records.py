@@ -19,7 +19,7 @@ from test_processes import join_group
 import equipoise as eq
 from equipoise.data import Records
 from equipoise.privacy import Unit
-from equipoise.training.assumptions import Assumption
+from equipoise.statements.assumptions import Assumption
 from equipoise.training.owners import Owners
 from equipoise.training.record_source import DataError
 from tests.shared_fixtures import in_processes

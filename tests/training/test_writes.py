@@ -13,7 +13,7 @@ from torch import nn
 
 import equipoise as eq
 from equipoise.gradients.checks.errors import BufferWritesError, CrossRecordError, TensorWritesError
-from equipoise.training.assumptions import CHANGED, THROWN_AWAY
+from equipoise.statements.assumptions import CHANGED, THROWN_AWAY
 
 SAMPLING = eq.FixedEpochs(12, RECORDS, 5)
 logged, counts, total = [], Counter(), 0

@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from equipoise._files import PathLike, make_folder, write_atomically
+from equipoise._run_files import read_object
 from equipoise._version import __version__
 from equipoise.app.build import assemble, build_training
 from equipoise.app.contenders import Comparison, Contender
@@ -40,7 +41,6 @@ from equipoise.app.tasks import Task, outputs_of
 from equipoise.data import DataSet, Records
 from equipoise.privacy import BudgetError
 from equipoise.report.comparison_page import write_comparison
-from equipoise.report.json_files import read_object
 from equipoise.training.setup.argument_checks import existing_device
 
 if TYPE_CHECKING:

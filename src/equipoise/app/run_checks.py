@@ -9,12 +9,12 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
+from equipoise._run_files import file_of_run, read_json
 from equipoise.app.model_table import MODELS
 from equipoise.app.option_checks import SettingsError, flag
 from equipoise.app.settings import FederationSettings, RunSettings
 from equipoise.report import RunFolderError, read_run
-from equipoise.report.json_files import read_json
-from equipoise.report.run_reader import damage_named, file_of_run
+from equipoise.report.run_reader import damage_named
 
 __all__ = [
     "FEDERATION_FILE",

@@ -19,6 +19,7 @@ from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
 from equipoise._relations import RELATIONS
+from equipoise._run_files import read_json
 from equipoise.app.default_settings import DEFAULT_MODEL, default_delta, default_settings
 from equipoise.app.model_table import MODELS
 from equipoise.app.option_checks import (
@@ -31,7 +32,6 @@ from equipoise.app.option_checks import (
     parse_clip_norm,
 )
 from equipoise.methods.registry import registered
-from equipoise.report.json_files import read_json
 
 __all__ = [
     "EXPORTS",

@@ -22,6 +22,7 @@ from safetensors.torch import load_file
 
 from equipoise._files import write_atomically
 from equipoise._rounding import plain, rounded_up
+from equipoise._run_files import read_object
 from equipoise._validate import delta_warning
 from equipoise.app.build import Experiment, assemble, build_training
 from equipoise.app.data_loading import cache_folder
@@ -36,7 +37,6 @@ from equipoise.gradients.compare import Independence
 from equipoise.methods import PublicRecords, find
 from equipoise.methods.non_private import NonPrivate
 from equipoise.report import read_run, write_report
-from equipoise.report.json_files import read_object
 from equipoise.report.phrases import learned_nothing
 from equipoise.training import PrivateTraining
 from equipoise.training.folder.config_file import rebuild_method

@@ -19,11 +19,11 @@ from typing import Annotated, Any
 import typer
 
 from equipoise._files import explained
+from equipoise._run_files import LARGEST_OBJECT, read_file, read_json
 from equipoise._validate import suggestion
 from equipoise.app.option_checks import USUAL_NAMES, data_form, flag
 from equipoise.app.settings import RunSettings
 from equipoise.cli.shared_options import UsageError
-from equipoise.report.json_files import LARGEST_OBJECT, read_file, read_json
 
 __all__ = ["option_file"]
 

@@ -17,7 +17,7 @@ from equipoise.cli.shared_options import Json, RunArgument, RunDir, UsageError, 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-    from equipoise.training import Verification
+    from equipoise.statements import Verification
 
 __all__ = ["read_key", "search", "sign", "sign_with", "verify"]
 
@@ -48,7 +48,7 @@ def verify(
         _verify_federation(folder, key, json_output)
         return
     with loading():
-        from equipoise.training import verify_run
+        from equipoise.statements import verify_run
 
     quiet()
     found = verify_run(folder, ledger_file=ledger, public_key=key)
@@ -206,8 +206,8 @@ def sign_with(folder: str, key: Ed25519PrivateKey, ledger: str | None) -> dict[s
     """Sign, and tell by whom and where."""
     from equipoise.app.federation.folder import SIGNATURE, sign_federation
     from equipoise.app.run_checks import is_federation
+    from equipoise.statements import sign_run
     from equipoise.statements.sign import fingerprint
-    from equipoise.training import sign_run
 
     name = "statement.sig.json"
     if is_federation(folder):
@@ -235,7 +235,8 @@ def search(
     """Draw the number of runs of a search for settings; with RUN, charge the chosen run for the search."""
     with loading():
         from equipoise.privacy import PrivateSearch
-        from equipoise.training import charge_search
+        from equipoise.report import write_report
+        from equipoise.statements import charge_search
 
     quiet()
     law = PrivateSearch(mean, shape)
@@ -254,6 +255,7 @@ def search(
         return
     folder = chosen_folder(run, run_dir)
     made = charge_search(folder, law, ledger_file=ledger)
+    write_report(folder)
     if json_output:
         emit({"run_dir": folder, **law.describe(), "epsilon": made.epsilon, "delta": made.delta})
         return

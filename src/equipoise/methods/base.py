@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, runtime_checkable
 
@@ -365,24 +365,6 @@ class Method(ABC):
             plan: of the run; None where only the configuration is known.
         """
         return ()
-
-    @classmethod
-    def described_bound(cls, described: Mapping[str, Any]) -> float | None:
-        """The bound of the release "gradient" that settings, as `config` writes them, fix; or None."""
-        return None
-
-    @classmethod
-    def released_multiplier(
-        cls, described: Mapping[str, Any], given: float, releases: Collection[str]
-    ) -> float | None:
-        """The multiplier of the release that the setting `noise_multiplier` is for; None if there is none.
-
-        Args:
-            described: the settings, as `config` writes them.
-            given: the setting.
-            releases: the names of all that is released.
-        """
-        return given
 
     def public_batches(self) -> Sequence[PublicRecords]:
         """The public records that it was given: they are compared with the private ones before the start."""

@@ -25,7 +25,6 @@ from equipoise.methods.clip_rules import Abadi, ClipRule, check_shares, layer_sh
 from equipoise.methods.named_tensors import mean_of
 from equipoise.methods.noise_stages import NoiseStages
 from equipoise.methods.thresholds import (
-    Fixed,
     ReleasedQuantile,
     Threshold,
     resolve_threshold,
@@ -92,13 +91,6 @@ class DPSGD(Method):
     def threshold(self) -> Threshold:
         """C_t."""
         return resolve_threshold(self.clip_norm)
-
-    @classmethod
-    def described_bound(cls, described: Mapping[str, Any]) -> float | None:
-        clip_norm = described.get("clip_norm")
-        if isinstance(clip_norm, Mapping) and clip_norm.get("kind") == Fixed.kind:
-            clip_norm = clip_norm.get("clip_norm")
-        return clip_norm if isinstance(clip_norm, int | float) else None
 
     def plan(self, setting: Setting) -> Plan:
         return Plan(self.calibrated(setting, Gaussian))

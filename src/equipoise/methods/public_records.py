@@ -13,11 +13,12 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from equipoise._relations import ARE_PUBLIC
 from equipoise._tree import leaves
 from equipoise.gradients.engine_inputs import take_records
 from equipoise.privacy.digests import digest
 
-__all__ = ["NeedsPublicRecords", "PublicRecords", "public_assumption", "public_counts", "require_public"]
+__all__ = ["NeedsPublicRecords", "PublicRecords", "require_public"]
 
 
 class PublicRecords:
@@ -74,7 +75,7 @@ class PublicRecords:
 
     def assumptions(self) -> tuple[str, ...]:
         """What a guarantee assumes of them, as a phrase for the statement."""
-        return (public_assumption(len(self)),)
+        return (f"{len(self)} {ARE_PUBLIC}",)
 
     def describe(self) -> dict[str, Any]:
         """Their number and a digest, as a configuration holds them."""
@@ -88,26 +89,6 @@ class PublicRecords:
 
 class NeedsPublicRecords(ValueError):
     """A method takes public records, and none were given."""
-
-
-def public_assumption(count: int) -> str:
-    """What a guarantee assumes of so many public records."""
-    return f"{count} records are public, get no protection, and none of them is a private record"
-
-
-def public_counts(described: Any) -> list[int]:
-    """The numbers of the public records that a configuration describes, wherever they stand in it.
-
-    Example:
-        >>> public_counts({"source": {"records": {"records": 3, "digest": "x"}}})
-        [3]
-    """
-    if not isinstance(described, Mapping):
-        return []
-    if "digest" in described:
-        count = described.get("records")
-        return [count] if isinstance(count, int) else []
-    return [count for value in described.values() for count in public_counts(value)]
 
 
 def require_public(

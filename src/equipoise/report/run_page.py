@@ -6,12 +6,9 @@ files of the run folder alone (see `equipoise.report.run_reader`).
 
 from __future__ import annotations
 
-import html
 import itertools
 import math
-import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +16,6 @@ from equipoise._files import PathLike
 from equipoise._rounding import noise_in_words, plain, rounded_up, times_in_words
 from equipoise._version import __version__
 from equipoise.report.figures import Curve, drawn_by
-from equipoise.report.json_files import read_file
 from equipoise.report.pages import (
     banner,
     chart,
@@ -48,7 +44,7 @@ from equipoise.report.phrases import (
 )
 from equipoise.report.run_reader import PUBLISHABLE_FILES, WITHHELD_FILES, Run, damage_named, read_run
 
-__all__ = ["render_page", "report_as_made", "write_report"]
+__all__ = ["render_page", "write_report"]
 
 
 def write_report(folder: PathLike) -> Path:
@@ -58,28 +54,6 @@ def write_report(folder: PathLike) -> Path:
         RunFolderError: the folder is not that of a run.
     """
     return write_page(render_page(read_run(folder)), folder, "report.html")
-
-
-def report_as_made(folder: PathLike) -> bool | None:
-    """Whether the folder's ``report.html`` is, to the byte, what its other files make.
-
-    The run's name on the page may be that of another folder: folders are renamed and sent.
-
-    Returns:
-        None where that cannot be told: another version wrote the page, or it was made of files that are not
-        here.
-
-    Raises:
-        RunFolderError: the folder is not that of a run, or its files are damaged.
-    """
-    page = read_file(Path(folder) / "report.html").decode("utf-8", errors="replace")
-    run = read_run(folder)
-    name = re.search('<meta name="run" content="([^"]*)">', page)
-    if name is not None and page == render_page(replace(run, name=html.unescape(name.group(1)))):
-        return True
-    ours = f'<meta name="generator" content="{_maker()}">' in page
-    complete = all((Path(folder) / file).is_file() for file in ("config.json", "metrics.jsonl"))
-    return False if ours and complete else None
 
 
 def render_page(run: Run) -> str:

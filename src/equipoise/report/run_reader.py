@@ -6,18 +6,16 @@ is ever read, so a report cannot show a number that the statement does not cover
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from equipoise._files import PathLike
-from equipoise.report.json_files import RunFolderError, each_row, read_object
+from equipoise._run_files import RunFolderError, each_row, file_of_run, read_object
 from equipoise.report.phrases import SCORES
 
-__all__ = ["PUBLISHABLE_FILES", "WITHHELD_FILES", "Run", "damage_named", "file_of_run", "read_run"]
+__all__ = ["PUBLISHABLE_FILES", "WITHHELD_FILES", "Run", "damage_named", "read_run"]
 
 
 PUBLISHABLE_FILES = (
@@ -31,10 +29,6 @@ PUBLISHABLE_FILES = (
 
 
 WITHHELD_FILES = ("checkpoint/", "private/")
-
-
-_BEGUN = ("config.json", "federation.json", "settings.json", "checkpoint")
-"""A run, a federation that has ended, one that has begun, a run whose settings are lost."""
 
 
 @dataclass(frozen=True)
@@ -174,32 +168,6 @@ class Run:
     def accuracy(self) -> float | None:
         """Test accuracy in [0, 1], or None if the run evaluated none."""
         return self.evaluation.get("accuracy")
-
-
-def file_of_run(folder: PathLike, name: str, otherwise: str | None = None) -> Path:
-    """The path of a file in a run folder.
-
-    Args:
-        folder: of the run.
-        name: of the file.
-        otherwise: why a run may lack it, and what to do; by default it is one that a finished run has.
-
-    Raises:
-        RunFolderError: no such folder, no run in it, or no such file.
-    """
-    path = Path(folder)
-    which = "Give the folder that a training made: runs/DATA-TIME by default."
-    if not path.is_dir():
-        raise RunFolderError(f"run={str(path)!r} is not a folder. {which}")
-    if not (path / name).is_file():  # a pipe would be waited for
-        if not any((path / begun).exists() for begun in _BEGUN):
-            raise RunFolderError(f"run={str(path)!r} holds no {name}, and no run was begun in it. {which}")
-        otherwise = otherwise or (
-            "the run is not finished, or the file was removed. Go on with the run: equipoise resume "
-            f"{shlex.quote(str(path))}, or PrivateTraining.resume where it was begun from Python."
-        )
-        raise RunFolderError(f"run={str(path)!r} holds no {name}: {otherwise}")
-    return path / name
 
 
 def read_run(folder: PathLike) -> Run:

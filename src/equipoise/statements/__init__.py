@@ -4,20 +4,6 @@ Everything here works on the content of published files and on journal entries; 
 the files.
 """
 
-from equipoise.statements.recompute import Finding
-from equipoise.statements.sign import KeyFileError, Signature
-from equipoise.statements.statement import Statement, make_statement, statement_of, statement_schema
-from equipoise.statements.verify_run import check_published, check_with_journal, statement_from_journal
+from equipoise._lazy import attach
 
-__all__ = [
-    "Finding",
-    "KeyFileError",
-    "Signature",
-    "Statement",
-    "check_published",
-    "check_with_journal",
-    "make_statement",
-    "statement_from_journal",
-    "statement_of",
-    "statement_schema",
-]
+__getattr__, __dir__, __all__ = attach(__name__, __file__)

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from importlib.util import find_spec
 from typing import Any
-
-from jsonschema import Draft202012Validator
-from jsonschema.exceptions import best_match
 
 from equipoise._rounding import rounded_up
 from equipoise.privacy.errors import JournalError
@@ -155,18 +152,16 @@ def _close(given: Any, computed: Any, allowed: Limits) -> bool:
     return type(given) is type(computed) and given == computed
 
 
-@functools.cache
-def _validator() -> Draft202012Validator:
-    return Draft202012Validator(statement_schema())
-
-
 def schema_misfit(statement: Mapping[str, Any]) -> str | None:
     """Where a statement does not fit its schema, and why; None if it fits.
 
     >>> schema_misfit({key: None for key in statement_schema()["required"] if key != "unit"})
     "statement: 'unit' is a required property"
     """
-    error = best_match(_validator().iter_errors(dict(statement)))
+    from jsonschema import Draft202012Validator
+    from jsonschema.exceptions import best_match
+
+    error = best_match(Draft202012Validator(statement_schema()).iter_errors(dict(statement)))
     if error is None:
         return None
     place = ".".join(str(part)[:60] for part in error.absolute_path) or "statement"
@@ -189,7 +184,9 @@ def compared(statement: Mapping[str, Any], again: Statement, epsilon: Finding | 
     settled = PLAN_KEYS | FIGURES | ({"other_runs"} if epsilon else set())
     rest = [key for key in wrong if key not in settled]
     detail = f"these do not agree: {', '.join(rest)}" if rest else "releases, counts and holes agree"
-    misfit = schema_misfit(statement)
+    is_there = find_spec("jsonschema") is not None  # who only verifies may lack it
+    misfit = schema_misfit(statement) if is_there else None
+    detail += "" if is_there else "; its schema was not compared: install jsonschema"
     detail += f"; it does not fit its schema: {misfit}" if misfit else ""
     return [plan, figures, Finding("statement", not rest and misfit is None, detail)]
 

@@ -14,7 +14,7 @@ import platform
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dp_accounting import NonPrivateDpEvent
 
@@ -26,6 +26,9 @@ from equipoise._version import __version__
 from equipoise.privacy.accounting.epsilon import EpsilonResult, epsilon
 from equipoise.privacy.accounting.noise_tail import END
 from equipoise.privacy.ledger.run_record import OtherRuns, RunRecord, compose_events
+
+if TYPE_CHECKING:
+    from equipoise.privacy.ledger.ledger import Ledger
 
 SEEDED = (
     "Noise and sampling follow from a public seed, so that anyone can subtract the noise. The figures are "

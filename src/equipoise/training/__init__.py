@@ -2,7 +2,6 @@
 
 from equipoise.training.describe import Description
 from equipoise.training.folder.checkpoint import CheckpointError
-from equipoise.training.folder.published_run import Verification, charge_search, sign_run, verify_run
 from equipoise.training.folder.run_folder import load_model, save_model
 from equipoise.training.loop import PrivateTraining
 from equipoise.training.metrics import CSVWriter, MLflowWriter, TensorBoardWriter, WandbWriter
@@ -19,11 +18,7 @@ __all__ = [
     "Result",
     "StepReport",
     "TensorBoardWriter",
-    "Verification",
     "WandbWriter",
-    "charge_search",
     "load_model",
     "save_model",
-    "sign_run",
-    "verify_run",
 ]

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from equipoise.gradients import CrossRecordError, ForwardWritesError
 from equipoise.gradients.capture.attributes import HeldState
-from equipoise.training.assumptions import CHANGED, FIRST_VALUES
+from equipoise.statements.assumptions import CHANGED, FIRST_VALUES
 from equipoise.training.record_source import DataError
 
 __all__ = ["Constants"]

@@ -33,8 +33,8 @@ from equipoise.methods import DPSGD, Method, State
 from equipoise.privacy import Budget, Ledger, PlanUsedUpError, Sampling
 from equipoise.report import write_report
 from equipoise.statements import Statement, statement_of
+from equipoise.statements.assumptions import Assumption, with_public_step
 from equipoise.statements.statement import MODEL
-from equipoise.training.assumptions import Assumption, with_public_step
 from equipoise.training.describe import Description, describe
 from equipoise.training.distributed import Processes
 from equipoise.training.folder.checkpoint import CheckpointError

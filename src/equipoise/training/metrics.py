@@ -24,9 +24,9 @@ from typing import Any, Protocol
 import torch
 
 from equipoise._files import PathLike
+from equipoise._run_files import open_regular
 from equipoise.privacy import Ledger
 from equipoise.privacy.private import unwrap
-from equipoise.report.json_files import open_regular
 from equipoise.training.folder.run_folder import RunFolder
 from equipoise.training.run_ledger import SharedLedger
 from equipoise.training.setup.training_setup import TrainingSetup

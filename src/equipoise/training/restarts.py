@@ -16,10 +16,10 @@ from safetensors import torch as safetensors
 from torch import nn
 
 from equipoise._dtensor import with_values
+from equipoise._run_files import RunFolderError, each_row, read_file
 from equipoise.privacy import Budget, Journal, Sampling
 from equipoise.privacy.ledger.journal import CloseEntry, RunEntry, read_journal
 from equipoise.privacy.ledger.journal_records import book_end
-from equipoise.report.json_files import RunFolderError, each_row, read_file
 from equipoise.statements import Statement
 from equipoise.training.distributed import Processes
 from equipoise.training.folder.config_file import rebuild

@@ -17,15 +17,14 @@ from typing import Any
 import torch
 
 from equipoise._dtensor import is_dtensor
-from equipoise._version import __version__
+from equipoise._version import ENGINE, __version__
 from equipoise.gradients.capture.random_numbers import random_numbers_from
 from equipoise.privacy import Ledger, mark, unmark
 from equipoise.privacy.ledger.write_ahead_log import WriteAheadLog
 from equipoise.privacy.noise.uniform import KEYS, keyed_integers
-from equipoise.training.assumptions import Assumption
+from equipoise.statements.assumptions import Assumption
 from equipoise.training.distributed import Processes
 from equipoise.training.folder.checkpoint import CheckpointError, collect_state, restore_state
-from equipoise.training.folder.config_file import ENGINE
 from equipoise.training.folder.run_folder import RunFolder
 from equipoise.training.folder.sharded_checkpoint import (
     check_parts,

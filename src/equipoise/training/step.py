@@ -30,8 +30,8 @@ from equipoise.methods import Context, State
 from equipoise.methods.base import Parameters
 from equipoise.privacy import ChangedQueryError, Ledger, digest
 from equipoise.statements import Statement
+from equipoise.statements.assumptions import HOOKED, TRACED
 from equipoise.statements.statement import MODEL
-from equipoise.training.assumptions import HOOKED, TRACED
 from equipoise.training.constants import Constants
 from equipoise.training.context import NotFiniteError, ReleaseNoise, StepContext
 from equipoise.training.run_ledger import SharedLedger

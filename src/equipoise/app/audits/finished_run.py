@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from equipoise._run_files import read_object
 from equipoise.app.build import assemble
 from equipoise.app.method_settings import make_method
 from equipoise.app.run_checks import check_model_file, is_finished
@@ -24,7 +25,6 @@ from equipoise.audit.one_run import guess_by_score
 from equipoise.audit.roc import Roc, bound_on_roc, roc
 from equipoise.report import RunFolderError, read_run
 from equipoise.report.figures import Curve
-from equipoise.report.json_files import read_object
 from equipoise.statements.recompute import finite_number
 from equipoise.training.folder.run_folder import load_model
 

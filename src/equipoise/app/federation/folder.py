@@ -15,10 +15,10 @@ from typing import Any
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from equipoise._files import PathLike, write_atomically
+from equipoise._run_files import read_object
 from equipoise.app.run_checks import FEDERATION_FILE
 from equipoise.report import RunFolderError
 from equipoise.report.federation_page import write_federation_report
-from equipoise.report.json_files import read_object
 from equipoise.report.run_reader import damage_named
 from equipoise.statements import Signature
 from equipoise.statements.sign import (
@@ -28,8 +28,8 @@ from equipoise.statements.sign import (
     sign_files,
     signing_key,
 )
+from equipoise.statements.verify import Verification, check_signable, sign_verified, verify_run
 from equipoise.statements.verify_federation import RESULT, check_federation
-from equipoise.training.folder.published_run import Verification, check_signable, sign_verified, verify_run
 
 __all__ = [
     "SIGNATURE",

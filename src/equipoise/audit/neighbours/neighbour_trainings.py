@@ -28,7 +28,7 @@ from equipoise.methods import DPSGD, Method
 from equipoise.privacy import Budget, Sampling
 from equipoise.privacy.accounting.epsilon import gaussian_epsilon
 from equipoise.privacy.mechanisms.base import Sums
-from equipoise.training.assumptions import Assumption
+from equipoise.statements.assumptions import Assumption
 from equipoise.training.owners import UserSource
 from equipoise.training.record_source import RecordSource
 from equipoise.training.run_ledger import open_ledger

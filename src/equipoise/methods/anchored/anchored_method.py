@@ -16,9 +16,9 @@ from __future__ import annotations
 import dataclasses
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -115,12 +115,6 @@ class AnchoredMethod(Method):
     def passes_over(self, draw: str) -> int:
         """The coupled term takes the gradients of its records at two points."""
         return 2 if draw == "batch" else 1
-
-    @classmethod
-    def released_multiplier(
-        cls, described: Mapping[str, Any], given: float, releases: Collection[str]
-    ) -> float | None:
-        return given if "coupled" in releases else None  # an anchor in every step leaves no coupled term
 
     # ---- what a method adds
 

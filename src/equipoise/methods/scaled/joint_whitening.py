@@ -28,9 +28,9 @@ Source: this library. `docs/methods/joint-whitening.md` has the derivation,
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -87,13 +87,6 @@ class JointWhitening(DPSGD):
         super().__post_init__()
         _validate.share(share=self.share)
         _validate.count("the most inputs of a weight that is whitened", most_inputs=self.most_inputs)
-
-    @classmethod
-    def released_multiplier(
-        cls, described: Mapping[str, Any], given: float, releases: Collection[str]
-    ) -> float | None:
-        share = described.get("share")
-        return given / math.sqrt(1 - share) if isinstance(share, float) and share < 1 else given
 
     def plan(self, setting: Setting) -> Plan:
         def gradient(noise_multiplier: float) -> Gaussian:

@@ -29,7 +29,7 @@ import torch
 from torch import nn
 
 from equipoise._files import PathLike, write_atomically
-from equipoise.report.json_files import read_file, read_object
+from equipoise._run_files import read_file, read_object
 
 __all__ = ["CheckpointError", "Checkpoints", "collect_state", "restore_state"]
 

@@ -7,33 +7,21 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from equipoise._version import __version__
+from equipoise._version import ENGINE, __version__
 from equipoise.methods import Method, PublicRecords, find
 from equipoise.methods.configuration import NotInFileError, UnknownSettingsError, read_settings
 from equipoise.methods.registry import registered
 from equipoise.privacy import Budget, Sampling, sampling_from
-from equipoise.training.assumptions import Assumption
+from equipoise.statements.assumptions import Assumption
 from equipoise.training.setup.training_settings import TrainingSettings
 
 __all__ = [
-    "ENGINE",
     "found_before",
-    "is_of_this_version",
     "method_name",
-    "of_another_version",
     "rebuild",
     "rebuild_method",
     "refuse_other_engine",
 ]
-
-ENGINE = 3
-"""A run of another number is not resumed: its steps would get other bits from the same records and noise.
-Raise it with every change of what a step computes. Files before number 2 hold none."""
-
-
-def is_of_this_version(config: Mapping[str, Any]) -> bool:
-    """Whether this version began the run, so that its files hold the sentences and the page of this one."""
-    return (config.get("version"), config.get("engine")) == (__version__, ENGINE)
 
 
 def refuse_other_engine(config: Mapping[str, Any], folder: Path) -> None:

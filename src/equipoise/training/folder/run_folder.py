@@ -25,8 +25,8 @@ from torch import nn
 
 from equipoise._dtensor import all_values, is_dtensor, local_part
 from equipoise._files import PathLike, explained, make_folder, write_atomically
-from equipoise.report.json_files import RunFolderError, read_file, read_object
-from equipoise.training.assumptions import Assumption
+from equipoise._run_files import RunFolderError, read_file, read_object
+from equipoise.statements.assumptions import Assumption
 from equipoise.training.folder.checkpoint import Checkpoints
 from equipoise.training.traces import loaded
 

@@ -39,7 +39,7 @@ from equipoise._tree import named_leaves
 from equipoise.gradients.capture.attributes import is_own
 from equipoise.methods import Method
 from equipoise.privacy.noise.uniform import keyed_hash
-from equipoise.training.assumptions import ALLOWED, NOT_COMPARED
+from equipoise.statements.assumptions import ALLOWED, NOT_COMPARED
 from equipoise.training.owners import UserSource, flattened
 from equipoise.training.record_source import DataError, RecordSource
 

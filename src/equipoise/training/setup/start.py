@@ -21,7 +21,7 @@ from equipoise._files import PathLike
 from equipoise._tree import leaves
 from equipoise.privacy import Journal
 from equipoise.privacy.ledger.journal_records import JournalRecords
-from equipoise.training.assumptions import AFTER, Assumption
+from equipoise.statements.assumptions import AFTER, Assumption
 from equipoise.training.distributed import Processes
 from equipoise.training.setup.private_copies import held_tensors
 from equipoise.training.setup.training_inputs import TrainingInputs

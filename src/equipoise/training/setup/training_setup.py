@@ -29,8 +29,8 @@ from equipoise.methods.base import Plan, Setting, by_author
 from equipoise.privacy import BudgetError, PrivacyPlan, WithoutReplacement, digest, epsilon
 from equipoise.privacy.ledger.journal_records import other_runs
 from equipoise.privacy.ledger.run_record import compose_events
+from equipoise.statements.assumptions import COMPARED_DATA, HELD, THROWN_AWAY, Assumption, always
 from equipoise.statements.statement import DATA
-from equipoise.training.assumptions import COMPARED_DATA, HELD, THROWN_AWAY, Assumption, always
 from equipoise.training.distributed import Processes
 from equipoise.training.folder.run_folder import RunFolder
 from equipoise.training.forwards import BatchPreparation, RowSource, averaged_over_views, forward_rows

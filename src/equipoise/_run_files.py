@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, BinaryIO
 
 from equipoise._files import PathLike
@@ -20,6 +22,7 @@ __all__ = [
     "RunFolderError",
     "each_once",
     "each_row",
+    "file_of_run",
     "open_regular",
     "read_file",
     "read_json",
@@ -29,6 +32,10 @@ __all__ = [
 
 LARGEST_OBJECT = 64 * 2**20
 """Bytes of a file that holds one JSON value."""
+
+
+_BEGUN = ("config.json", "federation.json", "settings.json", "checkpoint")
+"""A run, a federation that has ended, one that has begun, a run whose settings are lost."""
 
 
 class RunFolderError(ValueError):
@@ -60,7 +67,7 @@ def read_file(path: PathLike, largest: int | None = None) -> bytes:
         >>> read_file("/dev/zero")
         Traceback (most recent call last):
         ...
-        equipoise.report.json_files.RunFolderError: /dev/zero is no regular file, so it was not read...
+        equipoise._run_files.RunFolderError: /dev/zero is no regular file, so it was not read...
     """
     with open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
@@ -140,3 +147,29 @@ def each_row(path: PathLike) -> Iterator[dict[str, Any]]:
                 continue
             if isinstance(row, dict):
                 yield row
+
+
+def file_of_run(folder: PathLike, name: str, otherwise: str | None = None) -> Path:
+    """The path of a file in a run folder.
+
+    Args:
+        folder: of the run.
+        name: of the file.
+        otherwise: why a run may lack it, and what to do; by default it is one that a finished run has.
+
+    Raises:
+        RunFolderError: no such folder, no run in it, or no such file.
+    """
+    path = Path(folder)
+    which = "Give the folder that a training made: runs/DATA-TIME by default."
+    if not path.is_dir():
+        raise RunFolderError(f"run={str(path)!r} is not a folder. {which}")
+    if not (path / name).is_file():  # a pipe would be waited for
+        if not any((path / begun).exists() for begun in _BEGUN):
+            raise RunFolderError(f"run={str(path)!r} holds no {name}, and no run was begun in it. {which}")
+        otherwise = otherwise or (
+            "the run is not finished, or the file was removed. Go on with the run: equipoise resume "
+            f"{shlex.quote(str(path))}, or PrivateTraining.resume where it was begun from Python."
+        )
+        raise RunFolderError(f"run={str(path)!r} holds no {name}: {otherwise}")
+    return path / name

@@ -7,49 +7,48 @@ or where the run's ledger was put. Nothing else is opened.
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+import sys
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
+from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
-from typing import Any
-
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from typing import TYPE_CHECKING, Any
 
 from equipoise._files import PathLike, write_atomically
-from equipoise.methods.configuration import field_types
-from equipoise.privacy import Journal, JournalError, PrivateSearch
-from equipoise.privacy.ledger.journal import Entry, SearchEntry
+from equipoise._lazy import later
+from equipoise._rounding import rounded_up
+from equipoise._run_files import RunFolderError, each_row, file_of_run, read_file, read_object
+from equipoise.privacy.accounting.private_search import PrivateSearch
+from equipoise.privacy.errors import JournalError
+from equipoise.privacy.ledger.journal import Entry, Journal, SearchEntry
 from equipoise.privacy.ledger.journal_records import JournalRecords
-from equipoise.report import RunFolderError, report_as_made, write_report
-from equipoise.report.json_files import each_row, read_file, read_object
-from equipoise.report.run_reader import file_of_run
-from equipoise.statements import (
-    Finding,
-    Signature,
-    Statement,
-    check_published,
-    check_with_journal,
-    statement_from_journal,
-)
-from equipoise.statements.recompute import MALFORMED, finite_number, message
-from equipoise.statements.sign import check_files, fingerprint, read_signature, sign_files, signing_key
-from equipoise.training.folder.config_file import is_of_this_version, of_another_version
-from equipoise.training.folder.consistency import (
-    check_assumptions,
-    check_method,
-    check_metrics,
-    check_settings,
-)
-from equipoise.training.folder.run_folder import RunFolder
-from equipoise.training.setup.training_settings import TrainingSettings
+from equipoise.statements.checks import check_published, check_with_journal, statement_from_journal
+from equipoise.statements.consistency import check_assumptions, check_metrics, check_settings
+from equipoise.statements.recompute import MALFORMED, Finding, finite_number, message
+from equipoise.statements.statement import Statement
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+    from equipoise.statements import sign
+else:
+    sign = later("equipoise.statements.sign")  # only who signs, or checks a signature, needs cryptography
 
 __all__ = ["Verification", "charge_search", "check_signable", "sign_run", "sign_verified", "verify_run"]
 
-SIGNED_RUN_FILES = ("statement.json", "model.safetensors", "config.json", "metrics.jsonl", "report.html")
+STATEMENT, SIGNATURE, CONFIG, METRICS = (
+    "statement.json",
+    "statement.sig.json",
+    "config.json",
+    "metrics.jsonl",
+)
+SIGNED_RUN_FILES = (STATEMENT, "model.safetensors", CONFIG, METRICS, "report.html")
 
 
 @dataclass(frozen=True)
@@ -103,23 +102,21 @@ def verify_run(
         RunFolderError: no statement, or a file that cannot be read.
         KeyFileError: no public key in the file.
     """
-    folder = RunFolder(run_dir)
+    folder = Path(run_dir)
     statement = _read_statement(folder)
-    config = read_object(folder.config) if folder.config.is_file() else {}
+    config = read_object(folder / CONFIG) if (folder / CONFIG).is_file() else {}
     journal = _journal_file(folder, ledger_file)
     findings = check_published(statement) if journal is None else _check_journal(statement, journal)
     findings += check_settings(statement, config)
     findings += _skipped(folder, config)
     findings += check_assumptions(statement, config)
-    findings += check_method(statement, config)
-    findings += _check_metrics(folder, statement, config)
-    findings += _check_page(folder, config)
+    findings += _check_metrics(folder / METRICS, statement, config)
     signature, found = _check_signature(folder, journal, statement, public_key)
     return Verification(
         run_dir=str(run_dir),
         with_journal=journal is not None,
         epsilon=finite_number(statement.get("epsilon")),
-        signer=None if signature is None else fingerprint(signature.public_key),
+        signer=None if signature is None else sign.fingerprint(signature.public_key),
         findings=(*findings, *found),
         private=statement.get("private") is True,
         no_guarantee=_no_guarantee(statement),
@@ -143,7 +140,7 @@ def sign_run(
     *,
     ledger_file: PathLike | None = None,
     password: bytes | None = None,
-) -> Signature:
+) -> sign.Signature:
     """Sign the statement of a run with the model and the other published files; writes statement.sig.json.
 
     Args:
@@ -157,7 +154,7 @@ def sign_run(
         KeyFileError: no such key.
     """
     # Before the long check: a wrong password should be told at once.
-    key = signing_key(key_file, password)
+    key = sign.signing_key(key_file, password)
     check_signable(verify_run(run_dir, ledger_file=ledger_file))
     return sign_verified(run_dir, key, ledger_file=ledger_file)
 
@@ -177,20 +174,23 @@ def check_signable(found: Verification) -> None:
 
 def sign_verified(
     run_dir: PathLike, key: Ed25519PrivateKey, *, ledger_file: PathLike | None = None
-) -> Signature:
+) -> sign.Signature:
     """Sign a run that `check_signable` let through; arguments as for `sign_run`."""
-    folder = RunFolder(run_dir)
+    folder = Path(run_dir)
     journal = _journal_file(folder, ledger_file)
     lines = None if journal is None else _hash_of_lines(journal, str(_read_statement(folder)["run"]))
-    made = sign_files(key, folder.path, SIGNED_RUN_FILES, lines)
-    write_atomically(folder.signature, made.to_json().encode(), mode=0o644)
+    made = sign.sign_files(key, folder, SIGNED_RUN_FILES, lines)
+    write_atomically(folder / SIGNATURE, made.to_json().encode(), mode=0o644)
     return made
 
 
 def charge_search(
     run_dir: PathLike, search: PrivateSearch, *, ledger_file: PathLike | None = None
 ) -> Statement:
-    """Charge a run for having been chosen among a random number of runs; statement and report are rewritten.
+    """Charge a run for having been chosen among a random number of runs; the statement is rewritten.
+
+    Page and signature are of the old statement, and are removed: make them anew (`equipoise report`,
+    `equipoise sign`).
 
     The charge is computed from this run's plan. It covers the search only if no candidate's plan has a larger
     Renyi divergence at any order, which is yours to see to: the same epsilon at one delta is not enough.
@@ -205,7 +205,7 @@ def charge_search(
         RunFolderError: no finished run, or one that was charged for a search before.
         PlanError: no accountant covers a search over runs of this kind.
     """
-    folder = RunFolder(run_dir)
+    folder = Path(run_dir)
     statement = _read_statement(folder)
     path = _journal_file(folder, ledger_file)
     if path is None:
@@ -230,31 +230,32 @@ def charge_search(
         # The charge first, and on its device: a statement that names it must not lie next to a journal
         # without.
         journal.append(charge)
-    folder.signature.unlink(missing_ok=True)  # it was of another statement
-    write_atomically(folder.statement, (made.to_json() + "\n").encode(), mode=0o644)
-    write_report(folder.path)
+    for name in (SIGNATURE, "report.html"):  # they are of another statement
+        (folder / name).unlink(missing_ok=True)
+    write_atomically(folder / STATEMENT, (made.to_json() + "\n").encode(), mode=0o644)
     return made
 
 
 # ---- inside
 
 
-def _journal_file(folder: RunFolder, given: PathLike | None) -> Path | None:
+def _journal_file(folder: Path, given: PathLike | None) -> Path | None:
     """The journal of the run, if it is here."""
     if given is not None:
         if not Path(given).is_file():
             raise RunFolderError(f"ledger={str(given)!r} is no file; name the journal that the run was given")
         return Path(given)
-    named = folder.private / "ledger_file"
+    named = folder / "private" / "ledger_file"
     if named.is_file():
         place = Path(os.fsdecode(read_file(named)))
         if not place.is_file():
             raise RunFolderError(
-                f"run={str(folder.path)!r} was booked in {str(place)!r}, which is not there any more; name "
+                f"run={str(folder)!r} was booked in {str(place)!r}, which is not there any more; name "
                 "the journal with --ledger"
             )
         return place
-    return folder.journal if folder.journal.is_file() else None
+    own = folder / "private" / "journal.jsonl"
+    return own if own.is_file() else None
 
 
 def _check_journal(statement: Mapping[str, Any], path: Path) -> list[Finding]:
@@ -281,12 +282,16 @@ def _hash_of_lines(path: Path, run: str) -> str:
 
 
 def _check_signature(
-    folder: RunFolder, journal: Path | None, statement: Mapping[str, Any], public_key: PathLike | None
-) -> tuple[Signature | None, list[Finding]]:
-    signature, findings = read_signature(folder.signature, public_key)
+    folder: Path, journal: Path | None, statement: Mapping[str, Any], public_key: PathLike | None
+) -> tuple[sign.Signature | None, list[Finding]]:
+    if find_spec("cryptography") is None and public_key is None:
+        is_signed = (folder / SIGNATURE).is_file()
+        detail = "not checked: install cryptography" if is_signed else "the run is not signed"
+        return None, [Finding("signature", None, detail)]
+    signature, findings = sign.read_signature(folder / SIGNATURE, public_key)
     if signature is None or findings[0].ok is False:
         return signature, findings
-    findings.append(check_files(signature, folder.path, SIGNED_RUN_FILES, needed=("statement.json",)))
+    findings.append(sign.check_files(signature, folder, SIGNED_RUN_FILES, needed=("statement.json",)))
     if journal is not None and signature.journal is not None:
         try:
             lines = _hash_of_lines(journal, str(statement.get("run")))
@@ -303,11 +308,11 @@ _COMPARED = ("settings", "sampling", "budget", "method", "plan", "assumptions")
 _SETTINGS = ("reproducible", "hardened", "relation", "allow_public_duplicates")
 
 
-def _skipped(folder: RunFolder, config: Mapping[str, Any]) -> list[Finding]:
+def _skipped(folder: Path, config: Mapping[str, Any]) -> list[Finding]:
     """What cannot be looked at because a file or a key of it is not here."""
     found = []
-    if not folder.config.is_file():
-        detail = "config.json is not here: settings, sampling and method were not compared"
+    if not (folder / CONFIG).is_file():
+        detail = "config.json is not here: settings, sampling and recipe were not compared"
         found.append(Finding("configuration", None, detail))
     else:
         settings = config.get("settings")
@@ -317,45 +322,55 @@ def _skipped(folder: RunFolder, config: Mapping[str, Any]) -> list[Finding]:
         if gone:
             detail = f"config.json has no {', '.join(gone)}: what they would say was not compared"
             found.append(Finding("configuration", None, detail))
-        others = sorted(settings.keys() - field_types(TrainingSettings)) if within is settings else []
-        if others:
-            found.append(Finding("configuration", None, of_another_version("settings", others)))
-    for subject, path in (("metrics", folder.metrics), ("page", folder.path / "report.html")):
-        if not path.is_file():
-            found.append(Finding(subject, None, f"{path.name} is not here"))
+    if not (folder / METRICS).is_file():
+        found.append(Finding("metrics", None, f"{METRICS} is not here"))
     return found
 
 
-def _check_metrics(
-    folder: RunFolder, statement: Mapping[str, Any], config: Mapping[str, Any]
-) -> list[Finding]:
-    if not folder.metrics.is_file():
+def _check_metrics(path: Path, statement: Mapping[str, Any], config: Mapping[str, Any]) -> list[Finding]:
+    if not path.is_file():
         return []
     try:
-        return check_metrics(statement, config, each_row(folder.metrics))
+        return check_metrics(statement, config, each_row(path))
     except (*MALFORMED, OSError) as error:
         detail = f"it is not what this library writes ({message(error)})"
         return [Finding("metrics", False, detail)]
 
 
-def _check_page(folder: RunFolder, config: Mapping[str, Any]) -> list[Finding]:
-    """Whether report.html is the page that the other files make."""
-    if not (folder.path / "report.html").is_file():
-        return []
+def _read_statement(folder: Path) -> dict[str, Any]:
+    return read_object(file_of_run(folder, STATEMENT))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command line: prints what was found, and returns 0 if the statement is consistent."""
+    parser = argparse.ArgumentParser(
+        "python -m equipoise.statements.verify", description="Compute the privacy of a run again."
+    )
+    parser.add_argument("run", help="the run folder, or its published files")
+    parser.add_argument("--ledger", metavar="FILE", help="the run's journal, if it is not in the folder")
+    parser.add_argument("--key", metavar="FILE", help="the issuer's public key; the run must be signed")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    given = parser.parse_args(arguments)
     try:
-        same = report_as_made(folder.path)
-    except RunFolderError as error:
-        return [Finding("page", False, f"report.html cannot be made of these files: {error}")]
-    if same is False and "plan" in config and not is_of_this_version(config):
-        same = None  # pages had another form
-    detail = {
-        True: "report.html is what these files make",
-        None: "report.html was made by another version or of files that are not here, and was not compared",
-        False: "report.html is not what these files make: page or files were edited; make it again with "
-        f"equipoise report {folder.path}",
-    }
-    return [Finding("page", same, detail[same])]
+        found = verify_run(given.run, ledger_file=given.ledger, public_key=given.key)
+    except (ValueError, OSError) as error:
+        print(error, file=sys.stderr)
+        return 2
+    if given.json:
+        print(json.dumps(found.to_json()))
+        return not found.consistent
+    marks = {True: "yes", False: "NO", None: "?"}
+    for finding in found.findings:
+        print(f"{marks[finding.ok]:3}  {finding.subject}: {finding.detail}")
+    spent = "no epsilon" if found.epsilon is None else f"epsilon {rounded_up(found.epsilon)}"
+    basis = "the journal" if found.with_journal else "its published files only"
+    print(f"\n{spent}; the statement is {'' if found.consistent else 'NOT '}consistent with {basis}.")
+    if not found.private:
+        print("NOT PRIVATE: noise and sampling follow from a public seed.")
+    if found.no_guarantee is not None:
+        print(f"Guarantee: none: {found.no_guarantee}")
+    return not found.consistent
 
 
-def _read_statement(folder: RunFolder) -> dict[str, Any]:
-    return read_object(file_of_run(folder.path, folder.statement.name))
+if __name__ == "__main__":
+    sys.exit(main())

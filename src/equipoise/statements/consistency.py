@@ -1,29 +1,22 @@
 """Does a statement agree with config.json and metrics.jsonl, which a training writes with it?
 
-The statement's own figures are computed again in `equipoise.statements`. Here the statement is held against
-what the other two files say: settings, method, assumptions, steps and the epsilon along the way. Somebody who
-makes up a consistent statement would have to make these up, too.
+The statement's own figures are computed again in `recompute`. Here the statement is compared with the other
+two files: settings, recipe, assumptions, steps and the epsilon along the way. Nothing of this keeps off
+somebody who makes up all three: the journal does, or the issuer's signature.
 """
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from equipoise.methods import Method, find
-from equipoise.methods.base import by_author
-from equipoise.methods.configuration import NotInFileError
-from equipoise.methods.public_records import public_assumption, public_counts
-from equipoise.methods.registry import registered
-from equipoise.privacy.ledger.run_record import GUARANTEES
-from equipoise.statements import Finding
-from equipoise.statements.recompute import MALFORMED, finite_number
+from equipoise._relations import ARE_PUBLIC
+from equipoise._version import ENGINE, __version__
+from equipoise.statements.assumptions import ALLOWED, EARLIER, NAMED, NOT_COMPARED, Assumption, always
+from equipoise.statements.recompute import MALFORMED, Finding, finite_number
 from equipoise.statements.statement import OF_THE_LEDGER, sampling_assumptions
-from equipoise.training.assumptions import ALLOWED, EARLIER, NAMED, NOT_COMPARED, Assumption, always
-from equipoise.training.folder.config_file import is_of_this_version, of_another_version, rebuild_method
 
-__all__ = ["check_assumptions", "check_method", "check_metrics", "check_settings", "may_plan_fewer_steps"]
+__all__ = ["check_assumptions", "check_metrics", "check_settings"]
 
 PROGRESS = 0.04
 """How far a row's epsilon, which is computed coarsely, may be from the statement's, relatively."""
@@ -61,9 +54,10 @@ def check_settings(statement: Object, config: Object) -> list[Finding]:
     if settings.get("noise_for_cohort") is not None:  # a simulation claims nothing
         configured["guarantee"] = "none"
     if "sampling" in config:
-        sampling = config["sampling"]
-        fewer = may_plan_fewer_steps(config)
-        configured["sampling"] = _planned(sampling, statement.get("sampling")) if fewer else sampling
+        sampling, has_public = config["sampling"], bool(_public_counts(config.get("method")))
+        configured["sampling"] = _planned(sampling, statement.get("sampling")) if has_public else sampling
+    for method in _nested(config.get("method"))[-1:]:
+        configured["recipe"] = method.get("recipe", "library")
     if isinstance(budget, Mapping) and "delta" in budget:
         configured["delta"] = budget["delta"]
     wrong = [f"{key} is {value!r}"[:80] for key, value in configured.items() if statement.get(key) != value]
@@ -76,7 +70,7 @@ def check_settings(statement: Object, config: Object) -> list[Finding]:
 
 
 def _planned(configured: Any, stated: Any) -> Any:
-    """The configured sampling with the stated number of steps, where that is not larger."""
+    """The configured sampling with the stated steps, if they are no more: some draw public records alone."""
     if isinstance(configured, Mapping) and isinstance(stated, Mapping) and "steps" in configured:
         steps, fewer = configured["steps"], stated.get("steps")
         if isinstance(steps, int) and isinstance(fewer, int) and fewer <= steps:
@@ -93,94 +87,15 @@ def _nested(described: Any) -> list[Object]:
     return found
 
 
-def may_plan_fewer_steps(config: Object) -> bool:
-    """Whether a method of config.json takes steps that draw no private record, so that no plan holds them."""
-    names = [str(one.get("name")) for one in _nested(config.get("method"))]
-    return any("public" in inspect.signature(find(name)).parameters for name in names if name in registered())
-
-
-def check_method(statement: Object, config: Object) -> list[Finding]:
-    """Whether guarantee, recipe and noise are those of the method that config.json describes."""
-    methods = _nested(config.get("method"))
-    if not methods:
-        return []
-    described = methods[-1]
-    name, recipe = str(described.get("name")), described.get("recipe", "library")
-    if name not in registered():
-        detail = f"config.json names {name[:60]!r}, no method known here: its settings were not compared"
-        return [Finding("method", None, detail)]
-    wrong: list[str] = []
-    details: list[str] = []
-    if recipe != statement.get("recipe"):
-        wrong.append(f"the recipe is {recipe!r}, not {statement.get('recipe')!r}"[:120])
-    opaque = any(isinstance(value, Mapping) and "opaque" in value for _, value in _settings(described))
-    unknown = None
-    try:
-        kind = find(name, recipe)
-        method = None if opaque or public_counts(described) else rebuild_method({"method": described})
-        best, stated = kind.card.guarantee if method is None else method.guarantee, statement.get("guarantee")
-        if stated in GUARANTEES and GUARANTEES.index(str(stated)) < GUARANTEES.index(best):
-            wrong.append(f"the method's guarantee is {best!r} at best, not {stated!r}")
-        others = sorted(set(described) - {"name", "recipe", *inspect.signature(kind).parameters})
-        details += [of_another_version("method", others)] if others else []
-    except NotInFileError as error:  # a class that is not here
-        unknown = f"{error}"[:300]
-    except ValueError as error:
-        details.append(f"{error}"[:300])
-    if recipe == "library":
-        wrong += _other_noise(statement, described, find(name))
-    if wrong:
-        details.append(f"config.json says otherwise than the statement: {'; '.join(wrong)}")
-    if details:
-        return [Finding("method", False, detail) for detail in details]
-    if opaque:
-        detail = "a setting of the method is a function, which no file holds: the method was not made again"
-        return [Finding("method", None, detail)]
-    return [] if unknown is None else [Finding("method", None, unknown)]
-
-
-def _settings(described: Object, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """The settings of a described method and of its options, by dotted names."""
-    for name, value in described.items():
-        yield f"{prefix}{name}", value
-        if isinstance(value, Mapping):
-            yield from _settings(value, f"{prefix}{name}.")
-
-
-def _other_noise(statement: Object, described: Object, kind: type[Method]) -> list[str]:
-    """The noise and the bound that the settings fix and that are not those of any release, as words."""
-    rows = [row for row in statement.get("releases") or () if isinstance(row, Mapping)]
-    stated = [_noise_of(row) for row in rows]
-    found = {n: v for n, v in _settings(described) if n.endswith("noise_multiplier") and v is not None}
-    given = {name: value for name, value in found.items() if not isinstance(value, Mapping)}
-    wrong = [
-        f"{name} is {value!r}, those of the releases {stated!r}"[:120]
-        for name, value in given.items()
-        if rows and _released(name, value, described, kind, rows) not in [None, *stated]
-    ]
-    bound = kind.described_bound(described)
-    stated_bounds = [row.get("max_bound") for row in rows if row.get("name") == "gradient"]
-    if bound is not None and stated_bounds and stated_bounds != [bound]:
-        wrong.append(f"clip_norm is {bound!r}, the bound {stated_bounds[0]!r}"[:120])
-    return wrong
-
-
-def _released(name: str, value: Any, described: Object, kind: type[Method], rows: Iterable[Object]) -> object:
-    """The multiplier that a setting gives one of the releases; None if it is for none of them."""
-    if not name.startswith("noise_multiplier") or finite_number(value) is None:
-        return value
-    return kind.released_multiplier(described, value, [str(row.get("name")) for row in rows])
-
-
 def check_assumptions(statement: Object, config: Object) -> list[Finding]:
-    """Whether the statement's assumptions are those of its data and of the method in config.json."""
+    """Whether the statement names what config.json tells of its data, draws and processes."""
     named = statement.get("assumptions")
     named = [text for text in named if isinstance(text, str)] if isinstance(named, list) else []
-    methods, settings = _nested(config.get("method")), config.get("settings")
-    counts = public_counts(config.get("method"))
+    settings = config.get("settings")
+    counts = _public_counts(config.get("method"))
     every = always(statement.get("unit"))
-    wanted = [*(every if is_of_this_version(config) else ()), *(public_assumption(count) for count in counts)]
-    wanted += _of_method(methods[-1]) if methods else []
+    is_of_this_version = (config.get("version"), config.get("engine")) == (__version__, ENGINE)
+    wanted = [*(every if is_of_this_version else ()), *(f"{count} {ARE_PUBLIC}" for count in counts)]
     if counts and isinstance(settings, Mapping) and settings.get("allow_public_duplicates") is True:
         wanted.append(ALLOWED)
     elif counts and Assumption.TRUSTED in named:
@@ -217,15 +132,18 @@ def check_assumptions(statement: Object, config: Object) -> list[Finding]:
     return findings
 
 
-def _of_method(described: Object) -> list[str]:
-    """What a described method assumes, where it can be made without public records."""
-    if described.get("name") not in registered() or public_counts(described):
+def _public_counts(described: Any) -> list[int]:
+    """The numbers of the public records that a configuration describes, wherever they stand in it.
+
+    >>> _public_counts({"source": {"records": {"records": 3, "digest": "x"}}})
+    [3]
+    """
+    if not isinstance(described, Mapping):
         return []
-    try:
-        made = rebuild_method({"method": described})
-        return [*by_author(made), *made.assumptions()]
-    except ValueError:
-        return []  # `check_method` reports it
+    if "digest" in described:
+        count = described.get("records")
+        return [count] if isinstance(count, int) else []
+    return [count for value in described.values() for count in _public_counts(value)]
 
 
 # ---- metrics.jsonl
@@ -278,8 +196,3 @@ def _fewer_releases(statement: Object, total: Any, taken: int) -> list[str]:
     if planned and planned == total and left < taken:
         wrong.append(f"{taken} steps were taken, {left} releases without a proof are named")
     return wrong
-
-
-def _noise_of(row: Object) -> object:
-    mechanism = row.get("mechanism")
-    return mechanism.get("noise_multiplier") if isinstance(mechanism, Mapping) else None

@@ -1,0 +1,14 @@
+from equipoise.statements.checks import check_published as check_published
+from equipoise.statements.checks import check_with_journal as check_with_journal
+from equipoise.statements.checks import statement_from_journal as statement_from_journal
+from equipoise.statements.recompute import Finding as Finding
+from equipoise.statements.sign import KeyFileError as KeyFileError
+from equipoise.statements.sign import Signature as Signature
+from equipoise.statements.statement import Statement as Statement
+from equipoise.statements.statement import make_statement as make_statement
+from equipoise.statements.statement import statement_of as statement_of
+from equipoise.statements.statement import statement_schema as statement_schema
+from equipoise.statements.verify import Verification as Verification
+from equipoise.statements.verify import charge_search as charge_search
+from equipoise.statements.verify import sign_run as sign_run
+from equipoise.statements.verify import verify_run as verify_run
