@@ -28,7 +28,7 @@ def test_a_crash_has_a_code_of_its_own(monkeypatch, capsys):
     def broken(*_: object, **__: object) -> None:
         raise ImportError("no torch")
 
-    monkeypatch.setattr("equipoise.training.verify_run", broken)
+    monkeypatch.setattr("equipoise.statements.verify_run", broken)
     assert main(["verify", "."]) == CRASHED
     assert CRASHED not in (0, 1, 2, 130)
     assert "no torch" in capsys.readouterr().err
@@ -49,7 +49,7 @@ def test_signing_reads_its_key_once(tmp_path, key, monkeypatch):
     threading.Thread(target=lambda: pipe.write_bytes(key.read_bytes()), daemon=True).start()
     taken = []
     monkeypatch.setattr("equipoise.app.run_checks.is_federation", lambda folder: False)
-    monkeypatch.setattr("equipoise.training.sign_run", lambda run, key, **_: taken.append(key) or made)
+    monkeypatch.setattr("equipoise.statements.sign_run", lambda run, key, **_: taken.append(key) or made)
     made = sign_files(signing_key(key), tmp_path, ["key.pem"])
     assert main(["sign", str(tmp_path), "--key", str(pipe)]) == 0
     assert taken[0].private_bytes_raw() == signing_key(key).private_bytes_raw()
