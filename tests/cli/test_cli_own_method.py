@@ -148,9 +148,6 @@ def test_it_trains_resumes_and_verifies(package, equipoise, tmp_path, monkeypatc
     assert again.value["finished"] is True
     checked = equipoise("verify", run, "--json")
     assert checked.code == 0, checked.err
-    told = [finding for finding in checked.value["findings"] if finding["subject"] == "method"]
-    # a verifier imports nothing that a file names; what is installed here is known
-    assert [finding["ok"] for finding in told] == ([None] if ":" in word else [])
     named = json.loads((run / "statement.json").read_text())["assumptions"]
     assert OWN_METHOD.format(path="half_steps:HalfStep") in named
     further = [f["detail"] for f in checked.value["findings"] if f["subject"] == "further assumptions"]
