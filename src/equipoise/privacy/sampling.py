@@ -263,6 +263,19 @@ def _drawn_by_themselves(rate: float, generator: torch.Generator, count: int) ->
     return drawn[drawn < count]
 
 
+def _one_of(**given: float | None) -> float:
+    """The one that was given.
+
+    Raises:
+        TypeError: none or several were.
+    """
+    found = [value for value in given.values() if value is not None]
+    if len(found) != 1:
+        said = ", ".join(f"{name}={value!r}" for name, value in given.items())
+        raise TypeError(f"give one of {' and '.join(given)}, got {said}")
+    return found[0]
+
+
 def _check_rate(scheme: Sampling, rate: float) -> None:
     if rate < _LEAST_RATE:
         raise ValueError(
@@ -278,23 +291,47 @@ _AT_ONCE = 1024  # gaps between records that are drawn
 _LEAST_RATE = 1e-11
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False)
 class Poisson(Sampling):
     """Poisson sampling: every record enters a draw independently with probability q.
 
     Args:
-        expected_batch_size: expected records per draw, in (0, population].
+        expected_batch_size: expected records per draw, in (0, population]; `batch_size` is the same.
         population: public number of records; q = expected_batch_size / population.
         steps: number of draws.
+        epochs: in place of steps, how often a record is drawn on average: the fewest steps that reach it.
 
     Example:
         >>> Poisson(expected_batch_size=256, population=60_000, steps=4700).sampling_rate
         0.004266666666666667
+        >>> Poisson(batch_size=256, population=60_000, epochs=20)
+        Poisson(expected_batch_size=256, population=60000, steps=4688)
     """
 
     expected_batch_size: float
     population: int
     steps: int
+
+    def __init__(
+        self,
+        expected_batch_size: float | None = None,
+        population: int | None = None,
+        steps: int | None = None,
+        *,
+        batch_size: float | None = None,
+        epochs: float | None = None,
+    ) -> None:
+        size = _one_of(expected_batch_size=expected_batch_size, batch_size=batch_size)
+        _validate.positive(**{"expected_batch_size" if batch_size is None else "batch_size": size})
+        _validate.count("the public number of records, which the user states", population=population)
+        assert population is not None
+        if _one_of(steps=steps, epochs=epochs) == epochs:
+            _validate.positive(epochs=epochs)
+            # What rounding adds to a whole number of steps must not make one step more.
+            steps = max(1, math.ceil(epochs * population / size - 1e-9))
+        for name, value in (("expected_batch_size", size), ("population", population), ("steps", steps)):
+            object.__setattr__(self, name, value)
+        self.__post_init__()
 
     def __post_init__(self) -> None:
         _validate.positive(expected_batch_size=self.expected_batch_size)
