@@ -13,8 +13,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from types import UnionType
+from dataclasses import MISSING, dataclass, fields
 from typing import Any, ClassVar, Self
 
 from equipoise._files import PathLike
@@ -35,22 +34,31 @@ def _is_positive(value: Any) -> bool:
     return is_number and 0 < value <= sys.float_info.max
 
 
-def _are_positive(value: Any) -> bool:
-    return isinstance(value, dict) and all(map(_is_positive, value.values()))
+Count = int
+Positive = float
+FromZero = float
+Numbers = Mapping[str, float]
+Texts = tuple[str, ...]
 
-
-def _are_texts(value: Any) -> bool:
-    return isinstance(value, (list, tuple)) and {str}.issuperset(map(type, value))
-
-
-_Fields = Mapping[str, tuple[str, type | UnionType | Callable[[Any], bool]]]
-"""The fields of a line: what each must hold, in words for the error and as a type or a check."""
-
-_TEXT = ("a text", str)
-_COUNT = ("a count from 0", _is_count)
-_NUMBERS = ("positive numbers by release name", _are_positive)
-_OBJECT = ("an object", dict)
-_DRAW: _Fields = {"index": _COUNT, "draw": _TEXT, "ordinal": _COUNT, "hash": _TEXT, "data": _TEXT}
+#: By the annotation of a field: what it must hold, in words for the error and as a type or a check.
+_HOLDS: dict[str, tuple[str, type | Callable[[Any], bool]]] = {
+    "str": ("a text", str),
+    "str | None": ("a text or null", lambda value: value is None or isinstance(value, str)),
+    "bool": ("true or false", bool),
+    "Count": ("a count from 0", _is_count),
+    "FromZero": ("a number from 0", lambda value: value is not False and (value == 0 or _is_positive(value))),
+    "Positive | None": ("a positive number or null", lambda value: value is None or _is_positive(value)),
+    "Numbers": (
+        "positive numbers by release name",
+        lambda value: isinstance(value, dict) and all(map(_is_positive, value.values())),
+    ),
+    "Texts": (
+        "a list of texts",
+        lambda value: isinstance(value, (list, tuple)) and {str}.issuperset(map(type, value)),
+    ),
+    "PrivacyPlan": ("an object", dict),
+    "PrivateSearch": ("an object", dict),
+}
 
 
 def _error(line: int, field: str, reason: str) -> JournalError:
@@ -58,23 +66,6 @@ def _error(line: int, field: str, reason: str) -> JournalError:
         f"line {line} of the journal was not written by this library ({field} {reason}): the file was "
         "edited, or it is another file. Nothing more can be released under it; restore it from a copy"
     )
-
-
-def _check(row: Mapping[str, Any], fields: _Fields, line: int) -> None:
-    """Every field is there and holds what it must, and there is no other.
-
-    Every release passes here twice, before it is written and when the journal is read. So a field that is
-    told by its type costs no call.
-    """
-    for name, (what, fits) in fields.items():
-        if name not in row:
-            raise _error(line, name, "is missing")
-        value = row[name]
-        if not (isinstance(value, fits) if isinstance(fits, (type, UnionType)) else fits(value)):
-            raise _error(line, name, f"must be {what}, but is {value!r:.60}")
-    if len(row) > len(fields):
-        further = min(row.keys() - fields.keys())
-        raise _error(line, f"{further!r:.60}", "is not a field of such an entry")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -89,9 +80,9 @@ class BookedDraw:
         data: digest of the records.
     """
 
-    index: int
+    index: Count
     name: str
-    ordinal: int
+    ordinal: Count
     digest: str
     data: str
 
@@ -99,31 +90,16 @@ class BookedDraw:
     def of(cls, draw: Draw, data: str) -> Self:
         return cls(index=draw.index, name=draw.name, ordinal=draw.ordinal, digest=draw.parameters, data=data)
 
-    def fields(self) -> dict[str, Any]:
-        return {
-            "index": self.index,
-            "draw": self.name,
-            "ordinal": self.ordinal,
-            "hash": self.digest,
-            "data": self.data,
-        }
 
-    @classmethod
-    def of_row(cls, row: Mapping[str, Any]) -> Self:
-        return cls(
-            index=row["index"],
-            name=row["draw"],
-            ordinal=row["ordinal"],
-            digest=row["hash"],
-            data=row["data"],
-        )
+#: What the parts of a draw are called in a line.
+_OF_DRAW = {"index": "index", "draw": "name", "ordinal": "ordinal", "hash": "digest", "data": "data"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """One line of the journal.
+    """One line of the journal: `kind` stands under "type", the fields under their names, those of a draw too.
 
-    `kind` is what stands under "type", and `FIELDS` are the line's other fields, except "run".
+    A field that has its default value is left out.
 
     Example:
         >>> Entry.from_json(CloseEntry(run="a1").to_json(), line=1)
@@ -135,15 +111,20 @@ class Entry:
     """
 
     kind: ClassVar[str]
-    FIELDS: ClassVar[_Fields] = {}
+    #: Further fields of a line, which follow from the others.
+    derived: ClassVar[tuple[str, ...]] = ()
     run: str
 
     def to_json(self) -> dict[str, Any]:
         """The line's content as plain values."""
-        draw = getattr(self, "draw", None)
-        booked = {} if draw is None else draw.fields()
-        own = {name: getattr(self, name) for name in self.FIELDS if name not in booked}
-        return {"type": self.kind, "run": self.run, **booked, **own}
+        found: dict[str, Any] = {"type": self.kind}
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.name == "draw":
+                found |= {} if value is None else {n: getattr(value, of) for n, of in _OF_DRAW.items()}
+            elif field.default is MISSING or value != field.default:
+                found[field.name] = value.describe() if field.type in _DESCRIBED else value
+        return found | {name: getattr(self, name) for name in self.derived}
 
     @staticmethod
     def from_json(values: Mapping[str, Any], line: int) -> Entry:
@@ -161,24 +142,49 @@ class Entry:
         kind = values["type"]
         if not isinstance(kind, str) or kind not in _KINDS:
             raise _error(line, "type", f"is of the unknown type {kind!r:.60}")
-        entry, fields = _KINDS[kind], _FIELDS_OF[kind]
-        # A value may be disclosed that comes from no open draw.
-        if entry is DisclosureEntry and "index" in values:
-            fields = {**fields, **_DRAW}
-        if entry is RunEntry and "owners" in values:
-            fields = {**fields, "owners": _TEXT}
-        if entry is CloseEntry and "stop_fixed_beforehand" in values:
-            fields = {**fields, "stop_fixed_beforehand": ("true or false", bool)}
-        _check(values, fields, line)
-        return entry._of_row(values, line)
+        return _KINDS[kind]._of_row(values, line)
 
     @classmethod
     def _of_row(cls, row: Mapping[str, Any], line: int) -> Entry:
-        """The entry of a line whose fields were checked."""
-        if "ordinal" not in cls.FIELDS:
-            return cls(run=row["run"], **{name: row[name] for name in cls.FIELDS})
-        own = {name: row[name] for name in cls.FIELDS if name not in _DRAW}
-        return cls(run=row["run"], draw=BookedDraw.of_row(row), **own)  # type: ignore[call-arg]
+        """The entry of a line: every field is there and holds what it must, and there is no other.
+
+        Every release passes here twice, before it is written and when the journal is read. So a field that
+        shows in its type costs no call.
+        """
+        found: dict[str, Any] = {}
+        for name, (what, fits), is_needed in _CHECKS[cls]:
+            if name in row:
+                value = found[name] = row[name]
+                if not (isinstance(value, fits) if isinstance(fits, type) else fits(value)):
+                    raise _error(line, name, f"must be {what}, but is {value!r:.60}")
+            elif is_needed or (name in _OF_DRAW and not _OF_DRAW.keys().isdisjoint(row)):
+                raise _error(line, name, "is missing")
+        if len(row) > len(found) + 1:
+            further = min(row.keys() - found.keys() - {"type"})
+            raise _error(line, f"{further!r:.60}", "is not a field of such an entry")
+        if "index" in found and "draw" in found:
+            found["draw"] = BookedDraw(**{of: found.pop(name) for name, of in _OF_DRAW.items()})
+        return cls._made(found, line)
+
+    @classmethod
+    def _made(cls, found: dict[str, Any], line: int) -> Entry:
+        return cls(**found)
+
+
+_DESCRIBED = ("PrivacyPlan", "PrivateSearch")
+
+
+def _checks_of(kind: type[Entry]) -> list[tuple[str, tuple[str, Any], bool]]:
+    """The fields of a line of this kind, what each must hold, and whether it must be there."""
+    found = [(name, _HOLDS["str"], True) for name in kind.derived]
+    for field in fields(kind):
+        needed = field.default is MISSING
+        if field.name == "draw":
+            types = {one.name: str(one.type) for one in fields(BookedDraw)}
+            found += [(name, _HOLDS[types[of]], needed) for name, of in _OF_DRAW.items()]
+        else:
+            found.append((field.name, _HOLDS[str(field.type)], needed))
+    return found
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,13 +199,7 @@ class RunEntry(Entry):
     """
 
     kind = "run"
-    FIELDS: ClassVar[_Fields] = {
-        "plan": _OBJECT,
-        "fingerprint": _TEXT,
-        "data": _TEXT,
-        "private": ("true or false", bool),
-        "noise": _TEXT,
-    }
+    derived = ("fingerprint", "noise")
     plan: PrivacyPlan
     data: str
     private: bool
@@ -215,34 +215,21 @@ class RunEntry(Entry):
         """The arithmetic of the plan's noise."""
         return self.plan.arithmetic
 
-    def to_json(self) -> dict[str, Any]:
-        return (
-            super().to_json()
-            | {"plan": self.plan.describe()}
-            | ({"owners": self.owners} if self.owners else {})
-        )
-
     @classmethod
-    def _of_row(cls, row: Mapping[str, Any], line: int) -> Entry:
+    def _made(cls, found: dict[str, Any], line: int) -> Entry:
         try:
-            plan = PrivacyPlan.from_description(row["plan"])
+            plan = PrivacyPlan.from_description(found["plan"])
             fingerprint = plan.fingerprint()
         except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError) as error:
             raise _error(line, "plan", f"cannot be read: {type(error).__name__}: {error!s:.200}") from error
         # The name covers the plan as it is read, so that no field can be edited by itself.
-        if row["fingerprint"] != fingerprint:
+        if found.pop("fingerprint") != fingerprint:
             raise _error(
                 line, "plan", "does not have the fingerprint that the line gives: the plan was edited"
             )
-        if row["noise"] != plan.arithmetic:
-            raise _error(line, "noise", f"is {row['noise']!r}, but the plan's is {plan.arithmetic!r}")
-        return cls(
-            run=row["run"],
-            plan=plan,
-            data=row["data"],
-            private=row["private"],
-            owners=row.get("owners", ""),
-        )
+        if (noise := found.pop("noise")) != plan.arithmetic:
+            raise _error(line, "noise", f"is {noise!r}, but the plan's is {plan.arithmetic!r}")
+        return cls(**{**found, "plan": plan})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -252,31 +239,24 @@ class ReleaseEntry(Entry):
     Attributes:
         draw: that the sums are of.
         bounds: add-or-remove bound of every sum, by release name.
-        multipliers: noise multiplier of every sum.
         pattern: sorted names of the planned releases that it counts as; it may hold more than left.
         answer: keyed digest of the exact sums.
         joint: identity of the correlated noise, or None.
+        multipliers: noise multiplier of every sum.
     """
 
     kind = "release"
-    FIELDS: ClassVar[_Fields] = {
-        **_DRAW,
-        "bounds": _NUMBERS,
-        "pattern": ("a list of texts", _are_texts),
-        "answer": _TEXT,
-        "joint": ("a text or null", str | None),
-        "multipliers": _NUMBERS,
-    }
     draw: BookedDraw
-    bounds: Mapping[str, float]
-    pattern: tuple[str, ...]
+    bounds: Numbers
+    pattern: Texts
     answer: str
     joint: str | None
-    multipliers: Mapping[str, float]
+    multipliers: Numbers
 
     @classmethod
-    def _of_row(cls, row: Mapping[str, Any], line: int) -> Entry:
-        return super()._of_row({**row, "pattern": tuple(row["pattern"])}, line)
+    def _made(cls, found: dict[str, Any], line: int) -> Entry:
+        found["pattern"] = tuple(found["pattern"])
+        return cls(**found)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -293,22 +273,11 @@ class UnprovenEntry(Entry):
     """
 
     kind = "unproven"
-    FIELDS: ClassVar[_Fields] = {
-        **_DRAW,
-        "name": _TEXT,
-        "std": ("a number from 0", lambda value: (value == 0 and value is not False) or _is_positive(value)),
-        "hole": _TEXT,
-        "worst_case_multiplier": (
-            "a positive number or null",
-            lambda value: value is None or _is_positive(value),
-        ),
-        "answer": _TEXT,
-    }
     draw: BookedDraw
     name: str
-    std: float
+    std: FromZero
     hole: str
-    worst_case_multiplier: float | None
+    worst_case_multiplier: Positive | None
     answer: str
 
     @property
@@ -327,10 +296,6 @@ class DisclosureEntry(Entry):
     """
 
     kind = "hole"
-    FIELDS: ClassVar[_Fields] = {
-        "kind": ("'disclose'", lambda value: value == "disclose"),
-        "hole": _TEXT,
-    }  # and the draw's, if there is one
     hole: str
     draw: BookedDraw | None = None
 
@@ -339,8 +304,10 @@ class DisclosureEntry(Entry):
 
     @classmethod
     def _of_row(cls, row: Mapping[str, Any], line: int) -> Entry:
-        draw = BookedDraw.of_row(row) if "index" in row else None
-        return cls(run=row["run"], hole=row["hole"], draw=draw)
+        if row.get("kind") != "disclose":
+            said = f"must be 'disclose', but is {row['kind']!r:.60}" if "kind" in row else "is missing"
+            raise _error(line, "kind", said)
+        return super()._of_row({name: value for name, value in row.items() if name != "kind"}, line)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -348,8 +315,7 @@ class VoidEntry(Entry):
     """The draw of this index is not repeated any more: its question has changed."""
 
     kind = "void"
-    FIELDS: ClassVar[_Fields] = {"index": _COUNT}
-    index: int
+    index: Count
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -358,19 +324,11 @@ class CloseEntry(Entry):
 
     Attributes:
         stop_fixed_beforehand: whether the number of its releases did not follow from any of them. Then what
-            it reserved and did not use is free for others. The line has the key only where it is true.
+            it reserved and did not use is free for others.
     """
 
     kind = "close"
     stop_fixed_beforehand: bool = False
-
-    def to_json(self) -> dict[str, Any]:
-        fixed = {"stop_fixed_beforehand": True} if self.stop_fixed_beforehand else {}
-        return super().to_json() | fixed
-
-    @classmethod
-    def _of_row(cls, row: Mapping[str, Any], line: int) -> Entry:
-        return cls(run=row["run"], stop_fixed_beforehand=row.get("stop_fixed_beforehand", False))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -378,16 +336,12 @@ class SearchEntry(Entry):
     """The run was chosen among a random number of runs."""
 
     kind = "search"
-    FIELDS: ClassVar[_Fields] = {"search": _OBJECT}
     search: PrivateSearch
 
-    def to_json(self) -> dict[str, Any]:
-        return super().to_json() | {"search": self.search.describe()}
-
     @classmethod
-    def _of_row(cls, row: Mapping[str, Any], line: int) -> Entry:
+    def _made(cls, found: dict[str, Any], line: int) -> Entry:
         try:
-            return cls(run=row["run"], search=PrivateSearch.from_description(row["search"]))
+            return cls(run=found["run"], search=PrivateSearch.from_description(found["search"]))
         except (KeyError, TypeError, ValueError) as error:
             raise _error(line, "search", f"cannot be read: {type(error).__name__}: {error!s:.200}") from error
 
@@ -404,9 +358,7 @@ _KINDS: dict[str, type[Entry]] = {
         SearchEntry,
     )
 }
-_FIELDS_OF: dict[str, _Fields] = {
-    kind: {"type": _TEXT, "run": _TEXT, **entry.FIELDS} for kind, entry in _KINDS.items()
-}
+_CHECKS = {kind: _checks_of(kind) for kind in _KINDS.values()}
 
 
 class Journal(WriteAheadLog):
