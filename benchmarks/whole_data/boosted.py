@@ -21,7 +21,8 @@ import torch
 from benchmarks.trained_contenders import DELTA
 from benchmarks.whole_data.cells import SEEDS, Point, walk
 from benchmarks.whole_data.problems import PUBLIC, TUNING_SHARE
-from equipoise.data.readers.tables import ADULT, Category, Label, Number, Skip
+from equipoise.data.readers.schema import named_table
+from equipoise.data.readers.tables import Category, Label, Number, Skip
 
 ROUNDS, RATE = 300, 0.0025
 """A point of the walk is a multiple of each: its start, (1, 4), has the defaults 300 and 0.01."""
@@ -38,7 +39,8 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=Path("data"), help="that holds adult/adult.data.gz")
     folder = parser.parse_args().folder / "adult"
 
-    used = [column for column in ADULT.columns if not isinstance(column, Skip | Label)]
+    adult = named_table("adult")
+    used = [column for column in adult.columns if not isinstance(column, Skip | Label)]
     kinds = ["continuous" if isinstance(column, Number) else "nominal" for column in used]
     bounds = {}
     for place, column in enumerate(used):
@@ -47,7 +49,7 @@ def main() -> None:
             bounds[place] = tuple((ends.log1p() if column.log else ends).tolist())
 
     def read(name: str) -> tuple[pandas.DataFrame, pandas.Series]:
-        names = [column.name for column in ADULT.columns]
+        names = [column.name for column in adult.columns]
         rows = pandas.read_csv(folder / name, names=names, skipinitialspace=True, comment="|")
         for column in used:
             if isinstance(column, Number) and column.log:

@@ -3,8 +3,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from equipoise.data.named import NAMED
 from equipoise.data.readers.files import DataFileError
-from equipoise.data.readers.text import HashingTokenizer, read_labelled_text
+from equipoise.data.readers.tables import Label, Table, Text, read_table
+from equipoise.data.readers.text import HashingTokenizer
 
 TOKENIZER = HashingTokenizer(vocabulary_size=50, length=5)
 
@@ -39,34 +41,41 @@ def test_tokenizer_constants(arguments: tuple[int, int]) -> None:
         HashingTokenizer(*arguments)
 
 
-def test_header_in_any_order(tmp_path: Path) -> None:
-    path = write(tmp_path, 'label\tid\tsentence\n1\ta\tsay "yes\n0\tb\tno\u2028way\n\n')
-    records = read_labelled_text(path, TOKENIZER)
-    assert records.fields["label"].tolist() == [1, 0]
-    assert torch.equal(records.fields["input"], TOKENIZER(['say "yes', "no way"]))
+FORM = Table(
+    (Text("sentence", TOKENIZER), Label("label", ("0", "1"))), delimiter="\t", header=True, quotes=False
+)
 
 
-def test_lines_without_header(tmp_path: Path) -> None:
-    path = write(tmp_path, "pos a b c\nneg d\n")
-    records = read_labelled_text(path, TOKENIZER, classes=("neg", "pos"), text=1, label=0, delimiter=" ")
-    assert records.fields["label"].tolist() == [1, 0]
-    assert torch.equal(records.fields["input"], TOKENIZER(["a b c", "d"]))
+def test_quotes_without_a_meaning(tmp_path: Path) -> None:
+    path = write(tmp_path, 'label\tid\tsentence\n1\ta\tsay "yes\n0\tb\tno\u2028way\n1\tc\t"no", he said\n\n')
+    records = read_table(path, FORM)
+    assert records.fields["label"].tolist() == [1, 0, 1]
+    assert torch.equal(records.fields["input"], TOKENIZER(['say "yes', "no way", '"no", he said']))
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("sentence\tclass\nx\t0\n", r"lacks the columns \['label'\]"),
-        ("sentence\tlabel\nx\t2\n", r"line 2: the label is not one of \['0', '1'\]"),
+        ("sentence\tclass\nx\t0\n", "lacks the declared columns 'label'"),
+        ("sentence\tlabel\nx\t2\n", "line 2, column 'label': the cell is not a declared class"),
         ("sentence\tlabel\nx\t0\nonly text\n", "line 3: 1 cells"),
-        ("sentence\tlabel\n", "no texts"),
+        ("sentence\tlabel\n", "no rows"),
     ],
 )
 def test_bad_files(tmp_path: Path, content: str, message: str) -> None:
     with pytest.raises(DataFileError, match=message):
-        read_labelled_text(write(tmp_path, content), TOKENIZER)
+        read_table(write(tmp_path, content), FORM)
 
 
-def test_names_and_positions_do_not_mix(tmp_path: Path) -> None:
-    with pytest.raises(TypeError, match="both"):
-        read_labelled_text(write(tmp_path, "x\t0\n"), TOKENIZER, text=0, label="label")
+def test_a_label_before_a_sentence(tmp_path: Path) -> None:
+    """The form of the sentences of SST-2."""
+    for part in ("train", "test"):
+        (tmp_path / f"stsa.binary.{part}").write_text('1 a "b c\n\n0 d\n', encoding="utf-8")
+    train, test = NAMED["sst2-sentences"].read(tmp_path)
+    assert train.fields["label"].tolist() == [1, 0]
+    assert torch.equal(train.fields["input"], HashingTokenizer()(['a "b c', "d"]))
+    assert train.fingerprint() == test.fingerprint()
+    (tmp_path / "stsa.binary.test").write_text("1 a\nsecret\n", encoding="utf-8")
+    with pytest.raises(DataFileError, match=r"stsa\.binary\.test', line 2: the line is no label") as error:
+        NAMED["sst2-sentences"].read(tmp_path)
+    assert "secret" not in str(error.value)

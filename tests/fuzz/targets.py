@@ -300,6 +300,12 @@ ROWS = b"age,member,group\n30,yes,a\n50,no,b\n61,?,a\n,no,b\n7,yes,a\n99,no,b\n"
 
 
 LIBSVM = b"+1 1:0.5 3:2 # remark\n-1 2:1\n+1 1:-1e3\n"
+SENTENCES = tables.Table(
+    (tables.Text("sentence", text.HashingTokenizer(100, 4)), tables.Label("label", ("0", "1"))),
+    delimiter="\t",
+    header=True,
+    quotes=False,
+)
 TSV = b"sentence\tlabel\na good film\t1\nnot 'so' good\t0\n"
 
 
@@ -578,7 +584,7 @@ def targets() -> tuple[Target, ...]:
             "tsv text",
             "x.tsv",
             [TSV],
-            lambda p: text.read_labelled_text(p, text.HashingTokenizer(100, 4)),
+            lambda p: tables.read_table(p, SENTENCES),
             300,
             ["0", "1"],
         ),

@@ -10,14 +10,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
+
 from equipoise._files import PathLike
 from equipoise.data.readers.cifar import load_cifar
 from equipoise.data.readers.digits import load_digits
 from equipoise.data.readers.files import DataFileError, MissingDataError, find_file
 from equipoise.data.readers.idx import IDX_FILES, load_idx_pair
 from equipoise.data.readers.medmnist import load_medmnist
-from equipoise.data.readers.tables import ADULT, MUSHROOM, read_libsvm, read_table
-from equipoise.data.readers.text import HashingTokenizer, read_labelled_text
+from equipoise.data.readers.tables import Label, Table, Text, place_of, read_libsvm, read_table, rows_of_file
+from equipoise.data.readers.text import HashingTokenizer
 from equipoise.data.records import DataSet, Records
 
 __all__ = ["NAMED", "NamedSet", "load"]
@@ -75,9 +77,15 @@ def _medmnist(name: str, num_classes: int) -> Callable[[PathLike], TrainAndTest]
     )
 
 
+def _declared(folder: PathLike, name: str, file: str) -> Records:
+    """The rows of a file by the schema of the set."""
+    from equipoise.data.readers.schema import named_table  # pydantic is imported where a schema is read
+
+    return read_table(find_file(folder, file, subfolders=[name]), named_table(name))
+
+
 def _adult(folder: PathLike) -> TrainAndTest:
-    train, test = (find_file(folder, name, subfolders=["adult"]) for name in ("adult.data", "adult.test"))
-    return read_table(train, ADULT), read_table(test, ADULT)
+    return _declared(folder, "adult", "adult.data"), _declared(folder, "adult", "adult.test")
 
 
 def _a9a(folder: PathLike) -> TrainAndTest:
@@ -87,20 +95,36 @@ def _a9a(folder: PathLike) -> TrainAndTest:
 
 def _mushroom(folder: PathLike) -> TrainAndTest:
     # there is no published split; this one is fixed and depends only on the published number of rows
-    rows = read_table(find_file(folder, "agaricus-lepiota.data", subfolders=["mushroom"]), MUSHROOM)
-    return rows.split(0.8, seed=0)
+    return _declared(folder, "mushroom", "agaricus-lepiota.data").split(0.8, seed=0)
 
 
 def _glue(folder: PathLike) -> TrainAndTest:
     # the published test file of GLUE has no labels, so the development part is the test set, as is usual
     train, test = (find_file(folder, name, subfolders=["sst2"]) for name in ("train.tsv", "dev.tsv"))
-    return read_labelled_text(train, _TOKENIZER), read_labelled_text(test, _TOKENIZER)
+    form = Table(
+        (Text("sentence", _TOKENIZER), Label("label", ("0", "1"))), delimiter="\t", header=True, quotes=False
+    )
+    return read_table(train, form), read_table(test, form)
 
 
 def _sentences(folder: PathLike) -> TrainAndTest:
-    paths = (find_file(folder, f"stsa.binary.{part}", subfolders=["sst2"]) for part in ("train", "test"))
-    train, test = (read_labelled_text(path, _TOKENIZER, text=1, label=0, delimiter=" ") for path in paths)
+    train, test = (
+        _sentences_of(find_file(folder, f"stsa.binary.{part}", subfolders=["sst2"]))
+        for part in ("train", "test")
+    )
     return train, test
+
+
+def _sentences_of(path: PathLike) -> Records:
+    """A line is a label, a space and a sentence."""
+    labels, texts = [], []
+    for number, cells in rows_of_file(path, delimiter="\t", quotes=False):
+        label, _, text = cells[0].partition(" ")
+        if label not in ("0", "1") or len(cells) > 1:
+            raise DataFileError(f"{place_of(path, number)}: the line is no label, 0 or 1, and a sentence.")
+        labels.append(int(label))
+        texts.append(text)
+    return Records({"input": _TOKENIZER(texts), "label": torch.tensor(labels)}, num_classes=2)
 
 
 _DIGITS = tuple("0123456789")
@@ -143,7 +167,7 @@ NAMED: dict[str, NamedSet] = {
         ("adult.data", "adult.test"),
         _adult,
         ("<=50K", ">50K"),
-        numeric_columns=ADULT.numeric_columns,
+        numeric_columns=(0, 25, 60, 61, 62),
     ),
     "a9a": NamedSet(
         32_561, 2, "123 binary features of the same census form", ("a9a", "a9a.t"), _a9a, ("<=50K", ">50K")

@@ -14,13 +14,16 @@ from __future__ import annotations
 import json
 import math
 import re
+import reprlib
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import torch
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from equipoise._files import PathLike
 from equipoise._validate import suggestion
@@ -49,31 +52,15 @@ __all__ = [
     "SchemaError",
     "describe_table",
     "load_table",
+    "named_table",
     "read_schema",
     "records_for_model",
     "schema_file",
-    "table_of",
 ]
 
 TO_FILL_IN = "FILL IN"
 """What stands where `describe_table` leaves a place to be filled in."""
 
-_KEYS: dict[str, Any] = {
-    "format": int,
-    "population": int,
-    "target": (str, list),
-    "header": bool,
-    "delimiter": str,
-    "comment": str,
-    "missing": list,
-    "columns": dict,
-}
-_OF_TYPE: dict[str, dict[str, Any]] = {
-    "number": {"low": (int, float), "high": (int, float), "log": bool, "missing": list},
-    "category": {"values": list, "buckets": int, "other": bool, "missing": list, "strip": str},
-    "text": {"length": int, "vocabulary": int},
-    "skip": {},
-}
 _MISSING = ["", "?", "NA", "nan"]
 _ROWS_LOOKED_AT = 1000
 _MOST_VALUES = 100
@@ -81,6 +68,85 @@ _MOST_VALUES = 100
 
 class SchemaError(DataFileError):
     """A schema that cannot be used; the message names its file, the column, the key and the remedy."""
+
+
+class _Declared(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+
+class _Number(_Declared):
+    type: Literal["number"]
+    low: float
+    high: float
+    log: bool = False
+    missing: list[str] | None = None
+
+
+class _Category(_Declared):
+    type: Literal["category"]
+    values: list[str] | None = None
+    buckets: int | None = None
+    other: bool = True
+    missing: list[str] | None = None
+    strip: str = ""
+
+
+class _Text(_Declared):
+    type: Literal["text"]
+    length: int = HashingTokenizer.length
+    vocabulary: int = HashingTokenizer.vocabulary_size
+
+
+class _Skip(_Declared):
+    type: Literal["skip"]
+
+
+_KINDS: dict[str, Any] = {"number": _Number, "category": _Category, "text": _Text, "skip": _Skip}
+
+
+class Schema(_Declared):
+    """What a schema file may hold."""
+
+    format: int = 1
+    population: Annotated[int | None, Field(ge=1, lt=2**53)] = None
+    target: str | list[str] | None = None
+    header: bool = True
+    delimiter: str = ","
+    comment: str | None = None
+    missing: list[str] = []
+    columns: dict[str, Annotated[_Number | _Category | _Text | _Skip, Field(discriminator="type")]]
+
+    def column(self, name: str, learnt: bool) -> Column:
+        """A declared column, as what is learnt or as an input; ValueError for one that cannot be it."""
+        column = self.columns[name]
+        missing = getattr(column, "missing", None)
+        unknown = tuple(self.missing if missing is None else missing) or None
+        match column:
+            case _Category() if (column.values is None) == (column.buckets is None):
+                raise ValueError(f"column {name!r}: a category needs either values or buckets.")
+            case _Number(log=True) if learnt:
+                raise ValueError(
+                    f"the target {name!r} has log = true, which only inputs may have: a target is learnt on "
+                    "the scale of its range. Put its logarithm into the table, with the range of that."
+                )
+            case _Number() if learnt:
+                return TargetNumber(name, column.low, column.high)
+            case _Category(values=list(values)) if learnt:
+                return Label(name, tuple(values), column.strip)
+            case _ if learnt:
+                raise ValueError(
+                    f"the target {name!r} must be a category with values = [...], its classes, or a number "
+                    "with its range for a regression."
+                )
+            case _Number():
+                return Number(name, column.low, column.high, column.log, unknown)
+            case _Category(values=list(values)):
+                return Category(name, tuple(values), unknown, column.other)
+            case _Category(buckets=int(buckets)):
+                return Hashed(name, buckets, unknown)
+            case _Text():
+                return Text(name, HashingTokenizer(column.vocabulary, column.length))
+        return Skip(name)
 
 
 def schema_file(data: PathLike) -> Path:
@@ -113,158 +179,92 @@ def read_schema(path: PathLike, owner: str | None = None, population: int | None
         )
     try:
         values = tomllib.loads(read_text(path))
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # of tomllib, or of int for very many digits
         raise SchemaError(f"the schema {str(path)!r} is no TOML: {error}.") from None
-    if owner is not None and owner in (columns := values.get("columns") or {}):
+    columns = values.get("columns")
+    if isinstance(columns, dict) and owner in columns:
         columns[owner] = {"type": "skip"}
     if population is not None:
         values["population"] = population
-    check_schema(values, str(path))
+    _checked(values, str(path))
     return values
 
 
-def check_schema(values: Mapping[str, Any], where: str) -> None:
-    """Refuse values that are no schema.
+def _to_fill_in(values: Mapping[str, Any]) -> list[str]:
+    """The places of a schema that are left to be filled in."""
+    parts = [("", values)]
+    if isinstance(columns := values.get("columns"), Mapping):
+        parts += [(f" of {name!r}", part) for name, part in columns.items() if isinstance(part, Mapping)]
+    return [
+        f"{key}{of}"
+        for of, part in parts
+        for key, value in part.items()
+        if value in (TO_FILL_IN, [TO_FILL_IN])
+    ]
 
-    Args:
-        values: as the file holds them.
-        where: its name, for messages.
 
-    Raises:
-        SchemaError: naming every place that is to be filled in, or the first key that is wrong.
-    """
-    open_size = values.get("population") == TO_FILL_IN
-    _check_keys({**values, "population": 1} if open_size else values, _KEYS, f"the schema {where!r}")
-    columns = values.get("columns")
-    if not columns:
-        raise SchemaError(f"the schema {where!r} declares no columns: [columns.NAME] with a type for each.")
-    left = ["population"] if open_size else []
-    for name, column in columns.items():
-        place = f"the schema {where!r}, column {name!r}"
-        kind = column.get("type") if isinstance(column, Mapping) else None
-        if not isinstance(kind, str) or kind not in _OF_TYPE:
-            raise SchemaError(f"{place}: its type must be one of {', '.join(_OF_TYPE)}.")
-        empty = [key for key, value in column.items() if value in (TO_FILL_IN, [TO_FILL_IN])]
-        left += [f"{key} of {name!r}" for key in empty]
-        rest = {key: value for key, value in column.items() if key != "type" and key not in empty}
-        _check_keys(rest, _OF_TYPE[kind], place)
-        absent = [key for key in ("low", "high") if kind == "number" and key not in column]
-        if kind == "category" and ("values" in column) == ("buckets" in column):
-            absent = ["either values or buckets"]
-        if absent:
-            raise SchemaError(f"{place}: a {kind} needs {' and '.join(absent)}.")
+def _checked(values: Mapping[str, Any], where: str) -> Schema:
+    """The schema that a file called `where` holds; SchemaError for places to be filled in, and for faults."""
+    left = _to_fill_in(values)
     if left:
         raise SchemaError(
             f"the schema {where!r} leaves places to be filled in: {', '.join(left)}. Take them from public "
             "knowledge, such as the form or its handbook. Learnt from the private rows they would tell of "
             "persons, and no epsilon would cover it. Values beyond a range are moved to its end."
         )
+    try:
+        return Schema(**values)
+    except ValidationError as error:
+        # a key that is misspelt is told before the one that it leaves out
+        first = min(error.errors(), key=lambda found: found["type"] != "extra_forbidden")
+    model: Any
+    place, keys, model = f"the schema {where!r}", [str(key) for key in first["loc"]], Schema
+    if len(keys) > 1 and keys[0] == "columns":
+        place += f", column {keys[1]!r}"
+        if len(keys) == 2:
+            raise SchemaError(f"{place}: its type must be one of {', '.join(_KINDS)}.")
+        keys, model = keys[3:], _KINDS[keys[2]]
+    key, known = keys[0], list(model.model_fields)
+    reason = f"{key} = {reprlib.repr(first['input'])}. {first['msg']}."
+    if first["type"] == "extra_forbidden":
+        reason = f"there is no key {key!r}.{suggestion(key, known)} It knows {', '.join(known)}."
+    elif first["type"] == "missing":
+        reason = f"{key} is missing. It knows {', '.join(known)}."
+    raise SchemaError(f"{place}: {reason}")
 
 
-def _check_keys(values: Mapping[str, Any], known: Mapping[str, Any], place: str) -> None:
-    for key, value in values.items():
-        if key not in known:
-            raise SchemaError(
-                f"{place}: there is no key {key!r}.{suggestion(key, known)} It knows {', '.join(known)}."
-            )
-        if not isinstance(value, known[key]) or (isinstance(value, bool) and known[key] is not bool):
-            raise SchemaError(f"{place}: {key} is a {type(value).__name__}, which it cannot be.")
-        if isinstance(value, int | float) and not abs(value) < 1e300:
-            raise SchemaError(f"{place}: {key} must be a finite number, below 1e300.")
-        if isinstance(value, list) and not all(isinstance(item, str) for item in value):
-            raise SchemaError(f'{place}: {key} must be a list of texts, such as ["a", "b"].')
-
-
-def targets_of(values: Mapping[str, Any], named: str | None, where: str) -> tuple[str, ...]:
-    """What is learnt: as named (several separated by commas), or as the schema says.
-
-    Raises:
-        SchemaError: none is named, or one is no declared column.
-    """
-    given: Any = named if named is not None else values.get("target")
+def _table(
+    values: Mapping[str, Any], named: str | None, where: str, owner: str | None = None
+) -> tuple[Schema, Table, list[str]]:
+    """The schema, the table that it declares, and what is learnt: as named, else as the schema says."""
+    schema = _checked(values, where)
+    given = named if named is not None else schema.target
     if given is None:
         raise SchemaError(
             f"the target is missing. Name the column to learn: --target COLUMN, or target = ... in {where!r}."
         )
     # a column's own name may hold a comma
-    names = given if isinstance(given, list) else [given] if given in values["columns"] else given.split(",")
-    found = tuple(name.strip() for name in names)
-    for name in found:
-        if name not in values["columns"]:
+    names = given if isinstance(given, list) else [given] if given in schema.columns else given.split(",")
+    targets = [name.strip() for name in names]
+    for name in targets:
+        if name not in schema.columns:
             raise SchemaError(
                 f"the target {name!r} is no column of the schema {where!r}."
-                f"{suggestion(name, values['columns'])} It has {', '.join(values['columns'])}."
+                f"{suggestion(name, schema.columns)} It has {', '.join(schema.columns)}."
             )
-    return found
-
-
-def table_of(values: Mapping[str, Any], targets: Sequence[str], where: str) -> Table:
-    """The table that a schema declares.
-
-    Args:
-        values: of the schema, checked.
-        targets: the columns to learn.
-        where: the schema's name, for messages.
-
-    Raises:
-        SchemaError: declarations that do not fit together.
-
-    >>> columns = {"age": {"type": "number", "low": 0, "high": 99}}
-    >>> columns["member"] = {"type": "category", "values": ["no", "yes"]}
-    >>> table_of({"columns": columns}, ["member"], "people").task
-    'classification'
-    """
-    signs = tuple(values.get("missing", ()))
+        if name == owner:
+            raise SchemaError(f"--owner names {owner!r}, which is the target: users are not what is learnt.")
     try:
-        return Table(
-            tuple(
-                _target(name, column) if name in targets else _input(name, column, signs)
-                for name, column in values["columns"].items()
-            ),
-            delimiter=values.get("delimiter", ","),
-            header=values.get("header", True),
-            comment=values.get("comment"),
-        )
+        columns = tuple(schema.column(name, name in targets) for name in schema.columns)
+        return schema, Table(columns, schema.delimiter, schema.header, schema.comment), targets
     except (ValueError, OverflowError) as error:
         raise SchemaError(f"the schema {where!r}: {error}") from None
 
 
-def _input(name: str, column: Mapping[str, Any], signs: tuple[str, ...]) -> Column:
-    unknown = tuple(column["missing"]) if "missing" in column else signs
-    match column["type"]:
-        case "number":
-            return Number(
-                name, float(column["low"]), float(column["high"]), column.get("log", False), unknown or None
-            )
-        case "category" if "buckets" in column:
-            return Hashed(name, column["buckets"], unknown or None)
-        case "category":
-            return Category(name, tuple(column["values"]), unknown or None, column.get("other", True))
-        case "text":
-            usual = HashingTokenizer()
-            return Text(
-                name,
-                HashingTokenizer(
-                    column.get("vocabulary", usual.vocabulary_size), column.get("length", usual.length)
-                ),
-            )
-    return Skip(name)
-
-
-def _target(name: str, column: Mapping[str, Any]) -> Label | TargetNumber:
-    if column.get("log"):
-        raise ValueError(
-            f"the target {name!r} has log = true, which only inputs may have: a target is learnt on the "
-            "scale of its range. Put its logarithm into the table, with the range of that."
-        )
-    if column["type"] == "number":
-        return TargetNumber(name, float(column["low"]), float(column["high"]))
-    if column["type"] != "category" or "buckets" in column:
-        raise ValueError(
-            f"the target {name!r} must be a category with values = [...], its classes, or a number with its "
-            "range for a regression."
-        )
-    return Label(name, tuple(column["values"]), column.get("strip", ""))
+def named_table(name: str) -> Table:
+    """The declared columns of a named set, from its published description."""
+    path = Path(__file__).with_name(f"{name}.schema.toml")
+    return _table(read_schema(path), None, str(path))[1]
 
 
 def load_table(
@@ -294,36 +294,31 @@ def load_table(
     if not Path(path).is_file():  # before its schema is asked for, which is looked for by its name
         raise MissingDataError(f"The file {str(path)!r} does not exist. Check the path.")
     refuse_same(path, test)
-    where = schema or schema_file(path)
+    where = str(schema or schema_file(path))
     values = read_schema(where, owner, population)
-    targets = targets_of(values, target, str(where))
-    if owner in targets:
-        raise SchemaError(f"--owner names {owner!r}, which is the target: users are not what is learnt.")
-    table = table_of(values, targets, str(where))
-    size = values.get("population")
-    if size is None:
+    declared, table, targets = _table(values, target, where, owner)
+    if declared.population is None:
         raise SchemaError(
             "the population is missing. It sets the sampling rate and the divisor of the noised sums, so it "
             "must be a public number that you state, not one counted from the private rows: --population "
-            f"NUMBER, or population = ... in {str(where)!r}. A round figure near the number of rows will do."
+            f"NUMBER, or population = ... in {where!r}. A round figure near the number of rows will do."
         )
     judges = None if test is None else read_table(test, table)
-    own = table if owner is None else _with_owner(table, owner, values, str(where))
-    train, judges, left = with_test_records(read_table(path, own), judges, test_share, size)
-    return table_data_set(Path(path).name, train, judges, left, values, table, targets)
+    rows = read_table(path, table if owner is None else _with_owner(table, owner, declared, where))
+    train, judges, left = with_test_records(rows, judges, test_share, declared.population)
+    return _data_set(path, train, judges, left, values, table, targets)
 
 
-def _with_owner(table: Table, owner: str, values: Mapping[str, Any], where: str) -> Table:
+def _with_owner(table: Table, owner: str, declared: Schema, where: str) -> Table:
     """The table whose column `owner` names the user of each row."""
-    there = [column.name for column in table.columns]
-    if owner not in there and not table.header:
+    if owner not in declared.columns and not table.header:
         raise SchemaError(
             f"--owner names {owner!r}, which is no column of the schema {where!r}. A file without header "
             'needs all its columns declared in order; this one by type = "skip".'
         )
-    column = Owner(owner, tuple(values.get("missing", ())) or None)
-    columns = [column if one.name == owner else one for one in table.columns]
-    return replace(table, columns=(*columns, *([] if owner in there else [column])))
+    columns = {column.name: column for column in table.columns}
+    columns[owner] = Owner(owner, tuple(declared.missing))
+    return replace(table, columns=tuple(columns.values()))
 
 
 def records_for_model(path: PathLike, values: Mapping[str, Any]) -> tuple[DataSet, bool]:
@@ -339,36 +334,31 @@ def records_for_model(path: PathLike, values: Mapping[str, Any]) -> tuple[DataSe
     Raises:
         DataFileError: the rows or the schema cannot be used.
     """
-    where = "config.json"
-    check_schema(values, where)
-    targets = targets_of(values, None, where)
-    table = table_of(values, targets, where)
-    first = next(rows_of_file(path, delimiter=table.delimiter, comment=table.comment), ("", []))[1]
+    table, targets = _table(values, None, "config.json")[1:]
+    first = next(rows_of_file(path, delimiter=table.delimiter, comment=table.comment), (0, []))[1]
     named = table.header or is_parquet(path)
     labelled = set(targets) <= set(first) if named else len(first) == len(table.columns)
     fields = dict(read_table(path, table, targets=labelled).fields)
     if not labelled:
-        count, task = len(fields["input"]), table.task
-        shape = (count, len(targets)) if task == "multi-label" else (count,)
-        name, kind = ("label", torch.int64) if task == "classification" else ("target", torch.float32)
-        fields[name] = torch.zeros(shape, dtype=kind)
+        name, kind = ("label", torch.int64) if table.task == "classification" else ("target", torch.float32)
+        width = (len(targets),) if table.task == "multi-label" else ()
+        fields[name] = torch.zeros(len(fields["input"]), *width, dtype=kind)
     blank = Records({name: torch.zeros_like(value[:1]) for name, value in fields.items()})
-    return table_data_set(Path(path).name, blank, Records(fields), 1, values, table, targets), labelled
+    return _data_set(path, blank, Records(fields), 1, values, table, targets), labelled
 
 
-def table_data_set(
-    name: str,
+def _data_set(
+    path: PathLike,
     train: Records,
     test: Records,
     population: int,
     values: Mapping[str, Any],
     table: Table,
-    targets: Sequence[str],
+    targets: list[str],
 ) -> DataSet:
-    """The data set of records that were read by a schema."""
     first = table.targets[0]
     return DataSet(
-        name=name,
+        name=Path(path).name,
         train=train,
         test=test,
         population=population,
@@ -378,7 +368,7 @@ def table_data_set(
         vocabulary_size=None if table.text is None else table.text.tokenizer.vocabulary_size,
         task=table.task,
         target_range=(first.low, first.high) if isinstance(first, TargetNumber) else (-1.0, 1.0),
-        schema={**values, "target": list(targets)},
+        schema={**values, "target": targets},
         numeric_columns=table.numeric_columns,
     )
 
@@ -408,117 +398,100 @@ def describe_table(
     """
     delimiter = delimiter or ("\t" if ".tsv" in Path(path).suffixes else ",")
     header = header or is_parquet(path)
-    names, columns = _first_rows(path, delimiter, header, _ROWS_LOOKED_AT)
+    private = _first_rows(path, delimiter, header, _ROWS_LOOKED_AT)
     wanted = [name.strip() for name in target.split(",")] if target else []
-    unknown = [name for name in wanted if name not in names]
+    unknown = [name for name in wanted if name not in private]
     if unknown:
-        near = "".join(suggestion(name, names) for name in unknown)  # no list: it may be a row of data
+        near = "".join(suggestion(name, private) for name in unknown)  # no list: it may be a row of data
         raise SchemaError(
             f"--target names {', '.join(unknown)}, which is no cell of the first row of {str(path)!r}.{near} "
             "If the file has no header, say --no-header: its columns are then column-1, column-2, and so on."
         )
-    known: dict[str, list[str]] = {}
+    public: Mapping[str, Iterable[str]] = {}
     if public_rows is not None:
         if is_same(path, public_rows):
             raise SchemaError(
                 "--public-rows names the private rows themselves. Ranges and categories learnt from them "
                 "would tell of persons, and no epsilon would cover it. Name a file that is public already."
             )
-        public_names, public_columns = _first_rows(public_rows, delimiter, header, None)
-        known = dict(zip(public_names, public_columns, strict=True))
-    lines = [
-        f"# The form of {Path(path).name}, written by `equipoise data describe`. Edit it: what stands here",
-        "# is declared public. Types are guesses from the rows. Ranges and categories come from public",
-        '# knowledge, never from the private rows. A column that names people is no input: type = "skip".',
-        "format = 1",
-        f"population = {_toml(TO_FILL_IN)}   # the public number of rows; a round figure near it will do",
-        *([f"target = {_toml(wanted if len(wanted) > 1 else wanted[0])}"] if wanted else []),
-        f"header = {_toml(header)}",
-        f"delimiter = {_toml(delimiter)}",
-        f"missing = {_toml(_MISSING)}   # cells without an answer: a number gets a second one that says so,",
-        "#                                     a category becomes zeros",
-    ]
-    left = ["population"]
-    for name, cells in zip(names, columns, strict=True):
-        numeric = _are_numbers(cells)
-        bare = re.fullmatch("[A-Za-z0-9_-]+", name)
-        lines += ["", f"[columns.{name if bare else _toml(name)}]"]
-        found = known.get(name)
-        if numeric and (found is None or _are_numbers(found)):
-            low, high = _range(found or ())
-            left += [f"{key} of {name!r}" for key in ("low", "high") if low == TO_FILL_IN]
-            lines += ['type = "number"', f"low = {_toml(low)}", f"high = {_toml(high)}"]
-            if name in wanted:
-                lines.append('# for classes instead of a regression: type = "category", values = ["0", "1"]')
-        else:
-            lines += ['type = "category"']
-            values = sorted({cell for cell in found or () if cell not in _MISSING})
-            if values and len(values) <= _MOST_VALUES:
-                lines += [f"values = {_toml(values)}"]
-            elif name in wanted:
-                lines += [f"values = {_toml([TO_FILL_IN])}"]
-                left.append(f"values of {name!r}")
-            else:
-                lines += ["buckets = 16   # hashed; better: values = [...], where they are publicly known"]
-    return "\n".join(lines) + "\n", left
+        public = _first_rows(public_rows, delimiter, header, None)
+    columns = {name: _drafted(cells, public.get(name, ()), name in wanted) for name, cells in private.items()}
+    values = {
+        "format": 1,
+        "population": TO_FILL_IN,
+        **({"target": wanted if len(wanted) > 1 else wanted[0]} if wanted else {}),
+        "header": header,
+        "delimiter": delimiter,
+        "missing": _MISSING,
+    }
+    text = (
+        f"# The form of {Path(path).name}, written by `equipoise data describe`. Edit it: what stands here\n"
+        "# is declared public. Types are guesses from the rows. Ranges and categories come from public\n"
+        '# knowledge, never from the private rows. A column that names people is no input: type = "skip".\n'
+    )
+    for name, part in [("", values), *columns.items()]:
+        bare = name if re.fullmatch("[A-Za-z0-9_-]+", name) else _toml(name)
+        text += f"\n[columns.{bare}]\n" if part is not values else ""
+        text += "".join(f"{key} = {_toml(value)}{_HINTS.get(key, '')}\n" for key, value in part.items())
+        if name in wanted and part["type"] == "number":
+            text += '# for classes instead of a regression: type = "category", values = ["0", "1"]\n'
+    return text, _to_fill_in({**values, "columns": columns})
+
+
+_HINTS = {
+    "population": "   # the public number of rows; a round figure near it will do",
+    "missing": "   # signs of no answer: a number gets a second one that says so, a category zeros",
+    "buckets": "   # hashed; better: values = [...], where they are publicly known",
+}
+
+
+def _drafted(cells: Iterable[str], public: Iterable[str], learnt: bool) -> dict[str, Any]:
+    """What to declare of a column, by whether its cells are numbers and by public cells of it."""
+    answers, known = ([cell for cell in part if cell not in _MISSING] for part in (cells, public))
+    numbers = _numbers(known)
+    if _numbers(answers) and (numbers or not known):
+        finite = [number for number in numbers if math.isfinite(number)]
+        if not finite:
+            return {"type": "number", "low": TO_FILL_IN, "high": TO_FILL_IN}
+        low, high = min(finite), max(finite)
+        return {"type": "number", "low": low, "high": high if low < high else low + 1}
+    values = sorted(set(known))
+    if not 0 < len(values) <= _MOST_VALUES:
+        return {"type": "category"} | ({"values": [TO_FILL_IN]} if learnt else {"buckets": 16})
+    return {"type": "category", "values": values}
 
 
 def _first_rows(
     path: PathLike, delimiter: str, header: bool, limit: int | None
-) -> tuple[list[str], list[list[str]]]:
-    """The names of the columns and their first cells."""
-    names: list[str] = []
-    columns: list[list[str]] = []
-    for _, cells in rows_of_file(path, delimiter=delimiter):
-        if not names:
-            names = cells if header else [f"column-{i}" for i in range(1, len(cells) + 1)]
-            columns = [[] for _ in names]
-            other = other_delimiter(cells)
-            if other is not None:
-                raise DataFileError(
-                    f"The first row of {str(path)!r} is one cell, so another sign stands between cells: give "
-                    f"--delimiter {other if len(other) == 3 else '$' + repr(chr(9))}."
-                )
-            if header:
-                _check_names(path, names)
-                continue
-        if len(cells) == len(names):
-            for column, cell in zip(columns, cells, strict=True):
-                column.append(cell)
-        if limit is not None and len(columns[0]) >= limit:
-            break
-    if not columns or not columns[0]:
-        raise DataFileError(f"The file {str(path)!r} holds no rows.")
-    return names, columns
-
-
-def _check_names(path: PathLike, names: Sequence[str]) -> None:
-    if len(set(names)) < len(names) or not all(names) or any(_is_number(name) for name in names):
+) -> dict[str, tuple[str, ...]]:
+    """The names of the columns, and their first cells."""
+    rows = [cells for _, cells in islice(rows_of_file(path, delimiter=delimiter), limit)]
+    names = rows[0] if rows else []
+    other = other_delimiter(names)
+    if other is not None:
+        raise DataFileError(
+            f"The first row of {str(path)!r} is one cell, so another sign stands between cells: give "
+            f"--delimiter {other if len(other) == 3 else '$' + repr(chr(9))}."
+        )
+    if not header:
+        names = [f"column-{i}" for i in range(1, len(names) + 1)]
+    elif len(set(names)) < len(names) or not all(names) or any(_numbers([name]) for name in names):
         raise DataFileError(
             f"The first row of {str(path)!r} holds numbers, blanks or equal cells, so that it seems to be a "
             "row of data and no header. If the file has no header, say so: --no-header."
         )
+    whole = [cells for cells in rows[header:] if len(cells) == len(names)]
+    if not whole:
+        raise DataFileError(f"The file {str(path)!r} holds no rows.")
+    return dict(zip(names, zip(*whole, strict=True), strict=True))
 
 
-def _is_number(cell: str) -> bool:
+def _numbers(cells: Iterable[str]) -> list[float]:
+    """The cells as numbers; empty if one of them is none."""
     try:
-        float(cell)
+        return [float(cell) for cell in cells]
     except ValueError:
-        return False
-    return True
-
-
-def _are_numbers(cells: Iterable[str]) -> bool:
-    present = [cell for cell in cells if cell not in _MISSING]
-    return bool(present) and all(map(_is_number, present))
-
-
-def _range(cells: Iterable[str]) -> tuple[float, float] | tuple[str, str]:
-    numbers = [number for cell in cells if cell not in _MISSING and math.isfinite(number := float(cell))]
-    if not numbers:
-        return TO_FILL_IN, TO_FILL_IN
-    low, high = min(numbers), max(numbers)
-    return low, high if high > low else low + 1
+        return []
 
 
 def _toml(value: Any) -> str:
