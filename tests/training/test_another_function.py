@@ -120,7 +120,13 @@ def test_a_loss_that_follows_a_records_place_is_named(weights):
     assert is_named(network(), loss=by_place)
 
 
-def test_one_whose_later_places_differ_is_refused():
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_one_whose_later_places_differ_is_refused(dtype):
     """Its rows in a batch are those of a rule, and would follow who else is drawn."""
     with pytest.raises(CrossRecordError, match="place"):
-        training(loss=lambda m, b: loss(m, b) * (torch.arange(len(b["label"])) < 5))
+        training(
+            network().to(dtype),
+            loss=lambda m, b: (
+                loss(m, {**b, "input": b["input"].to(dtype)}) * (torch.arange(len(b["label"])) < 5)
+            ),
+        )

@@ -449,7 +449,9 @@ class Trials:
         whole = before.row_norms()
         tolerance = ROWS_ROUND["low" if low_precision else str(whole.dtype)]
         distances = (after - before).row_norms([(name,) for name in before.names])
-        moved = (~(distances <= tolerance * whole[:, None])).any(0).tolist()  # to NaN, too
+        # The guard of a norm adds a little to the difference of two rows of zeros.
+        least = torch.finfo(torch.float32).tiny ** 0.5
+        moved = (~(distances <= tolerance * whole[:, None] + least)).any(0).tolist()  # to NaN, too
         names = [name for name, has_moved in zip(before.names, moved, strict=True) if has_moved]
         return [*found_by_any(self._model, dict.fromkeys(names, ""))]
 
