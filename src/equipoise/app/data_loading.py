@@ -15,7 +15,6 @@ from equipoise.app.settings import RunSettings
 from equipoise.data import DataSet, Records
 from equipoise.data.readers.custom import load_dataset
 from equipoise.data.readers.image_folders import load_images
-from equipoise.data.readers.schema import load_table
 from equipoise.data.records import OWNER
 
 __all__ = ["cache_folder", "load_data", "set_public_apart"]
@@ -95,6 +94,8 @@ def _with_owner(dataset: DataSet, name: str) -> DataSet:
 def _load_whole(settings: RunSettings) -> DataSet:
     form = data_form(settings.data)
     if form == "table":
+        from equipoise.data.readers.schema import load_table  # pydantic is imported where a table is read
+
         return load_table(
             settings.data,
             settings.schema,

@@ -17,7 +17,6 @@ from equipoise.app.settings import RunSettings
 from equipoise.app.tasks import TASKS, absent_warning, in_units, outputs_of
 from equipoise.data import DataSet
 from equipoise.data.readers.image_folders import images_for_model
-from equipoise.data.readers.schema import records_for_model
 from equipoise.training import load_model
 from equipoise.training.setup.argument_checks import existing_device
 
@@ -76,6 +75,8 @@ def records_to_predict(settings: RunSettings, schema: Mapping[str, Any] | None) 
     """The data set whose test records are predicted, and whether it says what is right."""
     form = data_form(settings.data)
     if form == "table" and schema is not None and "columns" in schema:
+        from equipoise.data.readers.schema import records_for_model  # imports pydantic
+
         return records_for_model(settings.data, schema)
     if form == "images" and schema is not None and "image_size" in schema:
         return images_for_model(settings.data, schema)

@@ -213,7 +213,7 @@ def _checked(values: Mapping[str, Any], where: str) -> Schema:
             "persons, and no epsilon would cover it. Values beyond a range are moved to its end."
         )
     try:
-        return Schema(**values)
+        return Schema.model_validate(dict(values))
     except ValidationError as error:
         # a key that is misspelt is told before the one that it leaves out
         first = min(error.errors(), key=lambda found: found["type"] != "extra_forbidden")
@@ -235,8 +235,8 @@ def _checked(values: Mapping[str, Any], where: str) -> Schema:
 
 def _table(
     values: Mapping[str, Any], named: str | None, where: str, owner: str | None = None
-) -> tuple[Schema, Table, list[str]]:
-    """The schema, the table that it declares, and what is learnt: as named, else as the schema says."""
+) -> tuple[Schema, Table, dict[str, Any]]:
+    """The schema, the table that it declares, and its values with what is learnt: as named, or its own."""
     schema = _checked(values, where)
     given = named if named is not None else schema.target
     if given is None:
@@ -256,7 +256,11 @@ def _table(
             raise SchemaError(f"--owner names {owner!r}, which is the target: users are not what is learnt.")
     try:
         columns = tuple(schema.column(name, name in targets) for name in schema.columns)
-        return schema, Table(columns, schema.delimiter, schema.header, schema.comment), targets
+        return (
+            schema,
+            Table(columns, schema.delimiter, schema.header, schema.comment),
+            {**values, "target": targets},
+        )
     except (ValueError, OverflowError) as error:
         raise SchemaError(f"the schema {where!r}: {error}") from None
 
@@ -296,7 +300,7 @@ def load_table(
     refuse_same(path, test)
     where = str(schema or schema_file(path))
     values = read_schema(where, owner, population)
-    declared, table, targets = _table(values, target, where, owner)
+    declared, table, values = _table(values, target, where, owner)
     if declared.population is None:
         raise SchemaError(
             "the population is missing. It sets the sampling rate and the divisor of the noised sums, so it "
@@ -306,7 +310,7 @@ def load_table(
     judges = None if test is None else read_table(test, table)
     rows = read_table(path, table if owner is None else _with_owner(table, owner, declared, where))
     train, judges, left = with_test_records(rows, judges, test_share, declared.population)
-    return _data_set(path, train, judges, left, values, table, targets)
+    return _data_set(path, values, table, train, judges, left)
 
 
 def _with_owner(table: Table, owner: str, declared: Schema, where: str) -> Table:
@@ -334,27 +338,21 @@ def records_for_model(path: PathLike, values: Mapping[str, Any]) -> tuple[DataSe
     Raises:
         DataFileError: the rows or the schema cannot be used.
     """
-    table, targets = _table(values, None, "config.json")[1:]
+    _, table, values = _table(values, None, "config.json")
     first = next(rows_of_file(path, delimiter=table.delimiter, comment=table.comment), (0, []))[1]
     named = table.header or is_parquet(path)
-    labelled = set(targets) <= set(first) if named else len(first) == len(table.columns)
+    labelled = set(values["target"]) <= set(first) if named else len(first) == len(table.columns)
     fields = dict(read_table(path, table, targets=labelled).fields)
     if not labelled:
         name, kind = ("label", torch.int64) if table.task == "classification" else ("target", torch.float32)
-        width = (len(targets),) if table.task == "multi-label" else ()
+        width = (table.num_classes,) if table.task == "multi-label" else ()
         fields[name] = torch.zeros(len(fields["input"]), *width, dtype=kind)
     blank = Records({name: torch.zeros_like(value[:1]) for name, value in fields.items()})
-    return _data_set(path, blank, Records(fields), 1, values, table, targets), labelled
+    return _data_set(path, values, table, blank, Records(fields), 1), labelled
 
 
 def _data_set(
-    path: PathLike,
-    train: Records,
-    test: Records,
-    population: int,
-    values: Mapping[str, Any],
-    table: Table,
-    targets: list[str],
+    path: PathLike, values: Mapping[str, Any], table: Table, train: Records, test: Records, population: int
 ) -> DataSet:
     first = table.targets[0]
     return DataSet(
@@ -368,7 +366,7 @@ def _data_set(
         vocabulary_size=None if table.text is None else table.text.tokenizer.vocabulary_size,
         task=table.task,
         target_range=(first.low, first.high) if isinstance(first, TargetNumber) else (-1.0, 1.0),
-        schema={**values, "target": targets},
+        schema=values,
         numeric_columns=table.numeric_columns,
     )
 

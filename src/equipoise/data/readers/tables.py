@@ -487,29 +487,28 @@ def read_table(path: PathLike, table: Table, *, targets: bool = True) -> Records
         rows = chain([(number, first)], rows)
         there = table.columns if len(first) == len(table.columns) else declared
         width, places = len(there), [there.index(column) for column in read]
-    parts: list[list[np.ndarray]] = [[] for _ in read]
+    parts: dict[str, list[np.ndarray]] = {}
     while block := list(islice(rows, _ROWS_AT_ONCE)):
         for number, cells in block:
             if len(cells) != width:
                 raise DataFileError(
                     f"{place_of(path, number)}: {len(cells)} cells where {width} columns are expected."
                 )
-        for part, column, at in zip(parts, read, places, strict=True):
-            part.append(_encoded(path, column, [(number, cells[at]) for number, cells in block]))
-    if not parts[0]:
+        for name, kinds in {"input": _Input | Text, "target": _Target, OWNER: Owner}.items():
+            found = [
+                _encoded(path, column, [(number, cells[at]) for number, cells in block])
+                for column, at in zip(read, places, strict=True)
+                if isinstance(column, kinds)
+            ]
+            if found:
+                parts.setdefault(name, []).append(np.concatenate(found, 1))
+    if not parts:
         raise nothing
-
-    def joined(kinds: Any) -> torch.Tensor:
-        chosen = [part for part, column in zip(parts, read, strict=True) if isinstance(column, kinds)]
-        return torch.cat([torch.from_numpy(np.concatenate(part)) for part in chosen], 1)
-
-    fields = {"input": joined(_Input | Text)}
+    fields = {name: torch.from_numpy(np.concatenate(part)) for name, part in parts.items()}
     if targets and table.task == "multi-label":
-        fields["target"] = joined(Label).float()
+        fields["target"] = fields["target"].float()
     elif targets:
-        fields["label" if table.task == "classification" else "target"] = joined(_Target)[:, 0]
-    if any(isinstance(column, Owner) for column in read):
-        fields[OWNER] = joined(Owner)
+        fields["label" if table.task == "classification" else "target"] = fields.pop("target")[:, 0]
     return Records(fields, num_classes=table.num_classes if table.task == "classification" else None)
 
 
