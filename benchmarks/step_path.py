@@ -25,7 +25,7 @@ from typing import Any
 
 import equipoise
 
-FILES, CALLS = 45, 560  # the limits of a step without accounting; the aim is 20 and 300
+FILES, CALLS = 46, 540  # the limits of a step without accounting; the aim is 20 and 300
 # One forward holds any draw: its number follows neither the secret draw nor what memory is free.
 WHOLE = ("--micro-batch-size", "1438")
 PACKAGE = str(Path(equipoise.__file__).parent) + "/"

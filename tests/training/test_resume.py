@@ -6,7 +6,6 @@ import functools
 import json
 import os
 import random
-import re
 import signal
 import subprocess
 import sys
@@ -266,10 +265,8 @@ def test_assumptions_that_were_edited_are_no_run(tmp_path):
             again(tmp_path / "run")
 
 
-@pytest.mark.parametrize(
-    ("part", "subject"), [("method", "method"), ("settings", "configuration"), ("budget", None)]
-)
-def test_a_folder_of_another_version_says_so(part, subject, tmp_path):
+@pytest.mark.parametrize("part", ["method", "settings", "budget"])
+def test_a_folder_of_another_version_says_so(part, tmp_path):
     folder = tmp_path / "run"
     begin(folder, 4, 1).run(progress=False)
     config = json.loads((folder / "config.json").read_text())
@@ -278,9 +275,6 @@ def test_a_folder_of_another_version_says_so(part, subject, tmp_path):
     words = (
         r"in config.json cannot be rebuilt: this version does not know old_gamma, older\. Another version of"
     )
-    if subject is not None:
-        details = [one.detail for one in eq.verify_run(folder).findings if one.subject == subject]
-        assert any(re.search(words, detail) for detail in details)
     with pytest.raises(ValueError, match=words):
         again(folder)
 
