@@ -323,7 +323,7 @@ def test_an_item_has_its_random_numbers_whatever_is_read_beside_it(draw):
     assert not torch.equal(alone[0], source.take(torch.tensor([7]), public_randomness(1))["x"][0])
     run = listening(nn.Linear(3, 1), least_squares, Transformed(data, draw))
     assert Assumption.RANDOM_PIPELINE not in run.statement().assumptions  # all of it could be tried
-    assert not run._setup.rows.dealt
+    assert not run._setup.rows.random_places
 
 
 def test_a_random_pipeline_that_looks_at_the_batch_is_refused():
@@ -810,12 +810,12 @@ class Gated(nn.Module):
 def test_records_whose_coins_open_a_branch_have_places_at_random():
     """Who ran alone tossed once more, and whether it did followed who else was there."""
     run = listening(Gated(), least_squares, {"x": torch.randn(40, 3), "y": torch.randn(40)})
-    assert run._setup.rows.dealt
+    assert run._setup.rows.random_places
     plain = listening(
         nn.Sequential(nn.Linear(3, 8), nn.Dropout(0.5), nn.Linear(8, 1)), least_squares,
         {"x": torch.randn(40, 3), "y": torch.randn(40)},
     )  # fmt: skip
-    assert not plain._setup.rows.dealt
+    assert not plain._setup.rows.random_places
 
 
 class Notes(nn.Module):
@@ -1179,7 +1179,7 @@ def test_places_follow_one_law_whether_a_record_is_there_or_not():
 def test_records_are_dealt_to_places_where_random_numbers_are_shared(model, dealt):
     """Only there: it takes more fillers."""
     data = {"x": torch.randn(64, 3), "y": torch.randn(64)}
-    assert listening(model(), least_squares, data)._setup.rows.dealt is dealt
+    assert listening(model(), least_squares, data)._setup.rows.random_places is dealt
 
 
 def test_more_records_than_the_population_are_refused_where_random_numbers_are_shared():

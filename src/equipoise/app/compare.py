@@ -80,8 +80,8 @@ def compare(
     Args:
         comparison: what is compared.
         folder: a file a run under `runs/`, and `comparison.json`.
-        note: told before every run.
-        warn: told once what the data's owner must know, and nobody else.
+        note: called before every run.
+        warn: called once with what the data's owner must know, and nobody else.
 
     Returns:
         Plain values: `methods` (one row an entry, with medians, spread, curve, time, memory, statement and

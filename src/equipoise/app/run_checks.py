@@ -85,7 +85,7 @@ def settings_of_run(folder: str, *, published: bool = False) -> RunSettings:
 
 
 def _saved_settings(folder: str, name: str, values: dict[str, Any]) -> RunSettings:
-    """The settings that a file of the folder holds; what is wrong with them is told with its name."""
+    """The settings that a file of the folder holds; what is wrong with them is said with its name."""
     try:
         settings = RunSettings.from_json(values)
     except SettingsError as error:

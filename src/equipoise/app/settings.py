@@ -473,7 +473,7 @@ class RunSettings:
             raise SettingsError(
                 f"--data {self.data!r} is a folder of images, which needs --population and --image-size: the "
                 "number of images and their size are public numbers that you state, such as --population "
-                "5000 --image-size 32x32. Read from the private images they would tell of persons."
+                "5000 --image-size 32x32. Read from the private images they would reveal persons."
             )
         if form in ("table", "images") and self.test is None and self.test_share is None:
             if not Path(self.data).exists():
@@ -737,7 +737,7 @@ class CalibrationSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class AdviceSettings:
-    """What `equipoise advise` is told of the records, beyond the settings of a training."""
+    """What `equipoise advise` knows of the records, beyond the settings of a training."""
 
     fixed_order: bool = setting(
         False, "The order of the records may be known: no sampling can be called random."

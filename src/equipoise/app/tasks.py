@@ -4,7 +4,7 @@ The scores are those of scikit-learn, on the test records, whose figures are pub
 them stands what a model without inputs would reach there: the commonest class, or the mean.
 
 A class weight multiplies the losses of the class, before the gradient of a record is clipped. It is a public
-number that somebody chose: one that follows from the counts of the private records would tell of them.
+number that somebody chose: one that follows from the counts of the private records would reveal them.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ class Design(CanaryLayout):
         steps: T.
         rate: q of Poisson sampling; 1 takes every record at every step.
         slots: at rate 1, draws of an epoch that takes every record once; above 1 the canaries of the first
-            slot are looked at, by an attacker who knows the deal.
+            slot are looked at, by an attacker who knows the assignment.
         options: further arguments of `make`.
         in_turn: the canaries would share what leaves, so each has steps of its own; see `rehearse_in_turn`.
         one_step: what differs from `FULL_BATCH` where every record is there at every step.

@@ -11,8 +11,8 @@ units of the noise, and q the rate of the draw,
 is the log-likelihood ratio of presence, if noise and sampling are what the plan says; if they are not, it is
 a statistic like any other. With noise over steps s has parts in later releases too, and y there counts with
 them. Where records take turns in one of m groups, L is log(1/m sum over groups exp L_group), of the draws of
-each group at their own rate. An attacker who knows the deal takes the term of the right group: those of the
-first one are looked at, of whose parts the end of the run cuts off nothing.
+each group at their own rate. An attacker who knows the assignment takes the term of the right group: those
+of the first one are looked at, of whose parts the end of the run cuts off nothing.
 
 A user is a canary whose G records have one gradient. Where they are drawn by themselves, k of them are in a
 draw with the binomial probability, and a draw's term is
@@ -141,7 +141,7 @@ class CanaryTraining:
         relation: of the plan.
         hardened: noise on a grid of integers.
         unit: of privacy; a canary is one user with as many records as the unit has.
-        knows_deal: the attacker knows who is dealt to the first slot of an epoch, and looks at these.
+        knows_deal: the attacker knows who is assigned to the first slot of an epoch, and looks at these.
     """
 
     make_method: Callable[[], Method]
@@ -243,9 +243,9 @@ class CanaryTraining:
             return present[:0]
         first, ledger = real.ledger.draws[0], real.ledger
         records = len(present) if ledger.keys is None else ledger.keys
-        dealt = ledger.plan.sampling_of(first.name).sample(ledger.secrets, first, records)
+        assigned = ledger.plan.sampling_of(first.name).sample(ledger.secrets, first, records)
         elsewhere = torch.ones(len(present), dtype=torch.bool)
-        elsewhere[dealt] = False
+        elsewhere[assigned] = False
         return present[elsewhere]
 
 
@@ -255,7 +255,7 @@ class Rehearsal:
 
     Attributes:
         present: [M], who took part; of neighbours by replacement, the record (True) or its opposite. Without
-            those who were dealt elsewhere (`CanaryTraining.knows_deal`).
+            those who were assigned elsewhere (`CanaryTraining.knows_deal`).
         log_ratios: [M], L; zero where nothing was released with noise.
         moved: [M], how far each canary's parameters moved; of neighbours by replacement, which way.
         plan: what was released, for the claim.

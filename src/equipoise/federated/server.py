@@ -375,7 +375,7 @@ def run_rounds(
         done = replace(done, metrics=metrics)
         history.rounds.append(done)
         if disk is not None:
-            # Before anybody is told of the round: a server that restarts does not run it again.
+            # Before anybody hears of the round: a server that restarts does not run it again.
             disk.save(strategy, history)
         if on_round is not None:
             on_round(done)

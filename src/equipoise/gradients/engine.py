@@ -416,7 +416,7 @@ class GradientEngine:
         return _gathered(self.model, leaves, *found)
 
     def plan_publicly(self, example: Any) -> bool:
-        """Plan on public records: a plan that followed private ones would tell of them.
+        """Plan on public records: a plan that followed private ones would reveal them.
 
         Args:
             example: private records, of which the plan has to serve one; others run alone.

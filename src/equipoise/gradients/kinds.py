@@ -113,7 +113,7 @@ class Sum:
     """A sum over records of terms that depend on one record each.
 
     Attributes:
-        made: what a record that meets the sum is told.
+        made: what an error says if a record meets the sum.
     """
 
     made: Fault

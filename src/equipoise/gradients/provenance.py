@@ -373,8 +373,8 @@ def _of_node(node: Any, kinds: Mapping[Any, Any], records: int) -> Any:
     except Exception as error:  # also of a rule that meets a form that it was not written for
         if all(isinstance(k, Public) for k in held):
             return Public()  # whatever it does, it does to public values
-        is_told = isinstance(error, MixesError | NoRuleError)
-        what = str(error) if is_told else f"its form is not known ({type(error).__name__}: {error})"
+        is_named = isinstance(error, MixesError | NoRuleError)
+        what = str(error) if is_named else f"its form is not known ({type(error).__name__}: {error})"
         return Fault(isinstance(error, MixesError), str(node.target), what, *_where(node))
     made = Sum(Fault(True, str(node.target), "it adds up over the records", *_where(node)))
 

@@ -381,7 +381,7 @@ def _option(
     try:
         return chosen(**settings)
     except (TypeError, ValueError) as error:
-        # An option checks its own fields by their own names; who wrote "clip_rule.gamma" is told that name.
+        # An option checks its own fields by their own names; who wrote "clip_rule.gamma" reads that name.
         named = any(str(error).startswith(f"{name}=") for name in settings)
         raise type(error)(f"{where}{'.' if named else ': '}{error}") from error
 

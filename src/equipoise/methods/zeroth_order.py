@@ -154,7 +154,7 @@ class DPZO(Method):
         return 2  # forwards
 
     def step(self, context: Context, state: State) -> tuple[dict[str, Tensor], State]:
-        # From public seed and step number: a direction that followed records would tell of them.
+        # From public seed and step number: a direction that followed records would reveal them.
         direction = RandomDirection(context.params, context.public_rng(context.step))
         points = [_Displaced(context.params, direction, sign * self.displacement) for sign in (1, -1)]
         draw = context.draw("batch")

@@ -12,19 +12,19 @@
 `population` is a public constant that the user states. It sets q, and nothing here is computed from the
 number of records that are really there.
 
-`FixedEpochs` deals every record independently to one of the `round(population / batch_size)` draws of an
+`FixedEpochs` assigns every record independently to one of the `round(population / batch_size)` draws of an
 epoch. The draw of one record does not depend on the presence of another. So a record meets one Gaussian per
-epoch, under both relations, however the others are dealt. Consecutive slices of one permutation would not
+epoch, under both relations, however the others are assigned. Consecutive slices of one permutation would not
 have this under add-or-remove.
 
-**Keys of records.** A scheme that deals records to draws (`takes_turns`) deals each one by a number that
+**Keys of records.** A scheme that assigns records to draws (`takes_turns`) assigns each one by a number that
 names it for the whole run: a secret hash of what it holds, or of an id. Dealt by their positions, the records
 behind one that is withdrawn while a run is interrupted would change their draws, and meet a second Gaussian
 in the epoch under way. Two records that have one key share their draws, which costs nothing: each is still in
 one draw per epoch. The other schemes draw afresh every time, independently of all draws before. Each draw is
 accounted for by itself, whoever is in it, so a position may belong to another record in every draw.
 
-`CyclicPoisson` deals every record once, independently, to one of b groups, and draws in turn from each. A
+`CyclicPoisson` assigns every record once, independently, to one of b groups, and draws in turn from each. A
 record is in at most one draw of b, there with probability b q, and whether it is decides itself
 independently every time. So each round of b draws is a Poisson-sampled Gaussian for it, whatever its group.
 The marginal rate of a draw is q.
@@ -34,7 +34,7 @@ more than K were drawn. Let s be how many of the others were drawn. Where s < K,
 sampling: it adds its part with probability q. Where s >= K, couple the draws with it and without. With
 probability r = q K / (s + 1) it is in the batch and a uniform one of the others is out; else the batches are
 the same. So it moves the sum by its own part and another's, 2 bounds at most, with probability r < q. Whoever
-is told which of the two it was sees the more, and a divergence of mixtures is convex and grows with r:
+knows which of the two it was sees the more, and a divergence of mixtures is convex and grows with r:
 
     delta <= (1 - p) delta(rate q, length 1) + p delta(rate q, length 2),    p = P[Binomial(N - 1, q) >= K]
 
@@ -44,9 +44,9 @@ It is tighter under add-or-remove than the same bound with the pair of a replace
 takes (A. Ganesh 2025, "Tighter Privacy Analysis for Truncated Poisson Sampling", arXiv:2508.15089).
 
 **Separation.** Noise over steps asks how far apart the draws of one record are (`min_separation`). An epoch
-that is dealt anew may follow a record's last slot with its first one: separation 1. With `same_slots=True`
-the deal of the first epoch holds for all, and a record's draws are one epoch apart. Either way it meets one
-Gaussian per epoch, so the cost of fresh noise is the same.
+that is assigned anew may follow a record's last slot with its first one: separation 1. With `same_slots=True`
+the assignment of the first epoch holds for all, and a record's draws are one epoch apart. Either way it
+meets one Gaussian per epoch, so the cost of fresh noise is the same.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class Sampling(ABC):
     takes_turns: ClassVar[bool] = False
     """Whether a record is in at most one draw of each epoch of `draws_per_epoch`, from ordinal 0 on.
 
-    Such a scheme deals records by their keys."""
+    Such a scheme assigns records by their keys."""
     pushes_out: ClassVar[bool] = False
     """Whether a record that is drawn may keep another one out of the draw."""
     draws_by_itself: ClassVar[bool] = True
@@ -184,7 +184,8 @@ class Sampling(ABC):
         if self.turn_rate < 1:
             one = self._sampled(gaussian) if group == 1 else self._of_group(noise_multiplier, group)
         else:
-            # Of an epoch that deals records to slots: the squares of the parts add up to the group's at most.
+            # Of an epoch that assigns records to slots: the squares of the parts add up to the group's at
+            # most.
             one = dp_accounting.GaussianDpEvent(noise_multiplier / group)
         return dp_accounting.SelfComposedDpEvent(one, self.participations(count))
 
@@ -208,7 +209,7 @@ class Sampling(ABC):
         Args:
             secrets: the run's.
             draw: the ledger's, or an index, which then is its ordinal, too.
-            records: how many there are. Where the scheme deals them (`takes_turns`), one int64 for each, [n],
+            records: how many there are. If the scheme assigns them (`takes_turns`), one int64 for each, [n],
                 that names it for the whole run; of a number alone, the names are the positions.
         """
 
@@ -445,7 +446,7 @@ class TruncatedPoisson(Sampling):
 
 @dataclass(frozen=True)
 class CyclicPoisson(Sampling):
-    """Poisson sampling from one group of records after the other, dealt once and for all by secret
+    """Poisson sampling from one group of records after the other, assigned once and for all by secret
     randomness.
 
     Two draws of a record are at least `bands` apart, so that noise over as many steps is amplified by
@@ -508,11 +509,11 @@ class CyclicPoisson(Sampling):
         draw = as_draw(draw)
         generator = secrets.sampling_generator(draw.index, draw.parameters)
         found = _drawn_by_themselves(self.turn_rate, generator, _check_records(records))
-        # Of those drawn from all groups, that of the turn. One deal for all draws: keyed by the draw, two
-        # that are close could hold the same record.
+        # Of those drawn from all groups, that of the turn. One assignment for all draws: keyed by the draw,
+        # two that are close could hold the same record.
         keys = records[found] if isinstance(records, torch.Tensor) else found
-        dealt = uniform.keyed_integers(self.bands, keys, secrets.stream_key(0, f"groups {draw.name}"))
-        return found[dealt == draw.ordinal % self.bands]
+        assigned = uniform.keyed_integers(self.bands, keys, secrets.stream_key(0, f"groups {draw.name}"))
+        return found[assigned == draw.ordinal % self.bands]
 
 
 @dataclass(frozen=True)
@@ -586,7 +587,7 @@ class FullBatch(Sampling):
 
 
 _DEALT_AT_ONCE = 2**20
-"""Records that `FixedEpochs` deals together, which bounds its memory."""
+"""Records that `FixedEpochs` assigns together, which bounds its memory."""
 
 
 @dataclass(frozen=True)
@@ -599,7 +600,7 @@ class FixedEpochs(Sampling):
         batch_size: expected records per draw, in (0, population].
         population: public number of records.
         steps: number of draws.
-        same_slots: deal the records once, so that every epoch has the same slots. The cost is the same; two
+        same_slots: assign the records once, so that every epoch has the same slots. The cost is the same; two
             draws of a record are then `draws_per_epoch` apart, which noise over steps may need.
     """
 
@@ -621,7 +622,7 @@ class FixedEpochs(Sampling):
 
     @property
     def min_separation(self) -> int:
-        """The draws of an epoch where records keep their slots; 1 where every epoch deals them anew."""
+        """The draws of an epoch where records keep their slots; 1 where every epoch assigns them anew."""
         return self.draws_per_epoch if self.same_slots else 1
 
     @property
@@ -638,20 +639,20 @@ class FixedEpochs(Sampling):
         return self.population / self.draws_per_epoch
 
     def sample(self, secrets: Secrets, draw: Draw | int, records: int | torch.Tensor) -> torch.Tensor:
-        """Sorted positions of the records dealt to slot `ordinal % draws_per_epoch` of the draw's epoch.
+        """Sorted positions of the records assigned to slot `ordinal % draws_per_epoch` of the draw's epoch.
 
-        Every record is dealt for every draw: the time follows the population, the memory does not.
+        Every record is assigned for every draw: the time follows the population, the memory does not.
         """
         draw, count = as_draw(draw), _check_records(records)
         epoch, slot = divmod(draw.ordinal, self.draws_per_epoch)
-        # One deal for all slots of an epoch: keyed by the draw, two of them could hold the same record.
+        # One assignment for all slots of an epoch: keyed by the draw, two of them could hold the same record.
         key = secrets.stream_key(0 if self.same_slots else epoch, f"epoch {draw.name}")
         found = [torch.empty(0, dtype=torch.int64)]
         for first in range(0, count, _DEALT_AT_ONCE):
             last = min(first + _DEALT_AT_ONCE, count)
             keys = records[first:last] if isinstance(records, torch.Tensor) else torch.arange(first, last)
-            dealt = uniform.keyed_integers(self.draws_per_epoch, keys, key)
-            found.append((dealt == slot).nonzero().flatten() + first)
+            assigned = uniform.keyed_integers(self.draws_per_epoch, keys, key)
+            found.append((assigned == slot).nonzero().flatten() + first)
         return torch.cat(found)
 
 

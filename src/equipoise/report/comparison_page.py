@@ -220,7 +220,7 @@ def _data(values: Mapping[str, Any]) -> list[str]:
 
 
 def _together(values: Mapping[str, Any], private: bool) -> str:
-    """What the figures of all runs tell of the records, if they are published side by side."""
+    """What the figures of all runs reveal of the records, if they are published side by side."""
     if not private:
         return "They may tell any detail of any record: publish them only where the records are public."
     runs = {m["label"]: len(m["scores"]) + len(m["trials"]) for m in values["methods"]}

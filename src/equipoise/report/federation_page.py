@@ -131,10 +131,10 @@ def _subtitle(values: Mapping[str, Any]) -> str:
 
 def _data(values: Mapping[str, Any]) -> list[str]:
     """What the records are, by public facts."""
-    dealt = sum(one["population"] for one in values["clients"])
+    total = sum(one["population"] for one in values["clients"])
     return [
         *data_in_words(values["settings"]["data"], values.get("data_description"), {}),
-        f"{dealt:,} training records by the clients' public sizes; which client holds which was simulated.",
+        f"{total:,} training records by the clients' public sizes; which client holds which was simulated.",
         f"{evaluated_in_words(values)}.",
     ]
 

@@ -88,7 +88,7 @@ def _nested(described: Any) -> list[Object]:
 
 
 def check_assumptions(statement: Object, config: Object) -> list[Finding]:
-    """Whether the statement names what config.json tells of its data, draws and processes."""
+    """Whether the statement names what config.json says of its data, draws and processes."""
     named = statement.get("assumptions")
     named = [text for text in named if isinstance(text, str)] if isinstance(named, list) else []
     settings = config.get("settings")
@@ -108,7 +108,7 @@ def check_assumptions(statement: Object, config: Object) -> list[Finding]:
     if wrong:
         detail = f"the statement does not name what it rests on: {'; '.join(wrong)}"
         return [Finding("assumptions", False, detail[:300])]
-    findings = [Finding("assumptions", True, "data, draws and what config.json tells of are named")]
+    findings = [Finding("assumptions", True, "data, draws and what config.json says of are named")]
     if any(text not in named for text in every):
         detail = "another version began the run: the sentences of every statement were not compared"
         findings.append(Finding("assumptions", None, detail))

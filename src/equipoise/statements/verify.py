@@ -153,7 +153,7 @@ def sign_run(
         RunFolderError: no statement, or one that does not agree with the journal: it is not signed.
         KeyFileError: no such key.
     """
-    # Before the long check: a wrong password should be told at once.
+    # Before the long check: a wrong password should show at once.
     key = sign.signing_key(key_file, password)
     check_signable(verify_run(run_dir, ledger_file=ledger_file))
     return sign_verified(run_dir, key, ledger_file=ledger_file)

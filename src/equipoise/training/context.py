@@ -47,7 +47,7 @@ class TrainingDraw:
     Args:
         token: the ledger's draw; the bounded sums carry it.
         ids: record numbers of all processes, LongTensor [b].
-        places: how many places the records are dealt to where `rows` asks for it.
+        places: how many places the records are assigned to where `rows` asks for it.
         rows: makes gradient rows of records.
         processes: whose sums are added.
         diagnostics: takes the draw's private numbers (records, losses, records left out).
@@ -379,8 +379,8 @@ class StepContext:
             token = ledger.open(name, self._depends_on)
             ids = ledger.sample(token, count)
         ids = self._rows.used(ids)
-        # Only records that share random numbers are dealt to places; the bound takes a search.
-        places = self.plan.releases.sampling_of(name).largest_size if self._rows.dealt else 0
+        # Only records that share random numbers are assigned to places; the bound takes a search.
+        places = self.plan.releases.sampling_of(name).largest_size if self._rows.random_places else 0
         return TrainingDraw(
             token, ids, places, self._rows, self._processes, self.diagnostics, self.params, ledger.require
         )

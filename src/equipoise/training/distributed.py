@@ -69,7 +69,7 @@ class Processes:
         self.same_records = same_records
         self.part, self.parts = (0, 1) if same_records else (self.rank, self.count)
         self._failed = False
-        # The last error that `first` raised: every process has it, so none has to be told.
+        # The last error that `first` raised: every process has it, so none has to hear of it.
         self._raised_everywhere: Exception | None = None
 
     @property
@@ -106,7 +106,7 @@ class Processes:
             )
 
     def failing_alone(self, exchange: Callable[..., T]) -> Callable[..., T]:
-        """The function, which exchanges something: of its errors nobody is told, see `fail_alone`."""
+        """The function, which exchanges something: its errors stay here, see `fail_alone`."""
 
         def watched(*args: Any) -> T:
             try:

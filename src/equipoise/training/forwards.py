@@ -201,7 +201,7 @@ class MicroBatch:
 
     @property
     def randomness(self) -> Randomness:
-        """Of whatever is dealt by place."""
+        """Of whatever is assigned by place."""
         return secret_randomness(self.draw, self.rank, self.number)
 
 
@@ -225,7 +225,7 @@ def _dealt(ids: Tensor, size: int, places: int, draw: Draw, processes: Processes
         ids: of all processes' records.
         size: of a micro-batch.
         places: at least as many as records, in all but the rarest draws; public.
-        draw: its secret randomness deals them.
+        draw: its secret randomness assigns them.
         processes: each takes equally many micro-batches.
     """
     each = math.ceil(max(places, len(ids)) / (size * processes.parts))  # micro-batches of a process
@@ -253,7 +253,8 @@ class RowSource:
         fills_with: a few records that fill up a forward in place of zeros, if the model does not take those.
         record_bytes: memory that one record takes in a step.
         probes: numbers of the records of `example`, which could be read at the start.
-        dealt: records are dealt to random places of a draw, which a record more does not change; otherwise
+        random_places: records are assigned to random places of a draw, which a record more does not change;
+        otherwise
             they take the first places in their order.
         owners: whose the records are, where the unit of privacy is the user.
         sharing: runs the forwards of private records as the processes share the model.
@@ -270,12 +271,12 @@ class RowSource:
         fills_with: Any = None,
         record_bytes: float = 0.0,
         probes: Tensor | None = None,
-        dealt: bool = False,
+        random_places: bool = False,
         owners: Owners | None = None,
         sharing: ModelSharing | None = None,
     ) -> None:
         self.owners, self.sharing = owners, sharing or ModelSharing(Processes())
-        self.fills_with, self.record_bytes, self.dealt = fills_with, record_bytes, dealt
+        self.fills_with, self.record_bytes, self.random_places = fills_with, record_bytes, random_places
         self.engine, self.source, self.prepare = engine, source, prepare
         self.probes = torch.zeros(0, dtype=torch.long) if probes is None else probes
         self.micro_batch_size, self.example, self.seed = micro_batch_size, example, seed
@@ -307,13 +308,13 @@ class RowSource:
         """This process' micro-batches of a draw.
 
         Args:
-            draw: its secret randomness deals the records to places.
+            draw: its secret randomness assigns the records to places.
             ids: record numbers of all processes, LongTensor [B].
-            places: how many the records are dealt to, where they are.
+            places: how many the records are assigned to, where they are.
             processes: who share the work.
         """
         size = self.micro_batch_size
-        if self.dealt:
+        if self.random_places:
             return _dealt(ids, size, places, draw, processes)
         return _in_order(ids, size, draw, processes)
 
@@ -327,7 +328,9 @@ class RowSource:
         """
         if self.source.is_scanned:
             return self.source.take(part.ids)  # no code runs
-        joining = secret_randomness(part.draw, part.rank, part.number, *(() if self.dealt else purpose))
+        joining = secret_randomness(
+            part.draw, part.rank, part.number, *(() if self.random_places else purpose)
+        )
 
         def read() -> Any:
             with random_numbers_from(joining("records"), self.prepare.device):
@@ -392,7 +395,7 @@ class RowSource:
         # Fillers may fail where it does not; copies of it fail only where it does.
         copies = repeat_to(record, forward_rows(self.micro_batch_size))
         batch = self._batch(copies, torch.arange(num_records(copies)), randomness)
-        if self.dealt:
+        if self.random_places:
             return self._of_private_batch(partial(self.engine.alone, place=place), batch, at, randomness)
         one = take_records(batch, slice(place, place + 1))
         return self._of_private_batch(

@@ -256,7 +256,7 @@ class PrivateTraining:
         started = frozenset[str]() if self.steps_done else digests(self.parameters.values())
         self._traces, self._is_traced = Traces(name, started), False
         self._trace()
-        # What `finish` told all processes; None where a step was taken since.
+        # What `finish` gave all processes; None where a step was taken since.
         self._finished_with: Statement | None = None
         # Of the last evaluation.
         self._answers = Answers()

@@ -161,7 +161,7 @@ class FullySharded(ModelSharing):
         return self._processes.failing_alone(fn)
 
     def total(self, sums: dict[str, Bounded]) -> dict[str, Bounded]:
-        return added_over_processes(sums)  # the last turn has told that all are well
+        return added_over_processes(sums)  # the last turn has shown that all are well
 
     def _run(self, compute: Callable[[], Computed], count: int) -> Computed:
         try:

@@ -10,8 +10,8 @@ user with many records, and which records count is secret. The order follows fro
 name, and how many records of the user stand before each, so that a user more or less changes nothing for the
 others, also while a run is interrupted.
 
-Samplings that deal records to draws (`Sampling.takes_turns`) deal users by their names. Records that are
-drawn by themselves are dealt by the user's name and their place in that order. A record that takes a place
+Samplings that assign records to draws (`Sampling.takes_turns`) assign users by their names. Records that are
+drawn by themselves are assigned by the user's name and their place in that order. A record that takes a place
 that another one of the user has left then has its draws, too, so that a user is in an epoch as often as the
 cap says whatever is withdrawn.
 """

@@ -1,6 +1,6 @@
 """Whether the stated population is near that of the data, and delta small enough for it.
 
-The number of records is told to the owner only.
+Only the owner learns the number of records.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ What concerns no private record follows the public seed: initial subspaces, publ
 What is random about private records (dropout masks, augmentation, transforms of a data set) follows secret
 randomness of their draw, whether it asks torch, NumPy or Python for its random numbers.
 The bound of a clipped sum says how far one record moves it while the others stay as they are. Public
-randomness is dealt by place in the batch, so a record that enters would change everybody else's. Secret
+randomness is assigned by place in the batch, so a record that enters would change everybody else's. Secret
 randomness is independent and identically distributed, so the proof can tie each share to its record.
 """
 

@@ -5,10 +5,10 @@ same whoever reads them, and however many workers there are. They are collated i
 of the draw. What a worker could not read, this process reads itself: a record that fails is then met where
 it would have been without workers, and no message about it comes from a worker.
 
-Workers are told record numbers and the draw's secret through their pipes alone, and write neither down.
+Workers get record numbers and the draw's secret through their pipes alone, and write neither down.
 
 They read ahead within one draw. Which records the next draw has follows from the parameters that this step
-leaves, so nobody knows it before this step's releases are booked. (`FixedEpochs` deals whole epochs
+leaves, so nobody knows it before this step's releases are booked. (`FixedEpochs` assigns whole epochs
 beforehand; its guarantee counts no draw as secret.)
 """
 

@@ -132,7 +132,7 @@ def _attack(experiment: Experiment, models: int, note: Callable[[], None]) -> tu
         optimizer = make_optimizer(settings, model)
         mine = replace(
             experiment,
-            # the seed itself deals the initial weights and who is present; shadows take seeds of their own
+            # the seed itself assigns the initial weights and who is present; shadows take seeds of their own
             settings=replace(settings, seed=settings.seed + 1000 + number),
             dataset=replace(data, train=data.train.subset(inside)),
             model=model,

@@ -265,14 +265,14 @@ def _partition(settings: FederationSettings, dataset: DataSet) -> list[Tensor]:
         return iid(len(dataset.train), P, seed)
     if labels is None:
         raise SettingsError(
-            f"--partition is {settings.partition}, which deals records by their class, but "
+            f"--partition is {settings.partition}, which assigns records by their class, but "
             f"{settings.base.data_name!r} is made for {dataset.task}. Take --partition iid."
         )
-    deal: dict[str, Callable[[], list[Tensor]]] = {
+    ways: dict[str, Callable[[], list[Tensor]]] = {
         "dirichlet": lambda: dirichlet(labels, P, settings.alpha, seed),
         "one-class": lambda: one_class(labels, P, seed),
     }
-    return deal[settings.partition]()
+    return ways[settings.partition]()
 
 
 def _radius(text: str | None) -> float:

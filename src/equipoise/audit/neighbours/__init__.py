@@ -15,9 +15,9 @@ shows padding that is not masked.
 
 What is compared must differ by one record only. Every other record keeps its number, which keys the random
 numbers of its item; the draws hold the same others; and the record that is audited is in every draw. Where
-collate, augmentation, model or loss draw random numbers (dropout, places dealt at random) that record comes
-last in its draw, so that the others keep theirs: their law is the same with it and without, and the proof may
-leave them where they are. Otherwise it stands at a position of the draw that is tried.
+collate, augmentation, model or loss draw random numbers (dropout, places assigned at random) that record
+comes last in its draw, so that the others keep theirs: their law is the same with it and without, and the
+proof may leave them where they are. Otherwise it stands at a position of the draw that is tried.
 
 A record whose own gradient is left out (`"silent"`) shows what else moves: nothing may.
 

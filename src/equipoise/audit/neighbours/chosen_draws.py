@@ -1,4 +1,4 @@
-"""Ledgers that are told who is in their draws, so that two sides differ by one record or one user."""
+"""Ledgers that are given who is in their draws, so that two sides differ by one record or one user."""
 
 from __future__ import annotations
 

@@ -99,7 +99,7 @@ class NeighbourTrainings:
                 f"method {setup.method.name!r} has releases without a proof, or none at all: there is no "
                 "bound to hold a movement against"
             )
-        self.draws_numbers = setup.rows.dealt or Assumption.OWN_NUMBERS in setup.found
+        self.draws_numbers = setup.rows.random_places or Assumption.OWN_NUMBERS in setup.found
         # A single position is the first record's. Where a longer record changes the shape in which random
         # numbers are drawn the others get other ones: of the same law, but the sums are no longer comparable.
         tries_extremes = positions > 1 and not (

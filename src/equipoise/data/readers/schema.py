@@ -410,7 +410,7 @@ def describe_table(
         if is_same(path, public_rows):
             raise SchemaError(
                 "--public-rows names the private rows themselves. Ranges and categories learnt from them "
-                "would tell of persons, and no epsilon would cover it. Name a file that is public already."
+                "would reveal persons, and no epsilon would cover it. Name a file that is public already."
             )
         public = _first_rows(public_rows, delimiter, header, None)
     columns = {name: _drafted(cells, public.get(name, ()), name in wanted) for name, cells in private.items()}

@@ -164,7 +164,7 @@ class RoundSubspace(RefreshedSource):
         return {}
 
     def config(self) -> dict[str, Any]:
-        """What is told of the subspace: its settings, and the public records by their digest."""
+        """What is published of the subspace: its settings, and the public records by their digest."""
         own = {"dimension": self.dimension, "blocks": self.blocks, "normalise": self.normalise}
         return own | {"public": self.public.describe()}
 

@@ -1,6 +1,6 @@
 """What model and loss hold beside parameters and buffers: a trace reads it as constants, by name.
 
-What a training loop changes between steps (a phase, a warm-up, another activation) is told by `changes`, so
+What a training loop changes between steps (a phase, a warm-up, another activation) is found by `changes`, so
 that it is traced and proved anew. What a forward writes there is put back: the next one would follow from the
 records of this one. A tensor that is neither parameter nor buffer must not change in place, which is seen by
 its count of changes.
@@ -36,7 +36,7 @@ from equipoise.gradients.checks.errors import TensorWritesError
 __all__ = ["Change", "HeldState", "attributes_kept", "is_own"]
 
 #: Values that `HeldState.changes` tells; of all others only that they are there.
-_TOLD = (
+_PLAIN_KINDS = (
     *(type(None), bool, int, float, complex, str, bytes, enum.Enum, torch.dtype, torch.device, np.generic),
     *(types.FunctionType, types.MethodType, types.BuiltinFunctionType, partial, type, nn.Module),
 )
@@ -120,7 +120,7 @@ class _Place(NamedTuple):
         then: names and values that it held.
         name: of a container, whose keys may be names of persons; else what stands before a name.
         is_container: whether `name` is for all of it.
-        is_told: whether plain values are told, and not only that something differs.
+        is_named: whether a change of a plain value is named, and not only that something differs.
     """
 
     owner: int
@@ -131,7 +131,7 @@ class _Place(NamedTuple):
     then: _Held
     name: str
     is_container: bool
-    is_told: bool
+    is_named: bool
 
     def shown(self, name: Any) -> str:
         return self.name or UNNAMED if self.is_container else f"{self.name}{name}"
@@ -231,10 +231,16 @@ class HeldState:
             self._attributes(value, [n for n in names if not n.startswith("__")])  # nobody sets __weakref__
 
     def _hold(
-        self, owner: Any, reads: _Reads, put: Any, name: str, is_container: bool = False, is_told: bool = True
+        self,
+        owner: Any,
+        reads: _Reads,
+        put: Any,
+        name: str,
+        is_container: bool = False,
+        is_named: bool = True,
     ) -> Iterator[tuple[Any, str]]:
         """Note a place; gives what it holds, and by what names."""
-        place = _Place(id(owner), *reads, put, ([*reads[1]()], [*reads[2]()]), name, is_container, is_told)
+        place = _Place(id(owner), *reads, put, ([*reads[1]()], [*reads[2]()]), name, is_container, is_named)
         self._places.append(place)
         names, values = place.then
         return zip(values, repeat(name) if is_container else names, strict=False)
@@ -243,7 +249,7 @@ class HeldState:
         held = vars(value)
         if is_own:
             self._class(type(value))
-        for one, name in self._hold(held, _reads(held), partial(_fill, held), prefix, is_told=is_own):
+        for one, name in self._hold(held, _reads(held), partial(_fill, held), prefix, is_named=is_own):
             if is_own or isinstance(one, _CONTAINERS):  # of a package's object the containers alone
                 if type(one) in _PLAIN or name in _OF_BUFFERS:
                     continue
@@ -335,7 +341,7 @@ class HeldState:
         if self._is_as_it_was():
             return []
         self.differs = True
-        return [change for place in self._differing() if place.is_told for change in _changed(place)]
+        return [change for place in self._differing() if place.is_named for change in _changed(place)]
 
     def _is_as_it_was(self) -> bool:
         """Whether the same objects are held, by operations of C alone: every step asks."""
@@ -377,13 +383,13 @@ def _reads(held: Any) -> _Reads:
 def _changed(place: _Place) -> Iterator[Change]:
     for name, *both in place.named():
         # Of a tensor and other data only that it is some.
-        then, now = (one if _is_told(one) else _EMPTY for one in both)
+        then, now = (one if _is_plain(one) else _EMPTY for one in both)
         if name not in _OF_LOOPS and then is not now and not bool(then == now):
             yield Change((place.owner, str(name)), place.shown(name), then, now)
 
 
-def _is_told(value: Any) -> bool:
-    return all(map(_is_told, value)) if type(value) is tuple else isinstance(value, _TOLD)
+def _is_plain(value: Any) -> bool:
+    return all(map(_is_plain, value)) if type(value) is tuple else isinstance(value, _PLAIN_KINDS)
 
 
 def _fill(held: Any, place: _Place) -> None:

@@ -124,7 +124,8 @@ def are_constant() -> bool:
 def random_numbers_constant() -> Iterator[None]:
     """Inside, torch's random numbers are constant, and dropout drops nothing; NumPy's and Python's are not.
 
-    Random numbers are dealt by place in the batch: those of a batch and of single records differ otherwise.
+    Random numbers are assigned by place in the batch: those of a batch and of single records differ
+    otherwise.
     """
     token = _CONSTANT.set(True)
     try:

@@ -128,7 +128,7 @@ def hooked_by_fsdp(args: tuple) -> bool:
 
 @contextmanager
 def parameters_gathered(model: nn.Module) -> Iterator[None]:
-    """Inside, a sharded model runs as FSDP runs it, and listeners are told of its leaves.
+    """Inside, a sharded model runs as FSDP runs it, and listeners hear of its leaves.
 
     Around a forward alone, inside `other_values`.
     """

@@ -3,7 +3,7 @@
     DP-C4     C_1 = min(C, c_1 ||mean of g_i(x) - g_i(w)||),    C_2 = min(C, c_2 ||mean of g_i(w)||)
     DP-C4+    C_1 = min(C, c_1 ||x - w||),    C_2 the same of the anchor before, C at first
 
-C_1 of DP-C4 and C_2 of both are un-noised functions of private data: the scale of the noise tells of the
+C_1 of DP-C4 and C_2 of both are un-noised functions of private data: the scale of the noise reveals the
 data, and one record rescales all clipped rows. They leave through the ledger's `disclose`, and the statement
 says so.
 

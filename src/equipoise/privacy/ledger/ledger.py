@@ -292,7 +292,8 @@ class Ledger:
         data_fingerprint: digest of the records; changed data are never answered with old noise.
         owners: of users, who owns which record, as `RunEntry.owners`; all runs in the journal have the same.
         kernels: digest of kernel choices or of anything else that the numbers depend on.
-        keys: of each record, by which samplings deal it to draws (`Sampling.sample`); its position when None,
+        keys: of each record, by which samplings assign it to draws (`Sampling.sample`); its position when
+        None,
             which is right if no record is withdrawn and none moves while the run lasts.
         forbid_unproven: refuse `disclose` and `release_unproven` (proven recipes run under it in tests).
         history: noise that later releases use again, as `ledger.history` gave it when the checkpoint was
@@ -425,7 +426,7 @@ class Ledger:
         """
         text = as_digest(parameters, self.secrets.key)
         if text is None:
-            # What the draw depends on is not known, so no later draw can be told to ask the same again.
+            # What the draw depends on is not known, so no later draw is known to ask the same again.
             text = f"unique {os.urandom(32).hex()}"
         known = [_STREAMS, self._fingerprint, name, text, self.data_fingerprint, self.kernels]
         key = hashlib.sha256(json.dumps(known).encode()).hexdigest()

@@ -85,7 +85,7 @@ def choose_micro_batches(
     if takes_zeros:
         public = zeros
     cost = forward_cost(engine.model, engine.loss, public)
-    # The worst of all processes': they deal the records of a draw in one way.
+    # The worst of all processes': they assign the records of a draw in one way.
     mine = pipeline.random_use(probes)
     if mine == "own" and _operations_follow_numbers(engine, public):
         mine = "shared"  # who runs alone has other numbers, and whether it does follows the whole micro-batch

@@ -64,7 +64,7 @@ def check_held(
         model, loss: whose parameters, buffers, attributes, variables and arguments are looked at.
         source: the records; all are compared where they lie in memory.
         example: a batch of the records that were read so far, which are compared otherwise.
-        population: as stated. The private number of records is not used: which tensors are as long is told.
+        population: as stated. The private number of records is not used: which tensors are as long is said.
         allowed: records that are public too; copies are named.
 
     Returns:

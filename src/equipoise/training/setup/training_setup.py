@@ -196,7 +196,7 @@ class TrainingSetup(TrainingInputs):
         return digest(
             {
                 "micro_batch": self.settings.micro_batch_size,
-                "dealt": self.rows.dealt,
+                "dealt": self.rows.random_places,
                 "views": self.settings.views,
                 "method": self.method.config(),
                 "processes": self.processes.count,
@@ -346,7 +346,7 @@ def _try(
         fills_with=None if micro_batches.takes_zeros else example,
         record_bytes=micro_batches.record_bytes,
         probes=probes,
-        dealt=micro_batches.random_use == "shared",
+        random_places=micro_batches.random_use == "shared",
         owners=owners,
         sharing=sharing,
     )
@@ -359,7 +359,7 @@ def _try(
         Assumption.ROUNDING: True,
         Assumption.PLANNED_ON_RECORDS: not (engine.is_planned_publicly and micro_batches.takes_zeros),
         Assumption.OWN_NUMBERS: micro_batches.random_use == "own",
-        Assumption.SHARED_NUMBERS: rows.dealt,
+        Assumption.SHARED_NUMBERS: rows.random_places,
         Assumption.RANDOM_PIPELINE: not check_pipeline(pipeline, micro_batches.size),
         Assumption.KEEPS_NOTHING: engine.runs_model,
         Assumption.SHAPES_ALIKE: not (is_seen or pipeline.shapes_follow),
