@@ -1,6 +1,8 @@
 """Schemas of tables: what is declared, what is left to be filled in, and what no message shows."""
 
 import shutil
+import subprocess
+import sys
 import tomllib
 
 import pytest
@@ -295,3 +297,10 @@ def test_a_share_that_leaves_nothing():
         Records({"input": torch.zeros(1, 1)}).set_aside(0.5, seed=0)
     with pytest.raises(ValueError, match="strictly between"):
         parts_of(torch.zeros(3, 1))[0].set_aside(1.0, seed=0)
+
+
+@pytest.mark.slow
+def test_pydantic_is_imported_for_tables_alone():
+    modules = "equipoise.data, equipoise.data.readers.tables, equipoise.app.predict, equipoise.cli"
+    code = f"import sys, {modules}; sys.exit('pydantic' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
