@@ -7,6 +7,7 @@ import copy
 import pytest
 import torch
 
+import equipoise as eq
 from equipoise.training.folder.checkpoint import collect_state, restore_state
 
 
@@ -40,3 +41,44 @@ def test_whole_and_broken_numbers_stand_for_each_other():
     state = copy.deepcopy(collect_state(*pieces(), None))
     state["optimizer"]["param_groups"][0].update(lr=1, weight_decay=0.5)
     restore_state(state, *pieces(), None)
+
+
+def lower_rate(optimizer, losses):
+    optimizer.param_groups[0]["lr"] = 0.1 / (1 + losses.mean().item())
+
+
+def lower_by_plateau(optimizer, losses):
+    torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0).step(losses.mean())
+    optimizer.param_groups[0]["weight_decay"] = float(losses.detach().max())
+
+
+def scale_momentum(optimizer, losses):
+    for state in optimizer.state.values():
+        state["momentum_buffer"].mul_(losses.detach().mean())
+
+
+@pytest.mark.parametrize("change", [lower_rate, lower_by_plateau, scale_momentum])
+def test_a_loss_that_sets_a_rate_by_its_records_is_refused(change):
+    model, optimizer = pieces()
+    if change is scale_momentum:
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    def loss(model, x):
+        losses = model(x).square().mean(1)
+        change(optimizer, losses)
+        return losses
+
+    with pytest.raises(ValueError, match="of optimizer or scheduler"):
+        eq.PrivateTraining(
+            model,
+            optimizer,
+            loss=loss,
+            data=torch.randn(20, 2),
+            sampling=eq.Poisson(8, 20, 2),
+            budget=eq.Budget(4.0, 1e-3),
+            starts_from="public",
+        )
+    assert optimizer.param_groups[0]["lr"] == 0.1
+    assert optimizer.param_groups[0]["weight_decay"] == 0

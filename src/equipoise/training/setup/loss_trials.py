@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext, suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from typing import Any
 
@@ -13,9 +13,10 @@ from torch import Tensor, nn
 
 from equipoise import _validate
 from equipoise._foreign_errors import cause_of, where_raised
+from equipoise._tree import leaves
 from equipoise.gradients import Buffers, ForwardWritesError, GradientEngine, parameters_restored
 from equipoise.gradients.capture.attributes import HeldState, attributes_kept
-from equipoise.gradients.capture.isolation import undisturbed
+from equipoise.gradients.capture.isolation import undisturbed, write_mark
 from equipoise.gradients.checks.errors import BufferWritesError
 from equipoise.gradients.compare import OWN_GENERATOR, losses_moved
 from equipoise.gradients.engine_inputs import (
@@ -29,7 +30,14 @@ from equipoise.gradients.engine_inputs import (
 from equipoise.training.forwards import moved
 from equipoise.training.record_source import BatchFormError, DataError, NoAnswerError, RecordSource
 
-__all__ = ["check_gradient", "check_loss", "check_repeatable", "refuse_followed", "warn_of_writes"]
+__all__ = [
+    "check_gradient",
+    "check_loss",
+    "check_repeatable",
+    "refuse_followed",
+    "settings_kept",
+    "warn_of_writes",
+]
 
 SEARCHED = 64
 """How many of the first records are tried, where the very first ones fail."""
@@ -240,6 +248,44 @@ def refuse_followed(names: Sequence[str]) -> None:
     """
     if names:
         raise BufferWritesError(names, "by what comes of records, and it reads them", REMEDIES)
+
+
+@contextmanager
+def settings_kept(optimizer: torch.optim.Optimizer, scheduler: Any) -> Iterator[None]:
+    """Inside, model and loss are tried: what they set in optimizer or scheduler is put back, and refused.
+
+    Raises:
+        ValueError: a rate that follows the loss of private records would move every later step.
+    """
+    holders = [*optimizer.param_groups, *([] if scheduler is None else [vars(scheduler)])]
+    plain = (bool, int, float, str, tuple)
+
+    def values() -> dict[tuple[int, str], Any]:
+        found: dict[tuple[int, str], Any] = {
+            (number, key): write_mark(value) if isinstance(value, Tensor) else value
+            for number, holder in enumerate(holders)
+            for key, value in holder.items()
+            if isinstance(value, (*plain, Tensor))
+        }
+        state = [leaf for leaf in leaves([*optimizer.state.values()]) if isinstance(leaf, Tensor)]
+        return found | {(len(holders), "state"): [*map(write_mark, state)]}
+
+    before = values()
+    try:
+        yield
+    finally:
+        after = values()
+        changed = [place for place in {**before, **after} if before.get(place) != after.get(place)]
+        for number, key in changed:
+            if number < len(holders) and isinstance(old := before.get((number, key)), plain):
+                holders[number][key] = old
+    if changed:
+        raise ValueError(
+            f"model or loss set {sorted({key for _, key in changed})} of optimizer or scheduler while "
+            "they were tried: what a loss sets there follows private records, and would move every later "
+            "step without noise. Set rates between steps, from public numbers or from what was released: by "
+            "a scheduler, or in optimizer.register_step_post_hook. Nothing was spent."
+        )
 
 
 def warn_of_writes(names: Sequence[str]) -> None:

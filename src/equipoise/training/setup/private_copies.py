@@ -24,7 +24,7 @@ import inspect
 import math
 import secrets
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from types import FunctionType, MethodType
@@ -116,6 +116,8 @@ def held_tensors(model: nn.Module, loss: Any) -> Iterator[tuple[str, Tensor]]:
             yield name, torch.from_numpy(np.ascontiguousarray(value))
         elif isinstance(value, Tensor):
             yield name, value
+        elif isinstance(value, (list, tuple)) and (numbers := _numbers(value)) is not None:
+            yield name, numbers
         elif isinstance(value, (dict, list, tuple)):
             # Under one name: keys may be private.
             entries = value.values() if isinstance(value, dict) else value
@@ -125,6 +127,15 @@ def held_tensors(model: nn.Module, loss: Any) -> Iterator[tuple[str, Tensor]]:
 
 
 _TENSORS, _OF_TORCH = (Tensor, np.ndarray), frozenset(vars(nn.Module()))
+
+
+def _numbers(value: Sequence[Any]) -> Tensor | None:
+    """A list of numbers, or of lists of them, as `tolist` gives it."""
+    first = value[0] if value else None
+    first = first[0] if isinstance(first, (list, tuple)) and first else first
+    with suppress(Exception):  # lists of other lengths, or of other things
+        return torch.tensor(value) if isinstance(first, (int, float, list)) else None
+    return None
 
 
 def _inside(value: Any) -> dict[str, Any]:

@@ -53,6 +53,7 @@ from equipoise.training.setup.loss_trials import (
     check_loss,
     check_repeatable,
     refuse_followed,
+    settings_kept,
     warn_of_writes,
 )
 from equipoise.training.setup.micro_batches import choose_micro_batches
@@ -247,7 +248,8 @@ def prepare(given: TrainingInputs, resumed: ResumedRun | None = None) -> Trainin
     check_sharding(parameters, given.method, settings, processes)
     _check_elsewhere(given, processes)
     # The user's random numbers go on afterwards as if nothing had been tried.
-    with processes.together(), random_numbers_from(0, place):
+    settings_stay = settings_kept(given.optimizer, given.scheduler)
+    with processes.together(), random_numbers_from(0, place), settings_stay:
         found: list[str] = check_start(given, processes) if resumed is None else []
         source, owners = _records_of(given)
         if resumed is None and processes.is_first:
