@@ -28,3 +28,9 @@ def test_epochs_are_the_fewest_steps_that_reach_them():
 def test_one_size_and_one_length_are_given(given):
     with pytest.raises(TypeError, match="give one of"):
         Poisson(**given)
+
+
+@pytest.mark.parametrize("epochs", [float("nan"), 0, -1.0, float("inf")])
+def test_epochs_are_a_number_above_zero(epochs):
+    with pytest.raises(ValueError, match="epochs"):
+        Poisson(batch_size=5, population=10, epochs=epochs)

@@ -306,7 +306,9 @@ class Trials:
                 found.append(traced.gradients(*self._engine.values(None), records)[1])
         one, other = found
         self._deceiving = [name for name in names if not torch.equal(one[name], other[name])]
-        return tuple(name for name in names if name not in self._deceiving)
+        own = dict(self._model.named_buffers())
+        fits = [n for n in names if (one[n].shape, one[n].dtype) == (own[n].shape, own[n].dtype)]
+        return tuple(name for name in fits if name not in self._deceiving)
 
     def _refuse_other_function(self, batch: Any, is_proved: bool) -> None:
         """Compare the sum of rows with ordinary autograd's gradient of the same records.
@@ -337,13 +339,11 @@ class Trials:
                 self._refuse_other_function(take_records(batch, finite.nonzero().squeeze(1).cpu()), is_proved)
             return
         with undisturbed(self._model):
-            start = GlobalState(self._engine.device)
             _, expected = self._engine.gradient(batch)
-            draws = bool(start.moved())
         assert self._engine.latest is not None
         (reason, remedy), dense = ANOTHER_FUNCTION, self._engine.latest.dense
         wrong = self._other_sums(rows, lambda name: expected.pop(name, None))
-        if draws:  # a record by itself draws other numbers
+        if dense.keys() & wrong and self._follows_seed(batch):  # a record by itself draws other numbers
             wrong = [name for name in wrong if name not in dense]
         if not wrong:
             return
@@ -354,6 +354,15 @@ class Trials:
             f"the one that you wrote. {remedy}.",
             stacklevel=2,
         )
+
+    def _follows_seed(self, batch: Any) -> bool:
+        """Whether random numbers are drawn that cannot be held constant."""
+        one, other = {}, {}
+        for seed, found in enumerate((one, other)):
+            with undisturbed(self._model, seed):
+                found.update(self._engine.gradient(batch)[1])
+        moved = {n: "" for n in one if not length(one[n] - other[n]) <= 1e-3 * length(one[n])}
+        return bool(found_by_any(self._model, moved))
 
     def proof(self, batch: Any) -> Proof:
         """Whether micro-batches of this form keep records apart, read from their trace: for all values.
@@ -372,11 +381,11 @@ class Trials:
         if self._engine.forward_only:
             return self._proof_of_losses(batch)
         try:
+            found = prove(self._engine.line(batch))
             if not self._engine.plan_for(batch).ruled:  # rows of single records hide what the model mixes
                 of_losses = self._proof_of_losses(batch)
                 if of_losses.outcome != "proved":
                     return of_losses
-            found = prove(self._engine.line(batch))
             # Once more with the lines of the source, if one has to be named.
             if found.fault is None:
                 return found
@@ -420,14 +429,16 @@ class Trials:
                 few, rows = self._engine.served(few)
             count = rows.num_records
             for place in range(min(LARGE, count)):
-                with undisturbed(self._model):
-                    start = GlobalState(self._engine.device)
-                    among = self._engine.run_plan(take_records(few, torch.full((count + 1,), place)), None)
-                    # Numbers that cannot be held constant differ from place to place; and of a model that
-                    # mixes by chance the rows must not become dense, which would hide that.
-                    if not start.moved():
-                        own = rows.rows(slice(place, place + 1))
-                        wrong.update(self._moved(own, among.rows(slice(place + 1, place + 2))))
+                copies = take_records(few, torch.full((count + 1,), place))
+
+                def among(seed: int, copies: Any = copies) -> PerSampleGradients:
+                    with undisturbed(self._model, seed):
+                        return self._engine.run_plan(copies, None)
+
+                one, own = among(0), rows.rows(slice(place, place + 1))
+                moved = self._moved(own, one.rows(slice(place + 1, place + 2)))
+                # Random numbers that cannot be held constant differ from place to place, too.
+                wrong.update([] if moved and self._moved(one, among(1)) else moved)
         plan = self._engine.plan_for(few)
         if wrong := {n for n in plan.ruled if n in wrong or "the losses" in wrong}:
             self._engine.learn(few, dense=plan.dense | dict.fromkeys(wrong, OTHER_ROWS))
@@ -451,8 +462,8 @@ class Trials:
         whole = before.row_norms()
         tolerance = ROWS_ROUND["low" if low_precision else str(whole.dtype)]
         distances = (after - before).row_norms([(name,) for name in before.names])
-        # The guard of a norm adds a little to the difference of two rows of zeros.
-        least = torch.finfo(torch.float32).tiny ** 0.5
+        # The guard of a norm adds a little to the difference of two rows of zeros, more for large inputs.
+        least = 1e-6 * tolerance * whole.amax() + 1e-12
         moved = (~(distances <= tolerance * whole[:, None] + least)).any(0).tolist()  # to NaN, too
         names = [name for name, has_moved in zip(before.names, moved, strict=True) if has_moved]
         return [*found_by_any(self._model, dict.fromkeys(names, ""))]

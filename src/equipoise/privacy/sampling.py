@@ -326,10 +326,11 @@ class Poisson(Sampling):
         _validate.positive(**{"expected_batch_size" if batch_size is None else "batch_size": size})
         _validate.count("the public number of records, which the user states", population=population)
         assert population is not None
-        if _one_of(steps=steps, epochs=epochs) == epochs:
+        _one_of(steps=steps, epochs=epochs)
+        if epochs is not None:
             _validate.positive(epochs=epochs)
             # What rounding adds to a whole number of steps must not make one step more.
-            steps = max(1, math.ceil(epochs * population / size - 1e-9))
+            steps = max(1, math.ceil(min(epochs * population / size, 2.0**62) - 1e-9))
         for name, value in (("expected_batch_size", size), ("population", population), ("steps", steps)):
             object.__setattr__(self, name, value)
         self.__post_init__()

@@ -89,8 +89,7 @@ def _nested(described: Any) -> list[Object]:
 
 def check_assumptions(statement: Object, config: Object) -> list[Finding]:
     """Whether the statement names what config.json says of its data, draws and processes."""
-    named = statement.get("assumptions")
-    named = [text for text in named if isinstance(text, str)] if isinstance(named, list) else []
+    named = _texts(statement.get("assumptions"))
     settings = config.get("settings")
     counts = _public_counts(config.get("method"))
     every = always(statement.get("unit"))
@@ -100,8 +99,8 @@ def check_assumptions(statement: Object, config: Object) -> list[Finding]:
         wanted.append(ALLOWED)
     elif counts and Assumption.TRUSTED in named:
         wanted.append(NOT_COMPARED)
-    found = config.get("assumptions")  # an edited file may hold the issuer's own words
-    found = [text for text in found if isinstance(text, str)] if isinstance(found, list) else []
+    wanted += _texts(config.get("conditions"))
+    found = _texts(config.get("assumptions"))  # an edited file may hold the issuer's own words
     wrong = [text for text in dict.fromkeys([*wanted, *found]) if text not in named]
     if (Assumption.SCANNED in named) is (Assumption.TRUSTED in named):
         wrong.insert(0, f"one of {Assumption.SCANNED.value!r} and {Assumption.TRUSTED.value!r}")
@@ -130,6 +129,10 @@ def check_assumptions(statement: Object, config: Object) -> list[Finding]:
         detail = f"the issuer's own words, which no file here bears out: {'; '.join(own)}"
         findings.append(Finding("further assumptions", None, detail[:600]))
     return findings
+
+
+def _texts(value: Any) -> list[str]:
+    return [text for text in value if isinstance(text, str)] if isinstance(value, list) else []
 
 
 def _public_counts(described: Any) -> list[int]:

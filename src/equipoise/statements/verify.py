@@ -353,7 +353,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     try:
         found = verify_run(given.run, ledger_file=given.ledger, public_key=given.key)
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, ImportError) as error:
         print(error, file=sys.stderr)
         return 2
     if given.json:

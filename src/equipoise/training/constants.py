@@ -15,7 +15,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from equipoise.gradients import CrossRecordError, ForwardWritesError
-from equipoise.gradients.capture.attributes import HeldState
+from equipoise.gradients.capture.attributes import Change, HeldState
 from equipoise.statements.assumptions import CHANGED, FIRST_VALUES
 from equipoise.training.record_source import DataError
 
@@ -67,15 +67,18 @@ class Constants:
         self._note = note
         note()
 
-    def check(self) -> None:
+    def check(self, more: Sequence[Change] = ()) -> None:
         """Try the model again if something has a value that it did not have before.
+
+        Args:
+            more: what else has changed.
 
         Raises:
             CrossRecordError, DataError: with the new values records are mixed; it names what changed.
         """
         held, of_others = self._held
-        changes = {change.key: change for change in [*of_others.changes(), *held.changes()]}
-        if not (held.differs or of_others.differs):
+        changes = {change.key: change for change in [*more, *of_others.changes(), *held.changes()]}
+        if not (more or held.differs or of_others.differs):
             return
         if held.differs:
             self._trace_anew()

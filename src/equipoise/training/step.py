@@ -24,6 +24,7 @@ from equipoise._host import Unread, read
 from equipoise._rounding import plain, rounded_up
 from equipoise._tree import leaves
 from equipoise.gradients import ForwardWritesError
+from equipoise.gradients.capture.attributes import Change
 from equipoise.gradients.capture.isolation import write_mark
 from equipoise.gradients.capture.sharded import resharded
 from equipoise.methods import Context, State
@@ -200,6 +201,8 @@ class StepRunner:
         # Of what is saved and no step moves: digests, and marks, which show most changes without hashing.
         self._unmoved = self._digests_of_unmoved()
         self._marks = self._marks_of(self._held())
+        # Of it, what a hook or the owner has changed in a model that is not proved for all values.
+        self._changes: list[Change] = []
         # Of what the optimizer remembers: a step outside of the training would go into every later one.
         self._remembered = self._optimizer_marks()
         # Why there is no further step; None while there may be one.
@@ -292,6 +295,7 @@ class StepRunner:
             if has_hooks:
                 read(*self._unmoved.values(), *now.values())
                 moved = {name for name, one in now.items() if one.value() != self._unmoved[name].value()}
+            self._note_changes(now)
             self._unmoved |= now
             self._marks = [
                 new if name in moved else old
@@ -319,10 +323,18 @@ class StepRunner:
         # Of sharded parameters every process has another part.
         copies = {name: local_part(p) for name, p in self._setup.parameters.items() if is_a_copy(p)}
         self._setup.processes.same("the model after public_step", digest(copies))
-        self._unmoved = self._digests_of_unmoved()
+        now = self._digests_of_unmoved()
+        self._note_changes(now)
+        self._unmoved = now
         self._marks = self._marks_of(self._held())
         self._rebase()
         return answer
+
+    def _note_changes(self, now: Mapping[str, Unread[str]]) -> None:
+        """Note what is another buffer or frozen parameter now, to be tried: it may be a switch."""
+        if self._setup.rows.engine.independence.word == "compared":
+            known = ((name, self._unmoved[name].value(), one.value()) for name, one in now.items())
+            self._changes += [Change((0, n), n, old, new) for n, old, new in known if old != new]
 
     def _rebase(self) -> None:
         self.remember()
@@ -527,7 +539,8 @@ class StepRunner:
         self._check_places()
         self._check_trainable()
         try:
-            self.constants.check()
+            self.constants.check(self._changes)
+            self._changes = []
             self._note()
         except ForwardWritesError:
             self.stop(SPOILT)

@@ -141,7 +141,12 @@ class _Place(NamedTuple):
 
     def differs(self) -> bool:
         (names, values), (old_names, old_values) = self.now(), self.then
-        return names != old_names or len(values) != len(old_values) or not all(map(is_, values, old_values))
+        if len(values) != len(old_values) or not all(map(is_, values, old_values)):
+            return True
+        try:
+            return names != old_names
+        except Exception:  # keys that are tensors, and others than before
+            return True
 
     def named(self) -> Iterator[tuple[Any, Any, Any]]:
         """Name, value then and value now of what is there by name."""
@@ -282,7 +287,7 @@ class HeldState:
             self._variables(scope, names)
             for held in map(scope.get, names):  # of other modules of the user's own, what it may name
                 if isinstance(held, types.ModuleType) and is_own(held.__name__):
-                    inside = _names(function.__code__, ("_ATTR", "_METHOD"))
+                    inside = _names(function.__code__, ("_ATTR", "_METHOD", "IMPORT_FROM"))
                     self._variables(vars(held), inside & vars(held).keys())
 
     def _attributes(self, value: Any, names: list[str], of_all: str = "") -> None:

@@ -160,7 +160,13 @@ class TrainingSetup(TrainingInputs):
             "optimizer": type(self.optimizer).__name__,
             "model": {"class": type(self.model).__qualname__, "parameters": self.num_parameters},
             "assumptions": [str(one) for one in found],
+            "conditions": self.conditions,
         }
+
+    @property
+    def conditions(self) -> list[str]:
+        """What the method assumes."""
+        return [*dict.fromkeys(by_author(self.method)), *self.method.assumptions(self.method_plan)]
 
     @property
     def partition(self) -> str:
@@ -183,9 +189,8 @@ class TrainingSetup(TrainingInputs):
         return [
             *always(self.settings.unit),
             *map(str, found),
-            *dict.fromkeys(by_author(self.method)),
+            *self.conditions,
             *(_validate.by_author(self.data) if isinstance(self.data, Records) else ()),
-            *self.method.assumptions(self.method_plan),
             *public_assumptions(is_scanned, self.method, self.settings.allow_public_duplicates),
         ]
 
