@@ -74,7 +74,7 @@ _REMEDIES = {
     ("mm", "dot", "attention", "softmax", "cdist"): (
         "let attention run within a record (batch_first=True, if batches come first), and draw the negatives "
         "of a softmax or contrastive loss from public ids or records in the loss, or let each item of data "
-        "hold its pair or triplet; if only the diagonal of a product is used, write (a * b).sum(1)"
+        "hold its pair or triplet; of a product whose diagonal alone is used, write (a * b).sum(1)"
     ),
     ("sort", "topk", "cumsum", "median", "quantile", "nonzero", "roll", "flip", "index", "cat", "select"): (
         "order, count or choose among a record's own entries alone: no mixup between records, no neighbour "

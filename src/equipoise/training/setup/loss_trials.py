@@ -52,8 +52,9 @@ MOST = 8  # names in the warning; describe() lists all
 
 STATE = (
     "A record's loss would follow which records came before it. Compute it from the record's own entries, or "
-    "from public records before the training; make it a parameter that the loss trains, or change it by public or released numbers in a hook "
-    "(optimizer.register_step_post_hook). Draw random numbers by torch.rand, np.random or random."
+    "from public records before the training; make it a parameter that the loss trains; or change it by "
+    "public or released numbers in a hook (optimizer.register_step_post_hook). Draw random numbers by "
+    "torch.rand, np.random or random."
 )
 
 
