@@ -222,8 +222,8 @@ def _refuse(names: list[str], where: str = "next to other records") -> None:
 
 OWN_GENERATOR = (
     "though the global random numbers of torch, NumPy and Python start alike: they keep a random generator "
-    "or a state of their own, or compare records. It would follow which records are drawn, and the guarantee would not hold. "
-    "Draw random numbers from the global functions (torch.rand, np.random, random)."
+    "or a state of their own, or compare records. It would follow which records are drawn, and the "
+    "guarantee would not hold. Draw random numbers from the global functions (torch.rand, np.random, random)."
 )
 
 

@@ -357,10 +357,12 @@ class Trials:
 
     def _follows_seed(self, batch: Any) -> bool:
         """Whether random numbers are drawn that cannot be held constant."""
-        one, other = {}, {}
-        for seed, found in enumerate((one, other)):
+
+        def found(seed: int) -> dict[str, Tensor]:
             with undisturbed(self._model, seed):
-                found.update(self._engine.gradient(batch)[1])
+                return self._engine.gradient(batch)[1]
+
+        one, other = found(0), found(1)
         moved = {n: "" for n in one if not length(one[n] - other[n]) <= 1e-3 * length(one[n])}
         return bool(found_by_any(self._model, moved))
 
