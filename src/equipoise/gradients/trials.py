@@ -465,7 +465,7 @@ class Trials:
         tolerance = ROWS_ROUND["low" if low_precision else str(whole.dtype)]
         distances = (after - before).row_norms([(name,) for name in before.names])
         # The guard of a norm adds a little to the difference of two rows of zeros, more for large inputs.
-        least = 1e-6 * tolerance * whole.amax() + 1e-12
+        least = 1e-6 * tolerance * whole.norm() + 1e-12
         moved = (~(distances <= tolerance * whole[:, None] + least)).any(0).tolist()  # to NaN, too
         names = [name for name, has_moved in zip(before.names, moved, strict=True) if has_moved]
         return [*found_by_any(self._model, dict.fromkeys(names, ""))]
