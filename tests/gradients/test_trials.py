@@ -64,3 +64,22 @@ def test_dense_rows_of_a_model_that_draws_are_compared():
     engine = GradientEngine(Sorting(), lambda model, x: model(x).square().sum(1), torch.randn(8, 5, 4))
     assert engine.independence.word == "compared"
     assert {one.how for one in engine.coverage()} == {"dense"}
+
+
+def test_lengths_by_which_a_loss_divides_are_planned_publicly():
+    class Averaging(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.words, self.linear = nn.Embedding(20, 8), nn.Linear(8, 3)
+
+        def forward(self, words, count):
+            mask = torch.arange(words.shape[1])[None] < count[:, None]
+            return self.linear((self.words(words) * mask[..., None]).sum(1) / count[:, None])
+
+    torch.manual_seed(0)
+    batch = {"words": torch.randint(0, 20, (8, 5)), "count": torch.randint(1, 6, (8,))}
+    engine = GradientEngine(
+        Averaging(), lambda m, b: m(b["words"], b["count"]).square().sum(1), batch, publicly=True
+    )
+    assert engine.is_planned_publicly
+    assert engine.independence.word == "proved"

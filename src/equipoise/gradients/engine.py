@@ -433,11 +433,17 @@ class GradientEngine:
             drawn = torch.randint(2, leaf.shape, generator=generator)
             return leaf if leaf.is_floating_point() else drawn.to(leaf)
 
+        def ones(leaf: Tensor) -> Tensor:
+            return leaf if leaf.is_floating_point() else torch.ones_like(leaf)
+
         zeros = fillers(example, LARGE)
+        some = map_records(numbers, zeros)
         # Gradients of zeros, and behind a mask of zeros, vanish: nothing tells records from positions, or
-        # what a hook makes of them. Some models take only zeros.
-        for tried in (map_records(bits, map_records(numbers, zeros)), map_records(numbers, zeros), zeros):
+        # what a hook makes of them. A length of 0 may be a divisor. Some models take only zeros.
+        for tried in (map_records(bits, some), map_records(ones, some), some, zeros):
             with suppress(Exception), undisturbed(self.model):  # whatever a model raises
+                if tried is not zeros and not self.losses(tried, None).isfinite().all():
+                    continue
                 self.learn(tried)
                 self.run_plan(zeros, None)  # which fill up forwards, and may take other branches
                 self.served(example)

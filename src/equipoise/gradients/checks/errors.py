@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -76,13 +77,16 @@ _REMEDIES = {
         "of a softmax or contrastive loss from public ids or records in the loss, or let each item of data "
         "hold its pair or triplet; of a product whose diagonal alone is used, write (a * b).sum(1)"
     ),
-    ("sort", "topk", "cumsum", "median", "quantile", "nonzero", "roll", "flip", "index", "cat", "select"): (
+    (
+        *("sort", "topk", "kthvalue", "cumsum", "median", "quantile", "nonzero", "roll", "flip", "index"),
+        *("cat", "select", "slice"),
+    ): (
         "order, count or choose among a record's own entries alone: no mixup between records, no neighbour "
         "in the batch, no capacity that records share; an entry by label is logits.gather(1, label[:, None])"
     ),
     ("mean", "sum", "var", "std", "max", "min", "any", "all", "norm", "loss"): (
         "a statistic over the batch has to go, such as a loss that balances experts: take it over a record's "
-        "own entries (reduction='none' in a loss)"
+        "own entries (reduction='none' in a loss; a mask [B, T] of its own, not one of all)"
     ),
     ("lstm", "gru", "rnn"): (
         "recurrent layers take [time, records, ...] unless batch_first=True, and an input of two dimensions "
@@ -100,6 +104,14 @@ def _remedy(found: str, module_path: str | None, module_type: str, operation: st
             f"put GroupNorm in its place by {name} = equipoise.replace_batch_norm({name}), before the "
             f"optimizer is made, or call eval() on it"
         )
+    if "follows values" in found:
+        return (
+            "a branch on the batch has to go: write torch.where on a record's own entries, which can be "
+            "traced and proved; mask by a record's own length and pad to a fixed width "
+            "(equipoise.data.PadTo), not to the longest"
+        )
+    without_rule = re.search(r"no rule for aten\.(\w+)", found)
+    operation = operation or (without_rule[1] if without_rule else "")
     for parts, remedy in _REMEDIES.items():
         if any(part in operation for part in parts):
             return remedy
