@@ -254,8 +254,7 @@ class RowSource:
         record_bytes: memory that one record takes in a step.
         probes: numbers of the records of `example`, which could be read at the start.
         random_places: records are assigned to random places of a draw, which a record more does not change;
-        otherwise
-            they take the first places in their order.
+            otherwise they take the first places in their order.
         owners: whose the records are, where the unit of privacy is the user.
         sharing: runs the forwards of private records as the processes share the model.
     """

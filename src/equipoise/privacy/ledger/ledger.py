@@ -293,8 +293,7 @@ class Ledger:
         owners: of users, who owns which record, as `RunEntry.owners`; all runs in the journal have the same.
         kernels: digest of kernel choices or of anything else that the numbers depend on.
         keys: of each record, by which samplings assign it to draws (`Sampling.sample`); its position when
-        None,
-            which is right if no record is withdrawn and none moves while the run lasts.
+            None, which is right if no record is withdrawn and none moves while the run lasts.
         forbid_unproven: refuse `disclose` and `release_unproven` (proven recipes run under it in tests).
         history: noise that later releases use again, as `ledger.history` gave it when the checkpoint was
             written.
