@@ -37,7 +37,7 @@ from equipoise.gradients.compare import (
     losses_moved,
     with_others,
 )
-from equipoise.gradients.engine_inputs import num_records, take_records
+from equipoise.gradients.engine_inputs import num_records, take_records, trainable_parameters
 from equipoise.gradients.numerics import length
 from equipoise.gradients.operator import LossesOnly, PerSampleGradients
 from equipoise.gradients.provenance import (
@@ -454,7 +454,13 @@ class Trials:
         assert before.losses is not None
         assert after.losses is not None
         low_precision = self._engine.latest.low_precision
-        if losses_moved(before.losses, after.losses, low_precision=low_precision):
+        # A model of several types rounds as the coarsest.
+        types = {parameter.dtype for parameter in trainable_parameters(self._model).values()}
+        coarsest = min(types, key=lambda dtype: torch.finfo(dtype).bits)
+        left, right = before.losses, after.losses
+        if coarsest == torch.float32:
+            left, right = left.to(coarsest), right.to(coarsest)
+        if losses_moved(left, right, low_precision=low_precision):
             return ["the losses"]
         if isinstance(before, LossesOnly):
             return []
@@ -462,7 +468,7 @@ class Trials:
         if not finite.all():
             before, after = before.rows(finite), after.rows(finite)
         whole = before.row_norms()
-        tolerance = ROWS_ROUND["low" if low_precision else str(whole.dtype)]
+        tolerance = ROWS_ROUND.get("low" if low_precision else str(coarsest), ROWS_ROUND["low"])
         distances = (after - before).row_norms([(name,) for name in before.names])
         # The guard of a norm adds a little to the difference of two rows of zeros, more for large inputs.
         least = 1e-6 * tolerance * whole.norm() + 1e-12
