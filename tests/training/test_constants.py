@@ -370,3 +370,36 @@ def test_what_the_remedy_says_works():
         assert torch.equal(model[0].weight, first) == (step.step <= 2)
         if step.step == 2:
             run.optimizer.param_groups[0]["lr"] = 0.3
+
+
+class Switched(torch.nn.Module):
+    """Reads a value, so that it is compared, and mixes records once its buffer says so."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(4, 3)
+        self.register_buffer("steps", torch.zeros(()))
+
+    def forward(self, x):
+        return self.linear(x - x.mean(0)) if self.steps > 0 else self.linear(x)
+
+
+@pytest.mark.parametrize("by_hook", [True, False])
+def test_a_switch_in_a_buffer_of_a_compared_model_is_tried(by_hook):
+    model = Switched()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    if by_hook:
+        optimizer.register_step_post_hook(lambda *_: model.steps.add_(1))
+    run = eq.PrivateTraining(
+        model,
+        optimizer,
+        loss=lambda model, x: model(x).square().sum(1),
+        data=torch.randn(20, 4),
+        sampling=eq.Poisson(8, 20, 3),
+        budget=eq.Budget(4.0, 1e-3),
+    )
+    run.take_step()
+    if not by_hook:
+        run.public_step(lambda: (model.steps.fill_(1), model.register_buffer("more", torch.ones(1))))
+    with pytest.raises(CrossRecordError, match="steps"):
+        run.take_step()

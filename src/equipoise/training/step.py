@@ -333,7 +333,9 @@ class StepRunner:
     def _note_changes(self, now: Mapping[str, Unread[str]]) -> None:
         """Note what is another buffer or frozen parameter now, to be tried: it may be a switch."""
         if self._setup.rows.engine.independence.word == "compared":
-            known = ((name, self._unmoved[name].value(), one.value()) for name, one in now.items())
+            known = [
+                (n, self._unmoved[n].value(), one.value()) for n, one in now.items() if n in self._unmoved
+            ]
             self._changes += [Change((0, n), n, old, new) for n, old, new in known if old != new]
 
     def _rebase(self) -> None:
