@@ -25,6 +25,7 @@ NEEDS = {
     ],
     "lightning": ["src/equipoise/integrations/lightning.py"],
     "transformers": ["src/equipoise/integrations/transformers.py"],
+    "triton": ["src/equipoise/privacy/noise/chacha_kernel.py"],
 }
 collect_ignore_glob = ["tests/*/conftest.py"] + [
     pattern for package, patterns in NEEDS.items() if not find_spec(package) for pattern in patterns

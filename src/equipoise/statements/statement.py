@@ -349,7 +349,7 @@ def statement_of(
         stop_fixed_beforehand: claim what closing the ledger with this word would leave to claim.
 
     Example:
-        >>> from equipoise.privacy import FullBatch, Gaussian, PrivacyPlan, Release
+        >>> from equipoise.privacy import FullBatch, Gaussian, Ledger, PrivacyPlan, Release
         >>> ledger = Ledger(PrivacyPlan([Release("gradient", 1.0, Gaussian(2.0))], FullBatch(100, 4)))
         >>> statement_of(ledger, delta=1e-5).guarantee
         'proven'
