@@ -20,8 +20,8 @@ from scipy import stats
 
 from equipoise._roots import crossing
 from equipoise.audit.bounds import certify_thresholds
-from equipoise.methods.published.dice_sgd import published_noise_std
 from equipoise.privacy.accounting.epsilon import gaussian_log_delta
+from equipoise.published.dice_sgd import published_noise_std
 from reproduction.attacks.finding import Finding
 
 __all__ = ["attack_dice_sgd", "hidden_state_epsilon", "hidden_state_mu", "update"]

@@ -24,10 +24,10 @@ from torch import Tensor, nn
 from equipoise.audit.bounds import certify_known_law
 from equipoise.audit.rehearsal import InMemoryTraining
 from equipoise.methods.anchored.schedule import Every
-from equipoise.methods.published import DPC4, DPC4Plus
 from equipoise.privacy import Budget, FullBatch
 from equipoise.privacy.ledger.replay import RecordingLedger, ReplayLedger
 from equipoise.privacy.mechanisms.base import Sums
+from equipoise.published import DPC4, DPC4Plus
 from reproduction.attacks.finding import Finding
 
 __all__ = ["attack_dp_c4", "attack_dp_c4_plus", "log_ratio"]

@@ -22,9 +22,9 @@ from equipoise.audit.bounds import certify_thresholds
 from equipoise.audit.canaries import Rows, canary_loss, canary_records
 from equipoise.audit.rehearsal import InMemoryTraining
 from equipoise.methods import DPSGD
-from equipoise.methods.published.adaptive_rms import published_noise
 from equipoise.privacy import Draw, FixedEpochs, PrivacyPlan, gaussian_epsilon
 from equipoise.privacy.ledger.replay import RecordingLedger
+from equipoise.published.adaptive_rms import published_noise
 from reproduction.attacks.finding import Finding
 
 __all__ = ["attack_adaptive_rms"]

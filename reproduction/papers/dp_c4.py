@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from equipoise import published as as_published
 from equipoise.methods import DPC4, DPSGD, DPSVRG, DiceSGD, DPC4Plus, ExponentialDecay, Method
-from equipoise.methods import published as as_published
 from equipoise.methods.anchored.anchor_thresholds import Curvature, Distance, ReleasedNorm
 from equipoise.methods.anchored.noise_split import NoiseFactor
 from equipoise.methods.anchored.schedule import Every

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import partial
 
+from equipoise import published as as_published
 from equipoise.methods import DPSGD, Distance, DPC4Plus
-from equipoise.methods import published as as_published
 from reproduction.findings import Curve, Findings, PaperExperiment, Progress, Table, Verdict
 from reproduction.papers.dp_c4 import (
     ANCHORS,

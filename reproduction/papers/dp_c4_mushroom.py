@@ -32,9 +32,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from equipoise import published as as_published
 from equipoise.data import DataSet, load
 from equipoise.methods import DPSGD, DPSVRG, Method
-from equipoise.methods import published as as_published
 from equipoise.methods.anchored.schedule import AtRandom
 from equipoise.methods.base import Setting
 from equipoise.privacy import Budget, Poisson, calibrate_noise_multiplier, gaussian_epsilon

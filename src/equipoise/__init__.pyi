@@ -4,6 +4,7 @@ from equipoise import federated as federated
 from equipoise import gradients as gradients
 from equipoise import methods as methods
 from equipoise import privacy as privacy
+from equipoise import published as published
 from equipoise.gradients import per_sample_gradients as per_sample_gradients
 from equipoise.gradients import replace_batch_norm as replace_batch_norm
 from equipoise.methods import DCDPSGD as DCDPSGD
@@ -15,7 +16,6 @@ from equipoise.methods import AdaptiveRMS as AdaptiveRMS
 from equipoise.methods import DiceSGD as DiceSGD
 from equipoise.methods import DPC4Plus as DPC4Plus
 from equipoise.methods import Method as Method
-from equipoise.methods import published as published
 from equipoise.privacy import Budget as Budget
 from equipoise.privacy import CyclicPoisson as CyclicPoisson
 from equipoise.privacy import FixedEpochs as FixedEpochs

@@ -189,7 +189,7 @@ def test_a_class_is_shown_by_its_path(package, equipoise):
     out = equipoise("methods half_steps:HalfStep").out
     assert "Private, as DP-SGD." in out
     assert "factor=0.5" in out
-    published = "equipoise.methods.published.dice_sgd:DiceSGD"
+    published = "equipoise.published.dice_sgd:DiceSGD"
     (row,) = equipoise(f"methods {published} --json").value["methods"]
     assert (row["recipes"], row["published_guarantee"]) == (["as_published"], None)
 
@@ -225,7 +225,7 @@ def test_a_registered_method_has_a_card_of_its_own(package, equipoise):
 
 
 def test_a_path_names_the_class_whatever_the_recipe(package):
-    published = "equipoise.methods.published.dice_sgd:DiceSGD"
+    published = "equipoise.published.dice_sgd:DiceSGD"
     assert find(published, "as-published") is find("dice-sgd", "as_published") is find(published)
     with pytest.raises(ValueError, match="names the class itself, whose recipe is 'library'"):
         find("half_steps:HalfStep", "as_published")

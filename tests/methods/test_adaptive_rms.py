@@ -17,17 +17,17 @@ from equipoise.gradients import DenseGradients
 from equipoise.methods.adaptive_rms.adaptive_rms import Fused, Round, _squares
 from equipoise.methods.adaptive_rms.radius import MeanSquareRule, RMSRadius
 from equipoise.methods.base import Setting
-from equipoise.methods.published.adaptive_rms import AdaptiveRMS as PublishedAdaptiveRMS
-from equipoise.methods.published.adaptive_rms import (
+from equipoise.privacy import BudgetError, Draw, Private, PrivateRows
+from equipoise.privacy.accounting.epsilon import epsilon, rdp_epsilon
+from equipoise.privacy.bounds.counts import capped
+from equipoise.privacy.private import unwrap
+from equipoise.published.adaptive_rms import AdaptiveRMS as PublishedAdaptiveRMS
+from equipoise.published.adaptive_rms import (
     claimed_epsilon,
     order,
     published_noise,
     subsampled_rdp,
 )
-from equipoise.privacy import BudgetError, Draw, Private, PrivateRows
-from equipoise.privacy.accounting.epsilon import epsilon, rdp_epsilon
-from equipoise.privacy.bounds.counts import capped
-from equipoise.privacy.private import unwrap
 
 DELTA = 1e-5
 

@@ -18,14 +18,6 @@ from equipoise.gradients import DenseGradients
 from equipoise.methods import find
 from equipoise.methods.base import Setting
 from equipoise.methods.clip_rules import PSAC, Abadi, AutoS
-from equipoise.methods.published.dc_dpsgd import (
-    DCDPSGD as PublishedDCDPSGD,
-)
-from equipoise.methods.published.dc_dpsgd import (
-    average_noise,
-    printed_multiplier,
-    share_multipliers,
-)
 from equipoise.methods.two_thresholds.dc_dpsgd import (
     AdaptiveTail,
     FixedTail,
@@ -38,6 +30,14 @@ from equipoise.methods.two_thresholds.scores import Norm, Random, Trace
 from equipoise.privacy import Draw, Poisson, Private, PrivateRows, clip_selected, top_share
 from equipoise.privacy.bounds.bounded import Bounded
 from equipoise.privacy.private import unwrap
+from equipoise.published.dc_dpsgd import (
+    DCDPSGD as PublishedDCDPSGD,
+)
+from equipoise.published.dc_dpsgd import (
+    average_noise,
+    printed_multiplier,
+    share_multipliers,
+)
 
 DRAW = Draw("batch", 0)
 SCORES = (Norm(), Trace(dimension=3), Trace(dimension=3, absolute=True), Random())

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from equipoise.methods.feedback import joint_noise as dn
-from equipoise.methods.published import dice_sgd as published
 from equipoise.privacy import (
     Draw,
     FullBatch,
@@ -25,6 +24,7 @@ from equipoise.privacy import (
 )
 from equipoise.privacy.mechanisms.joint_gaussian import radial_grid
 from equipoise.privacy.private import unwrap
+from equipoise.published import dice_sgd as published
 
 
 def whitened(noise, norms: torch.Tensor) -> torch.Tensor:

@@ -14,10 +14,10 @@ from table import training as train
 import equipoise as eq
 from equipoise.methods.base import Setting
 from equipoise.methods.feedback import joint_noise as dn
-from equipoise.methods.published import DiceSGD as PublishedDiceSGD
-from equipoise.methods.published import dice_sgd as formulas
 from equipoise.privacy import Poisson, Private, gaussian_epsilon
 from equipoise.privacy.private import PrivateError, unwrap
+from equipoise.published import DiceSGD as PublishedDiceSGD
+from equipoise.published import dice_sgd as formulas
 
 TWO = torch.tensor([[3.0, 4.0], [0.0, 0.5]], dtype=torch.float64)
 NOWHERE = torch.zeros(2).double()

@@ -13,8 +13,8 @@ from torch import nn
 from torch.nn import functional as F
 
 import equipoise as eq
+from equipoise import published
 from equipoise.gradients import GradientEngine
-from equipoise.methods import published
 from equipoise.methods.anchored.anchor_thresholds import (
     Constant,
     Curvature,
@@ -28,9 +28,9 @@ from equipoise.methods.anchored.noise_split import NoiseFactor
 from equipoise.methods.anchored.schedule import Every
 from equipoise.methods.base import Setting
 from equipoise.methods.clip_rules import Abadi
-from equipoise.methods.published.dp_c4 import claimed_epsilon, published_noise_multipliers
 from equipoise.privacy import Draw, FullBatch, Poisson, PrivateRows, clip, epsilon
 from equipoise.privacy.private import unwrap
+from equipoise.published.dp_c4 import claimed_epsilon, published_noise_multipliers
 from equipoise.statements import statement_of
 
 SMALL = {"noise_multiplier": 1.0, "anchor_noise_multiplier": 2.0}

@@ -27,7 +27,6 @@ from equipoise.methods import (
 from equipoise.methods.base import Setting
 from equipoise.methods.configuration import field_types
 from equipoise.methods.projected.sources import groups_of
-from equipoise.methods.published.pcdp_sgd import check_orthonormal
 from equipoise.methods.subspaces.blocks import Block, BlockSubspace
 from equipoise.methods.subspaces.principal import principal_subspace
 from equipoise.privacy import (
@@ -40,6 +39,7 @@ from equipoise.privacy import (
     second_moment,
 )
 from equipoise.privacy.private import unwrap
+from equipoise.published.pcdp_sgd import check_orthonormal
 
 pytestmark = pytest.mark.filterwarnings("ignore:the subspace captures")
 HUGE = 1e9

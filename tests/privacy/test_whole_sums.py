@@ -12,8 +12,6 @@ import torch
 from torch import nn
 
 import equipoise as eq
-from equipoise.methods.published.dice_sgd import DiceSGD
-from equipoise.methods.published.dp_c4 import DPC4
 from equipoise.privacy import (
     BandedGaussian,
     Draw,
@@ -32,6 +30,8 @@ from equipoise.privacy import (
 from equipoise.privacy.bounds.bounded import added_over_processes, make_bounded
 from equipoise.privacy.private import exact, unwrap
 from equipoise.privacy.whole_sums import WholeSum, unit_of
+from equipoise.published.dice_sgd import DiceSGD
+from equipoise.published.dp_c4 import DPC4
 
 sys.path.append(str(Path(__file__).parents[1] / "training"))
 from small_problems import parameters, training

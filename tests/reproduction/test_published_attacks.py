@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 import equipoise as eq
+from equipoise import published
 from equipoise.audit.canaries import Rows, canary_loss
 from equipoise.audit.rehearsal import InMemoryTraining
-from equipoise.methods import published
 from equipoise.privacy.ledger.replay import RecordingLedger
 from reproduction.attacks import ATTACKS
 from reproduction.attacks.dc_noise import widest_noise

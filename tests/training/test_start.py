@@ -13,7 +13,7 @@ from small_problems import loss, network, records, training
 from torch import nn
 
 import equipoise as eq
-from equipoise.methods.non_private import PlainSGD
+from equipoise.published.non_private import PlainSGD
 from equipoise.statements.assumptions import AFTER, START, Assumption
 from equipoise.statements.verify import verify_run
 

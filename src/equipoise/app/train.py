@@ -35,7 +35,7 @@ from equipoise.audit.canary_scores import scores_of
 from equipoise.data.features.extractors import FeatureProgress
 from equipoise.gradients.compare import Independence
 from equipoise.methods import PublicRecords, find
-from equipoise.methods.non_private import NonPrivate
+from equipoise.published.non_private import NonPrivate
 from equipoise.report import read_run, write_report
 from equipoise.report.phrases import learned_nothing
 from equipoise.training import PrivateTraining

@@ -1,4 +1,4 @@
-from equipoise.methods import published as published
+from equipoise import published as published
 from equipoise.methods.adaptive_rms.adaptive_rms import AdaptiveRMS as AdaptiveRMS
 from equipoise.methods.adaptive_rms.adaptive_rms import Fused as Fused
 from equipoise.methods.adaptive_rms.adaptive_rms import Round as Round
@@ -43,9 +43,6 @@ from equipoise.methods.matrix_factorisation import GivenCoefficients as GivenCoe
 from equipoise.methods.matrix_factorisation import LeastError as LeastError
 from equipoise.methods.matrix_factorisation import SquareRoot as SquareRoot
 from equipoise.methods.noise_stages import NoiseStages as NoiseStages
-from equipoise.methods.non_private import EFSGD as EFSGD
-from equipoise.methods.non_private import ClipSGD as ClipSGD
-from equipoise.methods.non_private import PlainSGD as PlainSGD
 from equipoise.methods.projected.gep import GEP as GEP
 from equipoise.methods.projected.gep import BiasedGEP as BiasedGEP
 from equipoise.methods.projected.projected_gradient import PCDPSGD as PCDPSGD
@@ -86,3 +83,6 @@ from equipoise.methods.two_thresholds.scores import Norm as Norm
 from equipoise.methods.two_thresholds.scores import Random as Random
 from equipoise.methods.two_thresholds.scores import Trace as Trace
 from equipoise.methods.zeroth_order import DPZO as DPZO
+from equipoise.published.non_private import EFSGD as EFSGD
+from equipoise.published.non_private import ClipSGD as ClipSGD
+from equipoise.published.non_private import PlainSGD as PlainSGD

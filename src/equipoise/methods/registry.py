@@ -47,43 +47,41 @@ METHODS: Final[Mapping[str, MethodEntry]] = {
     "disk": MethodEntry("equipoise.methods.filtered.disk:DiSK"),
     "doppler": MethodEntry("equipoise.methods.filtered.doppler:Doppler"),
     "dp-svrg": MethodEntry("equipoise.methods.anchored.dp_svrg:DPSVRG"),
-    "dp-c4": MethodEntry(
-        "equipoise.methods.anchored.dp_c4:DPC4", published="equipoise.methods.published.dp_c4:DPC4"
-    ),
+    "dp-c4": MethodEntry("equipoise.methods.anchored.dp_c4:DPC4", published="equipoise.published.dp_c4:DPC4"),
     "dp-c4-plus": MethodEntry(
-        "equipoise.methods.anchored.dp_c4:DPC4Plus", published="equipoise.methods.published.dp_c4:DPC4Plus"
+        "equipoise.methods.anchored.dp_c4:DPC4Plus", published="equipoise.published.dp_c4:DPC4Plus"
     ),
     "dice-sgd": MethodEntry(
         "equipoise.methods.feedback.dice_sgd:DiceSGD",
-        published="equipoise.methods.published.dice_sgd:DiceSGD",
+        published="equipoise.published.dice_sgd:DiceSGD",
     ),
     "sgd": MethodEntry(
-        "equipoise.methods.non_private:PlainSGD", no_use=("epsilon", "clip_norm", "clip_rule")
+        "equipoise.published.non_private:PlainSGD", no_use=("epsilon", "clip_norm", "clip_rule")
     ),
-    "clip-sgd": MethodEntry("equipoise.methods.non_private:ClipSGD", no_use=("epsilon", "clip_rule")),
-    "ef-sgd": MethodEntry("equipoise.methods.non_private:EFSGD", no_use=("epsilon", "clip_rule")),
+    "clip-sgd": MethodEntry("equipoise.published.non_private:ClipSGD", no_use=("epsilon", "clip_rule")),
+    "ef-sgd": MethodEntry("equipoise.published.non_private:EFSGD", no_use=("epsilon", "clip_rule")),
     "pcdp-sgd": MethodEntry(
         "equipoise.methods.projected.projected_gradient:PCDPSGD",
-        published="equipoise.methods.published.pcdp_sgd:PCDPSGD",
+        published="equipoise.published.pcdp_sgd:PCDPSGD",
     ),
     "biased-gep": MethodEntry(
         "equipoise.methods.projected.gep:BiasedGEP",
-        published="equipoise.methods.published.pcdp_sgd:BiasedGEP",
+        published="equipoise.published.pcdp_sgd:BiasedGEP",
     ),
     "gep": MethodEntry("equipoise.methods.projected.gep:GEP"),
     "pdp": MethodEntry(
         "equipoise.methods.projected.projected_gradient:PDPSGD",
-        published="equipoise.methods.published.pcdp_sgd:PDPSGD",
+        published="equipoise.published.pcdp_sgd:PDPSGD",
     ),
     "rpdp": MethodEntry("equipoise.methods.projected.projected_gradient:RandomProjection"),
     "rsdp": MethodEntry("equipoise.methods.random_sparsification:RandomSparsification"),
     "dc-dpsgd": MethodEntry(
         "equipoise.methods.two_thresholds.dc_dpsgd:DCDPSGD",
-        published="equipoise.methods.published.dc_dpsgd:DCDPSGD",
+        published="equipoise.published.dc_dpsgd:DCDPSGD",
     ),
     "adaptive-rms": MethodEntry(
         "equipoise.methods.adaptive_rms.adaptive_rms:AdaptiveRMS",
-        published="equipoise.methods.published.adaptive_rms:AdaptiveRMS",
+        published="equipoise.published.adaptive_rms:AdaptiveRMS",
     ),
     "public-only": MethodEntry("equipoise.methods.public:PublicOnly"),
     "public-warm-start": MethodEntry("equipoise.methods.public:PublicWarmStart"),

@@ -13,7 +13,7 @@ b_i = rule.weights(||g_i - V y_i||, C_2).
 The sums are clipped and noised in coordinates: noise of K numbers instead of P, and ||a_i y_i|| <= C for
 any V, so that the guarantee does not rest on orthonormal columns. Given the releases before, V is fixed; the
 sum moves by at most C when a record enters or leaves: a step costs what a step of DP-SGD costs at the same
-multiplier. What the papers print is in `equipoise.methods.published.pcdp_sgd`.
+multiplier. What the papers print is in `equipoise.published.pcdp_sgd`.
 
 Sources: PCDP-SGD, arXiv 2312.03792, "PCDP-SGD: Improving the Convergence of Differentially Private SGD via
 Projection in Advance" (version 2 withdraws the paper), and its baseline RPDP-SGD; Kasiviswanathan 2021

@@ -22,9 +22,9 @@ from equipoise.methods.base import Context, Method, Plan, Setting, State
 from equipoise.methods.card import Card
 from equipoise.methods.clip_rules import Abadi
 from equipoise.methods.named_tensors import clipped, mean_of, zeros_like
-from equipoise.methods.published.dice_sgd import clipped_and_plain_sums
 from equipoise.privacy import PrivacyPlan, Unproven, clip
 from equipoise.privacy.bounds.clipping import unbounded_sum
+from equipoise.published.dice_sgd import clipped_and_plain_sums
 
 __all__ = ["EFSGD", "ClipSGD", "NonPrivate", "PlainSGD"]
 
