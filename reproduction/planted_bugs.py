@@ -28,6 +28,7 @@ from equipoise.audit.noise_checks import (
     sensitivity,
 )
 from equipoise.audit.rehearsal import InMemoryTraining, whitened
+from equipoise.audit.replay import RecordingLedger
 from equipoise.methods import DPMF, DPSGD, Abadi, AdaClip, Context, ScaleThenPrivatise, State
 from equipoise.privacy import (
     Draw,
@@ -43,7 +44,6 @@ from equipoise.privacy import (
     clip,
 )
 from equipoise.privacy.bounds.bounded import Bounded
-from equipoise.privacy.ledger.replay import RecordingLedger
 from equipoise.privacy.mechanisms import Mechanism
 from equipoise.privacy.mechanisms.base import Sums
 from equipoise.privacy.noise.streams import ReleaseStreams

@@ -21,9 +21,9 @@ from torch import Tensor
 from equipoise.audit.bounds import certify_thresholds
 from equipoise.audit.canaries import Rows, canary_loss, canary_records
 from equipoise.audit.rehearsal import InMemoryTraining
+from equipoise.audit.replay import RecordingLedger
 from equipoise.methods import DPSGD
 from equipoise.privacy import Draw, FixedEpochs, PrivacyPlan, gaussian_epsilon
-from equipoise.privacy.ledger.replay import RecordingLedger
 from equipoise.published.adaptive_rms import published_noise
 from reproduction.attacks.finding import Finding
 

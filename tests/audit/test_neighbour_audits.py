@@ -9,12 +9,12 @@ import torch
 from torch import nn
 
 import equipoise as eq
+from equipoise.audit import replay
 from equipoise.audit.canaries import Rows, canary_loss
 from equipoise.audit.neighbours import CHANGES, MOVEMENT_SLACK, audit_neighbours, neighbour_trainings
 from equipoise.methods import Abadi, NoiseStages, TopShare
 from equipoise.privacy import clip
 from equipoise.privacy.accounting.epsilon import gaussian_epsilon
-from equipoise.privacy.ledger import replay
 from equipoise.privacy.private import unwrap
 from equipoise.training.forwards import RowSource
 from equipoise.training.setup import training_setup

@@ -29,6 +29,9 @@ class NoiselessLedger:
         self.released.append(out)
         return out
 
+    def call(self, operation: str, *arguments: Any, **options: Any) -> Any:
+        return getattr(self, operation)(*arguments, **options)
+
     def release_unproven(
         self, draw: Any, name: str, value: Mapping[str, Any], std: float, **options: Any
     ) -> dict[str, Tensor]:

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 
 import equipoise as eq
+from equipoise.audit.replay import RecordingLedger, ReplayLedger
 from equipoise.gradients import GradientEngine
 from equipoise.gradients.forward_only import LossEngine
 from equipoise.methods.base import Setting
 from equipoise.privacy import Secrets, digest
-from equipoise.privacy.ledger.replay import RecordingLedger, ReplayLedger
 from equipoise.training.context import StepContext
 from equipoise.training.distributed import Processes
 from equipoise.training.forwards import BatchPreparation, RowSource
@@ -41,7 +41,6 @@ class Follower:
         micro_batch_size: int | None = None,
         relation: str = "add_or_remove_one",
         transcript: Sequence[Any] | None = None,
-        forbid_unproven: bool = False,
         engine: GradientEngine | None = None,
     ) -> None:
         self.method, self.sampling, self.learning_rate = method, sampling, learning_rate
@@ -54,7 +53,7 @@ class Follower:
             )
         )
         self.plan = self.method_plan.releases
-        options: dict[str, Any] = {"forbid_unproven": forbid_unproven, "secrets": Secrets(None, seed)}
+        options: dict[str, Any] = {"secrets": Secrets(None, seed)}
         self.ledger: RecordingLedger = (
             RecordingLedger(self.plan, **options)
             if transcript is None

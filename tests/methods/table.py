@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import equipoise as eq
+from equipoise.audit.replay import RecordingLedger, ReplayLedger
 from equipoise.methods import (
     PSAC,
     AdaptiveTail,
@@ -49,7 +50,6 @@ from equipoise.methods import (
     published,
 )
 from equipoise.privacy import Ledger, Private
-from equipoise.privacy.ledger.replay import RecordingLedger, ReplayLedger
 
 RECORDS, FEATURES, CLASSES = 60, 6, 3
 STEPS = 6

@@ -9,6 +9,7 @@ import torch
 from stepping import Follower, Linear, consistent, half_square
 
 import equipoise as eq
+from equipoise.audit.replay import RecordingLedger
 from equipoise.gradients import GradientEngine
 from equipoise.methods.anchored.anchor_thresholds import Constant, Distance, Quantile, ReleasedNorm
 from equipoise.methods.anchored.noise_split import LeastDisplacement, NoiseFactor
@@ -16,7 +17,6 @@ from equipoise.methods.anchored.schedule import AtRandom, Every
 from equipoise.methods.base import Setting
 from equipoise.privacy import Draw, FixedEpochs, FullBatch, Poisson, WithoutReplacement, epsilon
 from equipoise.privacy.errors import BudgetError
-from equipoise.privacy.ledger.replay import RecordingLedger
 from equipoise.privacy.private import unwrap
 
 BUDGET = eq.Budget(4.0, 1e-5)

@@ -15,6 +15,7 @@ from equipoise.audit.designs import AUDITS
 from equipoise.audit.method_audit import audit_method
 from equipoise.audit.noise_checks import noise_scale, repeats
 from equipoise.audit.rehearsal import CanaryTraining, rehearse, whitened
+from equipoise.audit.replay import RecordingLedger
 from equipoise.methods import (
     GivenCoefficients,
     LeastError,
@@ -42,7 +43,6 @@ from equipoise.privacy import (
     prefix_error,
     square_root_coefficients,
 )
-from equipoise.privacy.ledger.replay import RecordingLedger
 from equipoise.privacy.mechanisms.toeplitz import squared_sensitivity
 
 BUDGET = Budget(8.0, 1e-5)

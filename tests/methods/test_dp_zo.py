@@ -21,6 +21,7 @@ from equipoise.audit.method_audit import audit_method
 from equipoise.audit.neighbours import audit_neighbours
 from equipoise.audit.one_step import Altered, Quiet
 from equipoise.audit.rehearsal import CanaryTraining, rehearse_in_turn
+from equipoise.audit.replay import RecordingLedger
 from equipoise.federated import LocalUpdates
 from equipoise.gradients import GradientEngine
 from equipoise.gradients.capture.recorder import PlanMismatch
@@ -29,7 +30,6 @@ from equipoise.gradients.forward_only import LossEngine
 from equipoise.methods import DPZO
 from equipoise.methods.zeroth_order import RandomDirection
 from equipoise.privacy import clip
-from equipoise.privacy.ledger.replay import RecordingLedger
 from equipoise.privacy.private import unwrap
 
 QUIET = {"noise_multiplier": 1e-12}

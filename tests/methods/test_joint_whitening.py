@@ -13,6 +13,7 @@ from table import training as train
 from torch import nn
 
 import equipoise as eq
+from equipoise.audit.replay import RecordingLedger
 from equipoise.gradients import DenseGradients, FactoredGradients, dense_gradients
 from equipoise.gradients.factors import OuterFactor
 from equipoise.gradients.factors.base import DenseFactor
@@ -21,7 +22,6 @@ from equipoise.methods.base import Setting
 from equipoise.methods.scaled import joint_whitening
 from equipoise.methods.scaled.joint_whitening import whitening_root
 from equipoise.privacy import Draw, PrivateRows, input_moments
-from equipoise.privacy.ledger.replay import RecordingLedger
 from equipoise.privacy.private import unwrap
 
 SLACK = 1 + 1e-5

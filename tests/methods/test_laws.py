@@ -30,6 +30,7 @@ from equipoise.methods import METHODS, find
 from equipoise.methods.base import Setting
 from equipoise.privacy import Journal, JournalError, Ledger, PlanError, clip
 from equipoise.privacy.private import unwrap
+from equipoise.published import PublishedLedger
 from equipoise.statements import check_with_journal
 from equipoise.training.forwards import RowSource
 
@@ -86,12 +87,12 @@ def test_it_is_calibrated_from_below(make):
     plan = make().plan(Setting(sampling=eq.Poisson(20, RECORDS, STEPS), budget=BUDGET)).releases
     if plan.releases:
         assert 0.98 * BUDGET.epsilon <= plan.epsilon(BUDGET.delta).value <= BUDGET.epsilon
-    assert not plan.unproven or make().card.guarantee != "proven"
+    assert plan.guarantee == "proven" or make().card.guarantee != "proven"
 
 
 @proven_kind
 def test_it_completes_where_nothing_unproven_may_leave(make, monkeypatch):
-    monkeypatch.setattr(eq.PrivateTraining, "ledger_class", functools.partial(Ledger, forbid_unproven=True))
+    monkeypatch.setattr(eq.PrivateTraining, "ledger_class", Ledger)
     run = train(make())
     assert len(list(run)) == STEPS
     statement = run.statement()
@@ -106,7 +107,7 @@ def test_it_completes_where_nothing_unproven_may_leave(make, monkeypatch):
 @proven_kind
 def test_it_protects_users_of_several_records(make, monkeypatch):
     """It completes, and what it claims for users is calibrated for them; or no accountant covers it."""
-    monkeypatch.setattr(eq.PrivateTraining, "ledger_class", functools.partial(Ledger, forbid_unproven=True))
+    monkeypatch.setattr(eq.PrivateTraining, "ledger_class", Ledger)
     users = {"unit": "user", "owner": torch.arange(RECORDS) // 3, "records_per_user": 2}
     if make().name == "dp-mf":
         with pytest.raises(PlanError, match="records_per_user=2"):
@@ -204,7 +205,7 @@ def test_counts_leave_room_for_users_of_many_records(method):
 @proven_kind
 def test_it_draws_users(make, monkeypatch):
     """Rows of users in the place of rows of records: the plan is the same, and it completes."""
-    monkeypatch.setattr(eq.PrivateTraining, "ledger_class", functools.partial(Ledger, forbid_unproven=True))
+    monkeypatch.setattr(eq.PrivateTraining, "ledger_class", Ledger)
     owner = torch.arange(RECORDS) % 29
     run = train(make(), unit="user", owner=owner, records_per_user=2, user_rows="mean")
     assert [r.mechanism for r in run.plan.releases] == [r.mechanism for r in train(make()).plan.releases]
@@ -332,7 +333,7 @@ def test_stopped_and_resumed(make, tmp_path):
 
 @every_kind
 def test_draws_without_records(make, monkeypatch):
-    class Nobody(Ledger):
+    class Nobody(PublishedLedger):
         def sample(self, draw, num_records):
             return super().sample(draw, num_records)[:0]
 

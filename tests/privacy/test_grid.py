@@ -23,12 +23,12 @@ from equipoise.privacy import (
     Private,
     Release,
     Secrets,
-    Unproven,
     capped,
 )
 from equipoise.privacy.bounds.bounded import make_bounded
 from equipoise.privacy.mechanisms import grid_gaussian as grid
 from equipoise.privacy.mechanisms.grid_gaussian import GridStream, grid_unit, to_grid
+from equipoise.published import PublishedPlan, Unproven
 from equipoise.statements import check_published, check_with_journal, statement_of
 
 
@@ -181,11 +181,11 @@ def test_shared_noise_is_refused_by_name():
 
 
 def test_noise_without_a_proof_is_refused_by_name_and_never_called_exact():
-    bare = PrivacyPlan([], FullBatch(10, 2), unproven=[Unproven("update")])
-    for plan in (bare, PrivacyPlan(PLAN.releases, FullBatch(100, 400), unproven=[Unproven("update")])):
+    bare = PublishedPlan([], FullBatch(10, 2), unproven=[Unproven("update")])
+    for plan in (bare, PublishedPlan(PLAN.releases, FullBatch(100, 400), unproven=[Unproven("update")])):
         with pytest.raises(PlanError, match=r"hardened=True.*\['update'\].*floating point.*leave hardened"):
             plan.hardened()
-    mixed = PrivacyPlan(PLAN.hardened().releases, FullBatch(100, 400), unproven=[Unproven("update")])
+    mixed = PublishedPlan(PLAN.hardened().releases, FullBatch(100, 400), unproven=[Unproven("update")])
     ledger = Ledger(mixed)
     assert ledger.journal.entries()[0].noise == "floating_point"
     assert statement_of(ledger, delta=1e-5).noise == "floating_point"

@@ -12,24 +12,22 @@ from equipoise.privacy import (
     Gaussian,
     Journal,
     JournalError,
-    PrivacyPlan,
     PrivateSearch,
     Release,
-    Unproven,
 )
 from equipoise.privacy.ledger.journal import (
     BookedDraw,
     CloseEntry,
-    DisclosureEntry,
     Entry,
     ReleaseEntry,
     RunEntry,
     SearchEntry,
-    UnprovenEntry,
     VoidEntry,
 )
+from equipoise.published import PublishedPlan, Unproven
+from equipoise.published.record import DisclosureEntry, UnprovenEntry
 
-PLAN = PrivacyPlan([Release("sum", 5.0, Gaussian(2.0))], FullBatch(100, 4), unproven=[Unproven("raw")])
+PLAN = PublishedPlan([Release("sum", 5.0, Gaussian(2.0))], FullBatch(100, 4), unproven=[Unproven("raw")])
 DRAW = BookedDraw(index=0, name="batch", ordinal=0, digest="d", data="")
 ENTRIES = {
     "run": RunEntry(run="a", plan=PLAN, data="", private=True),

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from equipoise import _host
 from equipoise._host import Unread
+from equipoise.audit.replay import RecordingLedger, ReplayLedger
 from equipoise.privacy import (
     Budget,
     BudgetError,
@@ -30,9 +31,7 @@ from equipoise.privacy import (
     Private,
     PrivateRows,
     Release,
-    ReplayLedger,
     Secrets,
-    Unproven,
     capped,
     clip,
     digest,
@@ -43,8 +42,8 @@ from equipoise.privacy import (
 )
 from equipoise.privacy.digests import keyed_digest
 from equipoise.privacy.ledger.journal import CloseEntry
-from equipoise.privacy.ledger.replay import RecordingLedger
 from equipoise.privacy.private import unwrap
+from equipoise.published import PublishedLedger, PublishedPlan, Unproven
 from equipoise.statements import statement_of
 
 PLAN = PrivacyPlan(
@@ -118,7 +117,7 @@ def test_nothing_leaves_where_a_check_that_was_required_fails(leave):
         if value:
             raise ValueError("moved")
 
-    ledger = Ledger(with_unproven(g=1))
+    ledger = PublishedLedger(with_unproven(g=1))
     draw = ledger.open("batch", "p")
     before = ledger.journal.entries()
     ledger.require(Unread([torch.tensor(0)], int), check)
@@ -378,12 +377,12 @@ def test_a_run_that_was_closed_is_repeated_and_releases_nothing_more(tmp_path):
     """Its reservation was given up, and another run may have taken it: A, its end, B, and A again."""
     path, small = tmp_path / "shared.jsonl", Budget(PLAN.epsilon(1e-5).value * 1.1, 1e-5)
     secrets = Secrets(tmp_path / "a")
-    first = Ledger(PLAN, small, Journal(path), secrets)
+    first = PublishedLedger(PLAN, small, Journal(path), secrets)
     out, _ = step(first)
     first.close(stop_fixed_beforehand=True)
     first.close()
     lines = path.read_bytes()
-    for ledger in (first, Ledger(PLAN, small, Journal(path), secrets, position=1)):
+    for ledger in (first, PublishedLedger(PLAN, small, Journal(path), secrets, position=1)):
         assert not any(ledger.releases_left.values())
         with pytest.raises(PlanUsedUpError, match="was closed"):
             step(ledger, "p1")
@@ -424,11 +423,11 @@ def test_plan_over_budget_is_refused_before_anything(tmp_path):
 
 def with_unproven(**counts):
     unproven = [Unproven(name, count=count) for name, count in counts.items()]
-    return PrivacyPlan(PLAN.releases, PLAN.sampling, PLAN.relation, unproven)
+    return PublishedPlan(PLAN.releases, PLAN.sampling, PLAN.relation, unproven=unproven)
 
 
 def test_unproven_steps_cost_the_guarantee():
-    ledger = Ledger(with_unproven(g=1, h=1), Budget(50.0, 1e-5))
+    ledger = PublishedLedger(with_unproven(g=1, h=1), Budget(50.0, 1e-5))
     step(ledger)
     assert ledger.guarantee == "proven"
     draw = ledger.open("batch", "p1")
@@ -437,17 +436,7 @@ def test_unproven_steps_cost_the_guarantee():
     assert float(out["w"].std()) == pytest.approx(2.0, rel=0.05)
     assert ledger.guarantee == "worst_case"
     assert ledger.spent().value == pytest.approx(gaussian_epsilon(math.sqrt(1 / 16 + 4), 1e-5))
-    projected = ledger.release_unproven(
-        draw,
-        "h",
-        value,
-        1.0,
-        hole="x",
-        through=lambda n: {"w": n["k"].repeat(10)},
-        like={"k": torch.zeros(1000)},
-        worst_case_multiplier=9.0,
-    )["w"]
-    assert torch.equal(projected[:1000], projected[1000:2000])
+    ledger.release_unproven(draw, "h", value, 1.0, hole="x", worst_case_multiplier=9.0)
     raw = ledger.disclose(Private(torch.tensor(3.0)), "raw threshold")
     assert float(raw) == 3.0
     statement = statement_of(ledger, recipe="as_published", epsilon_claimed=2.0)
@@ -458,7 +447,7 @@ def test_unproven_steps_cost_the_guarantee():
 
 
 def test_unproven_releases_are_planned_by_name_and_number():
-    ledger = Ledger(with_unproven(g=1))
+    ledger = PublishedLedger(with_unproven(g=1))
     draw = ledger.open("batch", "p")
     value = {"w": Private(torch.zeros(3), draw)}
     with pytest.raises(LedgerError, match="holds no unproven release 'h'"):
@@ -471,7 +460,7 @@ def test_unproven_releases_are_planned_by_name_and_number():
 
 
 def test_an_unproven_release_never_gives_its_noise_to_another_value(tmp_path):
-    plan = PrivacyPlan([], Poisson(10, 100, 5), unproven=[Unproven("g")])
+    plan = PublishedPlan([], Poisson(10, 100, 5), unproven=[Unproven("g")])
     secrets, path = Secrets(tmp_path), tmp_path / "journal.jsonl"
 
     def ask(ledger, value, std=1.0):
@@ -479,35 +468,35 @@ def test_an_unproven_release_never_gives_its_noise_to_another_value(tmp_path):
         raw = {"w": Private(torch.full((3,), value), draw)}
         return ledger.release_unproven(draw, "g", raw, std, hole="x", worst_case_multiplier=0.5)["w"], draw
 
-    ledger = Ledger(plan, journal=Journal(path), secrets=secrets)
+    ledger = PublishedLedger(plan, journal=Journal(path), secrets=secrets)
     first, draw = ask(ledger, 1.0)
     other = {"w": Private(torch.full((3,), 2.0), draw)}
     for value, std in ((other, 1.0), ({"w": Private(torch.full((3,), 1.0), draw)}, 1e-4)):
         with pytest.raises(ChangedQueryError, match="two questions"):
             ledger.release_unproven(draw, "g", value, std, hole="x", worst_case_multiplier=0.5)
-    again = Ledger(plan, journal=Journal(path), secrets=secrets)
+    again = PublishedLedger(plan, journal=Journal(path), secrets=secrets)
     second, draw = ask(again, 2.0)  # the void draw is not repeated: a new index, new noise, a new charge
     assert draw.index == 1
     assert not torch.allclose(second - 2.0, first - 1.0)
-    resumed = Ledger(plan, journal=Journal(path), secrets=secrets, position=1)
+    resumed = PublishedLedger(plan, journal=Journal(path), secrets=secrets, position=1)
     with pytest.raises(ChangedQueryError):
         ask(resumed, 3.0)
     assert resumed.spent(1e-5).value == pytest.approx(gaussian_epsilon(math.sqrt(8), 1e-5))
 
 
 def test_a_plan_without_proven_releases(tmp_path):
-    plan = PrivacyPlan([], Poisson(10, 100, 5), unproven=[Unproven("g", draw="anchor")])
+    plan = PublishedPlan([], Poisson(10, 100, 5), unproven=[Unproven("g", draw="anchor")])
     assert plan.epsilon(1e-5).value == 0
     assert PrivacyPlan.from_description(plan.describe()).describe() == plan.describe()
     secrets, path = Secrets(tmp_path), tmp_path / "journal.jsonl"
-    ledger = Ledger(plan, Budget(2.0, 1e-5), Journal(path), secrets)
+    ledger = PublishedLedger(plan, Budget(2.0, 1e-5), Journal(path), secrets)
     draw = ledger.open("anchor", "p")
     ids = ledger.sample(draw, 100)
     value = {"w": Private(torch.zeros(3), draw)}
     out = ledger.release_unproven(draw, "g", value, 1.0, hole="x", worst_case_multiplier=0.5)
     assert (ledger.guarantee, ledger.releases_left) == ("worst_case", {"anchor": 4})
     assert ledger.spent().value == pytest.approx(gaussian_epsilon(2.0, 1e-5))
-    again = Ledger(plan, Budget(2.0, 1e-5), Journal(path), secrets)
+    again = PublishedLedger(plan, Budget(2.0, 1e-5), Journal(path), secrets)
     same = again.open("anchor", "p")
     assert same.replayed
     assert torch.equal(again.sample(same, 100), ids)
@@ -518,22 +507,22 @@ def test_a_plan_without_proven_releases(tmp_path):
 
 
 def test_a_disclosed_draw_is_repeated_after_a_resume(tmp_path):
-    plan = PrivacyPlan([], Poisson(10, 100, 5), unproven=[Unproven("g")])
+    plan = PublishedPlan([], Poisson(10, 100, 5), unproven=[Unproven("g")])
     secrets, path = Secrets(tmp_path), tmp_path / "journal.jsonl"
-    ledger = Ledger(plan, journal=Journal(path), secrets=secrets)
+    ledger = PublishedLedger(plan, journal=Journal(path), secrets=secrets)
     draw = ledger.open("batch", "p")
     ids = ledger.sample(draw, 100)
     ledger.disclose({"w": Private(torch.zeros(3), draw)}, "raw sums")
     assert math.isinf(ledger.progress(1e-5))
-    after = Ledger(plan, journal=Journal(path), secrets=secrets, position=1)
+    after = PublishedLedger(plan, journal=Journal(path), secrets=secrets, position=1)
     assert after.guarantee == "none"
-    again = Ledger(plan, journal=Journal(path), secrets=secrets)
+    again = PublishedLedger(plan, journal=Journal(path), secrets=secrets)
     assert torch.equal(again.sample(again.open("batch", "p"), 100), ids)
 
 
 def test_an_unbounded_sum_is_never_released():
     plan = PrivacyPlan([Release("gradient", math.inf, Gaussian(1.0))], Poisson(10, 100, 5))
-    ledger = Ledger(plan)
+    ledger = PublishedLedger(plan)
     draw = ledger.open()
     total = unbounded_sum(PrivateRows(rows([3.0, 4.0], [math.nan, 1.0]), draw))
     assert unwrap(total.value["w"]).tolist() == [3.0, 4.0]
@@ -541,20 +530,16 @@ def test_an_unbounded_sum_is_never_released():
         ledger.release(draw, {"gradient": total})
 
 
-def test_forbidden_unproven():
-    ledger = Ledger(PLAN, forbid_unproven=True)
-    draw = ledger.open()
-    with pytest.raises(LedgerError, match="forbidden"):
-        ledger.disclose(Private(torch.tensor(3.0)), "raw")
-    with pytest.raises(LedgerError, match="forbidden"):
-        ledger.release_unproven(draw, "g", {}, 1.0, hole="x")
+def test_what_leaves_without_a_proof_needs_a_reason_and_its_own_ledger():
+    with pytest.raises(LedgerError, match="ledger_class"):
+        Ledger(PLAN).call("disclose", Private(torch.tensor(3.0)), "raw")
     with pytest.raises(LedgerError, match="hole"):
-        Ledger(PLAN).disclose(Private(torch.tensor(3.0)), "")
+        PublishedLedger(PLAN).disclose(Private(torch.tensor(3.0)), "")
 
 
 def test_holes_survive_a_resume(tmp_path):
     secrets, path = Secrets(tmp_path), tmp_path / "journal.jsonl"
-    Ledger(PLAN, journal=Journal(path), secrets=secrets).disclose(Private(torch.tensor(1.0)), "raw")
+    PublishedLedger(PLAN, journal=Journal(path), secrets=secrets).disclose(Private(torch.tensor(1.0)), "raw")
     assert Ledger(PLAN, journal=Journal(path), secrets=secrets).guarantee == "none"
 
 
@@ -756,7 +741,7 @@ def test_of_two_ledgers_of_one_run_the_one_that_is_behind_releases_nothing(tmp_p
     """Each had counted its own releases alone: more of them than planned, and every statement was proven."""
     secrets, path = Secrets(tmp_path), tmp_path / "journal.jsonl"
     Ledger(PLAN, journal=Journal(path), secrets=Secrets(tmp_path / "another run"))
-    first, second = (Ledger(PLAN, journal=Journal(path), secrets=secrets) for _ in range(2))
+    first, second = (PublishedLedger(PLAN, journal=Journal(path), secrets=secrets) for _ in range(2))
     step(first, "p0")
     length = path.stat().st_size
     for behind in (

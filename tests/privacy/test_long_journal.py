@@ -18,20 +18,18 @@ from equipoise.privacy import (
     Gaussian,
     Journal,
     JournalError,
-    Ledger,
-    PrivacyPlan,
     Private,
     Release,
     Secrets,
-    Unproven,
     capped,
 )
 from equipoise.privacy.ledger.journal_records import JournalRecords
 from equipoise.privacy.sampling import FixedEpochs
+from equipoise.published import PublishedLedger, PublishedPlan, Unproven
 from equipoise.statements import check_with_journal, statement_from_journal
 
 DELTA = 1e-5
-PLAN = PrivacyPlan(
+PLAN = PublishedPlan(
     [Release("gradient", 5.0, Gaussian(2.0)), Release("norm", 5.0, Gaussian(6.0), draw="other", count=100)],
     FixedEpochs(10, 100, 400),
     unproven=[Unproven("raw", count=400)],
@@ -48,7 +46,7 @@ def release(ledger, name="batch", parameters="p", value=1.0):
 
 
 def opened(path, secrets, **options):
-    return Ledger(PLAN, journal=Journal(path), secrets=secrets, **options)
+    return PublishedLedger(PLAN, journal=Journal(path), secrets=secrets, **options)
 
 
 def read_whole(path):

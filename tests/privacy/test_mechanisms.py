@@ -12,6 +12,7 @@ import pytest
 import torch
 from scipy import stats
 
+from equipoise.audit.replay import RecordingLedger
 from equipoise.privacy import (
     MECHANISMS,
     BandedGaussian,
@@ -38,7 +39,6 @@ from equipoise.privacy import (
     mechanism_from,
 )
 from equipoise.privacy.bounds.bounded import make_bounded
-from equipoise.privacy.ledger.replay import RecordingLedger
 from equipoise.privacy.mechanisms.base import NoiseHistory, Past
 
 SIZE = 20_000

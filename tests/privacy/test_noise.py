@@ -23,12 +23,12 @@ from equipoise.privacy import (
     PrivateRows,
     Release,
     Secrets,
-    Unproven,
     clip,
 )
 from equipoise.privacy.noise import streams
 from equipoise.privacy.noise.chacha20 import key_stream
 from equipoise.privacy.noise.streams import NormalStream
+from equipoise.published import PublishedLedger, PublishedPlan, Unproven
 
 SIZE = 40_000
 
@@ -107,8 +107,8 @@ def test_noise_that_the_type_cannot_carry_is_refused_and_free(multiplier, bound,
 
 
 def test_a_worst_case_claims_no_noise_that_the_type_cannot_carry():
-    plan = PrivacyPlan([], FullBatch(10, 2), unproven=[Unproven("raw", "batch")])
-    ledger = Ledger(plan)
+    plan = PublishedPlan([], FullBatch(10, 2), unproven=[Unproven("raw", "batch")])
+    ledger = PublishedLedger(plan)
     draw = ledger.open()
     value = {"w": Private(torch.zeros(2), draw)}
     with pytest.raises(LedgerError, match="cannot carry"):

@@ -8,15 +8,14 @@ from equipoise.privacy import (
     Gaussian,
     JointGaussian,
     Journal,
-    Ledger,
     Poisson,
     PrivacyPlan,
     Private,
     Release,
     Secrets,
-    Unproven,
 )
 from equipoise.privacy.bounds.bounded import make_bounded
+from equipoise.published import PublishedLedger, PublishedPlan, Unproven
 
 SIZE = 4000
 FAR = 5 / SIZE**0.5  # five standard deviations of a correlation of independent numbers
@@ -25,7 +24,7 @@ FAR = 5 / SIZE**0.5  # five standard deviations of a correlation of independent 
 def asked(secrets, kind, parameters="p", bound=1.0, value=0.0):
     """The noise, over its standard deviation, that a ledger with an empty journal answers with."""
     if kind == "unproven":
-        plan = PrivacyPlan([], FullBatch(10, 2), unproven=[Unproven("sum", "batch")])
+        plan = PublishedPlan([], FullBatch(10, 2), unproven=[Unproven("sum", "batch")])
     else:
         mechanism = Gaussian(1.0)
         if kind == "joint":
@@ -33,7 +32,7 @@ def asked(secrets, kind, parameters="p", bound=1.0, value=0.0):
         plan = PrivacyPlan([Release("sum", 2.0, mechanism)], FullBatch(10, 2))
     if kind == "hardened":
         plan = plan.hardened()
-    ledger = Ledger(plan, journal=Journal(), secrets=secrets)
+    ledger = PublishedLedger(plan, journal=Journal(), secrets=secrets)
     draw = ledger.open("batch", parameters)
     raw = {"w": Private(torch.full((SIZE,), value, dtype=torch.float64), draw)}
     if kind == "unproven":
@@ -70,7 +69,7 @@ def test_another_question_at_an_index_that_comes_again_has_records_and_secrets_o
     plan = PrivacyPlan([Release("sum", 1.0, Gaussian(1.0))], Poisson(SIZE / 2, SIZE, 2))
 
     def drawn(parameters):
-        ledger = Ledger(plan, journal=Journal(), secrets=secrets)
+        ledger = PublishedLedger(plan, journal=Journal(), secrets=secrets)
         draw = ledger.open("batch", parameters)
         mask = torch.zeros(SIZE)
         mask[ledger.sample(draw, SIZE)] = 1

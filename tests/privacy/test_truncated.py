@@ -25,7 +25,6 @@ from equipoise.privacy import (
     Secrets,
     TruncatedPoisson,
     Unit,
-    Unproven,
     WithoutReplacement,
     calibrate,
     calibrate_noise_multiplier,
@@ -33,6 +32,7 @@ from equipoise.privacy import (
 )
 from equipoise.privacy.accounting.epsilon import pushed_out
 from equipoise.privacy.accounting.loss_distribution import SampledGaussians, divergence
+from equipoise.published import PublishedPlan, Unproven
 
 DELTA = 1e-6
 
@@ -206,7 +206,7 @@ def test_more_records_than_the_population_are_refused():
             "min_separation=1",
         ),
         (
-            lambda: PrivacyPlan([], TruncatedPoisson(20, 100, 10), unproven=[Unproven("raw")]),
+            lambda: PublishedPlan([], TruncatedPoisson(20, 100, 10), unproven=[Unproven("raw")]),
             PlanError,
             "push another one out",
         ),

@@ -28,13 +28,13 @@ from equipoise.privacy import (
     Private,
     Release,
     Unit,
-    Unproven,
     WithoutReplacement,
     calibrate,
     calibrate_noise_multiplier,
     epsilon,
     gaussian_epsilon,
 )
+from equipoise.published import PublishedLedger, PublishedPlan, Unproven
 
 SAMPLED = Poisson(expected_batch_size=100, population=10_000, steps=1000)
 
@@ -183,10 +183,10 @@ def test_hardened_plans_keep_their_unit():
 
 def test_the_worst_case_of_a_step_without_proof_is_a_users():
     """A method names what one record may do at worst; a user with G records does it G times."""
-    plan = functools.partial(PrivacyPlan, [], FullBatch(100, 1), unproven=[Unproven("update")])
+    plan = functools.partial(PublishedPlan, [], FullBatch(100, 1), unproven=[Unproven("update")])
     costs = []
     for unit in (Unit(), Unit("user", 3)):
-        ledger = Ledger(plan(unit=unit))
+        ledger = PublishedLedger(plan(unit=unit))
         draw = ledger.open("batch")
         value = {"w": Private(torch.zeros(2), draw)}
         ledger.release_unproven(draw, "update", value, 1.0, hole="not proved", worst_case_multiplier=6.0)

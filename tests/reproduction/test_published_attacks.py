@@ -13,7 +13,7 @@ import equipoise as eq
 from equipoise import published
 from equipoise.audit.canaries import Rows, canary_loss
 from equipoise.audit.rehearsal import InMemoryTraining
-from equipoise.privacy.ledger.replay import RecordingLedger
+from equipoise.audit.replay import RecordingLedger
 from reproduction.attacks import ATTACKS
 from reproduction.attacks.dc_noise import widest_noise
 from reproduction.attacks.dice_memory import attack_dice_sgd, update

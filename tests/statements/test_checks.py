@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import re
+from dataclasses import fields
 
 import jsonschema
 import pytest
@@ -24,11 +25,11 @@ from equipoise.privacy import (
     Secrets,
     Staged,
     Unit,
-    Unproven,
     capped,
     gaussian_epsilon,
 )
 from equipoise.privacy.sampling import CyclicPoisson, FixedEpochs, FullBatch, TruncatedPoisson
+from equipoise.published import PublishedLedger, PublishedPlan, Unproven
 from equipoise.statements import (
     check_published,
     check_with_journal,
@@ -58,7 +59,7 @@ def plain_run(sampling=None, relation="add_or_remove_one", journal=None, steps=3
     ]
     if isinstance(sampling, FixedEpochs):
         releases[1] = Release("norm", 5.0, Gaussian(6.0), draw="other", count=1, sampling=FullBatch(100, 1))
-    ledger = Ledger(PrivacyPlan(releases, sampling, relation), journal=journal)
+    ledger = PublishedLedger(PrivacyPlan(releases, sampling, relation), journal=journal)
     for step in range(steps):
         both = step < 2 and ledger.plan["norm"].draw == "batch"
         released(ledger, "batch", "gradient", *(["norm"] if both else []))
@@ -67,10 +68,10 @@ def plain_run(sampling=None, relation="add_or_remove_one", journal=None, steps=3
 
 
 def unproven_run(multiplier) -> Ledger:
-    plan = PrivacyPlan(
+    plan = PublishedPlan(
         [Release("gradient", 5.0, Gaussian(2.0))], FullBatch(100, 4), unproven=[Unproven("raw")]
     )
-    ledger = Ledger(plan)
+    ledger = PublishedLedger(plan)
     draw = ledger.open("batch")
     value = {"x": Private(torch.zeros(2), draw)}
     ledger.release_unproven(
@@ -117,7 +118,7 @@ def verdicts(statement, ledger):
 
 def gappy_run(journal=None) -> Ledger:
     """Ten releases of an epoch's length, which lie in two."""
-    ledger = Ledger(
+    ledger = PublishedLedger(
         PrivacyPlan([Release("gradient", 5.0, Gaussian(1.0))], FixedEpochs(10, 100, 20)), journal=journal
     )
     for ordinal in range(20):
@@ -131,7 +132,7 @@ def gappy_run(journal=None) -> Ledger:
 def over_steps_run() -> Ledger:
     """Noise over three steps, records in groups of four, nine of twelve draws released."""
     gradient = Release("gradient", 5.0, BandedGaussian((1.0, 0.5, 0.3), 2.0))
-    ledger = Ledger(PrivacyPlan([gradient], CyclicPoisson(10, 100, 12, bands=4)))
+    ledger = PublishedLedger(PrivacyPlan([gradient], CyclicPoisson(10, 100, 12, bands=4)))
     for ordinal in range(12):
         if 5 <= ordinal < 8:
             ledger.open("batch")
@@ -143,7 +144,7 @@ def over_steps_run() -> Ledger:
 def stages_run() -> Ledger:
     """Two releases whose noise falls twice over ten draws, seven of them released."""
     gradient = Release("gradient", 5.0, Staged(Gaussian(3.0), (0, 4, 7), (1.0, 0.8, 0.5)))
-    ledger = Ledger(PrivacyPlan([gradient, Release("norm", 5.0, Gaussian(6.0))], FullBatch(100, 10)))
+    ledger = PublishedLedger(PrivacyPlan([gradient, Release("norm", 5.0, Gaussian(6.0))], FullBatch(100, 10)))
     for ordinal in range(9):
         if 4 <= ordinal < 6:
             ledger.open("batch")
@@ -157,10 +158,10 @@ def test_epochs_are_charged_by_the_draws_that_lie_in_them():
     two = gaussian_epsilon(2**0.5, DELTA)
     assert ledger.spent(DELTA).value == pytest.approx(two)
     assert ledger.progress(DELTA) == pytest.approx(two)
-    again = Ledger(ledger.plan, journal=ledger.journal, secrets=ledger.secrets)
+    again = PublishedLedger(ledger.plan, journal=ledger.journal, secrets=ledger.secrets)
     assert again.spent(DELTA).value == pytest.approx(two)
     ledger.close()
-    other = Ledger(ledger.plan, journal=ledger.journal)
+    other = PublishedLedger(ledger.plan, journal=ledger.journal)
     assert other.spent(DELTA).value == pytest.approx(two)
 
 
@@ -380,7 +381,7 @@ def test_an_edited_statement_of_noise_in_stages_is_caught(edit):
 
 @pytest.mark.parametrize("ordinal", [3, 4])
 def test_a_journal_line_with_the_noise_of_another_stage_is_caught(ordinal):
-    ledger = Ledger(PrivacyPlan(stages_run().plan.releases, FullBatch(100, 10)))
+    ledger = PublishedLedger(PrivacyPlan(stages_run().plan.releases, FullBatch(100, 10)))
     for _ in range(5):
         released(ledger, "batch", "gradient", "norm")
     rows = rows_of(ledger)
@@ -418,7 +419,7 @@ def test_an_edited_statement_of_samples_with_a_cap_is_caught(edit):
 def users_run() -> Ledger:
     """Users of at most three sampled records, five of eight draws released."""
     gradient = Release("gradient", 5.0, Gaussian(2.0))
-    ledger = Ledger(PrivacyPlan([gradient], Poisson(10, 100, 8), unit=Unit("user", 3)))
+    ledger = PublishedLedger(PrivacyPlan([gradient], Poisson(10, 100, 8), unit=Unit("user", 3)))
     for _ in range(5):
         released(ledger, "batch", "gradient")
     return ledger
@@ -549,7 +550,7 @@ def test_lines_that_no_ledger_writes_are_caught(change, words):
         statement_from_journal(entries_of(rows), ledger.run, DELTA)
     for secrets in (ledger.secrets, None):  # nor does this run go on, nor another one with them
         with pytest.raises(JournalError, match=words):
-            Ledger(ledger.plan, journal=journal_of(rows), secrets=secrets)
+            PublishedLedger(ledger.plan, journal=journal_of(rows), secrets=secrets)
 
 
 @pytest.mark.parametrize(
@@ -632,7 +633,7 @@ def two_at_once():
     """A opens, B opens, B makes its releases and ends, A makes its own and ends."""
     journal = Journal()
     plan = PrivacyPlan([Release("gradient", 5.0, Gaussian(2.0))], FullBatch(100, 3))
-    first, second = Ledger(plan, journal=journal), Ledger(plan, journal=journal)
+    first, second = PublishedLedger(plan, journal=journal), PublishedLedger(plan, journal=journal)
     alone = made_of(first, delta=DELTA)
     for ledger in (second, first):
         for _ in range(3):
@@ -728,7 +729,7 @@ def test_what_was_planned_without_a_proof_is_a_hole_to_a_stranger(change, multip
     """Also where the figures are computed anew, as if nothing but the plan's releases had left."""
     ledger = unproven_run(multiplier)
     statement = statement_of(ledger, recipe="as_published")
-    proven = made_of(Ledger(ledger.plan), delta=DELTA)
+    proven = made_of(PublishedLedger(ledger.plan), delta=DELTA)
     figures = ("guarantee", "epsilon", "epsilons", "cross_check", "accountant", "interval", "warnings")
     change(statement)
     if not statement["holes"]:
@@ -745,7 +746,7 @@ def test_a_recipe_is_one_of_two_words(recipe):
 
 def test_a_reproducible_run_says_so():
     plan = PrivacyPlan([Release("gradient", 5.0, Gaussian(2.0))], FullBatch(100, 4))
-    ledger = Ledger(plan, secrets=Secrets(reproducible_seed=1))
+    ledger = PublishedLedger(plan, secrets=Secrets(reproducible_seed=1))
     statement = statement_of(ledger)
     assert statement["private"] is False
     assert verdicts(statement, ledger) == (True, True)
@@ -772,6 +773,8 @@ def test_the_record_of_the_journal_is_the_ledgers():
     for make in RUNS.values():
         ledger = make()
         record = RunRecord.from_entries(ledger.journal.entries())
-        for field in ("used", "epochs", "holes", "draws", "unproven", "unproven_used", "data", "closed"):
+        assert vars(record).keys() == vars(ledger.record).keys()
+        assert record.plan.fingerprint() == ledger.plan.fingerprint()
+        for field in ({one.name for one in fields(record)} | {"unproven_steps"}) - {"plan"}:
             assert getattr(record, field) == getattr(ledger.record, field), field
         assert make_statement(record, DELTA, {}) == made_of(ledger, DELTA)

@@ -33,8 +33,9 @@ from equipoise.federated.client import Client, ClientSettings
 from equipoise.gradients.capture.random_numbers import GlobalState
 from equipoise.methods import Abadi
 from equipoise.methods.base import Plan
-from equipoise.privacy import Gaussian, PlanUsedUpError, PrivacyPlan, Release, Unproven, clip
+from equipoise.privacy import Gaussian, PlanUsedUpError, PrivacyPlan, Release, clip
 from equipoise.privacy.private import unwrap
+from equipoise.published import PublishedLedger, PublishedPlan, Unproven, disclose, release_unproven
 from equipoise.statements.assumptions import Assumption
 from equipoise.statements.statement import STOPPED
 from equipoise.training.folder.run_folder import RunFolder
@@ -435,6 +436,7 @@ class _OfCard(eq.DPSGD):
     """DP-SGD by another card; a mean of the clipped rows leaves as planned, unproven or raw."""
 
     name = "of-card"
+    ledger_class = PublishedLedger
 
     def __init__(self, card: str, leaves: str = "proven") -> None:
         super().__init__(clip_norm=0.5, noise_multiplier=1.0)
@@ -444,7 +446,7 @@ class _OfCard(eq.DPSGD):
     def plan(self, setting):
         if self.leaves == "proven":
             return super().plan(setting)
-        return Plan(PrivacyPlan([], setting.sampling, setting.relation, [Unproven("gradient")]))
+        return Plan(PublishedPlan([], setting.sampling, setting.relation, unproven=[Unproven("gradient")]))
 
     def step(self, context, state):
         if self.leaves == "proven":
@@ -452,9 +454,9 @@ class _OfCard(eq.DPSGD):
         draw = context.draw()
         value = draw.query(lambda rows, ids: {"gradient": clip(rows, Abadi(), 0.5)})["gradient"].value
         if self.leaves == "raw":
-            return context.ledger.disclose(value, "for the test"), state
+            return disclose(context, value, "for the test"), state
         hole = {"hole": "for the test", "worst_case_multiplier": 0.5}
-        return context.ledger.release_unproven(draw, "gradient", value, 1.0, **hole), state
+        return release_unproven(context, draw, "gradient", value, 1.0, **hole), state
 
 
 @pytest.mark.parametrize(

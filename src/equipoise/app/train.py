@@ -338,7 +338,7 @@ def _introduce(training: PrivateTraining, experiment: Experiment, console: Conso
     """Say what will be trained how; gives what is doubtful about it, which is said too."""
     settings, sampling, budget = experiment.settings, experiment.sampling, training.budget
     assert budget is not None
-    is_proven = training.method.guarantee == "proven" and not training.plan.unproven
+    is_proven = training.method.guarantee == "proven" and training.plan.guarantee == "proven"
     doubt = "" if is_proven else " (not a guarantee)"
     asked = rounded_up(budget.epsilon) if settings.epsilon is None else plain(settings.epsilon)
     spends = f"budget epsilon {asked} at delta {plain(budget.delta)}{doubt}"

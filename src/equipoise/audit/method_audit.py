@@ -19,9 +19,9 @@ import torch
 from equipoise.audit.bounds import Certificate, certify_gaussian, certify_thresholds
 from equipoise.audit.designs import AUDITS, ONE_STEP, Design, with_options
 from equipoise.audit.rehearsal import CanaryTraining, rehearse, rehearse_in_turn
+from equipoise.audit.replay import RecordingLedger
 from equipoise.methods import Method
 from equipoise.privacy import RECORD, Budget, PrivacyPlan, Unit
-from equipoise.privacy.ledger.replay import RecordingLedger
 
 __all__ = ["Audit", "audit_method", "find_design"]
 
@@ -176,6 +176,6 @@ def _is_normal(plan: PrivacyPlan, design: Design) -> bool:
 
 
 def _claim(method: Method, plan: PrivacyPlan, delta: float) -> float | None:
-    if plan.unproven or method.card.guarantee == "none":
+    if plan.guarantee != "proven" or method.card.guarantee == "none":
         return None
     return plan.epsilon(delta).value if plan.releases else 0.0

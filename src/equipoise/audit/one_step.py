@@ -21,8 +21,8 @@ from equipoise.audit.designs import Design, with_options
 from equipoise.audit.method_audit import Audit, audit_method, find_design
 from equipoise.audit.noise_checks import Check, noise_scale
 from equipoise.audit.rehearsal import InMemoryTraining, whitened
+from equipoise.audit.replay import RecordingLedger
 from equipoise.privacy import RECORD, Budget, Draw, Unit
-from equipoise.privacy.ledger.replay import RecordingLedger
 from equipoise.privacy.mechanisms.base import Sums
 
 __all__ = ["Probe", "check_noise", "probe_method"]

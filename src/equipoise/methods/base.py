@@ -34,7 +34,7 @@ from equipoise.methods.card import Card
 from equipoise.methods.configuration import Option, as_json, field_types, read_settings
 from equipoise.methods.public_records import PublicRecords
 from equipoise.methods.registry import classes_of, registered
-from equipoise.privacy import RECORD, PrivacyPlan, Unit, calibrate
+from equipoise.privacy import RECORD, Ledger, PrivacyPlan, Unit, calibrate
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
@@ -117,14 +117,8 @@ class LedgerHandle(Protocol):
         """Noise the sums of one draw, book the event, answer sum name -> tensor name -> released tensor."""
         ...
 
-    def release_unproven(
-        self, draw: Any, name: str, value: Mapping[str, Any], std: float, **options: Any
-    ) -> dict[str, Tensor]:
-        """Noise of a scale that no proof covers; see `equipoise.privacy.Ledger.release_unproven`."""
-        ...
-
-    def disclose(self, value: Any, hole: str) -> Any:
-        """A private value as it is; see `equipoise.privacy.Ledger.disclose`."""
+    def call(self, operation: str, *arguments: Any, **options: Any) -> Any:
+        """An operation that only the method's own `ledger_class` has."""
         ...
 
 
@@ -291,8 +285,7 @@ class Method(ABC):
     """
 
     name: ClassVar[str]
-    # A method of the user's own need not have a card. It may claim what its plan proves: the ledger knows
-    # unproven releases and disclosures, and the statement claims no more than they leave.
+    # A method of the user's own need not have a card: it may claim what its plan proves.
     card: ClassVar[Card] = Card(
         summary="A method without a card.",
         claim="The method has no card that says what it proves.",
@@ -302,6 +295,8 @@ class Method(ABC):
         use_when="Not stated.",
         avoid_when="Not stated.",
     )
+    ledger_class: ClassVar[Callable[..., Ledger]] = Ledger
+    """What takes the releases. Recipes as published name one that also lets out what no proof covers."""
     recipe: ClassVar[str] = "library"
     """"library" (proven by composition) or "as_published" (the paper's to the letter)."""
     forward_only: ClassVar[bool] = False
@@ -342,9 +337,7 @@ class Method(ABC):
         """Expected per-sample gradients per step, private and public, on average over the run."""
         releases = plan.releases
         counts: dict[str, int] = {}
-        for pattern in releases.patterns():
-            counts[pattern.draw] = counts.get(pattern.draw, 0) + pattern.count
-        for item in releases.unproven:
+        for item in releases.planned:
             counts[item.draw] = max(counts.get(item.draw, 0), releases.count(item))
         total = sum(
             count * releases.sampling_of(draw).expected_size * self.passes_over(draw)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -13,6 +13,7 @@ from equipoise.methods.base import Context, Method, Parameters, Plan, Setting, S
 
 if TYPE_CHECKING:
     from equipoise.methods.public_records import PublicRecords
+    from equipoise.privacy import Ledger
 
 __all__ = ["MethodWrapper"]
 
@@ -29,6 +30,10 @@ class MethodWrapper(Method):
 
     def __post_init__(self) -> None:
         _validate.instance(Method, "DPSGD(clip_norm=1.0)", inner=self.inner)
+
+    @property
+    def ledger_class(self) -> Callable[..., Ledger]:  # type: ignore[override]
+        return self.inner.ledger_class
 
     @property
     def recipe(self) -> str:  # type: ignore[override]

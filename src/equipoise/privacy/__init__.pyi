@@ -36,8 +36,6 @@ from equipoise.privacy.errors import PlanError as PlanError
 from equipoise.privacy.errors import PlanUsedUpError as PlanUsedUpError
 from equipoise.privacy.ledger.journal import Journal as Journal
 from equipoise.privacy.ledger.ledger import Ledger as Ledger
-from equipoise.privacy.ledger.replay import ReplayLedger as ReplayLedger
-from equipoise.privacy.ledger.run_record import Hole as Hole
 from equipoise.privacy.ledger.run_record import RunRecord as RunRecord
 from equipoise.privacy.mechanisms import MECHANISMS as MECHANISMS
 from equipoise.privacy.mechanisms import BandedGaussian as BandedGaussian
@@ -55,7 +53,6 @@ from equipoise.privacy.noise.secrets import Secrets as Secrets
 from equipoise.privacy.noise.secrets import secret_generator as secret_generator
 from equipoise.privacy.plan import PrivacyPlan as PrivacyPlan
 from equipoise.privacy.plan import Release as Release
-from equipoise.privacy.plan import Unproven as Unproven
 from equipoise.privacy.private import Draw as Draw
 from equipoise.privacy.private import Private as Private
 from equipoise.privacy.private import PrivateError as PrivateError

@@ -29,20 +29,43 @@ import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import dp_accounting
 
 from equipoise import _validate
+from equipoise._lazy import later
 from equipoise.privacy.accounting.epsilon import EpsilonResult, check_relation, epsilon
 from equipoise.privacy.errors import PlanError
 from equipoise.privacy.mechanisms import MECHANISMS, Mechanism, mechanism_from
 from equipoise.privacy.sampling import SAMPLINGS, Sampling, sampling_from
 from equipoise.privacy.unit import RECORD, Unit, unit_from
 
+if TYPE_CHECKING:
+    from equipoise.privacy.ledger.run_record import RunRecord
+
+#: What leaves without a proof is planned, booked and added up there; no room below knows more than the name.
+published = later("equipoise.published.record")
+
+
+class Planned:
+    """One kind of quantity that is planned to leave: its draw, and how often."""
+
+    name: str
+    count: int | None
+    draw: str
+    sampling: Sampling | None
+
+    def __post_init__(self) -> None:
+        for label, value in (("name", self.name), ("draw", self.draw)):
+            if not isinstance(value, str) or not value:
+                raise TypeError(f"{label} must be a non-empty string, got {value!r}")
+        if self.count is not None:
+            _validate.count("the number of releases", count=self.count)
+
 
 @dataclass(frozen=True)
-class Release:
+class Release(Planned):
     """One kind of noised quantity.
 
     Args:
@@ -65,7 +88,7 @@ class Release:
     replace_ratio: float = 2.0
 
     def __post_init__(self) -> None:
-        _check_names(name=self.name, draw=self.draw)
+        super().__post_init__()
         if not isinstance(self.mechanism, Mechanism):
             raise TypeError(
                 f"mechanism={self.mechanism!r} of release {self.name!r} is no mechanism; give "
@@ -73,8 +96,6 @@ class Release:
             )
         if self.max_bound != math.inf:
             _validate.positive(max_bound=self.max_bound)
-        if self.count is not None:
-            _validate.count("the number of releases", count=self.count)
         if not 1 <= self.replace_ratio <= 2:
             raise ValueError(
                 f"replace_ratio={self.replace_ratio} is outside [1, 2]: replacing a record is removing one "
@@ -95,30 +116,6 @@ class Release:
         return replace(self, mechanism=self.mechanism.scaled(factor))
 
 
-@dataclass(frozen=True)
-class Unproven:
-    """One kind of quantity that leaves with noise of a scale that no proof covers, or with none.
-
-    It is planned so that its draw has a sampling and its number a limit; it adds nothing to the plan's event.
-
-    Args:
-        name: its name in the ledger.
-        draw: name of the draw.
-        sampling: sampling of the draw; None takes the plan's.
-        count: number of releases; None takes the steps of its sampling.
-    """
-
-    name: str
-    draw: str = "batch"
-    sampling: Sampling | None = None
-    count: int | None = None
-
-    def __post_init__(self) -> None:
-        _check_names(name=self.name, draw=self.draw)
-        if self.count is not None:
-            _validate.count("the number of releases", count=self.count)
-
-
 def _check_known(what: str, value: object, *known: type) -> None:
     """Refuse what a description cannot bring back: it would be taken for the library's class of that name.
 
@@ -132,12 +129,6 @@ def _check_known(what: str, value: object, *known: type) -> None:
             "from a description, and would take another class for it. Give one of "
             f"{', '.join(kind.__name__ for kind in known)}"
         )
-
-
-def _check_names(**named: object) -> None:
-    for label, value in named.items():
-        if not isinstance(value, str) or not value:
-            raise TypeError(f"{label} must be a non-empty string, got {value!r}")
 
 
 @dataclass(frozen=True)
@@ -173,7 +164,6 @@ class PrivacyPlan:
         releases: the releases; names are unique.
         sampling: sampling of every draw that does not name its own.
         relation: "add_or_remove_one" or "replace_one".
-        unproven: what will leave without a proof, for recipes as published; it has no part in the event.
         unit: whose adding, removing or replacing that is: one record's, or one user's.
 
     Example:
@@ -183,45 +173,27 @@ class PrivacyPlan:
         1.571
     """
 
-    releases: tuple[Release, ...]
+    releases: Sequence[Release]
     sampling: Sampling
     relation: str = "add_or_remove_one"
-    unproven: tuple[Unproven, ...] = ()
     unit: Unit = RECORD
 
-    def __init__(
-        self,
-        releases: Sequence[Release],
-        sampling: Sampling,
-        relation: str = "add_or_remove_one",
-        unproven: Sequence[Unproven] = (),
-        unit: Unit = RECORD,
-    ) -> None:
-        object.__setattr__(self, "unproven", tuple(unproven))
-        object.__setattr__(self, "unit", unit)
-        object.__setattr__(self, "releases", tuple(releases))
-        object.__setattr__(self, "sampling", sampling)
-        object.__setattr__(self, "relation", check_relation(relation))
-        _check_known("the privacy plan", self, PrivacyPlan)
-        _check_known("unit", unit, Unit)
-        own = [item.sampling for items in (self.releases, self.unproven) for item in items if item.sampling]
-        for one in (sampling, *own):
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "releases", tuple(self.releases))
+        check_relation(self.relation)
+        if type(self) is not PrivacyPlan:
+            _check_known("the privacy plan", self, PrivacyPlan, published.PublishedPlan)
+        _check_known("unit", self.unit, Unit)
+        for one in (self.sampling, *(item.sampling for item in self.planned if item.sampling)):
             if not isinstance(one, Sampling):
                 raise TypeError(f"sampling must be one of {', '.join(SAMPLINGS)}, got {type(one).__name__}")
             _check_known("sampling", one, *SAMPLINGS.values())
-        names = [*(item.name for item in self.releases), *(item.name for item in self.unproven)]
+        names = [item.name for item in self.planned]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise PlanError(f"release names must be unique; repeated: {twice}")
         for release in self.releases:
             self._check_mechanism(release)
-        for item in self.unproven:
-            if self.sampling_of(item.draw).pushes_out:
-                raise PlanError(
-                    f"release {item.name!r} without a proof has draws in which a record may push another "
-                    f"one out ({type(self.sampling_of(item.draw)).__name__}): what one record does there at "
-                    "worst is not known. Take Poisson"
-                )
         self.patterns()  # raises for inconsistent draws
 
     def _check_mechanism(self, release: Release) -> None:
@@ -266,6 +238,20 @@ class PrivacyPlan:
                 "records are sampled. Take relation='add_or_remove_one', or draw users (user_rows='mean')"
             )
 
+    @property
+    def planned(self) -> tuple[Planned, ...]:
+        """All that is planned to leave."""
+        return tuple(self.releases)
+
+    @property
+    def guarantee(self) -> str:
+        """The best that a run of the plan may claim."""
+        return "proven"
+
+    def fitting(self, record: RunRecord) -> RunRecord:
+        """The record of a run that begins with this plan, as it must be to take the run's lines in."""
+        return record
+
     def __getitem__(self, name: str) -> Release:
         for release in self.releases:
             if release.name == name:
@@ -274,30 +260,26 @@ class PrivacyPlan:
 
     def sampling_of(self, draw: str) -> Sampling:
         """The sampling of the draws of this name."""
-        everything: list[Release | Unproven] = [*self.releases, *self.unproven]
-        named = [release for release in everything if release.draw == draw]
-        if not named:
+        found = {item.sampling for item in self.planned if item.draw == draw}
+        if not found:
             raise PlanError(
-                f"the plan holds no draw {draw!r}; it holds {sorted({r.draw for r in everything})}"
+                f"the plan holds no draw {draw!r}; it holds {sorted({item.draw for item in self.planned})}"
             )
-        found = {release.sampling for release in named}
         if len(found) > 1:
             raise PlanError(f"releases of draw {draw!r} name different samplings: {sorted(map(repr, found))}")
-        return named[0].sampling or self.sampling
+        return found.pop() or self.sampling
 
     @property
     def capacity(self) -> int:
         """Records that each of its draws may hold."""
-        everything: list[Release | Unproven] = [*self.releases, *self.unproven]
-        return max([(one.sampling or self.sampling).capacity for one in everything], default=1)
+        return max([(one.sampling or self.sampling).capacity for one in self.planned], default=1)
 
     @property
     def takes_turns(self) -> bool:
         """Whether records are assigned to some of its draws (`Sampling.takes_turns`)."""
-        everything: list[Release | Unproven] = [*self.releases, *self.unproven]
-        return any(self.sampling_of(one.draw).takes_turns for one in everything)
+        return any(self.sampling_of(one.draw).takes_turns for one in self.planned)
 
-    def count(self, release: Release | Unproven) -> int:
+    def count(self, release: Planned) -> int:
         """The number of releases of this kind."""
         return release.count if release.count is not None else self.sampling_of(release.draw).steps
 
@@ -449,22 +431,14 @@ class PrivacyPlan:
     def arithmetic(self) -> str:
         """ "grid" where all noise is exact and on a grid of integers, else "floating_point"."""
         kinds = {release.mechanism.arithmetic for release in self.releases}
-        if self.unproven:  # the ledger adds their noise in floating point
-            kinds.add("floating_point")
         return kinds.pop() if len(kinds) == 1 else "floating_point"
 
     def hardened(self) -> PrivacyPlan:
         """The same plan with exact noise on a grid of integers, which resists floating-point attacks.
 
         Raises:
-            PlanError: for noise that has no such form, and for unproven releases.
+            PlanError: for noise that has no such form.
         """
-        if self.unproven:
-            raise PlanError(
-                "hardened=True covers proven releases, and the plan holds the unproven ones "
-                f"{[item.name for item in self.unproven]}, whose noise is floating point. Take a method or a "
-                "recipe that is proven, or leave hardened out"
-            )
         releases = [replace(release, mechanism=release.mechanism.on_grid()) for release in self.releases]
         return replace(self, releases=tuple(releases))
 
@@ -496,20 +470,11 @@ class PrivacyPlan:
                     "replace_ratio": release.replace_ratio,
                 }
             )
-        unproven = [
-            {
-                "name": item.name,
-                "draw": item.draw,
-                "sampling": self.sampling_of(item.draw).describe(),
-                "count": self.count(item),
-            }
-            for item in self.unproven
-        ]
         described = {
             "relation": self.relation,
             "sampling": self.sampling.describe(),
             "releases": rows,
-            "unproven": unproven,
+            "unproven": [],  # a plan of recipes as published has some
         }
         users = self.unit.describe()
         return described if users is None else described | {"users": users}
@@ -517,6 +482,11 @@ class PrivacyPlan:
     @staticmethod
     def from_description(description: Mapping[str, Any]) -> PrivacyPlan:
         """The plan that `describe` wrote."""
+        kind = published.PublishedPlan if description["unproven"] else PrivacyPlan
+        return kind(**kind._fields_of(description))
+
+    @classmethod
+    def _fields_of(cls, description: Mapping[str, Any]) -> dict[str, Any]:
         releases = []
         for row in description["releases"]:
             fields = dict(row)
@@ -524,13 +494,12 @@ class PrivacyPlan:
             fields["mechanism"] = mechanism_from(fields["mechanism"])
             fields["max_bound"] = math.inf if fields["max_bound"] is None else fields["max_bound"]
             releases.append(Release(**fields))
-        unproven = [
-            Unproven(row["name"], row["draw"], sampling_from(row["sampling"]), row["count"])
-            for row in description["unproven"]
-        ]
-        sampling = sampling_from(description["sampling"])
-        unit = unit_from(description.get("users"))
-        return PrivacyPlan(releases, sampling, description["relation"], unproven, unit)
+        return {
+            "releases": releases,
+            "sampling": sampling_from(description["sampling"]),
+            "relation": description["relation"],
+            "unit": unit_from(description.get("users")),
+        }
 
     def fingerprint(self) -> str:
         """SHA-256 of everything that the plan fixes."""

@@ -3,6 +3,12 @@ from equipoise.published.dc_dpsgd import DCDPSGD as DCDPSGD
 from equipoise.published.dice_sgd import DiceSGD as DiceSGD
 from equipoise.published.dp_c4 import DPC4 as DPC4
 from equipoise.published.dp_c4 import DPC4Plus as DPC4Plus
+from equipoise.published.ledger import PublishedLedger as PublishedLedger
+from equipoise.published.ledger import disclose as disclose
+from equipoise.published.ledger import release_unproven as release_unproven
 from equipoise.published.pcdp_sgd import PCDPSGD as PCDPSGD
 from equipoise.published.pcdp_sgd import PDPSGD as PDPSGD
 from equipoise.published.pcdp_sgd import BiasedGEP as BiasedGEP
+from equipoise.published.record import Hole as Hole
+from equipoise.published.record import PublishedPlan as PublishedPlan
+from equipoise.published.record import Unproven as Unproven

@@ -33,7 +33,7 @@ import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -51,10 +51,12 @@ from equipoise.privacy.accounting.epsilon import rdp_epsilon
 from equipoise.privacy.bounds.bounded import Bounded
 from equipoise.privacy.bounds.two_thresholds import clip_unbounded
 from equipoise.privacy.mechanisms import Gaussian
-from equipoise.privacy.plan import PrivacyPlan, Release, Unproven
+from equipoise.privacy.plan import PrivacyPlan, Release
 from equipoise.privacy.private import Private
 from equipoise.privacy.rows import PrivateRows
 from equipoise.privacy.sampling import Sampling
+from equipoise.published.ledger import PublishedLedger, disclose, release_unproven
+from equipoise.published.record import PublishedPlan, Unproven
 
 __all__ = ["DCDPSGD", "average_noise", "claimed", "code_step", "printed_multiplier", "share_multipliers"]
 
@@ -77,6 +79,7 @@ class DCDPSGD(TwoClipNorms):
 
     name: ClassVar[str] = "dc-dpsgd"
     recipe = "as_published"
+    ledger_class = PublishedLedger
     card: ClassVar[Card] = Card(
         summary="Clips the records with the largest traces at one threshold and the rest at a smaller one.",
         claim=(
@@ -115,7 +118,7 @@ class DCDPSGD(TwoClipNorms):
         else:
             multipliers = share_multipliers(setting.required_budget(), sampling, self.trace_share)
         if self.variant == "code":
-            return Plan(PrivacyPlan([], sampling, relation, unproven=[Unproven("gradient")]), multipliers)
+            return Plan(PublishedPlan([], sampling, relation, unproven=[Unproven("gradient")]), multipliers)
         tail, body = float(self.clip_norm), self.body
         multiplier = printed_multiplier(
             multipliers[0], tail, body, self.tail_fraction, sampling.expected_size
@@ -261,10 +264,10 @@ def code_step(
         return {"gradient": clip_unbounded(rows, chosen, tail, body, rule)}
 
     bounded = draw.query(sums, along=chosen)["gradient"]
-    ledger: Any = context.ledger
-    realised = float(ledger.disclose(chosen.sum(), DISCLOSED)) / max(1, count)
+    realised = float(disclose(context, chosen.sum(), DISCLOSED)) / max(1, count)
     lower = average_noise(sigma, 1.0, body / tail, fraction)
-    released: dict[str, Tensor] = ledger.release_unproven(
+    return release_unproven(
+        context,
         draw,
         "gradient",
         bounded.value,
@@ -275,7 +278,6 @@ def code_step(
             f"least that of a Gaussian of multiplier {lower:.4g}"
         ),
     )
-    return released
 
 
 def _finite(values: Tensor) -> Private:

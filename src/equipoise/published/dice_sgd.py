@@ -30,15 +30,15 @@ from equipoise.methods.clip_rules import Abadi, ClipRule
 from equipoise.methods.named_tensors import clipped, zeros_like
 from equipoise.privacy import (
     Bounded,
-    PrivacyPlan,
     Private,
     PrivateRows,
     Sampling,
-    Unproven,
     clip,
     gaussian_mu,
 )
 from equipoise.privacy import unbounded_sum as plain_sum
+from equipoise.published.ledger import PublishedLedger, release_unproven
+from equipoise.published.record import PublishedPlan, Unproven
 
 __all__ = [
     "MEMORY_HOLE",
@@ -84,6 +84,7 @@ class DiceSGD(Method):
 
     name: ClassVar[str] = "dice-sgd"
     recipe = "as_published"
+    ledger_class = PublishedLedger
     card: ClassVar[Card] = Card(
         summary="SGD on clipped gradients with raw error feedback; only the update is noised.",
         claim="That the bias of clipping vanishes for any clip norm: true. That it is private at the claimed "
@@ -123,7 +124,7 @@ class DiceSGD(Method):
 
     def plan(self, setting: Setting) -> Plan:
         """No proven release, one un-proven update per step; the plan's constant is sigma1."""
-        plan = PrivacyPlan([], setting.sampling, setting.relation, [Unproven("update")])
+        plan = PublishedPlan([], setting.sampling, setting.relation, unproven=[Unproven("update")])
         return Plan(plan, self._noise_std(setting))
 
     def _noise_std(self, setting: Setting) -> float:
@@ -176,7 +177,8 @@ class DiceSGD(Method):
         # The feedback is private, since the memory is: body and feedback leave in one noised update.
         body, raw = sums["clipped"].value, sums["plain"].value
         update = {name: body[name] / size + feedback[name] for name in memory}
-        estimate = context.ledger.release_unproven(
+        estimate = release_unproven(
+            context,
             draw,
             "update",
             update,

@@ -43,6 +43,7 @@ from equipoise.methods.anchored.noise_split import NoiseFactor, NoiseSplit
 from equipoise.methods.base import Context, DrawHandle, Parameters, Plan, Setting, State
 from equipoise.methods.card import Card
 from equipoise.privacy import Bounded, Private, PrivateRows, indicator, unbounded_sum
+from equipoise.published.ledger import PublishedLedger, disclose
 
 __all__ = [
     "ANCHOR_HOLE",
@@ -147,7 +148,7 @@ def disclosed_mean_norm(
     found = draw.query(sums, at)
     squares = [value.double().square().sum() for value in found["sum"].value.values()]
     records = found["records"].value["count"].clamp(min=1)
-    norm = float(context.ledger.disclose(torch.stack(squares).sum().sqrt() / records, hole))
+    norm = float(disclose(context, torch.stack(squares).sum().sqrt() / records, hole))
     return norm if math.isfinite(norm) else math.inf
 
 
@@ -164,6 +165,7 @@ class RawThresholds(ClippedDifferences):
     """
 
     recipe = "as_published"
+    ledger_class = PublishedLedger
     # Theorem 3 says how the budget is split; as a class variable it is no setting.
     split: ClassVar[NoiseSplit] = NoiseFactor()  # type: ignore[misc]
 

@@ -22,9 +22,11 @@ from equipoise.methods.base import Context, Method, Plan, Setting, State
 from equipoise.methods.card import Card
 from equipoise.methods.clip_rules import Abadi
 from equipoise.methods.named_tensors import clipped, mean_of, zeros_like
-from equipoise.privacy import PrivacyPlan, Unproven, clip
+from equipoise.privacy import clip
 from equipoise.privacy.bounds.clipping import unbounded_sum
 from equipoise.published.dice_sgd import clipped_and_plain_sums
+from equipoise.published.ledger import PublishedLedger, disclose
+from equipoise.published.record import PublishedPlan, Unproven
 
 __all__ = ["EFSGD", "ClipSGD", "NonPrivate", "PlainSGD"]
 
@@ -35,8 +37,11 @@ NO_NOISE = "this method adds no noise: it is a reference, not a private method"
 class NonPrivate(Method):
     """A method that adds no noise: its plan holds no release, and no run of it has an epsilon."""
 
+    ledger_class = PublishedLedger
+
     def plan(self, setting: Setting) -> Plan:
-        return Plan(PrivacyPlan([], setting.sampling, setting.relation, [Unproven("gradient")]))
+        plan = PublishedPlan([], setting.sampling, setting.relation, unproven=[Unproven("gradient")])
+        return Plan(plan)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +66,7 @@ class PlainSGD(NonPrivate):
 
     def step(self, context: Context, state: State) -> tuple[dict[str, Tensor], State]:
         sums = context.draw("batch").query(lambda rows, ids: {"gradient": unbounded_sum(rows)})
-        total = context.ledger.disclose(sums["gradient"].value, NO_NOISE)
+        total = disclose(context, sums["gradient"].value, NO_NOISE)
         return mean_of(total, context.sampling.expected_size), state
 
 
@@ -98,7 +103,7 @@ class ClipSGD(NonPrivate):
         limit = min(self.clip_norm, 1e30)  # an infinite threshold times a weight of zero would be no number
         draw = context.draw("batch")
         sums = draw.query(lambda rows, ids: {"gradient": clip(rows, Abadi(), limit)})
-        total = context.ledger.disclose(sums["gradient"].value, NO_NOISE)
+        total = disclose(context, sums["gradient"].value, NO_NOISE)
         return mean_of(total, context.sampling.expected_size), state
 
 
@@ -149,7 +154,7 @@ class EFSGD(NonPrivate):
         sums = draw.query(lambda rows, ids: clipped_and_plain_sums(rows, Abadi(), self.clip_norm))
         # Both sums leave in one disclosure: the statement counts one hole per step.
         leaving = {(kind, name): value for kind, b in sums.items() for name, value in b.value.items()}
-        total = context.ledger.disclose(leaving, NO_NOISE)
+        total = disclose(context, leaving, NO_NOISE)
         feedback = clipped(memory, self.feedback_radius)
         estimate = {name: total["clipped", name] / size + feedback[name] for name in memory}
         memory = {name: memory[name] + total["plain", name] / size - estimate[name] for name in memory}

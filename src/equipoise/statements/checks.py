@@ -12,7 +12,7 @@ signature ties to the issuer (`sign.py`).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,19 +21,16 @@ from dp_accounting import DpEvent
 from equipoise.privacy.accounting.private_search import PrivateSearch
 from equipoise.privacy.errors import JournalError
 from equipoise.privacy.ledger.journal import (
-    DisclosureEntry,
+    CloseEntry,
     Entry,
     ReleaseEntry,
-    RunEntry,
-    SearchEntry,
-    UnprovenEntry,
+    VoidEntry,
 )
 from equipoise.privacy.ledger.journal_records import (
-    COSTS_TO_OTHERS,
     JournalRecords,
     check_neighbours,
 )
-from equipoise.privacy.ledger.run_record import Hole, OtherRuns, RunRecord
+from equipoise.privacy.ledger.run_record import OtherRuns, RunRecord
 from equipoise.privacy.plan import Pattern, PrivacyPlan
 from equipoise.statements.recompute import (
     MALFORMED,
@@ -114,8 +111,10 @@ class _Read:
     views: list[OtherRuns]
 
 
-# The entries by which a run's own cost changes: a statement of all of them was made after the last one.
-_OWN_COSTS = (RunEntry, ReleaseEntry, UnprovenEntry, DisclosureEntry, SearchEntry)
+# The entries that change nothing of a run's own cost: a statement of all others was made after the last one.
+_FREE = (VoidEntry, CloseEntry)
+# And those that change nothing of what a run costs others: a release changes nothing until its run is closed.
+_FREE_TO_OTHERS = (ReleaseEntry, VoidEntry)
 
 
 def _read(journal: Iterable[Entry], run: object) -> _Read:
@@ -129,9 +128,9 @@ def _read(journal: Iterable[Entry], run: object) -> _Read:
         records.take(line)
         if line.run == run:
             lines += 1
-            if isinstance(line, _OWN_COSTS):
+            if not isinstance(line, _FREE):
                 views = [costs]
-        elif isinstance(line, COSTS_TO_OTHERS):
+        elif not isinstance(line, _FREE_TO_OTHERS):
             record = records.runs[line.run]
             changed = {**costs, line.run: record.reserved_event}
             if changed != costs:
@@ -223,8 +222,6 @@ def _published_record(statement: Mapping[str, Any]) -> RunRecord:
             raise ValueError(f"the counts of {name!r} and of the releases with it do not agree")
     if any(isinstance(n, bool) or not 0 <= n <= p.count for p, n in used.items()):
         raise ValueError("a count is not between 0 and the planned number")
-    holes = [Hole(**row) for row in statement["holes"]]
-    _check_holes(plan, holes)
     search = statement["search"]
     record = RunRecord(
         run=str(statement["run"]),
@@ -233,7 +230,6 @@ def _published_record(statement: Mapping[str, Any]) -> RunRecord:
         search=None if search is None else PrivateSearch.from_description(search),
         stop_fixed_beforehand=statement.get(STOP_KEY, True) is True,
         used=used,
-        holes={(hole.kind, hole.reason): hole for hole in holes},
     )
     for row in statement["releases"]:
         if row["draw"] in record.epochs:
@@ -241,22 +237,7 @@ def _published_record(statement: Mapping[str, Any]) -> RunRecord:
             length = plan.sampling_of(row["draw"]).draws_per_epoch
             if not row["used"] / length <= row["epochs"] <= row["used"]:
                 raise ValueError(f"{row['used']} draws cannot lie in {row['epochs']!r} epochs")
-    return record
-
-
-def _check_holes(plan: PrivacyPlan, holes: Sequence[Hole]) -> None:
-    """What was planned to leave without a proof is a hole, as often as planned at most."""
-    for number, hole in enumerate(holes):
-        if isinstance(hole.count, bool) or not isinstance(hole.count, int) or hole.count < 1:
-            raise ValueError(f"holes[{number}].count must be at least 1")
-        if any((hole.kind, hole.reason) == (one.kind, one.reason) for one in holes[:number]):
-            raise ValueError(f"holes[{number}] has the kind and reason of an earlier one")
-    left = sum(hole.count for hole in holes if hole.kind == "release_unproven")
-    planned = sum(plan.count(item) for item in plan.unproven)
-    if planned and not holes:
-        raise ValueError(f"the plan holds {planned} releases without a proof, and no hole is named")
-    if left > planned:
-        raise ValueError(f"{left} releases without a proof are named, {planned} are planned")
+    return plan.fitting(record).with_steps(statement["holes"])
 
 
 def _epsilon_alone(statement: Mapping[str, Any], alone: Statement) -> Finding:

@@ -438,7 +438,7 @@ def make_statement(
         private=record.private,
         releases=rows,
         assumptions=stated,
-        holes=[asdict(hole) for hole in record.holes.values()],
+        holes=record.unproven_steps,
         warnings=_warnings(delta, found, [*rows, *described["unproven"]], others),
         other_runs=len(others),
         plan=plan.fingerprint(),

@@ -316,24 +316,21 @@ class StepLedger:
         self.last_noise = ReleaseNoise(std, first.add_remove)
         return released
 
-    def release_unproven(
-        self, draw: TrainingDraw, name: str, value: Mapping[str, Private], std: float, **options: Any
-    ) -> dict[str, Tensor]:
-        """As `Ledger.release_unproven`."""
-        self._before()
-        released = self._ledger.release_unproven(draw.token, name, value, std, **options)
-        self._rows.has_released = True
-        # Nothing bounds it: the metrics show the bound of the release before, if there was one.
-        bound = 0.0 if self.last_noise is None else self.last_noise.bound
-        self.last_noise = ReleaseNoise(std, bound)
-        return released
+    def call(self, operation: str, *arguments: Any, std: float | None = None, **options: Any) -> Any:
+        """An operation that the method's own `ledger_class` has, on the process that keeps the ledger.
 
-    def disclose(self, value: Any, hole: str) -> Any:
-        """As `Ledger.disclose`."""
+        Args:
+            std: of the noise that the operation adds; handed on with the other arguments, if given.
+        """
         self._before()
-        disclosed = self._ledger.disclose(value, hole)
+        given = [one.token if isinstance(one, TrainingDraw) else one for one in arguments]
+        if std is not None:
+            options["std"] = std
+            # Nothing bounds it: the metrics show the bound of the release before, if there was one.
+            self.last_noise = ReleaseNoise(std, 0.0 if self.last_noise is None else self.last_noise.bound)
+        found = self._ledger.call(operation, *given, **options)
         self._rows.has_released = True
-        return disclosed
+        return found
 
 
 class StepContext:

@@ -219,7 +219,7 @@ def describe(setup: TrainingSetup, ledger: Ledger, steps_done: int) -> Descripti
         micro_batch_size=rows.micro_batch_size,
         noise_multipliers=_noise_multipliers(plan),
         noise={release.name: _noise(release, plan.count(release)) for release in plan.releases},
-        unproven=[item.name for item in plan.unproven],
+        unproven=[row["name"] for row in plan.describe()["unproven"]],
         guarantee=guarantee,
         epsilon=total if guarantee == "proven" else None,
         private=not setup.settings.reproducible,
@@ -262,9 +262,8 @@ def _best_guarantee(setup: TrainingSetup, ledger: Ledger) -> str:
     """The weakest of what the plan, the method's disclosures and the run so far leave to claim."""
     # As the ledger counts them: what is unproven is in the plan, or it may not leave; disclosures are in no
     # plan, so that the method's word counts.
-    planned = "worst_case" if setup.plan.unproven else "proven"
     disclosed = "none" if setup.method.guarantee == "none" else "proven"
-    return max(planned, disclosed, ledger.guarantee, key=GUARANTEES.index)
+    return max(setup.plan.guarantee, disclosed, ledger.guarantee, key=GUARANTEES.index)
 
 
 def _seconds_a_pass(setup: TrainingSetup) -> float:

@@ -141,7 +141,8 @@ class PrivateTraining:
             what a resumed run will need.
 
     Attributes:
-        ledger_class: what takes the releases; a subclass that audits a training names a ledger of its own.
+        ledger_class: what takes the releases; None for the ledger that the method names. A subclass that
+            audits a training names its own.
 
     Raises:
         TypeError, ValueError: an argument that cannot work; the message names it. Nothing is spent before
@@ -149,7 +150,7 @@ class PrivateTraining:
         DataError: data that cannot be trained on.
     """
 
-    ledger_class: ClassVar[Callable[..., Ledger]] = Ledger
+    ledger_class: ClassVar[Callable[..., Ledger] | None] = None
 
     def __init__(
         self,

@@ -29,7 +29,6 @@ from equipoise.privacy import (
     Ledger,
     LedgerError,
     PrivacyPlan,
-    Private,
     Secrets,
     digest,
 )
@@ -58,7 +57,7 @@ def open_ledger(
     *,
     place: Mapping[str, Any] | None = None,
     resume: bool = False,
-    ledger_class: Callable[..., Ledger] = Ledger,
+    ledger_class: Callable[..., Ledger] | None = None,
 ) -> Ledger | SharedLedger:
     """The ledger of a training.
 
@@ -67,7 +66,7 @@ def open_ledger(
         folder: of the run, or None to keep key and journal in memory.
         place: of the ledger in the checkpoint that is resumed.
         resume: the run was begun before: key and journal are there, and nothing is made in their place.
-        ledger_class: `Ledger`, or a kind of it that an audit looks through.
+        ledger_class: of an audit, which looks through it; None for the one that the method names.
 
     Raises:
         LedgerError: a run that begins has the public seed of one that the journal holds already.
@@ -95,7 +94,8 @@ def open_ledger(
             with journal.locked():
                 if settings.reproducible and not resume:
                     _check_seed_is_new(journal, secrets, settings)
-                return ledger_class(setup.plan, setup.budget, journal, secrets, **options, **(place or {}))
+                kind = ledger_class or setup.method.ledger_class
+                return kind(setup.plan, setup.budget, journal, secrets, **options, **(place or {}))
         except BaseException:
             journal.close()
             raise
@@ -273,13 +273,9 @@ class SharedLedger:
             out |= mechanism.noised({name: sums[name] for name in members}, streams)
         return {name: out[name] for name in sums}
 
-    def release_unproven(
-        self, draw: Draw, name: str, value: Mapping[str, Private], std: float, **options: Any
-    ) -> dict[str, Tensor]:
-        return self._processes.first(lambda: self._ledger.release_unproven(draw, name, value, std, **options))
-
-    def disclose(self, value: Any, hole: str) -> Any:
-        return self._processes.first(lambda: self._ledger.disclose(value, hole))
+    def call(self, operation: str, *arguments: Any, **options: Any) -> Any:
+        """As `Ledger.call`, on rank 0; every process gets what it gives."""
+        return self._processes.first(lambda: self._ledger.call(operation, *arguments, **options))
 
     @property
     def can_go_on(self) -> bool:

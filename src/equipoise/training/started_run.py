@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from equipoise._dtensor import is_dtensor
+from equipoise._lazy import later
 from equipoise._version import ENGINE, __version__
 from equipoise.gradients.capture.random_numbers import random_numbers_from
 from equipoise.privacy import Ledger, mark, unmark
@@ -105,7 +106,7 @@ def start_run(
     setup: TrainingSetup,
     folder: RunFolder | None,
     *,
-    ledger_class: Callable[..., Ledger],
+    ledger_class: Callable[..., Ledger] | None,
     writers: Sequence[MetricWriter],
     on_create: Callable[[Path], None] | None,
 ) -> StartedRun:
@@ -114,7 +115,7 @@ def start_run(
     Args:
         setup: of the training.
         folder: of the run, or None to keep everything in memory.
-        ledger_class: `Ledger`, or a kind of it that an audit looks through.
+        ledger_class: of an audit, which looks through it; None for the one that the method names.
         writers: further takers of the publishable metrics.
         on_create: called with the folder before the first checkpoint is written.
     """
@@ -131,12 +132,14 @@ def start_run(
                 day = time.strftime("%Y-%m-%d", time.gmtime())
                 begun = {"begun": day, "version": __version__, "engine": ENGINE}
                 processes.first(lambda: folder.write_config(setup.config(setup.found) | begun))
+            if setup.settings.simulation is not None:
+                ledger_class = later("equipoise.published.ledger").PublishedLedger
             ledger = open_ledger(setup, folder, ledger_class=ledger_class)
             if processes.is_first:
                 undo.callback(_give_up, own_ledger(ledger))
             simulation = setup.settings.simulation
             if simulation is not None:  # like a method without noise, at the start and once
-                processes.first(lambda: own_ledger(ledger).disclose({}, simulation))
+                processes.first(lambda: own_ledger(ledger).call("disclose", {}, simulation))
             _note_items(setup, folder, ledger)
             steps, metrics = StepRunner(setup, ledger), MetricsLog(setup, folder, writers, done=0)
             run = StartedRun(setup, folder, ledger, steps, metrics, {})
@@ -152,7 +155,7 @@ def continue_run(
     setup: TrainingSetup,
     folder: RunFolder,
     *,
-    ledger_class: Callable[..., Ledger],
+    ledger_class: Callable[..., Ledger] | None,
     writers: Sequence[MetricWriter],
 ) -> StartedRun:
     """Go on with a run from its last whole checkpoint; arguments as for `start_run`.

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from equipoise.audit.replay import RecordingLedger, ReplayLedger
 from equipoise.privacy import Draw, WithoutReplacement
-from equipoise.privacy.ledger.replay import RecordingLedger, ReplayLedger
 from equipoise.privacy.mechanisms.base import Sums
 
 __all__ = ["ChosenDraws", "ChosenDrawsLedger", "ChosenDrawsReplayLedger"]

@@ -94,7 +94,7 @@ class NeighbourTrainings:
         self._owners = setup.rows.owners
         self._units = self.records if self._owners is None else self._owners.count
         self._users_drawn = self._owners is not None and self._owners.unit.joined is not None
-        if setup.plan.unproven or not setup.plan.releases:
+        if setup.plan.guarantee != "proven" or not setup.plan.releases:
             raise ValueError(
                 f"method {setup.method.name!r} has releases without a proof, or none at all: there is no "
                 "bound to hold a movement against"

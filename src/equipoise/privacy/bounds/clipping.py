@@ -142,8 +142,8 @@ def clip_coordinates(
 def unbounded_sum(rows: PrivateRows, weights: torch.Tensor | None = None) -> Bounded:
     """The plain or weighted sum of the rows, with no bound: for recipes as published.
 
-    Its bounds are infinite, so that `ledger.release` refuses it; `ledger.release_unproven` and
-    `ledger.disclose` take its `value`. Rows with a non-finite norm or weight are left out.
+    Its bounds are infinite, so that `ledger.release` refuses it; `release_unproven` and
+    `disclose` of `published` take its `value`. Rows with a non-finite norm or weight are left out.
 
     Args:
         rows: per-sample rows, B x P.

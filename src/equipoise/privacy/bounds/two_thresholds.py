@@ -149,7 +149,7 @@ def clip_either(rows: PrivateRows, tail: Private, upper: float, lower: float, ru
 def clip_unbounded(rows: PrivateRows, mask: Private, upper: float, lower: float, rule: WeightRule) -> Bounded:
     """The sum of `clip_either` for a mask that may know other records: its bounds are infinite.
 
-    No plan holds such a release; only `ledger.release_unproven` and `ledger.disclose` can hand its value out.
+    No plan holds such a release; only `release_unproven` and `disclose` of `published` hand its value out.
     """
     upper, lower = _thresholds(upper, lower)
     if not isinstance(mask, Private):

@@ -12,12 +12,10 @@ from equipoise._files import PathLike
 from equipoise.privacy.errors import JournalError
 from equipoise.privacy.ledger.journal import (
     CloseEntry,
-    DisclosureEntry,
     Entry,
     Journal,
-    RunEntry,
-    SearchEntry,
-    UnprovenEntry,
+    ReleaseEntry,
+    VoidEntry,
 )
 from equipoise.privacy.ledger.run_record import OtherRuns, RunRecord
 
@@ -55,7 +53,7 @@ class JournalRecords:
         """
         self.lines, self.length = self.lines + 1, length
         if entry.run in self.runs:
-            self.runs[entry.run].add(entry)
+            self.runs[entry.run] = self.runs[entry.run].after(entry)
         else:
             self.runs[entry.run] = RunRecord.begun(entry)
 
@@ -118,7 +116,7 @@ def _are_other_users(one: str, other: str) -> bool:
 
 
 # The entries by which a run changes what it costs others: a release changes nothing until its run is closed.
-COSTS_TO_OTHERS = (RunEntry, CloseEntry, SearchEntry, UnprovenEntry, DisclosureEntry)
+FREE_TO_OTHERS = (ReleaseEntry, VoidEntry)
 
 
 def costs_over_time(
@@ -144,7 +142,7 @@ def costs_over_time(
         if entry.run == run:
             continue
         records.take(entry)
-        if isinstance(entry, COSTS_TO_OTHERS):
+        if not isinstance(entry, FREE_TO_OTHERS):
             changed = {**costs, **events_of({entry.run: records.runs[entry.run]}, relation, unit)}
             if changed != costs:
                 costs = changed

@@ -48,12 +48,10 @@ from equipoise.privacy.errors import ChangedQueryError, JournalError, LedgerErro
 from equipoise.privacy.ledger.journal import (
     BookedDraw,
     CloseEntry,
-    DisclosureEntry,
     Entry,
     Journal,
     ReleaseEntry,
     RunEntry,
-    UnprovenEntry,
     VoidEntry,
 )
 from equipoise.privacy.ledger.journal_records import JournalRecords, events_of
@@ -64,12 +62,11 @@ from equipoise.privacy.mechanisms.base import (
     NoiseOverSteps,
     Sums,
     history_key,
-    require_carried,
 )
 from equipoise.privacy.noise.secrets import Secrets
-from equipoise.privacy.noise.streams import ReleaseStreams, add_normals
+from equipoise.privacy.noise.streams import ReleaseStreams
 from equipoise.privacy.plan import Pattern, PrivacyPlan
-from equipoise.privacy.private import Draw, Private, exact_values, unmark, unwrap
+from equipoise.privacy.private import Draw, Private, exact_values, unmark
 
 
 def check_sums(
@@ -127,24 +124,6 @@ def pattern_for(
             "draws that are released"
         )
     return left[0] if len(left) == 1 else min(left, key=lambda p: (len(p.names), sorted(p.names)))
-
-
-def check_unproven(plan: PrivacyPlan, used: Mapping[str, int], draw: Draw, name: str) -> None:
-    """Refuse an un-proven release that the plan does not hold, or of which none is left.
-
-    Raises:
-        LedgerError, PlanUsedUpError: saying which.
-    """
-    planned = [item for item in plan.unproven if item.name == name and item.draw == draw.name]
-    if not planned:
-        raise LedgerError(
-            f"the plan holds no unproven release {name!r} on draw {draw.name!r}; it holds "
-            f"{[(item.name, item.draw) for item in plan.unproven]}"
-        )
-    if used.get(name, 0) >= plan.count(planned[0]):
-        raise PlanUsedUpError(
-            f"the plan's {plan.count(planned[0])} unproven releases of {name!r} are used up"
-        )
 
 
 def _check_sum(plan: PrivacyPlan, draw: Draw, name: str, bounded: Bounded) -> None:
@@ -294,7 +273,6 @@ class Ledger:
         kernels: digest of kernel choices or of anything else that the numbers depend on.
         keys: of each record, by which samplings assign it to draws (`Sampling.sample`); its position when
             None, which is right if no record is withdrawn and none moves while the run lasts.
-        forbid_unproven: refuse `disclose` and `release_unproven` (proven recipes run under it in tests).
         history: noise that later releases use again, as `ledger.history` gave it when the checkpoint was
             written.
 
@@ -326,7 +304,6 @@ class Ledger:
         owners: str = "",
         kernels: str = "",
         keys: torch.Tensor | None = None,
-        forbid_unproven: bool = False,
         history: Mapping[str, Any] | None = None,
     ) -> None:
         self.plan, self._capacity = plan, plan.capacity
@@ -335,7 +312,6 @@ class Ledger:
         self.secrets = Secrets() if secrets is None else secrets
         self.data_fingerprint, self.owners = data_fingerprint, owners
         self.kernels, self.keys = kernels, keys
-        self.forbid_unproven = forbid_unproven
         self.run = self.secrets.identity
         self._digest_of_step = KeyedDigest(self.secrets.key, "what a step depends on")
         # Of exact raw sums: who holds the key alone can tell whether two are the same.
@@ -418,7 +394,7 @@ class Ledger:
         """Open a draw of the plan: decides its index, hence its records and its noise.
 
         Args:
-            name: draw name of the plan (or a new name, for unproven releases).
+            name: draw name of the plan.
             parameters: all that the releases of this draw depend on, except plan and records: model
                 parameters and method state. Give named tensors, a digest, or a callable that gives either.
                 Without it a repeated step is always charged again.
@@ -604,97 +580,18 @@ class Ledger:
         """Where the noise is added."""
         return mechanism.noised(sums, streams, over_steps)
 
-    # ---- what is not proved
+    def call(self, operation: str, *arguments: Any, **options: Any) -> Any:
+        """An operation that a kind of ledger has in addition, for the methods that name this kind.
 
-    def disclose(self, value: Any, hole: str) -> Any:
-        """Hand out a private value as it is. The run's guarantee is lost, and the statement says why.
-
-        Args:
-            value: a `Private` tensor or a mapping of them.
-            hole: why, in a sentence for the statement.
+        Raises:
+            LedgerError: the ledger has none of that name.
         """
-        self.check_required()
-        self._unproven("disclose", hole)
-        self._check_open()
-        leaves = list(value.values()) if isinstance(value, Mapping) else [value]
-        # Booked with its draws: their indices are taken then, and another question gets other records.
-        draws = {leaf.draw for leaf in leaves if isinstance(leaf, Private)} & self._state.unreleased.keys()
-        for draw in draws or {None}:
-            booked = None if draw is None else BookedDraw.of(draw, self.data_fingerprint)
-            self._book(DisclosureEntry(run=self.run, hole=hole, draw=booked))
-        if isinstance(value, Mapping):
-            return {name: unwrap(tensor) for name, tensor in value.items()}
-        return unwrap(value)
-
-    def release_unproven(
-        self,
-        draw: Draw,
-        name: str,
-        value: Mapping[str, Private],
-        std: float,
-        *,
-        hole: str,
-        through: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]] | None = None,
-        like: Mapping[str, torch.Tensor] | None = None,
-        worst_case_multiplier: float | None = None,
-    ) -> dict[str, torch.Tensor]:
-        """Add noise of a scale that no proof covers, and hand out. The guarantee becomes `none`, or
-        `worst_case`.
-
-        Args:
-            draw: an open draw; may also hold a proven release.
-            name: as planned (`PrivacyPlan.unproven`); once per draw.
-            value: named private tensors.
-            std: noise standard deviation.
-            hole: what is not proved, in a sentence for the statement.
-            through: public linear map applied to the noise before it is added (e.g. a projection).
-            like: public tensors that give the shapes of the noise fed to `through`; default the value's.
-            worst_case_multiplier: std over a proved worst-case change of the value, under the plan's
-                relation, given all earlier releases, without amplification. With it the statement reports a
-                worst-case epsilon.
-        """
-        self.check_required()
-        self._unproven("release_unproven", hole)
-        self._check_draw(draw)
-        if not math.isfinite(std) or std < 0:
-            raise LedgerError(f"std of unproven release {name!r} must be finite and not negative, got {std}")
-        # Noise without a claim may vanish in its type; noise that a worst case rests on must not.
-        if worst_case_multiplier is not None:
-            require_carried(f"unproven release {name!r}", value if like is None else like, [std])
-        entry = UnprovenEntry(
-            run=self.run,
-            draw=BookedDraw.of(draw, self.data_fingerprint),
-            name=name,
-            std=float(std),
-            hole=hole,
-            # Of one record: a user who owns several moves it as often.
-            worst_case_multiplier=None
-            if worst_case_multiplier is None
-            else float(worst_case_multiplier) / self.plan.unit.group,
-            answer=self._digest_of_sums({name: value}).value(),
-        )
-        booked = self.record.unproven.get((name, draw.index))
-        if booked is None:
-            self._check_open()
-            check_unproven(self.plan, self.record.unproven_used, draw, name)
-            self._book(entry)
-        elif booked.question != entry.question:
-            self._void(draw)
-        purpose = f"unproven noise {name}"
-        streams = self._streams(draw, draw.parameters, entry.question)
-        if through is None:
-            return add_normals(streams, value, std, purpose)
-        shapes = value if like is None else like
-        # The noise is drawn by itself and mapped by itself: the map must not see the value.
-        zero = {key: torch.zeros_like(unwrap(tensor)) for key, tensor in shapes.items()}
-        noise = through(add_normals(streams, zero, std, purpose))
-        return {key: (one + noise[key]).to(noise[key].dtype) for key, one in exact_values(value).items()}
-
-    def _unproven(self, what: str, hole: str) -> None:
-        if not isinstance(hole, str) or not hole.strip():
-            raise LedgerError(f"{what} needs `hole`: a sentence that says what is not proved")
-        if self.forbid_unproven:
-            raise LedgerError(f"{what} is forbidden under this ledger (forbid_unproven=True); hole: {hole}")
+        found = getattr(self, operation, None)
+        if found is None:
+            raise LedgerError(
+                f"a {type(self).__name__} has no {operation}: give the method a ledger_class that has it"
+            )
+        return found(*arguments, **options)
 
     # ---- where it stands
 

@@ -1,4 +1,4 @@
-"""What the journal says of a run: what was used of its plan, what is not proved, what it costs.
+"""What the journal says of a run: what was used of its plan, and what it costs.
 
 `RunRecord` folds the entries of one run in their order. Whoever needs to know what a run did reads this one
 record: the ledger that is open, the ledgers of other runs over the same data, and who verifies a statement.
@@ -19,8 +19,9 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import dp_accounting
 
@@ -31,15 +32,13 @@ from equipoise.privacy.errors import BudgetError, JournalError
 from equipoise.privacy.ledger.journal import (
     BookedDraw,
     CloseEntry,
-    DisclosureEntry,
     Entry,
     ReleaseEntry,
     RunEntry,
     SearchEntry,
-    UnprovenEntry,
     VoidEntry,
 )
-from equipoise.privacy.plan import Pattern, PrivacyPlan
+from equipoise.privacy.plan import Pattern, PrivacyPlan, published
 
 GUARANTEES = ("proven", "worst_case", "none")
 """What a run may claim, the strongest first."""
@@ -50,24 +49,6 @@ BOUND_ROUNDING = 1 + 1e-6
 
 OtherRuns = Mapping[str, dp_accounting.DpEvent]
 """What the other runs of a journal cost, by their names."""
-
-
-@dataclass
-class Hole:
-    """Unproven steps of one kind and reason.
-
-    Attributes:
-        kind: "disclose" (a raw value left, or nothing is claimed) or "release_unproven" (noise of a scale
-            that is not proved).
-        reason: the sentence given with it.
-        count: how often.
-        worst_case: sum of inverse squared worst-case multipliers; None if there is no worst-case bound.
-    """
-
-    kind: str
-    reason: str
-    count: int
-    worst_case: float | None = None
 
 
 @dataclass(slots=True)
@@ -98,10 +79,7 @@ class RunRecord:
         epochs: by name of draws that take turns (`Sampling.takes_turns`), how many epochs their releases lie
             in. Draws that were opened and not released leave gaps, so that a few releases may lie in many
             epochs; a record meets one Gaussian per epoch.
-        holes: unproven steps, by kind and reason.
         draws: by index, what was booked of the draw.
-        unproven: by name and index, what left without proof.
-        unproven_used: how many unproven releases of each name are booked.
         patterns: the plan's.
         data: digests of the records that the entries name.
         num_draws: how many draws have entries.
@@ -129,10 +107,7 @@ class RunRecord:
     search: PrivateSearch | None = None
     used: Counter[Pattern] = field(default_factory=Counter)
     epochs: dict[str, int] = field(default_factory=dict)
-    holes: dict[tuple[str, str], Hole] = field(default_factory=dict)
     draws: dict[int, DrawRecord] = field(default_factory=dict)
-    unproven: dict[tuple[str, int], UnprovenEntry] = field(default_factory=dict)
-    unproven_used: Counter[str] = field(default_factory=Counter)
     data: set[str] = field(default_factory=set)
     num_draws: int = 0
     next_index: int = 0
@@ -164,10 +139,10 @@ class RunRecord:
         Raises:
             JournalError: they are not what a ledger writes.
         """
-        entries = iter(entries)
-        record = cls.begun(next(entries))
-        for entry in entries:
-            record.add(entry)
+        first, *others = entries
+        record = cls.begun(first)
+        for entry in others:
+            record = record.after(entry)
         return record
 
     @classmethod
@@ -184,7 +159,21 @@ class RunRecord:
             )
         record = cls(entry.run, entry.plan, entry.private, data={entry.data}, owners=entry.owners)
         record._entries = 1
+        return entry.fitting(record)
+
+    def after(self, entry: Entry) -> RunRecord:
+        """The record with the run's next entry, of the kind that the entry needs; this one is used up."""
+        record = entry.fitting(self)
+        record.add(entry)
         return record
+
+    def with_steps(self, steps: Sequence[Mapping[str, Any]]) -> RunRecord:
+        """The record with the unproven steps that a statement lists, which no entry here has brought.
+
+        Raises:
+            ValueError: no run with this plan has them.
+        """
+        return published.PublishedRecord.of(self).with_steps(steps) if steps else self
 
     def add(self, entry: Entry) -> None:
         """Take the run's next entry in.
@@ -192,20 +181,12 @@ class RunRecord:
         Raises:
             JournalError: no ledger with this plan writes it after the entries before.
         """
-        self._entries += 1
-        if self.closed and isinstance(entry, (ReleaseEntry, UnprovenEntry, DisclosureEntry)):
-            raise self._error("release after the run was closed")
+        self._begin(entry, leaves=isinstance(entry, ReleaseEntry))
         match entry:
             case RunEntry():
                 raise self._error("a second plan; a run has one")
             case ReleaseEntry():
                 self._add_release(entry)
-            case UnprovenEntry():
-                self._add_unproven(entry)
-            case DisclosureEntry():
-                if entry.draw is not None:
-                    self._add_draw(entry.draw)
-                self._add_hole("disclose", entry.hole, None)
             case VoidEntry():
                 if entry.index not in self.draws:
                     raise self._error(f"makes draw {entry.index} void, which the run does not hold")
@@ -216,6 +197,12 @@ class RunRecord:
                 self.search = entry.search
             case CloseEntry() if not self.closed:  # what the first end said stays: others may rest on it
                 self.closed, self.stop_fixed_beforehand = True, entry.stop_fixed_beforehand
+
+    def _begin(self, entry: Entry, leaves: bool) -> None:
+        """Count an entry; nothing leaves after the end of the run."""
+        self._entries += 1
+        if self.closed and leaves:
+            raise self._error("release after the run was closed")
 
     def _error(self, what: str) -> JournalError:
         return JournalError(f"line {self._entries} of run {self.run}: {what}")
@@ -288,30 +275,6 @@ class RunRecord:
         place = bisect_right(stages, ordinal, key=lambda pattern: pattern.first) - 1
         return stages[place] if place >= 0 and stages[place].holds(ordinal) else None
 
-    def _add_unproven(self, entry: UnprovenEntry) -> None:
-        self._add_draw(entry.draw)
-        name, key = entry.name, (entry.name, entry.draw.index)
-        planned = [one for one in self.plan.unproven if (one.name, one.draw) == (name, entry.draw.name)]
-        if not planned:
-            raise self._error(f"lets out {name!r:.60}, which the plan does not hold")
-        if key in self.unproven or self.unproven_used[name] >= self.plan.count(planned[0]):
-            raise self._error(f"lets out {name!r:.60} more often than planned")
-        self.unproven[key] = entry
-        self.unproven_used[name] += 1
-        # Gaussians of multipliers z_j compose to one whose inverse square is the sum of theirs.
-        multiplier = entry.worst_case_multiplier
-        try:
-            cost = None if multiplier is None else multiplier**-2
-        except OverflowError:
-            raise self._error(f"worst_case_multiplier={multiplier!r} is too small") from None
-        self._add_hole("release_unproven", entry.hole, cost)
-
-    def _add_hole(self, kind: str, reason: str, cost: float | None) -> None:
-        """Count an unproven step; one without a worst case leaves its hole without one."""
-        hole = self.holes.setdefault((kind, reason), Hole(kind, reason, 0, None if cost is None else 0.0))
-        hole.count += 1
-        hole.worst_case = None if cost is None or hole.worst_case is None else hole.worst_case + cost
-
     # ---- what it adds up to
 
     @property
@@ -322,15 +285,17 @@ class RunRecord:
     @property
     def guarantee(self) -> str:
         """What the run may claim: one of `GUARANTEES`."""
-        # One step without any bound leaves nothing to claim, however good the others are.
-        if any(hole.kind == "disclose" or hole.worst_case is None for hole in self.holes.values()):
-            return "none"
-        return "worst_case" if self.holes else "proven"
+        return "proven"
+
+    @property
+    def unproven_steps(self) -> list[dict[str, Any]]:
+        """Steps that no proof covers, as a statement lists them; a ledger of this room books none."""
+        return []
 
     @property
     def event(self) -> dp_accounting.DpEvent:
         """Event of the releases made. Undefined if guarantee == "none"."""
-        return self.with_holes(self.plan.event(self.used, self.epochs))
+        return self.whole_event(self.plan.event(self.used, self.epochs), is_planned=False)
 
     @property
     def claimed_event(self) -> dp_accounting.DpEvent:
@@ -338,35 +303,28 @@ class RunRecord:
 
         It is the plan's, whatever decided where the run ends, unless that was fixed beforehand.
         """
-        if self.stop_fixed_beforehand:
-            return self.event
-        return self.with_holes(self.plan.event(), self._planned_per_unproven)
+        return self.event if self.stop_fixed_beforehand else self.whole_event(self.plan.event(), True)
+
+    def whole_event(self, event: dp_accounting.DpEvent, is_planned: bool) -> dp_accounting.DpEvent:
+        """An event of the plan's releases, all of them if `is_planned`, with the search around the run."""
+        whole = compose_events([event])
+        return whole if self.search is None else self.search.event(whole)
 
     @property
     def used_up(self) -> bool:
         """Whether every planned release was made."""
-        proven = all(self.used[pattern] == pattern.count for pattern in self.patterns)
-        return proven and self._planned_per_unproven == 1.0
-
-    @property
-    def _planned_per_unproven(self) -> float:
-        """How many times as many unproven releases are planned as were made; 1 where none is either."""
-        made = sum(hole.count for hole in self.holes.values() if hole.kind == "release_unproven")
-        planned = sum(map(self.plan.count, self.plan.unproven))
-        return planned / made if made else 1.0 + planned
+        return all(self.used[pattern] == pattern.count for pattern in self.patterns)
 
     @property
     def reserved_event(self) -> dp_accounting.DpEvent:
         """What the run costs other runs over the same data: what it claims.
 
-        A run with an unproven release without a worst case, with a disclosure, or with a public seed is not
-        private, and its event says so. Nor is an open run whose plan has unproven releases: what the next one
-        will cost is not known before it is booked.
+        A run with a public seed is not private, and its event says so.
 
         Raises:
             JournalError: no accountant can read the plan.
         """
-        if self.guarantee == "none" or not self.private or (self.plan.unproven and not self.closed):
+        if not self.private:
             return dp_accounting.NonPrivateDpEvent()
         try:
             return self.claimed_event
@@ -376,37 +334,20 @@ class RunRecord:
                 "Nothing more can be released under it; restore it from a copy"
             ) from error
 
-    def with_holes(self, event: dp_accounting.DpEvent, times: float = 1.0) -> dp_accounting.DpEvent:
-        """An event of the plan, with the worst cases of unproven steps and the search around the run.
-
-        Args:
-            event: of the proven releases.
-            times: how often the worst cases count.
-        """
-        worst = times * sum(hole.worst_case or 0.0 for hole in self.holes.values())
-        whole = compose_events([event], worst)
-        return whole if self.search is None else self.search.event(whole)
-
     def releases_left(self) -> dict[str, int]:
         """Draws left for each draw name; none of a run that was closed."""
         left: Counter[str] = Counter()
         for pattern in self.patterns:
             left[pattern.draw] += pattern.count - self.used[pattern]
-        for item in self.plan.unproven:
-            unused = self.plan.count(item) - self.unproven_used[item.name]
-            left[item.draw] = max(left[item.draw], unused)
         return dict.fromkeys(left, 0) if self.closed else dict(left)
 
 
 # ---- epsilon of a run among others
 
 
-def compose_events(events: Iterable[dp_accounting.DpEvent], worst_case: float = 0.0) -> dp_accounting.DpEvent:
-    """The composition of events, with a Gaussian of multiplier worst_case^(-1/2) if worst_case > 0."""
-    parts = list(events)
-    if worst_case > 0:
-        parts.append(dp_accounting.GaussianDpEvent(worst_case**-0.5))
-    return dp_accounting.ComposedDpEvent(parts)
+def compose_events(events: Iterable[dp_accounting.DpEvent]) -> dp_accounting.DpEvent:
+    """The composition of events."""
+    return dp_accounting.ComposedDpEvent(list(events))
 
 
 def check_budget(plan: PrivacyPlan, others: OtherRuns, budget: Budget | None) -> None:

@@ -14,13 +14,13 @@ from typing import Any
 import torch
 
 from equipoise.privacy.bounds.bounded import Bounded
-from equipoise.privacy.ledger.ledger import Ledger
 from equipoise.privacy.mechanisms.base import Sums
 from equipoise.privacy.plan import PrivacyPlan
 from equipoise.privacy.private import Draw, Private, exact
+from equipoise.published.ledger import PublishedLedger
 
 
-class RecordingLedger(Ledger):
+class RecordingLedger(PublishedLedger):
     """A ledger that also keeps the raw sums and the releases, for tests.
 
     Attributes:
@@ -48,7 +48,7 @@ class RecordingLedger(Ledger):
     def release_unproven(
         self, draw: Draw, name: str, value: Mapping[str, Private], std: float, **options: Any
     ) -> dict[str, torch.Tensor]:
-        """As `Ledger.release_unproven`, recorded."""
+        """As `PublishedLedger.release_unproven`, recorded."""
         out = super().release_unproven(draw, name, value, std, **options)
         self.sums.append({name: {k: torch.as_tensor(exact(t)).clone() for k, t in value.items()}})
         self.transcript.append({name: {k: t.clone() for k, t in out.items()}})
@@ -81,7 +81,7 @@ class ReplayLedger(RecordingLedger):
     def release_unproven(
         self, draw: Draw, name: str, value: Mapping[str, Private], std: float, **options: Any
     ) -> dict[str, torch.Tensor]:
-        """As `Ledger.release_unproven`, with the transcript's answer instead of fresh noise."""
+        """As `PublishedLedger.release_unproven`, with the transcript's answer instead of fresh noise."""
         answer = self._answer_to({name: {k: t.shape for k, t in value.items()}})
         super().release_unproven(draw, name, value, std, **options)
         return self._handed(answer)[name]
