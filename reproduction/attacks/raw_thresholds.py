@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from equipoise.audit.bounds import certify_known_law
 from equipoise.audit.rehearsal import InMemoryTraining
 from equipoise.audit.replay import RecordingLedger, ReplayLedger
-from equipoise.methods.anchored.schedule import Every
+from equipoise.methods.anchored import Every
 from equipoise.privacy import Budget, FullBatch
 from equipoise.privacy.mechanisms.base import Sums
 from equipoise.published import DPC4, DPC4Plus

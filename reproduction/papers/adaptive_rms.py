@@ -27,8 +27,7 @@ from functools import partial
 from typing import Any
 
 from equipoise.methods import DPSGD, AdaptiveRMS, AutoS, Method, ReleasedQuantile
-from equipoise.methods.adaptive_rms.adaptive_rms import Fused, MeanSquareQuery, Round
-from equipoise.methods.adaptive_rms.radius import MeanSquareRule
+from equipoise.methods.adaptive_rms import Fused, MeanSquareQuery, MeanSquareRule, Round
 from equipoise.privacy import FullBatch, Poisson, Sampling, gaussian_mu
 from reproduction.findings import (
     Curve,

@@ -28,7 +28,7 @@ from equipoise.federated import (
     simulate,
 )
 from equipoise.methods import DPSGD, Method, ReleasedQuantile
-from equipoise.methods.adaptive_rms.radius import RMSRadius
+from equipoise.methods.adaptive_rms import RMSRadius
 from equipoise.privacy import Budget, Poisson
 from reproduction.findings import (
     Curve,

@@ -16,9 +16,8 @@ from typing import Any
 
 from equipoise import published as as_published
 from equipoise.methods import DPC4, DPSGD, DPSVRG, DiceSGD, DPC4Plus, ExponentialDecay, Method
-from equipoise.methods.anchored.anchor_thresholds import Curvature, Distance, ReleasedNorm
-from equipoise.methods.anchored.noise_split import NoiseFactor
-from equipoise.methods.anchored.schedule import Every
+from equipoise.methods.anchored import Every, NoiseFactor
+from equipoise.methods.dp_c4 import Curvature, Distance, ReleasedNorm
 from equipoise.privacy import Budget, FullBatch, Poisson, Sampling
 from reproduction.findings import Curve, Findings, PaperExperiment, Progress, Table, Verdict
 from reproduction.harness import follow

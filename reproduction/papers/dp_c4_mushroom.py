@@ -35,7 +35,7 @@ from torch import Tensor
 from equipoise import published as as_published
 from equipoise.data import DataSet, load
 from equipoise.methods import DPSGD, DPSVRG, Method
-from equipoise.methods.anchored.schedule import AtRandom
+from equipoise.methods.anchored import AtRandom
 from equipoise.methods.base import Setting
 from equipoise.privacy import Budget, Poisson, calibrate_noise_multiplier, gaussian_epsilon
 from reproduction.findings import Curve, Findings, PaperExperiment, Progress, Site, Table, Verdict

@@ -9,7 +9,7 @@ from equipoise.app.federation.participants import federation
 from equipoise.app.method_settings import make_setting
 from equipoise.app.option_checks import SettingsError
 from equipoise.app.settings import FederationSettings, RunSettings
-from equipoise.methods.adaptive_rms.adaptive_rms import sampling_at
+from equipoise.methods.adaptive_rms import sampling_at
 from equipoise.privacy import FixedEpochs, FullBatch, Poisson, TruncatedPoisson, WithoutReplacement
 from equipoise.privacy.sampling import SAMPLING_WORDS
 

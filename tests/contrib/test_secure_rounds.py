@@ -22,7 +22,7 @@ from equipoise.federated import (
     simulate,
 )
 from equipoise.federated.messages import size_in_bytes
-from equipoise.methods.adaptive_rms.radius import RMSRadius
+from equipoise.methods.adaptive_rms import RMSRadius
 from equipoise.methods.base import Setting
 from equipoise.privacy import Gaussian, Release
 

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 import equipoise as eq
 from equipoise.federated import AdaptDPFedAvg, Client, Reply, Request, ServerRMS
 from equipoise.federated.methods.server_radius import SQUARES
-from equipoise.methods.adaptive_rms.radius import RMSRadius
+from equipoise.methods.adaptive_rms import RMSRadius
 
 RECORDS, FEATURES, CLASSES = 60, 6, 3
 ROUNDS, LOCAL_STEPS = 3, 2

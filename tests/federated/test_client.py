@@ -34,7 +34,7 @@ import equipoise as eq
 from equipoise.federated import Proximal, PublishedServerRMS, Refused, ServerRMS
 from equipoise.federated.methods.server_radius import SQUARES
 from equipoise.methods import METHODS, MomentSubspace, PublicRecords, PublicSubspace, RandomSubspace
-from equipoise.methods.anchored.anchor_thresholds import Quantile
+from equipoise.methods.dp_c4 import Quantile
 from equipoise.methods.named_tensors import copied
 from equipoise.methods.two_thresholds.dc_dpsgd import AdaptiveTail
 from equipoise.privacy import BudgetError, Journal, JournalError, Ledger, LedgerError, Secrets

@@ -38,7 +38,7 @@ from equipoise.federated.methods.scaffold import ScaffoldAverage
 from equipoise.federated.methods.server_quantile import SHARE, QuantileFedAvg
 from equipoise.federated.methods.server_radius import SQUARES, SQUARES_NOISE
 from equipoise.methods import AutoS, ReleasedQuantile
-from equipoise.methods.adaptive_rms.radius import RMSRadius
+from equipoise.methods.adaptive_rms import RMSRadius
 from equipoise.privacy.errors import ChangedQueryError, JournalError, LedgerError
 from equipoise.training.folder.checkpoint import CheckpointError
 

@@ -53,7 +53,7 @@ from equipoise.federated.methods.server_quantile import SHARE
 from equipoise.federated.methods.server_radius import SQUARES
 from equipoise.federated.server import usable_replies
 from equipoise.methods import PublicRecords, PublicSubspace
-from equipoise.methods.adaptive_rms.radius import RMSRadius
+from equipoise.methods.adaptive_rms import RMSRadius
 from equipoise.methods.wrapper import MethodWrapper
 
 RATE, ROUNDS = 0.3, 3

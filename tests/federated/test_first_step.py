@@ -24,7 +24,7 @@ from federated_problem import (
 import equipoise as eq
 from equipoise.federated import AdaptDPFedAvg, Proximal, Refused, ServerRMS, simulate
 from equipoise.federated.methods.server_radius import SQUARES, SQUARES_NOISE
-from equipoise.methods.adaptive_rms.radius import RMSRadius
+from equipoise.methods.adaptive_rms import RMSRadius
 from equipoise.methods.base import Setting
 from equipoise.privacy import epsilon
 

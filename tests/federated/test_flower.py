@@ -9,7 +9,7 @@ import torch
 from federated_problem import LOCAL_STEPS, ROUNDS, adaptive, charges, client, follower, same, start
 
 from equipoise.federated import AdaptDPFedAvg, FedAvg, Reply, Request, Strategy, simulate
-from equipoise.methods.adaptive_rms.radius import RMSRadius
+from equipoise.methods.adaptive_rms import RMSRadius
 
 pytest.importorskip("flwr", reason="needs the extra federated")
 

@@ -36,8 +36,7 @@ from equipoise.federated import (
     simulate,
 )
 from equipoise.federated.methods.server_radius import SQUARES, SQUARES_NOISE
-from equipoise.methods.adaptive_rms.adaptive_rms import Fused
-from equipoise.methods.adaptive_rms.radius import MeanSquareRule, RMSRadius
+from equipoise.methods.adaptive_rms import Fused, MeanSquareRule, RMSRadius
 from equipoise.methods.base import Setting
 
 ROUNDS, BATCH = 3, 20

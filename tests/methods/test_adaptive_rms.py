@@ -14,8 +14,7 @@ from test_sensitivity import gradients, part, wild_batch
 
 import equipoise as eq
 from equipoise.gradients import DenseGradients
-from equipoise.methods.adaptive_rms.adaptive_rms import Fused, Round, _squares
-from equipoise.methods.adaptive_rms.radius import MeanSquareRule, RMSRadius
+from equipoise.methods.adaptive_rms import Fused, MeanSquareRule, RMSRadius, Round, _squares
 from equipoise.methods.base import Setting
 from equipoise.privacy import BudgetError, Draw, Private, PrivateRows
 from equipoise.privacy.accounting.epsilon import epsilon, rdp_epsilon

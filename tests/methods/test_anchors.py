@@ -11,10 +11,9 @@ from stepping import Follower, Linear, consistent, half_square
 import equipoise as eq
 from equipoise.audit.replay import RecordingLedger
 from equipoise.gradients import GradientEngine
-from equipoise.methods.anchored.anchor_thresholds import Constant, Distance, Quantile, ReleasedNorm
-from equipoise.methods.anchored.noise_split import LeastDisplacement, NoiseFactor
-from equipoise.methods.anchored.schedule import AtRandom, Every
+from equipoise.methods.anchored import AtRandom, Every, LeastDisplacement, NoiseFactor
 from equipoise.methods.base import Setting
+from equipoise.methods.dp_c4 import Constant, Distance, Quantile, ReleasedNorm
 from equipoise.privacy import Draw, FixedEpochs, FullBatch, Poisson, WithoutReplacement, epsilon
 from equipoise.privacy.errors import BudgetError
 from equipoise.privacy.private import unwrap

@@ -15,7 +15,10 @@ from torch.nn import functional as F
 import equipoise as eq
 from equipoise import published
 from equipoise.gradients import GradientEngine
-from equipoise.methods.anchored.anchor_thresholds import (
+from equipoise.methods.anchored import Every, NoiseFactor
+from equipoise.methods.base import Setting
+from equipoise.methods.clip_rules import Abadi
+from equipoise.methods.dp_c4 import (
     Constant,
     Curvature,
     Distance,
@@ -24,10 +27,6 @@ from equipoise.methods.anchored.anchor_thresholds import (
     ReleasedNorm,
     Tracked,
 )
-from equipoise.methods.anchored.noise_split import NoiseFactor
-from equipoise.methods.anchored.schedule import Every
-from equipoise.methods.base import Setting
-from equipoise.methods.clip_rules import Abadi
 from equipoise.privacy import Draw, FullBatch, Poisson, PrivateRows, clip, epsilon
 from equipoise.privacy.private import unwrap
 from equipoise.published.dp_c4 import claimed_epsilon, published_noise_multipliers
@@ -153,7 +152,8 @@ def test_a_moved_quantile_is_used_by_the_next_anchor():
     assert found[0] == 0.5
     counts = [float(a["anchor_count"]["count"]) for a in follower.ledger.transcript if "anchor" in a]
     for before, count, after in zip(found, counts, found[1:], strict=False):
-        assert after == pytest.approx(method.anchor.rule(0.5).update(before, count, 60), rel=1e-12)
+        expected = min(before * math.exp(-3.0 * (count / 60 + 0.5 - 0.8)), 0.5)
+        assert after == pytest.approx(expected, rel=1e-12)
 
 
 # ---- rows

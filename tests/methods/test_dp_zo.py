@@ -363,9 +363,9 @@ def test_dropout_is_alike_at_both_points():
     seen = []
 
     class Watched(DPZO):
-        def _sums(self, ahead, behind, ids):
+        def slopes(self, ahead, behind):
             seen.append(unwrap((ahead.losses - behind.losses) / 2e-3))
-            return super()._sums(ahead, behind, ids)
+            return super().slopes(ahead, behind)
 
     list(train(Watched(clip_norm=0.5, **QUIET), model=model, budget=None))
     assert torch.cat(seen).abs().max() < 200
@@ -451,9 +451,8 @@ def test_that_audit_sees_losses_that_are_mixed():
     """A slope relative to the mean of all: everybody's moves with one."""
 
     class Centred(DPZO):
-        def _sums(self, ahead, behind, ids):
-            centred = [_Centred(rows) for rows in (ahead, behind)]
-            return super()._sums(*centred, ids)
+        def slopes(self, ahead, behind):
+            return super().slopes(*[_Centred(rows) for rows in (ahead, behind)])
 
     class _Centred:
         def __init__(self, rows):
@@ -485,11 +484,9 @@ def test_losses_that_mix_at_the_size_of_a_forward_are_refused():
 
 def test_a_mean_of_losses_is_refused_where_the_sum_is_bounded():
     class Mean(DPZO):
-        def _sums(self, ahead, behind, ids):
+        def slopes(self, ahead, behind):
             ahead, behind = ahead.losses, behind.losses
-            return {"gradient": eq.privacy.clip_coordinates(
-                (ahead - ahead.mean() - behind)[:, None], self.clip_rule, 0.5, "slope"
-            )}  # fmt: skip
+            return (ahead - ahead.mean() - behind)[:, None]
 
     with pytest.raises(eq.privacy.PrivateError, match="must look at each record on its own"):
         list(train(Mean(), budget=eq.Budget(8.0, 1e-3)))
@@ -497,8 +494,11 @@ def test_a_mean_of_losses_is_refused_where_the_sum_is_bounded():
 
 def test_gradients_of_a_query_of_losses_are_refused():
     class Wrong(DPZO):
-        def _sums(self, ahead, behind, ids):
-            return {"gradient": clip(ahead, self.clip_rule, 0.5)}
+        def slopes(self, ahead, behind):
+            return ahead
+
+        def bounded(self, rows, limits, groups):
+            return clip(rows, self.clip_rule, 0.5)
 
     with pytest.raises(TypeError, match="have losses and no gradients"):
         list(train(Wrong()))

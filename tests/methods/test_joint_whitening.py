@@ -17,10 +17,9 @@ from equipoise.audit.replay import RecordingLedger
 from equipoise.gradients import DenseGradients, FactoredGradients, dense_gradients
 from equipoise.gradients.factors import OuterFactor
 from equipoise.gradients.factors.base import DenseFactor
-from equipoise.methods import JointWhitening
+from equipoise.methods import JointWhitening, scaled
 from equipoise.methods.base import Setting
-from equipoise.methods.scaled import joint_whitening
-from equipoise.methods.scaled.joint_whitening import whitening_root
+from equipoise.methods.scaled import whitening_root
 from equipoise.privacy import Draw, PrivateRows, input_moments
 from equipoise.privacy.private import unwrap
 
@@ -130,7 +129,7 @@ def test_without_roots_it_is_dp_sgd_bit_for_bit(monkeypatch):
     mine = JointWhitening(clip_norm=0.5, share=0.36, noise_multiplier=0.8)
     plain = eq.DPSGD(clip_norm=0.5, noise_multiplier=1.0)
     assert torch.equal(flat(ran(mine, 1)[0]), flat(ran(plain, 1)[0]))  # the first step has no root
-    monkeypatch.setattr(joint_whitening, "whitening_root", identity)
+    monkeypatch.setattr(scaled, "whitening_root", identity)
     sums, noise = ran(mine, 40)
     plain_sums, plain_noise = ran(plain, 40)
     assert torch.equal(flat(sums[:1]), flat(plain_sums[:1]))
@@ -140,7 +139,7 @@ def test_without_roots_it_is_dp_sgd_bit_for_bit(monkeypatch):
 
 def test_a_root_that_is_the_identity_changes_no_bit(monkeypatch):
     quiet = {"clip_norm": 0.5, "noise_multiplier": 1e-30}  # below what a sum can hold
-    monkeypatch.setattr(joint_whitening, "whitening_root", identity)
+    monkeypatch.setattr(scaled, "whitening_root", identity)
     ends = []
     for method in (JointWhitening(**quiet), eq.DPSGD(**quiet)):
         run = train(method, sampling=ALL, budget=None)
@@ -253,7 +252,7 @@ def test_the_damping_knows_the_noise(monkeypatch):
     """The deviation that a root is told is that of the mean moment's diagonal."""
     told = []
     monkeypatch.setattr(
-        joint_whitening,
+        scaled,
         "whitening_root",
         lambda moment, std: told.append((moment, std)) or torch.eye(len(moment)).double(),
     )

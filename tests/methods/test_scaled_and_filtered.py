@@ -244,7 +244,7 @@ def test_without_noise_adambc_is_adam_bit_for_bit():
         model = nn.Linear(7, 5).to(dtype)
         mine = {name: p.detach().clone().requires_grad_() for name, p in model.named_parameters()}
         method = DPAdamBC()
-        moments = method.moments(mine)
+        moments = method.start(mine)
         adam = torch.optim.Adam(model.parameters(), lr=2**-7)
         sgd = torch.optim.SGD(mine.values(), lr=2**-7)
         for _ in range(50):
@@ -261,7 +261,7 @@ def test_without_noise_adambc_is_adam_bit_for_bit():
 def test_adambc_by_its_formula():
     method = DPAdamBC(beta1=0.5, beta2=0.8, eps=1e-3, floor=0.1)
     first, second = torch.zeros(100).double(), torch.zeros(100).double()
-    moments = method.moments({"w": first})
+    moments = method.start({"w": first})
     rng = torch.Generator().manual_seed(0)
     for t in range(1, 6):
         u = torch.randn(100, generator=rng, dtype=torch.float64)

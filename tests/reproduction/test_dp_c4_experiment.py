@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from equipoise.methods import DPSGD, DPC4Plus
-from equipoise.methods.anchored.anchor_thresholds import Distance, ReleasedNorm
-from equipoise.methods.anchored.schedule import Every
+from equipoise.methods.anchored import Every
+from equipoise.methods.dp_c4 import Distance, ReleasedNorm
 from equipoise.privacy import Poisson
 from reproduction.findings import Findings
 from reproduction.harness import follow

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from equipoise.data import DataSet, Records
 from equipoise.methods import DPSGD, DPSVRG, published
-from equipoise.methods.anchored.schedule import AtRandom
+from equipoise.methods.anchored import AtRandom
 from equipoise.privacy import Poisson
 from reproduction.findings import Site
 from reproduction.harness import Problem, follow

@@ -26,7 +26,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 import equipoise as eq
 from equipoise.data import Records
 from equipoise.gradients import CrossRecordError, ForwardWritesError
-from equipoise.methods.adaptive_rms.adaptive_rms import Round
+from equipoise.methods.adaptive_rms import Round
 from equipoise.methods.clip_rules import Abadi, ClipRule
 from equipoise.privacy import ChangedQueryError, clip
 from equipoise.privacy.private import unwrap

@@ -182,7 +182,7 @@ def _radius_method(setup: FederationSetup) -> Method:
 
 
 def _radius_server(setup: FederationSetup) -> Strategy:
-    from equipoise.methods.adaptive_rms.radius import RMSRadius
+    from equipoise.methods.adaptive_rms import RMSRadius
 
     form = {name: setup.options[name] for name in ("variant", "initial_clip_norm")}
     elsewhere = {*form, "averaged_iterate", *_RADIUS_AT_CLIENTS}

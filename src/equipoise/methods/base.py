@@ -243,11 +243,19 @@ class Setting:
         return multiplier if self.unit.group == 1 else max(multiplier, of_gradient)
 
     def calibrated(
-        self, with_noise: Callable[[float], PrivacyPlan], noise_multiplier: float | None = None
+        self,
+        with_noise: Callable[[float], PrivacyPlan],
+        noise_multiplier: float | None = None,
+        start: float = 1.0,
     ) -> PrivacyPlan:
         """The plan with this noise multiplier, or with the one that spends the budget where it is None.
 
         The budget is that of this run and the other runs together.
+
+        Args:
+            with_noise: from the multiplier to the plan.
+            noise_multiplier: as given to the method.
+            start: first guess of it, where it is searched for.
 
         Raises:
             ValueError: neither a noise multiplier nor a budget is given.
@@ -257,7 +265,7 @@ class Setting:
             return with_noise(noise_multiplier).protecting(self.unit)
         budget = self.budget or self.required_budget()
         return calibrate(
-            lambda scale: with_noise(scale).protecting(self.unit), budget, other_events=self.other_runs
+            lambda scale: with_noise(scale).protecting(self.unit), budget, start, other_events=self.other_runs
         )
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from equipoise import _validate
+from equipoise.methods.registry import TABLE
 from equipoise.privacy.ledger.run_record import GUARANTEES
 
-__all__ = ["Card"]
+__all__ = ["Card", "card_of"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,3 +40,13 @@ class Card:
 
     def __post_init__(self) -> None:
         _validate.one_of(GUARANTEES, guarantee=self.guarantee)
+
+
+def card_of(name: str) -> Card:
+    """The card of a method of the library, from `methods.toml`.
+
+    Example:
+        >>> card_of("dp-sgd").guarantee
+        'proven'
+    """
+    return Card(**{field.name: TABLE[name][field.name] for field in fields(Card)})

@@ -45,7 +45,7 @@ from typing import ClassVar
 
 from equipoise import _validate
 from equipoise.methods.base import Plan, Setting
-from equipoise.methods.card import Card
+from equipoise.methods.card import Card, card_of
 from equipoise.methods.configuration import Option
 from equipoise.methods.dp_sgd import DPSGD
 from equipoise.methods.noise_stages import NoiseStages
@@ -156,15 +156,7 @@ class DPMF(DPSGD):
     """
 
     name: ClassVar[str] = "dp-mf"
-    card: ClassVar[Card] = Card(
-        summary="DP-SGD whose noise is correlated over steps, so that much of it cancels.",
-        claim="Less noise in the sum of all steps for the same budget; private, and proved so.",
-        source="Choquette-Choo et al. 2023, (Amplified) Banded Matrix Factorization, arXiv 2306.08153",
-        guarantee="proven",
-        cost="as DP-SGD; the noise of bands - 1 earlier steps is kept, each of the model's size",
-        use_when="The order of the records cannot be called random; or many steps at epsilon 3 or more.",
-        avoid_when="Epsilon is about 1 or below under Poisson sampling: one band, DP-SGD, is as good there.",
-    )
+    card: ClassVar[Card] = card_of("dp-mf")
 
     strategy: NoiseStrategy = SquareRoot()
     bands: int | None = None

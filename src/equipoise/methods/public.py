@@ -21,7 +21,7 @@ from torch import Tensor
 
 from equipoise import _validate
 from equipoise.methods.base import Context, Method, Parameters, Plan, Setting, State
-from equipoise.methods.card import Card
+from equipoise.methods.card import Card, card_of
 from equipoise.methods.clip_rules import Abadi
 from equipoise.methods.dp_sgd import DPSGD
 from equipoise.methods.public_records import PublicRecords
@@ -51,15 +51,7 @@ class PublicOnly(Method):
     """
 
     name: ClassVar[str] = "public-only"
-    card: ClassVar[Card] = Card(
-        summary="Trains only on the public records.",
-        claim="Costs no privacy: nothing is computed from private records.",
-        source="the baseline that papers on public directions leave out",
-        guarantee="proven",
-        cost="one forward and one backward pass over public records",
-        use_when="As the yardstick of every method that uses public records.",
-        avoid_when="The private records are worth something.",
-    )
+    card: ClassVar[Card] = card_of("public-only")
 
     public: PublicRecords
     public_batch_size: int | None = None
@@ -114,15 +106,7 @@ class PublicWarmStart(MethodWrapper):
     """
 
     name: ClassVar[str] = "public-warm-start"
-    card: ClassVar[Card] = Card(
-        summary="Trains on the public records first, then privately, by DP-SGD or another method.",
-        claim="Private, and proved so: the public steps cost nothing, the private ones what they cost.",
-        source="the baseline that papers on public directions leave out",
-        guarantee="proven",
-        cost="as the inner method, for fewer steps",
-        use_when="There are public records of the task: before anything cleverer.",
-        avoid_when="The public records are of another task.",
-    )
+    card: ClassVar[Card] = card_of("public-warm-start")
 
     public: PublicRecords
     inner: Method = DPSGD()

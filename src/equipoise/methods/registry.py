@@ -1,8 +1,8 @@
 """The table of methods: a name and where its class is. It loads neither torch nor any method.
 
-`METHODS` has a line for each method of the library. Installed packages add names through the entry-point
-group `equipoise.methods`; an entry point `NAME.as_published` names what a paper printed. A method that is not
-installed under a name is found as ``package.module:Class``.
+`methods.toml` has a table for each method of the library. Installed packages add names through the
+entry-point group `equipoise.methods`; an entry point `NAME.as_published` names what a paper printed. A method
+that is not installed under a name is found as ``package.module:Class``.
 """
 
 from __future__ import annotations
@@ -10,10 +10,12 @@ from __future__ import annotations
 import functools
 import os
 import sys
+import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import entry_points
+from pathlib import Path
 from typing import Any, Final
 
 __all__ = ["METHODS", "RECIPES", "MethodEntry", "classes_of", "find", "registered"]
@@ -36,57 +38,16 @@ class MethodEntry:
     no_use: tuple[str, ...] = ()
 
 
+TABLE: Final[Mapping[str, Mapping[str, Any]]] = tomllib.loads(
+    Path(__file__).with_name("methods.toml").read_text(encoding="utf-8")
+)
+"""`methods.toml`: where the class of each method is, and its card."""
+
 METHODS: Final[Mapping[str, MethodEntry]] = {
-    "dp-sgd": MethodEntry("equipoise.methods.dp_sgd:DPSGD"),
-    "dp-mf": MethodEntry("equipoise.methods.matrix_factorisation:DPMF"),
-    "dp-zo": MethodEntry("equipoise.methods.zeroth_order:DPZO"),
-    "scale-then-privatise": MethodEntry("equipoise.methods.scaled.scale_then_privatise:ScaleThenPrivatise"),
-    "joint-whitening": MethodEntry("equipoise.methods.scaled.joint_whitening:JointWhitening"),
-    "adaclip": MethodEntry("equipoise.methods.scaled.adaclip:AdaClip"),
-    "dp-adam-bc": MethodEntry("equipoise.methods.scaled.dp_adam_bc:DPAdamBC"),
-    "disk": MethodEntry("equipoise.methods.filtered.disk:DiSK"),
-    "doppler": MethodEntry("equipoise.methods.filtered.doppler:Doppler"),
-    "dp-svrg": MethodEntry("equipoise.methods.anchored.dp_svrg:DPSVRG"),
-    "dp-c4": MethodEntry("equipoise.methods.anchored.dp_c4:DPC4", published="equipoise.published.dp_c4:DPC4"),
-    "dp-c4-plus": MethodEntry(
-        "equipoise.methods.anchored.dp_c4:DPC4Plus", published="equipoise.published.dp_c4:DPC4Plus"
-    ),
-    "dice-sgd": MethodEntry(
-        "equipoise.methods.feedback.dice_sgd:DiceSGD",
-        published="equipoise.published.dice_sgd:DiceSGD",
-    ),
-    "sgd": MethodEntry(
-        "equipoise.published.non_private:PlainSGD", no_use=("epsilon", "clip_norm", "clip_rule")
-    ),
-    "clip-sgd": MethodEntry("equipoise.published.non_private:ClipSGD", no_use=("epsilon", "clip_rule")),
-    "ef-sgd": MethodEntry("equipoise.published.non_private:EFSGD", no_use=("epsilon", "clip_rule")),
-    "pcdp-sgd": MethodEntry(
-        "equipoise.methods.projected.projected_gradient:PCDPSGD",
-        published="equipoise.published.pcdp_sgd:PCDPSGD",
-    ),
-    "biased-gep": MethodEntry(
-        "equipoise.methods.projected.gep:BiasedGEP",
-        published="equipoise.published.pcdp_sgd:BiasedGEP",
-    ),
-    "gep": MethodEntry("equipoise.methods.projected.gep:GEP"),
-    "pdp": MethodEntry(
-        "equipoise.methods.projected.projected_gradient:PDPSGD",
-        published="equipoise.published.pcdp_sgd:PDPSGD",
-    ),
-    "rpdp": MethodEntry("equipoise.methods.projected.projected_gradient:RandomProjection"),
-    "rsdp": MethodEntry("equipoise.methods.random_sparsification:RandomSparsification"),
-    "dc-dpsgd": MethodEntry(
-        "equipoise.methods.two_thresholds.dc_dpsgd:DCDPSGD",
-        published="equipoise.published.dc_dpsgd:DCDPSGD",
-    ),
-    "adaptive-rms": MethodEntry(
-        "equipoise.methods.adaptive_rms.adaptive_rms:AdaptiveRMS",
-        published="equipoise.published.adaptive_rms:AdaptiveRMS",
-    ),
-    "public-only": MethodEntry("equipoise.methods.public:PublicOnly"),
-    "public-warm-start": MethodEntry("equipoise.methods.public:PublicWarmStart"),
+    name: MethodEntry(found["class"], found.get("published"), tuple(found.get("no_use", ())))
+    for name, found in TABLE.items()
 }
-"""One line per method of the library."""
+"""The methods of the library, as the table has them."""
 
 
 @functools.cache

@@ -39,6 +39,7 @@ __all__ = [
     "ReleasedQuantile",
     "Schedule",
     "Threshold",
+    "moved",
     "resolve_threshold",
 ]
 
@@ -234,9 +235,24 @@ class ReleasedQuantile(Threshold):
         """
         # The noise may carry the share outside [0, 1]; cut, it would push the wrong way on average.
         share = released_count / expected_batch_size + 0.5
-        push = min(max(-self.learning_rate * (share - self.quantile), -700.0), 700.0)  # exp stays finite
-        low, high = self.limits
-        return min(max(learned * math.exp(push), low), high)
+        return moved(learned, -self.learning_rate * (share - self.quantile), *self.limits)
+
+
+def moved(value: float, push: float, low: float, high: float, most: float = 700.0) -> float:
+    """value e^push between its limits: the step of every threshold that follows a released statistic.
+
+    Guarantee: post-processing, where `push` is made of released values and `value` is the one before.
+
+    Args:
+        value: above zero.
+        push: in logarithms, cut at `most` either way; e^700 is still a float.
+        low, high: public limits.
+
+    Example:
+        >>> moved(1.0, -1e9, 0.1, 10.0), moved(1.0, 0.5, 0.1, 1.2)
+        (0.1, 1.2)
+    """
+    return min(max(value * math.exp(min(max(push, -most), most)), low), high)
 
 
 def resolve_threshold(clip_norm: float | Callable[[int], float] | Threshold) -> Threshold:

@@ -26,20 +26,17 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from equipoise import _validate
-from equipoise.methods.base import Context, Method, Parameters, Plan, Setting, State
-from equipoise.methods.card import Card
-from equipoise.methods.clip_rules import Abadi, ClipRule
+from equipoise.methods.base import Context, Parameters, Plan, State
+from equipoise.methods.card import Card, card_of
+from equipoise.methods.estimator import Estimator, View
 from equipoise.privacy.bounds.bounded import Bounded
 from equipoise.privacy.bounds.clipping import clip_coordinates
-from equipoise.privacy.mechanisms import Gaussian
-from equipoise.privacy.plan import PrivacyPlan, Release
-from equipoise.privacy.private import Private
 from equipoise.privacy.rows import PrivateRows
 
 __all__ = ["DPZO", "RandomDirection"]
@@ -104,8 +101,12 @@ class _Displaced(Mapping[str, Tensor]):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DPZO(Method):
+class DPZO(Estimator):
     """Zeroth-order training: the slope of each record's loss along a public random direction.
+
+    Guarantee: that of DP-SGD at the same noise. The direction is public randomness, drawn before any record
+    is looked at. All that leaves is one sum of numbers, each of one record and between -C and C. The proof
+    needs each slope to come from its own record, see above: the statement names that.
 
     Args:
         clip_norm: C > 0, of the slope; about as for the gradient's norm in DP-SGD.
@@ -119,33 +120,16 @@ class DPZO(Method):
     """
 
     name: ClassVar[str] = "dp-zo"
-    card: ClassVar[Card] = Card(
-        summary="Clips the slope of every record's loss along a random direction; it runs no backward.",
-        claim="The memory of inference; private, and proved so. It needs many more steps than DP-SGD.",
-        source="Zhang et al. 2023, DPZero, arXiv 2310.09639",
-        guarantee="proven",
-        cost="two forward passes and no backward; one copy of the parameters, no activations",
-        use_when="A pretrained model is to be tuned, and a backward does not fit into memory.",
-        avoid_when="A backward fits: DP-SGD is far ahead at the same budget and time.",
-    )
+    card: ClassVar[Card] = card_of("dp-zo")
     forward_only: ClassVar[bool] = True
 
     clip_norm: float = 1.0
-    clip_rule: ClipRule = Abadi()
-    displacement: float = 1e-3
     noise_multiplier: float | None = None
+    displacement: float = 1e-3
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         _validate.positive(clip_norm=self.clip_norm, displacement=self.displacement)
-        _validate.instance(ClipRule, "PSAC(regulariser=0.1)", clip_rule=self.clip_rule)
-        _validate.noise_if_given(noise_multiplier=self.noise_multiplier)
-
-    def plan(self, setting: Setting) -> Plan:
-        def at(scale: float) -> PrivacyPlan:
-            releases = [Release("gradient", self.clip_norm, Gaussian(scale))]
-            return PrivacyPlan(releases, setting.sampling, setting.relation)
-
-        return Plan(setting.calibrated(at, self.noise_multiplier))
 
     def assumptions(self, plan: Plan | None = None) -> Sequence[str]:
         return (_ASSUMED, *super().assumptions(plan))
@@ -153,20 +137,21 @@ class DPZO(Method):
     def passes_over(self, draw: str) -> int:
         return 2  # forwards
 
-    def step(self, context: Context, state: State) -> tuple[dict[str, Tensor], State]:
+    def view(self, context: Context, state: State) -> View:
         # From public seed and step number: a direction that followed records would reveal them.
         direction = RandomDirection(context.params, context.public_rng(context.step))
-        points = [_Displaced(context.params, direction, sign * self.displacement) for sign in (1, -1)]
-        draw = context.draw("batch")
-        sums = draw.query(self._sums, at=points)
-        (slope,) = context.ledger.release(draw, sums)["gradient"]["slope"].tolist()
-        mean = slope / context.sampling.expected_size
-        return {name: u.mul_(mean) for name, u in direction.items()}, state
+        return View(
+            self.slopes,
+            [_Displaced(context.params, direction, sign * self.displacement) for sign in (1, -1)],
+            lambda mean: {name: u.mul_(mean["slope"].item()) for name, u in direction.items()},
+        )
 
-    def _sums(self, ahead: PrivateRows, behind: PrivateRows, ids: Any) -> dict[str, Bounded]:
+    def slopes(self, ahead: PrivateRows, behind: PrivateRows) -> Any:
+        """The slope of each record's loss along the direction, [b, 1]."""
         assert ahead.losses is not None
         assert behind.losses is not None
         # In float64: the difference of two losses that are close has few digits already.
-        slopes = (ahead.losses.double() - behind.losses.double()) / (2 * self.displacement)
-        column = cast("Private", slopes[:, None])
-        return {"gradient": clip_coordinates(column, self.clip_rule, self.clip_norm, "slope")}
+        return ((ahead.losses.double() - behind.losses.double()) / (2 * self.displacement))[:, None]
+
+    def bounded(self, rows: Any, limits: float | list[float], groups: Any) -> Bounded:
+        return clip_coordinates(rows, self.clip_rule, self.clip_norm, "slope")

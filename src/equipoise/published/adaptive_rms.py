@@ -31,8 +31,7 @@ from typing import ClassVar
 
 from equipoise import _validate
 from equipoise._roots import NoCrossing, crossing
-from equipoise.methods.adaptive_rms.adaptive_rms import RMSClipping, require_rate, sampling_at
-from equipoise.methods.adaptive_rms.radius import RMSRadius
+from equipoise.methods.adaptive_rms import RMSClipping, RMSRadius, require_rate, sampling_at
 from equipoise.methods.base import Plan, Setting
 from equipoise.methods.card import Card
 from equipoise.privacy import BudgetError

@@ -36,12 +36,10 @@ from typing import Any, ClassVar
 import torch
 
 from equipoise import _validate
-from equipoise.methods.anchored.anchor_thresholds import FLOOR
-from equipoise.methods.anchored.anchored_method import Anchors
-from equipoise.methods.anchored.dp_c4 import SOURCE, ClippedDifferences
-from equipoise.methods.anchored.noise_split import NoiseFactor, NoiseSplit
+from equipoise.methods.anchored import Anchors, NoiseFactor, NoiseSplit
 from equipoise.methods.base import Context, DrawHandle, Parameters, Plan, Setting, State
 from equipoise.methods.card import Card
+from equipoise.methods.dp_c4 import FLOOR, SOURCE, ClippedDifferences
 from equipoise.privacy import Bounded, Private, PrivateRows, indicator, unbounded_sum
 from equipoise.published.ledger import PublishedLedger, disclose
 

@@ -31,8 +31,7 @@ from equipoise.federated.messages import Reply, Request, check_number
 from equipoise.federated.round_protocol import Extra, RoundProtocol
 from equipoise.federated.server import FedAvg, RoundRequests
 from equipoise.methods import AdaptiveRMS, Card, Context, State, published
-from equipoise.methods.adaptive_rms.adaptive_rms import RMSClipping, require_rate, sampling_at
-from equipoise.methods.adaptive_rms.radius import RadiusState, RMSRadius
+from equipoise.methods.adaptive_rms import RadiusState, RMSClipping, RMSRadius, require_rate, sampling_at
 from equipoise.methods.base import Parameters, Plan, Setting
 from equipoise.privacy.plan import PrivacyPlan
 from equipoise.privacy.sampling import FixedEpochs, Sampling

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from equipoise import _validate
 from equipoise.methods.base import Context, Method, Plan, Setting, State
-from equipoise.methods.card import Card
+from equipoise.methods.card import Card, card_of
 from equipoise.methods.clip_rules import Abadi, check_shares, layer_shares
 from equipoise.methods.configuration import Option
 from equipoise.methods.feedback.joint_noise import Joint, SumNoise
@@ -127,18 +127,7 @@ class DiceSGD(Method):
 
     name: ClassVar[str] = "dice-sgd"
     split_models: ClassVar[frozenset[str]] = frozenset({"fully_shard", "tensor parallel"})
-    card: ClassVar[Card] = Card(
-        summary="DP-SGD that remembers what clipping removed and feeds it back, clipped.",
-        claim=(
-            "That the bias of clipping vanishes for any clip norm: true up to a second radius that some DP "
-            "method must have. That the published form is private at the claimed epsilon: false."
-        ),
-        source="Zhang, Bu, Wu and Hong 2024, Differentially Private SGD Without Clipping Bias",
-        guarantee="proven",
-        cost="DP-SGD's passes, a second weighted sum and noise draw; a memory of the size of the parameters",
-        use_when="Gradients are asymmetric, and their clipping biases DP-SGD. The second radius is tuned.",
-        avoid_when="DP-SGD's clip norm is well tuned, or training is short in high dimension.",
-    )
+    card: ClassVar[Card] = card_of("dice-sgd")
 
     clip_norm: float = 1.0
     variant: SumNoise = Joint()

@@ -20,7 +20,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from equipoise import _validate
-from equipoise.methods.card import Card
+from equipoise.methods.card import Card, card_of
 from equipoise.methods.projected.projected_gradient import ProjectedGradient
 from equipoise.methods.projected.sources import Blocks, PublicSubspace
 from equipoise.methods.subspaces.blocks import BlockSubspace
@@ -44,15 +44,7 @@ class BiasedGEP(ProjectedGradient):
     """
 
     name: ClassVar[str] = "biased-gep"
-    card: ClassVar[Card] = Card(
-        summary="Clips and noises gradients in the span of public gradients, and drops the rest.",
-        claim="Private, and proved so; biased by what the span misses. PCDP-SGD with another basis.",
-        source="Yu et al. 2021, Do not Let Privacy Overbill Utility (GEP), arXiv 2102.12677",
-        guarantee="proven",
-        cost="one forward and one backward pass over private and over public records every step",
-        use_when="As a comparison with GEP.",
-        avoid_when="Public records are few: use gep, which keeps the residual.",
-    )
+    card: ClassVar[Card] = card_of("biased-gep")
     default_blocks: ClassVar[Blocks] = "per_layer"
     default_refresh: ClassVar[int | None] = 1
 
@@ -79,15 +71,7 @@ class GEP(ProjectedGradient):
     """
 
     name: ClassVar[str] = "gep"
-    card: ClassVar[Card] = Card(
-        summary="Clips and noises a gradient's part in the span of public gradients and its residual apart.",
-        claim="Private, and proved so; unbiased by the projection, with sqrt(2) times the noise in both.",
-        source="Yu et al. 2021, Do not Let Privacy Overbill Utility (GEP), arXiv 2102.12677",
-        guarantee="proven",
-        cost="one forward and one backward pass over private and public records, and residual norms",
-        use_when="The public gradients capture much of the gradient, and the rest matters too.",
-        avoid_when="They capture next to nothing (DP-SGD has less noise) or nearly all (pcdp-sgd has).",
-    )
+    card: ClassVar[Card] = card_of("gep")
     default_blocks: ClassVar[Blocks] = "per_layer"
     default_refresh: ClassVar[int | None] = 1
     orthonormal: ClassVar[bool] = True

@@ -33,7 +33,7 @@ from torch import Tensor
 
 from equipoise import _validate
 from equipoise.methods.base import Context, Method, Parameters, Plan, Setting, State
-from equipoise.methods.card import Card
+from equipoise.methods.card import Card, card_of
 from equipoise.methods.clip_rules import Abadi, ClipRule
 from equipoise.methods.named_tensors import mean_of
 from equipoise.methods.projected.sources import (
@@ -211,17 +211,7 @@ class PCDPSGD(ProjectedGradient):
     """
 
     name: ClassVar[str] = "pcdp-sgd"
-    card: ClassVar[Card] = Card(
-        summary="Projects every record's gradient on the span of public gradients, then clips it there.",
-        claim="Less noise and less clipping bias than DP-SGD. Private, and proved so, if the public "
-        "records are public; what the subspace misses of the gradient is a bias that the paper hides in a "
-        "constant.",
-        source="PCDP-SGD, arXiv 2312.03792 (withdrawn by its authors in version 2)",
-        guarantee="proven",
-        cost="one forward and one backward pass, one more over the public records a refresh",
-        use_when="Noise is heavy and public records of the task capture nine tenths of the gradient.",
-        avoid_when="Noise is mild, or one can train on the public records first: see public-warm-start.",
-    )
+    card: ClassVar[Card] = card_of("pcdp-sgd")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -235,15 +225,7 @@ class PDPSGD(ProjectedGradient):
     """
 
     name: ClassVar[str] = "pdp"
-    card: ClassVar[Card] = Card(
-        summary="Clips every record's gradient, then projects the sum on the span of public gradients.",
-        claim="Noise of the subspace's dimension, not the model's; proved for gradients that lie in it.",
-        source="Zhou, Wu and Banerjee 2021, Bypassing the Ambient Dimension",
-        guarantee="proven",
-        cost="one forward and one backward pass, one more over the public records a refresh",
-        use_when="As a comparison: pcdp-sgd clips after the projection, which is seldom worse.",
-        avoid_when="The subspace misses much of the gradient: the bias stays.",
-    )
+    card: ClassVar[Card] = card_of("pdp")
     clips_rows: ClassVar[bool] = True
 
 
@@ -264,14 +246,6 @@ class RandomProjection(ProjectedGradient):
     """
 
     name: ClassVar[str] = "rpdp"
-    card: ClassVar[Card] = Card(
-        summary="Clips and noises gradients in a random subspace.",
-        claim="Private, and proved so; a control for methods that choose their subspace.",
-        source="the baseline RPDP-SGD of arXiv 2312.03792",
-        guarantee="proven",
-        cost="one forward and one backward pass, and the columns held in memory",
-        use_when="To see what public directions are worth.",
-        avoid_when="Accuracy counts.",
-    )
+    card: ClassVar[Card] = card_of("rpdp")
 
     source: RandomSubspace = RandomSubspace()

@@ -42,7 +42,7 @@ from torch import Tensor
 
 from equipoise import _validate
 from equipoise.methods.base import Context, DrawHandle, Method, Plan, Setting, State
-from equipoise.methods.card import Card
+from equipoise.methods.card import Card, card_of
 from equipoise.methods.clip_rules import Abadi, ClipRule
 from equipoise.methods.configuration import Option
 from equipoise.methods.named_tensors import mean_of
@@ -253,20 +253,7 @@ class DCDPSGD(TwoClipNorms):
     """
 
     name: ClassVar[str] = "dc-dpsgd"
-    card: ClassVar[Card] = Card(
-        summary="Clips a tail of large gradients at one threshold and the rest at a smaller one.",
-        claim=(
-            "Smaller bias at less noise on heavy-tailed gradients, by a trace that finds the tail. We found "
-            "that the trace says nothing about the tail and that the published noise is not that of the "
-            "proof; with the norm as score the method wins on skewed heavy tails and loses elsewhere."
-        ),
-        source="Sha et al., DC-DPSGD, arXiv 2405.17529",
-        guarantee="proven",
-        cost="score norm: as DP-SGD; score trace: k numbers per record and k (in + out) per layer more; "
-        "top_share: two passes",
-        use_when="Gradients are skewed and heavy-tailed, as in regression with rare large errors.",
-        avoid_when="Noise is symmetric or light-tailed, or classes are rare: a single threshold is better.",
-    )
+    card: ClassVar[Card] = card_of("dc-dpsgd")
 
     variant: TwoThresholds = PerSample()
     score: Score = Norm()

@@ -1,7 +1,7 @@
 """DP-SGD whose clipping radius follows the root mean square of the gradient norms.
 
     estimate_t = (sum_i clip(g_i, C_t) + N(0, (z C_t)^2 I)) / B
-    m_t = (sum_i min(|g_i|^2, U_t) + N(0, (z_C U_t)^2)) / B_C,      (C, U) = rule(m)  (see `radius`)
+    m_t = (sum_i min(|g_i|^2, U_t) + N(0, (z_C U_t)^2)) / B_C,      (C, U) = rule(m)
 
 variant=Fused() (default): both sums come from one draw and are one Gaussian release of multiplier
 (z^-2 + z_C^-2)^(-1/2); m_t sets the radius of step t + 1, since a radius must not be computed from the batch
@@ -9,8 +9,23 @@ that it clips. variant=Round(length): every `length` steps a draw of its own is 
 the current parameters, and the radius holds for the steps that follow. The squares are released in units of
 U, so that no radius, however small, runs out of floats.
 
-Source: Fukami, Murata and Niwa, TMLR 2025, "AdaptDP-FedAvg" with one client. Their offset, scale and noise
-are those of `equipoise.published.AdaptiveRMS`.
+**The radius.** With G a public bound, U the scale at which squared norms were cut, m the released mean of
+min(|g|^2, U) and s the standard deviation of its noise,
+
+    C = min(G, sqrt(max(2 tau (m + c s), C_min^2))),
+
+so that under interpolation (every record's loss reaches its minimum at one point) the radius, and with it
+the noise, shrinks as the training succeeds: there mean |g|^2 <= 2 L f. The offset c keeps the argument
+positive against the noise of m.
+
+With scale="g_hat" U = G^2 for ever: the noise of m keeps that size, and C stalls near
+G sqrt(2 tau c s / G^2). With scale="self" U follows the radius, U' = min(G^2, kappa C^2), and nothing stalls;
+but if fewer than a share 1 / (2 tau kappa) of the records have a gradient worth mentioning, C collapses, so
+that kappa is as large as the noise allows: max(4, 1 / (8 tau s / U)).
+
+Source: Fukami, Murata and Niwa, TMLR 2025, "AdaptDP-FedAvg" with one client (scale="g_hat", offset="paper");
+scale="self" and offset="sd" are this library's. Their offset, scale and noise are those of
+`equipoise.published.AdaptiveRMS`.
 """
 
 from __future__ import annotations
@@ -20,14 +35,13 @@ import warnings
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from torch import Tensor
 
 from equipoise import _validate
-from equipoise.methods.adaptive_rms.radius import MeanSquareRule, RMSRadius
-from equipoise.methods.base import Context, DrawHandle, Method, Plan, Setting, State
-from equipoise.methods.card import Card
+from equipoise.methods.base import Context, Method, Plan, Setting, State
+from equipoise.methods.card import Card, card_of
 from equipoise.methods.clip_rules import Abadi
 from equipoise.methods.configuration import Option
 from equipoise.methods.named_tensors import mean_of
@@ -41,13 +55,164 @@ from equipoise.privacy.private import Private
 from equipoise.privacy.rows import PrivateRows
 from equipoise.privacy.sampling import FullBatch, Poisson, Sampling, WithoutReplacement
 
-__all__ = ["AdaptiveRMS", "Fused", "MeanSquareQuery", "RMSClipping", "Round", "sampling_at"]
+__all__ = [
+    "AdaptiveRMS",
+    "Fused",
+    "MeanSquareQuery",
+    "MeanSquareRule",
+    "RMSClipping",
+    "RMSRadius",
+    "RadiusState",
+    "Round",
+    "sampling_at",
+]
+
+RadiusState = dict[str, Any]
+"""clip_norm C, square_limit U, and mean: the averaged m, None before the first."""
+
+
+_SMALLEST = {"g_hat": 1e-6, "self": 1e-15}
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeanSquareRule(Option):
+    """How a radius follows the released mean squares, whatever its upper limit.
+
+    Args:
+        tau: > 0, factor of the mean square.
+        offset: c s added to the mean: "sd" (c = 1), "paper" (c = sqrt(2 ln(2 N / u)) for N released values
+            and u = failure), or "none".
+        scale: "g_hat" or "self".
+        kappa: of scale="self", with 2 tau kappa > 1; by the noise when None.
+        ema_beta: in [0, 1), weight of the past in an average of the released means.
+        minimum: least radius; 1e-6 G for scale "g_hat", 1e-15 G for "self" when None.
+        failure: u of the paper's offset.
+    """
+
+    kind: ClassVar[str] = "mean_square"
+    tau: float = 1.0
+    offset: Literal["sd", "paper", "none"] = "sd"
+    scale: Literal["g_hat", "self"] = "g_hat"
+    kappa: float | None = None
+    ema_beta: float = 0.0
+    minimum: float | None = None
+    failure: float = 0.01
+
+    def __post_init__(self) -> None:
+        _validate.positive(tau=self.tau)
+        _validate.one_of(("sd", "paper", "none"), offset=self.offset)
+        _validate.one_of(tuple(_SMALLEST), scale=self.scale)
+        if self.kappa is not None and self.scale != "self":
+            raise ValueError(f"kappa={self.kappa!r} belongs to scale='self'")
+        if self.kappa is not None and not (math.isfinite(self.kappa) and 2 * self.tau * self.kappa > 1):
+            raise ValueError(
+                f"kappa={self.kappa!r}: 2 tau kappa must be above 1 (tau={self.tau!r}), or the radius "
+                "shrinks to nothing whatever the gradients are"
+            )
+        if not 0 <= self.ema_beta < 1:
+            raise ValueError(f"ema_beta={self.ema_beta!r}: a weight of the past lies in [0, 1); 0 takes none")
+        _validate.positive_if_given(minimum=self.minimum)
+        if not 0 < self.failure < 1:
+            raise ValueError(f"failure={self.failure!r}: a probability lies in (0, 1)")
+
+
+@dataclass(frozen=True)
+class RMSRadius(MeanSquareRule):
+    """The rule with its public upper limit G, which the paper tunes as one tunes a fixed clip norm.
+
+    Args:
+        g_hat: G > 0.
+
+    Example:
+        >>> rule = RMSRadius(g_hat=10.0, offset="none")
+        >>> round(rule.update(rule.start(), mean=(9 + 16 + 0.25) / 3, noise=0.0, releases=1)["clip_norm"], 6)
+        4.102845
+    """
+
+    g_hat: float
+
+    def __post_init__(self) -> None:
+        _validate.positive(g_hat=self.g_hat)
+        super().__post_init__()
+        if self.minimum is not None and self.minimum > self.g_hat:
+            raise ValueError(f"minimum={self.minimum!r} must lie above 0 and at most at g_hat={self.g_hat!r}")
+
+    def doubt(self, relative_noise: float) -> str | None:
+        """Why the radius may collapse, or None; `relative_noise` is s / U."""
+        if self.scale != "self" or relative_noise <= 1 / 32:
+            return None
+        return (
+            f"the noise of the mean square is {relative_noise:.3g} of its limit, above 1/32: with "
+            "scale='self' the radius may collapse. Take larger batches, a larger radius_share, or "
+            "scale='g_hat'"
+        )
+
+    def start(self, initial: float | None = None) -> RadiusState:
+        """The state before anything was released: C = `initial` (G when None), U = G^2.
+
+        Raises:
+            ValueError: `initial` is no number in (0, G].
+        """
+        if initial is not None:
+            _validate.positive(initial_clip_norm=initial)
+            if initial > self.g_hat:
+                raise ValueError(
+                    f"initial_clip_norm={initial!r} is above clip_norm={self.g_hat!r}, the largest radius"
+                )
+        return {"clip_norm": self.g_hat if initial is None else initial, "square_limit": self.g_hat**2,
+                "mean": None}  # fmt: skip
+
+    def growth(self, relative_noise: float) -> float:
+        """kappa: as given, or max(4, 1 / (8 tau s / U))."""
+        if self.kappa is not None:
+            return self.kappa
+        if relative_noise <= 0:
+            return math.inf
+        # 2 tau kappa stays above 1: below it the radius would shrink whatever the gradients are.
+        return max(4.0, 1 / (8 * self.tau * relative_noise), 0.6 / self.tau)
+
+    def update(self, state: RadiusState, mean: float, noise: float, releases: int) -> RadiusState:
+        """The next state, from a released mean.
+
+        Args:
+            state: before.
+            mean: m, released; of min(|g|^2, U) with the state's U.
+            noise: s, standard deviation of the noise of m.
+            releases: N of the paper's offset, over the whole training.
+        """
+        limit = state["square_limit"]
+        averaged, factor = mean, 1.0
+        if self.ema_beta and state["mean"] is not None:
+            averaged = self.ema_beta * state["mean"] + (1 - self.ema_beta) * mean
+            # The deviation that an exponential average leaves of independent noises.
+            factor = math.sqrt((1 - self.ema_beta) / (1 + self.ema_beta))
+        least = self.g_hat * _SMALLEST[self.scale] if self.minimum is None else self.minimum
+        kappa = self.growth(noise / limit)
+        if self.scale == "self":
+            # U is kappa C^2, so that one bad mean can at most halve the radius.
+            least = max(least, math.sqrt(limit / (4 * kappa)))
+        square = 2 * self.tau * (averaged + factor * self._offset(releases) * noise)
+        clip_norm = min(self.g_hat, math.sqrt(max(square, least**2)))
+        if self.scale == "self":
+            limit = min(self.g_hat**2, kappa * clip_norm**2)
+        return {"clip_norm": clip_norm, "square_limit": limit, "mean": averaged}
+
+    def _offset(self, releases: int) -> float:
+        if self.offset == "paper":
+            return math.sqrt(2 * math.log(2 * releases / self.failure))
+        return 1.0 if self.offset == "sd" else 0.0
 
 
 class RMSClipping(Method):
     """What all forms of RMS-adaptive clipping share: the releases, the steps, and how the radius follows.
 
     The plan's constant is the sampling of the squares.
+
+    Guarantee: given all earlier releases C and U are constants. A record moves the sum of clipped gradients
+    by at most C, at multiplier z, and the sum of min(|g|^2 / U, 1) by at most 1, at multiplier z_C, also
+    where it is replaced, since each of its terms lies in [0, 1]. Fused, the two are one Gaussian of
+    multiplier (z^-2 + z_C^-2)^(-1/2); else they compose, each with its own sampling. The radius is made of
+    released values and public numbers.
     """
 
     clip_norm: float
@@ -92,18 +257,17 @@ class RMSClipping(Method):
         rounds = math.ceil(sampling.steps / self.steps_per_round)
         query = sampling if self.fused else self.query_sampling(sampling, rounds)
         z, radius_z = self.noise_multiplier, self.radius_noise_multiplier
-        if z is not None and radius_z is None:
-            if not self.fused:
-                raise ValueError(
-                    f"noise_multiplier={z!r} without radius_noise_multiplier: a query of its own needs both, "
-                    "or none to have both calibrated to the budget"
-                )
-            # 1/z^2 is what a release of a joint Gaussian costs: the radius gets its share of the sum of both.
-            radius_z = z * math.sqrt((1 - self.radius_share) / self.radius_share)
-        if z is not None and radius_z is not None:
-            plan = self._releases(setting, query, z, radius_z)
-        else:
+        if z is None:
             plan = self._calibrated(setting, query)
+        elif radius_z is None and not self.fused:
+            raise ValueError(
+                f"noise_multiplier={z!r} without radius_noise_multiplier: a query of its own needs both, or "
+                "none to have both calibrated to the budget"
+            )
+        else:
+            # 1/z^2 is what a release of a joint Gaussian costs: the radius gets its share of the sum of both.
+            radius_z = radius_z or z * math.sqrt((1 - self.radius_share) / self.radius_share)
+            plan = self._releases(setting, query, z, radius_z)
         doubt = self.rule.doubt(_radius_noise(plan, query))
         if doubt is not None:
             warnings.warn(doubt, stacklevel=2)
@@ -173,7 +337,7 @@ class RMSClipping(Method):
 
     def ask(self, context: Context, state: State) -> float:
         """The released mean of min(|g|^2 / U, 1) at the current parameters, from the draw "radius"."""
-        draw: DrawHandle = context.draw("radius")
+        draw = context.draw("radius")
         square_limit = state["square_limit"]
         sums = draw.query(lambda rows, ids: {"squares": _squares(rows, square_limit)})
         return _mean(context.ledger.release(draw, sums)["squares"], context.plan.constants.expected_size)
@@ -249,17 +413,7 @@ class AdaptiveRMS(RMSClipping):
     """
 
     name: ClassVar[str] = "adaptive-rms"
-    card: ClassVar[Card] = Card(
-        summary="DP-SGD whose clipping radius follows the released root mean square of the gradient norms.",
-        claim="That the radius, and with it the noise, shrinks as training succeeds: true where one point "
-        "fits every record, down to a floor that the radius' own noise sets; scale='self' has no such floor. "
-        "Where the labels are noisy it costs a little and gains nothing.",
-        source="Fukami, Murata and Niwa 2025, TMLR, AdaptDP-FedAvg, with one client",
-        guarantee="proven",
-        cost="fused: that of DP-SGD and one number per step; round: one more pass over a query's records",
-        use_when="The model can fit every record and many steps are affordable, or no clip norm is known.",
-        avoid_when="A clip norm is tuned and no point fits all data, or few records have gradients at all.",
-    )
+    card: ClassVar[Card] = card_of("adaptive-rms")
 
     clip_norm: float = 1.0
     variant: MeanSquareQuery = Fused()

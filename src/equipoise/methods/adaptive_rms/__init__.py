@@ -1,1 +1,0 @@
-"""RMS-adaptive clipping and its radius."""

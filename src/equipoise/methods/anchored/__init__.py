@@ -1,1 +1,0 @@
-"""Methods with an anchor: DP-SVRG, DP-C4 and DP-C4+."""
