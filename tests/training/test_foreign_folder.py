@@ -106,7 +106,7 @@ def test_a_run_goes_on_with_files_of_its_own_alone(begun, tmp_path, soon, name, 
         path.symlink_to(outside)
     else:
         os.mkfifo(path)
-    with pytest.raises((eq.training.CheckpointError, ValueError, OSError)):
+    with pytest.raises((eq.training.CheckpointError, eq.privacy.JournalError, ValueError, OSError)):
         resume(begun)
     assert outside.stat().st_mode == mode
     assert content is None or outside.read_bytes() == content

@@ -9,7 +9,7 @@ from small_problems import RECORDS, loss, network, records, training
 import equipoise as eq
 from equipoise.privacy import JournalError, Ledger, LedgerError, PrivacyPlan
 from equipoise.training.folder.run_folder import RunFolder
-from equipoise.training.run_ledger import SharedLedger, others_at_start
+from equipoise.training.run_ledger import SharedLedger, booked_plan
 from equipoise.training.setup.training_settings import TrainingSettings
 
 SAMPLING = eq.FixedEpochs(12, RECORDS, 10)  # accounted in closed form, and so quickly
@@ -83,7 +83,7 @@ def test_another_plan_is_still_refused(tmp_path, shared):
     stop(run)
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
-    with pytest.raises(ValueError, match="privacy plan differs"):
+    with pytest.raises(ValueError, match=r"clip_norm is 0\.25, the folder's is"):
         eq.PrivateTraining.resume(
             tmp_path / "run", model, optimizer, loss=loss, data=records(), method=eq.DPSGD(clip_norm=0.25)
         )
@@ -103,7 +103,7 @@ def test_a_finished_run_has_no_key_and_gets_none(tmp_path, shared, own_journal):
         path for path in before if path.name != "lock"
     ]
     with pytest.raises(RuntimeError, match="holds no key"):
-        others_at_start(run.folder, run.settings)
+        booked_plan(run.folder, run.settings)
 
 
 def test_a_seed_names_one_run_in_a_journal(tmp_path, shared):
@@ -125,7 +125,7 @@ def test_a_journal_without_the_run_is_named(tmp_path, shared):
     elsewhere = str(tmp_path / "other.jsonl")
     training(run_dir=tmp_path / "other", **(shared | {"ledger_file": elsewhere}))
     with pytest.raises(JournalError, match="holds no run of this folder's key"):
-        others_at_start(run.folder, TrainingSettings(ledger_file=elsewhere))
+        booked_plan(run.folder, TrainingSettings(ledger_file=elsewhere))
 
 
 class Broadcasts:

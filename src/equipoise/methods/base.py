@@ -186,6 +186,7 @@ class Setting:
         budget: the (epsilon, delta) that noise is calibrated to; None where the method fixes its noise.
         relation: the neighbouring relation: "add_or_remove_one" or "replace_one".
         other_runs: events of other runs over the same data in a shared journal; the budget covers them too.
+        booked: of a run that goes on, the plan that it began with: nothing is calibrated again.
         public_seed: of public randomness, for schedules that do not depend on data.
         unit: whose privacy is accounted for: one record's, or one user's. Plans that `calibrated` makes are
             for it; of all others the training sees to it.
@@ -195,6 +196,7 @@ class Setting:
     budget: Budget | None = None
     relation: str = "add_or_remove_one"
     other_runs: tuple[DpEvent, ...] = ()
+    booked: PrivacyPlan | None = None
     public_seed: int = 0
     unit: Unit = RECORD
 
@@ -250,7 +252,7 @@ class Setting:
     ) -> PrivacyPlan:
         """The plan with this noise multiplier, or with the one that spends the budget where it is None.
 
-        The budget is that of this run and the other runs together.
+        The budget is that of this run and the other runs together. A run that goes on keeps its plan.
 
         Args:
             with_noise: from the multiplier to the plan.
@@ -263,6 +265,8 @@ class Setting:
         """
         if noise_multiplier is not None:
             return with_noise(noise_multiplier).protecting(self.unit)
+        if self.booked is not None:
+            return self.booked
         budget = self.budget or self.required_budget()
         return calibrate(
             lambda scale: with_noise(scale).protecting(self.unit), budget, start, other_events=self.other_runs

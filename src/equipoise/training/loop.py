@@ -39,8 +39,8 @@ from equipoise.training.describe import Description, describe
 from equipoise.training.distributed import Processes
 from equipoise.training.folder.checkpoint import CheckpointError
 from equipoise.training.folder.config_file import (
+    described_method,
     found_before,
-    method_name,
     rebuild,
     rebuild_method,
     refuse_other_engine,
@@ -52,7 +52,7 @@ from equipoise.training.one_answer import Answers, watch_answers
 from equipoise.training.population import warn_of_delta, warn_of_population
 from equipoise.training.progress import progress_bar
 from equipoise.training.restarts import FinishedTraining, check_same_run, state_of, undo_start
-from equipoise.training.run_ledger import others_at_start, own_ledger
+from equipoise.training.run_ledger import booked_plan, own_ledger
 from equipoise.training.setup.start import check_start
 from equipoise.training.setup.training_inputs import TrainingInputs
 from equipoise.training.setup.training_settings import TrainingSettings
@@ -335,8 +335,8 @@ class PrivateTraining:
             _resumed=ResumedRun(
                 folder,
                 plan,
-                method_name(config),
-                lambda: others_at_start(folder, settings),
+                described_method(config),
+                lambda: booked_plan(folder, settings),
                 found_before(config),
             ),
         )

@@ -11,11 +11,9 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Mapping
 from contextlib import closing
-from itertools import takewhile
 from typing import Any
 
 import torch
-from dp_accounting import DpEvent
 from torch import Tensor
 
 from equipoise._dtensor import local_part
@@ -33,7 +31,8 @@ from equipoise.privacy import (
     digest,
 )
 from equipoise.privacy.digests import KeyedDigest, keyed_digest
-from equipoise.privacy.ledger.journal_records import JournalRecords, costs_over_time
+from equipoise.privacy.ledger.journal import RunEntry
+from equipoise.privacy.ledger.journal_records import JournalRecords
 from equipoise.privacy.mechanisms.gaussian import Gaussian
 from equipoise.privacy.noise.streams import NOISE, ReleaseStreams, released_type
 from equipoise.privacy.private import exact
@@ -44,8 +43,8 @@ from equipoise.training.setup.training_setup import TrainingSetup
 
 __all__ = [
     "SharedLedger",
+    "booked_plan",
     "open_ledger",
-    "others_at_start",
     "own_ledger",
     "secrets_of",
 ]
@@ -327,11 +326,8 @@ def own_ledger(ledger: Ledger | SharedLedger) -> Ledger:
     return ledger.own
 
 
-def others_at_start(folder: RunFolder, settings: TrainingSettings) -> list[tuple[DpEvent, ...]]:
-    """What the other runs in its journal may have cost when a run was planned, the latest state first.
-
-    The run was planned before its first line, and other runs may have begun and ended between the two. So its
-    noise was fitted to one of the states before that line, of which the journal does not say which.
+def booked_plan(folder: RunFolder, settings: TrainingSettings) -> PrivacyPlan:
+    """The plan that a run booked when it began.
 
     Args:
         folder: of a run that goes on; its key says which one it is.
@@ -339,24 +335,19 @@ def others_at_start(folder: RunFolder, settings: TrainingSettings) -> list[tuple
 
     Raises:
         RuntimeError: the run has ended, and its key is deleted.
-        JournalError: `ledger_file` is another file, which was opened only for reading.
+        JournalError: the journal does not hold the run; it is only read.
     """
     run, file = secrets_of(folder, settings, existing=True).identity, settings.ledger_file
-    if file is None:
-        return [()]
-    with closing(Journal(file, read_only=True)) as journal:
-        # The path comes from the folder, which may come from elsewhere: only a journal of this key is written
-        # to.
-        if run not in JournalRecords.of(journal).runs:
-            raise JournalError(
-                f"private/ledger_file names {file!r}, which holds no run of this folder's key; it was not "
-                "touched. Write the path of the journal that the run was given into private/ledger_file"
-            )
-
-        # Every state that the other runs had before this one was booked; the plan was fitted to one of them.
-        before = takewhile(lambda entry: entry.run != run, journal)
-        found = costs_over_time(before, run, settings.relation, settings.unit)
-        return [tuple(costs.values()) for _, costs in found][::-1]
+    with closing(Journal(file or folder.journal, read_only=True)) as journal:
+        for entry in journal:
+            if isinstance(entry, RunEntry) and entry.run == run:
+                return entry.plan
+    # The path comes from the folder, which may come from elsewhere: only a journal of this key is written to.
+    raise JournalError(
+        f"{file or folder.journal!r} holds no run of this folder's key; it was not touched. "
+        + ("Restore it from a copy" if file is None else "Write the path of the run's own journal into ")
+        + ("" if file is None else "private/ledger_file")
+    )
 
 
 def secrets_of(folder: RunFolder | None, settings: TrainingSettings, existing: bool) -> Secrets:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
 
@@ -14,10 +14,8 @@ from equipoise.privacy.ledger.journal import (
     CloseEntry,
     Entry,
     Journal,
-    ReleaseEntry,
-    VoidEntry,
 )
-from equipoise.privacy.ledger.run_record import OtherRuns, RunRecord
+from equipoise.privacy.ledger.run_record import RunRecord
 
 
 class JournalRecords:
@@ -113,40 +111,6 @@ def _are_other_users(one: str, other: str) -> bool:
     Of data that grew meanwhile nothing can be said; that their users are the same is an assumption.
     """
     return one.partition(":")[0] == other.partition(":")[0] and one != other
-
-
-# The entries by which a run changes what it costs others: a release changes nothing until its run is closed.
-FREE_TO_OTHERS = (ReleaseEntry, VoidEntry)
-
-
-def costs_over_time(
-    entries: Iterable[Entry], run: str, relation: str, unit: str = "record"
-) -> Iterator[tuple[int, OtherRuns]]:
-    """What the other runs cost a run over the same data: at first nothing, then whenever that changes.
-
-    Args:
-        entries: of the journal.
-        run: its own entries are passed over.
-        relation, unit: of the run.
-
-    Yields:
-        How many entries the journal had, and the costs from there on.
-
-    Raises:
-        JournalError: the lines are not what ledgers write, or a run was accounted under another relation or
-            for another unit.
-    """
-    records, costs = JournalRecords(), dict[str, dp_accounting.DpEvent]()
-    yield 0, costs
-    for number, entry in enumerate(entries, start=1):
-        if entry.run == run:
-            continue
-        records.take(entry)
-        if not isinstance(entry, FREE_TO_OTHERS):
-            changed = {**costs, **events_of({entry.run: records.runs[entry.run]}, relation, unit)}
-            if changed != costs:
-                costs = changed
-                yield number, costs
 
 
 def other_runs(

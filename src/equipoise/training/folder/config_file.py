@@ -16,8 +16,8 @@ from equipoise.statements.assumptions import Assumption
 from equipoise.training.setup.training_settings import TrainingSettings
 
 __all__ = [
+    "described_method",
     "found_before",
-    "method_name",
     "rebuild",
     "rebuild_method",
     "refuse_other_engine",
@@ -85,14 +85,14 @@ def rebuild_method(
         return kind.from_config(described, public)
 
 
-def method_name(config: Mapping[str, Any]) -> str:
-    """The name of the method in a `config.json`.
+def described_method(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The method in a `config.json`, as `Method.config` described it.
 
     Raises:
         ValueError: it was damaged or edited.
     """
     with _whole("method"):
-        return str(config["method"]["name"])
+        return dict(config["method"])
 
 
 def found_before(config: Mapping[str, Any]) -> list[str]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -25,7 +26,7 @@ from equipoise.gradients.capture.sharded import tensor_parallel_mesh
 from equipoise.gradients.compare import away_from_zero
 from equipoise.gradients.engine_inputs import fillers, repeat_to
 from equipoise.gradients.forward_only import LossEngine
-from equipoise.methods.base import Plan, Setting, by_author
+from equipoise.methods.base import Method, Plan, Setting, by_author
 from equipoise.privacy import BudgetError, PrivacyPlan, WithoutReplacement, digest, epsilon
 from equipoise.privacy.ledger.journal_records import other_runs
 from equipoise.privacy.ledger.run_record import compose_events
@@ -220,16 +221,15 @@ class ResumedRun:
     Attributes:
         folder: of the run.
         plan: fingerprint of its plan.
-        method: name of its method.
-        other_runs: gives what the other runs in its journal may have cost when it was planned, the likeliest
-            first. Called on rank 0.
+        method: its method, as `Method.config` described it.
+        booked: gives the plan that its journal holds. Called on rank 0.
         found: what its processes found out so far.
     """
 
     folder: RunFolder
     plan: str
-    method: str
-    other_runs: Callable[[], Sequence[tuple[DpEvent, ...]]]
+    method: Mapping[str, Any]
+    booked: Callable[[], PrivacyPlan]
     found: Sequence[str]
 
 
@@ -238,7 +238,7 @@ def prepare(given: TrainingInputs, resumed: ResumedRun | None = None) -> Trainin
 
     Args:
         given: by the user.
-        resumed: of a run that goes on; its plan is made as it was when it began.
+        resumed: of a run that goes on, with the plan that it booked.
 
     Raises:
         TypeError, ValueError, DataError: what cannot work, named.
@@ -504,53 +504,64 @@ def _check_left(given: TrainingInputs, others: tuple[DpEvent, ...]) -> None:
 
 
 def _plan_of(given: TrainingInputs, resumed: ResumedRun | None, processes: Processes) -> Plan:
-    """The method's plan, given what the other runs in its journal cost.
-
-    A run that goes on has the plan that it had when it began, given one of the states of the other runs.
+    """The method's plan, given what the other runs in its journal cost; a run that goes on keeps its own.
 
     Raises:
-        BudgetError, ValueError: no plan is within the budget, or no state gives the plan of a run that
-            goes on.
+        BudgetError: no plan is within the budget.
+        ValueError: the settings are not those that a run which goes on began with.
     """
-    settings = given.settings
-
-    def plan_next_to(others: tuple[DpEvent, ...]) -> Plan:
-        setting = Setting(
-            sampling=given.sampling,
-            budget=given.budget,
-            relation=settings.relation,
-            other_runs=others,
-            public_seed=derive_seed(settings.seed, "plan"),
-            unit=settings.protected,
-        )
-        plan = given.method.plan(setting)
-        if not isinstance(plan, Plan):
-            raise TypeError(
-                f"plan() of method {given.method.name!r} gave a {type(plan).__name__}; let it return "
-                "Plan(releases), with a PrivacyPlan inside"
-            )
-        # Whatever the method did with the unit: what is accounted and booked is for it.
-        releases = plan.releases.protecting(settings.protected)
-        return replace(plan, releases=releases.hardened() if settings.hardened else releases)
-
+    settings, method = given.settings, given.method
+    others: tuple[DpEvent, ...] = ()
+    booked = None if resumed is None else processes.first(resumed.booked)
     if resumed is None:
         others = processes.first(lambda: other_runs(settings.ledger_file, settings.relation, settings.unit))
-        plan = plan_next_to(others)
-        _check_left(given, others)
-        return plan
-    states = processes.first(resumed.other_runs)
-    for others in states:
-        with suppress(BudgetError, ValueError):  # another state may leave the budget that this one does not
-            plan = plan_next_to(others)
-            if plan.releases.fingerprint() == resumed.plan:
-                return plan
-    if given.method.said() != resumed.method:
-        raise ValueError(f"method is {given.method.said()}, the folder's is {resumed.method}: give that one")
-    plan_next_to(states[0])  # its own error says more, if it has one
-    raise ValueError(
-        "the privacy plan differs from the one that the run was started with: give the same method and "
-        "settings. Nothing was spent."
+    else:
+        _check_same_method(method, resumed.method)
+    setting = Setting(
+        sampling=given.sampling,
+        budget=given.budget,
+        relation=settings.relation,
+        other_runs=others,
+        booked=booked,
+        public_seed=derive_seed(settings.seed, "plan"),
+        unit=settings.protected,
     )
+    plan = method.plan(setting)
+    if not isinstance(plan, Plan):
+        raise TypeError(
+            f"plan() of method {method.name!r} gave a {type(plan).__name__}; let it return Plan(releases), "
+            "with a PrivacyPlan inside"
+        )
+    # Whatever the method did with the unit: what is accounted and booked is for it.
+    releases = plan.releases.protecting(settings.protected)
+    releases = releases.hardened() if settings.hardened else releases
+    if booked is None or resumed is None:
+        _check_left(given, others)
+    elif not (resumed.plan == booked.fingerprint() == releases.fingerprint()) or (
+        (booked.relation, booked.sampling.population, booked.sampling.expected_size)
+        != (settings.relation, given.sampling.population, given.sampling.expected_size)
+    ):
+        raise ValueError(
+            "the privacy plan differs from the one that the run was started with: give the same method and "
+            "settings. Nothing was spent."
+        )
+    return replace(plan, releases=releases)
+
+
+def _check_same_method(method: Method, before: Mapping[str, Any]) -> None:
+    """Refuse to go on with another method, or with other options.
+
+    Raises:
+        ValueError: naming what differs.
+    """
+    now = json.loads(json.dumps(method.config()))
+    for name in [*before, *now]:
+        if now.get(name) != before.get(name):
+            said = "method" if name == "name" else name
+            raise ValueError(
+                f"{said} is {now.get(name)!r:.80}, the folder's is {before.get(name)!r:.80}: give that one. "
+                "Nothing was spent."
+            )
 
 
 def _assigned_by(source: RecordSource, is_named: bool, resumed: ResumedRun | None) -> Assumption:
