@@ -27,7 +27,8 @@ from equipoise.methods.two_thresholds.dc_dpsgd import (
     TwoChannel,
 )
 from equipoise.methods.two_thresholds.scores import Norm, Random, Trace
-from equipoise.privacy import Draw, Poisson, Private, PrivateRows, clip_selected, top_share
+from equipoise.methods.two_thresholds.sums import clip_selected, top_share
+from equipoise.privacy import Draw, Poisson, Private, PrivateRows
 from equipoise.privacy.bounds.bounded import Bounded
 from equipoise.privacy.private import unwrap
 from equipoise.published.dc_dpsgd import (

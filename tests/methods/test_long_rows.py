@@ -19,10 +19,10 @@ from equipoise.methods.feedback.joint_noise import independent_noise, joint_nois
 from equipoise.methods.subspaces.base import HeldSubspace
 from equipoise.methods.subspaces.blocks import Block, BlockSubspace
 from equipoise.methods.subspaces.views import SQUARE_GUARD
+from equipoise.methods.two_thresholds.sums import clip_selected, top_share
 from equipoise.privacy import PrivateRows, clip, clip_jointly
 from equipoise.privacy.bounds.clipping import clip_coordinates
 from equipoise.privacy.bounds.second_moments import moment_action
-from equipoise.privacy.bounds.two_thresholds import clip_selected, top_share
 from equipoise.privacy.private import Private, unwrap
 
 SLACK = 1 + 1e-5

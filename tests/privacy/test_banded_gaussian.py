@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 import warnings
-from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -13,7 +12,6 @@ import torch
 from scipy.linalg import toeplitz
 
 from equipoise.privacy import (
-    SAMPLINGS,
     BandedGaussian,
     CyclicPoisson,
     FixedEpochs,
@@ -388,58 +386,6 @@ def test_a_run_with_gaps_costs_no_less_than_its_matrix(bands):
 def test_amplification_that_overlapping_draws_would_throw_away_is_refused(sampling):
     with pytest.raises(PlanError, match=r"not amplified by .*Poisson with min_separation=1.*bands=2"):
         plan_of(BandedGaussian((1.0, 0.5), 2.0), sampling)
-
-
-@dataclass(frozen=True)
-class Careless(FixedEpochs):
-    """Promises a separation, and deals every epoch anew."""
-
-    def sample(self, secrets, draw, num_records):
-        return FixedEpochs(self.batch_size, self.population, self.steps).sample(secrets, draw, num_records)
-
-
-@dataclass(frozen=True)
-class CarelessGroups(CyclicPoisson):
-    """Promises groups, and draws from everybody."""
-
-    def sample(self, secrets, draw, num_records):
-        return Poisson(self.expected_batch_size, self.population, self.steps).sample(
-            secrets, draw, num_records
-        )
-
-
-@pytest.mark.parametrize("careful", [True, False])
-def test_the_ledger_refuses_groups_that_are_none(careful, monkeypatch):
-    monkeypatch.setitem(SAMPLINGS, "CarelessGroups", CarelessGroups)
-    sampling = (CyclicPoisson if careful else CarelessGroups)(10, 80, 24, 4)
-    ledger = Ledger(plan_of(BandedGaussian((1.0, 0.5), 2.0), sampling))
-
-    def draws():
-        for step in range(24):
-            ledger.sample(ledger.open("batch", f"p{step}"), 80)
-
-    if careful:
-        draws()
-    else:
-        with pytest.raises(LedgerError, match="min_separation=4"):
-            draws()
-
-
-@pytest.mark.parametrize("kind", [FixedEpochs, Careless])
-def test_the_ledger_refuses_the_same_record_twice_within_the_separation(kind, monkeypatch):
-    monkeypatch.setitem(SAMPLINGS, "Careless", Careless)
-    sampling = kind(10, 80, 24, same_slots=True)
-    ledger = Ledger(plan_of(BandedGaussian((1.0, 0.5), 2.0), sampling))
-
-    def draws():
-        for step in range(24):
-            ledger.sample(ledger.open("batch", f"p{step}"), 80)
-
-    if kind is FixedEpochs:
-        draws()
-    else:
-        with pytest.raises(LedgerError, match="min_separation=8"):
-            draws()
 
 
 def test_a_draw_that_is_repeated_is_no_second_one():

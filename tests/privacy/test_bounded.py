@@ -6,6 +6,7 @@ import pytest
 import torch
 from privacy_rows import DenseRows, Flat, Greedy, rows
 
+from equipoise.methods.two_thresholds.sums import clip_selected, top_share
 from equipoise.privacy import (
     Bounded,
     Draw,
@@ -21,10 +22,8 @@ from equipoise.privacy import (
     centred_indicator,
     clip,
     clip_coordinates,
-    clip_selected,
     indicator,
     sums_of,
-    top_share,
 )
 from equipoise.privacy.bounds.bounded import make_bounded
 from equipoise.privacy.bounds.clipping import limited_weights

@@ -6,6 +6,7 @@ import pytest
 import torch
 from privacy_rows import DenseRows, Flat
 
+from equipoise.methods.two_thresholds.sums import clip_channels, clip_either, clip_selected, top_share
 from equipoise.privacy import (
     Draw,
     JointGaussian,
@@ -13,12 +14,9 @@ from equipoise.privacy import (
     PrivateRows,
     clip,
     clip_jointly,
-    clip_selected,
-    top_share,
     unbounded_sum,
 )
 from equipoise.privacy.bounds.second_moments import moment_action, second_moment
-from equipoise.privacy.bounds.two_thresholds import clip_channels, clip_either
 from equipoise.privacy.private import unwrap
 
 DRAW = Draw("batch", 0)

@@ -7,6 +7,7 @@ import torch
 from privacy_rows import Flat, rows
 
 from equipoise.gradients import DenseGradients
+from equipoise.methods.two_thresholds.sums import clip_channels, clip_either, clip_selected, top_share
 from equipoise.privacy import (
     Draw,
     Private,
@@ -14,15 +15,11 @@ from equipoise.privacy import (
     PrivateRows,
     capped,
     centred_indicator,
-    clip_channels,
     clip_coordinates,
-    clip_either,
-    clip_selected,
-    clip_unbounded,
     indicator,
-    top_share,
 )
 from equipoise.privacy.private import join, unwrap
+from equipoise.published.dc_dpsgd import clip_unbounded
 
 DRAW = Draw("batch", 0)
 VALUES = torch.tensor([[3.0, 4.0, 0.5], [0.1, -2.0, 1.0], [5.0, 0.3, 0.2], [-1.0, 0.7, 2.5], [0.4, 9.0, 1.5]])

@@ -2,6 +2,7 @@
 
 import itertools
 from collections import Counter
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -555,3 +556,40 @@ def test_slots_are_uniform_and_independent_with_equal_records_among_them(samplin
 def test_places_among_equal_values():
     values = torch.randint(7, (200,), generator=torch.Generator().manual_seed(0))
     assert occurrences(values).tolist() == [int((values[:i] == values[i]).sum()) for i in range(200)]
+
+
+@dataclass(frozen=True)
+class Careless(FixedEpochs):
+    """Promises a separation, and assigns every epoch anew."""
+
+    def sample(self, secrets, draw, records):
+        return FixedEpochs(self.batch_size, self.population, self.steps).sample(secrets, draw, records)
+
+
+@dataclass(frozen=True)
+class CarelessGroups(CyclicPoisson):
+    """Promises groups, and draws from everybody."""
+
+    def sample(self, secrets, draw, records):
+        return Poisson(self.expected_batch_size, self.population, self.steps).sample(secrets, draw, records)
+
+
+APART = [
+    (CyclicPoisson(10, 80, 48, 4), True),
+    (FixedEpochs(10, 80, 48, same_slots=True), True),
+    (FixedEpochs(10, 80, 48), True),
+    (Poisson(10, 80, 48), True),
+    (Careless(10, 80, 48, same_slots=True), False),
+    (CarelessGroups(10, 80, 48, 4), False),
+]
+
+
+@pytest.mark.parametrize(("sampling", "holds"), APART, ids=repr)
+def test_draws_of_a_record_are_as_far_apart_as_the_scheme_says(sampling, holds):
+    """Noise over steps rests on it, and the ledger does not look."""
+    secrets, last, closest = Secrets(reproducible_seed=1), {}, 48
+    for step in range(48):
+        for record in sampling.sample(secrets, step, 80).tolist():
+            closest = min(closest, step - last.get(record, -48))
+            last[record] = step
+    assert (closest >= sampling.min_separation) is holds

@@ -8,10 +8,10 @@ import pytest
 import torch
 from privacy_rows import DenseRows, Flat, rows
 
+from equipoise.methods.two_thresholds.sums import clip_channels, clip_either
 from equipoise.privacy import Draw, Private, PrivateError, PrivateRows
 from equipoise.privacy.bounds.bounded import Bounded
 from equipoise.privacy.bounds.counts import RAMP, capped, centred_indicator, indicator, soft_indicator
-from equipoise.privacy.bounds.two_thresholds import clip_channels, clip_either
 from equipoise.privacy.private import unwrap
 
 DRAW = Draw("batch", 0)

@@ -84,6 +84,11 @@ from equipoise.methods.two_thresholds.dc_dpsgd import TwoChannel as TwoChannel
 from equipoise.methods.two_thresholds.scores import Norm as Norm
 from equipoise.methods.two_thresholds.scores import Random as Random
 from equipoise.methods.two_thresholds.scores import Trace as Trace
+from equipoise.methods.two_thresholds.sums import Selection as Selection
+from equipoise.methods.two_thresholds.sums import clip_channels as clip_channels
+from equipoise.methods.two_thresholds.sums import clip_either as clip_either
+from equipoise.methods.two_thresholds.sums import clip_selected as clip_selected
+from equipoise.methods.two_thresholds.sums import top_share as top_share
 from equipoise.methods.zeroth_order import DPZO as DPZO
 from equipoise.published.non_private import EFSGD as EFSGD
 from equipoise.published.non_private import ClipSGD as ClipSGD

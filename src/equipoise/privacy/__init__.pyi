@@ -21,12 +21,6 @@ from equipoise.privacy.bounds.joint import clip_jointly as clip_jointly
 from equipoise.privacy.bounds.second_moments import input_moments as input_moments
 from equipoise.privacy.bounds.second_moments import moment_action as moment_action
 from equipoise.privacy.bounds.second_moments import second_moment as second_moment
-from equipoise.privacy.bounds.two_thresholds import Selection as Selection
-from equipoise.privacy.bounds.two_thresholds import clip_channels as clip_channels
-from equipoise.privacy.bounds.two_thresholds import clip_either as clip_either
-from equipoise.privacy.bounds.two_thresholds import clip_selected as clip_selected
-from equipoise.privacy.bounds.two_thresholds import clip_unbounded as clip_unbounded
-from equipoise.privacy.bounds.two_thresholds import top_share as top_share
 from equipoise.privacy.digests import digest as digest
 from equipoise.privacy.errors import BudgetError as BudgetError
 from equipoise.privacy.errors import ChangedQueryError as ChangedQueryError

@@ -277,23 +277,38 @@ def _one_of(**given: float | None) -> float:
     return found[0]
 
 
-def _check_rate(scheme: Sampling, rate: float) -> None:
-    if rate < _LEAST_RATE:
-        raise ValueError(
-            f"expected_batch_size={scheme.expected_size} of population={scheme.population} is a "
-            f"sampling rate of {rate:.1e}, and records are drawn exactly from "
-            f"{_LEAST_RATE:.0e} on only; raise expected_batch_size, or state the true population"
-        )
-
-
 _AT_ONCE = 1024  # gaps between records that are drawn
 
 #: Below, the 53 bits that a gap follows would change a record's chance by more than 1e-5 of itself.
 _LEAST_RATE = 1e-11
 
 
+class _ByRate(Sampling):
+    """Schemes that draw each record by itself, with the probability that an expected size gives."""
+
+    expected_batch_size: float
+
+    def __post_init__(self) -> None:
+        _validate.positive(expected_batch_size=self.expected_batch_size)
+        super().__post_init__()
+        self._check_size("expected_batch_size")
+        if self.sampling_rate < _LEAST_RATE:
+            raise ValueError(
+                f"expected_batch_size={self.expected_batch_size} of population={self.population} is a "
+                f"sampling rate of {self.sampling_rate:.1e}, and records are drawn exactly from "
+                f"{_LEAST_RATE:.0e} on only; raise expected_batch_size, or state the true population"
+            )
+
+    @property
+    def expected_size(self) -> float:
+        return float(self.expected_batch_size)
+
+    def _drawn(self, secrets: Secrets, draw: Draw, rate: float, count: int) -> torch.Tensor:
+        return _drawn_by_themselves(rate, secrets.sampling_generator(draw.index, draw.parameters), count)
+
+
 @dataclass(frozen=True, init=False)
-class Poisson(Sampling):
+class Poisson(_ByRate):
     """Poisson sampling: every record enters a draw independently with probability q.
 
     Args:
@@ -335,16 +350,6 @@ class Poisson(Sampling):
             object.__setattr__(self, name, value)
         self.__post_init__()
 
-    def __post_init__(self) -> None:
-        _validate.positive(expected_batch_size=self.expected_batch_size)
-        super().__post_init__()
-        self._check_size("expected_batch_size")
-        _check_rate(self, self.sampling_rate)
-
-    @property
-    def expected_size(self) -> float:
-        return float(self.expected_batch_size)
-
     def _sampled(self, gaussian: dp_accounting.GaussianDpEvent) -> dp_accounting.DpEvent:
         return dp_accounting.PoissonSampledDpEvent(self.sampling_rate, gaussian)
 
@@ -361,13 +366,11 @@ class Poisson(Sampling):
 
     def sample(self, secrets: Secrets, draw: Draw | int, records: int | torch.Tensor) -> torch.Tensor:
         """Sorted positions, in time and memory that follow the draw and not the population."""
-        draw = as_draw(draw)
-        generator = secrets.sampling_generator(draw.index, draw.parameters)
-        return _drawn_by_themselves(self.sampling_rate, generator, _check_records(records))
+        return self._drawn(secrets, as_draw(draw), self.sampling_rate, _check_records(records))
 
 
 @dataclass(frozen=True)
-class TruncatedPoisson(Sampling):
+class TruncatedPoisson(_ByRate):
     """Poisson sampling with a cap: of more records than that a uniform subset is taken.
 
     No draw is larger than `max_batch_size`, which bounds memory and time of a step. Where the cap is seldom
@@ -393,10 +396,7 @@ class TruncatedPoisson(Sampling):
     pushes_out: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        _validate.positive(expected_batch_size=self.expected_batch_size)
         super().__post_init__()
-        self._check_size("expected_batch_size")
-        _check_rate(self, self.sampling_rate)
         if self.max_batch_size is None:
             far = math.ceil(self.expected_batch_size + 6 * self.size_deviation)
             object.__setattr__(self, "max_batch_size", min(self.population, far))
@@ -408,10 +408,6 @@ class TruncatedPoisson(Sampling):
                 f"{self.expected_batch_size}, so that most draws would be cut; raise it, or lower "
                 "expected_batch_size"
             )
-
-    @property
-    def expected_size(self) -> float:
-        return float(self.expected_batch_size)
 
     @property
     def largest_size(self) -> int:
@@ -446,7 +442,7 @@ class TruncatedPoisson(Sampling):
 
 
 @dataclass(frozen=True)
-class CyclicPoisson(Sampling):
+class CyclicPoisson(_ByRate):
     """Poisson sampling from one group of records after the other, assigned once and for all by secret
     randomness.
 
@@ -473,21 +469,14 @@ class CyclicPoisson(Sampling):
     takes_turns: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        _validate.positive(expected_batch_size=self.expected_batch_size)
         _validate.count("the number of groups", bands=self.bands)
         super().__post_init__()
-        self._check_size("expected_batch_size")
         if self.turn_rate > 1:
             raise ValueError(
                 f"expected_batch_size={self.expected_batch_size} is more than a group of "
                 f"population={self.population} in bands={self.bands} holds; lower bands to at most "
                 f"{int(self.population / self.expected_batch_size)}"
             )
-        _check_rate(self, self.sampling_rate)
-
-    @property
-    def expected_size(self) -> float:
-        return float(self.expected_batch_size)
 
     @property
     def min_separation(self) -> int:
@@ -508,8 +497,7 @@ class CyclicPoisson(Sampling):
     def sample(self, secrets: Secrets, draw: Draw | int, records: int | torch.Tensor) -> torch.Tensor:
         """Sorted positions, in time and memory that follow `bands` times the draw, and not the population."""
         draw = as_draw(draw)
-        generator = secrets.sampling_generator(draw.index, draw.parameters)
-        found = _drawn_by_themselves(self.turn_rate, generator, _check_records(records))
+        found = self._drawn(secrets, draw, self.turn_rate, _check_records(records))
         # Of those drawn from all groups, that of the turn. One assignment for all draws: keyed by the draw,
         # two that are close could hold the same record.
         keys = records[found] if isinstance(records, torch.Tensor) else found

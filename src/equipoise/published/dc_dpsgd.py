@@ -46,19 +46,19 @@ from equipoise.methods.clip_rules import ClipRule
 from equipoise.methods.named_tensors import mean_of
 from equipoise.methods.two_thresholds.dc_dpsgd import ORDER, TwoClipNorms
 from equipoise.methods.two_thresholds.scores import Scorer, Trace, record_normals, sub_weibull
+from equipoise.methods.two_thresholds.sums import sum_of_either, thresholds
 from equipoise.privacy.accounting.calibrate import Budget
 from equipoise.privacy.accounting.epsilon import rdp_epsilon
-from equipoise.privacy.bounds.bounded import Bounded
-from equipoise.privacy.bounds.two_thresholds import clip_unbounded
+from equipoise.privacy.bounds.bounded import Bounded, make_bounded
 from equipoise.privacy.mechanisms import Gaussian
 from equipoise.privacy.plan import PrivacyPlan, Release
-from equipoise.privacy.private import Private
+from equipoise.privacy.private import Private, unwrap
 from equipoise.privacy.rows import PrivateRows
 from equipoise.privacy.sampling import Sampling
 from equipoise.published.ledger import PublishedLedger, disclose, release_unproven
 from equipoise.published.record import PublishedPlan, Unproven
 
-__all__ = ["DCDPSGD", "average_noise", "claimed", "code_step", "printed_multiplier", "share_multipliers"]
+__all__ = ["DCDPSGD", "average_noise", "claimed", "printed_multiplier", "share_multipliers"]
 
 
 DISCLOSED = "the realised number of tail records sets the scale of the noise and is used as it is"
@@ -142,19 +142,9 @@ class DCDPSGD(TwoClipNorms):
         return {}
 
     def step(self, context: Context, state: State) -> tuple[dict[str, Tensor], State]:
-        tail, body, size = float(self.clip_norm), self.body, context.sampling.expected_size
+        size = context.sampling.expected_size
         if self.variant == "code":
-            total = code_step(
-                context,
-                layer=self._layer(context),
-                dimension=self.trace.dimension,
-                multipliers=context.plan.constants,
-                tail=tail,
-                body=body,
-                fraction=self.tail_fraction,
-                rule=self.clip_rule,
-            )
-            return mean_of(total, size), state
+            return mean_of(self._of_program(context), size), state
         draw = context.draw("batch")
         scorer = self._noised_trace(context, draw)
         sums = self.top_share_sum(draw, scorer)
@@ -172,13 +162,55 @@ class DCDPSGD(TwoClipNorms):
 
         return score
 
-    def _layer(self, context: Context) -> str:
-        names = self.trace.looked_at(context.params)
-        if self.trace.layers is not None and len(names) != 1:
+    def _of_program(self, context: Context) -> dict[str, Tensor]:
+        """One step of the authors' program: the noised sum, released without proof."""
+        (layer, *more), (sigma, sigma_trace) = self.trace.looked_at(context.params), context.plan.constants
+        if self.trace.layers is not None and more:
             raise ValueError(
                 f"layers={self.trace.layers!r}: the variant 'code' looks at one parameter tensor"
             )
-        return names[0]
+        tail, body, fraction = float(self.clip_norm), self.body, self.tail_fraction
+        rng = context.public_rng(context.step)
+        seed = int(torch.randint(2**62, (), generator=rng, device=rng.device))
+        some = context.params[layer]
+        entries = torch.Generator().manual_seed(seed % 2**62)
+        size = min(self.trace.dimension, some.numel())  # more columns than parameters span everything
+        columns = sub_weibull((some.numel(), size), entries, 1.0, "positive")
+        basis = torch.linalg.qr(columns.double()).Q.to(some.device)
+        draw = context.draw("batch")
+
+        def traces(rows: PrivateRows, ids: Private) -> dict[str, Private]:
+            part = rows.select([layer]).matrix().double()
+            inside = _finite((part.abs() @ basis).square().sum(dim=1))
+            return {"inside": inside, "whole": _finite(part.square().sum(dim=1)), "id": ids}
+
+        found = draw.rows(traces)
+        batch_norm = found["whole"].sum().clamp(min=1e-300)
+        noise = record_normals(found["id"], draw.secret_number("lots")) * (
+            sigma_trace / context.sampling.expected_size
+        )
+        scores = found["inside"] / batch_norm + noise
+        count = scores.shape[0]
+        chosen = scores > scores.sort(descending=True).values[int(fraction * count)] if count else scores > 0
+
+        def sums(rows: PrivateRows, ids: Private, chosen: Private) -> dict[str, Bounded]:
+            return {"gradient": clip_unbounded(rows, chosen, tail, body, self.clip_rule)}
+
+        bounded = draw.query(sums, along=chosen)["gradient"]
+        realised = float(disclose(context, chosen.sum(), DISCLOSED)) / max(1, count)
+        lower = average_noise(sigma, 1.0, body / tail, fraction)
+        return release_unproven(
+            context,
+            draw,
+            "gradient",
+            bounded.value,
+            average_noise(sigma, tail, body, realised),
+            hole=(
+                "the noise is scaled to the mean norm of the clipped gradients, not to what one record can "
+                "change, and every label depends on every record through the norm of the batch; epsilon is "
+                f"at least that of a Gaussian of multiplier {lower:.4g}"
+            ),
+        )
 
 
 def share_multipliers(budget: Budget, sampling: Sampling, trace_share: float) -> tuple[float, float]:
@@ -224,60 +256,15 @@ def average_noise(sigma: float, tail: float, body: float, fraction: float) -> fl
     return sigma * math.hypot(fraction * tail, (1 - fraction) * body)
 
 
-def code_step(
-    context: Context,
-    *,
-    layer: str,
-    dimension: int,
-    multipliers: tuple[float, float],
-    tail: float,
-    body: float,
-    fraction: float,
-    rule: ClipRule,
-) -> dict[str, Tensor]:
-    """One step of the authors' program: the noised sum, released without proof."""
-    sigma, sigma_trace = multipliers
-    rng = context.public_rng(context.step)
-    seed = int(torch.randint(2**62, (), generator=rng, device=rng.device))
-    some = context.params[layer]
-    entries = torch.Generator().manual_seed(seed % 2**62)
-    size = min(dimension, some.numel())  # more columns than parameters span everything
-    columns = sub_weibull((some.numel(), size), entries, 1.0, "positive")
-    basis = torch.linalg.qr(columns.double()).Q.to(some.device)
-    draw = context.draw("batch")
+def clip_unbounded(rows: PrivateRows, mask: Private, upper: float, lower: float, rule: ClipRule) -> Bounded:
+    """The sum of `clip_either` for a mask that may know other records: its bounds are infinite.
 
-    def traces(rows: PrivateRows, ids: Private) -> dict[str, Private]:
-        part = rows.select([layer]).matrix().double()
-        inside = _finite((part.abs() @ basis).square().sum(dim=1))
-        return {"inside": inside, "whole": _finite(part.square().sum(dim=1)), "id": ids}
-
-    found = draw.rows(traces)
-    batch_norm = found["whole"].sum().clamp(min=1e-300)
-    noise = record_normals(found["id"], draw.secret_number("lots")) * (
-        sigma_trace / context.sampling.expected_size
-    )
-    scores = found["inside"] / batch_norm + noise
-    count = scores.shape[0]
-    chosen = scores > scores.sort(descending=True).values[int(fraction * count)] if count else scores > 0
-
-    def sums(rows: PrivateRows, ids: Private, chosen: Private) -> dict[str, Bounded]:
-        return {"gradient": clip_unbounded(rows, chosen, tail, body, rule)}
-
-    bounded = draw.query(sums, along=chosen)["gradient"]
-    realised = float(disclose(context, chosen.sum(), DISCLOSED)) / max(1, count)
-    lower = average_noise(sigma, 1.0, body / tail, fraction)
-    return release_unproven(
-        context,
-        draw,
-        "gradient",
-        bounded.value,
-        average_noise(sigma, tail, body, realised),
-        hole=(
-            "the noise is scaled to the mean norm of the clipped gradients, not to what one record can "
-            "change, and every label depends on every record through the norm of the batch; epsilon is at "
-            f"least that of a Gaussian of multiplier {lower:.4g}"
-        ),
-    )
+    No plan holds such a release; only `release_unproven` and `disclose` hand its value out.
+    """
+    if not isinstance(mask, Private):
+        raise TypeError(f"mask must be a Private tensor, got {type(mask).__name__}")
+    value, bad = sum_of_either(rows, unwrap(mask), *thresholds(upper, lower), rule)
+    return make_bounded(value, math.inf, math.inf, rows.draw, bad)
 
 
 def _finite(values: Tensor) -> Private:

@@ -47,9 +47,9 @@ from equipoise.methods.clip_rules import Abadi, ClipRule
 from equipoise.methods.configuration import Option
 from equipoise.methods.named_tensors import mean_of
 from equipoise.methods.two_thresholds.scores import Norm, Score, Scorer, Trace
+from equipoise.methods.two_thresholds.sums import clip_channels, clip_either, clip_selected, top_share
 from equipoise.privacy.bounds.bounded import Bounded
 from equipoise.privacy.bounds.counts import capped, soft_indicator
-from equipoise.privacy.bounds.two_thresholds import clip_channels, clip_either, clip_selected, top_share
 from equipoise.privacy.mechanisms import Gaussian
 from equipoise.privacy.plan import PrivacyPlan, Release
 from equipoise.privacy.private import Private

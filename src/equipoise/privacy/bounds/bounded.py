@@ -2,9 +2,9 @@
 
     S = sum_i w_i g_i,  |w_i| |g_i| <= C   =>   sensitivity C (one record added or removed), 2C (one replaced)
 
-Only the functions of this room make a `Bounded`, and they enforce the bound themselves: `clipping` for rows,
-`counts` for numbers, `two_thresholds`, `joint` for sums that share noise, `second_moments`. What a bound asks
-of its ingredients is in `requirements`.
+Only functions that enforce the bound themselves make a `Bounded`: `clipping` for rows, `counts` for numbers,
+`joint` for sums that share noise, `second_moments`, and `two_thresholds` of the methods. What a bound asks of
+its ingredients is in `requirements`.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class Bounded:
         replace: bound on the norm of its change when one record is replaced.
         draw: the draw that it was computed from.
         counts: `Private` int64 counts for the diagnostics, summed over micro-batches, or None. They count
-            records with a finite norm, those left out for another one and, for clipped sums, those whose row
-            was made shorter.
+            records, those left out for a non-finite norm and, for clipped sums, those whose row was made
+            shorter.
         joint: identity of the shared noise that it was made for, or None.
     """
 

@@ -187,10 +187,7 @@ def check_finite(sums: Mapping[str, Bounded]) -> list[tuple[Unread[bool], Callab
         # Of DTensors the parts that are here.
         raw = {t: getattr(v, "_local_tensor", v) for t, v in exact_values(bounded.value).items()}
         if raw:
-            each = [*raw.values()]
-            # Of many tensors a device takes norms at once; a processor takes sums much faster.
-            on_device = each[0].device.type != "cpu"
-            total = torch.stack([*torch._foreach_norm(each, 1)] if on_device else [v.sum() for v in each])
+            total = torch.stack([value.sum() for value in raw.values()])
             found.append((Unread([torch.isfinite(total).all()], bool), partial(refuse, name, raw)))
     return found
 
@@ -321,7 +318,6 @@ class Ledger:
         self._digest_of_sums = KeyedDigest(self.secrets.key, "what a draw answers")
         self._fingerprint = plan.fingerprint()
         self._state = self._state_at(position, history or {})
-        self._last_draws: dict[str, torch.Tensor] = {}  # by draw name, in which draw each record was last
         self._required: list[tuple[Unread[Any], Callable[[Any], None]]] = []
 
     def _state_at(self, position: int, history: Mapping[str, Any]) -> _State:
@@ -428,8 +424,7 @@ class Ledger:
         """Sorted positions of the records of `draw`, by the plan's sampling.
 
         Raises:
-            LedgerError: more records than the sums of a draw have room for; or noise over steps rests on the
-                draws of a record being apart, and they are not.
+            LedgerError: more records than the sums of a draw have room for.
         """
         sampling = self.plan.sampling_of(draw.name)
         keys = self.keys if sampling.takes_turns else None
@@ -440,18 +435,6 @@ class Ledger:
                 f"population={sampling.population} holds, and its sums have room for no more. State a "
                 "population that covers the records. Nothing was released"
             )
-        over_steps = any(r.draw == draw.name and r.mechanism.memory for r in self.plan.releases)
-        if over_steps and len(found):
-            never = torch.full((num_records,), -(2**62))
-            last = self._last_draws.setdefault(draw.name, never)
-            since = (draw.ordinal - last[found]).abs()
-            if bool(((since > 0) & (since < sampling.min_separation)).any()):
-                raise LedgerError(
-                    f"draw {draw.ordinal} ({draw.name!r}) holds a record of another draw less than "
-                    f"min_separation={sampling.min_separation} steps away. Noise over steps rests on that: "
-                    f"{type(sampling).__name__}.sample is wrong. Nothing was released"
-                )
-            last[found] = draw.ordinal
         return found
 
     # ---- releasing

@@ -9,6 +9,7 @@ happened; the next writer cuts it off. A damaged line elsewhere is an error.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import stat
@@ -18,11 +19,6 @@ from typing import Any
 
 from equipoise._files import PathLike
 from equipoise.privacy.errors import JournalError
-
-try:
-    import fcntl
-except ImportError:  # not a POSIX system: one process per file
-    fcntl = None  # type: ignore[assignment]
 
 _CHUNK = 1 << 20  # bytes that are read at once
 
@@ -72,7 +68,7 @@ class WriteAheadLog:
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
         """Hold the file: reading and writing within are one step for other processes. May be nested."""
-        if self._descriptor is None or fcntl is None:
+        if self._descriptor is None:
             yield
             return
         if self._locks == 0:  # flock does not count: the inner of two would give the lock back
@@ -121,7 +117,7 @@ class WriteAheadLog:
         # A line that has its end was written whole. Damage in it is an edit or a fault of the disk, and what
         # it charged is unknown: to skip it would give privacy away.
         end, torn = start, b""
-        for chunk in self.chunks(start, size):
+        while chunk := os.pread(self._descriptor, min(_CHUNK, size - end - len(torn)), end + len(torn)):
             *lines, torn = (torn + chunk).split(b"\n")
             for line in lines:
                 try:
@@ -129,7 +125,7 @@ class WriteAheadLog:
                     if not isinstance(row, dict):
                         raise ValueError("not an object")
                 except (ValueError, RecursionError) as error:
-                    number = 1 + sum(chunk.count(b"\n") for chunk in self.chunks(0, end))
+                    number = 1 + os.pread(self._descriptor, end, 0).count(b"\n")
                     raise JournalError(
                         f"line {number} of {self.path} is damaged ({error}). Charges may be lost, so nothing "
                         "more can be released under it. Restore the file from a copy, or start anew and "
@@ -137,16 +133,6 @@ class WriteAheadLog:
                     ) from error
                 end += len(line) + 1
                 yield end, row
-
-    def chunks(self, start: int, end: int) -> Iterator[bytes]:
-        """The bytes of the file between two lengths, a piece at a time."""
-        assert self._descriptor is not None
-        while start < end:
-            chunk = os.pread(self._descriptor, min(_CHUNK, end - start), start)
-            if not chunk:
-                return
-            start += len(chunk)
-            yield chunk
 
     def write(self, row: dict[str, Any]) -> int:
         """Write a row and flush it; the answer is the `length` with it.

@@ -6,7 +6,6 @@ function           which records are clipped at c_1              add or remove  
 `clip_either`      by a label h_i in [0, 1] of their own         c_1            2 c_1
 `clip_channels`    the same, tail and body as separate sums      c_1            2 c_1
 `clip_selected`    the top share of the whole draw by a score    2 c_1 - c_2    2 c_1
-`clip_unbounded`   those of any mask                             none           none
 =================  ============================================  =============  ============
 
 A record with the label h is clipped at c(h) = c_2 + h (c_1 - c_2). Labels between 0 and 1 come from
@@ -37,7 +36,6 @@ import torch
 from equipoise.privacy.bounds.bounded import Bounded, make_bounded, weighted_sums
 from equipoise.privacy.bounds.clipping import (
     WeightRule,
-    counts_of,
     limited_weights,
     require_rows,
     weights_for,
@@ -52,7 +50,6 @@ __all__ = [
     "clip_channels",
     "clip_either",
     "clip_selected",
-    "clip_unbounded",
     "top_share",
 ]
 
@@ -117,10 +114,10 @@ def clip_selected(
     if selection.draw != rows.draw:
         raise ValueError(f"selection is of {selection.draw}, the rows of {rows.draw}")
     mask = torch.isin(one_value_a_record("ids", ids), selection._numbers)
-    upper, lower = _thresholds(upper, lower)
+    upper, lower = thresholds(upper, lower)
     kept, norms, label, bad = _usable(rows, mask, "ids")
     low = limited_weights(rule, norms, lower).clamp(min=0)
-    gap = weights_for(upper - lower, norms)
+    gap = weights_for(torch.full_like(norms, upper - lower), norms)
     high = torch.minimum(torch.maximum(limited_weights(rule, norms, upper), low), low + gap)
     value = weighted_sums(kept, torch.where(label > 0, high, low), 2 * upper - lower, rows.draw)
     return make_bounded(as_private(value, rows.draw), 2 * upper - lower, 2 * upper, rows.draw, bad)
@@ -142,21 +139,9 @@ def clip_either(rows: PrivateRows, tail: Private, upper: float, lower: float, ru
     Raises:
         PrivateError: for labels that depend on other records.
     """
-    upper, lower = _thresholds(upper, lower)
-    value, bad = _either(rows, one_value_a_record("tail", tail), upper, lower, rule)
+    upper, lower = thresholds(upper, lower)
+    value, bad = sum_of_either(rows, one_value_a_record("tail", tail), upper, lower, rule)
     return make_bounded(value, upper, 2 * upper, rows.draw, bad)
-
-
-def clip_unbounded(rows: PrivateRows, mask: Private, upper: float, lower: float, rule: WeightRule) -> Bounded:
-    """The sum of `clip_either` for a mask that may know other records: its bounds are infinite.
-
-    No plan holds such a release; only `release_unproven` and `disclose` of `published` hand its value out.
-    """
-    upper, lower = _thresholds(upper, lower)
-    if not isinstance(mask, Private):
-        raise TypeError(f"mask must be a Private tensor, got {type(mask).__name__}")
-    value, bad = _either(rows, unwrap(mask), upper, lower, rule)
-    return make_bounded(value, math.inf, math.inf, rows.draw, bad)
 
 
 def clip_channels(rows: PrivateRows, tail: Private, upper: float, lower: float, rule: WeightRule) -> Bounded:
@@ -167,7 +152,7 @@ def clip_channels(rows: PrivateRows, tail: Private, upper: float, lower: float, 
         both together by at most c_1: bound c_1 under add-or-remove, 2 c_1 under replace-one. Divide it again
         after the release.
     """
-    upper, lower = _thresholds(upper, lower)
+    upper, lower = thresholds(upper, lower)
     kept, norms, label, bad = _usable(rows, one_value_a_record("tail", tail), "tail")
     whole, low = _between(rule, norms, label, upper, lower)
     body = (1 - label) * low
@@ -178,9 +163,10 @@ def clip_channels(rows: PrivateRows, tail: Private, upper: float, lower: float, 
     return make_bounded(as_private(value, rows.draw), upper, 2 * upper, rows.draw, bad)
 
 
-def _either(
+def sum_of_either(
     rows: PrivateRows, tail: torch.Tensor, upper: float, lower: float, rule: WeightRule
 ) -> tuple[dict[str, Private], Private]:
+    """The values of `clip_either` for raw labels, and the count of records without a finite norm."""
     kept, norms, label, bad = _usable(rows, tail, "tail")
     whole, _ = _between(rule, norms, label, upper, lower)
     return as_private(weighted_sums(kept, whole, upper, rows.draw), rows.draw), bad
@@ -192,7 +178,7 @@ def _between(
     """The weights of rows under their labels, and under `lower`; at both ends they are the rule's own."""
     low = limited_weights(rule, norms, lower)
     high = limited_weights(rule, norms, upper)
-    gap = weights_for(upper - lower, norms)
+    gap = weights_for(torch.full_like(norms, upper - lower), norms)
     partly = torch.minimum(torch.maximum(high, low), low + label * gap)
     return torch.where(label >= 1, high, torch.where(label <= 0, low, partly)), low
 
@@ -200,20 +186,19 @@ def _between(
 def _usable(
     rows: PrivateRows, labels: torch.Tensor, name: str
 ) -> tuple[Any, torch.Tensor, torch.Tensor, Private]:
-    """Rows, norms and labels in [0, 1] of the records with finite norms, and the counts of all."""
+    """Rows, norms and labels in [0, 1] of the records with finite norms, and the count of the others."""
     require_rows(rows)
     if labels.dtype != torch.bool and not labels.is_floating_point():
         raise TypeError(f"{name} must be bool or labels in [0, 1], got {labels.dtype}; see soft_indicator")
     norms = unwrap(rows.row_norms())
     require_length(name, labels, norms)
     both = torch.stack([norms, labels.to(norms.dtype)], dim=1)
-    finite = norms < math.inf
-    kept, numbers = without_bad(rows, both, finite)
-    label = torch.nan_to_num(numbers[:, 1], nan=0.0).clamp(0, 1)
-    return kept, numbers[:, 0], label, counts_of(finite, None, rows.draw)
+    kept, numbers, bad = without_bad(rows, both, torch.isfinite(norms))
+    return kept, numbers[:, 0], torch.nan_to_num(numbers[:, 1], nan=0.0).clamp(0, 1), bad
 
 
-def _thresholds(upper: float, lower: float) -> tuple[float, float]:
+def thresholds(upper: float, lower: float) -> tuple[float, float]:
+    """The two thresholds, checked."""
     upper, lower = public_threshold("upper", upper), public_threshold("lower", lower)
     if lower > upper:
         raise ValueError(
