@@ -11,6 +11,7 @@ from torch import nn
 from equipoise.gradients import GradientEngine
 from equipoise.gradients.capture.random_numbers import random_numbers_constant, use_of_random_numbers
 from equipoise.gradients.capture.recorder import PlanMismatch
+from equipoise.gradients.forward_only import LossEngine
 
 OWN = torch.Generator()
 
@@ -101,10 +102,10 @@ def test_a_forward_alone_tells_whether_records_follow_the_plan(is_large):
     model, x = Longer(), torch.rand(3, 4)
     planned, other = (10 * x + 9, x) if is_large else (x, 10 * x + 9)
     engine = GradientEngine(model, losses, planned, check=False)
-    assert torch.equal(engine.planned_losses(planned), losses(model, planned))
-    for run in (engine.planned_losses, engine.by_plan):
+    for engine in (engine, LossEngine(model, losses, planned, check=False)):
+        assert torch.equal(engine.by_plan(planned).losses, losses(model, planned))
         with pytest.raises(PlanMismatch):
-            run(other)
+            engine.by_plan(other)
 
 
 @pytest.mark.parametrize("drop", [F.dropout, F.dropout1d, F.alpha_dropout])

@@ -155,8 +155,6 @@ class GradientEngine:
             if os.environ.get("EQUIPOISE_EAGER") == "1"
             else "processes hold parts of the model"
             if is_sharded
-            else "the method asks for losses alone"
-            if self.forward_only
             else ""
         )
         self.buffers = Buffers(model)
@@ -480,25 +478,6 @@ class GradientEngine:
                         self.learn(zeros)
         return self._plans[form]
 
-    def planned_losses(self, batch: Any, params: Mapping[str, Tensor] | None = None) -> Tensor:
-        """Per-record losses by a forward that runs what was planned; no backward can leave the plan.
-
-        Args:
-            batch, params: as in a call, one record at least.
-
-        Raises:
-            PlanMismatch: the model runs other operations for some of these records.
-        """
-        plan = self.plan_for(batch)
-        leaves, substitute = self._leaves(params)
-        capture, losses = self._run(plan, batch, leaves, substitute, self.forward_only)
-        capture.let_go()
-        for kept in capture.inputs:  # no hook will run
-            kept.clear()
-        if plan.ruled:
-            capture.check_followed()
-        return losses.detach()
-
     def alone(
         self,
         batch: Any,
@@ -623,11 +602,10 @@ class GradientEngine:
         batch: Any,
         leaves: Mapping[str, Tensor],
         substitute: Mapping[str, Tensor] | None,
-        forward_only: bool = False,
     ) -> tuple[Capture, Tensor]:
         """The forward: per-record losses, and the capture that will collect the factors."""
         served = {name: leaves[name] for name in plan.ruled}
-        capture = Capture(served, plan, num_records(batch), forward_only=forward_only)
+        capture = Capture(served, plan, num_records(batch))
         try:
             with torch.enable_grad(), self._leaves_told(capture.follow), capture:
                 losses = evaluate_loss(self.model, self.loss, batch, substitute)

@@ -1,80 +1,68 @@
-"""Losses without gradients: rows of a forward that keeps nothing for a backward.
+"""Losses without gradients: a method that asks for no others replays the trace of a forward alone.
 
-Such a forward runs with gradients switched on, as every other one, so that the model takes the same
-operations and kernels and the plan can be held against it. What autograd would save for a backward is let go
-at once: the memory is that of inference.
+It keeps nothing for a backward, so that the memory is that of inference. A model without a trace runs as it
+was planned, and record by record if no parameter is served by a rule.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from typing import Any, ClassVar, NoReturn
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from equipoise.gradients.checks.oracle import losses_one_by_one
 from equipoise.gradients.engine import GradientEngine, Numbers
-from equipoise.gradients.engine_inputs import trainable_parameters
+from equipoise.gradients.engine_inputs import record_leaves, trainable_parameters
 from equipoise.gradients.operator import LossesOnly
+from equipoise.gradients.trace import Line
 
-__all__ = ["LossEngine", "nothing_saved"]
-
-
-class _NothingSaved(RuntimeError):
-    """A backward was asked for where nothing is saved for one."""
+__all__ = ["LossEngine"]
 
 
-@contextmanager
-def nothing_saved() -> Iterator[None]:
-    """Inside, autograd saves no tensor.
+@dataclass(frozen=True)
+class TracedLosses:
+    """The line of one form of micro-batch; it stands in the place of a `Traced`."""
 
-    Raises:
-        ValueError: a backward goes through what is computed there.
-    """
-    try:
-        with torch.autograd.graph.saved_tensors_hooks(lambda saved: None, _refuse_backward):
-            yield
-    except RuntimeError as error:
-        # torch.func refuses such hooks by itself.
-        if not isinstance(error, _NothingSaved) and "saved tensor hooks" not in str(error):
-            raise
-        raise ValueError(
-            "the method asks for losses and no gradients, and the loss takes derivatives itself, as "
-            "LocalUpdates of several steps and gradient penalties do. Take another method, such as DPSGD"
-        ) from error
+    rows: Line
+    shapes: Mapping[str, torch.Size]
+    written: tuple[str, ...] = ()
 
+    def compiled(self) -> TracedLosses:
+        return TracedLosses(self.rows.compiled(), self.shapes)
 
-def _refuse_backward(saved: None) -> NoReturn:
-    raise _NothingSaved("a backward was asked for in a forward that keeps nothing for one")
+    @torch.no_grad()
+    def gradients(
+        self, parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor], batch: Any
+    ) -> tuple[LossesOnly, dict[str, Tensor]]:
+        (losses,) = self.rows(*parameters.values(), *buffers.values(), *record_leaves(batch))
+        return LossesOnly(losses, self.shapes), {}
 
 
 class LossEngine(GradientEngine):
-    """The engine of a method with `forward_only`: `by_plan` and `alone` answer `LossesOnly`.
-
-    They take the memory of inference. A plan is still made by a backward, of three records. Checks of rows
-    are left out: nobody asks for rows.
-
-    Raises:
-        ValueError: the loss takes derivatives itself; and what a `GradientEngine` raises.
-    """
+    """The engine of a method with `forward_only`: it gives `LossesOnly`. Checks of rows are left out."""
 
     forward_only: ClassVar[bool] = True
+
+    def traced(self, batch: Any, sources: nn.Module | None = None) -> Any:
+        return TracedLosses(self.line_of_losses(batch), self._shapes)
 
     def run_plan(
         self, batch: Any, params: Mapping[str, Tensor] | None, upstream: Tensor | None = None
     ) -> LossesOnly:
-        if self.plan_for(batch).ruled:
-            return self._losses_only(self.planned_losses(batch, params))
-        # Nothing is held against a plan: a record at a time, as dense rows are.
-        with nothing_saved():
-            substitute = self._leaves(params)[1]
-            return self._losses_only(losses_one_by_one(self.model, self.loss, batch, substitute))
-
-    def planned_losses(self, batch: Any, params: Mapping[str, Tensor] | None = None) -> Tensor:
-        with nothing_saved():
-            return super().planned_losses(batch, params)
+        leaves, substitute = self._leaves(params)
+        plan = self.plan_for(batch)
+        if not plan.ruled:  # nothing is held against a plan: a record at a time, as dense rows are
+            losses = losses_one_by_one(self.model, self.loss, batch, substitute)
+            return LossesOnly(losses, self._shapes)
+        capture, losses = self._run(plan, batch, leaves, substitute)
+        capture.let_go()
+        for kept in capture.inputs:  # no hook will run
+            kept.clear()
+        capture.check_followed()
+        return LossesOnly(losses.detach(), self._shapes)
 
     def alone(
         self,
@@ -83,12 +71,9 @@ class LossEngine(GradientEngine):
         numbers: Numbers | None = None,
         place: int = 0,
     ) -> LossesOnly:
-        with self._watched(params, numbers), torch.enable_grad():
-            return self._losses_only(self.losses(batch, self._leaves(params)[1])[place : place + 1])
+        with self._watched(params, numbers):
+            return LossesOnly(self.losses(batch, params)[place : place + 1], self._shapes)
 
-    def _losses_only(self, losses: Tensor) -> LossesOnly:
-        return LossesOnly(losses, {name: p.shape for name, p in trainable_parameters(self.model).items()})
-
-    def losses(self, batch: Any, params: Mapping[str, Tensor] | None) -> Tensor:
-        with nothing_saved():
-            return super().losses(batch, params)
+    @property
+    def _shapes(self) -> dict[str, torch.Size]:
+        return {name: p.shape for name, p in trainable_parameters(self.model).items()}

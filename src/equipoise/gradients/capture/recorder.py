@@ -227,7 +227,6 @@ class Capture(Watch):
         records: B.
         lenient: note which rule serves each operation and what fails, instead of raising (while a plan is
             made).
-        forward_only: hold the forward against the plan, and keep nothing for a backward.
     """
 
     def __init__(
@@ -236,10 +235,9 @@ class Capture(Watch):
         plan: CapturePlan,
         records: int,
         lenient: bool = False,
-        forward_only: bool = False,
     ) -> None:
         super().__init__(params)
-        self.plan, self.records, self.lenient, self.forward_only = plan, records, lenient, forward_only
+        self.plan, self.records, self.lenient = plan, records, lenient
         self.cursor = 0
         self.left_plan: str | None = None  # how a forward left the plan; the model may have caught the error
         self.collecting = False  # the backward that gives the rows is running
@@ -253,7 +251,7 @@ class Capture(Watch):
 
     def pass_by(self, func: Callable, args: tuple, kwargs: dict[str, Any]) -> Any:
         """An operation that touches no parameter."""
-        if func is F.cross_entropy and not self.forward_only:
+        if func is F.cross_entropy:
             return cross_entropy(*args, **kwargs)
         return func(*args, **kwargs)
 
@@ -305,8 +303,6 @@ class Capture(Watch):
             raise PlanMismatch(
                 f"{name_of(func)} gave shape {tuple(out.shape)} for {self.records} records", step.names
             )
-        if self.forward_only:
-            return out
         op = Operation(func, args, kwargs, out, tracked, tensors, step.layouts, layout, self.records)
         is_split = is_dtensor(out)
         op, counting = operation_here(op) if is_split else (op, None)

@@ -110,7 +110,7 @@ def _operations_follow_numbers(engine: GradientEngine, batch: Any) -> bool:
     for seed in range(SEEDS):
         try:
             with undisturbed(engine.model, seed, dropout=True):
-                engine.planned_losses(batch)
+                engine.run_plan(batch, None)
         except PlanMismatch:
             return True
         except Exception:  # numbers that the model does not take, such as those that drop all tokens
