@@ -102,10 +102,10 @@ def test_a_forward_alone_tells_whether_records_follow_the_plan(is_large):
     model, x = Longer(), torch.rand(3, 4)
     planned, other = (10 * x + 9, x) if is_large else (x, 10 * x + 9)
     engine = GradientEngine(model, losses, planned, check=False)
-    for engine in (engine, LossEngine(model, losses, planned, check=False)):
-        assert torch.equal(engine.by_plan(planned).losses, losses(model, planned))
+    for tried in (engine, LossEngine(model, losses, planned, check=False)):
+        assert torch.equal(tried.by_plan(planned).losses, losses(model, planned))
         with pytest.raises(PlanMismatch):
-            engine.by_plan(other)
+            tried.by_plan(other)
 
 
 @pytest.mark.parametrize("drop", [F.dropout, F.dropout1d, F.alpha_dropout])

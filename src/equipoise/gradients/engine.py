@@ -315,11 +315,15 @@ class GradientEngine:
 
         def losses(given: dict[str, Tensor]) -> dict[str, Tensor]:
             leaves = [given.pop(name) for name in records]
-            own = {name: value.clone() for name, value in given.items()}  # a forward may write to them
+            own = {name: value.clone() if name in written else value for name, value in given.items()}
             return {"losses": evaluate_loss(self.model, self.loss, replace_leaves(batch, leaves), own)}
 
+        written: tuple[str, ...] = ()
         with self._read_by_trace():
-            return line_of(losses, held | records, self.model)[0]
+            line = line_of(losses, held | records, self.model)[0]
+            if written := line.written:  # once more, so that the model's own stay
+                line = line_of(losses, held | records, self.model)[0]
+        return line
 
     @contextmanager
     def _read_by_trace(self) -> Iterator[None]:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from equipoise.gradients.checks.oracle import losses_one_by_one
 from equipoise.gradients.engine import GradientEngine, Numbers
-from equipoise.gradients.engine_inputs import record_leaves, trainable_parameters
+from equipoise.gradients.engine_inputs import num_records, record_leaves, trainable_parameters
 from equipoise.gradients.operator import LossesOnly
 from equipoise.gradients.trace import Line
 
@@ -53,6 +53,8 @@ class LossEngine(GradientEngine):
         self, batch: Any, params: Mapping[str, Tensor] | None, upstream: Tensor | None = None
     ) -> LossesOnly:
         leaves, substitute = self._leaves(params)
+        if num_records(batch) == 0:
+            return LossesOnly(torch.zeros(0, device=self.device), self._shapes)
         plan = self.plan_for(batch)
         if not plan.ruled:  # nothing is held against a plan: a record at a time, as dense rows are
             losses = losses_one_by_one(self.model, self.loss, batch, substitute)
