@@ -1,6 +1,6 @@
 """The per-sample gradient matrix G as an implicit operator: captured once, formed never unless asked."""
 
-from equipoise.gradients.capture.isolation import Buffers, parameters_restored
+from equipoise.gradients.capture.isolation import parameters_restored
 from equipoise.gradients.checks.errors import CoverageError, CrossRecordError, ForwardWritesError
 from equipoise.gradients.checks.oracle import dense_gradients
 from equipoise.gradients.checks.replace_batch_norm import Replacement, find_batch_norms, replace_batch_norm
@@ -8,7 +8,6 @@ from equipoise.gradients.engine import Covered, GradientEngine, per_sample_gradi
 from equipoise.gradients.operator import DenseGradients, FactoredGradients, PerSampleGradients, concat
 
 __all__ = [
-    "Buffers",
     "CoverageError",
     "Covered",
     "CrossRecordError",

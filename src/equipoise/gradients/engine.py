@@ -23,17 +23,18 @@ from torch import Tensor, nn
 from equipoise._dtensor import device_of, local_part, part_like
 from equipoise._foreign_errors import cause_of, where_raised
 from equipoise._tree import leaves
+from equipoise.gradients.capture.attributes import attributes_kept
 from equipoise.gradients.capture.isolation import (
-    Buffers,
     parameters_restored,
     parameters_watched,
+    same_values,
     undisturbed,
 )
 from equipoise.gradients.capture.planner import LARGE, learn_plan
 from equipoise.gradients.capture.random_numbers import GlobalState, are_constant, random_numbers_from
 from equipoise.gradients.capture.recorder import Capture, CapturePlan, PlanMismatch
 from equipoise.gradients.capture.sharded import SHARDED, begin_sharded, leaves_told, tensor_parallel_mesh
-from equipoise.gradients.checks.errors import BufferWritesError, ForwardWritesError
+from equipoise.gradients.checks.errors import ForwardWritesError
 from equipoise.gradients.checks.oracle import dense_rows
 from equipoise.gradients.compare import Independence
 from equipoise.gradients.engine_inputs import (
@@ -50,6 +51,7 @@ from equipoise.gradients.engine_inputs import (
     record_leaves,
     repeat_to,
     replace_leaves,
+    run_loss,
     signature,
     take_records,
     trainable_parameters,
@@ -157,13 +159,11 @@ class GradientEngine:
             if is_sharded
             else ""
         )
-        self.buffers = Buffers(model)
         with parameters_restored(model):
-            with self.buffers.kept():
-                self.is_planned_publicly = publicly and self.plan_publicly(example_batch)
-                if not self.is_planned_publicly:
-                    self.learn(example_batch)
-            self.buffers.find_changing(lambda: self._trial(example_batch))
+            self.is_planned_publicly = publicly and self.plan_publicly(example_batch)
+            if not self.is_planned_publicly:
+                self.learn(example_batch)
+            self._written = self._written_by_forward(example_batch)
         if check:
             self.check(repeat_to(example_batch, max(LARGE, num_records(example_batch))))
 
@@ -216,8 +216,7 @@ class GradientEngine:
 
     @contextmanager
     def _watched(self, params: Mapping[str, Tensor] | None, numbers: Numbers | None = None) -> Iterator[None]:
-        watched = parameters_watched(self.buffers.modules, params)
-        with watched, self.buffers.kept(), self._drawn(numbers):
+        with parameters_watched(self.model, params), self._drawn(numbers):
             yield
 
     def _drawn(self, numbers: Numbers | None) -> AbstractContextManager[None]:
@@ -334,8 +333,7 @@ class GradientEngine:
         """
         state = GlobalState()
         try:
-            with self.buffers.kept():  # a forward may put others there
-                yield
+            yield
             if moved := {"NumPy", "Python"}.intersection(state.moved()):
                 raise RuntimeError(f"the model asks {' and '.join(sorted(moved))} for random numbers")
         finally:
@@ -394,8 +392,6 @@ class GradientEngine:
             raise RuntimeError("the model draws random numbers, and some rows are dense")
         if written := [name for name in traced.written if name in traced.parameters]:
             raise ForwardWritesError(written)
-        if written := [name for name in traced.written if name not in self.buffers.changing]:
-            raise BufferWritesError(written, "it did not at the start")
         return traced
 
     @backward_included()
@@ -539,7 +535,7 @@ class GradientEngine:
 
     def serves(self, batch: Any) -> bool:
         """Whether these records run what was planned, with finite losses and rows."""
-        with suppress(Exception), undisturbed(self.model), self.buffers.kept():
+        with suppress(Exception), undisturbed(self.model):
             found = self.run_plan(batch, None)
             assert found.losses is not None
             numbers = found.losses if self.forward_only else found.losses + found.row_norms()
@@ -579,15 +575,18 @@ class GradientEngine:
     @property
     def written_buffers(self) -> list[str]:
         """The buffers that a forward gives other values that may follow records: on copies, thrown away."""
-        return [name for name in self.buffers.written if name not in self.trials.kept]
+        return [name for name in self._written if name not in self.trials.kept]
 
     # -------------------- capture
 
-    def _trial(self, batch: Any) -> None:
-        """One forward as a capture makes it, for what it does to buffers; random states are restored."""
-        devices = {p.device for p in self.model.parameters()}
-        with random_numbers_from(0, *devices), torch.enable_grad():
-            evaluate_loss(self.model, self.loss, repeat_to(batch, LARGE), None)
+    def _written_by_forward(self, batch: Any) -> list[str]:
+        """The buffers to which a forward as a capture makes it gives other values."""
+        before = dict(self.model.named_buffers())
+        kept, numbers = attributes_kept(self.model, self.loss), random_numbers_from(0, self.device)
+        with kept, numbers, torch.enable_grad():
+            run_loss(self.model, self.loss, repeat_to(batch, LARGE), None)
+            after = dict(self.model.named_buffers())
+            return [name for name, buffer in before.items() if not same_values(after.get(name), buffer)]
 
     def _leaves(
         self, params: Mapping[str, Tensor] | None

@@ -199,8 +199,8 @@ def evaluate_loss(
 ) -> Tensor:
     """``loss(model, batch)``, [B], with some parameters and buffers exchanged for the call.
 
-    What model and loss keep in attributes is forgotten afterwards; inside `backward_included`, when the next
-    evaluation begins.
+    What model and loss keep in attributes and buffers is forgotten afterwards; inside `backward_included`,
+    when the next evaluation begins.
 
     Raises:
         ValueError: the result is not one number per record.
@@ -209,7 +209,8 @@ def evaluate_loss(
     scope = _SCOPE.get() or ExitStack()
     with torch._C.DisableTorchFunction():  # whoever watches the evaluation watches the model alone
         scope.close()  # what the evaluation before this one has left
-        scope.enter_context(attributes_kept(model, loss))
+        given = [buffer for name, buffer in model.named_buffers() if name in (substitute or {})]
+        scope.enter_context(attributes_kept(model, loss, given))
         sharded = model in SHARDED
         if sharded:  # its backward gathers the values once more
             scope.enter_context(other_values(model, substitute or {}))

@@ -166,7 +166,7 @@ class Trials:
         state = GlobalState(self._engine.device)
 
         def of(run: Callable[[], PerSampleGradients]) -> PerSampleGradients:
-            with random_numbers_from(0, self._engine.device), self._engine.buffers.kept():
+            with random_numbers_from(0, self._engine.device):
                 return run()
 
         try:
@@ -275,7 +275,7 @@ class Trials:
     def check(self, batch: Any) -> Traced | None:
         """As `GradientEngine.check`; gives what is replayed for such batches, None if they run eagerly."""
         form = self._engine.form(batch)
-        with parameters_restored(self._model), self._engine.buffers.kept():
+        with parameters_restored(self._model):
             proof = self.proof(batch)
             self.refuse_mixing(proof)
             is_proved = proof.outcome == "proved" and not self._engine.eager
@@ -286,8 +286,7 @@ class Trials:
                     self.proofs[form] = proof
             traced = self.attach(batch, starts=True)
         if not self._engine.forward_only:  # without a copy of the parameters beside gradients
-            with self._engine.buffers.kept():
-                self._refuse_other_function(batch, is_proved)
+            self._refuse_other_function(batch, is_proved)
         self.kept = self._public_writes(batch, traced)
         return traced
 

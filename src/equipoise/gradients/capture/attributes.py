@@ -19,7 +19,7 @@ import sys
 import threading
 import types
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache, partial
 from itertools import chain, repeat
@@ -30,7 +30,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from equipoise.gradients.capture.isolation import same_values
+from equipoise.gradients.capture.isolation import buffers_kept, same_values
 from equipoise.gradients.checks.errors import TensorWritesError
 
 __all__ = ["Change", "HeldState", "attributes_kept", "is_own"]
@@ -69,12 +69,15 @@ UNNAMED = "one in a container or a variable"
 
 
 @contextmanager
-def attributes_kept(model: nn.Module, loss: object = None) -> Iterator[None]:
-    """Inside, model and loss may keep things in attributes; then every attribute is what it was.
+def attributes_kept(model: nn.Module, loss: object = None, others: Collection[Tensor] = ()) -> Iterator[None]:
+    """Inside, model and loss may keep things in attributes and buffers; then all of it is what it was.
 
     So are hooks, the fields of other objects that they hold, what containers hold, variables that functions
-    share with those around them, attributes of classes, globals that functions name, and buffers of modules
-    that are no part of the model.
+    share with those around them, attributes of classes, and globals that functions name.
+
+    Args:
+        model, loss: that hold it.
+        others: buffers of which no copies are made.
 
     Raises:
         TensorWritesError: another tensor was changed in place; its value is lost.
@@ -88,9 +91,9 @@ def attributes_kept(model: nn.Module, loss: object = None) -> Iterator[None]:
     (0, [])
     """
     state = HeldState(model, loss)
-    state.exchange_buffers()
     try:
-        yield
+        with buffers_kept([*model.modules(), *state.others], others):
+            yield
     finally:
         state.put_back()
 
@@ -166,6 +169,7 @@ class HeldState:
         live: tensors of which nobody reads a value by itself, so that it may change.
 
     Attributes:
+        others: modules that are no part of the model.
         differs: whether `changes` found something else under some name: a module, a hook, an entry of a
             list; or something else in a tensor that is not `live`.
 
@@ -186,7 +190,7 @@ class HeldState:
         self._empty: list[tuple[Any, str]] = []  # nearly all containers of modules, looked at quickly
         self._tensors: list[tuple[Tensor, int, str]] = []
         self._arrays: list[tuple[np.ndarray, np.ndarray, str]] = []
-        self._others: list[nn.Module] = []
+        self.others: list[nn.Module] = []
         self._known: set[int] = set()
         self._waiting: deque[tuple[Any, str]] = deque([(loss, "")])
         for name, module in model.named_modules():
@@ -222,7 +226,7 @@ class HeldState:
             self._class(value)
         elif isinstance(value, nn.Module):
             self._fields(value, "", is_own=True)
-            self._others.append(value)
+            self.others.append(value)
             for held in (value._parameters, value._buffers):
                 self._waiting += [(tensor, name) for name, tensor in held.items()]  # before those of no name
                 self._container(held, "", is_container=False)
@@ -301,12 +305,6 @@ class HeldState:
         values = partial(map, scope.get, names, repeat(_EMPTY))
         put = partial(_assign, scope.__setitem__, scope.__delitem__)
         self._waiting += self._hold(scope, (names.__len__, names.__iter__, values), put, "")
-
-    def exchange_buffers(self) -> None:
-        """Copies in the place of the buffers of modules that are no part of the model."""
-        for module in self._others:
-            for name, buffer in module._buffers.items():
-                module._buffers[name] = None if buffer is None else buffer.detach().clone()
 
     def put_back(self) -> None:
         """Let all of it be what it was.

@@ -15,9 +15,9 @@ the optimiser moves a parameter: a model that moves one itself is refused, by na
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -29,7 +29,7 @@ from equipoise.gradients.capture.sharded import SHARDED, resharded
 from equipoise.gradients.checks.errors import ForwardWritesError
 
 __all__ = [
-    "Buffers",
+    "buffers_kept",
     "parameters_restored",
     "parameters_watched",
     "same_values",
@@ -38,102 +38,40 @@ __all__ = [
 ]
 
 
-Held = TypeVar("Held", bound=Tensor | None)
+@contextmanager
+def buffers_kept(modules: Iterable[nn.Module], others: Collection[Tensor] = ()) -> Iterator[None]:
+    """Inside, every buffer of these modules is a copy, but for some; then they have their own again.
+
+    >>> norm = nn.InstanceNorm1d(2, track_running_stats=True)
+    >>> with buffers_kept([norm]):
+    ...     _ = norm(torch.ones(1, 2, 3))
+    >>> norm.running_mean
+    tensor([0., 0.])
+    """
+    copies: dict[int, Tensor | None] = {id(buffer): buffer for buffer in others}
+    before = [(module, {**module._buffers}, {*module._non_persistent_buffers_set}) for module in modules]
+    for module, own, _ in before:
+        for key, buffer in own.items():
+            if id(buffer) not in copies:  # one that two modules share stays shared
+                copies[id(buffer)] = None if buffer is None else buffer.detach().clone()
+            module._buffers[key] = copies[id(buffer)]
+    try:
+        yield
+    finally:
+        for module, own, temporary in before:
+            for held, then in ((module._buffers, own), (module._non_persistent_buffers_set, temporary)):
+                held.clear()
+                held.update(then)
 
 
-class _Place(NamedTuple, Generic[Held]):
-    """Where a parameter or a buffer stands, and what it was."""
+class _Place(NamedTuple):
+    """Where a parameter stands, and what it was."""
 
     path: str
     module: nn.Module
     key: str
-    value: Held
+    value: nn.Parameter
     mark: tuple[int, int]
-
-
-class Buffers:
-    """The buffers of a model, and which of them a forward changes.
-
-    Args:
-        model: its modules are listed now; nothing on it is changed.
-
-    Attributes:
-        modules: their paths and they themselves.
-        changing: paths of those that a forward changes or binds anew, to the same values perhaps.
-        written: paths of those that a forward gave other values.
-
-    Example:
-        >>> import torch
-        >>> norm = nn.InstanceNorm1d(2, track_running_stats=True)
-        >>> buffers = Buffers(norm)
-        >>> buffers.find_changing(lambda: norm(torch.ones(1, 2, 3)))
-        >>> buffers.changing
-        ['running_mean', 'running_var']
-        >>> with buffers.kept():
-        ...     _ = norm(torch.ones(1, 2, 3))
-        >>> norm.running_mean
-        tensor([0., 0.])
-    """
-
-    def __init__(self, model: nn.Module) -> None:
-        self.modules = list(model.named_modules())
-        self.changing: list[str] = []
-        self.written: list[str] = []
-
-    @contextmanager
-    def kept(self) -> Iterator[list[_Place[Tensor | None]]]:
-        """Inside, every buffer is a copy; then the model has its own again.
-
-        Yields:
-            Its own.
-        """
-        before = self._snapshot()
-        self._exchange(before)
-        try:
-            yield before
-        finally:
-            self._put_back(before)
-
-    def find_changing(self, forward: Callable[[], Any]) -> None:
-        """Run `forward` once, undo what it did to buffers, and remember those it changed."""
-        with self.kept() as before:
-            copies = self._snapshot()
-            forward()
-            for own, copy in zip(before, copies, strict=True):
-                now = own.module._buffers.get(own.key)
-                # Assigned anew, changed in place, or changed through `.data`, which no count shows.
-                has_other_values = not same_values(now, own.value)
-                if now is not copy.value or write_mark(now) != copy.mark or has_other_values:
-                    self.changing.append(own.path)
-                if has_other_values:
-                    self.written.append(own.path)
-
-    def _snapshot(self) -> list[_Place[Tensor | None]]:
-        return [
-            _Place(f"{path}.{key}" if path else key, module, key, buffer, write_mark(buffer))
-            for path, module in self.modules
-            for key, buffer in module._buffers.items()
-        ]
-
-    def _exchange(self, places: list[_Place[Tensor | None]]) -> None:
-        """Copies in the place of buffers; one that two modules share stays shared."""
-        copies: dict[int, Tensor] = {}
-        for place in places:
-            buffer = place.module._buffers.get(place.key)
-            if buffer is not None:
-                if id(buffer) not in copies:
-                    copies[id(buffer)] = buffer.detach().clone()
-                place.module._buffers[place.key] = copies[id(buffer)]
-
-    def _put_back(self, before: list[_Place[Tensor | None]]) -> None:
-        known = {(id(place.module), place.key) for place in before}
-        for _, module in self.modules:
-            for key in list(module._buffers):
-                if (id(module), key) not in known:  # made by the forward
-                    del module._buffers[key]
-                    module._non_persistent_buffers_set.discard(key)
-        for place in before:
-            place.module._buffers[place.key] = place.value
 
 
 @contextmanager
@@ -145,7 +83,7 @@ def parameters_restored(model: nn.Module) -> Iterator[None]:
     """
     if model in SHARDED:
         resharded(model)
-    before = _parameters(model.named_modules())
+    before = _parameters(model)
     # Of a sharded one the part that is here; a shared one once.
     own = {id(place.value): local_part(place.value) for place in before}
     copies = {number: part.detach().clone() for number, part in own.items()}
@@ -165,18 +103,15 @@ def parameters_restored(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def parameters_watched(
-    modules: Sequence[tuple[str, nn.Module]], others: Mapping[str, Tensor] | None = None
-) -> Iterator[None]:
-    """Inside, no parameter of these modules may be changed, nor any of ``others``; nothing is copied.
+def parameters_watched(model: nn.Module, others: Mapping[str, Tensor] | None = None) -> Iterator[None]:
+    """Inside, no parameter of the model may be changed, nor any of ``others``; nothing is copied.
 
     Raises:
         ForwardWritesError: one was changed, in place or by another in its place; its value is lost.
     """
-    model = modules[0][1]
     if model in SHARDED:
         resharded(model)
-    before = _parameters(modules)
+    before = _parameters(model)
     given = [(name, value, write_mark(value)) for name, value in (others or {}).items()]
     try:
         yield
@@ -191,10 +126,10 @@ def parameters_watched(
             raise ForwardWritesError(moved, "it did not at the start; the values are lost")
 
 
-def _parameters(modules: Iterable[tuple[str, nn.Module]]) -> list[_Place[nn.Parameter]]:
+def _parameters(model: nn.Module) -> list[_Place]:
     return [
         _Place(f"{path}.{key}" if path else key, module, key, p, write_mark(p))
-        for path, module in modules
+        for path, module in model.named_modules()
         for key, p in module._parameters.items()
         if p is not None and not is_lazy(p)
     ]
@@ -231,7 +166,7 @@ def undisturbed(model: nn.Module, seed: int = 0, dropout: bool = False) -> Itera
         dropout: leave them random, dropout too; otherwise see `random_numbers_constant`.
     """
     with (
-        Buffers(model).kept(),
+        buffers_kept(model.modules()),
         random_numbers_from(seed, *{p.device for p in model.parameters()}),
         nullcontext() if dropout else random_numbers_constant(),
     ):

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from equipoise import _validate
 from equipoise._foreign_errors import cause_of, where_raised
 from equipoise._tree import leaves
-from equipoise.gradients import Buffers, ForwardWritesError, GradientEngine, parameters_restored
+from equipoise.gradients import ForwardWritesError, GradientEngine, parameters_restored
 from equipoise.gradients.capture.attributes import HeldState, attributes_kept
-from equipoise.gradients.capture.isolation import undisturbed, write_mark
+from equipoise.gradients.capture.isolation import buffers_kept, undisturbed, write_mark
 from equipoise.gradients.checks.errors import BufferWritesError
 from equipoise.gradients.compare import OWN_GENERATOR, losses_moved
 from equipoise.gradients.engine_inputs import (
@@ -217,7 +217,7 @@ def check_repeatable(model: nn.Module, loss: Loss, batch: Any, params: Mapping[s
     """
 
     def run(records: Any) -> tuple[Tensor, list[str]]:
-        own = Buffers(loss).kept() if isinstance(loss, nn.Module) else nullcontext()
+        own = buffers_kept(loss.modules()) if isinstance(loss, nn.Module) else nullcontext()
         held = HeldState(model, loss)
         with undisturbed(model), own, torch.enable_grad():
             losses = run_loss(model, loss, records, params).detach()

@@ -129,8 +129,7 @@ class Pipeline:
 
         def run(count: int, weights: Tensor) -> tuple[Tensor, list[Tensor]]:
             batch = self.prepare(self.source.join(read[count]), randomness)
-            with self.engine.buffers.kept():
-                losses, found = self.engine.gradient(batch, params=self.params, weights=weights)
+            losses, found = self.engine.gradient(batch, params=self.params, weights=weights)
             return losses, [*found.values()]
 
         try:
