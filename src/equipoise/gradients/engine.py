@@ -65,10 +65,6 @@ from equipoise.gradients.trials import Trials
 
 __all__ = ["Covered", "GradientEngine", "per_sample_gradients"]
 
-#: Attempts at a batch whose operations differ from the plan; the last one is dense altogether.
-MISMATCHES = 5
-
-
 @dataclass(frozen=True)
 class Covered:
     """How the rows of one parameter are computed.
@@ -543,20 +539,14 @@ class GradientEngine:
         return False
 
     def gradients(self, batch: Any, params: Mapping[str, Tensor] | None) -> PerSampleGradients:
-        """As by plan; parameters whose operations follow values become dense."""
-        is_new, state = signature(batch) not in self._plans, GlobalState(self.device)
-        for attempt in range(MISMATCHES):
-            try:
-                return self.run_plan(batch, params)
-            except PlanMismatch as mismatch:
-                state.restore()  # the same random numbers, however often it is tried
-                dense = dict(self.plan_for(batch).dense)
-                if not is_new or attempt:
-                    names = mismatch.names if attempt < MISMATCHES - 2 else ()
-                    of_all = trainable_parameters(self.model)
-                    dense |= dict.fromkeys(names or of_all, f"its use depends on values ({mismatch})")
-                self.learn(batch, params, dense)
-        raise AssertionError("what is dense altogether has no plan to differ from")
+        """As by plan; if operations follow values, all parameters become dense."""
+        state, names = GlobalState(self.device), tuple(trainable_parameters(self.model))
+        try:
+            return self.run_plan(batch, params)
+        except PlanMismatch as mismatch:
+            state.restore()  # the same random numbers
+            self.learn(batch, params, dict.fromkeys(names, f"its use depends on values ({mismatch})"))
+            return self.run_plan(batch, params)
 
     def coverage(self) -> tuple[Covered, ...]:
         """One entry per trainable parameter, in the model's order."""
