@@ -65,6 +65,7 @@ from equipoise.gradients.trials import Trials
 
 __all__ = ["Covered", "GradientEngine", "per_sample_gradients"]
 
+
 @dataclass(frozen=True)
 class Covered:
     """How the rows of one parameter are computed.

@@ -59,9 +59,9 @@ def buffers_kept(modules: Iterable[nn.Module], others: Collection[Tensor] = ()) 
         yield
     finally:
         for module, own, temporary in before:
-            for held, then in ((module._buffers, own), (module._non_persistent_buffers_set, temporary)):
-                held.clear()
-                held.update(then)
+            module._buffers.clear()
+            module._buffers.update(own)
+            module._non_persistent_buffers_set.intersection_update(temporary)
 
 
 class _Place(NamedTuple):

@@ -18,10 +18,11 @@ from torch.utils.flop_counter import flop_registry
 
 from equipoise._dtensor import device_of, local_part
 from equipoise._tree import leaves
+from equipoise.gradients.capture.attributes import attributes_kept
 from equipoise.gradients.capture.isolation import undisturbed
 from equipoise.gradients.capture.random_numbers import SeenOperations
 from equipoise.gradients.capture.sharded import leaves_told
-from equipoise.gradients.engine_inputs import Loss, evaluate_loss, num_records
+from equipoise.gradients.engine_inputs import Loss, num_records, run_loss
 
 __all__ = ["PASS_OVERHEAD", "available_bytes", "fitting", "forward_cost", "step_bytes"]
 
@@ -105,9 +106,10 @@ def forward_cost(model: nn.Module, loss: Loss, batch: Any) -> ForwardCost:
         return tensor.detach()  # a result that keeps its own graph would never be freed, nor would the graph
 
     def run(hooks: AbstractContextManager[Any]) -> _Work:
-        with undisturbed(model, dropout=True), torch.enable_grad(), leaves_told(note_leaf), hooks:
+        kept = attributes_kept(model, loss)
+        with undisturbed(model, dropout=True), kept, torch.enable_grad(), leaves_told(note_leaf), hooks:
             with _Work() as found:
-                held = evaluate_loss(model, loss, batch, None)
+                held = run_loss(model, loss, batch, None)
             del held  # with the graph: until here no saved tensor had the place of another
         return found
 
