@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from equipoise.methods import DCDPSGD, DPSGD, Method, Random, TopShare, Trace, published
-from equipoise.methods.two_thresholds.scores import sub_weibull
+from equipoise.methods.two_thresholds import sub_weibull
 from equipoise.privacy import Budget, Poisson
 from reproduction.findings import Curve, Findings, PaperExperiment, Progress, Table, Verdict, over_seeds
 from reproduction.harness import Problem, follow

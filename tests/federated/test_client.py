@@ -36,7 +36,7 @@ from equipoise.federated.methods.server_radius import SQUARES
 from equipoise.methods import METHODS, MomentSubspace, PublicRecords, PublicSubspace, RandomSubspace
 from equipoise.methods.dp_c4 import Quantile
 from equipoise.methods.named_tensors import copied
-from equipoise.methods.two_thresholds.dc_dpsgd import AdaptiveTail
+from equipoise.methods.two_thresholds import AdaptiveTail
 from equipoise.privacy import BudgetError, Journal, JournalError, Ledger, LedgerError, Secrets
 from equipoise.privacy.errors import PlanUsedUpError
 from equipoise.statements import Statement

@@ -208,7 +208,7 @@ def test_the_combination_does_not_know_the_basis_and_coordinates_do():
     flipped = directions(dimension=4).at(start())
     for weights, block in zip(flipped.weights, flipped.exact.blocks, strict=True):
         weights[:, 0] *= -1
-        for columns in block.columns.values():
+        for columns in block[0].rows.tensors.values():
             columns[0] *= -1
     there = {form: flipped.encode(displacement(), form) for form in ("combination", "coordinates")}
     expected = basis.decode(basis.encode(displacement(), "combination"))

@@ -6,7 +6,7 @@ import torch
 from equipoise.gradients.factors import DenseFactor, IndexFactor, OuterFactor
 from equipoise.gradients.factors.convolution import ConvFactor, ConvGeometry
 from equipoise.gradients.operator import DenseGradients, FactoredGradients, concat
-from equipoise.methods.subspaces.base import HeldSubspace
+from equipoise.methods.subspaces import held
 
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}
 DTYPES = pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["float64", "float32"])
@@ -51,7 +51,7 @@ def difference(records=6, seed=0, dtype=torch.float64):
 
 def residual(records=6, seed=0, dtype=torch.float64):
     columns = {name: tensor / 20 for name, tensor in dense(3, 77, dtype).tensors.items()}
-    return HeldSubspace(columns).residual(factored(records, seed, dtype))
+    return held(columns).residual(factored(records, seed, dtype))
 
 
 def diagonal(dtype=torch.float64, seed=50):

@@ -18,16 +18,18 @@ from equipoise.gradients import DenseGradients
 from equipoise.methods import find
 from equipoise.methods.base import Setting
 from equipoise.methods.clip_rules import PSAC, Abadi, AutoS
-from equipoise.methods.two_thresholds.dc_dpsgd import (
+from equipoise.methods.two_threshold_sums import clip_selected, top_share
+from equipoise.methods.two_thresholds import (
     AdaptiveTail,
     FixedTail,
+    Norm,
     NullTail,
     PerSample,
+    Random,
     TopShare,
+    Trace,
     TwoChannel,
 )
-from equipoise.methods.two_thresholds.scores import Norm, Random, Trace
-from equipoise.methods.two_thresholds.sums import clip_selected, top_share
 from equipoise.privacy import Draw, Poisson, Private, PrivateRows
 from equipoise.privacy.bounds.bounded import Bounded
 from equipoise.privacy.private import unwrap

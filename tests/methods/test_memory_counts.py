@@ -13,8 +13,7 @@ from torch.nn import functional as F
 import equipoise as eq
 from equipoise.methods import PublicRecords, PublicSubspace
 from equipoise.methods.anchored import Every
-from equipoise.methods.two_thresholds.dc_dpsgd import TwoChannel
-from equipoise.methods.two_thresholds.scores import Trace
+from equipoise.methods.two_thresholds import Trace, TwoChannel
 
 FEATURES, CLASSES = 800, 4
 NOISE = {"noise_multiplier": 1.0}

@@ -16,7 +16,7 @@ from torch import nn
 import equipoise as eq
 from equipoise.gradients.operator import FactoredGradients
 from equipoise.methods.dp_c4 import Quantile
-from equipoise.methods.two_thresholds.dc_dpsgd import AdaptiveTail, PerSample, TwoChannel
+from equipoise.methods.two_thresholds import AdaptiveTail, PerSample, TwoChannel
 from equipoise.privacy import FullBatch
 
 RECORDS = 31

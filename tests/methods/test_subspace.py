@@ -6,9 +6,8 @@ import torch
 from equipoise.gradients.factors import DenseFactor, IndexFactor, OuterFactor
 from equipoise.gradients.factors.convolution import ConvFactor, ConvGeometry
 from equipoise.gradients.operator import DenseGradients, FactoredGradients
-from equipoise.methods.subspaces.base import HeldSubspace
-from equipoise.methods.subspaces.principal import principal_subspace
-from equipoise.methods.subspaces.seeded import SeededSubspace
+from equipoise.methods.subspaces import held as held_subspace
+from equipoise.methods.subspaces import principal_subspace, random_subspace
 
 SHAPES = {"linear": (6, 5), "tied": (7, 4), "conv": (4, 2, 3, 3), "bias": (5,), "unused": (3, 3)}
 K = 4
@@ -35,11 +34,11 @@ def gradients(records=6, seed=0, dtype=torch.float64):
 
 def held():
     g = torch.Generator().manual_seed(9)
-    return HeldSubspace({n: torch.randn(K, *s, generator=g, dtype=torch.float64) for n, s in SHAPES.items()})
+    return held_subspace({n: torch.randn(K, *s, generator=g, dtype=torch.float64) for n, s in SHAPES.items()})
 
 
 def seeded(dense_limit=0):
-    return SeededSubspace(3, SHAPES, K, dtype=torch.float64, dense_limit=dense_limit)
+    return random_subspace(3, SHAPES, K, dtype=torch.float64, dense_limit=dense_limit)
 
 
 KINDS = pytest.mark.parametrize(
@@ -89,32 +88,18 @@ def test_residual_is_the_matrix_minus_its_part(make):
     close(G.materialise().matrix(), M)
 
 
-def test_a_row_inside_the_subspace_has_a_small_residual_that_is_never_too_small():
-    basis = torch.linalg.qr(
-        torch.randn(40, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    )[0]
-    y = torch.randn(50, 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    outside = torch.randn(50, 40, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
-    outside -= outside @ basis @ basis.t()
-    for share in (0.0, 1e-5, 1e-4, 1e-3, 1e-2):
-        rows = (y @ basis.t() + share * outside).float()
-        G = DenseGradients({"w": rows})
-        subspace = HeldSubspace({"w": basis.t().float()})
-        V = basis.float().double()
-        exact = (rows.double() - rows.double() @ V @ V.t()).norm(dim=1)
-        norms = subspace.residual(G).row_norms().double()
-        assert (norms >= exact * (1 - 1e-4)).all()
-        assert (norms <= exact * (1 + 1e-4) + 3e-3 * G.row_norms()).all()
-
-
 def test_seeded_columns_depend_on_the_seed_alone():
-    first, again, other = seeded(), seeded(), SeededSubspace(4, SHAPES, K, dtype=torch.float64, dense_limit=0)
+    first, again, other = (
+        seeded(),
+        seeded(),
+        random_subspace(4, SHAPES, K, dtype=torch.float64, dense_limit=0),
+    )
     assert torch.equal(columns(first), columns(again))
     assert not torch.allclose(columns(first), columns(other))
     state = torch.get_rng_state()
     columns(first)
     assert torch.equal(torch.get_rng_state(), state)
-    single = SeededSubspace(3, SHAPES, K, dense_limit=0)
+    single = random_subspace(3, SHAPES, K, dense_limit=0)
     close(
         columns(first),
         torch.stack(
@@ -125,15 +110,15 @@ def test_seeded_columns_depend_on_the_seed_alone():
 
 
 def test_seeded_columns_have_unit_squared_norm_in_the_mean():
-    wide = SeededSubspace(0, {"a": (30, 20), "b": (50,)}, 400, dense_limit=0)
+    wide = random_subspace(0, {"a": (30, 20), "b": (50,)}, 400, dense_limit=0)
     assert wide.gram().diagonal().mean().item() == pytest.approx(1, abs=0.05)
 
 
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: HeldSubspace({"a": torch.ones(2, 3), "b": torch.ones(3, 3)}), "same K"),
-        (lambda: SeededSubspace(0, {"a": (2, 2)}, 0), "dimension=0"),
+        (lambda: held_subspace({"a": torch.ones(2, 3), "b": torch.ones(3, 3)}), "records"),
+        (lambda: random_subspace(0, {"a": (2, 2)}, 0), "dimension=0"),
         (lambda: seeded().lift(torch.ones(K + 1)), "coordinates"),
         (lambda: seeded().coordinates(gradients().select(["bias"])), "must agree"),
     ],
@@ -177,39 +162,3 @@ def test_norms_of_residuals_and_projections_are_never_too_small(form, spread):
     for rows in (subspace.residual(G), subspace.projection(G)):
         clipped = rows.weighted_sums(torch.diag(rows.row_norms().reciprocal()))["w"]
         assert clipped.double().norm(dim=1).max() <= 1 + 1e-3
-
-
-@pytest.mark.parametrize("form", ["held", "auto"])
-@pytest.mark.parametrize("normalise", [False, True])
-def test_with_a_direction_for_every_row_the_rows_are_held(form, normalise):
-    """The same subspace as in kernel form; look-ups stay sparse; the memory of an old one is used again."""
-
-    def rows(records, seed):
-        g = torch.Generator().manual_seed(seed)
-        factors = dict(gradients(records, seed).factors)
-        b = torch.randn(records, 3, 4, generator=g, dtype=torch.float64)
-        factors["table"] = (IndexFactor(torch.randint(50, (records, 3), generator=g), b, 50),)
-        return FactoredGradients(factors, shapes={**SHAPES, "table": (50, 4)})
-
-    def subspace(public, basis, into=None):
-        groups = [[name] for name in public.names]
-        found = principal_subspace(public, groups, basis=basis, normalise=normalise, into=into)
-        return found.subspace
-
-    private, old = rows(5, 2), None
-    for seed in (1, 3):
-        public = rows(6, seed)
-        expected, found = subspace(public, "kernel"), subspace(public, form, old)
-        # A direction may point either way: its sign follows from rounding.
-        signs = (columns(found) * columns(expected)).sum(0).sign()
-        y = expected.coordinates(private)
-        close(found.coordinates(private) * signs, y, 1e-8)
-        close(columns(found) * signs, columns(expected), 1e-8)
-        kept = found.public.factors
-        assert kept["table"][0].kind == "index"
-        if form == "held":
-            assert kept["linear"][0].kind == kept["tied"][0].kind == kept["conv"][0].kind == "dense"
-            assert not any(found.blocks[0].columns)
-            if old is not None:
-                assert kept["linear"][0].g.data_ptr() == old.public.factors["linear"][0].g.data_ptr()
-        old = found

@@ -6,7 +6,7 @@ import pytest
 import torch
 from privacy_rows import DenseRows, Flat, Greedy, rows
 
-from equipoise.methods.two_thresholds.sums import clip_selected, top_share
+from equipoise.methods.two_threshold_sums import clip_selected, top_share
 from equipoise.privacy import (
     Bounded,
     Draw,

@@ -6,7 +6,7 @@ import pytest
 import torch
 from privacy_rows import DenseRows, Flat
 
-from equipoise.methods.two_thresholds.sums import clip_channels, clip_either, clip_selected, top_share
+from equipoise.methods.two_threshold_sums import clip_channels, clip_either, clip_selected, top_share
 from equipoise.privacy import (
     Draw,
     JointGaussian,

@@ -12,7 +12,7 @@ import torch
 from privacy_rows import DenseRows, rows
 
 from equipoise.gradients import DenseGradients
-from equipoise.methods.subspaces.base import HeldSubspace
+from equipoise.methods.subspaces import held
 from equipoise.privacy import Draw, Private, PrivateError, PrivateRows
 from equipoise.privacy.private import unwrap
 
@@ -221,7 +221,7 @@ def test_no_record_gets_into_a_sum_twice():
 
 def test_writing_to_the_coordinates_leaves_the_residual_as_it_is():
     raw = DenseGradients({"w": torch.tensor([[3.0, 4.0], [0.0, 1.0]])})
-    V = HeldSubspace({"w": torch.eye(1, 2)})
+    V = held({"w": torch.eye(1, 2)})
     coordinates, residual = PrivateRows(raw, Draw("batch", 0)).split(V)
     assert coordinates.by_record
     assert unwrap(coordinates).flatten().tolist() == [3.0, 0.0]

@@ -7,7 +7,7 @@ import torch
 from privacy_rows import Flat, rows
 
 from equipoise.gradients import DenseGradients
-from equipoise.methods.two_thresholds.sums import clip_channels, clip_either, clip_selected, top_share
+from equipoise.methods.two_threshold_sums import clip_channels, clip_either, clip_selected, top_share
 from equipoise.privacy import (
     Draw,
     Private,

@@ -8,7 +8,7 @@ import pytest
 import torch
 from privacy_rows import DenseRows, Flat, rows
 
-from equipoise.methods.two_thresholds.sums import clip_channels, clip_either
+from equipoise.methods.two_threshold_sums import clip_channels, clip_either
 from equipoise.privacy import Draw, Private, PrivateError, PrivateRows
 from equipoise.privacy.bounds.bounded import Bounded
 from equipoise.privacy.bounds.counts import RAMP, capped, centred_indicator, indicator, soft_indicator

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from equipoise.methods import Context, Method, State
 from equipoise.methods.base import Plan
-from equipoise.methods.subspaces.base import HeldSubspace
+from equipoise.methods.subspaces import held
 from equipoise.methods.wrapper import MethodWrapper
 from equipoise.privacy import Private
 from equipoise.privacy.private import unwrap
@@ -64,7 +64,7 @@ class WithCanaryScores(MethodWrapper):
     def step(self, context: Context, state: State) -> tuple[dict[str, Tensor], State]:
         estimate, following = super().step(context, state)
         rows = context.public_gradients(self.canaries)
-        along = HeldSubspace({name: value[None] for name, value in estimate.items()}).coordinates(rows)[:, 0]
+        along = held({name: value[None] for name, value in estimate.items()}).coordinates(rows)[:, 0]
         scores = along.double() / rows.row_norms().double().clamp(min=1e-30)
         before = self.scores(state)
         scores = scores if before is None else before + scores

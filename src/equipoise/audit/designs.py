@@ -19,7 +19,7 @@ from torch import Tensor
 
 from equipoise.audit.canaries import CanaryLayout, public_records
 from equipoise.methods import Context, Method, PublicRecords, find
-from equipoise.methods.projected.sources import RandomSubspace
+from equipoise.methods.projected import RandomSubspace
 from equipoise.methods.registry import METHODS
 from equipoise.privacy import FixedEpochs, FullBatch, Poisson, Sampling
 
@@ -124,9 +124,8 @@ def _entries(context: Context) -> Tensor:
 def _drawn_columns(context: Context) -> Tensor:
     """The columns of the first random subspace, [K, P]: the seed that they come from is public."""
     source = RandomSubspace(dimension=sum(value.numel() for value in context.params.values()) // 2)
-    (block,) = source.build(context, source.refresh(context, 0)).subspace.blocks
-    (columns,) = block.columns.values()
-    return columns.flatten(1)
+    (columns,) = source.build(context, source.refresh(context, 0)).subspace.columns()
+    return next(iter(columns.values())).flatten(1)
 
 
 MANY_SMALL: Final = Sizes(canaries=400, trainings=100, steps=5, one_step={"canaries": 400, "trainings": 100})

@@ -48,13 +48,14 @@ class View:
             `shifted`, `multiplied`, differences and sums of rows at several points.
         at: the parameter points; only the current parameters when None.
         back: from the released mean to an estimate of the gradient.
-        others: makes further bounded sums from the rows at each point.
+        sums: makes further bounded sums from the rows at each point; "gradient" among them takes the place of
+            the clipped rows.
     """
 
     rows: Callable[..., PrivateRows] | None = None
     at: Sequence[Parameters] | None = None
     back: Callable[[dict[str, Tensor]], dict[str, Tensor]] = dict
-    others: Callable[..., dict[str, Bounded]] | None = None
+    sums: Callable[..., dict[str, Bounded]] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,10 +105,6 @@ class Estimator(Method):
         """What of each record is clipped in this step, from the state and public values."""
         return View()
 
-    def bounded(self, rows: Any, limits: float | list[float], groups: Any) -> Bounded:
-        """The bounded sum of what the view made."""
-        return clip(rows, self.clip_rule, limits, groups)
-
     def start(self, params: Parameters) -> State:
         """What `update` remembers before the first step."""
         return {}
@@ -136,6 +133,7 @@ class Estimator(Method):
         mechanism: Callable[[float], Mechanism] = Gaussian,
         sampling: Sampling | None = None,
         others: Callable[[float], Sequence[Release]] = lambda noise_multiplier: (),
+        bound: float | None = None,
     ) -> PrivacyPlan:
         """The releases, with the noise that meets the budget.
 
@@ -144,15 +142,16 @@ class Estimator(Method):
             mechanism: of the gradient, by its multiplier.
             sampling: of the draws; None takes the setting's.
             others: further releases, by the same multiplier.
+            bound: how far a record moves the sum; the largest C_t when None.
         """
         threshold, steps, size = self.threshold, setting.sampling.steps, setting.sampling.expected_size
-        bound = threshold.upper(steps)
+        limit = threshold.upper(steps) if bound is None else bound
         given = self.noise_multiplier
         stages = given if isinstance(given, NoiseStages) else NoiseStages((1.0,), given)
 
         def with_noise(noise_multiplier: float) -> PrivacyPlan:
             noise = stages.over(mechanism(noise_multiplier), sampling or setting.sampling)
-            releases = [Release("gradient", bound, noise, sampling=sampling)]
+            releases = [Release("gradient", limit, noise, sampling=sampling)]
             if isinstance(threshold, ReleasedQuantile):
                 # A centred indicator is -1/2 or +1/2, so one record moves the count by 1/2.
                 of_count = setting.count_noise(threshold.count_noise_multiplier(size), noise_multiplier)
@@ -184,13 +183,16 @@ class Estimator(Method):
 
         def sums(*given: Any) -> dict[str, Bounded]:
             *points, _ = given  # the rows at each point, then the records' numbers
+            own = {} if view.sums is None else view.sums(*points)
+            if "gradient" in own:
+                return own
             rows = points[0] if view.rows is None else view.rows(*points)
-            out = {"gradient": self.bounded(rows, limits, groups)}
+            out = {"gradient": clip(rows, self.clip_rule, limits, groups)}
             if isinstance(threshold, ReleasedQuantile):
                 # A record without a finite norm counts as above, and moves the count by 1/2 like any other.
                 below = soft_indicator(rows.row_norms(), clip_norm, "below")
                 out["below_threshold"] = centred_indicator(below)
-            return out if view.others is None else out | view.others(*points)
+            return out | own
 
         draw = context.draw("batch")
         released = context.ledger.release(draw, draw.query(sums, at=view.at))

@@ -576,7 +576,7 @@ class JointWhitening(DPSGD):
         return View(
             lambda rows: rows.multiplied(roots),
             back=back,
-            others=lambda rows: {"input_moments": input_moments(rows, names)},
+            sums=lambda rows: {"input_moments": input_moments(rows, names)},
         )
 
     def update(

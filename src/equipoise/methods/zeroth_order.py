@@ -35,7 +35,6 @@ from equipoise import _validate
 from equipoise.methods.base import Context, Parameters, Plan, State
 from equipoise.methods.card import Card, card_of
 from equipoise.methods.estimator import Estimator, View
-from equipoise.privacy.bounds.bounded import Bounded
 from equipoise.privacy.bounds.clipping import clip_coordinates
 from equipoise.privacy.rows import PrivateRows
 
@@ -141,9 +140,13 @@ class DPZO(Estimator):
         # From public seed and step number: a direction that followed records would reveal them.
         direction = RandomDirection(context.params, context.public_rng(context.step))
         return View(
-            self.slopes,
-            [_Displaced(context.params, direction, sign * self.displacement) for sign in (1, -1)],
-            lambda mean: {name: u.mul_(mean["slope"].item()) for name, u in direction.items()},
+            at=[_Displaced(context.params, direction, sign * self.displacement) for sign in (1, -1)],
+            back=lambda mean: {name: u.mul_(mean["slope"].item()) for name, u in direction.items()},
+            sums=lambda ahead, behind: {
+                "gradient": clip_coordinates(
+                    self.slopes(ahead, behind), self.clip_rule, self.clip_norm, "slope"
+                )
+            },
         )
 
     def slopes(self, ahead: PrivateRows, behind: PrivateRows) -> Any:
@@ -152,6 +155,3 @@ class DPZO(Estimator):
         assert behind.losses is not None
         # In float64: the difference of two losses that are close has few digits already.
         return ((ahead.losses.double() - behind.losses.double()) / (2 * self.displacement))[:, None]
-
-    def bounded(self, rows: Any, limits: float | list[float], groups: Any) -> Bounded:
-        return clip_coordinates(rows, self.clip_rule, self.clip_norm, "slope")

@@ -145,8 +145,7 @@ class PrivateRows:
         Both come from one projection, so that the residual costs no second one.
         """
         found = subspace.coordinates(self._rows)
-        # A copy of our own: the caller may write to the coordinates, and the residual's norms rest on them.
-        rest = subspace.residual(self._rows, found.clone())
+        rest = subspace.residual(self._rows, found)
         return Private(found, self.draw), self._like(rest)
 
     def projection(self, subspace: Any) -> PrivateRows:

@@ -44,9 +44,8 @@ from equipoise.methods.base import Context, DrawHandle, Plan, Setting, State
 from equipoise.methods.card import Card
 from equipoise.methods.clip_rules import ClipRule
 from equipoise.methods.named_tensors import mean_of
-from equipoise.methods.two_thresholds.dc_dpsgd import ORDER, TwoClipNorms
-from equipoise.methods.two_thresholds.scores import Scorer, Trace, record_normals, sub_weibull
-from equipoise.methods.two_thresholds.sums import sum_of_either, thresholds
+from equipoise.methods.two_threshold_sums import sum_of_either, thresholds
+from equipoise.methods.two_thresholds import ORDER, Scorer, Trace, TwoClipNorms, record_normals, sub_weibull
 from equipoise.privacy.accounting.calibrate import Budget
 from equipoise.privacy.accounting.epsilon import rdp_epsilon
 from equipoise.privacy.bounds.bounded import Bounded, make_bounded

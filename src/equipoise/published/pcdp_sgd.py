@@ -6,7 +6,7 @@
 The noise is in all P coordinates and then projected. It equals our form in law for orthonormal columns, which
 is checked. The subspace is renewed every step, with a fixed number of directions of public records.
 
-Sources: see `equipoise.methods.projected.projected_gradient`.
+Sources: see `equipoise.methods.projected`.
 """
 
 from __future__ import annotations
@@ -20,14 +20,15 @@ import torch
 from torch import Tensor
 
 from equipoise.gradients.operator import DenseGradients
-from equipoise.methods.base import Context, Parameters, Plan
+from equipoise.methods.base import Parameters, Plan
 from equipoise.methods.card import Card
-from equipoise.methods.projected.gep import BiasedGEP as LibraryBiasedGEP
-from equipoise.methods.projected.projected_gradient import PCDPSGD as LibraryPCDPSGD
-from equipoise.methods.projected.projected_gradient import PDPSGD as LibraryPDPSGD
-from equipoise.methods.projected.projected_gradient import ProjectedGradient
-from equipoise.methods.projected.sources import Blocks, PublicSubspace
-from equipoise.methods.subspaces.blocks import BlockSubspace
+from equipoise.methods.estimator import Sums
+from equipoise.methods.projected import PCDPSGD as LibraryPCDPSGD
+from equipoise.methods.projected import PDPSGD as LibraryPDPSGD
+from equipoise.methods.projected import BiasedGEP as LibraryBiasedGEP
+from equipoise.methods.projected import Blocks, ProjectedGradient, PublicSubspace
+from equipoise.methods.subspaces import Subspace
+from equipoise.privacy.bounds.bounded import Bounded
 from equipoise.privacy.bounds.clipping import clip
 from equipoise.privacy.rows import PrivateRows
 from equipoise.privacy.sampling import Sampling
@@ -56,15 +57,14 @@ class PublishedProjection(ProjectedGradient, ABC):
     def claimed_epsilon(self, plan: Plan, delta: float) -> float | None:
         return renyi_2017(plan.releases.sampling, plan.releases["gradient"].noise_multiplier, delta)
 
-    def _release(self, context: Context, subspace: BlockSubspace) -> dict[str, Tensor]:
-        check_orthonormal(subspace)
-        draw = context.draw("batch")
-        sums = draw.query(
-            lambda rows, ids: {"gradient": clip(self._rows(rows, subspace), self.clip_rule, self.clip_norm)}
-        )
-        return projected(subspace, context.ledger.release(draw, sums)["gradient"])
+    def _sums(self, rows: PrivateRows, subspace: Subspace) -> dict[str, Bounded]:
+        return {"gradient": clip(self._rows(rows, subspace), self.clip_rule, self.clip_norm)}
 
-    def _rows(self, rows: PrivateRows, subspace: BlockSubspace) -> PrivateRows:
+    def _lifted(self, subspace: Subspace, released: Sums) -> dict[str, Tensor]:
+        check_orthonormal(subspace)
+        return projected(subspace, released["gradient"])
+
+    def _rows(self, rows: PrivateRows, subspace: Subspace) -> PrivateRows:
         """What is clipped: V V^T g_i."""
         return rows.projection(subspace)
 
@@ -95,7 +95,7 @@ class PDPSGD(PublishedProjection):
     name: ClassVar[str] = LibraryPDPSGD.name
     card: ClassVar[Card] = LibraryPDPSGD.card
 
-    def _rows(self, rows: PrivateRows, subspace: BlockSubspace) -> PrivateRows:
+    def _rows(self, rows: PrivateRows, subspace: Subspace) -> PrivateRows:
         return rows
 
 
@@ -123,7 +123,7 @@ def renyi_2017(sampling: Sampling, noise_multiplier: float, delta: float) -> flo
     )
 
 
-def check_orthonormal(subspace: BlockSubspace) -> None:
+def check_orthonormal(subspace: Subspace) -> None:
     """Raise unless the columns are orthonormal to 1e-4: noise that is projected by V V^T is too small else.
 
     Raises:
@@ -139,7 +139,7 @@ def check_orthonormal(subspace: BlockSubspace) -> None:
         )
 
 
-def projected(subspace: BlockSubspace, value: Parameters) -> dict[str, Tensor]:
+def projected(subspace: Subspace, value: Parameters) -> dict[str, Tensor]:
     """``V V^T value``."""
     row = DenseGradients({name: tensor[None] for name, tensor in value.items()})
     return subspace.lift(subspace.coordinates(row)[0])

@@ -32,7 +32,7 @@ from equipoise.federated.server import FedAvg
 from equipoise.methods import PCDPSGD, PDPSGD, State
 from equipoise.methods.base import Parameters, Plan
 from equipoise.methods.card import Card
-from equipoise.methods.projected.projected_gradient import ProjectedGradient
+from equipoise.methods.projected import ProjectedGradient
 from equipoise.methods.public_records import PublicRecords
 
 __all__ = ["ProjectedUpload", "RoundPCDP", "RoundPDP", "SubspaceAverage", "SubspaceUpload"]

@@ -32,10 +32,9 @@ from equipoise.gradients import DenseGradients, GradientEngine, PerSampleGradien
 from equipoise.gradients.engine_inputs import map_records
 from equipoise.methods.base import Context, Parameters
 from equipoise.methods.named_tensors import copied
-from equipoise.methods.projected.sources import DEFAULT_DIMENSION, Blocks, Key, RefreshedSource, groups_of
+from equipoise.methods.projected import DEFAULT_DIMENSION, Blocks, Key, RefreshedSource, groups_of
 from equipoise.methods.public_records import PublicRecords
-from equipoise.methods.subspaces.blocks import Block, BlockSubspace
-from equipoise.methods.subspaces.principal import PrincipalSubspace, principal_subspace
+from equipoise.methods.subspaces import PrincipalSubspace, Subspace, held, principal_subspace
 from equipoise.privacy import Sampling
 
 __all__ = ["Form", "RoundBasis", "RoundSubspace"]
@@ -57,8 +56,8 @@ class RoundBasis:
         rows: the public gradients, float64.
     """
 
-    columns: BlockSubspace
-    exact: BlockSubspace
+    columns: Subspace
+    exact: Subspace
     weights: Sequence[Tensor]
     groups: Sequence[Sequence[str]]
     rows: PerSampleGradients
@@ -73,7 +72,7 @@ class RoundBasis:
         y = self.exact.coordinates(row)[0]
         if form == "coordinates":
             return {form: y.to(next(iter(displacement.values())).dtype)}
-        parts = torch.split(y, [block.dimension for block in self.exact.blocks])
+        parts = torch.split(y, self.exact.sizes)
         return {form: torch.stack([W @ part for W, part in zip(self.weights, parts, strict=True)], dim=1)}
 
     def decode(self, sent: Parameters) -> dict[str, Tensor]:
@@ -188,18 +187,17 @@ class RoundSubspace(RefreshedSource):
             rows, groups_of(rows.names, self.blocks), limit, normalise=self.normalise, basis="kernel",
             measure=False,
         ).subspace  # fmt: skip
-        exact, weights = [], []
-        for block in found.blocks:
-            assert block.weights is not None
-            found_columns = rows.select(block.names).weighted_sums(block.weights)
-            signs = _signs(found_columns)
-            weights.append(block.weights * signs)
-            signed = {n: c * signs.view(-1, *[1] * (c.ndim - 1)) for n, c in found_columns.items()}
-            exact.append(Block(block.dimension, signed))
-        own = [Block(b.dimension, {n: c.to(params[n].dtype) for n, c in b.columns.items()}) for b in exact]
-        groups = [block.names for block in found.blocks]
-        columns, doubles = BlockSubspace(found.shapes, own), BlockSubspace(found.shapes, exact)
-        return RoundBasis(columns, doubles, weights, groups, rows)
+        exact, own, weights, groups = [], [], [], []
+        for (part,), columns in zip(found.blocks, found.columns(), strict=True):
+            assert part.weights is not None
+            signs = _signs(columns)
+            weights.append(part.weights * signs)
+            groups.append(part.rows.names)
+            signed = {name: c * signs.view(-1, *[1] * (c.ndim - 1)) for name, c in columns.items()}
+            exact += held(signed).blocks
+            own += held({name: c.to(params[name].dtype) for name, c in signed.items()}).blocks
+        columns_of = Subspace(found.shapes, own), Subspace(found.shapes, exact)
+        return RoundBasis(*columns_of, weights, groups, rows)
 
     # ---- the source of a client's local steps
 
@@ -212,9 +210,7 @@ class RoundSubspace(RefreshedSource):
     def refresh(self, context: Context, number: int) -> Key:
         return {"anchor": copied(context.params)}
 
-    def build(
-        self, context: Context, key: Key, into: BlockSubspace | None = None, orthonormal: bool = False
-    ) -> PrincipalSubspace:
+    def build(self, context: Context, key: Key, orthonormal: bool = False) -> PrincipalSubspace:
         return PrincipalSubspace(self.at(key["anchor"]).columns, None, {})
 
 

@@ -1,8 +1,18 @@
-"""Where a subspace comes from: public records, earlier releases, private records with accounting, or chance.
+"""Gradients projected on a subspace and clipped there: PCDP-SGD, PDP-SGD, RPDP, GEP and biased GEP.
 
-A source answers a *key*, plain data from which the subspace can be built again (parameters of an anchor
-point, a step, released columns): the key is a method's state, the subspace itself only a cache. Everything
-that a source uses is public or released.
+With columns V [P, K] that are public or released, and coordinates y_i = V^T g_i of each record's gradient,
+
+    estimate = V (sum_i a_i y_i + N(0, (z C)^2 I_K)) / B
+
+    a_i = rule.weights(||y_i||, C)       clipped after the projection (PCDP-SGD, RPDP, biased GEP)
+    a_i = rule.weights(||g_i||, C)       clipped before it (PDP-SGD)
+
+and, for GEP, in addition, from the same records, sum_i b_i (g_i - V y_i) + N(0, (z_2 C_2)^2 I_P) with
+b_i = rule.weights(||g_i - V y_i||, C_2). What the papers print is in `equipoise.published.pcdp_sgd`.
+
+**Where a subspace comes from.** A source answers a *key*, plain data from which the subspace can be built
+again (parameters of an anchor point, a step, released columns): the key is a method's state, the subspace
+itself only a cache. Everything that a source uses is public or released.
 
 =====================  =================================================================================
 `PublicSubspace`       leading directions of the public records' gradients at the anchor (PCDP-SGD, GEP)
@@ -11,10 +21,17 @@ that a source uses is public or released.
 `MomentSubspace`       leading eigenvectors of a noised second moment (Dwork et al. 2014)
 `IterationSubspace`    noisy subspace iteration (Hardt and Price 2014)
 =====================  =================================================================================
+
+Sources: PCDP-SGD, arXiv 2312.03792, "PCDP-SGD: Improving the Convergence of Differentially Private SGD via
+Projection in Advance" (version 2 withdraws the paper), and its baseline RPDP-SGD; Kasiviswanathan 2021
+studies random projections in DP-SGD. PDP-SGD: Zhou, Wu and Banerjee 2021, "Bypassing the Ambient Dimension:
+Private SGD with Gradient Subspace Identification". GEP: Yu, Zhang, Chen and Liu 2021, "Do not Let Privacy
+Overbill Utility: Gradient Embedding Perturbation for Private Learning", arXiv 2102.12677.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 import warnings
 from abc import ABC, abstractmethod
@@ -23,26 +40,44 @@ from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any, ClassVar, Literal, Self
 
 import torch
+from torch import Tensor
 
 from equipoise import _validate
 from equipoise.gradients.operator import DenseGradients
-from equipoise.methods.base import Context, Parameters
+from equipoise.methods.base import Context, Parameters, Plan, Setting, State
+from equipoise.methods.card import Card, card_of
 from equipoise.methods.clip_rules import Abadi, layers
 from equipoise.methods.configuration import Option
-from equipoise.methods.named_tensors import copied
+from equipoise.methods.estimator import Estimator, Sums, View
+from equipoise.methods.named_tensors import copied, mean_of
 from equipoise.methods.public_records import PublicRecords
-from equipoise.methods.subspaces.blocks import Block, BlockSubspace, orthonormal_columns
-from equipoise.methods.subspaces.principal import Basis, PrincipalSubspace, principal_subspace
+from equipoise.methods.subspaces import (
+    Basis,
+    PrincipalSubspace,
+    Subspace,
+    held,
+    orthonormal_columns,
+    principal_subspace,
+)
+from equipoise.privacy.bounds.bounded import Bounded
+from equipoise.privacy.bounds.clipping import clip, clip_coordinates
 from equipoise.privacy.bounds.second_moments import moment_action, second_moment
 from equipoise.privacy.mechanisms import Gaussian
 from equipoise.privacy.plan import Release
+from equipoise.privacy.rows import PrivateRows
 from equipoise.privacy.sampling import Poisson, Sampling
 
 __all__ = [
+    "GEP",
+    "PCDPSGD",
+    "PDPSGD",
+    "BiasedGEP",
     "Blocks",
     "IterationSubspace",
     "MomentSubspace",
+    "ProjectedGradient",
     "PublicSubspace",
+    "RandomProjection",
     "RandomSubspace",
     "ReleasedSubspace",
     "SubspaceSource",
@@ -53,17 +88,15 @@ __all__ = [
 Blocks = Literal["per_tensor", "per_layer", "whole"]
 """Which parameters share columns."""
 
-
 Key = dict[str, Any]
-
 
 SUBSPACE_DRAW = "subspace"
 
-
-ENOUGH = 0.9  # a lower share of a held-out public gradient loses to noise in all directions
-
+ENOUGH = 0.9
+"""A lower share of a held-out public gradient loses to noise in all directions."""
 
 DEFAULT_DIMENSION = 100
+"""The paper's number of columns per block."""
 
 
 def groups_of(names: Sequence[str], blocks: Blocks) -> tuple[tuple[str, ...], ...]:
@@ -104,6 +137,10 @@ class SubspaceSource(Option, ABC):
         """The public records that the columns come from."""
         return None
 
+    def explores(self, step: int) -> bool:
+        """Whether this step is a full step of DP-SGD."""
+        return False
+
     def settled(self, blocks: Blocks, refresh_every: int | None) -> Self:
         """The source with a method's defaults where it leaves something open."""
         return replace(self, blocks=self.blocks or blocks)
@@ -113,13 +150,12 @@ class SubspaceSource(Option, ABC):
         """The key of a new subspace; `number` counts the refreshes from 0."""
 
     @abstractmethod
-    def build(
-        self, context: Context, key: Key, into: BlockSubspace | None = None, orthonormal: bool = False
-    ) -> PrincipalSubspace:
+    def build(self, context: Context, key: Key, orthonormal: bool = False) -> PrincipalSubspace:
         """The subspace of a key: the same for the same key, now or after a resume.
 
         Args:
-            into: a subspace that nobody needs any more: its memory may be used again.
+            context: of the step.
+            key: as `refresh` gave it.
             orthonormal: hold orthonormal columns, to rounding.
         """
 
@@ -140,16 +176,16 @@ class SubspaceSource(Option, ABC):
             for group in groups_of(tuple(shapes), self.blocks or "per_tensor")
         }
 
-    def _random(self, context: Context, rng: torch.Generator) -> list[dict[str, torch.Tensor]]:
+    def _random(self, context: Context, rng: torch.Generator) -> list[dict[str, Tensor]]:
         """Orthonormal columns of every block, normal before they are made so."""
-        out = []
+        out, params = [], context.params
         for group, k in self._columns(context).items():
             normal = {
-                name: torch.randn(k, *context.params[name].shape, generator=rng, dtype=torch.float64)
+                name: torch.randn(k, *params[name].shape, generator=rng, dtype=torch.float64)
                 for name in group
             }
-            held = orthonormal_columns(normal)
-            out.append({name: value.to(context.params[name]) for name, value in held.items()})
+            found = orthonormal_columns(normal)
+            out.append({name: value.to(params[name]) for name, value in found.items()})
         return out
 
 
@@ -180,9 +216,9 @@ class RefreshedSource(SubspaceSource, ABC):
         return math.ceil(sampling.steps / self.interval(sampling))
 
 
-def _held(params: Parameters, columns: Sequence[dict[str, torch.Tensor]]) -> PrincipalSubspace:
-    blocks = [Block(next(iter(held.values())).shape[0], held) for held in columns]
-    return PrincipalSubspace(BlockSubspace({n: p.shape for n, p in params.items()}, blocks), None, {})
+def _held(params: Parameters, columns: Sequence[dict[str, Tensor]]) -> PrincipalSubspace:
+    blocks = [block for part in columns for block in held(part).blocks]
+    return PrincipalSubspace(Subspace({name: p.shape for name, p in params.items()}, blocks), None, {})
 
 
 @dataclass(frozen=True)
@@ -196,8 +232,7 @@ class PublicSubspace(RefreshedSource):
         normalise: scale the public gradients to norm one before their directions are taken.
         batch_size: records per refresh, drawn afresh ("RBS"); all when None; "disjoint" divides them into
             disjoint parts, one per refresh ("IBS").
-        basis: "kernel" (the columns are never formed), "held" (in memory; with a direction for every public
-            record the public rows, of the same size, in their place), or "auto": what takes fewer
+        basis: "kernel" (the columns are never formed), "held" (in memory), or "auto": what takes fewer
             multiplications. Where orthonormal columns are asked for they are held.
         blocks, refresh_every: as for every source.
     """
@@ -253,9 +288,7 @@ class PublicSubspace(RefreshedSource):
         # Copied, since the optimiser moves the parameters in place, and the key must build the same later.
         return {"anchor": copied(context.params), "step": context.step, "number": number}
 
-    def build(
-        self, context: Context, key: Key, into: BlockSubspace | None = None, orthonormal: bool = False
-    ) -> PrincipalSubspace:
+    def build(self, context: Context, key: Key, orthonormal: bool = False) -> PrincipalSubspace:
         batch, size = self._batch(context, key)
         rows = context.public_gradients(batch, at=key["anchor"], step=key["step"])
         limit = self.dimension
@@ -270,7 +303,6 @@ class PublicSubspace(RefreshedSource):
             # Columns that are never formed cannot be made orthonormal.
             basis="held" if orthonormal else self.basis,
             records=context.sampling.expected_size,
-            into=into,
         )
         if self.dimension is not None and (self.dimension > size or found.short):
             warnings.warn(
@@ -324,9 +356,7 @@ class RandomSubspace(RefreshedSource):
         """The step, whose public randomness the columns come from."""
         return {"step": context.step}
 
-    def build(
-        self, context: Context, key: Key, into: BlockSubspace | None = None, orthonormal: bool = False
-    ) -> PrincipalSubspace:
+    def build(self, context: Context, key: Key, orthonormal: bool = False) -> PrincipalSubspace:
         return _held(context.params, self._random(context, context.public_rng(key["step"])))
 
 
@@ -366,9 +396,7 @@ class ReleasedSubspace(SubspaceSource):
         """Not asked for: the key changes with every full step."""
         raise RuntimeError("a subspace of releases has no refresh of its own; full steps renew it")
 
-    def build(
-        self, context: Context, key: Key, into: BlockSubspace | None = None, orthonormal: bool = False
-    ) -> PrincipalSubspace:
+    def build(self, context: Context, key: Key, orthonormal: bool = False) -> PrincipalSubspace:
         """Principal directions of the kept sums."""
         rows = DenseGradients(key["history"])
         groups = groups_of(rows.names, self.blocks or "per_tensor")
@@ -424,9 +452,7 @@ class PrivateSource(RefreshedSource, ABC):
             noise = scale * rates * math.sqrt(own.steps / sampling.steps * (1 - self.share) / self.share)
         return [Release("moment", bound, Gaussian(noise), own.steps, SUBSPACE_DRAW, own, replace_ratio=2.0)]
 
-    def build(
-        self, context: Context, key: Key, into: BlockSubspace | None = None, orthonormal: bool = False
-    ) -> PrincipalSubspace:
+    def build(self, context: Context, key: Key, orthonormal: bool = False) -> PrincipalSubspace:
         return _held(context.params, key["columns"])
 
 
@@ -492,3 +518,279 @@ class IterationSubspace(PrivateSource):
                 for block in columns
             ]
         return {"columns": columns}
+
+
+# ---- the methods
+
+
+@dataclass(frozen=True, kw_only=True)
+class HasSource:
+    """The field that stands first, behind `Estimator` in the order of classes: a round's client is
+    `RoundPCDP(source, clip_norm)`."""
+
+    source: SubspaceSource
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProjectedGradient(Estimator, HasSource):
+    """DP-SGD inside a subspace; `PCDPSGD`, `BiasedGEP`, `GEP`, `PDPSGD` and `RandomProjection` are its forms.
+
+    Guarantee: that of DP-SGD at the same multiplier, whatever K is. Given the releases before, V is fixed.
+    The sum is clipped and noised in coordinates and ||a_i y_i|| <= C for any V, so that the guarantee does
+    not rest on orthonormal columns: the sum moves by at most C with a record. A private source adds releases
+    of its own, on draws of its own; V y is post-processing.
+
+    Args:
+        source: where the subspace comes from, such as `PublicSubspace(PublicRecords(batch), dimension=100)`.
+        clip_norm: C > 0, the clip norm of the coordinates.
+        clip_rule: weighs the rows.
+        noise_multiplier: z; calibrated to the budget when None.
+    """
+
+    clips_rows: ClassVar[bool] = False
+    orthonormal: ClassVar[bool] = False
+    """Whether the columns must be orthonormal, to rounding."""
+    default_blocks: ClassVar[Blocks] = "per_tensor"
+    default_refresh: ClassVar[int | None] = None
+
+    clip_norm: float = 1.0
+    noise_multiplier: float | None = None
+
+    def __post_init__(self) -> None:
+        _validate.instance(SubspaceSource, "PublicSubspace(PublicRecords(batch))", source=self.source)
+        _validate.positive(clip_norm=self.clip_norm)
+        super().__post_init__()
+
+    @functools.cached_property
+    def subspace(self) -> SubspaceSource:
+        """The source, with the defaults of this method."""
+        return self.source.settled(self.default_blocks, self.default_refresh)
+
+    @functools.cached_property
+    def _last_built(self) -> _LastBuilt:
+        return _LastBuilt()
+
+    def plan(self, setting: Setting) -> Plan:
+        of_source = functools.partial(self.subspace.releases, setting.sampling)
+        return Plan(self.calibrated(setting, others=of_source))
+
+    def gradients_per_step(self, plan: Plan) -> float:
+        sampling = plan.releases.sampling
+        return super().gradients_per_step(plan) + self.subspace.public_gradients(sampling) / sampling.steps
+
+    # ---- the steps
+
+    def start(self, params: Parameters) -> State:
+        """No subspace yet: the first step finds one before it draws a private record."""
+        return {"age": 0, "refreshes": 0, "key": None, "capture": None}
+
+    def rebase(self, state: State, params: Parameters) -> State:
+        """The next step finds a subspace at the new parameters, if that costs nothing."""
+        return state if self.source.is_private else {**state, "age": 0}
+
+    def step(self, context: Context, state: State) -> tuple[dict[str, Tensor], State]:
+        """Find the subspace if it is due, then one draw and one release of coordinates."""
+        source = self.subspace
+        if isinstance(source, RefreshedSource) and state["age"] % source.interval(context.sampling) == 0:
+            key = source.refresh(context, state["refreshes"])
+            self._last_built.subspace = None  # two sets of K P numbers may not fit
+            found = self._built(context, key)
+            warn_of_capture(found)
+            state = {**state, "key": key, "refreshes": state["refreshes"] + 1, "capture": found.capture}
+        return super().step(context, state)
+
+    def view(self, context: Context, state: State) -> View:
+        if self.subspace.explores(state["age"]):
+            return View()  # a step of DP-SGD
+        subspace = self._built(context, state["key"]).subspace
+        return View(sums=lambda rows: self._sums(rows, subspace))
+
+    def update(
+        self, context: Context, state: State, mean: dict[str, Tensor], released: Sums
+    ) -> tuple[dict[str, Tensor], State]:
+        age = {"age": state["age"] + 1}
+        if isinstance(self.subspace, ReleasedSubspace) and self.subspace.explores(state["age"]):
+            return mean, age | {"key": self.subspace.remember(state["key"], released["gradient"])}
+        lifted = self._lifted(self._built(context, state["key"]).subspace, released)
+        return mean_of(lifted, context.sampling.expected_size), age
+
+    def _built(self, context: Context, key: Any) -> PrincipalSubspace:
+        last = self._last_built
+        # After a resume, or where another training used the object, the key builds the same subspace again.
+        if last.subspace is None or last.key is not key:
+            last.key, last.subspace = key, self.subspace.build(context, key, self.orthonormal)
+        return last.subspace
+
+    def _sums(self, rows: PrivateRows, subspace: Subspace) -> dict[str, Bounded]:
+        norms = rows.row_norms() if self.clips_rows else None
+        y = rows.coordinates(subspace)
+        return {"gradient": clip_coordinates(y, self.clip_rule, self.clip_norm, norms=norms)}
+
+    def _lifted(self, subspace: Subspace, released: Sums) -> dict[str, Tensor]:
+        """The released sum on the parameters."""
+        return subspace.lift(released["gradient"]["coordinates"])
+
+    # ---- what is said of it
+
+    def assumptions(self, plan: Plan | None = None) -> Sequence[str]:
+        public = self.source.public
+        own = super().assumptions(plan)
+        return own if public is None else (*own, *public.assumptions())
+
+    def public_batches(self) -> Sequence[PublicRecords]:
+        public = self.source.public
+        return () if public is None else (public,)
+
+
+class _LastBuilt:
+    """A cache: the subspace that was built last, and the key that it follows from."""
+
+    key: Any = None
+    subspace: PrincipalSubspace | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PCDPSGD(ProjectedGradient):
+    """PCDP-SGD: clipped and noised in the coordinates of a subspace of public gradients.
+
+    The arguments are those of `ProjectedGradient`. Against DP-SGD the noise falls from P to K dimensions;
+    what the subspace misses of the gradient is a bias that stays.
+
+    Example:
+        >>> import torch
+        >>> from equipoise.methods import PublicRecords, PublicSubspace
+        >>> source = PublicSubspace(PublicRecords(torch.eye(3)), dimension=2)
+        >>> PCDPSGD(source=source, clip_norm=0.1).config()["source"]["dimension"]
+        2
+    """
+
+    name: ClassVar[str] = "pcdp-sgd"
+    card: ClassVar[Card] = card_of("pcdp-sgd")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PDPSGD(ProjectedGradient):
+    """PDP-SGD: the weights come from the whole gradients' norms. Arguments of `ProjectedGradient`.
+
+    Example:
+        >>> from equipoise.methods import RandomSubspace
+        >>> PDPSGD(source=RandomSubspace(), clip_norm=0.1).clip_norm
+        0.1
+    """
+
+    name: ClassVar[str] = "pdp"
+    card: ClassVar[Card] = card_of("pdp")
+    clips_rows: ClassVar[bool] = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class RandomProjection(ProjectedGradient):
+    """RPDP: PCDP-SGD in a random subspace, the control that shows what the public directions are worth.
+
+    The projection of a fixed random subspace keeps K/P of the gradient's squared norm in the mean.
+
+    Args:
+        source: the blocks, the columns per block (the paper takes 800 to 1,000), and the steps between fresh
+            ones.
+        clip_norm, clip_rule, noise_multiplier: as for `ProjectedGradient`.
+
+    Example:
+        >>> RandomProjection(clip_norm=0.1, source=RandomSubspace(dimension=800)).source.dimension
+        800
+    """
+
+    name: ClassVar[str] = "rpdp"
+    card: ClassVar[Card] = card_of("rpdp")
+
+    source: RandomSubspace = RandomSubspace()
+
+
+@dataclass(frozen=True, kw_only=True)
+class BiasedGEP(ProjectedGradient):
+    """GEP without its residual: blocks are layers, a refresh every step. Arguments of `ProjectedGradient`.
+
+    Example:
+        >>> from equipoise.methods import RandomSubspace
+        >>> BiasedGEP(source=RandomSubspace()).subspace.blocks
+        'per_layer'
+    """
+
+    name: ClassVar[str] = "biased-gep"
+    card: ClassVar[Card] = card_of("biased-gep")
+    default_blocks: ClassVar[Blocks] = "per_layer"
+    default_refresh: ClassVar[int | None] = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class GEP(ProjectedGradient):
+    """Gradient embedding perturbation: coordinates and residual, clipped and noised apart.
+
+        estimate = [V (sum_i clip_C(V^T g_i) + N(0, (z C)^2 I_K))
+                    + sum_i clip_C2(r_i) + N(0, (z_2 C_2)^2 I)] / B,      r_i = g_i - V V^T g_i
+
+    Guarantee: that of `ProjectedGradient`, with one more sum of the same draw. The residual of a record is
+    formed, so that its norm is true whatever the columns are, and moves its sum by at most C_2: the two are
+    one Gaussian of multiplier (z^-2 + z_2^-2)^(-1/2).
+
+    Args:
+        source, clip_norm, clip_rule, noise_multiplier: as for `ProjectedGradient`. Blocks are layers and the
+            subspace is renewed every step by default; for a private subspace that is a release per step. The
+            full steps of `ReleasedSubspace` have no residual, and the noise of the coordinates. The columns
+            are in memory and orthonormal, so that the residual is what they miss.
+        residual_clip_norm: C_2 > 0; `clip_norm` when None.
+        residual_noise_multiplier: z_2; from `residual_share` when None.
+        residual_share: share of the budget for the residual, in (0, 1); 0.5 gives both the multiplier
+            z = sqrt(2) z' where z' alone would spend the budget.
+
+    Example:
+        >>> from equipoise.methods import RandomSubspace
+        >>> GEP(source=RandomSubspace(), clip_norm=0.2).residual_radius
+        0.2
+    """
+
+    name: ClassVar[str] = "gep"
+    card: ClassVar[Card] = card_of("gep")
+    default_blocks: ClassVar[Blocks] = "per_layer"
+    default_refresh: ClassVar[int | None] = 1
+    orthonormal: ClassVar[bool] = True
+    residual_clip_norm: float | None = None
+    residual_noise_multiplier: float | None = None
+    residual_share: float = 0.5
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _validate.positive(residual_clip_norm=self.residual_radius)
+        _validate.positive_if_given(residual_noise_multiplier=self.residual_noise_multiplier)
+        _validate.share(residual_share=self.residual_share)
+
+    @property
+    def residual_radius(self) -> float:
+        """C_2."""
+        return self.clip_norm if self.residual_clip_norm is None else self.residual_clip_norm
+
+    def plan(self, setting: Setting) -> Plan:
+        """Two releases of one draw; where the noise is calibrated, `scale` is that of both together."""
+        share = self.residual_share
+
+        def parts(scale: float) -> tuple[float, float]:
+            first = scale if self.noise_multiplier is not None else scale / math.sqrt(1 - share)
+            return first, self.residual_noise_multiplier or first * math.sqrt((1 - share) / share)
+
+        def others(scale: float) -> list[Release]:
+            first, second = parts(scale)
+            residual = Release("residual", self.residual_radius, Gaussian(second))
+            together = 1 / math.hypot(1 / first, 1 / second)
+            return [residual, *self.subspace.releases(setting.sampling, together)]
+
+        return Plan(self.calibrated(setting, lambda scale: Gaussian(parts(scale)[0]), others=others))
+
+    def _sums(self, rows: PrivateRows, subspace: Subspace) -> dict[str, Bounded]:
+        coordinates, residual = rows.split(subspace)
+        return {
+            "gradient": clip_coordinates(coordinates, self.clip_rule, self.clip_norm),
+            "residual": clip(residual, self.clip_rule, self.residual_radius),
+        }
+
+    def _lifted(self, subspace: Subspace, released: Sums) -> dict[str, Tensor]:
+        inside = super()._lifted(subspace, released)
+        return {name: value + released["residual"][name] for name, value in inside.items()}

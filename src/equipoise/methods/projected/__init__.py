@@ -1,1 +1,0 @@
-"""Methods that project gradients on a subspace: PCDP-SGD, PDP-SGD, GEP, random projection."""

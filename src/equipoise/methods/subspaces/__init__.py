@@ -1,1 +1,0 @@
-"""Subspaces of the parameters: held columns, columns from a seed, blocks, principal directions of rows."""

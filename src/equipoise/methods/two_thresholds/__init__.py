@@ -1,1 +1,0 @@
-"""DC-DPSGD: two clipping thresholds, chosen by a released score."""
