@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from equipoise.methods.feedback import joint_noise as dn
+from equipoise.methods import dice_sgd as dn
 from equipoise.privacy import (
     Draw,
     FullBatch,
@@ -27,6 +27,14 @@ from equipoise.privacy.private import unwrap
 from equipoise.published import dice_sgd as published
 
 
+def joint_noise(clip_norm, residual, kappa=1.0):
+    return dn.Joint(noise_inflation=kappa).of(clip_norm, residual)
+
+
+def normalising_noise(clip_norm, residual, kappa=1.0, regulariser=0.0):
+    return dn.Automatic(noise_inflation=kappa, regulariser=regulariser).of(clip_norm, residual)
+
+
 def whitened(noise, norms: torch.Tensor) -> torch.Tensor:
     lengths = noise.lengths(norms).double()
     factor = torch.tensor(noise.cholesky, dtype=torch.float64)
@@ -43,14 +51,14 @@ def whitened(noise, norms: torch.Tensor) -> torch.Tensor:
 )
 def test_worked_constants(radii, beta, b, body):
     assert dn.joint_params(*radii) == pytest.approx((beta, b), abs=1e-6)
-    noise = dn.joint_noise(*radii)
+    noise = joint_noise(*radii)
     assert noise.standard_deviations == pytest.approx((body, radii[1] * radii[2]), abs=5e-5)
 
 
 def test_inflation_lowers_the_noise_of_the_body():
     """At most 1.414, 1.135 and 1.083 times C1 for kappa 1, 1.2 and 1.414, whatever Ce."""
     for kappa, most in ((1.0, 1.4143), (1.2, 1.135), (math.sqrt(2), 1.083)):
-        found = [dn.joint_noise(1.0, ce, kappa).standard_deviations[0] for ce in (1.1, 2, 10, 1e3, 1e6)]
+        found = [joint_noise(1.0, ce, kappa).standard_deviations[0] for ce in (1.1, 2, 10, 1e3, 1e6)]
         assert max(found) <= most + 1e-3
         assert max(found) > most - 0.01
 
@@ -62,23 +70,23 @@ def test_the_supremum_is_one_for_random_radii():
         ce = c1 * 10 ** rng.uniform(0.01, 4)
         kappa = 1 + rng.exponential(0.5)
         grid = radial_grid((c1, ce))
-        found = whitened(dn.joint_noise(c1, ce, kappa), grid)
+        found = whitened(joint_noise(c1, ce, kappa), grid)
         assert float(found.max()) == pytest.approx(1, abs=1e-9)
         # reached at both radii: no noise is wasted
-        assert whitened(dn.joint_noise(c1, ce, kappa), torch.tensor([c1, ce]).double()) == pytest.approx(1)
-        automatic = whitened(dn.normalising_noise(c1, ce, kappa), grid)
+        assert whitened(joint_noise(c1, ce, kappa), torch.tensor([c1, ce]).double()) == pytest.approx(1)
+        automatic = whitened(normalising_noise(c1, ce, kappa), grid)
         assert float(automatic.max()) <= 1 + 1e-9
         assert float(automatic.max()) == pytest.approx(1, abs=1e-3)
 
 
 def test_a_split_with_independent_noise_has_sensitivity_one_too():
-    noise = dn.independent_noise(0.3, 7.0)
+    noise = dn.Independent().of(0.3, 7.0)
     assert float(whitened(noise, radial_grid((0.3, 7.0))).max()) == pytest.approx(1, abs=1e-9)
 
 
 def test_soft_normalisation_needs_more_noise_and_gets_it():
     """With the constants of plain normalisation the supremum would lie above one."""
-    plain, soft = dn.normalising_noise(1.0, 10.0), dn.normalising_noise(1.0, 10.0, regulariser=0.5)
+    plain, soft = normalising_noise(1.0, 10.0), normalising_noise(1.0, 10.0, regulariser=0.5)
     ratio = soft.cholesky[0][0] / plain.cholesky[0][0]
     assert 1.0001 < ratio < 1.01
     fine = torch.linspace(0, 40, 400_001, dtype=torch.float64)
@@ -88,7 +96,7 @@ def test_soft_normalisation_needs_more_noise_and_gets_it():
 
 def test_covariance_of_the_constants():
     """Cov(body, total) = C1 Ce for kappa = 1, and Var(body) = 2 C1^2 Ce / (Ce + C1)."""
-    factor = np.array(dn.joint_noise(1.0, 10.0).cholesky)
+    factor = np.array(joint_noise(1.0, 10.0).cholesky)
     covariance = factor @ factor.T
     assert covariance[0, 1] == pytest.approx(10)
     assert covariance[0, 0] == pytest.approx(1.81818, abs=1e-5)
@@ -109,7 +117,7 @@ class Zeros:
 
 
 def test_the_ledgers_noise_has_this_covariance_and_is_fresh_at_every_step():
-    noise = dn.joint_noise(1.0, 10.0).scaled(2.0)
+    noise = joint_noise(1.0, 10.0).scaled(2.0)
     plan = PrivacyPlan([Release("body", 1.0, noise), Release("total", 10.0, noise)], FullBatch(10, 2))
     ledger = Ledger(plan, secrets=Secrets(reproducible_seed=5))
     steps = []
@@ -167,7 +175,7 @@ def contribution(noise, a, b, groups, shares) -> float:
 @pytest.mark.parametrize("shares", [None, (0.6, 0.8)])
 @pytest.mark.parametrize(
     "noise",
-    [dn.joint_noise(1.0, 5.0), dn.independent_noise(1.0, 5.0), dn.normalising_noise(1.0, 5.0)],
+    [joint_noise(1.0, 5.0), dn.Independent().of(1.0, 5.0), normalising_noise(1.0, 5.0)],
     ids=["joint", "independent", "automatic"],
 )
 def test_groups_keep_the_whole_record_within_one(noise, shares):
@@ -184,7 +192,7 @@ def test_groups_keep_the_whole_record_within_one(noise, shares):
 
 
 def test_wrong_groups_and_shares_are_named():
-    noise = dn.joint_noise(1.0, 5.0)
+    noise = joint_noise(1.0, 5.0)
     rows = PrivateRows(Pair(torch.ones(2, 3), torch.ones(2, 3)), None)
     with pytest.raises(ValueError, match=r"missing \['b'\]"):
         clip_jointly(rows, noise, [["a"]])

@@ -12,8 +12,8 @@ from scripted import run
 from table import training as train
 
 import equipoise as eq
+from equipoise.methods import dice_sgd as dn
 from equipoise.methods.base import Setting
-from equipoise.methods.feedback import joint_noise as dn
 from equipoise.privacy import Poisson, Private, gaussian_epsilon
 from equipoise.privacy.private import PrivateError, unwrap
 from equipoise.published import DiceSGD as PublishedDiceSGD
@@ -253,7 +253,7 @@ def test_the_attack_with_many_runs():
 def joint_attack(norm: float, runs: int, *, sigma=0.968, rate=0.02, steps=200, delta=1e-5) -> float:
     """The best attack on the joint release: the likelihood ratio of a record of this norm, step by step."""
     rng = np.random.default_rng(1)
-    noise = dn.joint_noise(1.0, 10.0)
+    noise = dn.Joint().of(1.0, 10.0)
     lengths = noise.lengths(torch.tensor([norm], dtype=torch.float64))[0].numpy()
     whitened = np.linalg.solve(np.array(noise.cholesky), lengths) / sigma
     size = float(np.linalg.norm(whitened))

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 import equipoise as eq
 from equipoise.methods import ErrorFeedback, find
 from equipoise.methods.base import Setting
-from equipoise.methods.feedback.joint_noise import Automatic, Independent, Joint
+from equipoise.methods.dice_sgd import Automatic, Independent, Joint
 from equipoise.methods.named_tensors import norm_of
 from equipoise.privacy import FixedEpochs, Poisson
 

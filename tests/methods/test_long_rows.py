@@ -15,7 +15,7 @@ from equipoise.gradients.factors import DenseFactor, IndexFactor, OuterFactor
 from equipoise.gradients.factors.convolution import ConvFactor, ConvGeometry
 from equipoise.gradients.operator import DenseGradients, FactoredGradients
 from equipoise.methods import NSGD, PSAC, Abadi, AutoS
-from equipoise.methods.feedback.joint_noise import independent_noise, joint_noise, normalising_noise
+from equipoise.methods.dice_sgd import Automatic, Independent, Joint
 from equipoise.methods.subspaces import held
 from equipoise.methods.two_threshold_sums import clip_selected, top_share
 from equipoise.privacy import PrivateRows, clip, clip_jointly
@@ -166,9 +166,7 @@ def tiny_row(lead: float, rest: float, size: int = 100_000) -> PrivateRows:
 
 @pytest.mark.parametrize(("lead", "rest"), TINY)
 @pytest.mark.parametrize("groups", [None, [["w"], ["v"]]])
-@pytest.mark.parametrize(
-    "noise", [normalising_noise(1.0, 10.0), joint_noise(1.0, 10.0), independent_noise(1.0, 10.0)]
-)
+@pytest.mark.parametrize("noise", [kind.of(1.0, 10.0) for kind in (Automatic(), Joint(), Independent())])
 def test_a_joint_release_of_a_row_too_small_to_read(noise, groups, lead, rest):
     for bounded in clip_jointly(tiny_row(lead, rest), noise, groups).values():
         assert length(bounded) <= bounded.add_remove * SLACK

@@ -21,6 +21,11 @@ from equipoise.methods.clip_rules import Abadi as Abadi
 from equipoise.methods.clip_rules import AutoS as AutoS
 from equipoise.methods.clip_rules import ClipRule as ClipRule
 from equipoise.methods.configuration import Option as Option
+from equipoise.methods.dice_sgd import Automatic as Automatic
+from equipoise.methods.dice_sgd import DiceSGD as DiceSGD
+from equipoise.methods.dice_sgd import ErrorFeedback as ErrorFeedback
+from equipoise.methods.dice_sgd import Independent as Independent
+from equipoise.methods.dice_sgd import Joint as Joint
 from equipoise.methods.dp_c4 import DPC4 as DPC4
 from equipoise.methods.dp_c4 import Constant as Constant
 from equipoise.methods.dp_c4 import Curvature as Curvature
@@ -32,11 +37,6 @@ from equipoise.methods.dp_c4 import Tracked as Tracked
 from equipoise.methods.dp_sgd import DPSGD as DPSGD
 from equipoise.methods.estimator import Estimator as Estimator
 from equipoise.methods.estimator import View as View
-from equipoise.methods.feedback.dice_sgd import DiceSGD as DiceSGD
-from equipoise.methods.feedback.dice_sgd import ErrorFeedback as ErrorFeedback
-from equipoise.methods.feedback.joint_noise import Automatic as Automatic
-from equipoise.methods.feedback.joint_noise import Independent as Independent
-from equipoise.methods.feedback.joint_noise import Joint as Joint
 from equipoise.methods.matrix_factorisation import DPMF as DPMF
 from equipoise.methods.matrix_factorisation import GivenCoefficients as GivenCoefficients
 from equipoise.methods.matrix_factorisation import LeastError as LeastError

@@ -195,7 +195,7 @@ def kinds_explained(cls: type) -> dict[str, dict[str, dict[str, Any]]]:
     """Option by option, the kinds that it may have, each with its summary and what its fields mean.
 
     Example:
-        >>> from equipoise.methods.feedback.dice_sgd import DiceSGD
+        >>> from equipoise.methods.dice_sgd import DiceSGD
         >>> list(kinds_explained(DiceSGD)["variant"]["joint"]["meanings"])
         ['noise_inflation']
     """
@@ -221,7 +221,7 @@ def nested_options(cls: type) -> dict[str, dict[str, dict[str, Any]]]:
     """Option by option, the kinds that it may have, each with its fields and their defaults.
 
     Example:
-        >>> from equipoise.methods.feedback.dice_sgd import DiceSGD
+        >>> from equipoise.methods.dice_sgd import DiceSGD
         >>> nested_options(DiceSGD)["variant"]["joint"]
         {'noise_inflation': 1.0}
     """

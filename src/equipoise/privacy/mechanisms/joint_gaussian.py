@@ -16,7 +16,7 @@ weights. The proof does not rest on the grid: `clip_jointly` computes h of every
 it is about to use. Where h or one of the sums' bounds is exceeded, it makes the record shorter in all sums
 alike. So it does not matter by how much h exceeds 1 between the points of the grid.
 
-Source: this library, for DiceSGD (`methods/feedback/joint_noise.py`; Zhang et al. 2024 for the method).
+Source: this library, for DiceSGD (`methods/dice_sgd.py`; Zhang et al. 2024 for the method).
 """
 
 from __future__ import annotations

@@ -10,7 +10,23 @@ clip(v, C) = v min(1, C / |v|), every step takes
 
 At rest the estimate is zero and so is the mean of the gradients clipped at Ce: the bias of clipping at C1 is
 gone, the radius Ce >> C1 takes its place. Both sums are one Gaussian release that costs what DP-SGD's does
-(`joint_noise`); the memory e is computed only from released values.
+(`Joint`); the memory e is computed only from released values.
+
+**The noise.** A record with gradient norm n contributes min(n, C1) to the body and min(n, Ce) to the total,
+in the same direction. `Joint` gives the two sums the noise, with W, V ~ N(0, I) and multiplier sigma,
+
+    total: sigma kappa Ce W        body: sigma (beta kappa Ce W + b V)
+
+After whitening, the record contributes a vector of squared length
+
+    h(n) = (min(n, Ce) / (kappa Ce))^2 + ((min(n, C1) - beta min(n, Ce)) / b)^2,
+
+quadratic on [0, C1], convex on [C1, Ce] and constant after, so that sup h = max(h(C1), h(Ce)).
+`joint_params` makes both equal to 1: the pair is one Gaussian release of multiplier sigma.
+
+**The feedback radius.** Noise of standard deviation s per coordinate enters the memory at every step; the
+clipped feedback forgets over about s^2 d / (2 C2^2) steps, for d parameters. C2 >= s (5 d / T)^(1/2) makes
+that at most a tenth of T steps. For `Joint`, s = sigma ((kappa Ce (1 - beta))^2 + b^2)^(1/2) / B.
 
 Source: Zhang, Bu, Wu and Hong, ICLR 2024, whose memory takes raw gradients: `equipoise.published.DiceSGD`.
 """
@@ -19,11 +35,13 @@ from __future__ import annotations
 
 import math
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 from equipoise import _validate
@@ -31,16 +49,171 @@ from equipoise.methods.base import Context, Method, Plan, Setting, State
 from equipoise.methods.card import Card, card_of
 from equipoise.methods.clip_rules import Abadi, check_shares, layer_shares
 from equipoise.methods.configuration import Option
-from equipoise.methods.feedback.joint_noise import Joint, SumNoise
 from equipoise.methods.named_tensors import clipped, mean_of, norm_of, zeros_like
 from equipoise.privacy.bounds.bounded import Bounded
 from equipoise.privacy.bounds.clipping import clip
 from equipoise.privacy.bounds.joint import clip_jointly
 from equipoise.privacy.mechanisms import Gaussian, JointGaussian
+from equipoise.privacy.mechanisms.joint_gaussian import radial_sensitivity
 from equipoise.privacy.plan import PrivacyPlan, Release
 from equipoise.privacy.rows import PrivateRows
 
-__all__ = ["DiceSGD", "ErrorFeedback"]
+__all__ = ["Automatic", "DiceSGD", "ErrorFeedback", "Independent", "Joint", "SumNoise", "joint_params"]
+
+
+class SumNoise(Option, ABC):
+    """How DiceSGD's two sums are bounded and noised together."""
+
+    normalises: ClassVar[bool] = False
+    """Whether gradients and feedback are brought to their radii, and not only shortened to them."""
+
+    @abstractmethod
+    def of(self, clip_norm: float, residual_clip_norm: float) -> JointGaussian | None:
+        """The noise at the radii C1 and Ce; None where the two sums are one, at Ce = C1."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Joint(SumNoise):
+    """Body and total, with correlated noise: the least noise on the body.
+
+    Args:
+        noise_inflation: kappa >= 1; the total's noise grows by it, the body's falls from up to 1.41 C1 at 1
+            to up to 1.08 C1 at 1.41.
+
+    Example:
+        >>> noise = Joint().of(1.0, 10.0)
+        >>> [round(std, 4) for std in noise.standard_deviations]  # alone they would need 1 and 10
+        [1.3484, 10.0]
+    """
+
+    kind: ClassVar[str] = "joint"
+    noise_inflation: float = 1.0
+
+    def __post_init__(self) -> None:
+        _require_inflation(self.noise_inflation)
+
+    def of(self, clip_norm: float, residual_clip_norm: float) -> JointGaussian | None:
+        if residual_clip_norm == clip_norm:
+            return None
+        beta, b = joint_params(clip_norm, residual_clip_norm, self.noise_inflation)
+
+        def lengths(norms: Tensor) -> Tensor:
+            return torch.stack([norms.clamp(max=clip_norm), norms.clamp(max=residual_clip_norm)], dim=1)
+
+        factor = _lower(beta, b, self.noise_inflation * residual_clip_norm)
+        return JointGaussian(("body", "total"), factor, lengths, (clip_norm, residual_clip_norm))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Independent(SumNoise):
+    """Body and residual (total minus body), each with noise of its own: the form to compare with.
+
+    Standard deviations (C1 Ce)^(1/2) and ((Ce - C1) Ce)^(1/2), also of sensitivity 1. The body's noise is 2.3
+    times that of the joint form at Ce = 10 C1.
+
+    Example:
+        >>> [round(std, 4) for std in Independent().of(1.0, 10.0).standard_deviations]
+        [3.1623, 9.4868]
+    """
+
+    kind: ClassVar[str] = "independent"
+
+    def of(self, clip_norm: float, residual_clip_norm: float) -> JointGaussian | None:
+        if residual_clip_norm == clip_norm:
+            return None
+        span = residual_clip_norm - clip_norm
+
+        def lengths(norms: Tensor) -> Tensor:
+            body = norms.clamp(max=clip_norm)
+            return torch.stack([body, norms.clamp(max=residual_clip_norm) - body], dim=1)
+
+        body, rest = math.sqrt(clip_norm * residual_clip_norm), math.sqrt(span * residual_clip_norm)
+        marks = (clip_norm, residual_clip_norm)
+        return JointGaussian(("body", "residual"), [[body, 0.0], [0.0, rest]], lengths, marks)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Automatic(SumNoise):
+    """Normalised gradients in the body, C1 g / (|g| + gamma), normalised feedback, and correlated noise.
+
+    Constants beta = C1 / Ce and b = C1: with t = min(n, Ce) / Ce the whitened length is
+    (t / kappa)^2 + (1 - t)^2 <= 1 for gamma = 0. With gamma > 0 the supremum lies slightly above 1, is found
+    numerically, and scales the noise.
+
+    Args:
+        noise_inflation: kappa >= 1, as in `Joint`.
+        regulariser: gamma >= 0 of the normalised gradients g / (|g| + gamma).
+
+    Example:
+        >>> [round(std, 4) for std in Automatic().of(1.0, 10.0).standard_deviations]
+        [1.4142, 10.0]
+    """
+
+    kind: ClassVar[str] = "automatic"
+    normalises: ClassVar[bool] = True
+    noise_inflation: float = 1.0
+    regulariser: float = 0.0
+
+    def __post_init__(self) -> None:
+        _require_inflation(self.noise_inflation)
+        if not 0 <= self.regulariser < math.inf:
+            raise ValueError(f"regulariser={self.regulariser!r}: it is a finite number of at least 0")
+
+    def of(self, clip_norm: float, residual_clip_norm: float) -> JointGaussian:
+        tail = self.noise_inflation * residual_clip_norm
+        factor = _lower(clip_norm / residual_clip_norm, clip_norm, tail)
+
+        def lengths(norms: Tensor) -> Tensor:
+            body = clip_norm * norms / (norms + self.regulariser)
+            body = torch.where(norms > 0, body, torch.zeros_like(body))
+            # A row of infinite norm never comes here; a huge one is clip_norm / (1 + 0).
+            return torch.stack([body, norms.clamp(max=residual_clip_norm)], dim=1)
+
+        marks = (clip_norm, residual_clip_norm)
+        above = max(1.0, radial_sensitivity(lengths, factor, marks))
+        if above > 1:
+            above *= 1 + 1e-6  # the grid on which the supremum is taken is fine, not infinite
+        scaled = [[above * entry for entry in row] for row in factor]
+        return JointGaussian(("body", "total"), scaled, lengths, marks)
+
+
+def _require_inflation(value: float) -> None:
+    if not 1 <= value < math.inf:
+        raise ValueError(f"noise_inflation={value!r}: it is a finite factor of at least 1")
+
+
+def joint_params(
+    clip_norm: float, residual_clip_norm: float, noise_inflation: float = 1.0
+) -> tuple[float, float]:
+    """(beta, b) of the joint release, for which sup h = h(C1) = h(Ce) = 1.
+
+    With r = C1 / Ce, q = (1 - kappa^-2)^(1/2) and s = (1 - (r / kappa)^2)^(1/2):
+
+        b = C1 (1 - r) / (s - r q),        beta = r (1 - q b / C1)
+
+    Args:
+        clip_norm: C1 > 0.
+        residual_clip_norm: Ce >= C1; at Ce = C1 the two sums are one, beta = 1 and b = 0.
+        noise_inflation: kappa >= 1; more noise on the total, less on the body.
+
+    Example:
+        >>> beta, b = joint_params(1.0, 10.0)
+        >>> round(beta, 6), round(b, 6)
+        (0.1, 0.904534)
+    """
+    if residual_clip_norm == clip_norm:
+        return 1.0, 0.0
+    r = clip_norm / residual_clip_norm
+    q = math.sqrt(1 - noise_inflation**-2)
+    s = math.sqrt(1 - (r / noise_inflation) ** 2)
+    b = clip_norm * (1 - r) / (s - r * q)
+    return r * (1 - q * b / clip_norm), b
+
+
+def _lower(beta: float, b: float, tail: float) -> list[list[float]]:
+    """Cholesky factor of the noise of (body, total) = (beta tail W + b V, tail W)."""
+    body = math.hypot(beta * tail, b)
+    return [[body, 0.0], [beta * tail * tail / body, tail * b / body]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,6 +279,10 @@ class ErrorFeedback(Option):
 @dataclass(frozen=True, kw_only=True)
 class DiceSGD(Method):
     """DP-SGD with clipped error feedback; the estimate suits any optimiser.
+
+    Guarantee: a step is one Gaussian release of multiplier sigma, whatever the radii. A record adds to the
+    two sums in one direction, and by its own norm alone; whitened by the noise, the pair moves by at most 1
+    with a record (see above). The memory and the feedback are made of released values.
 
     Args:
         clip_norm: C1 > 0, the radius of the body; the result hardly depends on it.
@@ -234,8 +411,8 @@ class DiceSGD(Method):
         warnings.warn(
             f"the memory of DiceSGD has norm {norm:.3g}, above 20 times "
             f"feedback.clip_norm={self.feedback_radius:g}, in more than half of the steps: the feedback does "
-            "not keep up. Raise feedback.clip_norm (at least clip_norm; in high dimension at least "
-            "equipoise.methods.feedback.joint_noise.reach(...)), or set feedback.memory_clip_norm",
+            "not keep up. Raise feedback.clip_norm (at least clip_norm; in high dimension more, see "
+            "equipoise.methods.dice_sgd), or set feedback.memory_clip_norm",
             RuntimeWarning,
             stacklevel=2,
         )

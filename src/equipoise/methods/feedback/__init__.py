@@ -1,1 +1,0 @@
-"""Methods with error feedback: DiceSGD and its joint noise."""
