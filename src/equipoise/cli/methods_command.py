@@ -61,9 +61,8 @@ def _row(name: str) -> dict[str, Any]:
         defaults,
         dotted,
         first_paragraph,
-        kinds_explained,
+        kinds_of,
         meanings,
-        nested_options,
     )
     from equipoise.methods.registry import find, registered
 
@@ -80,6 +79,7 @@ def _row(name: str) -> dict[str, Any]:
     stated = asdict(card) if card else dict.fromkeys(field.name for field in fields(Card))
     options = dotted(defaults(kind))
     options.pop("public", None)
+    kinds = kinds_of(kind).items()
     return {
         "name": name,
         **stated,
@@ -89,6 +89,15 @@ def _row(name: str) -> dict[str, Any]:
         "variants": {word: names for word, names in variants.items() if names},
         "options": options,
         "meanings": {option: text for option, text in meanings(kind).items() if option in options},
-        "options_of_kinds": nested_options(kind),
-        "kinds": kinds_explained(kind),
+        "options_of_kinds": {
+            option: {word: dotted(defaults(chosen)) for word, chosen in found.items()}
+            for option, found in kinds
+        },
+        "kinds": {
+            option: {
+                word: {"summary": first_paragraph(chosen), "meanings": meanings(chosen)}
+                for word, chosen in found.items()
+            }
+            for option, found in kinds
+        },
     }

@@ -31,7 +31,7 @@ __all__ = [
     "dotted",
     "field_types",
     "first_paragraph",
-    "kinds_explained",
+    "kinds_of",
     "meanings",
     "read_settings",
 ]
@@ -142,7 +142,7 @@ def choices(cls: type, name: str) -> tuple[str, ...]:
     if name not in field_types(cls):
         return ()
     hint = field_types(cls)[name]
-    words = [kind for family in families(hint) for kind in family.kinds()]
+    words = list(kinds_of(cls).get(name, {}))
     if typing.get_origin(hint) is typing.Literal:
         words += typing.get_args(hint)
     first = dotted({name: defaults(cls)[name]})[name]
@@ -191,20 +191,16 @@ def _documented(docstring: str) -> dict[str, str]:
     return found
 
 
-def kinds_explained(cls: type) -> dict[str, dict[str, dict[str, Any]]]:
-    """Option by option, the kinds that it may have, each with its summary and what its fields mean.
+def kinds_of(cls: type) -> dict[str, dict[str, type[Option]]]:
+    """Option by option, the kinds that it may have.
 
     Example:
         >>> from equipoise.methods.dice_sgd import DiceSGD
-        >>> list(kinds_explained(DiceSGD)["variant"]["joint"]["meanings"])
-        ['noise_inflation']
+        >>> list(kinds_of(DiceSGD)["variant"])
+        ['joint', 'independent', 'automatic']
     """
     return {
-        name: {
-            kind: {"summary": first_paragraph(chosen), "meanings": meanings(chosen)}
-            for family in found
-            for kind, chosen in family.kinds().items()
-        }
+        name: {kind: chosen for family in found for kind, chosen in family.kinds().items()}
         for name, hint in field_types(cls).items()
         if (found := families(hint))
     }
@@ -215,21 +211,6 @@ def first_paragraph(cls: type) -> str:
     first = inspect.cleandoc(vars(cls).get("__doc__") or "").split("\n\n")[0]
     # a dataclass without a docstring gets its signature for one
     return "" if first.startswith(f"{cls.__name__}(") else " ".join(first.split()).replace("`", "")
-
-
-def nested_options(cls: type) -> dict[str, dict[str, dict[str, Any]]]:
-    """Option by option, the kinds that it may have, each with its fields and their defaults.
-
-    Example:
-        >>> from equipoise.methods.dice_sgd import DiceSGD
-        >>> nested_options(DiceSGD)["variant"]["joint"]
-        {'noise_inflation': 1.0}
-    """
-    return {
-        name: {kind: dotted(defaults(chosen)) for family in found for kind, chosen in family.kinds().items()}
-        for name, hint in field_types(cls).items()
-        if (found := families(hint))
-    }
 
 
 def as_json(value: Any) -> Any:

@@ -190,7 +190,7 @@ class Subspace:
 
     def orthonormal(self) -> Subspace:
         """The same subspace, held, with orthonormal columns (float64), each near the one it replaces."""
-        blocks = []
+        blocks: list[Sequence[Part]] = []
         for columns in self.columns():
             found = orthonormal_columns(columns)
             dots = torch.stack([(found[name] * columns[name]).flatten(1).sum(1) for name in columns]).sum(0)

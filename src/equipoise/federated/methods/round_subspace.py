@@ -34,7 +34,7 @@ from equipoise.methods.base import Context, Parameters
 from equipoise.methods.named_tensors import copied
 from equipoise.methods.projected import DEFAULT_DIMENSION, Blocks, Key, RefreshedSource, groups_of
 from equipoise.methods.public_records import PublicRecords
-from equipoise.methods.subspaces import PrincipalSubspace, Subspace, held, principal_subspace
+from equipoise.methods.subspaces import Part, PrincipalSubspace, Subspace, held, principal_subspace
 from equipoise.privacy import Sampling
 
 __all__ = ["Form", "RoundBasis", "RoundSubspace"]
@@ -187,7 +187,9 @@ class RoundSubspace(RefreshedSource):
             rows, groups_of(rows.names, self.blocks), limit, normalise=self.normalise, basis="kernel",
             measure=False,
         ).subspace  # fmt: skip
-        exact, own, weights, groups = [], [], [], []
+        exact: list[Sequence[Part]] = []
+        own: list[Sequence[Part]] = []
+        weights, groups = [], []
         for (part,), columns in zip(found.blocks, found.columns(), strict=True):
             assert part.weights is not None
             signs = _signs(columns)
