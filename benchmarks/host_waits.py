@@ -173,7 +173,7 @@ def of_a_step(
         micro_batch_size: records of a forward; all of them when None.
     """
     size = len(task.labels) if micro_batch_size is None else micro_batch_size
-    training = private_training(task, micro_batch_size=size, run_dir=run_dir)
+    training = private_training(task, microbatch_size=size, run=run_dir)
     training._setup.rows.looks_at_once = False  # as on a device
     training.take_step()
     training.take_step()

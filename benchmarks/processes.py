@@ -62,14 +62,12 @@ def private(
         task.model,
         torch.optim.SGD(task.model.parameters(), lr=0.01),
         loss=lambda model, batch: task.losses(model(batch["input"]), batch["label"]),
-        data={"input": task.inputs, "label": task.labels},
+        data=eq.Data({"input": task.inputs, "label": task.labels}, microbatch_size=batch),
         # Every draw has as many records: times do not follow their number.
         sampling=eq.WithoutReplacement(batch, 256, steps),
         method=eq.DPSGD(clip_norm=1.0, noise_multiplier=1.0),
-        relation="replace_one",
-        micro_batch_size=batch,
-        reproducible=True,
-        epsilon_every=10**6,
+        unit=eq.Record(relation="replace_one"),
+        run=eq.Run(reproducible=True),
     )
 
 
@@ -135,8 +133,7 @@ class Steps:
 
     def __init__(self, name: str, steps: int) -> None:
         run = private(name, steps)
-        size, processes = run.settings.micro_batch_size, run.processes.count
-        assert size is not None
+        size, processes = run.config()["settings"]["micro_batch_size"], run.processes.count
         make, batch = TASKS[name]
         self.rows = math.ceil(batch / processes / size) * forward_rows(size)
         self._private = iter(run)

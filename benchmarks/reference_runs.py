@@ -140,19 +140,22 @@ def train(
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.5)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=STEPS)
     data = run.prepare(digits()[0])
-    pieces = {"loss": loss, "data": data, "scheduler": scheduler}
+    of_data = {"records": data, "microbatch_size": 40, **run.of_data}
+    pieces = {"loss": loss, "data": eq.Data(**of_data)}
     if resume:
-        training = eq.PrivateTraining.resume(folder, model, optimizer, **pieces)
+        training = eq.PrivateTraining.resume(
+            folder, model, optimizer, run=eq.Run(scheduler=scheduler), **pieces
+        )
     else:
-        options = {"reproducible": True, "micro_batch_size": 40, "epsilon_every": 10**6}
-        options |= {**pieces, **run.options, **more}
+        of_run = {"reproducible": True, "scheduler": scheduler, **run.of_run, **more}
         training = eq.PrivateTraining(
             model,
             optimizer,
             sampling=run.sampling,
             method=run.method,
-            run_dir=folder,
-            **options,
+            run=eq.Run(folder, **of_run),
+            **pieces,
+            **run.options,
         )
     seconds = []
     while training.steps_done < STEPS:
@@ -229,7 +232,7 @@ def two_processes(name: str, folder: Path) -> dict[str, Any]:
 def shared_journal(name: str, folder: Path) -> dict[str, Any]:
     """A second run goes on with the model of a first one, and pays for both; their keys are 1 and 2."""
     journal, keys = folder / "journal.jsonl", itertools.count(1)
-    options = {"ledger_file": journal, "reproducible": False}  # a public seed has no epsilon to add
+    options = {"journal": journal, "reproducible": False}  # a public seed has no epsilon to add
     with mock.patch("os.urandom", lambda count: next(keys).to_bytes(count, "big")):
         model, _ = train(name, folder / "first", **options)
         _, ratio = train(name, folder / "run", model=model, **options)
@@ -299,12 +302,14 @@ class Run:
     model: Callable[[], nn.Module] = mlp
     prepare: Callable[[Mapping[str, Tensor]], dict[str, Tensor]] = dict
     options: Mapping[str, Any] = field(default_factory=dict)
+    of_data: Mapping[str, Any] = field(default_factory=dict)
+    of_run: Mapping[str, Any] = field(default_factory=dict)
     way: Callable[[str, Path], dict[str, Any]] = whole
 
 
 NOISE: dict[str, Any] = {"clip_norm": 0.5, "noise_multiplier": 1.0}
-SLOTS, PARTS = eq.FixedEpochs(BATCH, RECORDS, STEPS), {"micro_batch_size": 10}
-OF_USERS = {"unit": "user", "owner": torch.arange(RECORDS) // 4, "records_per_user": 3}
+SLOTS, PARTS = eq.FixedEpochs(BATCH, RECORDS, STEPS), {"microbatch_size": 10}
+OF_USERS = {"owner": torch.arange(RECORDS) // 4, "records_per_user": 3}
 
 
 @functools.cache
@@ -313,30 +318,32 @@ def runs() -> dict[str, Run]:
     learned = eq.DPSGD(clip_norm=ReleasedQuantile(initial=0.5), noise_multiplier=1.0)
     subspace = PublicSubspace(PublicRecords(digits()[1]), dimension=4)
     exact = eq.WithoutReplacement(BATCH, RECORDS, STEPS)
-    mean = {**OF_USERS, "user_rows": "mean"}
+    each, mean = eq.Users(**OF_USERS), eq.Users(**OF_USERS, rows="mean")
     return {
         "dp-sgd": Run(),
-        "dp-sgd, budget": Run(eq.DPSGD(), options={"budget": eq.Budget(3.0, 1e-4), "ema_decay": 0.9}),
+        "dp-sgd, budget": Run(
+            eq.DPSGD(), options={"budget": eq.Budget(3.0, 1e-4)}, of_run={"ema_decay": 0.9}
+        ),
         "joint whitening": Run(JointWhitening(**NOISE)),
-        "dp-mf, slots": Run(eq.DPMF(bands=4, **NOISE), SLOTS, options=PARTS),
+        "dp-mf, slots": Run(eq.DPMF(bands=4, **NOISE), SLOTS, of_data=PARTS),
         "dp-mf, cyclic": Run(eq.DPMF(bands=4, **NOISE), eq.CyclicPoisson(BATCH, RECORDS, STEPS, bands=4)),
-        "dice-sgd": Run(eq.DiceSGD(**NOISE), options=PARTS),
+        "dice-sgd": Run(eq.DiceSGD(**NOISE), of_data=PARTS),
         "dc-dpsgd": Run(eq.DCDPSGD(**NOISE)),
-        "dp-c4": Run(eq.DPC4(noise_multiplier=2.0, **anchors), options=PARTS),
+        "dp-c4": Run(eq.DPC4(noise_multiplier=2.0, **anchors), of_data=PARTS),
         "pcdp-sgd": Run(eq.PCDPSGD(source=subspace, **NOISE)),
         "adaptive rms": Run(AdaptiveRMS(**NOISE), eq.TruncatedPoisson(BATCH, RECORDS, STEPS)),
-        "learned threshold": Run(learned, options=PARTS),
+        "learned threshold": Run(learned, of_data=PARTS),
         "dp-zo, full batch": Run(DPZO(clip_norm=1.0, noise_multiplier=20.0), eq.FullBatch(RECORDS, STEPS)),
-        "replace one": Run(sampling=exact, options={"relation": "replace_one"}),
-        "users, cap": Run(options=OF_USERS),
-        "users, mean": Run(sampling=eq.Poisson(8, USERS, STEPS), options={**mean, **PARTS}),
-        "cnn, dropout": Run(model=cnn, options=PARTS),
-        "language model": Run(model=language, prepare=words, options=PARTS),
-        "hardened": Run(options={"hardened": True}),
-        "views": Run(model=cnn, options={"views": 2, "augmentation": shifted, **PARTS}),
-        "items, workers": Run(options={"data": Items(), "workers": 2, **PARTS}),
-        "killed": Run(learned, SLOTS, model=cnn, options=PARTS, way=killed),
-        "two processes": Run(learned, SLOTS, options=PARTS, way=two_processes),
+        "replace one": Run(sampling=exact, options={"unit": eq.Record(relation="replace_one")}),
+        "users, cap": Run(options={"unit": each}),
+        "users, mean": Run(sampling=eq.Poisson(8, USERS, STEPS), options={"unit": mean}, of_data=PARTS),
+        "cnn, dropout": Run(model=cnn, of_data=PARTS),
+        "language model": Run(model=language, prepare=words, of_data=PARTS),
+        "hardened": Run(of_run={"hardened": True}),
+        "views": Run(model=cnn, of_data={"views": 2, "augmentation": shifted, **PARTS}),
+        "items, workers": Run(of_data={"records": Items(), "workers": 2, **PARTS}),
+        "killed": Run(learned, SLOTS, model=cnn, of_data=PARTS, way=killed),
+        "two processes": Run(learned, SLOTS, of_data=PARTS, way=two_processes),
         "shared journal": Run(sampling=SLOTS, way=shared_journal),
     }
 

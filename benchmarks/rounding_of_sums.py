@@ -39,11 +39,10 @@ def sum_of(records: torch.Tensor, rows: int) -> torch.Tensor:
             model,
             torch.optim.SGD(model.parameters(), lr=0.0),
             loss=lambda model, batch: (model(batch["x"])[:, 0] - batch["x"].sum(1) - 30).square(),
-            data={"x": records},
+            data=eq.Data({"x": records}, microbatch_size=rows),
             sampling=eq.FullBatch(len(records), 1),
             method=eq.DPSGD(clip_norm=BOUND, noise_multiplier=1.0),
-            micro_batch_size=rows,
-            reproducible=True,
+            run=eq.Run(reproducible=True),
         )
         training.take_step()
     return met[0]

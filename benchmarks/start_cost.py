@@ -71,10 +71,9 @@ def start(task: Task, forwards: SimpleQueue[tuple[str, int]] | None = None) -> N
         task.model,
         torch.optim.SGD(task.model.parameters(), lr=LEARNING_RATE),
         loss=loss,
-        data={"input": task.inputs, "label": task.labels},
+        data=eq.Data({"input": task.inputs, "label": task.labels}, microbatch_size=records),
         sampling=eq.FullBatch(population=records, steps=1000),
         method=eq.DPSGD(clip_norm=CLIP_NORM, noise_multiplier=NOISE_MULTIPLIER),
-        micro_batch_size=records,
     )
 
 

@@ -125,10 +125,11 @@ def records_of(task) -> dict:
     return {"input": task.inputs.cpu(), "label": task.labels.cpu()}
 
 
-def private_training(task, **options):
+def private_training(task, microbatch_size=None, **options):
     """DP-SGD by ``PrivateTraining`` on the batch of a task.
 
     Args:
+        microbatch_size: the whole batch by default.
         options: of ``PrivateTraining``, others than these.
     """
     import torch
@@ -136,10 +137,9 @@ def private_training(task, **options):
     import equipoise as eq
 
     settings = {
-        "data": records_of(task),
+        "data": eq.Data(records_of(task), microbatch_size=microbatch_size or len(task.labels)),
         "sampling": eq.FullBatch(population=len(task.labels), steps=100_000),
         "method": eq.DPSGD(clip_norm=CLIP_NORM, noise_multiplier=NOISE_MULTIPLIER),
-        "micro_batch_size": len(task.labels),
     }
     return eq.PrivateTraining(
         task.model,

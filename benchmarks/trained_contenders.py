@@ -62,16 +62,15 @@ def train(
             model,
             moves,
             loss=loss,
-            data=dict(data),
+            data=eq.Data(dict(data), microbatch_size=micro_batch_size),
             sampling=sampling,
             method=method,
             budget=None if epsilon is None else eq.Budget(epsilon, DELTA),
-            scheduler=torch.optim.lr_scheduler.LambdaLR(moves, lambda step: 1 - step / steps),
-            reproducible=True,
-            seed=seed,
-            allow_public_duplicates=True,  # they were set apart by number: equal ones are different records
-            micro_batch_size=micro_batch_size,
-            epsilon_every=10**9,
+            run=eq.Run(
+                scheduler=torch.optim.lr_scheduler.LambdaLR(moves, lambda step: 1 - step / steps),
+                reproducible=True,
+                seed=seed,
+            ),
         )
         for _ in range(steps):
             training.take_step()  # `run` would end early, and quietly, when it is asked to stop

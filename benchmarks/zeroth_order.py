@@ -37,12 +37,10 @@ def training(task: Task, method: eq.Method) -> eq.PrivateTraining:
         task.model,
         torch.optim.SGD(task.model.parameters(), lr=0.01),
         loss=lambda model, batch: task.losses(model(batch["x"]), batch["y"]),
-        data={"x": task.inputs, "y": task.labels},
+        data=eq.Data({"x": task.inputs, "y": task.labels}, microbatch_size=records),
         sampling=eq.FullBatch(records, 10),
         method=method,
-        micro_batch_size=records,
-        reproducible=True,
-        epsilon_every=1000,
+        run=eq.Run(reproducible=True),
     )
 
 

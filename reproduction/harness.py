@@ -20,7 +20,7 @@ from torch.nn import functional as F
 
 from equipoise.methods import Method
 from equipoise.privacy import Budget, Sampling
-from equipoise.training import PrivateTraining
+from equipoise.training import Data, PrivateTraining, Run
 from reproduction.findings import Curve, Findings, PaperExperiment, Progress, Table, Verdict
 
 __all__ = [
@@ -200,16 +200,12 @@ def follow(
             model,
             moving,
             loss=problem.loss,
-            data=dict(problem.data),
+            # one microbatch, whatever memory is free: the same sums in the same order on every machine
+            data=Data(dict(problem.data), microbatch_size=problem.population),
             sampling=sampling,
             method=method,
             budget=budget,
-            seed=seed,
-            reproducible=True,
-            # one micro-batch, whatever memory is free: the same sums in the same order on every machine
-            micro_batch_size=problem.population,
-            # the epsilon so far is of no use here, and its accountant would cost more than the steps
-            epsilon_every=sampling.steps,
+            run=Run(seed=seed, reproducible=True),
         )
         path = _Path(model, average_last)
         found: dict[int, float] = {}

@@ -48,19 +48,18 @@ class Pipeline:
 def audit(
     name: str, positions: int = 10, threads: tuple[int, ...] = (1, 2), seed: int = 0, **options: Any
 ) -> NeighbourAudit:
-    """The audit of one pipeline, at C = 1."""
+    """The audit of one pipeline, at C = 1; the options are those of `Data`."""
     pipeline = PIPELINES[name]
     torch.manual_seed(seed)
     return audit_neighbours(
         pipeline.make(),
         pipeline.loss,
-        pipeline.data(),
+        eq.Data(pipeline.data(), **{"microbatch_size": MICRO_BATCH, **pipeline.options, **options}),
         sampling=eq.Poisson(DRAWN, RECORDS, 10),
         method=eq.DPSGD(clip_norm=1.0, noise_multiplier=2.0),
         positions=positions,
         threads=threads,
         seed=seed,
-        **{"micro_batch_size": MICRO_BATCH, **pipeline.options, **options},
     )
 
 

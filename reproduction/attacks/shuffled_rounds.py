@@ -25,6 +25,7 @@ from equipoise.audit.replay import RecordingLedger
 from equipoise.methods import DPSGD
 from equipoise.privacy import Draw, FixedEpochs, PrivacyPlan, gaussian_epsilon
 from equipoise.published.adaptive_rms import published_noise
+from equipoise.training import Record
 from reproduction.attacks.finding import Finding
 
 __all__ = ["attack_adaptive_rms"]
@@ -90,8 +91,8 @@ def attack_adaptive_rms(
         sampling,
         None,
         seed=seed,
-        relation="replace_one",
         make_ledger=Permutation,
+        unit=Record(relation="replace_one"),
     ).run()
     ledger = training.ledger
     assert isinstance(ledger, Permutation)

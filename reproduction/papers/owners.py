@@ -11,6 +11,7 @@ from equipoise.federated import Client
 from equipoise.gradients.engine_inputs import Loss
 from equipoise.methods import Method
 from equipoise.privacy import Budget, Sampling
+from equipoise.training import Data, Run
 
 __all__ = ["largest_epsilon", "make_clients"]
 
@@ -40,15 +41,13 @@ def make_clients(
         Client(
             make_model(),
             loss,
-            share,
+            Data(share, microbatch_size=micro_batch_size),
             sampling,
             make_method(),
             local_steps=local_steps,
             budget=budget,
             learning_rate=learning_rate,
-            seed=seed + number,
-            reproducible=True,
-            micro_batch_size=micro_batch_size,
+            run=Run(seed=seed + number, reproducible=True),
         )
         for number, share in enumerate(shares)
     ]

@@ -143,12 +143,10 @@ def _trained(noise: float, watch: bool = True) -> tuple[eq.Method, InsertedCanar
         model,
         torch.optim.SGD(model.parameters(), lr=1.0),
         loss=_loss,
-        data=canaries.insert(records),
+        data=eq.Data(canaries.insert(records), microbatch_size=RECORDS),
         sampling=eq.Poisson(100, RECORDS, 20),
         method=method,
-        reproducible=True,
-        epsilon_every=1000,
-        micro_batch_size=RECORDS,
+        run=eq.Run(reproducible=True),
     )
     for _ in range(20):
         training.take_step()

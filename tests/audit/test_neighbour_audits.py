@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from flat_arguments import arranged
 from torch import nn
 
 import equipoise as eq
@@ -37,8 +38,9 @@ def network(*layers):
     return nn.Sequential(nn.Linear(FEATURES, 8), nn.ReLU(), *layers, nn.Linear(8, 1))
 
 
-def audited(model=None, data=None, **options):
-    return audit_neighbours(model or network(), loss, data or records(), positions=2, **options)
+def audited(model=None, data=None, hardened=False, **options):
+    given = arranged(data=data or records(), positions=2, **options)
+    return audit_neighbours(model or network(), loss, hardened=hardened, **given)
 
 
 whitening = eq.methods.JointWhitening(noise_multiplier=1.0)
@@ -202,8 +204,7 @@ def test_masks_in_another_shape_are_no_movement():
     found = audit_neighbours(
         Bag(padding=False, dropout=0.5),
         loss,
-        Bags(200, long=77),
-        collate=bags,
+        eq.Data(Bags(200, long=77), collate=bags),
         sampling=eq.Poisson(40, 200, 4),
         method=eq.DPSGD(clip_norm=0.5, noise_multiplier=1.0),
         positions=3,
@@ -218,8 +219,7 @@ def test_a_long_text_among_short_ones_is_tried(padding, monkeypatch):
     found = audit_neighbours(
         Bag(padding),
         loss,
-        Bags(200, long=77),
-        collate=bags,
+        eq.Data(Bags(200, long=77), collate=bags),
         sampling=eq.Poisson(40, 200, 4),
         method=eq.DPSGD(clip_norm=0.5, noise_multiplier=1.0),
         positions=3,
@@ -270,7 +270,7 @@ def test_a_population_of_no_more_than_the_records_will_do():
         def forward(self, x):
             return self.network(x * (torch.rand(()) < 0.5))
 
-    found = audited(Skipping(), sampling=eq.Poisson(20, 60, 100), micro_batch_size=8)
+    found = audited(Skipping(), sampling=eq.Poisson(20, 60, 100), microbatch_size=8)
     assert found.holds
 
 
@@ -306,7 +306,7 @@ def test_a_threshold_that_follows_from_the_records_is_seen():
 )
 def test_what_cannot_be_audited_is_refused(options, words):
     with pytest.raises(ValueError, match=words):
-        audit_neighbours(network(), loss, **({"data": records(), "positions": 2} | options))
+        audit_neighbours(network(), loss, **arranged(**({"data": records(), "positions": 2} | options)))
 
 
 def test_model_and_data_stay_as_they_were():
@@ -373,7 +373,7 @@ def users(rows=None, **options):
     """30 users: every third owns five records, more than any run uses, the others one or two."""
     owner = torch.tensor([user for user in range(30) for _ in range((5, 1, 2)[user % 3])])
     data = records(len(owner))
-    unit = {"unit": "user", "owner": "owner", "records_per_user": 3, "user_rows": rows}
+    unit = {"owner": "owner", "records_per_user": 3, "rows": rows}
     return audited(data=data | {"owner": owner}, **unit, **options)
 
 
@@ -421,7 +421,7 @@ def test_users_of_equal_records_move_the_sum_by_the_whole_bound(monkeypatch, is_
     if not is_kept:
         monkeypatch.setattr(RowSource, "used", lambda self, ids: ids)
     data = {"x": torch.ones(20, FEATURES) * 9, "y": torch.zeros(20), "owner": torch.arange(20) // 5}
-    found = audited(data=data, unit="user", owner="owner", records_per_user=3, changes=("add", "remove"))
+    found = audited(data=data, owner="owner", records_per_user=3, changes=("add", "remove"))
     assert found.holds == is_kept
     assert [pair.movement for pair in found.pairs] == pytest.approx([1 if is_kept else 5 / 3] * 4, abs=1e-5)
     assert found.pairs[0].claimed == gaussian_epsilon(3.0, 0.1 / 20)
@@ -442,7 +442,7 @@ def test_sums_that_are_no_numbers_do_not_hold(monkeypatch):
 def test_one_user_alone_has_no_neighbour():
     data = records(6) | {"owner": torch.zeros(6, dtype=torch.long)}
     with pytest.raises(ValueError, match="data holds 1 user"):
-        audited(data=data, unit="user", owner="owner", records_per_user=3)
+        audited(data=data, owner="owner", records_per_user=3)
 
 
 ONE = {"clip_norm": 0.5, "noise_multiplier": 1.0}
@@ -459,8 +459,8 @@ METHODS = {
 }
 UNITS = {
     "record": (eq.Poisson(20, 80, 4), {}),
-    "drawn records": (eq.Poisson(20, 80, 4), {"unit": "user", "records_per_user": 3}),
-    "drawn users": (eq.Poisson(10, 30, 4), {"unit": "user", "records_per_user": 3, "user_rows": "mean"}),
+    "drawn records": (eq.Poisson(20, 80, 4), {"records_per_user": 3}),
+    "drawn users": (eq.Poisson(10, 30, 4), {"records_per_user": 3, "rows": "mean"}),
 }
 
 
@@ -486,11 +486,9 @@ def tried(method, unit, scales, monkeypatch):
         network(),
         loss,
         Unscanned(data),
-        method=METHODS[method],
-        sampling=sampling,
-        positions=max(4, len(scales)),
-        steps=4,
-        **options,
+        **arranged(
+            method=METHODS[method], sampling=sampling, positions=max(4, len(scales)), steps=4, **options
+        ),
     )
 
 

@@ -55,7 +55,7 @@ def test_what_the_system_refuses_names_argument_and_remedy(tmp_path, monkeypatch
         raise OSError(number, os.strerror(number), str(self))
 
     monkeypatch.setattr(Path, "mkdir", refused)
-    with pytest.raises(OSError, match=f"^run_dir='{tmp_path}/new': {words}"):
+    with pytest.raises(OSError, match=f"^folder='{tmp_path}/new': {words}"):
         RunFolder(tmp_path / "new").create()
 
 

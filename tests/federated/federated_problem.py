@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from flat_arguments import arranged
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -53,7 +54,7 @@ def client(method: Any = None, number: int = 0, **options: Any) -> Client:
     method = method or eq.DPSGD(clip_norm=0.5, noise_multiplier=1.0)
     model = options.pop("model", None) or network()
     loss_function = options.pop("loss_function", loss)
-    return Client(model, loss_function, method=method, **(defaults | options))
+    return Client(model, loss_function, **arranged(method=method, **(defaults | options)))
 
 
 def follower(clip_norm: float = 0.5, round_length: int = LOCAL_STEPS, **options: Any) -> ServerRMS:

@@ -231,7 +231,7 @@ def test_one_client_and_one_step_a_round_are_central_training():
                 clip_norm=0.5,
                 noise_multiplier=1e-10,
             ),
-            reproducible=True,
+            run=eq.Run(reproducible=True),
         )
         list(training)
         one = client(

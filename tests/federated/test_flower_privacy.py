@@ -104,7 +104,7 @@ def scalar_client(x, clip_norm=0.5):
         eq.FullBatch(len(x), 2),
         eq.DPSGD(clip_norm=clip_norm, noise_multiplier=1e-09),
         learning_rate=1.0,
-        reproducible=True,
+        run=eq.Run(reproducible=True),
     )
 
 

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from flat_arguments import arranged
 from torch import nn
 
 import equipoise as eq
@@ -94,11 +95,11 @@ def begun(loss, data, method="fixed", server="momentum", model=None, **options):
     model = model or network()
     usual = {
         "sampling": eq.Poisson(12, USERS, 4), "method": METHODS.get(method, method), "reproducible": True,
-        "micro_batch_size": 6, "unit": "user", "user_rows": "update", "owner": torch.arange(USERS),
+        "microbatch_size": 6, "rows": "update", "owner": torch.arange(USERS),
         "records_per_user": 1,
     }  # fmt: skip
     optimizer = SERVERS[server](model.parameters())
-    return eq.PrivateTraining(model, optimizer, loss=loss, data=data, **(usual | options))
+    return eq.PrivateTraining(model, optimizer, **arranged(loss=loss, data=data, **(usual | options)))
 
 
 def trained(loss, data, *settings, **options):
@@ -145,7 +146,7 @@ def test_one_step_on_one_record_at_rate_one_is_dp_sgd():
 def test_a_node_is_asked_once_in_a_step_for_its_users_that_are_drawn():
     grid, updates = over_flower()
     training = begun(updates, updates.users)
-    assert training.settings.micro_batch_size < 8
+    assert training.config()["settings"]["micro_batch_size"] < 8
     at_start = [(kind, node) for kind, node, _ in grid.sent]
     assert len(at_start) == len({*at_start}) + 3  # an introduction; a few users at two parameter points
     for _ in range(2):
@@ -337,7 +338,7 @@ def test_a_node_that_is_lost_in_a_step_books_nothing(tmp_path):
     _, undisturbed = over_flower(node)
     expected = trained(undisturbed, undisturbed.users)
     grid, updates = over_flower(node)
-    training = begun(updates, updates.users, run_dir=tmp_path / "run")
+    training = begun(updates, updates.users, folder=tmp_path / "run")
     training.take_step()
     before, spent = flat(training), training.epsilon_so_far()
     grid.away.add(("train", 101))
@@ -625,7 +626,7 @@ def test_a_run_that_ended_in_a_step_goes_on(tmp_path, loses_node):
     expected = trained(undisturbed, undisturbed.users, "correlated")
     grid, updates = over_flower(node)
     folder = tmp_path / "run"
-    training = begun(updates, updates.users, "correlated", run_dir=folder)
+    training = begun(updates, updates.users, "correlated", folder=folder)
     for _ in range(2):
         training.take_step()
     if loses_node:
@@ -637,9 +638,13 @@ def test_a_run_that_ended_in_a_step_goes_on(tmp_path, loses_node):
     _, others = over_flower(node)
     model = network()
     again = eq.PrivateTraining.resume(
-        folder, model, SERVERS["momentum"](model.parameters()), loss=others, data=others.users,
-        owner=torch.arange(USERS),
-    )  # fmt: skip
+        folder,
+        model,
+        SERVERS["momentum"](model.parameters()),
+        loss=others,
+        data=others.users,
+        unit=eq.Users(torch.arange(USERS), records_per_user=1, rows="update"),
+    )
     again.run(progress=False)
     assert torch.equal(flat(again), expected)
     assert Assumption.OTHER_DATA not in again.statement().assumptions
@@ -667,12 +672,16 @@ def serve(folder, method, reproducible, fatal=None):
     model, run = network(0.5), folder / "run"
     if run.exists():
         training = eq.PrivateTraining.resume(
-            run, model, SERVERS["momentum"](model.parameters()), loss=updates, data=updates.users,
-            owner=torch.arange(USERS),
-        )  # fmt: skip
+            run,
+            model,
+            SERVERS["momentum"](model.parameters()),
+            loss=updates,
+            data=updates.users,
+            unit=eq.Users(torch.arange(USERS), records_per_user=1, rows="update"),
+        )
     else:
         (folder / "releases").mkdir(parents=True)
-        options = {"model": model, "run_dir": run, "reproducible": reproducible}
+        options = {"model": model, "folder": run, "reproducible": reproducible}
         training = begun(updates, updates.users, method, **options)
     note_releases(training, folder / "releases")
     if fatal is not None:
@@ -729,20 +738,24 @@ def test_a_server_process_that_is_killed_goes_on(tmp_path, method, reproducible)
 
 def test_users_who_lie_elsewhere_when_a_run_goes_on_are_named(tmp_path):
     _, updates = over_flower()
-    begun(updates, updates.users, run_dir=tmp_path / "run").close()
+    begun(updates, updates.users, folder=tmp_path / "run").close()
     _, others = over_flower(counts=COUNTS[::-1])
     model = network()
     with pytest.warns(UserWarning, match="other records than those that this run began with"):
         again = eq.PrivateTraining.resume(
-            tmp_path / "run", model, SERVERS["momentum"](model.parameters()), loss=others, data=others.users,
-            owner=torch.arange(USERS),
-        )  # fmt: skip
+            tmp_path / "run",
+            model,
+            SERVERS["momentum"](model.parameters()),
+            loss=others,
+            data=others.users,
+            unit=eq.Users(torch.arange(USERS), records_per_user=1, rows="update"),
+        )
     assert Assumption.OTHER_DATA in again.statement().assumptions
 
 
 def test_the_statement_names_what_it_rests_on(tmp_path):
     _, updates = over_flower()
-    budget = {"budget": eq.Budget(50.0, 1e-3), "reproducible": False, "run_dir": tmp_path / "run"}
+    budget = {"budget": eq.Budget(50.0, 1e-3), "reproducible": False, "folder": tmp_path / "run"}
     method = eq.DPSGD(clip_norm=0.5)
     statement = begun(updates, updates.users, method, **budget).run(progress=False).statement
     assert (statement.guarantee, statement.unit) == ("proven", "user")
@@ -756,13 +769,6 @@ def test_the_statement_names_what_it_rests_on(tmp_path):
     assert not eq.verify_run(tmp_path / "run").consistent
     here = begun(LOSS, all_users())
     assert Assumption.ELSEWHERE not in here.statement().assumptions
-
-
-def test_noise_for_a_larger_cohort_claims_nothing():
-    _, updates = over_flower()
-    method = eq.DPSGD(clip_norm=0.5, noise_multiplier=0.01)
-    run = begun(updates, updates.users, method, noise_for_cohort=1000)
-    assert run.run(progress=False).statement.guarantee == "none"
 
 
 # ---- nonsense

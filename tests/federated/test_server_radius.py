@@ -89,7 +89,7 @@ def test_one_client_and_one_step_a_round_are_central_training_bit_for_bit(rule, 
         method=eq.AdaptiveRMS(
             clip_norm=4.0, variant=Fused(initial_clip_norm=initial), radius=MeanSquareRule(**rule), **NOISE
         ),
-        reproducible=True,
+        run=eq.Run(reproducible=True),
     )
     central = [step.clip_norm for step in training]
     one = client(fused(4.0, 1), sampling=eq.Poisson(BATCH, RECORDS, 6), local_steps=1)

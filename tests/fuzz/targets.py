@@ -105,11 +105,10 @@ def begun_run() -> Path:
         model,
         torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
         loss=_loss,
-        data=_data(),
+        data=eq.Data(_data(), microbatch_size=20),
         sampling=FullBatch(20, 3),
         method=eq.DPSGD(clip_norm=1.0, noise_multiplier=5.0),
-        run_dir=folder,
-        micro_batch_size=20,
+        run=folder,
     )
     for _ in range(2):
         training.take_step()

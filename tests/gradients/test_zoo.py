@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from flat_arguments import arranged
 from torch import Tensor, nn
 from zoo import CASES, RECORDS, Case
 
@@ -94,12 +95,14 @@ def start(case: Case, mode: str, clip_norm: float = 1.0) -> tuple[Listening, dic
     run = Listening(
         model,
         torch.optim.SGD(model.parameters(), lr=0.0),
-        loss=loss,
-        data=data,
-        sampling=eq.FullBatch(RECORDS + 1, 20),
-        method=eq.DPSGD(clip_norm=clip_norm, noise_multiplier=1.0),
-        reproducible=True,
-        **case.options,
+        **arranged(
+            loss=loss,
+            data=data,
+            sampling=eq.FullBatch(RECORDS + 1, 20),
+            method=eq.DPSGD(clip_norm=clip_norm, noise_multiplier=1.0),
+            reproducible=True,
+            **case.options,
+        ),
     )
     return run, records
 

@@ -982,7 +982,7 @@ RIGHT_CASES = {
     ),
     "encoder layer": Case(transformer, squared, sequences, is_random=True),
     "sequence as long as the batch": Case(
-        Attention, squared, lambda: rows(RECORDS, FEATURES), options={"micro_batch_size": RECORDS}
+        Attention, squared, lambda: rows(RECORDS, FEATURES), options={"microbatch_size": RECORDS}
     ),
     "RNN": Case(lambda: Recurrent(nn.RNN), squared, sequences),
     # PyTorch's own kernel fails under autocast on some processors.

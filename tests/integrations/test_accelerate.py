@@ -41,9 +41,7 @@ def trained(prepare, writers=()):
         data=records(),
         sampling=eq.Poisson(expected_batch_size=12, population=60, steps=4),
         method=eq.DPSGD(clip_norm=1.0, noise_multiplier=1.0),
-        scheduler=scheduler,
-        reproducible=True,
-        writers=writers,
+        run=eq.Run(scheduler=scheduler, reproducible=True, writers=writers),
     )
     rates = [step.learning_rate for step in training]
     return rates, torch.cat([p.detach().flatten() for p in model.parameters()])

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from flat_arguments import arranged
 from torch.nn import functional as F
 
 import equipoise as eq
@@ -81,7 +82,7 @@ PRIVATE = {"method": eq.DPSGD(clip_norm=1.0, noise_multiplier=1.0), "reproducibl
 
 def fitted(trainer, module, **options):
     usual = {"loss": loss, "data": records(), "sampling": SAMPLING} | PRIVATE
-    return fit(trainer, module, **(usual | options))
+    return fit(trainer, module, **arranged(**(usual | options)))
 
 
 def public():
@@ -100,9 +101,16 @@ def test_parameters_are_those_of_private_training(tmp_path, is_validated):
     found = fitted(trainer_of(tmp_path), module, val_dataloaders=public() if is_validated else None)
     optimizer = torch.optim.SGD(alone.parameters(), lr=0.1)
     training = eq.PrivateTraining(
-        alone, optimizer, loss=loss, data=records(), sampling=SAMPLING,
-        scheduler=torch.optim.lr_scheduler.StepLR(optimizer, 4), **PRIVATE,
-    )  # fmt: skip
+        alone,
+        optimizer,
+        **arranged(
+            loss=loss,
+            data=records(),
+            sampling=SAMPLING,
+            scheduler=torch.optim.lr_scheduler.StepLR(optimizer, 4),
+            **PRIVATE,
+        ),
+    )
     training.run(progress=False)
     assert torch.equal(flat(module), flat(alone))
     more = {*found.statement().assumptions} - {*training.statement().assumptions}
@@ -131,7 +139,7 @@ def test_what_a_loss_logs_of_private_records_reaches_no_logger(tmp_path):
 def test_loggers_get_publishable_numbers(tmp_path):
     rows = Rows()
     trainer = trainer_of(tmp_path, logger=rows)
-    training = fitted(trainer, Classifier(), val_dataloaders=public(), run_dir=tmp_path / "run")
+    training = fitted(trainer, Classifier(), val_dataloaders=public(), folder=tmp_path / "run")
     steps = [step for step, row in rows.rows if "released_norm" in row]
     assert steps == list(range(8))
     names = {name for _, row in rows.rows for name in row}
@@ -184,7 +192,7 @@ class Fail(lightning.Callback):
 def test_a_run_goes_on_from_its_folder(tmp_path):
     whole, cut = Classifier(), Classifier()
     fitted(trainer_of(tmp_path), whole)
-    folder = {"run_dir": tmp_path / "run", "checkpoint_every": 4}
+    folder = {"folder": tmp_path / "run", "checkpoint_every": 4}
     with pytest.raises(OSError, match="killed"):
         fitted(trainer_of(tmp_path, callbacks=[Fail()]), cut, **folder)
     assert type(cut) is Classifier
@@ -214,7 +222,7 @@ def test_a_scheduler_of_epochs_is_refused(tmp_path):
     with pytest.raises(ValueError, match="'interval': 'step'"):
         fitted(trainer_of(tmp_path), module)
     assert type(module) is Classifier
-    with pytest.raises(ValueError, match="needs run_dir"):
+    with pytest.raises(ValueError, match="needs run"):
         fitted(trainer_of(tmp_path), module, resume=True)
 
 
@@ -228,7 +236,7 @@ def test_bfloat16_is_the_trainers(tmp_path):
 def test_a_second_fit_does_not_take_the_first_ones_module_for_a_new_one(tmp_path):
     module, options = Classifier(), {"reproducible": False, "sampling": eq.Poisson(12, 60, 2)}
     fitted(trainer_of(tmp_path), module, **options)
-    with pytest.raises(ValueError, match="ledger_file"):
+    with pytest.raises(ValueError, match="journal"):
         fitted(trainer_of(tmp_path), module, **options)
     fitted(trainer_of(tmp_path), module, starts_from="public", **options)
 

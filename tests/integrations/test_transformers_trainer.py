@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from flat_arguments import arranged
 
 import equipoise as eq
 from equipoise.gradients import CrossRecordError
@@ -86,7 +87,7 @@ def trainer_of(folder, model=None, data=None, **options):
             "loss",
             "method",
             "budget",
-            "ledger_file",
+            "journal",
             "reproducible",
             "starts_from",
         )
@@ -96,9 +97,7 @@ def trainer_of(folder, model=None, data=None, **options):
     return PrivateTrainer(
         model or bert(),
         arguments(folder, **options),
-        train_dataset=data or Sentences(),
-        population=COUNT,
-        **(usual | own),
+        **arranged(train_dataset=data or Sentences(), population=COUNT, **(usual | own)),
     )
 
 
@@ -146,13 +145,14 @@ def test_parameters_are_those_of_private_training(tmp_path, half, is_evaluated):
         model,
         optimizer,
         loss=loss,
-        data=Sentences(),
-        collate=collated,
+        data=eq.Data(Sentences(), collate=collated),
         sampling=eq.Poisson(expected_batch_size=16, population=COUNT, steps=6),
         method=eq.DPSGD(clip_norm=0.5, noise_multiplier=0.8),
-        scheduler=transformers.get_linear_schedule_with_warmup(optimizer, 2, 6),
-        seed=42,
-        reproducible=True,
+        run=eq.Run(
+            scheduler=transformers.get_linear_schedule_with_warmup(optimizer, 2, 6),
+            seed=42,
+            reproducible=True,
+        ),
     )
     training.run(progress=False)
     assert torch.equal(flat(trainer.model), flat(model))
@@ -409,7 +409,7 @@ def test_accumulation_says_what_goes_through_at_once(tmp_path):
     trainer = trainer_of(tmp_path, per_device_train_batch_size=4, gradient_accumulation_steps=4, max_steps=1)
     trainer.train()
     assert trainer.sampling.expected_batch_size == 16
-    assert trainer.private_training.settings.micro_batch_size < 16
+    assert trainer.private_training.config()["settings"]["micro_batch_size"] < 16
 
 
 OTHER_VALUES = {
@@ -528,10 +528,10 @@ def test_a_second_trainer_does_not_take_the_first_ones_model_for_a_new_one(tmp_p
     """Two phases: the second statement holds the first one's cost, or its user's word that it has none."""
     model, options = bert(), {"reproducible": False, "max_steps": 2}
     trainer_of(tmp_path / "first", model, **options).train()
-    with pytest.raises(ValueError, match="ledger_file"):
+    with pytest.raises(ValueError, match="journal"):
         trainer_of(tmp_path / "second", model, **options).train()
     journal = tmp_path / "first" / "run" / "private" / "journal.jsonl"
-    trainer = trainer_of(tmp_path / "second", model, ledger_file=journal, **options)
+    trainer = trainer_of(tmp_path / "second", model, journal=journal, **options)
     trainer.train()
     assert trainer.statement().other_runs == 1
     trainer_of(tmp_path / "third", model, starts_from="public", **options).train()

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from flat_arguments import arranged
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -231,10 +232,9 @@ def training(method: Method, **options: Any) -> eq.PrivateTraining:
         "sampling": eq.Poisson(20, RECORDS, options.pop("steps", STEPS)),
         "budget": eq.Budget(8.0, 1e-3),
         "reproducible": True,
-        "epsilon_every": 10_000,
     }
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    return eq.PrivateTraining(model, optimizer, method=method, **(defaults | options))
+    return eq.PrivateTraining(model, optimizer, **arranged(method=method, **(defaults | options)))
 
 
 def parameters(model: nn.Module) -> Tensor:

@@ -10,6 +10,7 @@ import dp_accounting
 import pytest
 import torch
 from dp_accounting import pld
+from flat_arguments import arranged
 from torch import nn
 from torch.nn import functional as F
 
@@ -69,14 +70,14 @@ def train(method, steps=4, records=None, **options):
     run = eq.PrivateTraining(
         model,
         torch.optim.SGD(model.parameters(), lr=0.5),
-        loss=loss,
-        data=records,
-        # One step more than is taken: the epsilon at the end of a run would cost more than the run.
-        sampling=options.pop("sampling", None) or Poisson(30, 120, steps + 1),
-        method=method,
-        reproducible=True,
-        epsilon_every=1000,
-        **options,
+        **arranged(
+            loss=loss,
+            data=records,
+            sampling=options.pop("sampling", None) or Poisson(30, 120, steps + 1),
+            method=method,
+            reproducible=True,
+            **options,
+        ),
     )
     return run, [run.take_step() for _ in range(min(steps, run.sampling.steps))]
 
@@ -154,7 +155,7 @@ def test_channels_have_noise_of_their_own_size():
             data=records,
             sampling=Poisson(30, 120, 1),
             method=method,
-            reproducible=True,
+            run=eq.Run(reproducible=True),
         )
         before = model.weight.detach().clone()
         list(run)
@@ -455,8 +456,8 @@ def test_micro_batches_do_not_matter(variant, score):
         eq.DCDPSGD, clip_norm=0.5, body_clip_norm=0.05, score=score, variant=variant, noise_multiplier=1.0
     )
     records = data(torch.float64)
-    whole, _ = train(method(), records=records, dtype=torch.float64, micro_batch_size=100)
-    cut, _ = train(method(), records=records, dtype=torch.float64, micro_batch_size=7)
+    whole, _ = train(method(), records=records, dtype=torch.float64, microbatch_size=100)
+    cut, _ = train(method(), records=records, dtype=torch.float64, microbatch_size=7)
     torch.testing.assert_close(weights(whole), weights(cut), rtol=1e-9, atol=1e-10)
 
 

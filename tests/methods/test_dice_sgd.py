@@ -7,6 +7,7 @@ import warnings
 
 import pytest
 import torch
+from flat_arguments import arranged
 from scripted import run
 from torch import nn
 from torch.nn import functional as F
@@ -91,13 +92,14 @@ def train(method, steps=6, optimizer=torch.optim.SGD, sampling=None, **options):
     training = eq.PrivateTraining(
         model,
         optimizer(model.parameters(), lr=0.1),
-        loss=lambda m, b: F.cross_entropy(m(b["x"]), b["y"], reduction="none"),
-        data=data(),
-        sampling=sampling or FixedEpochs(batch_size=30, population=120, steps=steps),
-        method=method,
-        reproducible=True,
-        epsilon_every=10_000,
-        **options,
+        **arranged(
+            loss=lambda m, b: F.cross_entropy(m(b["x"]), b["y"], reduction="none"),
+            data=data(),
+            sampling=sampling or FixedEpochs(batch_size=30, population=120, steps=steps),
+            method=method,
+            reproducible=True,
+            **options,
+        ),
     )
     for _ in training:
         pass
@@ -260,8 +262,8 @@ def test_micro_batches_and_layers_do_not_change_what_is_released(variant):
     method = eq.DiceSGD(
         clip_norm=0.2, variant=variant, noise_multiplier=1.0, per_layer=not variant.normalises
     )
-    training, whole = train(method, micro_batch_size=64)
-    _, parts = train(method, micro_batch_size=7)
+    training, whole = train(method, microbatch_size=64)
+    _, parts = train(method, microbatch_size=7)
     assert float((whole - parts).norm() / whole.norm()) < 1e-5
     assert training.statement().guarantee == "proven"
 

@@ -175,9 +175,7 @@ def test_remedies_for_users_of_several_records(sampling):
         unit = Unit("user", 4, rows)
         return method.plan(Setting(sampling=by, budget=BUDGET, unit=unit)).releases["gradient"].mechanism
 
-    with pytest.raises(
-        PlanError, match=r"Draw users \(user_rows='mean'.* bands=1|bands=2 with|no accountant"
-    ):
+    with pytest.raises(PlanError, match=r"Draw users \(rows='mean'.* bands=1|bands=2 with|no accountant"):
         of_users(eq.DPMF(bands=2))
     assert of_users(eq.DPMF(), "mean").noise_multiplier > 0
     by = POISSON if isinstance(sampling, TruncatedPoisson) else sampling  # what that one's error offers
@@ -213,7 +211,7 @@ def test_closed_after_any_step_and_resumed_exactly(sampling, tmp_path):
     assert reference.plan["gradient"].mechanism.memory == 2
     for kept in (1, 4):
         folder = tmp_path / str(kept)
-        first = training(method, sampling=sampling, run_dir=folder)
+        first = training(method, sampling=sampling, folder=folder)
         for step in first:
             if step.step == kept:
                 first.save_checkpoint()
@@ -237,7 +235,7 @@ def test_closed_after_any_step_and_resumed_exactly(sampling, tmp_path):
     [(Poisson(6, RECORDS, 12), "CyclicPoisson"), (FixedEpochs(15, RECORDS, 12), "FixedEpochs")],
 )
 def test_people_read_of_the_draws_and_bands_that_were_planned(sampling, scheme, tmp_path):
-    run = training(eq.DPMF(clip_norm=0.5, bands=4), sampling=sampling, run_dir=tmp_path / "run")
+    run = training(eq.DPMF(clip_norm=0.5, bands=4), sampling=sampling, folder=tmp_path / "run")
     described = run.describe()
     assert described.sampling == scheme
     assert described.expected_batch_size == sampling.expected_size
@@ -260,7 +258,7 @@ def test_people_read_of_the_draws_and_bands_that_were_planned(sampling, scheme, 
 
 def test_whole_batches_cost_the_sensitivity_of_the_run_and_verify(tmp_path):
     method = eq.DPMF(clip_norm=0.5, bands=3)
-    _, run = end_of(method, sampling=FullBatch(RECORDS, 12), run_dir=tmp_path / "run")
+    _, run = end_of(method, sampling=FullBatch(RECORDS, 12), folder=tmp_path / "run")
     coefficients, z = square_root_coefficients(3), run.plan["gradient"].noise_multiplier
     square = squared_sensitivity(coefficients, 12, 1, 12) / sum(c * c for c in coefficients)
     statement = run.finish().statement
@@ -388,7 +386,7 @@ def test_coordinates_of_a_subspace_take_noise_over_steps(sampling, tmp_path):
     assert z == pytest.approx(theirs["gradient"].noise_multiplier, rel=1e-3)
     whole, reference = end_of(method, sampling=sampling)
     folder = tmp_path / "run"
-    first = training(method, sampling=sampling, run_dir=folder)
+    first = training(method, sampling=sampling, folder=folder)
     for step in first:
         if step.step == 4:
             first.save_checkpoint()

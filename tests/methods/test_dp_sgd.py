@@ -58,7 +58,7 @@ def train(method, steps=10):
         data=data(),
         sampling=eq.FixedEpochs(batch_size=30, population=120, steps=steps),
         method=method,
-        reproducible=True,
+        run=eq.Run(reproducible=True),
     )
     return run, list(run)
 
@@ -85,8 +85,7 @@ def test_a_learned_threshold_moves_by_the_noised_count():
             data=data(),
             sampling=eq.FullBatch(population=120, steps=2),
             method=eq.DPSGD(clip_norm=eq.methods.ReleasedQuantile(initial=1.0), noise_multiplier=1.0),
-            seed=seed,
-            reproducible=True,
+            run=eq.Run(seed=seed, reproducible=True),
         )
         second.append([step.clip_norm for step in run][1])
     assert second[0] != second[1]

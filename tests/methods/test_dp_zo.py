@@ -179,12 +179,10 @@ def wide_run(model: nn.Module, records: int, method: eq.Method) -> eq.PrivateTra
         model,
         torch.optim.SGD(model.parameters(), lr=1e-4),
         loss=wide_loss,
-        data=data,
+        data=eq.Data(data, microbatch_size=records),
         sampling=eq.FullBatch(records, 20),
         method=method,
-        micro_batch_size=records,
-        reproducible=True,
-        epsilon_every=1000,
+        run=eq.Run(reproducible=True),
     )
 
 
@@ -477,7 +475,7 @@ def test_losses_that_mix_at_the_size_of_a_forward_are_refused():
         return found + 0.1 * found.mean().detach() if len(found) > 16 else found
 
     with pytest.raises(CrossRecordError):
-        train(DPZO(clip_norm=0.5), loss=mixing, sampling=ALL, micro_batch_size=60).take_step()
+        train(DPZO(clip_norm=0.5), loss=mixing, sampling=ALL, microbatch_size=60).take_step()
 
 
 def test_a_mean_of_losses_is_refused_where_the_sum_is_bounded():

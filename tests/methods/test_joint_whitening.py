@@ -113,7 +113,7 @@ def test_without_roots_it_is_dp_sgd_bit_for_bit(monkeypatch):
             data=records(),
             sampling=eq.Poisson(20, 60, steps),
             method=method,
-            reproducible=True,
+            run=eq.Run(reproducible=True),
         )
         list(run)
         sums = [each["gradient"] for each in run.ledger.sums]

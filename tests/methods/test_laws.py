@@ -108,7 +108,7 @@ def test_it_completes_where_nothing_unproven_may_leave(make, monkeypatch):
 def test_it_protects_users_of_several_records(make, monkeypatch):
     """It completes, and what it claims for users is calibrated for them; or no accountant covers it."""
     monkeypatch.setattr(eq.PrivateTraining, "ledger_class", Ledger)
-    users = {"unit": "user", "owner": torch.arange(RECORDS) // 3, "records_per_user": 2}
+    users = {"owner": torch.arange(RECORDS) // 3, "records_per_user": 2}
     if make().name == "dp-mf":
         with pytest.raises(PlanError, match="records_per_user=2"):
             train(make(), **users)
@@ -207,7 +207,7 @@ def test_it_draws_users(make, monkeypatch):
     """Rows of users in the place of rows of records: the plan is the same, and it completes."""
     monkeypatch.setattr(eq.PrivateTraining, "ledger_class", Ledger)
     owner = torch.arange(RECORDS) % 29
-    run = train(make(), unit="user", owner=owner, records_per_user=2, user_rows="mean")
+    run = train(make(), owner=owner, records_per_user=2, rows="mean")
     assert [r.mechanism for r in run.plan.releases] == [r.mechanism for r in train(make()).plan.releases]
     assert len(list(run)) == STEPS
     assert (run.statement().unit, run.statement().guarantee) == ("user", "proven")
@@ -298,7 +298,7 @@ def test_micro_batches_change_nothing(make):
     ends = []
     for size in (1, 7, 60):
         model = network()
-        list(train(make(), model=model, micro_batch_size=size))
+        list(train(make(), model=model, microbatch_size=size))
         ends.append(parameters(model))
     for end in ends[1:]:
         torch.testing.assert_close(end, ends[0], rtol=1e-7, atol=1e-9)
@@ -311,7 +311,7 @@ def test_stopped_and_resumed(make, tmp_path):
     reference = train(make(), model=whole)
     list(reference)
     folder = tmp_path / "run"
-    first = train(make(), run_dir=folder)
+    first = train(make(), folder=folder)
     for step in first:
         if step.step == 3:
             first.save_checkpoint()

@@ -58,8 +58,7 @@ def copies(method) -> tuple[float, float]:
         data=records(8),
         sampling=eq.FullBatch(8, 20),
         method=method,
-        reproducible=True,
-        epsilon_every=1000,
+        run=eq.Run(reproducible=True),
     )
     run.take_step()
     run.take_step()

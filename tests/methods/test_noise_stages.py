@@ -91,7 +91,7 @@ def test_closed_in_any_stage_and_resumed_exactly(sampling, tmp_path):
     whole = parameters(model)
     for kept in (2, 7):
         folder = tmp_path / str(kept)
-        first = training(method, sampling=sampling, run_dir=folder)
+        first = training(method, sampling=sampling, folder=folder)
         for step in first:
             if step.step == kept:
                 first.save_checkpoint()

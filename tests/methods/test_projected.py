@@ -7,6 +7,7 @@ import warnings
 
 import pytest
 import torch
+from flat_arguments import arranged
 from torch import nn
 from torch.nn import functional as F
 
@@ -70,11 +71,13 @@ def train(method, data, steps=3, loss=linear, learning_rate=1.0, sampling=None, 
     run = eq.PrivateTraining(
         model,
         torch.optim.SGD(model.parameters(), lr=learning_rate),
-        loss=loss,
-        data=data,
-        sampling=sampling or eq.FullBatch(population=len(data), steps=steps),
-        method=method,
-        **{"reproducible": True, "epsilon_every": 10_000, **options},
+        **arranged(
+            loss=loss,
+            data=data,
+            sampling=sampling or eq.FullBatch(population=len(data), steps=steps),
+            method=method,
+            **{"reproducible": True, **options},
+        ),
     )
     for _ in run:
         pass
@@ -96,8 +99,7 @@ def increments(method, data, steps=400):
         data=data,
         sampling=eq.FullBatch(population=len(data), steps=steps),
         method=method,
-        reproducible=True,
-        epsilon_every=10_000,
+        run=eq.Run(reproducible=True),
     )
     places = [torch.zeros(data.shape[1], dtype=data.dtype)]
     for _ in run:
@@ -525,7 +527,7 @@ def test_a_fixed_subspace_is_dp_sgd_on_a_model_of_k_parameters():
         data=data,
         sampling=Poisson(5, 20, 12),
         method=eq.DPSGD(**settings),
-        reproducible=True,
+        run=eq.Run(reproducible=True),
     )
     for _ in adapter:
         pass
@@ -580,7 +582,7 @@ def test_more_columns_than_rank_are_truncated_with_a_warning():
             source=PublicSubspace(PublicRecords(public), dimension=150),
             noise_multiplier=1.0,
         ),
-        reproducible=True,
+        run=eq.Run(reproducible=True),
     )
     with pytest.warns(UserWarning, match="dimension=150 is more than the public gradients span"):
         run.take_step()
@@ -1006,9 +1008,7 @@ def test_kill_and_resume_repeats_the_trajectory(which, tmp_path):
             data=images(30, 6, torch.float32),
             sampling=Poisson(10, 30, 7),
             method=small()[which](),
-            reproducible=True,
-            run_dir=folder,
-            epsilon_every=10_000,
+            run=eq.Run(folder, reproducible=True),
         )
 
     whole = start(tmp_path / "whole")

@@ -41,12 +41,10 @@ def step(method, count):
         model,
         torch.optim.SGD(model.parameters(), lr=1.0),
         loss=lambda model, batch: model(batch["x"]).squeeze(1),
-        data={"x": torch.eye(4)[:1].repeat(count, 1)},
+        data=eq.Data({"x": torch.eye(4)[:1].repeat(count, 1)}, microbatch_size=64),
         sampling=FullBatch(RECORDS, 2),
         method=method,
-        reproducible=True,
-        epsilon_every=1000,
-        micro_batch_size=64,
+        run=eq.Run(reproducible=True),
     )
     run.take_step()
     return -model.weight.detach().double() * RECORDS, run._steps.state

@@ -257,7 +257,7 @@ def test_a_training_never_draws_more_and_says_what_it_assumed(tmp_path):
         sampling=sampling,
         method=eq.DPSGD(clip_norm=0.5),
         budget=Budget(8.0, 1e-3),
-        run_dir=tmp_path / "run",
+        run=tmp_path / "run",
     )
     list(training)
     statement = training.finish().statement

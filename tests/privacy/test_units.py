@@ -120,7 +120,7 @@ def test_what_no_accountant_covers_is_refused():
         (WithoutReplacement(10, 1000, 10), "replace_one"),
         (SAMPLED, "replace_one"),
     ):
-        with pytest.raises(PlanError, match=r"records_per_user=2.*user_rows='mean'"):
+        with pytest.raises(PlanError, match=r"records_per_user=2.*rows='mean'"):
             plan_of(sampling, 1.0, 2, relation)
         plan_of(sampling, 1.0, 1, relation)
         plan_of(sampling, 1.0, 2, relation, rows="sum")
@@ -147,7 +147,7 @@ def test_a_unit_says_what_does_not_go_together():
         Unit("client")
     with pytest.raises(ValueError, match=r"records_per_user=4 .* belong to unit='user'"):
         Unit("record", 4)
-    with pytest.raises(ValueError, match="user_rows='max' is unknown"):
+    with pytest.raises(ValueError, match="rows='max' is unknown"):
         Unit("user", 4, "max")
     with pytest.raises(ValueError, match="records_per_user"):
         Unit("user", 0)

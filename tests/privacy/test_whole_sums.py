@@ -253,7 +253,7 @@ def test_a_record_moves_the_sums_of_a_training_by_what_it_adds(monkeypatch):
             data=2 * some,
             sampling=eq.FullBatch(200_000, 1),
             method=eq.DPSGD(clip_norm=1.0, noise_multiplier=1.0),
-            micro_batch_size=2000,
+            microbatch_size=2000,
         ).take_step()
     assert float((seen[0] - seen[1] - g[0]).norm()) <= 2e-3  # 0.05 where float32 adds
 
@@ -266,8 +266,7 @@ def test_what_a_paper_prints_has_the_same_noise_in_one_micro_batch_and_in_many(m
         run = training(
             method=method(),
             budget=eq.Budget(3.0, 1e-3),
-            micro_batch_size=size,
-            allow_public_duplicates=True,
+            microbatch_size=size,
         )
         for _ in range(3):
             run.take_step()

@@ -10,7 +10,7 @@ from torch import nn
 
 from equipoise.methods import DPSGD
 from equipoise.privacy import Budget, FullBatch, Poisson
-from equipoise.training import PrivateTraining
+from equipoise.training import PrivateTraining, Run
 from reproduction.harness import Problem, follow
 
 N, D = 40, 3
@@ -64,9 +64,11 @@ def test_numbers_are_those_of_the_training(problem: Problem) -> None:
         data=dict(problem.data),
         sampling=sampling,
         method=DPSGD(clip_norm=1.0, noise_multiplier=0.5),
-        seed=4,
-        reproducible=True,
-        scheduler=torch.optim.lr_scheduler.LambdaLR(optimizer, lambda k: 1 / (1 + k)),
+        run=Run(
+            seed=4,
+            reproducible=True,
+            scheduler=torch.optim.lr_scheduler.LambdaLR(optimizer, lambda k: 1 / (1 + k)),
+        ),
     )
     by_hand = {0: problem.error(model)}
     for step in training:

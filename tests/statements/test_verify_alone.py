@@ -58,7 +58,7 @@ def folder(tmp_path_factory):
         sampling=eq.Poisson(8, 40, 2),
         method=eq.DPSGD(clip_norm=1.0),
         budget=eq.Budget(4.0, 1e-5),
-        run_dir=path,
+        run=path,
     ).run(progress=False)
     return path
 

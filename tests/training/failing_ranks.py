@@ -155,7 +155,7 @@ def trained(ways: dict[int, str], how: str = "whole", **options: Any) -> Tensor:
             loss=losses,
             sampling=eq.FullBatch(RECORDS, 2),
             method=eq.DPSGD(clip_norm=0.5, noise_multiplier=0.1),
-            micro_batch_size=16,
+            microbatch_size=16,
             **options,
         )
     norms = [step.released_norm for step in run]

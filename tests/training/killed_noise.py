@@ -82,13 +82,11 @@ def training(folder: Path, life: int, what: str) -> eq.PrivateTraining:
     return eq.PrivateTraining.start_or_resume(
         model,
         torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.9),
-        run_dir=folder,
         loss=lambda model, batch: scale * loss(model, batch),
-        data=records(dtype=torch.float64),
+        data=eq.Data(records(dtype=torch.float64), microbatch_size=5),
         sampling=eq.FixedEpochs(12, RECORDS, STEPS),
         method=method,
-        micro_batch_size=5,
-        epsilon_every=1000,
+        run=folder,
     )
 
 

@@ -53,14 +53,11 @@ def main(run_dir: str) -> None:
     training = eq.PrivateTraining.start_or_resume(
         model,
         optimizer,
-        run_dir=run_dir,
         loss=loss,
-        data=records(),
+        data=eq.Data(records(), microbatch_size=5),
         sampling=eq.FixedEpochs(12, RECORDS, STEPS),
         method=eq.DPSGD(clip_norm=0.5, noise_multiplier=1.0),
-        reproducible=True,
-        micro_batch_size=5,
-        epsilon_every=1000,
+        run=eq.Run(run_dir, reproducible=True),
     )
     if is_mine and "KILL_STEP" in os.environ:
         step = optimizer.step

@@ -11,6 +11,7 @@ import signal
 import sys
 
 import torch
+from flat_arguments import arranged
 from small_problems import RECORDS, loss, network, records, updates_of_users
 
 import equipoise as eq
@@ -56,21 +57,22 @@ def start(
     if what.startswith("updates"):
         pieces |= updates_of_users(dying_loss)
     if resume:
-        run.append(eq.PrivateTraining.resume(run_dir, model, optimizer, **pieces))
+        run.append(eq.PrivateTraining.resume(run_dir, model, optimizer, **arranged(**pieces)))
     else:
         method, sampling = RUNS[what]
         run.append(
             eq.PrivateTraining(
                 model,
                 optimizer,
-                sampling=sampling,
-                method=method,
-                reproducible=True,
-                run_dir=run_dir,
-                ema_decay=0.5,
-                micro_batch_size=5,
-                epsilon_every=1000,
-                **pieces,
+                **arranged(
+                    sampling=sampling,
+                    method=method,
+                    reproducible=True,
+                    folder=run_dir,
+                    ema_decay=0.5,
+                    microbatch_size=5,
+                    **pieces,
+                ),
             )
         )
     training = run[0]

@@ -7,6 +7,7 @@ import signal
 import sys
 
 import torch
+from flat_arguments import arranged
 from small_problems import RECORDS, loss, network, records
 
 import equipoise as eq
@@ -25,21 +26,20 @@ def start(
     model = network(dtype=torch.float64)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
     pieces = {"loss": loss, "data": records(dtype=torch.float64), "owner": owners()}
+    pieces |= {"records_per_user": MOST, "rows": rows}
     if resume:
-        training = eq.PrivateTraining.resume(run_dir, model, optimizer, **pieces)
+        training = eq.PrivateTraining.resume(run_dir, model, optimizer, **arranged(**pieces))
     else:
         training = eq.PrivateTraining(
             model,
             optimizer,
-            sampling=eq.Poisson(20 if rows is None else 5, RECORDS, STEPS),
-            method=eq.DPSGD(clip_norm=0.5, noise_multiplier=1.0),
-            reproducible=True,
-            run_dir=run_dir,
-            epsilon_every=1000,
-            unit="user",
-            records_per_user=MOST,
-            user_rows=rows,
-            **pieces,
+            **arranged(
+                sampling=eq.Poisson(20 if rows is None else 5, RECORDS, STEPS),
+                method=eq.DPSGD(clip_norm=0.5, noise_multiplier=1.0),
+                reproducible=True,
+                folder=run_dir,
+                **pieces,
+            ),
         )
     step = optimizer.step
 

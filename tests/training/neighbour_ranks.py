@@ -77,7 +77,7 @@ def sums(name: str, how: str, missing: bool) -> list[dict[str, Any]]:
         built(how),
         data=without(record if missing else None),
         sampling=eq.FullBatch(RECORDS, 1),
-        micro_batch_size=14,
+        microbatch_size=14,
         **({"method": eq.DPSGD(**NOISE)} | options),
     )
     return heard(run.take_step)
@@ -115,7 +115,7 @@ def of_texts(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
 def read_slowly(how: str, rank: int) -> float:
     """The processes try the same at the start, however long it takes them."""
     data, options = Texts(0.02 * rank), {"steps": 1, "collate": padded, "loss": of_texts}
-    run = training(built(how), data=data, micro_batch_size=8, method=eq.DPSGD(**NOISE), **options)
+    run = training(built(how), data=data, microbatch_size=8, method=eq.DPSGD(**NOISE), **options)
     return [step.released_norm for step in run][-1]
 
 

@@ -63,7 +63,7 @@ def held(how: str) -> dict[str, int]:
         loss=lambda model, batch: model(batch["x"]).square().sum(1),
         sampling=eq.WithoutReplacement(8, RECORDS, 4),
         relation="replace_one",
-        micro_batch_size=8,
+        microbatch_size=8,
         population=RECORDS,
     )
     taken = iter(run)

@@ -59,7 +59,7 @@ PARALLEL: dict[str, dict[str, Any]] = {
     "cut, normalised": {"method": eq.DPSGD(clip_rule=AutoS(), **NOISE)},
     "cut, shared numbers": CASES["shared numbers"],
     **{f"cut, {name}": options for name, options in ASKING.items()},
-    "cut, one record in a forward": {"method": eq.DPSGD(**NOISE), "micro_batch_size": 1},
+    "cut, one record in a forward": {"method": eq.DPSGD(**NOISE), "microbatch_size": 1},
 }
 CASES |= {name: options | {"shard": "cut"} for name, options in PARALLEL.items()}
 
@@ -120,12 +120,12 @@ def start(name: str, is_sharded: bool, folder: Path | None = None, **more: Any) 
     if options.get("loss") == "dropped layers":
         options["loss"] = dropped_layers
     data = records(dtype=torch.float64)
-    defaults = {"steps": 6, "batch": 12, "micro_batch_size": 4, "learning_rate": 0.1}
+    defaults = {"steps": 6, "batch": 12, "microbatch_size": 4, "learning_rate": 0.1}
     return training(
         model,
         optimizer=torch.optim.Adam,
         data=data,
-        run_dir=folder,
+        folder=folder,
         **(defaults | options | more),
     )
 
@@ -162,10 +162,10 @@ def killed_and_resumed(name: str, folder: Path) -> dict[str, Any]:
     found = eq.PrivateTraining.start_or_resume(
         ended,
         torch.optim.Adam(ended.parameters()),
-        run_dir=folder / "whole",
         loss=loss,
         data=records(dtype=torch.float64),
         sampling=whole.sampling,
+        run=folder / "whole",
     )
     return {
         "whole": values(whole.model),
@@ -244,7 +244,7 @@ def exchanges(depth: int, how: str) -> dict[str, int]:
     if how == "cut":
         ways = {str(number): ColwiseParallel(output_layouts=Replicate()) for number in range(depth)}
         parallelize_module(model, init_device_mesh("cpu", (dist.get_world_size(),)), ways)
-    run = training(model, steps=4, batch=12, micro_batch_size=20, method=eq.DPSGD(**NOISE))
+    run = training(model, steps=4, batch=12, microbatch_size=20, method=eq.DPSGD(**NOISE))
     taken = iter(run)
     next(taken)
     names = ["all_reduce", "broadcast", "broadcast_object_list", "all_gather_object"]
@@ -305,7 +305,7 @@ def gpt2(folder: Path) -> dict[str, Any]:
             loss=next_token,
             steps=3,
             batch=8,
-            micro_batch_size=4,
+            microbatch_size=4,
             method=eq.DPSGD(**NOISE),
         )
         for _ in run:
@@ -333,7 +333,7 @@ def tied_and_checkpointed(is_cut: bool) -> Tensor:
         loss=lambda model, batch: case.loss(model, batch["words"]),
         steps=4,
         batch=8,
-        micro_batch_size=4,
+        microbatch_size=4,
         method=eq.DPSGD(**NOISE),
     )
     norms = [step.released_norm for step in run]
@@ -343,7 +343,7 @@ def tied_and_checkpointed(is_cut: bool) -> Tensor:
 def mixed() -> dict[str, Any]:
     """bf16 forwards: sums, noise and steps stay float32."""
     model = sharded(network(), mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16))
-    run = training(model, steps=3, method=eq.DPSGD(**NOISE), micro_batch_size=8)
+    run = training(model, steps=3, method=eq.DPSGD(**NOISE), microbatch_size=8)
     for _ in run:
         pass
     return {"type": str(next(model.parameters()).dtype), "values": values(model)}

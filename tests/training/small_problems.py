@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from flat_arguments import arranged
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -103,14 +104,16 @@ def training(
 ) -> eq.PrivateTraining:
     """A reproducible training without a budget, so that nothing needs to be calibrated."""
     model = model if model is not None else network()
-    options = {"reproducible": True, "epsilon_every": 10_000, "loss": loss} | options
+    options = {"reproducible": True, "loss": loss} | options
     return eq.PrivateTraining(
         model,
         optimizer(model.parameters(), lr=learning_rate),
-        data=records() if data is None else data,
-        sampling=options.pop("sampling", None) or eq.Poisson(batch, population, steps),
-        method=method or eq.DPSGD(clip_norm=0.5, noise_multiplier=1.0),
-        **options,
+        **arranged(
+            data=records() if data is None else data,
+            sampling=options.pop("sampling", None) or eq.Poisson(batch, population, steps),
+            method=method or eq.DPSGD(clip_norm=0.5, noise_multiplier=1.0),
+            **options,
+        ),
     )
 
 

@@ -29,7 +29,7 @@ def main() -> None:
         loss=lambda model, batch: model(batch["x"]).square().sum(1),
         sampling=eq.WithoutReplacement(RECORDS, RECORDS, 4),
         relation="replace_one",
-        micro_batch_size=2,
+        microbatch_size=2,
         population=RECORDS,
     )
     steps = iter(run)

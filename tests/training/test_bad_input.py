@@ -9,6 +9,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
+from flat_arguments import arranged
 from small_problems import (
     RECORDS,
     loss,
@@ -83,7 +84,7 @@ DATA = {
     ),
     "unequal lengths": (shorter, "same record axis"),
     "a stream": (Stream, "Stream, which has no record numbers"),
-    "a loader": (lambda: DataLoader(TensorDataset(torch.zeros(3, 12))), "DataLoader.*data=loader.dataset"),
+    "a loader": (lambda: DataLoader(TensorDataset(torch.zeros(3, 12))), "DataLoader.*loader.dataset"),
     "wrong shape": (lambda: records() | {"input": torch.zeros(RECORDS, 7)}, "Check the labels' range"),
     "wrong type": (lambda: records() | {"input": torch.zeros(RECORDS, 12).long()}, "fails on"),
     "a number": (lambda: 3, "data is an int; give a map-style dataset"),
@@ -100,7 +101,7 @@ DATA = {
 def test_bad_data(name, tmp_path):
     make, words = DATA[name]
     with pytest.raises(DataError, match=words):
-        training(data=make(), run_dir=tmp_path / "run")
+        training(data=make(), folder=tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
@@ -228,7 +229,7 @@ def build(**changes):
         "sampling": eq.Poisson(12, RECORDS, 3),
         "method": eq.DPSGD(noise_multiplier=1.0),
     }
-    return eq.PrivateTraining(model, optimizer(model), **(arguments | changes))
+    return eq.PrivateTraining(model, optimizer(model), **arranged(**(arguments | changes)))
 
 
 def with_rate(rate, optimizer):
@@ -270,7 +271,7 @@ ARGUMENTS = {
     "no budget and no noise": ({"method": eq.DPSGD()}, ValueError, "budget is missing"),
     "no views": ({"views": 0}, ValueError, "views=0 must be at least 1"),
     "an average that never moves": ({"ema_decay": 1.0}, ValueError, "ema_decay=1.0"),
-    "micro-batches of nobody": ({"micro_batch_size": 0}, ValueError, "micro_batch_size=0"),
+    "micro-batches of nobody": ({"microbatch_size": 0}, ValueError, "microbatch_size=0"),
     "a seed of letters": ({"seed": "a"}, TypeError, "seed='a'"),
     "an unknown relation": ({"relation": "swap"}, ValueError, "relation='swap'"),
     "no such device": ({"device": "cuda"}, ValueError, "device='cuda' is no device"),
@@ -363,7 +364,7 @@ def test_bad_arguments(name, tmp_path):
     if "cuda" in changes.values() and torch.cuda.is_available():
         pytest.skip("this machine has a CUDA device")
     with pytest.raises(kind, match=words):
-        build(run_dir=tmp_path / "run", **changes)
+        build(folder=tmp_path / "run", **changes)
     assert not (tmp_path / "run").exists()
 
 
@@ -376,7 +377,7 @@ def test_an_optimizer_may_hold_frozen_integers():
 def test_batch_norm_is_refused_by_name(tmp_path):
     model = nn.Sequential(nn.Linear(12, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))
     with pytest.raises(Exception, match="BatchNorm"):
-        build(model=model, run_dir=tmp_path / "run")
+        build(model=model, folder=tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
@@ -404,7 +405,7 @@ def test_augmentation_or_collate_that_mixes_records_is_refused(tmp_path):
         {"data": Items(), "collate": centred},
     ):
         with pytest.raises(ValueError, match="mixes records"):
-            build(run_dir=run_dir, **changes)
+            build(folder=run_dir, **changes)
         assert not run_dir.exists()
     build(augmentation=jitter, views=2)
     build(data=Items(), augmentation=jitter)
@@ -422,7 +423,7 @@ def test_a_population_far_above_the_data_is_warned_of():
 
 def test_an_epsilon_out_of_reach(tmp_path):
     with pytest.raises(Exception, match="out of reach"):
-        build(method=eq.DPSGD(), budget=eq.Budget(1e-9, 1e-30), run_dir=tmp_path / "run")
+        build(method=eq.DPSGD(), budget=eq.Budget(1e-9, 1e-30), folder=tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
@@ -445,7 +446,7 @@ def test_a_bad_record_met_in_training_gets_weight_zero(rule, value, tmp_path):
     clean = {name: rows[:-1] for name, rows in data.items()}
     list(training(without, data=clean, loss=cursed, method=method, sampling=sampling))
     model = network()
-    run = training(model, data=data, loss=cursed, method=method, sampling=sampling, run_dir=tmp_path / "run")
+    run = training(model, data=data, loss=cursed, method=method, sampling=sampling, folder=tmp_path / "run")
     factor[0] = value
     list(run)
     torch.testing.assert_close(parameters(model), parameters(without), rtol=1e-5, atol=1e-6)
@@ -498,7 +499,7 @@ def test_a_bad_record_made_on_demand_gets_weight_zero(how, position, tmp_path, c
     keep = torch.arange(RECORDS) != position
     clean = {name: rows[keep] for name, rows in records().items()}
     list(training(without, data=clean, method=method, sampling=sampling))
-    options = {"method": method, "sampling": sampling, "run_dir": tmp_path / "run", "micro_batch_size": 16}
+    options = {"method": method, "sampling": sampling, "folder": tmp_path / "run", "microbatch_size": 16}
     run = training(model, data=Curse(position, how), **options)
     run.describe()
     run.run(progress=False)
@@ -525,7 +526,7 @@ def test_a_draw_of_nothing_but_bad_records_takes_its_step(tmp_path):
 
     broken = []
     data = Hopeless()
-    run = training(data=data, steps=3, batch=3, micro_batch_size=2, run_dir=tmp_path / "run")
+    run = training(data=data, steps=3, batch=3, microbatch_size=2, folder=tmp_path / "run")
     broken.append(1)
     list(run)
     assert run.steps_done == 3
@@ -555,8 +556,8 @@ def test_the_share_of_cut_rows_is_a_private_diagnostic(tmp_path):
     threshold = float(norms.sort().values[44:46].mean())
     method = eq.DPSGD(clip_norm=threshold, noise_multiplier=1.0)
     run = training(
-        model, data=data, method=method, sampling=eq.FullBatch(RECORDS, 1), run_dir=tmp_path / "run",
-        micro_batch_size=16,
+        model, data=data, method=method, sampling=eq.FullBatch(RECORDS, 1), folder=tmp_path / "run",
+        microbatch_size=16,
     )  # fmt: skip
     list(run)
     (row,) = (tmp_path / "run/private/diagnostics.jsonl").read_text().splitlines()
@@ -706,7 +707,7 @@ def test_after_a_write_to_the_model_nothing_is_saved_or_published(tmp_path, wher
     """The call after the error had gone on, and published a record with the model."""
     data = {"input": torch.randn(60, 4), "label": torch.arange(60) % 3}
     model = Keeping(where, how, error)
-    run = training(model, data=data, loss=tokens_loss, batch=6, steps=4, run_dir=tmp_path / "run")
+    run = training(model, data=data, loss=tokens_loss, batch=6, steps=4, folder=tmp_path / "run")
     run.engine.never_replay("what it writes is no trace's")
     run.take_step()
     model.later = True
@@ -729,7 +730,7 @@ def test_what_a_buffer_is_given_through_data_is_seen_in_a_trace(tmp_path):
     """No count of changes shows it; an eager step goes on, on copies."""
     data = {"input": torch.randn(60, 4), "label": torch.arange(60) % 3}
     model = Keeping("buffer", "data")
-    run = training(model, data=data, loss=tokens_loss, batch=6, steps=2, run_dir=tmp_path / "run")
+    run = training(model, data=data, loss=tokens_loss, batch=6, steps=2, folder=tmp_path / "run")
     model.later = True
     with pytest.raises(ForwardWritesError, match="buffer"):
         run.run(progress=False)
@@ -759,8 +760,8 @@ def test_on_a_device_a_draw_with_a_bad_record_is_asked_again(tmp_path, monkeypat
     found = {}
     for where in ("processor", "device"):
         model = network()
-        options = {"data": with_overflow(), "loss": weighted_loss, "micro_batch_size": 5, "steps": 12}
-        run = training(model, run_dir=tmp_path / where, **options)
+        options = {"data": with_overflow(), "loss": weighted_loss, "microbatch_size": 5, "steps": 12}
+        run = training(model, folder=tmp_path / where, **options)
         looked = []
         for _ in run:
             looked.append(run._setup.rows.looks_at_once)
@@ -787,7 +788,7 @@ def test_on_a_device_a_draw_whose_norms_lost_digits_is_asked_again(monkeypatch, 
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(12, 40), nn.Tanh(), nn.Flatten(), nn.Linear(160, 3))
         # So few records that Gram matrices are taken without a measurement.
-        options = {"sampling": eq.FullBatch(RECORDS, 2), "micro_batch_size": 10}
+        options = {"sampling": eq.FullBatch(RECORDS, 2), "microbatch_size": 10}
         run = training(model, data=data, loss=weighted_loss, **options)
         list(run)
         found.append(parameters(model))
@@ -800,7 +801,7 @@ def test_fillers_that_are_not_finite_change_nothing(monkeypatch):
     """A sum of rows that nobody looked at would not be finite, in a micro-batch that is not full alone."""
     found = []
     for value in (0.0, torch.nan):
-        run = training(sampling=eq.FullBatch(RECORDS, 2), micro_batch_size=16)
+        run = training(sampling=eq.FullBatch(RECORDS, 2), microbatch_size=16)
         run._setup.rows.fills_with = {name: torch.full_like(rows, 1) for name, rows in records().items()}
         run._setup.rows.fills_with["input"].fill_(value)
         list(run)
@@ -828,7 +829,7 @@ def test_a_step_is_taken_again_for_both_reasons_in_any_order(monkeypatch, first)
         data=with_overflow(),
         loss=weighted_loss,
         sampling=eq.FullBatch(RECORDS, 2),
-        micro_batch_size=10,
+        microbatch_size=10,
     )
     list(run)
     assert asked == ([False, False, True, True] if first == "changed" else [False, True, True, True])
@@ -848,7 +849,7 @@ def test_a_step_that_released_something_is_not_taken_again(monkeypatch):
     monkeypatch.setattr("equipoise.training.context.Forwards", Noted)
     noise = {"noise_multiplier": 1.0, "radius_noise_multiplier": 5.0}
     method = eq.AdaptiveRMS(clip_norm=0.5, variant=Round(length=2), **noise)
-    run = training(method=method, steps=4, micro_batch_size=10)
+    run = training(method=method, steps=4, microbatch_size=10)
     list(run)
     # Steps 0 and 2 release a radius first.
     assert looked == [(0, False), (0, True), (1, False), (2, False), (2, True), (3, False)]
@@ -882,7 +883,7 @@ def test_a_draw_that_is_asked_again_keeps_its_places(monkeypatch):
         data=with_overflow() | {"number": torch.arange(RECORDS)},
         loss=failing,
         sampling=eq.FullBatch(RECORDS, 1),
-        micro_batch_size=10,
+        microbatch_size=10,
     )
     run.take_step()
     assert run._setup.rows.looks_at_once

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.slow  # a compiler runs
 def test_a_compiled_step_is_a_step(tmp_path):
     plain, compiled = network(), network()
     training(plain, steps=3).run(progress=False)
-    run = training(compiled, steps=3, compile=True, run_dir=tmp_path / "run")
+    run = training(compiled, steps=3, compile=True, folder=tmp_path / "run")
     assert run.describe().compile_seconds > 0
     result = run.run(progress=False)
     assert torch.allclose(parameters(compiled), parameters(plain), atol=1e-5)

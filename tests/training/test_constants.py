@@ -153,7 +153,7 @@ SWITCHES = {
 @pytest.mark.parametrize("name", SWITCHES)
 def test_a_switch_that_mixes_records_is_refused_before_a_draw(name):
     model, loss, turn = SWITCHES[name]()
-    run = training(model, steps=6, epsilon_every=1, **({} if loss is None else {"loss": loss}))
+    run = training(model, steps=6, **({} if loss is None else {"loss": loss}))
     run.take_step()
     spent = run.epsilon_so_far()
     turn(True)
@@ -186,7 +186,7 @@ class MixUp:
 @pytest.mark.parametrize("given", ["collate", "augmentation"])
 def test_a_switch_of_collate_or_augmentation_is_refused_before_a_draw(given):
     mix = MixUp()
-    run = training(steps=3, epsilon_every=1, data=OnDemand(records()), **{given: mix})
+    run = training(steps=3, data=OnDemand(records()), **{given: mix})
     run.take_step()
     spent, mix.on = run.epsilon_so_far(), True
     for _ in range(2):
@@ -211,7 +211,7 @@ def test_changes_are_named_and_tried_a_few_times(tmp_path, monkeypatch):
     """Also of a run that is resumed; the rows are those of the model as it is now."""
     model, tried = network().append(Scaled()), []
     monkeypatch.setattr(TrainingSetup, "try_again", lambda setup: tried.append(model[3].scale) or [])
-    run = training(model, steps=12, run_dir=tmp_path / "run", reproducible=False)
+    run = training(model, steps=12, folder=tmp_path / "run", reproducible=False)
     for step in range(8):
         model[3].scale = 1 + step // 2 * 2  # at every second step another one, from the third on
         model.eval()  # a mode is put back, and no change
@@ -310,7 +310,7 @@ def test_what_writes_to_the_model_after_a_switch_ends_the_training(tmp_path):
             return self.net(values)
 
     model = Writing()
-    run = training(model, steps=3, run_dir=tmp_path / "run")
+    run = training(model, steps=3, folder=tmp_path / "run")
     run.take_step()
     model.writes = True
     with pytest.raises(ForwardWritesError, match="table"):
@@ -355,7 +355,7 @@ def test_other_parameters_than_at_the_start_are_refused_before_a_draw(change):
     run.take_step()
     spent = run.epsilon_so_far()
     change(model, run.optimizer)
-    with pytest.raises(RuntimeError, match=r"after the start|at the start.*ledger_file"):
+    with pytest.raises(RuntimeError, match=r"after the start|at the start.*journal"):
         run.take_step()
     assert (run.steps_done, run.epsilon_so_far()) == (1, spent)
 

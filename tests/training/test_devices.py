@@ -77,9 +77,9 @@ def test_with_hardly_any_noise_a_training_ends_where_the_processor_does(device):
 
 
 def test_a_resumed_training_ends_where_the_whole_one_does(device, tmp_path):
-    whole = training(network().to(device), steps=6, device=device, run_dir=tmp_path / "whole")
+    whole = training(network().to(device), steps=6, device=device, folder=tmp_path / "whole")
     whole.run(progress=False)
-    begun = training(network().to(device), steps=6, device=device, run_dir=tmp_path / "run")
+    begun = training(network().to(device), steps=6, device=device, folder=tmp_path / "run")
     for _ in range(3):
         begun.take_step()
     begun.save_checkpoint()

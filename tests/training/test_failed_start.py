@@ -20,16 +20,16 @@ def enough_for_one() -> eq.Budget:
 
 
 def test_a_budget_that_is_used_up_leaves_no_folder(tmp_path):
-    shared = {"ledger_file": tmp_path / "ledger.jsonl", "reproducible": False, "sampling": SAMPLING}
+    shared = {"journal": tmp_path / "ledger.jsonl", "reproducible": False, "sampling": SAMPLING}
     budget = enough_for_one()
-    training(run_dir=tmp_path / "a", budget=budget, **shared)
+    training(folder=tmp_path / "a", budget=budget, **shared)
     before = (tmp_path / "ledger.jsonl").read_text()
     for _ in range(2):
         with pytest.raises(BudgetError, match="above the budget"):
-            training(run_dir=tmp_path / "b", budget=budget, **shared)
+            training(folder=tmp_path / "b", budget=budget, **shared)
         assert not (tmp_path / "b").exists()
     assert (tmp_path / "ledger.jsonl").read_text() == before
-    run = training(run_dir=tmp_path / "b", budget=eq.Budget(50.0, 1e-3), **shared)
+    run = training(folder=tmp_path / "b", budget=eq.Budget(50.0, 1e-3), **shared)
     run.take_step()
 
 
@@ -39,8 +39,8 @@ def test_what_a_failed_start_reserved_is_free_again(tmp_path, monkeypatch):
     folder.mkdir()
     (folder / "notes.txt").write_text("mine")
     options = {
-        "ledger_file": tmp_path / "ledger.jsonl",
-        "run_dir": folder,
+        "journal": tmp_path / "ledger.jsonl",
+        "folder": folder,
         "reproducible": False,
         "sampling": SAMPLING,
         "budget": enough_for_one(),
@@ -60,10 +60,10 @@ def test_what_a_failed_start_reserved_is_free_again(tmp_path, monkeypatch):
 
 
 def test_the_folder_of_another_run_is_left_alone(tmp_path):
-    run = training(steps=2, run_dir=tmp_path / "run")
+    run = training(steps=2, folder=tmp_path / "run")
     files = sorted(path.name for path in (tmp_path / "run").rglob("*"))
     with pytest.raises(FileExistsError, match="holds a run already"):
-        training(steps=2, run_dir=tmp_path / "run")
+        training(steps=2, folder=tmp_path / "run")
     assert sorted(path.name for path in (tmp_path / "run").rglob("*")) == files
     run.take_step()
 
@@ -77,16 +77,21 @@ def test_what_a_resumed_run_needs_is_there_before_the_first_checkpoint(tmp_path,
         save(self, step, state)
 
     monkeypatch.setattr(Checkpoints, "save", noted)
-    training(steps=2, run_dir=tmp_path / "run", on_create=lambda folder: order.append(folder.name))
+
+    class Noting(eq.Run):
+        def created(self, folder):
+            order.append(folder.name)
+
+    training(steps=2, run=Noting(tmp_path / "run", reproducible=True))
     assert order == ["run", 0]
 
 
 def test_a_plan_that_no_accountant_covers_fails_before_anything_is_spent(tmp_path):
     exact = eq.WithoutReplacement(12, RECORDS, 4)
     with pytest.raises(PlanError, match="replace_one"):
-        training(sampling=exact, epsilon_every=1000, run_dir=tmp_path / "run")
+        training(sampling=exact, folder=tmp_path / "run")
     assert not (tmp_path / "run").exists()
-    shared = {"relation": "replace_one", "ledger_file": tmp_path / "ledger.jsonl", "reproducible": False}
+    shared = {"relation": "replace_one", "journal": tmp_path / "ledger.jsonl", "reproducible": False}
     training(sampling=exact, **shared)
     with pytest.raises(PlanError, match="one scheme"):
         training(sampling=eq.Poisson(12, RECORDS, 4), **shared)

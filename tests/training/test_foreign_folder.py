@@ -21,7 +21,7 @@ from equipoise.report import RunFolderError, read_run
 def begun(tmp_path):
     """A run that was left after its first step, booked in a ledger of its own."""
     ledger = tmp_path / "ledger.jsonl"
-    run = training(steps=3, run_dir=tmp_path / "run", ledger_file=ledger)
+    run = training(steps=3, folder=tmp_path / "run", journal=ledger)
     run.take_step()
     run.save_checkpoint()
     run.close()
@@ -31,7 +31,7 @@ def begun(tmp_path):
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     folder = tmp_path_factory.mktemp("finished") / "run"
-    training(steps=2, run_dir=folder).run(progress=False)
+    training(steps=2, folder=folder).run(progress=False)
     return folder
 
 

@@ -100,7 +100,7 @@ HOLDERS = {
 @pytest.mark.parametrize("holder", HOLDERS)
 def test_held_records_are_refused_by_the_holder_s_name(tmp_path, holder):
     with pytest.raises(DataError, match="held"):
-        training(**HOLDERS[holder](X[3:9].clone()), run_dir=tmp_path / "run")
+        training(**HOLDERS[holder](X[3:9].clone()), folder=tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
@@ -169,7 +169,7 @@ def test_of_records_made_on_demand_those_that_were_read_are_compared():
 
 
 def test_records_of_users_are_compared():
-    users = {"unit": "user", "owner": torch.arange(RECORDS) % 20, "records_per_user": 3, "user_rows": "mean"}
+    users = {"owner": torch.arange(RECORDS) % 20, "records_per_user": 3, "rows": "mean"}
     for data in (DATA, OnDemand(DATA)):
         with pytest.raises(DataError, match=r"model\.held"):
             training(Holding(X.clone(), "buffer"), data=data, population=20, batch=4, **users)
@@ -180,7 +180,7 @@ def test_what_is_as_long_as_the_data_is_named(tmp_path):
     model = Holding(GRAPH, "buffer")
     model.table = np.zeros((RECORDS, 3))
     folder = tmp_path / "run"
-    run = training(model, loss=closing(torch.zeros(RECORDS, 2)), run_dir=folder, steps=3)
+    run = training(model, loss=closing(torch.zeros(RECORDS, 2)), folder=folder, steps=3)
     said = f"{HELD}loss.held, model.held, model.table"
     assert run.describe().held == ["loss.held", "model.held", "model.table"]
     assert "model.table" in str(run.describe())
@@ -200,11 +200,6 @@ def test_nothing_is_named_where_nothing_is_as_long_as_the_data():
     run = training()
     assert run.describe().held == []
     assert not any(HELD in text for text in run.statement().assumptions)
-
-
-def test_records_that_are_public_too_are_named_in_place_of_refused():
-    run = training(Holding(X[:5].clone(), "buffer"), allow_public_duplicates=True)
-    assert f"{HELD}model.held" in run.statement().assumptions
 
 
 def test_the_population_s_length_counts_too():

@@ -62,7 +62,7 @@ def squared(model, batch):
 def texts(lengths, steps):
     return training(
         Mean(), data=Texts(lengths), collate=padded, loss=squared, steps=steps, batch=1.5,
-        population=len(lengths), micro_batch_size=2,
+        population=len(lengths), microbatch_size=2,
     )  # fmt: skip
 
 
@@ -74,7 +74,7 @@ def quiet():
 
 
 def test_a_statement_says_it_and_verifies(tmp_path):
-    run = training(run_dir=tmp_path / "run", steps=3)
+    run = training(folder=tmp_path / "run", steps=3)
     run.run(progress=False)
     assert run.statement().independence == {"model": "proved", "data": "proved"}
     assert eq.verify_run(tmp_path / "run").consistent
@@ -132,7 +132,7 @@ class Counting(nn.Module):
 def test_buffers_that_follow_no_record_are_kept_and_others_named(tmp_path):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        run = training(model := Counting(), steps=60, run_dir=tmp_path / "run")
+        run = training(model := Counting(), steps=60, folder=tmp_path / "run")
     assert run.describe().written == ["mean"]
     assert any("mean" in str(one.message) for one in caught)
     run.run(progress=False)
@@ -147,7 +147,7 @@ def test_buffers_that_follow_no_record_are_kept_and_others_named(tmp_path):
 def test_such_a_run_that_is_resumed_ends_where_one_that_was_not_does(tmp_path):
     def start(name):
         torch.manual_seed(0)
-        return training(Counting(), steps=6, run_dir=tmp_path / name, data=records(), loss=loss)
+        return training(Counting(), steps=6, folder=tmp_path / name, data=records(), loss=loss)
 
     whole, cut = start("whole"), start("cut")
     whole.run(progress=False)
@@ -166,7 +166,7 @@ def test_such_a_run_that_is_resumed_ends_where_one_that_was_not_does(tmp_path):
 
 
 def test_a_resumed_run_says_the_weakest_that_its_processes_found(tmp_path):
-    run = training(steps=3, run_dir=tmp_path / "run")
+    run = training(steps=3, folder=tmp_path / "run")
     run.take_step()
     run.save_checkpoint()
     run.close()

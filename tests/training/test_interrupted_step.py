@@ -58,7 +58,7 @@ ERRORS = [RuntimeError("broken optimiser"), KeyboardInterrupt(), torch.OutOfMemo
 @pytest.mark.parametrize("step", [0, 3, STEPS - 1])
 def test_an_error_after_the_release_costs_nothing(tmp_path, step, moved, error):
     model = network()
-    run = training(model, steps=STEPS, run_dir=tmp_path / "run")
+    run = training(model, steps=STEPS, folder=tmp_path / "run")
     break_once(run, step, error, moved)
     with pytest.raises(type(error)):
         run.run(progress=False)
@@ -177,7 +177,7 @@ COPIES = [(1,), (2,)]
 @pytest.mark.parametrize("copies", COPIES)
 def test_an_interrupt_where_the_host_waits_costs_nothing(tmp_path, on_a_device, copies):
     expected, model = whole(), network()
-    run = training(model, steps=STEPS, run_dir=tmp_path / "run")
+    run = training(model, steps=STEPS, folder=tmp_path / "run")
     for _ in range(3):
         run.take_step()
     interrupt(*copies)
@@ -202,7 +202,7 @@ def test_what_a_model_wrote_to_itself_in_an_interrupted_step_goes_nowhere(
             model[0].bias.data.copy_(batch["input"].detach()[0, :1] * 1000)
         return loss(model, batch)
 
-    run = training(steps=STEPS, loss=writing, run_dir=tmp_path / "run")
+    run = training(steps=STEPS, loss=writing, folder=tmp_path / "run")
     run.take_step()
     writes.append(1)
     interrupt(*copies)
@@ -220,7 +220,7 @@ def test_what_a_model_wrote_to_itself_in_an_interrupted_step_goes_nowhere(
 @pytest.mark.parametrize("times", [1, 2])
 def test_a_step_that_moved_the_parameters_counts_or_nothing_goes_on(tmp_path, on_a_device, times):
     """Interrupted in the optimizer, and again where the handler waits."""
-    run = training(steps=STEPS, run_dir=tmp_path / "run")
+    run = training(steps=STEPS, folder=tmp_path / "run")
     run.take_step()
     update = run.optimizer.step
 
@@ -244,7 +244,7 @@ def test_a_step_that_moved_the_parameters_counts_or_nothing_goes_on(tmp_path, on
 
 
 def test_the_key_stays_when_the_last_step_fails(tmp_path):
-    run = training(steps=2, run_dir=tmp_path / "run", reproducible=False)
+    run = training(steps=2, folder=tmp_path / "run", reproducible=False)
     break_once(run, 1, RuntimeError("broken optimiser"), moved=False)
     with pytest.raises(RuntimeError, match="broken optimiser"):
         run.run(progress=False)
@@ -257,7 +257,7 @@ def test_the_key_stays_when_the_last_step_fails(tmp_path):
 
 
 def test_a_checkpoint_after_an_error_repeats_the_step(tmp_path):
-    run = training(steps=STEPS, run_dir=tmp_path / "run")
+    run = training(steps=STEPS, folder=tmp_path / "run")
     break_once(run, 3, RuntimeError("broken optimiser"), moved=False)
     with pytest.raises(RuntimeError, match="broken optimiser"):
         run.run(progress=False)
@@ -276,7 +276,7 @@ def test_a_checkpoint_after_an_error_repeats_the_step(tmp_path):
 def test_a_step_whose_records_cannot_be_read_is_repeated(tmp_path, monkeypatch):
     """No record can be read, so it is no record's fault; nothing was released."""
     model = network()
-    run = training(model, steps=STEPS, run_dir=tmp_path / "run")
+    run = training(model, steps=STEPS, folder=tmp_path / "run")
     run.take_step()
 
     def gone(ids):
@@ -300,7 +300,7 @@ def test_a_loss_that_fails_on_every_record_costs_a_step_and_is_told_once(tmp_pat
             raise NameError("a misspelt name")
         return loss(model, batch)
 
-    run = training(steps=STEPS, loss=sometimes, run_dir=tmp_path / "run")
+    run = training(steps=STEPS, loss=sometimes, folder=tmp_path / "run")
     run.take_step()
     fails.append(1)
     list(run)

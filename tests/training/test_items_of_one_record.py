@@ -113,14 +113,14 @@ def test_random_functions_are_as_before():
     ("options", "sentence", "other"),
     [
         ({}, OF_RECORD, OF_USER),
-        ({"unit": "user", "owner": range(N), "records_per_user": 1}, OF_USER, OF_RECORD),
+        ({"owner": range(N), "records_per_user": 1}, OF_USER, OF_RECORD),
     ],
 )
 def test_every_statement_says_what_items_are_made_of(options, sentence, other, shares, tmp_path):
     def sharing(model, batch):
         return loss(model, batch) * (1 + torch.rand(()) if shares else 1)
 
-    run = training(steps=1, loss=sharing, run_dir=tmp_path / "run", **options)
+    run = training(steps=1, loss=sharing, folder=tmp_path / "run", **options)
     run.run(progress=False)
     named = run.statement().assumptions
     assert {sentence, STATED} <= set(named)

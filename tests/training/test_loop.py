@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import json
 import random
 import subprocess
 import sys
 from collections import UserDict
 from queue import SimpleQueue
-from typing import get_type_hints
 
 import numpy as np
 import pytest
@@ -28,8 +26,6 @@ from small_problems import (
 from torch import nn
 
 import equipoise as eq
-from equipoise.audit.neighbours import NeighbourSettings, audit_neighbours
-from equipoise.federated.client import Client, ClientSettings
 from equipoise.gradients.capture.random_numbers import GlobalState
 from equipoise.methods import Abadi
 from equipoise.methods.base import Plan
@@ -41,7 +37,6 @@ from equipoise.statements.statement import STOPPED
 from equipoise.training.folder.run_folder import RunFolder
 from equipoise.training.forwards import forward_rows
 from equipoise.training.randomness import public_randomness
-from equipoise.training.setup.training_settings import TrainingSettings
 
 
 def finished(**options):
@@ -51,28 +46,12 @@ def finished(**options):
     return run
 
 
-def test_a_setting_has_one_default():
-    """The signature of a training says for users what `TrainingSettings` holds."""
-    arguments = inspect.signature(eq.PrivateTraining).parameters
-    for setting in dataclasses.fields(TrainingSettings):
-        assert arguments[setting.name].default == setting.default, setting.name
-
-
-def test_what_clients_and_audits_take_are_arguments_of_a_training():
-    arguments = inspect.signature(eq.PrivateTraining).parameters
-    for settings, function in ((ClientSettings, Client), (NeighbourSettings, audit_neighbours)):
-        taken = get_type_hints(settings)
-        assert taken.keys() <= arguments.keys() - inspect.signature(function).parameters.keys()
-        with pytest.raises(TypeError, match=f"{function.__name__} takes no argument 'epsilon'"):
-            function(*[None] * 5 if function is Client else [None] * 3, epsilon=1.0)
-
-
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-10), (torch.float32, 1e-5)])
 def test_micro_batches_do_not_show(dtype, tolerance):
     models = {}
     for size in (1, 3, 7, RECORDS):
         models[size] = network(dtype=dtype)
-        finished(model=models[size], data=records(dtype=dtype), micro_batch_size=size, batch=8)
+        finished(model=models[size], data=records(dtype=dtype), microbatch_size=size, batch=8)
     assert relative_difference(models[RECORDS], network(dtype=dtype)) > 0.1  # it did train
     for size in (1, 3, 7):
         assert relative_difference(models[size], models[RECORDS]) < tolerance
@@ -150,9 +129,8 @@ def test_every_optimiser_and_a_scheduler():
         loss=loss,
         data=records(),
         sampling=eq.Poisson(12, RECORDS, 3),
-        scheduler=scheduler,
         method=eq.DPSGD(noise_multiplier=1.0),
-        reproducible=True,
+        run=eq.Run(scheduler=scheduler, reproducible=True),
     )
     assert [step.learning_rate for step in run] == [1.0, 0.5, 0.25]
 
@@ -198,7 +176,7 @@ def test_a_start_leaves_the_global_random_numbers_where_they_were(kind):
 @pytest.mark.parametrize("then", ["take_step", "finish", "save_checkpoint"])
 def test_nothing_else_moves_the_parameters(tmp_path, move, then):
     """A loop that took steps of its own on private records had a statement that said "proven"."""
-    run = training(run_dir=tmp_path / "run")
+    run = training(folder=tmp_path / "run")
     run.take_step()
     left = run.ledger.releases_left
     move(run.model)
@@ -236,7 +214,7 @@ def test_parameters_that_were_converted_or_replaced_are_refused_until_they_are_b
     whole = training(steps=4)
     for _ in whole:
         pass
-    run = training(steps=4, run_dir=tmp_path / "run")
+    run = training(steps=4, folder=tmp_path / "run")
     run.take_step()
     left, weight = run.ledger.releases_left, run.model[0].weight
     change(run.model)
@@ -301,7 +279,7 @@ def test_frozen_parameters_stay():
         data=records(),
         sampling=eq.Poisson(12, RECORDS, 2),
         method=eq.DPSGD(noise_multiplier=1.0),
-        reproducible=True,
+        run=eq.Run(reproducible=True),
     )
     list(run)
     assert torch.equal(model[0].weight, frozen)
@@ -310,7 +288,7 @@ def test_frozen_parameters_stay():
 def test_the_moving_average_is_what_the_formula_says(tmp_path):
     model = network(dtype=torch.float64)
     expect = parameters(model).clone()
-    run = training(model, data=records(dtype=torch.float64), steps=4, ema_decay=0.2, run_dir=tmp_path / "run")
+    run = training(model, data=records(dtype=torch.float64), steps=4, ema_decay=0.2, folder=tmp_path / "run")
     for step in run:
         decay = min(0.2, step.step / (9 + step.step))
         expect = decay * expect + (1 - decay) * parameters(model)
@@ -343,13 +321,11 @@ def test_views_are_averaged_before_the_clip():
     run = eq.PrivateTraining(
         model,
         torch.optim.SGD(model.parameters(), lr=1.0),
-        data=data,
+        data=eq.Data(data, augmentation=flip, views=2),
         sampling=eq.FullBatch(RECORDS, 1),
         loss=lambda m, batch: m(batch["input"]).sum(1),
         method=eq.DPSGD(noise_multiplier=1e-15),
-        reproducible=True,
-        augmentation=flip,
-        views=2,
+        run=eq.Run(reproducible=True),
     )
     list(run)
     torch.testing.assert_close(model.weight.detach(), before)
@@ -421,7 +397,7 @@ def test_describe_spends_nothing():
         ({"population": RECORDS + 1}, False),
         # with one record replaced, their number is public
         ({"sampling": eq.WithoutReplacement(12, RECORDS, 3), "relation": "replace_one"}, False),
-        ({"unit": "user", "owner": torch.arange(RECORDS) // 2, "records_per_user": 2, "user_rows": "mean",
+        ({"owner": torch.arange(RECORDS) // 2, "records_per_user": 2, "rows": "mean",
           "population": RECORDS // 2}, True),
     ],
 )  # fmt: skip
@@ -514,7 +490,7 @@ def test_a_finished_training_stops():
 
 def test_a_run_folder_keeps_public_and_private_apart(tmp_path):
     folder = tmp_path / "run"
-    run = training(steps=4, run_dir=folder, budget=eq.Budget(50.0, 1e-3), reproducible=False)
+    run = training(steps=4, folder=folder, budget=eq.Budget(50.0, 1e-3), reproducible=False)
     assert (folder / "private" / "key").stat().st_mode & 0o777 == 0o600
     result = run.run(evaluate=lambda model: {"accuracy": 0.5}, progress=False)
     assert result.finished
@@ -567,8 +543,7 @@ def test_the_statement_names_what_the_published_numbers_of_a_user_follow(tmp_pat
         data=records(),
         sampling=eq.FixedEpochs(12, RECORDS, 3),
         method=eq.DPSGD(noise_multiplier=1.0),
-        scheduler=scheduler,
-        run_dir=folder,
+        run=eq.Run(folder, scheduler=scheduler),
     )
     both = {Assumption.SCHEDULED, Assumption.EVALUATED}
     assert both & set(run.statement().assumptions) == {Assumption.SCHEDULED}
@@ -578,9 +553,9 @@ def test_the_statement_names_what_the_published_numbers_of_a_user_follow(tmp_pat
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))
-    eq.PrivateTraining.resume(folder, model, optimizer, loss=loss, data=records(), scheduler=scheduler).run(
-        progress=False
-    )
+    eq.PrivateTraining.resume(
+        folder, model, optimizer, loss=loss, data=records(), run=eq.Run(scheduler=scheduler)
+    ).run(progress=False)
     statement = json.loads((folder / "statement.json").read_text())
     assert both <= set(statement["assumptions"])
     assert eq.verify_run(folder).consistent
@@ -592,7 +567,7 @@ def test_the_statement_names_what_the_published_numbers_of_a_user_follow(tmp_pat
 
 
 def test_a_run_folder_belongs_to_one_process(tmp_path):
-    run = training(steps=3, run_dir=tmp_path / "run")
+    run = training(steps=3, folder=tmp_path / "run")
     run.take_step()
     code = (
         "import sys; from equipoise.training.folder.run_folder import RunFolder\n"
@@ -607,7 +582,7 @@ def test_a_run_folder_belongs_to_one_process(tmp_path):
 
 def test_a_step_that_comes_out_differently_after_a_crash_is_charged(tmp_path):
     """The loss changed between the crash and the resume: no old noise, one more release."""
-    options = {"steps": 3, "run_dir": tmp_path / "run", "reproducible": False, "method": None}
+    options = {"steps": 3, "folder": tmp_path / "run", "reproducible": False, "method": None}
     first = training(**options)
     first.take_step()  # journaled, but the checkpoint is that of the start
     first.close()
@@ -634,24 +609,24 @@ def test_writers_get_publishable_rows(tmp_path):
 
 def test_runs_that_share_a_ledger_share_a_budget(tmp_path):
     sampling = eq.FixedEpochs(12, RECORDS, 10)  # two epochs; epsilon has a closed form
-    shared = {"ledger_file": tmp_path / "ledger.jsonl", "budget": eq.Budget(8.0, 1e-3), "reproducible": False}
-    first = training(sampling=sampling, run_dir=tmp_path / "a", **shared)
+    shared = {"journal": tmp_path / "ledger.jsonl", "budget": eq.Budget(8.0, 1e-3), "reproducible": False}
+    first = training(sampling=sampling, folder=tmp_path / "a", **shared)
     alone = first.run(progress=False).epsilon
-    second = training(sampling=sampling, run_dir=tmp_path / "b", **shared)
+    second = training(sampling=sampling, folder=tmp_path / "b", **shared)
     assert "ledger.jsonl" not in (tmp_path / "b" / "config.json").read_text()
     assert RunFolder(tmp_path / "b").read_config()["settings"]["ledger_file"] == str(
         tmp_path / "ledger.jsonl"
     )
     assert second.run(progress=False).epsilon > 1.1 * alone
     with pytest.raises(Exception, match="budget of 8"):
-        training(sampling=sampling, run_dir=tmp_path / "c", **shared)
+        training(sampling=sampling, folder=tmp_path / "c", **shared)
 
 
 def test_running_statistics_of_private_records_are_not_published(tmp_path):
     model = nn.Sequential(nn.Unflatten(1, (3, 4)), nn.InstanceNorm1d(3, track_running_stats=True))
     model.extend([nn.Flatten(), nn.Linear(12, 3)])
     with pytest.raises(RuntimeError, match="running_mean"):
-        training(model, steps=3, run_dir=tmp_path / "run")
+        training(model, steps=3, folder=tmp_path / "run")
     assert not (tmp_path / "run").exists()
     assert torch.equal(model[1].running_mean, torch.zeros(3))
     assert torch.equal(model[1].running_var, torch.ones(3))
@@ -698,7 +673,7 @@ def masks(seed: int, reproducible: bool) -> list[torch.Tensor]:
         sampling=sampling,
         seed=seed,
         reproducible=reproducible,
-        micro_batch_size=RECORDS,
+        microbatch_size=RECORDS,
     )
     run.engine.never_replay("to watch")
     before = seen.qsize()
@@ -733,7 +708,7 @@ def test_two_micro_batches_of_equal_records_see_other_masks():
 
     run = training(
         model=network(dropout=0.5), data=data, method=Watching(clip_norm=0.5, noise_multiplier=1.0),
-        sampling=eq.FullBatch(8, 1), micro_batch_size=4,
+        sampling=eq.FullBatch(8, 1), microbatch_size=4,
     )  # fmt: skip
     norms.clear()
     list(run)
@@ -757,7 +732,7 @@ def test_a_run_that_ended_early_claims_its_plan():
 
 
 def test_a_stop_that_was_fixed_beforehand_claims_the_steps_taken(tmp_path):
-    run = training(steps=3, run_dir=tmp_path / "run")
+    run = training(steps=3, folder=tmp_path / "run")
     run.take_step()
     spent = run.epsilon_so_far()
     found = run.finish(stop_fixed_beforehand=True)
@@ -773,7 +748,7 @@ def test_a_stop_that_was_fixed_beforehand_claims_the_steps_taken(tmp_path):
 
 def test_a_stop_is_booked_before_it_is_published(tmp_path, monkeypatch):
     """Killed in between, the run cannot go on beyond what its statement claims."""
-    run = training(steps=3, run_dir=tmp_path / "run")
+    run = training(steps=3, folder=tmp_path / "run")
     run.take_step()
     spent = run.epsilon_so_far()
 
@@ -792,7 +767,7 @@ def test_a_stop_is_booked_before_it_is_published(tmp_path, monkeypatch):
 
 def test_a_stop_is_booked_once(tmp_path):
     """Whoever saw the end of the run cannot say later that it had been fixed beforehand."""
-    run = training(steps=3, run_dir=tmp_path / "run")
+    run = training(steps=3, folder=tmp_path / "run")
     run.take_step()
     run.end()
     assert run.finish(stop_fixed_beforehand=True).epsilon == run.plan.epsilon(run.delta).value

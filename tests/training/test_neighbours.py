@@ -16,6 +16,7 @@ import pytest
 import safetensors.torch
 import torch
 import torch.nn.functional as F
+from flat_arguments import arranged
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import default_collate
@@ -55,11 +56,13 @@ def listening(model: nn.Module, loss: Callable, data: dict[str, Tensor], **optio
     return Listening(
         model,
         torch.optim.SGD(model.parameters(), lr=0.0),
-        loss=loss,
-        data=data,
-        sampling=eq.FullBatch(500, 2),
-        method=eq.DPSGD(clip_norm=1.0, noise_multiplier=1.0),
-        **options,
+        **arranged(
+            loss=loss,
+            data=data,
+            sampling=eq.FullBatch(500, 2),
+            method=eq.DPSGD(clip_norm=1.0, noise_multiplier=1.0),
+            **options,
+        ),
     )
 
 
@@ -101,7 +104,7 @@ def at_the_kink(count: int) -> tuple[nn.Module, dict[str, Tensor]]:
 
 @pytest.mark.parametrize(
     "options",
-    [{"micro_batch_size": 7}, {"micro_batch_size": 64}, {}, {"micro_batch_size": 7, "hardened": True}],
+    [{"microbatch_size": 7}, {"microbatch_size": 64}, {}, {"microbatch_size": 7, "hardened": True}],
 )
 def test_one_record_more_does_not_round_the_others(options):
     """A record whose own gradient is zero enters. In micro-batches of 7 and 6 the sum moved 143 C."""
@@ -134,7 +137,7 @@ class FillsMissing(nn.Module):
         return self.layer(x)
 
 
-@pytest.mark.parametrize("options", [{}, {"micro_batch_size": 7}])
+@pytest.mark.parametrize("options", [{}, {"microbatch_size": 7}])
 def test_a_record_that_runs_other_operations_does_not_round_the_others(options):
     """The plan of everybody followed it: the sum moved 13.7 C."""
     layer, data = at_the_kink(422)
@@ -157,7 +160,7 @@ def test_a_record_that_runs_other_operations_leaves_others_their_random_numbers(
     missing = {"x": torch.tensor([-1e3, 1.0, 1.0]), "y": torch.tensor(0.0)}
     torch.manual_seed(1)
     model = FillsMissing(nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 1)), has_coin=True)
-    options = {"micro_batch_size": 256, "reproducible": True, "seed": seed}
+    options = {"microbatch_size": 256, "reproducible": True, "seed": seed}
     before = raw_sum(model, least_squares, data, **options)
     after = raw_sum(model, least_squares, with_one_more(data, missing, 210), **options)
     assert (after - before).norm() <= 1 + SLACK
@@ -515,9 +518,9 @@ def test_a_model_that_takes_no_zeros_keeps_its_short_micro_batches(least):
     data = {"x": torch.randn(47, 5, 3), "n": torch.randint(2, 6, (47,)), "y": torch.randn(47)}
     model = Packed(least)
     more = with_one_more(data, {"x": torch.randn(5, 3), "n": torch.tensor(3), "y": torch.tensor(2.0)}, 47)
-    before = raw_sum(model, sequence_loss, data, micro_batch_size=48)
+    before = raw_sum(model, sequence_loss, data, microbatch_size=48)
     assert before.norm() > 1
-    after = raw_sum(model, sequence_loss, more, micro_batch_size=48)
+    after = raw_sum(model, sequence_loss, more, microbatch_size=48)
     assert (after - before).norm() <= 1 + SLACK
 
 
@@ -610,7 +613,7 @@ def test_public_records_that_fail_later_take_no_record_with_them():
             raise ValueError("a record of zeros")
         return least_squares(model, batch)
 
-    run = listening(model, picky, data, micro_batch_size=16)
+    run = listening(model, picky, data, microbatch_size=16)
     run.take_step()
     before = run.ledger.heard
     fails.append(True)
@@ -621,16 +624,16 @@ def test_public_records_that_fail_later_take_no_record_with_them():
 def test_a_resumed_run_keeps_its_micro_batch_size(tmp_path, monkeypatch):
     """Also if another one would be chosen now: other shapes would be another question."""
     data = {"x": torch.randn(47, 3), "y": torch.randn(47)}
-    run = listening(nn.Linear(3, 1), least_squares, data, run_dir=tmp_path / "run")
+    run = listening(nn.Linear(3, 1), least_squares, data, folder=tmp_path / "run")
     run.take_step()
     run.save_checkpoint()
-    size = run.settings.micro_batch_size
+    size = run.config()["settings"]["micro_batch_size"]
     run.close()
     monkeypatch.setattr(micro_batches, "micro_batch_sizes", lambda *given: [size + 4])
     model = nn.Linear(3, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     again = Listening.resume(tmp_path / "run", model, optimizer, loss=least_squares, data=data)
-    assert again.settings.micro_batch_size == size
+    assert again.config()["settings"]["micro_batch_size"] == size
 
 
 class LayerDrop(nn.Module):
@@ -710,7 +713,7 @@ def test_a_random_number_for_a_whole_micro_batch(model, monkeypatch):
     torch.manual_seed(0)
     data = {"x": torch.randn(208, 3), "y": torch.randn(208)}
     record = {"x": torch.randn(3), "y": torch.tensor(2.0)}
-    model, options = model(), {"micro_batch_size": 16, "reproducible": True}
+    model, options = model(), {"microbatch_size": 16, "reproducible": True}
     before = raw_sum(model, least_squares, data, **options)
     after = raw_sum(model, least_squares, with_one_more(data, record, 208), **options)
     assert 0 < (after - before).norm() <= 1 + SLACK
@@ -730,7 +733,7 @@ def test_a_record_that_fails_gives_no_other_record_another_number():
     data = {"x": torch.randn(60, 3), "y": torch.randn(60)}
     more = with_one_more(data, {"x": torch.zeros(3), "y": torch.tensor(0.125)}, 60)
     for model in (LayerDrop(lambda count: torch.rand(()) < 0.5), Noisy()):
-        options = {"micro_batch_size": 16, "reproducible": True}
+        options = {"microbatch_size": 16, "reproducible": True}
         before, after = (raw_sum(model, failing, records, **options) for records in (data, more))
         assert (after - before).norm() <= SLACK
 
@@ -760,7 +763,7 @@ def test_a_record_that_joins_with_no_other_gives_none_another_number():
     sums = []
     for count in (200, 201):
         torch.manual_seed(0)
-        options = {"collate": signed, "micro_batch_size": 64, "reproducible": True}
+        options = {"collate": signed, "microbatch_size": 64, "reproducible": True}
         sums.append(raw_sum(nn.Linear(3, 1), least_squares, OfOneKind(count), **options))
     assert 0 < (sums[1] - sums[0]).norm() <= 1 + SLACK
 
@@ -790,7 +793,7 @@ def test_a_model_that_catches_what_left_the_plan_is_found_out():
     sums = []
     for records in (data, more):
         torch.manual_seed(0)
-        sums.append(raw_sum(Tolerant(), least_squares, records, micro_batch_size=64, reproducible=True))
+        sums.append(raw_sum(Tolerant(), least_squares, records, microbatch_size=64, reproducible=True))
     assert (sums[1] - sums[0]).norm() <= 1 + SLACK
 
 
@@ -852,7 +855,7 @@ def with_notes(count: int, first: bool) -> dict[str, Tensor]:
 def test_fillers_do_not_follow_the_first_private_record(first):
     """They were zeros where it had a note and ones where it had none, and opened a branch for all others."""
     torch.manual_seed(0)
-    run = listening(Notes(), noted_squares, with_notes(40, first), micro_batch_size=16)
+    run = listening(Notes(), noted_squares, with_notes(40, first), microbatch_size=16)
     fillers = run._setup.rows.fillers(run._setup.rows.example)
     assert not any(bool(leaf.any()) for leaf in fillers.values())
 
@@ -866,7 +869,7 @@ def test_a_forward_of_fillers_alone_leaves_those_that_are_kept():
 
     run = listening(
         nn.Linear(3, 1), least_squares, {"x": torch.randn(40, 3), "y": torch.randn(40)},
-        micro_batch_size=16, augmentation=written,
+        microbatch_size=16, augmentation=written,
     )  # fmt: skip
     rows = run._setup.rows
     kept = rows.fillers(rows.example)["x"].clone()
@@ -896,10 +899,9 @@ def test_records_that_run_other_operations_have_random_numbers_of_their_own():
         model,
         torch.optim.SGD(model.parameters(), lr=0.0),
         loss=least_squares,
-        data=data,
+        data=eq.Data(data, microbatch_size=16),
         sampling=eq.FullBatch(40, 1),
         method=Watching(clip_norm=1.0, noise_multiplier=1.0),
-        micro_batch_size=16,
     )
     norms.clear()
     run.take_step()
@@ -939,11 +941,10 @@ def with_missing(places: list[int], loss: Callable = least_squares):
         model,
         torch.optim.SGD(model.parameters(), lr=0.0),
         loss=loss,
-        data=data,
+        data=eq.Data(data, microbatch_size=16),
         sampling=eq.FullBatch(40, 1),
         method=Noting(clip_norm=1.0, noise_multiplier=1.0),
-        micro_batch_size=16,
-        reproducible=True,
+        run=eq.Run(reproducible=True),
     )
     return run, forwards, whole
 
@@ -953,7 +954,7 @@ def test_no_record_decides_over_the_forward_of_another():
     run, forwards, whole = with_missing([9, 12, 20])
     run.take_step()
     expected = []
-    for part in torch.arange(40).split(run.settings.micro_batch_size):
+    for part in torch.arange(40).split(run.config()["settings"]["micro_batch_size"]):
         alone = {9, 12, 20} & {*part.tolist()}
         expected += [[n] for n in part.tolist()] if alone else [part.tolist()]
     assert forwards == 2 * expected
@@ -991,7 +992,7 @@ def test_records_that_cannot_be_joined_have_forwards_of_their_own():
         seen.put(batch["x"][:, 0].tolist())
         return least_squares(model, {**batch, "x": batch["x"].mean(1, keepdim=True)})
 
-    run = listening(nn.Linear(1, 1), of_mean, Ragged(), micro_batch_size=16)
+    run = listening(nn.Linear(1, 1), of_mean, Ragged(), microbatch_size=16)
     run.engine.never_replay("to watch")
     while not seen.empty():
         seen.get()
@@ -1032,7 +1033,7 @@ def test_a_record_that_cannot_be_read_gives_no_two_others_one_random_number(unre
         return least_squares(model, batch)
 
     model = nn.Linear(24, 1)
-    run = listening(model, watching, Masking(unreadable), collate=Masking.collate, micro_batch_size=64)
+    run = listening(model, watching, Masking(unreadable), collate=Masking.collate, microbatch_size=64)
     run.engine.never_replay("to watch")
     while not seen.empty():
         seen.get()
@@ -1054,7 +1055,7 @@ def test_a_full_micro_batch_holds_records_alone_and_a_short_one_fillers(size, co
 
     monkeypatch.setattr(forwards.RowSource, "of_batch", watching)
     data = {"x": torch.full((count, 3), 7.0), "y": torch.ones(count)}
-    run = listening(nn.Linear(3, 1), least_squares, data, micro_batch_size=size)
+    run = listening(nn.Linear(3, 1), least_squares, data, microbatch_size=size)
     run.take_step()
     rows, batches = forward_rows(size), math.ceil(count / size)
     assert [len(batch) for batch in seen] == [rows] * batches
@@ -1083,7 +1084,7 @@ def test_a_model_that_takes_no_zeros_is_filled_with_copies(model):
     for kind, expected in ((model, copies), (nn.Linear, set())):
         torch.manual_seed(0)
         data = {"x": 1 + torch.rand(40, 3), "y": torch.randn(40)}
-        run = listening(kind(3, 1), least_squares, data, micro_batch_size=16)
+        run = listening(kind(3, 1), least_squares, data, microbatch_size=16)
         run.take_step()
         assert bool(run.ledger.heard.isfinite().all())
         assert copies & {*run.statement().assumptions} == expected
@@ -1100,10 +1101,10 @@ def test_where_memory_runs_out_the_error_names_a_size_that_fits():
 
     data = {"x": torch.randn(40, 3), "y": torch.randn(40)}
     model = Greedy(3, 1)
-    run = listening(model, least_squares, data, micro_batch_size=16)
+    run = listening(model, least_squares, data, microbatch_size=16)
     run.engine.never_replay("the model has to run")
     model.limit = (4,)
-    with pytest.raises(MemoryError, match="micro_batch_size=8"):
+    with pytest.raises(MemoryError, match="microbatch_size=8"):
         run.take_step()
     assert run.ledger.releases_left["batch"] == 2  # nothing was charged
 
@@ -1121,8 +1122,7 @@ def test_a_layer_is_dropped_as_often_as_its_coin_says(seed):
         data=data,
         sampling=eq.FullBatch(6, steps),
         method=eq.DPSGD(clip_norm=1.0, noise_multiplier=1.0),
-        reproducible=True,
-        seed=seed,
+        run=eq.Run(reproducible=True, seed=seed),
     )
     ran = 0
     for _ in range(steps):
@@ -1229,7 +1229,7 @@ def test_what_a_model_keeps_at_the_start_moves_nobody(nested):
     data = {"x": torch.randn(24, 2), "y": torch.randn(24)}
     # Nothing stays of one forward to the next, so each one centres by its own first row.
     with pytest.raises(CrossRecordError):
-        listening(model, of_rows, data, micro_batch_size=8)
+        listening(model, of_rows, data, microbatch_size=8)
     assert model.mean is None
     assert not model.kept["means"]
 

@@ -32,7 +32,7 @@ CUT_OFF = {
 @pytest.mark.parametrize("name", CUT_OFF)
 def test_a_loss_without_a_gradient_is_refused_before_anything_is_spent(tmp_path, name):
     with pytest.raises(DataError, match=r"no gradient.*Nothing was spent"):
-        training(loss=CUT_OFF[name], sampling=SAMPLING, run_dir=tmp_path / "run")
+        training(loss=CUT_OFF[name], sampling=SAMPLING, folder=tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 

@@ -78,7 +78,7 @@ def test_a_loss_that_sets_a_rate_by_its_records_is_refused(change):
             data=torch.randn(20, 2),
             sampling=eq.Poisson(8, 20, 2),
             budget=eq.Budget(4.0, 1e-3),
-            starts_from="public",
+            run=eq.Run(starts_from="public"),
         )
     assert optimizer.param_groups[0]["lr"] == 0.1
     assert optimizer.param_groups[0]["weight_decay"] == 0

@@ -15,7 +15,7 @@ from equipoise.statements.statement import DATA, MODEL
 
 @pytest.fixture
 def unfinished(tmp_path):
-    run = training(steps=3, run_dir=tmp_path / "run")
+    run = training(steps=3, folder=tmp_path / "run")
     run.take_step()
     run.save_checkpoint()
     run.close()
@@ -60,7 +60,7 @@ def test_another_version_with_the_same_engine_resumes(unfinished):
 
 def test_a_finished_run_of_an_earlier_version_verifies(tmp_path):
     folder = tmp_path / "run"
-    training(steps=2, run_dir=folder).run(progress=False)
+    training(steps=2, folder=folder).run(progress=False)
 
     def earlier(held):
         held["assumptions"] = [

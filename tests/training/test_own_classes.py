@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
+from flat_arguments import arranged
 from small_problems import RECORDS, loss, network, records, training
 
 import equipoise as eq
@@ -97,7 +98,7 @@ class FromScratch(eq.Method):
 )  # fmt: skip
 def test_what_the_accountant_takes_at_its_word_is_the_librarys_own(options, name, tmp_path):
     with pytest.raises(PlanError, match=rf"{__name__}:{name} .*not the library's"):
-        training(steps=4, run_dir=tmp_path / "run", **options)
+        training(steps=4, folder=tmp_path / "run", **options)
     assert not (tmp_path / "run").exists()
 
 
@@ -162,7 +163,7 @@ NOISE = {"clip_norm": 0.5, "noise_multiplier": 1.0}
 def test_what_is_by_its_author_is_named(method, names, tmp_path):
     """Verified by who has its class or not; a run goes on with the same object only."""
     folder = tmp_path / "run"
-    run = training(steps=3, method=method(), run_dir=folder)
+    run = training(steps=3, method=method(), folder=folder)
     run.take_step()
     run.save_checkpoint()
     run.close()
@@ -172,7 +173,9 @@ def test_what_is_by_its_author_is_named(method, names, tmp_path):
         with pytest.raises(ValueError, match=r"method=.*"):
             eq.PrivateTraining.resume(folder, *parts, loss=loss, data=records())
     given = {"method": method()} if names else {}
-    result = eq.PrivateTraining.resume(folder, *parts, loss=loss, data=records(), **given).run(progress=False)
+    result = eq.PrivateTraining.resume(folder, *parts, **arranged(loss=loss, data=records(), **given)).run(
+        progress=False
+    )
     named = [text for text in result.statement.assumptions if f"{__name__}:" in text]
     assert len(named) == len(names)
     for name in names:

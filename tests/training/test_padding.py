@@ -141,8 +141,7 @@ def started(model, loss, data=None, collate=padded):
         model,
         torch.optim.SGD(model.parameters(), lr=0.1),
         loss=loss,
-        data=data,
-        collate=collate,
+        data=eq.Data(data, collate=collate),
         sampling=eq.Poisson(
             expected_batch_size=20, population=len(data) if isinstance(data, Texts) else 100, steps=2
         ),
@@ -284,7 +283,7 @@ def test_records_of_all_lengths_from_one_train(tmp_path):
         data=data,
         sampling=eq.FixedEpochs(12, 60, 5),
         method=eq.DPSGD(noise_multiplier=1.0),
-        run_dir=tmp_path / "run",
+        run=tmp_path / "run",
     )
     list(run)
     run.finish()

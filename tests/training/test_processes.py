@@ -82,7 +82,7 @@ def work(rank: int, port: int, folder: str) -> None:
 
 
 def with_a_bad_record() -> dict:
-    run = training(data=with_overflow(), loss=weighted_loss, micro_batch_size=5, steps=12)
+    run = training(data=with_overflow(), loss=weighted_loss, microbatch_size=5, steps=12)
     looked = [run._setup.rows.looks_at_once for _ in run]
     return {"parameters": parameters(run.model), "looked": looked}
 
@@ -107,7 +107,7 @@ def fail_alone(rank: int, folder: Path) -> None:
         return loss(model, batch)
 
     steps = 0
-    run = training(model, steps=6, batch=20, loss=failing, run_dir=folder / "failing")
+    run = training(model, steps=6, batch=20, loss=failing, folder=folder / "failing")
     began = time.monotonic()
     try:
         for step in run:
@@ -123,7 +123,7 @@ def fail_alone(rank: int, folder: Path) -> None:
 
 def move_alone(rank: int, folder: Path, call: str) -> None:
     """Something moves the parameters of the second process; the first one must not wait for it."""
-    run = training(network(), steps=6, batch=20, run_dir=folder / call)
+    run = training(network(), steps=6, batch=20, folder=folder / call)
     run.take_step()
     if rank == 1:
         with torch.no_grad():
@@ -159,7 +159,7 @@ def read_apart(rank: int, folder: Path) -> dict:
     files = folder / f"files{rank}"
     files.mkdir()
     data = Mapped(files, seconds=0.02 * rank)
-    run = training(network(dtype=torch.float64), data=data, steps=3, batch=20, micro_batch_size=8)
+    run = training(network(dtype=torch.float64), data=data, steps=3, batch=20, microbatch_size=8)
     read = []
     for _ in range(3):
         data.read = []
@@ -170,7 +170,7 @@ def read_apart(rank: int, folder: Path) -> dict:
 
 def write_alone(rank: int, folder: Path) -> None:
     """The first process cannot write a file that only it writes; the other one must not wait for it."""
-    run = training(network(), steps=6, batch=20, run_dir=folder / "unwritten")
+    run = training(network(), steps=6, batch=20, folder=folder / "unwritten")
     run.take_step()
     if rank == 0:
         (folder / "unwritten" / "statement.json").mkdir()
@@ -190,7 +190,7 @@ def start(folder: Path) -> eq.PrivateTraining:
         data = OnDemand(data)
     # Draws of about two records: some processes get none. Epsilon of this sampling has a closed form.
     sampling = eq.FixedEpochs(batch_size=2, population=60, steps=15)
-    return training(model, data=data, sampling=sampling, method=method, run_dir=folder, micro_batch_size=3)
+    return training(model, data=data, sampling=sampling, method=method, folder=folder, microbatch_size=3)
 
 
 IN_TWO_PROCESSES = work
@@ -294,7 +294,7 @@ def trained(name: str) -> torch.Tensor:
     options = {"data": records(dtype=torch.float64)}
     if name.startswith("updates of users"):
         options = updates_of_users(dtype=torch.float64)
-    for _ in training(model, steps=6, method=(SYSTEMS | WHOLE_DRAWS)[name](), micro_batch_size=5, **options):
+    for _ in training(model, steps=6, method=(SYSTEMS | WHOLE_DRAWS)[name](), microbatch_size=5, **options):
         pass
     return parameters(model)
 

@@ -1,4 +1,4 @@
-"""Public records that are private ones are refused, unless their keeper says that they are others'."""
+"""Public records that are private ones are refused."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 
 import pytest
 import torch
+from flat_arguments import arranged
 from torch import nn
 
 import equipoise as eq
@@ -13,8 +14,9 @@ from equipoise.audit.canary_scores import WithCanaryScores
 from equipoise.data import Records
 from equipoise.methods import PublicRecords, PublicSubspace
 from equipoise.report import write_report
-from equipoise.statements.assumptions import ALLOWED, NOT_COMPARED
+from equipoise.statements.assumptions import NOT_COMPARED
 from equipoise.training.record_source import DataError
+from equipoise.training.setup.private_copies import are_copies
 
 
 def _batch(seed: int, count: int = 20) -> dict[str, torch.Tensor]:
@@ -47,11 +49,13 @@ def _training(method, data=PRIVATE, **options):
     return eq.PrivateTraining(
         model,
         torch.optim.SGD(model.parameters(), lr=0.1),
-        loss=lambda m, batch: nn.functional.cross_entropy(m(batch["x"]), batch["y"], reduction="none"),
-        data=data,
-        sampling=eq.Poisson(5, 20, 2),
-        method=method,
-        **options,
+        **arranged(
+            loss=lambda m, batch: nn.functional.cross_entropy(m(batch["x"]), batch["y"], reduction="none"),
+            data=data,
+            sampling=eq.Poisson(5, 20, 2),
+            method=method,
+            **options,
+        ),
     )
 
 
@@ -74,46 +78,37 @@ METHODS = {
 @pytest.mark.parametrize("held", list(HELD))
 def test_copies_are_counted_and_refused_before_anything_is_written(tmp_path, kind, held):
     run = tmp_path / "run"
-    with pytest.raises(DataError, match=r"2 of the 5 public records.*allow_public_duplicates"):
-        _training(METHODS[kind](_mixed(2)), HELD[held], run_dir=run)
+    with pytest.raises(DataError, match=r"2 records of data equal some of the 5 public ones.*Leave them out"):
+        _training(METHODS[kind](_mixed(2)), HELD[held], folder=run)
     assert not run.exists()
     assert _training(METHODS[kind](_mixed(0)), HELD[held]).plan is not None
 
 
 def test_the_types_may_differ_and_part_of_a_record_is_no_copy():
     public = _mixed(1)
-    with pytest.raises(DataError, match="1 of the 5"):
+    with pytest.raises(DataError, match="1 records of data equal some of the 5"):
         _training(eq.methods.PublicOnly(public=PublicRecords({**public, "x": public["x"].double()})))
     public["y"][0] = 1 - public["y"][0]
     _training(eq.methods.PublicOnly(public=PublicRecords(public)))
     _training(eq.methods.PublicOnly(public=PublicRecords({"x": public["x"][:, :2], "y": public["y"]})))
 
 
-def test_the_keeper_may_say_that_they_are_others():
-    training = _training(METHODS["pcdp-sgd"](_mixed(2)), allow_public_duplicates=True)
-    assert ALLOWED in training.statement().assumptions
-    assert training.config()["settings"]["allow_public_duplicates"] is True
-
-
-def test_the_sentence_follows_from_the_setting_and_not_from_the_records():
-    for copies in (0, 2):
-        training = _training(METHODS["public-only"](_mixed(copies)), allow_public_duplicates=True)
-        assert ALLOWED in training.statement().assumptions
-    said = _training(METHODS["public-only"](_mixed(0))).statement().assumptions
-    assert ALLOWED not in said
-    assert NOT_COMPARED not in said
-    nothing_public = _training(eq.DPSGD(noise_multiplier=1.0), allow_public_duplicates=True)
-    assert ALLOWED not in nothing_public.statement().assumptions
+def test_without_the_equal_ones_the_run_goes():
+    """Whether a record equals a public one follows from that record alone."""
+    public = _mixed(2)
+    left = torch.nonzero(~are_copies(PRIVATE, public)).flatten()
+    assert len(left) == 18
+    _training(METHODS["public-only"](public), {name: field[left] for name, field in PRIVATE.items()})
 
 
 def test_a_statement_cannot_leave_its_public_records_out(tmp_path):
     run = tmp_path / "run"
-    _training(METHODS["inner"](_mixed(2)), run_dir=run, allow_public_duplicates=True).run(progress=False)
+    _training(METHODS["inner"](_mixed(0)), folder=run).run(progress=False)
     assert eq.verify_run(run).consistent
     path = run / "statement.json"
     whole = path.read_text()
     statement = json.loads(whole)
-    for words in (ALLOWED, "5 records are public", "20 records are public"):
+    for words in ("5 records are public", "20 records are public"):
         left = [text for text in statement["assumptions"] if words not in text]
         assert len(left) == len(statement["assumptions"]) - 1
         path.write_text(json.dumps(statement | {"assumptions": left}))

@@ -28,7 +28,7 @@ def named(run, name):
 
 
 def test_weights_are_clipped_between_steps_and_the_statement_says_so(tmp_path):
-    run = training(run_dir=tmp_path / "run", steps=3, ema_decay=0.5)
+    run = training(folder=tmp_path / "run", steps=3, ema_decay=0.5)
 
     def clip():
         clip_weights(run.model)
@@ -53,7 +53,7 @@ def test_a_resumed_run_counts_on(tmp_path):
 
         run.public_step(clip)
 
-    run = training(run_dir=tmp_path / "run", steps=4)
+    run = training(folder=tmp_path / "run", steps=4)
     run.take_step()
     back(run)
     run.save_checkpoint()

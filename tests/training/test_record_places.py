@@ -6,6 +6,7 @@ import queue
 
 import pytest
 import torch
+from flat_arguments import arranged
 from torch import nn
 
 import equipoise as eq
@@ -34,11 +35,13 @@ def training(asked=None, fails=None, error=None, **options):
     loss.records_elsewhere = data
     usual = {
         "sampling": eq.Poisson(20, COUNT, STEPS), "method": eq.DPSGD(clip_norm=10.0, noise_multiplier=0.5),
-        "reproducible": True, "micro_batch_size": 6,
+        "reproducible": True, "microbatch_size": 6,
     }  # fmt: skip
     run = None
     run = eq.PrivateTraining(
-        model, torch.optim.SGD(model.parameters(), lr=0.1), loss=loss, data=data, **(usual | options)
+        model,
+        torch.optim.SGD(model.parameters(), lr=0.1),
+        **arranged(loss=loss, data=data, **(usual | options)),
     )
     return run
 
@@ -99,7 +102,9 @@ def test_loss_and_data_belong_together(name):
     model = nn.Linear(3, 1, bias=False)
     options = {"sampling": eq.Poisson(20, COUNT, STEPS), "method": eq.DPSGD(noise_multiplier=0.5)}
     with pytest.raises(DataError, match="do not belong together"):
-        eq.PrivateTraining(model, torch.optim.SGD(model.parameters()), loss=loss, data=data, **options)
+        eq.PrivateTraining(
+            model, torch.optim.SGD(model.parameters()), **arranged(loss=loss, data=data, **options)
+        )
 
 
 def test_places_are_no_items_of_other_data():
@@ -109,7 +114,7 @@ def test_places_are_no_items_of_other_data():
     some = torch.utils.data.Subset(PLACES, range(20))
     with pytest.raises(DataError, match="cannot be read"):
         eq.PrivateTraining(
-            model, torch.optim.SGD(model.parameters()), loss=lambda m, b: b, data=some, **options
+            model, torch.optim.SGD(model.parameters()), **arranged(loss=lambda m, b: b, data=some, **options)
         )
 
 

@@ -93,7 +93,7 @@ class Normed(Scoring):
 ONE = {"input": torch.randn(1, FEATURES), "label": (torch.randn(1, 3)[:, 0] > 0).long()}  # its stride is 3
 MASKED = records() | {"mask": torch.zeros(RECORDS, 4)}
 PERSONS = records() | {"person": torch.arange(RECORDS) // 2}
-USERS = {"unit": "user", "records_per_user": 2, "population": RECORDS // 2, "loss": by_person}
+USERS = {"records_per_user": 2, "population": RECORDS // 2, "loss": by_person}
 
 CASES = {
     "frozen norm": (lambda: training(with_norm()), r"'1' \(frozen BatchNorm1d\).*eval\(\)"),
@@ -180,5 +180,5 @@ def test_the_way_works(start):
 def test_a_dry_run_counts_whole_micro_batches_and_what_is_around_them(monkeypatch):
     """Each forward is filled up; noise, digests and the journal's line come on top."""
     monkeypatch.setattr("equipoise.training.describe.time_once", lambda run: (run(), 1.0)[1])
-    run = training(micro_batch_size=8)  # 12 records expected: two micro-batches, one release
+    run = training(microbatch_size=8)  # 12 records expected: two micro-batches, one release
     assert run.describe().seconds_per_step == pytest.approx(3.0)

@@ -105,7 +105,7 @@ def test_copies_of_a_record_need_one_owner(data):
                                   Subset(OnDemand(records()), [*range(RECORDS)] * 2)])  # fmt: skip
 def test_a_start_warns_and_tells_no_number(data, tmp_path):
     with pytest.warns(UserWarning, match="data holds (records several times|equal records)") as caught:
-        run = training(data=data, population=2 * RECORDS, run_dir=tmp_path / "run", steps=1)
+        run = training(data=data, population=2 * RECORDS, folder=tmp_path / "run", steps=1)
     assert [Path(one.filename).name for one in caught] == ["small_problems.py"]  # whoever starts it
     assert not re.search(rf"{RECORDS}|{2 * RECORDS}", str(caught[0].message))
     run.run(progress=False)

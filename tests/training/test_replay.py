@@ -183,9 +183,9 @@ def test_a_loss_that_branches_on_the_step_is_refused():
 
 
 def test_a_resumed_run_goes_on_with_the_step(tmp_path):
-    whole = training(network(), loss=warmed, steps=6, run_dir=tmp_path / "whole")
+    whole = training(network(), loss=warmed, steps=6, folder=tmp_path / "whole")
     whole.run(progress=False)
-    run = training(network(), loss=warmed, steps=6, run_dir=tmp_path / "cut")
+    run = training(network(), loss=warmed, steps=6, folder=tmp_path / "cut")
     for _ in range(2):
         run.take_step()
     run.close()
@@ -293,7 +293,7 @@ def test_a_module_may_take_the_step():
 def test_a_statement_counts_the_traces(monkeypatch, tmp_path):
     monkeypatch.setenv("EQUIPOISE_REPLAY", "1")
     model, of_loss = Switched(), Weighted()
-    run = training(model, loss=of_loss, steps=3, run_dir=tmp_path / "run")
+    run = training(model, loss=of_loss, steps=3, folder=tmp_path / "run")
     run.take_step()
     of_loss.power.fill_(0.1)
     run.run(progress=False)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from flat_arguments import arranged
 from killed_ranks import STEPS
 from small_problems import loss, network, records
 
@@ -154,14 +155,18 @@ def script(folder: Path, model=None, **options):
     return eq.PrivateTraining.start_or_resume(
         model,
         torch.optim.SGD(model.parameters(), lr=0.3),
-        **{
-            "run_dir": folder,
-            "loss": loss,
-            "data": records(),
-            "sampling": eq.Poisson(12, 60, 6),
-            "method": eq.DPSGD(clip_norm=0.5, noise_multiplier=1.0),
-        }
-        | options,
+        **arranged(
+            **(
+                {
+                    "folder": folder,
+                    "loss": loss,
+                    "data": records(),
+                    "sampling": eq.Poisson(12, 60, 6),
+                    "method": eq.DPSGD(clip_norm=0.5, noise_multiplier=1.0),
+                }
+                | options
+            )
+        ),
     )
 
 
@@ -197,7 +202,7 @@ def test_a_script_with_other_settings_is_refused_by_name(tmp_path):
 
 @pytest.mark.parametrize("shared", [False, True])
 def test_a_start_killed_before_its_first_checkpoint_begins_anew(tmp_path, shared):
-    options = {"ledger_file": tmp_path / "shared.jsonl"} if shared else {}
+    options = {"journal": tmp_path / "shared.jsonl"} if shared else {}
     killed = script(tmp_path / "run", **options)
     killed.close()
     for file in (tmp_path / "run" / "checkpoint").iterdir():

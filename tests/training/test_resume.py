@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from flat_arguments import arranged
 from killed_run import STEPS, start
 from small_problems import OnDemand, loss, network, parameters, records, training
 
@@ -114,7 +115,7 @@ def test_killed_at_ten_random_places(tmp_path, uninterrupted, trial):
 
 def begin(folder: Path, steps: int, take: int, **options):
     """A run of `steps` steps whose first `take` are done and saved."""
-    run = training(steps=steps, run_dir=folder, **options)
+    run = training(steps=steps, folder=folder, **options)
     for _ in range(take):
         run.take_step()
     run.save_checkpoint()
@@ -124,7 +125,9 @@ def begin(folder: Path, steps: int, take: int, **options):
 def again(folder: Path, model=None, **options):
     model = model or network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
-    return eq.PrivateTraining.resume(folder, model, optimizer, **{"loss": loss, "data": records()} | options)
+    return eq.PrivateTraining.resume(
+        folder, model, optimizer, **arranged(**({"loss": loss, "data": records()} | options))
+    )
 
 
 def test_a_corrupt_checkpoint_falls_back_to_the_one_before(tmp_path):
@@ -360,11 +363,11 @@ def test_what_does_not_fit_is_named(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"config.json: no run"):
         again(tmp_path / "nowhere")
     with pytest.raises(FileExistsError, match=r"holds a run already, not finished.*start_or_resume"):
-        training(run_dir=folder)
+        training(folder=folder)
     finished = tmp_path / "finished"
-    training(run_dir=finished, steps=2, reproducible=False).run(progress=False)
+    training(folder=finished, steps=2, reproducible=False).run(progress=False)
     with pytest.raises(FileExistsError, match=r"holds a run already, which is finished.*load_model"):
-        training(run_dir=finished)
+        training(folder=finished)
     with pytest.raises(RuntimeError, match=r"finished already.*load_model.*start_or_resume"):
         again(finished)
 
@@ -383,7 +386,7 @@ def test_a_schedule_function_must_be_given_again(tmp_path):
 
 
 def test_ctrl_c_finishes_the_step_and_leaves_a_checkpoint(tmp_path):
-    run = training(steps=200, run_dir=tmp_path / "run", sampling=eq.FixedEpochs(12, 60, 200))
+    run = training(steps=200, folder=tmp_path / "run", sampling=eq.FixedEpochs(12, 60, 200))
     update = run.optimizer.step
 
     def interrupted_update():
@@ -404,7 +407,7 @@ def test_ctrl_c_finishes_the_step_and_leaves_a_checkpoint(tmp_path):
 
 def test_killed_before_its_key_goes_it_repeats_and_releases_nothing_more(tmp_path, monkeypatch):
     """Its end is booked, another run has begun since: the last steps are repeated, and the key goes."""
-    shared = {"ledger_file": tmp_path / "ledger.jsonl", "reproducible": False}
+    shared = {"journal": tmp_path / "ledger.jsonl", "reproducible": False}
     sampling = eq.FixedEpochs(12, 60, 4)  # in closed form: quick
     plan = training(sampling=sampling).plan.epsilon(1e-3).value
     budget = eq.Budget(1.05 * plan, 1e-3)
@@ -419,7 +422,7 @@ def test_killed_before_its_key_goes_it_repeats_and_releases_nothing_more(tmp_pat
         with pytest.raises(SystemExit):
             run.finish()
     run.close()
-    training(sampling=sampling, budget=eq.Budget(50.0, 1e-3), run_dir=tmp_path / "b", **shared)
+    training(sampling=sampling, budget=eq.Budget(50.0, 1e-3), folder=tmp_path / "b", **shared)
     before = (tmp_path / "ledger.jsonl").read_bytes()
     resumed = again(tmp_path / "a")
     result = resumed.run(progress=False)

@@ -35,7 +35,7 @@ def trained(name: str, is_sharded: bool = False) -> torch.Tensor:
         data=records(dtype=torch.float64),
         sampling=eq.FullBatch(RECORDS, 4),
         method=(METHODS | HARDENED)[name](),
-        micro_batch_size=MICRO_BATCH,
+        microbatch_size=MICRO_BATCH,
         hardened=name in HARDENED,
     )
     for _ in run:

@@ -64,7 +64,7 @@ def test_what_no_step_moves_is_saved_as_it_was(tmp_path, what, then):
     """The mean of the training records left in `model.safetensors` under "proven"."""
     if then == "take_step" and what not in SEEN_BEFORE_A_STEP:
         pytest.skip("seen where something is saved")
-    run = training(Scaled(), run_dir=tmp_path / "run")
+    run = training(Scaled(), folder=tmp_path / "run")
     run.take_step()
     CHANGES[what](run.model)
     spent = run.ledger.releases_left
@@ -81,7 +81,7 @@ def test_what_an_evaluation_writes_goes_nowhere(tmp_path):
         return 0.0
 
     with pytest.raises(RuntimeError, match=r"norm\.running_mean.*PrivateTraining\.resume"):
-        training(Scaled(), run_dir=tmp_path / "run").run(evaluate, progress=False, evaluate_every=1)
+        training(Scaled(), folder=tmp_path / "run").run(evaluate, progress=False, evaluate_every=1)
     assert not (tmp_path / "run" / "model.safetensors").exists()
 
 
@@ -89,7 +89,7 @@ def test_a_stale_gradient_of_a_frozen_parameter_goes_nowhere(tmp_path):
     """An optimiser that holds the parameter adds the gradient that a loss left on it before it was frozen."""
     model = Scaled()
     model.frozen.weight.grad = torch.ones(FEATURES, FEATURES)
-    run = training(model, run_dir=tmp_path / "run")
+    run = training(model, folder=tmp_path / "run")
     run.take_step()
     with pytest.raises(RuntimeError, match=r"frozen\.weight"):
         run.save_checkpoint()
@@ -99,7 +99,7 @@ def test_what_changes_nothing_that_is_saved_is_allowed(tmp_path):
     whole, model = Scaled(), Scaled()
     model.load_state_dict(whole.state_dict())
     training(whole, steps=4).run(progress=False)
-    run = training(model, steps=4, run_dir=tmp_path / "run")
+    run = training(model, steps=4, folder=tmp_path / "run")
     for _ in run:
         model.scale.copy_(torch.ones(FEATURES))  # written, and what it was
         model.scale = model.scale.clone()
@@ -113,7 +113,7 @@ def test_what_changes_nothing_that_is_saved_is_allowed(tmp_path):
 def test_a_resume_watches_what_it_loaded(tmp_path):
     model = Scaled()
     model.scale.fill_(3)
-    run = training(model, steps=4, run_dir=tmp_path / "run")
+    run = training(model, steps=4, folder=tmp_path / "run")
     run.take_step()
     run.save_checkpoint()
     run.close()
@@ -168,7 +168,7 @@ def test_a_hook_of_the_step_moves_frozen_parameters_and_is_named(tmp_path, all_g
     model = WithTeacher()
     optimizer = torch.optim.SGD((model if all_given else model.student).parameters(), lr=0.3)
     optimizer.register_step_post_hook(partial(follow, model))
-    run = training(model, optimizer=lambda *_, lr: optimizer, steps=4, run_dir=tmp_path / "run")
+    run = training(model, optimizer=lambda *_, lr: optimizer, steps=4, folder=tmp_path / "run")
     run.take_step()
     named = HOOKED + "teacher.bias, teacher.weight"
     assert named in run.statement().assumptions
@@ -200,7 +200,7 @@ def test_a_sparse_buffer_trains_if_it_need_not_be_saved(tmp_path, layout):
 
     with pytest.raises(ValueError, match=r"graph.*persistent=False"):
         training(Graph(persistent=True))
-    run = training(Graph(persistent=False), steps=2, run_dir=tmp_path / "run")
+    run = training(Graph(persistent=False), steps=2, folder=tmp_path / "run")
     run.take_step()
     run.save_checkpoint()
     run.take_step()

@@ -22,7 +22,7 @@ def files(folder):
 
 @pytest.mark.parametrize("hardened", [False, True])
 def test_no_file_holds_the_key_but_its_own_and_it_goes_at_the_end(tmp_path, hardened):
-    run = training(sampling=FullBatch(60, 3), run_dir=tmp_path / "run", reproducible=False, hardened=hardened)
+    run = training(sampling=FullBatch(60, 3), folder=tmp_path / "run", reproducible=False, hardened=hardened)
     run.take_step()
     run.save_checkpoint()
     key = run.ledger.secrets.key
@@ -48,7 +48,7 @@ def test_no_file_holds_noise_after_the_end(tmp_path, ends):
     run = training(
         sampling=eq.FixedEpochs(12, 60, 6),
         method=eq.DPMF(bands=3, clip_norm=0.5, noise_multiplier=1.0),
-        run_dir=tmp_path / "run",
+        folder=tmp_path / "run",
         reproducible=False,
     )
     for done in run:
@@ -78,12 +78,7 @@ def test_no_file_holds_noise_after_the_end(tmp_path, ends):
     assert not (tmp_path / "run" / "private" / "key").exists()
     assert isinstance(
         eq.PrivateTraining.start_or_resume(
-            network(),
-            run.optimizer,
-            run_dir=tmp_path / "run",
-            loss=loss,
-            data=records(),
-            sampling=run.sampling,
+            network(), run.optimizer, loss=loss, data=records(), sampling=run.sampling, run=tmp_path / "run"
         ),
         FinishedTraining,
     )
@@ -113,7 +108,7 @@ def test_the_seed_says_nothing_of_the_noise(hardened):
 
 
 def test_a_reproducible_run_keeps_no_key_and_says_not_private_on_its_page(tmp_path):
-    run = training(sampling=FullBatch(60, 2), run_dir=tmp_path / "run", reproducible=True)
+    run = training(sampling=FullBatch(60, 2), folder=tmp_path / "run", reproducible=True)
     run.run(progress=False)
     assert not (tmp_path / "run" / "private" / "key").exists()
     assert "NOT PRIVATE" in (tmp_path / "run" / "report.html").read_text()
@@ -121,9 +116,9 @@ def test_a_reproducible_run_keeps_no_key_and_says_not_private_on_its_page(tmp_pa
 
 def test_hardened_noise_survives_a_resume(tmp_path):
     whole = network()
-    training(whole, sampling=FullBatch(60, 4), run_dir=tmp_path / "a", hardened=True).run(progress=False)
+    training(whole, sampling=FullBatch(60, 4), folder=tmp_path / "a", hardened=True).run(progress=False)
     model = network()
-    half = training(model, sampling=FullBatch(60, 4), run_dir=tmp_path / "b", hardened=True)
+    half = training(model, sampling=FullBatch(60, 4), folder=tmp_path / "b", hardened=True)
     half.take_step()
     half.save_checkpoint()
     half.close()

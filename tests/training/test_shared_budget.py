@@ -17,7 +17,7 @@ def begun(journal, epsilon, **method):
         sampling=eq.Poisson(50, population=115, steps=3),
         method=eq.DPSGD(**method),
         budget=eq.Budget(epsilon, 1e-4),
-        ledger_file=journal,
+        run=eq.Run(journal=journal),
     )
 
 

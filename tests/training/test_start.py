@@ -9,6 +9,7 @@ from contextlib import nullcontext
 
 import pytest
 import torch
+from flat_arguments import arranged
 from small_problems import loss, network, records, training
 from torch import nn
 
@@ -120,7 +121,7 @@ LEFT = [
 def test_a_model_that_a_run_left_is_refused(left):
     model = left()
     before = copy.deepcopy(model.state_dict())
-    with pytest.raises(ValueError, match=r"ledger_file.*starts_from"):
+    with pytest.raises(ValueError, match=r"journal.*starts_from"):
         training(model, **USUAL)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     stated = training(model, starts_from="public", **USUAL).statement().assumptions
@@ -236,10 +237,10 @@ def test_a_run_that_claims_nothing_begins_from_anything_and_names_it(options):
 
 
 def test_runs_of_one_journal_follow_each_other(tmp_path):
-    model, run = trained(ledger_file=tmp_path / "journal")
-    with pytest.raises(ValueError, match="ledger_file"):
-        training(model, ledger_file=tmp_path / "another", **USUAL)
-    again = training(model, ledger_file=tmp_path / "journal", run_dir=tmp_path / "second", **USUAL)
+    model, run = trained(journal=tmp_path / "journal")
+    with pytest.raises(ValueError, match="journal"):
+        training(model, journal=tmp_path / "another", **USUAL)
+    again = training(model, journal=tmp_path / "journal", folder=tmp_path / "second", **USUAL)
     stated = again.run(progress=False).statement
     assert stated.other_runs == 1
     assert {START, AFTER + run} <= set(stated.assumptions)
@@ -248,9 +249,9 @@ def test_runs_of_one_journal_follow_each_other(tmp_path):
 
 
 def test_the_journal_of_a_run_folder_is_one(tmp_path):
-    """A run that was begun without `ledger_file` is paid for afterwards."""
-    model, _ = trained(run_dir=tmp_path / "first")
-    again = training(model, ledger_file=tmp_path / "first" / "private" / "journal.jsonl", **USUAL)
+    """A run that was begun without a journal is paid for afterwards."""
+    model, _ = trained(folder=tmp_path / "first")
+    again = training(model, journal=tmp_path / "first" / "private" / "journal.jsonl", **USUAL)
     assert again.statement().other_runs == 1
 
 
@@ -259,7 +260,7 @@ def test_the_journal_of_a_run_folder_is_one(tmp_path):
 
 def test_a_run_goes_on_in_the_same_process_and_says_what_it_began_from(tmp_path):
     model, run = trained()
-    first = training(model, starts_from="public", run_dir=tmp_path / "run", **USUAL)
+    first = training(model, starts_from="public", folder=tmp_path / "run", **USUAL)
     next(iter(first))
     first.save_checkpoint()
     first.close()
@@ -276,7 +277,7 @@ def test_a_run_goes_on_in_the_same_process_and_says_what_it_began_from(tmp_path)
 @pytest.mark.parametrize("missing", [START, Assumption.PUBLIC_START, "begins"])
 def test_a_statement_without_its_start_is_found_out(tmp_path, missing):
     model, run = trained()
-    trained(model, starts_from="public", run_dir=tmp_path / "run")
+    trained(model, starts_from="public", folder=tmp_path / "run")
     path = tmp_path / "run" / "statement.json"
     statement = json.loads(path.read_text())
     statement["assumptions"].remove(AFTER + run if missing == "begins" else missing)
@@ -288,12 +289,14 @@ def start_or_resume(folder, model, **options):
     return eq.PrivateTraining.start_or_resume(
         model,
         torch.optim.SGD(model.parameters(), lr=0.3),
-        run_dir=folder,
-        loss=loss,
-        data=records(),
-        sampling=eq.Poisson(12, 60, 2),
-        method=eq.DPSGD(clip_norm=0.5, noise_multiplier=1.0),
-        **options,
+        **arranged(
+            folder=folder,
+            loss=loss,
+            data=records(),
+            sampling=eq.Poisson(12, 60, 2),
+            method=eq.DPSGD(clip_norm=0.5, noise_multiplier=1.0),
+            **options,
+        ),
     )
 
 
@@ -302,13 +305,13 @@ def test_two_phases_of_a_script_are_the_same_when_it_is_started_again(tmp_path, 
     """Phase two is refused also where phase one had ended before, and its model was read from the file."""
     journal = tmp_path / "journal"
     model = network()
-    start_or_resume(tmp_path / "one", model, ledger_file=journal).run(progress=False)
+    start_or_resume(tmp_path / "one", model, journal=journal).run(progress=False)
     if restarted:
         model = network(seed=5)
-        start_or_resume(tmp_path / "one", model, ledger_file=journal).run(progress=False)
-    with pytest.raises(ValueError, match="ledger_file"):
+        start_or_resume(tmp_path / "one", model, journal=journal).run(progress=False)
+    with pytest.raises(ValueError, match="journal"):
         start_or_resume(tmp_path / "two", model)
-    stated = start_or_resume(tmp_path / "two", model, ledger_file=journal).run(progress=False).statement
+    stated = start_or_resume(tmp_path / "two", model, journal=journal).run(progress=False).statement
     assert stated.other_runs == 1
 
 
@@ -321,14 +324,14 @@ def test_a_model_file_says_whose_it_is(tmp_path, copied):
     folder = tmp_path / "run"
     model = network()
     model[0].requires_grad_(False)
-    run = trained(model, run_dir=folder)[1]
+    run = trained(model, folder=folder)[1]
     other = eq.load_model(network(seed=4), folder / "model.safetensors")
     training(nn.Sequential(other[0], nn.Tanh(), nn.Linear(8, 3)), **USUAL)
     model = copy.deepcopy(other) if copied else other
-    with pytest.raises(ValueError, match=f"{run}.*ledger_file"):
+    with pytest.raises(ValueError, match=f"{run}.*journal"):
         training(model, **USUAL)
     assert AFTER + run in training(model, starts_from="public", **USUAL).statement().assumptions
-    training(model, ledger_file=folder / "private" / "journal.jsonl", **USUAL)
+    training(model, journal=folder / "private" / "journal.jsonl", **USUAL)
 
 
 # ---- optimisers

@@ -33,10 +33,9 @@ def test_a_start_runs_the_model_no_more_often_than_it_did(kind):
         model,
         torch.optim.SGD(model.parameters(), lr=0.1),
         loss=loss,
-        data={"x": torch.randn(64, 4), "y": torch.randint(0, 2, (64,))},
+        data=eq.Data({"x": torch.randn(64, 4), "y": torch.randint(0, 2, (64,))}, microbatch_size=14),
         sampling=eq.FullBatch(population=64, steps=10),
         method=eq.DPSGD(clip_norm=1.0, noise_multiplier=1.0),
-        micro_batch_size=14,
     )
     found = [runs.get() for _ in range(runs.qsize())]
     forwards, records = MOST[kind]

@@ -6,6 +6,7 @@ import sys
 
 import pytest
 import torch
+from flat_arguments import arranged
 from torch import nn
 
 import equipoise as eq
@@ -22,12 +23,14 @@ def begun(folder, **settings):
     return eq.PrivateTraining(
         model,
         torch.optim.SGD(model.parameters(), lr=0.1),
-        loss=loss,
-        data=RECORDS,
-        sampling=eq.Poisson(50, population=120, steps=4),
-        budget=eq.Budget(2.0, 1e-4),
-        run_dir=folder,
-        **settings,
+        **arranged(
+            loss=loss,
+            data=RECORDS,
+            sampling=eq.Poisson(50, population=120, steps=4),
+            budget=eq.Budget(2.0, 1e-4),
+            folder=folder,
+            **settings,
+        ),
     )
 
 
@@ -112,5 +115,5 @@ def test_a_stopped_run_says_which_weights_the_file_holds(tmp_path):
 def test_a_stopped_run_without_a_folder_says_that_the_average_is_not_in_memory():
     training = begun(None, ema_decay=0.5)
     next(iter(training))
-    with pytest.warns(UserWarning, match=r"ema_decay.*run_dir"):
+    with pytest.warns(UserWarning, match=r"ema_decay.*folder"):
         training.finish()

@@ -8,6 +8,7 @@ from collections import UserDict
 import pytest
 import torch
 import torch.nn.functional as F
+from flat_arguments import arranged
 
 import equipoise as eq
 
@@ -81,12 +82,14 @@ def trained(model, loss, data, steps=2, **options):
     training = eq.PrivateTraining(
         model,
         torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=0.01),
-        loss=loss,
-        data=data,
-        sampling=eq.Poisson(expected_batch_size=15, population=COUNT, steps=steps),
-        method=eq.DPSGD(clip_norm=0.1, noise_multiplier=1.0),
-        reproducible=True,
-        **options,
+        **arranged(
+            loss=loss,
+            data=data,
+            sampling=eq.Poisson(expected_batch_size=15, population=COUNT, steps=steps),
+            method=eq.DPSGD(clip_norm=0.1, noise_multiplier=1.0),
+            reproducible=True,
+            **options,
+        ),
     )
     training.run(progress=False)
     return training

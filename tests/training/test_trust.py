@@ -6,6 +6,7 @@ import warnings
 
 import pytest
 import torch
+from flat_arguments import arranged
 from small_problems import MeanBackward
 from torch import nn
 from torch.nn import functional as F
@@ -88,12 +89,14 @@ def training(net, steps=2, loss=loss, **more):
     return eq.PrivateTraining(
         net,
         torch.optim.SGD(net.parameters(), lr=0.1),
-        loss=loss,
-        data=data(),
-        sampling=eq.Poisson(16, RECORDS, steps),
-        method=eq.DPSGD(clip_norm=1.0, noise_multiplier=1.0),
-        reproducible=True,
-        **more,
+        **arranged(
+            loss=loss,
+            data=data(),
+            sampling=eq.Poisson(16, RECORDS, steps),
+            method=eq.DPSGD(clip_norm=1.0, noise_multiplier=1.0),
+            reproducible=True,
+            **more,
+        ),
     )
 
 
@@ -112,7 +115,7 @@ def test_what_mixes_in_a_named_module_trains_unchecked(part, name, tmp_path):
     with pytest.raises(CrossRecordError, match=r"trust=\('2.*',\)\.$"):
         training(model(part()))
     net = model(part())
-    found = training(net, trust=(name,), run_dir=tmp_path / "run")
+    found = training(net, trust=(name,), folder=tmp_path / "run")
     assert found.independence.word == "unchecked"
     assert name in found.independence.reason
     assert found.engine.trials.excused[0].operation in found.independence.reason
@@ -211,7 +214,7 @@ def test_a_resume_trusts_as_before(tmp_path):
 
     whole = training(net(), steps=4, trust=("2",))
     whole.run(progress=False)
-    begun = training(net(), steps=4, trust=["2"], run_dir=tmp_path / "run")
+    begun = training(net(), steps=4, trust=["2"], folder=tmp_path / "run")
     begun.take_step()
     begun.save_checkpoint()
     begun.close()

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from flat_arguments import arranged
 from killed_users import MOST, STEPS, owners, start
 from small_problems import RECORDS, OnDemand, loss, network, parameters, records, training
 from test_processes import join_group
@@ -31,12 +32,12 @@ OWN = range(RECORDS)  # a user for each record
 
 def of_users(most=2, owner=None, **options):
     owner = torch.arange(RECORDS) // 4 if owner is None else owner
-    return training(unit="user", owner=owner, records_per_user=most, **options)
+    return training(owner=owner, records_per_user=most, **options)
 
 
 def test_one_record_per_user_is_the_record_level_bit_for_bit():
     ends, statements = [], []
-    for options in ({}, {"unit": "user", "owner": torch.arange(RECORDS), "records_per_user": 1}):
+    for options in ({}, {"owner": torch.arange(RECORDS), "records_per_user": 1}):
         run = training(steps=10, **options)
         result = run.run(progress=False)
         ends.append(parameters(run.model))
@@ -160,15 +161,14 @@ def test_the_digests_of_a_tables_owner_column_name_users():
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"unit": "user", "records_per_user": 2}, ValueError, "unit='user' with owner=None"),
-        ({"unit": "user", "owner": list(range(RECORDS))}, ValueError, "needs the most records"),
-        ({"owner": list(range(RECORDS))}, ValueError, "unit='record' with owner"),
-        ({"records_per_user": 2}, ValueError, "unit='record' with records_per_user=2"),
-        ({"user_rows": "sum"}, ValueError, "belong to unit='user'"),
-        ({"unit": "client"}, ValueError, "unit='client' is unknown"),
-        ({"unit": "user", "owner": OWN, "records_per_user": 10**6}, PlanError, "user_rows='mean'"),
+        ({"owner": list(range(RECORDS))}, TypeError, "records_per_user"),
+        ({"owner": None, "records_per_user": 2}, TypeError, "owner=None"),
+        ({"records_per_user": 2}, TypeError, r"records_per_user= is now unit=Users"),
+        ({"unit": "client"}, TypeError, "unit='client' is no unit"),
+        ({"unit": "user"}, TypeError, "Users"),
+        ({"owner": OWN, "records_per_user": 10**6}, PlanError, "rows='mean'"),
         (
-            {"unit": "user", "owner": OWN, "records_per_user": 10**6, "user_rows": "mean"},
+            {"owner": OWN, "records_per_user": 10**6, "rows": "mean"},
             ValueError,
             "smaller cap",
         ),
@@ -223,7 +223,7 @@ def test_draws_of_one_size_are_refused_where_users_own_several_records():
 def test_samplings_that_no_accountant_covers_are_refused_before_anything_is_spent(tmp_path):
     with pytest.raises(PlanError, match="WithoutReplacement"):
         of_users(
-            sampling=eq.WithoutReplacement(10, RECORDS, 4), relation="replace_one", run_dir=tmp_path / "run"
+            sampling=eq.WithoutReplacement(10, RECORDS, 4), relation="replace_one", folder=tmp_path / "run"
         )
     assert not (tmp_path / "run").exists()
 
@@ -241,7 +241,7 @@ def test_killed_and_resumed(rows, tmp_path):
     ]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     assert ended.returncode == -9, ended.stderr
-    resumed = start(str(folder), resume=True)
+    resumed = start(str(folder), resume=True, rows=rows)
     assert torch.equal(parameters(resumed.model), parameters(whole.model))
     statement = resumed.statement()
     assert (statement.unit, statement.releases[0]["used"]) == ("user", STEPS)
@@ -250,31 +250,34 @@ def test_killed_and_resumed(rows, tmp_path):
 
 
 def test_a_run_that_goes_on_needs_its_users(tmp_path):
-    run = of_users(run_dir=tmp_path / "run", steps=4)
+    run = of_users(folder=tmp_path / "run", steps=4)
     run.take_step()
     run.close()
     model = network()
     pieces = {"loss": loss, "data": records()}
     optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
-    with pytest.raises(ValueError, match="with owner=None"):
-        eq.PrivateTraining.resume(tmp_path / "run", model, optimizer, **pieces)
+    with pytest.raises(ValueError, match="protects users"):
+        eq.PrivateTraining.resume(tmp_path / "run", model, optimizer, **arranged(**pieces))
     with pytest.warns(UserWarning, match="other records"):  # other owners are other data
         eq.PrivateTraining.resume(
-            tmp_path / "run", model, optimizer, owner=torch.arange(RECORDS) // 3, **pieces
+            tmp_path / "run",
+            model,
+            optimizer,
+            **arranged(owner=torch.arange(RECORDS) // 3, records_per_user=2, **pieces),
         )
 
 
 def test_a_shared_journal_holds_one_unit(tmp_path):
-    of_users(ledger_file=tmp_path / "journal", steps=2)
+    of_users(journal=tmp_path / "journal", steps=2)
     with pytest.raises(JournalError, match="accounted for one user, this one for one record"):
-        training(ledger_file=tmp_path / "journal", steps=2, seed=1)
-    second = of_users(ledger_file=tmp_path / "journal", steps=2, seed=1)
+        training(journal=tmp_path / "journal", steps=2, seed=1)
+    second = of_users(journal=tmp_path / "journal", steps=2, seed=1)
     assert "the other runs in this journal have the same users" in second.statement().assumptions
 
 
 def test_runs_in_a_journal_have_the_same_users_of_the_same_records(tmp_path):
     """Names do not matter, nor how many records of a user a run takes: its cost is that of the user."""
-    journal = {"ledger_file": tmp_path / "journal", "steps": 2}
+    journal = {"journal": tmp_path / "journal", "steps": 2}
     first = of_users(**journal, owner=torch.arange(RECORDS) // 4)
     renamed = [f"user {i // 4}" for i in range(RECORDS)]
     second = of_users(3, renamed, seed=1, **journal)
@@ -290,7 +293,7 @@ def test_runs_in_a_journal_have_the_same_users_of_the_same_records(tmp_path):
 def test_an_edited_journal_that_mixes_users_is_found(tmp_path):
     journal = tmp_path / "journal"
     for seed in (0, 1):
-        run = of_users(ledger_file=journal, steps=2, seed=seed, run_dir=tmp_path / f"run{seed}")
+        run = of_users(journal=journal, steps=2, seed=seed, folder=tmp_path / f"run{seed}")
         run.run(progress=False)
     folder = tmp_path / "run1"
     assert verify_run(folder, ledger_file=journal).consistent
@@ -360,7 +363,7 @@ def convolutions():
 
 @pytest.mark.parametrize("rows", ["sum", "mean"])
 def test_users_of_one_record_are_the_record_level_bit_for_bit(rows):
-    alone, run = training(steps=10), of_users(1, torch.arange(RECORDS), user_rows=rows, steps=10)
+    alone, run = training(steps=10), of_users(1, torch.arange(RECORDS), rows=rows, steps=10)
     assert alone.run(progress=False).epsilon == run.run(progress=False).epsilon
     assert torch.equal(parameters(alone.model), parameters(run.model))
 
@@ -373,9 +376,9 @@ def test_every_forward_has_as_many_rows_whatever_users_hold(monkeypatch):
         return of_batch(self, rows_of, batch, *rest)
 
     monkeypatch.setattr(RowSource, "of_batch", watching)
-    run = of_users(MOST, owners(), user_rows="mean", batch=20, steps=12)
+    run = of_users(MOST, owners(), rows="mean", batch=20, steps=12)
     list(run)
-    rows = torch.Size([run.settings.micro_batch_size, MOST])
+    rows = torch.Size([run.config()["settings"]["micro_batch_size"], MOST])
     assert len(shapes) >= 10
     assert set(shapes) == {(rows, rows)}
 
@@ -385,7 +388,7 @@ def test_a_draw_of_all_users_is_the_mean_of_their_means():
     owner = owners()
     method = eq.DPSGD(clip_norm=1e6, noise_multiplier=1e-12)
     options = {
-        "user_rows": "mean",
+        "rows": "mean",
         "method": method,
         "learning_rate": 1.0,
         "data": records(dtype=torch.float64),
@@ -419,7 +422,7 @@ def test_items_on_demand_and_augmented_views_of_users():
         data=OnDemand(records()),
         augmentation=flipped,
         views=2,
-        user_rows="sum",
+        rows="sum",
         batch=5,
         steps=3,
     )
@@ -435,17 +438,17 @@ def test_a_user_with_a_record_that_fails_is_left_out_whole(tmp_path):
             return super().__getitem__(i)
 
     run = of_users(
-        4, data=Broken(records()), user_rows="mean", sampling=eq.FullBatch(15, 2), run_dir=tmp_path / "run"
+        4, data=Broken(records()), rows="mean", sampling=eq.FullBatch(15, 2), folder=tmp_path / "run"
     )
     run.run(progress=False)
     assert '"batch.records_failed": 1' in (tmp_path / "run" / "private" / "diagnostics.jsonl").read_text()
 
 
 def test_the_sampling_without_replacement_draws_users():
-    run = of_users(4, user_rows="sum", sampling=eq.WithoutReplacement(5, 15, 3), relation="replace_one")
+    run = of_users(4, rows="sum", sampling=eq.WithoutReplacement(5, 15, 3), relation="replace_one")
     assert "replacing one user" in " ".join(str(run.run(progress=False).statement).split())
 
 
 def test_a_population_of_users_far_off_is_told_of_users():
     with pytest.warns(UserWarning, match=r"draw about \d+ users\. .* close to the number of users\."):
-        of_users(user_rows="mean", sampling=eq.Poisson(10, population=1000, steps=1))
+        of_users(rows="mean", sampling=eq.Poisson(10, population=1000, steps=1))

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from flat_arguments import arranged
 from small_problems import OnDemand, loss, network, parameters, records, training
 from test_processes import join_group
 
@@ -90,13 +91,13 @@ def drawn(run, names):
 
 def started(folder, kind, **options):
     sampling, method = SAMPLINGS[kind]
-    return training(**{"sampling": sampling, "method": method, "run_dir": folder} | options)
+    return training(**{"sampling": sampling, "method": method, "folder": folder} | options)
 
 
 def resumed(folder, **pieces):
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
-    return eq.PrivateTraining.resume(folder, model, optimizer, **{"loss": loss} | pieces)
+    return eq.PrivateTraining.resume(folder, model, optimizer, **arranged(**({"loss": loss} | pieces)))
 
 
 def interrupted(folder, kind, before, after, names=lambda data: data["record"], **options):
@@ -164,17 +165,18 @@ def test_no_user_is_in_more_draws_of_an_epoch_than_the_cap(tmp_path, rows):
     data["user"] = data["record"] // 4
     other = chosen(data, [i for i in range(COUNT) if i // 4 != 7 and i != 32])
 
+    users = {"records_per_user": cap, "rows": rows}
+
     def made(those):
-        return {"data": those, "owner": "user"}
+        return {"data": those, "owner": "user"} | users
 
     def names(those):
         return those["user"].unique() if rows else those["record"]
 
-    users = {"unit": "user", "records_per_user": cap, "user_rows": rows}
     population = COUNT // 4 if rows else COUNT
     sampling = eq.FixedEpochs(population // EPOCH, population, 2 * EPOCH)
     pieces = [(those, made(those)) for those in (data, other)]
-    draws, run = interrupted(tmp_path / "run", "fixed epochs", *pieces, names, sampling=sampling, **users)
+    draws, run = interrupted(tmp_path / "run", "fixed epochs", *pieces, names, sampling=sampling)
     met = {}
     for ordinal, those in draws:
         for name in those:
@@ -212,7 +214,7 @@ def test_items_under_the_same_numbers_go_on_to_the_bit(tmp_path):
 def test_items_under_other_numbers_are_refused(tmp_path, change):
     ended(tmp_path / "run", OnDemand(numbered()))
     booked = (tmp_path / "run/private/journal.jsonl").read_bytes()
-    with pytest.raises(DataError, match=r"ledger_file=.*ids="):
+    with pytest.raises(DataError, match=r"journal=.*ids="):
         resumed(tmp_path / "run", data=OnDemand(chosen(numbered(), CHANGES[change])))
     assert (tmp_path / "run/private/journal.jsonl").read_bytes() == booked
     resumed(tmp_path / "run", data=OnDemand(numbered())).take_step()
@@ -277,7 +279,7 @@ def test_a_run_whose_records_are_all_new_is_refused(tmp_path, form, change):
     started(tmp_path / "run", "fixed epochs", **FORMS[form](numbered())).close()
     booked = (tmp_path / "run/private/journal.jsonl").read_bytes()
     for _ in range(2):
-        with pytest.raises(DataError, match=r"ledger_file=.*ids="):
+        with pytest.raises(DataError, match=r"journal=.*ids="):
             resumed(tmp_path / "run", **FORMS[form](change(numbered())))
     assert (tmp_path / "run/private/journal.jsonl").read_bytes() == booked
     data = numbered()
@@ -287,7 +289,7 @@ def test_a_run_whose_records_are_all_new_is_refused(tmp_path, form, change):
 
 def test_a_run_of_draws_that_are_fresh_needs_no_names(tmp_path):
     """Poisson sampling takes whatever stands at a place: no draw rests on another one."""
-    run = training(data=OnDemand(numbered()), run_dir=tmp_path / "run", steps=4, population=COUNT)
+    run = training(data=OnDemand(numbered()), folder=tmp_path / "run", steps=4, population=COUNT)
     run.take_step()
     run.close()
     run = resumed(tmp_path / "run", data=OnDemand(chosen(numbered(), WITHOUT_7)))
@@ -361,7 +363,7 @@ def test_a_user_more_or_less_changes_nothing_for_the_others(rows):
 
 def start_in_processes(folder: str, form: str):
     forms = FORMS | {"on demand": lambda data: {"data": OnDemand(data)}}
-    return started(Path(folder) / form, "dp-mf in slots", micro_batch_size=20, **forms[form](numbered()))
+    return started(Path(folder) / form, "dp-mf in slots", microbatch_size=20, **forms[form](numbered()))
 
 
 def in_process(rank: int, port: int, folder: str) -> None:

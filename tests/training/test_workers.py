@@ -76,7 +76,7 @@ def rows_of(run):
 @pytest.mark.parametrize("size", [4, None])
 def test_any_number_of_workers_gives_the_same_bits(tmp_path, options, size):
     runs = [
-        trained(Items(**options), count, micro_batch_size=size, run_dir=tmp_path / str(count))
+        trained(Items(**options), count, microbatch_size=size, folder=tmp_path / str(count))
         for count in COUNTS
     ]
     for run in runs[1:]:
@@ -196,15 +196,15 @@ def pids(run):
 
 
 def test_a_killed_worker_changes_nothing(tmp_path, caplog):
-    whole = trained(Items(), 0, steps=6, micro_batch_size=4, run_dir=tmp_path / "whole")
+    whole = trained(Items(), 0, steps=6, microbatch_size=4, folder=tmp_path / "whole")
     run = training(
         network(dropout=0.2),
         data=Items(),
         steps=6,
         batch=20,
         workers=2,
-        micro_batch_size=4,
-        run_dir=tmp_path / "run",
+        microbatch_size=4,
+        folder=tmp_path / "run",
     )
     with caplog.at_level(logging.WARNING, logger="equipoise.training"):
         for step in run:
@@ -261,7 +261,7 @@ def test_a_worker_that_dies_while_it_reads_is_started_again(tmp_path, late):
 
 
 def test_workers_that_die_again_and_again_stop_the_step_which_can_be_repeated(tmp_path, late):
-    whole = trained(Items(), 0, steps=6, run_dir=tmp_path / "whole")
+    whole = trained(Items(), 0, steps=6, folder=tmp_path / "whole")
     run_dir = tmp_path / "run"
     run = training(
         network(dropout=0.2),
@@ -269,7 +269,7 @@ def test_workers_that_die_again_and_again_stop_the_step_which_can_be_repeated(tm
         steps=6,
         batch=20,
         workers=2,
-        run_dir=run_dir,
+        folder=run_dir,
     )
     run.save_checkpoint()
     with pytest.raises(
@@ -285,7 +285,11 @@ def test_workers_that_die_again_and_again_stop_the_step_which_can_be_repeated(tm
     run.close()
     model = network(dropout=0.2)
     again = eq.PrivateTraining.resume(
-        run_dir, model, torch.optim.SGD(model.parameters(), lr=0.3), loss=loss, data=Items(), workers=1
+        run_dir,
+        model,
+        torch.optim.SGD(model.parameters(), lr=0.3),
+        loss=loss,
+        data=eq.Data(Items(), workers=1),
     )
     list(again)
     assert torch.equal(parameters(model), parameters(whole.model))
@@ -293,8 +297,8 @@ def test_workers_that_die_again_and_again_stop_the_step_which_can_be_repeated(tm
 
 
 def test_an_error_within_a_step_leaves_no_answers_to_the_next(tmp_path):
-    whole = trained(Items(), 0, steps=3, micro_batch_size=4)
-    run = training(network(dropout=0.2), data=Items(), steps=3, batch=20, workers=2, micro_batch_size=4)
+    whole = trained(Items(), 0, steps=3, microbatch_size=4)
+    run = training(network(dropout=0.2), data=Items(), steps=3, batch=20, workers=2, microbatch_size=4)
     of_records, calls = run._setup.rows.of_records, []
 
     def failing(*arguments, **options):

@@ -307,7 +307,7 @@ def test_what_comes_out_alike_after_each_forward_is_not_named(make):
 
 def test_a_statement_that_names_it_verifies(tmp_path):
     with pytest.warns(UserWarning, match="thrown away"):
-        training(Average(), sampling=SAMPLING, run_dir=tmp_path / "run").run(progress=False)
+        training(Average(), sampling=SAMPLING, folder=tmp_path / "run").run(progress=False)
     assert eq.verify_run(tmp_path / "run").consistent
 
 
@@ -349,7 +349,7 @@ def start(make, own_loss, **options):
 def test_names_of_persons_that_are_keys_of_a_dict_are_written_nowhere(tmp_path, make, own_loss):
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always")
-        run = start(make, own_loss, run_dir=tmp_path / "run", reproducible=False)
+        run = start(make, own_loss, folder=tmp_path / "run", reproducible=False)
         if own_loss is weighting:
             run.take_step()
             of_variable[PERSONS[17]]["weight"] = 0.5

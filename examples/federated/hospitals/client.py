@@ -21,7 +21,7 @@ def build(context):
         local_steps=K,
         budget=BUDGET,
         learning_rate=4.0,
-        folder=Path(str(context.node_config["folder"])) / f"owner-{number}",
+        run=Path(str(context.node_config["folder"])) / f"owner-{number}",
     )
 
 

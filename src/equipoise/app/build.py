@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -31,7 +30,7 @@ from equipoise.gradients.engine_inputs import Loss
 from equipoise.methods import Method
 from equipoise.privacy import BudgetError, Sampling
 from equipoise.privacy.sampling import SAMPLING_WORDS
-from equipoise.training import PrivateTraining
+from equipoise.training import Data, PrivateTraining, Record, Run, Users
 from equipoise.training.metrics import MetricWriter
 from equipoise.training.population import population_told_elsewhere, population_warning
 
@@ -101,6 +100,22 @@ class Experiment:
     def owner(self) -> Tensor | None:
         """The user of each record, where users are protected: a number [n], or a digest of a name [n, 2]."""
         return self.dataset.train.fields.get(OWNER)
+
+    @property
+    def data(self) -> Data:
+        """The records, and how they become batches."""
+        size, views = self.settings.micro_batch_size, self.settings.views or 1
+        return Data(self.records, augmentation=self.augmentation, views=views, microbatch_size=size)
+
+    @property
+    def unit(self) -> Record | Users:
+        """Whom the guarantee covers."""
+        settings, relation = self.settings, self.settings.neighbours()
+        if settings.unit != "user":
+            return Record(relation=relation)
+        assert settings.records_per_user is not None  # `check` asks for it
+        rows: Any = settings.user_rows
+        return Users(self.owner, records_per_user=settings.records_per_user, rows=rows, relation=relation)
 
     @property
     def drawn(self) -> int:
@@ -186,16 +201,16 @@ def build_training(
     experiment: Experiment,
     *,
     on_disk: bool = True,
-    epsilon_every: int | None = None,
+    make_run: Callable[..., Run] = Run,
     writers: Sequence[MetricWriter] = (),
-    on_create: Callable[[Path], None] | None = None,
 ) -> PrivateTraining:
     """The training of an experiment, with its method calibrated and its gradients checked; nothing is spent.
 
     Args:
         experiment: what `assemble` gave.
         on_disk: use the run folder and the shared journal that the settings name; in memory otherwise.
-        epsilon_every, writers, on_create: as for `PrivateTraining`.
+        make_run: a kind of `Run`, which puts down something of its own in the folder.
+        writers: as for `Run`.
 
     Raises:
         SettingsError: an unknown method, or an option that it does not have.
@@ -210,31 +225,22 @@ def build_training(
                 experiment.model,
                 experiment.optimizer,
                 loss=experiment.loss,
-                data=experiment.records,
+                data=experiment.data,
                 sampling=experiment.sampling,
                 method=method,
                 budget=budget,
-                scheduler=experiment.scheduler,
-                augmentation=experiment.augmentation,
-                run_dir=settings.run_dir if on_disk else None,
-                ledger_file=settings.ledger if on_disk else None,
-                relation=settings.neighbours(),
-                unit=settings.unit or "record",
-                owner=experiment.owner,
-                records_per_user=settings.records_per_user,
-                user_rows=settings.user_rows,  # type: ignore[arg-type]
-                hardened=settings.hardened,
-                # they were set apart by number, so that equal ones are different records
-                allow_public_duplicates=settings.public_records is not None,
-                seed=settings.seed,
-                reproducible=settings.reproducible,
-                micro_batch_size=settings.micro_batch_size,
-                ema_decay=settings.ema or None,
-                views=settings.views or 1,
+                unit=experiment.unit,
+                run=make_run(
+                    settings.run_dir if on_disk else None,
+                    journal=settings.ledger if on_disk else None,
+                    seed=settings.seed,
+                    reproducible=settings.reproducible,
+                    ema_decay=settings.ema or None,
+                    scheduler=experiment.scheduler,
+                    hardened=settings.hardened,
+                    writers=writers,
+                ),
                 device=settings.device,
-                epsilon_every=epsilon_every,
-                writers=writers,
-                on_create=on_create,
             )
     except BudgetError as error:
         if settings.ledger is None or settings.epsilon is None:

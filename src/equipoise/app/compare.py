@@ -257,9 +257,7 @@ def _train(settings: RunSettings, raw: DataSet, judges: Records, is_result: bool
         def close(self) -> None:
             pass
 
-    training = build_training(
-        experiment, on_disk=False, epsilon_every=experiment.sampling.steps, writers=[Curve()]
-    )
+    training = build_training(experiment, on_disk=False, writers=[Curve()])
     steps = experiment.sampling.steps
     times: list[float] = []
     # from here on: calibrating and attaching would hide what the steps need, and so would judging

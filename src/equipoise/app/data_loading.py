@@ -16,12 +16,17 @@ from equipoise.data import DataSet, Records
 from equipoise.data.readers.custom import load_dataset
 from equipoise.data.readers.image_folders import load_images
 from equipoise.data.records import OWNER
+from equipoise.training.setup.private_copies import are_copies
 
 __all__ = ["cache_folder", "load_data", "set_public_apart"]
 
 
 def set_public_apart(settings: RunSettings, dataset: DataSet) -> tuple[DataSet, dict[str, Tensor] | None]:
-    """The data set without the records declared public (the last ones), and these as a batch."""
+    """The data set without the records declared public (the last ones), and these as a batch.
+
+    A private record that equals a public one is left out, too: it follows from that record and the public
+    ones alone, so that the guarantee of the others stays.
+    """
     count = settings.public_records
     if count is None:
         return dataset, None
@@ -31,9 +36,10 @@ def set_public_apart(settings: RunSettings, dataset: DataSet) -> tuple[DataSet, 
             f"--public-records is {count}, but {dataset.name!r} has {len(dataset.train)} training records "
             "and some must stay private. Give fewer."
         )
-    train = dataset.train.subset(torch.arange(private))
     public = dataset.train[slice(private, private + count)]
     public.pop(OWNER, None)  # nobody is protected there
+    train = dataset.train.subset(torch.arange(private))
+    train = train.subset(torch.nonzero(~are_copies(train.fields, public)).flatten())
     return replace(dataset, train=train, population=dataset.population - count), public
 
 

@@ -38,7 +38,7 @@ from equipoise.methods import PublicRecords, find
 from equipoise.published.non_private import NonPrivate
 from equipoise.report import read_run, write_report
 from equipoise.report.phrases import learned_nothing
-from equipoise.training import PrivateTraining
+from equipoise.training import PrivateTraining, Run
 from equipoise.training.folder.config_file import rebuild_method
 from equipoise.training.folder.run_folder import RunFolder
 
@@ -64,8 +64,7 @@ def train_run(settings: RunSettings, console: Console) -> dict[str, Any]:
     with console.status("calibrating the noise and checking the gradients"):
         training = build_training(
             experiment,
-            # before the first checkpoint: a run that is killed right after it can be resumed
-            on_create=lambda folder: _write_settings(folder, experiment),
+            make_run=_run_of(experiment),
         )
     warned = _introduce(training, experiment, console)
     return _run(training, experiment, settings.run_dir, console, hint=not warned)
@@ -128,12 +127,11 @@ def resume_run(
         experiment.model,
         experiment.optimizer,
         loss=experiment.loss,
-        data=experiment.records,
+        data=experiment.data,
         method=method,
-        scheduler=experiment.scheduler,
-        augmentation=experiment.augmentation,
+        unit=experiment.unit,
+        run=Run(scheduler=experiment.scheduler),
         device=settings.device,
-        owner=experiment.owner,
     )
     if stop_fixed_beforehand:
         began = time.perf_counter()
@@ -260,6 +258,16 @@ def insert_canaries(experiment: Experiment) -> Experiment:
     return replace(experiment, canaries=canaries)
 
 
+def _run_of(experiment: Experiment) -> type[Run]:
+    """A run that puts down its settings before the first checkpoint: killed right after it, it can go on."""
+
+    class WithSettings(Run):
+        def created(self, folder: Path) -> None:
+            _write_settings(folder, experiment)
+
+    return WithSettings
+
+
 def _write_settings(folder: Path, experiment: Experiment) -> None:
     """Everything for resuming into the private part, what may be published into config.json."""
     settings = experiment.settings
@@ -349,7 +357,7 @@ def _introduce(training: PrivateTraining, experiment: Experiment, console: Conso
     console.print(
         f"[bold]{settings.model}[/] ({parameters:,} parameters) on [bold]{settings.data_name}[/], "
         f"{settings.method}, {sampling.steps:,} steps of about {sampling.expected_size:,g} "
-        f"{training.settings.protected.drawn}s, "
+        f"{training.plan.unit.drawn}s, "
         f"{spends}; {settings.optimizer} with learning rate {settings.learning_rate:g}{length}"
     )
     if settings.reproducible:

@@ -31,7 +31,6 @@ import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Unpack
 
 import torch
 from torch import Tensor
@@ -42,9 +41,9 @@ from equipoise.audit.replay import RecordingLedger, ReplayLedger
 from equipoise.methods import Method, Setting
 from equipoise.privacy import RECORD, Budget, Draw, PrivacyPlan, Sampling, Unit
 from equipoise.privacy.mechanisms.base import NoiseHistory, Past, Sums
+from equipoise.training.arguments import Data, Record, Run, Users
 from equipoise.training.run_ledger import open_ledger
 from equipoise.training.setup.training_inputs import TrainingInputs
-from equipoise.training.setup.training_settings import CommonSettings, TrainingSettings
 from equipoise.training.setup.training_setup import TrainingSetup, prepare
 from equipoise.training.step import StepRunner
 
@@ -86,30 +85,21 @@ class InMemoryTraining:
         learning_rate: float = 1.0,
         make_ledger: Callable[..., RecordingLedger] = RecordingLedger,
         optimizer: torch.optim.Optimizer | None = None,
-        unit: Unit = RECORD,
-        owner: Tensor | None = None,
-        **settings: Unpack[CommonSettings],
+        unit: Record | Users | str = "record",
+        hardened: bool = False,
     ) -> InMemoryTraining:
         """A training at its start; noise and draws follow the seed."""
-        # Canaries are cheap: one micro-batch per draw.
-        settings = {"micro_batch_size": max(1, len(next(iter(data.values())))), **settings}
-        given = TrainingInputs(
+        given = TrainingInputs.of(
             model=model,
             optimizer=optimizer or torch.optim.SGD(model.parameters(), lr=learning_rate),
             loss=loss,
-            data=dict(data),
+            # Canaries are cheap: one microbatch per draw.
+            data=Data(data, microbatch_size=max(1, len(next(iter(data.values()))))),
             sampling=sampling,
             method=method,
             budget=budget,
-            owner=owner,
-            settings=TrainingSettings(
-                seed=seed,
-                reproducible=True,  # for the attacker's replays
-                unit=unit.name,
-                records_per_user=None if unit == RECORD else unit.records,
-                user_rows=unit.rows,
-                **settings,
-            ),
+            unit=unit,
+            run=Run(seed=seed, reproducible=True, hardened=hardened),  # for the attacker's replays
         )
         setup = prepare(given)
         ledger = open_ledger(setup, ledger_class=make_ledger)
@@ -168,10 +158,12 @@ class CanaryTraining:
         self, data: Mapping[str, Tensor], make_ledger: Callable[..., RecordingLedger] = RecordingLedger
     ) -> InMemoryTraining:
         """The training of these canaries, under this ledger; always with the same draws and noise."""
-        owner = None
+        unit: Record | Users = Record(relation=self.relation)
         if self.unit != RECORD:
-            data = {name: value.repeat_interleave(self.unit.records, 0) for name, value in data.items()}
-            owner = torch.arange(len(data["index"])) // self.unit.records
+            count = self.unit.records
+            data = {name: value.repeat_interleave(count, 0) for name, value in data.items()}
+            owner = torch.arange(len(data["index"])) // count
+            unit = Users(owner, records_per_user=count, rows=self.unit.rows, relation=self.relation)
         return InMemoryTraining.open(
             self.make_method(),
             self.layout.model(self.canaries),
@@ -181,11 +173,9 @@ class CanaryTraining:
             self.budget,
             seed=self.seed,
             learning_rate=self.sampling.expected_size,  # a canary's part moves its own row by its length
-            relation=self.relation,
             hardened=self.hardened,
             make_ledger=make_ledger,
-            unit=self.unit,
-            owner=owner,
+            unit=unit,
         )
 
     @functools.cached_property

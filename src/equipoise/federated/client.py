@@ -22,7 +22,7 @@ import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, Literal, TypeVar, Unpack
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -50,25 +50,13 @@ from equipoise.privacy.ledger.write_ahead_log import WriteAheadLog
 from equipoise.statements import Statement
 from equipoise.statements.verify_federation import DISJOINT
 from equipoise.training import PrivateTraining
-from equipoise.training.setup.training_settings import CommonSettings, refuse_unknown
+from equipoise.training.arguments import Record, Run, Users
+from equipoise.training.setup.training_inputs import TrainingInputs
 
-__all__ = ["Client", "ClientSettings"]
+__all__ = ["Client"]
 
 
 _Answer = TypeVar("_Answer")
-
-
-_AT_THE_END = 10**9
-"""An epsilon per step would cost more than the step, and the statement has one."""
-
-
-class ClientSettings(CommonSettings, total=False):
-    """The settings that a client hands on to its `PrivateTraining`."""
-
-    seed: int
-    reproducible: bool
-    ledger_file: PathLike | None
-    starts_from: Literal["public"] | None
 
 
 class Client:
@@ -77,7 +65,7 @@ class Client:
     Args:
         model: the client's own copy of the module; its trainable parameters are exchanged.
         loss: loss(model, batch) -> [B].
-        data: the client's private records.
+        data: the client's private records, or `Data`.
         sampling: of the local steps; `steps` is the number of rounds that the client may take part in, times
             `local_steps`.
         method: any method; one that is a `RoundProtocol` can follow the server.
@@ -85,12 +73,11 @@ class Client:
         budget: `Budget(epsilon, delta)` for all rounds together.
         learning_rate: of plain SGD, unless `optimizer` is given.
         optimizer: parameters -> optimiser of the local steps; what it remembers lasts across rounds.
-        folder: where key, journal, rounds and checkpoints lie; a client whose folder holds a run goes on with
-            it, and takes the same budget, sampling, relation, `reproducible`, `hardened`, `ledger_file` and
-            `local_steps` only. None keeps everything in memory.
-        unit, noise: of the guarantee; "record" and "local" are all that is proved.
-        settings: as for `PrivateTraining`: relation, seed, reproducible, micro_batch_size, hardened,
-            allow_public_duplicates, starts_from; and ledger_file, a journal that this owner's runs over the
+        unit, noise: of the guarantee; "record", or `Record(relation="replace_one")`, and "local" are all that
+            is proved.
+        run: a folder for key, journal, rounds and checkpoints, or a `Run`; None keeps everything in memory. A
+            client whose folder holds a run goes on with it, and takes only the same budget, sampling,
+            settings and `local_steps`. `Run(journal=...)` names a journal that this owner's runs over the
             same records share: their costs compose.
 
     Raises:
@@ -124,23 +111,19 @@ class Client:
         budget: Budget | None = None,
         learning_rate: float | None = None,
         optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer] | None = None,
-        folder: PathLike | None = None,
-        unit: str = "record",
+        unit: Record | str = "record",
         noise: str = "local",
-        **settings: Unpack[ClientSettings],
+        run: Run | PathLike | None = None,
     ) -> None:
-        _refuse_users(unit, settings)
-        refuse_unknown("Client", settings, ClientSettings)
-        _validate.count(local_steps=local_steps)
         _check_claim(unit, noise, local_steps)
         check_passed_on(method)
         self.method, self.local_steps, self._protocol = method, local_steps, protocol_of(method)
         self._protocol.check_local_steps(local_steps)
         wanted = self._protocol.client_loss
         if wanted is not None and wanted is not loss:
-            given = getattr(loss, "__name__", type(loss).__name__)
+            name = getattr(loss, "__name__", type(loss).__name__)
             raise ValueError(
-                f"loss={given} is not the loss that method {method.name!r} trains on: give "
+                f"loss={name} is not the loss that method {method.name!r} trains on: give "
                 "loss=method.client_loss. Nothing was spent"
             )
         if optimizer is None and learning_rate is not None:
@@ -149,32 +132,32 @@ class Client:
             made = optimizer(model.parameters())
         else:
             raise ValueError("give either learning_rate (plain SGD) or optimizer, not both and not neither")
-        run = None if folder is None else Path(folder)
-        if run is not None:
-            discard_unstarted(run)
+        given = TrainingInputs.of(
+            model=model,
+            optimizer=made,
+            loss=loss,
+            data=data,
+            sampling=sampling,
+            method=method,
+            budget=budget,
+            unit=unit,
+            run=run,
+        )
+        folder = None if given.run.folder is None else Path(given.run.folder)
+        if folder is not None:
+            discard_unstarted(folder)
         self._training: LocalTraining | None = None
         self._end: Finished | None = None
-        if run is not None and (run / "config.json").exists():
-            check_reopened(
-                run, budget=budget, sampling=sampling, local_steps=local_steps, settings=dict(settings)
-            )
-            self._end = end_of(run)
+        if folder is not None and (folder / "config.json").exists():
+            check_reopened(folder, given, local_steps)
+            self._end = end_of(folder)
             if self._end is None:
-                self._training = LocalTraining.resume(run, model, made, loss=loss, data=data, method=method)
+                self._training = LocalTraining.resume(
+                    folder, model, made, loss=loss, data=given.data, method=method, run=given.run
+                )
         else:
-            self._training = LocalTraining(
-                model,
-                made,
-                loss=loss,
-                data=data,
-                sampling=sampling,
-                method=method,
-                budget=budget,
-                run_dir=run,
-                epsilon_every=_AT_THE_END,
-                **settings,
-            )
-        self._log = WriteAheadLog(None if run is None else rounds_file(run), durable=True)
+            self._training = LocalTraining(**vars(given))
+        self._log = WriteAheadLog(None if folder is None else rounds_file(folder), durable=True)
         entries = read_rounds(self._log)
         self._begun = next((one for one in reversed(entries) if isinstance(one, BegunRound)), None)
         self._queried = next((one for one in reversed(entries) if isinstance(one, AnsweredQuery)), None)
@@ -354,23 +337,16 @@ class Client:
             )
 
 
-def _refuse_users(unit: str, settings: Mapping[str, Any]) -> None:
-    """Refuse what belongs to users of several records."""
-    given = [f"{name}={settings[name]!r}" for name in ("records_per_user", "user_rows") if name in settings]
-    given += ["owner=..."] if "owner" in settings else []  # whose records they are is no text for messages
-    given += [f"unit={unit!r}"] if unit == "user" else []
-    if given:
-        raise ValueError(
-            f"{', '.join(given)}: a client accounts for one record at one client, and not for users of "
-            "several records. Keep one record per user and leave this out. Where one process sees all "
-            "records, train with PrivateTraining(unit='user', owner=...), or on users' updates with "
-            "LocalUpdates. Nothing was spent"
-        )
-
-
-def _check_claim(unit: str, noise: str, local_steps: int) -> None:
+def _check_claim(unit: Any, noise: str, local_steps: int) -> None:
     """Refuse a claim that no proof covers."""
-    if unit != "record":
+    _validate.count(local_steps=local_steps)
+    if isinstance(unit, Users):
+        raise ValueError(
+            "unit=Users(...): a client accounts for one record at one client, and not for users of several "
+            "records. Keep one record per user and leave this out. If one process sees all records, train "
+            "with PrivateTraining(unit=Users(...)), or on users' updates with LocalUpdates. Nothing was spent"
+        )
+    if unit != "record" and not isinstance(unit, Record):
         raise ValueError(
             f"unit={unit!r}: the guarantee is one record's at one client; a whole client can move its "
             "answers by far more than the noise is made for. Give unit='record'"

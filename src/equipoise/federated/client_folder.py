@@ -14,15 +14,15 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from equipoise._files import PathLike
-from equipoise.privacy import Budget, Journal, Sampling, Secrets
+from equipoise.privacy import Journal, Secrets
 from equipoise.privacy.errors import JournalError
 from equipoise.privacy.ledger.journal_records import JournalRecords, book_end
 from equipoise.privacy.ledger.run_record import RunRecord
 from equipoise.privacy.ledger.write_ahead_log import WriteAheadLog
 from equipoise.privacy.noise.secrets import delete_key
-from equipoise.training.folder.config_file import rebuild
+from equipoise.training.folder.config_file import ARGUMENTS, rebuild, settings_of
 from equipoise.training.folder.run_folder import RunFolder
-from equipoise.training.setup.training_settings import TrainingSettings
+from equipoise.training.setup.training_inputs import TrainingInputs
 
 __all__ = [
     "AnsweredQuery",
@@ -203,37 +203,30 @@ def _started(folder: RunFolder) -> bool:
     return len(booked) > 1 or any(record.has_entries for record in booked.values())
 
 
-def check_reopened(
-    path: PathLike,
-    *,
-    budget: Budget | None,
-    sampling: Sampling,
-    local_steps: int,
-    settings: Mapping[str, Any],
-) -> None:
+def check_reopened(path: PathLike, given: TrainingInputs, local_steps: int) -> None:
     """See that a client is opened again with the settings that its run was started with.
 
     Args:
         path: the run's folder.
-        budget, sampling, local_steps: as given now.
-        settings: as given now; those that are left out have the defaults of `TrainingSettings`.
+        given, local_steps: now.
 
     Raises:
         ValueError: some differ; all of them are named with both values.
     """
     folder = RunFolder(path)
-    _, own_sampling, own_budget, own = rebuild(folder.read_config())
-    pairs: dict[str, tuple[Any, Any]] = {"budget": (budget, own_budget), "sampling": (sampling, own_sampling)}
-    for name in ("relation", "reproducible", "hardened", "ledger_file"):
-        given = settings.get(name, getattr(TrainingSettings, name))
-        pairs[name] = os.fspath(given) if isinstance(given, os.PathLike) else given, getattr(own, name)
+    began = rebuild(folder.read_config())
+    now = settings_of(given)
+    pairs: dict[str, tuple[Any, Any]] = {
+        "budget": (given.budget, began.budget),
+        "sampling": (given.sampling.describe(), began.sampling.describe()),
+        **{ARGUMENTS.get(name, name): (now[name], began.settings[name]) for name in now},
+    }
+    del pairs["microbatch_size"]  # the run holds the size that was chosen
     steps = [entry.local_steps for entry in _logged(folder) if isinstance(entry, BegunRound)]
     if steps and steps[-1] is not None:
         pairs["local_steps"] = local_steps, steps[-1]
     differing = [
-        f"{name}={given!r}, and the run has {kept!r}"
-        for name, (given, kept) in pairs.items()
-        if _plain(given) != _plain(kept)
+        f"{name}={one!r}, and the run has {kept!r}" for name, (one, kept) in pairs.items() if one != kept
     ]
     if differing:
         raise ValueError(
@@ -241,10 +234,6 @@ def check_reopened(
             "The run's noise was calibrated for its own settings: give those to go on with it, or another "
             "folder to start anew; what this run spent stays spent. Nothing was spent now."
         )
-
-
-def _plain(value: Any) -> Any:
-    return value.describe() if isinstance(value, Sampling) else value
 
 
 def end_of(path: PathLike) -> Finished | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -21,7 +21,8 @@ from equipoise.gradients.engine_inputs import Loss
 from equipoise.integrations.precision import in_bfloat16
 from equipoise.integrations.train_mode import to_train_mode
 from equipoise.privacy import Sampling
-from equipoise.training import PrivateTraining
+from equipoise.training import PrivateTraining, Run
+from equipoise.training.loop import OF_FOLDER
 
 __all__ = ["fit"]
 
@@ -36,7 +37,7 @@ def fit(
     data: Any,
     sampling: Sampling,
     val_dataloaders: Any = None,
-    run_dir: PathLike | None = None,
+    run: Run | PathLike | None = None,
     resume: bool = False,
     checkpoint_every: int | None = None,
     **options: Any,
@@ -53,11 +54,12 @@ def fit(
         module: its `training_step` is not called.
         loss: loss(module, batch) -> [B], one number per record. The module has no trainer in it: `log` logs
             nothing there, since what it is given follows private records.
-        data, sampling, run_dir: of `PrivateTraining`.
+        data, sampling, run: of `PrivateTraining`; the scheduler is the module's.
         val_dataloaders: as for `trainer.fit`.
-        resume: go on with the run in `run_dir`. Checkpoints of Lightning hold the model alone, and no run.
-        checkpoint_every: steps between checkpoints in `run_dir`; 20 in all by default.
-        options: further arguments of `PrivateTraining`: `budget`, `method`, `collate` and the others.
+        resume: go on with the run in the folder of `run`. Checkpoints of Lightning hold the model alone, and
+            no run.
+        checkpoint_every: steps between checkpoints in the folder; 20 in all by default.
+        options: further arguments of `PrivateTraining`: `budget`, `method`, `unit` and the others.
 
     Returns:
         The training, finished.
@@ -66,9 +68,10 @@ def fit(
         ValueError: a setting of the trainer that does not go with private steps; it is named.
     """
     _check(trainer)
-    if resume and run_dir is None:
-        raise ValueError("resume=True needs run_dir=..., the folder of the run that goes on")
-    bridge = _Bridge(loss, data, sampling, run_dir, resume, checkpoint_every, options)
+    begun = Run.of(run)
+    if resume and begun.folder is None:
+        raise ValueError("resume=True needs run=..., the folder of the run that goes on")
+    bridge = _Bridge(loss, data, sampling, begun, resume, checkpoint_every, options)
     own, was_automatic = type(module), module.automatic_optimization
     # The same object, so that its logging, hooks and checkpoints are the user's.
     module.__class__ = type(own.__name__, (_PrivateSteps, own), {"_bridge": bridge})
@@ -128,7 +131,7 @@ class _Bridge:
     loss: Loss
     data: Any
     sampling: Sampling
-    run_dir: PathLike | None
+    run: Run
     resume: bool
     checkpoint_every: int | None
     options: dict[str, Any]
@@ -156,7 +159,7 @@ class _Bridge:
         shared = {
             "loss": in_bfloat16(self.loss, module.device) if trainer.precision == "bf16-mixed" else self.loss,
             "data": self.data,
-            "scheduler": scheduler,
+            "run": replace(self.run, scheduler=scheduler),
         }
         to_train_mode(module)
         optimizer = trainer.strategy.optimizers[0]
@@ -173,13 +176,14 @@ class _Bridge:
         optimizer.register_step_pre_hook(before_step)
         with _without_trainer(module):
             if self.resume:
-                assert self.run_dir is not None
-                taken = ("method", "augmentation", "device", "collate", "owner", "ids", "writers", "workers")
-                options = {name: value for name, value in self.options.items() if name in taken}
-                self.training = PrivateTraining.resume(self.run_dir, module, optimizer, **shared, **options)
+                assert self.run.folder is not None
+                options = {name: value for name, value in self.options.items() if name not in OF_FOLDER}
+                self.training = PrivateTraining.resume(
+                    self.run.folder, module, optimizer, **shared, **options
+                )
             else:
                 self.training = PrivateTraining(
-                    module, optimizer, sampling=self.sampling, run_dir=self.run_dir, **shared, **self.options
+                    module, optimizer, sampling=self.sampling, **shared, **self.options
                 )
 
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 import dataclasses
 import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -23,7 +23,7 @@ from transformers import Trainer, TrainerState, TrainingArguments
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.trainer_utils import SaveStrategy, TrainOutput
 
-from equipoise._files import PathLike, write_atomically
+from equipoise._files import write_atomically
 from equipoise.gradients.engine_inputs import Loss
 from equipoise.integrations.precision import in_bfloat16
 from equipoise.integrations.train_mode import to_train_mode
@@ -31,10 +31,9 @@ from equipoise.methods import Method
 from equipoise.privacy import Budget, Poisson
 from equipoise.report.phrases import learned_nothing
 from equipoise.statements import Statement
-from equipoise.training import PrivateTraining, StepReport
+from equipoise.training import Data, PrivateTraining, Record, Run, StepReport, Users
 from equipoise.training.folder.run_folder import RunFolder
 from equipoise.training.interrupt import catch_interrupt
-from equipoise.training.metrics import MetricWriter
 
 __all__ = ["PrivateTrainer", "record_losses"]
 
@@ -47,7 +46,7 @@ REFUSED = {
     "deepspeed": "gradients are taken by record; train without it",
     "fp16": "it scales the loss by what overflowed, which follows private records; give bf16=True",
     "fsdp": "gradients are taken by record; train without it",
-    "full_determinism": "noise and draws are secret; PrivateTrainer(reproducible=True) is NOT PRIVATE",
+    "full_determinism": "noise and draws are secret; Run(reproducible=True) is NOT PRIVATE",
     "ignore_data_skip": "a resumed run repeats the draws that it had; leave it out",
     "include_num_input_tokens_seen": "it counts the tokens of private records; leave it out",
     "label_smoothing_factor": "it belongs into the loss of a record; give PrivateTrainer(loss=...)",
@@ -150,8 +149,9 @@ class PrivateTrainer(Trainer):
         model, args, data_collator, train_dataset, eval_dataset, processing_class: as for `Trainer`; the
             training records are private. Further arguments of `Trainer` go by name.
         population: a public number of records; see `PrivateTraining`.
-        budget, method, reproducible, ema_decay, relation, ledger_file, hardened, starts_from, writers: of
-            `PrivateTraining`.
+        budget, method: of `PrivateTraining`.
+        unit: "record", or `Record(relation="replace_one")`.
+        run: a `Run` without folder, seed and scheduler, which `args` give.
         loss: loss(model, batch) -> [B]; by default `record_losses`.
 
     Attributes:
@@ -177,13 +177,8 @@ class PrivateTrainer(Trainer):
         budget: Budget | None = None,
         method: Method | None = None,
         loss: Loss | None = None,
-        reproducible: bool = False,
-        ema_decay: float | None = None,
-        relation: str = "add_or_remove_one",
-        ledger_file: PathLike | None = None,
-        hardened: bool = False,
-        starts_from: Literal["public"] | None = None,
-        writers: Sequence[MetricWriter] = (),
+        unit: Record | Users | str = "record",
+        run: Run | None = None,
         **others: Any,
     ) -> None:
         if args is None:
@@ -203,15 +198,7 @@ class PrivateTrainer(Trainer):
         _check_public(train_dataset, eval_dataset)
         self.population, self.budget, self.method = population, budget, method
         self._loss = record_losses if loss is None else loss
-        self._options: dict[str, Any] = {
-            "reproducible": reproducible,
-            "ema_decay": ema_decay,
-            "relation": relation,
-            "ledger_file": ledger_file,
-            "hardened": hardened,
-            "starts_from": starts_from,
-        }
-        self._writers = writers
+        self._unit, self._run = unit, Run.of(run)
         self._published: dict[str, float] = {}  # of the latest evaluation, and the labels there
         self._labels: list[Any] = []
         self._labels_to: list[Any] | None = None  # where the loop that an evaluation starts leaves its labels
@@ -367,13 +354,20 @@ class PrivateTrainer(Trainer):
         data, collate = self._records()
         shared: dict[str, Any] = {
             "loss": in_bfloat16(self._loss, args.device) if args.bf16 else self._loss,
-            "data": data,
-            "collate": collate,
+            "data": Data(
+                data,
+                collate=collate,
+                workers=args.dataloader_num_workers,
+                microbatch_size=args.per_device_train_batch_size
+                if args.gradient_accumulation_steps > 1
+                else None,
+            ),
             "method": self.method,
-            "scheduler": self.lr_scheduler,
+            "unit": self._unit,
+            "run": dataclasses.replace(
+                self._run, folder=self.run_dir, seed=args.seed, scheduler=self.lr_scheduler
+            ),
             "device": args.device,
-            "workers": args.dataloader_num_workers,
-            "writers": self._writers,
         }
         if resume:
             training = PrivateTraining.resume(self.run_dir, model, self.optimizer, **shared)
@@ -384,12 +378,6 @@ class PrivateTrainer(Trainer):
                 self.optimizer,
                 sampling=sampling,
                 budget=self.budget,
-                run_dir=self.run_dir,
-                seed=args.seed,
-                micro_batch_size=args.per_device_train_batch_size
-                if args.gradient_accumulation_steps > 1
-                else None,
-                **self._options,
                 **shared,
             )
             self.state.log_history = []
@@ -474,7 +462,7 @@ class PrivateTrainer(Trainer):
             warnings.warn(
                 f"The model learned nothing: {why} Try more num_train_epochs, or a learning_rate far from "
                 f"{self.args.learning_rate:g}. Every further run on these records costs epsilon again; "
-                "ledger_file=... adds it up.",
+                "one journal, run=Run(journal=...), adds it up.",
                 stacklevel=3,
             )
 
@@ -548,7 +536,7 @@ class PrivateTrainer(Trainer):
         """
         raise RuntimeError(
             "every trial of a search costs privacy: give one PrivateTrainer to each, with one "
-            "ledger_file=..., which composes their costs"
+            "journal, run=Run(journal=...), which composes their costs"
         )
 
     def push_to_hub(self, *args: Any, **kwargs: Any) -> Any:

@@ -228,14 +228,14 @@ class PrivacyPlan:
             raise PlanError(
                 f"release {release.name!r} has noise over steps, which rests on the draws of a unit being "
                 f"apart; with records_per_user={self.unit.records} the records of a user are drawn by "
-                "themselves. Draw users (user_rows='mean'; population and batch size then count users), or "
+                "themselves. Draw users (rows='mean'; population and batch size then count users), or "
                 "take noise that is fresh in every step (dp-sgd, or dp-mf with bands=1)"
             )
         sampling.event(1.0, 1, self.unit.group)
         if self.relation == "replace_one" and sampling.turn_rate < 1:
             raise PlanError(
                 f"records_per_user={self.unit.records}: no accountant covers a user who is replaced where "
-                "records are sampled. Take relation='add_or_remove_one', or draw users (user_rows='mean')"
+                "records are sampled. Take relation='add_or_remove_one', or draw users (rows='mean')"
             )
 
     @property

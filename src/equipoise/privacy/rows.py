@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from equipoise._tree import leaves, map_leaves
+from equipoise._tree import map_leaves
 from equipoise.privacy.private import Draw, Private, PrivateError, forbidden, refuse, unwrap
 
 
@@ -181,7 +181,12 @@ class PrivateRows:
         Raises:
             PrivateError: for a `Private` one, which would carry other records into every row.
         """
-        _refuse_private(diagonal, "a diagonal that follows from private values")
+        parts = diagonal.values() if isinstance(diagonal, Mapping) else [diagonal]
+        for part in parts:
+            if any(
+                isinstance(leaf, Private) for leaf in (part if isinstance(part, list | tuple) else [part])
+            ):
+                refuse("a diagonal that follows from private values")
         return self._like(self._rows.scaled(diagonal))
 
     def shifted(self, by: Mapping[str, torch.Tensor]) -> PrivateRows:
@@ -190,7 +195,8 @@ class PrivateRows:
         Raises:
             PrivateError: for a `Private` row.
         """
-        _refuse_private(by, "a row that follows from private values, added to all others,")
+        if any(isinstance(part, Private) for part in by.values()):
+            refuse("a row that follows from private values, added to all others,")
         return self._like(self._rows.shifted(by))
 
     def multiplied(self, matrices: Mapping[str, torch.Tensor]) -> PrivateRows:
@@ -199,7 +205,8 @@ class PrivateRows:
         Raises:
             PrivateError: for a `Private` one, which would carry other records into every row.
         """
-        _refuse_private(matrices, "a matrix that follows from private values, by which rows are multiplied,")
+        if any(isinstance(matrix, Private) for matrix in matrices.values()):
+            refuse("a matrix that follows from private values, by which rows are multiplied,")
         return self._like(self._rows.multiplied(matrices))
 
     def __mul__(self, factor: float) -> PrivateRows:
@@ -245,11 +252,6 @@ class PrivateRows:
 
     __str__ = __repr__
     __reduce_ex__ = forbidden("pickling or torch.save")
-
-
-def _refuse_private(given: Any, what: str) -> None:
-    if any(isinstance(leaf, Private) for leaf in leaves(given)):
-        refuse(what)
 
 
 def _raw(leaf: Any) -> Any:

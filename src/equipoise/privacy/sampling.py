@@ -198,7 +198,7 @@ class Sampling(ABC):
         raise PlanError(
             f"records_per_user={group}: no accountant covers users of several records under "
             f"{type(self).__name__}, which does not draw each record by itself afresh. Draw users "
-            "(user_rows='mean'; population and batch size then count users), or take Poisson, FullBatch or "
+            "(rows='mean'; population and batch size then count users), or take Poisson, FullBatch or "
             "FixedEpochs"
         )
 
@@ -358,7 +358,7 @@ class Poisson(_ByRate):
             raise PlanError(
                 f"records_per_user={group} with sampled records: users of at most {MOST_SAMPLED:,} are "
                 "accounted for. Beyond, the noise that they need leaves nothing to learn. State a smaller "
-                "cap, or draw users (user_rows='mean'; population and batch size then count users)"
+                "cap, or draw users (rows='mean'; population and batch size then count users)"
             )
         drawn = stats.binom.pmf(range(group + 1), group, self.sampling_rate)
         lengths = tuple(map(float, range(group + 1)))

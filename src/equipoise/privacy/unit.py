@@ -63,23 +63,23 @@ class Unit:
         _validate.one_of(("record", "user"), unit=self.name)
         _validate.count("the most records of a user that are drawn from", records_per_user=self.records)
         if self.rows is not None:
-            _validate.one_of(("sum", "mean", "update"), user_rows=self.rows)
+            _validate.one_of(("sum", "mean", "update"), rows=self.rows)
         if self.rows is not None and self.records > MOST_JOINED:
             raise ValueError(
-                f"records_per_user={self.records} with user_rows={self.rows!r} is above {MOST_JOINED:,}: "
+                f"records_per_user={self.records} with rows={self.rows!r} is above {MOST_JOINED:,}: "
                 "each user takes so many places in a forward, whatever they own. State a smaller cap (of a "
                 "user with more records, secret randomness chooses), or make an item of each user "
-                "(user_rows='update')"
+                "(rows='update')"
             )
         if self.rows == "update" and self.records != 1:
             raise ValueError(
-                f"records_per_user={self.records} with user_rows='update': each item of the data is a whole "
+                f"records_per_user={self.records} with rows='update': each item of the data is a whole "
                 "user there, however many records it holds; give 1"
             )
         if self.name == "record" and (self.records, self.rows) != (1, None):
             raise ValueError(
-                f"records_per_user={self.records} and user_rows={self.rows!r} belong to unit='user'; leave "
-                "them out, or give unit='user' and owner=..."
+                f"records_per_user={self.records} and rows={self.rows!r} belong to users; leave them "
+                "out, or name the unit 'user'"
             )
 
     @property

@@ -51,8 +51,6 @@ def check_settings(statement: Object, config: Object) -> list[Finding]:
                 "records": settings.get("records_per_user"),
                 "rows": settings.get("user_rows"),
             }
-    if settings.get("noise_for_cohort") is not None:  # a simulation claims nothing
-        configured["guarantee"] = "none"
     if "sampling" in config:
         sampling, has_public = config["sampling"], bool(_public_counts(config.get("method")))
         configured["sampling"] = _planned(sampling, statement.get("sampling")) if has_public else sampling
@@ -90,14 +88,11 @@ def _nested(described: Any) -> list[Object]:
 def check_assumptions(statement: Object, config: Object) -> list[Finding]:
     """Whether the statement names what config.json says of its data, draws and processes."""
     named = _texts(statement.get("assumptions"))
-    settings = config.get("settings")
     counts = _public_counts(config.get("method"))
     every = always(statement.get("unit"))
     is_of_this_version = (config.get("version"), config.get("engine")) == (__version__, ENGINE)
     wanted = [*(every if is_of_this_version else ()), *(f"{count} {ARE_PUBLIC}" for count in counts)]
-    if counts and isinstance(settings, Mapping) and settings.get("allow_public_duplicates") is True:
-        wanted.append(ALLOWED)
-    elif counts and Assumption.TRUSTED in named:
+    if counts and Assumption.TRUSTED in named and ALLOWED not in named:
         wanted.append(NOT_COMPARED)
     wanted += _texts(config.get("conditions"))
     found = _texts(config.get("assumptions"))  # an edited file may hold the issuer's own words

@@ -305,7 +305,7 @@ def _check_signature(
 
 
 _COMPARED = ("settings", "sampling", "budget", "method", "plan", "assumptions")
-_SETTINGS = ("reproducible", "hardened", "relation", "allow_public_duplicates")
+_SETTINGS = ("reproducible", "hardened", "relation")
 
 
 def _skipped(folder: Path, config: Mapping[str, Any]) -> list[Finding]:

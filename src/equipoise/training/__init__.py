@@ -1,5 +1,6 @@
 """Training: the loop, its draws, metrics, checkpoints and processes."""
 
+from equipoise.training.arguments import Data, Record, Run, Users
 from equipoise.training.describe import Description
 from equipoise.training.folder.checkpoint import CheckpointError
 from equipoise.training.folder.run_folder import load_model, save_model
@@ -11,13 +12,17 @@ from equipoise.training.step import Result, StepReport
 __all__ = [
     "CSVWriter",
     "CheckpointError",
+    "Data",
     "DataError",
     "Description",
     "MLflowWriter",
     "PrivateTraining",
+    "Record",
     "Result",
+    "Run",
     "StepReport",
     "TensorBoardWriter",
+    "Users",
     "WandbWriter",
     "load_model",
     "save_model",

@@ -57,8 +57,7 @@ class Description:
         epsilon: at the end of all steps, other runs of a shared journal included; None where the guarantee
             is not "proven": a worst case is only known once the steps are made.
         private: whether the noise is secret; if not, epsilon is what secret noise would give.
-        claim: what the method's publication claims, and what was found of it; of a simulation, that it
-            claims nothing.
+        claim: what the method's publication claims, and what was found of it.
         delta: of the guarantee.
         relation: neighbouring relation.
         unit: of privacy, "record" or "user".
@@ -79,7 +78,6 @@ class Description:
         written: buffers, attributes and variables that a forward writes to, and that stay as they were: what
             it writes is thrown away.
         independence: whether a record's gradient follows from that record alone.
-        way_of_launching: how a device other than the CPU is given the operations; "" for the CPU.
         way_of_noise: how a device other than the CPU makes noise; "" for the CPU.
         compile_seconds: seconds that `torch.compile` took, in the first run on a machine; 0 without it.
     """
@@ -116,7 +114,6 @@ class Description:
     held: list[str]
     written: list[str]
     independence: Independence
-    way_of_launching: str = ""
     way_of_noise: str = ""
     compile_seconds: float = 0.0
 
@@ -137,7 +134,6 @@ class Description:
             + (f", {self.processes} processes" if self.processes > 1 else ""),
             f"  noise       {', '.join(noise) or 'none'}",
             *([f"  made by     {self.way_of_noise}"] if self.way_of_noise else []),
-            *([f"  launched    {self.way_of_launching}"] if self.way_of_launching else []),
             f"  privacy     {self._privacy()}",
             f"  parameters  {self.parameters:,}"
             + (f", {len(self.dense)} tensors one record at a time, which is slow" if self.dense else ""),
@@ -208,6 +204,7 @@ def describe(setup: TrainingSetup, ledger: Ledger, steps_done: int) -> Descripti
     total = epsilon(compose_events(events), setup.delta, plan.relation).value
     if not math.isfinite(total):  # a run in the shared journal is not private
         guarantee = "none"
+    unit = plan.unit
     return Description(
         method=setup.method.name,
         parameters=setup.num_parameters,
@@ -217,7 +214,7 @@ def describe(setup: TrainingSetup, ledger: Ledger, steps_done: int) -> Descripti
         sampling=type(sampling).__name__,
         sampling_rate=sampling.sampling_rate,
         expected_batch_size=sampling.expected_size,
-        is_counted=setup.settings.relation == "add_or_remove_one"
+        is_counted=setup.unit.relation == "add_or_remove_one"
         and len(rows.source) == setup.sampling.population,
         micro_batch_size=rows.micro_batch_size,
         noise_multipliers=_noise_multipliers(plan),
@@ -225,13 +222,13 @@ def describe(setup: TrainingSetup, ledger: Ledger, steps_done: int) -> Descripti
         unproven=[row["name"] for row in plan.describe()["unproven"]],
         guarantee=guarantee,
         epsilon=total if guarantee == "proven" else None,
-        private=not setup.settings.reproducible,
-        claim=_sentence(setup.settings.simulation) or setup.method.card.claim,
+        private=not setup.run.reproducible,
+        claim=setup.method.card.claim,
         delta=setup.delta,
-        relation=setup.settings.relation,
-        unit=plan.unit.name,
-        drawn=plan.unit.drawn,
-        records_per_user=None if plan.unit.rows == "update" else setup.settings.records_per_user,
+        relation=setup.unit.relation,
+        unit=unit.name,
+        drawn=unit.drawn,
+        records_per_user=None if unit.name == "record" or unit.rows == "update" else unit.records,
         memory_bytes=step_bytes(
             rows.record_bytes,
             setup.num_parameters,
@@ -247,7 +244,6 @@ def describe(setup: TrainingSetup, ledger: Ledger, steps_done: int) -> Descripti
         held=setup.held,
         written=setup.written,
         independence=setup.rows.engine.independence,
-        way_of_launching=setup.rows.engine.way_of_launching,
         way_of_noise=way_of_noise(setup.device),
         compile_seconds=setup.rows.engine.compile_seconds,
     )
@@ -318,10 +314,6 @@ def time_once(run: Callable[[], Any], repeats: int = 3) -> float:
         run()
         times.append(time.perf_counter() - start)
     return statistics.median(times)
-
-
-def _sentence(words: str | None) -> str:
-    return "" if words is None else f"{words[:1].upper()}{words[1:]}."
 
 
 def _duration(seconds: float) -> str:

@@ -502,7 +502,9 @@ class RowSource:
         count = sum(p.numel() for p in self.engine.model.parameters() if p.requires_grad)
         fits = fitting(self.record_bytes, count, self.prepare.device)
         size = self.micro_batch_size
-        remedy = f"Give micro_batch_size={max(1, min(size // 2, fits))}: so many records are held at once"
+        remedy = (
+            f"Give Data(microbatch_size={max(1, min(size // 2, fits))}): so many records are held at once"
+        )
         if size == 1:
             remedy = "A single record does not fit: free memory, or train fewer parameters"
         return MemoryError(

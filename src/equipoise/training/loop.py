@@ -8,7 +8,6 @@ wrapped, hooked or renamed.
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
 import warnings
@@ -16,7 +15,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
 import torch
@@ -29,12 +27,13 @@ from equipoise._rounding import correlation_in_words
 from equipoise._say import say
 from equipoise.gradients.compare import Independence
 from equipoise.gradients.engine_inputs import Loss
-from equipoise.methods import DPSGD, Method, State
+from equipoise.methods import Method, State
 from equipoise.privacy import Budget, Ledger, PlanUsedUpError, Sampling
 from equipoise.report import write_report
 from equipoise.statements import Statement, statement_of
 from equipoise.statements.assumptions import Assumption, with_public_step
 from equipoise.statements.statement import MODEL
+from equipoise.training.arguments import Record, Run, Users, refuse_moved
 from equipoise.training.describe import Description, describe
 from equipoise.training.distributed import Processes
 from equipoise.training.folder.checkpoint import CheckpointError
@@ -47,17 +46,15 @@ from equipoise.training.folder.config_file import (
 )
 from equipoise.training.folder.run_folder import BOTH, LOAD, RunFolder, save_model
 from equipoise.training.interrupt import catch_interrupt
-from equipoise.training.metrics import MetricWriter
 from equipoise.training.one_answer import Answers, watch_answers
 from equipoise.training.population import warn_of_delta, warn_of_population
 from equipoise.training.progress import progress_bar
-from equipoise.training.restarts import FinishedTraining, check_same_run, state_of, undo_start
+from equipoise.training.restarts import FinishedTraining, check_same_run, continued, state_of, undo_start
 from equipoise.training.run_ledger import booked_plan, own_ledger
 from equipoise.training.setup.start import check_start
 from equipoise.training.setup.training_inputs import TrainingInputs
-from equipoise.training.setup.training_settings import TrainingSettings
 from equipoise.training.setup.training_setup import ResumedRun, prepare
-from equipoise.training.started_run import continue_run, start_run
+from equipoise.training.started_run import StartedRun, continue_run, start_run
 from equipoise.training.step import Result, StepReport
 from equipoise.training.traces import Traces, digests
 
@@ -65,6 +62,9 @@ __all__ = ["PrivateTraining"]
 
 
 Evaluate = Callable[[nn.Module], "Mapping[str, float] | float"]
+
+OF_FOLDER = ("sampling", "budget", "compile")
+"""Arguments that a run which goes on takes from its folder alone."""
 
 
 class PrivateTraining:
@@ -77,76 +77,28 @@ class PrivateTraining:
         loss: loss(model, batch) -> [B], one number per record; or loss(model, batch, step), where step is a
             tensor with the number of the step, from 1 on. Compute with it; a branch on it is refused.
         data: the private records: `equipoise.data.Records`, a dict or tuple of tensors or of `numpy.memmap`,
-            a map-style dataset.
+            a map-style dataset. Or `Data(records, ...)`, which says how they become batches.
         sampling: `Poisson(expected_batch_size, population, steps)` or another sampling; its numbers are
             public constants that you state, nothing of it is read from `data`.
         method: estimator of the gradient; `DPSGD()` by default.
         budget: `Budget(epsilon, delta)`.
-        scheduler: a torch learning-rate scheduler; stepped after every step.
-        run_dir: folder for statement, metrics, model and checkpoints; None keeps everything in memory.
-        seed: public randomness (schedules, records that are public); never noise, sampling, dropout or
-            augmentation of private records.
-        reproducible: let noise and sampling follow the seed too. The result is then NOT PRIVATE, and the
-            statement says so.
-        micro_batch_size: private records per forward, at most; filler rows make whole tiles of the kernels.
-            Chosen by default from what will be drawn and from the free memory. It changes the result only by
-            rounding.
-        ema_decay: keep a moving average of the parameters; it is evaluated and saved in place of the last
-            ones.
-        augmentation: (batch, generator) -> batch, record by record.
-        views: how many views of a record have their losses averaged before its gradient is clipped. They
-            differ by the augmentation, or by random numbers that the loss or the model draws for each row,
-            such as the time and the noise of a diffusion model.
+        unit: whose adding, removing or replacing the guarantee covers: one "record",
+            `Record(relation="replace_one")`, or `Users(owner=..., records_per_user=...)` with all of their
+            records.
+        run: folder for statement, metrics, model and checkpoints, or `Run(folder, journal=..., seed=...)`;
+            None keeps everything in memory.
         device: where to train; by default where the model is.
-        ledger_file: a journal shared by several runs over the same data: their costs compose.
-        relation: "add_or_remove_one" or "replace_one".
-        unit: whose adding, removing or replacing the guarantee covers: one "record", or one "user" with all
-            of its records.
-        owner: with unit="user", one number or text per record that says whose it is, or the name of the
-            column of `data` that holds them.
-        ids: one number or text per record that names it for the whole run, or the name of the column of
-            `data` that holds them. With it a run can be resumed after records were withdrawn or added where
-            `sampling` assigns records to draws (`FixedEpochs`, `CyclicPoisson`, `dp-mf`); without it what a
-            record holds names it, and of a dataset that makes its items on demand the number.
-        records_per_user: with unit="user", the most records of a user that the run uses. A public number;
-            of a user with more, secret randomness chooses.
-        user_rows: with unit="user", draw users instead of records: a row is the "sum" or the "mean" of the
-            gradients of a user's records, clipped as a whole. With "mean" each user counts once, so that the
-            model fits an average over users (households); with "sum" each record counts once, below the
-            clip norm: an average over records (persons). Or "update", where each item of `data` is all of a
-            user and the loss `federated.LocalUpdates`. `population` and batch sizes count users then.
-        collate: joins the items of a dataset to a batch.
-        workers: processes that read the items of a dataset ahead of the step; the result is the same for any
-            number of them. 0 reads in this process.
-        epsilon_every: steps between computations of the epsilon so far; 20 in all by default.
-        hardened: exact noise on a grid of integers, against attacks on floating-point noise; slower.
-        allow_public_duplicates: public records that equal private ones are those of other persons, and
-            records that model or loss hold are public. Without it they are refused; with it the statement
-            names the assumption.
-        noise_for_cohort: the noise multiplier given to the method is scaled to cohorts of this size, and
-            `sampling` draws smaller ones: a simulation of the accuracy there. It is NOT PRIVATE: the run
-            claims no epsilon, and the statement says why.
-        starts_from: "public" if no private record went into what model and optimizer hold at the start. It is
-            asked for where another run of this process left the model, where the model was loaded from the
-            file of a run, and where the optimizer remembers steps; the statement then names it as your word.
-            With records of the same people give both runs one `ledger_file` instead.
         compile: let `torch.compile` make kernels of what a step replays, which takes tens of seconds at the
             start (less once PyTorch has cached them) and may make steps faster or slower: try it. It needs a
             C++ compiler or a GPU. The statement says that the compiler is trusted.
-        trust: paths of modules, as in `model.named_modules()`, in which records may be mixed: you answer for
-            it, and epsilon then follows only if that moves no other record's gradient. The statement names
-            them and what mixes there. What mixes elsewhere is refused as ever.
-        writers: further writers of publishable metrics, such as `CSVWriter`.
-        on_create: called with the run folder before the first checkpoint is written: the moment to put down
-            what a resumed run will need.
 
     Attributes:
         ledger_class: what takes the releases; None for the ledger that the method names. A subclass that
             audits a training names its own.
 
     Raises:
-        TypeError, ValueError: an argument that cannot work; the message names it. Nothing is spent before
-            all checks passed.
+        TypeError, ValueError: an argument that cannot work; the message names it, and the new place of one
+            that has moved. Nothing is spent before all checks passed.
         DataError: data that cannot be trained on.
     """
 
@@ -162,94 +114,50 @@ class PrivateTraining:
         sampling: Sampling,
         method: Method | None = None,
         budget: Budget | None = None,
-        scheduler: Any = None,
-        run_dir: PathLike | None = None,
-        seed: int = 0,
-        reproducible: bool = False,
-        micro_batch_size: int | None = None,
-        ema_decay: float | None = None,
-        augmentation: Callable[[Any, torch.Generator], Any] | None = None,
-        views: int = 1,
+        unit: Record | Users | str = "record",
+        run: Run | PathLike | None = None,
         device: str | torch.device | None = None,
-        ledger_file: PathLike | None = None,
-        relation: str = "add_or_remove_one",
-        unit: str = "record",
-        owner: Any = None,
-        ids: Any = None,
-        records_per_user: int | None = None,
-        user_rows: Literal["sum", "mean", "update"] | None = None,
-        collate: Callable[[list[Any]], Any] | None = None,
-        workers: int = 0,
-        epsilon_every: int | None = None,
-        hardened: bool = False,
-        allow_public_duplicates: bool = False,
-        noise_for_cohort: float | None = None,
-        starts_from: Literal["public"] | None = None,
         compile: bool = False,
-        trust: tuple[str, ...] = (),
-        writers: Sequence[MetricWriter] = (),
-        on_create: Callable[[Path], None] | None = None,
-        _resumed: ResumedRun | None = None,  # `resume` alone gives it
+        **moved: Any,
     ) -> None:
-        settings = TrainingSettings(
-            seed=seed,
-            reproducible=reproducible,
-            micro_batch_size=micro_batch_size,
-            ema_decay=ema_decay,
-            views=views,
-            relation=relation,
-            epsilon_every=epsilon_every,
-            ledger_file=None if ledger_file is None else os.fspath(ledger_file),
-            hardened=hardened,
-            allow_public_duplicates=allow_public_duplicates,
-            unit=unit,
-            records_per_user=records_per_user,
-            user_rows=user_rows,
-            noise_for_cohort=noise_for_cohort,
-            starts_from=starts_from,
-            compile=compile,
-            trust=trust,
-        )
-        given = TrainingInputs(
+        refuse_moved(moved)
+        given = TrainingInputs.of(
             model=model,
             optimizer=optimizer,
             loss=loss,
             data=data,
             sampling=sampling,
-            method=DPSGD() if method is None else method,
+            method=method,
             budget=budget,
-            scheduler=scheduler,
-            augmentation=augmentation,
+            unit=unit,
+            run=run,
             device=device,
-            collate=collate,
-            workers=workers,
-            owner=owner,
-            ids=ids,
-            settings=settings,
+            compile=compile,
         )
-        setup = prepare(given, _resumed)
+        setup = prepare(given)
         # Once more before the first step: what a run left may be put into the model after the start.
-        self._check_start = None if _resumed else partial(check_start, given, setup.processes)
-        ledger_class = type(self).ledger_class
-        if _resumed is None:
-            if setup.processes.is_first:
-                warn_of_population(
-                    len(setup.rows.source),
-                    setup.sampling.population,
-                    setup.sampling.expected_size,
-                    setup.settings.protected.drawn,
-                )
-                warn_of_delta(setup.delta, setup.sampling.population)
-            folder = None if run_dir is None else RunFolder(run_dir)
-            run = start_run(setup, folder, ledger_class=ledger_class, writers=writers, on_create=on_create)
-        else:
-            run = continue_run(setup, _resumed.folder, ledger_class=ledger_class, writers=writers)
+        self._check_start = partial(check_start, given, setup.processes)
+        if setup.processes.is_first:
+            warn_of_population(
+                len(setup.rows.source),
+                setup.sampling.population,
+                setup.sampling.expected_size,
+                setup.unit.protected.drawn,
+            )
+            warn_of_delta(setup.delta, setup.sampling.population)
+        folder = None if setup.run.folder is None else RunFolder(setup.run.folder)
+        self._take_up(start_run(setup, folder, ledger_class=type(self).ledger_class))
+
+    _check_start: Callable[[], list[str]] | None = None
+
+    def _take_up(self, run: StartedRun) -> None:
+        """Be the training of a run that can take steps."""
         self._run, self._steps = run, run.steps
         self._setup = setup = run.setup
         self.folder, self.ledger = run.folder, run.ledger
-        self.model, self.optimizer, self.scheduler = setup.model, setup.optimizer, setup.scheduler
+        self.model, self.optimizer, self.scheduler = setup.model, setup.optimizer, setup.run.scheduler
         self.sampling, self.method, self.budget = setup.sampling, setup.method, setup.budget
-        self.settings, self.parameters, self.device = setup.settings, setup.parameters, setup.device
+        self.parameters, self.device = setup.parameters, setup.device
         self.processes, self.plan, self.engine = setup.processes, setup.plan, setup.rows.engine
         self.method_plan = setup.method_plan
         self._found, self._evaluation = setup.found, run.evaluation
@@ -265,38 +173,36 @@ class PrivateTraining:
         self._plan_used_up = False
         if self.folder is not None and self.processes.is_first:  # no method of this: nobody could drop it
             self._steps.note = self.folder.add_assumptions
-        self._state_is_tried = _resumed is None  # a loaded state may not fit: the first step shows it
+        # A loaded state may not fit: the first step shows it.
+        self._state_is_tried = self._check_start is not None
 
     @classmethod
     def resume(
         cls,
-        run_dir: PathLike,
+        folder: PathLike,
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
         *,
         loss: Loss,
         data: Any,
         method: Method | None = None,
-        scheduler: Any = None,
-        augmentation: Callable[[Any, torch.Generator], Any] | None = None,
+        unit: Record | Users | str = "record",
+        run: Run | None = None,
         device: str | torch.device | None = None,
-        collate: Callable[[list[Any]], Any] | None = None,
-        workers: int = 0,
-        owner: Any = None,
-        ids: Any = None,
-        writers: Sequence[MetricWriter] = (),
+        **moved: Any,
     ) -> Self:
         """Go on with a run from its last whole checkpoint; later steps are repeated with the noise they had.
 
         Args:
-            run_dir: the folder of the run. Sampling, budget, method and settings come from there.
-            model, optimizer, scheduler: of the same make as before; their state is overwritten from the
-                checkpoint.
-            loss, data, augmentation, collate, owner, ids: as before.
+            folder: of the run. Sampling, budget, method and settings come from there.
+            model, optimizer: of the same make as before; their state is overwritten from the checkpoint.
+            loss: as before.
+            data: the records as before, or `Data` with what no file holds: `collate`, `augmentation`, `ids`
+                as before, and `workers` from here on.
             method: only for methods with settings that no file can hold, such as a schedule function.
+            unit: only for users: `Users(owner=..., ...)` as before.
+            run: `Run` with what no file holds: `scheduler` and `writers` as before.
             device: where to go on.
-            workers: how many processes read ahead from here on.
-            writers: as before.
 
         Raises:
             FileNotFoundError: no run lies there.
@@ -305,108 +211,71 @@ class PrivateTraining:
             RuntimeError: the run is finished.
             DataError: `sampling` assigns items to draws by their numbers, and items have other numbers now.
         """
-        folder = RunFolder(run_dir)
-        config = Processes().first(folder.read_config)
-        if Processes().first_flag(folder.has_ended):
+        refuse_moved(moved)
+        place = RunFolder(folder)
+        config = Processes().first(place.read_config)
+        if Processes().first_flag(place.has_ended):
             raise RuntimeError(
-                f"run_dir={str(run_dir)!r} is finished already, so there is nothing to resume: "
-                f"{LOAD.format(str(folder.model))}, and {BOTH}. For more steps start a new run, with one "
-                "ledger_file for both. Nothing was spent"
+                f"folder={str(folder)!r} is finished already, so there is nothing to resume: "
+                f"{LOAD.format(str(place.model))}, and {BOTH}. For more steps start a new run, with one "
+                "journal for both. Nothing was spent"
             )
-        refuse_other_engine(config, folder.path)
-        plan, sampling, budget, settings = rebuild(config)
-        return cls(
-            model,
-            optimizer,
+        refuse_other_engine(config, place.path)
+        began = rebuild(config)
+        given = TrainingInputs.of(
+            model=model,
+            optimizer=optimizer,
             loss=loss,
             data=data,
-            sampling=sampling,
+            sampling=began.sampling,
             method=method or rebuild_method(config),
-            budget=budget,
-            scheduler=scheduler,
-            augmentation=augmentation,
+            budget=began.budget,
+            unit=unit,
+            run=run,
             device=device,
-            collate=collate,
-            workers=workers,
-            owner=owner,
-            ids=ids,
-            writers=writers,
-            **settings.to_json(),
-            _resumed=ResumedRun(
-                folder,
-                plan,
-                described_method(config),
-                lambda: booked_plan(folder, settings),
-                found_before(config),
-            ),
         )
+        booked = partial(booked_plan, place, began.run)
+        resumed = ResumedRun(place, began.plan, described_method(config), booked, found_before(config))
+        setup = prepare(continued(place, began, given), resumed)
+        training = cls.__new__(cls)
+        training._take_up(continue_run(setup, place, ledger_class=cls.ledger_class))
+        return training
 
     @classmethod
     def start_or_resume(
-        cls,
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        *,
-        run_dir: PathLike,
-        loss: Loss,
-        data: Any,
-        sampling: Sampling,
-        method: Method | None = None,
-        budget: Budget | None = None,
-        scheduler: Any = None,
-        augmentation: Callable[[Any, torch.Generator], Any] | None = None,
-        device: str | torch.device | None = None,
-        collate: Callable[[list[Any]], Any] | None = None,
-        workers: int = 0,
-        owner: Any = None,
-        ids: Any = None,
-        writers: Sequence[MetricWriter] = (),
-        on_create: Callable[[Path], None] | None = None,
-        **settings: Any,
+        cls, model: nn.Module, optimizer: torch.optim.Optimizer, **arguments: Any
     ) -> Self | FinishedTraining:
         """Begin a run, or go on with the one in its folder: for scripts that something restarts.
 
         `torchrun --max-restarts` starts the same script again after a process was killed. A start that was
         killed before its first checkpoint released nothing; it is undone, and the run begins anew. For a run
-        that has ended the answer is its result, and the model gets its parameters.
+        that has ended the result is its own, and the model gets its parameters.
 
         Args:
-            model, optimizer, run_dir, loss, data, sampling, method, budget: as for the class.
-            scheduler, augmentation, device, collate, workers: as for the class.
-            owner, ids, writers, on_create: as for the class.
-            settings: the others of the class, such as `seed` or `ledger_file`.
+            model, optimizer, arguments: as for the class; `run` names a folder.
 
         Raises:
-            ValueError: the run in the folder has another sampling or budget, or other settings.
+            ValueError: `run` names no folder, or the run there has another sampling or budget, or other
+                settings.
         """
-        folder, processes = RunFolder(run_dir), Processes()
-        ledger_file = settings.pop("ledger_file", None)
-        settings |= {"ledger_file": None if ledger_file is None else os.fspath(ledger_file)}
-        given = TrainingSettings(**settings)
-        parts = {
-            "loss": loss,
-            "data": data,
-            "method": method,
-            "scheduler": scheduler,
-            "augmentation": augmentation,
-            "device": device,
-            "collate": collate,
-            "workers": workers,
-            "owner": owner,
-            "ids": ids,
-            "writers": writers,
-        }
+        given, processes = TrainingInputs.of(model=model, optimizer=optimizer, **arguments), Processes()
+        if given.run.folder is None:
+            raise ValueError(
+                "run names no folder, where a restarted script finds its run: give run=Run(folder)"
+            )
+        folder = RunFolder(given.run.folder)
         found = processes.first(lambda: state_of(folder))
         if found == "ended":
             return FinishedTraining(folder, model, processes)
         if found == "open":
-            config = processes.first(folder.read_config)
-            check_same_run(folder, config, sampling, budget, given)
-            return cls.resume(run_dir, model, optimizer, **(parts | {"method": method or DPSGD()}))
+            check_same_run(folder, rebuild(processes.first(folder.read_config)), given)
+            kept = {name: one for name, one in arguments.items() if name not in OF_FOLDER}
+            return cls.resume(
+                folder.path, model, optimizer, **kept | {"method": given.method, "run": given.run}
+            )
         if found == "unbegun":
             processes.first(lambda: undo_start(folder))
-        parts |= {"sampling": sampling, "budget": budget, "run_dir": run_dir, "on_create": on_create}
-        return cls(model, optimizer, **parts, **settings)
+        return cls(model, optimizer, **arguments)
 
     # ---- what it will do, and what it may claim
 
@@ -533,7 +402,7 @@ class PrivateTraining:
             raise RuntimeError(
                 f"all {self.sampling.steps} planned steps are done: the plan is fixed before the training, "
                 "since the noise is calibrated to it. Plan more steps in a new run; if that begins from this "
-                "model, give both runs one ledger_file=..., which adds up their costs."
+                "model, give both runs one journal, run=Run(journal=...), which adds up their costs."
             )
         if self._check_start is not None:
             with self.processes.together():
@@ -663,14 +532,14 @@ class PrivateTraining:
             warnings.warn(
                 "the largest output of the model is the same one for all inputs of the evaluation. If "
                 "outputs are classes, it learned nothing: try more steps, another learning rate or clip "
-                "norm; each further run over these records costs epsilon again (ledger_file adds it up)",
+                "norm; each further run over these records costs epsilon again (one journal adds it up)",
                 stacklevel=2,
             )
         exits = stop == "exit" or (stop is None and not (hasattr(sys, "ps1") or "ipykernel" in sys.modules))
         exits = exits and stopped_by == signal.SIGTERM
         if stopped_by is not None and speaks and stop != "return":
             word, ways = ("", []) if exits else (" (result.finished is False)", ["run() in this process"])
-            saved = "nothing saved, for want of a run_dir"
+            saved = "nothing saved, for want of a folder"
             if self.folder is not None:
                 saved = f"saved in {self.folder.path}"
                 ways.append("PrivateTraining.start_or_resume(...)")
@@ -744,7 +613,7 @@ class PrivateTraining:
             average.move_in()
             self._steps.remember()
         elif average is not None and self.processes.is_first:
-            remedy = "give run_dir, whose model file holds them, or take the other steps"
+            remedy = "give run=folder, whose model file holds them, or take the other steps"
             if folder is not None:
                 remedy = f"load_model(model, {str(folder.model)!r})"
             warnings.warn(
@@ -817,7 +686,7 @@ class PrivateTraining:
     def close(self) -> None:
         """Let go of the folder, so that another process or object can go on with the run; this one cannot."""
         self._steps.stop(
-            "this training was closed: go on with the run by PrivateTraining.resume(run_dir, ...)"
+            "this training was closed: go on with the run by PrivateTraining.resume(folder, ...)"
         )
         self._traces.left(self.parameters.values())
         self._setup.rows.source.close()

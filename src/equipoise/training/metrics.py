@@ -17,7 +17,7 @@ import json
 import math
 import mmap
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -263,13 +263,10 @@ class MetricsLog:
     Args:
         setup: for the public numbers of a step.
         folder: of the run, or None; rows of steps that will be repeated are dropped from its files.
-        writers: further takers of the publishable rows.
         done: steps done so far.
     """
 
-    def __init__(
-        self, setup: TrainingSetup, folder: RunFolder | None, writers: Sequence[MetricWriter], done: int
-    ) -> None:
+    def __init__(self, setup: TrainingSetup, folder: RunFolder | None, done: int) -> None:
         self._setup, self._num_parameters = setup, setup.num_parameters
         self._writers: list[MetricWriter] = []
         self._diagnostics: DiagnosticsFile | None = None
@@ -280,15 +277,14 @@ class MetricsLog:
             rewind_jsonl(folder.diagnostics, done, mode=0o600)
             self._writers.append(JSONLinesWriter(folder.metrics))
             self._diagnostics = DiagnosticsFile(folder.diagnostics)
-        self._writers += writers
+        self._writers += setup.run.writers
 
     def step(self, number: int, outcome: StepOutcome, ledger: Ledger | SharedLedger) -> StepReport:
         """Write down step `number` (from 1)."""
         setup, total = self._setup, self._setup.sampling.steps
         std, bound = (0.0, 0.0) if outcome.noise is None else (outcome.noise.std, outcome.noise.bound)
-        every = setup.settings.epsilon_every or max(1, total // 20)
         epsilon: float | None = None
-        if number % every == 0 or number == total:
+        if number % max(1, total // 20) == 0 or number == total:
             # Some milliseconds for usual plans, a second for millions of steps: not after every step.
             progress = ledger.progress(setup.delta)
             epsilon = progress if math.isfinite(progress) else None

@@ -160,7 +160,7 @@ def keys_of_ids(ids: Any, count: int) -> Tensor:
         raise DataError(
             "ids names two records alike, so that they would always be drawn together: give each record one "
             "of its own, the same for the whole run. Where a person owns several records, protect the "
-            "person: unit='user', owner=..."
+            "person: unit=Users(owner=..., records_per_user=...)"
         )
     return names[numbers]
 

@@ -144,7 +144,7 @@ class RecordSource:
             size = "batch_sampler.batch_size" if data.batch_size is None else "batch_size"
             raise DataError(
                 "data is a DataLoader, whose batches are not drawn as the privacy guarantee needs it. Give "
-                "data=loader.dataset, collate=loader.collate_fn, workers=loader.num_workers and "
+                "data=Data(loader.dataset, collate=loader.collate_fn, workers=loader.num_workers) and "
                 f"sampling=Poisson(expected_batch_size=loader.{size}, population=..., steps=...)."
                 + " In place of its weighted sampler weight the loss, with 1 as the largest weight."
                 * is_weighted

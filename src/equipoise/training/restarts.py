@@ -6,9 +6,10 @@ one that has ended.
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
 from typing import Any, Literal
 
 from safetensors import safe_open
@@ -17,19 +18,20 @@ from torch import nn
 
 from equipoise._dtensor import with_values
 from equipoise._run_files import RunFolderError, each_row, read_file
-from equipoise.privacy import Budget, Journal, Sampling
+from equipoise.privacy import Journal
 from equipoise.privacy.ledger.journal import CloseEntry, RunEntry, read_journal
 from equipoise.privacy.ledger.journal_records import book_end
 from equipoise.statements import Statement
+from equipoise.training.arguments import Record, Run
 from equipoise.training.distributed import Processes
-from equipoise.training.folder.config_file import rebuild
+from equipoise.training.folder.config_file import ARGUMENTS, USUAL, Began, rebuild, settings_of
 from equipoise.training.folder.run_folder import RunFolder
 from equipoise.training.run_ledger import secrets_of
-from equipoise.training.setup.training_settings import TrainingSettings
+from equipoise.training.setup.training_inputs import TrainingInputs
 from equipoise.training.step import Result, StepReport
 from equipoise.training.traces import loaded
 
-__all__ = ["FinishedTraining", "check_same_run", "state_of", "undo_start"]
+__all__ = ["FinishedTraining", "check_same_run", "continued", "state_of", "undo_start"]
 
 LARGEST_STATEMENT = 1 << 24
 
@@ -47,9 +49,9 @@ def _has_ended(folder: RunFolder) -> bool:
         return False
     if folder.has_ended():
         return True
-    settings = rebuild(folder.read_config())[3]
-    run = secrets_of(folder, settings, existing=True).identity
-    entries = read_journal(settings.ledger_file or folder.journal)
+    began = rebuild(folder.read_config()).run
+    run = secrets_of(folder, began, existing=True).identity
+    entries = read_journal(began.journal or folder.journal)
     return any(isinstance(entry, CloseEntry) and entry.run == run for entry in entries)
 
 
@@ -62,17 +64,17 @@ def undo_start(folder: RunFolder) -> None:
     """
     folder.lock()
     try:
-        settings = rebuild(folder.read_config())[3] if folder.config.exists() else TrainingSettings()
-        has_key = settings.reproducible or (folder.private / "key").exists()
-        run = secrets_of(folder, settings, existing=True).identity if has_key else None
+        began = rebuild(folder.read_config()).run if folder.config.exists() else Run()
+        has_key = began.reproducible or (folder.private / "key").exists()
+        run = secrets_of(folder, began, existing=True).identity if has_key else None
         if folder.journal.exists():
             _check_unreleased(folder, read_journal(folder.journal))
-        if settings.ledger_file is not None and run is not None:
-            mine = [entry for entry in read_journal(settings.ledger_file) if entry.run == run]
+        if began.journal is not None and run is not None:
+            mine = [entry for entry in read_journal(began.journal) if entry.run == run]
             _check_unreleased(folder, mine)
             # Only a journal of this key is written to: the path may come from elsewhere.
             if mine:
-                journal = Journal(settings.ledger_file, existing=True)
+                journal = Journal(began.journal, existing=True)
                 try:
                     book_end(journal, run, stop_fixed_beforehand=True)
                 finally:
@@ -85,35 +87,53 @@ def undo_start(folder: RunFolder) -> None:
 def _check_unreleased(folder: RunFolder, entries: list[Any]) -> None:
     if any(not isinstance(entry, (RunEntry, CloseEntry)) for entry in entries):
         raise RunFolderError(
-            f"run_dir={str(folder.path)!r} holds no checkpoint, and its journal holds releases: the "
+            f"folder={str(folder.path)!r} holds no checkpoint, and its journal holds releases: the "
             "checkpoints were removed. Restore them from a copy, or name a new folder; what the run spent "
             "stays spent."
         )
 
 
-def check_same_run(
-    folder: RunFolder,
-    config: dict[str, Any],
-    sampling: Sampling,
-    budget: Budget | None,
-    settings: TrainingSettings,
-) -> None:
+def check_same_run(folder: RunFolder, began: Began, given: TrainingInputs) -> None:
     """Refuse to go on with a run under other sampling, budget or settings than it began with.
 
     Raises:
         ValueError: naming what differs.
     """
-    _, began_sampling, began_budget, began = rebuild(config)
-    given = {"sampling": sampling, "budget": budget} | dataclasses.asdict(settings)
-    before = {"sampling": began_sampling, "budget": began_budget} | dataclasses.asdict(began)
-    # The run holds the size that was chosen.
+    before = {"sampling": began.sampling, "budget": began.budget, **began.settings}
+    _check_same(folder, {"sampling": given.sampling, "budget": given.budget, **settings_of(given)}, before)
+
+
+def continued(folder: RunFolder, began: Began, given: TrainingInputs) -> TrainingInputs:
+    """What is given for a run that goes on, with the settings that it began with.
+
+    Raises:
+        ValueError: a setting is given that the run has not.
+    """
+    stated = {name: value for name, value in settings_of(given).items() if value != USUAL[name]}
+    if isinstance(given.unit, Record) and began.settings["unit"] == "user":
+        raise ValueError(
+            f"the run in folder={str(folder.path)!r} protects users: give unit=Users(owner=..., "
+            f"records_per_user={began.settings['records_per_user']}, rows={began.settings['user_rows']!r})"
+        )
+    path = folder.path if given.run.folder is None else Path(given.run.folder)
+    run = replace(began.run, folder=path, scheduler=given.run.scheduler, writers=given.run.writers)
+    unit = replace(given.unit, relation=began.settings["relation"])
+    data = replace(given.data, **began.of_data)
+    found = replace(given, data=data, unit=unit, run=run, compile=began.settings["compile"])
+    before = {"folder": folder.path, **began.settings}
+    _check_same(folder, {"folder": path, **settings_of(found), **stated}, before)
+    return found
+
+
+def _check_same(folder: RunFolder, given: Mapping[str, Any], before: Mapping[str, Any]) -> None:
+    # The run holds the size of a microbatch that was chosen.
     wrong = [name for name in given if given[name] != before[name] and name != "micro_batch_size"]
     if wrong:
-        name = wrong[0]
+        name = ARGUMENTS.get(wrong[0], wrong[0])
         raise ValueError(
-            f"{name}={given[name]!r} differs from the {name}={before[name]!r} that the run in "
-            f"run_dir={str(folder.path)!r} began with: a run keeps its settings. Give the same, or name a "
-            "new folder. Nothing was spent."
+            f"{name}={given[wrong[0]]!r} differs from the {name}={before[wrong[0]]!r} that the run in "
+            f"folder={str(folder.path)!r} began with: a run keeps its settings. Give the same, or name a new "
+            "folder. Nothing was spent."
         )
 
 

@@ -36,9 +36,9 @@ from equipoise.privacy.ledger.journal_records import JournalRecords
 from equipoise.privacy.mechanisms.gaussian import Gaussian
 from equipoise.privacy.noise.streams import NOISE, ReleaseStreams, released_type
 from equipoise.privacy.private import exact
+from equipoise.training.arguments import Run
 from equipoise.training.distributed import Processes
 from equipoise.training.folder.run_folder import RunFolder
-from equipoise.training.setup.training_settings import TrainingSettings
 from equipoise.training.setup.training_setup import TrainingSetup
 
 __all__ = [
@@ -70,17 +70,17 @@ def open_ledger(
     Raises:
         LedgerError: a run that begins has the public seed of one that the journal holds already.
     """
-    processes, settings = setup.processes, setup.settings
+    processes, run = setup.processes, setup.run
 
     def on_rank_0() -> Ledger:
-        secrets = secrets_of(folder, settings, existing=resume)
+        secrets = secrets_of(folder, run, existing=resume)
         if setup.rows.owners is not None:
             setup.rows.owners.choose(secrets.stream_key(0, _CHOICE))
         records, keys = setup.rows.fingerprint(), None
         if setup.plan.takes_turns:
             keys = setup.rows.keys(secrets)
             records = records if keys is None else digest({"records": records, "keys": keys})
-        file = settings.ledger_file or (None if folder is None else folder.journal)
+        file = run.journal or (None if folder is None else folder.journal)
         options = {
             "data_fingerprint": records,
             "keys": keys,
@@ -91,8 +91,8 @@ def open_ledger(
         try:
             # Held over both, so that of two runs that begin at once one finds the other.
             with journal.locked():
-                if settings.reproducible and not resume:
-                    _check_seed_is_new(journal, secrets, settings)
+                if run.reproducible and not resume:
+                    _check_seed_is_new(journal, secrets, run)
                 kind = ledger_class or setup.method.ledger_class
                 return kind(setup.plan, setup.budget, journal, secrets, **options, **(place or {}))
         except BaseException:
@@ -326,18 +326,18 @@ def own_ledger(ledger: Ledger | SharedLedger) -> Ledger:
     return ledger.own
 
 
-def booked_plan(folder: RunFolder, settings: TrainingSettings) -> PrivacyPlan:
+def booked_plan(folder: RunFolder, begun: Run) -> PrivacyPlan:
     """The plan that a run booked when it began.
 
     Args:
         folder: of a run that goes on; its key says which one it is.
-        settings: of the run.
+        begun: it, as its folder says.
 
     Raises:
         RuntimeError: the run has ended, and its key is deleted.
         JournalError: the journal does not hold the run; it is only read.
     """
-    run, file = secrets_of(folder, settings, existing=True).identity, settings.ledger_file
+    run, file = secrets_of(folder, begun, existing=True).identity, begun.journal
     with closing(Journal(file or folder.journal, read_only=True)) as journal:
         for entry in journal:
             if isinstance(entry, RunEntry) and entry.run == run:
@@ -350,17 +350,17 @@ def booked_plan(folder: RunFolder, settings: TrainingSettings) -> PrivacyPlan:
     )
 
 
-def secrets_of(folder: RunFolder | None, settings: TrainingSettings, existing: bool) -> Secrets:
+def secrets_of(folder: RunFolder | None, run: Run, existing: bool) -> Secrets:
     """The key of a run: its folder's, in memory, or of its public seed."""
-    seed = settings.seed if settings.reproducible else None
+    seed = run.seed if run.reproducible else None
     return Secrets(None if folder is None else folder.path, seed, existing=existing)
 
 
-def _check_seed_is_new(journal: Journal, secrets: Secrets, settings: TrainingSettings) -> None:
+def _check_seed_is_new(journal: Journal, secrets: Secrets, run: Run) -> None:
     """The name of a run is that of its key, and a public seed gives every run the same one."""
     if secrets.identity in JournalRecords.of(journal).runs:
         raise LedgerError(
-            f"seed={settings.seed} with reproducible=True names a run that ledger_file="
-            f"{settings.ledger_file!r} holds already: its noise would be repeated and nothing charged. Give "
-            "another seed or another journal, or go on with that run. Nothing was spent"
+            f"seed={run.seed} with reproducible=True names a run that journal={run.journal!r} holds "
+            "already: its noise would be repeated and nothing charged. Give another seed or another journal, "
+            "or go on with that run. Nothing was spent"
         )

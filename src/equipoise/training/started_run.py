@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,7 +17,6 @@ from typing import Any
 import torch
 
 from equipoise._dtensor import is_dtensor
-from equipoise._lazy import later
 from equipoise._version import ENGINE, __version__
 from equipoise.gradients.capture.random_numbers import random_numbers_from
 from equipoise.privacy import Ledger, mark, unmark
@@ -35,7 +34,7 @@ from equipoise.training.folder.sharded_checkpoint import (
     without_parts,
 )
 from equipoise.training.forwards import moved
-from equipoise.training.metrics import MetricsLog, MetricWriter
+from equipoise.training.metrics import MetricsLog
 from equipoise.training.read_items import ReadItems
 from equipoise.training.record_source import DataError
 from equipoise.training.run_ledger import SharedLedger, open_ledger, own_ledger
@@ -82,11 +81,11 @@ class StartedRun:
         """
         setup, folder = self.setup, self.folder
         if folder is None:
-            raise RuntimeError("this training has no run_dir for checkpoints: give it run_dir=...")
+            raise RuntimeError("this training has no folder for checkpoints: give it run=...")
         with setup.processes.together():
             self.steps.check()
         average = None if setup.average is None else setup.average.values
-        state = collect_state(setup.model, setup.optimizer, setup.scheduler) | {
+        state = collect_state(setup.model, setup.optimizer, setup.run.scheduler) | {
             "average": average,
             "method": mark(self.steps.state),
             "ledger": mark(self.synced_place()),
@@ -107,8 +106,6 @@ def start_run(
     folder: RunFolder | None,
     *,
     ledger_class: Callable[..., Ledger] | None,
-    writers: Sequence[MetricWriter],
-    on_create: Callable[[Path], None] | None,
 ) -> StartedRun:
     """Begin a run: make its folder, book its plan, write the first checkpoint.
 
@@ -116,8 +113,6 @@ def start_run(
         setup: of the training.
         folder: of the run, or None to keep everything in memory.
         ledger_class: of an audit, which looks through it; None for the one that the method names.
-        writers: further takers of the publishable metrics.
-        on_create: called with the folder before the first checkpoint is written.
     """
     processes = setup.processes
     with ExitStack() as undo:
@@ -132,20 +127,14 @@ def start_run(
                 day = time.strftime("%Y-%m-%d", time.gmtime())
                 begun = {"begun": day, "version": __version__, "engine": ENGINE}
                 processes.first(lambda: folder.write_config(setup.config(setup.found) | begun))
-            if setup.settings.simulation is not None:
-                ledger_class = later("equipoise.published.ledger").PublishedLedger
             ledger = open_ledger(setup, folder, ledger_class=ledger_class)
             if processes.is_first:
                 undo.callback(_give_up, own_ledger(ledger))
-            simulation = setup.settings.simulation
-            if simulation is not None:  # like a method without noise, at the start and once
-                processes.first(lambda: own_ledger(ledger).call("disclose", {}, simulation))
             _note_items(setup, folder, ledger)
-            steps, metrics = StepRunner(setup, ledger), MetricsLog(setup, folder, writers, done=0)
+            steps, metrics = StepRunner(setup, ledger), MetricsLog(setup, folder, done=0)
             run = StartedRun(setup, folder, ledger, steps, metrics, {})
             if folder is not None:
-                if on_create is not None:
-                    processes.first(lambda: on_create(folder.path))
+                processes.first(lambda: setup.run.created(folder.path))
                 run.save_checkpoint({})
         undo.pop_all()
     return run
@@ -156,7 +145,6 @@ def continue_run(
     folder: RunFolder,
     *,
     ledger_class: Callable[..., Ledger] | None,
-    writers: Sequence[MetricWriter],
 ) -> StartedRun:
     """Go on with a run from its last whole checkpoint; arguments as for `start_run`.
 
@@ -192,7 +180,7 @@ def continue_run(
                 setup = replace(setup, found=Assumption.of_all([*setup.found, Assumption.OTHER_DATA]))
             if processes.is_first and setup.plan.releases:
                 _warn_of_other_processes(own_ledger(ledger), saved.get("processes"), processes.count)
-            steps, metrics = StepRunner(setup, ledger, done, state), MetricsLog(setup, folder, writers, done)
+            steps, metrics = StepRunner(setup, ledger, done, state), MetricsLog(setup, folder, done)
             # Before its first release: a run that is killed later keeps what this process found.
             processes.first(lambda: folder.write_assumptions(setup.found))
         undo.pop_all()
@@ -212,7 +200,7 @@ def _note_items(
     to_go_on = (
         "a record could be in two draws of an epoch. Give the data as they were. With other records, begin a "
         "new run with this run's journal "
-        f"(ledger_file={setup.settings.ledger_file or str(folder and folder.journal)!r}), which counts "
+        f"(run=Run(journal={setup.run.journal or str(folder and folder.journal)!r})), which counts "
         "epochs anew and adds what both cost"
     )
     if folder is not None and processes.first(lambda: not _finds_records(folder, own_ledger(ledger))):
@@ -331,7 +319,7 @@ def _has_other_data(ledger: Ledger) -> bool:
         "data hold other records than those that this run began with. Its epsilon holds only where the "
         "change followed from nothing that the run released, and the statement says so; names in owner or "
         "ids must be those of the start, and no ranks. Resume with the same records, or begin a new run with "
-        "the same ledger_file for the others.",
+        "the same journal for the others.",
         stacklevel=2,
     )
     return True
@@ -365,7 +353,7 @@ def _take_over(
     Returns:
         The ledger's place, the method's state and the last evaluation.
     """
-    restore_state(saved, setup.model, setup.optimizer, setup.scheduler)
+    restore_state(saved, setup.model, setup.optimizer, setup.run.scheduler)
     try:
         if setup.average is not None:
             values = saved["average"].items()

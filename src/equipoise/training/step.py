@@ -53,7 +53,7 @@ class StepReport:
         noise_std: standard deviation of the noise on that sum.
         released_norm: norm of the estimate.
         noise_norm: expected norm of the estimate's noise, for comparison.
-        epsilon: spent so far, where it was computed (see `epsilon_every`).
+        epsilon: spent so far, at every twentieth part of the steps; None between them.
     """
 
     step: int
@@ -123,7 +123,7 @@ CHANGED = (
 FIXED = (
     "What is trained is fixed at the start. Nothing was drawn for this step; put it back as it was. To train "
     "a parameter for some of the steps, leave it trainable, give it a group of its own in the optimizer, and "
-    "set the rate of that group to 0 for the others; or train in two runs with one ledger_file, which adds "
+    "set the rate of that group to 0 for the others; or train in two runs with one journal, which adds "
     "up what they cost"
 )
 
@@ -210,7 +210,7 @@ class StepRunner:
         self.constants = Constants(
             setup.model,
             setup.rows.engine.loss,
-            (setup.augmentation, setup.collate),
+            (setup.data.augmentation, setup.data.collate),
             setup.try_again,
             setup.rows.engine.trace_anew,
             () if self._step is None else (self._step,),
@@ -576,8 +576,8 @@ class StepRunner:
         self._left, self._versions_left = left, versions
         if self._setup.average is not None:
             self._setup.average.update(self.done - 1)
-        if self._setup.scheduler is not None:
-            self._setup.scheduler.step()
+        if self._setup.run.scheduler is not None:
+            self._setup.run.scheduler.step()
 
     def _estimate(self, before: str) -> tuple[_Estimate, Sequence[Unread[Any]]]:
         """The method's estimate of the gradient and its next state, and what of it has to be read.

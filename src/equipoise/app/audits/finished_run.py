@@ -50,7 +50,7 @@ def neighbours_of(
     return audit_neighbours(
         experiment.model,
         experiment.loss,
-        experiment.records,
+        experiment.data,
         sampling=experiment.sampling,
         method=method,
         positions=positions,
@@ -58,17 +58,9 @@ def neighbours_of(
         threads=threads,
         seed=settings.seed,
         budget=budget,
-        augmentation=experiment.augmentation,
-        views=settings.views or 1,
-        micro_batch_size=settings.micro_batch_size,
-        relation=settings.neighbours(),
+        unit=experiment.unit,
         hardened=settings.hardened,
         device=settings.device,
-        allow_public_duplicates=settings.public_records is not None,
-        unit=settings.unit or "record",
-        owner=experiment.owner,
-        records_per_user=settings.records_per_user,
-        user_rows=settings.user_rows,  # type: ignore[arg-type]
     )
 
 

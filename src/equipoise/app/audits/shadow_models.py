@@ -139,7 +139,7 @@ def _attack(experiment: Experiment, models: int, note: Callable[[], None]) -> tu
             optimizer=optimizer,
             scheduler=make_scheduler(settings, optimizer, experiment.sampling.steps),
         )
-        training = build_training(mine, on_disk=False, epsilon_every=10**9)
+        training = build_training(mine, on_disk=False)
         if not epsilons:
             plan = training.plan
             epsilons.append(plan.epsilon(training.delta).value if plan.releases else None)

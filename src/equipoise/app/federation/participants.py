@@ -29,6 +29,7 @@ from equipoise.federated.registry import FederatedMethod, FederationSetup, find_
 from equipoise.federated.round_protocol import protocol_of
 from equipoise.federated.server import pick_clients
 from equipoise.privacy import Budget, gaussian_mu
+from equipoise.training import Data, Record, Run
 from equipoise.training.population import population_told_elsewhere
 
 __all__ = ["ClientMaker", "Federation", "federation"]
@@ -129,20 +130,19 @@ class Federation:
             return Client(
                 self.model(),
                 protocol_of(method).client_loss or self.setup.loss,
-                self.dataset.train.subset(self.parts[number]),
+                Data(self.dataset.train.subset(self.parts[number]), microbatch_size=base.micro_batch_size),
                 kind.of_size(size, n, max(1, self.planned[number]) * K),
                 method,
                 local_steps=K,
                 budget=budget,
                 learning_rate=base.learning_rate,
-                folder=folder,
-                seed=(base.seed << 16) + number,
-                reproducible=base.reproducible,
-                relation=base.neighbours(),
-                hardened=base.hardened,
-                micro_batch_size=base.micro_batch_size,
-                # they were set apart by number, so that equal ones are different records
-                allow_public_duplicates=self.public is not None,
+                unit=Record(relation=base.neighbours()),
+                run=Run(
+                    folder,
+                    seed=(base.seed << 16) + number,
+                    reproducible=base.reproducible,
+                    hardened=base.hardened,
+                ),
             )
 
 

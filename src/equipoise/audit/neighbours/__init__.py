@@ -32,7 +32,6 @@ from equipoise.audit.neighbours.neighbour_findings import (
     NeighbourAudit,
     NeighbourPair,
 )
-from equipoise.audit.neighbours.neighbour_trainings import NeighbourSettings
 from equipoise.audit.neighbours.scaled_copies import SCALES
 
 __all__ = [
@@ -41,6 +40,5 @@ __all__ = [
     "SCALES",
     "NeighbourAudit",
     "NeighbourPair",
-    "NeighbourSettings",
     "audit_neighbours",
 ]

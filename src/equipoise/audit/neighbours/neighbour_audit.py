@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Unpack
+from typing import Any
 
 import torch
 from torch import nn
 
 from equipoise import _validate
 from equipoise.audit.neighbours.neighbour_findings import CHANGES, NeighbourAudit, NeighbourPair
-from equipoise.audit.neighbours.neighbour_trainings import NeighbourSettings, NeighbourTrainings
+from equipoise.audit.neighbours.neighbour_trainings import NeighbourTrainings
 from equipoise.audit.neighbours.silent_record import WholeDrawError
 from equipoise.gradients.engine_inputs import Loss
 from equipoise.methods import Method
-from equipoise.privacy import FullBatch, Sampling, Unit, WithoutReplacement
+from equipoise.privacy import Budget, FullBatch, Sampling, Unit, WithoutReplacement
+from equipoise.training.arguments import Data, Record, Users, unit_of
 from equipoise.training.owners import Owners, column_of
 from equipoise.training.record_source import RecordSource
-from equipoise.training.setup.training_settings import refuse_unknown
 
 __all__ = ["audit_neighbours"]
 
@@ -36,16 +36,19 @@ def audit_neighbours(
     threads: Sequence[int] = (1,),
     seed: int = 0,
     optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer] | None = None,
-    **settings: Unpack[NeighbourSettings],
+    unit: Record | Users | str = "record",
+    budget: Budget | None = None,
+    hardened: bool = False,
+    device: str | torch.device | None = None,
 ) -> NeighbourAudit:
     """Measure how far the released sums move when one record enters, leaves or is replaced.
 
-    With `unit="user"` it is one user with all records, of which the training uses the number that it may.
+    With `unit=Users(...)` it is one user with all records, of which the training uses the number that it may.
 
     Nothing is released or spent, and the model is not moved: copies are trained.
 
     Args:
-        model, loss, data: as for `PrivateTraining`.
+        model, loss, data: as for `PrivateTraining`; `data` may be `Data`.
         sampling: of the training; all records in every step by default.
         method: `DPSGD(noise_multiplier=1.0)` by default. One without a multiplier needs a `budget`.
         positions: how many records or users, spread over the draw, are added, removed and replaced. Where
@@ -57,7 +60,8 @@ def audit_neighbours(
         threads: numbers of processor threads to try.
         seed: of the draws and of the places.
         optimizer: parameters -> optimiser; plain SGD at 0.1 by default. It matters after the first step.
-        settings: as for `PrivateTraining`.
+        unit, budget, device: as for `PrivateTraining`.
+        hardened: as for `Run`.
 
     Raises:
         ValueError: fewer than two records or users, no number of threads, a change that sampling or method
@@ -79,14 +83,25 @@ def audit_neighbours(
         )
     for count in threads:
         _validate.count("the number of processor threads", threads=count)
-    refuse_unknown("audit_neighbours", settings, NeighbourSettings)
-    sampling, kinds = _checked(_drawn(data, settings), sampling, changes, steps)
+    given, whom = Data.of(data), unit_of(unit)
+    sampling, kinds = _checked(_drawn(given, whom), sampling, changes, steps)
     left_out = {} if changes is not None else {kind: FIXED_SIZE for kind in CHANGES if kind not in kinds}
     pairs: list[NeighbourPair] = []
     for count in threads:
         with _threads(count):
             audited = NeighbourTrainings(
-                model, loss, data, sampling, method, positions, seed, optimizer, settings
+                model,
+                loss,
+                given,
+                sampling,
+                method,
+                positions,
+                seed,
+                optimizer,
+                hardened,
+                unit=whom,
+                budget=budget,
+                device=device,
             )
             for number in range(positions):
                 for kind in kinds:
@@ -107,7 +122,7 @@ def audit_neighbours(
         method=setup.method.name,
         steps=steps,
         records=audited.records,
-        micro_batch_size=int(setup.settings.micro_batch_size or 0),
+        micro_batch_size=setup.rows.micro_batch_size,
         draws_numbers=audited.draws_numbers,
         left_out=left_out,
         delta=setup.delta,
@@ -120,17 +135,17 @@ FIXED_SIZE = "subsets of a fixed size are accounted under replace-one alone"
 WHOLE_DRAW = "the method looks at all rows of a draw at once"
 
 
-def _drawn(data: Any, settings: NeighbourSettings) -> int:
+def _drawn(data: Data, unit: Record | Users) -> int:
     """How many records, or users where they are drawn, there are; at least two."""
-    owner = settings.get("owner")
+    owner, held = unit.owner, data.records
     if isinstance(owner, str):
-        owner, data = column_of(data, owner)
-    records = len(RecordSource(data, settings.get("collate")))
+        owner, held = column_of(held, owner)
+    records = len(RecordSource(held, data.collate))
     units = records if owner is None else Owners(owner, Unit("user")).count
     if units < 2:
         name = "record" if owner is None else "user"
         raise ValueError(f"data holds {units} {name}: neighbours need at least two")
-    return units if settings.get("user_rows") in ("sum", "mean") else records
+    return units if unit.protected.joined is not None else records
 
 
 def _checked(

@@ -6,9 +6,9 @@ import copy
 import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import nn
@@ -25,33 +25,19 @@ from equipoise.audit.neighbours.scaled_copies import (
 from equipoise.audit.neighbours.silent_record import SilentMethod
 from equipoise.gradients.engine_inputs import Loss
 from equipoise.methods import DPSGD, Method
-from equipoise.privacy import Budget, Sampling
+from equipoise.privacy import Sampling
 from equipoise.privacy.accounting.epsilon import gaussian_epsilon
 from equipoise.privacy.mechanisms.base import Sums
 from equipoise.statements.assumptions import Assumption
+from equipoise.training.arguments import Run
 from equipoise.training.owners import UserSource
 from equipoise.training.record_source import RecordSource
 from equipoise.training.run_ledger import open_ledger
 from equipoise.training.setup.training_inputs import TrainingInputs
-from equipoise.training.setup.training_settings import CommonSettings, TrainingSettings
 from equipoise.training.setup.training_setup import TrainingSetup, prepare
 from equipoise.training.step import StepRunner
 
-__all__ = ["NeighbourSettings", "NeighbourTrainings"]
-
-
-class NeighbourSettings(CommonSettings, total=False):
-    """Arguments that mean what they mean for `PrivateTraining`."""
-
-    views: int
-    unit: str
-    owner: Any
-    records_per_user: int | None
-    user_rows: Literal["sum", "mean", "update"] | None
-    budget: Budget | None
-    augmentation: Callable[[Any, torch.Generator], Any] | None
-    collate: Callable[[list[Any]], Any] | None
-    device: str | torch.device | None
+__all__ = ["NeighbourTrainings"]
 
 
 class NeighbourTrainings:
@@ -67,15 +53,13 @@ class NeighbourTrainings:
         positions: int,
         seed: int,
         optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer] | None,
-        settings: NeighbourSettings,
+        hardened: bool,
+        **given: Any,
     ) -> None:
-        collate = settings.get("collate")
-        given: dict[str, Any] = {**settings}
-        own = {item.name for item in fields(TrainingSettings)} & given.keys()
         self._positions, self._seed = positions, seed
         self._optimizer = optimizer or (lambda parameters: torch.optim.SGD(parameters, lr=0.1))
         copied = copy.deepcopy(model)
-        inputs = TrainingInputs(
+        inputs = TrainingInputs.of(
             model=copied,
             optimizer=self._optimizer([p for p in copied.parameters() if p.requires_grad]),
             loss=loss,
@@ -83,12 +67,11 @@ class NeighbourTrainings:
             sampling=sampling,
             method=method or DPSGD(noise_multiplier=1.0),
             # Reproducible: both sides draw alike. Nothing leaves.
-            settings=TrainingSettings(
-                seed=seed, reproducible=True, **{name: given.pop(name) for name in own}
-            ),
+            run=Run(seed=seed, reproducible=True, hardened=hardened),
             **given,
         )
-        source = RecordSource(inputs.data, collate)  # without a column that names users
+        records, collate = inputs.data.records, inputs.data.collate  # without a column that names users
+        source = RecordSource(records, collate)
         self.records = len(source)
         self.setup = setup = prepare(inputs)
         self._owners = setup.rows.owners
@@ -116,7 +99,7 @@ class NeighbourTrainings:
             for unit, scale in zip(entering, self._scales, strict=True)
         ]
         self._rows = copy.copy(setup.rows)
-        self._rows.source = with_copies(source, inputs.data, list(itertools.chain(*copies)), collate)
+        self._rows.source = with_copies(source, records, list(itertools.chain(*copies)), collate)
         if self._owners is not None:
             self._rows.owners = self._owners.with_newcomers([len(one) for one in copies])
             if self._users_drawn:
@@ -189,8 +172,8 @@ class NeighbourTrainings:
             for name, parameter in setup.parameters.items():
                 parameter.copy_(self._start[name])
         optimizer = self._optimizer(list(setup.parameters.values()))
-        seeded = replace(setup.settings, seed=1000 * self._seed + number)
-        here = replace(setup, optimizer=optimizer, settings=seeded, rows=self._rows)
+        seeded = replace(setup.run, seed=1000 * self._seed + number)
+        here = replace(setup, optimizer=optimizer, run=seeded, rows=self._rows)
         if silent is not None:
             method: Any = SilentMethod(setup.method, silent)
             here = replace(here, method=method)

@@ -703,7 +703,7 @@ class Ledger:
         if self.record.closed:
             raise PlanUsedUpError(
                 "the run was closed: what it had left of its plan was given up, and other runs may have it "
-                "now. Nothing was released and nothing was charged; start a new run with the same ledger_file"
+                "now. Nothing was released and nothing was charged; start a new run with the same journal"
             )
 
     def _delta(self, delta: float | None) -> float:

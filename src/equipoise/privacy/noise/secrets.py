@@ -191,7 +191,7 @@ def _read_key(path: Path) -> bytes:
         raise RuntimeError(
             f"{path} holds no key: the run has ended and its key was deleted, or the file was removed. "
             "Nothing more can be released under it and nothing was spent; read the statement in its folder, "
-            "or start a new run, with one ledger_file for both"
+            "or start a new run, with one journal for both"
         ) from None
     # A key of zeros is one that a killed process was overwriting (`delete_key`).
     if len(key) != 32 or key == b"\0" * 32:

@@ -164,7 +164,7 @@ class Checkpoints:
             raise CheckpointError(
                 "no checkpoint is whole: "
                 + " ".join(problems)
-                + " Start a new run with the journal of this one as ledger_file=...: what this one spent "
+                + " Start a new run with the journal of this one, run=Run(journal=...): what this one spent "
                 "stays spent."
             )
         raise CheckpointError(

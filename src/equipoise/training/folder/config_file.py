@@ -4,24 +4,98 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from equipoise import _validate
 from equipoise._version import ENGINE, __version__
 from equipoise.methods import Method, PublicRecords, find
 from equipoise.methods.configuration import NotInFileError, UnknownSettingsError, read_settings
 from equipoise.methods.registry import registered
-from equipoise.privacy import Budget, Sampling, sampling_from
+from equipoise.privacy import Budget, Sampling, Unit, sampling_from
+from equipoise.privacy.accounting.epsilon import check_relation
 from equipoise.statements.assumptions import Assumption
-from equipoise.training.setup.training_settings import TrainingSettings
+from equipoise.training.arguments import Data, Run
+
+if TYPE_CHECKING:
+    from equipoise.training.setup.training_inputs import TrainingInputs
 
 __all__ = [
+    "ARGUMENTS",
+    "USUAL",
+    "Began",
     "described_method",
     "found_before",
     "rebuild",
     "rebuild_method",
     "refuse_other_engine",
+    "settings_of",
 ]
+
+# The names in the file are those that an argument had when files were first written.
+_OF_RUN = {
+    "seed": "seed",
+    "reproducible": "reproducible",
+    "ema_decay": "ema_decay",
+    "ledger_file": "journal",
+    "hardened": "hardened",
+    "starts_from": "starts_from",
+    "trust": "trust",
+}
+_OF_DATA = {"micro_batch_size": "microbatch_size", "views": "views"}
+ARGUMENTS = {**_OF_RUN, **_OF_DATA, "user_rows": "rows"}
+"""Fields that have another name than in the file, and further ones, by the name there."""
+
+USUAL: dict[str, Any] = {
+    **{name: getattr(Run, field) for name, field in _OF_RUN.items()},
+    **{name: getattr(Data, field) for name, field in _OF_DATA.items()},
+    "relation": "add_or_remove_one",
+    "unit": "record",
+    "records_per_user": None,
+    "user_rows": None,
+    "compile": False,
+}
+"""The settings of a run that states none."""
+
+_GONE = ("epsilon_every", "allow_public_duplicates", "noise_for_cohort")
+
+
+@dataclass(frozen=True)
+class Began:
+    """What a run began with, from its `config.json`.
+
+    Attributes:
+        plan: fingerprint of its plan.
+        sampling, budget: as given.
+        settings: by their names in the file, those that it leaves out too.
+        run: of these, the fields of `Run`.
+    """
+
+    plan: str
+    sampling: Sampling
+    budget: Budget | None
+    settings: dict[str, Any]
+    run: Run
+
+    @property
+    def of_data(self) -> dict[str, Any]:
+        """Of the settings, those of `Data`."""
+        return {field: self.settings[name] for name, field in _OF_DATA.items()}
+
+
+def settings_of(given: TrainingInputs) -> dict[str, Any]:
+    """The plain settings of a training, by their names in `config.json`."""
+    unit = given.unit.protected
+    return {
+        **{name: getattr(given.run, field) for name, field in _OF_RUN.items()},
+        **{name: getattr(given.data, field) for name, field in _OF_DATA.items()},
+        "relation": given.unit.relation,
+        "unit": unit.name,
+        "records_per_user": unit.records if unit.name == "user" else None,
+        "user_rows": unit.rows,
+        "compile": given.compile,
+    }
 
 
 def refuse_other_engine(config: Mapping[str, Any], folder: Path) -> None:
@@ -36,22 +110,33 @@ def refuse_other_engine(config: Mapping[str, Any], folder: Path) -> None:
     named = f"equipoise {began}" if isinstance(began, str) else "an earlier version of equipoise"
     resumes = f"with equipoise=={began}" if isinstance(began, str) else "with the version that began it"
     raise ValueError(
-        f"the run in run_dir={str(folder)!r} was begun by {named}, whose steps compute other bits than "
+        f"the run in folder={str(folder)!r} was begun by {named}, whose steps compute other bits than "
         f"those of this one ({__version__}): resume it {resumes}, or start a new run, with one "
-        "ledger_file for both. Nothing was spent."
+        "journal for both, run=Run(journal=...). Nothing was spent."
     )
 
 
-def rebuild(config: Mapping[str, Any]) -> tuple[str, Sampling, Budget | None, TrainingSettings]:
-    """Fingerprint of the plan, sampling, budget and settings from a `config.json`.
+def rebuild(config: Mapping[str, Any]) -> Began:
+    """What a run began with, from its `config.json`.
 
     Raises:
         ValueError: it was damaged or edited, or another version wrote it.
     """
     with _whole("plan, sampling, budget or settings"):
-        given, settings = config["budget"], read_settings(TrainingSettings, config["settings"])
+        given, found = config["budget"], {**USUAL, **config["settings"]}
         budget = None if given is None else Budget(**read_settings(Budget, given))
-        return config["plan"], sampling_from(config["sampling"]), budget, TrainingSettings(**settings)
+        found.pop("epsilon_every", None)  # of a version before; it changed no step
+        gone = [name for name in _GONE if found.pop(name, None)]  # of one, too: nothing is lost if it was off
+        if unknown := {*gone, *found.keys()} - USUAL.keys():
+            raise UnknownSettingsError(sorted(unknown), Run, ", ".join(USUAL))
+        run = Run(**{field: found[name] for name, field in _OF_RUN.items()})
+        found["trust"] = run.trust  # JSON has no tuples
+        # What is no such argument raises.
+        Data((), **{field: found[name] for name, field in _OF_DATA.items()})
+        Unit(found["unit"], found["records_per_user"] if found["unit"] == "user" else 1, found["user_rows"])
+        check_relation(found["relation"])
+        _validate.instance(bool, "False", compile=found["compile"])
+        return Began(config["plan"], sampling_from(config["sampling"]), budget, found, run)
 
 
 def rebuild_method(

@@ -79,20 +79,20 @@ class RunFolder:
             FileExistsError: it holds a run already.
             OSError: the folder cannot be made; the message says why and what to do.
         """
-        make_folder(self.path, "run_dir")
+        make_folder(self.path, "folder")
         if self.config.exists() or self.journal.exists() or self.checkpoints.steps():
             ended = self.config.exists() and self.has_ended()
             state = "which is finished" if ended else "not finished yet"
             ways = f"{LOAD.format(str(self.model))}, and {BOTH}" if ended else f"to go on, {BOTH}"
             raise FileExistsError(
-                f"run_dir={str(self.path)!r} holds a run already, {state}: {ways}. Or name a new folder; "
+                f"folder={str(self.path)!r} holds a run already, {state}: {ways}. Or name a new folder; "
                 "what the old run spent stays spent."
             )
         try:
             self.private.mkdir(exist_ok=True, mode=0o700)
             self.private.chmod(0o700)
         except OSError as error:
-            raise explained(error, f"run_dir={str(self.path)!r}") from error
+            raise explained(error, f"folder={str(self.path)!r}") from error
 
     def lock(self) -> None:
         """Keep others off this run, in this process too, until `unlock` or the end of the process.
@@ -111,7 +111,7 @@ class RunFolder:
         except OSError:
             self.unlock()
             raise RuntimeError(
-                f"run_dir={str(self.path)!r} is being trained by another process, or by another training of "
+                f"folder={str(self.path)!r} is being trained by another process, or by another training of "
                 "this one: each would count only its own releases. Wait for it, stop it, or close() that "
                 "training; nothing was spent."
             ) from None
@@ -183,7 +183,7 @@ class RunFolder:
         """
         if not self.config.exists():
             raise FileNotFoundError(
-                f"run_dir={str(self.path)!r} holds no config.json: no run of equipoise lies here. Name the "
+                f"folder={str(self.path)!r} holds no config.json: no run of equipoise lies here. Name the "
                 "folder that the run was started with."
             )
         config = read_object(self.config)

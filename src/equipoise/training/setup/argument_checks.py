@@ -14,7 +14,6 @@ from equipoise._dtensor import is_dtensor
 from equipoise.gradients.engine_inputs import check_model, trainable_parameters
 from equipoise.methods import METHODS, Method, find
 from equipoise.training.distributed import Processes
-from equipoise.training.setup.training_settings import TrainingSettings
 
 __all__ = [
     "check_optimizer",
@@ -128,7 +127,7 @@ def check_scheduler(scheduler: Any, optimizer: torch.optim.Optimizer) -> None:
 
 
 def check_sharding(
-    parameters: dict[str, nn.Parameter], method: Method, settings: TrainingSettings, processes: Processes
+    parameters: dict[str, nn.Parameter], method: Method, hardened: bool, processes: Processes
 ) -> None:
     """All processes hold parts of the model, and the method asks for nothing that needs it whole.
 
@@ -140,7 +139,7 @@ def check_sharding(
     if parts and how not in method.split_models:
         taken = [kind.__name__ for kind in map(find, METHODS) if how in kind.split_models]
         refused = f"method={method.name!r} was not made for them: take {' or '.join(taken)}"
-    elif parts and settings.hardened:
+    elif parts and hardened:
         refused = "hardened=True draws its noise number by number: leave it out"
     for name, parameter in parts.items():
         if parameter.device_mesh.size() != processes.count:

@@ -104,7 +104,7 @@ def _checked(model: nn.Module, loss: Loss, source: RecordSource, device: torch.d
     except Exception as error:
         raise DataError(
             f"the records {ids.tolist()} of data cannot be read: {where_raised(error)}. Items of different "
-            "sizes need collate=..., which pads them to one width. Nothing was spent."
+            "sizes need Data(..., collate=...), which pads them to one width. Nothing was spent."
         ) from cause_of(error)
     batch = moved(taken, device)
     count = num_records(batch)

@@ -76,7 +76,7 @@ def choose_micro_batches(
     Raises:
         DataError: records share random numbers, and the data hold more of them than the stated population.
     """
-    given, sampling = inputs.settings.micro_batch_size, inputs.sampling
+    given, sampling = inputs.data.microbatch_size, inputs.sampling
     # What is measured on these is published: the micro-batch size, and how rows round.
     takes_zeros, public = False, prepared
     with suppress(Exception):  # an augmentation that does not take them

@@ -11,8 +11,8 @@ row that a hundredth of the records share are no copy.
 *Public records.* Every guarantee of a method with public records assumes that none of them is a private
 record; a split gone wrong would break it unnoticed. So the rows are compared, in all tensors that a public
 batch holds. Equal bytes need not be one person's record: short records of different persons agree by chance.
-Only the data owner can know, and then says so (`allow_public_duplicates`); the statement repeats it, found or
-not.
+Whose they are only the data owner can know; a private record that equals a public one can be left out of the
+data whoever it is, since that looks at no other record.
 
 Both look at private data and can end the training before it begins, as the validation of the data does: the
 answer goes to the data owner only, and what is published afterwards speaks of data sets without such copies.
@@ -37,13 +37,14 @@ from torch import Tensor, nn
 from equipoise._dtensor import local_part
 from equipoise._tree import named_leaves
 from equipoise.gradients.capture.attributes import is_own
+from equipoise.gradients.engine_inputs import num_records
 from equipoise.methods import Method
 from equipoise.privacy.noise.uniform import keyed_hash
-from equipoise.statements.assumptions import ALLOWED, NOT_COMPARED
+from equipoise.statements.assumptions import NOT_COMPARED
 from equipoise.training.owners import UserSource, flattened
 from equipoise.training.record_source import DataError, RecordSource
 
-__all__ = ["check_held", "check_public", "held_tensors", "public_assumptions"]
+__all__ = ["are_copies", "check_held", "check_public", "held_tensors", "public_assumptions"]
 
 FEWEST_VALUES, FEWEST_WHOLE_NUMBERS, SHORTEST_COLUMN = 4, 8, 16
 """Different values that a row needs to count, of fractions and of whole numbers; entries of a column."""
@@ -55,9 +56,7 @@ AT_ONCE = 2**16
 """Records that are compared at a time."""
 
 
-def check_held(
-    model: nn.Module, loss: Any, source: RecordSource, example: Any, population: int, allowed: bool
-) -> list[str]:
+def check_held(model: nn.Module, loss: Any, source: RecordSource, example: Any, population: int) -> list[str]:
     """Refuse copies of private records among the tensors that model and loss hold.
 
     Args:
@@ -65,10 +64,9 @@ def check_held(
         source: the records; all are compared where they lie in memory.
         example: a batch of the records that were read so far, which are compared otherwise.
         population: as stated. The private number of records is not used: which tensors are as long is said.
-        allowed: records that are public too; copies are named.
 
     Returns:
-        Names of the tensors that are as long as the population, and of allowed copies.
+        Names of the tensors that are as long as the population.
 
     Raises:
         DataError: naming a tensor that holds private records.
@@ -82,14 +80,13 @@ def check_held(
         if held.requires_grad and held.is_leaf and id(held) not in trained:
             untrained.append(name)
         is_copy = here.layout is torch.strided and any(_holds_copy(here, field) for field in fields)
-        if is_copy and not allowed:
+        if is_copy:
             raise DataError(
                 f"{name} holds private records: a column or records of data stand there as they are, and no "
                 "epsilon covers what a model holds. Give each record its own part as a field of data, and "
-                "read it from the batch; if these records are public too, give allow_public_duplicates=True "
-                "(the statement then names the tensor). Nothing was spent."
+                "read it from the batch; records that are public too leave out of data. Nothing was spent."
             )
-        if is_copy or (held.ndim and held.shape[0] == population):
+        if held.ndim and held.shape[0] == population:
             named.add(name)
     if untrained:
         warnings.warn(
@@ -200,53 +197,48 @@ def _are_ordered(rows: Tensor) -> Tensor:
     return (behind >= ahead).all(-1) | (behind <= ahead).all(-1)
 
 
-def check_public(source: RecordSource, method: Method, allowed: bool) -> None:
+def check_public(source: RecordSource, method: Method) -> None:
     """Refuse public records that are private ones.
 
     Args:
         source: the private records.
         method: whose public records are looked at.
-        allowed: equal records are those of different persons; nothing is compared.
 
     Raises:
         DataError: a public record equals a private one in every byte.
     """
-    if allowed or not source.is_scanned:
+    if not source.is_scanned:
         return
     for public in method.public_batches():
-        found = _copies(public.batch, source.batch())
+        found = int(are_copies(source.batch(), public.batch).sum())
         if found:
             raise DataError(
-                f"{found} of the {len(public)} public records equal private records of data, and a public "
-                "record gets no protection. Take them out of data or out of the public ones; if they are "
-                "other persons', give allow_public_duplicates=True, which the statement then names."
+                f"{found} records of data equal some of the {len(public)} public ones, and a public record "
+                "gets no protection. Leave them out of data, whoever's they are: that looks at "
+                "no other record, and the guarantee stays. Nothing was spent."
             )
 
 
-def public_assumptions(is_scanned: bool, method: Method, allowed: bool) -> list[str]:
+def public_assumptions(is_scanned: bool, method: Method) -> list[str]:
     """What the statement says of the comparison; it follows from the settings, not from the records."""
-    if not method.public_batches():
-        return []
-    if allowed:
-        return [ALLOWED]
-    return [] if is_scanned else [NOT_COMPARED]
+    return [NOT_COMPARED] if method.public_batches() and not is_scanned else []
 
 
-def _copies(public: Any, private: Any) -> int:
-    """How many public records are among the private ones, in the fields that the public batch has.
+def are_copies(private: Any, public: Any) -> Tensor:
+    """Of each private record, whether it equals a public one in the fields that the public batch has, [n].
 
-    >>> _copies({"x": torch.tensor([1.0, 2.0])}, {"x": torch.tensor([2.0, 3.0]), "y": torch.zeros(2)})
-    1
+    >>> are_copies({"x": torch.tensor([2.0, 3.0]), "y": torch.zeros(2)}, {"x": torch.tensor([1.0, 2.0])})
+    tensor([ True, False])
     """
     there, wanted = _fields_of(private), _fields_of(public)
     if not set(wanted) <= set(there) or any(
         wanted[name].shape[1:] != there[name].shape[1:] for name in wanted
     ):
-        return 0  # of another make: no row can be the same
+        return torch.zeros(num_records(private), dtype=torch.bool)  # of another make: no row can be the same
     key = secrets.token_bytes(32)
     rows = keyed_hash([there[name] for name in wanted], key)
     found = keyed_hash([wanted[name].to(there[name].dtype) for name in wanted], key)
-    return int(torch.isin(found, rows).sum())
+    return torch.from_numpy(np.isin(rows, found))
 
 
 def _fields_of(batch: Any) -> Mapping[str, Tensor]:

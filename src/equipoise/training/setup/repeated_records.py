@@ -74,8 +74,8 @@ def warn_of_repeats(source: RecordSource, data: Any, users: Tensor | None, *, st
         warnings.warn(
             f"data holds {found}{several}. If they are those of different persons, nothing is wrong. If not, "
             "epsilon does not cover a person with all copies: leave copies out, or protect them together by "
-            "unit='user' with owner=COLUMN (the same for all copies) and records_per_user=N (the most "
-            "copies)",
+            "unit=Users(owner=COLUMN, records_per_user=N): the same owner for all copies, of which there are "
+            "N at most",
             stacklevel=stacklevel + 1,
         )
 

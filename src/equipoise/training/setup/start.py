@@ -39,26 +39,26 @@ def check_start(given: TrainingInputs, processes: Processes) -> list[str]:
     Raises:
         ValueError: with the remedies. A run that claims no epsilon may start from anything.
     """
-    settings, found = given.settings, _runs_in(given.model, given.loss)
-    claims = not (settings.reproducible or settings.simulation or given.method.guarantee == "none")
-    if claims and settings.starts_from is None:
-        paid = processes.first(lambda: _runs_of(settings.ledger_file))
+    begun, found = given.run, _runs_in(given.model, given.loss)
+    claims = not (begun.reproducible or given.method.guarantee == "none")
+    if claims and begun.starts_from is None:
+        paid = processes.first(lambda: _runs_of(begun.journal))
         for run, name in found.items():
             if run not in paid:
                 raise ValueError(
                     f"model or loss holds in {name!r} what run {run} left, and the epsilon of this run "
-                    "would not cover that. Build the model anew; or give both runs one ledger_file=... (of a "
-                    "run with a run_dir alone it is private/journal.jsonl there) and this one a budget for "
-                    "both; or, if no record of these people went into that run, starts_from='public'"
+                    "would not cover that. Build the model anew; or give both runs one Run(journal=...) "
+                    "(of a run with a folder alone it is private/journal.jsonl there) and this one a budget "
+                    "for both; or, if no record of these people went into that run, Run(starts_from='public')"
                 )
         remembered = _remembered(given.optimizer)
         if remembered is not None:
             raise ValueError(
                 f"optimizer remembers steps that it took ({remembered!r} in its state), which this run's "
                 "epsilon would not cover: build it anew, or, if they followed no record of these people, "
-                "give starts_from='public'"
+                "give Run(starts_from='public')"
             )
-    stated: list[str] = [] if settings.starts_from is None else [Assumption.PUBLIC_START]
+    stated: list[str] = [] if begun.starts_from is None else [Assumption.PUBLIC_START]
     return [*stated, AFTER + ", ".join(found)] if found else stated
 
 
@@ -74,11 +74,11 @@ def _runs_in(model: nn.Module, loss: Any) -> dict[str, str]:
     return found
 
 
-def _runs_of(ledger_file: PathLike | None) -> Set[str]:
+def _runs_of(file: PathLike | None) -> Set[str]:
     """The names of the runs in a shared journal."""
-    if ledger_file is None or not Path(ledger_file).is_file():
+    if file is None or not Path(file).is_file():
         return frozenset()
-    with closing(Journal(ledger_file, read_only=True)) as journal, journal.locked():
+    with closing(Journal(file, read_only=True)) as journal, journal.locked():
         return frozenset(JournalRecords.of(journal).runs)
 
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Self
 
 import torch
 from torch import nn
@@ -13,9 +12,9 @@ from equipoise import _validate
 from equipoise.gradients.engine_inputs import Loss
 from equipoise.methods import DPSGD, METHODS, Method, find
 from equipoise.privacy import Budget, Sampling
+from equipoise.training.arguments import Data, Record, Run, Users, refuse_moved, unit_of
 from equipoise.training.owners import column_of
 from equipoise.training.setup.step_number import with_step
-from equipoise.training.setup.training_settings import TrainingSettings
 
 __all__ = ["TrainingInputs"]
 
@@ -26,32 +25,41 @@ class TrainingInputs:
 
     Raises:
         TypeError: an object of another kind than the training needs; it names the argument and what to give.
-        ValueError: users without an owner, or an owner without users; ids of records that belong to users.
+        ValueError: ids of records that belong to users.
         DataError: the data hold no column of the name that owner or ids is.
     """
 
     model: nn.Module
     optimizer: torch.optim.Optimizer
     loss: Loss
-    data: Any
+    data: Data
     sampling: Sampling
-    method: Method = field(default_factory=DPSGD)
+    method: Method
     budget: Budget | None = None
-    scheduler: Any = None
-    augmentation: Callable[[Any, torch.Generator], Any] | None = None
+    unit: Record | Users
+    run: Run
     device: str | torch.device | None = None
-    collate: Callable[[list[Any]], Any] | None = None
-    workers: int = 0
-    owner: Any = None
-    ids: Any = None
-    settings: TrainingSettings = field(default_factory=TrainingSettings)
+    compile: bool = False
+
+    @classmethod
+    def of(
+        cls, *, data: Any, method: Any = None, unit: Any = "record", run: Any = None, **others: Any
+    ) -> Self:
+        """From the short forms that a user may write: bare records, no method, "record", a path.
+
+        Raises:
+            TypeError: an argument that there is not, or not any more.
+        """
+        refuse_moved({name: one for name, one in others.items() if name not in cls.__dataclass_fields__})
+        method = DPSGD() if method is None else method
+        return cls(data=Data.of(data), method=method, unit=unit_of(unit), run=Run.of(run), **others)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "loss", with_step(self.loss))
-        if isinstance(self.data, Mapping):  # as tokenizers answer; records by number have no mapping
-            object.__setattr__(self, "data", dict(self.data))
-        self._check_owner()
-        sampling, method, large = self.sampling, self.method, self.settings.noise_for_cohort
+        _validate.instance(bool, "False", compile=self.compile)
+        if isinstance(self.unit, Users):
+            self._check_users(self.unit)
+        sampling, method = self.sampling, self.method
         _validate.instance(
             Sampling,
             "Poisson(expected_batch_size=256, population=60_000, steps=2_000). State the population "
@@ -62,31 +70,12 @@ class TrainingInputs:
         _validate.instance(Method, f"equipoise.methods.{called}", method=method)
         if self.budget is not None:
             _validate.instance(Budget, "Budget(epsilon=3.0, delta=1e-5)", budget=self.budget)
-        if large is not None and self.budget is not None:
-            raise ValueError(
-                f"noise_for_cohort={large:g} with a budget, which calibrates the noise to what is drawn: "
-                "leave budget out, and give the method a noise_multiplier for the larger cohort"
-            )
-        if self.augmentation is not None and not callable(self.augmentation):
-            name = _validate.given("augmentation", self.augmentation)
-            raise TypeError(f"{name} is no function: give augmentation(batch, generator) -> batch")
-        _validate.instance(int, "4", workers=self.workers)
-        _validate.non_negative(workers=self.workers)
 
-    def _check_owner(self) -> None:
-        """Users are named where the unit is the user, and only there; a column's name becomes its values."""
-        is_user = self.settings.unit == "user"
-        if is_user != (self.owner is not None):
-            raise ValueError(
-                f"unit={self.settings.unit!r} with owner={'None' if is_user else '...'}: to protect users, "
-                "give unit='user', records_per_user=... and owner (one number or text per record that says "
-                "whose it is, or the name of the column of data that holds them); for records, give none"
-            )
-        if is_user and self.ids is not None:
-            raise ValueError("ids names single records, and unit='user' protects users: leave ids out")
-        for argument in ("owner", "ids"):
-            name = getattr(self, argument)
-            if isinstance(name, str):
-                column, data = column_of(self.data, name, argument)
-                object.__setattr__(self, argument, column)
-                object.__setattr__(self, "data", data)
+    def _check_users(self, unit: Users) -> None:
+        """No single record is named beside users; the name of their column becomes its values."""
+        if self.data.ids is not None:
+            raise ValueError("ids names single records, and unit=Users(...) protects users: leave ids out")
+        if isinstance(unit.owner, str):
+            owner, records = column_of(self.data.records, unit.owner)
+            object.__setattr__(self, "unit", replace(unit, owner=owner))
+            object.__setattr__(self, "data", replace(self.data, records=records))

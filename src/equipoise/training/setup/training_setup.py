@@ -33,6 +33,7 @@ from equipoise.privacy.ledger.run_record import compose_events
 from equipoise.statements.assumptions import COMPARED_DATA, HELD, THROWN_AWAY, Assumption, always
 from equipoise.statements.statement import DATA
 from equipoise.training.distributed import Processes
+from equipoise.training.folder.config_file import settings_of
 from equipoise.training.folder.run_folder import RunFolder
 from equipoise.training.forwards import BatchPreparation, RowSource, averaged_over_views, forward_rows
 from equipoise.training.model_sharing import sharing_of
@@ -118,7 +119,7 @@ class TrainingSetup(TrainingInputs):
             ForwardWritesError: the model writes to itself.
         """
         rows, engine = self.rows, self.rows.engine
-        randomness = public_randomness(self.settings.seed, "example")
+        randomness = public_randomness(self.run.seed, "example")
         with random_numbers_from(0, self.device), parameters_restored(self.model):
             # Or each record that runs other operations now would run alone.
             if rows.fills_with is None:
@@ -130,7 +131,7 @@ class TrainingSetup(TrainingInputs):
             if not runs_code(rows.source, rows.prepare):
                 return []
             params = away_from_zero(self.model, engine.loss, prepared)  # anew: it is a copy
-            pipeline = Pipeline(engine, params, rows.source, rows.prepare, self.settings.seed)
+            pipeline = Pipeline(engine, params, rows.source, rows.prepare, self.run.seed)
             was_tried = check_pipeline(pipeline, rows.micro_batch_size)
         return [] if was_tried else [Assumption.RANDOM_PIPELINE]
 
@@ -153,7 +154,7 @@ class TrainingSetup(TrainingInputs):
         """The public settings, as `config.json` holds them with what was found out by now."""
         return {
             "format": 1,
-            "settings": self.settings.to_json(),
+            "settings": settings_of(self),
             "sampling": self.sampling.describe(),
             "budget": None if self.budget is None else asdict(self.budget),
             "method": self.method.config(),
@@ -188,11 +189,11 @@ class TrainingSetup(TrainingInputs):
         """
         is_scanned = Assumption.SCANNED in found
         return [
-            *always(self.settings.unit),
+            *always(self.unit.protected.name),
             *map(str, found),
             *self.conditions,
-            *(_validate.by_author(self.data) if isinstance(self.data, Records) else ()),
-            *public_assumptions(is_scanned, self.method, self.settings.allow_public_duplicates),
+            *(_validate.by_author(self.data.records) if isinstance(self.data.records, Records) else ()),
+            *public_assumptions(is_scanned, self.method),
         ]
 
     def kernels(self) -> str:
@@ -202,12 +203,12 @@ class TrainingSetup(TrainingInputs):
         """
         return digest(
             {
-                "micro_batch": self.settings.micro_batch_size,
+                "micro_batch": self.data.microbatch_size,
                 "dealt": self.rows.random_places,
-                "views": self.settings.views,
+                "views": self.data.views,
                 "method": self.method.config(),
                 "processes": self.processes.count,
-                **({"compile": True} if self.settings.compile else {}),
+                **({"compile": True} if self.compile else {}),
                 # Which functions make noise: PyTorch's, or the library's own on devices other than the CPU.
                 "device": self.device.type + ("" if self.device.type == "cpu" else ", polynomials"),
             }
@@ -243,31 +244,31 @@ def prepare(given: TrainingInputs, resumed: ResumedRun | None = None) -> Trainin
     Raises:
         TypeError, ValueError, DataError: what cannot work, named.
     """
-    model, settings = given.model, given.settings
+    model, run, unit = given.model, given.run, given.unit.protected
     parameters = trainable(model)
-    check_trust(settings.trust, model)
+    check_trust(run.trust, model)
     check_optimizer(given.optimizer, parameters)
-    check_scheduler(given.scheduler, given.optimizer)
+    check_scheduler(run.scheduler, given.optimizer)
     place = move(model, given.optimizer, given.device)
     processes = Processes(same_records=tensor_parallel_mesh(model) is not None)
-    check_sharding(parameters, given.method, settings, processes)
+    check_sharding(parameters, given.method, run.hardened, processes)
     _check_elsewhere(given, processes)
     # The user's random numbers go on afterwards as if nothing had been tried.
-    settings_stay = settings_kept(given.optimizer, given.scheduler)
+    settings_stay = settings_kept(given.optimizer, run.scheduler)
     with processes.together(), random_numbers_from(0, place), settings_stay:
         found: list[str] = check_start(given, processes) if resumed is None else []
         source, owners = _records_of(given)
         if resumed is None and processes.is_first:
-            warn_of_repeats(source, given.data, None if owners is None else owners.users, stacklevel=3)
-        check_public(source, given.method, settings.allow_public_duplicates)
+            warn_of_repeats(
+                source, given.data.records, None if owners is None else owners.users, stacklevel=3
+            )
+        check_public(source, given.method)
         if not (source.is_scanned or source.is_elsewhere):
-            check_items(source, given.data)
+            check_items(source, given.data.records)
         _check_same_records(processes, source, owners)
-        joined = settings.protected.joined
-        of_loss = joined_over_users(given.loss, joined) if callable(given.loss) else given.loss
+        of_loss = joined_over_users(given.loss, unit.joined) if callable(given.loss) else given.loss
         example, probes = check_loss(model, of_loss, source, place)
-        allowed, population = settings.allow_public_duplicates, given.sampling.population
-        held = check_held(model, given.loss, source, example, population, allowed)
+        held = check_held(model, given.loss, source, example, given.sampling.population)
         method_plan = _plan_of(given, resumed, processes)
         if method_plan.releases.takes_turns:
             found.append(_assigned_by(source, owners is not None or source.ids is not None, resumed))
@@ -281,9 +282,9 @@ def prepare(given: TrainingInputs, resumed: ResumedRun | None = None) -> Trainin
         copies = {name: local_part(p) for name, p in parameters.items() if is_a_copy(p)}
         processes.same("the model's parameters", digest(copies))
         processes.same("the privacy plan", method_plan.releases.fingerprint())
-    settings = replace(settings, micro_batch_size=rows.micro_batch_size)
+    data = replace(given.data, microbatch_size=rows.micro_batch_size)
     return TrainingSetup(
-        **vars(given) | {"settings": settings, "device": place},
+        **vars(given) | {"data": data, "device": place},
         parameters=parameters,
         processes=processes,
         method_plan=method_plan,
@@ -291,7 +292,7 @@ def prepare(given: TrainingInputs, resumed: ResumedRun | None = None) -> Trainin
         found=found,
         held=held,
         written=written,
-        average=None if settings.ema_decay is None else MovingAverage(parameters, settings.ema_decay),
+        average=None if run.ema_decay is None else MovingAverage(parameters, run.ema_decay),
         modes=[(module, module.training) for module in model.modules()],
     )
 
@@ -322,18 +323,18 @@ def _try(
     Raises:
         CrossRecordError, CoverageError, ValueError, DataError: what cannot work, named.
     """
-    model, settings = given.model, given.settings
-    joined = settings.protected.joined
-    prepare_batch = BatchPreparation(place, given.augmentation, settings.views, joined is not None)
-    loss = joined_over_users(averaged_over_views(given.loss, settings.views), joined)
-    prepared = prepare_batch(example, public_randomness(settings.seed, "example"))
+    model, data, seed = given.model, given.data, given.run.seed
+    joined = given.unit.protected.joined
+    prepare_batch = BatchPreparation(place, data.augmentation, data.views, joined is not None)
+    loss = joined_over_users(averaged_over_views(given.loss, data.views), joined)
+    prepared = prepare_batch(example, public_randomness(seed, "example"))
     params = away_from_zero(model, loss, prepared)
     written = check_repeatable(model, loss, prepared, params)
     make_engine = LossEngine if given.method.forward_only else GradientEngine
-    engine = make_engine(model, loss, prepared, check=False, trust=settings.trust, publicly=True)
-    engine.compiles = settings.compile
+    engine = make_engine(model, loss, prepared, check=False, trust=given.run.trust, publicly=True)
+    engine.compiles = given.compile
     check_number(given.loss, model, example)
-    pipeline = Pipeline(engine, params, source, prepare_batch, settings.seed)
+    pipeline = Pipeline(engine, params, source, prepare_batch, seed)
     micro_batches = choose_micro_batches(
         engine, pipeline, example, prepared, probes, given, processes, is_resumed
     )
@@ -349,7 +350,7 @@ def _try(
         prepare_batch,
         micro_batches.size,
         example,
-        settings.seed,
+        seed,
         fills_with=None if micro_batches.takes_zeros else example,
         record_bytes=micro_batches.record_bytes,
         probes=probes,
@@ -357,7 +358,7 @@ def _try(
         owners=owners,
         sharing=sharing,
     )
-    sharing.note(lambda: rows.of_public_alone([None], public_randomness(settings.seed, "order")))
+    sharing.note(lambda: rows.of_public_alone([None], public_randomness(seed, "order")))
     is_seen = source.is_scanned
     holds = {
         Assumption.SCANNED: is_seen,
@@ -372,7 +373,7 @@ def _try(
         Assumption.SHAPES_ALIKE: not (is_seen or pipeline.shapes_follow),
         Assumption.SHAPES_FOLLOW: not is_seen and pipeline.shapes_follow,
         Assumption.PADDED_WITH_COPIES: not micro_batches.takes_zeros,
-        Assumption.SCHEDULED: given.scheduler is not None,
+        Assumption.SCHEDULED: given.run.scheduler is not None,
         Assumption.COMPILED: engine.compile_seconds > 0,
         Assumption.FOUND: True,
     }
@@ -386,28 +387,28 @@ def _try(
 
 def _records_of(given: TrainingInputs) -> tuple[RecordSource, Owners | None]:
     """The records that are drawn, or the users; and whose they are."""
-    settings = given.settings
-    owners = None if given.owner is None else Owners(given.owner, settings.protected)
-    source = RecordSource(given.data, given.collate, given.workers)
-    if given.ids is not None:
-        source.ids = keys_of_ids(given.ids, len(source))
+    data, unit = given.data, given.unit.protected
+    owners = None if given.unit.owner is None else Owners(given.unit.owner, unit)
+    source = RecordSource(data.records, data.collate, data.workers)
+    if data.ids is not None:
+        source.ids = keys_of_ids(data.ids, len(source))
     if owners is None:
         return source, None
     if len(owners) != len(source):
         raise DataError("owner has another length than data: give the user of each record, in their order")
-    if settings.user_rows == "update" and owners.count < len(owners):
+    if unit.rows == "update" and owners.count < len(owners):
         raise DataError(
-            "owner names some users twice, and with user_rows='update' each item of data is a whole user: "
+            "owner names some users twice, and with rows='update' each item of data is a whole user: "
             "put all records of a user into one item, and number the items"
         )
-    if settings.protected.joined is not None:
+    if unit.joined is not None:
         return UserSource(source, owners), owners
     is_drawn_whole = isinstance(given.sampling, WithoutReplacement)
     if is_drawn_whole and owners.unit.records == 1 and owners.count < len(source):  # of more see the plan
         raise DataError(
             "sampling=WithoutReplacement(...) needs as many records as its population, and some users own "
             "several, so that how many there are would follow which user is there: take Poisson, or draw "
-            "users (user_rows='mean')"
+            "users (rows='mean')"
         )
     return source, owners
 
@@ -462,15 +463,15 @@ def _check_elsewhere(given: TrainingInputs, processes: Processes) -> None:
         ValueError: several processes, or an augmentation.
     """
     of_loss = getattr(given.loss, "records_elsewhere", None)
-    if not (isinstance(of_loss, RecordPlaces) or isinstance(given.data, RecordPlaces)):
+    if not (isinstance(of_loss, RecordPlaces) or isinstance(given.data.records, RecordPlaces)):
         return
-    if given.data is not of_loss:
+    if given.data.records is not of_loss:
         raise DataError(
             "other machines hold the records, and loss and data do not belong together: for "
             "loss=FlowerUpdates(...) give data=updates.users, no wrapper and no part of either"
         )
     # Which process asks for a record follows from who else is drawn.
-    if processes.count > 1 or given.augmentation is not None:
+    if processes.count > 1 or given.data.augmentation is not None:
         raise ValueError(
             f"other machines hold the records, and {processes.count} processes train or augmentation is "
             "given: train in one process, and augment in the loss there"
@@ -489,7 +490,7 @@ def _check_left(given: TrainingInputs, others: tuple[DpEvent, ...]) -> None:
     budget = given.budget
     if budget is None or not others or getattr(given.method, "noise_multiplier", None) is not None:
         return
-    spent = epsilon(compose_events(others), budget.delta, given.settings.relation, cross_check=False).value
+    spent = epsilon(compose_events(others), budget.delta, given.unit.relation, cross_check=False).value
     left = (
         f"the other runs in the journal cost epsilon {rounded_up(spent)} of {budget.epsilon:g} at "
         f"{budget.delta:g}, their whole plans included"
@@ -510,21 +511,21 @@ def _plan_of(given: TrainingInputs, resumed: ResumedRun | None, processes: Proce
         BudgetError: no plan is within the budget.
         ValueError: the settings are not those that a run which goes on began with.
     """
-    settings, method = given.settings, given.method
+    run, unit, method = given.run, given.unit, given.method
     others: tuple[DpEvent, ...] = ()
     booked = None if resumed is None else processes.first(resumed.booked)
     if resumed is None:
-        others = processes.first(lambda: other_runs(settings.ledger_file, settings.relation, settings.unit))
+        others = processes.first(lambda: other_runs(run.journal, unit.relation, unit.protected.name))
     else:
         _check_same_method(method, resumed.method)
     setting = Setting(
         sampling=given.sampling,
         budget=given.budget,
-        relation=settings.relation,
+        relation=unit.relation,
         other_runs=others,
         booked=booked,
-        public_seed=derive_seed(settings.seed, "plan"),
-        unit=settings.protected,
+        public_seed=derive_seed(run.seed, "plan"),
+        unit=unit.protected,
     )
     plan = method.plan(setting)
     if not isinstance(plan, Plan):
@@ -533,13 +534,13 @@ def _plan_of(given: TrainingInputs, resumed: ResumedRun | None, processes: Proce
             "with a PrivacyPlan inside"
         )
     # Whatever the method did with the unit: what is accounted and booked is for it.
-    releases = plan.releases.protecting(settings.protected)
-    releases = releases.hardened() if settings.hardened else releases
+    releases = plan.releases.protecting(unit.protected)
+    releases = releases.hardened() if run.hardened else releases
     if booked is None or resumed is None:
         _check_left(given, others)
     elif not (resumed.plan == booked.fingerprint() == releases.fingerprint()) or (
         (booked.relation, booked.sampling.population, booked.sampling.expected_size)
-        != (settings.relation, given.sampling.population, given.sampling.expected_size)
+        != (unit.relation, given.sampling.population, given.sampling.expected_size)
     ):
         raise ValueError(
             "the privacy plan differs from the one that the run was started with: give the same method and "
@@ -588,5 +589,5 @@ def _assigned_by(source: RecordSource, is_named: bool, resumed: ResumedRun | Non
     before, anew = (re.split("[,:]", one)[0] for one in (others[0], str(now[0])))
     raise ValueError(
         f"when the run began {before}; now {anew}, so that a record could be in two draws of an epoch: "
-        "give ids, owner and data in the form that they had, or begin a new run with the same ledger_file"
+        "give ids, owner and data in the form that they had, or begin a new run with the same journal"
     )

@@ -1,0 +1,264 @@
+"""What a training is given beside model, optimiser and loss: the records, whom it protects, and its run.
+
+Each object is frozen and checks itself as far as it can alone. No field stands in two of them, but for
+`relation`, which a record and users have alike.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import torch
+
+from equipoise import _validate
+from equipoise._files import PathLike
+from equipoise.privacy import Unit
+from equipoise.privacy.accounting.epsilon import check_relation
+from equipoise.privacy.unit import RECORD, UserRows
+from equipoise.training.owners import column_of
+
+if TYPE_CHECKING:
+    from equipoise.training.metrics import MetricWriter
+
+__all__ = ["MOVED", "Data", "Record", "Run", "Users", "refuse_moved", "unit_of"]
+
+
+@dataclass(frozen=True, eq=False)
+class Data:
+    """Private records, and how they become batches.
+
+    Args:
+        records: `equipoise.data.Records`, a dict or tuple of tensors or of `numpy.memmap`, a map-style
+            dataset.
+        collate: joins the items of a dataset to a batch.
+        workers: processes that read the items of a dataset ahead of the step; the result is the same for any
+            number of them. 0 reads in this process.
+        augmentation: (batch, generator) -> batch, record by record.
+        views: how many views of a record have their losses averaged before its gradient is clipped. They
+            differ by the augmentation, or by random numbers that the loss or the model draws for each row,
+            such as the time and the noise of a diffusion model.
+        ids: one number or text per record that names it for the whole run, or the name of the column of
+            `records` that holds them. With it a run can be resumed after records were withdrawn or added if
+            `sampling` assigns records to draws (`FixedEpochs`, `CyclicPoisson`, `dp-mf`); without it what a
+            record holds names it, and of a dataset that makes its items on demand the number.
+        microbatch_size: private records per forward, at most; filler rows make whole tiles of the kernels.
+            Chosen by default from what will be drawn and from the free memory. It changes the result only by
+            rounding.
+
+    Raises:
+        TypeError, ValueError: naming the argument.
+        DataError: the records hold no column of the name that `ids` is.
+    """
+
+    records: Any = field(repr=False)
+    _: KW_ONLY
+    collate: Callable[[list[Any]], Any] | None = None
+    workers: int = 0
+    augmentation: Callable[[Any, torch.Generator], Any] | None = None
+    views: int = 1
+    ids: Any = field(default=None, repr=False)
+    microbatch_size: int | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.records, Mapping):  # as tokenizers answer; records by number have no mapping
+            object.__setattr__(self, "records", dict(self.records))
+        for name, shape in (("augmentation", "(batch, generator)"), ("collate", "(items)")):
+            value = getattr(self, name)
+            if value is not None and not callable(value):
+                raise TypeError(
+                    f"{_validate.given(name, value)} is no function: give {name}{shape} -> batch, or leave "
+                    "it out"
+                )
+        _validate.instance(int, "4", workers=self.workers)
+        _validate.non_negative(workers=self.workers)
+        _validate.count("the number of augmented views of a record", views=self.views)
+        if self.microbatch_size is not None:
+            _validate.count("the number of records held at once", microbatch_size=self.microbatch_size)
+        if isinstance(self.ids, str):
+            ids, records = column_of(self.records, self.ids, "ids")
+            object.__setattr__(self, "ids", ids)
+            object.__setattr__(self, "records", records)
+
+    @classmethod
+    def of(cls, given: Any) -> Data:
+        """The object itself, or bare records as one."""
+        return given if isinstance(given, Data) else cls(given)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """The guarantee covers one record: with or without it, or with another in its place.
+
+    Args:
+        relation: "add_or_remove_one" or "replace_one".
+    """
+
+    relation: str = "add_or_remove_one"
+    owner: ClassVar[None] = None
+    protected: ClassVar[Unit] = RECORD
+
+    def __post_init__(self) -> None:
+        check_relation(self.relation)
+
+
+@dataclass(frozen=True, eq=False)
+class Users:
+    """The guarantee covers a user with all of their records.
+
+    Args:
+        owner: one number or text per record that says whose it is, or the name of the column of the records
+            that holds them.
+        records_per_user: the most records of a user that the run uses. A public number; of a user with more,
+            secret randomness chooses.
+        rows: draw users instead of records: a row is the "sum" or the "mean" of the gradients of a user's
+            records, clipped as a whole. With "mean" each user counts once, so that the model fits an average
+            over users (households); with "sum" each record counts once, below the clip norm: an average over
+            records (persons). Or "update": each item of the data is all of a user, and the loss
+            `federated.LocalUpdates`. `population` and batch sizes count users then.
+        relation: as for `Record`: which users the two data sets differ by.
+
+    Raises:
+        TypeError, ValueError: naming the argument.
+    """
+
+    owner: Any = field(repr=False)
+    _: KW_ONLY
+    records_per_user: int
+    rows: UserRows | None = None
+    relation: str = "add_or_remove_one"
+
+    def __post_init__(self) -> None:
+        check_relation(self.relation)
+        if self.owner is None:
+            raise TypeError(
+                "owner=None names no user: give one number or text per record that says whose it is, or the "
+                "name of the column of data that holds them"
+            )
+        assert self.protected  # raises for what is no unit
+
+    @property
+    def protected(self) -> Unit:
+        """The unit of privacy."""
+        return Unit("user", self.records_per_user, self.rows)
+
+
+def unit_of(given: Any) -> Record | Users:
+    """The object itself; "record" as one.
+
+    Raises:
+        TypeError: neither.
+    """
+    if isinstance(given, Record | Users):
+        return given
+    if isinstance(given, str) and given == "record":
+        return Record()
+    raise TypeError(
+        f"{_validate.given('unit', given)} is no unit: give unit='record' or Record(relation=...) to protect "
+        "records, or Users(owner=..., records_per_user=...) to protect users"
+    )
+
+
+@dataclass(frozen=True)
+class Run:
+    """What makes a training a run: where it is written down, its randomness, what it starts from.
+
+    Args:
+        folder: for statement, metrics, model and checkpoints; None keeps everything in memory.
+        journal: a journal shared by several runs over the same data: their costs compose.
+        seed: public randomness (schedules, records that are public); never noise, sampling, dropout or
+            augmentation of private records.
+        reproducible: let noise and sampling follow the seed too. The result is then NOT PRIVATE, and the
+            statement says so.
+        starts_from: "public" if no private record went into what model and optimizer hold at the start. It is
+            asked for if another run of this process left the model, the model was loaded from the file of a
+            run, or the optimizer remembers steps; the statement then names it as your word. With records of
+            the same people give both runs one `journal` instead.
+        ema_decay: keep a moving average of the parameters; it is evaluated and saved in place of the last
+            ones.
+        scheduler: a torch learning-rate scheduler; stepped after every step.
+        hardened: exact noise on a grid of integers, against attacks on floating-point noise; slower.
+        trust: paths of modules, as in `model.named_modules()`, in which records may be mixed: you answer for
+            it, and epsilon then follows only if that moves no other record's gradient. The statement names
+            them and what mixes there. What mixes elsewhere is refused as ever.
+        writers: further writers of publishable metrics, such as `CSVWriter`.
+
+    Raises:
+        TypeError, ValueError: naming the argument.
+    """
+
+    folder: PathLike | None = None
+    _: KW_ONLY
+    journal: PathLike | None = None
+    seed: int = 0
+    reproducible: bool = False
+    starts_from: Literal["public"] | None = None
+    ema_decay: float | None = None
+    scheduler: Any = None
+    hardened: bool = False
+    trust: Sequence[str] = ()
+    writers: Sequence[MetricWriter] = ()
+
+    def __post_init__(self) -> None:
+        for name in ("folder", "journal"):
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, str | os.PathLike):
+                raise TypeError(f"{_validate.given(name, value)} is {_validate.what_is(value)}; give a path")
+        if self.journal is not None:
+            object.__setattr__(self, "journal", os.fspath(self.journal))
+        for name in ("reproducible", "hardened"):
+            _validate.instance(bool, "False", **{name: getattr(self, name)})
+        _validate.instance(int, "0", seed=self.seed)
+        if self.starts_from is not None:
+            _validate.one_of(("public",), starts_from=self.starts_from)
+        if self.ema_decay is not None:
+            _validate.share(ema_decay=self.ema_decay)
+        if isinstance(self.trust, str) or not all(isinstance(name, str) for name in self.trust):
+            raise TypeError(f"trust={self.trust!r} is no tuple of names: give for instance ('router',)")
+        for name in ("trust", "writers"):
+            object.__setattr__(self, name, tuple(getattr(self, name)))
+
+    @classmethod
+    def of(cls, given: Any) -> Run:
+        """The object itself, or the run in a folder, or one in memory.
+
+        Raises:
+            TypeError: no run and no path.
+        """
+        if given is None or isinstance(given, str | os.PathLike):
+            return cls(given)
+        _validate.instance(Run, "Run(folder, seed=1), or the path of a folder", run=given)
+        return given
+
+    def created(self, folder: Path) -> None:
+        """Called in the run's folder before its first checkpoint is written; a subclass puts down its own."""
+
+
+_IN_RUN = {name: name for name in Run.__dataclass_fields__} | {"run_dir": "folder", "ledger_file": "journal"}
+_IN_DATA = {name: name for name in Data.__dataclass_fields__} | {"micro_batch_size": "microbatch_size"}
+MOVED = {
+    **{old: f"now data=Data(records, {new}=...)" for old, new in _IN_DATA.items()},
+    **{old: f"now run=Run({new}=...)" for old, new in _IN_RUN.items()},
+    **dict.fromkeys(("owner", "records_per_user"), "now unit=Users(owner=..., records_per_user=...)"),
+    "user_rows": "now unit=Users(owner=..., records_per_user=..., rows=...)",
+    "relation": "now unit=Record(relation=...), or of users unit=Users(..., relation=...)",
+    "epsilon_every": "gone: epsilon is computed 20 times in a run",
+    "allow_public_duplicates": "gone: leave records that are public out of data",
+    "on_create": "gone: a subclass of Run may have a method created(folder)",
+    "noise_for_cohort": "gone: a run with a smaller noise multiplier states its own epsilon",
+}
+"""Where an argument that training took by itself stands now."""
+
+
+def refuse_moved(given: Mapping[str, Any]) -> None:
+    """Refuse arguments that are none, with the new place of those that were.
+
+    Raises:
+        TypeError: if there is one.
+    """
+    for name in given:
+        where = f"{name}= is {MOVED[name]}" if name in MOVED else f"there is no argument {name!r}"
+        raise TypeError(f"{where}. Nothing was spent.")
