@@ -238,7 +238,7 @@ class StepDiagnostics:
     def note_losses(self, losses: Tensor | None) -> None:
         """Per-record losses of a micro-batch."""
         if losses is not None:
-            self._losses.append(losses.detach())
+            self._losses.append(losses.detach().clone())  # the next microbatch may write over them
 
     def note_failure(self, name: str, kind: str) -> None:
         """A record of draw `name` was left out because it fails with an error of this kind."""

@@ -78,6 +78,7 @@ class Description:
         written: buffers, attributes and variables that a forward writes to, and that stay as they were: what
             it writes is thrown away.
         independence: whether a record's gradient follows from that record alone.
+        way_of_launching: how a device other than the CPU is given the operations; "" for the CPU.
         way_of_noise: how a device other than the CPU makes noise; "" for the CPU.
         compile_seconds: seconds that `torch.compile` took, in the first run on a machine; 0 without it.
     """
@@ -114,6 +115,7 @@ class Description:
     held: list[str]
     written: list[str]
     independence: Independence
+    way_of_launching: str = ""
     way_of_noise: str = ""
     compile_seconds: float = 0.0
 
@@ -134,6 +136,7 @@ class Description:
             + (f", {self.processes} processes" if self.processes > 1 else ""),
             f"  noise       {', '.join(noise) or 'none'}",
             *([f"  made by     {self.way_of_noise}"] if self.way_of_noise else []),
+            *([f"  launched    {self.way_of_launching}"] if self.way_of_launching else []),
             f"  privacy     {self._privacy()}",
             f"  parameters  {self.parameters:,}"
             + (f", {len(self.dense)} tensors one record at a time, which is slow" if self.dense else ""),
@@ -244,6 +247,7 @@ def describe(setup: TrainingSetup, ledger: Ledger, steps_done: int) -> Descripti
         held=setup.held,
         written=setup.written,
         independence=setup.rows.engine.independence,
+        way_of_launching=setup.rows.engine.way_of_launching,
         way_of_noise=way_of_noise(setup.device),
         compile_seconds=setup.rows.engine.compile_seconds,
     )

@@ -1,0 +1,167 @@
+"""Lines that are launched as graphs give the bits of their operations, whatever happens between launches."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+import torch
+from small_problems import network, parameters, records, training
+from torch import nn
+
+import equipoise as eq
+from equipoise.gradients import launched
+from tests.recorded_graphs import RecordedGraph
+
+
+@pytest.fixture
+def graphs(monkeypatch):
+    """The processor captures graphs."""
+    monkeypatch.setitem(launched.GRAPHS, "cpu", RecordedGraph)
+
+
+def runs_of(run):
+    """How each line of each form was run."""
+    traces = [traced for traced in run.engine._traced.values() if traced is not None]
+    return [line.run for traced in traces for line in traced.lines]
+
+
+def images():
+    torch.manual_seed(0)
+    convolution = nn.Sequential(nn.Unflatten(1, (1, 3, 4)), nn.Conv2d(1, 4, 2), nn.Tanh(), nn.Flatten())
+    return convolution.append(nn.Linear(24, 3))
+
+
+RUNS = {
+    "plain": {},
+    "dropout": {"model": lambda: network(dropout=0.3)},
+    "convolution": {"model": images},
+    "momentum": {"optimizer": lambda p, lr: torch.optim.SGD(p, lr, momentum=0.9)},
+    "microbatches": {"micro_batch_size": 5},
+    "two points": {
+        "method": lambda: eq.methods.DPSVRG(clip_norm=0.5, anchor_batch_size=20),
+        "budget": eq.Budget(8.0, 1e-3),
+    },
+    "two sums": {
+        "method": lambda: eq.DiceSGD(clip_norm=0.1, residual_clip_norm=0.6),
+        "budget": eq.Budget(8.0, 1e-3),
+    },
+    "per layer": {"method": lambda: eq.DPSGD(clip_norm=0.5, noise_multiplier=1.0, per_layer=True)},
+    "learned threshold": {
+        "method": lambda: eq.DPSGD(clip_norm=eq.methods.ReleasedQuantile(initial=0.5, count_noise=0.3)),
+        "budget": eq.Budget(8.0, 1e-3),
+    },
+    "few records": {"batch": 1},
+}
+
+
+def result_of(options, steps=9):
+    made = {name: value() if name in ("model", "method") else value for name, value in options.items()}
+    made.setdefault("model", network())
+    run = training(steps=steps, **made)
+    for _ in run:
+        pass
+    return run, parameters(made["model"])
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_launched_training_ends_as_one_of_operations(name, monkeypatch):
+    _, expected = result_of(RUNS[name])
+    monkeypatch.setitem(launched.GRAPHS, "cpu", RecordedGraph)
+    run, found = result_of(RUNS[name])
+    assert torch.equal(found, expected)
+    assert sum(of.count for of in runs_of(run)) >= 9
+    assert not any(of.refused for of in runs_of(run))
+    assert run.describe().way_of_launching.startswith("as one graph")
+
+
+def test_a_usual_step_launches_each_line_once(graphs):
+    run, _ = result_of({}, steps=12)
+    # Captured once the model's lines met the same memory twice, each after the one before.
+    assert [of.count for of in runs_of(run)] == pytest.approx([10, 8, 8], abs=2)
+
+
+def test_rows_that_are_still_in_use_are_not_written_over(graphs):
+    run, _ = result_of({})
+    batch = {name: values[:16] for name, values in records().items()}
+    form = run.engine.form(batch)
+    run.engine._traced[form] = run.engine.line(batch)
+    for _ in range(4):
+        run.engine.by_plan(batch, None, None).weighted_sums(torch.ones(16))
+    rows = run.engine.by_plan(batch, None, None)
+    held = rows.factors  # and nothing of the rows themselves
+    del rows
+    before = {name: [vars(f).copy() for f in kept] for name, kept in held.items()}
+    copies = {
+        n: [{k: v.clone() for k, v in f.items() if torch.is_tensor(v)} for f in kept]
+        for n, kept in before.items()
+    }
+    other = {name: values[16:32] for name, values in records().items()}
+    run.engine.by_plan(other, None, None)
+    for name, kept in before.items():
+        for factor, copy in zip(kept, copies[name], strict=True):
+            assert all(torch.equal(factor[key], value) for key, value in copy.items())
+
+
+def test_parameters_that_lie_elsewhere_are_followed(graphs):
+    model = network()
+    run = training(model, steps=12)
+    plain = network()
+    other = training(plain, steps=12)
+    for number, (_, _) in enumerate(zip(run, other, strict=True)):
+        if number == 6:
+            for one, same in zip(model.parameters(), plain.parameters(), strict=True):
+                one.data = one.data.clone()
+                same.data = same.data.clone()
+    assert torch.equal(parameters(model), parameters(plain))
+
+
+def test_a_graph_with_other_numbers_is_not_used(monkeypatch):
+    _, expected = result_of({})
+
+    class Wrong(RecordedGraph):
+        def launch(self):
+            super().launch()
+            self.outputs[0].add_(1e-3)
+
+    monkeypatch.setitem(launched.GRAPHS, "cpu", Wrong)
+    run, found = result_of({})
+    assert torch.equal(found, expected)
+    assert "its numbers are not those of the operations" in run.describe().way_of_launching
+
+
+def test_what_cannot_be_captured_runs_by_operations(monkeypatch):
+    _, expected = result_of({})
+
+    def fails(function):
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    monkeypatch.setitem(launched.GRAPHS, "cpu", fails)
+    run, found = result_of({})
+    assert torch.equal(found, expected)
+    assert "not permitted" in run.describe().way_of_launching
+
+
+def test_a_setting_that_chooses_kernels_captures_anew(graphs):
+    run = training(network(), steps=12)
+    steps, before = iter(run), torch.get_float32_matmul_precision()
+    for _ in range(6):
+        next(steps)
+    places = runs_of(run)[0]._captured_at
+    try:
+        torch.set_float32_matmul_precision("high")
+        for _ in range(4):
+            next(steps)
+        assert runs_of(run)[0]._captured_at != places
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def test_a_run_that_is_over_leaves_no_graph(graphs):
+    run, _ = result_of({})
+    graph = runs_of(run)[0]._graph
+    assert graph is not None
+    seen = len([o for o in gc.get_objects() if isinstance(o, RecordedGraph)])
+    del run, graph
+    gc.collect()
+    assert len([o for o in gc.get_objects() if isinstance(o, RecordedGraph)]) < seen
