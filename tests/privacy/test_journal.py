@@ -106,7 +106,7 @@ def test_a_field_of_another_type_is_named_or_reads_back(kind):
 def test_the_noise_of_a_run_is_that_of_its_plan():
     row = ENTRIES["run"].to_json()
     assert row["noise"] == "floating_point"
-    with pytest.raises(JournalError, match=r"line 3 .*noise is 'grid', but the plan's is 'floating_point'"):
+    with pytest.raises(JournalError, match=r"line 3 .*noise is 'grid', but .* 'floating_point'"):
         Entry.from_json(row | {"noise": "grid"}, line=3)
 
 
@@ -119,3 +119,9 @@ def test_what_could_not_be_read_again_is_not_written(tmp_path):
         with pytest.raises(JournalError):
             journal.append(wrong)
     assert journal.entries() == []
+
+
+@pytest.mark.parametrize("kind", [[], {}, 3, None, "another"], ids=repr)
+def test_a_line_of_no_known_type_is_named(kind):
+    with pytest.raises(JournalError, match=r"line 7 .*type is of the unknown type"):
+        Entry.from_json({"type": kind, "run": "a1"}, line=7)

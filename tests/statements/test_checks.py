@@ -495,7 +495,7 @@ def test_edits_that_the_journal_alone_catches(edit):
 @pytest.mark.parametrize(
     ("line", "change", "words"),
     [
-        (0, lambda e: e["plan"]["releases"][0]["mechanism"].update(noise_multiplier=9.0), "plan was edited"),
+        (0, lambda e: e["plan"]["releases"][0]["mechanism"].update(noise_multiplier=9.0), "fingerprint is"),
         (1, lambda e: e["multipliers"].update(gradient=9.0), "noise multiplier"),
         (1, lambda e: e["bounds"].update(gradient=50.0), "bound"),
         (1, lambda e: e.update(pattern=["nothing"]), "holds no draw"),

@@ -80,6 +80,26 @@ def test_a_run_goes_on_though_others_came_and_went_while_it_was_stopped(tmp_path
     assert again.plan.fingerprint() == run.plan.fingerprint()
 
 
+METHODS = [eq.DPSGD, eq.DiceSGD, eq.DPMF, eq.DPC4, eq.methods.DPSVRG, eq.AdaptiveRMS]
+
+
+@pytest.mark.parametrize("kind", METHODS)
+def test_nothing_is_calibrated_again_where_a_run_goes_on(tmp_path, shared, monkeypatch, kind):
+    run = training(run_dir=tmp_path / "run", method=kind(clip_norm=0.5), budget=BUDGET, **shared)
+    run.take_step()
+    stop(run)
+    constants = repr(run.method_plan.constants)
+
+    def refuse(*_, **__):
+        raise AssertionError("it is calibrated again")
+
+    monkeypatch.setattr("equipoise.methods.base.calibrate", refuse)
+    again = resume(tmp_path / "run")
+    assert again.plan.fingerprint() == run.plan.fingerprint()
+    assert repr(again.method_plan.constants) == constants
+    again.take_step()
+
+
 def test_another_plan_is_still_refused(tmp_path, shared):
     run = calibrated(tmp_path / "run", **shared)
     stop(run)

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from equipoise._tree import map_leaves
+from equipoise._tree import leaves, map_leaves
 from equipoise.privacy.private import Draw, Private, PrivateError, forbidden, refuse, unwrap
 
 
@@ -181,12 +181,7 @@ class PrivateRows:
         Raises:
             PrivateError: for a `Private` one, which would carry other records into every row.
         """
-        parts = diagonal.values() if isinstance(diagonal, Mapping) else [diagonal]
-        for part in parts:
-            if any(
-                isinstance(leaf, Private) for leaf in (part if isinstance(part, list | tuple) else [part])
-            ):
-                refuse("a diagonal that follows from private values")
+        _refuse_private(diagonal, "a diagonal that follows from private values")
         return self._like(self._rows.scaled(diagonal))
 
     def shifted(self, by: Mapping[str, torch.Tensor]) -> PrivateRows:
@@ -195,8 +190,7 @@ class PrivateRows:
         Raises:
             PrivateError: for a `Private` row.
         """
-        if any(isinstance(part, Private) for part in by.values()):
-            refuse("a row that follows from private values, added to all others,")
+        _refuse_private(by, "a row that follows from private values, added to all others,")
         return self._like(self._rows.shifted(by))
 
     def multiplied(self, matrices: Mapping[str, torch.Tensor]) -> PrivateRows:
@@ -205,8 +199,7 @@ class PrivateRows:
         Raises:
             PrivateError: for a `Private` one, which would carry other records into every row.
         """
-        if any(isinstance(matrix, Private) for matrix in matrices.values()):
-            refuse("a matrix that follows from private values, by which rows are multiplied,")
+        _refuse_private(matrices, "a matrix that follows from private values, by which rows are multiplied,")
         return self._like(self._rows.multiplied(matrices))
 
     def __mul__(self, factor: float) -> PrivateRows:
@@ -252,6 +245,11 @@ class PrivateRows:
 
     __str__ = __repr__
     __reduce_ex__ = forbidden("pickling or torch.save")
+
+
+def _refuse_private(given: Any, what: str) -> None:
+    if any(isinstance(leaf, Private) for leaf in leaves(given)):
+        refuse(what)
 
 
 def _raw(leaf: Any) -> Any:

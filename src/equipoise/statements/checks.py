@@ -140,7 +140,7 @@ def _read(journal: Iterable[Entry], run: object) -> _Read:
         held = sorted(records.runs)
         raise JournalError(f"it holds no run {run!r:.60}, which the statement names; it holds {held}")
     own = records.runs[str(run)]
-    check_neighbours(records.runs, own)
+    check_neighbours(records.runs, own.plan.relation, own.plan.unit.name, own.owners)
     return _Read(own, lines, views)
 
 

@@ -69,20 +69,16 @@ def events_of(
     Raises:
         JournalError: a run was accounted under another relation, for another unit, or for other users.
     """
-    _check_neighbours(records, relation, unit, owners)
+    check_neighbours(records, relation, unit, owners)
     return {run: record.reserved_event for run, record in records.items()}
 
 
-def check_neighbours(records: Mapping[str, RunRecord], own: RunRecord) -> None:
-    """Refuse runs that were accounted under another relation, for another unit or for other users than one.
+def check_neighbours(records: Mapping[str, RunRecord], relation: str, unit: str, owners: str = "") -> None:
+    """Refuse runs that were accounted under another relation, for another unit or for other users.
 
     Raises:
         JournalError: naming the run.
     """
-    _check_neighbours(records, own.plan.relation, own.plan.unit.name, own.owners)
-
-
-def _check_neighbours(records: Mapping[str, RunRecord], relation: str, unit: str, owners: str = "") -> None:
     for run, record in records.items():
         if record.plan.relation != relation:
             raise JournalError(
