@@ -37,7 +37,7 @@ RUNS = {
     "dropout": {"model": lambda: network(dropout=0.3)},
     "convolution": {"model": images},
     "momentum": {"optimizer": lambda p, lr: torch.optim.SGD(p, lr, momentum=0.9)},
-    "microbatches": {"micro_batch_size": 5},
+    "microbatches": {"microbatch_size": 5},
     "two points": {
         "method": lambda: eq.methods.DPSVRG(clip_norm=0.5, anchor_batch_size=20),
         "budget": eq.Budget(8.0, 1e-3),

@@ -85,7 +85,7 @@ METHODS = [eq.DPSGD, eq.DiceSGD, eq.DPMF, eq.DPC4, eq.methods.DPSVRG, eq.Adaptiv
 
 @pytest.mark.parametrize("kind", METHODS)
 def test_nothing_is_calibrated_again_where_a_run_goes_on(tmp_path, shared, monkeypatch, kind):
-    run = training(run_dir=tmp_path / "run", method=kind(clip_norm=0.5), budget=BUDGET, **shared)
+    run = training(folder=tmp_path / "run", method=kind(clip_norm=0.5), budget=BUDGET, **shared)
     run.take_step()
     stop(run)
     constants = repr(run.method_plan.constants)
