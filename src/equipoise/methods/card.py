@@ -42,11 +42,12 @@ class Card:
         _validate.one_of(GUARANTEES, guarantee=self.guarantee)
 
 
-def card_of(name: str) -> Card:
-    """The card of a method of the library, from `methods.toml`.
+def card_of(name: str, recipe: str = "library") -> Card:
+    """The card of a method of the library, or of its recipe as published, from `methods.toml`.
 
     Example:
         >>> card_of("dp-sgd").guarantee
         'proven'
     """
-    return Card(**{field.name: TABLE[name][field.name] for field in fields(Card)})
+    row = TABLE[name] if recipe == "library" else TABLE[name][recipe]
+    return Card(**{field.name: row[field.name] for field in fields(Card)})

@@ -33,7 +33,7 @@ from equipoise import _validate
 from equipoise._roots import NoCrossing, crossing
 from equipoise.methods.adaptive_rms import RMSClipping, RMSRadius, require_rate, sampling_at
 from equipoise.methods.base import Plan, Setting
-from equipoise.methods.card import Card
+from equipoise.methods.card import Card, card_of
 from equipoise.privacy import BudgetError
 from equipoise.privacy.plan import PrivacyPlan
 from equipoise.privacy.sampling import FixedEpochs, Sampling, WithoutReplacement
@@ -58,17 +58,7 @@ class AdaptiveRMS(RMSClipping):
 
     name: ClassVar[str] = "adaptive-rms"
     recipe = "as_published"
-    card: ClassVar[Card] = Card(
-        summary="DP-SGD whose clipping radius follows a mean square of gradient norms, asked every round.",
-        claim="That the radius, and with it the noise, shrinks as training succeeds: true where one point "
-        "fits every record, down to a floor that the radius' own noise sets. The epsilon of equation (1) is "
-        "an upper bound, and above the ledger's.",
-        source="Fukami, Murata and Niwa 2025, TMLR, AdaptDP-FedAvg, with one client",
-        guarantee="proven",
-        cost="that of DP-SGD and one more pass over the records of a query",
-        use_when="To reproduce the paper.",
-        avoid_when="Otherwise: the library's recipe takes less noise for the same epsilon.",
-    )
+    card: ClassVar[Card] = card_of("adaptive-rms", "as_published")
 
     clip_norm: float = 1.0
     tau: float = 1.0

@@ -41,7 +41,7 @@ from torch import Tensor
 from equipoise import _validate
 from equipoise._roots import crossing
 from equipoise.methods.base import Context, DrawHandle, Plan, Setting, State
-from equipoise.methods.card import Card
+from equipoise.methods.card import Card, card_of
 from equipoise.methods.clip_rules import ClipRule
 from equipoise.methods.named_tensors import mean_of
 from equipoise.methods.two_threshold_sums import sum_of_either, thresholds
@@ -79,19 +79,7 @@ class DCDPSGD(TwoClipNorms):
     name: ClassVar[str] = "dc-dpsgd"
     recipe = "as_published"
     ledger_class = PublishedLedger
-    card: ClassVar[Card] = Card(
-        summary="Clips the records with the largest traces at one threshold and the rest at a smaller one.",
-        claim=(
-            "Smaller bias at less noise on heavy-tailed gradients, by a trace that finds the tail. We found "
-            "that the trace says nothing about the tail and that the published noise is not that of the "
-            "proof: Algorithm 1 has a proof of its own, the authors' program none."
-        ),
-        source="Sha et al., DC-DPSGD, arXiv 2405.17529",
-        guarantee="none",
-        cost="two passes, and k numbers per record",
-        use_when="To reproduce the paper.",
-        avoid_when="Otherwise: the library's recipe is proven, and cheaper.",
-    )
+    card: ClassVar[Card] = card_of("dc-dpsgd", "as_published")
 
     variant: Literal["alg1", "code"] = "alg1"
     trace: Trace = Trace(structure="dense")

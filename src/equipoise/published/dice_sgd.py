@@ -25,7 +25,7 @@ from torch import Tensor
 
 from equipoise import _validate
 from equipoise.methods.base import Context, Method, Plan, Setting, State
-from equipoise.methods.card import Card
+from equipoise.methods.card import Card, card_of
 from equipoise.methods.clip_rules import Abadi, ClipRule
 from equipoise.methods.named_tensors import clipped, zeros_like
 from equipoise.privacy import (
@@ -85,16 +85,7 @@ class DiceSGD(Method):
     name: ClassVar[str] = "dice-sgd"
     recipe = "as_published"
     ledger_class = PublishedLedger
-    card: ClassVar[Card] = Card(
-        summary="SGD on clipped gradients with raw error feedback; only the update is noised.",
-        claim="That the bias of clipping vanishes for any clip norm: true. That it is private at the claimed "
-        "epsilon: false; what can be proved is a worst case without amplification.",
-        source="Zhang, Bu, Wu and Hong 2024, Differentially Private SGD Without Clipping Bias",
-        guarantee="worst_case",
-        cost="DP-SGD's passes and a second weighted sum; a memory of the size of the parameters",
-        use_when="To reproduce the paper.",
-        avoid_when="Records need protection: the library's recipe is proven at the cost of DP-SGD.",
-    )
+    card: ClassVar[Card] = card_of("dice-sgd", "as_published")
 
     clip_norm: float = 1.0
     variant: Literal["algorithm_2", "algorithm_4"] = "algorithm_2"

@@ -38,8 +38,8 @@ import torch
 from equipoise import _validate
 from equipoise.methods.anchored import Anchors, NoiseFactor, NoiseSplit
 from equipoise.methods.base import Context, DrawHandle, Parameters, Plan, Setting, State
-from equipoise.methods.card import Card
-from equipoise.methods.dp_c4 import FLOOR, SOURCE, ClippedDifferences
+from equipoise.methods.card import Card, card_of
+from equipoise.methods.dp_c4 import FLOOR, ClippedDifferences
 from equipoise.privacy import Bounded, Private, PrivateRows, indicator, unbounded_sum
 from equipoise.published.ledger import PublishedLedger, disclose
 
@@ -214,16 +214,7 @@ class DPC4Plus(RawThresholds):
     """DP-C4+ as published: the coupled threshold from the distance, the anchor's from the anchor before."""
 
     name: ClassVar[str] = "dp-c4-plus"
-    card: ClassVar[Card] = Card(
-        summary="Clips differences to an old iterate; the anchor threshold is a raw norm.",
-        claim="Claimed to reach the optimum in general, privately. It does under interpolation; its anchor "
-        "threshold betrays the data, most of all near convergence.",
-        source=SOURCE,
-        guarantee="none",
-        cost="six gradients per drawn record and step at the default anchors; else as the library's",
-        use_when="To reproduce the paper.",
-        avoid_when="Records need protection: the library's recipe is proven.",
-    )
+    card: ClassVar[Card] = card_of("dp-c4-plus", "as_published")
 
     def at_new_anchor(self, context: Context, draw: DrawHandle, state: State) -> State:
         following = self._raw_anchor_threshold(context, draw, state)
@@ -238,16 +229,7 @@ class DPC4(RawThresholds):
     """DP-C4 as published: both thresholds from the raw means that they bound."""
 
     name: ClassVar[str] = "dp-c4"
-    card: ClassVar[Card] = Card(
-        summary="Clips differences to an old iterate at the raw norm of their own mean.",
-        claim="Claimed to reach the optimum in general, privately. It does under interpolation; its "
-        "thresholds betray the data, most of all near convergence.",
-        source=SOURCE,
-        guarantee="none",
-        cost="eight gradients per drawn record and step at the default anchors; else as the library's",
-        use_when="To reproduce the paper.",
-        avoid_when="Records need protection: the library's recipe is proven.",
-    )
+    card: ClassVar[Card] = card_of("dp-c4", "as_published")
 
     def passes_over(self, draw: str) -> int:
         """Both thresholds take raw gradients once more."""

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from equipoise import _validate
 from equipoise.methods.base import Context, Method, Plan, Setting, State
-from equipoise.methods.card import Card
+from equipoise.methods.card import Card, card_of
 from equipoise.methods.clip_rules import Abadi
 from equipoise.methods.named_tensors import clipped, mean_of, zeros_like
 from equipoise.privacy import clip
@@ -54,15 +54,7 @@ class PlainSGD(NonPrivate):
     """
 
     name: ClassVar[str] = "sgd"
-    card: ClassVar[Card] = Card(
-        summary="Plain SGD without clipping or noise: a reference that is not private.",
-        claim="None on privacy. The same draws, model and optimiser as the private methods have.",
-        source="Robbins and Monro 1951, A Stochastic Approximation Method",
-        guarantee="none",
-        cost="as DP-SGD",
-        use_when="To see the price of privacy, on data that need no protection.",
-        avoid_when="Anything private: every step discloses a sum of gradients.",
-    )
+    card: ClassVar[Card] = card_of("sgd")
 
     def step(self, context: Context, state: State) -> tuple[dict[str, Tensor], State]:
         sums = context.draw("batch").query(lambda rows, ids: {"gradient": unbounded_sum(rows)})
@@ -83,15 +75,7 @@ class ClipSGD(NonPrivate):
     """
 
     name: ClassVar[str] = "clip-sgd"
-    card: ClassVar[Card] = Card(
-        summary="SGD on clipped gradients without noise: a reference that is not private.",
-        claim="Comes to rest where the mean of the clipped gradients vanishes, not that of the gradients.",
-        source="Zhang, Bu, Wu and Hong 2024, the reference of the authors' program",
-        guarantee="none",
-        cost="as DP-SGD",
-        use_when="To see the bias of clipping by itself, on data that need no protection.",
-        avoid_when="Anything private: every step discloses a sum of gradients.",
-    )
+    card: ClassVar[Card] = card_of("clip-sgd")
 
     clip_norm: float = 1.0
 
@@ -121,15 +105,7 @@ class EFSGD(NonPrivate):
     """
 
     name: ClassVar[str] = "ef-sgd"
-    card: ClassVar[Card] = Card(
-        summary="SGD on clipped gradients with what was clipped fed back, without noise: not private.",
-        claim="Comes to rest where the mean gradient vanishes, for any clip norm; true.",
-        source="Zhang, Bu, Wu and Hong 2024, Algorithm 2 without its noise",
-        guarantee="none",
-        cost="DP-SGD's passes, one more weighted sum, and a memory of the size of the parameters",
-        use_when="To see what feedback does by itself, on data that need no protection.",
-        avoid_when="Anything private: every step discloses two sums of gradients.",
-    )
+    card: ClassVar[Card] = card_of("ef-sgd")
 
     clip_norm: float = 1.0
     feedback_clip_norm: float | None = None
