@@ -109,7 +109,10 @@ def norm_of_all(tensors: Iterable[Tensor], dtype: torch.dtype | None = None) -> 
     """
     given = list(tensors)
     parts = [getattr(tensor, "_local_tensor", tensor) for tensor in given]
-    norms = [norm.detach().double() for norm in torch._foreach_norm(parts, dtype=dtype)]
+    found = torch._foreach_norm(parts, dtype=dtype)
+    if not any(map(is_not, given, parts)) and len({norm.dtype for norm in found}) == 1:
+        return torch.stack(found).detach().double().norm()
+    norms = [norm.detach().double() for norm in found]
     if not any(map(is_not, given, parts)):
         return torch.stack(norms).norm()
     own, shared = [], []

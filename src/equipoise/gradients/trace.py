@@ -203,6 +203,10 @@ class Replayed(FactoredGradients):
     def row_norms(self, groups: Sequence[Sequence[str]] | None = None) -> Tensor:
         if groups is not None:
             return super().row_norms(groups)
+        return self._norms_of_all
+
+    @cached_property
+    def _norms_of_all(self) -> Tensor:
         return self._squared[tuple(self.shapes)].sqrt().to(self.dtype)
 
     @override

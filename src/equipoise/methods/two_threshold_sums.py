@@ -36,6 +36,7 @@ import torch
 from equipoise.privacy.bounds.bounded import Bounded, make_bounded, weighted_sums
 from equipoise.privacy.bounds.clipping import (
     WeightRule,
+    counts_of,
     limited_weights,
     require_rows,
     weights_for,
@@ -117,7 +118,7 @@ def clip_selected(
     upper, lower = thresholds(upper, lower)
     kept, norms, label, bad = _usable(rows, mask, "ids")
     low = limited_weights(rule, norms, lower).clamp(min=0)
-    gap = weights_for(torch.full_like(norms, upper - lower), norms)
+    gap = weights_for(upper - lower, norms)
     high = torch.minimum(torch.maximum(limited_weights(rule, norms, upper), low), low + gap)
     value = weighted_sums(kept, torch.where(label > 0, high, low), 2 * upper - lower, rows.draw)
     return make_bounded(as_private(value, rows.draw), 2 * upper - lower, 2 * upper, rows.draw, bad)
@@ -178,7 +179,7 @@ def _between(
     """The weights of rows under their labels, and under `lower`; at both ends they are the rule's own."""
     low = limited_weights(rule, norms, lower)
     high = limited_weights(rule, norms, upper)
-    gap = weights_for(torch.full_like(norms, upper - lower), norms)
+    gap = weights_for(upper - lower, norms)
     partly = torch.minimum(torch.maximum(high, low), low + label * gap)
     return torch.where(label >= 1, high, torch.where(label <= 0, low, partly)), low
 
@@ -186,15 +187,17 @@ def _between(
 def _usable(
     rows: PrivateRows, labels: torch.Tensor, name: str
 ) -> tuple[Any, torch.Tensor, torch.Tensor, Private]:
-    """Rows, norms and labels in [0, 1] of the records with finite norms, and the count of the others."""
+    """Rows, norms and labels in [0, 1] of the records with finite norms, and the counts of all."""
     require_rows(rows)
     if labels.dtype != torch.bool and not labels.is_floating_point():
         raise TypeError(f"{name} must be bool or labels in [0, 1], got {labels.dtype}; see soft_indicator")
     norms = unwrap(rows.row_norms())
     require_length(name, labels, norms)
     both = torch.stack([norms, labels.to(norms.dtype)], dim=1)
-    kept, numbers, bad = without_bad(rows, both, torch.isfinite(norms))
-    return kept, numbers[:, 0], torch.nan_to_num(numbers[:, 1], nan=0.0).clamp(0, 1), bad
+    finite = norms < math.inf
+    kept, numbers = without_bad(rows, both, finite)
+    label = torch.nan_to_num(numbers[:, 1], nan=0.0).clamp(0, 1)
+    return kept, numbers[:, 0], label, counts_of(finite, None, rows.draw)
 
 
 def thresholds(upper: float, lower: float) -> tuple[float, float]:

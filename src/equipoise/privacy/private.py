@@ -446,9 +446,12 @@ def add_exact(
     totals: Mapping[str, torch.Tensor], values: Mapping[str, torch.Tensor]
 ) -> dict[str, torch.Tensor]:
     """Raw tensors plus sums, raw or `Private`: computed in the wider type, in the memory of `totals`."""
-    found = {}
+    found, together = {}, []  # of those, one operation on a device
     for name, more in exact_values(values).items():
         total = found[name] = totals[name]
+        if type(total) is type(more) is torch.Tensor and total.dtype == more.dtype:
+            together.append((total, more))
+            continue
         one, other = getattr(total, "_local_tensor", total), getattr(more, "_local_tensor", more)
         is_plain = one.device.type != "cpu" or not (one.is_contiguous() and other.is_contiguous())
         if is_plain or one.dtype == other.dtype:
@@ -458,6 +461,8 @@ def add_exact(
         # long.
         for some, of in zip(*(torch.split(t.view(-1), _AT_ONCE) for t in (one, other)), strict=True):
             some.add_(of)
+    if together:
+        torch._foreach_add_(*map(list, zip(*together, strict=True)))
     return found
 
 

@@ -173,8 +173,8 @@ class TrainingDraw:
                     turns.wait_to_sum()
                 yield self._guarded(rows, few.ids, start + left[-1], all_finite)
             if left:
-                whole = torch.cat(left).sort().values
-                following.append(part if len(whole) == len(part.ids) else part.of(whole))
+                is_whole = sum(map(len, left)) == len(part.ids)
+                following.append(part if is_whole else part.of(torch.cat(left).sort().values))
             start += len(part.ids)
         if self._micro_batches and not following:
             self._rows.log_failed_draw(self.name)
@@ -262,10 +262,10 @@ class StepDiagnostics:
                 losses = torch.cat(found[:parts]).double()
                 row["training_loss"] = losses[torch.isfinite(losses)].mean()
             for name, counts in zip(names, found[parts:], strict=True):
-                records, bad, *cut = counts.tolist()
+                usable, bad, *cut = counts.tolist()
                 row[f"{name}.records_not_finite"] = bad
                 if cut:  # of a clipped sum: the share of the others whose row was made shorter
-                    row[f"{name}.clip_fraction"] = cut[0] / max(1, records - bad)
+                    row[f"{name}.clip_fraction"] = cut[0] / max(1, usable)
             return row
 
         return Unread([*self._losses, *map(unwrap, self._counts.values())], filled)

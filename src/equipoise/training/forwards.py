@@ -197,6 +197,8 @@ class MicroBatch:
 
     def index(self, few: MicroBatch) -> Tensor:
         """Where some of the records stand among them, LongTensor."""
+        if few is self:
+            return torch.arange(len(self.ids))
         return torch.searchsorted(self.places, few.places)
 
     @property

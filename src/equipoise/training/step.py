@@ -251,7 +251,7 @@ class StepRunner:
         with setup.processes.together():
             before = self._begin()
             try:
-                found = self._looking(before, partial(self._estimate, before))
+                found = self._looking(before, lambda: self._estimate(before))
                 for name, parameter in parameters.items():
                     parameter.grad = found.gradient[name].to(parameter.dtype)
                 rate = float(setup.optimizer.param_groups[0]["lr"])
@@ -261,6 +261,8 @@ class StepRunner:
                     setup.rows.engine.keep_public_writes()
                     setup.optimizer.step()
                 self._count(found.state)
+                # All that the host needs of the step, and what the next one begins with, in one wait.
+                read(found.norm, found.diagnostics, *([] if self._left is None else [self._left]))
             except BaseException:
                 # `number`: an interrupt can arrive when the step is counted already
                 if found is not None and self.done == number and before != self._ledger.digest(parameters):
@@ -351,12 +353,12 @@ class StepRunner:
         with self._setup.processes.together():
             before = self._begin()
 
-            def answered() -> tuple[_Answer, Sequence[Unread[Any]]]:
+            def answered() -> _Answer:
                 if self.state is None:
                     self.state, _ = self._answer(
                         before, None, lambda context, _: self._setup.method.init(context)
                     )
-                return self._answer(before, self.state, question)[0], ()
+                return self._answer(before, self.state, question)[0]
 
             answer = self._looking(before, answered)
         self._began = None
@@ -475,24 +477,22 @@ class StepRunner:
         if _held_by(self._setup.optimizer) != self._optimized:
             raise RuntimeError(f"optimizer holds other parameters than at the start. {FIXED}")
 
-    def _looking(self, before: str, look: Callable[[], tuple[_Answer, Sequence[Unread[Any]]]]) -> _Answer:
+    def _looking(self, before: str, look: Callable[[], _Answer]) -> _Answer:
         """What `look` gives, which looks at private records; no parameter has moved.
 
         Args:
             before: digest of the parameters.
-            look: gives the answer, and what else the host needs: it waits once for all. May fail.
+            look: may fail.
 
         Raises:
             ForwardWritesError: a parameter moved, or `look` raised it; the training has come to its end.
             RuntimeError: something else had moved them before the step.
         """
-        also: Sequence[Unread[Any]] = ()
         self._begun, self._versions_left = self._versions(), []  # until it is known that nothing moved
         try:
             try:
-                answer, also = look()
+                answer = look()
             finally:
-                read(*also)
                 versions = self._versions()
                 if versions != self._begun:
                     self._refuse_written(before, self._ledger.digest(self._setup.parameters))
@@ -579,11 +579,8 @@ class StepRunner:
         if self._setup.run.scheduler is not None:
             self._setup.run.scheduler.step()
 
-    def _estimate(self, before: str) -> tuple[_Estimate, Sequence[Unread[Any]]]:
-        """The method's estimate of the gradient and its next state, and what of it has to be read.
-
-        Nothing of the training changes.
-        """
+    def _estimate(self, before: str) -> _Estimate:
+        """The method's estimate of the gradient and its next state; nothing of the training changes."""
         method, parameters, state = self._setup.method, self._setup.parameters, self.state
         if state is None:
             state, _ = self._answer(before, None, lambda context, _: method.init(context))
@@ -600,7 +597,7 @@ class StepRunner:
             )
         norm = Unread([norm_of_all(estimate.values())], float)
         row = context.diagnostics.row()
-        return _Estimate(estimate, norm, following, context.ledger.last_noise, row), (norm, row)
+        return _Estimate(estimate, norm, following, context.ledger.last_noise, row)
 
     def _answer(
         self, before: str, state: State | None, question: Callable[[StepContext, Any], _Answer]

@@ -36,8 +36,8 @@ class Bounded:
         replace: bound on the norm of its change when one record is replaced.
         draw: the draw that it was computed from.
         counts: `Private` int64 counts for the diagnostics, summed over micro-batches, or None. They count
-            records, those left out for a non-finite norm and, for clipped sums, those whose row was made
-            shorter.
+            records with a finite norm, those left out for another one and, for clipped sums, those whose row
+            was made shorter.
         joint: identity of the shared noise that it was made for, or None.
     """
 

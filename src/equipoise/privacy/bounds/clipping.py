@@ -68,10 +68,10 @@ def clip(
     """
     if groups is None:
         total = public_threshold("threshold", threshold)
-        kept, norms, counts = usable_rows(rows)
+        kept, norms, usable = usable_rows(rows)
         weights = limited_weights(rule, norms, total)
         value = as_private(weighted_sums(kept, weights, total, rows.draw), rows.draw)
-        counts = with_cut(counts, weights.abs() < 1)
+        counts = counts_of(usable, weights.abs() < 1, rows.draw)
         return make_bounded(value, total, 2 * total, rows.draw, counts)
     require_rows(rows)
     groups = check_groups(groups, rows.names)
@@ -85,7 +85,7 @@ def clip(
         limits = [public_threshold(f"threshold[{i}]", t) for i, t in enumerate(threshold)]
     if len(limits) != len(groups):
         raise ValueError(f"threshold has {len(limits)} entries for {len(groups)} groups; give one per group")
-    kept, norms, counts = usable_rows(rows, groups)
+    kept, norms, usable = usable_rows(rows, groups)
     per_tensor = {}
     cut = torch.zeros(len(norms), dtype=torch.bool, device=norms.device)
     for column, (group, limit) in enumerate(zip(groups, limits, strict=True)):
@@ -95,7 +95,7 @@ def clip(
     # The parts of a row in disjoint groups are orthogonal.
     bound = math.hypot(*limits)
     value = as_private(weighted_sums(kept, per_tensor, bound, rows.draw), rows.draw)
-    return make_bounded(value, bound, 2 * bound, rows.draw, with_cut(counts, cut))
+    return make_bounded(value, bound, 2 * bound, rows.draw, counts_of(usable, cut, rows.draw))
 
 
 def clip_coordinates(
@@ -135,7 +135,7 @@ def clip_coordinates(
         raw, own, seen = raw[finite], own[finite], seen[finite].to(own.dtype)
         weights = cut_to(total, limited_weights(rule, seen, total), own)
     value = Private(weights @ raw, coordinates.draw)
-    counts = with_cut(record_counts(finite, coordinates.draw), weights.abs() < 1)
+    counts = counts_of(finite, weights.abs() < 1, coordinates.draw)
     return make_bounded({name: value}, total, 2 * total, coordinates.draw, counts)
 
 
@@ -152,9 +152,11 @@ def unbounded_sum(rows: PrivateRows, weights: torch.Tensor | None = None) -> Bou
     norms = unwrap(rows.row_norms())
     given = torch.ones_like(norms) if weights is None else unwrap(weights).to(norms.dtype)
     finite = torch.isfinite(norms) & torch.isfinite(given)
-    kept, given, bad = without_bad(rows, given, finite)
+    kept, given = without_bad(rows, given, finite)
     value = kept.weighted_sums(given)
-    return make_bounded(as_private(value, rows.draw), math.inf, math.inf, rows.draw, bad)
+    return make_bounded(
+        as_private(value, rows.draw), math.inf, math.inf, rows.draw, counts_of(finite, None, rows.draw)
+    )
 
 
 def limited_weights(rule: WeightRule, norms: torch.Tensor, threshold: float) -> torch.Tensor:
@@ -176,25 +178,27 @@ def cut_to(threshold: float, weights: torch.Tensor, norms: torch.Tensor) -> torc
 
     Every bound rests on this cut, and on nothing that a clip rule promises.
     """
-    limit = weights_for(torch.full_like(norms, threshold), norms)
-    weights = torch.where(torch.isfinite(weights), weights, torch.zeros_like(weights))
-    return torch.maximum(torch.minimum(weights, limit), -limit)
+    limit = weights_for(threshold, norms)
+    weights = torch.nan_to_num(weights, nan=0.0, posinf=0.0, neginf=0.0)
+    return torch.clamp(weights, -limit, limit)
 
 
-def weights_for(lengths: torch.Tensor, norms: torch.Tensor) -> torch.Tensor:
+def weights_for(lengths: float | torch.Tensor, norms: torch.Tensor) -> torch.Tensor:
     """The weights that give rows of these norms these lengths, and shorter ones where a norm is too small to
     be read (`SMALLEST_NORM`).
 
     Args:
-        lengths: [B] or [B, m], non-negative.
-        norms: [B], raw.
+        lengths: [B] or [B, m], or one number for all; non-negative.
+        norms: [B] or [B, m], raw.
     """
+    # A number stays on the processor: a device takes it along with the operation, and nobody waits.
+    lengths = torch.as_tensor(lengths, dtype=norms.dtype)
     if lengths.ndim > norms.ndim:
         norms = norms.unsqueeze(1)
     weights = lengths / norms.clamp_min(SMALLEST_NORM)
     # The quotient is rounded, coarsely so among the smallest floats: a step down where it is above.
-    over = weights.double() * norms.double() > lengths.double() * (1 + WEIGHT_SLACK)
-    return torch.where(over, torch.nextafter(weights, torch.zeros_like(weights)), weights)
+    over = weights * norms.double() > lengths.double() * (1 + WEIGHT_SLACK)
+    return torch.where(over, torch.nextafter(weights, norms.new_zeros(())), weights)
 
 
 def require_rows(rows: PrivateRows) -> None:
@@ -207,43 +211,49 @@ def require_rows(rows: PrivateRows) -> None:
 
 def usable_rows(
     rows: PrivateRows, groups: Sequence[Sequence[str]] | None = None
-) -> tuple[Any, torch.Tensor, Private]:
-    """As `without_bad`, for the norms of the rows themselves: [B], or [B, m] for m groups of names."""
+) -> tuple[Any, torch.Tensor, torch.Tensor]:
+    """As `without_bad`, for the norms of the rows themselves, [B], or [B, m] for m groups of names.
+
+    Returns:
+        Raw rows and norms of the usable records, and which records these are, [B].
+    """
     require_rows(rows)
-    norms = unwrap(rows.row_norms() if groups is None else rows.row_norms(groups))
-    finite = torch.isfinite(norms)
-    return without_bad(rows, norms, finite if groups is None else finite.all(dim=1))
+    norms = rows._rows.row_norms() if groups is None else rows._rows.row_norms(groups)
+    finite = norms < math.inf  # nor NaN; a norm is at least 0
+    if groups is not None:
+        finite = finite.all(dim=1)
+    return *without_bad(rows, norms, finite), finite
 
 
-def without_bad(
-    rows: PrivateRows, norms: torch.Tensor, finite: torch.Tensor
-) -> tuple[Any, torch.Tensor, Private]:
-    """Raw rows and norms of the usable records, and the private counts of all records and of the others.
+def without_bad(rows: PrivateRows, norms: torch.Tensor, finite: torch.Tensor) -> tuple[Any, torch.Tensor]:
+    """Raw rows and norms of the usable records.
 
     Args:
         rows: of B records.
         norms: [B] or [B, m], or other numbers of the records.
         finite: which records are usable, [B].
     """
-    raw, counts = rows._rows, record_counts(finite, rows.draw)
+    raw = rows._rows
     if rows._all_finite is not None:
         rows._all_finite.append(finite.all())
         # Such a record's weights are NaN or zero: a sum that is not thrown away is refused, or lacks it.
         places = finite.view(-1, *[1] * (norms.ndim - 1))
-        return raw, torch.where(places, norms, math.nan), counts
+        return raw, norms.masked_fill(~places, math.nan)
     if bool(finite.all()):  # inside the room: the branch changes speed, never the result
-        return raw, norms, counts
+        return raw, norms
     # A bad row is left out, not weighted by zero: 0 * inf would make the whole sum NaN.
     keep = finite.nonzero().flatten()
-    return raw.rows(keep), norms[keep], counts
+    return raw.rows(keep), norms[keep]
 
 
-def record_counts(finite: torch.Tensor, draw: Draw | None) -> Private:
-    """All records, and those that are not finite, [2]."""
-    bad = (~finite).sum()
-    return Private(torch.stack([torch.full_like(bad, len(finite)), bad]), draw)
+def counts_of(finite: torch.Tensor, cut: torch.Tensor | None, draw: Draw | None) -> Private:
+    """The private counts of a sum's records: those that are finite, those that are not, and those whose row
+    is made shorter, int64 [2] or [3].
 
-
-def with_cut(counts: Private, cut: torch.Tensor) -> Private:
-    """The counts with one more: the records whose row is made shorter, [3]."""
-    return Private(torch.cat([unwrap(counts), cut.sum().reshape(1)]), counts.draw)
+    Args:
+        finite: of all records, [B].
+        cut: of the usable ones, [B] or fewer; None for a sum that shortens none.
+        draw: of the records.
+    """
+    counts = [finite.sum(), (~finite).sum()]
+    return Private(torch.stack(counts if cut is None else [*counts, cut.sum()]), draw)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 
 from equipoise.privacy.bounds.bounded import Bounded, make_bounded, weighted_sums
-from equipoise.privacy.bounds.clipping import require_rows, usable_rows, weights_for, with_cut
+from equipoise.privacy.bounds.clipping import counts_of, require_rows, usable_rows, weights_for
 from equipoise.privacy.bounds.requirements import answers_by_record, check_groups, public_threshold
 from equipoise.privacy.mechanisms.joint_gaussian import JointGaussian
 from equipoise.privacy.private import as_sum, summed
@@ -44,7 +44,7 @@ def clip_jointly(
         ValueError: groups that do not cover every parameter once, or shares that are too large.
     """
     if groups is None:
-        kept, norms, counts = usable_rows(rows)
+        kept, norms, usable = usable_rows(rows)
         weights = _joint_weights(noise, norms, 1.0)
         cut = weights < 1
         sums = weighted_sums(kept, weights, max(noise.bounds), rows.draw)
@@ -52,7 +52,7 @@ def clip_jointly(
         require_rows(rows)
         groups = check_groups(groups, rows.names)
         shares = _check_shares(shares, len(groups))
-        kept, norms, counts = usable_rows(rows, groups)
+        kept, norms, usable = usable_rows(rows, groups)
         per_tensor: dict[str, torch.Tensor] = {}
         cut = torch.zeros(len(norms), len(noise.names), dtype=torch.bool, device=norms.device)
         for column, (group, share) in enumerate(zip(groups, shares, strict=True)):
@@ -63,8 +63,8 @@ def clip_jointly(
     out = {}
     for j, (name, bound) in enumerate(zip(noise.names, noise.bounds, strict=True)):
         value = {key: as_sum(summed(tensor)[j], tensor.dtype, rows.draw) for key, tensor in sums.items()}
-        told = with_cut(counts, cut[:, j])
-        out[name] = make_bounded(value, bound, 2 * bound, rows.draw, told, joint=noise.identity)
+        counts = counts_of(usable, cut[:, j], rows.draw)
+        out[name] = make_bounded(value, bound, 2 * bound, rows.draw, counts, joint=noise.identity)
     return out
 
 

@@ -107,7 +107,8 @@ def answers_by_record(
     """
     if _PURE.get(id(rule)) is not rule:
         _require_pure(name, rule, ask, norms)
-    return torch.cat([_answer(name, ask, block) for block in torch.split(norms, BLOCK)])
+    answers = [_answer(name, ask, block) for block in torch.split(norms, BLOCK)]
+    return answers[0] if len(answers) == 1 else torch.cat(answers)
 
 
 #: Rules that gave one answer to one question, by identity; a rule that is gone leaves.

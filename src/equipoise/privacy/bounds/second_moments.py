@@ -32,6 +32,7 @@ from equipoise.privacy.bounds.bounded import Bounded, make_bounded
 from equipoise.privacy.bounds.clipping import (
     SMALLEST_NORM,
     WeightRule,
+    counts_of,
     limited_weights,
     usable_rows,
     weights_for,
@@ -121,17 +122,18 @@ def input_moments(rows: PrivateRows, names: Sequence[str]) -> Bounded:
         >>> input_moments(rows, ["w"]).add_remove
         1.0
     """
-    kept, norms, bad = usable_rows(rows, [[name] for name in names])
+    kept, norms, usable = usable_rows(rows, [[name] for name in names])
     # Rows of length L^(-1/4), and shorter ones where a norm is too small to be read.
-    weights = weights_for(torch.full_like(norms, len(names) ** -0.25), norms)
+    weights = weights_for(len(names) ** -0.25, norms)
     value = kept.input_moments(dict(zip(names, weights.unbind(1), strict=True)))
-    return make_bounded(as_private(value, rows.draw), 1.0, math.sqrt(2), rows.draw, bad)
+    counts = counts_of(usable, None, rows.draw)
+    return make_bounded(as_private(value, rows.draw), 1.0, math.sqrt(2), rows.draw, counts)
 
 
 def _clipped(rows: PrivateRows, rule: WeightRule, threshold: float) -> tuple[Any, torch.Tensor, Any, float]:
     total = public_threshold("threshold", threshold)
-    kept, norms, bad = usable_rows(rows)
-    return kept, limited_weights(rule, norms, total), bad, total
+    kept, norms, usable = usable_rows(rows)
+    return kept, limited_weights(rule, norms, total), counts_of(usable, None, rows.draw), total
 
 
 def _dots(part: Any, name: str, held: torch.Tensor) -> torch.Tensor:
