@@ -57,7 +57,7 @@ from equipoise.gradients.engine_inputs import (
     trainable_parameters,
 )
 from equipoise.gradients.factors.base import DenseFactor, Factor
-from equipoise.gradients.launched import GRAPHS, Launched, launched
+from equipoise.gradients.launched import GRAPHS, launched, runs_of
 from equipoise.gradients.numerics import accumulation_dtype
 from equipoise.gradients.operator import FactoredGradients, PerSampleGradients
 from equipoise.gradients.split import SplitGradients
@@ -237,8 +237,7 @@ class GradientEngine:
             return "" if self.device.type == "cpu" else "operation by operation"
         if self.runs_model:
             return "operation by operation, since steps run the model's own code"
-        lines = [line for traced in self._traced.values() if traced for line in traced.lines]
-        refused = {line.run.refused for line in lines if isinstance(line.run, Launched)} - {""}
+        refused = {run.refused for one in self._traced.values() if one for run in runs_of(one)} - {""}
         if refused:
             return f"operation by operation, since the graph cannot be used: {min(refused)}"
         return "as one graph each: rows, norms and sums"
@@ -304,7 +303,7 @@ class GradientEngine:
         """
         started, state = time.perf_counter(), GlobalState(self.device)
         try:
-            traced = launched(self.line(batch).compiled())
+            traced = launched(self.line(batch).compiled(), self.device)
             found, _ = traced.gradients(*self.values(None), batch)
             found.weighted_sums(torch.ones(found.num_records, device=self.device))
         except Exception as error:  # whatever its layers raise
@@ -354,7 +353,7 @@ class GradientEngine:
         """As `traced`, once for each form."""
         form = self.form(batch)
         if form not in self._lines:
-            self._lines[form] = launched(self.traced(batch))
+            self._lines[form] = launched(self.traced(batch), self.device)
         return self._lines[form]
 
     def form(self, batch: Any) -> tuple[Any, ...]:

@@ -29,9 +29,9 @@ from torch import Tensor
 
 from equipoise._foreign_errors import where_raised
 from equipoise.gradients.capture.random_numbers import GlobalState
-from equipoise.gradients.trace import Line, Traced
+from equipoise.gradients.trace import Line
 
-__all__ = ["GRAPHS", "Graph", "Launched", "launched"]
+__all__ = ["GRAPHS", "Graph", "Launched", "launched", "runs_of"]
 
 
 class Graph(Protocol):
@@ -174,10 +174,21 @@ def _bytes(tensor: Tensor) -> Tensor:
     return tensor.contiguous().view(-1).view(torch.uint8)
 
 
-def launched(traced: Traced) -> Traced:
-    """The same lines, each launched as one where a device can do that."""
-    if traced.like.device.type not in GRAPHS:
+#: The lines of a trace, and the inputs of each that lie elsewhere in each step.
+LINES = {"rows": "record", "norms": "", "sums": "weights"}
+
+
+def launched(traced: Any, device: torch.device) -> Any:
+    """The same trace with each line launched as one where a device can do that."""
+    if device.type not in GRAPHS:
         return traced
-    lines = {"rows": "record", "norms": "", "sums": "weights"}
-    runs = {name: Launched(getattr(traced, name), copied) for name, copied in lines.items()}
-    return replace(traced, **{name: replace(getattr(traced, name), run=run) for name, run in runs.items()})
+    lines = {name: line for name, line in vars(traced).items() if name in LINES}
+    return replace(
+        traced, **{name: replace(line, run=Launched(line, LINES[name])) for name, line in lines.items()}
+    )
+
+
+def runs_of(traced: Any) -> list[Launched]:
+    """What launches the lines of a trace."""
+    lines = [line for name, line in vars(traced).items() if name in LINES]
+    return [line.run for line in lines if isinstance(line.run, Launched)]

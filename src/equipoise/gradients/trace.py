@@ -109,11 +109,6 @@ class Traced:
     buffers: tuple[str, ...]
     written: tuple[str, ...] = ()
 
-    @property
-    def lines(self) -> tuple[Line, Line, Line]:
-        """All of them."""
-        return self.rows, self.norms, self.sums
-
     def compiled(self) -> Traced:
         """The same lines, each with kernels of `torch.compile`; they are made when it first runs."""
         return replace(
