@@ -18,8 +18,11 @@ import sys
 import time
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
+# This file has the name of the package, and its folder comes first where it is run.
+sys.path = [folder for folder in sys.path if Path(folder or ".").resolve() != Path(__file__).resolve().parent]
 # The other libraries of a comparison need memory too; JAX would take three quarters of it at once.
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 

@@ -59,22 +59,31 @@ RUNS = {
 }
 
 
-def result_of(options, steps=9):
+DEVICES = [
+    "cpu",
+    pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")),
+]
+
+
+def result_of(options, steps=9, device="cpu"):
     made = {name: value() if name in ("model", "method") else value for name, value in options.items()}
     made.setdefault("model", network())
-    run = training(steps=steps, **made)
+    run = training(steps=steps, device=device, **made)
     for _ in run:
         pass
     return run, parameters(made["model"])
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", RUNS)
-def test_a_launched_training_ends_as_one_of_operations(name, monkeypatch):
+def test_a_launched_training_ends_as_one_of_operations(name, device, monkeypatch):
+    graph = {"cpu": RecordedGraph, "cuda": launched.CudaGraph}[device]
     options = dict(RUNS[name])
     launches = options.pop("launches", True)
-    _, expected = result_of(options)
-    monkeypatch.setitem(launched.GRAPHS, "cpu", RecordedGraph)
-    run, found = result_of(options)
+    monkeypatch.delitem(launched.GRAPHS, device, raising=False)
+    _, expected = result_of(options, device=device)
+    monkeypatch.setitem(launched.GRAPHS, device, graph)
+    run, found = result_of(options, device=device)
     assert torch.equal(found, expected)
     # Losses alone are asked for at other parameters in each step, which lie elsewhere.
     assert not launches or sum(of.count for of in runs_of(run)) >= 9
