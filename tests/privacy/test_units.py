@@ -145,7 +145,7 @@ def test_a_replaced_user_moves_what_it_leaves_and_what_it_enters():
 def test_a_unit_says_what_does_not_go_together():
     with pytest.raises(ValueError, match="unit='client' is unknown"):
         Unit("client")
-    with pytest.raises(ValueError, match=r"records_per_user=4 .* belong to unit='user'"):
+    with pytest.raises(ValueError, match=r"records_per_user=4 .* belong to users"):
         Unit("record", 4)
     with pytest.raises(ValueError, match="rows='max' is unknown"):
         Unit("user", 4, "max")
