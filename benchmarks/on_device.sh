@@ -18,9 +18,11 @@ if [ "$has_gpu" = 1 ]; then
     few="mlp-16 mlp cnn gpt2-small-flat lora-flat resnet20 attention gpt2"
     jax="mlp-16 mlp cnn lm-64 lm-256 gpt2-small"
     on=cuda rounds=3 seconds=0.3 threads=8
+    methods="plain ours ours-training vmap opacus-hooks opacus-functorch opacus-ghost"
 else
     rows="mlp-16" few="mlp-16" jax="mlp-16"
     on=cpu rounds=1 seconds=0.05 threads=1
+    methods="plain ours-training"
 fi
 
 # A part: its name, its most seconds, and the command. One that fails or takes too long ends no other.
@@ -40,8 +42,7 @@ part tests 70 "$python" -m pytest -q -x -p no:cacheprovider tests/training/test_
 part step 60 "$python" benchmarks/device_step.py --on "$on" --tasks $rows --steps 10
 # shellcheck disable=SC2086
 part compared 110 "$python" benchmarks/step_time.py --tasks $few --rounds "$rounds" --seconds "$seconds" \
-    --threads "$threads" --methods plain ours ours-training vmap opacus-hooks opacus-functorch opacus-ghost \
-    --out "$out/compared.json"
+    --threads "$threads" --methods $methods --out "$out/compared.json"
 # shellcheck disable=SC2086
 part jax 60 "$python" benchmarks/jax_privacy.py --tasks $jax --seconds "$seconds"
 part training 60 "$python" -m equipoise train --data digits --device "$on" --run-dir "$out/run"
