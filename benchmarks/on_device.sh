@@ -31,7 +31,7 @@ part() {
     shift 2
     echo "== $name"
     timeout "$limit" "$@" 2>&1 | tee "$out/$name.txt"
-    echo "== $name ended with ${PIPESTATUS[0]} after $SECONDS s in all"
+    echo "$name ended with ${PIPESTATUS[0]} after $SECONDS s in all" | tee -a "$out/parts.txt"
 }
 
 $python -c 'import torch; print(torch.__version__, torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU")' \
