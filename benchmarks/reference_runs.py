@@ -380,7 +380,9 @@ def near(one: float | None, other: float | None, tolerance: float) -> bool:
 def differences(before: dict, now: dict, same_machine: bool) -> dict[str, str]:
     """What differs, by column of the table; nothing of a column that is the same."""
     if "failed" in before or "failed" in now:
-        return {"checks": f"failed before: {before.get('failed')}; now: {now.get('failed')}"}
+        return {column: "no run to compare" for column in COLUMNS if column != "checks"} | {
+            "checks": f"failed before: {before.get('failed')}; now: {now.get('failed')}"
+        }
 
     def changed(part: str, tolerance: float | None = None) -> list[str]:
         old, new = before[part], now[part]
