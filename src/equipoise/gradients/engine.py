@@ -34,7 +34,7 @@ from equipoise.gradients.capture.planner import LARGE, learn_plan
 from equipoise.gradients.capture.random_numbers import GlobalState, are_constant, random_numbers_from
 from equipoise.gradients.capture.recorder import Capture, CapturePlan, PlanMismatch
 from equipoise.gradients.capture.sharded import SHARDED, begin_sharded, leaves_told, tensor_parallel_mesh
-from equipoise.gradients.checks.errors import ForwardWritesError
+from equipoise.gradients.checks.errors import BufferWritesError, ForwardWritesError
 from equipoise.gradients.checks.oracle import dense_rows
 from equipoise.gradients.compare import Independence
 from equipoise.gradients.engine_inputs import (
@@ -162,6 +162,8 @@ class GradientEngine:
             if not self.is_planned_publicly:
                 self.learn(example_batch)
             self._written = self._written_by_forward(example_batch)
+        # Buffers to which a forward wrote before anything of model or loss changed.
+        self._known_writes, self._is_changed = set(self._written), False
         if check:
             self.check(repeat_to(example_batch, max(LARGE, num_records(example_batch))))
 
@@ -222,6 +224,8 @@ class GradientEngine:
 
     def trace_anew(self) -> None:
         """Forget what was traced: what model and loss hold has changed, and a trace took it for constant."""
+        self._known_writes |= {n for line in self._lines.values() for n in getattr(line, "written", ())}
+        self._is_changed = True
         self._lines.clear()
         self.trials.proofs.clear()
         self._traced.clear()
@@ -402,6 +406,9 @@ class GradientEngine:
             raise RuntimeError("the model draws random numbers, and some rows are dense")
         if written := [name for name in traced.written if name in traced.parameters]:
             raise ForwardWritesError(written)
+        # At the start the statement says what is thrown away; of what comes later nobody would know.
+        if self._is_changed and (written := [n for n in traced.written if n not in self._known_writes]):
+            raise BufferWritesError(written, "it did not at the start")
         return traced
 
     @backward_included()
