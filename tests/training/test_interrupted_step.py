@@ -171,7 +171,7 @@ def test_an_interrupt_at_any_line_of_a_step_costs_nothing():
 
 
 COPIES = [(1,), (2,)]
-"""For the draw, and for the noise."""
+"""For the noise, and at the end of the step, which counts then."""
 
 
 @pytest.mark.parametrize("copies", COPIES)
@@ -183,14 +183,14 @@ def test_an_interrupt_where_the_host_waits_costs_nothing(tmp_path, on_a_device, 
     interrupt(*copies)
     with pytest.raises(KeyboardInterrupt):
         run.take_step()
-    assert run.steps_done == 3
+    assert run.steps_done == (3 if copies == COPIES[0] else 4)
     interrupt()
     list(run)
     assert releases(tmp_path / "run") == list(range(STEPS))
     assert torch.equal(parameters(model), expected)
 
 
-@pytest.mark.parametrize("copies", COPIES[1:])
+@pytest.mark.parametrize("copies", COPIES[:1])
 def test_what_a_model_wrote_to_itself_in_an_interrupted_step_goes_nowhere(
     tmp_path, on_a_device, copies, monkeypatch
 ):
