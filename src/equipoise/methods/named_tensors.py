@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from equipoise._dtensor import is_dtensor, local_part, norm_of_all, with_part
+from equipoise._dtensor import is_dtensor, norm_of_all, with_part
 
 __all__ = ["clipped", "copied", "mean_of", "norm_of", "zeros_like"]
 
@@ -29,8 +29,12 @@ def mean_of(released: Mapping[str, Tensor], expected_size: float) -> dict[str, T
         >>> mean_of({"w": torch.tensor([6.0])}, 4)
         {'w': tensor([1.5000])}
     """
-    means = torch._foreach_div([*map(local_part, released.values())], expected_size)
-    return {name: with_part(mean, value) for (name, value), mean in zip(released.items(), means, strict=True)}
+    parts = [getattr(value, "_local_tensor", value) for value in released.values()]
+    means = zip(parts, torch._foreach_div(parts, expected_size), strict=True)
+    return {
+        name: mean if part is value else with_part(mean, value)
+        for (name, value), (part, mean) in zip(released.items(), means, strict=True)
+    }
 
 
 def norm_of(tensors: Mapping[str, Tensor]) -> Tensor:
