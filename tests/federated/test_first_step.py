@@ -224,7 +224,7 @@ def test_a_folder_of_the_other_form_is_refused(tmp_path):
     train(one, 1, start(), **ASKED)
     one.close()
     other = follower(round_length=STEPS, variant="fused")
-    with pytest.raises(ValueError, match="plan"):
+    with pytest.raises(ValueError, match="query_steps"):
         one_of(other, folder=tmp_path)
 
 

@@ -91,7 +91,7 @@ accelerator = Accelerator(cpu=True)
 model = network(seed=1)
 training = eq.PrivateTraining(
     model, torch.optim.SGD(model.parameters(), lr=0.1), loss=loss, data=records(), device=accelerator.device,
-    sampling=eq.Poisson(expected_batch_size=12, population=60, steps=3), run_dir=sys.argv[1],
+    sampling=eq.Poisson(expected_batch_size=12, population=60, steps=3), run=sys.argv[1],
     method=eq.DPSGD(clip_norm=1.0, noise_multiplier=1.0),
 )
 training.run(progress=False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import dataclass, replace
+from functools import partial
 
 import pytest
 import torch
@@ -23,7 +24,7 @@ from equipoise.methods import (
     PublicSubspace,
     ReleasedSubspace,
 )
-from equipoise.methods.base import Setting
+from equipoise.methods.base import Plan, Setting
 from equipoise.privacy import (
     BandedGaussian,
     Budget,
@@ -35,7 +36,6 @@ from equipoise.privacy import (
     PlanError,
     Poisson,
     PrivacyPlan,
-    Release,
     TruncatedPoisson,
     Unit,
     gaussian_epsilon,
@@ -306,7 +306,7 @@ def looked_at(ledger_class, bands=4):
         data=data,
         sampling=FixedEpochs(5, 40, 12),
         method=eq.DPMF(bands=bands, noise_multiplier=1.0),
-        reproducible=True,
+        run=eq.Run(reproducible=True),
     )
     list(made)
     ledger = made.ledger
@@ -366,8 +366,9 @@ class CoordinatesOverSteps(eq.PCDPSGD):
 
     name = "coordinates-over-steps"
 
-    def _parts(self, scale):
-        return [Release("gradient", self.clip_norm, BandedGaussian((1.0, 0.5, 0.3), scale))], scale
+    def plan(self, setting):
+        of_source = partial(self.subspace.releases, setting.sampling)
+        return Plan(self.calibrated(setting, partial(BandedGaussian, (1.0, 0.5, 0.3)), others=of_source))
 
 
 def over_coordinates(source=None):

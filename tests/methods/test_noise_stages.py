@@ -137,7 +137,7 @@ def white_noise(ledger_class):
         data={"input": torch.zeros(40, 2000)},
         sampling=Poisson(5, 40, 6),
         method=eq.DPSGD(noise_multiplier=NoiseStages((1.0, 0.5), noise_multiplier=1.0)),
-        reproducible=True,
+        run=eq.Run(reproducible=True),
     )
     list(made)
     rows = [white["gradient"]["weight"].flatten() for white in whitened(made.ledger, made.ledger.transcript)]

@@ -287,6 +287,8 @@ class GradientEngine:
 
     def keep_public_writes(self) -> None:
         """Give buffers what the last forward of records wrote to them, as far as it depends on no record."""
+        if not self._left:
+            return
         own = dict(self.model.named_buffers())
         with torch.no_grad():
             for name, value in self._left.items():

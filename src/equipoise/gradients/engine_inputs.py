@@ -347,11 +347,13 @@ def check_params(model: nn.Module, params: Mapping[str, Tensor] | None) -> dict[
     Raises:
         ValueError: a name the model does not have, or another shape.
     """
+    if not params:
+        return {}
     own = dict(model.named_parameters())
-    for name, value in (params or {}).items():
+    for name, value in params.items():
         if name not in own or value.shape != own[name].shape:
             of_model = (
                 f"has it with shape {tuple(own[name].shape)}" if name in own else "has no such parameter"
             )
             raise ValueError(f"params[{name!r}] has shape {tuple(value.shape)}, and the model {of_model}")
-    return dict(params or {})
+    return dict(params)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from equipoise._dtensor import is_a_copy, local_part, norm_of_all
 from equipoise._host import Unread, read
@@ -430,10 +430,13 @@ class StepRunner:
             self._refuse_moved(left, right, repr(name))
         self._marks = self._marks_of(self._held())
 
-    def _check_places(self) -> None:
+    def _check_places(self) -> Mapping[str, Tensor]:
         """Refuse what comes after `stop`, and parameters that were converted, moved elsewhere or replaced.
 
         Of what no step moves the marks are looked at, and the values only where a mark differs.
+
+        Returns:
+            All parameters and buffers, by each of their names.
 
         Raises:
             RuntimeError: naming one. Put back as it was, the training goes on.
@@ -463,16 +466,21 @@ class StepRunner:
         if self._left is not None and not {*self._optimizer_marks()} <= {*self._remembered}:
             self.stop(CHANGED.format(what="what the optimizer remembers"))
             raise RuntimeError(self._stopped)
+        return held
 
-    def _check_trainable(self) -> None:
+    def _check_trainable(self, held: Mapping[str, Tensor]) -> None:
         """Refuse a step that would train other parameters than the start found.
+
+        Args:
+            held: the model's parameters and buffers.
 
         Raises:
             RuntimeError: naming one.
         """
-        for name, parameter in self._setup.model.named_parameters():
-            if parameter.requires_grad is not (name in self._setup.parameters):
-                became = "became trainable" if parameter.requires_grad else "was frozen"
+        trained = {id(parameter) for parameter in self._setup.parameters.values()}
+        for name, value in held.items():
+            if isinstance(value, nn.Parameter) and value.requires_grad is not (id(value) in trained):
+                became = "became trainable" if value.requires_grad else "was frozen"
                 raise RuntimeError(f"parameter {name!r} of the model {became} after the start. {FIXED}")
         if _held_by(self._setup.optimizer) != self._optimized:
             raise RuntimeError(f"optimizer holds other parameters than at the start. {FIXED}")
@@ -538,8 +546,7 @@ class StepRunner:
         self._setup.restore_modes()
         if self._step is not None:
             self._step.fill_(self.done + 1)
-        self._check_places()
-        self._check_trainable()
+        self._check_trainable(self._check_places())
         try:
             self.constants.check(self._changes)
             self._changes = []
