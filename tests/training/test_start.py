@@ -421,3 +421,39 @@ def test_a_teacher_in_the_loss_is_known():
 
     with pytest.raises(ValueError, match="loss"):
         training(network(seed=3), loss=distilling, **USUAL)
+
+
+class Wrapped(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.trained_before = network()
+
+    def forward(self, x):
+        return self.trained_before(x)
+
+
+def test_an_attribute_with_the_name_of_a_global_variable_is_not_that_variable():
+    globals()["trained_before"] = Wrapped()
+    try:
+        training(trained_before, steps=1).run(progress=False)  # noqa: F821
+        training(Wrapped(), **USUAL)
+    finally:
+        del globals()["trained_before"]
+
+
+def test_an_epoch_of_plain_training_before_the_first_step_is_refused():
+    model = network()
+    run = training(model, **USUAL)
+    with torch.no_grad():
+        model[0].weight.add_(records()["input"].mean(0))
+    with pytest.raises(RuntimeError, match="changed after the start"):
+        run.take_step()
+    assert run.steps_done == 0
+
+
+def test_what_is_public_may_be_put_into_the_model_between_start_and_first_step():
+    model, other = network(), network(seed=5)
+    run = training(model, **USUAL)
+    run.public_step(lambda: model.load_state_dict(other.state_dict()))
+    run.take_step()
+    assert run.steps_done == 1

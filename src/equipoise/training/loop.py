@@ -153,6 +153,7 @@ class PrivateTraining:
     def _take_up(self, run: StartedRun) -> None:
         """Be the training of a run that can take steps."""
         self._run, self._steps = run, run.steps
+        self._steps.remember()  # an epoch of plain training before the first step would be no start
         self._setup = setup = run.setup
         self.folder, self.ledger = run.folder, run.ledger
         self.model, self.optimizer, self.scheduler = setup.model, setup.optimizer, setup.run.scheduler

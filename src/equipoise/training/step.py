@@ -110,7 +110,7 @@ SPOILT = (
 )
 
 CHANGED = (
-    "{what} changed after the last step, and not by a step: a forward in training mode "
+    "{what} changed after the start or the last step, and not by a step: a forward in training mode "
     "(torch.optim.swa_utils.update_bn), a step of another optimizer, a gradient left on a frozen parameter, "
     "load_state_dict, a write to .data, or a model that writes to itself, in a step that was interrupted. It "
     "is saved with the model, and no epsilon covers the change, so nothing more is computed, saved or "

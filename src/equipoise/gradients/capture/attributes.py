@@ -287,11 +287,11 @@ class HeldState:
             if cell != types.CellType():
                 self._attributes(cell, ["cell_contents"], name)
         if is_own(function.__module__):
-            scope, names = function.__globals__, _names(function.__code__, ("_GLOBAL",))
+            scope, names = function.__globals__, names_in(function.__code__, ("_GLOBAL",))
             self._variables(scope, names)
             for held in map(scope.get, names):  # of other modules of the user's own, what it may name
                 if isinstance(held, types.ModuleType) and is_own(held.__name__):
-                    inside = _names(function.__code__, ("_ATTR", "_METHOD", "IMPORT_FROM"))
+                    inside = names_in(function.__code__, ("_ATTR", "_METHOD", "IMPORT_FROM"))
                     self._variables(vars(held), inside & vars(held).keys())
 
     def _attributes(self, value: Any, names: list[str], of_all: str = "") -> None:
@@ -429,10 +429,10 @@ def _is_same(now: Any, before: Any) -> bool:
 
 
 @cache
-def _names(code: types.CodeType, ends: tuple[str, ...]) -> frozenset[str]:
+def names_in(code: types.CodeType, ends: tuple[str, ...]) -> frozenset[str]:
     """The names with which a function and those inside it do operations with these ends."""
     used = {one.argval for one in dis.get_instructions(code) if one.opname.endswith(ends)}
-    inside = (_names(constant, ends) for constant in code.co_consts if isinstance(constant, types.CodeType))
+    inside = (names_in(constant, ends) for constant in code.co_consts if isinstance(constant, types.CodeType))
     return frozenset(used).union(*inside)
 
 

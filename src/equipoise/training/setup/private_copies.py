@@ -36,7 +36,7 @@ from torch import Tensor, nn
 
 from equipoise._dtensor import local_part
 from equipoise._tree import named_leaves
-from equipoise.gradients.capture.attributes import is_own
+from equipoise.gradients.capture.attributes import is_own, names_in
 from equipoise.gradients.engine_inputs import num_records
 from equipoise.methods import Method
 from equipoise.privacy.noise.uniform import keyed_hash
@@ -153,9 +153,12 @@ def _inside(value: Any) -> dict[str, Any]:
         return {}
     parameters = inspect.signature(value, follow_wrapped=False).parameters.values()
     inside = {parameter.name: parameter.default for parameter in parameters}
-    with suppress(ValueError):  # a variable of a function around it has no value yet
-        variables = inspect.getclosurevars(value)
-        inside |= {**variables.globals, **variables.nonlocals}
+    # Not by `inspect.getclosurevars`, which takes the attribute `self.model` for the global variable `model`.
+    scope, code = value.__globals__, value.__code__
+    inside |= {name: scope[name] for name in names_in(code, ("_GLOBAL",)) if name in scope}
+    for name, cell in zip(code.co_freevars, value.__closure__ or (), strict=True):
+        with suppress(ValueError):  # a variable of a function around it has no value yet
+            inside[name] = cell.cell_contents
     return inside
 
 
