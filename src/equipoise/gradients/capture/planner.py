@@ -1,7 +1,7 @@
 """Make a plan: which operations touch parameters, where the records are, and a proof that no use was missed.
 
-The model runs on two and on three records. Comparing the shapes of every operation gives the record axes. How
-positions are folded into one is tried: the rows have to be the gradients of the single records.
+The model runs on two and on three records. Comparing the shapes of every operation gives the record axes; on
+three records, gradients and a changed record tell how positions are folded into an axis.
 
 The proof: while the model is surveyed, each operation with a rule gets copies of its parameters that are cut
 off from them. If a gradient still reaches a parameter, some use of it was not seen (inside a custom function,
@@ -10,8 +10,8 @@ say), and the parameter is computed densely.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Any
@@ -24,7 +24,7 @@ from equipoise._dtensor import is_dtensor, local_part, part_like
 from equipoise._tree import map_leaves
 from equipoise.gradients.capture.expressions import CASTS
 from equipoise.gradients.capture.isolation import undisturbed
-from equipoise.gradients.capture.local_operations import why_not_here
+from equipoise.gradients.capture.local_operations import gradient_here, why_not_here
 from equipoise.gradients.capture.recorder import (
     INCONSISTENT,
     CallTrace,
@@ -41,11 +41,11 @@ from equipoise.gradients.capture.recorder import (
 )
 from equipoise.gradients.capture.sharded import SHARDED, found_by_any, leaves_told
 from equipoise.gradients.checks.errors import CoverageError, RefusedParameter
-from equipoise.gradients.engine_inputs import Loss, evaluate_loss, repeat_to
+from equipoise.gradients.engine_inputs import Loss, evaluate_loss, map_records, repeat_to
 from equipoise.gradients.factors.base import Factor
 from equipoise.gradients.numerics import length
 from equipoise.gradients.rules import rule_for
-from equipoise.gradients.rules.operation import Layout, Rule
+from equipoise.gradients.rules.operation import Fold, Layout, Rule, record_first
 
 __all__ = ["LARGE", "ROUNDS", "are_others", "learn_plan"]
 
@@ -71,6 +71,8 @@ class SurveyedOperation:
     Attributes:
         reason: why no rule serves it, where its kind is "opaque".
         counts: False for a look at a parameter (its shape, a detached copy), whose result has no gradient.
+        edge, gradient_here: of its output, where a rule serves it.
+        value: a copy of that output, as far as it is here, where its fold is unknown.
     """
 
     func: Callable
@@ -81,6 +83,9 @@ class SurveyedOperation:
     kind: Kind = "opaque"
     reason: str = ""
     counts: bool = True
+    edge: Any = None
+    gradient_here: Callable[[Tensor], Tensor] = lambda b: b
+    value: Tensor | None = None
 
     def planned(self) -> PlannedOperation:
         return PlannedOperation(self.func, self.kind, self.names, self.layouts, self.out_layout, self.rules)
@@ -200,7 +205,12 @@ class OperationSurvey(Watch):
             step.reason = reason
             return out
         step.kind = "use"
-        return anchor(out, tensors)[0]
+        out, target = anchor(out, tensors)
+        unknown = step.out_layout is not None and step.out_layout.fold == "unknown"
+        step.value = local_part(out).detach().clone() if unknown else None
+        step.edge = torch.autograd.graph.get_gradient_edge(target)
+        step.gradient_here = gradient_here(out, target)
+        return out
 
 
 def _needs_values(outputs: Any, parameters: list[Tensor]) -> bool:
@@ -218,6 +228,51 @@ def _needs_values(outputs: Any, parameters: list[Tensor]) -> bool:
         seen |= following
         waiting += following
     return False
+
+
+def resolve_fold(
+    site: SurveyedOperation, supports: list[tuple[int, Tensor]], changed: Tensor | None = None
+) -> None:
+    """Find the fold that keeps each record's evidence in its own rows.
+
+    Where none does although no two records' gradients meet, the order follows values, as that of tokens that
+    are sorted by expert, and the fold stays unknown. Where they meet, records are taken to come first.
+
+    Args:
+        site: its output has the record axis somewhere.
+        supports: a record, and where the gradient of its loss is not zero.
+        changed: what a change of the first record moves.
+    """
+    layout = site.out_layout
+    assert layout is not None
+    evidence = [*supports, *([] if changed is None else [(0, changed)])]
+    folds: tuple[Fold, ...] = ("major", "minor") if layout.fold == "unknown" else (layout.fold,)
+
+    def fits(fold: Fold) -> bool:
+        for record, support in evidence:
+            rows = record_first(support, replace(layout, fold=fold), LARGE)
+            if bool(rows[:record].any()) or bool(rows[record + 1 :].any()):
+                return False
+        return True
+
+    fitting = [fold for fold in folds if fits(fold)]
+    if layout.fold == "unknown" and len(fitting) == 1:
+        fold = fitting[0]
+        site.out_layout = replace(layout, fold=fold)
+        # Inputs folded along the same axis are taken to be folded alike. Where they are not, the rows do not
+        # add up to the gradient (`_wrong_sums`), and the parameter is computed densely.
+        site.layouts = tuple(
+            replace(known, fold=fold)
+            if known is not None and known.fold == "unknown" and known.axis == layout.axis
+            else known
+            for known in site.layouts
+        )
+    if fitting:
+        return
+    meet = bool(supports) and bool(torch.stack([one for _, one in supports]).sum(0).gt(1).any())
+    site.out_layout = replace(layout, fold="major" if meet else "unknown")
+    if meet:
+        site.layouts = tuple(map(_records_first, site.layouts))
 
 
 @torch.enable_grad()
@@ -296,43 +351,28 @@ def learn_plan(
         (_compare(a.inputs, b.inputs), _compare(a.outputs, b.outputs))
         for a, b in zip(small.calls, large.calls, strict=True)
     ]
-
-    def captured(plan: CapturePlan, minor: Collection[str]) -> tuple[Capture, dict[str, list[Factor]]]:
-        plan = replace(plan, steps=tuple(_folded(step, minor) for step in plan.steps))
-        capture = Capture({name: params[name] for name in plan.ruled}, plan, LARGE, lenient=True)
-        return capture, capture.collect(run(three, capture))
-
-    def wrong(capture: Capture, factors: dict[str, list[Factor]], weights: Tensor) -> dict[str, str]:
-        losses = run(three, CallTrace())
-        seen = {name: leaves[name] for name in capture.plan.ruled}
-        found = _wrong_sums(factors, losses, weights, seen, capture.low_precision)
-        return found_by_any(model, found)
-
-    def wrong_rows(plan: CapturePlan, minor: Collection[str]) -> set[str]:
-        capture, factors = captured(plan, minor)
-        return {name for one in torch.eye(LARGE) for name in wrong(capture, factors, one)}
-
     while True:
         ruled = {name: p for name, p in params.items() if name not in dense_found}
         if not ruled:
             return all_dense("")
         survey = OperationSurvey(ruled, layouts)
         losses = run(three, survey)
+        _learn_folds(survey, losses, lambda mode: run(_with_another_first(three), mode), ruled)
         new = found_by_any(model, _find_dense(survey, losses, {name: leaves[name] for name in ruled}))
         if not new:
             steps = tuple(step.planned() for step in survey.steps if step.counts)
             plan = CapturePlan(steps, tuple(ruled), dense_found, frozenset(ruled) - survey.used())
             del survey, losses  # and with them what the graph holds
-            minor: set[str] = set()
-            if any(_folded(step, ()) != step for step in steps) and (others := wrong_rows(plan, ())):
-                minor = others - wrong_rows(plan, others)
-            capture, factors = captured(plan, minor)
-            plan, steps = capture.plan, capture.plan.steps
+            capture = Capture(ruled, plan, LARGE, lenient=True)
+            losses = run(three, capture)
+            factors = capture.collect(losses)
             for index, reason in capture.failures.items():
                 new |= dict.fromkeys(steps[index].names, reason)
             new = found_by_any(model, new)
             if not new:
-                new = wrong(capture, factors, torch.ones(LARGE))
+                again = run(three, CallTrace())
+                seen = {name: leaves[name] for name in ruled}
+                new = found_by_any(model, _wrong_sums(factors, again, seen, capture.low_precision))
             if not new:
                 served = tuple(
                     replace(step, rules=(capture.served[i],)) if i in capture.served else step
@@ -342,6 +382,23 @@ def learn_plan(
         # Every round takes at least one parameter from the rules to dense rows, so that the loop ends.
         dense_found |= {name: reason for name, reason in new.items() if name not in dense_found}
         refuse_sharded(dense_found)
+
+
+def _with_another_first(batch: Any) -> Any:
+    """The batch with noise on its first record; labels and tokens become those of the second."""
+    generator = torch.Generator().manual_seed(20)
+
+    def changed(leaf: Tensor) -> Tensor:
+        # Drawn in float32 on the CPU, so that neither type nor device changes what is tried.
+        noise = torch.randn(leaf.shape[1:], generator=generator, dtype=torch.float32)
+        first = leaf[0] + noise.to(leaf) if leaf.is_floating_point() else leaf[1]
+        return torch.cat([first[None], leaf[1:]])
+
+    return map_records(changed, batch)
+
+
+def _records_first(layout: Layout | None) -> Layout | None:
+    return replace(layout, fold="major") if layout is not None and layout.fold == "unknown" else layout
 
 
 def _changes_gradients(model: nn.Module, trace: CallTrace) -> bool:
@@ -355,15 +412,36 @@ def _compare(small: tuple[torch.Size, ...], large: tuple[torch.Size, ...]) -> tu
     return tuple(learn_layout(s, SMALL, l, LARGE) for s, l in zip(small, large, strict=True))
 
 
-def _folded(step: PlannedOperation, minor: Collection[str]) -> PlannedOperation:
-    """The operation with the fold that its parameters are taken to have, where shapes do not tell."""
-
-    def known(layout: Layout | None) -> Layout | None:
-        if layout is None or layout.fold != "unknown":
-            return layout
-        return replace(layout, fold="minor" if any(name in minor for name in step.names) else "major")
-
-    return replace(step, layouts=tuple(map(known, step.layouts)), out_layout=known(step.out_layout))
+def _learn_folds(
+    survey: OperationSurvey,
+    losses: Tensor,
+    again: Callable[[TorchFunctionMode], Tensor],
+    params: Mapping[str, Tensor],
+) -> None:
+    """Resolve unknown folds."""
+    if not survey.sites or not losses.requires_grad:
+        return
+    supports: list[list[tuple[int, Tensor]]] = [[] for _ in survey.sites]
+    changed: list[Tensor | None] = [None for _ in survey.sites]
+    # The gradient of one record's loss is zero wherever that record is not.
+    edges = [site.edge for site in survey.sites]
+    for record in range(LARGE):
+        found = torch.autograd.grad(losses[record], edges, retain_graph=True, allow_unused=True)
+        for kept, g, site in zip(supports, found, survey.sites, strict=True):
+            if g is not None:
+                kept.append((record, site.gradient_here(g) != 0))
+    # Gradients may vanish by chance (a dead unit): what a changed record moves in the forward tells as well.
+    if any(site.value is not None for site in survey.sites):
+        other = OperationSurvey(params, survey.layouts)
+        with suppress(Exception):  # contents that the model does not take tell nothing
+            again(other)
+        if len(other.sites) == len(survey.sites):
+            changed = [
+                None if one.value is None or two.value is None else one.value != two.value
+                for one, two in zip(survey.sites, other.sites, strict=True)
+            ]
+    for parts in zip(survey.sites, supports, changed, strict=True):
+        resolve_fold(*parts)
 
 
 def _find_dense(survey: OperationSurvey, losses: Tensor, ruled: Mapping[str, Tensor]) -> dict[str, str]:
@@ -372,6 +450,9 @@ def _find_dense(survey: OperationSurvey, losses: Tensor, ruled: Mapping[str, Ten
     for step in survey.steps:
         if step.kind == "opaque":
             found |= {name: step.reason or f"{name_of(step.func)} has no rule" for name in step.names}
+        elif step.kind == "use" and step.out_layout is not None and step.out_layout.fold == "unknown":
+            reason = f"the order of records and positions in the output of {name_of(step.func)} is ambiguous"
+            found |= dict.fromkeys(step.names, reason)
     if losses.requires_grad:
         reached = torch.autograd.grad(
             losses.sum(), list(ruled.values()), retain_graph=True, allow_unused=True
@@ -387,16 +468,12 @@ def _find_dense(survey: OperationSurvey, losses: Tensor, ruled: Mapping[str, Ten
 
 
 def _wrong_sums(
-    factors: dict[str, list[Factor]],
-    losses: Tensor,
-    weights: Tensor,
-    params: Mapping[str, Tensor],
-    low_precision: bool,
+    factors: dict[str, list[Factor]], losses: Tensor, params: Mapping[str, Tensor], low_precision: bool
 ) -> dict[str, str]:
-    """Parameters whose weighted rows do not add up to the gradient of the weighted losses."""
+    """Parameters whose rows do not add up to the gradient of the summed loss."""
     if not losses.requires_grad:
         return {}
-    found = torch.autograd.grad(losses, list(params.values()), weights.to(losses), allow_unused=True)
+    found = torch.autograd.grad(losses.sum(), list(params.values()), allow_unused=True)
     # Look-ups may give sparse ones.
     gradients = [
         None if g is None else part_like(g.to_dense(), p) for g, p in zip(found, params.values(), strict=True)
@@ -406,8 +483,8 @@ def _wrong_sums(
     wrong = {}
     # One by one, and no second tensor: a table may be as large as the rest of the model.
     for name, p in reversed([*params.items()]):
-        expected, columns = gradients.pop(), weights[:, None].to(p.device)
-        sums = (factor.weighted_sum(columns)[0].to(p.dtype) for factor in factors.get(name, []))
+        expected, weights = gradients.pop(), torch.ones(LARGE, 1, device=p.device)
+        sums = (factor.weighted_sum(weights)[0].to(p.dtype) for factor in factors.get(name, []))
         total = next(sums, None)
         total = torch.zeros_like(local_part(p)) if total is None else reduce(Tensor.add_, sums, total)
         if are_others(total, expected, whole, "low" if low_precision else str(p.dtype)):

@@ -36,6 +36,7 @@ __all__ = [
     "hooked_by_fsdp",
     "leaves_told",
     "note_sharding",
+    "of_fsdp",
     "other_values",
     "parameters_gathered",
     "resharded",
@@ -87,7 +88,6 @@ def found_by_any(model: nn.Module, found: dict[str, str]) -> dict[str, str]:
     """What any process that holds a part of the model found: all of them have to decide alike."""
     if model not in SHARDED:
         return found
-    resharded(model)  # a forward without a backward leaves it whole
     mesh = next(p.device_mesh for p in model.parameters() if is_dtensor(p))
     for axis in range(mesh.ndim):
         of_all: list[Any] = [None] * mesh.size(axis)
@@ -112,6 +112,12 @@ def leaves_told(listener: Callable[[str, Tensor], None]) -> Iterator[None]:
         yield
     finally:
         _LISTENERS.remove(listener)
+
+
+def of_fsdp(node: Any) -> bool:
+    """Whether a node of the graph is FSDP's own, which hands gradients on as they are."""
+    forward = getattr(node, "_forward_cls", None)
+    return getattr(forward, "__module__", "").startswith("torch.distributed.fsdp")
 
 
 def hooked_by_fsdp(args: tuple) -> bool:
