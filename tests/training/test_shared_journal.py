@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
 from small_problems import RECORDS, loss, network, records, training
 
 import equipoise as eq
-from equipoise.privacy import JournalError, Ledger, LedgerError, PrivacyPlan
+from equipoise.methods import Abadi, Plan
+from equipoise.privacy import Gaussian, JournalError, Ledger, LedgerError, PrivacyPlan, Release, calibrate
 from equipoise.training.folder.config_file import rebuild
 from equipoise.training.folder.run_folder import RunFolder
 from equipoise.training.run_ledger import SharedLedger, booked_plan
@@ -98,6 +99,96 @@ def test_nothing_is_calibrated_again_where_a_run_goes_on(tmp_path, shared, monke
     assert again.plan.fingerprint() == run.plan.fingerprint()
     assert repr(again.method_plan.constants) == constants
     again.take_step()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Own(eq.Method):
+    """A method of a user's own: the gradient at once."""
+
+    name = "own"
+
+    def noised(self, setting, sampling):
+        def with_noise(multiplier):
+            return PrivacyPlan([Release("gradient", 1.0, Gaussian(multiplier))], sampling, setting.relation)
+
+        return with_noise
+
+    def plan(self, setting):
+        return Plan(setting.calibrated(self.noised(setting, setting.sampling)))
+
+    def step(self, context, state):
+        draw = context.draw("batch")
+        sums = draw.query(lambda rows, ids: {"gradient": eq.privacy.clip(rows, Abadi(), 1.0)})
+        gradient = context.ledger.release(draw, sums)["gradient"]
+        return {name: value / 12 for name, value in gradient.items()}, state
+
+
+class Intermediate(Own):
+    """Its plan follows from the noise of another one."""
+
+    name = "intermediate"
+
+    def plan(self, setting):
+        found = setting.calibrated(self.noised(setting, setting.sampling))["gradient"].noise_multiplier
+        releases = [Release("gradient", 1.0, Gaussian(2 * found)), Release("count", 1.0, Gaussian(3 * found))]
+        return Plan(PrivacyPlan(releases, setting.sampling, setting.relation))
+
+    def step(self, context, state):
+        draw = context.draw("batch")
+
+        def sums(rows, ids):
+            return {name: eq.privacy.clip(rows, Abadi(), 1.0) for name in ("gradient", "count")}
+
+        gradient = context.ledger.release(draw, draw.query(sums))["gradient"]
+        return {name: value / 12 for name, value in gradient.items()}, state
+
+
+class OwnSampling(Own):
+    """It draws by a sampling of its own."""
+
+    name = "own-sampling"
+
+    def plan(self, setting):
+        return Plan(setting.calibrated(self.noised(setting, eq.FixedEpochs(20, RECORDS, 10))))
+
+
+class OwnSearch(Own):
+    """It calibrates by itself, to what other runs left of the budget."""
+
+    name = "own-search"
+
+    def plan(self, setting):
+        with_noise = self.noised(setting, setting.sampling)
+        return Plan(calibrate(with_noise, setting.budget, other_events=setting.other_runs))
+
+
+@pytest.mark.parametrize("kind", [Own, Intermediate, OwnSampling, OwnSearch])
+def test_a_method_of_ones_own_goes_on_however_it_plans(tmp_path, shared, kind):
+    training(folder=tmp_path / "other", **shared).run(progress=False)
+    run = training(folder=tmp_path / "run", method=kind(), budget=eq.Budget(20.0, 1e-3), **shared)
+    run.take_step()
+    stop(run)
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
+    again = eq.PrivateTraining.resume(
+        tmp_path / "run", model, optimizer, loss=loss, data=records(), method=kind()
+    )
+    assert again.plan.fingerprint() == run.plan.fingerprint()
+    again.take_step()
+
+
+@pytest.mark.parametrize("later", [0.05, 5.0])
+def test_another_schedule_of_thresholds_is_refused_where_a_run_goes_on(tmp_path, shared, later):
+    run = training(
+        folder=tmp_path / "run", method=eq.DPSGD(clip_norm=lambda step: 0.5), budget=BUDGET, **shared
+    )
+    run.take_step()
+    stop(run)
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
+    other = eq.DPSGD(clip_norm=lambda step: later)
+    with pytest.raises(ValueError, match="the privacy plan differs"):
+        eq.PrivateTraining.resume(tmp_path / "run", model, optimizer, loss=loss, data=records(), method=other)
 
 
 def test_another_plan_is_still_refused(tmp_path, shared):

@@ -265,12 +265,21 @@ class Setting:
         """
         if noise_multiplier is not None:
             return with_noise(noise_multiplier).protecting(self.unit)
-        if self.booked is not None:
+        # Of the whole plan: a method may ask for a part of it, which is calibrated as it was at the start.
+        if self.booked is not None and _releases(with_noise(start)) == _releases(self.booked):
             return self.booked
         budget = self.budget or self.required_budget()
         return calibrate(
             lambda scale: with_noise(scale).protecting(self.unit), budget, start, other_events=self.other_runs
         )
+
+
+def _releases(plan: PrivacyPlan) -> list[tuple[object, ...]]:
+    """What a plan releases, but for its noise and for whom it protects."""
+    return [
+        (one.name, one.draw, one.max_bound, one.replace_ratio, one.sampling or plan.sampling)
+        for one in plan.releases
+    ]
 
 
 @dataclass(frozen=True)

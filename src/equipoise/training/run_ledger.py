@@ -14,6 +14,7 @@ from contextlib import closing
 from typing import Any
 
 import torch
+from dp_accounting import DpEvent
 from torch import Tensor
 
 from equipoise._dtensor import local_part
@@ -32,7 +33,7 @@ from equipoise.privacy import (
 )
 from equipoise.privacy.digests import KeyedDigest, keyed_digest
 from equipoise.privacy.ledger.journal import RunEntry
-from equipoise.privacy.ledger.journal_records import JournalRecords
+from equipoise.privacy.ledger.journal_records import JournalRecords, events_of
 from equipoise.privacy.mechanisms.gaussian import Gaussian
 from equipoise.privacy.noise.streams import NOISE, ReleaseStreams, released_type
 from equipoise.privacy.private import exact
@@ -326,8 +327,8 @@ def own_ledger(ledger: Ledger | SharedLedger) -> Ledger:
     return ledger.own
 
 
-def booked_plan(folder: RunFolder, begun: Run) -> PrivacyPlan:
-    """The plan that a run booked when it began.
+def booked_plan(folder: RunFolder, begun: Run) -> tuple[PrivacyPlan, tuple[DpEvent, ...]]:
+    """The plan that a run booked when it began, and what the runs before it in its journal cost then.
 
     Args:
         folder: of a run that goes on; its key says which one it is.
@@ -339,9 +340,12 @@ def booked_plan(folder: RunFolder, begun: Run) -> PrivacyPlan:
     """
     run, file = secrets_of(folder, begun, existing=True).identity, begun.journal
     with closing(Journal(file or folder.journal, read_only=True)) as journal:
+        others = JournalRecords()
         for entry in journal:
             if isinstance(entry, RunEntry) and entry.run == run:
-                return entry.plan
+                costs = events_of(others.runs, entry.plan.relation, entry.plan.unit.name)
+                return entry.plan, tuple(costs.values())
+            others.take(entry)
     # The path comes from the folder, which may come from elsewhere: only a journal of this key is written to.
     raise JournalError(
         f"{file or folder.journal!r} holds no run of this folder's key; it was not touched. "

@@ -223,14 +223,14 @@ class ResumedRun:
         folder: of the run.
         plan: fingerprint of its plan.
         method: its method, as `Method.config` described it.
-        booked: gives the plan that its journal holds. Called on rank 0.
+        booked: gives the plan that its journal holds, and what the runs before it cost. Called on rank 0.
         found: what its processes found out so far.
     """
 
     folder: RunFolder
     plan: str
     method: Mapping[str, Any]
-    booked: Callable[[], PrivacyPlan]
+    booked: Callable[[], tuple[PrivacyPlan, tuple[DpEvent, ...]]]
     found: Sequence[str]
 
 
@@ -513,10 +513,11 @@ def _plan_of(given: TrainingInputs, resumed: ResumedRun | None, processes: Proce
     """
     run, unit, method = given.run, given.unit, given.method
     others: tuple[DpEvent, ...] = ()
-    booked = None if resumed is None else processes.first(resumed.booked)
+    booked: PrivacyPlan | None = None
     if resumed is None:
         others = processes.first(lambda: other_runs(run.journal, unit.relation, unit.protected.name))
     else:
+        booked, others = processes.first(resumed.booked)
         _check_same_method(method, resumed.method)
     setting = Setting(
         sampling=given.sampling,
@@ -538,10 +539,7 @@ def _plan_of(given: TrainingInputs, resumed: ResumedRun | None, processes: Proce
     releases = releases.hardened() if run.hardened else releases
     if booked is None or resumed is None:
         _check_left(given, others)
-    elif not (resumed.plan == booked.fingerprint() == releases.fingerprint()) or (
-        (booked.relation, booked.sampling.population, booked.sampling.expected_size)
-        != (unit.relation, given.sampling.population, given.sampling.expected_size)
-    ):
+    elif not (resumed.plan == booked.fingerprint() == releases.fingerprint()):
         raise ValueError(
             "the privacy plan differs from the one that the run was started with: give the same method and "
             "settings. Nothing was spent."
