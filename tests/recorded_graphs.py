@@ -50,7 +50,7 @@ class _Recording(TorchDispatchMode):
 class RecordedGraph:
     """Takes the place of `CudaGraph`."""
 
-    def __init__(self, function):
+    def __init__(self, function, device):
         with _Recording() as recording:
             self.outputs = function()
         self._operations = recording.operations

@@ -8,6 +8,7 @@ import pytest
 import torch
 from federated_problem import LOCAL_STEPS, ROUNDS, adaptive, charges, client, follower, same, start
 
+import equipoise as eq
 from equipoise.federated import AdaptDPFedAvg, FedAvg, Reply, Request, Strategy, simulate
 from equipoise.methods.adaptive_rms import RMSRadius
 
@@ -53,10 +54,12 @@ def charged(folder):
 def test_users_of_several_records_are_refused_at_the_node(tmp_path, caplog):
     """Its own log says why, with the remedy; the server learns that nobody answered."""
     with pytest.warns(RuntimeWarning, match="its own log says why") as warned:
-        found = serve(grid(tmp_path, records_per_user=3), adaptive(), CLIENTS, start(), 1)
+        found = serve(
+            grid(tmp_path, unit=eq.Users("owner", records_per_user=3)), adaptive(), CLIENTS, start(), 1
+        )
     assert not found.rounds[0].answered
     assert not any("records_per_user" in str(one.message) for one in warned)
-    assert "records_per_user=3: a client accounts for one record at one client" in caplog.text
+    assert "unit=Users(...): a client accounts for one record at one client" in caplog.text
     assert not any((tmp_path / str(p)).exists() for p in range(CLIENTS))
 
 

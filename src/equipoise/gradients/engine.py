@@ -241,6 +241,8 @@ class GradientEngine:
             return "" if self.device.type == "cpu" else "operation by operation"
         if self.runs_model:
             return "operation by operation, since steps run the model's own code"
+        if self.forward_only:
+            return "operation by operation, since each step asks at other parameters"
         refused = {run.refused for one in self._traced.values() if one for run in runs_of(one)} - {""}
         if refused:
             return f"operation by operation, since the graph cannot be used: {min(refused)}"

@@ -52,20 +52,25 @@ class CudaGraph:
 
     Args:
         function: what is captured; it reads no value and allocates the same memory each time.
+        device: where its tensors lie.
     """
 
-    def __init__(self, function: Callable[[], list[Tensor]]) -> None:
-        self._graph = torch.cuda.CUDAGraph()
-        # The threads of a data loader may use the device meanwhile.
-        with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
-            self.outputs = function()
+    def __init__(self, function: Callable[[], list[Tensor]], device: torch.device) -> None:
+        self._graph, self._device = torch.cuda.CUDAGraph(), device
+        # PyTorch captures on a stream of the device that is current when it captures first. On another one it
+        # would see no kernel. The threads of a data loader may use the device meanwhile.
+        with torch.cuda.device(device):
+            stream = torch.cuda.Stream(device)
+            with torch.cuda.graph(self._graph, stream=stream, capture_error_mode="thread_local"):
+                self.outputs = function()
 
     def launch(self) -> None:
-        self._graph.replay()
+        with torch.cuda.device(self._device):
+            self._graph.replay()
 
 
 #: What captures on each kind of device.
-GRAPHS: dict[str, Callable[[Callable[[], list[Tensor]]], Graph]] = {"cuda": CudaGraph}
+GRAPHS: dict[str, Callable[[Callable[[], list[Tensor]], torch.device], Graph]] = {"cuda": CudaGraph}
 
 
 class Launched:
@@ -132,7 +137,11 @@ class Launched:
         after = GlobalState(device)
         state.restore()
         try:
-            graph = GRAPHS[device.type](run)
+            graph = GRAPHS[device.type](run, device)
+            held = {tensor.untyped_storage()._cdata for tensor in read}
+            for storage in (output.untyped_storage() for output in graph.outputs):
+                if storage._cdata not in held:
+                    storage.fill_(77)  # so that a launch that does nothing shows
             state.restore()
             found = self._launch(graph, tensors)
             if not _same(found, expected):
@@ -149,8 +158,10 @@ class Launched:
             t.untyped_storage()._cdata for t, copied in zip(tensors, self._copied, strict=True) if not copied
         }
         memory = {t.untyped_storage()._cdata: 0 for t in [*graph.outputs, *self._given]}
-        self._graph, self._captured_at = graph, self._places
+        # Last the graph: before that, an interrupt leaves the line to its operations.
+        self._captured_at = self._places
         self._uses = self._uses_now({one: 0 for one in memory if one not in stay})
+        self._graph = graph
         return expected
 
 
@@ -180,8 +191,8 @@ LINES = {"rows": "record", "norms": "", "sums": "weights"}
 
 def launched(traced: Any, device: torch.device) -> Any:
     """The same trace with each line launched as one where a device can do that."""
-    if device.type not in GRAPHS:
-        return traced
+    if device.type not in GRAPHS or "sums" not in vars(traced):
+        return traced  # losses alone are asked for at other parameters in each step, which lie elsewhere
     lines = {name: line for name, line in vars(traced).items() if name in LINES}
     return replace(
         traced, **{name: replace(line, run=Launched(line, LINES[name])) for name, line in lines.items()}

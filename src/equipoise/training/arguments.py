@@ -216,8 +216,12 @@ class Run:
             _validate.one_of(("public",), starts_from=self.starts_from)
         if self.ema_decay is not None:
             _validate.share(ema_decay=self.ema_decay)
-        if isinstance(self.trust, str) or not all(isinstance(name, str) for name in self.trust):
+        is_list = isinstance(self.trust, Sequence) and not isinstance(self.trust, str)
+        if not (is_list and all(isinstance(name, str) for name in self.trust)):
             raise TypeError(f"trust={self.trust!r} is no tuple of names: give for instance ('router',)")
+        if not isinstance(self.writers, Sequence) or not all(hasattr(one, "write") for one in self.writers):
+            name = _validate.given("writers", self.writers)
+            raise TypeError(f"{name} is no list of writers: give for instance [CSVWriter(path)]")
         for name in ("trust", "writers"):
             object.__setattr__(self, name, tuple(getattr(self, name)))
 

@@ -71,7 +71,7 @@ def clip(
         kept, norms, usable = usable_rows(rows)
         weights = limited_weights(rule, norms, total)
         value = as_private(weighted_sums(kept, weights, total, rows.draw), rows.draw)
-        counts = counts_of(usable, weights.abs() < 1, rows.draw)
+        counts = counts_of(usable, is_shorter(weights), rows.draw)
         return make_bounded(value, total, 2 * total, rows.draw, counts)
     require_rows(rows)
     groups = check_groups(groups, rows.names)
@@ -91,7 +91,7 @@ def clip(
     for column, (group, limit) in enumerate(zip(groups, limits, strict=True)):
         weights = limited_weights(rule, norms[:, column], limit)
         per_tensor.update(dict.fromkeys(group, weights))
-        cut |= weights.abs() < 1
+        cut |= is_shorter(weights)
     # The parts of a row in disjoint groups are orthogonal.
     bound = math.hypot(*limits)
     value = as_private(weighted_sums(kept, per_tensor, bound, rows.draw), rows.draw)
@@ -135,7 +135,7 @@ def clip_coordinates(
         raw, own, seen = raw[finite], own[finite], seen[finite].to(own.dtype)
         weights = cut_to(total, limited_weights(rule, seen, total), own)
     value = Private(weights @ raw, coordinates.draw)
-    counts = counts_of(finite, weights.abs() < 1, coordinates.draw)
+    counts = counts_of(finite, is_shorter(weights), coordinates.draw)
     return make_bounded({name: value}, total, 2 * total, coordinates.draw, counts)
 
 
@@ -218,7 +218,7 @@ def usable_rows(
         Raw rows and norms of the usable records, and which records these are, [B].
     """
     require_rows(rows)
-    norms = rows._rows.row_norms() if groups is None else rows._rows.row_norms(groups)
+    norms = unwrap(rows.row_norms() if groups is None else rows.row_norms(groups))
     finite = norms < math.inf  # nor NaN; a norm is at least 0
     if groups is not None:
         finite = finite.all(dim=1)
@@ -244,6 +244,11 @@ def without_bad(rows: PrivateRows, norms: torch.Tensor, finite: torch.Tensor) ->
     # A bad row is left out, not weighted by zero: 0 * inf would make the whole sum NaN.
     keep = finite.nonzero().flatten()
     return raw.rows(keep), norms[keep]
+
+
+def is_shorter(weights: torch.Tensor) -> torch.Tensor:
+    """Whether rows of these weights are made shorter, by more than rounding."""
+    return weights.abs() < 1 - WEIGHT_SLACK
 
 
 def counts_of(finite: torch.Tensor, cut: torch.Tensor | None, draw: Draw | None) -> Private:

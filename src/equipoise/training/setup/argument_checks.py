@@ -60,7 +60,8 @@ def check_trust(trust: Sequence[str], model: nn.Module) -> None:
     """
     names = [name for name, _ in model.named_modules() if name]
     for name in set(trust) - set(names):
-        near = _validate.suggestion(name, names) or f" There is {names[-1]!r}, for instance."
+        near = _validate.suggestion(name, names)
+        near = near or (f" There is {names[-1]!r}, for instance." if names else " It has none.")
         raise ValueError(
             f"trust={name!r} is no module inside the model: give paths as in model.named_modules().{near}"
         )
