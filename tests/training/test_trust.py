@@ -112,7 +112,7 @@ MIXING = {
 
 @pytest.mark.parametrize(("part", "name"), MIXING.values(), ids=MIXING)
 def test_what_mixes_in_a_named_module_trains_unchecked(part, name, tmp_path):
-    with pytest.raises(CrossRecordError, match=r"trust=\('2.*',\)\.$"):
+    with pytest.raises(CrossRecordError, match=r"trust=\('2.*',\)\)\.$"):
         training(model(part()))
     net = model(part())
     found = training(net, trust=(name,), folder=tmp_path / "run")

@@ -257,12 +257,34 @@ MOVED = {
 """Where an argument that training took by itself stands now."""
 
 
+#: Names that other libraries, the command line or `run()` have for them.
+_ELSEWHERE = {
+    **dict.fromkeys(
+        ["clip_norm", "noise_multiplier"], "given as method=DPSGD(clip_norm=..., noise_multiplier=...)"
+    ),
+    "max_grad_norm": "given as method=DPSGD(clip_norm=...)",
+    **dict.fromkeys(
+        ["epsilon", "delta", "target_epsilon", "target_delta"], "given as budget=Budget(epsilon, delta)"
+    ),
+    **dict.fromkeys(
+        ["batch_size", "epochs", "steps"], "given as sampling=Poisson(batch_size=..., epochs=...)"
+    ),
+    **dict.fromkeys(
+        ["evaluate", "evaluate_every", "checkpoint_every", "progress"], "an argument of training.run(...)"
+    ),
+    **dict.fromkeys(["ledger", "run_folder", "output_dir"], "given as run=Run(folder, journal=...)"),
+    **dict.fromkeys(["lr_scheduler", "ema"], "given as run=Run(scheduler=..., ema_decay=...)"),
+    "adjacency": "given as unit=Record(relation=...)",
+}
+
+
 def refuse_moved(given: Mapping[str, Any]) -> None:
     """Refuse arguments that are none, with the new place of those that were.
 
     Raises:
         TypeError: if there is one.
     """
-    for name in given:
-        where = f"{name}= is {MOVED[name]}" if name in MOVED else f"there is no argument {name!r}"
-        raise TypeError(f"{where}. Nothing was spent.")
+    known = _ELSEWHERE | MOVED
+    found = [f"{n}= is {known[n]}" if n in known else f"there is no argument {n!r}" for n in given]
+    if found:
+        raise TypeError(f"{'; '.join(found)}. Nothing was spent.")

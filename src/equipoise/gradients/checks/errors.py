@@ -64,7 +64,7 @@ class CrossRecordError(RuntimeError):
         super().__init__(
             f"the records of a batch are mixed: {found}. Per-example gradients are not defined there; "
             f"{_remedy(found, module_path, module_type, operation)}."
-            + f" Or answer for it yourself, by trust=({module_path!r},)."
+            + f" Or answer for it yourself, by Run(trust=({module_path!r},))."
             * bool(module_path)
         )
 

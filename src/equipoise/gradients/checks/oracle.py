@@ -162,7 +162,7 @@ def _own_numbers(leaves: Sequence[Tensor]) -> Callable[[int], AbstractContextMan
         if len(leaves[0]) > MOST_TRACED_ROWS:
             raise RuntimeError(
                 f"some rows are computed record by record, and a trace of {len(leaves[0])} records is long; "
-                f"choose micro_batch_size so that there are at most {MOST_TRACED_ROWS}"
+                f"choose microbatch_size so that there are at most {MOST_TRACED_ROWS}"
             )
         return lambda record: nullcontext()
     stand, devices = torch.get_rng_state().numpy().tobytes(), {leaf.device for leaf in leaves}

@@ -237,12 +237,14 @@ def save_model(
 
 
 def load_model(model: nn.Module, path: PathLike) -> nn.Module:
-    """Load a file of `save_model` into a model of the same architecture; the model is returned.
+    """Load a file of `save_model`, or the one in a run's folder, into a model of the same architecture.
 
     Raises:
         FileNotFoundError: there is no such file.
         ValueError: names or shapes do not fit the model, or the file is damaged.
     """
+    if Path(path).is_dir():  # of a run
+        path = Path(path) / "model.safetensors"
     if not Path(path).exists():
         raise FileNotFoundError(f"{path} does not exist: name the model.safetensors of a finished run")
     try:
