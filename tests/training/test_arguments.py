@@ -157,8 +157,8 @@ def test_what_was_begun_with_an_option_that_is_gone_does_not_go_on_without_it(tm
 
 
 def test_all_arguments_that_are_elsewhere_are_named_at_once():
+    given = {"run_dir": "a", "max_grad_norm": 1.0}
     with pytest.raises(TypeError) as raised:
-        given = {"run_dir": "a", "max_grad_norm": 1.0}
         eq.PrivateTraining(network(), None, loss=loss, data=None, sampling=None, **given)
     assert "run=Run(folder=...)" in str(raised.value)
     assert "DPSGD(clip_norm=...)" in str(raised.value)

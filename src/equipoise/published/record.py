@@ -269,8 +269,6 @@ class PublishedRecord(RunRecord):
         # One step without any bound leaves nothing to claim, however good the others are.
         if any(hole.kind == "disclose" or hole.worst_case is None for hole in self.holes.values()):
             return "none"
-        if self._unproven and not self.holes and not self.closed:
-            return "none"  # what the first step will cost is not known before it is booked
         return "worst_case" if self.holes else super().guarantee
 
     @property
