@@ -60,7 +60,7 @@ class CudaGraph:
         # PyTorch captures on a stream of the device that is current when it captures first. On another one it
         # would see no kernel. The threads of a data loader may use the device meanwhile.
         with torch.cuda.device(device):
-            stream = torch.cuda.Stream(device)
+            stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
             with torch.cuda.graph(self._graph, stream=stream, capture_error_mode="thread_local"):
                 self.outputs = function()
 
@@ -141,7 +141,8 @@ class Launched:
             held = {tensor.untyped_storage()._cdata for tensor in read}
             for storage in (output.untyped_storage() for output in graph.outputs):
                 if storage._cdata not in held:
-                    storage.fill_(77)  # so that a launch that does nothing shows
+                    # So that a launch that does nothing shows.
+                    storage.fill_(77)  # type: ignore[attr-defined]
             state.restore()
             found = self._launch(graph, tensors)
             if not _same(found, expected):
