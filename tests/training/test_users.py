@@ -23,7 +23,7 @@ from equipoise.gradients import GradientEngine
 from equipoise.privacy import JournalError, PlanError, Unit
 from equipoise.statements.verify import verify_run
 from equipoise.training.forwards import RowSource
-from equipoise.training.owners import Owners, UserSource, joined_over_users
+from equipoise.training.owners import Owners, UserSource, column_of, joined_over_users
 from equipoise.training.record_source import DataError, RecordSource
 from tests.shared_fixtures import in_processes
 
@@ -452,3 +452,10 @@ def test_the_sampling_without_replacement_draws_users():
 def test_a_population_of_users_far_off_is_told_of_users():
     with pytest.warns(UserWarning, match=r"draw about \d+ users\. .* close to the number of users\."):
         of_users(rows="mean", sampling=eq.Poisson(10, population=1000, steps=1))
+
+
+def test_a_data_frame_is_refused_with_what_to_give():
+    pandas = pytest.importorskip("pandas", reason="needs pandas")
+    frame = pandas.DataFrame({"input": [0.5] * 6, "person": list("aabbcc")})
+    with pytest.raises(DataError, match=r"data frame.*owner=frame\['person'\]"):
+        column_of(frame, "person")

@@ -181,6 +181,11 @@ def column_of(data: Any, name: str, argument: str = "owner") -> tuple[Any, Any]:
         return fields[name], {key: value for key, value in fields.items() if key != name}
     if name in getattr(data, "column_names", ()) and hasattr(data, "remove_columns"):
         return list(data[name]), data.remove_columns([name])
+    if hasattr(data, "iloc"):  # a data frame
+        raise DataError(
+            "data is a data frame, whose rows no training draws: give a dict of tensors, such as "
+            f"{{'input': torch.tensor(frame[[...]].to_numpy())}}, and {argument}=frame[{name!r}]"
+        )
     raise DataError(
         f"{argument}={name!r} is no column of data; name a key of a dict of tensors or a column of a table, "
         "or give one number or text per record"
