@@ -42,18 +42,22 @@ __all__ = [
 ]
 
 #: Under so many seeds rows are compared, and losses of a few records: a branch that one forward in five takes
-#: is missed with 3% by rows, of one in twenty with 4% by losses, of one in fifty with 27%.
+#: is missed with 3% by rows, of one in twenty with 4% by losses, of one in fifty with 27%. Choices: each seed
+#: costs four runs at least, of all rows or of the losses of the few.
 SEEDS, LOSS_SEEDS, FEW = 16, 64, 8
 
 #: Kernels compute rows in tiles of so many, and those of an incomplete tile in another order of additions: a
 #: record's row would round otherwise with its place, which follows the others. At a kink that moves a sum by
-#: many clip norms (a linear layer of 1,000 inputs, in microbatches of 7: by 11).
+#: many clip norms (a linear layer of 1,000 inputs, in microbatches of 7: by 11). Kernels with larger tiles
+#: would need a larger one; larger ones fill small draws with more filler rows.
 ROW_TILE = 4
 
-#: What the gradient of a record becomes: some hooks look for such in the whole batch.
+#: What the gradient of a record becomes: some hooks look for such in the whole batch. 1e30 is finite and has
+#: a square beyond float32; a hook that looks for a kind that is missing here is not met.
 NOT_USUAL = (math.nan, math.inf, 1e30)
 
-#: How much larger the values of others are; the smaller ones if a model refuses the larger.
+#: How much larger the values of others are; the smaller ones if a model refuses the larger. Choices: by less,
+#: a weak dependence on others drowns in rounding; by more, more models overflow.
 LARGER = (100.0, 10.0, 3.0)
 
 
@@ -86,7 +90,8 @@ class Independence:
         return cls(word, reason.removesuffix(")"))
 
 
-#: So many records stand among copies of themselves: next to longer ones, some may be trimmed less.
+#: So many records stand among copies of themselves: next to longer ones, some may be trimmed less. A choice:
+#: each costs a run of all rows, and of a larger batch the records between are not compared so.
 MOST_COPIED = 8
 
 Changed = tuple[Any, slice]
@@ -227,7 +232,8 @@ OWN_GENERATOR = (
 )
 
 
-#: Relative rounding of losses by their type, and of those that come of half precision.
+#: Relative rounding of losses by their type, and of those that come of half precision (bfloat16 has an eps of
+#: 8e-3). Choices: tighter ones refuse models for their rounding, wider ones overlook a dependence that small.
 LOSSES_ROUND, LOW_PRECISION_LOSSES_ROUND = {torch.float64: 1e-9, torch.float32: 1e-5}, 2e-2
 
 

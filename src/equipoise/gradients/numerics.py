@@ -75,25 +75,32 @@ def _switches(device: torch.device) -> list[tuple[Any, str, Any]]:
     return []
 
 
-#: How many numbers a temporary of a chunked computation may hold (8 MiB of float32).
+#: How many numbers a temporary of a chunked computation may hold (8 MiB of float32). A choice: more take
+#: memory, fewer more calls, and sums over other chunks round otherwise.
 CHUNK_ELEMENTS = 1 << 21
 
 
-#: Squares and products are added up in float32 over this many numbers at most, and in float64 from there on.
+#: Squares and products are added up in float32 over this many numbers at most, and in float64 from there on:
+#: at 512 they err by 2e-6. Longer pieces read long rows too short (a million numbers in one by 1e-3), which
+#: then pass their bound (`tests/methods/test_long_rows.py`); shorter ones cost time.
 PARTIAL_SUM = 512
 
 
 #: Products are added at once, whatever the order, in sums whose rounding is bounded: the square root of wide
-#: ones, where the pieces count for as much. PyTorch adds the products of two such sums in so many steps.
+#: ones, where the pieces count for as much. PyTorch adds the products of two such sums in so many steps,
+#: which was measured: fewer would make guards too short. Longer sums make guards longer, shorter ones take
+#: more calls.
 SHORT_SUM, SUM_OF_PRODUCTS = 128, 32
 
 
 #: Matrix products at least this wide are added up in pieces by the libraries themselves; the pieces' sum is
-#: float32 and short enough up to this many numbers.
+#: float32 and short enough up to this many numbers. Measured on the CPU (MKL) alone; with a smaller width or
+#: a larger number norms may read too short, otherwise products take longer.
 WIDE_PRODUCT, LONG_PRODUCT = 16, 1 << 15
 
 
-#: Rows are kept instead of their inputs only if they are at most this many times larger (memory of a step).
+#: Rows are kept instead of their inputs only if they are at most this many times larger. A choice: more makes
+#: steps hold more memory, less spares fewer sums their product.
 ROWS_GROWTH = 2
 
 
@@ -236,16 +243,19 @@ def dots(left: Tensor, right: Tensor) -> Tensor:
     return out.to(left.dtype)
 
 
-#: A squared norm below this share of the square of its terms' summed norms lost digits to cancellation: sums
-#: of products are then left.
+#: Below this share of their terms' sizes, norms (by Gram matrices) and squared norms (of look-ups and of sums
+#: of uses) lost digits to cancellation: sums of products are then left. A choice: a smaller share rests on
+#: what `products_error` grants the products, a larger one forms more rows.
 CANCELLATION_SHARE = 1e-2
 
 
-#: Sums of products stay where what is added for their rounding is at most this share of a squared norm.
+#: Sums of products stay where what is added for their rounding is at most this share of a squared norm, so
+#: that no norm reads more than 5% too long for it. A choice: a smaller share forms more rows.
 MOST_EXCESS = 0.1
 
 
-#: A squared norm is right to float32 if what its squares may have lost is at most this share of it.
+#: A squared norm is right to float32 if what its squares may have lost is at most this share of it: far below
+#: the type's eps of 1e-7. A choice: a larger share shortens norms by as much, a smaller one forms more rows.
 LOST_SHARE = 1e-12
 
 
@@ -269,7 +279,9 @@ def lost_are_nan() -> Iterator[None]:
         _LOST_ARE_NAN.reset(before)
 
 
-#: A norm that cannot be longer than this is as good as zero next to any bound.
+#: A norm that cannot be longer than this is as good as zero next to any bound: clipping divides by no smaller
+#: one (`SMALLEST_NORM`). With a smaller length, rows of zeros would count as lost: theirs may read as
+#: `TINY` a position.
 NO_LENGTH = 1e-12
 
 
@@ -301,7 +313,8 @@ def without_lost(
     return squares
 
 
-#: Below so many held numbers the product is short anyway and calls of the operator cost more.
+#: Below so many held numbers the product is short anyway and calls of the operator cost more. A choice: a
+#: smaller one also takes the coarser rounding of the operator for more products.
 LARGE_MATRIX = 1 << 20
 
 
@@ -337,11 +350,15 @@ def _linear() -> Any:
         return None
 
 
-#: In units of eps: what a guard is of the sizes that were rounded, without the additions.
+#: In units of eps: what a guard is of the sizes that were rounded, without the additions. Not proved:
+#: searches for rows that pass their bound by 1e-5 find none (`tests/methods/test_sensitivity.py`). Below it
+#: they may, and above it rows whose terms cancel are clipped more than they need.
 GUARD = 4
 
 
-#: Beyond ``PARTIAL_SUM`` terms libraries add in pieces; one addition more was seen for at most so many terms.
+#: Beyond ``PARTIAL_SUM`` terms libraries add in pieces; one addition for so many terms was more than any
+#: seen. With more terms an addition a guard may be too short, with fewer long rows are clipped more than they
+#: need.
 TERMS_PER_ADDITION = 16
 
 
@@ -350,7 +367,8 @@ def sum_error(dtype: torch.dtype, additions: int) -> float:
     return max(GUARD, additions) * torch.finfo(dtype).eps
 
 
-#: A guard below this share of a norm is not added.
+#: A guard below this share of a norm, 40 eps of float32, is not added, so that usual rows keep their bits. A
+#: choice: a clipped row may pass its bound by as much.
 NEGLIGIBLE = 4.8e-6
 
 

@@ -251,7 +251,8 @@ def summed_uses(left: tuple[Factor, ...], right: tuple[Factor, ...]) -> tuple[Fa
 Diagonal = float | Mapping[str, Tensor | Sequence[Tensor]]
 
 
-#: A larger entry would lift rows out of what vanishes in float32, and their norms would read too short.
+#: Entries of rows below 3e-23 have squares that vanish in float32. Scaled by this they are below 1e-7; a
+#: larger scale would lift them to sizes that count, and norms would read too short.
 LARGEST_SCALE = 1e15
 
 

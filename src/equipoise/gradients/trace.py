@@ -560,7 +560,8 @@ def _layer_of_torch(error: Exception) -> str | None:
     return found
 
 
-#: The generator's seed counts the random operations of a trace from here on.
+#: The generator's seed counts the random operations of a trace from here on: far above the seeds that a
+#: model's own code is likely to set, which would be taken for numbers of operations.
 FIRST_SEED = 2**40
 
 

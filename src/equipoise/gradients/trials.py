@@ -58,7 +58,8 @@ if TYPE_CHECKING:
 __all__ = ["MOST_TRACED", "Trials"]
 
 #: How often a trace is taken, which costs as much as many steps; other forms of micro-batches, and models
-#: that change in every step, run eagerly.
+#: that change in every step, run eagerly. A choice: more make such runs begin later, fewer prove less of
+#: them.
 MOST_TRACED = 8
 
 TOO_MANY = (
@@ -67,10 +68,12 @@ TOO_MANY = (
 )
 
 #: Share of a row's length that rounding may move where it opens or closes a few of many ReLUs; of dense rows,
-#: which are computed one by one; and the length of rows that hold nothing but rounding.
+#: which are computed one by one; and the length of rows that hold nothing but rounding. Choices: smaller ones
+#: refuse models with kinks for their rounding, larger ones overlook other rows that differ by less.
 KINKS, SUMS_ROUND, NO_GRADIENT = 0.1, 5e-3, 1e-6
 
-#: What a row may round by next to others, relative to the whole row.
+#: What a row may round by next to others, relative to the whole row. Choices: tighter ones refuse models for
+#: their rounding, wider ones overlook a dependence on other records that is smaller.
 ROWS_ROUND = {"torch.float64": 1e-9, "torch.float32": 1e-4, "low": 5e-2}
 
 #: Why a parameter is dense that a rule serves.

@@ -71,6 +71,9 @@ RadiusState = dict[str, Any]
 """clip_norm C, square_limit U, and mean: the averaged m, None before the first."""
 
 
+# Of g_hat, the least radius by scale if no minimum is given: a radius of zero could not be noised. Choices:
+# with "g_hat" the noise of a mean square is relative to g_hat^2 and hides far larger radii already; with
+# "self" it shrinks along with the radius.
 _SMALLEST = {"g_hat": 1e-6, "self": 1e-15}
 
 

@@ -75,10 +75,16 @@ __all__ = [
 ]
 
 BATCHES_OF_ANCHOR = 16
-"""The anchor batch, where none is given, in expected batches: 4096 records to 256."""
+"""The anchor batch, where none is given, in expected batches: 4096 records to 256.
+
+A choice: a larger one makes the anchor's mean less noisy, costs more gradients, and amplifies less.
+"""
 
 FACTORS = (1.05, 1.1, 1.15, 1.2, 1.3, 1.4, 1.6, 2.0, 2.5, 3.0, 4.0)
-"""What `LeastDisplacement` tries: the best f for r from 1 to 0.01 at usual sizes lies among them."""
+"""What `LeastDisplacement` tries: the best f for r from 1 to 0.01 at usual sizes lies among them.
+
+Each costs a calibration; with fewer, or none near the best, the split of the budget is a worse one.
+"""
 
 FRESH_NOISE = (
     "fresh_noise=True takes new records for the anchor gradient in every step, and is charged for them; the "

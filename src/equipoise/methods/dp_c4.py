@@ -90,10 +90,16 @@ ROUNDING_ASSUMPTION = (
 )
 
 FLOOR = 1e-30
-"""No threshold falls below it: a bound of zero could not be noised."""
+"""No threshold falls below it: a bound of zero could not be noised.
+
+The ledger refuses noise of a standard deviation below 2e-31 in float32: a smaller floor would end runs.
+"""
 
 TRACKED_SHARE, TRACKED_RATE = 0.8, 0.2
-"""Of `Tracked`: the share of rows inside that it keeps, and how fast it follows."""
+"""Of `Tracked`: the share of rows inside that it keeps, and how fast it follows.
+
+Choices: a larger share clips less and takes more noise; a faster one follows the noise of the count, too.
+"""
 
 
 @dataclass(frozen=True)

@@ -61,7 +61,10 @@ from equipoise.privacy.sampling import CyclicPoisson, FixedEpochs, Poisson, Samp
 __all__ = ["DPMF", "GivenCoefficients", "LeastError", "NoiseStrategy", "SquareRoot"]
 
 MOST_BANDS = 64
-"""The largest number of bands that is chosen by itself: each keeps one more noise of the model's size."""
+"""The largest number of bands that is chosen by itself: each keeps one more noise of the model's size.
+
+A choice: more bands take memory, and may cancel more noise over steps; whoever wants more gives `bands`.
+"""
 
 
 class NoiseStrategy(Option, ABC):

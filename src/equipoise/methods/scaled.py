@@ -41,7 +41,11 @@ __all__ = [
 ]
 
 LEAST_DAMPING = 1e-4
-"""Of joint whitening: the least that is added to an eigenvalue before its root, whatever the noise."""
+"""Of joint whitening: the least that is added to an eigenvalue before its root, whatever the noise.
+
+A choice: with less, directions in which inputs hardly vary are stretched more; with more, whitening does
+less.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)

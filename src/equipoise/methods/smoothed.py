@@ -20,10 +20,16 @@ from equipoise.methods.named_tensors import copied
 __all__ = ["DiSK", "Doppler", "LowPass"]
 
 ONE_POINT = 1e-6
-"""DiSK's c this close to 1 is 1: gamma is then (1 - kappa) / kappa, up to the digits that were written."""
+"""DiSK's c this close to 1 is 1: gamma is then (1 - kappa) / kappa, up to the digits that were written.
+
+With less room such a gamma would take a second pass over each draw, for a weight of nothing but rounding.
+"""
 
 CHECKED_STEPS = 1000
-"""Over how many steps a filter's response to ones has to stay above zero."""
+"""Over how many steps a filter's response to ones has to stay above zero.
+
+A choice: of a filter whose response reaches zero later, estimates would be divided by it.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)

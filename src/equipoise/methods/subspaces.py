@@ -57,16 +57,26 @@ __all__ = [
 Basis = Literal["auto", "kernel", "held"]
 
 GRAM_LIMIT = 2048
-"""More rows than this go by subspace iteration: the Gram matrix and its eigenvectors take their cube."""
+"""More rows than this go by subspace iteration: the Gram matrix and its eigenvectors take their cube.
+
+A choice: more take longer, fewer take approximate directions in place of the exact ones.
+"""
 
 HELD_LIMIT = 1 << 26
-"""Numbers that "auto" holds at most: 256 MiB of float32."""
+"""Numbers that "auto" holds at most: 256 MiB of float32. A choice: fewer form columns anew in every step."""
 
 RTOL = {torch.float64: 1e-8, torch.float32: 1e-5}
-"""Eigenvalues below this share of the largest are rounding: about the root of the type's eps."""
+"""Eigenvalues below this share of the largest are rounding.
+
+Choices, about the root of float64's eps, and 80 eps of float32: a smaller share keeps columns that are
+rounding, a larger one drops directions that the rows have.
+"""
 
 HELD_OUT = 0.2
-"""Share of the rows on which the capture is measured."""
+"""Share of the rows on which the capture is measured.
+
+A choice: fewer tell less of the private gradients, more leave out more directions.
+"""
 
 
 class Part(NamedTuple):

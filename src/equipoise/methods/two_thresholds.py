@@ -217,7 +217,7 @@ Scorer = Callable[[PrivateRows, Private], Private]
 """From the rows of a micro-batch and their records' numbers to their scores."""
 
 
-_LOW = (1 << 63) - 1
+_LOW = (1 << 63) - 1  # the bits of a seed that torch's signed numbers hold without their sign
 
 
 def sub_weibull(

@@ -138,13 +138,17 @@ HASHED_WHERE_THEY_ARE = ("cuda",)
 """Devices that multiply in whole numbers, or in float64."""
 
 HASHED_BYTES, HASH_NUMBERS = 2**14, 16
-"""Bytes that become so many numbers: 128 * 128 * 2^14 is below 2^31."""
+"""Bytes that become so many numbers: 128 * 128 * 2^14 is below 2^31, so that no sum leaves int32.
+
+The secret numbers have 8 bits: two values have the same 16 sums with a probability of at most 2^-128; with
+fewer sums it is larger.
+"""
 
 LINES = 32
-"""PyTorch multiplies bytes on a GPU in at least 17 rows; in 17 a version of cuBLAS erred."""
+"""PyTorch multiplies bytes on a GPU in at least 17 rows; in 17 a version of cuBLAS erred. More pad more."""
 
 HASHED_AT_ONCE = 2**25
-"""Bytes that are worked on at a time."""
+"""Bytes that are worked on at a time. A choice between memory (32 MiB, and their copy) and calls."""
 
 
 def compressed(tensors: Sequence[torch.Tensor], key: bytes) -> Iterator[torch.Tensor]:

@@ -76,7 +76,8 @@ if TYPE_CHECKING:
 else:
     torch, uniform = later("torch"), later("equipoise.privacy.noise.uniform")
 
-#: To meet epsilon 8 at rate 0.001 over 1,000 steps, users of so many need noise 21; to find it takes 30 s.
+#: To meet epsilon 8 at rate 0.001 over 1,000 steps, users of so many need noise 21; to find it takes 30 s. A
+#: choice: with a larger number the accountant takes longer, for noise that leaves nothing to learn.
 MOST_SAMPLED = 1000
 
 
@@ -277,7 +278,8 @@ def _one_of(**given: float | None) -> float:
     return found[0]
 
 
-_AT_ONCE = 1024  # gaps between records that are drawn
+# Gaps between records that are drawn. A choice by time: the numbers are the same in pieces of any size.
+_AT_ONCE = 1024
 
 #: Below, the 53 bits that a gap follows would change a record's chance by more than 1e-5 of itself.
 _LEAST_RATE = 1e-11
@@ -576,7 +578,7 @@ class FullBatch(Sampling):
 
 
 _DEALT_AT_ONCE = 2**20
-"""Records that `FixedEpochs` assigns together, which bounds its memory."""
+"""Records that `FixedEpochs` assigns together: a choice that bounds its memory, and changes no draw."""
 
 
 @dataclass(frozen=True)

@@ -37,6 +37,7 @@ Joined = Literal["sum", "mean"]
 UserRows = Literal["sum", "mean", "update"]
 
 #: A start took 6 s at 1,000 places a user and 17 s at 3,000, for a net of 131 parameters; steps take as much.
+#: A choice beyond these: more let a start take minutes before anything is said.
 MOST_JOINED = 10_000
 
 

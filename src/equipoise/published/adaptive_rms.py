@@ -146,9 +146,11 @@ def _other_than_proved(sampling: Sampling, relation: str) -> list[str]:
     return found + ([] if relation == "replace_one" else ["add-or-remove-one neighbours"])
 
 
+# Equation (1) grants the releases of training and those of the radius a quarter of epsilon each.
 _QUARTER = 4.0
 
 
+# Up to here the least epsilon of a claim is sought. A choice: less noise than it takes is refused.
 _LARGEST_EPSILON = 1e9
 
 

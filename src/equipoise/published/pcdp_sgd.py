@@ -99,6 +99,8 @@ class PDPSGD(PublishedProjection):
         return rows
 
 
+# What float32 leaves of columns made orthonormal, with room. A choice: for columns that are further off the
+# published noise would be too little by about as much; a tighter one refuses columns for their rounding.
 ORTHONORMAL = 1e-4
 
 

@@ -19,7 +19,11 @@ from equipoise.statements.statement import OF_THE_LEDGER, sampling_assumptions
 __all__ = ["check_assumptions", "check_metrics", "check_settings"]
 
 PROGRESS = 0.04
-"""How far a row's epsilon, which is computed coarsely, may be from the statement's, relatively."""
+"""How far a row's epsilon may be from the statement's, relatively: earlier versions computed rows coarsely.
+
+With less their folders fail, which verify today; with more, a statement may be that much below what a run
+spent.
+"""
 
 Object = Mapping[str, Any]
 

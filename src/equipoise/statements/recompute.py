@@ -40,8 +40,10 @@ FIGURES = {
 }
 
 Limits = tuple[float, float]  # how far below and above a figure may lie, relatively
-EXACT = (0.0, 0.0)
+EXACT = (0.0, 0.0)  # for all that no accountant computes
 # Relative differences of a figure: rounding, and how much looser another version of the accountants may be.
+# The second is a choice: with less, statements of other versions fail, and with more, figures pass that are
+# too large.
 SAME, OTHER_VERSIONS = 1e-6, 1e-2
 
 # What computing with the content of a file that somebody else wrote may raise.

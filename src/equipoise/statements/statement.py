@@ -53,7 +53,9 @@ FIXED_PLANS = (
 """Composition of privacy loss distributions covers queries that follow from earlier answers, but not numbers
 of steps or noise multipliers that do."""
 
-DELTA_FACTORS = (10.0, 0.1, 0.01)  # a statement gives epsilon at its own delta times these, too
+# A statement gives epsilon at its own delta times these, too. A choice: other deltas take a computation, and
+# with other factors statements of before would not verify.
+DELTA_FACTORS = (10.0, 0.1, 0.01)
 _PACKAGES = ("torch", "dp-accounting", "numpy", "scipy", "cryptography")
 UNACCOUNTED_SEARCH = (
     "no other run on these data chose the settings of this one, unless it is in the same journal: a search "

@@ -22,10 +22,16 @@ from equipoise.training.record_source import DataError
 __all__ = ["Constants"]
 
 MOST_TRIED = 4
-"""So many new values of a name are tried, and one fraction: a counter has another one in every step."""
+"""So many new values of a name are tried, and one fraction: a counter has another one in every step.
+
+A choice: more make steps of such runs slower, fewer leave later values untried.
+"""
 
 MOST_TRIALS = 100
-"""In all: each may take a second, and a collate function may keep what it makes under ever new names."""
+"""In all, a choice: each may take a second, and a collate function may keep what it makes under new names.
+
+With fewer, later changes are not tried.
+"""
 
 
 class Constants:

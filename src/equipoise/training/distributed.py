@@ -30,7 +30,7 @@ __all__ = ["ProcessError", "Processes"]
 
 T = TypeVar("T")
 
-#: What a process tells that failed; more than any wish.
+#: What a process tells that failed: more than any wish (`most_of`), so that the largest number tells of it.
 _TROUBLE = 100
 
 

@@ -238,7 +238,9 @@ class TensorParallel(ModelSharing):
         raise RuntimeError("the records failed in another process in another way")
 
 
-#: Seconds for which a process that fails waits for the others of a tensor parallel model to fail too.
+#: Seconds for which a process that fails waits for the others of a tensor parallel model to fail too. A
+#: choice: less takes slow processes for lost ones, and more lets a run hang for longer in which one was
+#: killed.
 PATIENCE = 60
 
 

@@ -11,7 +11,7 @@ from torch import nn
 __all__ = ["Answers", "watch_answers"]
 
 ENOUGH = 20
-"""Fewer records may well have one class by chance."""
+"""A choice: fewer records may well have one class by chance; with more, small evaluations are passed over."""
 
 
 class Answers:

@@ -194,7 +194,9 @@ class ReadingWorkers:
         )
 
 
-_MOST_NUMBERS = 256  # of a task: it must fit into a pipe that nobody empties
+# Of a task: it must fit into a pipe that nobody empties (64 KiB on Linux), or trainer and worker wait for
+# each other.
+_MOST_NUMBERS = 256
 
 
 class _Worker:

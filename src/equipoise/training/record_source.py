@@ -93,7 +93,7 @@ class RecordPlaces:
         self.announced, self.draw = self._places[ids], draw
 
 
-_NOBODY = torch.zeros(0, dtype=torch.long)
+_NOBODY = torch.zeros(0, dtype=torch.long)  # the numbers of no records
 
 
 class RecordSource:

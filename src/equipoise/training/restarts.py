@@ -33,7 +33,7 @@ from equipoise.training.traces import loaded
 
 __all__ = ["FinishedTraining", "check_same_run", "continued", "state_of", "undo_start"]
 
-LARGEST_STATEMENT = 1 << 24
+LARGEST_STATEMENT = 1 << 24  # bytes: statements are some KB, and a file that is larger by far is not read
 
 
 def state_of(folder: RunFolder) -> Literal["empty", "unbegun", "open", "ended"]:

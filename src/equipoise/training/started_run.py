@@ -238,7 +238,10 @@ def _note_items(
 
 
 FEW = 256
-"""So many records stand for all: one half of them is found again to three hundredths."""
+"""So many records stand for all: one half of them is found again to three hundredths (the root of 1 / 1024).
+
+With fewer, data of which somewhat more than half is there may be refused, and of which less is there, taken.
+"""
 
 
 def _finds_records(folder: RunFolder, ledger: Ledger) -> bool:

@@ -14,6 +14,7 @@ from equipoise.privacy.digests import KeyedDigest
 
 __all__ = ["Traces", "digests", "loaded", "runs_by_digest"]
 
+# Under a key of 32 bytes that this process alone has: what parameters hold cannot be tried against a digest.
 _DIGEST = KeyedDigest(secrets.token_bytes(32), "what a run left")
 
 

@@ -168,7 +168,9 @@ def _attention(
     return F.dropout(scores.softmax(-1), dropout_p) @ value
 
 
-#: Logits of fewer numbers are taken at once.
+#: Logits of fewer numbers (4 MB of float32) are taken at once, others in so many parts. Choices: smaller
+#: logits or more parts save less memory than their calls cost time; fewer parts hold a larger part beside the
+#: two tensors.
 SMALL_LOGITS, LOGIT_PARTS = 1 << 20, 4
 #: On others a softmax over classes that lie apart takes as long for a few records as for all.
 IN_PARTS_ON = {"cpu"}

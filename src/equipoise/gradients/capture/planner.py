@@ -50,7 +50,8 @@ from equipoise.gradients.rules.operation import Fold, Layout, Rule, record_first
 __all__ = ["LARGE", "ROUNDS", "are_others", "learn_plan"]
 
 
-#: The two numbers of records. Neither is one: axes of size one are squeezed and broadcast.
+#: The two numbers of records: different, so that the sizes that follow them are told apart, and as small as
+#: can be, since both are run. Neither is one: axes of size one are squeezed and broadcast.
 SMALL, LARGE = 2, 3
 
 
@@ -60,7 +61,8 @@ SHARDED_REMEDY = (
     "use_reentrant=False"
 )
 
-#: What gradients round by, relative to their own length, and to that of all together.
+#: What gradients round by, relative to their own length, and to that of all together. Choices: tighter ones
+#: give up rules whose rows round, wider ones take the rows of a wrong rule for right.
 ROUNDS = {"torch.float64": (1e-8, 1e-9), "torch.float32": (1e-3, 1e-5), "low": (1e-1, 5e-2)}
 
 

@@ -79,7 +79,8 @@ class CapturePlan:
     low_precision: bool = False  # some gradients came in half precision (autocast), so that checks are coarse
 
 
-#: A tensor whose shape changes with the batch in a way that is not one axis of proportional size.
+#: A tensor whose shape changes with the batch in a way that is not one axis of proportional size; no axis has
+#: its number.
 INCONSISTENT = Layout(-1, "unknown")
 
 

@@ -120,11 +120,13 @@ def _each(value: int | Sequence[int], count: int, name: str) -> tuple[int, ...]:
     return values
 
 
-#: As for other factors, but rows save a convolution its second weight gradient, and its kernels are small.
+#: As `ROWS_GROWTH` of other factors, and twice it: rows save a convolution its second weight gradient, and
+#: its kernels are small. A choice: more hold more memory, less computes more weight gradients twice.
 CONVOLUTION_ROWS_GROWTH = 4
 
 
-#: Elements of the unfolded input at once: it is many times the input, and fits the cache in pieces.
+#: Elements of the unfolded input at once: it is many times the input, and fits the cache in pieces. 2 MB are
+#: a choice: larger pieces leave the cache, smaller ones take more calls.
 UNFOLDED_ELEMENTS = CHUNK_ELEMENTS // 4
 
 #: So many numbers of rows are formed at once: 2 MB stay in the cache, and the allocator keeps their memory.

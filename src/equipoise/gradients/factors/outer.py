@@ -39,7 +39,9 @@ from equipoise.gradients.numerics import (
 __all__ = ["OuterFactor"]
 
 
-#: Outside of these a norm may have lost terms: float32 ends at 1e-45 (their squares are near) and at 3e38.
+#: Outside of these a norm may have lost terms: float32 ends at 1e-45 and at 3e38. At 1e-15 what vanished of a
+#: term is 1e-15 of the norm's square, and 1e15 leaves room for 1e8 terms. Nearer to the ends norms read too
+#: short, and rows pass their bound; further from them more rows are computed once more, in float64.
 TINY, HUGE = 1e-15, 1e15
 
 

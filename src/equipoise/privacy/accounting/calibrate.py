@@ -24,6 +24,9 @@ from equipoise.privacy.plan import PrivacyPlan, Release
 from equipoise.privacy.sampling import Sampling
 from equipoise.privacy.unit import RECORD, Unit
 
+# Scales of noise between which a budget is sought. Choices: noise multipliers below the first spend epsilons
+# in the hundred thousands, and above the second no gradient is left to learn from. A budget outside is
+# refused.
 _SMALLEST, _LARGEST = 1e-3, 1e6
 
 

@@ -49,16 +49,20 @@ from equipoise._roots import NoCrossing, crossing
 
 Array = np.ndarray
 
-#: Points of a grid at single intervals on either side of zero; beyond, a gap is this share of the loss.
+#: Points of a grid at single intervals on either side of zero; beyond, a gap is one of so many parts of the
+#: loss. A choice: any gives an upper bound, more of them a tighter one that takes longer.
 _DENSE = 256
 
-#: Losses above which delta is below this share of what is asked for are taken as infinite.
+#: Losses above which delta, of all releases together, is below this share of what is asked for are taken as
+#: infinite: that costs at most as much of delta. A choice: a smaller share makes grids longer.
 _CUT = 1e-5
 
-#: What of the tilted law may lie outside the window of a transform, on either side.
+#: What of the tilted law may lie outside the window of a transform, on either side. It counts in full, so
+#: that a larger share makes epsilon larger and never too small; a smaller one takes more cells.
 _OUTSIDE = 1e-9
 
-#: The largest number of cells of a transform; above, cells are wider.
+#: The largest number of cells of a transform; above, cells are wider, and epsilon looser. A choice: each
+#: array of so many takes 34 MB.
 _MOST_CELLS = 2**22
 
 

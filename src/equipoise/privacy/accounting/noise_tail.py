@@ -32,10 +32,17 @@ from scipy import special
 __all__ = ["END", "WITHIN", "leaves"]
 
 END = math.sqrt(130 * math.log(2))
-"""The largest radius of a pair of normal numbers, in standard deviations."""
+"""The largest radius of a pair of normal numbers, in standard deviations: P(|n| > END) = 2^-65.
+
+It follows from the bits of a radius in `noise.streams`. Above what noise reaches, delta would be too small.
+"""
 
 PAIRS = 2.0**30
-"""Of noise in one release, at most: two billion released numbers."""
+"""Of noise in one release, at most: two billion released numbers.
+
+A choice that nothing checks: of a release of more numbers the tail's part of delta may be too small, by their
+ratio at most.
+"""
 
 WITHIN = PAIRS * 2.0**-65
 """A bound of the probability that some pair of a release would be beyond the end, were it an exact normal."""

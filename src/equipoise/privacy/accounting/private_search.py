@@ -38,7 +38,9 @@ from equipoise._roots import crossing
 __all__ = ["PrivateSearch"]
 
 
-_MOST = 10_000_000  # runs: no law of use draws more
+# Runs: no law of use draws more. Without an end, a sum of probabilities that rounding keeps below the number
+# drawn would never reach it.
+_MOST = 10_000_000
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from equipoise.privacy.private import Draw, Private, PrivateError, as_sum, exact
 from equipoise.privacy.whole_sums import WholeSum, unit_of
 
 _KEY = object()
+# Of a sum whose draw is not known: its unit is that of the smallest capacity.
 _NO_DRAW = Draw("none", 0)
 
 

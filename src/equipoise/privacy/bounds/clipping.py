@@ -27,9 +27,11 @@ from equipoise.privacy.private import Draw, Private, as_private, unwrap
 from equipoise.privacy.rows import PrivateRows
 
 #: Squares of the smallest floats vanish: a norm that reads zero may be as large as 1e-15. Rows that read
-#: shorter than this get the weights of one that does not, which keep them far below any bound.
+#: shorter than this get the weights of one that does not, which keep them far below any bound. With a smaller
+#: number a row whose squares vanished could pass its bound.
 SMALLEST_NORM = 1e-12
-#: Weights are cut so that |weight * norm| <= threshold * (1 + WEIGHT_SLACK), the rounding of float32.
+#: Weights are cut so that |weight * norm| <= threshold * (1 + WEIGHT_SLACK), the rounding of float32 (8 eps).
+#: A larger one lets rows pass their bound by as much, a smaller one steps weights down that only rounded.
 WEIGHT_SLACK = 1e-6
 
 

@@ -27,7 +27,11 @@ __all__ = ["RAMP", "capped", "centred_indicator", "indicator", "soft_indicator"]
 
 
 RAMP = 0.05
-"""a, half the width of the ramp of `soft_indicator`, as a share of the threshold."""
+"""a, half the width of the ramp of `soft_indicator`, as a share of the threshold.
+
+A choice: on a narrower ramp the rounding of a score near the threshold moves its part more, up to a whole
+vote; a wider one blurs which share of the rows lies below. The bound of the sum is 1 with any.
+"""
 
 
 def soft_indicator(

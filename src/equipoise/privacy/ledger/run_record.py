@@ -44,7 +44,8 @@ GUARANTEES = ("proven", "worst_case", "none")
 """What a run may claim, the strongest first."""
 
 # Bounds are computed in floating point, in the plan and in the sums apart. Noise is scaled to the sum's own
-# bound, so that a bound above the planned one by rounding costs no privacy.
+# bound, so that a bound above the planned one by rounding costs no privacy. A smaller slack than some eps of
+# float32 refuses sums for rounding; a larger one takes sums that the plan did not name.
 BOUND_ROUNDING = 1 + 1e-6
 
 OtherRuns = Mapping[str, dp_accounting.DpEvent]

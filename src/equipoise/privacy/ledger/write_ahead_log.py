@@ -20,7 +20,7 @@ from typing import Any
 from equipoise._files import PathLike
 from equipoise.privacy.errors import JournalError
 
-_CHUNK = 1 << 20  # bytes that are read at once
+_CHUNK = 1 << 20  # bytes that are read at once: a choice between memory and calls
 
 
 class WriteAheadLog:

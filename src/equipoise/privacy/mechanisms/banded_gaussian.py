@@ -67,7 +67,10 @@ else:
     torch, private = later("torch"), later("equipoise.privacy.private")
     keyed = later("equipoise.privacy.noise.streams")
 
-_LONG = 4096  # steps after which the noise has the size that it keeps
+# Steps after which noise that stays bounded is taken to have the size that it keeps. A choice: fewer miss
+# inverses that grow slowly, more take longer.
+_LONG = 4096
+# A choice: the inverses of the coefficients that `DPMF` chooses reach 2.2 at most (of two bands).
 _EXPLODES = 1e3
 
 

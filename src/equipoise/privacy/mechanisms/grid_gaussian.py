@@ -54,15 +54,23 @@ else:
     keyed = later("equipoise.privacy.noise.streams")
 
 BITS = 24
-"""The noise's standard deviation is 2^BITS grid units."""
+"""The noise's standard deviation is 2^BITS grid units.
+
+With fewer, rounding is a larger part of the noise (0.006% for a million coordinates at z = 1). More leave
+less room for sums within `_LARGEST`, and a stream takes at most 24.
+"""
 
 
-# Floating-point exponentials are right to far more bits; what lies closer is decided in decimals.
+# Floating-point exponentials are right to far more bits; what lies closer is decided in decimals. A wider one
+# costs time alone, one near 2^-52 would trust the last bits of an exponential.
 _SLACK = 2.0**-40
 _LARGEST = 2.0**42  # grid units: sums beyond are cut, so that a quotient is right to 2^-10 of a unit
 
 # Rounding moves neighbours apart by a unit per coordinate; a quotient errs by 2^-10 of one on either side.
+# Less would make the noise narrower than the accountant takes it to be.
 _ROUNDING = 1 + 2.0**-9
+# Candidates at once, in 1.5 MB of random bits. A choice, but one that the bits of the noise follow: with
+# another, a run that goes on would not get the noise that it had.
 _CHUNK = 1 << 16
 
 
@@ -168,6 +176,7 @@ def _thresholds(bits: int) -> tuple[int, ...]:
 # A word w means v = how many thresholds t have w > t: above floor(2^64 P) a word is above the threshold, and
 # equal to it the next bits decide.
 _TABLE = np.array(_thresholds(64), np.uint64) + np.uint64(1)
+# The words that equal a threshold (`_TABLE` has one more), and the last word: further bits decide there.
 _UNDECIDED = np.append(_TABLE - np.uint64(1), np.uint64(2**64 - 1))
 
 

@@ -49,7 +49,9 @@ else:
 RadialWeights = Callable[["torch.Tensor"], "torch.Tensor"]
 """From norms [B] to lengths [B, m] of a record's contribution to each sum, non-negative."""
 
-WHITENED_TOLERANCE = 1e-6  # of whitened lengths and of bounds: the rounding of float32
+# Of whitened lengths and of bounds: the rounding of float32 (8 eps). A larger one lets records pass their
+# bound by as much, a smaller one refuses matrices for their rounding.
+WHITENED_TOLERANCE = 1e-6
 
 
 @final

@@ -21,7 +21,7 @@ from equipoise.privacy.noise.chacha20 import BLOCK_WORDS
 
 __all__ = ["write_normals"]
 
-_ROWS = 128  # blocks of each cipher in a program: one for each of its threads
+_ROWS = 128  # blocks of each cipher in a program: one for each of its threads; it moves time and no bit
 
 # Triton looks names up in a function's globals, and its interpreter looks for `tl` there.
 _log_of, _root, _sine, _cosine = (

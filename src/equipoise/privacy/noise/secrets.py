@@ -29,10 +29,10 @@ from equipoise._files import PathLike
 from equipoise.privacy.noise.streams import ReleaseStreams
 from equipoise.privacy.private import Draw
 
+# The state of the Mersenne Twister, and the fields before it in what PyTorch's generators give and take (see
+# `_twister`). With other sizes the words would lie elsewhere, and part of the state would not follow the key.
 _WORDS = 624
-
-
-_SEED_BYTES, _LEFT_BYTES = 8, 4
+_SEED_BYTES, _LEFT_BYTES = 8, 4  # the second twice: left, and seeded
 
 # The state of a fresh generator: no cached normals, and the next number asks for a new block.
 _FRESH = torch.Generator().manual_seed(0).get_state()

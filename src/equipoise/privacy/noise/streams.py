@@ -48,7 +48,8 @@ _WriteNormals = Callable[[Tensor, int, tuple[bytes, bytes], float], None]
 NOISE = "noise"
 
 
-# Numbers whose pairs lie among them: enough for several threads, and small enough for the cache.
+# Numbers whose pairs lie among them: enough for several threads, and small enough for the cache. The bits of
+# the noise follow from it: with another, a run that goes on would not get the noise that it had.
 _BLOCK = 1 << 18
 _ROOM = 16  # bytes: the cipher asks for room for one more block than it writes
 _ZEROS = memoryview(bytes(_BLOCK * 8))  # what the cipher encrypts to give its key stream

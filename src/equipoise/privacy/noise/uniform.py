@@ -25,7 +25,10 @@ __all__ = [
 ]
 
 KEYS = 2**62
-"""From so many integers, two independent ones are equal with probability 2^-62."""
+"""From so many integers, two independent ones are equal with probability 2^-62.
+
+With fewer, two records would have one key more often; more than 2^63 do not fit int64.
+"""
 
 
 def uniform_integers(bound: int, count: int, generator: torch.Generator) -> Tensor:

@@ -35,7 +35,7 @@ __all__ = ["CheckpointError", "Checkpoints", "collect_state", "restore_state"]
 
 _NAME = re.compile(r"step-(\d{8})\.pt")
 
-FORMAT = 1
+FORMAT = 1  # of a checkpoint's content; a file of another one is refused
 
 
 class CheckpointError(RuntimeError):

@@ -32,7 +32,7 @@ from equipoise.training.traces import loaded
 
 __all__ = ["RunFolder", "load_model", "save_model"]
 
-LARGEST_PATH = 4096
+LARGEST_PATH = 4096  # bytes, of Linux: a longer file holds no path, and is not read
 
 LOAD = "equipoise.load_model(model, {!r}) gives its model"
 BOTH = (

@@ -40,7 +40,10 @@ __all__ = [
 ]
 
 SEARCHED = 64
-"""How many of the first records are tried, where the very first ones fail."""
+"""How many of the first records are tried, where the very first ones fail.
+
+A choice: of more, a start whose loss always fails says so later; of fewer, some bad records in front end it.
+"""
 
 REMEDIES = (
     "Running statistics: give the layer track_running_stats=False. A codebook or an average: make it a "

@@ -27,21 +27,33 @@ from equipoise.gradients.engine_inputs import Loss, num_records, run_loss
 __all__ = ["PASS_OVERHEAD", "available_bytes", "fitting", "forward_cost", "step_bytes"]
 
 SHARE_OF_FREE_MEMORY = 0.25
+"""What a step may take of it.
+
+A choice: the estimate is rough, and others use the machine. More may run out of memory, less takes more
+forwards.
+"""
 
 FACTOR_OVERHEAD = 3.0
-"""Saved activations are held once by autograd, once as factors (with output gradients); plus temporaries."""
+"""Saved activations are held once by autograd, once as factors (with output gradients); plus temporaries.
+
+An estimate: a smaller one may run out of memory, a larger one takes more forwards.
+"""
 
 PASS_OVERHEAD = 32
-"""What a pass costs without its rows, in rows, at most.
+"""What a pass is counted at without its rows, in rows, at most.
 
-It was 72 for the MLP of `benchmarks/tasks.py` and 29 for the CNN.
+It was measured as 72 for the MLP of `benchmarks/tasks.py` and 29 for the CNN. A choice between these: more
+makes micro-batches larger, with more filler rows in the last one, and less makes more passes.
 """
 
 CALL_WORK = {"cpu": 4e6, "cuda": 4e8}
-"""How many multiplications and additions of a forward take as long as an operation without them."""
+"""How many multiplications and additions of a forward take as long as an operation without them.
+
+Orders of magnitude. They move micro-batch sizes, with them the bits of new runs, and nothing else.
+"""
 
 LARGEST_MICRO_BATCH = 1024
-"""An upper limit, so that a large machine does not hold activations it gains nothing from."""
+"""An upper limit, so that a large machine does not hold activations it gains nothing from. A choice."""
 
 
 def available_bytes(device: torch.device) -> int:

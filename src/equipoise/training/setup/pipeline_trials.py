@@ -30,13 +30,23 @@ from equipoise.training.record_source import DataError, RecordSource, data_sets
 __all__ = ["Pipeline", "check_items", "check_pipeline", "runs_code"]
 
 MOST_READS = 256
-"""Of how many records from all over the data the shapes are seen."""
+"""Of how many records from all over the data the shapes are seen.
+
+A choice: each is read and collated at the start; with fewer, a statement more often misses that shapes
+differ.
+"""
 
 ATTEMPTS = 8
-"""How often records are made, with other random numbers each time."""
+"""How often records are made, with other random numbers each time.
+
+A choice: a branch that one of three takes is missed with 4%, and each attempt makes and runs three batches.
+"""
 
 ROWS_ROUND, HALF_ROWS_ROUND = {torch.float64: 1e-9, torch.float32: 1e-3}, 3e-2
-"""What gradients round by in a batch of another shape, relative to their norm: on GPUs they may use TF32."""
+"""What gradients round by in a batch of another shape, relative to their norm: on GPUs they may use TF32.
+
+Choices: tighter ones refuse pipelines for rounding, wider ones overlook what records share if it moves less.
+"""
 
 
 @dataclass(frozen=True)
@@ -217,7 +227,8 @@ MIXED = (
 )
 
 
-#: A whole number below so few is drawn to augment a record: RandAugment has 31 levels, a crop fewer places.
+#: A whole number below so few is drawn to augment a record: RandAugment has 31 levels, a crop fewer places. A
+#: smaller one refuses these for data of as many records; below it, MixUp of so few records is not seen.
 FEW = 32
 
 

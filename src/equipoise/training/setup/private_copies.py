@@ -47,13 +47,21 @@ from equipoise.training.record_source import DataError, RecordSource
 __all__ = ["are_copies", "check_held", "check_public", "held_tensors", "public_assumptions"]
 
 FEWEST_VALUES, FEWEST_WHOLE_NUMBERS, SHORTEST_COLUMN = 4, 8, 16
-"""Different values that a row needs to count, of fractions and of whole numbers; entries of a column."""
+"""Different values that a row needs to count, of fractions and of whole numbers; entries of a column.
+
+Choices: fewer are equal by chance or are public constants, and would be refused; more let short copies
+through.
+"""
 
 SHARED = 0.01
-"""A row that more records share is of a class of them, such as the embedding of its name."""
+"""A row that more records share is of a class of them, such as the embedding of its name.
+
+A choice: a smaller share lets copies of repeated records through, a larger one refuses constants of small
+classes.
+"""
 
 AT_ONCE = 2**16
-"""Records that are compared at a time."""
+"""Records that are compared at a time: a choice between memory and calls."""
 
 
 def check_held(model: nn.Module, loss: Any, source: RecordSource, example: Any, population: int) -> list[str]:

@@ -41,7 +41,8 @@ __all__ = ["warn_of_repeats"]
 COPIES, EXACT = 0.001, 0.25
 """Copies beyond the first of a record, and rows that are equal where they agree in half: more are repeated.
 
-Adult has copies of 0.07% of its rows, which tell nothing.
+Adult has copies of 0.07% of its rows, which tell nothing: below that they could be warned of. The second is a
+choice (rows that agree in half by chance are seldom equal). Only a warning depends on them.
 """
 
 FEWEST_COPIES, LARGE, EXACT_IF_SMALL = 5, 10_000, 0.5
@@ -51,7 +52,7 @@ With the smaller class twice, 100 to 20,000 rows of Adult, a9a and SST-2 are fou
 """
 
 FEWEST_COLUMNS = 4
-"""Rows of fewer columns are equal by chance too often: a table of ages and a label that follows from them."""
+"""A choice: rows of fewer are equal by chance too often, as in a table of ages and a label that follows."""
 
 
 def warn_of_repeats(source: RecordSource, data: Any, users: Tensor | None, *, stacklevel: int = 2) -> None:

@@ -69,7 +69,10 @@ from equipoise.training.setup.training_inputs import TrainingInputs
 __all__ = ["ResumedRun", "TrainingSetup", "prepare"]
 
 COMPARED = 4
-"""Of how many records each process is asked, where they are read on demand."""
+"""Of how many records processes compare what they read, and a start whether they read alike twice.
+
+A choice: each is read once more at the start; the fewer, the more likely data that differ elsewhere pass.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
