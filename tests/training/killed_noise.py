@@ -15,6 +15,8 @@ import random
 import signal
 import socket
 import sys
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -107,8 +109,8 @@ def calls_of_a_step(folder: Path, what: str) -> int:
     return counted
 
 
-def start(folder: Path, processes: int, life: int, what: str, victim: int, calls: int | None) -> list[int]:
-    """The processes of a life, of which one kills itself after so many calls."""
+def forked(processes: int, work: Callable[[int], None]) -> list[int]:
+    """Processes that form a group and each do the work of their rank."""
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
@@ -121,13 +123,28 @@ def start(folder: Path, processes: int, life: int, what: str, victim: int, calls
         if processes > 1:
             os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port), "RANK": str(rank)}
             os.environ |= {"WORLD_SIZE": str(processes), "LOCAL_RANK": str(rank)}
-        run = training(folder / "run", life, what)
-        note_noise(folder / f"noise-{rank}.jsonl", life, run)
-        if rank == victim and calls is not None:
-            kill_after(calls)
-        run.run(progress=False, checkpoint_every=CHECKPOINT_EVERY)
+        work(rank)
         sys.exit()
     return children
+
+
+def ended(children: list[int], victim: int, is_last: bool) -> list[int]:
+    """How the processes ended. Those that the victim leaves behind are killed too, but for the last life."""
+    ends = {victim: os.waitpid(children[victim], 0)[1]}
+    for rank, child in enumerate(children):
+        if rank != victim:
+            if not is_last:  # it waits for the one that was killed, or ended as that one went
+                os.kill(child, signal.SIGKILL)
+            ends[rank] = os.waitpid(child, 0)[1]
+    return [ends[rank] for rank in range(len(children))]
+
+
+def live(folder: Path, life: int, what: str, calls: Mapping[int, int], rank: int) -> None:
+    run = training(folder / "run", life, what)
+    note_noise(folder / f"noise-{rank}.jsonl", life, run)
+    if rank in calls:
+        kill_after(calls[rank])
+    run.run(progress=False, checkpoint_every=CHECKPOINT_EVERY)
 
 
 def main(folder: Path, processes: int, seed: int, what: str) -> None:
@@ -136,17 +153,10 @@ def main(folder: Path, processes: int, seed: int, what: str) -> None:
     for life in range(KILLS + 1):
         is_last = life == KILLS
         victim = rng.randrange(processes)
-        calls = None if is_last else rng.randrange(1, 8 * a_step)
-        children = start(folder, processes, life, what, victim, calls)
-        ends = {victim: os.waitpid(children[victim], 0)[1]}
-        for rank, child in enumerate(children):
-            if rank != victim:
-                if not is_last:  # it waits for the one that was killed, or ended as that one went
-                    os.kill(child, signal.SIGKILL)
-                ends[rank] = os.waitpid(child, 0)[1]
-        expected = 0 if is_last else signal.SIGKILL
-        assert ends[victim] == expected, (life, ends)
-        assert not is_last or set(ends.values()) == {0}, ends
+        calls = {} if is_last else {victim: rng.randrange(1, 8 * a_step)}
+        ends = ended(forked(processes, partial(live, folder, life, what, calls)), victim, is_last)
+        assert ends[victim] == (0 if is_last else signal.SIGKILL), (life, ends)
+        assert not is_last or set(ends) == {0}, ends
 
 
 if __name__ == "__main__":

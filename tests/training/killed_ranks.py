@@ -2,12 +2,13 @@
 
 The environment says what goes wrong, in the first life of the processes alone:
 KILL_RANK, and KILL_AFTER (seconds) or KILL_STEP (between its release and the move of the parameters).
-SHARDED says how processes hold parts of the model: "fully", or "cut".
+SHARDED says how processes hold parts of the model: "fully", or "cut"; METHOD is one of `METHODS`.
 """
 
 from __future__ import annotations
 
 import atexit
+import json
 import os
 import signal
 import sys
@@ -16,12 +17,46 @@ import time
 from pathlib import Path
 
 import torch
+from killed_users import MOST, owners
 from sharded_ranks import cut, layers, sharded, values
 from small_problems import RECORDS, loss, network, records
 
 import equipoise as eq
 
 STEPS, CHECKPOINT_EVERY = 12, 4
+NOISE = {"clip_norm": 0.5, "noise_multiplier": 1.0}
+METHODS: dict[str, eq.Method] = {
+    "dp-sgd": eq.DPSGD(**NOISE),
+    "dp-mf": eq.DPMF(bands=3, **NOISE),
+    "dice-sgd": eq.DiceSGD(**NOISE),
+    "dp-c4": eq.DPC4(anchor_noise_multiplier=1.0, anchor_batch_size=24, **NOISE),
+    "users": eq.DPSGD(**NOISE),
+}
+
+
+def entries(folder: Path) -> list[dict]:
+    text = (folder / "run" / "private" / "journal.jsonl").read_text()
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def ends(folder: Path, processes: int = 2) -> torch.Tensor:
+    """The parameters at the end, which all processes share."""
+    first, *others = (torch.load(folder / f"end{rank}.pt") for rank in range(processes))
+    assert all(torch.equal(first, other) for other in others)
+    return first
+
+
+def check_booked_once(folder: Path) -> None:
+    """Each draw is charged once, none is void, no index serves two answers, each step is reported once."""
+    kinds = [entry["type"] for entry in entries(folder)]
+    released = [entry for entry in entries(folder) if entry["type"] == "release"]
+    assert [entry["index"] for entry in released] == list(range(len(released)))
+    assert len({(entry["draw"], entry["ordinal"]) for entry in released}) == len(released) >= STEPS
+    assert "void" not in kinds
+    assert kinds.count("run") == kinds.count("close") == 1
+    rows = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == list(range(1, STEPS + 1))
+    assert eq.verify_run(folder / "run").consistent
 
 
 def die() -> None:
@@ -41,7 +76,7 @@ def main(run_dir: str) -> None:
     if is_mine and "KILL_AFTER" in os.environ:
         threading.Timer(float(os.environ["KILL_AFTER"]), die).start()
     began = time.monotonic()
-    how = os.environ.get("SHARDED")
+    how = os.environ.get("SHARDED") or None
     if how is None:  # else the script makes the group, and an error of it leaves that open
         # What is registered first is called last.
         atexit.register(tell_open_group, Path(run_dir).parent)
@@ -50,13 +85,15 @@ def main(run_dir: str) -> None:
         torch.distributed.init_process_group("gloo")
         model = cut(model) if how == "cut" else sharded(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.9)
+    method = os.environ.get("METHOD", "dp-sgd")
     training = eq.PrivateTraining.start_or_resume(
         model,
         optimizer,
         loss=loss,
         data=eq.Data(records(), microbatch_size=5),
         sampling=eq.FixedEpochs(12, RECORDS, STEPS),
-        method=eq.DPSGD(clip_norm=0.5, noise_multiplier=1.0),
+        method=METHODS[method],
+        unit=eq.Users(owners(), records_per_user=MOST) if method == "users" else "record",
         run=eq.Run(run_dir, reproducible=True),
     )
     if is_mine and "KILL_STEP" in os.environ:

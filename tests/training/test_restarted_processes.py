@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 from flat_arguments import arranged
-from killed_ranks import STEPS
+from killed_ranks import STEPS, check_booked_once, ends, entries
 from small_problems import loss, network, records
 
 import equipoise as eq
@@ -47,30 +47,6 @@ def launch(folder: Path, processes: int = 2, restarts: int = 0, check: bool = Tr
     else:
         assert done.returncode != 0
     return done.stderr
-
-
-def entries(folder: Path) -> list[dict]:
-    text = (folder / "run" / "private" / "journal.jsonl").read_text()
-    return [json.loads(line) for line in text.splitlines()]
-
-
-def ends(folder: Path, processes: int = 2) -> torch.Tensor:
-    """The parameters at the end, which all processes share."""
-    first, *others = (torch.load(folder / f"end{rank}.pt") for rank in range(processes))
-    assert all(torch.equal(first, other) for other in others)
-    return first
-
-
-def check_booked_once(folder: Path) -> None:
-    """Every step is charged once, no draw is void, and no index serves two answers."""
-    kinds = [entry["type"] for entry in entries(folder)]
-    released = [entry for entry in entries(folder) if entry["type"] == "release"]
-    assert [entry["index"] for entry in released] == list(range(STEPS))
-    assert "void" not in kinds
-    assert kinds.count("run") == kinds.count("close") == 1
-    rows = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
-    assert [row["step"] for row in rows] == list(range(1, STEPS + 1))
-    assert eq.verify_run(folder / "run").consistent
 
 
 #: How the processes share the model, and what its script then needs.
