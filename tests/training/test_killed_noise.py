@@ -57,7 +57,7 @@ def check_killed(folder: Path, processes: int, seed: int, what: str) -> None:
     if what.startswith("same"):
         assert steps == STEPS
     else:
-        assert steps < STEPS
+        assert steps <= STEPS  # fewer where a kill fell between a release and its step
         assert "void" in {entry["type"] for entry in entries}
     assert eq.verify_run(folder / "run").consistent
 
