@@ -57,8 +57,8 @@ def check_killed(folder: Path, processes: int, seed: int, what: str) -> None:
     if what.startswith("same"):
         assert steps == STEPS
     else:
-        assert steps <= STEPS  # fewer where a kill fell between a release and its step
-        assert "void" in {entry["type"] for entry in entries}
+        # Fewer where a kill fell between a release and its step, which random moments may miss.
+        assert (steps < STEPS) == ("void" in {entry["type"] for entry in entries})
     assert eq.verify_run(folder / "run").consistent
 
 
