@@ -19,7 +19,7 @@ quarter of what is free).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
@@ -122,7 +122,7 @@ class Launched:
         places = [(t.shape, t.dtype) if copied else t.data_ptr() for t, copied in given]
         return (*places, *_settings())
 
-    def _uses_now(self, memory: dict[int, int]) -> dict[int, int]:
+    def _uses_now(self, memory: Iterable[int]) -> dict[int, int]:
         return {storage: torch._C._storage_Use_Count(storage) for storage in memory}
 
     def _capture(self, tensors: Sequence[Tensor]) -> list[Tensor]:
@@ -158,10 +158,10 @@ class Launched:
         stay = {
             t.untyped_storage()._cdata for t, copied in zip(tensors, self._copied, strict=True) if not copied
         }
-        memory = {t.untyped_storage()._cdata: 0 for t in [*graph.outputs, *self._given]}
+        memory = {t.untyped_storage()._cdata for t in [*graph.outputs, *self._given]} - stay
         # Last the graph: before that, an interrupt leaves the line to its operations.
         self._captured_at = self._places
-        self._uses = self._uses_now({one: 0 for one in memory if one not in stay})
+        self._uses = self._uses_now(memory)
         self._graph = graph
         return expected
 

@@ -375,7 +375,7 @@ class AnchoredMethod(Method):
         elif at_anchor is not None:
             plan = setting.calibrated(lambda scale: with_noise(scale, at_anchor), z)
         else:
-            plan = setting.booked or self._split(with_noise, setting, anchors)
+            plan = setting.kept(lambda: with_noise(1.0, 1.0)) or self._split(with_noise, setting, anchors)
         return Plan(plan, anchors)
 
     def anchor_size(self, sampling: Sampling) -> float:

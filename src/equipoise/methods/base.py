@@ -265,13 +265,25 @@ class Setting:
         """
         if noise_multiplier is not None:
             return with_noise(noise_multiplier).protecting(self.unit)
-        # Of the whole plan: a method may ask for a part of it, which is calibrated as it was at the start.
-        if self.booked is not None and _releases(with_noise(start)) == _releases(self.booked):
-            return self.booked
+        if (kept := self.kept(lambda: with_noise(start))) is not None:
+            return kept
         budget = self.budget or self.required_budget()
         return calibrate(
             lambda scale: with_noise(scale).protecting(self.unit), budget, start, other_events=self.other_runs
         )
+
+    def kept(self, like: Callable[[], PrivacyPlan]) -> PrivacyPlan | None:
+        """The plan that a run which goes on has booked; None at a start.
+
+        None, too, if it has other releases than these: a method may calibrate a part of its plan, and that is
+        done as it was at the start; or its settings are others now, and the plan made of them is refused.
+
+        Args:
+            like: gives the plan with any noise.
+        """
+        if self.booked is not None and _releases(like()) == _releases(self.booked):
+            return self.booked
+        return None
 
 
 def _releases(plan: PrivacyPlan) -> list[tuple[object, ...]]:
