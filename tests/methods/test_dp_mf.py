@@ -44,6 +44,7 @@ from equipoise.privacy import (
     square_root_coefficients,
 )
 from equipoise.privacy.mechanisms.toeplitz import squared_sensitivity
+from equipoise.report import write_report
 
 BUDGET = Budget(8.0, 1e-5)
 POISSON = Poisson(512, 60_000, 2400)
@@ -245,7 +246,7 @@ def test_people_read_of_the_draws_and_bands_that_were_planned(sampling, scheme, 
     list(run)
     statement = run.finish().statement
     assert f"{words}, bound" in " ".join(str(statement).split())
-    assert words in (tmp_path / "run" / "report.html").read_text()
+    assert words in write_report(tmp_path / "run").read_text()
     least = training(eq.DPMF(clip_norm=0.5, bands=4, strategy=LeastError()), sampling=sampling)
     assert "correlated over 4 steps by 1, 0.5" in " ".join(str(least.describe()).split())
     assert words not in " ".join(str(least.describe()).split())

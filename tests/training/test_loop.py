@@ -492,11 +492,12 @@ def test_a_run_folder_keeps_public_and_private_apart(tmp_path):
     folder = tmp_path / "run"
     run = training(steps=4, folder=folder, budget=eq.Budget(50.0, 1e-3), reproducible=False)
     assert (folder / "private" / "key").stat().st_mode & 0o777 == 0o600
+    (folder / "report.html").write_text("of an earlier statement")
     result = run.run(evaluate=lambda model: {"accuracy": 0.5}, progress=False)
     assert result.finished
     assert result.run_dir == folder
     assert result.evaluation == {"accuracy": 0.5}
-    public = {"statement.json", "metrics.jsonl", "model.safetensors", "config.json", "report.html"}
+    public = {"statement.json", "metrics.jsonl", "model.safetensors", "config.json"}
     assert {p.name for p in folder.iterdir()} == public | {"checkpoint", "private"}
     assert not (folder / "private" / "key").exists()
     for name in ("journal.jsonl", "diagnostics.jsonl"):

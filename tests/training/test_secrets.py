@@ -13,6 +13,7 @@ from small_problems import loss, network, parameters, records, training
 import equipoise as eq
 from equipoise.privacy import FullBatch
 from equipoise.privacy.private import unwrap
+from equipoise.report import write_report
 from equipoise.training.restarts import FinishedTraining
 
 
@@ -111,7 +112,7 @@ def test_a_reproducible_run_keeps_no_key_and_says_not_private_on_its_page(tmp_pa
     run = training(sampling=FullBatch(60, 2), folder=tmp_path / "run", reproducible=True)
     run.run(progress=False)
     assert not (tmp_path / "run" / "private" / "key").exists()
-    assert "NOT PRIVATE" in (tmp_path / "run" / "report.html").read_text()
+    assert "NOT PRIVATE" in write_report(tmp_path / "run").read_text()
 
 
 def test_hardened_noise_survives_a_resume(tmp_path):

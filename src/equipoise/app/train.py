@@ -111,7 +111,6 @@ def resume_run(
     """
     if is_finished(folder):
         console.print(f"{folder} is finished already: there is nothing to resume.", markup=False)
-        write_report(folder)
         return _answer(folder, settings, finished=True, seconds=0.0)
     settings = replace(settings, run_dir=folder)
     experiment = assemble_shown(settings, console)
@@ -213,7 +212,8 @@ def _say_if_clipped(experiment: Experiment, folder: RunFolder, console: Console)
 
 
 def _answer(folder: str, settings: RunSettings, finished: bool, seconds: float) -> dict[str, Any]:
-    """What a command answers about a run, whose folder and report are written."""
+    """What a command answers about a run, whose statement is written; the page is written here."""
+    report = write_report(folder)
     run, model = read_run(folder), Path(folder) / "model.safetensors"
     weights = load_file(model) if model.is_file() else {}
     return {
@@ -229,7 +229,7 @@ def _answer(folder: str, settings: RunSettings, finished: bool, seconds: float) 
         "guarantee": run.guarantee,
         "private": run.is_private,
         "seconds": seconds,
-        "report": str(Path(folder) / "report.html"),
+        "report": str(report),
         "statement": dict(run.statement),
         "settings": settings.publishable(),
     }

@@ -29,7 +29,6 @@ from equipoise.gradients.compare import Independence
 from equipoise.gradients.engine_inputs import Loss
 from equipoise.methods import Method, State
 from equipoise.privacy import Budget, Ledger, PlanUsedUpError, Sampling
-from equipoise.report import write_report
 from equipoise.statements import Statement, statement_of
 from equipoise.statements.assumptions import Assumption, with_public_step
 from equipoise.statements.statement import MODEL
@@ -588,7 +587,7 @@ class PrivateTraining:
             self.folder.add_assumptions(new)
 
     def finish(self, *, stop_fixed_beforehand: bool = False) -> Result:
-        """Write statement, model and report.
+        """Write statement and model.
 
         After the last step also put the average into the model, book the end of the run and delete the key:
         nothing more can be released.
@@ -651,7 +650,7 @@ class PrivateTraining:
         )
 
     def _publish(self, folder: RunFolder, statement: Statement) -> None:
-        """Write statement, model and report; every process helps with a sharded model."""
+        """Write statement and model; every process helps with a sharded model."""
         average, writes = self._setup.average, self.processes.is_first
         if writes:
             write_atomically(folder.statement, (statement.to_json() + "\n").encode(), mode=0o644)
@@ -661,7 +660,7 @@ class PrivateTraining:
                 told = {"step": str(self.steps_done), "run": self._traces.run, "trained": trained}
                 save_model(self.model, folder.model, told, writes=writes)
         if writes:
-            write_report(folder.path)
+            folder.page.unlink(missing_ok=True)  # of an earlier statement, if there is one
 
     def end(self, stop_fixed_beforehand: bool = False) -> None:
         """Book the end of the run, and delete the key and noise: nothing more can be released.

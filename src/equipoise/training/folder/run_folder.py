@@ -56,6 +56,7 @@ class RunFolder:
         self.metrics = self.path / "metrics.jsonl"
         self.model = self.path / "model.safetensors"
         self.config = self.path / "config.json"
+        self.page = self.path / "report.html"
         self.journal = self.private / "journal.jsonl"
         self.diagnostics = self.private / "diagnostics.jsonl"
         self.items = self.private / "items.jsonl"
