@@ -16,7 +16,7 @@ from pathlib import Path
 from benchmarks.whole_data.cells import PARTS, Bench, NotRun, TimeIsUp, cells
 from benchmarks.whole_data.contenders import CONTENDERS
 from benchmarks.whole_data.problems import DESIGNS, Problem
-from benchmarks.whole_data.tables import ahead, summary, table
+from benchmarks.whole_data.tables import ahead, choices, table
 
 METHODS = (*CONTENDERS, *PARTS)
 RESULTS = Path(__file__).with_name("results.jsonl")
@@ -34,7 +34,7 @@ def main() -> None:
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
     parser.add_argument("--epsilons", nargs="+", type=float, default=[3.0, 1.0, 8.0])
     parser.add_argument("--table", action="store_true", help="run nothing, and show what is there")
-    parser.add_argument("--summary", type=Path, default=None, help="also write the medians to this file")
+    parser.add_argument("--choices", action="store_true", help="print the table of docs/how-to/choose.md")
     given = parser.parse_args()
     wanted = list(cells(tuple(given.data), tuple(given.methods), tuple(given.epsilons)))
     until = None if given.minutes is None else time.monotonic() + 60 * given.minutes
@@ -54,8 +54,8 @@ def main() -> None:
     print(table(done))
     print("\n## Ahead of the form of DP-SGD with the best held-out accuracy, beyond the seeds\n")
     print(ahead(done))
-    if given.summary is not None:
-        given.summary.write_text(summary(done), encoding="utf-8")
+    if given.choices:
+        print("\n" + choices(done))
 
 
 if __name__ == "__main__":

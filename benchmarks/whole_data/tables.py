@@ -1,8 +1,7 @@
-"""Medians and spreads over seeds, for people and for the package."""
+"""Medians and spreads over seeds, as tables."""
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Mapping
 from typing import Any
@@ -13,6 +12,19 @@ from benchmarks.whole_data.problems import DESIGNS
 
 Cell = tuple[str, str, float | None]
 Done = Mapping[Cell, Tuned]
+
+LEVEL = 0.3
+"""Points of accuracy by which a method must be ahead before it is preferred to a simpler one."""
+
+SIMPLEST = ("dp-sgd", "auto-s")
+NEED_PUBLIC_RECORDS = ("pcdp-sgd", "public-warm-start")
+
+AS_OPTIONS = {
+    "dp-sgd": "--method dp-sgd",
+    "auto-s": "--method dp-sgd --clip-rule auto_s",
+    "quantile-clipping": "--method dp-sgd --clip-norm quantile",
+}
+"""Settings of DP-SGD that are compared as methods of their own."""
 
 FORMS = ("dp-sgd", "dp-sgd, momentum", "dp-sgd, adam")
 """Of DP-SGD. The one that is best on the held-out records is what the others are held against."""
@@ -36,21 +48,45 @@ def rows(done: Done) -> list[dict[str, Any]]:
     return found
 
 
-def summary(done: Done) -> str:
-    """JSON, a line per private method and model that `equipoise train` knows, as its command names things."""
-    private = {name for name, contender in CONTENDERS.items() if contender.private}
-    kept = [row for row in rows(done) if row["model"] is not None and row["method"] in private]
-    for row in kept:
-        del row["cpu_seconds"]
-    named = (json.dumps(row | _for_command(row)) for row in kept)
-    return "[\n" + ",\n".join(named) + "\n]\n"
+def choices(done: Done) -> str:
+    """A table in Markdown, by data set and epsilon: the simplest private method that is level, as a command.
+
+    Level are those whose median is within `LEVEL` points of the best. The simplest is DP-SGD, then AUTO-S; of
+    others the best is taken. What `equipoise train` has no model for, or needs public records, is left out.
+    """
+    lines = [
+        "| data, ε | accuracy | best of the methods | what to give `equipoise train` |",
+        "|---|---|---|---|",
+    ]
+    found: dict[tuple[str, float], list[dict[str, Any]]] = {}
+    for row in rows(done):
+        contender = CONTENDERS.get(row["method"])
+        public = row["method"].partition(",")[0] in NEED_PUBLIC_RECORDS
+        if contender is not None and contender.private and DESIGNS[row["data"]].model and not public:
+            found.setdefault((row["data"], row["epsilon"]), []).append(row)
+    for (data, epsilon), cell in sorted(
+        found.items(), key=lambda one: (list(DESIGNS).index(one[0][0]), one[0][1])
+    ):
+        cell.sort(key=lambda row: -row["median"])
+        level = [row for row in cell if row["median"] >= cell[0]["median"] - LEVEL]
+        simple = (row for kind in SIMPLEST for row in level if row["method"].partition(",")[0] == kind)
+        one = next(simple, cell[0])
+        spread = f"{one['median']:.2f} [{one['lowest']:.2f}, {one['highest']:.2f}]"
+        best = f"{cell[0]['method']} {cell[0]['median']:.2f}"
+        lines.append(f"| {data}, {epsilon:g} | {spread} | {best} | `{_words(one, epsilon)}` |")
+    return "\n".join(lines)
 
 
-def _for_command(row: Mapping[str, Any]) -> dict[str, Any]:
-    """The data set, and the optimiser of the method."""
-    contender = CONTENDERS.get(row["method"], CONTENDERS["dp-sgd"])
-    found = {"data": DESIGNS[row["data"]].data or row["data"]}
-    return found | {"optimizer": "adam" if contender.adam else "sgd", "momentum": contender.momentum}
+def _words(row: Mapping[str, Any], epsilon: float) -> str:
+    """The options of `equipoise train` that train a row."""
+    contender, design = CONTENDERS[row["method"]], DESIGNS[row["data"]]
+    words = [f"--data {design.data or row['data']} --model {row['model']} --epsilon {epsilon:g}"]
+    words.append(AS_OPTIONS.get(name := row["method"].partition(",")[0], f"--method {name}"))
+    words.append(f"--clip-norm {row['clip_norm']:g}" if "--clip-norm" not in words[-1] else "")
+    words.append(f"--learning-rate {row['rate']:g} --schedule linear --batch-size {row['batch']}")
+    words.append(f"--epochs {row['steps'] / row['draws']:g}")
+    words.append("--optimizer adam" if contender.adam else f"--momentum {contender.momentum:g}")
+    return " ".join(filter(None, words))
 
 
 def table(done: Done) -> str:

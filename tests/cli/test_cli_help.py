@@ -8,14 +8,14 @@ import pytest
 
 from equipoise.app.model_table import MODELS
 from equipoise.app.option_checks import DATA_NAMES
-from equipoise.app.settings import GROUPS, AdviceSettings, FederationSettings, RunSettings
+from equipoise.app.settings import GROUPS, FederationSettings, RunSettings
 from equipoise.cli import COMMANDS, EXAMPLES
 
 
 def test_every_setting_of_a_training_stands_under_one_heading():
     grouped = [name for names in GROUPS.values() for name in names]
     assert len(grouped) == len(set(grouped))
-    kinds = (RunSettings, AdviceSettings, FederationSettings)
+    kinds = (RunSettings, FederationSettings)
     assert {item.name for kind in kinds for item in fields(kind)} - {"base"} <= set(grouped)
 
 
@@ -39,7 +39,7 @@ def test_help_says_what_an_argument_is(equipoise):
     assert "The run folder." in equipoise("predict --help").out.split("─ Options ─")[0]
 
 
-@pytest.mark.parametrize("name", ["train", "compare", "federate", "advise", "audit"])
+@pytest.mark.parametrize("name", ["train", "compare", "federate", "audit"])
 def test_help_names_data_sets_and_models(equipoise, name):
     said = " ".join(equipoise(f"{name} --help").out.replace("│", " ").split())
     assert f"Names: {', '.join(DATA_NAMES)}" in said

@@ -60,7 +60,6 @@ COMMANDS = (
     f"train {ON_TABLE} --run-dir a-folder-with-a-rather-long-name-in/another-one",
     "verify a-folder-with-a-rather-long-name-in/another-one",
     "resume a-folder-with-a-rather-long-name-in/another-one",
-    "advise --data digits --epsilon 3 --records-per-person 3",
     "calibrate --population 400 --batch-size 50 --steps 60 --epsilon 3 --delta 0.1",
 )
 

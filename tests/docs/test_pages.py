@@ -10,7 +10,7 @@ import pytest
 import typer
 from pages import DOCS, PAGES, ROOT, TOP, name_of
 
-from equipoise.cli import app
+from equipoise.cli import GONE, app
 from equipoise.methods.registry import METHODS
 
 
@@ -55,6 +55,8 @@ def test_commands_and_their_options_exist():
             if (
                 not words or words[0].startswith(("-", ".")) or words[0] == "trains"
             ):  # a sentence, or the name
+                continue
+            if words[0] in GONE and page.name == "CHANGELOG.md":  # it tells of earlier versions
                 continue
             assert words[0] in known, f"{name_of(page)}: equipoise {' '.join(words)}"
             command = known[words[0]]

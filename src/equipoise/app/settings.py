@@ -37,7 +37,6 @@ __all__ = [
     "EXPORTS",
     "GROUPS",
     "OF_OWN_DATA",
-    "AdviceSettings",
     "AuditSettings",
     "CalibrationSettings",
     "FederationSettings",
@@ -145,7 +144,7 @@ def _check_delta(delta: float | None) -> None:
 GROUPS: Mapping[str, tuple[str, ...]] = {
     "Data": (
         "data", "data_dir", "population", "target", "schema", "test", "test_share", "task", "class_weights",
-        "subset", "public_records", "image_size", "canaries", "fixed_order", "records_per_person",
+        "subset", "public_records", "image_size", "canaries",
     ),
     "Privacy": (
         "epsilon", "delta", "noise_multiplier", "sampling", "relation", "unit", "owner", "records_per_user",
@@ -733,24 +732,6 @@ class CalibrationSettings:
         """The steps, or as many as the epochs take."""
         _check_steps(self.steps or 0, f"--steps {self.steps}")
         return self.steps or steps_of(self.epochs or 0.0, self.population, self.batch_size)
-
-
-@dataclass(frozen=True, kw_only=True)
-class AdviceSettings:
-    """What `equipoise advise` knows of the records, beyond the settings of a training."""
-
-    fixed_order: bool = setting(
-        False, "The order of the records may be known: no sampling can be called random."
-    )
-    records_per_person: int = setting(1, "How many records one person may own.", at_least_one=True)
-
-    def check(self) -> None:
-        """Refuse values that cannot be used.
-
-        Raises:
-            SettingsError: naming the option and its value.
-        """
-        _check_fields(self)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -29,7 +29,6 @@ import typer
 from equipoise._files import explained
 from equipoise._version import __version__
 from equipoise.app.option_checks import in_option_words
-from equipoise.cli.advise_command import advise
 from equipoise.cli.audit_command import audit
 from equipoise.cli.calibrate_command import calibrate
 from equipoise.cli.check_command import check
@@ -49,7 +48,6 @@ CRASHED = 70
 """The exit code of a crash (EX_SOFTWARE): Python's own, 1, means to `verify` that a statement is wrong."""
 
 COMMANDS: tuple[Callable[..., None], ...] = (
-    advise,
     calibrate,
     check,
     train,
@@ -67,7 +65,6 @@ COMMANDS: tuple[Callable[..., None], ...] = (
 )
 
 EXAMPLES = {
-    "advise": "equipoise advise --data digits --epsilon 3",
     "calibrate": "equipoise calibrate --population 6000 --batch-size 256 --epochs 9 --epsilon 2",
     "check": "equipoise check mlp-tanh --data digits",
     "train": "equipoise train --data digits --epsilon 3\n\nequipoise train --config run.toml --dry-run",
@@ -84,6 +81,14 @@ EXAMPLES = {
     "audit": "equipoise audit --method dp-sgd --epsilon 2",
 }
 """What ``--help`` of a command ends with."""
+
+GONE = {
+    "experiment": "there is no command 'experiment': the papers' experiments are not in the package. Run "
+    "python -m reproduction in a checkout of the sources.",
+    "advise": "there is no command 'advise' any more: docs/how-to/choose.md says which method and "
+    "settings to take, and `equipoise train --dry-run` what they cost.",
+}
+"""What is said instead of a command that there is not."""
 
 app = typer.Typer(
     name="equipoise",
@@ -244,12 +249,8 @@ def _words(error: Exception, chosen: typer.Typer, words: list[str]) -> str:
         unknown = re.match(r"No such option:? '?(--?[\w-]+)", said)
         if unknown is not None:
             return _unknown_option(unknown[1], error) or said
-        if said.startswith("No such command 'experiment'"):
-            return (
-                "there is no command 'experiment': the papers' experiments are not in the package. Run "
-                "python -m reproduction in a checkout of the sources."
-            )
-        return said
+        gone = re.match(r"No such command '(\w+)'", said)
+        return GONE.get(gone[1], said) if gone else said
     return in_option_words(str(error), _settings_of(chosen))
 
 
