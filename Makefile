@@ -63,6 +63,7 @@ lint: $(STAMP_EXTRAS)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports --no-logo
+	$(BIN)/deptry src/equipoise
 	$(BIN)/mypy
 
 clean:
@@ -82,7 +83,7 @@ $(STAMP): pyproject.toml constraints.txt | $(BIN)/python
 	@echo "Installing PyTorch and the rest into $(VENV): about 1.5 GB, some minutes."
 	$(PIP) install "$$(grep '^torch==' constraints.txt)"
 	@echo "PyTorch is there; now the rest, a minute or two."
-	$(PIP) install -q -c constraints.txt -e .
+	$(PIP) install -q -c constraints.txt -e '.[cli]'
 	@touch $@
 
 $(STAMP_EXTRAS): $(STAMP)

@@ -52,7 +52,7 @@ def test_onnx_without_its_packages_says_what_to_install(equipoise, trained, monk
     monkeypatch.setattr("equipoise.app.export.find_spec", lambda name: None)
     found = equipoise(f"export {folder} --format onnx --json")
     assert found.code == 2
-    assert "pip install onnx" in found.value["error"]
+    assert "[onnx]" in found.value["error"]
 
 
 def test_onnx_answers_as_the_model_does(equipoise, trained, tmp_path):

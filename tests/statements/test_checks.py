@@ -38,7 +38,6 @@ from equipoise.statements import (
     statement_schema,
 )
 from equipoise.statements import statement_of as made_of
-from equipoise.statements.recompute import schema_misfit
 from equipoise.statements.statement import OWNED, STOPPED
 
 DELTA = 1e-5
@@ -455,13 +454,6 @@ def test_a_statement_from_before_there_were_users_is_consistent():
     statement = statement_of(ledger)
     del statement["users"]
     assert verdicts(statement, ledger) == (True, True)
-
-
-def test_a_misfit_names_place_and_reason():
-    statement = statement_of(plain_run())
-    assert schema_misfit(statement) is None
-    statement["releases"][0]["used"] = -1
-    assert schema_misfit(statement).startswith("releases.0.used: -1 is less than the minimum")
 
 
 VALUES = [None, True, 0, 1, 1.0, 1.5, -1, float("inf"), "", "a" * 64, [], ["x"], [1], {}, {"a": 1}]

@@ -41,7 +41,6 @@ OTHERS = [
     "jinja2",
     "safetensors",
     "cryptography",
-    "jsonschema",
     "sklearn",
 ]
 

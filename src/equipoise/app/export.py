@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
+from equipoise._extras import lacking
 from equipoise._files import make_folder, write_atomically
 from equipoise.app.data_loading import cache_folder
 from equipoise.app.models import build_model, prepare_data, unnamed_model
@@ -91,7 +92,7 @@ def export_run(
     with damage_named(run.name):
         card = model_card(run, form)
     if form == "onnx" and (find_spec("onnx") is None or find_spec("onnxscript") is None):
-        raise SettingsError("--format onnx needs the packages of its exporter: pip install onnx onnxscript")
+        raise SettingsError(f"--format onnx: {lacking('onnx')}")
     with damage_named(run.name):
         _refuse_foreign(Path(output), (EXPORTS[form], "README.md", _SCHEMA, *_COPIED), run)
     weights, place = Path(folder) / "model.safetensors", make_folder(output, "output")

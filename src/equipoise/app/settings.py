@@ -18,6 +18,7 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
+from equipoise._extras import lacking
 from equipoise._relations import RELATIONS
 from equipoise._run_files import read_json
 from equipoise.app.default_settings import DEFAULT_MODEL, default_delta, default_settings
@@ -611,7 +612,7 @@ class FederationSettings:
         _check_steps(self.rounds * self.local_steps, f"--rounds {self.rounds}")
         check_federated(self.base.method)
         if self.driver == "flower" and find_spec("flwr") is None:
-            raise SettingsError("--driver flower needs Flower: pip install 'flwr[simulation]>=1.41,<1.42'")
+            raise SettingsError(f"--driver flower: {lacking('flwr')}")
 
     def public(self) -> dict[str, Any]:
         """The settings as plain values, without paths."""

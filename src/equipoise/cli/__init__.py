@@ -26,6 +26,7 @@ from typing import Annotated, Any
 
 import typer
 
+from equipoise._extras import lacking
 from equipoise._files import explained
 from equipoise._version import __version__
 from equipoise.app.option_checks import in_option_words
@@ -146,11 +147,13 @@ def run_app(
     except (typer.Abort, KeyboardInterrupt):
         return fail("interrupted", as_json, 130, name)
     except Exception as error:
+        if isinstance(error, ModuleNotFoundError) and (said := lacking(str(error.name))):
+            return fail(said, as_json, 2, name)
         if not is_taught(error, packages):
             traceback.print_exc()
             return CRASHED
-        said = _words(error, chosen, words)
-        return fail(said, as_json, 2, name) if said else 2  # without a word the parser has shown the help
+        found = _words(error, chosen, words)
+        return fail(found, as_json, 2, name) if found else 2  # without a word the parser has shown the help
     return int(code or 0)
 
 

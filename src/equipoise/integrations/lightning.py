@@ -13,9 +13,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from lightning.pytorch import Callback, LightningModule, Trainer
 from torch.utils.data import DataLoader
 
+from equipoise._extras import of_extra
 from equipoise._files import PathLike
 from equipoise.gradients.engine_inputs import Loss
 from equipoise.integrations.precision import in_bfloat16
@@ -23,6 +23,9 @@ from equipoise.integrations.train_mode import to_train_mode
 from equipoise.privacy import Sampling
 from equipoise.training import PrivateTraining, Run
 from equipoise.training.loop import OF_FOLDER
+
+with of_extra():
+    from lightning.pytorch import Callback, LightningModule, Trainer
 
 __all__ = ["fit"]
 

@@ -19,10 +19,8 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import Trainer, TrainerState, TrainingArguments
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-from transformers.trainer_utils import SaveStrategy, TrainOutput
 
+from equipoise._extras import of_extra
 from equipoise._files import write_atomically
 from equipoise.gradients.engine_inputs import Loss
 from equipoise.integrations.precision import in_bfloat16
@@ -34,6 +32,11 @@ from equipoise.statements import Statement
 from equipoise.training import Data, PrivateTraining, Record, Run, StepReport, Users
 from equipoise.training.folder.run_folder import RunFolder
 from equipoise.training.interrupt import catch_interrupt
+
+with of_extra():
+    from transformers import Trainer, TrainerState, TrainingArguments
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    from transformers.trainer_utils import SaveStrategy, TrainOutput
 
 __all__ = ["PrivateTrainer", "record_losses"]
 

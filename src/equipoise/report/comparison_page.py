@@ -49,8 +49,6 @@ def write_comparison(values: Mapping[str, Any], folder: PathLike) -> Path:
 
 def render_comparison(values: Mapping[str, Any]) -> str:
     """The page as text; it loads nothing and runs nothing."""
-    from markupsafe import Markup
-
     methods = values["methods"]
     shown = methods[:MOST]
     name, percent = score_name(values["score"]), values["score"] in PERCENTAGES
@@ -114,8 +112,8 @@ def render_comparison(values: Mapping[str, Any]) -> str:
         score=readable(name),
         best="Higher" if values["more_is_better"] else "Lower",
         baseline=f"{values['baseline_answer']} would be at {_score(values, values['baseline'])}",
-        curves=Markup(curves),
-        ranges=Markup(ranges),
+        curves=curves,
+        ranges=ranges,
         legend=[m["label"] for m in shown],
         seeds=values["seeds"],
         judges=methods[0]["judges"],

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from equipoise._extras import of_extra
 from equipoise._files import PathLike
 from equipoise._relations import condition_in_words
 from equipoise._rounding import plain, rounded_up
@@ -40,7 +41,8 @@ GUARANTEE_BANNERS = {
 
 def render(name: str, /, **values: Any) -> str:
     """A page of this room from its template; unknown names in it are errors, and values are escaped."""
-    from jinja2 import Environment, PackageLoader, StrictUndefined
+    with of_extra():
+        from jinja2 import Environment, PackageLoader, StrictUndefined
 
     environment = Environment(
         loader=PackageLoader("equipoise.report", "."),
@@ -53,14 +55,12 @@ def render(name: str, /, **values: Any) -> str:
 
 
 def unbroken(text: str) -> str:
-    """HTML of a text in which no line ends inside a date or a number such as 1e-5.
+    """Escaped text in which no line ends inside a date or a number such as 1e-5.
 
-    >>> str(unbroken("at 1e-5 & below"))
+    >>> unbroken("at 1e-5 &amp; below")
     'at <span class="whole">1e-5</span> &amp; below'
     """
-    from markupsafe import Markup, escape
-
-    return Markup(re.sub(r"\S*(?:\de|\d)-\d\S*", r'<span class="whole">\g<0></span>', str(escape(text))))
+    return re.sub(r"\S*(?:\de|\d)-\d\S*", r'<span class="whole">\g<0></span>', str(text))
 
 
 def write_page(text: str, folder: PathLike, name: str) -> Path:
@@ -126,14 +126,12 @@ def chart(
         wide: across the page.
         options: of `line_chart`.
     """
-    from markupsafe import Markup
-
     drawn = [curve for curve in curves if curve is not None]
     svg = on_any_screen(partial(line_chart, drawn, title=title, **options), wide)
     if not svg:
         return []
     legend = [curve.label for curve in drawn] if len(drawn) > 1 else []
-    return [{"title": title, "caption": caption, "svg": Markup(svg), "legend": legend, "wide": wide}]
+    return [{"title": title, "caption": caption, "svg": svg, "legend": legend, "wide": wide}]
 
 
 def data_in_words(

@@ -23,6 +23,7 @@ from typing import Any, Protocol
 
 import torch
 
+from equipoise._extras import of_extra
 from equipoise._files import PathLike
 from equipoise._run_files import open_regular
 from equipoise.privacy import Ledger
@@ -192,12 +193,8 @@ class TensorBoardWriter:
     """
 
     def __init__(self, folder: PathLike) -> None:
-        try:
+        with of_extra():
             from torch.utils.tensorboard import SummaryWriter
-        except ModuleNotFoundError as error:
-            raise ModuleNotFoundError(
-                "TensorBoardWriter needs the package tensorboard: pip install tensorboard, or use CSVWriter"
-            ) from error
         self._writer: Any = SummaryWriter(str(folder))
 
     def write(self, row: Mapping[str, Any]) -> None:

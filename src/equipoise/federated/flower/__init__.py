@@ -9,8 +9,10 @@ import os
 import sys
 from importlib.util import find_spec
 
+from equipoise._extras import lacking
+
 if find_spec("flwr") is None:
-    raise ImportError("equipoise.federated.flower needs Flower: pip install 'flwr[simulation]>=1.41,<1.42'")
+    raise ModuleNotFoundError(lacking("flwr"), name="flwr")
 
 # Nobody's training calls home unasked. Both are read at the import of the packages; Flower's may be over.
 if "FLWR_TELEMETRY_ENABLED" not in os.environ and "flwr.supercore.telemetry" in sys.modules:
