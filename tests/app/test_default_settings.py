@@ -5,12 +5,7 @@ import json
 import pytest
 
 from equipoise import cli
-from equipoise.app.default_settings import (
-    DEFAULT_MODEL,
-    DEFAULT_SETTINGS,
-    FALLBACK,
-    default_settings,
-)
+from equipoise.app.default_settings import default_settings, recipes
 from equipoise.app.model_table import DRAWN_FEATURES
 from equipoise.app.option_checks import SettingsError
 from equipoise.app.settings import RunSettings
@@ -30,7 +25,7 @@ MEASURED = {
 
 @pytest.mark.parametrize("pair", list(MEASURED), ids="-".join)
 def test_default_settings_are_those_that_were_measured(pair: tuple[str, str]) -> None:
-    defaults = DEFAULT_SETTINGS[pair]
+    defaults = default_settings(*pair)
     assert (
         defaults.batch_size,
         defaults.epochs,
@@ -43,10 +38,10 @@ def test_default_settings_are_those_that_were_measured(pair: tuple[str, str]) ->
     assert defaults.clip_rule == "abadi"
 
 
-@pytest.mark.parametrize("pair", list(DEFAULT_SETTINGS), ids="-".join)
+@pytest.mark.parametrize("pair", list(MEASURED), ids="-".join)
 def test_the_command_line_fills_every_gap_from_the_default_settings(pair: tuple[str, str]) -> None:
     settings = RunSettings(data=pair[0], model=pair[1]).resolved()
-    defaults = DEFAULT_SETTINGS[pair]
+    defaults = default_settings(*pair)
     assert settings.batch_size == defaults.batch_size
     assert settings.learning_rate == defaults.learning_rate
     assert settings.clip_norm == f"{defaults.clip_norm:g}"
@@ -77,7 +72,7 @@ def test_what_the_user_says_beats_the_default_settings() -> None:
         data="mnist", model="scatter-linear", clip_norm="0.5", ema=0.0, epsilon=1.0
     ).resolved()
     assert (settings.clip_norm, settings.ema, settings.epsilon) == ("0.5", 0.0, 1.0)
-    assert settings.learning_rate == DEFAULT_SETTINGS["mnist", "scatter-linear"].learning_rate
+    assert settings.learning_rate == default_settings("mnist", "scatter-linear").learning_rate
 
 
 def test_drawn_features_are_those_that_were_measured() -> None:
@@ -103,10 +98,14 @@ def test_drawn_features_are_those_that_were_measured() -> None:
         RunSettings(model="linear", features="things").check()
 
 
-def test_every_default_model_has_default_settings() -> None:
-    for pair in DEFAULT_MODEL.items():
-        assert pair in DEFAULT_SETTINGS, f"DEFAULT_SETTINGS of app/default_settings.py has no line {pair}"
-    assert default_settings("digits", "no-such-model") == FALLBACK
+def test_a_recipe_is_named_after_its_data() -> None:
+    for name, recipe in recipes().items():
+        assert name.startswith(recipe.get("data", name))
+        if "data" in recipe:
+            found = default_settings(recipe["data"], recipe["model"], recipe["epsilon"])
+            assert found.learning_rate == recipe["learning_rate"]
+    others = [default_settings("digits", "no-such-model"), default_settings("my.csv", "logistic")]
+    assert [found.schedule for found in others] == ["constant", "linear"]
 
 
 def test_features_are_computed_once_and_the_folder_is_named(tmp_path, monkeypatch, capsys) -> None:

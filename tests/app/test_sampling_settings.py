@@ -40,7 +40,7 @@ def test_every_scheme_has_a_word():
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"sampling": "subsets"}, "--sampling is 'subsets', but it must be one of poisson, truncated"),
+        ({"sampling": "subsets"}, "--sampling is 'subsets', but it must be poisson, truncated"),
         ({"sampling": "without-replacement", "batch_size": 64.5}, "--batch-size is 64.5.* whole number"),
         ({"sampling": "fixed-epochs", "batch_size": 64.5}, "--batch-size is 64.5.* whole number"),
     ],

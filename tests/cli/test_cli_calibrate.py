@@ -73,7 +73,7 @@ def test_delta_as_large_as_one_record_is_remarked_on(equipoise, as_json):
         ("--steps 10 --epochs 1 --noise-multiplier 1", "exactly one of --steps and --epochs"),
         (
             "--epochs -1 --noise-multiplier 1",
-            "--epochs is -1, but the number of passes",
+            "--epochs is -1",
         ),
         ("--steps 0 --noise-multiplier 1", "--steps is 0"),
         ("--steps 10 --noise-multiplier -1", "--noise-multiplier is -1"),

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from equipoise.app.data_loading import cache_folder, load_data, set_public_apart
 from equipoise.app.method_settings import make_method
 from equipoise.app.models import build_model, default_model, prepare_data
-from equipoise.app.option_checks import SettingsError, check_choice
+from equipoise.app.option_checks import SettingsError
 from equipoise.app.settings import RunSettings, steps_of
 from equipoise.app.tasks import TASKS, Task, loss_of
 from equipoise.audit.canary_records import InsertedCanaries
@@ -272,7 +272,6 @@ def make_sampling(settings: RunSettings, population: int) -> Sampling:
 
 def sampling_kind(settings: RunSettings) -> type[Sampling]:
     """The class of the sampling that the settings name; Poisson where they name none."""
-    check_choice("sampling", settings.sampling, tuple(SAMPLING_WORDS))
     return SAMPLING_WORDS[settings.sampling or "poisson"]
 
 

@@ -86,7 +86,7 @@ def make_setting(settings: RunSettings, sampling: Sampling, budget: Budget | Non
 
 def unit_of(settings: RunSettings) -> Unit:
     """The unit of privacy that the settings name."""
-    return Unit(settings.unit or "record", settings.records_per_user or 1, settings.user_rows)  # type: ignore[arg-type]
+    return Unit(settings.unit or "record", settings.records_per_user or 1, settings.user_rows)
 
 
 def method_words(settings: RunSettings, kind: type[Method]) -> dict[str, Any]:

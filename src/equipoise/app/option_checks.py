@@ -24,7 +24,6 @@ __all__ = [
     "LARGEST",
     "USUAL_NAMES",
     "SettingsError",
-    "check_choice",
     "check_data_and_model",
     "check_federated",
     "check_name",
@@ -180,16 +179,6 @@ def parse_clip_norm(text: str) -> float | tuple[str, float] | tuple[str, float, 
         f"--clip-norm is {text!r}, but it must be a number above 0, decay:START:RATE (a start above 0 and a "
         "rate in (0, 1], for START * RATE^step), quantile, or quantile:SHARE with a share between 0 and 1."
     )
-
-
-def check_choice(name: str, value: str | None, choices: tuple[str, ...]) -> None:
-    """Refuse a word that is not on the list.
-
-    Raises:
-        SettingsError: naming the list.
-    """
-    if value is not None and value not in choices:
-        raise SettingsError(f"{flag(name)} is {value!r}, but it must be one of {', '.join(choices)}.")
 
 
 def check_name(option: str, value: str | None, names: Iterable[str], own: str = "", files: str = "") -> None:

@@ -1,8 +1,8 @@
-"""The settings of each command, declared once: options, help texts, checks and saved files come from here.
+"""The settings of each command, declared once: options, help, checks, files and their schema follow.
 
-A setting that the user left open is None; `RunSettings.resolved` fills it from the default settings of data
-and model. What is resolved is what goes into `config.json`, so that a run folder tells every number that was
-used, chosen or not. Nothing here needs torch.
+A setting that the user left open is None; `RunSettings.resolved` fills it from the recipe for data and model.
+What is resolved is what goes into `config.json`, so that a run folder tells every number that was used,
+chosen or not. Nothing here needs torch.
 """
 
 from __future__ import annotations
@@ -12,21 +12,24 @@ import math
 import shlex
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import MISSING, asdict, dataclass, field, fields, replace
+from dataclasses import asdict, fields, replace
 from importlib.util import find_spec
 from pathlib import Path
-from types import UnionType
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, dataclass_transform, get_args
+
+from pydantic import BeforeValidator, ConfigDict, Field, JsonValue, TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass
+from pydantic.fields import FieldInfo
 
 from equipoise._extras import lacking
 from equipoise._relations import RELATIONS
 from equipoise._run_files import read_json
-from equipoise.app.default_settings import DEFAULT_MODEL, default_delta, default_settings
+from equipoise._validate import suggestion
+from equipoise.app.default_settings import default_delta, default_model_of, default_settings
 from equipoise.app.model_table import MODELS
 from equipoise.app.option_checks import (
     LARGEST,
     SettingsError,
-    check_choice,
     check_federated,
     data_form,
     flag,
@@ -42,21 +45,13 @@ __all__ = [
     "CalibrationSettings",
     "FederationSettings",
     "RunSettings",
-    "check_saved",
+    "facts",
     "parse_option",
     "parse_weight",
-    "setting",
+    "schema",
+    "shown_of",
 ]
 
-
-OPTIMIZERS = ("sgd", "adam", "adamw")
-FEATURES = tuple(dict.fromkeys(name for entry in MODELS.values() for name in entry.features))
-SCHEDULES = ("constant", "linear", "cosine")
-DRIVERS = ("inline", "flower")
-PARTITIONS = ("iid", "dirichlet", "one-class")
-SUBSETS = "without-replacement"
-UNITS = ("record", "user")
-ROWS = ("sum", "mean")
 EXPORTS = {"safetensors": "model.safetensors", "state-dict": "model.pt", "onnx": "model.onnx"}
 """The forms in which a model is exported, each with the name of its file."""
 
@@ -64,83 +59,9 @@ MOST_STEPS = 10**7
 
 USUAL_DELTA = "1e-5, and less from a population of 100,000 on"
 
-_NOISE = "noise that protects anybody (equipoise train --method sgd and clip-sgd have none)"
-_OF_NUMBERS = frozenset({"above_zero", "share", "at_least_zero", "at_least_one"})
+NO_NOISE = " For none at all, and no epsilon: equipoise train --method sgd or clip-sgd."
 
-
-def setting(default: Any, help: str, **facts: Any) -> Any:
-    """A field of a class of settings: its default, its help text, and what else is known of it.
-
-    Args:
-        default: of the field; MISSING where it must be given.
-        help: what the command line says of it.
-        facts: ``above_zero`` (what the number is, where it must be above 0), ``choices``, ``share`` (at
-            least 0 and below 1), ``at_least_zero``, ``at_least_one``, ``of_data`` (its default follows from
-            data set and model), ``path`` (its placeholder), ``shown`` (words for the default in help),
-            ``metavar``, ``envvar``, ``read`` (from the words of the command line to the value), ``form``
-            (their type).
-    """
-    return field(default=default, metadata={"help": help, **facts})
-
-
-def _options(help: str, option: str = "option", parse: Callable[[str], tuple[str, Any]] | None = None) -> Any:
-    """A field that takes NAME=VALUE words by --option, or by an option and a parser of its own."""
-    facts = {"option": option, "metavar": "NAME=VALUE", "form": list[str] | None}
-    read = {"read": lambda words: dict(map(parse or parse_option, words or []))}
-    return field(default_factory=dict, metadata={"help": help, **facts, **read})
-
-
-def _underscored(word: str | None) -> str | None:
-    return word and word.replace("-", "_")
-
-
-def _hyphenated(word: str | None) -> str | None:
-    return word and word.replace("_", "-")
-
-
-def _check_number(name: str, value: float) -> None:
-    """Refuse NaN, infinity, and numbers that are infinite in the 32 bits of a model's numbers."""
-    if isinstance(value, int):
-        if not -(2**63) <= value < 2**63:
-            raise SettingsError(f"{flag(name)} has {len(str(abs(value)))} digits, but 2^63 - 1 is the most.")
-    elif not abs(value) <= LARGEST:
-        without = " Without noise train --method sgd or clip-sgd." * (name == "epsilon")
-        raise SettingsError(
-            f"{flag(name)} is {value:g}, but it must be a finite number, of {LARGEST:g} at most.{without}"
-        )
-
-
-def _check_fields(settings: Any) -> None:
-    """Refuse values that contradict the facts in the declaration; what is left open passes."""
-    for item in fields(settings):
-        value, facts = getattr(settings, item.name), item.metadata
-        if value is None:
-            continue
-        if facts.keys() & _OF_NUMBERS and (isinstance(value, bool) or not isinstance(value, int | float)):
-            raise SettingsError(f"{flag(item.name)} is {value!r:.80}, but it must be a number.")
-        if isinstance(value, int | float):
-            _check_number(item.name, value)
-        if "above_zero" in facts and not value > 0:
-            raise SettingsError(
-                f"{flag(item.name)} is {value:g}, but {facts['above_zero']} is a number above 0."
-            )
-        if "share" in facts and not 0 <= value < 1:
-            raise SettingsError(f"{flag(item.name)} is {value:g}, but it must be at least 0 and below 1.")
-        if "at_least_zero" in facts and value < 0:
-            raise SettingsError(f"{flag(item.name)} is {value:g}, but it must be at least 0.")
-        if "at_least_one" in facts and value < 1:
-            raise SettingsError(f"{flag(item.name)} is {value}, but it must be at least 1.")
-        if "choices" in facts:
-            check_choice(item.name, value, facts["choices"])
-
-
-def _check_delta(delta: float | None) -> None:
-    if delta is not None and not 0 < delta < 1:
-        raise SettingsError(
-            f"--delta is {delta:g}, but it is a probability strictly between 0 and 1; it should be far below "
-            "1/population."
-        )
-
+BY_DATA = "by data and model"
 
 GROUPS: Mapping[str, tuple[str, ...]] = {
     "Data": (
@@ -163,16 +84,138 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
 }  # fmt: skip
 """The headings under which ``--help`` shows the settings, by name of the field."""
 
-
 OF_OWN_DATA = (
     "population", "target", "schema", "test", "test_share", "task", "class_weights", "image_size",
 )  # fmt: skip
 """The settings that say how files and functions of the user's own are read, and what is learnt of them."""
 
+OF_RECIPE = (
+    "epochs", "batch_size", "learning_rate", "clip_rule", "optimizer", "momentum", "weight_decay", "schedule",
+    "ema", "views", "features",
+)  # fmt: skip
+"""The settings that the recipe for data and model gives as they stand."""
 
-@dataclass(frozen=True, kw_only=True)
+
+# ---- kinds of values: the command line gives words, a file numbers, lists and tables
+
+
+def _words_to(convert: Callable[[str], Any]) -> BeforeValidator:
+    return BeforeValidator(lambda value: convert(value) if isinstance(value, str) else value)
+
+
+def _table_of(parse: Callable[[str], tuple[str, Any]]) -> BeforeValidator:
+    """NAME=VALUE words of the command line, or a table, whose tables inside give dotted names."""
+
+    def flat(values: Mapping[str, Any], before: str = "") -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for name, value in values.items():
+            inner = flat(value, f"{before}{name}.") if isinstance(value, Mapping) else {before + name: value}
+            found |= inner
+        return found
+
+    return BeforeValidator(
+        lambda value: flat(value) if isinstance(value, Mapping) else dict(map(parse, value or ()))
+    )
+
+
+# an integer beyond 63 bits is none to torch, and a number beyond LARGEST infinite in the 32 bits of a model
+Whole = Annotated[int, Field(ge=-(2**63), lt=2**63)]
+Count = Annotated[int, Field(gt=0, lt=2**63)]
+Positive = Annotated[float, Field(gt=0, le=LARGEST)]
+NotNegative = Annotated[float, Field(ge=0, le=LARGEST)]
+Share = Annotated[float, Field(ge=0, lt=1)]
+Probability = Annotated[float, Field(gt=0, lt=1)]
+UNDERSCORED = _words_to(lambda word: word.replace("-", "_"))
+Relation = Annotated[Literal["add_or_remove_one", "replace_one"], UNDERSCORED]
+SamplingWord = Annotated[
+    Literal["poisson", "truncated-poisson", "without-replacement", "full-batch", "fixed-epochs"],
+    _words_to(lambda word: word.replace("_", "-")),
+]
+Unit = Literal["record", "user"]
+UserRows = Literal["sum", "mean"]
+Features = Literal["strokes", "upright-strokes", "things", "deep-things"]
+Options = Annotated[dict[str, JsonValue], _table_of(lambda text: parse_option(text))]
+Weights = Annotated[dict[str, Positive], _table_of(lambda text: parse_weight(text))]
+ClipNorm = Annotated[
+    str, BeforeValidator(lambda value: f"{value:g}" if type(value) in (int, float) else value)
+]
+Columns = Annotated[
+    str, BeforeValidator(lambda value: ",".join(map(str, value)) if isinstance(value, list) else value)
+]
+
+SUBSETS = "without-replacement"
+
+
+def setting(default: Any, help: str, **shown: Any) -> Any:
+    """A field: its default (... if it must be given), its help text, and how the command line shows it.
+
+    Args:
+        shown: ``metavar``, ``envvar``, ``path`` (the placeholder of what is not published), ``usual`` (words
+            for the default), ``remedy`` (what an error ends with), ``option`` (its name, if it is not that of
+            the field).
+    """
+    if default is dict:
+        return Field(default_factory=dict, description=help, json_schema_extra=shown)
+    return Field(default, description=help, json_schema_extra=shown)
+
+
+def facts(kind: type) -> dict[str, FieldInfo]:
+    """What pydantic knows of the fields of a class of settings: description, default, and what is shown."""
+    found: Any = kind
+    return dict(found.__pydantic_fields__)
+
+
+def shown_of(field: FieldInfo) -> dict[str, Any]:
+    """What `setting` was given for the command line."""
+    return field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
+
+
+T = TypeVar("T")
+
+
+@dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(Field,))
+def settings(kind: type[T]) -> type[T]:
+    """A frozen class of settings. Its values are checked when it is made: SettingsError names the option."""
+    config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+    made: Any = dataclass(frozen=True, kw_only=True, config=config)(kind)
+    checked = made.__init__
+
+    def __init__(self: Any, **values: Any) -> None:
+        try:
+            checked(self, **values)
+        except ValidationError as error:
+            raise SettingsError(_said(made, error)) from None
+
+    made.__init__ = __init__
+    return made
+
+
+def _said(kind: type, error: ValidationError) -> str:
+    """What is wrong with the first value, in the words of the command line."""
+    found = error.errors(include_url=False)[0]
+    name, *inner = map(str, found["loc"])
+    known = facts(kind)
+    if name not in known:
+        return f"{name} is no setting.{suggestion(name, known)} Remove it, or use the version that wrote it."
+    option = flag(shown_of(known[name]).get("option", name))
+    if found["type"].startswith("missing"):
+        return f"{option} is missing."
+    if isinstance(found.get("ctx", {}).get("error"), SettingsError):
+        return str(found["ctx"]["error"])
+    said = found["msg"].replace("Input should be", "it must be").replace("'", "")
+    given = f"{found['input']:g}" if isinstance(found["input"], float) else f"{found['input']!r:.80}"
+    remedy = shown_of(known[name]).get("remedy", "")
+    return f"{' '.join([option, *inner])} is {given}, but {said[0].lower()}{said[1:]}.{remedy}"
+
+
+def schema() -> dict[str, Any]:
+    """The JSON schema of a training's configuration: of ``--config`` files and of saved settings."""
+    return TypeAdapter(RunSettings).json_schema()
+
+
+@settings
 class RunSettings:
-    """What one training needs to know; None where the default settings decide."""
+    """What one training needs to know; None where the recipe for data and model decides."""
 
     data: str = setting(
         "digits", "Data set: a name, a CSV or Parquet file, a folder of images, or package.module:function."
@@ -180,158 +223,94 @@ class RunSettings:
     data_dir: str | None = setting(
         None, "Folder that holds the data files.", path="DIR", envvar="EQUIPOISE_DATA"
     )
-    population: int | None = setting(
-        None, "Public number of records (own data only).", above_zero="the number of records"
-    )
-    target: str | None = setting(None, "Column of a table to learn; several separated by commas.")
+    population: Count | None = setting(None, "Public number of records (own data only).")
+    target: Columns | None = setting(None, "Column of a table to learn; several separated by commas.")
     schema: str | None = setting(
-        None, "Declared columns of a table; TABLE.schema.toml by default.", path="FILE", metavar="FILE"
+        None, "Declared columns of a table; TABLE.schema.toml by default.", path="FILE"
     )
-    test: str | None = setting(
-        None, "Table or folder to evaluate on; the result is published.", path="FILE", metavar="FILE"
-    )
-    test_share: float | None = setting(
+    test: str | None = setting(None, "Table or folder to evaluate on; the result is published.", path="FILE")
+    test_share: Probability | None = setting(
         None,
         "Share of the rows to evaluate on, and not to train on; the result is published, and no epsilon "
         "covers these rows.",
-        above_zero="a share of the rows",
-        share=True,
     )
     image_size: str | None = setting(
-        None,
-        "What images of a folder are brought to: 32x32, or 28x28x1 for grey.",
-        metavar="HxW[x1]",
+        None, "What images of a folder are brought to: 32x32, or 28x28x1 for grey.", metavar="HxW[x1]"
     )
-    task: str | None = setting(
-        None,
-        "classification, regression or multi-label; by default what the target's column is.",
-        choices=("classification", "regression", "multi-label"),
+    task: Literal["classification", "regression", "multi-label"] | None = setting(
+        None, "classification, regression or multi-label; by default what the target's column is."
     )
-    class_weights: dict[str, Any] = _options(
-        "Weight of a class in the loss, a public number; repeatable.",
-        option="class_weight",
-        parse=lambda text: parse_weight(text),
+    class_weights: Weights = setting(
+        dict, "Weight of a class in the loss, a public number; repeatable.", option="class_weight"
     )
     method: str = setting("dp-sgd", "Training method: a name, or package.module:Class.")
-    recipe: str | None = setting(
-        None,
-        "library (default), or as_published: the paper's algorithm, including its privacy flaws.",
-        choices=("library", "as_published"),
-        read=_underscored,
+    recipe: Annotated[Literal["library", "as_published"], UNDERSCORED] | None = setting(
+        None, "library (default), or as_published: the paper's algorithm, including its privacy flaws."
     )
     variant: str | None = setting(None, "Form of the method, where it has several.")
-    options: dict[str, Any] = _options("Further setting of the method; repeatable.")
-    subset: int | None = setting(
-        None,
-        "Use only the first so many training records; their number is public.",
-        above_zero="the number of training records that are used",
+    options: Options = setting(dict, "Further setting of the method; repeatable.", option="option")
+    subset: Count | None = setting(
+        None, "Use only the first so many training records; their number is public."
     )
-    public_records: int | None = setting(
-        None,
-        "Declare the last so many training records public.",
-        above_zero="the number of public records",
-    )
-    canaries: int | None = setting(
-        None,
-        "Insert N synthetic canary records, each with probability 1/2, for auditing.",
-        above_zero="the number of canaries",
-        metavar="N",
+    public_records: Count | None = setting(None, "Declare the last so many training records public.")
+    canaries: Count | None = setting(
+        None, "Insert N synthetic canary records, each with probability 1/2, for auditing.", metavar="N"
     )
     model: str | None = setting(None, "Name of a model, or package.module:function.")
-    epsilon: float | None = setting(
-        None, "Privacy budget.", above_zero="a privacy budget", shown="by data and model"
+    epsilon: Positive | None = setting(None, "Privacy budget.", usual=BY_DATA, remedy=NO_NOISE)
+    delta: Probability | None = setting(None, "Failure probability of the guarantee.", usual=USUAL_DELTA)
+    noise_multiplier: Positive | None = setting(None, "Noise, instead of a budget.", remedy=NO_NOISE)
+    epochs: Positive | None = setting(None, "Expected passes over the data.", usual=BY_DATA)
+    batch_size: Positive | None = setting(None, "Expected number of records per step.", usual=BY_DATA)
+    sampling: SamplingWord | None = setting(
+        None, "poisson (default), truncated-poisson, without-replacement, full-batch or fixed-epochs."
     )
-    delta: float | None = setting(None, "Failure probability of the guarantee.", shown=USUAL_DELTA)
-    noise_multiplier: float | None = setting(
-        None,
-        "Noise, instead of a budget.",
-        above_zero=_NOISE,
-    )
-    epochs: float | None = setting(
-        None,
-        "Expected passes over the data.",
-        above_zero="the number of passes over the data",
-        of_data=True,
-    )
-    batch_size: float | None = setting(
-        None,
-        "Expected number of records per step.",
-        above_zero="the expected number of records per step",
-        of_data=True,
-    )
-    sampling: str | None = setting(
-        None,
-        "poisson (default), truncated-poisson, without-replacement, full-batch or fixed-epochs.",
-        read=_hyphenated,
-    )
-    relation: str | None = setting(
+    relation: Relation | None = setting(
         None,
         "Neighbours: add-or-remove-one or replace-one; by default what the sampling is accounted under.",
-        choices=RELATIONS,
-        read=_underscored,
     )
-    unit: str | None = setting(
-        None, "Whom the guarantee covers: one record (default), or one user with all records.", choices=UNITS
+    unit: Unit | None = setting(
+        None, "Whom the guarantee covers: one record (default), or one user with all records."
     )
     owner: str | None = setting(
         None, "With --unit user: the column that names the user of each row.", metavar="COLUMN"
     )
-    records_per_user: int | None = setting(
-        None,
-        "With --unit user: the most records of a user that are used, a public number.",
-        at_least_one=True,
+    records_per_user: Count | None = setting(
+        None, "With --unit user: the most records of a user that are used, a public number."
     )
-    user_rows: str | None = setting(
-        None,
-        "With --unit user: draw users, and clip the sum or mean over their records.",
-        choices=ROWS,
+    user_rows: UserRows | None = setting(
+        None, "With --unit user: draw users, and clip the sum or mean over their records."
     )
-    learning_rate: float | None = setting(None, "Learning rate.", above_zero="a step size", of_data=True)
-    clip_norm: str | None = setting(
+    learning_rate: Positive | None = setting(None, "Learning rate.", usual=BY_DATA)
+    clip_norm: ClipNorm | None = setting(
         None,
         "Bound on one record's gradient: a number, decay:START:RATE, quantile or quantile:SHARE.",
-        shown="by data and model",
+        usual=BY_DATA,
     )
-    clip_rule: str | None = setting(None, "Name of a clip rule, such as abadi or psac.", of_data=True)
+    clip_rule: str | None = setting(None, "Name of a clip rule, such as abadi or psac.", usual=BY_DATA)
     per_layer: bool = setting(False, "Clip every layer on its own.")
-    optimizer: str | None = setting(None, "sgd, adam or adamw.", choices=OPTIMIZERS, of_data=True)
-    momentum: float | None = setting(None, "Momentum of sgd.", share=True, of_data=True)
-    weight_decay: float | None = setting(None, "Weight decay.", at_least_zero=True, of_data=True)
-    schedule: str | None = setting(
-        None, "Learning rate: constant, linear or cosine.", choices=SCHEDULES, of_data=True
+    optimizer: Literal["sgd", "adam", "adamw"] | None = setting(None, "sgd, adam or adamw.", usual=BY_DATA)
+    momentum: Share | None = setting(None, "Momentum of sgd.", usual=BY_DATA)
+    weight_decay: NotNegative | None = setting(None, "Weight decay.", usual=BY_DATA)
+    schedule: Literal["constant", "linear", "cosine"] | None = setting(
+        None, "Learning rate: constant, linear or cosine.", usual=BY_DATA
     )
-    ema: float | None = setting(None, "Decay of averaged weights; 0 for none.", share=True)
-    views: int | None = setting(
-        None,
-        "Random views of a record, averaged.",
-        above_zero="the number of views of a record",
-        of_data=True,
+    ema: Share | None = setting(None, "Decay of averaged weights; 0 for none.", usual=BY_DATA)
+    views: Count | None = setting(None, "Random views of a record, averaged.", usual=BY_DATA)
+    features: Features | None = setting(
+        None, f"Of models that have some to choose from: {', '.join(get_args(Features))}.", usual=BY_DATA
     )
-    features: str | None = setting(
-        None,
-        f"Of models that have some to choose from: {', '.join(FEATURES)}.",
-        choices=FEATURES,
-        of_data=True,
-    )
-    micro_batch_size: int | None = setting(
-        None, "Records per forward, at most.", above_zero="the number of records held at once"
-    )
-    evaluate_every: int | None = setting(
-        None, "Steps between evaluations; ten in all by default.", above_zero="the number of steps"
-    )
+    micro_batch_size: Count | None = setting(None, "Records per forward, at most.")
+    evaluate_every: Count | None = setting(None, "Steps between evaluations; ten in all by default.")
     device: str | None = setting(None, "Where to compute: cpu, cuda, cuda:1, mps.")
-    seed: int = setting(0, "Initial weights and other public randomness.")
+    seed: Whole = setting(0, "Initial weights and other public randomness.")
     reproducible: bool = setting(False, "Noise follows the seed too: NOT PRIVATE.")
     hardened: bool = setting(False, "Exact noise on a grid of integers; slower.")
-    ledger: str | None = setting(
-        None, "Journal shared by runs over one data set.", path="FILE", metavar="FILE"
-    )
-    run_dir: str | None = setting(
-        None, "The run folder to make; runs/DATA-TIME by default.", path="DIR", metavar="DIR"
-    )
+    ledger: str | None = setting(None, "Journal shared by runs over one data set.", path="FILE")
+    run_dir: str | None = setting(None, "The run folder to make; runs/DATA-TIME by default.", path="DIR")
 
     def resolved(self, default_model: str | None = None, population: int = 1) -> RunSettings:
-        """The same settings with the default settings in the gaps, checked.
+        """The same settings with those of the recipe in the gaps, checked.
 
         Args:
             default_model: the model where neither the settings nor those of the data set name one.
@@ -339,51 +318,42 @@ class RunSettings:
 
         >>> RunSettings(data="digits").resolved().batch_size
         718.5
-        >>> RunSettings(data="digits", epochs=-1).resolved()
+        >>> RunSettings(data="digits", epochs=-1)
         Traceback (most recent call last):
             ...
-        equipoise.app.option_checks.SettingsError: --epochs is -1, but ...
+        equipoise.app.option_checks.SettingsError: --epochs is -1, but it must be greater than 0.
         """
-        model = self.model or DEFAULT_MODEL.get(self.data) or default_model
+        model = self.model or default_model_of(self.data) or default_model
         if model is None:
             raise SettingsError(
                 f"--model is missing, and {self.data!r} has no default one. Name a model, or a function of "
                 "your own as package.module:function."
             )
-        defaults = default_settings(self.data, model, self.epsilon)
-        filled: dict[str, Any] = {"model": model}
-        for item in fields(self):
-            if item.metadata.get("of_data") and getattr(self, item.name) is None:
-                filled[item.name] = getattr(defaults, item.name)
-        if self.learning_rate is None and "clip_norm" in self._no_use():
+        usual = default_settings(self.data, model, self.epsilon)
+        filled: dict[str, Any] = {name: getattr(usual, name) for name in OF_RECIPE}
+        filled |= {"clip_norm": usual.clip_norm, "delta": default_delta(population)}
+        if "clip_norm" in self._no_use():
             # A clipped gradient has at most this length; longer steps than it leads to would differ in kind.
-            filled["learning_rate"] = defaults.learning_rate * defaults.clip_norm
-        if self.clip_norm is None:
-            filled["clip_norm"] = f"{defaults.clip_norm:g}"
-        if self.epsilon is None and self.noise_multiplier is None:
-            filled["epsilon"] = defaults.epsilon
-        if self.delta is None:
-            filled["delta"] = default_delta(population)
-        if self.ema is None and defaults.ema is not None:
-            filled["ema"] = defaults.ema
-        result = replace(self, **filled)
+            filled["learning_rate"] *= usual.clip_norm
+        if self.noise_multiplier is None:
+            filled["epsilon"] = usual.epsilon
+        gaps = {name: value for name, value in filled.items() if getattr(self, name) is None}
+        result = replace(self, model=model, **gaps)
         result.check()
         return result
 
     def check(self) -> None:
-        """Refuse values that cannot be used; what is left open passes.
+        """Refuse settings that do not fit together; what is left open passes.
 
         Raises:
             SettingsError: naming the option, its value, the reason and the remedy.
         """
-        _check_fields(self)
         if self.epsilon is not None and self.noise_multiplier is not None:
             raise SettingsError(
                 f"--epsilon {self.epsilon:g} and --noise-multiplier {self.noise_multiplier:g} were both "
                 "given, and each decides the other. Leave one of them out; `equipoise calibrate` translates "
                 "between them."
             )
-        _check_delta(self.delta)
         if self.clip_norm is not None:
             parse_clip_norm(self.clip_norm)
         if self.clip_rule is not None and ":" in self.clip_rule:
@@ -484,12 +454,6 @@ class RunSettings:
             )
         if self.test is not None and self.test_share is not None:
             raise SettingsError("--test and --test-share both name rows to evaluate on. Give one of them.")
-        for name, weight in self.class_weights.items():
-            number = isinstance(weight, int | float) and not isinstance(weight, bool)
-            if not (number and math.isfinite(weight) and weight > 0):
-                raise SettingsError(
-                    f"--class-weight {name!r} is {weight!r}, but a weight is a number above 0, such as 2.5."
-                )
 
     def neighbours(self) -> str:
         """The neighbouring relation: as given, or the one that the sampling is accounted under.
@@ -506,9 +470,9 @@ class RunSettings:
         '--batch-size is 256, the default'
         """
         value = getattr(self, name)
-        defaults = None if self.model is None else default_settings(self.data, self.model, self.epsilon)
-        usual = defaults is not None and value == getattr(defaults, name)
-        return f"{flag(name)} is {value:g}" + (", the default" if usual else "")
+        usual = None if self.model is None else default_settings(self.data, self.model, self.epsilon)
+        of_recipe = usual is not None and value == getattr(usual, name)
+        return f"{flag(name)} is {value:g}" + (", the default" if of_recipe else "")
 
     def publishable(self) -> dict[str, Any]:
         """The settings that tell nothing about the machine: without paths, and without what was left open.
@@ -516,7 +480,8 @@ class RunSettings:
         >>> [name for name in RunSettings(method="sgd", epsilon=3.0).publishable() if name == "epsilon"]
         []
         """
-        left_out = {item.name for item in fields(self) if "path" in item.metadata} | set(self._no_use())
+        paths = {name for name, field in facts(RunSettings).items() if "path" in shown_of(field)}
+        left_out = paths | set(self._no_use())
         values = {**asdict(self), "data": self.data_name}
         return {k: v for k, v in values.items() if k not in left_out and v not in (None, {})}
 
@@ -546,34 +511,35 @@ class RunSettings:
     def command(self, with_paths: bool = False) -> str:
         """The command that repeats the run, with placeholders for paths unless only the user sees it."""
         words = ["equipoise", "train"]
-        for item in fields(self):
-            value = getattr(self, item.name)
-            if value is None or value is False or item.name in ("run_dir", *self._no_use()):
+        for name, field in facts(RunSettings).items():
+            value, shown = getattr(self, name), shown_of(field)
+            if value is None or value is False or name in ("run_dir", *self._no_use()):
                 continue
+            option = flag(shown.get("option", name))
             if isinstance(value, dict):
-                option = flag(item.metadata["option"])
                 words += [word for n, v in value.items() for word in (option, f"{n}={_written(v)}")]
                 continue
-            value = self.data_name if item.name == "data" and not with_paths else value
-            words.append(flag(item.name))
-            if "path" in item.metadata and not with_paths:
-                words.append(item.metadata["path"])
+            value = self.data_name if name == "data" and not with_paths else value
+            words.append(option)
+            if "path" in shown and not with_paths:
+                words.append(shown["path"])
             elif value is not True:
                 words.append(f"{value:g}" if isinstance(value, float) else str(value))
         return shlex.join(words)
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> RunSettings:
-        """The settings that `to_json` wrote.
+        """The settings that a run wrote down.
 
         Raises:
-            SettingsError: names that this version does not know.
+            SettingsError: names that this version does not know, or values that it would not have written.
         """
-        check_saved(cls, values, needed="data")
+        if "data" not in values:
+            raise SettingsError("the saved settings have no data. Restore them from a copy.")
         return cls(**values)
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings
 class FederationSettings:
     """What a simulated federation needs to know; None where a default decides.
 
@@ -582,19 +548,15 @@ class FederationSettings:
             `batch_size` what a client of average size expects to draw.
     """
 
-    base: RunSettings = field(default_factory=RunSettings)
-    clients: int = setting(10, "Number of data owners, P.", at_least_one=True)
-    rounds: int = setting(60, "Number of rounds, R.", at_least_one=True)
-    clients_per_round: int | None = setting(
-        None, "Picked at random each round; all by default.", at_least_one=True
-    )
-    local_steps: int = setting(5, "Steps of a client per round, K.", at_least_one=True)
-    partition: str = setting("iid", "iid, dirichlet or one-class.", choices=PARTITIONS)
-    alpha: float = setting(
-        0.5, "Concentration of dirichlet; small: few classes each.", above_zero="the concentration"
-    )
-    driver: str = setting(
-        "inline", "inline, or flower: its simulation, with the extra 'federated'.", choices=DRIVERS
+    base: RunSettings = Field(default_factory=RunSettings)
+    clients: Count = setting(10, "Number of data owners, P.")
+    rounds: Count = setting(60, "Number of rounds, R.")
+    clients_per_round: Count | None = setting(None, "Picked at random each round; all by default.")
+    local_steps: Count = setting(5, "Steps of a client per round, K.")
+    partition: Literal["iid", "dirichlet", "one-class"] = setting("iid", "iid, dirichlet or one-class.")
+    alpha: Positive = setting(0.5, "Concentration of dirichlet; small: few classes each.")
+    driver: Literal["inline", "flower"] = setting(
+        "inline", "inline, or flower: its simulation, with the extra 'federated'."
     )
 
     def check(self) -> None:
@@ -604,7 +566,6 @@ class FederationSettings:
             SettingsError: naming the option.
         """
         self.base.check()
-        _check_fields(self)
         if self.clients_per_round is not None and self.clients_per_round > self.clients:
             raise SettingsError(
                 f"--clients-per-round is {self.clients_per_round}, but there are {self.clients} clients."
@@ -644,7 +605,7 @@ class FederationSettings:
         """
         try:
             values = json.loads(text)
-            base = RunSettings.from_json(values["base"])
+            return cls(**{**values, "base": RunSettings.from_json(values["base"])})
         except SettingsError:
             raise
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
@@ -652,9 +613,6 @@ class FederationSettings:
                 f"the saved settings of the federation are damaged ({error!s:.200}). Restore them from a "
                 "copy."
             ) from None
-        found = {**values, "base": base}
-        check_saved(cls, found, needed="base")
-        return cls(**found)
 
     @classmethod
     def read(cls, path: Path) -> FederationSettings:
@@ -666,41 +624,25 @@ class FederationSettings:
         return cls.from_json(json.dumps(read_json(path)))
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings
 class CalibrationSettings:
     """What `equipoise calibrate` is asked: one of `noise_multiplier` and `epsilon`, from the other."""
 
-    population: int = setting(MISSING, "Public number of records.", above_zero="the number of records")
-    batch_size: float = setting(
-        MISSING,
-        "Expected number of records per step.",
-        above_zero="the expected number of records per step",
+    population: Count = setting(..., "Public number of records.")
+    batch_size: Positive = setting(..., "Expected number of records per step.")
+    steps: Count | None = setting(None, "Number of steps.")
+    epochs: Positive | None = setting(None, "Expected passes, instead of steps.")
+    delta: Probability = setting(None, "Failure probability of the guarantee.", usual=USUAL_DELTA)
+    noise_multiplier: Positive | None = setting(
+        None, "Noise over clip norm; asks for epsilon.", remedy=NO_NOISE
     )
-    steps: int | None = setting(None, "Number of steps.", above_zero="the number of steps")
-    epochs: float | None = setting(
-        None, "Expected passes, instead of steps.", above_zero="the number of passes over the data"
-    )
-    delta: float = setting(
-        None, "Failure probability of the guarantee.", shown=USUAL_DELTA, form=float | None
-    )
-    noise_multiplier: float | None = setting(
-        None, "Noise over clip norm; asks for epsilon.", above_zero=_NOISE
-    )
-    epsilon: float | None = setting(
-        None, "Target; asks for the noise multiplier.", above_zero="a privacy budget"
-    )
-    sampling: str = setting(
+    epsilon: Positive | None = setting(None, "Target; asks for the noise multiplier.")
+    sampling: SamplingWord = setting(
         "poisson", "poisson, truncated-poisson, without-replacement, full-batch or fixed-epochs."
     )
-    records_per_user: int = setting(
-        1, "Protect users of so many records at most, each drawn by itself.", at_least_one=True
-    )
-    relation: str = setting(
-        "add_or_remove_one",
-        "add-or-remove-one or replace-one.",
-        choices=RELATIONS,
-        read=_underscored,
-        shown="add-or-remove-one",
+    records_per_user: Count = setting(1, "Protect users of so many records at most, each drawn by itself.")
+    relation: Relation = setting(
+        "add_or_remove_one", "add-or-remove-one or replace-one.", usual="add-or-remove-one"
     )
 
     def __post_init__(self) -> None:
@@ -708,7 +650,7 @@ class CalibrationSettings:
             object.__setattr__(self, "delta", default_delta(self.population))
 
     def check(self) -> None:
-        """Refuse values that cannot be used.
+        """Refuse settings that do not fit together.
 
         Raises:
             SettingsError: naming the option and its value.
@@ -720,8 +662,6 @@ class CalibrationSettings:
                 "give exactly one of --noise-multiplier (to learn epsilon) and --epsilon (to learn the noise "
                 "multiplier)."
             )
-        _check_fields(self)
-        _check_delta(self.delta)
         if self.batch_size > self.population:
             raise SettingsError(
                 f"--batch-size is {self.batch_size:g}, but --population is {self.population}. Give at most "
@@ -735,7 +675,7 @@ class CalibrationSettings:
         return self.steps or steps_of(self.epochs or 0.0, self.population, self.batch_size)
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings
 class AuditSettings:
     """What `equipoise audit` attacks, and how."""
 
@@ -743,34 +683,28 @@ class AuditSettings:
         None, "Audit a method of the table, by canaries in small trainings; or that of --neighbours."
     )
     variant: str | None = setting(None, "With --method: its form, where it has several.")
-    options: dict[str, Any] = _options("With --method: further argument of it; repeatable.")
+    options: Options = setting(dict, "With --method: further argument of it; repeatable.", option="option")
     one_step: bool = setting(
         False, "Audit steps on all records, clean and with bugs; of --method, or of all."
     )
     neighbours: bool = setting(
         False, "Take steps with one record more, less or replaced, and see what moves; of RUN, or of --data."
     )
-    positions: int = setting(10, "With --neighbours: how many records are tried.", at_least_one=True)
-    steps: int = setting(1, "With --neighbours: steps on each pair of data sets.", at_least_one=True)
-    threads: int = setting(1, "With --neighbours: try so many threads, too.", at_least_one=True)
-    epsilon: float = setting(2.0, "What the method's noise is calibrated to.", above_zero="a privacy budget")
-    delta: float = setting(1e-5, "Failure probability of the guarantee.")
-    relation: str = setting(
-        "add_or_remove_one",
-        "Of --method: add-or-remove-one or replace-one.",
-        choices=RELATIONS,
-        read=_underscored,
-        shown="add-or-remove-one",
+    positions: Count = setting(10, "With --neighbours: how many records are tried.")
+    steps: Count = setting(1, "With --neighbours: steps on each pair of data sets.")
+    threads: Count = setting(1, "With --neighbours: try so many threads, too.")
+    epsilon: Positive = setting(2.0, "What the method's noise is calibrated to.")
+    delta: Probability = setting(1e-5, "Failure probability of the guarantee.")
+    relation: Relation = setting(
+        "add_or_remove_one", "Of --method: add-or-remove-one or replace-one.", usual="add-or-remove-one"
     )
-    unit: str = setting("record", "Of --method: one record, or one user with several.", choices=UNITS)
-    records_per_user: int | None = setting(
-        None, "With --unit user: how many records a user has, at most.", at_least_one=True
-    )
-    user_rows: str | None = setting(
-        None, "With --unit user: draw users, by the sum or mean over their records.", choices=ROWS
+    unit: Unit = setting("record", "Of --method: one record, or one user with several.")
+    records_per_user: Count | None = setting(None, "With --unit user: how many records a user has, at most.")
+    user_rows: UserRows | None = setting(
+        None, "With --unit user: draw users, by the sum or mean over their records."
     )
     hardened: bool = setting(False, "With --method: exact noise on a grid of integers.")
-    seeds: int = setting(1, "Number of audits, each with a seed of its own.", at_least_one=True)
+    seeds: Count = setting(1, "Number of audits, each with a seed of its own.")
     shadow: bool = setting(False, "Guess members with shadow models, with privacy and without.")
     data: str | None = setting(
         None,
@@ -779,8 +713,10 @@ class AuditSettings:
     model: str | None = setting(
         None, "Model of --neighbours; or the run's own function for the model, named again."
     )
-    models: int = setting(32, "Number of shadow models of either kind.")
-    confidence: float = setting(0.99, "Over all seeds together; of each attack on a run.")
+    models: Annotated[int, Field(ge=4, lt=2**63)] = setting(32, "Number of shadow models of either kind.")
+    confidence: Annotated[float, Field(ge=0.5, lt=1)] = setting(
+        0.99, "Over all seeds together; of each attack on a run."
+    )
     data_dir: str | None = setting(
         None, "Folder that holds the data files.", path="DIR", envvar="EQUIPOISE_DATA"
     )
@@ -807,8 +743,6 @@ class AuditSettings:
                 "audit takes one of RUN, --method, --one-step, --shadow and --neighbours, and got "
                 f"{' and '.join(asked) or 'none of them'}."
             )
-        _check_fields(self)
-        _check_delta(self.delta)
         of_unit = self.unit == "user" or self.records_per_user or self.user_rows
         of_method = self.hardened or self.relation != RELATIONS[0] or self.variant or self.options or of_unit
         if self.neighbours and of_run and (of_method or self.method is not None):
@@ -830,15 +764,9 @@ class AuditSettings:
             raise SettingsError("--unit user needs --records-per-user: how many records a user has.")
         if self.one_step and (self.hardened or self.seeds != 1):
             raise SettingsError("--one-step has one seed, and looks at noise in floating point.")
-        if not 0.5 <= self.confidence < 1:
-            raise SettingsError(f"--confidence is {self.confidence}, but it lies between 0.5 and 1.")
         if self.shadow and ":" in (self.data or ""):
             raise SettingsError(
                 f"--data is {self.data!r}, but shadow models take one of the named data sets."
-            )
-        if self.shadow and self.models < 4:
-            raise SettingsError(
-                f"--models is {self.models}, but 4 shadow models are the fewest that can be compared."
             )
 
 
@@ -863,44 +791,6 @@ def _check_steps(steps: float, given: str, most: int = MOST_STEPS) -> None:
             f"{given} makes {steps:.4g} steps, but the command line takes {most:,} at most: more are not "
             "accounted for in a reasonable time. Give fewer, or a larger --batch-size."
         )
-
-
-def check_saved(kind: type, values: Mapping[str, Any], needed: str) -> None:
-    """Refuse saved values that are none of the fields of a dataclass of settings.
-
-    Args:
-        kind: the dataclass.
-        values: by name of the field.
-        needed: the field that has no default.
-
-    Raises:
-        SettingsError: names that this version does not know, or values of another kind.
-    """
-    unknown = sorted(set(values) - {item.name for item in fields(kind)})
-    if unknown or needed not in values:
-        raise SettingsError(
-            "the saved settings have "
-            f"{'the unknown names ' + ', '.join(unknown) if unknown else f'no {needed}'}; another version of "
-            "equipoise wrote them, or they were edited. Use the version that began the run."
-        )
-    for name, allowed in get_type_hints(kind).items():
-        value = values.get(name)
-        if name in values and not _is_of(value, allowed):
-            raise SettingsError(
-                f"the saved settings have {name}={value!r:.80}, which is no "
-                f"{getattr(allowed, '__name__', allowed)}: they were edited. "
-                "Restore them from a copy."
-            )
-
-
-def _is_of(value: Any, kind: Any) -> bool:
-    """Whether a plain value has the kind that a field is declared with."""
-    kinds = get_args(kind) if isinstance(kind, UnionType) else (get_origin(kind) or kind,)
-    if isinstance(value, bool):
-        return bool in kinds
-    if isinstance(value, int):
-        return abs(value) < 2**63 and (int in kinds or float in kinds)
-    return isinstance(value, kinds)
 
 
 def parse_option(text: str) -> tuple[str, Any]:

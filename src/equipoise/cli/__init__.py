@@ -38,6 +38,7 @@ from equipoise.cli.data_command import data
 from equipoise.cli.export_command import export
 from equipoise.cli.federate_command import federate
 from equipoise.cli.methods_command import methods
+from equipoise.cli.recipe_command import recipe
 from equipoise.cli.report_command import predict, report
 from equipoise.cli.screen import at_width, fail
 from equipoise.cli.train_command import resume, train
@@ -51,6 +52,7 @@ CRASHED = 70
 COMMANDS: tuple[Callable[..., None], ...] = (
     calibrate,
     check,
+    recipe,
     train,
     resume,
     report,
@@ -68,6 +70,7 @@ COMMANDS: tuple[Callable[..., None], ...] = (
 EXAMPLES = {
     "calibrate": "equipoise calibrate --population 6000 --batch-size 256 --epochs 9 --epsilon 2",
     "check": "equipoise check mlp-tanh --data digits",
+    "recipe": "equipoise recipe cifar10 > mine.toml",
     "train": "equipoise train --data digits --epsilon 3\n\nequipoise train --config run.toml --dry-run",
     "resume": "equipoise resume runs/NAME",
     "report": "equipoise report runs/NAME",

@@ -89,7 +89,7 @@ def _method_options(name: str, asked: AuditSettings) -> dict[str, Any]:
 def _unit(asked: AuditSettings) -> Unit:
     from equipoise.privacy import Unit
 
-    return Unit(asked.unit, asked.records_per_user or 1, asked.user_rows)  # type: ignore[arg-type]
+    return Unit(asked.unit, asked.records_per_user or 1, asked.user_rows)
 
 
 def _audit_method(name: str, asked: AuditSettings) -> Audit:

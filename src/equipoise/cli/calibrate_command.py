@@ -9,11 +9,9 @@ import typer
 
 from equipoise._files import make_folder
 from equipoise._validate import delta_warning
-from equipoise.app.option_checks import check_choice
 from equipoise.app.settings import CalibrationSettings
-from equipoise.cli.option_file import option_file
 from equipoise.cli.screen import emit, loading, open_console, quiet
-from equipoise.cli.settings_options import settings_options
+from equipoise.cli.settings_options import option_file, settings_options
 from equipoise.cli.shared_options import Json
 
 __all__ = ["calibrate"]
@@ -33,9 +31,7 @@ def calibrate(
     asked.check()
     with loading():
         from equipoise.app.noise_calibration import answer, table
-        from equipoise.privacy.sampling import SAMPLING_WORDS
 
-    check_choice("sampling", asked.sampling, tuple(SAMPLING_WORDS))
     quiet()
     asks_epsilon = asked.epsilon is None
     with open_console(True).status("computing epsilon" if asks_epsilon else "calibrating the noise"):

@@ -9,9 +9,8 @@ import typer
 from equipoise.app.contenders import Comparison, parse_method_option, read_entries
 from equipoise.app.option_checks import check_data_and_model
 from equipoise.app.settings import OF_OWN_DATA, RunSettings
-from equipoise.cli.option_file import option_file
 from equipoise.cli.screen import emit, loading, open_console, quiet
-from equipoise.cli.settings_options import settings_options
+from equipoise.cli.settings_options import option_file, settings_options
 from equipoise.cli.shared_options import Json, RunDir, UsageError
 
 __all__ = ["compare"]

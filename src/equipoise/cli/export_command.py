@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from equipoise.app.option_checks import check_choice
+from equipoise.app.option_checks import check_name
 from equipoise.app.settings import EXPORTS
 from equipoise.cli.screen import emit, loading, open_console
 from equipoise.cli.shared_options import (
@@ -49,7 +49,7 @@ def export(
         settings_of_run,
     )
 
-    check_choice("format", form, tuple(EXPORTS))
+    check_name("format", form, EXPORTS)
     folder = chosen_folder(run, run_dir)
     if is_federation(folder):
         raise UsageError(

@@ -12,9 +12,8 @@ import typer
 from equipoise.app.option_checks import check_data_and_model
 from equipoise.app.run_checks import FEDERATION_FILE, check_federation_folder, named_again
 from equipoise.app.settings import OF_OWN_DATA, FederationSettings, RunSettings
-from equipoise.cli.option_file import option_file
 from equipoise.cli.screen import emit, fail, loading, open_console, quiet
-from equipoise.cli.settings_options import settings_options
+from equipoise.cli.settings_options import option_file, settings_options
 from equipoise.cli.shared_options import DryRun, Json, RunDir
 
 __all__ = ["federate", "resume_folder"]

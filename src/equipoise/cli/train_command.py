@@ -12,9 +12,8 @@ import typer
 from equipoise._say import at_width, continued
 from equipoise.app.settings import RunSettings
 from equipoise.cli.federate_command import resume_folder
-from equipoise.cli.option_file import option_file
 from equipoise.cli.screen import emit, loading, open_console, quiet, warn_of_numbers
-from equipoise.cli.settings_options import settings_options
+from equipoise.cli.settings_options import option_file, settings_options
 from equipoise.cli.shared_options import (
     DataDir,
     Device,
