@@ -15,6 +15,7 @@ from equipoise.privacy import Journal
 from equipoise.report import write_report
 from equipoise.statements import statement_from_journal
 from equipoise.statements.assumptions import Assumption, always
+from equipoise.statements.statement import MODEL
 
 
 @pytest.fixture
@@ -203,6 +204,32 @@ def test_every_signed_file_is_held_to_its_hash(run, equipoise, keys, name):
     found = equipoise("verify", run, "--key", keys[1], "--json")
     assert found.code == 1
     assert name in next(f["detail"] for f in found.value["findings"] if f["subject"] == "files")
+
+
+def test_a_page_that_nobody_signed_is_not_checked(run, equipoise, keys):
+    def page():
+        found = equipoise("verify", run, "--key", keys[1], "--json").value
+        return found["consistent"], [f["ok"] for f in found["findings"] if f["subject"] == "page"]
+
+    (run / "report.html").unlink()
+    equipoise("sign", run, "--key", keys[0])
+    assert page() == (True, [])
+    write_report(run)
+    assert page() == (True, [None])
+    equipoise("sign", run, "--key", keys[0])
+    assert page() == (True, [])
+
+
+def test_the_last_line_of_verify_says_what_was_not_proved(run, equipoise):
+    assert "kept apart" not in equipoise("verify", run).out
+    values = json.loads((run / "statement.json").read_text())
+    named = [text for text in values["assumptions"] if not text.startswith(MODEL)]
+    edit(
+        run / "statement.json",
+        assumptions=[*named, f"{MODEL}compared, on a few records"],
+        independence=values["independence"] | {"model": "compared"},
+    )
+    assert "hold if records are kept apart (compared)" in " ".join(equipoise("verify", run).out.split())
 
 
 def test_an_edited_signature_file_is_caught(run, equipoise, keys):

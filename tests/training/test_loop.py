@@ -26,6 +26,7 @@ from small_problems import (
 from torch import nn
 
 import equipoise as eq
+from equipoise import published
 from equipoise.gradients.capture.random_numbers import GlobalState
 from equipoise.methods import Abadi
 from equipoise.methods.base import Plan
@@ -480,6 +481,15 @@ def test_a_result_prints_on_a_line():
     result = training(steps=2).run(progress=False)
     assert len(str(result)) < 200
     assert result.statement is not None
+
+
+@pytest.mark.parametrize("kind", [published.DiceSGD, published.DPC4])
+def test_a_recipe_without_a_proof_claims_none_before_its_first_step(kind):
+    run = training(method=kind(), steps=2, budget=eq.Budget(8.0, 1e-3))
+    assert run.statement().guarantee == "none"
+    assert run.statement().epsilon is None
+    run.take_step()
+    assert run.statement().guarantee == kind.card.guarantee != "proven"
 
 
 def test_a_finished_training_stops():

@@ -82,8 +82,8 @@ def _verify_federation(folder: str, key: str | None, json_output: bool) -> None:
             word = "[green]consistent[/]" if client.consistent else "[bold red]NOT CONSISTENT[/]"
             spent = "no epsilon" if client.epsilon is None else f"epsilon {rounded_up(client.epsilon)}"
             basis = "its journal" if client.with_journal else "its published files only"
-            unchecked = _unchecked(client)
-            console.print(f"client {name}: {spent}, {word} with {basis}.{unchecked}", soft_wrap=True)
+            rest = f"{client.condition}{_unchecked(client)}"
+            console.print(f"client {name}: {spent}, {word} with {basis}.{rest}", soft_wrap=True)
             for finding in client.findings:
                 if finding.ok is False:
                     console.print(f"  {finding.subject}: {finding.detail}", markup=False, soft_wrap=True)
@@ -136,7 +136,7 @@ def _show(found: Verification) -> None:
     verdict = f"The statement is {word} with {basis}."
     if wrong == ["signature"]:
         verdict = "[bold red]The signature is missing or wrong[/]; all else is consistent."
-    console.print(f"\n{verdict}{_unchecked(found)}", soft_wrap=True)
+    console.print(f"\n{verdict}{found.condition}{_unchecked(found)}", soft_wrap=True)
 
 
 def _say_if_seeded(found: Iterable[Verification]) -> None:

@@ -16,7 +16,7 @@ from equipoise.statements.assumptions import ALLOWED, EARLIER, NAMED, NOT_COMPAR
 from equipoise.statements.recompute import MALFORMED, Finding, finite_number
 from equipoise.statements.statement import OF_THE_LEDGER, sampling_assumptions
 
-__all__ = ["check_assumptions", "check_metrics", "check_settings"]
+__all__ = ["check_assumptions", "check_metrics", "check_settings", "texts_of"]
 
 PROGRESS = 0.04
 """How far a row's epsilon may be from the statement's, relatively: earlier versions computed rows coarsely.
@@ -91,15 +91,15 @@ def _nested(described: Any) -> list[Object]:
 
 def check_assumptions(statement: Object, config: Object) -> list[Finding]:
     """Whether the statement names what config.json says of its data, draws and processes."""
-    named = _texts(statement.get("assumptions"))
+    named = texts_of(statement.get("assumptions"))
     counts = _public_counts(config.get("method"))
     every = always(statement.get("unit"))
     is_of_this_version = (config.get("version"), config.get("engine")) == (__version__, ENGINE)
     wanted = [*(every if is_of_this_version else ()), *(f"{count} {ARE_PUBLIC}" for count in counts)]
     if counts and Assumption.TRUSTED in named and ALLOWED not in named:
         wanted.append(NOT_COMPARED)
-    wanted += _texts(config.get("conditions"))
-    found = _texts(config.get("assumptions"))  # an edited file may hold the issuer's own words
+    wanted += texts_of(config.get("conditions"))
+    found = texts_of(config.get("assumptions"))  # an edited file may hold the issuer's own words
     wrong = [text for text in dict.fromkeys([*wanted, *found]) if text not in named]
     if (Assumption.SCANNED in named) is (Assumption.TRUSTED in named):
         wrong.insert(0, f"one of {Assumption.SCANNED.value!r} and {Assumption.TRUSTED.value!r}")
@@ -130,7 +130,8 @@ def check_assumptions(statement: Object, config: Object) -> list[Finding]:
     return findings
 
 
-def _texts(value: Any) -> list[str]:
+def texts_of(value: Any) -> list[str]:
+    """The texts of what should be a list of them."""
     return [text for text in value if isinstance(text, str)] if isinstance(value, list) else []
 
 

@@ -178,6 +178,12 @@ class Statement:
         """The statement that `to_json` wrote."""
         return Statement(**json.loads(text))
 
+    def without_guarantee(self, holes: list[dict[str, Any]]) -> Statement:
+        """The same run's statement, with these holes and no figure."""
+        figures = ("epsilon", "accountant", "interval", "cross_check", "noise_tail")
+        empty: dict[str, Any] = dict.fromkeys(figures)
+        return replace(self, guarantee="none", epsilons=[], holes=holes, **empty)
+
     def sections(self) -> list[tuple[str, list[str]]]:
         """The statement in plain English: headings, each with its sentences or the rows of its list."""
         word = self.guarantee.replace("_", " ") if self.private else "NOT PRIVATE"

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from equipoise._files import PathLike, write_atomically
 from equipoise._lazy import later
+from equipoise._relations import condition_in_words
 from equipoise._rounding import rounded_up
 from equipoise._run_files import RunFolderError, each_row, file_of_run, read_file, read_object
 from equipoise.privacy.accounting.private_search import PrivateSearch
@@ -29,9 +30,9 @@ from equipoise.privacy.errors import JournalError
 from equipoise.privacy.ledger.journal import Entry, Journal, SearchEntry
 from equipoise.privacy.ledger.journal_records import JournalRecords
 from equipoise.statements.checks import check_published, check_with_journal, statement_from_journal
-from equipoise.statements.consistency import check_assumptions, check_metrics, check_settings
+from equipoise.statements.consistency import check_assumptions, check_metrics, check_settings, texts_of
 from equipoise.statements.recompute import MALFORMED, Finding, finite_number, message
-from equipoise.statements.statement import Statement
+from equipoise.statements.statement import Statement, independence_of
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -48,7 +49,8 @@ STATEMENT, SIGNATURE, CONFIG, METRICS = (
     "config.json",
     "metrics.jsonl",
 )
-SIGNED_RUN_FILES = (STATEMENT, "model.safetensors", CONFIG, METRICS, "report.html")
+PAGE = "report.html"
+SIGNED_RUN_FILES = (STATEMENT, "model.safetensors", CONFIG, METRICS, PAGE)
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,7 @@ class Verification:
         findings: at least one per subject.
         private: False if the statement says that noise and sampling follow from a public seed.
         no_guarantee: why the statement gives no guarantee, in its own words; None where it gives one.
+        independence: whether records are kept apart by "model" and "data": proved, compared or unchecked.
     """
 
     run_dir: str
@@ -72,11 +75,18 @@ class Verification:
     findings: tuple[Finding, ...]
     private: bool
     no_guarantee: str | None
+    independence: Mapping[str, str]
 
     @property
     def consistent(self) -> bool:
         """Whether nothing was found wrong."""
         return all(finding.ok is not False for finding in self.findings)
+
+    @property
+    def condition(self) -> str:
+        """What the figures rest on where not all is proved, as a sentence."""
+        found = condition_in_words(self.independence)
+        return f" Its figures hold{found.removeprefix(',')}." if found else ""
 
     @property
     def not_checked(self) -> list[str]:
@@ -112,6 +122,9 @@ def verify_run(
     findings += check_assumptions(statement, config)
     findings += _check_metrics(folder / METRICS, statement, config)
     signature, found = _check_signature(folder, journal, statement, public_key)
+    is_signed = signature is not None and PAGE in signature.files
+    if (folder / PAGE).is_file() and not is_signed:
+        found.append(Finding("page", None, f"nobody signed {PAGE}, and it is not compared"))
     return Verification(
         run_dir=str(run_dir),
         with_journal=journal is not None,
@@ -120,6 +133,7 @@ def verify_run(
         findings=(*findings, *found),
         private=statement.get("private") is True,
         no_guarantee=_no_guarantee(statement),
+        independence=independence_of(texts_of(statement.get("assumptions"))),
     )
 
 
@@ -230,7 +244,7 @@ def charge_search(
         # The charge first, and on its device: a statement that names it must not lie next to a journal
         # without.
         journal.append(charge)
-    for name in (SIGNATURE, "report.html"):  # they are of another statement
+    for name in (SIGNATURE, PAGE):  # they are of another statement
         (folder / name).unlink(missing_ok=True)
     write_atomically(folder / STATEMENT, (made.to_json() + "\n").encode(), mode=0o644)
     return made
@@ -291,7 +305,9 @@ def _check_signature(
     signature, findings = sign.read_signature(folder / SIGNATURE, public_key)
     if signature is None or findings[0].ok is False:
         return signature, findings
-    findings.append(sign.check_files(signature, folder, SIGNED_RUN_FILES, needed=("statement.json",)))
+    # A page that was made after the signature is nobody's word; any other file next to a signed statement is.
+    names = [name for name in SIGNED_RUN_FILES if name != PAGE or name in signature.files]
+    findings.append(sign.check_files(signature, folder, names, needed=(STATEMENT,)))
     if journal is not None and signature.journal is not None:
         try:
             lines = _hash_of_lines(journal, str(statement.get("run")))
@@ -364,7 +380,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"{marks[finding.ok]:3}  {finding.subject}: {finding.detail}")
     spent = "no epsilon" if found.epsilon is None else f"epsilon {rounded_up(found.epsilon)}"
     basis = "the journal" if found.with_journal else "its published files only"
-    print(f"\n{spent}; the statement is {'' if found.consistent else 'NOT '}consistent with {basis}.")
+    word = "consistent" if found.consistent else "NOT consistent"
+    print(f"\n{spent}; the statement is {word} with {basis}.{found.condition}")
     if not found.private:
         print("NOT PRIVATE: noise and sampling follow from a public seed.")
     if found.no_guarantee is not None:

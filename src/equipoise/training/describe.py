@@ -28,7 +28,7 @@ from equipoise.training.randomness import public_randomness
 from equipoise.training.setup.memory_use import step_bytes
 from equipoise.training.setup.training_setup import TrainingSetup
 
-__all__ = ["Description", "describe", "time_once"]
+__all__ = ["Description", "best_guarantee", "describe", "time_once"]
 
 
 CLIPPED = "a gradient above the clip norm is shortened to it, and a weight in the loss then adds nothing"
@@ -202,7 +202,7 @@ def describe(setup: TrainingSetup, ledger: Ledger, steps_done: int) -> Descripti
     )
     # The plan's event knows nothing of unproven releases and disclosures: its epsilon is the run's only
     # where there are none.
-    guarantee = _best_guarantee(setup, ledger)
+    guarantee = best_guarantee(setup, ledger)
     events = [plan.event(), *ledger.other_runs().values()]
     total = epsilon(compose_events(events), setup.delta, plan.relation).value
     if not math.isfinite(total):  # a run in the shared journal is not private
@@ -262,7 +262,7 @@ def _noise(release: Release, count: int) -> str:
     return f"{words} (sums of steps have {left:.2f} times the noise of dp-sgd at this multiplier)"
 
 
-def _best_guarantee(setup: TrainingSetup, ledger: Ledger) -> str:
+def best_guarantee(setup: TrainingSetup, ledger: Ledger) -> str:
     """The weakest of what the plan, the method's disclosures and the run so far leave to claim."""
     # As the ledger counts them: what is unproven is in the plan, or it may not leave; disclosures are in no
     # plan, so that the method's word counts.

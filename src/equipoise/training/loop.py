@@ -33,7 +33,7 @@ from equipoise.statements import Statement, statement_of
 from equipoise.statements.assumptions import Assumption, with_public_step
 from equipoise.statements.statement import MODEL
 from equipoise.training.arguments import Record, Run, Users, refuse_moved
-from equipoise.training.describe import Description, describe
+from equipoise.training.describe import Description, best_guarantee, describe
 from equipoise.training.distributed import Processes
 from equipoise.training.folder.checkpoint import CheckpointError
 from equipoise.training.folder.config_file import (
@@ -334,6 +334,16 @@ class PrivateTraining:
         """
         if not self.processes.is_first and self._finished_with is not None:
             return self._finished_with
+        found, ledger = self._booked_statement(stop_fixed_beforehand), own_ledger(self.ledger)
+        can_prove = best_guarantee(self._setup, ledger) == "proven"
+        if can_prove or found.guarantee != "proven" or found.stop_fixed_beforehand:
+            return found
+        # What leaves without a proof is booked as it leaves: before the first step the journal lacks it.
+        hole = {"kind": "release_unproven", "reason": self.method.card.claim, "worst_case": None}
+        return found.without_guarantee([hole | {"count": self.sampling.steps}])
+
+    def _booked_statement(self, stop_fixed_beforehand: bool) -> Statement:
+        """The statement of what is booked, which `equipoise verify` computes again from the journal."""
         ledger = own_ledger(self.ledger)
         setup, method = self._setup, self.method
         claimed = method.claimed_epsilon(setup.method_plan, self.delta)
@@ -603,7 +613,7 @@ class PrivateTraining:
         steps, average, folder = self.steps_done, self._setup.average, self.folder
         finished = stop_fixed_beforehand or steps >= self.sampling.steps or not self._can_go_on()
         statement = self._finished_with = self.processes.first(
-            lambda: self.statement(stop_fixed_beforehand=stop_fixed_beforehand)
+            lambda: self._booked_statement(stop_fixed_beforehand)
         )
         if stop_fixed_beforehand:
             # Before it is published: a run that went on would make the smaller claim untrue.
