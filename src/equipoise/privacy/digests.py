@@ -216,12 +216,12 @@ def _describe(value: Any, say: Callable[[str], None], take: Callable[[torch.Tens
         say(words)
         if isinstance(value, torch.Tensor):
             raw = (exact(value) if isinstance(value, Private) else value).detach()
-            say(f"tensor {raw.dtype} {tuple(raw.shape)};")
+            say(_said(raw.dtype, raw.shape))
             # Of a DTensor, which several processes hold, the part that is here.
             raw = getattr(raw, "_local_tensor", raw).contiguous()
             if raw.numel():
                 take(raw)
-        elif isinstance(value, Mapping):
+        elif isinstance(value, (dict, Mapping)):  # `dict` is known sooner
             say(f"mapping {len(value)};")
             pending += [(f"key {key!r};", value[key]) for key in sorted(value, key=str, reverse=True)]
         elif isinstance(value, (list, tuple)):
@@ -233,6 +233,11 @@ def _describe(value: Any, say: Callable[[str], None], take: Callable[[torch.Tens
             raise TypeError(
                 f"digest takes tensors, plain values and nests of them, got {type(value).__name__}"
             )
+
+
+@lru_cache(maxsize=4096)
+def _said(dtype: torch.dtype, shape: torch.Size) -> str:
+    return f"tensor {dtype} {tuple(shape)};"
 
 
 def as_digest(value: Digestible, key: bytes) -> str | None:

@@ -27,8 +27,10 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from numpy.typing import NDArray
 from torch import Tensor
 
 from equipoise._dtensor import ranges_of, with_part
@@ -157,7 +159,7 @@ class NormalStream:
         kind = partial(_Aes) if device.type == "cpu" else partial(_ChaCha, device=device)
         cipher, lower = kind(self._key), kind(hashlib.sha256(b"equipoise radius" + self._key).digest())
         pairs, room = _joined(ranges), _ROOM // dtype.itemsize
-        size = int(pairs.diff().sum())
+        size = int(np.diff(pairs).sum())
         # One more for the last number of an odd count.
         out = torch.empty(size + 1 + room, dtype=dtype, device=device)
         if std == 0:
@@ -262,25 +264,23 @@ def _span(start: int, stop: int, even: int, at_once: int) -> range:
     return range(first, min(first + at_once * _BLOCK, -(-stop // _BLOCK) * _BLOCK, whole))
 
 
-def _joined(ranges: Ranges) -> Tensor:
+def _joined(ranges: Ranges) -> NDArray[np.int64]:
     """The same ranges, [n, 2], those that follow each other as one: a whole draw is one range."""
-    pairs = torch.as_tensor(ranges, dtype=torch.int64).reshape(-1, 2)
-    if len(pairs) == 1:
-        return pairs
-    begins = torch.ones(len(pairs) + 1, dtype=torch.bool)
+    pairs = np.asarray(ranges, np.int64).reshape(-1, 2)
+    begins = np.ones(len(pairs) + 1, np.bool_)
     begins[1:-1] = pairs[1:, 0] != pairs[:-1, 1]
-    return torch.stack([pairs[begins[:-1], 0], pairs[begins[1:], 1]], dim=1)
+    return np.stack([pairs[begins[:-1], 0], pairs[begins[1:], 1]], axis=1)
 
 
-def _alike(pairs: Tensor, held: range) -> int:
+def _alike(pairs: NDArray[np.int64], held: range) -> int:
     """How many of these ranges, [n, 2], lie in `held`, are equally long and follow at equal distances."""
     if len(pairs) < 2:
         return 0
-    starts, stops = pairs.unbind(1)
-    lengths, steps = stops - starts, starts.diff()
+    starts, stops = pairs.T
+    lengths, steps = stops - starts, np.diff(starts)
     inside = (starts >= held.start) & (stops <= held.stop) & (lengths == lengths[0])
     inside[1:] &= (steps == steps[0]) & (steps[0] >= 0)
-    return int(inside.cumprod(0).sum())
+    return int(np.logical_and.accumulate(inside).sum())
 
 
 class _Aes:
@@ -333,11 +333,17 @@ def _transform(blocks: Tensor, low: Tensor | None, std: float) -> None:
     if low is not None:
         radius.add_(low.copy_(low.view(integer)), alpha=2.0**-63)
     radius.abs_().add_(2.0**-65)
+    # NumPy's functions of float32 take half the time of PyTorch's, those of float64 three times as long.
+    r, a = (radius.numpy(), angle.numpy()) if low is not None else (radius, angle)
+    of: Any = np if low is not None else torch
+    of.log(r, out=r)
     # std comes after the root: its square would leave the range of floats long before it does.
-    radius.log_().mul_(-2.0).sqrt_().mul_(std)
-    cosine = angle.mul_(math.pi * scale).cos()
-    angle.sin_().mul_(radius)
-    radius.mul_(cosine)
+    radius.mul_(-2.0).sqrt_().mul_(std)
+    angle.mul_(math.pi * scale)
+    cosine = of.cos(a)
+    of.sin(a, out=a)
+    angle.mul_(radius)
+    radius.mul_(torch.as_tensor(cosine))
 
 
 class ReleaseStreams:
