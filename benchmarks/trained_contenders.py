@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import equipoise as eq
+from equipoise.app import harness
 
 Fields = Mapping[str, Tensor]
 
@@ -131,19 +132,26 @@ class Images:
 
 def tuned(contender: Contender, images: Images, epsilon: float, seeds: Sequence[int]) -> dict[str, Any]:
     """The rate that is best on the validation records, and the test accuracy of each seed at that rate."""
-    scores = {
-        rate: accuracy(contender.run(images.train, epsilon, rate, seed=100).model, images.validation)
-        for rate in contender.rates
-    }
-    best = max(scores, key=lambda rate: scores[rate])
-    runs = [contender.run(images.train, epsilon, best, seed) for seed in seeds]
-    gradient = runs[0].plan["gradient"]
+
+    def run(judges: Fields, rate: float, seed: int) -> tuple[float, Any]:
+        training = contender.run(images.train, epsilon, rate, seed)
+        return accuracy(training.model, judges), training.plan["gradient"]
+
+    found = harness.tuned(
+        partial(run, images.validation),
+        partial(run, images.test),
+        lambda one: one[0],
+        contender.rates,
+        seeds,
+        tuning_seed=100,
+    )
+    gradient = found.results[0][1]
     return {
-        "rate": best,
+        "rate": found.rate,
         "noise_multiplier": gradient.noise_multiplier,
         "bands": getattr(gradient.mechanism, "memory", 0) + 1,
-        "validation": scores,
-        "test": [accuracy(run.model, images.test) for run in runs],
+        "validation": {rate: score for rate, (score, _) in found.trials.items()},
+        "test": [score for score, _ in found.results],
     }
 
 

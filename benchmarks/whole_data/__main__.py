@@ -52,7 +52,7 @@ def main() -> None:
             accuracies = sorted(round(result["accuracy"], 2) for result in done[cell].results)
             print(*cell, done[cell].point, accuracies, flush=True)
     print(table(done))
-    print("\n## Ahead of the form of DP-SGD with the best held-out accuracy, beyond the seeds\n")
+    print("\n## Told apart from the form of DP-SGD with the best held-out accuracy\n")
     print(ahead(done))
     if given.choices:
         print("\n" + choices(done))

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 import equipoise as eq
-from benchmarks.whole_data.next_character import NextCharacter, read_shakespeare, shifted
+from benchmarks.whole_data.next_character import LENGTH, NextCharacter, read_shakespeare, shifted
 from equipoise.app.data_loading import cache_folder
 from equipoise.app.models import build_model, prepare_data
 from equipoise.data import DataSet
@@ -54,6 +54,7 @@ class Design:
         read: the data set, from its name and the folder.
         fields: of records, as the model and its loss take them.
         network: for the data set with its features.
+        labels: of a record, each of which counts in the accuracy.
     """
 
     model: str | None
@@ -63,6 +64,7 @@ class Design:
     read: Callable[[str, Path], DataSet] = eq.data.load
     fields: Callable[[Fields], Fields] = flat
     network: Callable[[DataSet], nn.Module] = linear
+    labels: int = 1
 
 
 DESIGNS: dict[str, Design] = {
@@ -81,6 +83,7 @@ DESIGNS: dict[str, Design] = {
         read=read_shakespeare,
         fields=shifted,
         network=lambda found: NextCharacter(found.num_classes),
+        labels=LENGTH - 1,
     ),
 }
 """In the order in which they are worth knowing."""

@@ -9,6 +9,7 @@ from typing import Any
 from benchmarks.whole_data.cells import Tuned
 from benchmarks.whole_data.contenders import CONTENDERS
 from benchmarks.whole_data.problems import DESIGNS
+from equipoise.app.harness import told_apart
 
 Cell = tuple[str, str, float | None]
 Done = Mapping[Cell, Tuned]
@@ -43,6 +44,10 @@ def rows(done: Done) -> list[dict[str, Any]]:
             "median": round(statistics.median(accuracies), 2),
         }
         row |= {"lowest": round(min(accuracies), 2), "highest": round(max(accuracies), 2)}
+        share = row["median"] / 100
+        row |= {"score": row["median"], "scores": accuracies}
+        judged = results[0]["judges"] * DESIGNS[data].labels
+        row["sampling_error"] = 100 * (share * (1 - share) / judged) ** 0.5
         row["cpu_seconds"] = round(statistics.median(result["cpu_seconds"] for result in results), 2)
         found.append(row)
     return found
@@ -108,10 +113,11 @@ def table(done: Done) -> str:
 
 
 def ahead(done: Done) -> str:
-    """A table in Markdown, by data set and epsilon: who is ahead of DP-SGD beyond the seeds.
+    """A table in Markdown, by data set and epsilon: who is told apart from DP-SGD.
 
     Each cell names the form of DP-SGD with the best held-out accuracy, or those that share it, then the
-    methods whose lowest seed is above its highest one, with the points between the medians.
+    methods that are ahead beyond the seeds and two standard errors of the test records, with the points
+    between the medians.
     """
     found = {(row["data"], row["method"], row["epsilon"]): row for row in rows(done)}
     epsilons = sorted({epsilon for _, _, epsilon in found if epsilon is not None})
@@ -128,7 +134,7 @@ def _ahead(done: Done, found: Mapping[Cell, Mapping[str, Any]], data: str, epsil
     if not held_out:
         return ""
     best = [form for form, accuracy in held_out.items() if accuracy == max(held_out.values())]
-    highest = max(found[data, form, epsilon]["highest"] for form in best)
+    forms = [found[data, form, epsilon] for form in best]
     bar = max(found[data, form, epsilon]["median"] for form in best)
     gains = {
         method: row["median"] - bar
@@ -137,7 +143,7 @@ def _ahead(done: Done, found: Mapping[Cell, Mapping[str, Any]], data: str, epsil
         and at == epsilon
         and method in CONTENDERS
         and method not in FORMS
-        and row["lowest"] > highest
+        and all(told_apart(row, form) for form in forms)
     }
     named = [f"{method} {gains[method]:.1f}" for method in sorted(gains, key=lambda name: -gains[name])]
     return f"{' and '.join(best)}: {'; '.join(named) or 'nobody'}"

@@ -5,19 +5,17 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
 
 from equipoise.app import compare as module
-from equipoise.app.compare import compare, tuning_grid
+from equipoise.app.compare import compare
 from equipoise.app.contenders import Comparison, read_entries
-from equipoise.app.peak_memory import PeakMemory
+from equipoise.app.harness import TUNING_SEED, sampling_error, tuning_grid
 from equipoise.app.settings import RunSettings, SettingsError
 from equipoise.app.tasks import TASKS
 from equipoise.data import DataSet, Records
-from equipoise.training import PrivateTraining
 
 BASE = RunSettings(data="digits", epsilon=3.0, epochs=1.0, batch_size=300.0, subset=900, reproducible=True)
 
@@ -43,7 +41,7 @@ def trained(monkeypatch):
 
 @pytest.mark.wide
 def test_whole_comparison_goes_on_where_it_was_stopped(tmp_path, trained):
-    comparison = Comparison(read_entries("dp-sgd,auto-s"), BASE, seeds=2, trials=2)
+    comparison = Comparison("dp-sgd,auto-s", BASE, seeds=2, trials=2)
     real = module._write
 
     def stops_after_three(path, content):
@@ -71,7 +69,7 @@ def test_whole_comparison_goes_on_where_it_was_stopped(tmp_path, trained):
     assert compare(comparison, tmp_path, MetricsLog(), print)["methods"] == found["methods"]
     assert trained == []
     # one more seed trains one more run a method, and another budget all of them
-    more = Comparison(comparison.entries, BASE, seeds=3, trials=2)
+    more = Comparison(comparison.methods, BASE, seeds=3, trials=2)
     assert len(compare(more, tmp_path, MetricsLog(), print)["methods"][0]["scores"]) == 3
     assert [(rule, seed) for _, rule, _, seed in trained] == [("abadi", 2), ("auto_s", 2)]
 
@@ -85,26 +83,22 @@ def test_whole_comparison_goes_on_where_it_was_stopped(tmp_path, trained):
 
 
 def test_one_trial_tunes_nothing(tmp_path, trained):
-    found = compare(
-        Comparison(read_entries("dp-sgd"), BASE, seeds=1, trials=1), tmp_path, MetricsLog(), print
-    )
+    found = compare(Comparison("dp-sgd", BASE, seeds=1, trials=1), tmp_path, MetricsLog(), print)
     assert len(trained) == 1
     assert found["methods"][0]["trials"] == []
     assert found["methods"][0]["learning_rate"] == 3.0
 
 
 def test_given_rates_are_tried_by_all(tmp_path, trained):
-    comparison = Comparison(read_entries("dp-sgd,psac"), BASE, seeds=1, trials=2, learning_rates=(0.5, 1.0))
+    comparison = Comparison("dp-sgd,psac", BASE, seeds=1, trials=2, learning_rates=(0.5, 1.0))
     compare(comparison, tmp_path, MetricsLog(), print)
-    tried = [(rule, rate) for _, rule, rate, seed in trained if seed == module.TUNING_SEED]
+    tried = [(rule, rate) for _, rule, rate, seed in trained if seed == TUNING_SEED]
     assert tried == [("abadi", 0.5), ("abadi", 1.0), ("psac", 0.5), ("psac", 1.0)]
 
 
 def test_public_records_leave_the_private_set_of_all(tmp_path, trained):
     base = replace(BASE, public_records=100)
-    found = compare(
-        Comparison(read_entries("dp-sgd"), base, seeds=1, trials=1), tmp_path, MetricsLog(), print
-    )
+    found = compare(Comparison("dp-sgd", base, seeds=1, trials=1), tmp_path, MetricsLog(), print)
     assert found["population"] == 800
     assert found["methods"][0]["statement"]["releases"][0]["sampling"]["population"] == 800
 
@@ -141,86 +135,50 @@ def test_grid_surrounds_the_centre():
 
 
 def test_options_reach_settings_and_methods():
-    entries = read_entries(
-        "dp-sgd,q=quantile-clipping",
-        [("q.momentum", 0.5), ("dp-sgd.noise_floor", 1), ("q.clip_rule", "psac")],
-    )
-    assert entries[0].changes == {"method": "dp-sgd", "options": {"noise_floor": 1}}
-    assert entries[1].changes["momentum"] == 0.5
-    assert entries[1].changes["clip_rule"] == "psac"
-    assert entries[1].changes["clip_norm"] == "quantile"
+    words = ["q.momentum=0.5", "dp-sgd.noise-floor=1", "q.clip_rule=psac", "dp-sgd.clip_norm=0.2"]
+    entries = read_entries("dp-sgd,q=quantile-clipping", words, BASE)
+    plain, quantile = entries["dp-sgd"], entries["q"]
+    assert (plain.method, plain.options, plain.clip_norm) == ("dp-sgd", {"noise_floor": 1}, "0.2")
+    assert (quantile.momentum, quantile.clip_rule, quantile.clip_norm) == (0.5, "psac", "quantile")
+    assert (quantile.epochs, quantile.subset) == (BASE.epochs, BASE.subset)
 
 
 @pytest.mark.parametrize(
     ("methods", "options", "words"),
     [
         ("dp-sgdd", [], "dp-sgdd"),
-        ("dp-sgd", [("auto-s.clip_norm", 1)], "auto-s"),
-        ("dp-sgd", [("dp-sgd.epsilon", 8)], "all methods share"),
+        ("dp-sgd", ["auto-s.clip_norm=1"], "auto-s"),
+        ("dp-sgd", ["dp-sgd.epsilon=8"], "all methods share"),
         ("dp-sgd,dp-sgd", [], "none twice"),
         ("", [], "at least one method"),
         (
             "dp-sgd",
-            [("dp-sgd.anchor", 8)],
+            ["dp-sgd.anchor=8"],
             "method dp-sgd: --option anchor is not an option of",
         ),
-        ("dp-sgd,far=dp-mf", [("far.bands", 64)], "method far: .*bands=64"),
+        ("dp-sgd,far=dp-mf", ["far.bands=64"], "method far: .*bands=64"),
     ],
 )
 def test_refuses_before_training(tmp_path, trained, methods, options, words):
     with pytest.raises(SettingsError, match=words):
-        compare(
-            Comparison(read_entries(methods, options), BASE, seeds=1, trials=1), tmp_path, MetricsLog(), print
-        )
+        compare(Comparison(methods, BASE, options, seeds=1, trials=1), tmp_path, MetricsLog(), print)
     assert trained == []
 
 
 def test_a_subset_beyond_the_data_is_refused(tmp_path):
     base = replace(BASE, subset=2000)
     with pytest.raises(SettingsError, match="--subset is 2000"):
-        compare(Comparison(read_entries("dp-sgd"), base, seeds=1, trials=1), tmp_path, MetricsLog(), print)
+        compare(Comparison("dp-sgd", base, seeds=1, trials=1), tmp_path, MetricsLog(), print)
 
 
 def test_command_repeats_the_comparison():
-    entries = read_entries("dp-sgd,s=auto-s", [("s.learning_rate", 2.0)])
-    text = Comparison(entries, BASE, seeds=2, trials=3).command()
-    assert text.startswith("equipoise compare --methods dp-sgd,s=dp-sgd --data digits --subset 900")
-    assert "--option s.clip_rule=auto_s --option s.learning_rate=2.0" in text
-    assert "--seeds 2 --trials 3" in text
+    text = Comparison("dp-sgd, s=auto-s", BASE, ["s.learning_rate=2.0"], seeds=2, trials=3).command()
+    assert text.startswith("equipoise compare --methods dp-sgd,s=auto-s --data digits --subset 900")
+    assert "--seeds 2 --trials 3 --option s.learning_rate=2.0" in text
     assert "None" not in text
 
 
-def test_peak_memory_is_that_of_the_work_alone():
-    if not Path("/proc/self/clear_refs").exists():
-        pytest.skip("this system does not tell a process its peak")
-    block = 2**24  # floats: 64 MiB
-    torch.ones(4 * block).sum()
-    peak = PeakMemory(torch.device("cpu"))
-    assert peak.highest is None
-    torch.ones(block).sum()
-    peak.note()
-    peak.restart()
-    torch.ones(4 * block).sum()  # not noted
-    peak.restart()
-    peak.note()
-    assert 0.9 * 4 * block < peak.highest < 1.5 * 4 * block
-
-
-def test_no_method_is_charged_for_the_first_step_of_the_process(tmp_path, monkeypatch):
-    """What a process loads once would stand in the memory of whichever method comes first."""
-    taken, before = [], []
-    real = PrivateTraining.take_step
-    monkeypatch.setattr(PrivateTraining, "take_step", lambda self: taken.append(self) or real(self))
-
-    class Watching(PeakMemory):
-        def __init__(self, device):
-            before.append(len(taken))
-            super().__init__(device)
-
-    monkeypatch.setattr(module, "PeakMemory", Watching)
-    comparison = Comparison(read_entries("dp-sgd,second=dp-sgd"), BASE, seeds=1, trials=1)
-    steps = compare(comparison, tmp_path, MetricsLog(), print)["methods"][0]["steps"]
-    assert before == [1, 1 + steps]
-    taken.clear()
-    compare(comparison, tmp_path, MetricsLog(), print)
-    assert taken == []  # nothing is missing, so nothing is warmed up
+def test_the_sampling_error_is_that_of_a_share():
+    right = (torch.arange(400) % 5 > 0).double()
+    error = sampling_error(lambda ids: float(right[ids].mean()), 400)
+    assert error == pytest.approx(math.sqrt(0.8 * 0.2 / 400), rel=0.35)

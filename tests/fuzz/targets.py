@@ -32,7 +32,7 @@ from torch import nn
 import equipoise as eq
 from equipoise.app import option_checks as options
 from equipoise.app import run_checks as saved
-from equipoise.app.contenders import parse_method_option, read_entries
+from equipoise.app.contenders import read_entries
 from equipoise.app.settings import RunSettings, parse_option
 from equipoise.data.features import extractors as features
 from equipoise.data.readers import cifar, idx, image_folders, medmnist, schema, tables, text
@@ -504,7 +504,11 @@ def _words(word: str, folder: Path) -> None:
     """Each reader of one word of the command line; the first to refuse must not keep the others from it."""
     from equipoise.cli import main
 
-    readers: list[Callable[[str], Any]] = [parse_option, parse_method_option, read_entries]
+    readers: list[Callable[[str], Any]] = [parse_option]
+    readers += [
+        lambda w: read_entries(w, (), RunSettings()),
+        lambda w: read_entries("dp-sgd", (w,), RunSettings()),
+    ]
     readers += [options.parse_clip_norm, lambda w: RunSettings(data=w).resolved("mlp-tanh").command()]
     for reader in readers:
         with contextlib.suppress(ValueError):

@@ -129,7 +129,7 @@ def test_holes_and_the_papers_figure_are_shown(values):
 
 def test_no_memory_no_column_of_lies(values):
     values["methods"][1]["memory_bytes"] = None
-    assert table_rows(values)[1]["memory"] == table_rows(values)[1]["memories"] == ""
+    assert (table_rows(values)[1]["memory"], table_rows(values)[1]["memories"]) == ("–", "")
 
 
 def test_terminal_table_fits_80_columns(values):

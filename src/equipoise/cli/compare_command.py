@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from equipoise.app.contenders import Comparison, parse_method_option, read_entries
+from equipoise.app.contenders import Comparison
 from equipoise.app.option_checks import check_data_and_model
 from equipoise.app.settings import OF_OWN_DATA, RunSettings
 from equipoise.cli.screen import emit, loading, open_console, quiet
@@ -53,8 +53,9 @@ def compare(
     """Compare methods at one budget over several seeds; goes on where it was stopped."""
     check_data_and_model(base.data, base.model)
     comparison = Comparison(
-        read_entries(methods, [parse_method_option(text) for text in option or []]),
+        methods,
         base,
+        option or (),
         seeds=seeds,
         trials=trials,
         learning_rates=_rates(learning_rates, trials),

@@ -25,7 +25,7 @@ from equipoise.report.phrases import PERCENTAGES, RELATIONS_IN_WORDS, readable, 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-__all__ = ["comparison_table", "render_comparison", "write_comparison"]
+__all__ = ["comparison_table", "render_comparison", "told_apart", "write_comparison"]
 
 
 SEARCH = (
@@ -251,24 +251,36 @@ def _gap(values: Mapping[str, Any], name: str, better: float, worse: float, note
 _BY = "its worst seed is better than their best, by more than two standard errors of the test records"
 
 
-def _ranked(values: Mapping[str, Any]) -> tuple[list[Mapping[str, Any]], list[str]]:
-    """The methods at the budget, best median first, and the labels of those not told apart from the first.
+def told_apart(best: Mapping[str, Any], other: Mapping[str, Any], more_is_better: bool = True) -> bool:
+    """Whether a method is ahead of another by more than chance explains.
 
     A gap may come from the seeds or from which records were there to judge, so it must be beyond both. The
     standard errors are added as if of different records, which overstates that of the gap.
+
+    Args:
+        best, other: with `scores` of the seeds, their median `score`, and its `sampling_error`.
+        more_is_better: of a score.
+
+    >>> near = {"scores": [0.90, 0.91], "score": 0.905, "sampling_error": 0.01}
+    >>> told_apart({**near, "scores": [0.92, 0.93], "score": 0.925}, near)
+    False
+    >>> told_apart({**near, "scores": [0.94, 0.95], "score": 0.945}, near)
+    True
     """
+    sign = 1 if more_is_better else -1
+    worst, rival = min(sign * x for x in best["scores"]), max(sign * x for x in other["scores"])
+    error = 2 * math.hypot(best["sampling_error"], other["sampling_error"])
+    return worst > rival and sign * (best["score"] - other["score"]) > error
+
+
+def _ranked(values: Mapping[str, Any]) -> tuple[list[Mapping[str, Any]], list[str]]:
+    """The methods at the budget, best median first, and the labels of those not told apart from the first."""
     sign = 1 if values["more_is_better"] else -1
     at_budget = [m for m in values["methods"] if _is_equal(m, values["epsilon"])]
     ranked = sorted(at_budget or values["methods"], key=lambda m: -sign * m["score"])
     best = ranked[0]
-    worst_seed = min(sign * score for score in best["scores"])
-    rivals = [
-        m["label"]
-        for m in ranked[1:]
-        if max(sign * score for score in m["scores"]) >= worst_seed
-        or abs(best["score"] - m["score"]) <= 2 * math.hypot(best["sampling_error"], m["sampling_error"])
-    ]
-    return ranked, rivals
+    apart = [told_apart(best, m, values["more_is_better"]) for m in ranked[1:]]
+    return ranked, [m["label"] for m, is_apart in zip(ranked[1:], apart, strict=True) if not is_apart]
 
 
 def _verdict(values: Mapping[str, Any]) -> str:
@@ -404,8 +416,8 @@ def _value(value: Any) -> str:
 
 
 def _megabytes(value: float | None) -> str:
-    if value is None:
-        return ""
+    if value is None:  # on a processor, whose memory holds what else the process does
+        return "–"
     size = value / 2**20
     return f"{size:,.0f} MiB" if size >= 10 else f"{significant(size, 2)} MiB"
 
