@@ -40,7 +40,7 @@ test: lint
 	$(PYTEST) tests src/equipoise $(PYTEST_ARGS)
 
 test-all: lint
-	$(PYTEST) tests src/equipoise reproduction contrib -m "not slow" $(PYTEST_ARGS)
+	$(PYTEST) tests src/equipoise reproduction contrib baselines -m "not slow" $(PYTEST_ARGS)
 
 test-slow: $(STAMP_EXTRAS)
 	$(PYTEST) tests -m slow $(PYTEST_ARGS)

@@ -33,6 +33,7 @@ collect_ignore_glob = ["tests/*/conftest.py"] + [
 
 # What `make test` leaves to `make test-all`.
 WIDE = (
+    "baselines/",
     "contrib/",
     "reproduction/",
     "tests/benchmarks/",

@@ -25,10 +25,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from baselines.projected_upload import ProjectedUpload
 from equipoise.federated import (
     Client,
     FedAvg,
-    ProjectedUpload,
     RoundPCDP,
     RoundPDP,
     RoundSubspace,

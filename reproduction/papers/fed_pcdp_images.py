@@ -19,11 +19,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from baselines.fedprox import Proximal
 from equipoise.app.models import build_model
 from equipoise.data import DataSet, Records, load
 from equipoise.federated import (
     FedAvg,
-    Proximal,
     RoundPCDP,
     RoundPDP,
     RoundSubspace,

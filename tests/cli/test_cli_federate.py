@@ -359,19 +359,11 @@ def test_the_default_rate_follows_from_public_numbers():
     assert settings(learning_rate=0.7).learning_rate == 0.7
 
 
-def test_a_fused_radius_has_no_query_and_its_radius_is_on_the_page(tmp_path, equipoise):
-    line = (
-        "federate --data digits --clients 2 --rounds 3 --local-steps 2 --json --option variant=fused "
-        "--option tau=0.1 --option initial_clip_norm=0.5 --run-dir"
-    )
-    found = equipoise(line, tmp_path / "run")
+def test_shards_and_no_options_at_all(tmp_path, equipoise, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    found = equipoise("federate --partition shards --dry-run --json")
     assert found.code == 0, found.err
-    radii = [row["radius"] for row in found.value["rounds"]]
-    assert radii[0] == 0.5 != radii[1]
-    statement = json.loads((tmp_path / "run" / "clients" / "000" / "statement.json").read_text())
-    counts = {release["name"]: release["count"] for release in statement["releases"]}
-    assert counts == {"gradient": 6, "squares": 6}
-    assert "Radius by round" in (tmp_path / "run" / "report.html").read_text()
+    assert {"data": "digits", "partition": "shards"}.items() <= found.value["settings"].items()
 
 
 def test_clients_that_are_never_picked_spend_nothing(tmp_path, equipoise):
@@ -382,7 +374,7 @@ def test_clients_that_are_never_picked_spend_nothing(tmp_path, equipoise):
 
 
 def test_people_see_rounds_and_a_summary(tmp_path, equipoise):
-    answer = equipoise(f"{SMALL} --method fedprox --reproducible --run-dir", tmp_path / "a")
+    answer = equipoise(f"{SMALL} --method baselines.fedprox:FEDPROX --reproducible --run-dir", tmp_path / "a")
     assert answer.code == 0
     for words in ("NOT PRIVATE", "round 1, accuracy", "round 3", "3 of 3 answered", "report.html"):
         assert words in answer.out
@@ -394,6 +386,10 @@ def test_people_see_rounds_and_a_summary(tmp_path, equipoise):
     ("words", "message"),
     [
         ("--method nothing", "--method is 'nothing'"),
+        ("--method scaffold", "--method baselines.scaffold:SCAFFOLD"),
+        ("--method baselines.moon:Moon", "is no federated method"),
+        ("--method adaptdp-fedavg --option averaged_iterate=true", "baselines.averaged_iterate:ADAPTDP"),
+        ("--method adaptdp-fedavg --option variant=fused", "goes on with the version that began it"),
         ("--method fedpcdp", "--public-records"),
         ("--method dp-fedavg --option tau=1", "is not an option of"),
         ("--method dp-fedavg --recipe as-published", "has only library"),

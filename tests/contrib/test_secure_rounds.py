@@ -9,21 +9,12 @@ import torch
 from federated_problem import LOCAL_STEPS, RECORDS, ROUNDS, adaptive, charges, client, follower, same, start
 
 import equipoise as eq
+from baselines.fedprox import Proximal
+from baselines.scaffold import ScaffoldAverage
 from contrib.secure_sum import InProcessRelay, SecureClient, SecureExchange, SecureSum, noise_share
 from contrib.secure_sum import simulate as simulate_secure
-from equipoise.federated import (
-    AdaptDPFedAvg,
-    FedAvg,
-    Proximal,
-    Refused,
-    Request,
-    ScaffoldAverage,
-    run_rounds,
-    simulate,
-)
+from equipoise.federated import FedAvg, Refused, Request, run_rounds, simulate
 from equipoise.federated.messages import size_in_bytes
-from equipoise.methods.adaptive_rms import RMSRadius
-from equipoise.methods.base import Setting
 from equipoise.privacy import Gaussian, Release
 
 pytest.importorskip("flwr", reason="needs the extra federated")
@@ -55,19 +46,10 @@ def close(a, b, rounds=ROUNDS):
     assert not same(a, start())
 
 
-def fused(**options):
-    return follower(variant="fused", **options)
-
-
-def adaptive_fused():
-    return AdaptDPFedAvg(RMSRadius(0.5, scale="self", kappa=4.0), ROUNDS, CLIENTS, variant="fused")
-
-
 KINDS = {
     "fixed": (None, FedAvg),
     "radius": (follower, adaptive),
-    "fused": (fused, adaptive_fused),
-    "around fused": (lambda: Proximal(fused(), 0.1), adaptive_fused),
+    "around radius": (lambda: Proximal(follower(), 0.1), adaptive),
 }
 
 
@@ -81,7 +63,7 @@ def test_secure_rounds_are_the_plain_rounds_to_the_rounding(kind):
     for ours, theirs in zip(found.rounds, plain.rounds, strict=True):
         assert ours.answered == theirs.answered
         assert ours.metrics == pytest.approx(theirs.metrics, abs=1e-5)
-    assert [charges(one.client) for one in clients] == [ROUNDS * (LOCAL_STEPS + (kind == "radius"))] * CLIENTS
+    assert [charges(one.client) for one in clients] == [ROUNDS * (LOCAL_STEPS + (kind != "fixed"))] * CLIENTS
 
 
 def test_the_bytes_of_a_round_are_all_that_was_sent():
@@ -187,14 +169,6 @@ def test_below_the_threshold_the_model_stays_and_the_ledgers_hold_what_was_relea
     assert found.rounds[0].answered == ()
     assert "threshold of 2" in found.rounds[0].absent[2]
     assert [charges(one.client) for one in clients] == [LOCAL_STEPS] * CLIENTS
-
-
-def test_clients_without_the_squares_that_are_asked_for_are_left_out():
-    clients = [SecureClient(client(fused() if p else follower(), p), RULE4, p) for p in range(4)]
-    (done,) = simulate_secure(adaptive_fused(), clients, start(), 1, RULE4).rounds
-    assert done.answered == (1, 2, 3)
-    assert "'square_limit'] is not supported" in done.absent[0]
-    assert charges(clients[0].client) == 0
 
 
 def test_clients_with_other_settings_are_left_out():
@@ -328,21 +302,6 @@ def test_the_statement_is_that_of_the_own_noise_and_the_sums_claim_no_guarantee(
     assert clients[0].client.training.plan.epsilon(1e-5).value == claim.epsilon_alone
     with pytest.raises(ValueError, match="noise='local'"):
         sealed(count=1)[0].sum_claim(1e-5)
-
-
-def test_a_fused_radius_with_shares_of_the_noise():
-    """Both coordinates of the step's release are whole in the sum; the client's own noise is less."""
-    z, squares = noise_share(2.0, 3), noise_share(6.0, 3)
-
-    def made(p):
-        return shared(p, method=fused(round_length=1, noise_multiplier=z, radius_noise_multiplier=squares))
-
-    clients = [made(p) for p in range(CLIENTS)]
-    history = simulate_secure(adaptive_fused(), clients, start(), ROUNDS, RULE)
-    assert all(done.answered == (0, 1, 2) for done in history.rounds)
-    whole = eq.DPSGD(noise_multiplier=(2.0**-2 + 6.0**-2) ** -0.5)
-    plan = whole.plan(Setting(sampling=eq.Poisson(20, RECORDS, ROUNDS))).releases
-    assert clients[0].sum_claim(1e-5).epsilon_claimed == pytest.approx(plan.epsilon(1e-5).value, rel=1e-6)
 
 
 def test_the_noise_of_a_sum_is_the_whole_noise():

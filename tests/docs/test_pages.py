@@ -34,7 +34,8 @@ def test_files_that_are_named_exist():
     for page in PAGES:
         text = page.read_text(encoding="utf-8")
         named = [f"src/equipoise/{path}" for path in re.findall(rf"(?<![\w/])(?:{rooms})/[\w/]+\.py", text)]
-        named += re.findall(r"\b(?:src|tests|benchmarks|reproduction|contrib|examples)/[\w/.-]*\w", text)
+        top = "src|tests|baselines|benchmarks|reproduction|contrib|examples"
+        named += re.findall(rf"\b(?:{top})/[\w/.-]*\w", text)
         missing += [f"{name_of(page)}: {path}" for path in named if not (ROOT / path).exists()]
     assert [line for line in missing if "NAME" not in line] == []
 

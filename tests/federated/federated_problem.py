@@ -62,9 +62,9 @@ def follower(clip_norm: float = 0.5, round_length: int = LOCAL_STEPS, **options:
     return ServerRMS(clip_norm, round_length=round_length, **(NOISE | options))
 
 
-def adaptive(clients: int = 3, clip_norm: float = 0.5, variant: Any = "round", **rule: Any) -> AdaptDPFedAvg:
+def adaptive(clients: int = 3, clip_norm: float = 0.5, **rule: Any) -> AdaptDPFedAvg:
     """The server's half."""
-    return AdaptDPFedAvg(RMSRadius(clip_norm, **rule), rounds=ROUNDS, clients=clients, variant=variant)
+    return AdaptDPFedAvg(RMSRadius(clip_norm, **rule), rounds=ROUNDS, clients=clients)
 
 
 def train(
@@ -92,20 +92,6 @@ def ask(one: Any, number: Any, params: Any, square_limit: Any) -> float:
 def charges(one: Client) -> int:
     """Releases that the client's ledger holds."""
     return sum(e.kind == "release" for e in one.training.ledger.journal.entries())
-
-
-def released(one: Client) -> list[float]:
-    """Collect what the client's ledger releases of the squares from here on."""
-    found: list[float] = []
-    release: Any = one.training.ledger.release
-
-    def listening(draw: Any, sums: Any) -> Any:
-        values = release(draw, sums)
-        found.extend(float(*values[name].values()) for name in values if name == "squares")
-        return values
-
-    one.training.ledger.release = listening  # type: ignore[method-assign]
-    return found
 
 
 def same(a: Any, b: Any) -> bool:

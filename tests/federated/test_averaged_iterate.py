@@ -10,7 +10,8 @@ from federated_problem import LOCAL_STEPS, ROUNDS, client, same, start
 from test_table import federation
 
 import equipoise as eq
-from equipoise.federated import AveragedIterate, FedAvg, IterateAverage, Reply, Request, simulate
+from baselines.averaged_iterate import AveragedIterate, IterateAverage
+from equipoise.federated import FedAvg, Reply, Request, simulate
 from equipoise.methods.named_tensors import copied
 
 

@@ -9,7 +9,6 @@ import pytest
 import torch
 from federated_problem import (
     LOCAL_STEPS,
-    NOISE,
     RECORDS,
     ask,
     charges,
@@ -25,15 +24,14 @@ from federated_problem import (
 from torch import nn
 
 import equipoise as eq
+from baselines.fedlrs import FedLRS, SparseAverage
+from baselines.fedprox import Proximal
+from baselines.moon import Moon, MoonLoss
+from baselines.projected_upload import ProjectedUpload
+from baselines.scaffold import Scaffold, ScaffoldAverage
 from equipoise.audit.canary_scores import WithCanaryScores
 from equipoise.federated import (
-    AdaptDPFedAvg,
     FedAvg,
-    FedLRS,
-    Moon,
-    MoonLoss,
-    ProjectedUpload,
-    Proximal,
     QuantileFedAvg,
     Refused,
     Reply,
@@ -41,19 +39,14 @@ from equipoise.federated import (
     RoundPCDP,
     RoundPDP,
     RoundSubspace,
-    Scaffold,
-    ScaffoldAverage,
     ServerQuantile,
     ServerRMS,
-    SparseAverage,
     SubspaceAverage,
     simulate,
 )
 from equipoise.federated.methods.server_quantile import SHARE
-from equipoise.federated.methods.server_radius import SQUARES
 from equipoise.federated.server import usable_replies
 from equipoise.methods import PublicRecords, PublicSubspace
-from equipoise.methods.adaptive_rms import RMSRadius
 from equipoise.methods.wrapper import MethodWrapper
 
 RATE, ROUNDS = 0.3, 3
@@ -121,11 +114,6 @@ TABLE = {
         lambda: QuantileFedAvg(QUANTILE),
         lambda: eq.DPSGD(clip_norm=QUANTILE, noise_multiplier=1.0),
     ),
-    "rms-fused": (
-        lambda: (follower(variant="fused"), {}),
-        lambda: AdaptDPFedAvg(RMSRadius(0.5), ROUNDS, 2, variant="fused"),
-        lambda: eq.AdaptiveRMS(clip_norm=0.5, **NOISE),
-    ),
 }
 
 
@@ -151,7 +139,7 @@ def test_a_federated_method_trains_at_the_price_of_its_gradients(name):
         assert one.statement().guarantee == "proven"
 
 
-@pytest.mark.parametrize("name", ["fedpcdp", "scaffold", "moon", "quantile", "rms-fused"])
+@pytest.mark.parametrize("name", ["fedpcdp", "scaffold", "moon", "quantile"])
 def test_a_client_that_is_killed_goes_on_with_what_its_method_remembers(name, tmp_path):
     def rounds(folder, killed):
         one, strategy, params, sent = make(name, folder=folder), TABLE[name][1](), start(), []
@@ -510,7 +498,6 @@ AROUND = {
 }
 FOLLOWERS = {
     "rms": follower,
-    "rms-fused": lambda: TABLE["rms-fused"][0]()[0],
     "quantile": lambda: ServerQuantile(QUANTILE, noise_multiplier=1.0),
 }
 
@@ -523,7 +510,7 @@ def test_around_a_follower_it_follows_the_server(around, follower):
     one = client(AROUND[around](FOLLOWERS[follower]()))
     with pytest.raises(Refused, match="clip_norm is missing"):
         train(one, 1, start())
-    asked = {"clip_norm": 0.1} | ({"square_limit": 0.25} if follower == "rms-fused" else {})
+    asked = {"clip_norm": 0.1}
     if follower == "rms":
         query = Request(1, start(), {"square_limit": 0.25}, "query")
         assert one.answer(query) == plain.answer(query)
@@ -592,14 +579,6 @@ class ProjectedQuantile(QuantileFedAvg, SubspaceAverage):
         self.directions = shared()
 
 
-class SparseRadius(AdaptDPFedAvg, SparseAverage):
-    """A radius of all clients, from sparse updates."""
-
-
-def small_radius(kind):
-    return kind(RMSRadius(0.5, tau=0.1), ROUNDS, 2, variant="fused")
-
-
 SHORT = {
     "sparse": (lambda inner: FedLRS(inner, bound=100.0, share=0.5), SparseAverage),
     "projected": (lambda inner: ProjectedUpload(inner, shared()), lambda: SubspaceAverage(shared())),
@@ -607,11 +586,6 @@ SHORT = {
 BESIDE = {
     ("sparse", "quantile"): (SHARE, lambda: SparseQuantile(QUANTILE), lambda: QuantileFedAvg(QUANTILE)),
     ("projected", "quantile"): (SHARE, lambda: ProjectedQuantile(QUANTILE), lambda: QuantileFedAvg(QUANTILE)),
-    ("sparse", "rms-fused"): (
-        SQUARES,
-        lambda: small_radius(SparseRadius),
-        lambda: small_radius(AdaptDPFedAvg),
-    ),
 }
 
 

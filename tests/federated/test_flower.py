@@ -9,15 +9,14 @@ import torch
 from federated_problem import LOCAL_STEPS, ROUNDS, adaptive, charges, client, follower, same, start
 
 import equipoise as eq
-from equipoise.federated import AdaptDPFedAvg, FedAvg, Reply, Request, Strategy, simulate
-from equipoise.methods.adaptive_rms import RMSRadius
+from equipoise.federated import FedAvg, Reply, Request, Strategy, simulate
 
 pytest.importorskip("flwr", reason="needs the extra federated")
 
 from flower_grid import Building, LocalGrid
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
-from equipoise.federated.flower import FlowerStrategy, client_app, serve, simulate_on_flower
+from equipoise.federated.flower import client_app, serve, simulate_on_flower
 from equipoise.federated.flower.wire import read_params, to_record, write_request
 
 CLIENTS = 3
@@ -74,36 +73,6 @@ def test_the_grid_gives_what_one_process_gives(tmp_path, picked):
         assert ours.metrics == pytest.approx(theirs.metrics)
 
 
-def fused():
-    return follower(5.0, variant="fused")
-
-
-def test_a_fused_radius_over_the_grid_and_in_flowers_own_loop(tmp_path):
-    def server():
-        rule = RMSRadius(5.0, scale="self", kappa=1.0)
-        return AdaptDPFedAvg(rule, ROUNDS, CLIENTS, variant="fused", initial_clip_norm=1.0)
-
-    expected = simulate(server(), [client(fused(), p) for p in range(CLIENTS)], start(), ROUNDS)
-    found = serve(grid(tmp_path / "a", fused), server(), CLIENTS, start(), ROUNDS)
-    close(found.params, expected.params)
-    radii = pytest.approx([done.metrics["radius"] for done in expected.rounds])
-    assert [done.metrics["radius"] for done in found.rounds] == radii
-    loop = FlowerStrategy(server(), CLIENTS)
-    result = loop.start(grid(tmp_path / "b", fused), to_record(start()), num_rounds=ROUNDS)
-    close(read_params(result.arrays), expected.params)
-    numbers = range(1, ROUNDS + 1)
-    assert [result.train_metrics_clientapp[number]["radius"] for number in numbers] == radii
-
-
-def test_flowers_own_loop_gives_what_one_process_gives(tmp_path):
-    strategy = FlowerStrategy(adaptive(), CLIENTS, clients_per_round=2, seed=3)
-    result = strategy.start(grid(tmp_path), to_record(start()), num_rounds=ROUNDS)
-    expected = in_process(clients_per_round=2, seed=3)
-    close(read_params(result.arrays), expected.params)
-    radii = [result.train_metrics_clientapp[number]["radius"] for number in range(1, ROUNDS + 1)]
-    assert radii == pytest.approx([done.metrics["radius"] for done in expected.rounds])
-
-
 @pytest.mark.slow
 def test_flowers_simulation_gives_what_one_process_gives(tmp_path, monkeypatch):
     monkeypatch.setenv("FLWR_HOME", str(tmp_path / "flower"))
@@ -131,15 +100,11 @@ def test_a_node_that_is_lost_and_comes_back_under_another_name(tmp_path):
 
 
 def test_a_node_lost_between_query_and_training(tmp_path):
-    for driver in ("ours", "flower"):
-        nodes = grid(tmp_path / driver)
-        nodes.away.add(("train", 102))
-        if driver == "ours":
-            done = serve(nodes, adaptive(), CLIENTS, start(), 1).rounds[0]
-            assert (done.answered, done.absent) == ((0, 1), {2: "no answer"})
-        else:
-            FlowerStrategy(adaptive(), CLIENTS).start(nodes, to_record(start()), num_rounds=1)
-        assert charged(tmp_path / driver) == [1 + LOCAL_STEPS, 1 + LOCAL_STEPS, 1]
+    nodes = grid(tmp_path)
+    nodes.away.add(("train", 102))
+    done = serve(nodes, adaptive(), CLIENTS, start(), 1).rounds[0]
+    assert (done.answered, done.absent) == ((0, 1), {2: "no answer"})
+    assert charged(tmp_path) == [1 + LOCAL_STEPS, 1 + LOCAL_STEPS, 1]
 
 
 class SlowGrid(LocalGrid):
@@ -347,7 +312,7 @@ def test_groups_of_tensors_travel():
 
 def test_bad_settings_are_named(tmp_path):
     with pytest.raises(ValueError, match="clients_per_round=4"):
-        FlowerStrategy(FedAvg(), 3, clients_per_round=4)
+        serve(grid(tmp_path), FedAvg(), 3, start(), 1, clients_per_round=4)
     with pytest.raises(ValueError, match="timeout=0"):
         serve(grid(tmp_path), FedAvg(), CLIENTS, start(), 1, timeout=0)
     with pytest.raises(ValueError, match="clients=0"):

@@ -15,7 +15,7 @@ from multiprocessing.connection import Client as Connection
 from multiprocessing.connection import Listener
 
 import pytest
-from federated_problem import LOCAL_STEPS, ROUNDS, adaptive, charges, client, follower, same, start, train
+from federated_problem import LOCAL_STEPS, ROUNDS, adaptive, charges, client, follower, same, start
 
 from equipoise.federated import simulate
 
@@ -162,73 +162,6 @@ def check_a_killed_client(tmp_path, begin, when, reproducible):
     # what had been released in round 2 when it died: the query, and the steps before its death
     steps = {"after the query's release": 0, "before the second step of round 2": 1}.get(when, LOCAL_STEPS)
     assert charges(ledgers[1]) == WHOLE - LOCAL_STEPS + steps
-
-
-FORMS = {
-    "fused": {"variant": "fused"},
-    "first step": {"variant": "fused", "query_steps": "first"},
-}
-FUSED_DEATHS = {name: death for name, death in CLIENT_DEATHS.items() if "query" not in name}
-FUSED_DEATHS["before the first step of round 2"] = lambda one: at_call(
-    one.training, "take_step", LOCAL_STEPS + 1
-)
-
-
-def releases(one):
-    """Of each release, its place and whether it held squares."""
-    lines = one.training.ledger.journal.entries()
-    return [(line.draw.index, "squares" in line.bounds) for line in lines if line.kind == "release"]
-
-
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("when", some_wide(FUSED_DEATHS, ("before the second",)))
-def test_a_fused_client_process_is_killed(tmp_path, begin, when, form):
-    """Asked the same again it sends what one sends that was not killed, and pays for it once."""
-    undisturbed, asked = client(follower(**FORMS[form]), 0), {"clip_norm": 0.5, "square_limit": 0.25}
-    params = [{name: value + number for name, value in start().items()} for number in range(ROUNDS)]
-    expected = [train(undisturbed, number, params[number - 1], **asked) for number in range(1, ROUNDS + 1)]
-    victim, remote = begin(0, FUSED_DEATHS[when], **FORMS[form]), Remote(tmp_path, 0)
-    assert same(train(remote, 1, params[0], **asked), expected[0])
-    with pytest.raises(ConnectionError):
-        train(remote, 2, params[1], **asked)
-    victim.join(20)
-    assert victim.exitcode == -signal.SIGKILL
-    begun = begin(0, **FORMS[form])
-    for number in range(2, ROUNDS + 1):
-        assert same(train(remote, number, params[number - 1], **asked), expected[number - 1])
-    begun.kill()
-    begun.join()
-    found = releases(opened(tmp_path, 0, **FORMS[form]))
-    assert found == releases(undisturbed)
-    assert [squares for _, squares in found] == ([True] + [form == "fused"] * (LOCAL_STEPS - 1)) * ROUNDS
-
-
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("when", some_wide(FUSED_DEATHS, ("before the second",)))
-def test_a_killed_fused_client_misses_its_round(tmp_path, begin, when, form):
-    """The radius follows those who answered; started again, it begins round 3 with squares of its own."""
-    begin(0, **FORMS[form])
-    victim = begin(1, FUSED_DEATHS[when], **FORMS[form])
-    revived = []
-
-    def revive(done):
-        if done.number == 2:
-            victim.join(20)
-            revived.append(begin(1, **FORMS[form]))
-
-    remotes = [Remote(tmp_path, p) for p in range(CLIENTS)]
-    history = simulate(adaptive(CLIENTS, variant="fused"), remotes, start(), ROUNDS, on_round=revive)
-    assert victim.exitcode == -signal.SIGKILL
-    assert [done.answered for done in history.rounds] == [(0, 1), (0,), (0, 1)], history.rounds
-    for process in (*revived, *multiprocessing.active_children()):
-        process.kill()
-        process.join()
-    of_a_round = [True] + [form == "fused"] * (LOCAL_STEPS - 1)
-    steps = {"before the first step of round 2": 0, "before the second step of round 2": 1}
-    whole, found = (releases(opened(tmp_path, p, **FORMS[form])) for p in range(CLIENTS))
-    assert [squares for _, squares in whole] == of_a_round * ROUNDS
-    assert [s for _, s in found] == of_a_round + of_a_round[: steps.get(when, LOCAL_STEPS)] + of_a_round
-    assert len({index for index, _ in found}) == len(found)
 
 
 def serve(folder, fatal):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from equipoise.federated import dirichlet, iid, one_class
+from equipoise.federated import dirichlet, iid, one_class, shards
 
 LABELS = torch.arange(600) % 10
 
@@ -43,11 +43,22 @@ def test_one_class():
     assert len(one_class(LABELS, 3)) == 3
 
 
+def test_shards():
+    parts = shards(LABELS, 10, seed=2)
+    assert disjoint(parts)
+    assert [len(part) for part in parts] == [60] * 10
+    assert max(len(LABELS[part].unique()) for part in parts) == 2
+    assert sum(map(len, shards(LABELS[:595], 7, 3, seed=2))) == 28 * 21
+    assert not torch.equal(parts[0], shards(LABELS, 10, seed=3)[0])
+
+
 @pytest.mark.parametrize(
     ("make", "words"),
     [
         (lambda: iid(5, 6), "clients=6"),
         (lambda: iid(5, 0), "clients=0"),
+        (lambda: shards(LABELS, 5, 0), "each=0"),
+        (lambda: shards(LABELS[:9], 5), "clients=10"),
         (lambda: dirichlet(LABELS, 5, alpha=0.0), "alpha=0.0"),
         (lambda: dirichlet(torch.zeros(5), 5, alpha=1e-3), "100 times"),
         (lambda: one_class(torch.tensor([0, 0, 1, 1, 1, 1, 1]), 6), "class 0"),

@@ -7,18 +7,13 @@ import functools
 import pytest
 from federated_problem import LOCAL_STEPS, ask, charges, client, loss, network, records, same, start, train
 
-from equipoise.federated import (
-    AveragedIterate,
-    FedLRS,
-    Moon,
-    MoonLoss,
-    ProjectedUpload,
-    Proximal,
-    RoundSubspace,
-    RoundWrapper,
-    Scaffold,
-    ServerRMS,
-)
+from baselines.averaged_iterate import AveragedIterate
+from baselines.fedlrs import FedLRS
+from baselines.fedprox import Proximal
+from baselines.moon import Moon, MoonLoss
+from baselines.projected_upload import ProjectedUpload
+from baselines.scaffold import Scaffold
+from equipoise.federated import RoundSubspace, RoundWrapper, ServerRMS
 
 ROUNDS, LIMIT = 3, 25.0
 
@@ -57,7 +52,7 @@ AROUND = {
 def test_every_method_around_is_here():
     around = {type(make()[0]) for make in AROUND.values()}
     assert around == {
-        kind for kind in RoundWrapper.__subclasses__() if kind.__module__.startswith("equipoise.")
+        kind for kind in RoundWrapper.__subclasses__() if kind.__module__.startswith("baselines.")
     }
 
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import equipoise as eq
+from baselines.fedprox import Proximal
 from equipoise.audit.canary_scores import WithCanaryScores
-from equipoise.federated import Proximal
 from equipoise.methods import Method, PublicRecords
 from equipoise.methods.base import Setting
 from equipoise.methods.wrapper import MethodWrapper

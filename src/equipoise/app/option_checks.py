@@ -14,7 +14,7 @@ from pathlib import Path
 
 from equipoise._validate import NO_NOISE, suggestion
 from equipoise.app.model_table import MODELS
-from equipoise.federated.registry import FEDERATED, PLAIN_AVERAGING
+from equipoise.federated.registry import FEDERATED, MOVED, PLAIN_AVERAGING
 from equipoise.methods.registry import registered
 
 __all__ = [
@@ -228,7 +228,8 @@ def check_data_and_model(data: str | None, model: str | None) -> None:
 
 
 def check_federated(method: str) -> None:
-    """Refuse a federated method that there is not; ``fedavg:NAME`` takes any method's name.
+    """Refuse a federated method that there is not; ``fedavg:NAME`` takes any method's name, and
+    ``package.module:NAME`` passes.
 
     Raises:
         SettingsError: with the name that was probably meant.
@@ -240,10 +241,18 @@ def check_federated(method: str) -> None:
     equipoise.app.option_checks.SettingsError: --method is 'fedpcpd'. Did you mean fedpcdp? It must be ...
     """
     names = (*FEDERATED, *(f"{PLAIN_AVERAGING}{name}" for name in registered()))
-    if method not in names:
+    if method in MOVED:
+        raise SettingsError(
+            f"--method is {method!r}, which is now in baselines/ of the repository: from a checkout, give "
+            f"--method {MOVED[method]}. A federation that was begun under the old name goes on with the "
+            "version that began it."
+        )
+    own = ":" in method and not method.startswith(PLAIN_AVERAGING)
+    if method not in names and not own:
         raise SettingsError(
             f"--method is {method!r}.{suggestion(method, names)} It must be one of "
-            f"{', '.join(FEDERATED)}, or fedavg:NAME with any name that `equipoise methods` lists."
+            f"{', '.join(FEDERATED)}, fedavg:NAME with any name that `equipoise methods` lists, or "
+            "package.module:NAME of a FederatedMethod."
         )
 
 

@@ -553,7 +553,9 @@ class FederationSettings:
     rounds: Count = setting(60, "Number of rounds, R.")
     clients_per_round: Count | None = setting(None, "Picked at random each round; all by default.")
     local_steps: Count = setting(5, "Steps of a client per round, K.")
-    partition: Literal["iid", "dirichlet", "one-class"] = setting("iid", "iid, dirichlet or one-class.")
+    partition: Literal["iid", "dirichlet", "shards", "one-class"] = setting(
+        "iid", "iid, dirichlet, shards (two of the records sorted by class) or one-class."
+    )
     alpha: Positive = setting(0.5, "Concentration of dirichlet; small: few classes each.")
     driver: Literal["inline", "flower"] = setting(
         "inline", "inline, or flower: its simulation, with the extra 'federated'."

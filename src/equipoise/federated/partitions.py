@@ -3,13 +3,15 @@
 =============  ==========================================================================================
 `iid`          a random partition into shares of equal size
 `dirichlet`    of every class, client p gets a share drawn from Dirichlet(alpha): small alpha, few classes
+`shards`       the records are sorted by class and cut into equal shards; every client gets some at random
 `one_class`    every client holds records of a single class
 =============  ==========================================================================================
 
 A simulation's partition is public: it looks at labels, which real clients would never show.
 
-Source of `dirichlet`: Hsu, Qi and Brown 2019, "Measuring the Effects of Non-Identical Data Distribution for
-Federated Visual Classification".
+Sources: of `dirichlet`, Hsu, Qi and Brown 2019, "Measuring the Effects of Non-Identical Data Distribution for
+Federated Visual Classification"; of `shards`, McMahan et al. 2017, "Communication-Efficient Learning of Deep
+Networks from Decentralized Data".
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from torch import Tensor
 
 from equipoise import _validate
 
-__all__ = ["dirichlet", "iid", "one_class"]
+__all__ = ["dirichlet", "iid", "one_class", "shards"]
 
 
 def iid(num_records: int, clients: int, seed: int = 0) -> list[Tensor]:
@@ -80,6 +82,27 @@ def dirichlet(labels: Tensor, clients: int, alpha: float = 0.5, seed: int = 0) -
         f"alpha={alpha!r} left one of {clients} clients without a record 100 times over: take a larger alpha "
         "or fewer clients"
     )
+
+
+def shards(labels: Tensor, clients: int, each: int = 2, seed: int = 0) -> list[Tensor]:
+    """Sorted record numbers of each client: a few stretches of the records in the order of their classes.
+
+    Args:
+        labels: [N] classes.
+        clients: P.
+        each: shards of a client, of N // (P each) records; the rest of an uneven division is left out.
+        seed: of the public draw.
+
+    Example:
+        >>> labels = torch.arange(12) % 3
+        >>> [labels[part].tolist() for part in shards(labels, clients=3)]
+        [[1, 1, 2, 2], [0, 0, 1, 1], [2, 2, 0, 0]]
+    """
+    _validate.count(each=each)
+    size = _check(len(labels), clients * each)
+    order = labels.argsort(stable=True)[: size * clients * each].view(-1, size)
+    given = torch.randperm(len(order), generator=_rng(seed)).view(clients, each)
+    return [order[mine].flatten().sort().values for mine in given]
 
 
 def one_class(labels: Tensor, clients: int, seed: int = 0) -> list[Tensor]:

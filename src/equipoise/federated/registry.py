@@ -1,8 +1,9 @@
 """The table of federated methods: what runs at each client, and what at the server.
 
-A new method is one entry here: two functions of the public constants of a federation (`FederationSetup`), one
-that makes the client's method and one that makes the server's strategy. `fedavg:NAME` names any method of the
-library at the clients, with plain averaging. The table loads neither torch nor any method.
+A method is two functions of the public constants of a federation (`FederationSetup`), one that makes the
+client's method and one that makes the server's strategy. `fedavg:NAME` names any method of the library at the
+clients, with plain averaging; `package.module:NAME` a `FederatedMethod` that is not in the table, such as
+those in `baselines/` of the repository. The table loads neither torch nor any method.
 """
 
 from __future__ import annotations
@@ -12,17 +13,26 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from equipoise import _validate, federated, methods
+from equipoise import federated, methods
 from equipoise.methods.registry import find, registered
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import nn
 
     from equipoise.federated import RoundSubspace, Strategy
     from equipoise.gradients.engine_inputs import Loss
     from equipoise.methods import Method, ReleasedQuantile
 
-__all__ = ["FEDERATED", "PLAIN_AVERAGING", "FederatedMethod", "FederationSetup", "find_federated"]
+__all__ = [
+    "FEDERATED",
+    "MOVED",
+    "PLAIN_AVERAGING",
+    "FederatedMethod",
+    "FederationSetup",
+    "average",
+    "dp_sgd",
+    "find_federated",
+]
 
 PLAIN_AVERAGING = "fedavg:"
 """Before the name of a method of the library: that method at the clients, averaged."""
@@ -92,7 +102,7 @@ class FederatedMethod:
 
 
 def find_federated(name: str) -> FederatedMethod:
-    """The entry of a name, or of ``fedavg:NAME``.
+    """The entry of a name, of ``fedavg:NAME``, or of ``package.module:NAME``.
 
     Raises:
         ValueError: there is no such method.
@@ -105,10 +115,16 @@ def find_federated(name: str) -> FederatedMethod:
         return FEDERATED[name]
     local = name.removeprefix(PLAIN_AVERAGING)
     if local != name and local in registered():
-        return FederatedMethod(find(local).card.summary, lambda setup: _local(local, setup), _mean)
+        return FederatedMethod(find(local).card.summary, lambda setup: _local(local, setup), average)
+    if ":" in name and local == name:
+        from equipoise.data.readers.custom import load_named
+
+        found = load_named(name)
+        if isinstance(found, FederatedMethod):
+            return found
     raise ValueError(
-        f"method={name!r} is no federated method. There are {', '.join(FEDERATED)}, and fedavg:NAME with any "
-        "name that `equipoise methods` lists."
+        f"method={name!r} is no federated method. There are {', '.join(FEDERATED)}, fedavg:NAME with any "
+        "name that `equipoise methods` lists, and package.module:NAME of a FederatedMethod."
     )
 
 
@@ -123,11 +139,13 @@ def _local(name: str, setup: FederationSetup) -> Method:
     return found
 
 
-def _mean(setup: FederationSetup) -> Strategy:
+def average(setup: FederationSetup) -> Strategy:
+    """The server's side of the methods that send parameters."""
     return federated.FedAvg()
 
 
-def _fixed(setup: FederationSetup) -> Method:
+def dp_sgd(setup: FederationSetup) -> Method:
+    """DP-SGD at the clip norm of the federation, for methods that go around it."""
     return methods.DPSGD(clip_norm=setup.clip_norm)
 
 
@@ -135,47 +153,19 @@ def _quantile(setup: FederationSetup) -> ReleasedQuantile:
     return methods.ReleasedQuantile(setup.clip_norm, quantile=setup.options["quantile"])
 
 
-def _moon(setup: FederationSetup) -> Method:
-    term = federated.MoonLoss(setup.loss, _features, setup.model, **setup.options)
-    return federated.Moon(_fixed(setup), term)
-
-
-def _features(model: nn.Module, batch: Any) -> Tensor:
-    """The input of a network's last layer."""
-    from torch import nn
-
-    if not isinstance(model, nn.Sequential) or len(model) < 2:
-        raise ValueError(
-            "method='moon' compares what goes into the last layer, and takes it from an nn.Sequential; this "
-            f"model is a {type(model).__name__}. Use MoonLoss with a features function of your own."
-        )
-    return model[:-1](batch["input"]).flatten(1)
-
-
 def _subspace_server(setup: FederationSetup) -> Strategy:
     return federated.SubspaceAverage(setup.directions)
 
 
 def _radius_client(setup: FederationSetup) -> Method:
-    method = _radius_method(setup)
-    return federated.AveragedIterate(method) if setup.options["averaged_iterate"] else method
-
-
-def _radius_method(setup: FederationSetup) -> Method:
     if setup.recipe == "as_published":
-        for name in ("variant", "query_steps"):
-            if setup.options[name] != _RADIUS[name]:
-                raise ValueError(
-                    f"{name}={setup.options[name]!r}: the published algorithm has {name}={_RADIUS[name]!r}; "
-                    "use recipe='library' for the others"
-                )
         rate = setup.options["radius_sampling_rate"]
         return federated.PublishedServerRMS(
             clip_norm=setup.clip_norm, round_length=setup.local_steps, radius_sampling_rate=rate
         )
     own = {name: setup.options[name] for name in _RADIUS_AT_CLIENTS}
     method = federated.ServerRMS(setup.clip_norm, round_length=setup.local_steps, **own)
-    if method.fused or method.radius_sampling_rate is not None or setup.client_records is None:
+    if method.radius_sampling_rate is not None or setup.client_records is None:
         return method
     rate = float(f"{min(1.0, QUERIED_RECORDS / setup.client_records):.2g}")
     return replace(method, radius_sampling_rate=rate)
@@ -184,25 +174,19 @@ def _radius_method(setup: FederationSetup) -> Method:
 def _radius_server(setup: FederationSetup) -> Strategy:
     from equipoise.methods.adaptive_rms import RMSRadius
 
-    form = {name: setup.options[name] for name in ("variant", "initial_clip_norm")}
-    elsewhere = {*form, "averaged_iterate", *_RADIUS_AT_CLIENTS}
-    options = {name: value for name, value in setup.options.items() if name not in elsewhere}
+    options = {name: value for name, value in setup.options.items() if name not in _RADIUS_AT_CLIENTS}
     if setup.recipe == "as_published":
         options |= {"offset": "paper", "scale": "g_hat", "kappa": None}
     rule = RMSRadius(setup.clip_norm, **options)
-    strategy = federated.AdaptDPFedAvg(rule, setup.rounds, setup.clients_per_round, **form)
-    averaged = setup.options["averaged_iterate"]
-    _validate.instance(bool, "true or false", averaged_iterate=averaged)
-    return federated.IterateAverage(strategy) if averaged else strategy
+    return federated.AdaptDPFedAvg(rule, setup.rounds, setup.clients_per_round)
 
 
-_RADIUS_AT_CLIENTS = ("variant", "query_steps", "radius_share", "radius_sampling_rate")
+_RADIUS_AT_CLIENTS = ("radius_share", "radius_sampling_rate")
 
 
 _RADIUS = {
-    "variant": "round", "query_steps": "all", "initial_clip_norm": None,
     "radius_share": 0.2, "radius_sampling_rate": None, "tau": 1.0, "offset": "sd", "scale": "g_hat",
-    "kappa": None, "ema_beta": 0.0, "minimum": None, "averaged_iterate": False,
+    "kappa": None, "ema_beta": 0.0, "minimum": None,
 }  # fmt: skip
 
 
@@ -210,7 +194,7 @@ _SUBSPACE = {"dimension": 100, "blocks": "per_tensor", "form": "combination"}
 
 
 FEDERATED: dict[str, FederatedMethod] = {
-    "dp-fedavg": FederatedMethod("DP-SGD at a fixed clip norm, averaged", _fixed, _mean),
+    "dp-fedavg": FederatedMethod("DP-SGD at a fixed clip norm, averaged", dp_sgd, average),
     "dp-fedavg-quantile": FederatedMethod(
         "DP-SGD at a quantile of all clients' gradient norms, from noised counts",
         lambda setup: federated.ServerQuantile(_quantile(setup)),
@@ -220,7 +204,7 @@ FEDERATED: dict[str, FederatedMethod] = {
     "dp-fedavg-normalised": FederatedMethod(
         "DP-SGD with normalised gradients, averaged",
         lambda setup: methods.DPSGD(clip_norm=setup.clip_norm, clip_rule=methods.AutoS()),
-        _mean,
+        average,
     ),
     "adaptdp-fedavg": FederatedMethod(
         "the clipping radius follows the clients' noised mean squared gradient norm",
@@ -228,33 +212,6 @@ FEDERATED: dict[str, FederatedMethod] = {
         _radius_server,
         _RADIUS,
         recipes=("library", "as_published"),
-    ),
-    "fedprox": FederatedMethod(
-        "DP-SGD with a pull to the global model, after the noise",
-        lambda setup: federated.Proximal(_fixed(setup), setup.options["strength"]),
-        _mean,
-        {"strength": 0.1},
-    ),
-    "scaffold": FederatedMethod(
-        "DP-SGD corrected by control variates from noised displacements",
-        lambda setup: federated.Scaffold(
-            _fixed(setup), local_steps=setup.local_steps, learning_rate=setup.learning_rate
-        ),
-        lambda setup: federated.ScaffoldAverage(
-            setup.clients, local_steps=setup.local_steps, learning_rate=setup.learning_rate
-        ),
-    ),
-    "moon": FederatedMethod(
-        "DP-SGD whose loss holds representations near the global model's",
-        _moon,
-        _mean,
-        {"strength": 1.0, "temperature": 0.5},
-    ),
-    "fedlrs": FederatedMethod(
-        "DP-SGD pulled back beyond a bound; the update's largest entries are sent",
-        lambda setup: federated.FedLRS(_fixed(setup), **setup.options),
-        lambda setup: federated.SparseAverage(),
-        {"bound": 1.0, "strength": 0.1, "share": 0.3},
     ),
     "fedpcdp": FederatedMethod(
         "local steps inside the span of public gradients, clipped after the projection",
@@ -270,12 +227,15 @@ FEDERATED: dict[str, FederatedMethod] = {
         _SUBSPACE,
         needs_public=True,
     ),
-    "projected-upload": FederatedMethod(
-        "DP-SGD; what is sent is projected on the span of public gradients, after PFA",
-        lambda setup: federated.ProjectedUpload(_fixed(setup), setup.directions, form=setup.options["form"]),
-        _subspace_server,
-        _SUBSPACE,
-        needs_public=True,
-    ),
 }
 """name -> its two halves."""
+
+
+MOVED = {
+    "fedprox": "baselines.fedprox:FEDPROX",
+    "scaffold": "baselines.scaffold:SCAFFOLD",
+    "moon": "baselines.moon:MOON",
+    "fedlrs": "baselines.fedlrs:FEDLRS",
+    "projected-upload": "baselines.projected_upload:PROJECTED_UPLOAD",
+}
+"""Names of earlier versions, and where the methods are in the repository."""

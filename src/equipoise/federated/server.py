@@ -3,8 +3,8 @@
 A strategy is a generator of requests. It yields a request, is sent the usable replies, and returns the next
 global model. `FedAvg` averages the clients' parameters with equal weights: x' = (1/P) sum_p y_p over the P
 that answered. Weights by size would be public too, but the sizes are then part of the claim; equal ones ask
-for nothing. With clients that clip at a fixed or learned radius this is DP-FedAvg, with `Proximal` clients
-FedProx. The server holds released values only; nothing here is private, and nothing here adds noise.
+for nothing. With clients that clip at a fixed or learned radius this is DP-FedAvg. The server holds released
+values only; nothing here is private, and nothing here adds noise.
 
 Each round a public generator picks the clients. Clients that refuse or cannot be reached, before a query or
 in the middle of the round, are left out of it, and so are those whose own ledger or folder is broken; the

@@ -318,7 +318,7 @@ class RMSClipping(Method):
 
         def sums(rows: PrivateRows, ids: Tensor) -> dict[str, Bounded]:
             out = {"gradient": clip(rows, Abadi(), clip_norm)}
-            if self.measures(state):
+            if self.fused:
                 out["squares"] = _squares(rows, limit)
             return out
 
@@ -329,10 +329,6 @@ class RMSClipping(Method):
             # For the next step: a radius from the very draw that it clips would be no function of releases.
             state = self.learn(context.plan, state, _mean(released["squares"], size))
         return mean_of(released["gradient"], size), state
-
-    def measures(self, state: State) -> bool:
-        """Whether the next step releases squares with its gradient."""
-        return self.fused
 
     def begin_round(self, context: Context, state: State) -> State:
         """The state with the radius of the round that begins, from a query of its own."""

@@ -24,7 +24,7 @@ from equipoise.app.option_checks import SettingsError
 from equipoise.app.settings import FederationSettings, RunSettings
 from equipoise.app.tasks import TASKS, loss_of
 from equipoise.data import DataSet
-from equipoise.federated import Client, Strategy, dirichlet, iid, one_class
+from equipoise.federated import Client, Strategy, dirichlet, iid, one_class, shards
 from equipoise.federated.registry import FederatedMethod, FederationSetup, find_federated
 from equipoise.federated.round_protocol import protocol_of
 from equipoise.federated.server import pick_clients
@@ -263,13 +263,14 @@ def _partition(settings: FederationSettings, dataset: DataSet) -> list[Tensor]:
     labels, seed, P = dataset.train.fields.get("label"), settings.base.seed, settings.clients
     if settings.partition == "iid":
         return iid(len(dataset.train), P, seed)
-    if labels is None:
+    if labels is None or dataset.task != "classification":
         raise SettingsError(
             f"--partition is {settings.partition}, which assigns records by their class, but "
             f"{settings.base.data_name!r} is made for {dataset.task}. Take --partition iid."
         )
     ways: dict[str, Callable[[], list[Tensor]]] = {
         "dirichlet": lambda: dirichlet(labels, P, settings.alpha, seed),
+        "shards": lambda: shards(labels, P, seed=seed),
         "one-class": lambda: one_class(labels, P, seed),
     }
     return ways[settings.partition]()
@@ -294,11 +295,24 @@ def _recipe(base: RunSettings, entry: FederatedMethod) -> str:
     return recipe
 
 
+_FUSED = (
+    " The radius is asked for before each round. A federation that was begun with variant=fused goes on with "
+    "the version that began it."
+)
+
+
+_EARLIER_OPTIONS = {
+    "averaged_iterate": " From a checkout, give --method baselines.averaged_iterate:ADAPTDP.",
+    **dict.fromkeys(("variant", "query_steps", "initial_clip_norm"), _FUSED),
+}
+
+
 def _options(base: RunSettings, entry: FederatedMethod) -> dict[str, Any]:
     unknown = sorted(set(base.options) - set(entry.options))
     if unknown:
         has = ", ".join(entry.options) or "none"
         raise SettingsError(
             f"--option {unknown[0]} is not an option of --method {base.method}; it has {has}."
+            + _EARLIER_OPTIONS.get(unknown[0], "")
         )
     return {**entry.options, **base.options}

@@ -16,7 +16,7 @@ from equipoise._files import PathLike
 from equipoise.data.readers.files import DataFileError
 from equipoise.data.records import DataSet
 
-__all__ = ["load_dataset", "load_function"]
+__all__ = ["load_dataset", "load_function", "load_named"]
 
 
 def load_function(spec: str) -> Callable[..., Any]:
@@ -29,6 +29,17 @@ def load_function(spec: str) -> Callable[..., Any]:
     >>> load_function("math:hypot")(3, 4)
     5.0
     """
+    found = load_named(spec)
+    if not callable(found):
+        raise TypeError(
+            f"{spec!r} is a {type(found).__name__}, not a function. Name a function that returns the object."
+        )
+    function: Callable[..., Any] = found
+    return function
+
+
+def load_named(spec: str) -> Any:
+    """What ``package.module:name`` names; raises ValueError as `load_function`."""
     module_name, colon, attribute = spec.partition(":")
     if not colon or not all(part.isidentifier() for part in [*module_name.split("."), *attribute.split(".")]):
         raise ValueError(f"{spec!r} does not have the form package.module:function.")
@@ -51,12 +62,7 @@ def load_function(spec: str) -> Callable[..., Any]:
                 f"{spec!r}: the module {module_name!r} has no {attribute!r}. Check the spelling."
             )
         found = getattr(found, name)
-    if not callable(found):
-        raise TypeError(
-            f"{spec!r} is a {type(found).__name__}, not a function. Name a function that returns the object."
-        )
-    function: Callable[..., Any] = found
-    return function
+    return found
 
 
 def load_dataset(spec: str, *, folder: PathLike | None = None, population: int | None = None) -> DataSet:

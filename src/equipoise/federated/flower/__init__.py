@@ -1,8 +1,8 @@
 """The federated room on Flower (the extra ``federated``).
 
-`client_app` makes a Flower app of a `Client`, `serve` and `FlowerStrategy` run our strategies at Flower's
-server, `simulate_on_flower` runs both on one machine. Flower brings messages and processes; noise, ledgers,
-refusals and rounds are this library's. Flower's own wrappers for differential privacy are not used.
+`client_app` makes a Flower app of a `Client`, `serve` runs our strategies at Flower's server,
+`simulate_on_flower` runs both on one machine. Flower brings messages and processes; noise, ledgers, refusals
+and rounds are this library's. Flower's own wrappers for differential privacy are not used.
 """
 
 import os
@@ -20,18 +20,15 @@ if "FLWR_TELEMETRY_ENABLED" not in os.environ and "flwr.supercore.telemetry" in 
 os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 
-from equipoise.federated.flower.accountant import LedgerAccountant
 from equipoise.federated.flower.client_app import client_app, client_number
 from equipoise.federated.flower.grid import GridExchange
+from equipoise.federated.flower.serve import serve
 from equipoise.federated.flower.simulation import run_simulated, simulate_on_flower
-from equipoise.federated.flower.strategy import FlowerStrategy, serve
 from equipoise.federated.flower.user_updates import FlowerUpdates, NodeUsers, user_app
 
 __all__ = [
-    "FlowerStrategy",
     "FlowerUpdates",
     "GridExchange",
-    "LedgerAccountant",
     "NodeUsers",
     "client_app",
     "client_number",

@@ -56,7 +56,7 @@ def client_number(context: Context) -> int:
 
 
 def client_app(build: Callable[[Context], OpenClient]) -> ClientApp:
-    """An app that answers the requests of `GridExchange` and `FlowerStrategy`.
+    """An app that answers the requests of a `GridExchange`.
 
     Args:
         build: makes the client of a node, with a `folder` that only this client uses; called for every

@@ -58,13 +58,9 @@ class GridExchange:
 
     def send(self, request: Request, clients: Sequence[int]) -> dict[int, Reply | str]:
         """Each client's reply; clients that did not answer are not in it."""
-        replies = self.receive(self.messages(request, clients))
+        contents = dict.fromkeys(clients, write_request(request))
+        replies = self.receive(self.address(MESSAGE_TYPES[request.kind], contents))
         return {index: read_reply(message) for index, message in replies.items()}
-
-    def messages(self, request: Request, clients: Sequence[int]) -> list[Message]:
-        """The request as a message to each of these clients that is there."""
-        content = write_request(request)
-        return self.address(MESSAGE_TYPES[request.kind], dict.fromkeys(clients, content))
 
     def address(self, message_type: str, contents: Mapping[int, RecordDict]) -> list[Message]:
         """A message to each of these clients that is there."""
@@ -78,10 +74,6 @@ class GridExchange:
     def receive(self, messages: Sequence[Message]) -> dict[int, Message]:
         """Send messages and wait: client -> its answer."""
         answers = self._grid.send_and_receive(messages, timeout=self._timeout) if messages else []
-        return self.by_client(answers)
-
-    def by_client(self, answers: Iterable[Message]) -> dict[int, Message]:
-        """client -> its answer; answers of unknown nodes are left out."""
         numbers = {node: index for index, node in self._nodes.items()}
         senders = ((numbers.get(answer.metadata.src_node_id), answer) for answer in answers)
         return {index: answer for index, answer in senders if index is not None}

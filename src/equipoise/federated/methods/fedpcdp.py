@@ -1,41 +1,34 @@
-"""Rounds in a subspace of public gradients at the global model: FedPCDP, FedPDP, and projected upload.
+"""Rounds in a subspace of public gradients at the global model: FedPCDP and FedPDP.
 
     FedPCDP    y <- y - rate V (sum_i clip_C(V^T g_i) + N(0, (z C)^2 I_K)) / B,     K steps, V fixed
     FedPDP     y <- y - rate V (sum_i min(1, C / |g_i|) V^T g_i + N(0, (z C)^2 I_K)) / B
-    projected upload: K steps of any method
 
     a client sends    u = V^T (x - y), or the combination of public gradients that is V u
     server            x <- x - rate_g mean_p V u_p
 
 See `RoundSubspace` for V and for the two forms of what is sent. FedPCDP and FedPDP stay in the span of V with
 plain SGD, so that what is sent loses nothing; weight decay, or momentum that lasts across rounds, leaves the
-span, and what leaves it is lost. Projected upload drops what the update, and its noise, hold outside of it.
+span, and what leaves it is lost.
 
 Sources: PCDP-SGD, arXiv 2312.03792 (withdrawn by its authors in version 2), algorithm 3, with u the
-displacement after all local steps; its comparison FedPDP, after Zhou, Wu and Banerjee 2021. Projected upload:
-Liu, Lou, Xiong, Liu and Meng 2021, "Projected Federated Averaging with Heterogeneous Differential Privacy"
-(PFA), as simplified in that comparison: in PFA clients with weaker protection are projected on the span of
-those with stronger protection; here all have the same, and the span is that of public gradients.
+displacement after all local steps; its comparison FedPDP, after Zhou, Wu and Banerjee 2021.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import ClassVar
 
 from equipoise import _validate
 from equipoise.federated.messages import Reply
 from equipoise.federated.methods.round_subspace import Form, RoundSubspace
-from equipoise.federated.round_protocol import RoundProtocol, RoundWrapper
+from equipoise.federated.round_protocol import RoundProtocol
 from equipoise.federated.server import FedAvg
 from equipoise.methods import PCDPSGD, PDPSGD, State
-from equipoise.methods.base import Parameters, Plan
-from equipoise.methods.card import Card
+from equipoise.methods.base import Parameters
 from equipoise.methods.projected import ProjectedGradient
-from equipoise.methods.public_records import PublicRecords
 
-__all__ = ["ProjectedUpload", "RoundPCDP", "RoundPDP", "SubspaceAverage", "SubspaceUpload"]
+__all__ = ["RoundPCDP", "RoundPDP", "SubspaceAverage", "SubspaceUpload"]
 
 
 class SubspaceUpload(RoundProtocol):
@@ -86,42 +79,6 @@ class RoundPDP(RoundProjection):
     name: ClassVar[str] = "pdp-client"
     card = PDPSGD.card
     clips_rows: ClassVar[bool] = True
-
-
-@dataclass(frozen=True)
-class ProjectedUpload(SubspaceUpload, RoundWrapper):
-    """The client's half of projected upload.
-
-    Args:
-        inner: estimates the gradient.
-        source: the public records and their subspace.
-        form: what is sent: "combination" or "coordinates".
-    """
-
-    name: ClassVar[str] = "projected-upload"
-    card: ClassVar[Card] = Card(
-        summary="Any method; what is sent is projected on the span of public gradients.",
-        claim="Short uploads, and the noise outside of the span is dropped; private as the inner method is.",
-        source="Liu et al. 2021, Projected Federated Averaging, simplified",
-        guarantee="proven",
-        cost="that of the inner method, and a pass over the public records per round",
-        use_when="Sending is dear and public records of the task are at hand.",
-        avoid_when="The subspace misses much of the update: that bias stays.",
-    )
-
-    source: RoundSubspace
-    _: KW_ONLY
-    form: Form = "combination"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _validate.one_of(("combination", "coordinates"), form=self.form)
-
-    def assumptions(self, plan: Plan | None = None) -> Sequence[str]:
-        return tuple(dict.fromkeys((*super().assumptions(plan), *self.source.public.assumptions())))
-
-    def public_batches(self) -> Sequence[PublicRecords]:
-        return (*super().public_batches(), self.source.public)
 
 
 class SubspaceAverage(FedAvg):

@@ -22,14 +22,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from equipoise import _validate
-from equipoise.federated.round_protocol import RoundWrapper
+from equipoise.federated import RoundWrapper
+from equipoise.federated.registry import FederatedMethod, FederationSetup, average, dp_sgd
 from equipoise.gradients.engine_inputs import Loss
 from equipoise.methods import Context, State
 from equipoise.methods.base import Parameters
 from equipoise.methods.card import Card
 from equipoise.methods.named_tensors import copied
 
-__all__ = ["Moon", "MoonLoss"]
+__all__ = ["MOON", "Moon", "MoonLoss"]
 
 
 class MoonLoss:
@@ -130,3 +131,25 @@ class Moon(RoundWrapper):
 
     def end_round(self, state: State, end: Parameters) -> State:
         return {**super().end_round(state, end), "last": copied(end)}
+
+
+def features(model: nn.Module, batch: Any) -> Tensor:
+    """The input of a network's last layer."""
+    if not isinstance(model, nn.Sequential) or len(model) < 2:
+        raise ValueError(
+            "method=MOON compares what goes into the last layer, and takes it from an nn.Sequential; this "
+            f"model is a {type(model).__name__}. Use MoonLoss with a features function of your own."
+        )
+    return model[:-1](batch["input"]).flatten(1)
+
+
+def _client(setup: FederationSetup) -> Moon:
+    return Moon(dp_sgd(setup), MoonLoss(setup.loss, features, setup.model, **setup.options))
+
+
+MOON = FederatedMethod(
+    "DP-SGD whose loss holds representations near the global model's",
+    _client,
+    average,
+    {"strength": 1.0, "temperature": 0.5},
+)

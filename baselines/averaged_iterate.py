@@ -13,21 +13,21 @@ Source: Fukami, Murata and Niwa, TMLR 2025, "AdaptDP-FedAvg".
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from equipoise.federated.messages import Reply, Request
-from equipoise.federated.round_protocol import RoundWrapper
-from equipoise.federated.server import RoundRequests, Strategy, misfit
+from equipoise.federated import Reply, Request, RoundWrapper, Strategy
+from equipoise.federated.registry import FEDERATED
+from equipoise.federated.server import RoundRequests, misfit
 from equipoise.methods import Context, State
 from equipoise.methods.base import Parameters
 from equipoise.methods.card import Card
 from equipoise.methods.named_tensors import copied
 
-__all__ = ["AveragedIterate", "IterateAverage"]
+__all__ = ["ADAPTDP", "AveragedIterate", "IterateAverage"]
 
 
 #: Before a parameter's name: the mean of its values in a round. No part of a parameter's name is empty.
@@ -173,3 +173,12 @@ def _parted(reply: Reply) -> tuple[Reply, dict[str, Tensor]]:
         else:
             own[name] = value
     return Reply(own, reply.reports), mean
+
+
+_INNER = FEDERATED["adaptdp-fedavg"]
+ADAPTDP = replace(
+    _INNER,
+    summary=f"{_INNER.summary}; the model is the mean of all local iterates",
+    method=lambda setup: AveragedIterate(_INNER.method(setup)),
+    strategy=lambda setup: IterateAverage(_INNER.strategy(setup)),
+)

@@ -25,15 +25,15 @@ import torch
 from torch import Tensor
 
 from equipoise import _validate
-from equipoise.federated.messages import Reply, check_tensors
-from equipoise.federated.round_protocol import Extra, RoundWrapper
-from equipoise.federated.server import FedAvg
+from equipoise.federated import Extra, FedAvg, Reply, RoundWrapper
+from equipoise.federated.messages import check_tensors
+from equipoise.federated.registry import FederatedMethod, dp_sgd
 from equipoise.methods import Context, State
 from equipoise.methods.base import Parameters
 from equipoise.methods.card import Card
 from equipoise.methods.named_tensors import copied
 
-__all__ = ["Scaffold", "ScaffoldAverage"]
+__all__ = ["SCAFFOLD", "Scaffold", "ScaffoldAverage"]
 
 
 @dataclass(frozen=True)
@@ -154,3 +154,12 @@ def control_change(
 
 def _zeros(like: Parameters) -> dict[str, Tensor]:
     return {name: torch.zeros_like(value) for name, value in like.items()}
+
+
+SCAFFOLD = FederatedMethod(
+    "DP-SGD corrected by control variates from noised displacements",
+    lambda setup: Scaffold(dp_sgd(setup), local_steps=setup.local_steps, learning_rate=setup.learning_rate),
+    lambda setup: ScaffoldAverage(
+        setup.clients, local_steps=setup.local_steps, learning_rate=setup.learning_rate
+    ),
+)

@@ -17,11 +17,12 @@ from typing import ClassVar
 from torch import Tensor
 
 from equipoise import _validate
-from equipoise.federated.round_protocol import RoundWrapper
+from equipoise.federated import RoundWrapper
+from equipoise.federated.registry import FederatedMethod, average, dp_sgd
 from equipoise.methods import Context, State
 from equipoise.methods.card import Card
 
-__all__ = ["Proximal"]
+__all__ = ["FEDPROX", "Proximal"]
 
 
 @dataclass(frozen=True)
@@ -62,3 +63,11 @@ class Proximal(RoundWrapper):
             for name, value in estimate.items()
         }
         return pulled, state
+
+
+FEDPROX = FederatedMethod(
+    "DP-SGD with a pull to the global model, after the noise",
+    lambda setup: Proximal(dp_sgd(setup), setup.options["strength"]),
+    average,
+    {"strength": 0.1},
+)

@@ -20,14 +20,13 @@ import torch
 from torch import Tensor
 
 from equipoise import _validate
-from equipoise.federated.messages import Reply
-from equipoise.federated.round_protocol import RoundWrapper
-from equipoise.federated.server import FedAvg
+from equipoise.federated import FedAvg, Reply, RoundWrapper
+from equipoise.federated.registry import FederatedMethod, dp_sgd
 from equipoise.methods import Context, State
 from equipoise.methods.base import Parameters
 from equipoise.methods.card import Card
 
-__all__ = ["FedLRS", "SparseAverage"]
+__all__ = ["FEDLRS", "FedLRS", "SparseAverage"]
 
 
 @dataclass(frozen=True)
@@ -116,3 +115,11 @@ class SparseAverage(FedAvg):
             name: value + part.view_as(value)
             for (name, value), part in zip(params.items(), parts, strict=True)
         }
+
+
+FEDLRS = FederatedMethod(
+    "DP-SGD pulled back beyond a bound; the update's largest entries are sent",
+    lambda setup: FedLRS(dp_sgd(setup), **setup.options),
+    lambda setup: SparseAverage(),
+    {"bound": 1.0, "strength": 0.1, "share": 0.3},
+)
