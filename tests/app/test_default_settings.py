@@ -111,14 +111,20 @@ def test_a_recipe_is_named_after_its_data() -> None:
 def test_features_are_computed_once_and_the_folder_is_named(tmp_path, monkeypatch, capsys) -> None:
     cache = tmp_path / "cache"
     monkeypatch.setenv("EQUIPOISE_CACHE", str(cache))
-    command = ["train", "--data", "digits", "--model", "scatter-linear", "--dry-run", "--json"]
-    assert cli.main(command) == 0
+    command = ["train", "--data", "digits", "--model", "scatter-linear", "--json", "--epochs", "1"]
+    command += ["--run-dir"]
+    assert cli.main([*command, str(tmp_path / "a"), "--dry-run"]) == 0
+    dry = capsys.readouterr()
+    assert json.loads(dry.out)["dry_run"] is True
+    assert "features    not computed here" in dry.err
+    assert not cache.exists()
+    assert cli.main([*command, str(tmp_path / "a")]) == 0
     first = capsys.readouterr()
-    assert json.loads(first.out)["dry_run"] is True
+    assert json.loads(first.out)["settings"] == json.loads(dry.out)["settings"]
     assert first.err.count("computing features once") == 1
     assert str(cache) in first.err
     files = {path: path.stat().st_mtime_ns for path in cache.glob("features-*.safetensors")}
     assert len(files) == 2  # training and test records
-    assert cli.main(command) == 0
+    assert cli.main([*command, str(tmp_path / "b")]) == 0
     assert "computing features" not in capsys.readouterr().err
     assert {path: path.stat().st_mtime_ns for path in cache.glob("features-*.safetensors")} == files

@@ -163,7 +163,10 @@ class Experiment:
 
 
 def assemble(
-    settings: RunSettings, progress: FeatureProgress | None = None, raw: DataSet | None = None
+    settings: RunSettings,
+    progress: FeatureProgress | None = None,
+    raw: DataSet | None = None,
+    outline: bool = False,
 ) -> Experiment:
     """Load the data and build the pieces; nothing is spent.
 
@@ -171,6 +174,7 @@ def assemble(
         settings: what the user gave; gaps are filled from the default settings.
         progress: called with (done, total) while fixed features are computed.
         raw: what `load_data` gave for these settings, where it was called already.
+        outline: compute no features (see `prepare_data`), for what depends on no record.
 
     Raises:
         SettingsError: a setting that cannot be used.
@@ -180,7 +184,14 @@ def assemble(
     raw = raw or load_data(settings)
     settings = settings.resolved(default_model(raw), raw.population)
     assert settings.model is not None
-    dataset = prepare_data(settings.model, raw, cache_folder(), features=settings.features, progress=progress)
+    dataset = prepare_data(
+        settings.model,
+        raw,
+        cache_folder(),
+        features=settings.features,
+        progress=progress,
+        outline=outline,
+    )
     dataset, public = set_public_apart(settings, dataset)
     model = build_model(settings.model, dataset, seed=settings.seed)
     sampling = make_sampling(settings, dataset.population)

@@ -39,7 +39,7 @@ from equipoise.data.features.extractors import (
     features_of,
 )
 from equipoise.data.readers.custom import load_function
-from equipoise.data.records import DataSet
+from equipoise.data.records import DataSet, Records
 from equipoise.gradients.capture.random_numbers import random_numbers_from
 
 __all__ = ["build_model", "default_model", "extractor_of", "prepare_data", "unnamed_model"]
@@ -383,6 +383,7 @@ def prepare_data(
     *,
     features: str | None = None,
     progress: FeatureProgress | None = None,
+    outline: bool = False,
 ) -> DataSet:
     """The data set as the model takes it: fixed features where it is made for them, else unchanged.
 
@@ -392,9 +393,22 @@ def prepare_data(
         cache: a folder where features are kept from run to run; private, like the data. None keeps nothing.
         features: as for `extractor_of`; those of the run that a model belongs to.
         progress: called with (done, total) while features are computed.
+        outline: put zeros of the features' shape in their place, for what depends on the shape alone.
     """
     extractor = extractor_of(name, dataset, features)
-    return dataset if extractor is None else features_of(dataset, extractor, cache, progress=progress)
+    if extractor is None:
+        return dataset
+    if outline:
+        if isinstance(extractor, DrawnFeatures):  # the shape does not depend on what they are fitted on
+            extractor = replace(extractor, pictures=100)
+        shape = extractor(torch.zeros_like(dataset.train.fields["input"][:1])).shape[1:]
+
+        def zeros(records: Records) -> Records:
+            inputs = torch.zeros(1, *shape).expand(len(records), *shape)  # one row in memory
+            return Records({**records.fields, "input": inputs}, num_classes=records.num_classes)
+
+        return replace(dataset, train=zeros(dataset.train), test=zeros(dataset.test), numeric_columns=())
+    return features_of(dataset, extractor, cache, progress=progress)
 
 
 def default_model(dataset: DataSet) -> str:

@@ -26,6 +26,7 @@ from equipoise._run_files import read_object
 from equipoise._validate import delta_warning
 from equipoise.app.build import Experiment, assemble, build_training
 from equipoise.app.data_loading import cache_folder
+from equipoise.app.model_table import MODELS, ModelEntry
 from equipoise.app.option_checks import SettingsError, noise_warning, rate_warning
 from equipoise.app.run_checks import SETTINGS_FILE, is_finished
 from equipoise.app.settings import RunSettings
@@ -72,28 +73,31 @@ def train_run(settings: RunSettings, console: Console) -> dict[str, Any]:
 
 def describe_run(settings: RunSettings, console: Console) -> dict[str, Any]:
     """What a training would do and cost: nothing is spent, and no folder is left behind."""
-    experiment = assemble_shown(settings, console)
-    with tempfile.TemporaryDirectory() as folder:
+    experiment = assemble_shown(settings, console, outline=True)
+    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "data holds equal records")  # zeros in place of features
         # with the runs of the shared journal, but in a copy of it
         copied = None if settings.ledger is None else str(Path(folder) / "ledger.jsonl")
         if settings.ledger is not None and Path(settings.ledger).is_file():
             shutil.copyfile(settings.ledger, str(copied))
         own = replace(experiment, settings=replace(experiment.settings, ledger=copied, run_dir=None))
         training = build_training(own)
-        warnings = _introduce(training, experiment, console)
+        warned = _introduce(training, experiment, console)
         description = training.describe()
     console.print(str(description), markup=False, soft_wrap=True)
+    if MODELS.get(experiment.settings.model or "", ModelEntry("")).extractor is not None:
+        console.print("  features    not computed here: a training does so first, for minutes")
     return {
         "dry_run": True,
         **description.to_json(),
         "settings": experiment.settings.publishable(),
-        "warnings": warnings,
+        "warnings": warned,
     }
 
 
 def independence_of(settings: RunSettings, console: Console) -> Independence:
     """Whether model and loss of a training keep records apart; nothing is spent, and no folder is left."""
-    return build_training(assemble_shown(settings, console)).independence
+    return build_training(assemble_shown(settings, console, outline=True)).independence
 
 
 def resume_run(
@@ -304,10 +308,10 @@ def _new_folder(data: str) -> str:
     return str(Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}")
 
 
-def assemble_shown(settings: RunSettings, console: Console) -> Experiment:
+def assemble_shown(settings: RunSettings, console: Console, outline: bool = False) -> Experiment:
     """As `assemble`; the console shows what is done meanwhile."""
     with _feature_progress(console) as progress:
-        return assemble(settings, progress)
+        return assemble(settings, progress, outline=outline)
 
 
 @contextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from equipoise._rounding import rounded_up
+from equipoise._rounding import plain, rounded_up
 from equipoise.cli.screen import emit, open_console
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def show_method(found: Audit, as_json: bool) -> bool:
     console = open_console(False)
     claimed = "nothing" if found.claimed is None else f"epsilon at most [bold]{rounded_up(found.claimed)}[/]"
     console.print(
-        f"[bold]{found.method}[/] claims {claimed} at delta {found.delta:g} "
+        f"[bold]{found.method}[/] claims {claimed} at delta {plain(found.delta)} "
         f"({found.relation.replace('_', ' ')}{_of_users(found.unit)})"
     )
     if not found.within_request:
@@ -72,7 +72,7 @@ def _of_users(unit: Unit) -> str:
 def _meaning(found: Audit) -> str:
     """What a lower bound tells the reader, and what it does not."""
     certified = max((c.epsilon for c in found.certificates), default=0.0)
-    bound = f"the true epsilon at delta {found.delta:g} is at least {certified:.3f}"
+    bound = f"the true epsilon at delta {plain(found.delta)} is at least {certified:.3f}"
     if not found.within_request:
         return "In plain words: the plan does not keep to the epsilon that was asked for."
     if not found.holds:
@@ -161,7 +161,7 @@ def _verdict(found: NeighbourAudit) -> str:
     """What the movements tell the reader, and what they do not."""
     units = (
         "Movements are in units of the bound that the noise is made for. Epsilon is of these steps at delta "
-        f"{found.delta:g}, for a {found.unit} that is in all their draws; the whole training claims "
+        f"{plain(found.delta)}, for a {found.unit} that is in all their draws; the whole training claims "
         f"{rounded_up(found.plan_epsilon)}."
     )
     if found.holds:
@@ -222,7 +222,7 @@ def show_run(found: dict[str, Any], as_json: bool) -> bool:
     console = open_console(False)
     claims = "nothing" if claimed is None else f"epsilon {rounded_up(claimed)}"
     console.print(
-        f"{found['run_dir']} claims [bold]{claims}[/] at delta {found['delta']:g}; {found['canaries']} "
+        f"{found['run_dir']} claims [bold]{claims}[/] at delta {plain(found['delta'])}; {found['canaries']} "
         "canaries",
         soft_wrap=True,
     )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from equipoise._rounding import rounded_up
+from equipoise._rounding import plain, rounded_up
 from equipoise.cli.screen import emit, loading, open_console, quiet
 from equipoise.cli.shared_options import Json, RunArgument, RunDir, UsageError, chosen_folder
 
@@ -260,4 +260,4 @@ def search(
         emit({"run_dir": folder, **law.describe(), "epsilon": made.epsilon, "delta": made.delta})
         return
     spent = "no value" if made.epsilon is None else rounded_up(made.epsilon)
-    console.print(f"epsilon [bold]{spent}[/] at delta {made.delta:g}, the search included")
+    console.print(f"epsilon [bold]{spent}[/] at delta {plain(made.delta)}, the search included")

@@ -18,6 +18,7 @@ from typing import Any
 
 from dp_accounting import DpEvent
 
+from equipoise._rounding import plain
 from equipoise.privacy.accounting.private_search import PrivateSearch
 from equipoise.privacy.errors import JournalError
 from equipoise.privacy.ledger.journal import (
@@ -151,7 +152,7 @@ def _later_runs(then: OtherRuns, now: OtherRuns, together: Statement) -> list[Fi
         return []
     runs = f"{len(later)} later run{'s'[: len(later) > 1]} of the journal"
     total = "no epsilon" if together.epsilon is None else f"epsilon {text_of(together.epsilon, 4)}"
-    return [Finding("later runs", True, f"{runs}; all together {total} at delta {together.delta:g}")]
+    return [Finding("later runs", True, f"{runs}; all together {total} at delta {plain(together.delta)}")]
 
 
 def _open_questions(record: RunRecord) -> list[Finding]:

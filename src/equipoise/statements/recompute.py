@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from equipoise._rounding import rounded_up
+from equipoise._rounding import plain, rounded_up
 from equipoise.privacy.errors import JournalError
 from equipoise.statements.statement import Statement, independence_of
 
@@ -180,7 +180,7 @@ def compared(statement: Mapping[str, Any], again: Statement, epsilon: Finding | 
 
 def _epsilon(statement: Mapping[str, Any], again: Statement, wrong: set[str]) -> Finding:
     stated, found = finite_number(statement.get("epsilon")), finite_number(again.epsilon)
-    at = f" at delta {again.delta:g}" if again.delta is not None else ""
+    at = f" at delta {plain(again.delta)}" if again.delta is not None else ""
     # Figures that agree are shown as everywhere else; a difference may lie behind the fourth digit.
     digits = 6 if "epsilon" in wrong else 4
     detail = f"computed again: {text_of(found, digits)}{at}; the statement says {text_of(stated, digits)}"

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from dp_accounting import NonPrivateDpEvent
 
 from equipoise._relations import condition_in_words
-from equipoise._rounding import noise_in_words, rounded_up, times_in_words
+from equipoise._rounding import noise_in_words, plain, rounded_up, times_in_words
 from equipoise._say import page_width, wrapped
 from equipoise._validate import by_author
 from equipoise._version import __version__
@@ -212,8 +212,8 @@ class Statement:
             )
             kind = "is" if self.guarantee == "proven" else "is, in the worst case,"
             parts.append(
-                f"This run{recipe} {kind} ({rounded_up(self.epsilon)}, "
-                f"{self.delta:g})-differentially private with respect to {change} one {self.unit}, by {by}."
+                f"This run{recipe} {kind} ({rounded_up(self.epsilon)}, {plain(self.delta)})-differentially "
+                f"private with respect to {change} one {self.unit}, by {by}."
             )
             if self.cross_check is not None:
                 parts.append(
@@ -239,7 +239,7 @@ class Statement:
             )
         if self.epsilons:
             listed = ", ".join(
-                f"{rounded_up(row['epsilon'])} at delta {row['delta']:g}" for row in self.epsilons
+                f"{rounded_up(row['epsilon'])} at delta {plain(row['delta'])}" for row in self.epsilons
             )
             parts.append(f"Epsilon is {listed}.")
         return parts + self._scope()
@@ -277,7 +277,9 @@ class Statement:
     def __repr__(self) -> str:
         """What is promised, in a line; `to_json` has every key."""
         word = self.guarantee if self.private else "NOT PRIVATE"
-        spent = "" if self.epsilon is None else f", epsilon={rounded_up(self.epsilon)}, delta={self.delta:g}"
+        spent = (
+            "" if self.epsilon is None else f", epsilon={rounded_up(self.epsilon)}, delta={plain(self.delta)}"
+        )
         return f"<Statement: {word}{spent}, {self.relation} of one {self.unit}>"
 
     def __str__(self) -> str:

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from equipoise._rounding import noise_in_words, rounded_up
+from equipoise._rounding import noise_in_words, plain, rounded_up
 from equipoise._say import page_width, wrapped
 from equipoise.gradients.capture.recorder import PlanMismatch
 from equipoise.gradients.compare import Independence
@@ -181,7 +181,7 @@ class Description:
         users = "" if self.unit == "record" else " of users"
         if self.records_per_user is not None:
             users += f", {self.records_per_user} record{'s'[: self.records_per_user > 1]} of each at most"
-        return f"epsilon {rounded_up(self.epsilon)} at delta {self.delta:g} ({relation}{users}){seeded}"
+        return f"epsilon {rounded_up(self.epsilon)} at delta {plain(self.delta)} ({relation}{users}){seeded}"
 
 
 def describe(setup: TrainingSetup, ledger: Ledger, steps_done: int) -> Description:

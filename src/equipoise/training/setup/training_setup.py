@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from equipoise import _validate
 from equipoise._dtensor import is_a_copy, local_part
-from equipoise._rounding import rounded_up
+from equipoise._rounding import plain, rounded_up
 from equipoise._say import say
 from equipoise._tree import leaves
 from equipoise.data.records import Records
@@ -496,7 +496,7 @@ def _check_left(given: TrainingInputs, others: tuple[DpEvent, ...]) -> None:
     spent = epsilon(compose_events(others), budget.delta, given.unit.relation, cross_check=False).value
     left = (
         f"the other runs in the journal cost epsilon {rounded_up(spent)} of {budget.epsilon:g} at "
-        f"{budget.delta:g}, their whole plans included"
+        f"{plain(budget.delta)}, their whole plans included"
     )
     if spent > 0.9 * budget.epsilon:
         raise BudgetError(
