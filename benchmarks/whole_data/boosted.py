@@ -18,11 +18,11 @@ from pathlib import Path
 
 import torch
 
+import equipoise.data
 from benchmarks.trained_contenders import DELTA
 from benchmarks.whole_data.cells import SEEDS, Point, walk
 from benchmarks.whole_data.problems import PUBLIC, TUNING_SHARE
-from equipoise.data.readers.schema import named_table
-from equipoise.data.readers.tables import Category, Label, Number, Skip
+from equipoise.data.readers.schema import Category, Number, read_schema, table_of
 
 ROUNDS, RATE = 300, 0.0025
 """A point of the walk is a multiple of each: its start, (1, 4), has the defaults 300 and 0.01."""
@@ -39,24 +39,24 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=Path("data"), help="that holds adult/adult.data.gz")
     folder = parser.parse_args().folder / "adult"
 
-    adult = named_table("adult")
-    used = [column for column in adult.columns if not isinstance(column, Skip | Label)]
-    kinds = ["continuous" if isinstance(column, Number) else "nominal" for column in used]
+    adult = table_of(read_schema(Path(equipoise.data.__file__).with_name("adult.schema.toml")))
+    used = adult.inputs
+    kinds = ["continuous" if isinstance(column, Number) else "nominal" for column in used.values()]
     bounds = {}
-    for place, column in enumerate(used):
+    for place, column in enumerate(used.values()):
         if isinstance(column, Number):
             ends = torch.tensor([column.low, column.high], dtype=torch.float64)
             bounds[place] = tuple((ends.log1p() if column.log else ends).tolist())
 
     def read(name: str) -> tuple[pandas.DataFrame, pandas.Series]:
-        names = [column.name for column in adult.columns]
+        names = list(adult.schema.columns)
         rows = pandas.read_csv(folder / name, names=names, skipinitialspace=True, comment="|")
-        for column in used:
+        for column_name, column in used.items():
             if isinstance(column, Number) and column.log:
-                rows[column.name] = torch.tensor(rows[column.name].to_numpy()).double().log1p().numpy()
+                rows[column_name] = torch.tensor(rows[column_name].to_numpy()).double().log1p().numpy()
             elif isinstance(column, Category):
-                rows[column.name] = rows[column.name].astype(str)
-        return rows[[column.name for column in used]], rows["income"].str.startswith(">")
+                rows[column_name] = rows[column_name].astype(str)
+        return rows[list(used)], rows["income"].str.startswith(">")
 
     inputs, labels = read("adult.data.gz")
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))[:-PUBLIC].numpy()

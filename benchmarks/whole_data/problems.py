@@ -12,15 +12,15 @@ from dataclasses import dataclass
 from functools import partial
 from math import prod
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 import equipoise as eq
+from benchmarks import data
 from benchmarks.whole_data.next_character import LENGTH, NextCharacter, read_shakespeare, shifted
-from equipoise.app.data_loading import cache_folder
-from equipoise.app.models import build_model, prepare_data
+from equipoise.app.models import build_model
 from equipoise.data import DataSet
 
 Split = Literal["tuning", "test"]
@@ -47,40 +47,48 @@ class Design:
     """How a data set is trained on: the same for every method.
 
     Attributes:
-        model: what `equipoise train` calls this model, features included; None where it has none.
+        read: folder -> the data set, with the features that the model is trained on.
+        options: of `equipoise train`, for this data set and model; None where it has none.
         steps: of a training.
         draws: per pass over the records.
-        data: the name of the data set, where it is not that of the design.
-        read: the data set, from its name and the folder.
         fields: of records, as the model and its loss take them.
         network: for the data set with its features.
         labels: of a record, each of which counts in the accuracy.
     """
 
-    model: str | None
+    read: Callable[[Path], DataSet]
+    options: str | None = None
     steps: int = 100
     draws: int = 16
-    data: str | None = None
-    read: Callable[[str, Path], DataSet] = eq.data.load
     fields: Callable[[Fields], Fields] = flat
     network: Callable[[DataSet], nn.Module] = linear
     labels: int = 1
 
 
+def _of_bench(name: str, population: int, **more: Any) -> Design:
+    """Of a function of `benchmarks.data`, with a linear model."""
+    options = f"--data benchmarks.data:{name} --population {population} --model logistic"
+    return Design(getattr(data, name), options, **more)
+
+
 DESIGNS: dict[str, Design] = {
-    "mushroom": Design("logistic"),
-    "a9a": Design("logistic"),
-    "adult": Design("logistic"),
-    "pneumoniamnist": Design("scatter-pooled"),
-    "mnist": Design("scatter-pooled"),
-    "fashion-mnist": Design("scatter-pooled"),
-    "cifar10": Design("scatter-pooled"),
-    "sst2": Design("text-signs"),
-    "sst2-gru": Design("text-gru", draws=128, data="sst2", network=partial(build_model, "text-gru")),
-    "shakespeare": Design(
-        None,
+    "mushroom": _of_bench("mushroom", 6_499),
+    "a9a": _of_bench("a9a", 32_561),
+    "adult": Design(partial(eq.data.load, "adult"), "--data adult --model logistic"),
+    "pneumoniamnist": _of_bench("pneumoniamnist_pooled", 4_708),
+    "mnist": _of_bench("mnist_pooled", 60_000),
+    "fashion-mnist": _of_bench("fashion_mnist_pooled", 60_000),
+    "cifar10": _of_bench("cifar10_pooled", 50_000),
+    "sst2": _of_bench("sst2_signs", 67_349),
+    "sst2-gru": Design(
+        data.sst2,
+        "--data benchmarks.data:sst2 --population 67349 --model benchmarks.models:text_gru",
         draws=128,
-        read=read_shakespeare,
+        network=partial(build_model, "benchmarks.models:text_gru"),
+    ),
+    "shakespeare": Design(
+        partial(read_shakespeare, "shakespeare"),
+        draws=128,
         fields=shifted,
         network=lambda found: NextCharacter(found.num_classes),
         labels=LENGTH - 1,
@@ -112,10 +120,7 @@ class Problem:
     def load(cls, name: str, folder: Path) -> Problem:
         """Read it and compute its features, or take them from the cache."""
         design = DESIGNS[name]
-        found = design.read(design.data or name, folder)
-        if design.model is not None:
-            found = prepare_data(design.model, found, cache_folder())
-        return cls(found, design)
+        return cls(design.read(folder), design)
 
     def parts(self, split: Split) -> tuple[Fields, Fields]:
         """The records that train, and those that judge."""

@@ -37,7 +37,7 @@ def rows(done: Done) -> list[dict[str, Any]]:
     for (data, method, epsilon), ((clip_norm, _), _, results) in done.items():
         accuracies = [result["accuracy"] for result in results]
         row = {"data": data, "method": method, "epsilon": epsilon, "clip_norm": clip_norm}
-        row |= {"model": DESIGNS[data].model, "steps": DESIGNS[data].steps, "draws": DESIGNS[data].draws}
+        row |= {"steps": DESIGNS[data].steps, "draws": DESIGNS[data].draws}
         row |= {
             "batch": round(results[0]["batch"]),
             "rate": float(f"{results[0]['rate']:.6g}"),
@@ -67,7 +67,7 @@ def choices(done: Done) -> str:
     for row in rows(done):
         contender = CONTENDERS.get(row["method"])
         public = row["method"].partition(",")[0] in NEED_PUBLIC_RECORDS
-        if contender is not None and contender.private and DESIGNS[row["data"]].model and not public:
+        if contender is not None and contender.private and DESIGNS[row["data"]].options and not public:
             found.setdefault((row["data"], row["epsilon"]), []).append(row)
     for (data, epsilon), cell in sorted(
         found.items(), key=lambda one: (list(DESIGNS).index(one[0][0]), one[0][1])
@@ -84,8 +84,8 @@ def choices(done: Done) -> str:
 
 def _words(row: Mapping[str, Any], epsilon: float) -> str:
     """The options of `equipoise train` that train a row."""
-    contender, design = CONTENDERS[row["method"]], DESIGNS[row["data"]]
-    words = [f"--data {design.data or row['data']} --model {row['model']} --epsilon {epsilon:g}"]
+    contender = CONTENDERS[row["method"]]
+    words = [f"{DESIGNS[row['data']].options} --epsilon {epsilon:g}"]
     words.append(AS_OPTIONS.get(name := row["method"].partition(",")[0], f"--method {name}"))
     words.append(f"--clip-norm {row['clip_norm']:g}" if "--clip-norm" not in words[-1] else "")
     words.append(f"--learning-rate {row['rate']:g} --schedule linear --batch-size {row['batch']}")

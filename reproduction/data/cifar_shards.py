@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from equipoise._files import PathLike
 from equipoise.data.readers.files import DataFileError, MissingDataError
-from equipoise.data.readers.npz import read_npz
+from reproduction.data.npz import read_npz
 
 __all__ = ["decode_images", "read_shard", "unpack_cifar10"]
 

@@ -22,8 +22,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from benchmarks.scattering import PooledScattering
 from equipoise.data import Records, load
-from equipoise.data.features.extractors import PooledScattering, extract
+from equipoise.data.features.extractors import extract
 from equipoise.methods import DCDPSGD, DPSGD, PSAC, Method, Trace, published
 from equipoise.privacy import Budget, Poisson
 from reproduction.data.imbalance import imbalanced

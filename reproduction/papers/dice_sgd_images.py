@@ -21,9 +21,7 @@ from typing import Any
 
 import torch
 
-from equipoise.app.data_loading import cache_folder
-from equipoise.app.models import prepare_data
-from equipoise.data import load
+from benchmarks.data import cifar10_pooled
 from equipoise.methods import DPSGD, DiceSGD, Method, PlainSGD, published
 from equipoise.methods.base import Setting
 from equipoise.privacy import Budget, Poisson, calibrate_noise_multiplier, gaussian_epsilon
@@ -59,9 +57,6 @@ MEASURED = {
     (2.0, WIDE, 0.1): 46.13,
 }
 """Medians of three seeds; the bars around them were set after the runs."""
-
-FEATURES = "scatter-pooled"
-"""The name in `equipoise train` of the model on these features."""
 
 
 @dataclass(frozen=True)
@@ -143,7 +138,7 @@ def train(case: Case, problem: Callable[[Split], Problem], rate: float, seed: in
 
 
 def _run(seeds: Sequence[int], progress: Progress, site: Site) -> Findings:
-    dataset = prepare_data(FEATURES, load("cifar10", site.data_dir), cache_folder())
+    dataset = cifar10_pooled(site.data_dir or "data")
     problem = cache(partial(linear_problem, dataset))
     rows: list[Sequence[str | float | int | None]] = []
     numbers: dict[tuple[float, str, float], float] = {}

@@ -32,8 +32,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from benchmarks.data import mushroom
 from equipoise import published as as_published
-from equipoise.data import DataSet, load
+from equipoise.data import DataSet
 from equipoise.methods import DPSGD, DPSVRG, Method
 from equipoise.methods.anchored import AtRandom
 from equipoise.methods.base import Setting
@@ -305,7 +306,7 @@ def measure(method: str, noise: str, sets: Sets, seeds: Sequence[int]) -> dict[s
 
 
 def _run(seeds: Sequence[int], progress: Progress, site: Site) -> Findings:
-    dataset = load("mushroom", site.data_dir)
+    dataset = mushroom(site.data_dir or "data")
     sets = Sets.of(dataset)
     runs = [(method, noise) for noise in (THEOREM, TRUE, WIDER, NONE) for method in PRINTED]
     results = site.kept.finish(

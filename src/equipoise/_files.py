@@ -7,7 +7,7 @@ import errno
 import os
 from pathlib import Path
 
-__all__ = ["PathLike", "explained", "make_folder", "write_atomically"]
+__all__ = ["PathLike", "explained", "make_folder", "schema_file", "write_atomically"]
 
 PathLike = str | os.PathLike[str]
 
@@ -90,3 +90,14 @@ def write_atomically(path: PathLike, content: bytes, mode: int = 0o600) -> None:
             os.fsync(directory)
         finally:
             os.close(directory)
+
+
+def schema_file(data: PathLike) -> Path:
+    """Where the schema of a table is looked for.
+
+    >>> str(schema_file("people.csv.gz"))
+    'people.schema.toml'
+    """
+    path = Path(data)
+    path = path.with_suffix("") if path.suffix == ".gz" else path
+    return path.with_suffix(".schema.toml")

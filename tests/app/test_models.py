@@ -1,3 +1,4 @@
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -7,7 +8,7 @@ import torch
 
 from equipoise import data
 from equipoise.app.build import assemble, build_training
-from equipoise.app.model_table import MODELS
+from equipoise.app.model_table import IN_BENCHMARKS, MODELS
 from equipoise.app.models import (
     PiecewiseLinear,
     build_model,
@@ -16,9 +17,11 @@ from equipoise.app.models import (
     prepare_data,
     unnamed_model,
 )
+from equipoise.app.option_checks import SettingsError, check_data_and_model
 from equipoise.app.settings import RunSettings
 from equipoise.data.features.extractors import features_of
 from equipoise.data.named import NAMED
+from equipoise.data.readers.custom import load_function
 from equipoise.data.readers.files import DataFileError
 from equipoise.data.records import DataSet, Records
 
@@ -49,16 +52,10 @@ SUITABLE = {
     "mlp-tanh": images(1, 8),
     "cnn-tanh": images(1, 28),
     "cnn-cifar": images(3, 32),
-    "resnet20-gn": images(3, 32),
-    "linear": images(1, 28),
     "logistic": table(),
     "additive": replace(table(), numeric_columns=(1, 4)),
-    "scatter-linear": images(1, 28),
-    "scatter-pooled": images(1, 28),
     "patches-linear": images(1, 8),
     "text-bag": texts(),
-    "text-gru": texts(),
-    "text-signs": texts(),
 }
 
 
@@ -107,7 +104,7 @@ def test_initial_weights_follow_the_seed_alone(name: str) -> None:
     again = build_model(name, dataset, seed=3).state_dict()
     other = build_model(name, dataset, seed=4).state_dict()
     assert all(torch.equal(first[k], again[k]) for k in first)
-    random_starts = ("mlp-tanh", "cnn-tanh", "cnn-cifar", "resnet20-gn", "linear", "text-bag", "text-gru")
+    random_starts = ("mlp-tanh", "cnn-tanh", "cnn-cifar", "text-bag")
     starts_at_zero = name not in random_starts
     assert all(torch.equal(first[k], other[k]) for k in first) == starts_at_zero
 
@@ -118,25 +115,17 @@ def test_initial_weights_follow_the_seed_alone(name: str) -> None:
         ("cnn-tanh", images(1, 28), 26_010),
         ("cnn-cifar", images(3, 32), 550_570),
         ("mlp-tanh", images(1, 8), 4_810),
-        ("linear", images(1, 28), 7_850),
         ("text-bag", texts(), 8 * 32 + 32 * 2 + 2),
-        ("text-gru", texts(), 8 * 16 + 2 * 3 * 16 * 17 + 16 * 2 + 2),
     ],
 )
 def test_parameter_counts(name: str, dataset: DataSet, parameters: int) -> None:
     assert count(build_model(name, dataset)) == parameters
 
 
-def test_scatter_linear_comes_with_its_features(tmp_path: Path) -> None:
+def test_models_without_features_take_the_data_as_they_are(tmp_path: Path) -> None:
     raw = images(1, 28)
-    prepared = prepare_data("scatter-linear", raw, tmp_path)
-    assert prepared.input_shape == (81, 7, 7)
-    assert len(list(tmp_path.iterdir())) == 1  # train and test are the same rows here: one file
-    assert count(build_model("scatter-linear", prepared)) == 39_700
-    with pytest.raises(ValueError, match="prepare_data"):
-        build_model("scatter-linear", raw)
     assert extractor_of("cnn-tanh", raw) is None
-    assert prepare_data("cnn-tanh", raw) is raw
+    assert prepare_data("cnn-tanh", raw, tmp_path) is raw
 
 
 @pytest.mark.parametrize(
@@ -157,7 +146,7 @@ def test_the_features_that_are_named_beat_those_of_the_data(features, data, mirr
     assert found.config().get("network") == ("contrastive" if deep else None)
 
 
-@pytest.mark.parametrize("name", ["patches-linear", "scatter-linear"])
+@pytest.mark.parametrize("name", ["patches-linear"])
 def test_features_that_a_model_does_not_have_are_refused(name):
     with pytest.raises(ValueError, match=f"features='clouds' are none of the model '{name}'"):
         extractor_of(name, images(1, 28), "clouds")
@@ -176,7 +165,7 @@ def test_patches_linear_learns_digits_privately(tmp_path: Path, monkeypatch: pyt
         build_model("patches-linear", images(1, 8))
 
 
-@pytest.mark.parametrize("name", ["text-bag", "text-gru"])
+@pytest.mark.parametrize("name", ["text-bag", "benchmarks.models:text_gru"])
 def test_padding_does_not_count(name: str) -> None:
     model = build_model(name, texts())
     short, long = torch.tensor([[3, 5]]), torch.tensor([[3, 5, 0, 0, 0]])
@@ -194,7 +183,7 @@ def test_padding_does_not_count(name: str) -> None:
         ("cnn-tanh", images(1, 8), "at least 14"),
         ("cnn-cifar", table(), "images"),
         ("text-bag", images(1, 8), "token ids"),
-        ("linear", texts(), "text-bag"),
+        ("logistic", texts(), "text-bag"),
         ("additive", table(), "declares as numbers"),
     ],
 )
@@ -231,9 +220,7 @@ class _Doubled:
 def test_named_tables_say_which_inputs_are_numbers_and_features_say_none(monkeypatch) -> None:
     row = NAMED["adult"]
     rows = Records({"input": torch.zeros(3, 104), "label": torch.tensor([0, 1, 1])})
-    monkeypatch.setitem(
-        NAMED, "adult", replace(row, population=3, read=lambda folder: (rows, rows), files=())
-    )
+    monkeypatch.setitem(NAMED, "adult", replace(row, population=3, read=lambda folder, part: rows, files=()))
     assert data.load("adult").numeric_columns == (0, 25, 60, 61, 62)
     marked = replace(table(), numeric_columns=(1,), population=4000)
     assert features_of(marked, _Doubled()).numeric_columns == ()
@@ -280,6 +267,29 @@ def test_model_of_the_users_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         build_model("my_models_for_test:bad", table())
     assert extractor_of("my_models_for_test:good", table()) is None
     assert str(tmp_path) not in sys.path
+
+
+@pytest.mark.parametrize(
+    ("name", "dataset", "parameters"),
+    [
+        ("linear", images(1, 28), 7_850),
+        ("resnet20", images(3, 32), 272_282),
+        ("text_gru", texts(), 8 * 16 + 2 * 3 * 16 * 17 + 16 * 2 + 2),
+    ],
+)
+def test_models_of_the_bench(name: str, dataset: DataSet, parameters: int) -> None:
+    model = build_model(f"benchmarks.models:{name}", dataset)
+    assert count(model) == parameters
+    assert model(dataset.train.fields["input"]).shape == (len(dataset.train), dataset.num_classes)
+
+
+@pytest.mark.parametrize("moved", IN_BENCHMARKS)
+def test_what_is_named_for_a_thing_that_moved_is_there(moved: str) -> None:
+    for option, spec in re.findall(r"--(data|model) (benchmarks[\w.]*:\w+)", IN_BENCHMARKS[moved]):
+        assert callable(load_function(spec)), option
+    for names in ((moved, None), (None, moved)):
+        with pytest.raises(SettingsError, match="benchmarks"):
+            check_data_and_model(*names)
 
 
 def test_digits_reach_high_accuracy_without_privacy() -> None:

@@ -155,7 +155,7 @@ def test_the_simplest_method_that_is_level_is_chosen(medians, taken):
     }
     (line,) = choices(done).splitlines()[2:]  # no command trains on shakespeare
     assert taken in line
-    assert "--data sst2 --model text-gru --epsilon 1" in line
+    assert "--model benchmarks.models:text_gru --epsilon 1" in line
 
 
 def test_it_goes_on_where_it_stopped(calls, tmp_path):

@@ -101,7 +101,7 @@ def test_a_federation_on_images_predicts(equipoise, tmp_path):
         for i in range(20):
             Image.new("L", (9, 9), grey + i).save(tmp_path / "photos" / name / f"{i}.png")
     run, data = tmp_path / "run", ("--data", tmp_path / "photos")
-    words = "--image-size 8x8x1 --population 40 --test-share 0.3 --model linear --clients 2 --rounds 1"
+    words = "--image-size 8x8x1 --population 40 --test-share 0.3 --model logistic --clients 2 --rounds 1"
     found = equipoise(f"federate --epsilon 20 --json {words}", *data, "--run-dir", run)
     assert found.code == 0, found.err
     again = equipoise("predict --json", run, *data)

@@ -19,7 +19,7 @@ def test_every_setting_of_a_training_stands_under_one_heading():
     assert {item.name for kind in kinds for item in fields(kind)} - {"base"} <= set(grouped)
 
 
-@pytest.mark.parametrize("name", ["", "data", "data describe", *(command.__name__ for command in COMMANDS)])
+@pytest.mark.parametrize("name", ["", "schema", "schema init", *(command.__name__ for command in COMMANDS)])
 def test_help_fits_a_terminal_of_80_columns(equipoise, monkeypatch, name):
     monkeypatch.setenv("COLUMNS", "80")
     found = equipoise(f"{name} --help")
@@ -27,7 +27,7 @@ def test_help_fits_a_terminal_of_80_columns(equipoise, monkeypatch, name):
     assert max(len(line) for line in found.out.splitlines()) <= 80
     for line in EXAMPLES.get(name, "").split("\n\n"):
         assert line in found.out
-    if name not in ("", "data"):
+    if name not in ("", "schema"):
         assert found.out.count(f" equipoise {name} ") >= 2, (
             "one of them is the usage, and there is no example"
         )

@@ -161,6 +161,17 @@ def test_settings_of_another_version(trained, equipoise, tmp_path):
     assert "warp" in found.value["error"]
 
 
+@pytest.mark.parametrize(("old", "new"), [('"digits"', '"a9a"'), ('"mlp-tanh"', '"scatter-linear"')])
+def test_a_run_on_what_moved_to_the_bench_says_where_it_is(trained, equipoise, tmp_path, old, new):
+    run = shutil.copytree(trained[0], tmp_path / "run")
+    for name in ("config.json", "checkpoint/settings.json"):
+        (run / name).write_text((run / name).read_text().replace(old, new))
+    found = equipoise("predict", run, "--json")
+    assert found.code == 2
+    assert "benchmarks.data:" in found.value["error"]
+    assert equipoise("report", run).code == 0
+
+
 @pytest.fixture
 def few_drawings(tmp_path, monkeypatch):
     """Features of one length, so that nothing but the answers tells them apart; digits under another name."""
@@ -222,7 +233,7 @@ WITHOUT_TORCH = [
     ("compare --sigma 1", "No such option '--sigma'. Methods are compared at one budget"),
     ("federate --unit user", "No such option '--unit'. equipoise federate protects a record at one owner"),
     ("compare --data digts", "Did you mean digits?"),
-    ("compare --model resnet", "Did you mean resnet20-gn?"),
+    ("compare --model mlp", "Did you mean mlp-tanh?"),
     ("compare --methods dp-sgd,dpsgd", "--methods names 'dpsgd'. Did you mean dp-sgd?"),
     ("train --data people.xlsx", "neither a folder nor a table that can be read"),
     ("train --data {broken}/people.data.gz", "neither a folder nor a table that can be read"),
@@ -236,7 +247,7 @@ WITHOUT_TORCH = [
     ("train --data my.module:records", "--population is missing"),
     ("train --method dpsgd", "Did you mean dp-sgd?"),
     ("train --data minst", "Did you mean mnist?"),
-    ("train --model resnet", "Did you mean resnet20-gn?"),
+    ("train --model mlp", "Did you mean mlp-tanh?"),
     ("federate --data minst", "Did you mean mnist?"),
     ("methods dpsgd", "Did you mean dp-sgd?"),
     ("train digits mlp-tanh", "Did you mean equipoise train --data digits --model mlp-tanh?"),

@@ -23,11 +23,15 @@ def folder(people):
 
 def test_describe_writes_a_schema_to_edit(equipoise, folder, tmp_path):
     shutil.copy(folder / "people.csv", tmp_path)
-    found = equipoise("data describe --target buys", tmp_path / "people.csv")
+    bare = equipoise("train --json --data", tmp_path / "people.csv").value["error"]
+    for step in ("equipoise schema init", "people.schema.toml", "--test-share"):
+        assert step in bare  # one message, whatever is missing
+    assert "equipoise schema init" in equipoise("data describe people.csv --json").value["error"]
+    found = equipoise("schema init --target buys", tmp_path / "people.csv")
     assert found.code == 0
     assert "low of 'age', high of 'age'" in found.out
     assert "no epsilon covers" in " ".join(found.out.split())
-    again = equipoise("data describe --json", tmp_path / "people.csv")
+    again = equipoise("schema init --json", tmp_path / "people.csv")
     assert again.code == 2
     assert "exists already" in again.value["error"]
     assert "Next:" in found.out

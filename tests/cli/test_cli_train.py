@@ -220,8 +220,8 @@ def test_seed_does_not_fix_the_noise(equipoise, tmp_path):
 
 def test_options_reach_the_training(equipoise, tmp_path):
     found = equipoise(
-        "train --data digits --model linear --epochs 1 --batch-size 400 --noise-multiplier 3 --clip-norm 0.7 "
-        "--clip-rule auto_s --optimizer adam --learning-rate 0.01 --schedule cosine --ema 0.9 "
+        "train --data digits --model logistic --epochs 1 --batch-size 400 --noise-multiplier 3 --ema 0.9 "
+        "--clip-norm 0.7 --clip-rule auto_s --optimizer adam --learning-rate 0.01 --schedule cosine "
         f"--micro-batch-size 100 --views 2 --json --run-dir {tmp_path / 'run'}",
     )
     assert found.code == 0, found.err

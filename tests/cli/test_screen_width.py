@@ -56,7 +56,7 @@ def lines_on_screen(text: str) -> list[str]:
 
 ON_TABLE = "--data people.csv --epsilon 3 --delta 0.1 --epochs 2 --population 12000 --test-share 0.25"
 COMMANDS = (
-    "data describe people.csv --target buys --output other.schema.toml",
+    "schema init people.csv --target buys --output other.schema.toml",
     f"train {ON_TABLE} --run-dir a-folder-with-a-rather-long-name-in/another-one",
     "verify a-folder-with-a-rather-long-name-in/another-one",
     "resume a-folder-with-a-rather-long-name-in/another-one",

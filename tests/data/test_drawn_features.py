@@ -7,8 +7,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from equipoise.data.features import contrastive
-from equipoise.data.features.contrastive import ContrastiveNet, fit_contrastive, random_views
+from benchmarks import contrastive
+from benchmarks.contrastive import fit_contrastive, random_views
+from equipoise.data.features import contrastive as features
+from equipoise.data.features.contrastive import ContrastiveNet
 from equipoise.data.features.drawings import draw_pictures
 from equipoise.data.features.drawn import DrawnFeatures
 from equipoise.data.features.extractors import extract
@@ -209,7 +211,7 @@ def test_the_command_writes_weights_of_the_packaged_form(tmp_path, monkeypatch) 
     monkeypatch.setattr(contrastive, "fit_contrastive", lambda channels, **given: ContrastiveNet(channels))
     monkeypatch.setattr("sys.argv", ["contrastive", "--channels", "1", "--output", str(path)])
     contrastive.main()
-    packaged = load_file(Path(contrastive.__file__).with_name("contrastive-grey.safetensors"))
+    packaged = load_file(Path(features.__file__).with_name("contrastive-grey.safetensors"))
     forms = [{key: (value.shape, value.dtype) for key, value in load_file(path).items()}]
     assert forms == [{key: (value.shape, value.dtype) for key, value in packaged.items()}]
 

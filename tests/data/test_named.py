@@ -5,10 +5,8 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 
 from equipoise import data
-from equipoise.data.features.extractors import ScatteringFeatures, features_of
 from equipoise.data.readers.custom import load_dataset, load_function
 from reproduction.data.cifar_shards import unpack_cifar10
 
@@ -18,12 +16,6 @@ PUBLISHED = {
     "mnist": (60_000, 10_000, (1, 28, 28)),
     "fashion-mnist": (60_000, 10_000, (1, 28, 28)),
     "adult": (32_561, 16_281, (104,)),
-    "a9a": (32_561, 16_281, (123,)),
-    "mushroom": (6_499, 1_625, (125,)),
-    "sst2": (67_349, 872, (64,)),
-    "sst2-sentences": (6_920, 1_821, (64,)),
-    "pneumoniamnist": (4_708, 624, (1, 28, 28)),
-    "breastmnist": (546, 156, (1, 28, 28)),
     "cifar10": (50_000, 10_000, (3, 32, 32)),
 }
 
@@ -81,32 +73,12 @@ def test_real_sets(name: str, real: Path, tmp_path: Path) -> None:
     dataset = data.load(name, real)
     assert (len(dataset.train), len(dataset.test), dataset.input_shape) == (train, test, shape)
     assert dataset.population == train
-    if dataset.vocabulary_size is not None:
-        assert int(dataset.train.fields["input"].max()) < dataset.vocabulary_size
 
 
 def test_every_published_set_is_in_the_table() -> None:
     assert {name: data.NAMED[name].population for name in PUBLISHED} == {
         n: row[0] for n, row in PUBLISHED.items()
     }
-
-
-@pytest.mark.slow
-def test_a_linear_model_on_scattering_features_of_mnist(real: Path) -> None:
-    """Without privacy about 99% are reached; that is what makes the features worth their name."""
-    dataset = features_of(data.load("mnist", real), ScatteringFeatures((28, 28)))
-    x, y = dataset.train.fields["input"].flatten(1), dataset.train.fields["label"]
-    torch.manual_seed(0)
-    model = torch.nn.Linear(x.shape[1], 10)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.005, momentum=0.9)
-    for _ in range(6):
-        for index in torch.randperm(len(x)).split(512):
-            optimizer.zero_grad()
-            torch.nn.functional.cross_entropy(model(x[index]), y[index]).backward()
-            optimizer.step()
-    test = dataset.test[:]
-    accuracy = (model(test["input"].flatten(1)).argmax(1) == test["label"]).double().mean().item()
-    assert accuracy > 0.985
 
 
 SOURCE = """

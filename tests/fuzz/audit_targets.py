@@ -27,7 +27,9 @@ KINDS = ["far", "shape", "scalar", "type", "cut", "same", "drop", "nan", "flat"]
 def _audited_run() -> Path:
     """A tiny run with canaries, from the command line."""
     folder = home() / "audited"
-    line = "train --data digits --model linear --noise-multiplier 2 --epochs 0.2 --canaries 8 --reproducible"
+    line = (
+        "train --data digits --model logistic --noise-multiplier 2 --epochs 0.2 --canaries 8 --reproducible"
+    )
     command(*line.split(), "--run-dir", str(folder))
     return folder
 

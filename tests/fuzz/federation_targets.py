@@ -34,7 +34,7 @@ EXTRA = ["key.9", "share.0", "share.-1", "share.1e3", "key.", "clip_norm", "term
 def _federation() -> Path:
     """A finished and signed federation of two clients."""
     folder = home() / "federation"
-    line = "federate --data digits --model linear --method dp-fedavg --clients 2 --rounds 1 --local-steps 1"
+    line = "federate --data digits --model logistic --method dp-fedavg --clients 2 --rounds 1 --local-steps 1"
     command(*line.split(), "--run-dir", str(folder))
     command("sign", str(folder), "--key", str(signing_key_file()))
     for name in ("server", "clients/000/checkpoint", "clients/001/checkpoint"):

@@ -35,7 +35,7 @@ from equipoise.app import run_checks as saved
 from equipoise.app.contenders import read_entries
 from equipoise.app.settings import RunSettings, parse_option
 from equipoise.data.features import extractors as features
-from equipoise.data.readers import cifar, idx, image_folders, medmnist, schema, tables, text
+from equipoise.data.readers import cifar, idx, image_folders, schema
 from equipoise.federated import Client, FedAvg, Reply, Request, simulate
 from equipoise.privacy import FullBatch, Journal, Ledger, Secrets
 from equipoise.report import read_run, render_page, summary
@@ -270,14 +270,16 @@ def _data_file(name: str, read: Callable[[Path], Any]) -> Callable[[bytes, Path]
 IDX = bytes([0, 0, 8, 3, 0, 0, 0, 2, 0, 0, 0, 3, 0, 0, 0, 4]) + bytes(range(24))
 IDX_FLOATS = bytes([0, 0, 0x0D, 1, 0, 0, 0, 2]) + np.array([1.5, 2.5], ">f4").tobytes()
 CSV = b"age,member,group\n30, yes, a\n50, no, b\n# a remark\n61,?,a\n"
-FORM = tables.Table(
-    (
-        tables.Number("age", 0, 100),
-        tables.Category("member", ("no", "yes"), unknown="?"),
-        tables.Label("group", ("a", "b")),
-    ),
-    header=True,
-    comment="#",
+FORM = schema.table_of(
+    {
+        "target": "group",
+        "comment": "#",
+        "columns": {
+            "age": {"type": "number", "low": 0, "high": 100},
+            "member": {"type": "category", "values": ["no", "yes"], "missing": ["?"], "other": False},
+            "group": {"type": "category", "values": ["a", "b"]},
+        },
+    }
 )
 SCHEMA = b"""population = 6
 target = "group"
@@ -296,16 +298,6 @@ type = "category"
 values = ["a", "b"]
 """
 ROWS = b"age,member,group\n30,yes,a\n50,no,b\n61,?,a\n,no,b\n7,yes,a\n99,no,b\n"
-
-
-LIBSVM = b"+1 1:0.5 3:2 # remark\n-1 2:1\n+1 1:-1e3\n"
-SENTENCES = tables.Table(
-    (tables.Text("sentence", text.HashingTokenizer(100, 4)), tables.Label("label", ("0", "1"))),
-    delimiter="\t",
-    header=True,
-    quotes=False,
-)
-TSV = b"sentence\tlabel\na good film\t1\nnot 'so' good\t0\n"
 
 
 def _rows_by_schema(path: Path) -> None:
@@ -352,21 +344,7 @@ def _shard() -> bytes:
     )
 
 
-def _medmnist() -> bytes:
-    return _npz(train_images=np.zeros((3, 4, 4), np.uint8), train_labels=np.zeros((3, 1), np.uint8))
-
-
-OBJECTS = _npz(train_images=np.array([_Payload()], dtype=object), train_labels=np.zeros(1, np.uint8))
 CIFAR = bytes([3]) + bytes(3072) + bytes([5]) + bytes([7]) * 3072
-
-
-def _cifar_pickle(protocol: int) -> bytes:
-    batch = {b"data": np.zeros((2, 3072), np.uint8), b"labels": [1, 2]}
-    return pickle.dumps(batch, protocol=protocol)
-
-
-def _read_medmnist(path: Path) -> None:
-    medmnist.load_medmnist(path.parent, "train", name=path.stem, num_classes=2)
 
 
 # ---- models, keys, messages
@@ -574,33 +552,14 @@ def targets() -> tuple[Target, ...]:
         ),
         of_data("idx", "x-idx3-ubyte", [IDX, IDX_FLOATS], idx.read_idx, 500),
         of_data("idx.gz", "x-idx3-ubyte.gz", [gzip.compress(IDX)], idx.read_idx, 200),
-        of_data("csv", "x.csv", [CSV], lambda p: tables.read_table(p, FORM), 400, ["yes", "a", "#", "?"]),
+        of_data("csv", "x.csv", [CSV], lambda p: schema.read_rows(p, FORM), 400, ["yes", "a", "#", "?"]),
         of_data("table by schema", "x.csv", [ROWS], _rows_by_schema, 300, ["yes", "a", "?"]),
         of_data(
             "schema", "x.toml", [SCHEMA], _rows_by_schema, 400, ["true", "[columns.age]", "low = nan", "inf"]
         ),
         of_data("image", "x.png", [_png()], _image_folder, 200),
-        of_data(
-            "libsvm", "x.svm", [LIBSVM], lambda p: tables.read_libsvm(p, 3), 400, ["+1", "0:1", "3:", "#"]
-        ),
-        of_data(
-            "tsv text",
-            "x.tsv",
-            [TSV],
-            lambda p: tables.read_table(p, SENTENCES),
-            300,
-            ["0", "1"],
-        ),
         of_data("npz shard", "train-00.npz", [_shard()], cifar_shards.read_shard, 400),
-        of_data("npz set", "set.npz", [_medmnist(), OBJECTS], _read_medmnist, 400),
-        of_data("cifar binary", "x.bin", [CIFAR], lambda p: cifar.read_cifar_binary(p, 10), 200),
-        of_data(
-            "cifar pickle",
-            "x",
-            [_cifar_pickle(2), _cifar_pickle(4), PICKLE],
-            lambda p: cifar.read_cifar_pickle(p, 10),
-            400,
-        ),
+        of_data("cifar binary", "x.bin", [CIFAR], cifar.read_cifar_binary, 200),
         of_data("model", "model.safetensors", [_safetensors()], _load_model, 300),
         Target("features cache", mutated_bytes([_safetensors()]), _read_features, 200, _safetensors()),
         Target("keys", mutated_bytes(_key_files()), _verify_with_key, 200, None),

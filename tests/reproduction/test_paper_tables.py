@@ -194,12 +194,12 @@ def test_every_row_is_there_once():
 
 def test_both_tables_from_a_small_set(monkeypatch, tmp_path):
     """Two passes over made-up records: rows, curves and verdicts of every row."""
+    monkeypatch.setattr(dp_c4_mushroom, "mushroom", lambda folder: small_set())
+    monkeypatch.setattr(dice_sgd_images, "cifar10_pooled", lambda folder: small_set())
     for module in (dp_c4_mushroom, dice_sgd_images):
-        monkeypatch.setattr(module, "load", lambda name, folder: small_set())
         monkeypatch.setattr(module, "PASSES", 1)
     monkeypatch.setattr(dp_c4_mushroom, "RATES", (0.1, 0.05))
     monkeypatch.setattr(dice_sgd_images, "RATES", (0.01,))
-    monkeypatch.setattr(dice_sgd_images, "prepare_data", lambda name, dataset, cache: dataset)
     few = [case for case in dice_sgd_images.cases() if case.clip_norm == 1 and case.epsilon == 2][:6]
     monkeypatch.setattr(dice_sgd_images, "cases", lambda: few)
     table = dp_c4_mushroom.EXPERIMENT.carry_out((0, 1), nothing, Site(None, ResultCache(tmp_path / "a")))

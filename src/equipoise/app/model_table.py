@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-__all__ = ["DRAWN_FEATURES", "MODELS", "ModelEntry"]
+__all__ = ["DRAWN_FEATURES", "IN_BENCHMARKS", "MODELS", "ModelEntry"]
 
 
 @dataclass(frozen=True)
@@ -48,12 +48,8 @@ MODELS: Final[dict[str, ModelEntry]] = {
     "mlp-tanh": ModelEntry("equipoise.app.models:mlp_tanh"),
     "cnn-tanh": ModelEntry("equipoise.app.models:cnn_tanh"),
     "cnn-cifar": ModelEntry("equipoise.app.models:cnn_cifar"),
-    "resnet20-gn": ModelEntry("equipoise.app.models:resnet20_gn"),
-    "linear": ModelEntry("equipoise.app.models:linear_model"),
     "logistic": ModelEntry("equipoise.app.models:logistic"),
     "additive": ModelEntry("equipoise.app.models:additive"),
-    "scatter-linear": ModelEntry("equipoise.app.models:scatter_linear", "equipoise.app.models:scattering"),
-    "scatter-pooled": ModelEntry("equipoise.app.models:logistic", "equipoise.app.models:pooled_scattering"),
     "patches-linear": ModelEntry(
         "equipoise.app.models:patches_linear",
         "equipoise.app.models:drawn_features",
@@ -61,6 +57,23 @@ MODELS: Final[dict[str, ModelEntry]] = {
         default_features="deep-things",
     ),
     "text-bag": ModelEntry("equipoise.app.models:text_bag"),
-    "text-gru": ModelEntry("equipoise.app.models:text_gru"),
-    "text-signs": ModelEntry("equipoise.app.models:logistic", "equipoise.app.models:token_bags"),
 }
+
+
+IN_BENCHMARKS: Final[Mapping[str, str]] = {
+    "resnet20-gn": "--model benchmarks.models:resnet20",
+    "linear": "--model benchmarks.models:linear, or --model logistic, which starts at zero,",
+    "text-gru": "--model benchmarks.models:text_gru",
+    "text-signs": "--model logistic --data benchmarks.data:sst2_signs --population 67349",
+    "scatter-linear": "--data benchmarks.data:mnist_scattered --config "
+    "benchmarks/recipes/mnist-scattered.toml",
+    "scatter-pooled": "--model logistic --data benchmarks.data:cifar10_pooled --population 50000",
+    "cifar100": "--data benchmarks.data:cifar100 --population 50000",
+    "a9a": "--data benchmarks.data:a9a --population 32561",
+    "mushroom": "--data benchmarks.data:mushroom --population 6499",
+    "sst2": "--data benchmarks.data:sst2 --population 67349",
+    "sst2-sentences": "--data benchmarks.data:sst2_sentences --population 6920",
+    "pneumoniamnist": "--data benchmarks.data:pneumoniamnist --population 4708",
+    "breastmnist": "--data benchmarks.data:breastmnist --population 546",
+}
+"""Models and data sets that stood in the package once: what names them from a checkout of the sources."""

@@ -6,12 +6,9 @@ seed and nothing else: they are public. Some models are trained on fixed feature
 
 Sources: "cnn-tanh" and "cnn-cifar" are the networks of N. Papernot, A. Thakurta, S. Song, S. Chien, U.
 Erlingsson, "Tempered sigmoid activations for deep learning with differential privacy", AAAI 2021;
-"scatter-linear" is that of F. Tramer, D. Boneh, "Differentially private learning needs better features", ICLR
-2021; "patches-linear" has the patch dictionaries of A. Coates, A. Y. Ng, "The importance of encoding versus
+"patches-linear" has the patch dictionaries of A. Coates, A. Y. Ng, "The importance of encoding versus
 training with sparse coding and vector quantization", ICML 2011, the network of
-`equipoise.data.features.contrastive`, and whitening, all fitted on drawn pictures;
-"resnet20-gn" is that of K. He et al., "Deep residual learning for image recognition", CVPR 2016, with group
-normalisation, since batch normalisation mixes records.
+`equipoise.data.features.contrastive`, and whitening, all fitted on drawn pictures.
 """
 
 from __future__ import annotations
@@ -29,15 +26,9 @@ from torch import Tensor, nn
 from equipoise._files import PathLike
 from equipoise.app.default_settings import default_settings
 from equipoise.app.model_table import MODELS, ModelEntry
+from equipoise.app.option_checks import refuse_moved
 from equipoise.data.features.drawn import DrawnFeatures
-from equipoise.data.features.extractors import (
-    FeatureExtractor,
-    FeatureProgress,
-    PooledScattering,
-    ScatteringFeatures,
-    TokenBags,
-    features_of,
-)
+from equipoise.data.features.extractors import FeatureExtractor, FeatureProgress, features_of
 from equipoise.data.readers.custom import load_function
 from equipoise.data.records import DataSet, Records
 from equipoise.gradients.capture.random_numbers import random_numbers_from
@@ -47,25 +38,6 @@ __all__ = ["build_model", "default_model", "extractor_of", "prepare_data", "unna
 
 RECORDS_FOR_ADDITIVE = 4_000
 """From so many on a table has `additive` by default; with fewer the noise can outweigh what it gains."""
-
-
-class BasicBlock(nn.Module):
-    """Two 3 x 3 convolutions with group normalisation, and a shortcut."""
-
-    def __init__(self, channels_in: int, channels_out: int, stride: int, groups: int) -> None:
-        super().__init__()
-        self.conv1 = nn.Conv2d(channels_in, channels_out, 3, stride, padding=1, bias=False)
-        self.norm1 = nn.GroupNorm(groups, channels_out)
-        self.conv2 = nn.Conv2d(channels_out, channels_out, 3, padding=1, bias=False)
-        self.norm2 = nn.GroupNorm(groups, channels_out)
-        self.shortcut: nn.Module = nn.Identity()
-        if stride != 1 or channels_in != channels_out:
-            self.shortcut = nn.Conv2d(channels_in, channels_out, 1, stride, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """``[B, c_in, h, w]`` -> ``[B, c_out, h / stride, w / stride]``."""
-        y = F.relu(self.norm1(self.conv1(x)))
-        return F.relu(self.norm2(self.conv2(y)) + self.shortcut(x))
 
 
 class PiecewiseLinear(nn.Module):
@@ -109,31 +81,10 @@ class TextBag(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Token ids ``[B, S]`` -> logits ``[B, num_classes]``; a text without tokens has the mean 0."""
-        return self.head(_mean_of_tokens(self.embedding(tokens), tokens))
+        return self.head(mean_of_tokens(self.embedding(tokens), tokens))
 
 
-class TextGRU(nn.Module):
-    """The mean of a GRU's states over a text's first 24 tokens, then a linear layer; token 0 is padding.
-
-    Padding stands at the end of a text, so that no state of a token depends on it.
-    """
-
-    length = 24
-
-    def __init__(self, vocabulary_size: int, num_classes: int, width: int = 16) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(vocabulary_size, width)
-        self.gru = nn.GRU(width, width, batch_first=True)
-        self.head = nn.Linear(width, num_classes)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        """Token ids ``[B, S]`` -> logits ``[B, num_classes]``; a text without tokens has the mean 0."""
-        tokens = tokens[:, : self.length]
-        states, _ = self.gru(self.embedding(tokens))
-        return self.head(_mean_of_tokens(states, tokens))
-
-
-def _mean_of_tokens(values: Tensor, tokens: Tensor) -> Tensor:
+def mean_of_tokens(values: Tensor, tokens: Tensor) -> Tensor:
     """Of ``[B, S, width]`` over the tokens that are no padding."""
     present = (tokens != 0).unsqueeze(-1).to(values.dtype)
     # weighting by the mask keeps padding out of the gradient as well as out of the sum
@@ -208,27 +159,6 @@ def cnn_cifar(dataset: DataSet) -> nn.Module:
     return _finished(nn.Sequential(*layers), (channels, *size), 128, dataset.num_classes)
 
 
-def resnet20_gn(dataset: DataSet) -> nn.Module:
-    """ResNet-20 with group normalisation."""
-    channels, *_ = _images("resnet20-gn", dataset, 8)
-    groups, before = 8, 16
-    layers: list[nn.Module] = [
-        nn.Conv2d(channels, 16, 3, padding=1, bias=False),
-        nn.GroupNorm(groups, 16),
-        nn.ReLU(),
-    ]
-    for width, stride in ((16, 1), (32, 2), (64, 2)):
-        for i in range(3):
-            layers.append(BasicBlock(before, width, stride if i == 0 else 1, groups))
-            before = width
-    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, dataset.num_classes))
-
-
-def linear_model(dataset: DataSet) -> nn.Module:
-    """One linear layer, random start."""
-    return nn.Sequential(nn.Flatten(), nn.Linear(_flat("linear", dataset), dataset.num_classes))
-
-
 def logistic(dataset: DataSet) -> nn.Module:
     """One linear layer, started at zero."""
     return nn.Sequential(nn.Flatten(), _from_zero(_flat("logistic", dataset), dataset.num_classes))
@@ -253,29 +183,6 @@ def additive(dataset: DataSet) -> nn.Module:
     return nn.Sequential(bends, _from_zero(bends.width(prod(dataset.input_shape)), dataset.num_classes))
 
 
-def scattering(dataset: DataSet) -> FeatureExtractor:
-    """Fixed scattering features."""
-    height, width = _images("scatter-linear", dataset, 8)[1:]
-    return ScatteringFeatures((height, width))
-
-
-def scatter_linear(dataset: DataSet) -> nn.Module:
-    """One linear layer, started at zero, on scattering features."""
-    channels = ScatteringFeatures((8, 8)).num_channels
-    if len(dataset.input_shape) != 3 or dataset.input_shape[0] % channels:
-        raise ValueError(
-            f"model='scatter-linear' takes scattering features, but the inputs of {dataset.name!r} have "
-            f"shape {dataset.input_shape}. Apply prepare_data('scatter-linear', dataset) first."
-        )
-    return logistic(dataset)
-
-
-def pooled_scattering(dataset: DataSet) -> FeatureExtractor:
-    """Scattering features that are averaged to 4 x 4."""
-    height, width = _images("scatter-pooled", dataset, 8)[1:]
-    return PooledScattering((height, width))
-
-
 def drawn_features(dataset: DataSet, **constants: Any) -> FeatureExtractor:
     """Features fitted on pictures that the library draws."""
     return DrawnFeatures(_images("patches-linear", dataset, 8), **constants)
@@ -291,28 +198,14 @@ def patches_linear(dataset: DataSet) -> nn.Module:
     return logistic(dataset)
 
 
-def _vocabulary(name: str, dataset: DataSet) -> int:
-    if dataset.vocabulary_size is None or len(dataset.input_shape) != 1:
-        raise ValueError(
-            f"model={name!r} takes token ids [n, s] and a vocabulary_size, which {dataset.name!r} does not "
-            f"have. Known models: {', '.join(MODELS)}."
-        )
-    return dataset.vocabulary_size
-
-
 def text_bag(dataset: DataSet) -> nn.Module:
     """The mean of 32-wide token embeddings, one linear layer."""
-    return TextBag(_vocabulary("text-bag", dataset), dataset.num_classes)
-
-
-def text_gru(dataset: DataSet) -> nn.Module:
-    """16-wide token embeddings, a GRU over 24 tokens, one linear layer."""
-    return TextGRU(_vocabulary("text-gru", dataset), dataset.num_classes)
-
-
-def token_bags(dataset: DataSet) -> FeatureExtractor:
-    """Sums of fixed random token vectors."""
-    return TokenBags(_vocabulary("text-signs", dataset))
+    if dataset.vocabulary_size is None or len(dataset.input_shape) != 1:
+        raise ValueError(
+            f"model='text-bag' takes token ids [n, s] and a vocabulary_size, which {dataset.name!r} does not "
+            f"have. Known models: {', '.join(MODELS)}."
+        )
+    return TextBag(dataset.vocabulary_size, dataset.num_classes)
 
 
 def build_model(name: str, dataset: DataSet, *, seed: int = 0) -> nn.Module:
@@ -360,8 +253,8 @@ def extractor_of(name: str, dataset: DataSet, features: str | None = None) -> Fe
         ValueError: features that the model does not have.
 
     >>> from equipoise import data
-    >>> extractor_of("scatter-linear", data.load("digits")).config()["angles"]
-    8
+    >>> extractor_of("patches-linear", data.load("digits")).config()["extractor"]
+    'drawn'
     """
     entry = None if ":" in name else _entry(name)
     if entry is None or entry.extractor is None:
@@ -436,6 +329,7 @@ def unnamed_model(dataset: DataSet) -> str:
 
 def _entry(name: str) -> ModelEntry:
     if name not in MODELS:
+        refuse_moved("model", name)
         raise ValueError(
             f"model={name!r} is not a known model. Known: {', '.join(MODELS)}. For a model of your own pass "
             "package.module:function, a function from the data set to a module."

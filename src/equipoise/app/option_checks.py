@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from equipoise._validate import NO_NOISE, suggestion
-from equipoise.app.model_table import MODELS
+from equipoise.app.model_table import IN_BENCHMARKS, MODELS
 from equipoise.federated.registry import FEDERATED, MOVED, PLAIN_AVERAGING
 from equipoise.methods.registry import registered
 
@@ -33,13 +33,11 @@ __all__ = [
     "noise_warning",
     "parse_clip_norm",
     "rate_warning",
+    "refuse_moved",
 ]
 
 
-DATA_NAMES = (
-    "digits", "mnist", "fashion-mnist", "cifar10", "cifar100", "adult", "a9a", "mushroom", "sst2",
-    "sst2-sentences", "pneumoniamnist", "breastmnist",
-)  # fmt: skip
+DATA_NAMES = ("digits", "mnist", "fashion-mnist", "cifar10", "adult")
 
 
 _OTHER_NAMES = {"expected_batch_size": "batch_size", "ledger_file": "ledger", "ema_decay": "ema"}
@@ -202,6 +200,7 @@ def check_name(option: str, value: str | None, names: Iterable[str], own: str = 
     known = tuple(names)
     if value is None or value in known or (own and ":" in value):
         return
+    refuse_moved(option, value)
     if files and data_form(value) in ("table", "images"):
         return
     if files and Path(value).suffix:
@@ -215,6 +214,20 @@ def check_name(option: str, value: str | None, names: Iterable[str], own: str = 
     raise SettingsError(
         f"{flag(option)} is {value!r}.{suggestion(value, known)} It must be one of {', '.join(known)}{end}."
     )
+
+
+def refuse_moved(option: str, value: str) -> None:
+    """Say where a data set or a model is that stood in the package once.
+
+    Raises:
+        SettingsError: it did.
+    """
+    if value in IN_BENCHMARKS and option in ("data", "model"):
+        raise SettingsError(
+            f"{flag(option)} is {value!r}, which is in benchmarks/ of the sources and no longer in the "
+            f"package. In a checkout give {IN_BENCHMARKS[value]}. A run that was begun with the old name "
+            "needs the version of equipoise that began it."
+        )
 
 
 def check_data_and_model(data: str | None, model: str | None) -> None:

@@ -22,6 +22,7 @@ from pydantic.dataclasses import dataclass
 from pydantic.fields import FieldInfo
 
 from equipoise._extras import lacking
+from equipoise._files import schema_file
 from equipoise._relations import RELATIONS
 from equipoise._run_files import read_json
 from equipoise._validate import suggestion
@@ -448,9 +449,15 @@ class RunSettings:
         if form in ("table", "images") and self.test is None and self.test_share is None:
             if not Path(self.data).exists():
                 raise SettingsError(f"--data {self.data!r} does not exist. Check the path.")
+            recipe = ""
+            if form == "table" and not (schema := Path(self.schema or schema_file(self.data))).exists():
+                recipe = (
+                    f" The table has no schema yet. First: equipoise schema init {shlex.quote(self.data)} "
+                    f"--target COLUMN. Then fill in {schema}, and repeat the command with --test-share 0.2."
+                )
             raise SettingsError(
                 "the rows to evaluate on are missing: give --test FILE, or --test-share 0.2. What the "
-                "evaluation says of them is published, and no epsilon covers it."
+                f"evaluation says of them is published, and no epsilon covers it.{recipe}"
             )
         if self.test is not None and self.test_share is not None:
             raise SettingsError("--test and --test-share both name rows to evaluate on. Give one of them.")
@@ -466,7 +473,7 @@ class RunSettings:
     def said(self, name: str) -> str:
         """A setting in an error message, and whether it is the default.
 
-        >>> RunSettings(model="linear", batch_size=256).said("batch_size")
+        >>> RunSettings(model="logistic", batch_size=256).said("batch_size")
         '--batch-size is 256, the default'
         """
         value = getattr(self, name)

@@ -34,12 +34,12 @@ from equipoise.cli.audit_command import audit
 from equipoise.cli.calibrate_command import calibrate
 from equipoise.cli.check_command import check
 from equipoise.cli.compare_command import compare
-from equipoise.cli.data_command import data
 from equipoise.cli.export_command import export
 from equipoise.cli.federate_command import federate
 from equipoise.cli.methods_command import methods
 from equipoise.cli.recipe_command import recipe
 from equipoise.cli.report_command import predict, report
+from equipoise.cli.schema_command import schema
 from equipoise.cli.screen import at_width, fail
 from equipoise.cli.train_command import resume, train
 from equipoise.cli.verify_command import search, sign, verify
@@ -91,6 +91,7 @@ GONE = {
     "python -m reproduction in a checkout of the sources.",
     "advise": "there is no command 'advise' any more: docs/how-to/choose.md says which method and "
     "settings to take, and `equipoise train --dry-run` what they cost.",
+    "data": "`equipoise data describe` is `equipoise schema init` now.",
 }
 """What is said instead of a command that there is not."""
 
@@ -105,7 +106,7 @@ app = typer.Typer(
 )
 for command in COMMANDS:
     app.command(epilog=EXAMPLES.get(command.__name__))(command)
-app.add_typer(data)
+app.add_typer(schema)
 
 
 @app.callback(invoke_without_command=True)

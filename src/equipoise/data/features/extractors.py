@@ -3,10 +3,7 @@
 An extractor maps each record's input to features without looking at any other record and without fitted
 parameters, so
 extraction costs no privacy: a model trained privately on the features of the records is private for the
-records. Here: scattering coefficients followed by group normalisation over the channels of one record (no
-scale, no shift), as in F. Tramer, D. Boneh, "Differentially private learning needs better features (or much
-more data)", ICLR 2021, whose variant with data normalisation would need private means and variances and is
-not offered.
+records.
 
 The cache holds private data in another form: it is written for its owner alone (mode 0600), and belongs where
 the data are. Features are kept as float16 on disk; the rounding (relative 5e-4) is part of the features, so
@@ -22,29 +19,19 @@ import os
 import secrets
 import zlib
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
 import torch
-import torch.nn.functional as F
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
 from equipoise._files import PathLike
-from equipoise.data.features.scattering import Scattering2d
 from equipoise.data.records import DataSet, Records
 
-__all__ = [
-    "FeatureExtractor",
-    "PooledScattering",
-    "ScatteringFeatures",
-    "TokenBags",
-    "extract",
-    "extract_cached",
-    "features_of",
-]
+__all__ = ["FeatureExtractor", "FeatureProgress", "extract", "extract_cached", "features_of"]
 
 
 FeatureProgress = Callable[[int, int], None]
@@ -58,112 +45,6 @@ class FeatureExtractor(Protocol):
 
     def config(self) -> dict[str, object]:
         """Name, version and constants, as JSON can hold them: equal configurations compute equal features."""
-
-
-@dataclass(frozen=True)
-class ScatteringFeatures:
-    """Scattering coefficients with group normalisation per record.
-
-    Attributes:
-        shape: ``(h, w)`` of the images.
-        scales: J of the transform.
-        angles: L of the transform.
-        num_groups: groups of channels that are normalised together; None leaves the coefficients as they are.
-
-    Inputs are ``[k, c, h, w]``, features float32 ``[k, c * num_channels, h / 2^scales, w / 2^scales]``.
-
-    >>> ScatteringFeatures((28, 28))(torch.randn(2, 1, 28, 28)).shape
-    torch.Size([2, 81, 7, 7])
-    """
-
-    shape: tuple[int, int]
-    scales: int = 2
-    angles: int = 8
-    num_groups: int | None = 27
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "_transform", Scattering2d(self.shape, self.scales, self.angles))
-        channels = self._scattering().num_channels
-        if self.num_groups is not None and (self.num_groups < 1 or channels % self.num_groups):
-            raise ValueError(
-                f"num_groups={self.num_groups} must divide the {channels} channels of the transform."
-            )
-
-    @property
-    def num_channels(self) -> int:
-        """Features a position for each input channel."""
-        return self._scattering().num_channels
-
-    def _scattering(self) -> Scattering2d:
-        return self._transform  # type: ignore[attr-defined]
-
-    def __call__(self, inputs: Tensor) -> Tensor:
-        """The features of a batch."""
-        features = self._scattering()(inputs)
-        if self.num_groups is None:
-            return features
-        return F.group_norm(features, self.num_groups * inputs.shape[1])
-
-    def config(self) -> dict[str, object]:
-        """Name, version and constants."""
-        return {"extractor": "scattering", "version": 1, **asdict(self)}
-
-
-@dataclass(frozen=True)
-class PooledScattering:
-    """Scattering with four angles, each map of coefficients averaged to 4 x 4: 400 features a channel.
-
-    >>> PooledScattering((28, 28))(torch.randn(2, 1, 28, 28)).shape
-    torch.Size([2, 25, 4, 4])
-    """
-
-    shape: tuple[int, int]
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "_features", ScatteringFeatures(self.shape, angles=4, num_groups=5))
-
-    def _scattering(self) -> ScatteringFeatures:
-        return self._features  # type: ignore[attr-defined]
-
-    def __call__(self, inputs: Tensor) -> Tensor:
-        """The features of a batch."""
-        return F.adaptive_avg_pool2d(self._scattering()(inputs), 4)
-
-    def config(self) -> dict[str, object]:
-        """Name, version and constants."""
-        return {**self._scattering().config(), "pooled": 4}
-
-
-@dataclass(frozen=True)
-class TokenBags:
-    """A text's token vectors, random signs from a public seed, added up and scaled; token 0 is padding.
-
-    Where all tokens differ, features have a norm of about 4.
-
-    >>> TokenBags(8, width=6)(torch.tensor([[3, 5, 0, 0], [0, 0, 0, 0]])).norm(dim=1)[1]
-    tensor(0.)
-    """
-
-    vocabulary: int
-    width: int = 512
-
-    def __post_init__(self) -> None:
-        generator = torch.Generator().manual_seed(0)
-        signs = torch.randint(0, 2, (self.vocabulary, self.width), generator=generator).float() * 2 - 1
-        signs[0] = 0
-        object.__setattr__(self, "_vectors", signs)
-
-    def _signs(self) -> Tensor:
-        return self._vectors  # type: ignore[attr-defined]
-
-    def __call__(self, inputs: Tensor) -> Tensor:
-        """The features of a batch of token ids."""
-        present = (inputs != 0).sum(1, keepdim=True).clamp(min=1)
-        return F.embedding(inputs, self._signs()).sum(1) / present.sqrt() / self.width**0.5 * 4
-
-    def config(self) -> dict[str, object]:
-        """Name, version and constants."""
-        return {"extractor": "token bags", "version": 1, "vocabulary": self.vocabulary, "width": self.width}
 
 
 def extract(
@@ -183,8 +64,8 @@ def extract(
         progress: called with (done, total) before the first chunk and after each.
 
     >>> records = Records({"input": torch.randn(5, 1, 8, 8), "label": torch.arange(5)})
-    >>> extract(records, ScatteringFeatures((8, 8)), chunk=2).fields["input"].shape
-    torch.Size([5, 81, 2, 2])
+    >>> extract(records, lambda images: images.flatten(1), chunk=2).fields["input"].shape
+    torch.Size([5, 64])
     """
     return _with_input(records, _compute(records.fields["input"], extractor, chunk, progress))
 

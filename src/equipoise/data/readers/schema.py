@@ -1,9 +1,17 @@
-"""The schema of a table: a TOML file that declares every column, and the data set that is read by it.
+"""The schema of a table: a TOML file that declares every column, and the records that are read by it.
 
-`describe_table` writes a first version to edit. It takes the names of the columns, which are public by
-declaration, and guesses from the rows which columns are numbers. It never looks for ranges or categories in
-private rows: they are left to be filled in, from public knowledge of the form, or taken from a file of public
-rows. A schema that still has places to fill in is refused.
+Every column is declared, from public knowledge of the form that was filled in, and encoded cell by cell:
+
+* a number in a declared range [low, high] becomes 2 (x - low) / (high - low) - 1, in [-1, 1]; values beyond
+  the range are moved to its end; on a logarithmic scale x is first replaced by log(1 + x - low), and the
+  range likewise; where a sign for "unknown" is declared, a second number says whether it stood there;
+* a category becomes a one-hot vector over the declared values, and over one more place for all others where
+  that is declared; a declared sign for "unknown" becomes zeros;
+* a category whose values nobody knows beforehand is hashed: one-hot over a declared number of places;
+* a text becomes token ids by a hash, which needs no vocabulary.
+
+Means, deviations, ranges or lists of categories learnt from the private rows would be unaccounted queries on
+them: the appearance of one more column would tell that somebody with a rare category is in the data.
 
 The values of a schema go with the model into the configuration of a run, so that the published folder is
 enough to use the model.
@@ -11,97 +19,174 @@ enough to use the model.
 
 from __future__ import annotations
 
-import json
+import hashlib
 import math
-import re
 import reprlib
 import tomllib
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
-from itertools import islice
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import numpy as np
 import torch
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from equipoise._files import PathLike
+from equipoise._extras import of_extra
+from equipoise._files import PathLike, schema_file
 from equipoise._validate import suggestion
-from equipoise.data.readers.files import DataFileError, MissingDataError, is_same, read_text, refuse_same
-from equipoise.data.readers.tables import (
-    Category,
-    Column,
-    Hashed,
-    Label,
-    Number,
-    Owner,
-    Skip,
-    Table,
-    TargetNumber,
-    Text,
-    is_parquet,
-    other_delimiter,
-    read_table,
-    rows_of_file,
-)
-from equipoise.data.readers.text import HashingTokenizer
-from equipoise.data.records import DataSet, Records, with_test_records
+from equipoise.data.readers.files import DataFileError, MissingDataError, read_text, refuse_same
+from equipoise.data.readers.tables import Cells, other_delimiter, read_cells
+from equipoise.data.readers.text import MOST_TOKENS, MOST_WORDS, HashingTokenizer
+from equipoise.data.records import OWNER, DataSet, Records, with_test_records
+
+with of_extra():
+    import pandas as pd
+    from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 __all__ = [
     "TO_FILL_IN",
+    "Category",
+    "Number",
     "SchemaError",
-    "describe_table",
+    "Table",
     "load_table",
-    "named_table",
+    "places_to_fill_in",
+    "read_rows",
     "read_schema",
     "records_for_model",
-    "schema_file",
+    "table_of",
 ]
 
 TO_FILL_IN = "FILL IN"
-"""What stands where `describe_table` leaves a place to be filled in."""
-
-_MISSING = ["", "?", "NA", "nan"]
-_ROWS_LOOKED_AT = 1000
-_MOST_VALUES = 100
+"""What stands where a first version of a schema leaves a place to be filled in."""
 
 
 class SchemaError(DataFileError):
     """A schema that cannot be used; the message names its file, the column, the key and the remedy."""
 
 
+# ---- columns: `encode` codes a cell of an input, `learn` one of a target; ValueError for a cell that misfits
+
+
 class _Declared(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid")
 
 
-class _Number(_Declared):
+class Number(_Declared):
+    """A number with its public range.
+
+    >>> age = Number(type="number", low=0, high=100, missing=[""])
+    >>> age.encode("75"), age.encode(""), age.learn("250")
+    ([0.5, 0.0], [0.0, 1.0], 1.0)
+    """
+
     type: Literal["number"]
     low: float
     high: float
     log: bool = False
     missing: list[str] | None = None
 
+    @model_validator(mode="after")
+    def _is_a_range(self) -> Number:
+        if not (self.low < self.high and math.isfinite(2 * (self.high - self.low))):
+            raise ValueError(f"the range low={self.low} .. high={self.high} must be finite and not empty")
+        return self
 
-class _Category(_Declared):
+    @property
+    def width(self) -> int:
+        return 2 if self.missing else 1
+
+    def encode(self, cell: str) -> list[float]:
+        if cell in (self.missing or ()):
+            return [0.0, 1.0]
+        return [self.learn(cell), 0.0][: self.width]
+
+    def learn(self, cell: str) -> float:
+        try:
+            number = float(cell)
+        except ValueError:
+            number = math.nan
+        if not math.isfinite(number):
+            raise ValueError(
+                "the cell is not a finite number. Repair the row, drop it, declare the column a category, or "
+                "declare the sign for a missing number: missing = [...]."
+            )
+        value, span = min(max(number, self.low), self.high) - self.low, self.high - self.low
+        if self.log:
+            value, span = math.log1p(value), math.log1p(span)
+        return 2.0 * value / span - 1.0
+
+
+class Category(_Declared):
+    """A category of declared values, or one that is hashed by CRC-32 to a number of buckets.
+
+    >>> pet = Category(type="category", values=["cat", "dog"], missing=["?"])
+    >>> pet.encode("dog"), pet.encode("axolotl"), pet.encode("?"), pet.learn("dog")
+    ([0.0, 1.0, 0.0], [0.0, 0.0, 1.0], [0.0, 0.0, 0.0], 1)
+    """
+
     type: Literal["category"]
     values: list[str] | None = None
-    buckets: int | None = None
+    buckets: Annotated[int, Field(ge=2, le=2**16)] | None = None
     other: bool = True
     missing: list[str] | None = None
     strip: str = ""
 
+    @model_validator(mode="after")
+    def _has_places(self) -> Category:
+        if (self.values is None) == (self.buckets is None):
+            raise ValueError("a category needs either values or buckets")
+        if self.values is not None and (not self.values or len(set(self.values)) < len(self.values)):
+            raise ValueError("values must be distinct and at least one")
+        return self
+
+    @property
+    def width(self) -> int:
+        return self.buckets or len(self.values or ()) + self.other
+
+    def encode(self, cell: str) -> list[float]:
+        found = [0.0] * self.width
+        if cell in (self.missing or ()):
+            return found
+        if self.buckets:
+            found[zlib.crc32(cell.encode()) % self.buckets] = 1.0
+        elif cell in (self.values or ()):
+            found[(self.values or []).index(cell)] = 1.0
+        elif self.other:
+            found[-1] = 1.0
+        else:
+            raise ValueError(
+                "the cell is not a declared category. Declare it if it is publicly known to occur, take "
+                "other = true, or drop the row."
+            )
+        return found
+
+    def learn(self, cell: str) -> int:
+        values, cell = self.values or [], cell.rstrip(self.strip) if self.strip else cell
+        if cell not in values:
+            raise ValueError("the cell is not a declared class. Repair the row, drop it, or declare it.")
+        return values.index(cell)
+
 
 class _Text(_Declared):
+    """Text as token ids; it is then the only input."""
+
     type: Literal["text"]
-    length: int = HashingTokenizer.length
-    vocabulary: int = HashingTokenizer.vocabulary_size
+    length: Annotated[int, Field(ge=1, le=MOST_WORDS)] = HashingTokenizer.length
+    vocabulary: Annotated[int, Field(ge=2, le=MOST_TOKENS)] = HashingTokenizer.vocabulary_size
+
+    def encode(self, cell: str) -> list[int]:
+        return HashingTokenizer(self.vocabulary, self.length).ids(cell)
 
 
 class _Skip(_Declared):
     type: Literal["skip"]
 
 
-_KINDS: dict[str, Any] = {"number": _Number, "category": _Category, "text": _Text, "skip": _Skip}
+_KINDS: dict[str, Any] = {"number": Number, "category": Category, "text": _Text, "skip": _Skip}
+_Column = Annotated[Number | Category | _Text | _Skip, Field(discriminator="type")]
 
 
 class Schema(_Declared):
@@ -114,50 +199,99 @@ class Schema(_Declared):
     delimiter: str = ","
     comment: str | None = None
     missing: list[str] = []
-    columns: dict[str, Annotated[_Number | _Category | _Text | _Skip, Field(discriminator="type")]]
+    columns: dict[str, _Column]
 
-    def column(self, name: str, learnt: bool) -> Column:
-        """A declared column, as what is learnt or as an input; ValueError for one that cannot be it."""
-        column = self.columns[name]
-        missing = getattr(column, "missing", None)
-        unknown = tuple(self.missing if missing is None else missing) or None
-        match column:
-            case _Category() if (column.values is None) == (column.buckets is None):
-                raise ValueError(f"column {name!r}: a category needs either values or buckets.")
-            case _Number(log=True) if learnt:
+    @model_validator(mode="after")
+    def _signs_of_columns(self) -> Schema:
+        for column in self.columns.values():
+            if isinstance(column, Number | Category) and column.missing is None:
+                column.missing = self.missing
+        return self
+
+
+@dataclass(frozen=True)
+class Table:
+    """A schema and what of it is learnt: a category, a number, or several categories of two values each."""
+
+    schema: Schema
+    targets: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        for name in self.targets:
+            column = self.schema.columns[name]
+            if isinstance(column, Number) and column.log:
                 raise ValueError(
                     f"the target {name!r} has log = true, which only inputs may have: a target is learnt on "
                     "the scale of its range. Put its logarithm into the table, with the range of that."
                 )
-            case _Number() if learnt:
-                return TargetNumber(name, column.low, column.high)
-            case _Category(values=list(values)) if learnt:
-                return Label(name, tuple(values), column.strip)
-            case _ if learnt:
+            if not isinstance(column, Number) and not (isinstance(column, Category) and column.values):
                 raise ValueError(
                     f"the target {name!r} must be a category with values = [...], its classes, or a number "
                     "with its range for a regression."
                 )
-            case _Number():
-                return Number(name, column.low, column.high, column.log, unknown)
-            case _Category(values=list(values)):
-                return Category(name, tuple(values), unknown, column.other)
-            case _Category(buckets=int(buckets)):
-                return Hashed(name, buckets, unknown)
-            case _Text():
-                return Text(name, HashingTokenizer(column.vocabulary, column.length))
-        return Skip(name)
+        pairs = [isinstance(column, Category) and len(column.values or ()) == 2 for column in self._learnt]
+        if not self.targets or (len(self.targets) > 1 and not all(pairs)):
+            raise ValueError("several targets must be categories of two values each.")
+        kinds = [type(column) for column in self.inputs.values()]
+        if not kinds or (_Text in kinds and len(kinds) > 1):
+            raise ValueError(
+                "the columns must hold an input, and a text is the only one: skip the other columns."
+            )
+
+    @property
+    def inputs(self) -> dict[str, Number | Category | _Text]:
+        """The columns that are neither skipped nor learnt."""
+        columns = self.schema.columns.items()
+        return {n: c for n, c in columns if n not in self.targets and not isinstance(c, _Skip)}
+
+    @property
+    def _learnt(self) -> list[Number | Category]:
+        return [self.schema.columns[name] for name in self.targets]  # type: ignore[misc]
+
+    @property
+    def task(self) -> str:
+        """``classification``, ``regression`` or ``multi-label``."""
+        if len(self.targets) > 1:
+            return "multi-label"
+        return "regression" if isinstance(self._learnt[0], Number) else "classification"
+
+    @property
+    def numeric_columns(self) -> tuple[int, ...]:
+        """Places of the numbers in the encoding of a row, without those that say that a number is missing."""
+        columns = [column for column in self.inputs.values() if not isinstance(column, _Text)]
+        starts = accumulate((column.width for column in columns), initial=0)
+        return tuple(at for at, column in zip(starts, columns, strict=False) if isinstance(column, Number))
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """The classes; the labels of a multi-label table, and none of a regression."""
+        first = self._learnt[0]
+        if len(self.targets) > 1:
+            return self.targets
+        return () if isinstance(first, Number) else tuple(first.values or ())
+
+    def data_set(
+        self, name: str, values: Mapping[str, Any], train: Records, test: Records, population: int
+    ) -> DataSet:
+        """Records of this table with what is publicly known of it."""
+        first, texts = self._learnt[0], [c for c in self.inputs.values() if isinstance(c, _Text)]
+        return DataSet(
+            name=name,
+            train=train,
+            test=test,
+            population=population,
+            num_classes=len(self.class_names) or 1,
+            description="rows of a table, encoded by a declared schema",
+            class_names=self.class_names,
+            vocabulary_size=texts[0].vocabulary if texts else None,
+            task=self.task,
+            target_range=(first.low, first.high) if isinstance(first, Number) else (-1.0, 1.0),
+            schema=values,
+            numeric_columns=self.numeric_columns,
+        )
 
 
-def schema_file(data: PathLike) -> Path:
-    """Where the schema of a table is looked for.
-
-    >>> str(schema_file("people.csv.gz"))
-    'people.schema.toml'
-    """
-    path = Path(data)
-    path = path.with_suffix("") if path.suffix == ".gz" else path
-    return path.with_suffix(".schema.toml")
+# ---- the file of a schema
 
 
 def read_schema(path: PathLike, owner: str | None = None, population: int | None = None) -> dict[str, Any]:
@@ -174,7 +308,7 @@ def read_schema(path: PathLike, owner: str | None = None, population: int | None
     """
     if not Path(path).is_file():
         raise MissingDataError(
-            f"the schema {str(path)!r} does not exist. `equipoise data describe TABLE` writes one to edit; "
+            f"the schema {str(path)!r} does not exist. `equipoise schema init TABLE` writes one to edit; "
             "--schema FILE names another file."
         )
     try:
@@ -190,22 +324,18 @@ def read_schema(path: PathLike, owner: str | None = None, population: int | None
     return values
 
 
-def _to_fill_in(values: Mapping[str, Any]) -> list[str]:
+def places_to_fill_in(values: Mapping[str, Any]) -> list[str]:
     """The places of a schema that are left to be filled in."""
     parts = [("", values)]
     if isinstance(columns := values.get("columns"), Mapping):
         parts += [(f" of {name!r}", part) for name, part in columns.items() if isinstance(part, Mapping)]
-    return [
-        f"{key}{of}"
-        for of, part in parts
-        for key, value in part.items()
-        if value in (TO_FILL_IN, [TO_FILL_IN])
-    ]
+    empty = (TO_FILL_IN, [TO_FILL_IN])
+    return [f"{key}{of}" for of, part in parts for key, value in part.items() if value in empty]
 
 
 def _checked(values: Mapping[str, Any], where: str) -> Schema:
     """The schema that a file called `where` holds; SchemaError for places to be filled in, and for faults."""
-    left = _to_fill_in(values)
+    left = places_to_fill_in(values)
     if left:
         raise SchemaError(
             f"the schema {where!r} leaves places to be filled in: {', '.join(left)}. Take them from public "
@@ -217,35 +347,49 @@ def _checked(values: Mapping[str, Any], where: str) -> Schema:
     except ValidationError as error:
         # a key that is misspelt is told before the one that it leaves out
         first = min(error.errors(), key=lambda found: found["type"] != "extra_forbidden")
-    model: Any
-    place, keys, model = f"the schema {where!r}", [str(key) for key in first["loc"]], Schema
+    place, keys, known = (
+        f"the schema {where!r}",
+        [str(key) for key in first["loc"]],
+        list(Schema.model_fields),
+    )
     if len(keys) > 1 and keys[0] == "columns":
         place += f", column {keys[1]!r}"
         if len(keys) == 2:
             raise SchemaError(f"{place}: its type must be one of {', '.join(_KINDS)}.")
-        keys, model = keys[3:], _KINDS[keys[2]]
-    key, known = keys[0], list(model.model_fields)
-    reason = f"{key} = {reprlib.repr(first['input'])}. {first['msg']}."
+        keys, known = keys[3:], list(_KINDS[keys[2]].model_fields)
+    if not keys:
+        raise SchemaError(f"{place}: {first['msg'].removeprefix('Value error, ')}.")
+    reason = f"{keys[0]} = {reprlib.repr(first['input'])}. {first['msg']}."
     if first["type"] == "extra_forbidden":
-        reason = f"there is no key {key!r}.{suggestion(key, known)} It knows {', '.join(known)}."
+        reason = f"there is no key {keys[0]!r}.{suggestion(keys[0], known)} It knows {', '.join(known)}."
     elif first["type"] == "missing":
-        reason = f"{key} is missing. It knows {', '.join(known)}."
+        reason = f"{keys[0]} is missing. It knows {', '.join(known)}."
     raise SchemaError(f"{place}: {reason}")
 
 
-def _table(
-    values: Mapping[str, Any], named: str | None, where: str, owner: str | None = None
-) -> tuple[Schema, Table, dict[str, Any]]:
-    """The schema, the table that it declares, and its values with what is learnt: as named, or its own."""
+def table_of(
+    values: Mapping[str, Any], target: str | None = None, where: str = "config.json", owner: str | None = None
+) -> Table:
+    """The table that a schema declares.
+
+    Args:
+        values: of the schema.
+        target: the column to learn, or several separated by commas; as the schema says by default.
+        where: what messages call the schema.
+        owner: the column that names users, which is not learnt.
+
+    Raises:
+        SchemaError: the schema cannot be used.
+    """
     schema = _checked(values, where)
-    given = named if named is not None else schema.target
+    given = target if target is not None else schema.target
     if given is None:
         raise SchemaError(
             f"the target is missing. Name the column to learn: --target COLUMN, or target = ... in {where!r}."
         )
     # a column's own name may hold a comma
     names = given if isinstance(given, list) else [given] if given in schema.columns else given.split(",")
-    targets = [name.strip() for name in names]
+    targets = tuple(name.strip() for name in names)
     for name in targets:
         if name not in schema.columns:
             raise SchemaError(
@@ -255,20 +399,12 @@ def _table(
         if name == owner:
             raise SchemaError(f"--owner names {owner!r}, which is the target: users are not what is learnt.")
     try:
-        columns = tuple(schema.column(name, name in targets) for name in schema.columns)
-        return (
-            schema,
-            Table(columns, schema.delimiter, schema.header, schema.comment),
-            {**values, "target": targets},
-        )
-    except (ValueError, OverflowError) as error:
+        return Table(schema, targets)
+    except ValueError as error:
         raise SchemaError(f"the schema {where!r}: {error}") from None
 
 
-def named_table(name: str) -> Table:
-    """The declared columns of a named set, from its published description."""
-    path = Path(__file__).with_name(f"{name}.schema.toml")
-    return _table(read_schema(path), None, str(path))[1]
+# ---- the rows
 
 
 def load_table(
@@ -300,29 +436,22 @@ def load_table(
     refuse_same(path, test)
     where = str(schema or schema_file(path))
     values = read_schema(where, owner, population)
-    declared, table, values = _table(values, target, where, owner)
-    if declared.population is None:
+    table = table_of(values, target, where, owner)
+    if table.schema.population is None:
         raise SchemaError(
             "the population is missing. It sets the sampling rate and the divisor of the noised sums, so it "
             "must be a public number that you state, not one counted from the private rows: --population "
             f"NUMBER, or population = ... in {where!r}. A round figure near the number of rows will do."
         )
-    judges = None if test is None else read_table(test, table)
-    rows = read_table(path, table if owner is None else _with_owner(table, owner, declared, where))
-    train, judges, left = with_test_records(rows, judges, test_share, declared.population)
-    return _data_set(path, values, table, train, judges, left)
-
-
-def _with_owner(table: Table, owner: str, declared: Schema, where: str) -> Table:
-    """The table whose column `owner` names the user of each row."""
-    if owner not in declared.columns and not table.header:
+    if owner is not None and owner not in table.schema.columns and not table.schema.header:
         raise SchemaError(
             f"--owner names {owner!r}, which is no column of the schema {where!r}. A file without header "
             'needs all its columns declared in order; this one by type = "skip".'
         )
-    columns = {column.name: column for column in table.columns}
-    columns[owner] = Owner(owner, tuple(declared.missing))
-    return replace(table, columns=tuple(columns.values()))
+    judges = None if test is None else read_rows(test, table)
+    rows = read_rows(path, table, owner=owner)
+    train, judges, left = with_test_records(rows, judges, test_share, table.schema.population)
+    return table.data_set(Path(path).name, {**values, "target": list(table.targets)}, train, judges, left)
 
 
 def records_for_model(path: PathLike, values: Mapping[str, Any]) -> tuple[DataSet, bool]:
@@ -338,160 +467,108 @@ def records_for_model(path: PathLike, values: Mapping[str, Any]) -> tuple[DataSe
     Raises:
         DataFileError: the rows or the schema cannot be used.
     """
-    _, table, values = _table(values, None, "config.json")
-    first = next(rows_of_file(path, delimiter=table.delimiter, comment=table.comment), (0, []))[1]
-    named = table.header or is_parquet(path)
-    labelled = set(values["target"]) <= set(first) if named else len(first) == len(table.columns)
-    fields = dict(read_table(path, table, targets=labelled).fields)
+    table = table_of(values)
+    fields = dict(read_rows(path, table, targets=None).fields)
+    labelled = len(fields) > 1
     if not labelled:
         name, kind = ("label", torch.int64) if table.task == "classification" else ("target", torch.float32)
-        width = (table.num_classes,) if table.task == "multi-label" else ()
+        width = (len(table.targets),) if table.task == "multi-label" else ()
         fields[name] = torch.zeros(len(fields["input"]), *width, dtype=kind)
     blank = Records({name: torch.zeros_like(value[:1]) for name, value in fields.items()})
-    return _data_set(path, values, table, blank, Records(fields), 1), labelled
+    return table.data_set(Path(path).name, values, blank, Records(fields), 1), labelled
 
 
-def _data_set(
-    path: PathLike, values: Mapping[str, Any], table: Table, train: Records, test: Records, population: int
-) -> DataSet:
-    first = table.targets[0]
-    return DataSet(
-        name=Path(path).name,
-        train=train,
-        test=test,
-        population=population,
-        num_classes=table.num_classes,
-        description="rows of a table, encoded by a declared schema",
-        class_names=table.class_names,
-        vocabulary_size=None if table.text is None else table.text.tokenizer.vocabulary_size,
-        task=table.task,
-        target_range=(first.low, first.high) if isinstance(first, TargetNumber) else (-1.0, 1.0),
-        schema=values,
-        numeric_columns=table.numeric_columns,
-    )
+def read_rows(
+    path: PathLike, table: Table, *, targets: bool | None = True, owner: str | None = None
+) -> Records:
+    """The rows of a CSV, TSV or Parquet file: input float32 ``[n, d]`` and what is learnt.
 
-
-# ---- the first version of a schema
-
-
-def describe_table(
-    path: PathLike,
-    *,
-    header: bool = True,
-    delimiter: str | None = None,
-    target: str | None = None,
-    public_rows: PathLike | None = None,
-) -> tuple[str, list[str]]:
-    """The text of a schema to edit, and the places that are left to be filled in.
+    Text gives the input int64 ``[n, length]``. What is learnt is ``label`` int64 ``[n]`` of a classification,
+    ``target`` float32 ``[n]`` of a regression, in [-1, 1], or ``target`` ``[n, labels]`` of zeros and ones.
 
     Args:
-        path: of the private rows; of them the names of the columns are taken, and which are numbers.
-        header: whether the first row holds the names.
-        delimiter: between cells; a tab for ``.tsv`` by default, else a comma.
-        target: the columns to learn, separated by commas.
-        public_rows: a file of the same form whose rows are public: ranges and categories are taken from it.
+        path: of the file; ``.gz`` is unpacked, ``.parquet`` needs the package pyarrow.
+        table: the declared columns.
+        targets: None reads those of a file that has them, as all others must.
+        owner: the column that names users: ``owner`` is then int64 ``[n, 2]``, a digest of 16 bytes, the
+            same for the same name, whoever else is there.
 
     Raises:
-        DataFileError: the first row holds no names.
+        MissingDataError, DataFileError: no such file, a row with too few or too many cells, a cell that does
+            not fit its column; the message names file, line and column.
     """
-    delimiter = delimiter or ("\t" if ".tsv" in Path(path).suffixes else ",")
-    header = header or is_parquet(path)
-    private = _first_rows(path, delimiter, header, _ROWS_LOOKED_AT)
-    wanted = [name.strip() for name in target.split(",")] if target else []
-    unknown = [name for name in wanted if name not in private]
-    if unknown:
-        near = "".join(suggestion(name, private) for name in unknown)  # no list: it may be a row of data
-        raise SchemaError(
-            f"--target names {', '.join(unknown)}, which is no cell of the first row of {str(path)!r}.{near} "
-            "If the file has no header, say --no-header: its columns are then column-1, column-2, and so on."
-        )
-    public: Mapping[str, Iterable[str]] = {}
-    if public_rows is not None:
-        if is_same(path, public_rows):
-            raise SchemaError(
-                "--public-rows names the private rows themselves. Ranges and categories learnt from them "
-                "would reveal persons, and no epsilon would cover it. Name a file that is public already."
+    schema = table.schema
+    cells = read_cells(path, header=schema.header, delimiter=schema.delimiter, comment=schema.comment)
+    declared = list(schema.columns)
+    if cells.names is None:
+        bare = [name for name in declared if name not in table.targets]
+        names = bare if targets is None and cells.rows.shape[1] == len(bare) else declared
+        if cells.rows.shape[1] != len(names):
+            raise DataFileError(
+                f"{cells.place(0)}: {cells.rows.shape[1]} cells where {len(names)} columns are expected."
             )
-        public = _first_rows(public_rows, delimiter, header, None)
-    columns = {name: _drafted(cells, public.get(name, ()), name in wanted) for name, cells in private.items()}
-    values = {
-        "format": 1,
-        "population": TO_FILL_IN,
-        **({"target": wanted if len(wanted) > 1 else wanted[0]} if wanted else {}),
-        "header": header,
-        "delimiter": delimiter,
-        "missing": _MISSING,
-    }
-    text = (
-        f"# The form of {Path(path).name}, written by `equipoise data describe`. Edit it: what stands here\n"
-        "# is declared public. Types are guesses from the rows. Ranges and categories come from public\n"
-        '# knowledge, never from the private rows. A column that names people is no input: type = "skip".\n'
-    )
-    for name, part in [("", values), *columns.items()]:
-        bare = name if re.fullmatch("[A-Za-z0-9_-]+", name) else _toml(name)
-        text += f"\n[columns.{bare}]\n" if part is not values else ""
-        text += "".join(f"{key} = {_toml(value)}{_HINTS.get(key, '')}\n" for key, value in part.items())
-        if name in wanted and part["type"] == "number":
-            text += '# for classes instead of a regression: type = "category", values = ["0", "1"]\n'
-    return text, _to_fill_in({**values, "columns": columns})
-
-
-_HINTS = {
-    "population": "   # the public number of rows; a round figure near it will do",
-    "missing": "   # signs of no answer: a number gets a second one that says so, a category zeros",
-    "buckets": "   # hashed; better: values = [...], where they are publicly known",
-}
-
-
-def _drafted(cells: Iterable[str], public: Iterable[str], learnt: bool) -> dict[str, Any]:
-    """What to declare of a column, by whether its cells are numbers and by public cells of it."""
-    answers, known = ([cell for cell in part if cell not in _MISSING] for part in (cells, public))
-    numbers = _numbers(known)
-    if _numbers(answers) and (numbers or not known):
-        finite = [number for number in numbers if math.isfinite(number)]
-        if not finite:
-            return {"type": "number", "low": TO_FILL_IN, "high": TO_FILL_IN}
-        low, high = min(finite), max(finite)
-        return {"type": "number", "low": low, "high": high if low < high else low + 1}
-    values = sorted(set(known))
-    if not 0 < len(values) <= _MOST_VALUES:
-        return {"type": "category"} | ({"values": [TO_FILL_IN]} if learnt else {"buckets": 16})
-    return {"type": "category", "values": values}
-
-
-def _first_rows(
-    path: PathLike, delimiter: str, header: bool, limit: int | None
-) -> dict[str, tuple[str, ...]]:
-    """The names of the columns, and their first cells."""
-    rows = [cells for _, cells in islice(rows_of_file(path, delimiter=delimiter), limit)]
-    names = rows[0] if rows else []
-    other = other_delimiter(names)
-    if other is not None:
-        raise DataFileError(
-            f"The first row of {str(path)!r} is one cell, so another sign stands between cells: give "
-            f"--delimiter {other if len(other) == 3 else '$' + repr(chr(9))}."
-        )
-    if not header:
-        names = [f"column-{i}" for i in range(1, len(names) + 1)]
-    elif len(set(names)) < len(names) or not all(names) or any(_numbers([name]) for name in names):
-        raise DataFileError(
-            f"The first row of {str(path)!r} holds numbers, blanks or equal cells, so that it seems to be a "
-            "row of data and no header. If the file has no header, say so: --no-header."
-        )
-    whole = [cells for cells in rows[header:] if len(cells) == len(names)]
-    if not whole:
+    else:
+        names = cells.names
+    learnt = table.targets if targets or set(table.targets) <= set(names) else ()
+    read = [*table.inputs, *learnt, *([] if owner is None else [owner])]
+    if wrong := [name for name in read if names.count(name) != 1]:
+        raise DataFileError(_misfit(cells, names, wrong, owner))
+    if cells.rows.empty:
         raise DataFileError(f"The file {str(path)!r} holds no rows.")
-    return dict(zip(names, zip(*whole, strict=True), strict=True))
+
+    def coded(name: str, encode: Callable[[str], Any]) -> np.ndarray:
+        return _coded(cells, names.index(name), name, encode)
+
+    inputs = np.concatenate([coded(name, column.encode) for name, column in table.inputs.items()], 1)
+    fields = {"input": torch.from_numpy(inputs)}
+    if learnt:
+        columns = zip(table.targets, table._learnt, strict=True)
+        found = torch.from_numpy(np.stack([coded(name, column.learn) for name, column in columns], 1))
+        found = found.float() if table.task == "multi-label" else found[:, 0]
+        fields["label" if table.task == "classification" else "target"] = found
+    if owner is not None:
+        fields[OWNER] = torch.from_numpy(coded(owner, lambda cell: _user(cell, schema.missing)))
+    return Records(fields, num_classes=len(table.class_names) if "label" in fields else None)
 
 
-def _numbers(cells: Iterable[str]) -> list[float]:
-    """The cells as numbers; empty if one of them is none."""
-    try:
-        return [float(cell) for cell in cells]
-    except ValueError:
-        return []
+def _coded(cells: Cells, at: int, name: str, encode: Callable[[str], Any]) -> np.ndarray:
+    """The codes of a column's cells, each distinct one computed once."""
+    which, distinct = pd.factorize(cells.rows[at])
+    codes = []
+    for i, cell in enumerate(distinct):
+        try:
+            codes.append(encode(cell.strip()))
+        except ValueError as error:
+            row = int(np.argmax(which == i))
+            raise DataFileError(f"{cells.place(row)}, column {name!r}: {error}") from None
+    found = np.array(codes)
+    return (found.astype(np.float32) if found.dtype == np.float64 else found)[which]
 
 
-def _toml(value: Any) -> str:
-    """A value as TOML writes it: JSON's form of texts, lists, numbers and truth values is TOML's too."""
-    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+def _user(cell: str, missing: list[str]) -> list[int]:
+    if not cell or cell in missing:
+        raise ValueError(
+            "the cell names no user, and rows of unknown users would count as one user's. Name the user, or "
+            "drop the row."
+        )
+    return np.frombuffer(hashlib.blake2b(cell.encode(), digest_size=16).digest(), np.int64).tolist()
+
+
+def _misfit(cells: Cells, names: list[str], wrong: list[str], owner: str | None) -> str:
+    """What is wrong with a header; its names are not shown, it may be a row of data."""
+    if wrong == [owner] and owner not in names:
+        return (
+            f"{cells.place()}: --owner names {owner!r}, but the header has no such column. Name the column "
+            "that says which user a row belongs to."
+        )
+    other = other_delimiter(names)
+    remedy = (
+        "Correct the names, or declare that the file has no header: header = false."
+        if other is None
+        else f"The row is one cell, so another sign stands between cells: declare delimiter = {other}."
+    )
+    lacking = [name for name in wrong if name not in names]
+    return (
+        f"{cells.place()}: the header {'lacks' if lacking else 'repeats'} the declared columns "
+        f"{', '.join(map(repr, lacking or wrong))}. {remedy}"
+    )

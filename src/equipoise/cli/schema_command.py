@@ -1,4 +1,4 @@
-"""``equipoise data describe``: a first version of the schema of a table."""
+"""``equipoise schema init``: a first version of the schema of a table."""
 
 from __future__ import annotations
 
@@ -8,22 +8,23 @@ from typing import Annotated
 
 import typer
 
+from equipoise._files import schema_file
 from equipoise._say import continued
 from equipoise.cli.screen import emit, loading, open_console
 from equipoise.cli.shared_options import Json, UsageError
 
-__all__ = ["data"]
+__all__ = ["schema"]
 
-data = typer.Typer(name="data", help="Declare the columns of a table.", no_args_is_help=True)
+schema = typer.Typer(name="schema", help="Declare the columns of a table.", no_args_is_help=True)
 
 
-@data.callback()
+@schema.callback()
 def _group() -> None:
     """Declare the columns of a table."""
 
 
-@data.command(epilog="equipoise data describe people.csv --target income")
-def describe(
+@schema.command(epilog="equipoise schema init people.csv --target income")
+def init(
     table: Annotated[str, typer.Argument(metavar="TABLE", help="A CSV, TSV or Parquet file.")],
     target: Annotated[str | None, typer.Option(help="Column to learn; several separated by commas.")] = None,
     public_rows: Annotated[
@@ -44,14 +45,14 @@ def describe(
 ) -> None:
     """Write a schema of a table to edit: its columns, with the places that you must fill in."""
     with loading():
-        from equipoise.data.readers.schema import describe_table, schema_file
+        from equipoise.data.readers.first_schema import first_schema
     path = Path(output) if output is not None else schema_file(table)
     if path.exists():
         raise UsageError(
             f"the schema {str(path)!r} exists already, perhaps with your edits. Remove it, or name another "
             "file: --output FILE."
         )
-    text, left = describe_table(
+    text, left = first_schema(
         table, header=not no_header, delimiter=delimiter, target=target, public_rows=public_rows
     )
     path.write_text(text, encoding="utf-8")

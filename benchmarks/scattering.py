@@ -25,13 +25,13 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-__all__ = ["Scattering2d"]
+__all__ = ["PooledScattering", "Scattering2d", "ScatteringFeatures", "TokenBags"]
 
 
 @dataclass(frozen=True)
@@ -202,3 +202,109 @@ def _filtered(spectrum: Tensor, response: Tensor, factor: int) -> Tensor:
             total.addcmul_(spectrum[window], response[window])
     assert total is not None
     return total
+
+
+@dataclass(frozen=True)
+class ScatteringFeatures:
+    """Scattering coefficients with group normalisation per record.
+
+    Attributes:
+        shape: ``(h, w)`` of the images.
+        scales: J of the transform.
+        angles: L of the transform.
+        num_groups: groups of channels that are normalised together; None leaves the coefficients as they are.
+
+    Inputs are ``[k, c, h, w]``, features float32 ``[k, c * num_channels, h / 2^scales, w / 2^scales]``.
+
+    >>> ScatteringFeatures((28, 28))(torch.randn(2, 1, 28, 28)).shape
+    torch.Size([2, 81, 7, 7])
+    """
+
+    shape: tuple[int, int]
+    scales: int = 2
+    angles: int = 8
+    num_groups: int | None = 27
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_transform", Scattering2d(self.shape, self.scales, self.angles))
+        channels = self._scattering().num_channels
+        if self.num_groups is not None and (self.num_groups < 1 or channels % self.num_groups):
+            raise ValueError(
+                f"num_groups={self.num_groups} must divide the {channels} channels of the transform."
+            )
+
+    @property
+    def num_channels(self) -> int:
+        """Features a position for each input channel."""
+        return self._scattering().num_channels
+
+    def _scattering(self) -> Scattering2d:
+        return self._transform  # type: ignore[attr-defined]
+
+    def __call__(self, inputs: Tensor) -> Tensor:
+        """The features of a batch."""
+        features = self._scattering()(inputs)
+        if self.num_groups is None:
+            return features
+        return F.group_norm(features, self.num_groups * inputs.shape[1])
+
+    def config(self) -> dict[str, object]:
+        """Name, version and constants."""
+        return {"extractor": "scattering", "version": 1, **asdict(self)}
+
+
+@dataclass(frozen=True)
+class PooledScattering:
+    """Scattering with four angles, each map of coefficients averaged to 4 x 4: 400 features a channel.
+
+    >>> PooledScattering((28, 28))(torch.randn(2, 1, 28, 28)).shape
+    torch.Size([2, 25, 4, 4])
+    """
+
+    shape: tuple[int, int]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_features", ScatteringFeatures(self.shape, angles=4, num_groups=5))
+
+    def _scattering(self) -> ScatteringFeatures:
+        return self._features  # type: ignore[attr-defined]
+
+    def __call__(self, inputs: Tensor) -> Tensor:
+        """The features of a batch."""
+        return F.adaptive_avg_pool2d(self._scattering()(inputs), 4)
+
+    def config(self) -> dict[str, object]:
+        """Name, version and constants."""
+        return {**self._scattering().config(), "pooled": 4}
+
+
+@dataclass(frozen=True)
+class TokenBags:
+    """A text's token vectors, random signs from a public seed, added up and scaled; token 0 is padding.
+
+    Where all tokens differ, features have a norm of about 4.
+
+    >>> TokenBags(8, width=6)(torch.tensor([[3, 5, 0, 0], [0, 0, 0, 0]])).norm(dim=1)[1]
+    tensor(0.)
+    """
+
+    vocabulary: int
+    width: int = 512
+
+    def __post_init__(self) -> None:
+        generator = torch.Generator().manual_seed(0)
+        signs = torch.randint(0, 2, (self.vocabulary, self.width), generator=generator).float() * 2 - 1
+        signs[0] = 0
+        object.__setattr__(self, "_vectors", signs)
+
+    def _signs(self) -> Tensor:
+        return self._vectors  # type: ignore[attr-defined]
+
+    def __call__(self, inputs: Tensor) -> Tensor:
+        """The features of a batch of token ids."""
+        present = (inputs != 0).sum(1, keepdim=True).clamp(min=1)
+        return F.embedding(inputs, self._signs()).sum(1) / present.sqrt() / self.width**0.5 * 4
+
+    def config(self) -> dict[str, object]:
+        """Name, version and constants."""
+        return {"extractor": "token bags", "version": 1, "vocabulary": self.vocabulary, "width": self.width}
