@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from equipoise.report.figures import Curve, curves_figure
+from reproduction.figures import Curve, curves_figure
 from reproduction.result_cache import ResultCache
 
 if TYPE_CHECKING:

@@ -49,7 +49,8 @@ from equipoise.methods import (
     ScaleThenPrivatise,
 )
 from equipoise.privacy import Budget, Poisson
-from equipoise.report.figures import COLOURS, Curve
+from equipoise.report.figures import COLOURS
+from reproduction.figures import Curve
 from reproduction.harness import Problem, follow
 
 if TYPE_CHECKING:

@@ -224,7 +224,7 @@ BEHIND = {1.0: (-5.0, -0.4), 3.0: (-2.5, -0.05), 8.0: (-1.0, -0.02)}
 
 
 def _draw(findings: Findings) -> Any:
-    from equipoise.report.figures import curves_figure
+    from reproduction.figures import curves_figure
 
     return curves_figure(findings.curves, x_label="epsilon", y_label="test error", log_y=False)
 

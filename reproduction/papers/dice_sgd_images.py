@@ -200,7 +200,7 @@ def verdicts(numbers: Mapping[tuple[float, str, float], float]) -> list[Verdict]
 
 
 def _draw(findings: Findings) -> Any:
-    from equipoise.report.figures import curves_figure
+    from reproduction.figures import curves_figure
 
     return curves_figure(findings.curves, x_label="clip norm", y_label="test error in percent")
 

@@ -364,7 +364,7 @@ def verdicts(numbers: Mapping[tuple[str, str], float]) -> list[Verdict]:
 
 
 def _draw(findings: Findings) -> Any:
-    from equipoise.report.figures import curves_figure
+    from reproduction.figures import curves_figure
 
     return curves_figure(findings.curves, x_label="training, from the best", y_label="test error in percent")
 

@@ -293,7 +293,7 @@ def _line(label: str, x: Sequence[float], values: Sequence[Sequence[float]], pan
 
 
 def _draw(findings: Findings) -> Figure:
-    from equipoise.report.figures import curves_figure
+    from reproduction.figures import curves_figure
 
     return curves_figure(findings.curves, x_label="", y_label="distance to the answer")
 

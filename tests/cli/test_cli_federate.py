@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 import shutil
 import signal
 import subprocess
@@ -193,11 +192,12 @@ def test_the_report_is_self_contained_and_quotes_the_largest_epsilon(finished):
     assert "<script" not in page
     assert "src=" not in page
     assert "<dt>options</dt>" not in page.lower()
-    assert all(label.isdigit() for label in re.findall(r'text-anchor="middle">([\d.,]+)</text>', page))
-    assert page.count("<svg") == 4  # accuracy, radius, epsilon by client, bytes
+    assert (
+        page.count("<svg") == 2
+    )  # accuracy and radius: what each client spent is the same, and what it sent
     assert rounded_up(found["epsilon"]) in page
     for number in range(3):
-        assert f"Client </span>{number}</th>" in page
+        assert f"Client {number}</th>" in page
     assert str(folder) not in page
 
 

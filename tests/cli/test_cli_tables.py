@@ -56,7 +56,7 @@ def test_a_table_is_trained_on_and_its_published_folder_predicts(equipoise, fold
     assert config["schema"]["columns"]["town"]["buckets"] == 4
     page = (run / "report.html").read_text()
     assert "none of them trained on" not in page  # nobody looked whether the files share rows
-    assert "auc" in page
+    assert "AUC" in page
     assert "Baseline accuracy" in page
     shown = equipoise("report", run).out
     assert "AUC" in shown

@@ -10,7 +10,6 @@ from invented import STATEMENT, comparison, method
 from rich.console import Console
 
 from equipoise.report.comparison_page import comparison_table, render_comparison, table_rows
-from equipoise.report.figures import range_chart
 
 
 @pytest.fixture
@@ -138,12 +137,6 @@ def test_terminal_table_fits_80_columns(values):
     text = console.export_text()
     assert max(map(len, text.splitlines())) <= 80
     assert "80.0-82.0" in text
-
-
-def test_one_equal_value_can_be_drawn():
-    svg = range_chart([("a", [0.5, 0.5]), ("b <&>", [0.5])], title="t", x_label="x", percent=True)
-    assert svg.count('class="dot"') == 3
-    assert "b &lt;&amp;&gt;" in svg
 
 
 def test_page_describes_the_data_its_unit_and_the_files(values):

@@ -10,10 +10,10 @@ import torch
 
 from equipoise.audit.bounds import certify_known_law
 from equipoise.audit.noise_checks import Check
-from equipoise.report.figures import Curve
 from reproduction import papers, planted_bugs
 from reproduction.__main__ import main
 from reproduction.attacks import ATTACKS, Finding
+from reproduction.figures import Curve
 from reproduction.findings import Findings, PaperExperiment, Table, Verdict
 
 

@@ -7,7 +7,7 @@ import math
 
 import pytest
 
-from equipoise.report.figures import curves_figure
+from reproduction.figures import curves_figure
 from reproduction.findings import Curve, Findings, Table, Verdict
 from reproduction.papers import EXPERIMENTS, TITLES, find_experiment
 

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from equipoise._files import PathLike
 from equipoise._rounding import noise_in_words, plain, rounded_up, significant, times_in_words
-from equipoise.report.figures import Curve, line_chart, range_chart
+from equipoise.report.figures import COLOURS, Curve
 from equipoise.report.pages import (
     GUARANTEE_BANNERS,
-    banner,
+    chart,
     data_in_words,
     figure,
-    on_any_screen,
     render,
+    text_of,
     write_page,
 )
 from equipoise.report.phrases import PERCENTAGES, RELATIONS_IN_WORDS, readable, score_name, unit_in_words
@@ -38,9 +37,6 @@ SEARCH = (
 
 _PUBLISHABLE = ("comparison.html", "comparison.json", "runs/")
 
-MOST = 10
-"""Colours for curves; further methods are only in the tables."""
-
 
 def write_comparison(values: Mapping[str, Any], folder: PathLike) -> Path:
     """Write ``comparison.html`` into a folder and return its path."""
@@ -49,85 +45,60 @@ def write_comparison(values: Mapping[str, Any], folder: PathLike) -> Path:
 
 def render_comparison(values: Mapping[str, Any]) -> str:
     """The page as text; it loads nothing and runs nothing."""
-    methods = values["methods"]
-    shown = methods[:MOST]
-    name, percent = score_name(values["score"]), values["score"] in PERCENTAGES
-    curves = on_any_screen(
-        partial(
-            line_chart,
-            [_curve(m) for m in shown],
-            title=f"{readable(name)} along the training",
-            x_label="step",
-            y_label=name,
-            percent=percent,
-        )
-    )
-    ranges = on_any_screen(
-        partial(
-            range_chart,
-            [(m["label"], m["scores"]) for m in shown],
-            title=f"Final {name} of every seed",
-            x_label=name,
-            percent=percent,
-        )
-    )
+    methods, name = values["methods"], score_name(values["score"])
     unequal = [m["label"] for m in methods if not _is_equal(m, values["epsilon"]) and not _is_plain(m)]
     references = [m["label"] for m in methods if _is_plain(m)]
-    banners = []
-    if values["reproducible"]:
-        banners.append(
-            banner(
-                "bad",
-                "NOT PRIVATE: the runs were made reproducible.",
-                "Their noise and their sampling follow public seeds. The figures tell what the same runs "
-                "would reach and cost with secret noise.",
-            )
-        )
-    if unequal:
-        banners.append(
-            banner(
-                "bad",
-                "Not at the same budget.",
-                f"{', '.join(unequal)}: the true epsilon is above {plain(values['epsilon'])} or does not "
-                f"exist, so the {name} is not comparable with that of the others. The statements below say "
-                "why.",
-            )
-        )
-    if references:
-        banners.append(
-            banner(
-                "mid",
-                f"Not private: {_listed(references)}.",
-                "Neither clipped nor noised: it stands here to show the price of privacy.",
-            )
-        )
-    banners.append(banner("mid", "Please note", SEARCH))
-    private = not values["reproducible"] and not unequal and not references
+    runs = {m["label"]: len(m["scores"]) + len(m["trials"]) for m in methods}
+    is_proven = not unequal and not references
+    spent = sum(runs[m["label"]] * m["statement"]["epsilon"] for m in methods) if is_proven else 0.0
     return render(
-        "comparison.html.j2",
+        kind="comparison of methods",
+        what="comparison",
         title=f"{len(methods)} methods on {values['data']}",
         subtitle=_subtitle(values),
         figures=_figures(values),
-        banners=banners,
+        seeded=values["reproducible"],
+        guarantee="proven" if is_proven else "none",
+        unequal=unequal,
+        references=references,
+        warnings=[SEARCH],
         score=readable(name),
         best="Higher" if values["more_is_better"] else "Lower",
         baseline=f"{values['baseline_answer']} would be at {_score(values, values['baseline'])}",
-        curves=curves,
-        ranges=ranges,
-        legend=[m["label"] for m in shown],
+        charts=chart(
+            f"{readable(name)} along the training",
+            "",
+            [_curve(method) for method in methods[: len(COLOURS)]],
+            x_label="step",
+            percent=values["score"] in PERCENTAGES,
+        ),
         seeds=values["seeds"],
         judges=methods[0]["judges"],
-        rows=table_rows(values),
-        data=_data(values),
-        private=private,
-        publishable=_PUBLISHABLE,
-        together=_together(values, private),
-        trials=_trials(values),
-        statements=[_statement(m) for m in methods],
-        settings=_settings(methods),
-        command=values["command"],
+        rows=[_cells(row) for row in table_rows(values)],
         device=values["device"],
+        data=_data(values),
+        trials=_trials(values),
+        statements=[(m["label"], _statement(m)) for m in methods],
+        shared=_settings(methods),
+        command=values["command"],
+        publishable=_PUBLISHABLE,
+        runs=sum(runs.values()),
+        spent=rounded_up(spent),
+        deltas=plain(sum(runs.values()) * values["delta"]),
     )
+
+
+def _cells(row: Mapping[str, str]) -> list[Any]:
+    """A row of `table_rows` on the page, with what is said below a figure in small letters."""
+    return [
+        row["label"],
+        [row["score"], row["spread"], f"± {row['error']}"],
+        [row["epsilon"], row["claimed"] and f"paper: {row['claimed']}"],
+        {"word": row["guarantee"], "tone": row["tone"]},
+        row["rate"],
+        [row["time"], f"× {row['times']}"],
+        [row["memory"], row["memories"] and f"× {row['memories']}"],
+    ]
 
 
 def _curve(method: Mapping[str, Any]) -> Curve:
@@ -215,19 +186,6 @@ def _data(values: Mapping[str, Any]) -> list[str]:
     facts = data_in_words(values["data"], values.get("data_description"), values)
     units = {m["statement"].get("unit", "record") for m in values["methods"] if not _is_plain(m)}
     return [*facts, *(unit_in_words(str(unit)) for unit in sorted(units))]
-
-
-def _together(values: Mapping[str, Any], private: bool) -> str:
-    """What the figures of all runs reveal of the records, if they are published side by side."""
-    if not private:
-        return "They may tell any detail of any record: publish them only where the records are public."
-    runs = {m["label"]: len(m["scores"]) + len(m["trials"]) for m in values["methods"]}
-    spent = sum(runs[m["label"]] * m["statement"]["epsilon"] for m in values["methods"])
-    return (
-        f"They hold figures of {sum(runs.values())} runs over the same records. Their epsilons add up to "
-        f"{rounded_up(spent)}, their deltas to {plain(sum(runs.values()) * values['delta'])}. No statement "
-        "covers times and memory."
-    )
 
 
 def _score(values: Mapping[str, Any], score: float) -> str:
@@ -344,75 +302,61 @@ def _is_equal(method: Mapping[str, Any], epsilon: float) -> bool:
     return method["statement"]["guarantee"] == "proven" and found is not None and found <= epsilon * 1.001
 
 
-def _trials(values: Mapping[str, Any]) -> list[dict[str, Any]]:
-    rows = []
-    for method in values["methods"]:
-        cells = [
-            {
-                "rate": plain(rate, 4),
-                "score": _score(values, score),
-                "taken": rate == method["learning_rate"],
-            }
-            for rate, score in method["trials"]
-        ]
-        if cells:
-            rows.append({"label": method["label"], "cells": cells})
-    return rows
+def _trials(values: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
+    """The learning rates that each method tried, with their scores."""
+    return [
+        (
+            method["label"],
+            [
+                f"{plain(rate, 4)}: {_score(values, score)}"
+                + (", taken" if rate == method["learning_rate"] else "")
+                for rate, score in method["trials"]
+            ],
+        )
+        for method in values["methods"]
+        if method["trials"]
+    ]
 
 
-def _statement(method: Mapping[str, Any]) -> dict[str, Any]:
+def _statement(method: Mapping[str, Any]) -> list[str]:
+    """What a run of the method claims, in lines."""
     statement = method["statement"]
-    word, tone, _ = GUARANTEE_BANNERS[statement["guarantee"]]
-    epsilon, delta = statement["epsilon"], statement["delta"]
+    word, _, _ = GUARANTEE_BANNERS[statement["guarantee"]]
+    epsilon, delta, claimed = (statement[key] for key in ("epsilon", "delta", "epsilon_claimed"))
     at = "" if delta is None else f" at δ = {plain(delta)}"
     spent = "no epsilon" if epsilon is None else f"ε = {rounded_up(epsilon)}{at}"
-    facts = [RELATIONS_IN_WORDS.get(str(statement["relation"]), str(statement["relation"]))]
-    if statement["epsilon_claimed"] is not None:
-        facts.append(f"the paper's figure is ε = {plain(statement['epsilon_claimed'], 4)}")
-    holes = [f"{hole['reason']} ({times_in_words(hole['count'])})" for hole in statement["holes"]]
-    return {
-        "label": method["label"],
-        "word": word,
-        "tone": tone,
-        "spent": spent,
-        "facts": facts + [str(warning) for warning in statement["warnings"]],
-        "holes": holes,
-        "releases": [
-            {
-                "name": readable(str(r["name"])),
-                "count": f"{r['count']:,}",
-                "noise": noise_in_words(r.get("mechanism")),
-                "bound": "" if r.get("max_bound") is None else plain(r["max_bound"], 4),
-            }
-            for r in statement["releases"]
-        ],
-    }
+    relation = RELATIONS_IN_WORDS.get(str(statement["relation"]), str(statement["relation"]))
+    bounds = (
+        "" if r.get("max_bound") is None else f", bound {plain(r['max_bound'], 4)}"
+        for r in statement["releases"]
+    )
+    return [
+        f"{word}: {spent}; {relation}",
+        *([] if claimed is None else [f"the paper's figure is ε = {plain(claimed, 4)}"]),
+        *map(str, statement["warnings"]),
+        *(f"Without proof: {h['reason']} ({times_in_words(h['count'])})" for h in statement["holes"]),
+        *(
+            f"{readable(str(r['name']))}: {times_in_words(r['count'])}, noise multiplier "
+            f"{noise_in_words(r.get('mechanism'))}{bound}"
+            for r, bound in zip(statement["releases"], bounds, strict=True)
+        ),
+    ]
 
 
-def _settings(methods: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def _settings(methods: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[str]]]:
     """What all methods share in the first row, and what is each method's own in the others."""
-    plain_ones = [
+    each = [
         {k: v for k, v in {**m["settings"], **m["settings"].get("options", {})}.items() if k != "options"}
         for m in methods
     ]
-    keys = {k for settings in plain_ones for k in settings}
-    common = {k for k in keys if all(k in s and s[k] == plain_ones[0].get(k) for s in plain_ones)}
+    common = {k for k in each[0] if all(k in s and s[k] == each[0][k] for s in each)}
 
-    def words(settings: Mapping[str, Any], of: set[str]) -> str:
-        return ", ".join(f"{k.replace('_', ' ')} {_value(settings[k])}" for k in settings if k in of)
+    def words(settings: Mapping[str, Any], shared: bool) -> list[str]:
+        of = [f"{k.replace('_', ' ')} {text_of(v)}" for k, v in settings.items() if (k in common) is shared]
+        return [", ".join(of)] if of else []
 
-    rows = [{"label": "all of them", "words": words(plain_ones[0], common)}]
-    for method, settings in zip(methods, plain_ones, strict=True):
-        rows.append({"label": method["label"], "words": words(settings, keys - common)})
-    return rows
-
-
-def _value(value: Any) -> str:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, int | float) and math.isfinite(value):
-        return plain(value)
-    return str(value)
+    own = [(m["label"], words(settings, False)) for m, settings in zip(methods, each, strict=True)]
+    return [("all of them", words(each[0], True)), *own]
 
 
 def _megabytes(value: float | None) -> str:

@@ -8,24 +8,22 @@ from typing import TYPE_CHECKING, Any
 
 from equipoise._files import PathLike
 from equipoise._rounding import plain, rounded_up
-from equipoise.report.figures import Curve
 from equipoise.report.pages import (
-    GUARANTEE_BANNERS,
-    banner,
+    badge,
     chart,
+    curve_of,
     data_in_words,
     figure,
     guarantee_figure,
+    lines_of,
     loss_figure,
     render,
+    score_charts,
     write_page,
 )
 from equipoise.report.phrases import (
-    BYTE_UNITS,
-    PERCENTAGES,
     RELATIONS_IN_WORDS,
     SCORES,
-    SHARES,
     bytes_in_words,
     epsilon_in_words,
     evaluated_in_words,
@@ -57,36 +55,31 @@ def write_federation_report(values: Mapping[str, Any], folder: PathLike) -> Path
 def render_federation(values: Mapping[str, Any]) -> str:
     """The page as text; it loads nothing and runs nothing."""
     settings = values["settings"]
-    banners = [banner("mid", "Warning", warning) for warning in values.get("warnings", [])]
-    if not values["private"]:
-        banners.insert(
-            0,
-            banner(
-                "bad",
-                "NOT PRIVATE: this federation was made reproducible.",
-                "Noise and sampling of every client follow the public seed. The figures describe what the "
-                "same training would cost with secret noise.",
-            ),
-        )
+    promise, claimed = [], values.get("epsilon_claimed")
+    if values["epsilon"] is not None:
+        given = values["epsilon"], values["delta"], str(values["relation"])
+        promise = [promise_in_words(*given), epsilon_in_words(*given)]
     return render(
-        "federation.html.j2",
+        kind="federated training report",
+        what="federation",
         title=f"{settings['method']} on {settings['data']}",
         subtitle=_subtitle(values),
         figures=_figures(values),
-        banners=banners,
-        promise=_promise(values),
+        seeded=not values["private"],
+        guarantee=values["guarantee"],
+        warnings=values.get("warnings", []),
+        promise=promise,
+        claimed=None if claimed is None else rounded_up(claimed),
+        public_records=values.get("public_records"),
         data=_data(values),
         charts=_charts(values),
         clients=[_client_row(one) for one in values["clients"]],
-        absences=_absences(values),
         assumptions=values.get("assumptions", []),
-        covered=values["private"] and values["guarantee"] != "none",
+        absences=_absences(values),
+        configuration=[(readable(name), lines_of(value)) for name, value in settings.items()],
+        command=str(values["command"]),
         publishable=_PUBLISHABLE,
         withheld=_WITHHELD,
-        settings=[
-            {"name": readable(name), "value": _text(value)} for name, value in settings.items() if value != {}
-        ],
-        command=str(values["command"]),
     )
 
 
@@ -176,110 +169,33 @@ def _public_part(values: Mapping[str, Any]) -> str:
     return f", {bytes_in_words(sent)} of it public records, once" if sent else ""
 
 
-def _promise(values: Mapping[str, Any]) -> list[str]:
-    paragraphs = []
-    if not values["private"]:
-        paragraphs.append(
-            "Nothing. The noise of every client follows a public seed: anybody can draw it again and "
-            "subtract it."
-        )
-    elif values["guarantee"] == "none":
-        paragraphs.append(
-            "Nothing. At least one client took a step without a privacy proof, so what it sent may tell any "
-            "detail of any of its records."
-        )
-    elif values["epsilon"] is not None:
-        relation = str(values["relation"])
-        paragraphs.append(promise_in_words(values["epsilon"], values["delta"], relation))
-        paragraphs.append(epsilon_in_words(values["epsilon"], values["delta"], relation))
-    paragraphs.append(
-        "The unit is one record at one client, against the server, the other clients and whoever sees the "
-        "model. It is not the whole client: what is true of many of its records can show."
-    )
-    paragraphs.append(
-        "The largest epsilon is quoted because no person's records are taken to lie at two owners. For a "
-        "person whose records do, the epsilons of these owners add up."
-    )
-    claimed = values.get("epsilon_claimed")
-    if claimed is not None:
-        paragraphs.append(
-            f"The publication claims ε = {rounded_up(claimed)} for this noise. Its equation, which set the "
-            "noise, is proved for subsets drawn without replacement and records that are replaced, not for "
-            "the sampling used here, and it is loose: that is why the proved ε of the same noise is so far "
-            "from the budget. The claim is no guarantee of this run."
-        )
-    if values.get("public_records"):
-        paragraphs.append(
-            f"{values['public_records']:,} records were declared public and sent to every client: they get "
-            "no protection at all."
-        )
-    return paragraphs
+def _charts(values: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The score, and the radius where it moves."""
 
+    def points(name: str) -> list[tuple[float, float]]:
+        return [(row["round"], row[name]) for row in values["rounds"] if name in row]
 
-def _charts(values: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    rows = values["rounds"]
-
-    def curve(name: str, label: str | None = None, unit: float = 1.0) -> Curve:
-        shown = [row for row in rows if name in row]
-        return Curve(label or name, [row["round"] for row in shown], [row[name] / unit for row in shown])
-
-    spent = [one for one in values["clients"] if one["epsilon"] is not None]
-    budget = values["settings"].get("epsilon")
-    most = max((row["bytes_down"] for row in rows), default=0)
-    unit, unit_name = next((size, name) for size, name in BYTE_UNITS if most >= size or size == 1)
+    radius = points("radius")
     return [
-        *(
-            item
-            for name in _scores(values)[:1]
-            for item in chart(
-                f"{readable(score_name(name))} by round",
-                "On the test records.",
-                [curve(name, score_name(name))],
-                x_label="round",
-                y_label=score_name(name),
-                percent=name in PERCENTAGES,
-                share=name in SHARES,
-            )
-        ),
+        *score_charts(_scores(values)[:1], points, "round"),
         *chart(
             "Radius by round",
             "The clipping radius of the round, made of noised numbers.",
-            [curve("radius")],
+            [curve_of("radius", radius)] if len({value for _, value in radius}) > 1 else [],
             x_label="round",
-            y_label="radius",
-            from_zero=True,
-        ),
-        *chart(
-            "Epsilon by client",
-            "What every client has spent in all; the largest is the one to quote.",
-            [Curve("epsilon", [one["client"] for one in spent], [one["epsilon"] for one in spent])],
-            joined=False,
-            x_label="client",
-            y_label="epsilon",
-            from_zero=True,
-            target=(float(budget), f"budget {budget:g}") if budget is not None else None,
-        ),
-        *chart(
-            "Sent by round",
-            "Parameters and numbers of all clients together.",
-            [curve("bytes_up", "up", unit), curve("bytes_down", "down", unit)],
-            x_label="round",
-            y_label=unit_name,
-            from_zero=True,
         ),
     ]
 
 
-def _client_row(one: Mapping[str, Any]) -> dict[str, str]:
-    word, tone, _ = GUARANTEE_BANNERS.get(one["guarantee"], GUARANTEE_BANNERS["none"])
-    return {
-        "client": str(one["client"]),
-        "population": f"{one['population']:,}",
-        "rounds": str(one["rounds"]),
-        "epsilon": "none" if one["epsilon"] is None else rounded_up(one["epsilon"]),
-        "guarantee": word,
-        "tone": tone,
-    }
+def _client_row(one: Mapping[str, Any]) -> list[Any]:
+    spent = "none" if one["epsilon"] is None else rounded_up(one["epsilon"])
+    return [
+        f"Client {one['client']}",
+        f"{one['population']:,}",
+        str(one["rounds"]),
+        spent,
+        badge(one["guarantee"]),
+    ]
 
 
 def _absences(values: Mapping[str, Any]) -> list[str]:
@@ -289,11 +205,3 @@ def _absences(values: Mapping[str, Any]) -> list[str]:
         for client, reason in row["absent"].items()
     ]
     return found[:50] + ([f"and {len(found) - 50} more"] if len(found) > 50 else [])
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, Mapping):
-        return ", ".join(f"{readable(str(name))} {_text(item)}" for name, item in value.items())
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return plain(value, 5) if isinstance(value, float) else str(value)

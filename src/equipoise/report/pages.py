@@ -1,32 +1,45 @@
-"""What all pages share: templates, headline figures, banners, charts, and writing in one move."""
+"""What all pages share: the template, the glossary, headline figures, charts, and writing in one move."""
 
 from __future__ import annotations
 
+import html
 import re
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from equipoise._extras import of_extra
-from equipoise._files import PathLike
+from equipoise._files import PathLike, write_atomically
 from equipoise._relations import condition_in_words
 from equipoise._rounding import plain, rounded_up
 from equipoise._version import __version__
 from equipoise.report.figures import Curve, line_chart
-from equipoise.report.phrases import evaluated_in_words
+from equipoise.report.phrases import (
+    ERRORS,
+    PERCENTAGES,
+    SHARES,
+    evaluated_in_words,
+    readable,
+    score_in_words,
+    score_name,
+)
 
 __all__ = [
     "GUARANTEE_BANNERS",
-    "banner",
+    "badge",
     "chart",
+    "curve_of",
     "data_in_words",
     "figure",
     "guarantee_figure",
+    "lines_of",
+    "linked",
     "loss_figure",
-    "on_any_screen",
     "render",
-    "unbroken",
+    "score_charts",
+    "text_of",
     "write_page",
 ]
 
@@ -39,36 +52,57 @@ GUARANTEE_BANNERS = {
 """Of each guarantee the word, its tone (a class of the style sheet), and what it means."""
 
 
-def render(name: str, /, **values: Any) -> str:
-    """A page of this room from its template; unknown names in it are errors, and values are escaped."""
-    with of_extra():
-        from jinja2 import Environment, PackageLoader, StrictUndefined
+def render(**values: Any) -> str:
+    """The page from its template; a name that it lacks is an error, and values are escaped.
 
-    environment = Environment(
-        loader=PackageLoader("equipoise.report", "."),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-    )
-    environment.filters["unbroken"] = unbroken
-    return environment.get_template(name).render(version=__version__, **values)
-
-
-def unbroken(text: str) -> str:
-    """Escaped text in which no line ends inside a date or a number such as 1e-5.
-
-    >>> unbroken("at 1e-5 &amp; below")
-    'at <span class="whole">1e-5</span> &amp; below'
+    Args:
+        values: what the template shows; a section whose values are not given is left out.
     """
-    return re.sub(r"\S*(?:\de|\d)-\d\S*", r'<span class="whole">\g<0></span>', str(text))
+    with of_extra():
+        from jinja2 import Environment, PackageLoader
+        from jinja2.filters import do_mark_safe
+    environment = Environment(
+        loader=PackageLoader("equipoise.report", "."), autoescape=True, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.filters["linked"] = lambda text: do_mark_safe(linked(str(text)))
+    glossary = {names.split(",")[0]: meaning for names, meaning in _glossary().items()}
+    return environment.get_template("page.html.j2").render(version=__version__, glossary=glossary, **values)
+
+
+@cache
+def _glossary() -> dict[str, str]:
+    """The meaning of each term, by all its names; the first one is its place on the page."""
+    rows = files("equipoise.report").joinpath("glossary.txt").read_text(encoding="utf-8").splitlines()
+    return dict(row.split(": ", 1) for row in rows)
+
+
+def linked(text: str) -> str:
+    """HTML in which each term has a link to the glossary, once, and no line ends inside a date or a 1e-5.
+
+    >>> linked("Delta 1e-5 & more delta")
+    '<a href="#delta">Delta</a> <span class="whole">1e-5</span> &amp; more delta'
+    """
+    places = {name: names.split(",")[0] for names in _glossary() for name in names.split(", ")}
+    terms = "|".join(sorted(places, key=len, reverse=True))
+    seen = set()
+
+    def link(found: re.Match[str]) -> str:
+        if found["whole"]:
+            return f'<span class="whole">{found[0]}</span>'
+        place = places[found[0].lower()]
+        if place in seen:
+            return found[0]
+        seen.add(place)
+        return f'<a href="#{place.replace(" ", "-")}">{found[0]}</a>'
+
+    pattern = rf"(?P<whole>\S*(?:\de|\d)-\d\S*)|\b(?:{terms})\b"
+    return re.sub(pattern, link, html.escape(text), flags=re.IGNORECASE)
 
 
 def write_page(text: str, folder: PathLike, name: str) -> Path:
     """Write a page into a folder in one move and return its path."""
     path = Path(folder) / name
-    temporary = path.with_suffix(".html.tmp")
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(path)
+    write_atomically(path, text.encode(), mode=0o644)
     return path
 
 
@@ -97,41 +131,64 @@ def guarantee_figure(
     return figure("Guarantee", word, why, tone=tone)
 
 
-def banner(tone: str, *lines: str) -> dict[str, Any]:
-    """A coloured box; its first line is in bold."""
-    return {"tone": tone, "lines": lines}
+def badge(guarantee: str) -> dict[str, str]:
+    """The cell of a table that says what is guaranteed."""
+    word, tone, _ = GUARANTEE_BANNERS.get(guarantee, GUARANTEE_BANNERS["none"])
+    return {"word": word, "tone": tone}
 
 
-def on_any_screen(draw: Callable[..., str], wide: bool = True) -> str:
-    """The SVG of a chart; of a wide one two, of which the style shows the one that fits the screen.
-
-    Args:
-        draw: takes ``wide`` and answers an ``<svg>`` element.
-        wide: whether there is room for a wide one.
-    """
-    if not wide:
-        return draw(wide=False)
-    found = {"if-roomy": draw(wide=True), "if-narrow": draw(wide=False)}
-    return "".join(svg.replace('class="chart"', f'class="chart {name}"', 1) for name, svg in found.items())
-
-
-def chart(
-    title: str, caption: str, curves: Sequence[Curve | None], *, wide: bool = False, **options: Any
-) -> list[Mapping[str, Any]]:
-    """A chart of the curves that there are, with a legend where there are several; none without points.
+def chart(title: str, caption: str, curves: Iterable[Curve], **options: Any) -> list[dict[str, Any]]:
+    """A chart, with a legend where there are several curves; none without points.
 
     Args:
         title, caption: above the chart.
-        curves: None for one that the run does not have.
-        wide: across the page.
+        curves: those without finite points are left out.
         options: of `line_chart`.
     """
-    drawn = [curve for curve in curves if curve is not None]
-    svg = on_any_screen(partial(line_chart, drawn, title=title, **options), wide)
-    if not svg:
+    drawn = [found for curve in curves if (found := curve.drawable())]
+    if not drawn:
         return []
+    svg = line_chart(drawn, title=title, **options)
     legend = [curve.label for curve in drawn] if len(drawn) > 1 else []
-    return [{"title": title, "caption": caption, "svg": svg, "legend": legend, "wide": wide}]
+    return [{"title": title, "caption": caption, "svg": svg, "legend": legend}]
+
+
+def score_charts(
+    names: Sequence[str], points: Callable[[str], Sequence[tuple[float, float]]], x_label: str
+) -> list[dict[str, Any]]:
+    """The main score by itself, the others together as far as they have one scale.
+
+    Args:
+        names: of the scores, the main one first.
+        points: of a score along the training.
+        x_label: what the points are counted in.
+    """
+    main, others = names[:1], list(names[1:])
+    groups = [main, *([n for n in others if n in kind] for kind in (SHARES, ERRORS))]
+    groups += [[n] for n in others if n not in (*SHARES, *ERRORS)]
+    charts = []
+    for group in filter(None, groups):
+        is_percent = all(name in PERCENTAGES for name in group)
+        title = readable(score_name(group[0])) if len(group) == 1 else "Other scores"
+        charts += chart(
+            title,
+            "On the test records.",
+            [_ended(name, points(name)) for name in group],
+            x_label=x_label,
+            percent=is_percent,
+            share=all(name in SHARES for name in group),
+        )
+    return charts
+
+
+def _ended(name: str, points: Sequence[tuple[float, float]]) -> Curve:
+    """The curve of a score, which the legend names with its last value."""
+    return curve_of(f"{score_name(name)} {score_in_words(name, points[-1][1])}", points)
+
+
+def curve_of(label: str, points: Sequence[tuple[float, float]]) -> Curve:
+    """The curve through points."""
+    return Curve(label, [x for x, _ in points], [y for _, y in points])
 
 
 def data_in_words(
@@ -150,3 +207,25 @@ def data_in_words(
     found = [": ".join(facts) + "."] if facts else []
     found += [words[key].format(sizes[key]) for key in words if isinstance(sizes.get(key), int)]
     return [*found, f"{evaluated_in_words(sizes)}."] if "test_records" in sizes else found
+
+
+def lines_of(value: Any) -> list[str]:
+    """A plain value as lines of text: one line an item of a list or a key of a mapping, none for nothing."""
+    if value is None or value in ("", [], {}):
+        return []
+    if isinstance(value, Mapping):
+        return [f"{readable(str(k))}: {text_of(v)}" for k, v in value.items() if v is not None]
+    if isinstance(value, list | tuple):
+        return [text_of(item) for item in value]
+    return [text_of(value)]
+
+
+def text_of(value: Any) -> str:
+    """A plain value on one line."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, float):
+        return plain(value, 5)
+    return str(value) if isinstance(value, str) else ", ".join(lines_of(value))

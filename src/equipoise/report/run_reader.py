@@ -6,9 +6,12 @@ is ever read, so a report cannot show a number that the statement does not cover
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from equipoise._files import PathLike
@@ -183,7 +186,7 @@ def read_run(folder: PathLike) -> Run:
     return Run(
         name=path.resolve().name,
         statement=read_object(statement_file),
-        metrics=_thinned(each_row(metrics_file)) if metrics_file.is_file() else [],
+        metrics=_thinned(metrics_file) if metrics_file.is_file() else [],
         config=read_object(config_file) if config_file.is_file() else {},
     )
 
@@ -192,34 +195,19 @@ MOST_ROWS = 20_000
 """A page draws no more points of a curve. Longer runs are read in part, which bounds memory."""
 
 
-class _Part:
-    """Every k-th of the rows that come, with k so large that `MOST_ROWS` at most are kept; and the last."""
+def _thinned(path: Path) -> list[dict[str, Any]]:
+    """Every k-th row of a file, with k so large that `MOST_ROWS` at most are left; and the last one.
 
-    def __init__(self) -> None:
-        self._kept: list[tuple[int, dict[str, Any]]] = []
-        self._every, self._seen = 1, 0
-
-    def add(self, number: int, row: dict[str, Any]) -> None:
-        """Take row `number`."""
-        self._last = number, row
-        if self._seen % self._every == 0:
-            self._kept.append(self._last)
-        self._seen += 1
-        if len(self._kept) > MOST_ROWS:
-            self._kept, self._every = self._kept[::2], 2 * self._every
-
-    def rows(self) -> dict[int, dict[str, Any]]:
-        """By their numbers."""
-        return dict([*self._kept, self._last])
-
-
-def _thinned(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Part of the rows, in their order. Rows of other names are thinned apart, so that no rare ones go."""
-    parts: dict[frozenset[str], _Part] = {}
-    for number, row in enumerate(rows):
-        parts.setdefault(frozenset(row), _Part()).add(number, row)
-    kept = {number: row for part in parts.values() for number, row in part.rows().items()}
-    return [kept[number] for number in sorted(kept)]
+    Rows of other names are thinned apart, so that no rare ones go.
+    """
+    count = Counter(frozenset(row) for row in each_row(path))
+    seen, kept = Counter[frozenset[str]](), []
+    for row in each_row(path):
+        kind = frozenset(row)
+        seen[kind] += 1
+        if (seen[kind] - 1) % math.ceil(count[kind] / MOST_ROWS) == 0 or seen[kind] == count[kind]:
+            kept.append(row)
+    return kept
 
 
 @contextmanager

@@ -116,8 +116,8 @@ def differences(statement: Mapping[str, Any], again: Statement) -> list[str]:
             same = isinstance(given, list) and statement.get(key, {}) == independence_of(given)
         elif key == "assumptions":
             given = statement.get(key)
-            same = isinstance(given, list) and all(isinstance(text, str) for text in given)
-            same = same and all(text in given for text in computed[key])
+            texts = given if isinstance(given, list) else [None]
+            same = all(isinstance(text, str) for text in texts) and set(computed[key]) <= set(texts)
         else:
             allowed = limits.get(key, EXACT)
             same = key in statement and key in computed and _close(statement[key], computed[key], allowed)

@@ -24,7 +24,7 @@ from equipoise.audit.neighbours import NeighbourAudit, audit_neighbours
 from equipoise.audit.one_run import guess_by_score
 from equipoise.audit.roc import Roc, bound_on_roc, roc
 from equipoise.report import RunFolderError, read_run
-from equipoise.report.figures import Curve
+from equipoise.report.figures import Curve, plot
 from equipoise.statements.recompute import finite_number
 from equipoise.training.folder.run_folder import load_model
 
@@ -159,10 +159,13 @@ def roc_curves(found: Mapping[str, Roc], size: int, epsilon: float | None, delta
 
 def save_roc_figure(curves: Sequence[Curve], path: Path) -> None:
     """Draw the curves into a file only for the owner: they speak of records."""
-    from equipoise.report.figures import curves_figure
+    from matplotlib.figure import Figure
 
-    figure = curves_figure(
-        curves, x_label="false-positive rate", y_label="true-positive rate", log_x=True, log_y=True
-    )
+    figure = Figure(layout="constrained")
+    axes = figure.subplots()
+    for number, curve in enumerate(curves):
+        plot(axes, curve, number)
+    axes.set(xscale="log", yscale="log", xlabel="false-positive rate", ylabel="true-positive rate")
+    axes.legend(frameon=False)
     figure.savefig(path, dpi=150)
     path.chmod(0o600)
