@@ -41,7 +41,7 @@ def trained(monkeypatch):
 
 @pytest.mark.wide
 def test_whole_comparison_goes_on_where_it_was_stopped(tmp_path, trained):
-    comparison = Comparison("dp-sgd,auto-s", BASE, seeds=2, trials=2)
+    comparison = Comparison(methods="dp-sgd,auto-s", base=BASE, seeds=2, trials=2)
     real = module._write
 
     def stops_after_three(path, content):
@@ -69,7 +69,7 @@ def test_whole_comparison_goes_on_where_it_was_stopped(tmp_path, trained):
     assert compare(comparison, tmp_path, MetricsLog(), print)["methods"] == found["methods"]
     assert trained == []
     # one more seed trains one more run a method, and another budget all of them
-    more = Comparison(comparison.methods, BASE, seeds=3, trials=2)
+    more = Comparison(methods=comparison.methods, base=BASE, seeds=3, trials=2)
     assert len(compare(more, tmp_path, MetricsLog(), print)["methods"][0]["scores"]) == 3
     assert [(rule, seed) for _, rule, _, seed in trained] == [("abadi", 2), ("auto_s", 2)]
 
@@ -83,14 +83,14 @@ def test_whole_comparison_goes_on_where_it_was_stopped(tmp_path, trained):
 
 
 def test_one_trial_tunes_nothing(tmp_path, trained):
-    found = compare(Comparison("dp-sgd", BASE, seeds=1, trials=1), tmp_path, MetricsLog(), print)
+    found = compare(Comparison(methods="dp-sgd", base=BASE, seeds=1, trials=1), tmp_path, MetricsLog(), print)
     assert len(trained) == 1
     assert found["methods"][0]["trials"] == []
     assert found["methods"][0]["learning_rate"] == 3.0
 
 
 def test_given_rates_are_tried_by_all(tmp_path, trained):
-    comparison = Comparison("dp-sgd,psac", BASE, seeds=1, trials=2, learning_rates=(0.5, 1.0))
+    comparison = Comparison(methods="dp-sgd,psac", base=BASE, seeds=1, trials=2, learning_rates=[0.5, 1.0])
     compare(comparison, tmp_path, MetricsLog(), print)
     tried = [(rule, rate) for _, rule, rate, seed in trained if seed == TUNING_SEED]
     assert tried == [("abadi", 0.5), ("abadi", 1.0), ("psac", 0.5), ("psac", 1.0)]
@@ -98,7 +98,7 @@ def test_given_rates_are_tried_by_all(tmp_path, trained):
 
 def test_public_records_leave_the_private_set_of_all(tmp_path, trained):
     base = replace(BASE, public_records=100)
-    found = compare(Comparison("dp-sgd", base, seeds=1, trials=1), tmp_path, MetricsLog(), print)
+    found = compare(Comparison(methods="dp-sgd", base=base, seeds=1, trials=1), tmp_path, MetricsLog(), print)
     assert found["population"] == 800
     assert found["methods"][0]["statement"]["releases"][0]["sampling"]["population"] == 800
 
@@ -161,18 +161,25 @@ def test_options_reach_settings_and_methods():
 )
 def test_refuses_before_training(tmp_path, trained, methods, options, words):
     with pytest.raises(SettingsError, match=words):
-        compare(Comparison(methods, BASE, options, seeds=1, trials=1), tmp_path, MetricsLog(), print)
+        compare(
+            Comparison(methods=methods, base=BASE, option=options, seeds=1, trials=1),
+            tmp_path,
+            MetricsLog(),
+            print,
+        )
     assert trained == []
 
 
 def test_a_subset_beyond_the_data_is_refused(tmp_path):
     base = replace(BASE, subset=2000)
     with pytest.raises(SettingsError, match="--subset is 2000"):
-        compare(Comparison("dp-sgd", base, seeds=1, trials=1), tmp_path, MetricsLog(), print)
+        compare(Comparison(methods="dp-sgd", base=base, seeds=1, trials=1), tmp_path, MetricsLog(), print)
 
 
 def test_command_repeats_the_comparison():
-    text = Comparison("dp-sgd, s=auto-s", BASE, ["s.learning_rate=2.0"], seeds=2, trials=3).command()
+    text = Comparison(
+        methods="dp-sgd, s=auto-s", base=BASE, option=["s.learning_rate=2.0"], seeds=2, trials=3
+    ).command()
     assert text.startswith("equipoise compare --methods dp-sgd,s=auto-s --data digits --subset 900")
     assert "--seeds 2 --trials 3 --option s.learning_rate=2.0" in text
     assert "None" not in text

@@ -24,12 +24,12 @@ def test_compare_refuses_what_does_not_fit(equipoise, tmp_path):
         assert answer.code == 2
         return answer.err
 
-    assert "--learning-rates is '1,2'" in err("--learning-rates 1,2")
+    assert "--learning-rates has 2 numbers" in err("--learning-rates 1,2")
     assert "numbers such as" in err("--learning-rates a,b,c")
     assert "METHOD.NAME=VALUE" in err("--option clip_norm=3")
     assert "--device 'cud' is no device" in err("--device cud")
     assert "--seeds is 0" in err("--seeds 0")
-    assert "--learning-rate is inf" in err("--learning-rates 1,inf,2")
-    assert "--learning-rate is 0" in err("--learning-rates 1,2,0")
+    assert "--learning-rates 1 is inf" in err("--learning-rates 1,inf,2")
+    assert "--learning-rates 2 is 0" in err("--learning-rates 1,2,0")
     assert "--learning-rate is 'fast'" in err("--option dp-sgd.learning_rate=fast")
     assert not list(tmp_path.iterdir())

@@ -9,7 +9,9 @@ import pytest
 from equipoise.app.model_table import MODELS
 from equipoise.app.option_checks import DATA_NAMES
 from equipoise.app.settings import GROUPS, FederationSettings, RunSettings
-from equipoise.cli import COMMANDS, EXAMPLES
+from equipoise.cli import COMMANDS
+
+EXAMPLES = {command.__name__: example for command, example in COMMANDS.items()}
 
 
 def test_every_setting_of_a_training_stands_under_one_heading():

@@ -73,7 +73,7 @@ def compare(
     existing_device(base.device or "cpu")
     raw = load_data(base)
     entries: dict[str, RunSettings] = {}
-    for label, settings in comparison.entries.items():
+    for label, settings in comparison.check().items():
         experiment = assemble(settings, raw=raw)
         if not entries:  # the first speaks for all of what they share
             first, (score, more_is_better) = experiment, experiment.task.main

@@ -6,13 +6,26 @@ Nothing here needs torch, so that a slip is answered before it is loaded.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
-from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field
 
 from equipoise._validate import suggestion
 from equipoise.app.option_checks import SettingsError, flag
-from equipoise.app.settings import OF_OWN_DATA, RunSettings, parse_option
+from equipoise.app.settings import (
+    OF_OWN_DATA,
+    Columns,
+    Count,
+    Positive,
+    RunSettings,
+    flat,
+    parse_option,
+    setting,
+    settings,
+    written,
+)
 from equipoise.methods.registry import registered
 
 __all__ = ["SHORTHANDS", "Comparison", "read_entries"]
@@ -82,38 +95,62 @@ def read_entries(methods: str, options: Sequence[str], base: RunSettings) -> dic
     return {label: replace(base, **changes) for label, changes in found.items()}
 
 
-@dataclass(frozen=True)
+def _numbers(value: Any) -> Any:
+    try:
+        return [float(word) for word in value.split(",")] if isinstance(value, str) else value
+    except ValueError:
+        raise SettingsError(
+            f"--learning-rates is {value!r}, but it must be numbers such as 0.5,1,2."
+        ) from None
+
+
+def _texts(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return [f"{name}={written(inner)}" for name, inner in flat(value).items()]
+    return value
+
+
+@settings
 class Comparison:
     """What is compared.
 
     Attributes:
-        methods, options: as for `read_entries`.
-        base: the settings that they share.
-        seeds: results per method.
-        trials: learning rates tried per method; with one trial nothing is tuned.
-        learning_rates: the grid of all methods instead of one around each method's own rate.
-        entries: the settings of each method, by its label.
+        base: the settings that all methods share.
     """
 
-    methods: str
-    base: RunSettings
-    options: Sequence[str] = ()
-    seeds: int = 3
-    trials: int = 3
-    learning_rates: Sequence[float] | None = None
-    entries: dict[str, RunSettings] = field(init=False)
+    base: RunSettings = Field(default_factory=RunSettings)
+    methods: Columns = setting(
+        "dp-sgd,auto-s,quantile-clipping",
+        "Methods, separated by commas; LABEL=METHOD for a second form of one.",
+    )
+    seeds: Count = setting(3, "Runs that are reported, per method.")
+    trials: Count = setting(3, "Learning rates tried, per method; 1 tunes nothing.")
+    learning_rates: Annotated[list[Positive], BeforeValidator(_numbers)] | None = setting(
+        None, "The rates to try with every method, such as 0.5,1,2."
+    )
+    option: Annotated[list[str], BeforeValidator(_texts)] = setting(
+        list,
+        "Setting of one method, such as dp-sgd.clip_norm=0.1; repeatable.",
+        metavar="METHOD.NAME=VALUE",
+    )
 
-    def __post_init__(self) -> None:
-        for name in ("seeds", "trials"):
-            if getattr(self, name) < 1:
-                raise SettingsError(f"--{name} is {getattr(self, name)}, but at least one is needed.")
+    def check(self) -> dict[str, RunSettings]:
+        """The settings of each method, by its label, if they fit together.
+
+        Raises:
+            SettingsError: they do not.
+        """
         if self.base.noise_multiplier is not None:
             raise SettingsError("methods are compared at one budget: give --epsilon, no noise multiplier.")
-        object.__setattr__(self, "entries", read_entries(self.methods, self.options, self.base))
-        for entry in self.entries.values():
+        if self.learning_rates is not None and len(self.learning_rates) != self.trials:
+            raise SettingsError(
+                f"--learning-rates has {len(self.learning_rates)} numbers, but --trials is {self.trials}: "
+                "give as many."
+            )
+        entries = read_entries(self.methods, self.option, self.base)
+        for entry in entries.values():
             entry.check()
-        for rate in self.learning_rates or ():
-            replace(self.base, learning_rate=rate)
+        return entries
 
     def command(self) -> str:
         """The command that repeats the comparison, with placeholders for paths."""
@@ -127,4 +164,4 @@ class Comparison:
         words.append(f"--seeds {self.seeds} --trials {self.trials}")
         if self.learning_rates:
             words.append("--learning-rates " + ",".join(f"{rate:g}" for rate in self.learning_rates))
-        return " ".join([*words, *(f"--option {shlex.quote(text)}" for text in self.options)])
+        return " ".join([*words, *(f"--option {shlex.quote(text)}" for text in self.option)])

@@ -47,10 +47,14 @@ __all__ = [
     "FederationSettings",
     "RunSettings",
     "facts",
+    "flat",
     "parse_option",
     "parse_weight",
     "schema",
+    "setting",
+    "settings",
     "shown_of",
+    "written",
 ]
 
 EXPORTS = {"safetensors": "model.safetensors", "state-dict": "model.pt", "onnx": "model.onnx"}
@@ -61,6 +65,8 @@ MOST_STEPS = 10**7
 USUAL_DELTA = "1e-5, and less from a population of 100,000 on"
 
 NO_NOISE = " For none at all, and no epsilon: equipoise train --method sgd or clip-sgd."
+
+NAMED = {"metavar": "NAME=VALUE"}
 
 BY_DATA = "by data and model"
 
@@ -104,16 +110,21 @@ def _words_to(convert: Callable[[str], Any]) -> BeforeValidator:
     return BeforeValidator(lambda value: convert(value) if isinstance(value, str) else value)
 
 
+def flat(values: Mapping[str, Any], before: str = "") -> dict[str, Any]:
+    """Tables in tables as dotted names.
+
+    >>> flat({"schedule": {"period": 8}})
+    {'schedule.period': 8}
+    """
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        inner = flat(value, f"{before}{name}.") if isinstance(value, Mapping) else {before + name: value}
+        found |= inner
+    return found
+
+
 def _table_of(parse: Callable[[str], tuple[str, Any]]) -> BeforeValidator:
-    """NAME=VALUE words of the command line, or a table, whose tables inside give dotted names."""
-
-    def flat(values: Mapping[str, Any], before: str = "") -> dict[str, Any]:
-        found: dict[str, Any] = {}
-        for name, value in values.items():
-            inner = flat(value, f"{before}{name}.") if isinstance(value, Mapping) else {before + name: value}
-            found |= inner
-        return found
-
+    """NAME=VALUE words of the command line, or a table of a file."""
     return BeforeValidator(
         lambda value: flat(value) if isinstance(value, Mapping) else dict(map(parse, value or ()))
     )
@@ -155,8 +166,8 @@ def setting(default: Any, help: str, **shown: Any) -> Any:
             for the default), ``remedy`` (what an error ends with), ``option`` (its name, if it is not that of
             the field).
     """
-    if default is dict:
-        return Field(default_factory=dict, description=help, json_schema_extra=shown)
+    if default in (dict, list):
+        return Field(default_factory=default, description=help, json_schema_extra=shown)
     return Field(default, description=help, json_schema_extra=shown)
 
 
@@ -242,14 +253,14 @@ class RunSettings:
         None, "classification, regression or multi-label; by default what the target's column is."
     )
     class_weights: Weights = setting(
-        dict, "Weight of a class in the loss, a public number; repeatable.", option="class_weight"
+        dict, "Weight of a class in the loss, a public number; repeatable.", **NAMED, option="class_weight"
     )
     method: str = setting("dp-sgd", "Training method: a name, or package.module:Class.")
     recipe: Annotated[Literal["library", "as_published"], UNDERSCORED] | None = setting(
         None, "library (default), or as_published: the paper's algorithm, including its privacy flaws."
     )
     variant: str | None = setting(None, "Form of the method, where it has several.")
-    options: Options = setting(dict, "Further setting of the method; repeatable.", option="option")
+    options: Options = setting(dict, "Further setting of the method; repeatable.", **NAMED, option="option")
     subset: Count | None = setting(
         None, "Use only the first so many training records; their number is public."
     )
@@ -524,7 +535,7 @@ class RunSettings:
                 continue
             option = flag(shown.get("option", name))
             if isinstance(value, dict):
-                words += [word for n, v in value.items() for word in (option, f"{n}={_written(v)}")]
+                words += [word for n, v in value.items() for word in (option, f"{n}={written(v)}")]
                 continue
             value = self.data_name if name == "data" and not with_paths else value
             words.append(option)
@@ -692,7 +703,9 @@ class AuditSettings:
         None, "Audit a method of the table, by canaries in small trainings; or that of --neighbours."
     )
     variant: str | None = setting(None, "With --method: its form, where it has several.")
-    options: Options = setting(dict, "With --method: further argument of it; repeatable.", option="option")
+    options: Options = setting(
+        dict, "With --method: further argument of it; repeatable.", **NAMED, option="option"
+    )
     one_step: bool = setting(
         False, "Audit steps on all records, clean and with bugs; of --method, or of all."
     )
@@ -839,5 +852,6 @@ def parse_weight(text: str) -> tuple[str, float]:
     raise SettingsError(f"--class-weight is {text!r}, but it must be CLASS=NUMBER, such as yes=2.5.")
 
 
-def _written(value: Any) -> str:
+def written(value: Any) -> str:
+    """A value as the command line takes it."""
     return value if isinstance(value, str) else json.dumps(value)

@@ -30,6 +30,7 @@ from equipoise._extras import lacking
 from equipoise._files import explained
 from equipoise._version import __version__
 from equipoise.app.option_checks import in_option_words
+from equipoise.app.settings import RunSettings, facts
 from equipoise.cli.audit_command import audit
 from equipoise.cli.calibrate_command import calibrate
 from equipoise.cli.check_command import check
@@ -49,42 +50,24 @@ __all__ = ["CRASHED", "app", "is_taught", "main", "run_app"]
 CRASHED = 70
 """The exit code of a crash (EX_SOFTWARE): Python's own, 1, means to `verify` that a statement is wrong."""
 
-COMMANDS: tuple[Callable[..., None], ...] = (
-    calibrate,
-    check,
-    recipe,
-    train,
-    resume,
-    report,
-    predict,
-    export,
-    verify,
-    sign,
-    search,
-    methods,
-    compare,
-    federate,
-    audit,
-)
-
-EXAMPLES = {
-    "calibrate": "equipoise calibrate --population 6000 --batch-size 256 --epochs 9 --epsilon 2",
-    "check": "equipoise check mlp-tanh --data digits",
-    "recipe": "equipoise recipe cifar10 > mine.toml",
-    "train": "equipoise train --data digits --epsilon 3\n\nequipoise train --config run.toml --dry-run",
-    "resume": "equipoise resume runs/NAME",
-    "report": "equipoise report runs/NAME",
-    "predict": "equipoise predict runs/NAME --output predicted.csv",
-    "export": "equipoise export runs/NAME --format state-dict",
-    "verify": "equipoise verify runs/NAME --key issuer.pub",
-    "sign": "equipoise sign runs/NAME --key issuer.pem",
-    "search": "equipoise search --mean 10",
-    "methods": "equipoise methods dp-sgd dice-sgd",
-    "compare": "equipoise compare --data digits --methods dp-sgd,auto-s --epsilon 3",
-    "federate": "equipoise federate --data digits --clients 5 --rounds 20",
-    "audit": "equipoise audit --method dp-sgd --epsilon 2",
+COMMANDS: dict[Callable[..., None], str] = {
+    calibrate: "equipoise calibrate --population 6000 --batch-size 256 --epochs 9 --epsilon 2",
+    check: "equipoise check mlp-tanh --data digits",
+    recipe: "equipoise recipe cifar10 > mine.toml",
+    train: "equipoise train --data digits --epsilon 3\n\nequipoise train --config run.toml --dry-run",
+    resume: "equipoise resume runs/NAME",
+    report: "equipoise report runs/NAME",
+    predict: "equipoise predict runs/NAME --output predicted.csv",
+    export: "equipoise export runs/NAME --format state-dict",
+    verify: "equipoise verify runs/NAME --key issuer.pub",
+    sign: "equipoise sign runs/NAME --key issuer.pem",
+    search: "equipoise search --mean 10",
+    methods: "equipoise methods dp-sgd dice-sgd",
+    compare: "equipoise compare --data digits --methods dp-sgd,auto-s --epsilon 3",
+    federate: "equipoise federate --data digits --clients 5 --rounds 20",
+    audit: "equipoise audit --method dp-sgd --epsilon 2",
 }
-"""What ``--help`` of a command ends with."""
+"""The commands, with the example that ``--help`` of each ends with."""
 
 GONE = {
     "experiment": "there is no command 'experiment': the papers' experiments are not in the package. Run "
@@ -104,8 +87,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in COMMANDS:
-    app.command(epilog=EXAMPLES.get(command.__name__))(command)
+for command, example in COMMANDS.items():
+    app.command(epilog=example)(command)
 app.add_typer(schema)
 
 
@@ -127,7 +110,7 @@ def main(arguments: list[str] | None = None) -> int:
     """
     if arguments is None:  # a program of its own: who runs it wants no line of our source with a warning
         warnings.formatwarning = lambda message, *_, **__: (
-            at_width(f"Warning: {in_option_words(str(message), _settings_of(app))}") + "\n"
+            at_width(f"Warning: {in_option_words(str(message), facts(RunSettings))}") + "\n"
         )
     return run_app(app, sys.argv[1:] if arguments is None else arguments, "equipoise")
 
@@ -156,7 +139,7 @@ def run_app(
         if not is_taught(error, packages):
             traceback.print_exc()
             return CRASHED
-        found = _words(error, chosen, words)
+        found = _words(error, words)
         return fail(found, as_json, 2, name) if found else 2  # without a word the parser has shown the help
     return int(code or 0)
 
@@ -201,35 +184,6 @@ def _said_once(message: str) -> str:
     return before + question + rest.split(" Did you mean ")[0]
 
 
-def _stray_words(error: Any, said: str) -> str:
-    """What a command answers to words that stand without an option.
-
-    Args:
-        error: of the parser; its context names the command.
-        said: its message, which ends in the words in brackets.
-    """
-    from equipoise.app.model_table import MODELS
-    from equipoise.app.option_checks import DATA_NAMES
-    from equipoise.methods.registry import registered
-
-    words = said.partition("(")[2].removesuffix(")").split()
-    command, name = error.ctx.command, error.ctx.command_path
-    flags = {flag for parameter in command.params for flag in parameter.opts}
-    known = {
-        "--data": DATA_NAMES,
-        "--model": MODELS,
-        "--method": registered(),
-        "--methods": registered(),
-    }
-    meant = [f"{flag} {word}" for word in words for flag in known if flag in flags and word in known[flag]]
-    question = f" Did you mean {name} {' '.join(meant)}?" if meant else ""
-    places = [str(p.metavar or p.name).strip("[]") for p in command.params if p.param_type_name == "argument"]
-    return (
-        f"no option stands before {', '.join(map(repr, words))}; {name} takes "
-        f"{' and '.join([*places, 'options'])} only.{question} {name} --help lists the options."
-    )
-
-
 def _unknown_option(option: str, error: Any) -> str | None:
     """What a command answers to an option of other programs or commands; None where the parser does."""
     from equipoise.app.option_checks import INSTEAD, USUAL_NAMES
@@ -243,7 +197,7 @@ def _unknown_option(option: str, error: Any) -> str | None:
     return instead and f"No such option '{option}'. {instead}"
 
 
-def _words(error: Exception, chosen: typer.Typer, words: list[str]) -> str:
+def _words(error: Exception, words: list[str]) -> str:
     if isinstance(error, OSError):
         error = explained(error, _place(error, words))
 
@@ -251,19 +205,9 @@ def _words(error: Exception, chosen: typer.Typer, words: list[str]) -> str:
     message = getattr(error, "format_message", None)
     if callable(message):
         said = _said_once(str(message()))
-        if said.startswith("Got unexpected extra argument"):
-            return _stray_words(error, said)
         unknown = re.match(r"No such option:? '?(--?[\w-]+)", said)
         if unknown is not None:
             return _unknown_option(unknown[1], error) or said
         gone = re.match(r"No such command '(\w+)'", said)
         return GONE.get(gone[1], said) if gone else said
-    return in_option_words(str(error), _settings_of(chosen))
-
-
-def _settings_of(chosen: typer.Typer) -> list[str]:
-    """The names of settings for which a command has an option."""
-    commands: dict[str, Any] = getattr(typer.main.get_command(chosen), "commands", {})
-    return sorted(
-        {p.name for c in commands.values() for p in c.params if any(o.startswith("--") for o in p.opts)}
-    )
+    return in_option_words(str(error), facts(RunSettings))

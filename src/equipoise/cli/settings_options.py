@@ -25,8 +25,6 @@ from equipoise.app.model_table import MODELS
 from equipoise.app.option_checks import DATA_NAMES, USUAL_NAMES, data_form, flag
 from equipoise.app.settings import (
     GROUPS,
-    CalibrationSettings,
-    FederationSettings,
     RunSettings,
     facts,
     shown_of,
@@ -46,7 +44,9 @@ def _completion(name: str) -> Callable[[str], list[str]] | None:
 
 
 _GROUP_OF = {name: group for group, names in GROUPS.items() for name in names}
-_SETTINGS = {name for kind in (RunSettings, FederationSettings, CalibrationSettings) for name in facts(kind)}
+
+_SETTINGS: set[str] = set()
+"""The names of all fields that some command offers. Options with other names are the commands' own."""
 
 _INSTEAD_OF = {"epsilon": "noise_multiplier", "noise_multiplier": "epsilon"}
 """Either decides the other: one on the command line displaces the other in the file."""
@@ -75,6 +75,7 @@ def settings_options(
     """
     hints, usual = get_type_hints(kind), dict(defaults or {})
     chosen = {name: field for name, field in facts(kind).items() if not names or name in names}
+    _SETTINGS.update(chosen)
 
     def option(name: str) -> inspect.Parameter:
         field, shown = chosen[name], shown_of(chosen[name])
@@ -86,14 +87,14 @@ def settings_options(
             words += " [required]"
         elif default not in (None, False, PydanticUndefined) and "default" not in words:
             words += f" [default: {default}]"
-        kinds = {bool: bool, dict: list[str] | None}
+        kinds = {bool: bool, dict: list[str] | None, list: list[str] | None}
         form = kinds.get(get_origin(hints[name]) or hints[name], _plain(hints[name]) | None)
         typed = typer.Option(
             flag(shown.get("option", name)),  # a switch has no --no-... form
             help=words.replace("[", "\\["),  # of rich, whose marks stand in brackets
             rich_help_panel=_GROUP_OF.get(name),
             autocompletion=_completion(name),
-            metavar="NAME=VALUE" if form == list[str] | None else shown.get("metavar", shown.get("path")),
+            metavar=shown.get("metavar", shown.get("path")),
             envvar=shown.get("envvar"),
             show_default=False,
         )

@@ -260,4 +260,4 @@ def search(
         emit({"run_dir": folder, **law.describe(), "epsilon": made.epsilon, "delta": made.delta})
         return
     spent = "no value" if made.epsilon is None else rounded_up(made.epsilon)
-    console.print(f"epsilon [bold]{spent}[/] at delta {plain(made.delta)}, the search included")
+    console.print(f"epsilon [bold]{spent}[/] at delta {plain(made.delta or 0.0)}, the search included")

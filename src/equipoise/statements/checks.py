@@ -152,7 +152,9 @@ def _later_runs(then: OtherRuns, now: OtherRuns, together: Statement) -> list[Fi
         return []
     runs = f"{len(later)} later run{'s'[: len(later) > 1]} of the journal"
     total = "no epsilon" if together.epsilon is None else f"epsilon {text_of(together.epsilon, 4)}"
-    return [Finding("later runs", True, f"{runs}; all together {total} at delta {plain(together.delta)}")]
+    return [
+        Finding("later runs", True, f"{runs}; all together {total} at delta {plain(together.delta or 0.0)}")
+    ]
 
 
 def _open_questions(record: RunRecord) -> list[Finding]:

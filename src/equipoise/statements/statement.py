@@ -212,8 +212,8 @@ class Statement:
             )
             kind = "is" if self.guarantee == "proven" else "is, in the worst case,"
             parts.append(
-                f"This run{recipe} {kind} ({rounded_up(self.epsilon)}, {plain(self.delta)})-differentially "
-                f"private with respect to {change} one {self.unit}, by {by}."
+                f"This run{recipe} {kind} ({rounded_up(self.epsilon)}, {plain(self.delta or 0.0)})-"
+                f"differentially private with respect to {change} one {self.unit}, by {by}."
             )
             if self.cross_check is not None:
                 parts.append(
@@ -278,7 +278,9 @@ class Statement:
         """What is promised, in a line; `to_json` has every key."""
         word = self.guarantee if self.private else "NOT PRIVATE"
         spent = (
-            "" if self.epsilon is None else f", epsilon={rounded_up(self.epsilon)}, delta={plain(self.delta)}"
+            ""
+            if self.epsilon is None
+            else f", epsilon={rounded_up(self.epsilon)}, delta={plain(self.delta or 0.0)}"
         )
         return f"<Statement: {word}{spent}, {self.relation} of one {self.unit}>"
 
