@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from equipoise._rounding import plain, rounded_up
+from equipoise._say import wrapped
 from equipoise.cli.screen import emit, loading, open_console, quiet
 from equipoise.cli.shared_options import Json, RunArgument, RunDir, UsageError, chosen_folder
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-
-    from equipoise.statements import Verification
 
 __all__ = ["read_key", "search", "sign", "sign_with", "verify"]
 
@@ -47,8 +45,7 @@ def verify(
             raise UsageError("--ledger names one journal, but every client of a federation has its own.")
         _verify_federation(folder, key, json_output)
         return
-    with loading():
-        from equipoise.statements import verify_run
+    from equipoise.statements import verify_run  # needs no PyTorch
 
     quiet()
     found = verify_run(folder, ledger_file=ledger, public_key=key)
@@ -56,12 +53,8 @@ def verify(
     if json_output:
         emit({**_finite(found.to_json()), "unfinished": bool(steps)})
     else:
-        _show(found)
-        if steps:
-            print(f"The run is unfinished: {steps} steps were taken.")
-        if found.no_guarantee is not None:
-            print(f"Guarantee: none: {found.no_guarantee}")
-        _say_if_seeded([found])
+        unfinished = f"\nThe run is unfinished: {steps} steps were taken." if steps else ""
+        _print_with_colours(f"{found}{unfinished}")
     if not found.consistent:
         raise typer.Exit(1)
 
@@ -70,6 +63,7 @@ def _verify_federation(folder: str, key: str | None, json_output: bool) -> None:
     """One line per client, and the whole answer."""
     with loading():
         from equipoise.app.federation.folder import verify_federation
+        from equipoise.statements.statement import SEEDED
 
     quiet()
     found = verify_federation(folder, key)
@@ -77,26 +71,25 @@ def _verify_federation(folder: str, key: str | None, json_output: bool) -> None:
         values = _finite(found.to_json())
         emit({**values, "clients": {name: _finite(one) for name, one in values["clients"].items()}})
     else:
-        console = open_console(False)
+        lines = []
         for name, client in found.clients.items():
-            word = "[green]consistent[/]" if client.consistent else "[bold red]NOT CONSISTENT[/]"
+            word = "consistent" if client.consistent else "NOT CONSISTENT"
             spent = "no epsilon" if client.epsilon is None else f"epsilon {rounded_up(client.epsilon)}"
             basis = "its journal" if client.with_journal else "its published files only"
-            rest = f"{client.condition}{_unchecked(client)}"
-            console.print(f"client {name}: {spent}, {word} with {basis}.{rest}", soft_wrap=True)
-            for finding in client.findings:
-                if finding.ok is False:
-                    console.print(f"  {finding.subject}: {finding.detail}", markup=False, soft_wrap=True)
-        for problem in found.problems:
-            console.print(problem, markup=False, soft_wrap=True)
-        whole = "[green]consistent[/]" if found.consistent else "[bold red]NOT CONSISTENT[/]"
+            lines.append(f"client {name}: {spent}, {word} with {basis}.{client.rest}")
+            lines += [f"  {one.subject}: {one.detail}" for one in client.findings if one.ok is False]
+        whole = "consistent" if found.consistent else "NOT CONSISTENT"
         whose = "" if key is not None else " (whose that is was not checked)"
         signed = "" if found.signer is None else f" Signed by the key {found.signer}{whose}."
         number = len(found.clients)
-        console.print(
-            f"\nThe federation is {whole}: {number} client{'s' * (number != 1)} with a statement.{signed}"
-        )
-        _say_if_seeded(found.clients.values())
+        lines += [
+            *found.problems,
+            "",
+            f"The federation is {whole}: {number} client{'s' * (number != 1)} with a statement.{signed}",
+        ]
+        if not all(client.private for client in found.clients.values()):
+            lines.append(f"NOT PRIVATE: {SEEDED}")
+        _print_with_colours("\n".join(lines))
     if not found.consistent:
         raise typer.Exit(1)
 
@@ -118,39 +111,14 @@ def _finite(values: dict[str, Any]) -> dict[str, Any]:
     return {**values, "epsilon": epsilon if epsilon is not None and math.isfinite(epsilon) else None}
 
 
-def _show(found: Verification) -> None:
-    from rich.table import Table
+def _print_with_colours(text: str) -> None:
+    from rich.text import Text
 
-    table = Table(box=None, pad_edge=False, show_header=False)
-    table.add_column()
-    table.add_column(style="bold")
-    table.add_column()
-    marks = {True: "[green]yes[/]", False: "[bold red]NO[/]", None: "[dim]?[/]"}
-    for finding in found.findings:
-        table.add_row(marks[finding.ok], finding.subject, finding.detail)
     console = open_console(False)
-    console.print(table)
-    basis = "the journal" if found.with_journal else "its published files only"
-    word = "[green]consistent[/]" if found.consistent else "[bold red]NOT CONSISTENT[/]"
-    wrong = [finding.subject for finding in found.findings if finding.ok is False]
-    verdict = f"The statement is {word} with {basis}."
-    if wrong == ["signature"]:
-        verdict = "[bold red]The signature is missing or wrong[/]; all else is consistent."
-    console.print(f"\n{verdict}{found.condition}{_unchecked(found)}", soft_wrap=True)
-
-
-def _say_if_seeded(found: Iterable[Verification]) -> None:
-    """A statement can be consistent and its run not private: whoever reads only this must hear of it."""
-    from equipoise.statements.statement import SEEDED
-
-    if not all(one.private for one in found):
-        open_console(False).print(f"[bold red]NOT PRIVATE[/]: {SEEDED}", soft_wrap=True)
-
-
-def _unchecked(found: Verification) -> str:
-    """The subjects that nothing was found out about."""
-    subjects = list(dict.fromkeys(finding.subject for finding in found.findings if finding.ok is None))
-    return f" Not checked: {', '.join(subjects)}." if subjects else ""
+    shown = Text(wrapped(text, console.width, indent=5) if console.is_terminal else text)
+    shown.highlight_regex(r"(?m)^yes\b|\bconsistent\b", "green")
+    shown.highlight_regex(r"(?m)^NO\b|NOT CONSISTENT|NOT PRIVATE|The signature is missing", "bold red")
+    console.print(shown, soft_wrap=True)
 
 
 def sign(

@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING, Any
 from equipoise._files import PathLike, write_atomically
 from equipoise._lazy import later
 from equipoise._relations import condition_in_words
-from equipoise._rounding import rounded_up
 from equipoise._run_files import RunFolderError, each_row, file_of_run, read_file, read_object
 from equipoise.privacy.accounting.private_search import PrivateSearch
 from equipoise.privacy.errors import JournalError
@@ -32,7 +31,7 @@ from equipoise.privacy.ledger.journal_records import JournalRecords
 from equipoise.statements.checks import check_published, check_with_journal, statement_from_journal
 from equipoise.statements.consistency import check_assumptions, check_metrics, check_settings, texts_of
 from equipoise.statements.recompute import MALFORMED, Finding, finite_number, message
-from equipoise.statements.statement import Statement, independence_of
+from equipoise.statements.statement import SEEDED, Statement, independence_of
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -83,10 +82,27 @@ class Verification:
         return all(finding.ok is not False for finding in self.findings)
 
     @property
-    def condition(self) -> str:
-        """What the figures rest on where not all is proved, as a sentence."""
-        found = condition_in_words(self.independence)
-        return f" Its figures hold{found.removeprefix(',')}." if found else ""
+    def rest(self) -> str:
+        """What the figures rest on where not all is proved, and the subjects nothing was found out about."""
+        condition = condition_in_words(self.independence).removeprefix(",")
+        unchecked = ", ".join(dict.fromkeys(one.subject for one in self.findings if one.ok is None))
+        return (f" Its figures hold{condition}." if condition else "") + (
+            f" Not checked: {unchecked}." if unchecked else ""
+        )
+
+    def __str__(self) -> str:
+        """A line per finding, and the verdict with all that a reader must hear of."""
+        marks, basis = {True: "yes", False: "NO", None: "?"}, "its published files only"
+        width = max(len(one.subject) for one in self.findings)
+        rows = [f"{marks[one.ok]:5}{one.subject:{width}}  {one.detail}" for one in self.findings]
+        word = "consistent" if self.consistent else "NOT CONSISTENT"
+        verdict = f"The statement is {word} with {'the journal' if self.with_journal else basis}."
+        if [one.subject for one in self.findings if one.ok is False] == ["signature"]:
+            verdict = "The signature is missing or wrong; all else is consistent."
+        rows += ["", verdict + self.rest]
+        if self.no_guarantee is not None:
+            rows.append(f"Guarantee: none: {self.no_guarantee}")
+        return "\n".join(rows if self.private else [*rows, f"NOT PRIVATE: {SEEDED}"])
 
     @property
     def not_checked(self) -> list[str]:
@@ -375,17 +391,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if given.json:
         print(json.dumps(found.to_json()))
         return not found.consistent
-    marks = {True: "yes", False: "NO", None: "?"}
-    for finding in found.findings:
-        print(f"{marks[finding.ok]:3}  {finding.subject}: {finding.detail}")
-    spent = "no epsilon" if found.epsilon is None else f"epsilon {rounded_up(found.epsilon)}"
-    basis = "the journal" if found.with_journal else "its published files only"
-    word = "consistent" if found.consistent else "NOT consistent"
-    print(f"\n{spent}; the statement is {word} with {basis}.{found.condition}")
-    if not found.private:
-        print("NOT PRIVATE: noise and sampling follow from a public seed.")
-    if found.no_guarantee is not None:
-        print(f"Guarantee: none: {found.no_guarantee}")
+    print(found)
     return not found.consistent
 
 
