@@ -677,6 +677,13 @@ def test_a_stranger_holds_a_run_beside_others_to_its_own_cost(edit):
     assert verdicts(statement, ledger) == (False, False)
 
 
+def test_a_run_that_released_nothing_may_stand_beside_others():
+    statement = statement_of(plain_run(steps=0), stop_fixed_beforehand=True) | {"other_runs": 1}
+    beside = {"epsilon": 2.0, "epsilons": [{**row, "epsilon": 2.0} for row in statement["epsilons"]]}
+    found = check_published(statement | beside | {"cross_check": 2.5})
+    assert [one.ok for one in found if one.subject == "epsilon"] == [None], found
+
+
 def test_a_worst_case_beside_others_is_no_proof():
     ledger = unproven_run(3.0)
     statement = statement_of(ledger) | {"other_runs": 1}

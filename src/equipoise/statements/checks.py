@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from dp_accounting import DpEvent
@@ -34,8 +34,9 @@ from equipoise.privacy.ledger.journal_records import (
 from equipoise.privacy.ledger.run_record import OtherRuns, RunRecord
 from equipoise.privacy.plan import Pattern, PrivacyPlan
 from equipoise.statements.recompute import (
+    ANY_FINITE,
+    FIGURES,
     MALFORMED,
-    SAME,
     STOP_KEY,
     Finding,
     compared,
@@ -244,49 +245,18 @@ def _published_record(statement: Mapping[str, Any]) -> RunRecord:
 
 
 def _epsilon_alone(statement: Mapping[str, Any], alone: Statement) -> Finding:
-    """Of a run among others: what those cost is in the journal."""
-    stated, found = finite_number(statement.get("epsilon")), finite_number(alone.epsilon)
-    doubts = _doubts(statement, alone)
-    detail = f"stated {text_of(stated, 4)}; this run alone costs {text_of(found, 4)}"
-    detail += ", the others are in the journal" + (f"; wrong: {', '.join(doubts)}" if doubts else "")
-    return Finding("epsilon", False if doubts else None, detail)
-
-
-def _doubts(statement: Mapping[str, Any], alone: Statement) -> list[str]:
-    """The figures that cannot be those of this run and others: below its own cost, or another promise."""
-    wrong = []
-    others, guarantee = statement.get("other_runs"), statement.get("guarantee")
+    """Of a run among others: what those cost is in the journal, so the figures are at least this run's."""
+    others, keys = statement.get("other_runs"), {"guarantee", "epsilon", "epsilons", "cross_check"}
+    # Renyi accounting may cover the others and not this run: then its epsilon is what it costs at least.
+    least = replace(alone, cross_check=alone.cross_check or alone.epsilon)
+    if statement.get("guarantee") == "none":
+        least, keys = alone.without_guarantee(alone.holes), FIGURES - {"warnings"}
+    wrong = keys & set(differences(statement, least, above=ANY_FINITE))
+    if statement.get("cross_check", "absent") is None:  # where Renyi accounting does not cover the others
+        wrong.discard("cross_check")
     if isinstance(others, bool) or not isinstance(others, int) or others < 0:
-        wrong.append("other_runs")
-    if guarantee not in (alone.guarantee, "none"):
-        wrong.append("guarantee")
-    if guarantee == "none":
-        empty: dict[str, object] = {
-            "epsilon": None,
-            "epsilons": [],
-            "cross_check": None,
-            "accountant": None,
-            "interval": None,
-            "noise_tail": None,
-        }
-        return wrong + [key for key, value in empty.items() if statement.get(key) != value]
-    if not _at_least(statement.get("epsilon"), alone.epsilon):
-        wrong.append("epsilon")
-    rows = statement.get("epsilons")
-    if not (
-        isinstance(rows, list)
-        and [row["delta"] for row in rows] == [row["delta"] for row in alone.epsilons]
-        and all(_at_least(r["epsilon"], a["epsilon"]) for r, a in zip(rows, alone.epsilons, strict=True))
-    ):
-        wrong.append("epsilons")
-    # null where Renyi accounting does not cover the others; where it does, it bounds this run's cost too
-    cross = statement.get("cross_check", "absent")
-    floor = alone.epsilon if alone.cross_check is None else alone.cross_check
-    if cross is not None and not _at_least(cross, floor):
-        wrong.append("cross_check")
-    return wrong
-
-
-def _at_least(stated: object, cost: float | None) -> bool:
-    value = finite_number(stated)
-    return value is not None and cost is not None and value >= cost * (1 - SAME)
+        wrong.add("other_runs")
+    stated, found = finite_number(statement.get("epsilon")), finite_number(alone.epsilon)
+    detail = f"stated {text_of(stated, 4)}; this run alone costs {text_of(found, 4)}, the others are in the "
+    detail += "journal" + (f"; wrong: {', '.join(sorted(wrong))}" if wrong else "")
+    return Finding("epsilon", False if wrong else None, detail)

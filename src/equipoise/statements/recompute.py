@@ -42,6 +42,7 @@ FIGURES = {
 }
 
 Limits = tuple[float, float]  # how far below and above a figure may lie, relatively
+ANY_FINITE = sys.float_info.max
 EXACT = (0.0, 0.0)  # for all that no accountant computes
 # Relative differences of a figure: rounding, and how much looser another version of the accountants may be.
 # The second is a choice: with less, statements of other versions fail, and with more, figures pass that are
@@ -95,10 +96,16 @@ def delta_of(statement: Mapping[str, Any]) -> float:
     return float(delta)
 
 
-def differences(statement: Mapping[str, Any], again: Statement) -> list[str]:
-    """The keys that are not what they were computed to be."""
+def differences(statement: Mapping[str, Any], again: Statement, above: float | None = None) -> list[str]:
+    """The keys that are not what they were computed to be.
+
+    Args:
+        statement: as given.
+        again: as computed.
+        above: how far epsilons may lie above, relatively; by default as other versions computed them.
+    """
     computed = asdict(again)
-    limits = _limits(statement, again)
+    limits = _limits(statement, again, above)
     found = []
     for key in [*computed, *(k for k in statement if k not in computed)]:
         if key in ON_TRUST:
@@ -126,13 +133,13 @@ def differences(statement: Mapping[str, Any], again: Statement) -> list[str]:
     return found
 
 
-def _limits(statement: Mapping[str, Any], again: Statement) -> dict[str, Limits]:
+def _limits(statement: Mapping[str, Any], again: Statement, above: float | None) -> dict[str, Limits]:
     """Of the figures that an accountant computes; whatever else is a number is compared exactly.
 
     Other versions may have had a looser bound, which is one too. A tighter one cannot be confirmed here.
     """
     looser = SAME if statement.get("versions") == again.versions else OTHER_VERSIONS
-    limits = dict.fromkeys(("epsilon", "epsilons", "cross_check"), (SAME, looser))
+    limits = dict.fromkeys(("epsilon", "epsilons", "cross_check"), (SAME, looser if above is None else above))
     return limits | {"interval": (looser, looser), "noise_tail": (looser, looser), "holes": (SAME, SAME)}
 
 
@@ -140,7 +147,9 @@ def _close(given: Any, computed: Any, allowed: Limits) -> bool:
     """Whether plain values are equal, numbers but deltas up to relative differences."""
     if isinstance(computed, float) and isinstance(given, (int, float)) and not isinstance(given, bool):
         below, above = allowed
-        return computed * (1 - below) <= given <= computed * (1 + above)
+        # with other runs in the figure, one that costs nothing by itself may stand at any finite number
+        most = above if above == ANY_FINITE else computed * (1 + above)
+        return computed * (1 - below) <= given <= most
     if isinstance(computed, dict):
         return (
             isinstance(given, dict)
