@@ -15,6 +15,7 @@ import re
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice, tee
 from pathlib import Path
 from typing import Any
 
@@ -92,8 +93,9 @@ def read_cells(
     text = read_text(path)
     if "\0" in text:  # where pandas would end the cell
         raise DataFileError(f"The file {str(path)!r} holds zero bytes, so it is no text. Fetch it again.")
-    text = re.sub(r"\r(?!\n)", "\n", text)  # pandas loses an empty cell after a lone one
-    if comment:  # a quoted cell, which begins where a cell does, may hold a line that looks like one
+    if "\r" in text:
+        text = re.sub(r"\r(?!\n)", "\n", text)  # pandas loses an empty cell after a lone one
+    if comment and comment in text:  # a quoted cell, which begins where a cell does, may hold a line that looks like one
         quoted = rf'(?<![^\n{re.escape(delimiter)}]) *"(?:[^"]|"")*"'
         text = re.sub(rf"({quoted})|(?<![^\n]) *{re.escape(comment)}.*", lambda found: found[1] or "", text)
     try:
@@ -137,12 +139,14 @@ def read_cells(
 
 def _lines(path: PathLike, text: str, delimiter: str) -> Iterator[tuple[int, int]]:
     """For each row that is not blank the line where it ends, and how many cells it has."""
-    lines = list(io.StringIO(text, newline=""))
-    rows = csv.reader(lines, delimiter=delimiter, skipinitialspace=True)
+    lines, last = tee(io.StringIO(text, newline=""))
+    rows, read = csv.reader(lines, delimiter=delimiter, skipinitialspace=True), 0
     try:
         for row in rows:
-            if len(row) > 1 or lines[rows.line_num - 1].strip(" \t\r\n"):
-                yield rows.line_num, len(row)
+            line = next(islice(last, rows.line_num - read - 1, None))
+            read = rows.line_num
+            if len(row) > 1 or line.strip(" \t\r\n"):
+                yield read, len(row)
     except csv.Error as error:
         raise DataFileError(f"{str(path)!r}, line {rows.line_num}: {error}.") from None
 
