@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from equipoise.data.features.extractors import extract, extract_cached, features_of
+from equipoise.data.features.extractors import extract, features_of
 from equipoise.data.records import DataSet, Records
 
 
@@ -32,9 +32,9 @@ class Counting:
 
 def test_cache_hit_computes_nothing_and_equals_the_first_run(tmp_path: Path) -> None:
     records, extractor = pictures(), Counting()
-    first = extract_cached(records, extractor, tmp_path / "cache")
+    first = extract(records, extractor, tmp_path / "cache")
     assert extractor.calls == 1
-    second = extract_cached(records, extractor, tmp_path / "cache")
+    second = extract(records, extractor, tmp_path / "cache")
     assert extractor.calls == 1
     uncached = extract(records, extractor)
     assert torch.equal(first.fields["input"], second.fields["input"])
@@ -47,11 +47,11 @@ def test_cache_hit_computes_nothing_and_equals_the_first_run(tmp_path: Path) -> 
 
 def test_cache_misses_on_other_data_or_other_constants(tmp_path: Path) -> None:
     extractor = Counting()
-    extract_cached(pictures(seed=0), extractor, tmp_path)
-    extract_cached(pictures(seed=1), extractor, tmp_path)
+    extract(pictures(seed=0), extractor, tmp_path)
+    extract(pictures(seed=1), extractor, tmp_path)
     assert extractor.calls == 2
     other = Counting(factor=3.0)
-    tripled = extract_cached(pictures(seed=0), other, tmp_path)
+    tripled = extract(pictures(seed=0), other, tmp_path)
     assert other.calls == 1
     torch.testing.assert_close(
         tripled.fields["input"], 3 * pictures(seed=0).fields["input"], atol=1e-2, rtol=1e-3
@@ -68,13 +68,13 @@ def flip_last_byte(content: bytes) -> bytes:
 )
 def test_damaged_cache_is_computed_anew_and_mended(tmp_path: Path, damage) -> None:
     records, extractor = pictures(), Counting()
-    good = extract_cached(records, extractor, tmp_path)
+    good = extract(records, extractor, tmp_path)
     (path,) = tmp_path.iterdir()
     path.write_bytes(damage(path.read_bytes()))
-    again = extract_cached(records, extractor, tmp_path)
+    again = extract(records, extractor, tmp_path)
     assert extractor.calls == 2
     assert torch.equal(good.fields["input"], again.fields["input"])
-    extract_cached(records, extractor, tmp_path)
+    extract(records, extractor, tmp_path)
     assert extractor.calls == 2
 
 
@@ -84,7 +84,7 @@ def test_a_write_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.M
 
     monkeypatch.setattr(os, "replace", full)
     with pytest.raises(OSError, match="No space"):
-        extract_cached(pictures(), Counting(), tmp_path)
+        extract(pictures(), Counting(), tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -99,17 +99,9 @@ class Records:
 
         An int gives one record, without the record axis.
         """
-        if isinstance(index, Tensor):
-            _check_index(index, self._length)
-            if index.dtype == torch.int64:  # several times as quick as value[index]
-                return {name: value.index_select(0, index) for name, value in self._fields.items()}
-        elif isinstance(index, bool) or not isinstance(index, int | slice):
-            raise TypeError(
-                "records[index] takes an int, a slice, or a tensor of int64 or bool, not "
-                f"{type(index).__name__}. Use torch.as_tensor(index)."
-            )
-        elif isinstance(index, int) and not -self._length <= index < self._length:
-            raise IndexError(f"index={index} is out of range for {self._length} records.")
+        if isinstance(index, Tensor) and index.dtype == torch.int64 and index.ndim == 1:
+            # several times as quick as value[index], which would also take -1 for the last record
+            return {name: value.index_select(0, index) for name, value in self._fields.items()}
         return {name: value[index] for name, value in self._fields.items()}
 
     def __iter__(self) -> Iterator[Batch]:
@@ -353,19 +345,4 @@ def _check_finite(name: str, value: Tensor) -> None:
         raise DataFileError(
             f"fields[{name!r}] has NaN or infinite values in {len(rows)} records (the first is number "
             f"{int(rows[0])}). Repair or drop them before training."
-        )
-
-
-def _check_index(index: Tensor, length: int) -> None:
-    if index.ndim != 1 or index.dtype not in (torch.int64, torch.bool):
-        raise TypeError(
-            f"an index tensor must be one-dimensional int64 or bool, not {index.dtype}{list(index.shape)}. "
-            "Use index.long()."
-        )
-    if index.dtype == torch.bool:
-        if len(index) != length:
-            raise IndexError(f"the boolean mask has {len(index)} entries for {length} records.")
-    elif len(index) and not (int(index.min()) >= 0 and int(index.max()) < length):
-        raise IndexError(
-            f"the index runs from {int(index.min())} to {int(index.max())}, outside 0 .. {length - 1}."
         )

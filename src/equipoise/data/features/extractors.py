@@ -12,11 +12,8 @@ that a first run and a run from the cache see the same numbers.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
-import os
-import secrets
 import zlib
 from collections.abc import Callable
 from dataclasses import replace
@@ -25,13 +22,13 @@ from typing import Protocol
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor
 
-from equipoise._files import PathLike
+from equipoise._files import PathLike, write_atomically
 from equipoise.data.records import DataSet, Records
 
-__all__ = ["FeatureExtractor", "FeatureProgress", "extract", "extract_cached", "features_of"]
+__all__ = ["FeatureExtractor", "FeatureProgress", "extract", "features_of"]
 
 
 FeatureProgress = Callable[[int, int], None]
@@ -50,6 +47,7 @@ class FeatureExtractor(Protocol):
 def extract(
     records: Records,
     extractor: FeatureExtractor,
+    cache: PathLike | None = None,
     *,
     chunk: int | None = None,
     progress: FeatureProgress | None = None,
@@ -59,44 +57,35 @@ def extract(
     Args:
         records: the field ``input`` is read, all others are kept.
         extractor: see :class:`FeatureExtractor`.
+        cache: a folder where features are kept, and read again by a hash of the extractor's configuration and
+            of the inputs: other data or other constants never meet an old file. A damaged one is computed
+            anew.
         chunk: records per call; the extractor's own ``chunk`` by default, or 32, with which images of MNIST
             stay within a processor's cache.
         progress: called with (done, total) before the first chunk and after each.
+
+    Raises:
+        OSError: the cache cannot be written; nothing half-written is left behind.
 
     >>> records = Records({"input": torch.randn(5, 1, 8, 8), "label": torch.arange(5)})
     >>> extract(records, lambda images: images.flatten(1), chunk=2).fields["input"].shape
     torch.Size([5, 64])
     """
-    return _with_input(records, _compute(records.fields["input"], extractor, chunk, progress))
-
-
-def extract_cached(
-    records: Records,
-    extractor: FeatureExtractor,
-    cache: PathLike,
-    *,
-    chunk: int | None = None,
-    progress: FeatureProgress | None = None,
-) -> Records:
-    """As :func:`extract`, but read from the folder ``cache`` where the same features were computed before.
-
-    The key is a hash of the extractor's configuration and of the inputs' content: other data or other
-    constants never meet an old file. A file that is damaged is computed anew; one is written whole or not at
-    all.
-
-    Raises:
-        OSError: the cache cannot be written; nothing half-written is left behind.
-    """
-    inputs = Records({"input": records.fields["input"]}, check_finite=False)
-    key = hashlib.sha256(
-        json.dumps([extractor.config(), inputs.fingerprint()], sort_keys=True).encode()
-    ).hexdigest()
-    path = Path(cache) / f"features-{key[:32]}.safetensors"
-    features = _read_cache(path, key, len(records))
+    inputs, path, key = records.fields["input"], None, ""
+    if cache is not None:
+        fingerprint = Records({"input": inputs}, check_finite=False).fingerprint()
+        described = json.dumps([extractor.config(), fingerprint], sort_keys=True)
+        key = hashlib.sha256(described.encode()).hexdigest()
+        path = Path(cache) / f"features-{key[:32]}.safetensors"
+    features = None if path is None else _read_cache(path, key, len(records))
     if features is None:
-        features = _compute(records.fields["input"], extractor, chunk, progress)
-        _write_cache(path, key, features)
-    return _with_input(records, features)
+        features = _compute(inputs, extractor, chunk, progress)
+        if path is not None:
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            about = {"key": key, "crc32": _checksum(features)}
+            write_atomically(path, save({"features": features}, metadata=about))
+    fields = {**records.fields, "input": features.to(torch.float32)}
+    return Records(fields, num_classes=records.num_classes)
 
 
 def features_of(
@@ -115,23 +104,17 @@ def features_of(
         progress: called with (done, total) for each part in turn.
     """
 
-    def part(records: Records) -> Records:
-        if cache is None:
-            return extract(records, extractor, progress=progress)
-        return extract_cached(records, extractor, cache, progress=progress)
-
+    train, test = (
+        extract(part, extractor, cache, progress=progress) for part in (dataset.train, dataset.test)
+    )
     described = f"{extractor.config().get('extractor', 'fixed')} features of: {dataset.description}"
     return replace(
         dataset,
-        train=part(dataset.train),
-        test=part(dataset.test),
+        train=train,
+        test=test,
         description=described,
         numeric_columns=(),
     )
-
-
-def _with_input(records: Records, features: Tensor) -> Records:
-    return Records({**records.fields, "input": features.to(torch.float32)}, num_classes=records.num_classes)
 
 
 def _compute(
@@ -172,18 +155,3 @@ def _read_cache(path: Path, key: str, length: int) -> Tensor | None:
     if metadata.get("key") != key or len(features) != length or metadata.get("crc32") != _checksum(features):
         return None
     return features
-
-
-def _write_cache(path: Path, key: str, features: Tensor) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    # a name of its own a writer, so that two runs at once do not write into one file; the last one to finish
-    # stays
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
-    try:
-        save_file({"features": features}, str(temporary), metadata={"key": key, "crc32": _checksum(features)})
-        temporary.chmod(0o600)
-        os.replace(temporary, path)
-    except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            temporary.unlink()
-        raise

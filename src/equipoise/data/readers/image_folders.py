@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from equipoise._extras import of_extra
 from equipoise._files import PathLike
 from equipoise.data.readers.files import DataFileError, MissingDataError, refuse_same
 from equipoise.data.readers.images import standardise_each
@@ -82,7 +83,7 @@ def load_images(
     rows = _read(path, form, classes, labelled=True)
     train, judges, left = with_test_records(rows, judges, test_share, population)
     schema = {"image_size": size, "classes": list(classes)}
-    return _data_set(Path(path).resolve().name, train, judges, left, classes, schema)
+    return _data_set(path, train, judges, left, schema)
 
 
 def images_for_model(path: PathLike, values: Mapping[str, Any]) -> tuple[DataSet, bool]:
@@ -104,38 +105,35 @@ def images_for_model(path: PathLike, values: Mapping[str, Any]) -> tuple[DataSet
         raise DataFileError(
             "the schema in config.json holds no image size and classes. Restore it from a copy."
         )
-    if not Path(path).is_dir():
-        raise MissingDataError(f"The folder {str(path)!r} does not exist. Check the path.")
-    labelled = any(child.is_dir() for child in Path(path).iterdir())
+    labelled = any(child.is_dir() for child in _folder(path).iterdir())
     test = _read(path, ImageSize.parse(size), names, labelled=labelled)
     blank = Records({name: torch.zeros_like(value[:1]) for name, value in test.fields.items()})
-    return _data_set(Path(path).resolve().name, blank, test, 1, names, dict(values)), labelled
+    return _data_set(path, blank, test, 1, {"image_size": size, "classes": list(names)}), labelled
 
 
 def _data_set(
-    name: str,
-    train: Records,
-    test: Records,
-    population: int,
-    classes: tuple[str, ...],
-    schema: dict[str, Any],
+    path: PathLike, train: Records, test: Records, population: int, schema: dict[str, Any]
 ) -> DataSet:
     return DataSet(
-        name=name,
+        name=Path(path).resolve().name,
         train=train,
         test=test,
         population=population,
-        num_classes=len(classes),
+        num_classes=len(schema["classes"]),
         description=f"images of {schema['image_size']} pixels",
-        class_names=classes,
+        class_names=tuple(schema["classes"]),
         schema=schema,
     )
 
 
-def _classes(path: PathLike) -> tuple[str, ...]:
+def _folder(path: PathLike) -> Path:
     if not Path(path).is_dir():
         raise MissingDataError(f"The folder {str(path)!r} does not exist. Check the path.")
-    found = tuple(sorted(child.name for child in Path(path).iterdir() if child.is_dir()))
+    return Path(path)
+
+
+def _classes(path: PathLike) -> tuple[str, ...]:
+    found = tuple(sorted(child.name for child in _folder(path).iterdir() if child.is_dir()))
     if len(found) < 2:
         raise DataFileError(
             f"The folder {str(path)!r} has fewer than two subfolders. Images are sorted into a subfolder for "
@@ -146,9 +144,7 @@ def _classes(path: PathLike) -> tuple[str, ...]:
 
 def _read(path: PathLike, size: ImageSize, classes: tuple[str, ...], *, labelled: bool) -> Records:
     """The images below a folder in the order of their paths: input ``[n, channels, h, w]``, label ``[n]``."""
-    root = Path(path)
-    if not root.is_dir():
-        raise MissingDataError(f"The folder {str(path)!r} does not exist. Check the path.")
+    root = _folder(path)
     if labelled and any(child.is_dir() and child.name not in classes for child in root.iterdir()):
         raise DataFileError(
             f"The folder {str(path)!r} has subfolders that are no classes of the training. It has "
@@ -174,7 +170,8 @@ def _read(path: PathLike, size: ImageSize, classes: tuple[str, ...], *, labelled
 
 def _pixels(file: Path, size: ImageSize) -> Tensor:
     """One image, ``[channels, h, w]`` of 0 .. 255."""
-    from PIL import Image, ImageOps  # a requirement of matplotlib
+    with of_extra():
+        from PIL import Image, ImageOps
 
     try:
         with Image.open(file) as image:

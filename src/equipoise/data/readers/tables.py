@@ -90,20 +90,21 @@ def read_cells(
     """
     if is_parquet(path):
         return _parquet(path, most)
+    if len(delimiter) != 1 or delimiter in '"\r\n':
+        raise DataFileError(
+            f"delimiter={delimiter!r} cannot stand between cells. Give one character, such as a semicolon."
+        )
     text = read_text(path)
     if "\0" in text:  # where pandas would end the cell
         raise DataFileError(f"The file {str(path)!r} holds zero bytes, so it is no text. Fetch it again.")
     if "\r" in text:
         text = re.sub(r"\r(?!\n)", "\n", text)  # pandas loses an empty cell after a lone one
-    if comment and comment in text:  # a quoted cell, which begins where a cell does, may hold a line that looks like one
+    if comment and comment in text:
+        # a quoted cell, which begins where a cell does, may hold a line that looks like a comment
         quoted = rf'(?<![^\n{re.escape(delimiter)}]) *"(?:[^"]|"")*"'
-        text = re.sub(rf"({quoted})|(?<![^\n]) *{re.escape(comment)}.*", lambda found: found[1] or "", text)
-    try:
-        width = next((cells for _, cells in _lines(path, text, delimiter)), 0)
-    except (TypeError, ValueError):
-        raise DataFileError(
-            f"delimiter={delimiter!r} cannot stand between cells. Give one character, such as a semicolon."
-        ) from None
+        line = rf"(?<![^\n]) *{re.escape(comment)}.*"
+        text = re.sub(rf"({quoted})|{line}", lambda found: found[1] or "", text)
+    width = next((cells for _, cells in _lines(path, text, delimiter)), 0)
     if not width:
         raise DataFileError(f"The file {str(path)!r} holds no rows.")
     try:
