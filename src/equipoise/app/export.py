@@ -6,8 +6,7 @@ import json
 import logging
 import shutil
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -134,7 +133,10 @@ def _write_onnx(weights: Path, settings: RunSettings, schema: Mapping[str, Any] 
     dataset = prepare_data(name, raw, cache_folder(), features=settings.features)
     model = load_model(build_model(name, dataset, seed=settings.seed), weights).eval()
     example = torch.zeros(2, *dataset.input_shape, dtype=dataset.test.fields["input"].dtype)
-    with _quiet_exporter():
+    # torch's exporter says that torchvision is not there, which is not needed, and warns of its own old code
+    logging.getLogger("torch.onnx._internal.exporter._registration").setLevel(logging.ERROR)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", category=FutureWarning, module="copyreg|torch")
         torch.onnx.export(
             model,
             (example,),
@@ -146,23 +148,6 @@ def _write_onnx(weights: Path, settings: RunSettings, schema: Mapping[str, Any] 
             dynamo=True,
             verbose=False,
         )
-
-
-@contextmanager
-def _quiet_exporter() -> Iterator[None]:
-    """Without what torch's exporter says of torchvision, which is not needed, and of its own old code.
-
-    Whatever else it warns of is passed on.
-    """
-    log = logging.getLogger("torch.onnx._internal.exporter._registration")
-    level = log.level
-    log.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", category=FutureWarning, module="copyreg|torch")
-            yield
-    finally:
-        log.setLevel(level)
 
 
 def model_card(run: Run, form: str = "safetensors") -> str:

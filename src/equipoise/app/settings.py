@@ -526,8 +526,8 @@ class RunSettings:
         apart = self.test_share is not None or data_form(self.data) == "named"
         return apart and self.canaries is None  # canaries are made of test records
 
-    def command(self, with_paths: bool = False) -> str:
-        """The command that repeats the run, with placeholders for paths unless only the user sees it."""
+    def command(self) -> str:
+        """The command that repeats the run, with placeholders for paths."""
         words = ["equipoise", "train"]
         for name, field in facts(RunSettings).items():
             value, shown = getattr(self, name), shown_of(field)
@@ -537,11 +537,9 @@ class RunSettings:
             if isinstance(value, dict):
                 words += [word for n, v in value.items() for word in (option, f"{n}={written(v)}")]
                 continue
-            value = self.data_name if name == "data" and not with_paths else value
+            value = self.data_name if name == "data" else shown.get("path", value)
             words.append(option)
-            if "path" in shown and not with_paths:
-                words.append(shown["path"])
-            elif value is not True:
+            if value is not True:
                 words.append(f"{value:g}" if isinstance(value, float) else str(value))
         return shlex.join(words)
 

@@ -148,7 +148,8 @@ def comparison_table(values: Mapping[str, Any]) -> RenderableType:
     for name in ("median" if is_share else score_name(values["score"]), "±", "range", "epsilon"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("guarantee", no_wrap=True)
-    for name in ("rate", "time", "memory"):
+    measured = any(method["memory_bytes"] is not None for method in values["methods"])
+    for name in ("rate", "time", *(["memory"] if measured else [])):
         table.add_column(name, justify="right", no_wrap=True)
     styles = {"good": "green", "mid": "yellow", "bad": "bold red"}
     for row, method in zip(table_rows(values), values["methods"], strict=True):
@@ -162,7 +163,7 @@ def comparison_table(values: Mapping[str, Any]) -> RenderableType:
             Text(row["guarantee"], style=styles[row["tone"]]),
             row["rate"],
             f"x{row['times']}",
-            row["memory"],
+            *([row["memory"]] if measured else []),
         )
     error = f"± is a standard error: another sample of {values['methods'][0]['judges']:,} test records."
     said = [Text(), Text(" ".join(filter(None, (_verdict(values), error))))]
