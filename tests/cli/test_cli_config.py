@@ -128,3 +128,11 @@ def test_a_zero_on_the_command_line_comes_before_the_file(dry):
     lines = "seed = 4\nema = 0.9\nmomentum = 0.9\nepochs = 2\n"
     settings = dry(lines, "--seed 0 --ema 0 --momentum 0")["settings"]
     assert (settings["seed"], settings["ema"], settings["momentum"]) == (0, 0, 0)
+
+
+def test_a_file_may_name_the_folder_of_any_command(equipoise, tmp_path):
+    path = tmp_path / "noise.toml"
+    lines = "population = 60000\nbatch-size = 256\nepochs = 20\nepsilon = 2\n"
+    path.write_text(f'{lines}run-dir = "{tmp_path / "made"}"\n')
+    assert equipoise("calibrate --json --config", path).code == 0
+    assert (tmp_path / "made" / "calibration.json").is_file()

@@ -9,7 +9,7 @@ import functools
 import inspect
 import shlex
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
@@ -45,9 +45,6 @@ def _completion(name: str) -> Callable[[str], list[str]] | None:
 
 _GROUP_OF = {name: group for group, names in GROUPS.items() for name in names}
 
-_SETTINGS: set[str] = set()
-"""The names of all fields that some command offers. Options with other names are the commands' own."""
-
 _INSTEAD_OF = {"epsilon": "noise_multiplier", "noise_multiplier": "epsilon"}
 """Either decides the other: one on the command line displaces the other in the file."""
 
@@ -75,7 +72,6 @@ def settings_options(
     """
     hints, usual = get_type_hints(kind), dict(defaults or {})
     chosen = {name: field for name, field in facts(kind).items() if not names or name in names}
-    _SETTINGS.update(chosen)
 
     def option(name: str) -> inspect.Parameter:
         field, shown = chosen[name], shown_of(chosen[name])
@@ -117,9 +113,10 @@ def settings_options(
             command(**{parameter: kind(**(usual | of_file | given))}, **values)
 
         own = inspect.signature(command, eval_str=True).parameters.values()
-        return _with_parameters(
-            command, called, [p for q in own for p in (map(option, chosen) if q.name == parameter else [q])]
-        )
+        parameters = [p for q in own for p in (map(option, chosen) if q.name == parameter else [q])]
+        found: Any = _with_parameters(command, called, parameters)
+        found.settings = {*chosen, *vars(command).get("settings", ())}
+        return found
 
     return decorate
 
@@ -148,13 +145,18 @@ def _plain(hint: Any) -> Any:
 
 def option_file(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command ``--config``, for all of its options."""
+    of_settings = vars(command).get("settings", set())
+
+    def read(context: typer.Context, config: str | None) -> str | None:
+        return _read(context, config, of_settings)
+
     typed = typer.Option(
         "--config",
         help="Take options from this TOML file, from a recipe (`equipoise recipe` lists them), or from a "
         "run's config.json; those given here come first.",
         metavar="FILE",
         is_eager=True,  # the file is read before the options whose defaults it gives
-        callback=_read,
+        callback=read,
         show_default=False,
     )
     keyword = inspect.Parameter.KEYWORD_ONLY
@@ -163,7 +165,7 @@ def option_file(command: Callable[..., None]) -> Callable[..., None]:
     return _with_parameters(command, lambda config, **values: command(**values), [config, *own])
 
 
-def _read(context: typer.Context, config: str | None) -> str | None:
+def _read(context: typer.Context, config: str | None, own: Collection[str]) -> str | None:
     """Keep the settings of the file for the command's class of settings; its other options get defaults."""
     if config is None:
         return None
@@ -185,7 +187,7 @@ def _read(context: typer.Context, config: str | None) -> str | None:
                 f"`{context.command_path} --help` lists them."
             )
         name = str(by_name[name].name)
-        (settings if name in _SETTINGS else others)[name] = value
+        (settings if name in own else others)[name] = value
     context.meta[_FILE], context.meta[_VALUES] = config, settings
     context.default_map = {
         name: ",".join(map(str, value)) if isinstance(value, list) else value
