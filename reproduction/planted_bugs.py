@@ -16,18 +16,6 @@ from unittest import mock
 import torch
 from torch import Tensor, nn
 
-from equipoise.audit.canaries import FAR, Rows, canary_loss
-from equipoise.audit.noise_checks import (
-    Check,
-    batch_sizes,
-    echoes,
-    noise_scale,
-    pairs,
-    repeats,
-    same_scale,
-    sensitivity,
-)
-from equipoise.audit.rehearsal import InMemoryTraining, whitened
 from equipoise.audit.replay import RecordingLedger
 from equipoise.methods import DPMF, DPSGD, Abadi, AdaClip, Context, ScaleThenPrivatise, State
 from equipoise.privacy import (
@@ -48,6 +36,10 @@ from equipoise.privacy.mechanisms import Mechanism
 from equipoise.privacy.mechanisms.base import Sums
 from equipoise.privacy.noise.streams import ReleaseStreams
 from equipoise.privacy.private import unwrap
+from equipoise.testing.canaries import FAR, Rows, canary_loss
+from equipoise.testing.checks import Check, noise_scale
+from equipoise.testing.rehearsal import InMemoryTraining, whitened
+from reproduction.noise_checks import batch_sizes, echoes, pairs, repeats, same_scale, sensitivity
 
 __all__ = ["BUGS", "Planted", "find_planted"]
 

@@ -1,7 +1,7 @@
 """Published claims that fail: one attack a file, one line in `ATTACKS`.
 
 Each attack runs the algorithm as published with the published noise, and certifies an epsilon above the
-claimed one. None of them works on the library's own recipes (`equipoise.audit.method_audit`).
+claimed one. None of them works on the library's own recipes (`equipoise.testing.method_audit`).
 """
 
 from __future__ import annotations

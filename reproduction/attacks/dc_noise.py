@@ -24,10 +24,10 @@ import math
 import torch
 
 from equipoise.audit.bounds import certify_known_law
-from equipoise.audit.canaries import FAR, Rows, canary_loss
-from equipoise.audit.rehearsal import InMemoryTraining
 from equipoise.privacy import Budget, Poisson
 from equipoise.published.dc_dpsgd import DCDPSGD, average_noise, share_multipliers
+from equipoise.testing.canaries import FAR, Rows, canary_loss
+from equipoise.testing.rehearsal import InMemoryTraining
 from reproduction.attacks.finding import Finding
 
 __all__ = ["attack_dc_dpsgd", "widest_noise"]

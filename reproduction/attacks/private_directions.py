@@ -15,10 +15,10 @@ import warnings
 import torch
 
 from equipoise.audit.bounds import certify_thresholds
-from equipoise.audit.canaries import Rows, canary_loss, canary_records
-from equipoise.audit.rehearsal import InMemoryTraining
 from equipoise.methods import PCDPSGD, PublicRecords, PublicSubspace
 from equipoise.privacy import Budget, FullBatch
+from equipoise.testing.canaries import Rows, canary_loss, canary_records
+from equipoise.testing.rehearsal import InMemoryTraining
 from reproduction.attacks.finding import Finding
 
 __all__ = ["attack_pcdp_sgd"]

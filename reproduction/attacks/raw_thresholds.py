@@ -22,12 +22,12 @@ import torch
 from torch import Tensor, nn
 
 from equipoise.audit.bounds import certify_known_law
-from equipoise.audit.rehearsal import InMemoryTraining
 from equipoise.audit.replay import RecordingLedger, ReplayLedger
 from equipoise.methods.anchored import Every
 from equipoise.privacy import Budget, FullBatch
 from equipoise.privacy.mechanisms.base import Sums
 from equipoise.published import DPC4, DPC4Plus
+from equipoise.testing.rehearsal import InMemoryTraining
 from equipoise.training import Record
 from reproduction.attacks.finding import Finding
 

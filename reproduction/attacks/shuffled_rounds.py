@@ -19,12 +19,12 @@ import torch
 from torch import Tensor
 
 from equipoise.audit.bounds import certify_thresholds
-from equipoise.audit.canaries import Rows, canary_loss, canary_records
-from equipoise.audit.rehearsal import InMemoryTraining
 from equipoise.audit.replay import RecordingLedger
 from equipoise.methods import DPSGD
 from equipoise.privacy import Draw, FixedEpochs, PrivacyPlan, gaussian_epsilon
 from equipoise.published.adaptive_rms import published_noise
+from equipoise.testing.canaries import Rows, canary_loss, canary_records
+from equipoise.testing.rehearsal import InMemoryTraining
 from equipoise.training import Record
 from reproduction.attacks.finding import Finding
 

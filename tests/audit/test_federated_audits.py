@@ -9,14 +9,14 @@ import torch
 from torch import nn
 
 import equipoise as eq
-from equipoise.audit.canaries import Rows, canary_loss, public_records
-from equipoise.audit.designs import Design
-from equipoise.audit.method_audit import audit_method
 from equipoise.audit.neighbours import audit_neighbours
-from equipoise.audit.one_step import probe_method
 from equipoise.federated.methods.fedpcdp import RoundPCDP, RoundPDP
 from equipoise.federated.methods.round_subspace import RoundSubspace
 from equipoise.federated.methods.server_radius import ServerRMS
+from equipoise.testing.canaries import Rows, canary_loss, public_records
+from equipoise.testing.designs import Design
+from equipoise.testing.method_audit import audit_method
+from reproduction.planted_steps import probe_method
 
 
 class Asked(ServerRMS):

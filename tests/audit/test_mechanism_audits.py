@@ -9,12 +9,12 @@ import torch
 
 import equipoise as eq
 from equipoise.audit.bounds import certify_thresholds
-from equipoise.audit.canaries import CanaryLayout
-from equipoise.audit.method_audit import AUDITS, audit_method
-from equipoise.audit.rehearsal import CanaryTraining, rehearse
 from equipoise.audit.replay import RecordingLedger
 from equipoise.methods import METHODS, RandomSubspace
 from equipoise.privacy import PlanError
+from equipoise.testing.canaries import CanaryLayout
+from equipoise.testing.method_audit import AUDITS, audit_method
+from equipoise.testing.rehearsal import CanaryTraining, rehearse
 from reproduction.planted_bugs import Quieter
 
 OFTEN = ("dp-sgd", "dp-c4", "dp-c4-plus", "dice-sgd", "dc-dpsgd", "pcdp-sgd", "adaptive-rms")

@@ -11,12 +11,12 @@ from torch import nn
 
 import equipoise as eq
 from equipoise.audit import replay
-from equipoise.audit.canaries import Rows, canary_loss
 from equipoise.audit.neighbours import CHANGES, MOVEMENT_SLACK, audit_neighbours, neighbour_trainings
 from equipoise.methods import Abadi, NoiseStages, TopShare
 from equipoise.privacy import clip
 from equipoise.privacy.accounting.epsilon import gaussian_epsilon
 from equipoise.privacy.private import unwrap
+from equipoise.testing.canaries import Rows, canary_loss
 from equipoise.training.forwards import RowSource
 from equipoise.training.setup import training_setup
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -11,13 +12,15 @@ from scipy import stats
 
 import equipoise as eq
 from equipoise.audit.bounds import certify_gaussian
-from equipoise.audit.method_audit import ONE_STEP, Design, audit_method
-from equipoise.audit.one_step import probe_method
-from equipoise.audit.rehearsal import CanaryTraining, rehearse
 from equipoise.federated import ServerQuantile
 from equipoise.methods import METHODS, Automatic, Independent, ReleasedQuantile, Round, TopShare, TwoChannel
 from equipoise.methods.base import Setting
-from equipoise.privacy import Unit
+from equipoise.privacy import Unit, clip
+from equipoise.privacy.private import unwrap
+from equipoise.testing import checks
+from equipoise.testing.method_audit import ONE_STEP, Design, audit_method
+from equipoise.testing.rehearsal import CanaryTraining, rehearse
+from reproduction.planted_steps import Quiet, probe_method
 
 NOTHING = ("sgd", "clip-sgd", "ef-sgd", "public-only")
 """Nothing leaves with noise."""
@@ -30,6 +33,7 @@ VARIANTS = {
     "dc-dpsgd, two_channel": ("dc-dpsgd", {"variant": TwoChannel()}),
     "adaptive-rms, round": ("adaptive-rms", {"variant": Round()}),
 }
+
 PROBES = {name: (name, {}) for name in METHODS} | VARIANTS
 EACH = 1 - 0.01 / (3 * len(PROBES))
 """Of every certificate, so that all of them are true with 99%."""
@@ -126,6 +130,41 @@ def test_a_method_of_ones_own():
     assert found.method == "careless"
     assert found.holds
     assert found.certificates[0].law == "gaussian"
+
+
+SMALL = replace(ONE_STEP["dp-sgd"], canaries=20_000)
+
+
+def test_check_method_passes_what_is_sound():
+    class Mine(eq.DPSGD):
+        name = "mine"
+
+    for method in (SMALL, Mine(clip_norm=1.0)):
+        found = checks.check_method(method)
+        assert 1.5 < found.certified <= found.claimed <= 2
+
+
+@pytest.mark.parametrize(
+    ("part", "words"), [("audit_method", "certified"), ("check_noise", "noise for 'gradient'")]
+)
+def test_check_method_names_what_a_method_does_not_keep(monkeypatch, part, words):
+    monkeypatch.setattr(checks, part, partial(getattr(checks, part), make_ledger=Quiet))
+    with pytest.raises(AssertionError, match=words):
+        checks.check_method(SMALL)
+
+
+def test_check_method_finds_what_left_without_a_release():
+    class Leaking(eq.DPSGD):
+        name = "leaking"
+
+        def step(self, context, state):
+            estimate, state = super().step(context, state)
+            sums = context.draw("batch").query(lambda rows, ids: {"raw": clip(rows, eq.methods.Abadi(), 1.0)})
+            raw = {name: unwrap(value) for name, value in sums["raw"].value.items()}
+            return {name: value + raw[name] for name, value in estimate.items()}, state
+
+    with pytest.raises(RuntimeError, match="not a function of what was released"):
+        checks.check_method(replace(SMALL, make=lambda m: Leaking(clip_norm=1.0)))
 
 
 @pytest.mark.slow

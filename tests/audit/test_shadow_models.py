@@ -5,16 +5,24 @@ from __future__ import annotations
 import json
 import math
 import stat
+import sys
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from scipy import stats
 
-from equipoise.app.audits.shadow_models import audit_shadow
 from equipoise.app.settings import RunSettings
 from equipoise.audit.roc import bound_on_roc, roc
-from equipoise.audit.shadow import likelihood_ratios, scaled_confidence, train_shadows
+
+PATH = Path(__file__).parents[2] / "examples" / "shadow_models.py"
+SPECIFICATION = spec_from_file_location("example_shadow_models", PATH)
+shadow_models = sys.modules["example_shadow_models"] = module_from_spec(SPECIFICATION)
+SPECIFICATION.loader.exec_module(shadow_models)
+audit_shadow, likelihood_ratios = shadow_models.audit_shadow, shadow_models.likelihood_ratios
+scaled_confidence, train_shadows = shadow_models.scaled_confidence, shadow_models.train_shadows
 
 MODELS, RECORDS = 300, 200
 

@@ -69,7 +69,7 @@ def test_a_disk_that_is_full_later_is_told_by_the_option(equipoise, tmp_path, mo
     assert f"--run-dir '{tmp_path}/run': no space is left on the device" in " ".join(found.err.split())
 
 
-@pytest.mark.parametrize("command", ["resume", "predict", "audit --neighbours", "audit"])
+@pytest.mark.parametrize("command", ["resume", "predict", "audit neighbours", "audit run"])
 def test_a_run_that_was_begun_from_python(equipoise, tmp_path, command):
     """Its folder names no data and no model; the message says what Python calls take it."""
     (tmp_path / "config.json").write_text("{}")

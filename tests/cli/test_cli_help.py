@@ -41,7 +41,7 @@ def test_help_says_what_an_argument_is(equipoise):
     assert "The run folder." in equipoise("predict --help").out.split("─ Options ─")[0]
 
 
-@pytest.mark.parametrize("name", ["train", "compare", "federate", "audit"])
+@pytest.mark.parametrize("name", ["train", "compare", "federate", "audit neighbours"])
 def test_help_names_data_sets_and_models(equipoise, name):
     said = " ".join(equipoise(f"{name} --help").out.replace("│", " ").split())
     assert f"Names: {', '.join(DATA_NAMES)}" in said

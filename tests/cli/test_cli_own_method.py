@@ -281,7 +281,11 @@ def trap(package, tmp_path):
 @pytest.mark.parametrize(
     ("command", "setting"),
     [
-        *((command, setting) for command in ("resume", "predict", "audit") for setting in ("data", "model")),
+        *(
+            (command, setting)
+            for command in ("resume", "predict", "audit run")
+            for setting in ("data", "model")
+        ),
         ("resume", "method"),  # the others run none
     ],
 )

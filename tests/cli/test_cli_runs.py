@@ -211,12 +211,13 @@ def test_a_run_that_does_not_name_its_features_is_refused(few_drawings, equipois
 
 
 def test_all_commands_say_the_same_of_a_folder_without_a_run(equipoise, tmp_path):
-    nowhere = {equipoise(command, tmp_path / "x").err for command in ("verify", "report", "audit", "resume")}
+    commands = ("verify", "report", "audit run", "resume")
+    nowhere = {equipoise(command, tmp_path / "x").err for command in commands}
     assert nowhere == {
         f"equipoise: run={str(tmp_path / 'x')!r} is not a folder. Give the folder that a training made: "
         "runs/DATA-TIME by default.\n"
     }
-    for command in ("verify", "report", "audit", "resume", "predict"):
+    for command in (*commands, "predict"):
         assert (
             "no run was begun in it. Give the folder that a training made" in equipoise(command, tmp_path).err
         )

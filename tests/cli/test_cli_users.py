@@ -73,7 +73,7 @@ def test_a_table_of_users_is_trained_on_and_resumed(equipoise, people, tmp_path,
     assert equipoise("resume --json", run).value["epsilon"] == found.value["epsilon"]
     again = equipoise("predict --json", run, "--data", people)
     assert again.value["records"] == 600
-    tried = equipoise("audit --json --positions 2 --neighbours", run)
+    tried = equipoise("audit neighbours --json --positions 2", run)
     assert (tried.value["unit"], tried.value["holds"]) == ("user", True)
 
 
@@ -209,13 +209,12 @@ def test_noise_for_users_is_calibrated(equipoise):
 
 @pytest.mark.wide
 def test_a_method_is_audited_for_users(equipoise):
-    found = equipoise("audit --method dp-sgd --unit user --records-per-user 3 --json").value
+    found = equipoise("audit method dp-sgd --unit user --records-per-user 3 --json").value
     assert (found["unit"], found["users"]["records"], found["holds"]) == ("user", 3, True)
     assert found["certified_epsilon"] > 0.3
     for words, message in (
-        ("--method dp-sgd --unit user", "needs --records-per-user"),
-        ("--method dp-sgd --records-per-user 3", "belong to --unit user"),
-        ("--neighbours --unit user --records-per-user 3", "--unit is for --method"),
-        ("--shadow --unit user --records-per-user 3", "only for --method"),
+        ("method dp-sgd --unit user", "needs --records-per-user"),
+        ("method dp-sgd --records-per-user 3", "belong to --unit user"),
+        ("neighbours --unit user", "No such option '--unit'"),
     ):
         assert message in equipoise(f"audit {words} --json").value["error"]

@@ -62,6 +62,9 @@ def test_commands_and_their_options_exist():
             assert words[0] in known, f"{name_of(page)}: equipoise {' '.join(words)}"
             command = known[words[0]]
             if hasattr(command, "commands"):  # a group, such as data
+                # alone, or as the changelog names what earlier versions had
+                if len(words) == 1 or words[1] == "--help" or page.name == "CHANGELOG.md":
+                    continue
                 assert words[1] in command.commands, f"{name_of(page)}: equipoise {' '.join(words)}"
                 command = command.commands[words[1]]
             options = {option for parameter in command.params for option in parameter.opts} | {"--help"}

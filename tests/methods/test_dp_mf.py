@@ -12,10 +12,6 @@ import torch
 from table import RECORDS, loss, network, parameters, public_batch, records, training
 
 import equipoise as eq
-from equipoise.audit.designs import AUDITS
-from equipoise.audit.method_audit import audit_method
-from equipoise.audit.noise_checks import noise_scale, repeats
-from equipoise.audit.rehearsal import CanaryTraining, rehearse, whitened
 from equipoise.audit.replay import RecordingLedger
 from equipoise.methods import (
     GivenCoefficients,
@@ -45,6 +41,11 @@ from equipoise.privacy import (
 )
 from equipoise.privacy.mechanisms.toeplitz import squared_sensitivity
 from equipoise.report import write_report
+from equipoise.testing.checks import noise_scale
+from equipoise.testing.designs import AUDITS
+from equipoise.testing.method_audit import audit_method
+from equipoise.testing.rehearsal import CanaryTraining, rehearse, whitened
+from reproduction.noise_checks import repeats
 
 BUDGET = Budget(8.0, 1e-5)
 POISSON = Poisson(512, 60_000, 2400)

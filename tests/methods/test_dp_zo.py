@@ -16,11 +16,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 import equipoise as eq
-from equipoise.audit.designs import AUDITS
-from equipoise.audit.method_audit import audit_method
 from equipoise.audit.neighbours import audit_neighbours
-from equipoise.audit.one_step import Altered, Quiet
-from equipoise.audit.rehearsal import CanaryTraining, rehearse_in_turn
 from equipoise.audit.replay import RecordingLedger
 from equipoise.federated import LocalUpdates
 from equipoise.gradients import GradientEngine
@@ -30,6 +26,10 @@ from equipoise.gradients.forward_only import LossEngine
 from equipoise.methods import DPZO
 from equipoise.methods.zeroth_order import RandomDirection
 from equipoise.privacy.private import unwrap
+from equipoise.testing.designs import AUDITS
+from equipoise.testing.method_audit import audit_method
+from equipoise.testing.rehearsal import CanaryTraining, rehearse_in_turn
+from reproduction.planted_steps import Altered, Quiet
 
 QUIET = {"noise_multiplier": 1e-12}
 ALL = eq.FullBatch(60, 6)

@@ -11,12 +11,12 @@ import torch
 from table import RECORDS, loss, network, parameters, records, training
 
 import equipoise as eq
-from equipoise.audit.noise_checks import noise_scale
-from equipoise.audit.rehearsal import CanaryTraining, rehearse, whitened
 from equipoise.audit.replay import RecordingLedger
 from equipoise.methods import NoiseStages
 from equipoise.methods.base import Setting
 from equipoise.privacy import Budget, FixedEpochs, Gaussian, Poisson
+from equipoise.testing.checks import noise_scale
+from equipoise.testing.rehearsal import CanaryTraining, rehearse, whitened
 
 BUDGET = Budget(8.0, 1e-5)
 FALLING = NoiseStages((1.0, 0.8, 0.5))

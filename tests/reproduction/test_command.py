@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from equipoise.audit.bounds import certify_known_law
-from equipoise.audit.noise_checks import Check
+from equipoise.testing.checks import Check
 from reproduction import papers, planted_bugs
 from reproduction.__main__ import main
 from reproduction.attacks import ATTACKS, Finding

@@ -5,15 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from equipoise.audit.noise_checks import (
-    batch_sizes,
-    echoes,
-    noise_scale,
-    pairs,
-    repeats,
-    same_scale,
-    sensitivity,
-)
+from equipoise.testing.checks import noise_scale
+from reproduction.noise_checks import batch_sizes, echoes, pairs, repeats, same_scale, sensitivity
 from reproduction.planted_bugs import BUGS
 
 

@@ -11,9 +11,9 @@ from torch import nn
 
 import equipoise as eq
 from equipoise import published
-from equipoise.audit.canaries import Rows, canary_loss
-from equipoise.audit.rehearsal import InMemoryTraining
 from equipoise.audit.replay import RecordingLedger
+from equipoise.testing.canaries import Rows, canary_loss
+from equipoise.testing.rehearsal import InMemoryTraining
 from reproduction.attacks import ATTACKS
 from reproduction.attacks.dc_noise import widest_noise
 from reproduction.attacks.dice_memory import attack_dice_sgd, update

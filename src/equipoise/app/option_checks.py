@@ -73,6 +73,13 @@ _NO_UNIT = (
 
 INSTEAD = {
     "federate": dict.fromkeys(("--unit", "--owner", "--records-per-user", "--user-rows"), _NO_UNIT),
+    "audit": {
+        "--method": "A method is audited by: equipoise audit method NAME.",
+        "--one-step": "Steps on all records: equipoise audit method NAME --one-step.",
+        "--neighbours": "Neighbours are tried by: equipoise audit neighbours.",
+        "--run-dir": "A run is audited by: equipoise audit run RUN.",
+        "--shadow": "Shadow models are an example: python examples/shadow_models.py, in a checkout.",
+    },
     "compare": {"--noise-multiplier": "Methods are compared at one budget: give --epsilon."},
 }
 """What a command answers to options that other commands have."""

@@ -42,7 +42,6 @@ __all__ = [
     "EXPORTS",
     "GROUPS",
     "OF_OWN_DATA",
-    "AuditSettings",
     "CalibrationSettings",
     "FederationSettings",
     "RunSettings",
@@ -428,7 +427,7 @@ class RunSettings:
         if self.canaries is not None:
             raise SettingsError(
                 f"--canaries is {self.canaries}, but canaries are single records, and --unit is user. Audit "
-                "the method itself: `equipoise audit --method NAME --unit user --records-per-user G`."
+                "the method itself: `equipoise audit method NAME --unit user --records-per-user G`."
             )
 
     def _check_data(self) -> None:
@@ -691,103 +690,6 @@ class CalibrationSettings:
         """The steps, or as many as the epochs take."""
         _check_steps(self.steps or 0, f"--steps {self.steps}")
         return self.steps or steps_of(self.epochs or 0.0, self.population, self.batch_size)
-
-
-@settings
-class AuditSettings:
-    """What `equipoise audit` attacks, and how."""
-
-    method: str | None = setting(
-        None, "Audit a method of the table, by canaries in small trainings; or that of --neighbours."
-    )
-    variant: str | None = setting(None, "With --method: its form, where it has several.")
-    options: Options = setting(
-        dict, "With --method: further argument of it; repeatable.", **NAMED, option="option"
-    )
-    one_step: bool = setting(
-        False, "Audit steps on all records, clean and with bugs; of --method, or of all."
-    )
-    neighbours: bool = setting(
-        False, "Take steps with one record more, less or replaced, and see what moves; of RUN, or of --data."
-    )
-    positions: Count = setting(10, "With --neighbours: how many records are tried.")
-    steps: Count = setting(1, "With --neighbours: steps on each pair of data sets.")
-    threads: Count = setting(1, "With --neighbours: try so many threads, too.")
-    epsilon: Positive = setting(2.0, "What the method's noise is calibrated to.")
-    delta: Probability = setting(1e-5, "Failure probability of the guarantee.")
-    relation: Relation = setting(
-        "add_or_remove_one", "Of --method: add-or-remove-one or replace-one.", usual="add-or-remove-one"
-    )
-    unit: Unit = setting("record", "Of --method: one record, or one user with several.")
-    records_per_user: Count | None = setting(None, "With --unit user: how many records a user has, at most.")
-    user_rows: UserRows | None = setting(
-        None, "With --unit user: draw users, by the sum or mean over their records."
-    )
-    hardened: bool = setting(False, "With --method: exact noise on a grid of integers.")
-    seeds: Count = setting(1, "Number of audits, each with a seed of its own.")
-    shadow: bool = setting(False, "Guess members with shadow models, with privacy and without.")
-    data: str | None = setting(
-        None,
-        "Data of --shadow and --neighbours, as of `train`; digits by default. Or the run's own function.",
-    )
-    model: str | None = setting(
-        None, "Model of --neighbours; or the run's own function for the model, named again."
-    )
-    models: Annotated[int, Field(ge=4, lt=2**63)] = setting(32, "Number of shadow models of either kind.")
-    confidence: Annotated[float, Field(ge=0.5, lt=1)] = setting(
-        0.99, "Over all seeds together; of each attack on a run."
-    )
-    data_dir: str | None = setting(
-        None, "Folder that holds the data files.", path="DIR", envvar="EQUIPOISE_DATA"
-    )
-
-    def check(self, of_run: bool) -> None:
-        """Refuse options that cannot be used, or that do not fit together.
-
-        Args:
-            of_run: whether a run was named.
-
-        Raises:
-            SettingsError: naming the option.
-        """
-        kinds = {
-            "RUN": of_run and not self.neighbours,
-            "--method": self.method is not None and not self.neighbours,
-            "--one-step": self.one_step and (self.method is None or self.neighbours),
-            "--shadow": self.shadow,
-            "--neighbours": self.neighbours,
-        }
-        asked = [name for name, given in kinds.items() if given]
-        if len(asked) != 1:
-            raise SettingsError(
-                "audit takes one of RUN, --method, --one-step, --shadow and --neighbours, and got "
-                f"{' and '.join(asked) or 'none of them'}."
-            )
-        of_unit = self.unit == "user" or self.records_per_user or self.user_rows
-        of_method = self.hardened or self.relation != RELATIONS[0] or self.variant or self.options or of_unit
-        if self.neighbours and of_run and (of_method or self.method is not None):
-            raise SettingsError(
-                "--neighbours RUN takes method and settings from the run: leave --method, --relation, "
-                "--hardened, --variant, --option and --unit out."
-            )
-        if self.method is None and of_method and not self.neighbours:
-            raise SettingsError(
-                "--relation, --hardened, --variant, --option and --unit are only for --method."
-            )
-        if self.neighbours and of_unit:
-            raise SettingsError(
-                "--unit is for --method; --neighbours RUN changes whole users where the run protects users."
-            )
-        if self.unit != "user" and of_unit:
-            raise SettingsError("--records-per-user and --user-rows belong to --unit user.")
-        if self.unit == "user" and self.records_per_user is None:
-            raise SettingsError("--unit user needs --records-per-user: how many records a user has.")
-        if self.one_step and (self.hardened or self.seeds != 1):
-            raise SettingsError("--one-step has one seed, and looks at noise in floating point.")
-        if self.shadow and ":" in (self.data or ""):
-            raise SettingsError(
-                f"--data is {self.data!r}, but shadow models take one of the named data sets."
-            )
 
 
 def steps_of(epochs: float, population: int, batch_size: float, most: int = MOST_STEPS) -> int:

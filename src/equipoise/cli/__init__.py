@@ -65,7 +65,6 @@ COMMANDS: dict[Callable[..., None], str] = {
     methods: "equipoise methods dp-sgd dice-sgd",
     compare: "equipoise compare --data digits --methods dp-sgd,auto-s --epsilon 3",
     federate: "equipoise federate --data digits --clients 5 --rounds 20",
-    audit: "equipoise audit --method dp-sgd --epsilon 2",
 }
 """The commands, with the example that ``--help`` of each ends with."""
 
@@ -90,6 +89,7 @@ app = typer.Typer(
 for command, example in COMMANDS.items():
     app.command(epilog=example)(command)
 app.add_typer(schema)
+app.add_typer(audit)
 
 
 @app.callback(invoke_without_command=True)
@@ -208,6 +208,12 @@ def _words(error: Exception, words: list[str]) -> str:
         unknown = re.match(r"No such option:? '?(--?[\w-]+)", said)
         if unknown is not None:
             return _unknown_option(unknown[1], error) or said
+        if (
+            said.startswith("No such command")
+            and getattr(error, "ctx", None)
+            and error.ctx.command.name == "audit"
+        ):
+            return f"{said} A run is audited by: equipoise audit run RUN."
         gone = re.match(r"No such command '(\w+)'", said)
         return GONE.get(gone[1], said) if gone else said
     return in_option_words(str(error), facts(RunSettings))

@@ -9,20 +9,16 @@ from equipoise._rounding import plain, rounded_up
 from equipoise.cli.screen import emit, open_console
 
 if TYPE_CHECKING:
-    from equipoise.app.settings import AuditSettings
     from equipoise.audit.bounds import Certificate
-    from equipoise.audit.method_audit import Audit
     from equipoise.audit.neighbours import NeighbourAudit, NeighbourPair
-    from equipoise.audit.one_step import Probe
     from equipoise.privacy import Unit
+    from equipoise.testing.method_audit import Audit
 
 __all__ = [
     "certificate_values",
     "show_method",
     "show_neighbours",
     "show_run",
-    "show_shadow",
-    "show_steps",
 ]
 
 
@@ -81,31 +77,6 @@ def _meaning(found: Audit) -> str:
         f"In plain words: {bound}, whatever anybody claims; that this attack found no more proves no "
         "privacy: only the proof bounds epsilon from above."
     )
-
-
-def show_steps(rows: list[Probe], asked: AuditSettings, as_json: bool) -> bool:
-    """Show the steps, clean and with bugs; gives whether all is as it should be."""
-    fine = all(row.holds and row.finds for row in rows)
-    if as_json:
-        steps = [_step_values(row) for row in rows]
-        emit({"confidence": asked.confidence, "delta": asked.delta, "one_step": steps})
-        return fine
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for title in ("method", "claimed", "certified", "noise x 0.8", "sums x 1.25", "noise checked", ""):
-        table.add_column(title, justify="left" if title in ("method", "noise checked", "") else "right")
-    for row in rows:
-        audits = (row.clean, row.quiet, row.long)
-        table.add_row(
-            row.clean.method,
-            "nothing" if row.clean.claimed is None else f"{row.clean.claimed:.3f}",
-            *("-" if audit is None else f"{audit.certified:.3f}" for audit in audits),
-            ", ".join(row.noise),
-            ("" if row.holds else "[bold red]REFUTED[/] ") + ("" if row.finds else "[bold red]MISSED[/]"),
-        )
-    open_console(False).print(table)
-    return fine
 
 
 CHANGES_IN_WORDS = {
@@ -185,33 +156,6 @@ def _place(pair: NeighbourPair) -> str:
     return f"{words}, at place {pair.position} with {pair.threads} thread(s),"
 
 
-def show_shadow(found: dict[str, Any], as_json: bool) -> bool:
-    """Show what shadow models guess; it refutes nothing."""
-    if as_json:
-        emit(found)
-        return True
-    from rich.table import Table
-
-    console = open_console(False)
-    console.print(
-        f"{found['models']} models of either kind ({found['model']}), each on half of {found['records']:,} "
-        f"records of [bold]{found['data']}[/]"
-    )
-    levels = list(found["allowed"])
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for name in ("", "area under the curve", *(f"seen at {float(level):.1%} falsely" for level in levels)):
-        table.add_column(name, justify="right" if name else "left")
-    for name, training in found["trainings"].items():
-        seen = (f"{training['true_positives'][level]:.2%}" for level in levels)
-        table.add_row(name, f"{training['area_under_curve']:.3f}", *seen)
-    epsilon = found["trainings"]["private"]["epsilon"]
-    allowed = (f"{found['allowed'][level]:.2%}" for level in levels)
-    table.add_row(f"allowed by epsilon {rounded_up(epsilon)}", "", *allowed)
-    console.print(table)
-    console.print(found["figure"], markup=False, soft_wrap=True)
-    return True
-
-
 def show_run(found: dict[str, Any], as_json: bool) -> bool:
     """Show what the canaries of a run prove; gives whether its claim holds."""
     claimed = found["claimed_epsilon"]
@@ -236,20 +180,6 @@ def show_run(found: dict[str, Any], as_json: bool) -> bool:
         console.print("[bold red]the claim is refuted[/]")
     console.print(found["figure"], markup=False, soft_wrap=True)
     return fine
-
-
-def _step_values(row: Probe) -> dict[str, Any]:
-    """A step, clean and with bugs, as plain values."""
-    return {
-        "method": row.clean.method,
-        "claimed_epsilon": row.clean.claimed,
-        "certified_epsilon": row.clean.certified,
-        "certified_with_quiet_noise": None if row.quiet is None else row.quiet.certified,
-        "certified_with_long_sums": None if row.long is None else row.long.certified,
-        "noise": {name: [check.statistic for check in pair] for name, pair in row.noise.items()},
-        "holds": row.holds,
-        "finds": row.finds,
-    }
 
 
 def certificate_values(found: Certificate) -> dict[str, Any]:

@@ -68,7 +68,7 @@ def audit_run(folder: str, settings: RunSettings, confidence: float = 0.95) -> d
     """Guess the canaries of a run and certify what the guesses prove.
 
     Black box: the final model's loss on each canary, low where it was trained on. White box: how far the
-    released steps pointed along each canary's gradient (`audit.watched`).
+    released steps pointed along each canary's gradient (`audit.canary_scores`).
 
     Args:
         folder: of the run.

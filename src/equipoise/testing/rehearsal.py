@@ -36,11 +36,11 @@ import torch
 from torch import Tensor
 
 from equipoise._tree import map_leaves
-from equipoise.audit.canaries import CanaryLayout, canary_loss, directed_records
 from equipoise.audit.replay import RecordingLedger, ReplayLedger
 from equipoise.methods import Method, Setting
 from equipoise.privacy import RECORD, Budget, Draw, PrivacyPlan, Sampling, Unit
 from equipoise.privacy.mechanisms.base import NoiseHistory, Past, Sums
+from equipoise.testing.canaries import CanaryLayout, canary_loss, directed_records
 from equipoise.training.arguments import Data, Record, Run, Users
 from equipoise.training.run_ledger import open_ledger
 from equipoise.training.setup.training_inputs import TrainingInputs

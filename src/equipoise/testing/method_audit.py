@@ -17,11 +17,11 @@ from typing import Any
 import torch
 
 from equipoise.audit.bounds import Certificate, certify_gaussian, certify_thresholds
-from equipoise.audit.designs import AUDITS, ONE_STEP, Design, with_options
-from equipoise.audit.rehearsal import CanaryTraining, rehearse, rehearse_in_turn
 from equipoise.audit.replay import RecordingLedger
 from equipoise.methods import Method
 from equipoise.privacy import RECORD, Budget, PrivacyPlan, Unit
+from equipoise.testing.designs import AUDITS, ONE_STEP, Design, with_options
+from equipoise.testing.rehearsal import CanaryTraining, rehearse, rehearse_in_turn
 
 __all__ = ["Audit", "audit_method", "find_design"]
 

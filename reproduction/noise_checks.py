@@ -4,7 +4,6 @@ Every check answers a standard score z, normal with mean 0 and deviation 1 where
 that never exceeds a limit there), and the limit beyond which it speaks of a fault:
 
 ==============  ======================================================================================
-`noise_scale`   deviation of release minus raw sum, over what the plan says, from 1
 `sensitivity`   how far the attacker's measured shift of a canary goes beyond its bound
 `same_scale`    deviation of what leaves, with a record and without, over each other, from 1
 `repeats`       correlation of the noise of different releases
@@ -13,70 +12,26 @@ that never exceeds a limit there), and the limit beyond which it speaks of a fau
 `pairs`         how often two given records are drawn together, against q^2
 ==============  ======================================================================================
 
-`LIMIT` is six deviations: a sound step is accused once in half a billion checks.
+`noise_scale`, the deviation of release minus raw sum, is in `equipoise.testing.checks`.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from equipoise.testing.checks import Check
+
 __all__ = [
-    "LIMIT",
-    "Check",
     "batch_sizes",
     "echoes",
-    "noise_scale",
     "pairs",
     "repeats",
     "same_scale",
     "sensitivity",
 ]
-
-
-LIMIT = 6.0
-
-
-@dataclass(frozen=True)
-class Check:
-    """A statistic and its limit.
-
-    Attributes:
-        name: of the check.
-        statistic: standard score; its size is compared.
-        limit: beyond which something is wrong.
-    """
-
-    name: str
-    statistic: float
-    limit: float = LIMIT
-
-    @property
-    def passes(self) -> bool:
-        """Whether nothing is wrong, as far as this check sees."""
-        return abs(self.statistic) <= self.limit
-
-
-def noise_scale(noise: Tensor, std: float) -> Check:
-    """Is the deviation of this noise what it should be?
-
-    Args:
-        noise: release minus raw sum, [n].
-        std: as planned.
-
-    Example:
-        >>> import torch
-        >>> rng = torch.Generator().manual_seed(0)
-        >>> noise = torch.randn(10_000, generator=rng)
-        >>> noise_scale(noise, 1.0).passes, noise_scale(0.8 * noise, 1.0).passes
-        (True, False)
-    """
-    n = noise.numel()
-    mean_square = noise.double().square().mean().item() / std**2
-    return Check("noise scale", (mean_square - 1) * math.sqrt(n / 2))
 
 
 def sensitivity(shifts: Tensor, noise_std: float, bound: float) -> Check:

@@ -17,11 +17,11 @@ from typing import Any, Final, TypedDict
 import torch
 from torch import Tensor
 
-from equipoise.audit.canaries import CanaryLayout, public_records
 from equipoise.methods import Context, Method, PublicRecords, find
 from equipoise.methods.projected import RandomSubspace
 from equipoise.methods.registry import METHODS
 from equipoise.privacy import FixedEpochs, FullBatch, Poisson, Sampling
+from equipoise.testing.canaries import CanaryLayout, public_records
 
 __all__ = ["AUDITS", "ONE_STEP", "Design", "with_options"]
 
