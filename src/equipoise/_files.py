@@ -7,9 +7,14 @@ import errno
 import os
 from pathlib import Path
 
-__all__ = ["PathLike", "explained", "make_folder", "schema_file", "write_atomically"]
+__all__ = ["CheckpointError", "PathLike", "explained", "make_folder", "schema_file", "write_atomically"]
 
 PathLike = str | os.PathLike[str]
+
+
+class CheckpointError(RuntimeError):
+    """A checkpoint could not be written or read; the message tells what to do."""
+
 
 _NO_FOLDER = "there is no such folder, or a part of the path is a file; name a place in a folder that exists"
 _NO_PERMISSION = "you may not write there; name a folder of your own, or have its permissions changed"

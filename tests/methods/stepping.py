@@ -10,12 +10,12 @@ from torch import Tensor, nn
 
 import equipoise as eq
 from equipoise.audit.replay import RecordingLedger, ReplayLedger
+from equipoise.distributed.processes import Processes
 from equipoise.gradients import GradientEngine
 from equipoise.gradients.forward_only import LossEngine
 from equipoise.methods.base import Setting
 from equipoise.privacy import Secrets, digest
 from equipoise.training.context import StepContext
-from equipoise.training.distributed import Processes
 from equipoise.training.forwards import BatchPreparation, RowSource
 from equipoise.training.record_source import RecordSource
 

@@ -24,10 +24,10 @@ import torch
 from small_problems import RECORDS, loss, network, records
 
 import equipoise as eq
+from equipoise.distributed.shared_ledger import SharedLedger
 from equipoise.privacy import Ledger
 from equipoise.privacy.digests import digest
 from equipoise.privacy.noise.streams import NormalStream
-from equipoise.training.run_ledger import SharedLedger
 
 STEPS, CHECKPOINT_EVERY, KILLS = 120, 4, 10
 

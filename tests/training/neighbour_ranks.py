@@ -19,10 +19,10 @@ from torch.nn.utils.rnn import pad_sequence
 
 import equipoise as eq
 from equipoise._dtensor import all_values
+from equipoise.distributed.shared_ledger import SharedLedger
 from equipoise.gradients.capture.sharded import found_by_any, note_sharding
 from equipoise.privacy import Ledger
 from equipoise.privacy.private import unwrap
-from equipoise.training.run_ledger import SharedLedger
 
 HOW = ("whole", "sharded", "cut")
 #: What is trained, and which record is missing from the neighbour. Where records share random numbers, those

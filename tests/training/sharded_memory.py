@@ -16,8 +16,8 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 import equipoise as eq
 from equipoise._dtensor import local_part
+from equipoise.distributed.shared_ledger import SharedLedger
 from equipoise.privacy.private import unwrap
-from equipoise.training.run_ledger import SharedLedger
 
 WIDTH, LAYERS, RECORDS = 160, 4, 32
 

@@ -21,13 +21,13 @@ from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import equipoise as eq
+from equipoise.distributed import backend
+from equipoise.distributed.backend import TensorParallel
+from equipoise.distributed.processes import Processes
 from equipoise.gradients.operator import DenseGradients
 from equipoise.methods import Abadi, AutoS, ReleasedQuantile
 from equipoise.privacy import Draw, PrivateRows, clip
 from equipoise.privacy.private import unwrap
-from equipoise.training import model_sharing
-from equipoise.training.distributed import Processes
-from equipoise.training.model_sharing import TensorParallel
 
 NOISE = {"clip_norm": 0.5, "noise_multiplier": 1.0}
 #: Draws of two records: one process often gets none.
@@ -383,7 +383,7 @@ def fail_in_a_forward(name: str, how: str) -> None:
             raise MemoryError("secret-value")
         return loss(model, batch)
 
-    model_sharing.PATIENCE = 10
+    backend.PATIENCE = 10
     run: list[eq.PrivateTraining] = []
     run.append(start(name, True, loss=failing))
     for _ in run[0]:

@@ -15,9 +15,9 @@ from torch.nn.utils.parametrizations import spectral_norm
 from torch.nn.utils.rnn import pad_sequence
 
 import equipoise as eq
+from equipoise.distributed.backend import is_no_records_fault
 from equipoise.gradients import CrossRecordError, GradientEngine
 from equipoise.statements.statement import MODEL
-from equipoise.training.model_sharing import is_no_records_fault
 
 
 class Texts(torch.utils.data.Dataset):

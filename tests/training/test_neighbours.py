@@ -22,13 +22,13 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import default_collate
 
 import equipoise as eq
+from equipoise.distributed.processes import Processes
 from equipoise.gradients import CoverageError, CrossRecordError
 from equipoise.methods import Abadi
 from equipoise.privacy import Draw, Ledger, clip
 from equipoise.privacy.private import unwrap
 from equipoise.statements.assumptions import Assumption
 from equipoise.training import forwards, load_model, save_model
-from equipoise.training.distributed import Processes
 from equipoise.training.forwards import _dealt, forward_rows
 from equipoise.training.randomness import public_randomness
 from equipoise.training.record_source import RecordSource

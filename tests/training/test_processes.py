@@ -22,6 +22,8 @@ from small_problems import (
 )
 
 import equipoise as eq
+from equipoise.distributed.processes import ProcessError
+from equipoise.distributed.shared_ledger import own_ledger
 from equipoise.methods import (
     NoiseStages,
     PublicRecords,
@@ -36,8 +38,6 @@ from equipoise.methods import (
 )
 from equipoise.statements.assumptions import Assumption
 from equipoise.training import forwards
-from equipoise.training.distributed import ProcessError
-from equipoise.training.run_ledger import own_ledger
 from tests.shared_fixtures import in_processes
 
 #: What looks at the parameters, with its arguments.

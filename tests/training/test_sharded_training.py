@@ -16,8 +16,8 @@ from sharded_ranks import CASES, RESUMED, built, gpt2, trained, work
 from torch.distributed.fsdp import fully_shard
 
 import equipoise as eq
+from equipoise.distributed.sharded_rows import ShardedRows
 from equipoise.gradients import GradientEngine
-from equipoise.training.sharded_rows import ShardedRows
 from tests.shared_fixtures import free_port
 
 IN_TWO_PROCESSES = work
@@ -97,7 +97,7 @@ def test_a_changed_file_of_a_sharded_checkpoint_is_seen(two_processes, by_rank):
     state = torch.load(newest.with_suffix(".pt"), weights_only=True)["state"]["parts"]["files"]
     sharded_ranks_files = {path.name for path in newest.iterdir()}
     assert set(state) == sharded_ranks_files
-    from equipoise.training.folder.sharded_checkpoint import check_parts
+    from equipoise.distributed.checkpoint import check_parts
 
     check_parts(newest, state)
     with (newest / "__1_0.distcp").open("ab") as file:

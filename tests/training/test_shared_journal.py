@@ -9,11 +9,12 @@ import torch
 from small_problems import RECORDS, loss, network, records, training
 
 import equipoise as eq
+from equipoise.distributed.shared_ledger import SharedLedger
 from equipoise.methods import Abadi, Plan
 from equipoise.privacy import Gaussian, JournalError, Ledger, LedgerError, PrivacyPlan, Release, calibrate
 from equipoise.training.folder.config_file import rebuild
 from equipoise.training.folder.run_folder import RunFolder
-from equipoise.training.run_ledger import SharedLedger, booked_plan
+from equipoise.training.run_ledger import booked_plan
 
 SAMPLING = eq.FixedEpochs(12, RECORDS, 10)  # accounted in closed form, and so quickly
 BUDGET = eq.Budget(8.0, 1e-3)

@@ -22,14 +22,14 @@ import torch
 from torch import Tensor, nn
 
 from equipoise._host import Unread
+from equipoise.distributed.backend import Turns, is_no_records_fault
+from equipoise.distributed.processes import Processes
+from equipoise.distributed.shared_ledger import SharedLedger
 from equipoise.methods.base import Parameters, Plan, Query
 from equipoise.privacy import Bounded, Draw, Ledger, Private, PrivateRows, sums_of
 from equipoise.privacy.private import join, unwrap
-from equipoise.training.distributed import Processes
 from equipoise.training.forwards import Forwards, RowSource
-from equipoise.training.model_sharing import Turns, is_no_records_fault
 from equipoise.training.randomness import generator, public_randomness, secret_randomness
-from equipoise.training.run_ledger import SharedLedger
 
 __all__ = ["NotFiniteError", "ReleaseNoise", "StepContext", "StepDiagnostics", "StepLedger", "TrainingDraw"]
 
@@ -99,18 +99,14 @@ class TrainingDraw:
         Raises:
             NotFiniteError: on a device, here or where something would leave.
         """
-        fn = self._rows.sharing.query(fn)
+        fn = self._rows.backend.query(fn)
         looks = self._rows.looks_at_once or self._rows.has_released
         all_finite: list[Tensor] | None = None if looks else []
         sums = self._sums(fn, at, along, all_finite)
         # The host does not wait for each forward. No sum is used where a record was not finite.
-        if all_finite is not None:
-            are_finite = Unread(all_finite, lambda *each: all(map(bool, each)))
-            if self._processes.count == 1:
-                self._require(are_finite, _refuse_not_finite)
-            else:  # all of them take the step again, or none
-                _refuse_not_finite(not self._processes.most_of(int(not are_finite.value())))
-        sums = self._rows.sharing.total(sums)
+        if all_finite is not None:  # all processes take the step again, or none
+            self._require(self._rows.backend.all_of(all_finite), _refuse_not_finite)
+        sums = self._rows.backend.total(sums)
         self._diagnostics.note_sums(self.token.name, sums)
         return sums
 
@@ -169,8 +165,7 @@ class TrainingDraw:
             for few, rows in forwards.of(part):
                 left.append(part.index(few))
                 self._diagnostics.note_losses(rows[0].losses)
-                if turns is not None:
-                    turns.wait_to_sum()
+                turns.wait_to_sum()
                 yield self._guarded(rows, few.ids, start + left[-1], all_finite)
             if left:
                 is_whole = sum(map(len, left)) == len(part.ids)
@@ -180,14 +175,12 @@ class TrainingDraw:
             self._rows.log_failed_draw(self.name)
         self._micro_batches = following
         if not following:
-            if turns is not None:
-                turns.wait_to_sum()
+            turns.wait_to_sum()
             yield self._of_nobody(points)
-        if turns is not None:
-            for _ in turns.until_all_are_done():
-                yield self._of_nobody(points)
+        for _ in turns.until_all_are_done():
+            yield self._of_nobody(points)
 
-    def _turns(self, points: Sequence[Parameters | None]) -> Turns | None:
+    def _turns(self, points: Sequence[Parameters | None]) -> Turns:
         """Of the processes of a fully sharded model."""
         rows = self._rows
         randomness = public_randomness(rows.seed, 0, "while others run")
@@ -199,7 +192,7 @@ class TrainingDraw:
                 if is_no_records_fault(error):
                     raise
 
-        return rows.sharing.turns(idle, len(points))
+        return rows.backend.turns(idle, len(points))
 
     def _of_nobody(self, points: Sequence[Parameters | None]) -> tuple[list[PrivateRows], Private, Tensor]:
         nobody = torch.zeros(0, dtype=torch.long)
@@ -209,7 +202,7 @@ class TrainingDraw:
         self, rows: Sequence[Any], ids: Tensor, places: Tensor, all_finite: list[Tensor] | None = None
     ) -> tuple[list[PrivateRows], Private, Tensor]:
         """What a query gets of one forward."""
-        seen = [self._rows.sharing.rows(one, self._params) for one in rows]
+        seen = [self._rows.backend.rows(one, self._params) for one in rows]
         guarded = [PrivateRows(one, self.token, _all_finite=all_finite) for one in seen]
         return guarded, Private(ids, self.token), places
 
@@ -370,11 +363,7 @@ class StepContext:
     def draw(self, name: str = "batch") -> TrainingDraw:
         """Take the next sample of records for the planned draw of this name."""
         ledger, count = self._run_ledger, len(self._rows.source)
-        if isinstance(ledger, SharedLedger):
-            token, ids = ledger.open_and_sample(name, self._depends_on, count)
-        else:
-            token = ledger.open(name, self._depends_on)
-            ids = ledger.sample(token, count)
+        token, ids = ledger.open_and_sample(name, self._depends_on, count)
         ids = self._rows.used(ids)
         # Only records that share random numbers are assigned to places; the bound takes a search.
         places = self.plan.releases.sampling_of(name).largest_size if self._rows.random_places else 0

@@ -25,6 +25,8 @@ from torch import Tensor, nn
 from equipoise._foreign_errors import cause_of
 from equipoise._host import host_waits
 from equipoise._tree import map_leaves
+from equipoise.distributed.backend import Backend, is_no_records_fault, out_of_memory
+from equipoise.distributed.processes import Processes
 from equipoise.gradients.capture.random_numbers import random_numbers_from
 from equipoise.gradients.capture.recorder import PlanMismatch
 from equipoise.gradients.compare import ROW_TILE
@@ -42,8 +44,6 @@ from equipoise.gradients.numerics import lost_are_nan
 from equipoise.methods.base import Parameters
 from equipoise.privacy import Draw, Secrets, secret_generator
 from equipoise.privacy.noise.uniform import uniform_order
-from equipoise.training.distributed import Processes
-from equipoise.training.model_sharing import ModelSharing, is_no_records_fault, out_of_memory
 from equipoise.training.owners import Owners, by_user, flattened, users_of_one_record
 from equipoise.training.randomness import Randomness, public_randomness, secret_randomness
 from equipoise.training.record_source import RecordSource
@@ -258,7 +258,7 @@ class RowSource:
         random_places: records are assigned to random places of a draw, which a record more does not change;
             otherwise they take the first places in their order.
         owners: whose the records are, where the unit of privacy is the user.
-        sharing: runs the forwards of private records as the processes share the model.
+        backend: runs the forwards of private records as the processes share the model.
     """
 
     def __init__(
@@ -274,16 +274,16 @@ class RowSource:
         probes: Tensor | None = None,
         random_places: bool = False,
         owners: Owners | None = None,
-        sharing: ModelSharing | None = None,
+        backend: Backend | None = None,
     ) -> None:
-        self.owners, self.sharing = owners, sharing or ModelSharing(Processes())
+        self.owners, self.backend = owners, backend or Backend(Processes())
         self.fills_with, self.record_bytes, self.random_places = fills_with, record_bytes, random_places
         self.engine, self.source, self.prepare = engine, source, prepare
         self.probes = torch.zeros(0, dtype=torch.long) if probes is None else probes
         self.micro_batch_size, self.example, self.seed = micro_batch_size, example, seed
         # Whether each forward is looked at for gradients that are not finite; else the sums of a whole draw.
         # Only time follows it: see `TrainingDraw.query`.
-        self.looks_at_once = self.sharing.is_sharded or not host_waits(prepare.device)
+        self.looks_at_once = self.backend.is_sharded or not host_waits(prepare.device)
         # Whether the step has released something: it is not taken again, since its sums may round otherwise
         # then, and a draw would be charged a second time.
         self.has_released = False
@@ -337,7 +337,7 @@ class RowSource:
             with random_numbers_from(joining("records"), self.prepare.device):
                 return self.source.take(part.ids, of_items)
 
-        return self.sharing.reading(read)
+        return self.backend.reading(read)
 
     def of_records(
         self,
@@ -447,7 +447,7 @@ class RowSource:
         randomness: Randomness,
     ) -> list[Any]:
         """As `of_batch`, at the same time as the other processes of a sharded model."""
-        return self.sharing.forwards(partial(self.of_batch, rows_of, batch, at, randomness), len(at))
+        return self.backend.forwards(partial(self.of_batch, rows_of, batch, at, randomness), len(at))
 
     def of_public(self, batch: Any, at: Parameters | None, step: int) -> Any:
         """Gradient rows of public records, under the public randomness of a step."""

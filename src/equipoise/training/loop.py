@@ -25,6 +25,8 @@ from equipoise._files import PathLike, write_atomically
 from equipoise._foreign_errors import cause_of, where_raised
 from equipoise._rounding import correlation_in_words
 from equipoise._say import say
+from equipoise.distributed.processes import Processes
+from equipoise.distributed.shared_ledger import own_ledger
 from equipoise.gradients.compare import Independence
 from equipoise.gradients.engine_inputs import Loss
 from equipoise.methods import Method, State
@@ -34,7 +36,6 @@ from equipoise.statements.assumptions import Assumption, with_public_step
 from equipoise.statements.statement import MODEL
 from equipoise.training.arguments import Record, Run, Users, refuse_moved
 from equipoise.training.describe import Description, best_guarantee, describe
-from equipoise.training.distributed import Processes
 from equipoise.training.folder.checkpoint import CheckpointError
 from equipoise.training.folder.config_file import (
     described_method,
@@ -49,7 +50,7 @@ from equipoise.training.one_answer import Answers, watch_answers
 from equipoise.training.population import warn_of_delta, warn_of_population
 from equipoise.training.progress import progress_bar
 from equipoise.training.restarts import FinishedTraining, check_same_run, continued, state_of, undo_start
-from equipoise.training.run_ledger import booked_plan, own_ledger
+from equipoise.training.run_ledger import booked_plan
 from equipoise.training.setup.start import check_start
 from equipoise.training.setup.training_inputs import TrainingInputs
 from equipoise.training.setup.training_setup import ResumedRun, prepare

@@ -26,10 +26,10 @@ import torch
 from equipoise._extras import of_extra
 from equipoise._files import PathLike
 from equipoise._run_files import open_regular
+from equipoise.distributed.shared_ledger import SharedLedger
 from equipoise.privacy import Ledger
 from equipoise.privacy.private import unwrap
 from equipoise.training.folder.run_folder import RunFolder
-from equipoise.training.run_ledger import SharedLedger
 from equipoise.training.setup.training_setup import TrainingSetup
 from equipoise.training.step import StepOutcome, StepReport
 

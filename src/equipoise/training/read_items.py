@@ -17,9 +17,9 @@ import numpy as np
 import torch
 
 from equipoise._tree import map_leaves
+from equipoise.distributed.processes import Processes
 from equipoise.privacy.digests import KeyedDigest
 from equipoise.privacy.ledger.write_ahead_log import WriteAheadLog
-from equipoise.training.distributed import Processes
 
 __all__ = ["ReadItems", "are_fixed"]
 

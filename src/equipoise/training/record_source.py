@@ -30,6 +30,7 @@ from torch.utils.data import Dataset, IterableDataset, TensorDataset, default_co
 from equipoise import _validate
 from equipoise._tree import leaves, map_leaves, named_leaves
 from equipoise.data.records import Records
+from equipoise.distributed.processes import MachineError
 from equipoise.gradients.capture.random_numbers import (
     GlobalState,
     random_numbers_from,
@@ -52,11 +53,8 @@ class BatchFormError(DataError):
     """A batch lacks what a loss of this library needs. The message holds nothing of the records."""
 
 
-class NoAnswerError(RuntimeError):
-    """A machine that holds records does not answer, or not as it must, and no record is at fault.
-
-    The message holds nothing of the records.
-    """
+class NoAnswerError(MachineError):
+    """A machine that holds records does not answer, or not as it must."""
 
 
 class RecordPlaces:

@@ -18,12 +18,12 @@ from torch import nn
 
 from equipoise._dtensor import with_values
 from equipoise._run_files import RunFolderError, each_row, read_file
+from equipoise.distributed.processes import Processes
 from equipoise.privacy import Journal
 from equipoise.privacy.ledger.journal import CloseEntry, RunEntry, read_journal
 from equipoise.privacy.ledger.journal_records import book_end
 from equipoise.statements import Statement
 from equipoise.training.arguments import Record, Run
-from equipoise.training.distributed import Processes
 from equipoise.training.folder.config_file import ARGUMENTS, USUAL, Began, rebuild, settings_of
 from equipoise.training.folder.run_folder import RunFolder
 from equipoise.training.run_ledger import secrets_of

@@ -18,26 +18,27 @@ import torch
 
 from equipoise._dtensor import is_dtensor
 from equipoise._version import ENGINE, __version__
-from equipoise.gradients.capture.random_numbers import random_numbers_from
-from equipoise.privacy import Ledger, mark, unmark
-from equipoise.privacy.ledger.write_ahead_log import WriteAheadLog
-from equipoise.privacy.noise.uniform import KEYS, keyed_integers
-from equipoise.statements.assumptions import Assumption
-from equipoise.training.distributed import Processes
-from equipoise.training.folder.checkpoint import CheckpointError, collect_state, restore_state
-from equipoise.training.folder.run_folder import RunFolder
-from equipoise.training.folder.sharded_checkpoint import (
+from equipoise.distributed.checkpoint import (
     check_parts,
     load_parts,
     save_parts,
     sharded_tensors,
     without_parts,
 )
+from equipoise.distributed.processes import Processes
+from equipoise.distributed.shared_ledger import SharedLedger, own_ledger
+from equipoise.gradients.capture.random_numbers import random_numbers_from
+from equipoise.privacy import Ledger, mark, unmark
+from equipoise.privacy.ledger.write_ahead_log import WriteAheadLog
+from equipoise.privacy.noise.uniform import KEYS, keyed_integers
+from equipoise.statements.assumptions import Assumption
+from equipoise.training.folder.checkpoint import CheckpointError, collect_state, restore_state
+from equipoise.training.folder.run_folder import RunFolder
 from equipoise.training.forwards import moved
 from equipoise.training.metrics import MetricsLog
 from equipoise.training.read_items import ReadItems
 from equipoise.training.record_source import DataError
-from equipoise.training.run_ledger import SharedLedger, open_ledger, own_ledger
+from equipoise.training.run_ledger import open_ledger
 from equipoise.training.setup.training_setup import TrainingSetup
 from equipoise.training.step import StepRunner
 

@@ -23,6 +23,7 @@ from equipoise._dtensor import is_a_copy, local_part, norm_of_all
 from equipoise._host import Unread, read
 from equipoise._rounding import plain, rounded_up
 from equipoise._tree import leaves
+from equipoise.distributed.shared_ledger import SharedLedger
 from equipoise.gradients import ForwardWritesError
 from equipoise.gradients.capture.attributes import Change
 from equipoise.gradients.capture.isolation import write_mark
@@ -35,7 +36,6 @@ from equipoise.statements.assumptions import HOOKED, TRACED
 from equipoise.statements.statement import MODEL
 from equipoise.training.constants import Constants
 from equipoise.training.context import NotFiniteError, ReleaseNoise, StepContext
-from equipoise.training.run_ledger import SharedLedger
 from equipoise.training.setup.step_number import step_of
 from equipoise.training.setup.training_setup import TrainingSetup
 

@@ -36,6 +36,7 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from equipoise import _validate
 from equipoise._foreign_errors import cause_of, where_raised
+from equipoise.distributed.backend import out_of_memory
 from equipoise.federated.flower.client_app import answered, introduction_app
 from equipoise.federated.flower.grid import GridExchange
 from equipoise.federated.flower.wire import (
@@ -50,7 +51,6 @@ from equipoise.federated.messages import Refused, Reply, Request
 from equipoise.gradients.capture.random_numbers import random_numbers_from
 from equipoise.gradients.engine_inputs import Loss, map_records
 from equipoise.privacy import digest
-from equipoise.training.model_sharing import out_of_memory
 from equipoise.training.randomness import derive_seed
 from equipoise.training.record_source import BatchFormError, NoAnswerError, RecordPlaces
 

@@ -440,6 +440,13 @@ class Ledger:
             )
         return found
 
+    def open_and_sample(
+        self, name: str, parameters: Digestible, num_records: int
+    ) -> tuple[Draw, torch.Tensor]:
+        """A draw (`open`) and its records (`sample`)."""
+        draw = self.open(name, parameters)
+        return draw, self.sample(draw, num_records)
+
     # ---- releasing
 
     def require(self, value: Unread[Any], check: Callable[[Any], None]) -> None:

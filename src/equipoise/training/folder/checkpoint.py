@@ -28,7 +28,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from equipoise._files import PathLike, write_atomically
+from equipoise._files import CheckpointError, PathLike, write_atomically
 from equipoise._run_files import read_file, read_object
 
 __all__ = ["CheckpointError", "Checkpoints", "collect_state", "restore_state"]
@@ -36,10 +36,6 @@ __all__ = ["CheckpointError", "Checkpoints", "collect_state", "restore_state"]
 _NAME = re.compile(r"step-(\d{8})\.pt")
 
 FORMAT = 1  # of a checkpoint's content; a file of another one is refused
-
-
-class CheckpointError(RuntimeError):
-    """A checkpoint could not be written or read; the message tells what to do."""
 
 
 class Checkpoints:

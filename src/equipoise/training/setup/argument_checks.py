@@ -11,9 +11,9 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from equipoise import _validate
 from equipoise._dtensor import is_dtensor
+from equipoise.distributed.processes import Processes
 from equipoise.gradients.engine_inputs import check_model, trainable_parameters
 from equipoise.methods import METHODS, Method, find
-from equipoise.training.distributed import Processes
 
 __all__ = [
     "check_optimizer",

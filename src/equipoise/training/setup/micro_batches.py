@@ -16,6 +16,7 @@ from typing import Any, get_args
 
 from torch import Tensor
 
+from equipoise.distributed.processes import Processes
 from equipoise.gradients import GradientEngine
 from equipoise.gradients.capture.isolation import undisturbed
 from equipoise.gradients.capture.random_numbers import RandomUse
@@ -23,7 +24,6 @@ from equipoise.gradients.capture.recorder import PlanMismatch
 from equipoise.gradients.compare import ROW_TILE, SEEDS
 from equipoise.gradients.engine_inputs import fillers
 from equipoise.privacy import Sampling
-from equipoise.training.distributed import Processes
 from equipoise.training.randomness import public_randomness
 from equipoise.training.record_source import DataError
 from equipoise.training.setup.memory_use import PASS_OVERHEAD, fitting, forward_cost

@@ -19,10 +19,10 @@ from torch import Tensor, nn
 from equipoise._dtensor import local_part
 from equipoise._files import PathLike
 from equipoise._tree import leaves
+from equipoise.distributed.processes import Processes
 from equipoise.privacy import Journal
 from equipoise.privacy.ledger.journal_records import JournalRecords
 from equipoise.statements.assumptions import AFTER, Assumption
-from equipoise.training.distributed import Processes
 from equipoise.training.setup.private_copies import held_tensors
 from equipoise.training.setup.training_inputs import TrainingInputs
 from equipoise.training.traces import digests, runs_by_digest

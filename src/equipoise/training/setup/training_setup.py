@@ -20,6 +20,8 @@ from equipoise._rounding import plain, rounded_up
 from equipoise._say import say
 from equipoise._tree import leaves
 from equipoise.data.records import Records
+from equipoise.distributed.backend import backend_of
+from equipoise.distributed.processes import Processes
 from equipoise.gradients import GradientEngine, parameters_restored
 from equipoise.gradients.capture.random_numbers import random_numbers_from
 from equipoise.gradients.capture.sharded import tensor_parallel_mesh
@@ -32,11 +34,9 @@ from equipoise.privacy.ledger.journal_records import other_runs
 from equipoise.privacy.ledger.run_record import compose_events
 from equipoise.statements.assumptions import COMPARED_DATA, HELD, THROWN_AWAY, Assumption, always
 from equipoise.statements.statement import DATA
-from equipoise.training.distributed import Processes
 from equipoise.training.folder.config_file import settings_of
 from equipoise.training.folder.run_folder import RunFolder
 from equipoise.training.forwards import BatchPreparation, RowSource, averaged_over_views, forward_rows
-from equipoise.training.model_sharing import sharing_of
 from equipoise.training.moving_average import MovingAverage
 from equipoise.training.owners import Owners, UserSource, joined_over_users, keys_of_ids
 from equipoise.training.randomness import derive_seed, public_randomness
@@ -141,7 +141,7 @@ class TrainingSetup(TrainingInputs):
     @property
     def is_sharded(self) -> bool:
         """Whether processes hold a part of the parameters each."""
-        return self.rows.sharing.is_sharded
+        return self.rows.backend.is_sharded
 
     @property
     def num_parameters(self) -> int:
@@ -346,7 +346,7 @@ def _try(
     if written and processes.is_first:
         warn_of_writes(written)
     check_gradient(engine, prepared)
-    sharing = sharing_of(model, processes)
+    backend = backend_of(model, processes)
     rows = RowSource(
         engine,
         source,
@@ -359,9 +359,9 @@ def _try(
         probes=probes,
         random_places=micro_batches.random_use == "shared",
         owners=owners,
-        sharing=sharing,
+        backend=backend,
     )
-    sharing.note(lambda: rows.of_public_alone([None], public_randomness(seed, "order")))
+    backend.note(lambda: rows.of_public_alone([None], public_randomness(seed, "order")))
     is_seen = source.is_scanned
     holds = {
         Assumption.SCANNED: is_seen,

@@ -9,7 +9,7 @@ the last one of its share, so that otherwise rows round differently.
 
 Every exchange begins by telling whether all processes are well, and a process that fails takes part in one
 more of these: so an error anywhere is raised everywhere, and no process waits for ever. The processes of a
-sharded model tell at the same time what each of them wants to do next (`most_of`, see `model_sharing`).
+sharded model tell at the same time what each of them wants to do next (`most_of`, see `backend`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from torch import Tensor
 
 from equipoise._collectives import sent_by_first
 
-__all__ = ["ProcessError", "Processes"]
+__all__ = ["MachineError", "ProcessError", "Processes"]
 
 T = TypeVar("T")
 
@@ -34,7 +34,14 @@ T = TypeVar("T")
 _TROUBLE = 100
 
 
-class ProcessError(RuntimeError):
+class MachineError(RuntimeError):
+    """Another machine or process failed, or does not answer as it must, and no record is at fault.
+
+    The message holds nothing of the records.
+    """
+
+
+class ProcessError(MachineError):
     """Another process of the training failed, so that this one cannot go on."""
 
 

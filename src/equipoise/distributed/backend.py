@@ -24,7 +24,7 @@ left an exchange in which the others wait, and ends the training.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from enum import IntEnum
 from typing import Any, TypeVar
@@ -35,26 +35,26 @@ from torch import Tensor, nn
 
 from equipoise._collectives import sent_by_first
 from equipoise._dtensor import is_a_copy, local_part, with_part
+from equipoise._host import Unread
+from equipoise.distributed.processes import MachineError, Processes
+from equipoise.distributed.sharded_rows import ShardedRows
+from equipoise.distributed.shared_ledger import SharedLedger
 from equipoise.gradients import CrossRecordError, ForwardWritesError
 from equipoise.gradients.capture.gathers import GatherError, GatherOrder
 from equipoise.gradients.capture.recorder import PlanMismatch
 from equipoise.gradients.capture.sharded import SHARDED, tensor_parallel_mesh
-from equipoise.privacy import Bounded
+from equipoise.privacy import Bounded, Ledger, PrivacyPlan
 from equipoise.privacy.bounds.bounded import added_over_processes, after_exchange
-from equipoise.training.distributed import ProcessError, Processes
-from equipoise.training.record_source import NoAnswerError
-from equipoise.training.sharded_rows import ShardedRows
 
-__all__ = ["ModelSharing", "Turns", "is_no_records_fault", "out_of_memory", "sharing_of"]
+__all__ = ["Backend", "Turns", "backend_of", "is_no_records_fault", "out_of_memory"]
 
 Computed = TypeVar("Computed")
 
 
 def is_no_records_fault(error: Exception) -> bool:
     """Whether the model is spoilt or mixes records, another process or machine failed, or memory ran out."""
-    known = CrossRecordError | ForwardWritesError | GatherError | NoAnswerError | ProcessError
-    others = isinstance(error, known)
-    return others or out_of_memory(error)
+    known = CrossRecordError | ForwardWritesError | GatherError | MachineError
+    return isinstance(error, known) or out_of_memory(error)
 
 
 def out_of_memory(error: Exception) -> bool:
@@ -62,8 +62,8 @@ def out_of_memory(error: Exception) -> bool:
     return isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error)
 
 
-class ModelSharing:
-    """Each process has the whole model; what the others do here in another way.
+class Backend:
+    """What a training asks of its processes; as it stands, of a single one that has the whole model.
 
     Args:
         processes: of the training.
@@ -76,6 +76,14 @@ class ModelSharing:
 
     def __init__(self, processes: Processes) -> None:
         self._processes = processes
+
+    def all_of(self, flags: Sequence[Tensor]) -> Unread[bool]:
+        """Whether these hold, in every process."""
+        return Unread(flags, lambda *each: all(map(bool, each)))
+
+    def ledger(self, plan: PrivacyPlan, open_here: Callable[[], Ledger]) -> Ledger | SharedLedger:
+        """The ledger of the training, which rank 0 opens."""
+        return open_here()
 
     def note(self, public: Callable[[], object]) -> None:
         """Note what a forward of public records exchanges; private ones are held to it.
@@ -92,14 +100,14 @@ class ModelSharing:
         """What `compute` gives, in which so many forwards of private records run. It may fail."""
         return compute()
 
-    def turns(self, idle: Callable[[], object], count: int) -> Turns | None:
-        """The turns of a pass over a draw, if the processes take any.
+    def turns(self, idle: Callable[[], object], count: int) -> Turns:
+        """The turns of a pass over a draw.
 
         Args:
             idle: runs forwards of public records; not through `forwards`.
             count: how many, which is as many as those of private records take.
         """
-        return None
+        return Turns()
 
     def rows(self, found: Any, params: Mapping[str, Tensor]) -> Any:
         """Rows as a query gets them.
@@ -116,13 +124,26 @@ class ModelSharing:
 
     def total(self, sums: dict[str, Bounded]) -> dict[str, Bounded]:
         """Bounded sums over the records of all processes."""
-        if self._processes.count == 1:
-            return sums
+        return sums
+
+
+class DataParallel(Backend):
+    """Each process has the whole model and a part of the draw."""
+
+    def ledger(self, plan: PrivacyPlan, open_here: Callable[[], Ledger]) -> SharedLedger:
+        return SharedLedger(plan, self._processes, open_here, self.is_sharded)
+
+    def all_of(self, flags: Sequence[Tensor]) -> Unread[bool]:
+        are_here = super().all_of(flags).value()
+        are_everywhere = not self._processes.most_of(int(not are_here))
+        return Unread([], lambda: are_everywhere)
+
+    def total(self, sums: dict[str, Bounded]) -> dict[str, Bounded]:
         self._processes.all_well()
         return added_over_processes(sums)
 
 
-class FullySharded(ModelSharing):
+class FullySharded(DataParallel):
     """Every process takes part in all gathers of parameters.
 
     Args:
@@ -152,7 +173,7 @@ class FullySharded(ModelSharing):
         return self._run(compute, count)
 
     def turns(self, idle: Callable[[], object], count: int) -> Turns:
-        return Turns(self._processes, lambda: self._run(idle, count))
+        return SharedTurns(self._processes, lambda: self._run(idle, count))
 
     def rows(self, found: Any, params: Mapping[str, Tensor]) -> Any:
         return ShardedRows(found, params)
@@ -172,7 +193,7 @@ class FullySharded(ModelSharing):
             raise
 
 
-class TensorParallel(ModelSharing):
+class TensorParallel(DataParallel):
     """All processes read and run the same records, and fail on the same ones.
 
     Args:
@@ -265,18 +286,27 @@ class _Want(IntEnum):
 
 
 class Turns:
-    """The turns of one pass over a draw; `FullySharded.turns` makes them."""
+    """The turns of one pass over a draw, in which no process waits for another."""
+
+    def wait_to_sum(self) -> None:
+        """Take part in the forwards of others until everyone may sum."""
+
+    def until_all_are_done(self) -> Iterator[None]:
+        """Take part in the forwards of others; at each of their sums this stands still."""
+        yield from ()
+
+
+class SharedTurns(Turns):
+    """Those of processes that each hold a part of the model."""
 
     def __init__(self, processes: Processes, idle: Callable[[], object]) -> None:
         self._processes, self._idle = processes, idle
 
     def wait_to_sum(self) -> None:
-        """Take part in the forwards of others until everyone may sum."""
         while self._processes.most_of(_Want.SUM) == _Want.FORWARD:
             self._idle()
 
     def until_all_are_done(self) -> Iterator[None]:
-        """Take part in the forwards of others; at each of their sums this stands still."""
         while want := self._processes.most_of(_Want.NOTHING):
             if want == _Want.FORWARD:
                 self._idle()
@@ -284,8 +314,10 @@ class Turns:
                 yield
 
 
-def sharing_of(model: nn.Module, processes: Processes) -> ModelSharing:
+def backend_of(model: nn.Module, processes: Processes) -> Backend:
     """How these processes share the model, which an engine has looked at."""
     if tensor_parallel_mesh(model) is not None:
         return TensorParallel(processes)
-    return FullySharded(model, processes) if model in SHARDED else ModelSharing(processes)
+    if model in SHARDED:
+        return FullySharded(model, processes)
+    return Backend(processes) if processes.count == 1 else DataParallel(processes)

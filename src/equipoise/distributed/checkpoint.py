@@ -23,8 +23,8 @@ import torch
 from torch import Tensor, nn
 
 from equipoise._dtensor import is_dtensor, local_part, with_part
-from equipoise.training.distributed import Processes
-from equipoise.training.folder.checkpoint import CheckpointError
+from equipoise._files import CheckpointError
+from equipoise.distributed.processes import Processes
 
 __all__ = ["check_parts", "load_parts", "save_parts", "sharded_tensors", "without_parts"]
 

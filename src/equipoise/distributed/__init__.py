@@ -1,0 +1,1 @@
+"""Several processes, one training: who holds what, what they exchange, and checkpoints of parts."""
