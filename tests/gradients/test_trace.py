@@ -14,6 +14,7 @@ from zoo import RIGHT_CASES
 from equipoise.gradients import GradientEngine
 from equipoise.gradients.capture.random_numbers import random_numbers_from
 from equipoise.gradients.checks.oracle import MOST_TRACED_ROWS
+from equipoise.gradients.forward_only import LossEngine
 from equipoise.gradients.operator import FactoredGradients
 from equipoise.gradients.trace import Replayed, line_of
 from equipoise.gradients.trials import MOST_TRACED
@@ -368,3 +369,32 @@ def test_another_type_of_autocast_is_another_trace():
         with torch.autocast("cpu", kind):
             same(engine.by_plan(records), eager(engine, records))
     assert engine.traces == 2
+
+
+class WritesThroughAView(nn.Module):
+    """A write to one buffer is read through another, which is a view of it."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 3)
+        self.register_buffer("whole", torch.arange(6.0))
+        self.register_buffer("part", self.whole[:3])
+
+    def forward(self, x):
+        self.whole.add_(1.0)
+        return self.linear(x) * self.part
+
+
+@pytest.mark.parametrize("kind", [GradientEngine, LossEngine])
+def test_buffers_that_share_their_memory(kind):
+    x = torch.randn(6, 4)
+    model = WritesThroughAView()
+
+    def loss(model, x):
+        return model(x).square().sum(1)
+
+    engine = kind(model, loss, x)
+    assert "compared" in str(engine.independence)
+    found = engine.by_plan(x).losses
+    assert torch.equal(model.part, torch.arange(3.0))
+    torch.testing.assert_close(found, loss(model, x).detach())

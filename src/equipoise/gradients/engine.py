@@ -339,6 +339,7 @@ class GradientEngine:
         with self._read_by_trace():
             line = line_of(losses, held | records, self.model)[0]
             if written := line.written:  # once more, so that the model's own stay
+                _refuse_shared(written, held)
                 line = line_of(losses, held | records, self.model)[0]
         return line
 
@@ -410,6 +411,7 @@ class GradientEngine:
             raise RuntimeError("the model draws random numbers, and some rows are dense")
         if written := [name for name in traced.written if name in traced.parameters]:
             raise ForwardWritesError(written)
+        _refuse_shared(traced.written, own | frozen | buffers)
         # At the start the statement says what is thrown away; of what comes later nobody would know.
         if self._is_changed and (written := [n for n in traced.written if n not in self._known_writes]):
             raise BufferWritesError(written, "it did not at the start")
@@ -681,6 +683,19 @@ def per_sample_gradients(
     engine = GradientEngine(model, loss, batch, check=False)
     engine.trials.refuse_mixing(engine.trials.proof(batch))
     return engine(batch, params)
+
+
+def _refuse_shared(written: Sequence[str], held: Mapping[str, Tensor]) -> None:
+    """Refuse writes to memory of several names: a line writes to a copy, which the others would not see.
+
+    Raises:
+        RuntimeError: naming two of them.
+    """
+    memory = {n: t.untyped_storage().data_ptr() for n, t in held.items() if t.layout is torch.strided}
+    for name in written:
+        place = memory.get(name)
+        if others := [n for n, other in memory.items() if n != name and place and other == place]:
+            raise RuntimeError(f"a forward writes to {name}, which shares its memory with {others[0]}")
 
 
 def _gathered(

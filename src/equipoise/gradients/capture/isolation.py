@@ -49,11 +49,12 @@ def buffers_kept(modules: Iterable[nn.Module], others: Collection[Tensor] = ()) 
     tensor([0., 0.])
     """
     copies: dict[int, Tensor | None] = {id(buffer): buffer for buffer in others}
+    memory: dict[int, torch.UntypedStorage] = {}
     before = [(module, {**module._buffers}, {*module._non_persistent_buffers_set}) for module in modules]
     for module, own, _ in before:
         for key, buffer in own.items():
             if id(buffer) not in copies:  # one that two modules share stays shared
-                copies[id(buffer)] = None if buffer is None else buffer.detach().clone()
+                copies[id(buffer)] = None if buffer is None else _copied(buffer, memory)
             module._buffers[key] = copies[id(buffer)]
     try:
         yield
@@ -62,6 +63,17 @@ def buffers_kept(modules: Iterable[nn.Module], others: Collection[Tensor] = ()) 
             module._buffers.clear()
             module._buffers.update(own)
             module._non_persistent_buffers_set.intersection_update(temporary)
+
+
+def _copied(buffer: Tensor, memory: dict[int, torch.UntypedStorage]) -> Tensor:
+    """A copy of a buffer; those of views of one memory are views of one copy."""
+    if type(buffer) is not Tensor or buffer.layout is not torch.strided:
+        return buffer.detach().clone()
+    own = buffer.untyped_storage()
+    if own._cdata not in memory:
+        memory[own._cdata] = own.clone()
+    copy = memory[own._cdata]
+    return buffer.new_empty(0).set_(copy, buffer.storage_offset(), buffer.shape, buffer.stride())
 
 
 class _Place(NamedTuple):
