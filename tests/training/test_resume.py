@@ -147,6 +147,15 @@ def test_a_corrupt_checkpoint_falls_back_to_the_one_before(tmp_path):
     assert torch.equal(parameters(resumed.model), parameters(whole.model))
 
 
+def test_a_run_keeps_its_microbatches(tmp_path):
+    run = begin(tmp_path / "run", 4, 1)
+    size = run.config()["settings"]["micro_batch_size"]
+    run.close()
+    with pytest.raises(ValueError, match="microbatch_size"):
+        again(tmp_path / "run", microbatch_size=size - 1)
+    again(tmp_path / "run", microbatch_size=size + 1).close()
+
+
 def test_no_whole_checkpoint_is_an_error_that_names_the_files(tmp_path):
     begin(tmp_path / "run", 4, 1)
     for path in (tmp_path / "run" / "checkpoint").glob("*.pt"):

@@ -126,8 +126,10 @@ def continued(folder: RunFolder, began: Began, given: TrainingInputs) -> Trainin
 
 
 def _check_same(folder: RunFolder, given: Mapping[str, Any], before: Mapping[str, Any]) -> None:
-    # The run holds the size of a microbatch that was chosen.
-    wrong = [name for name in given if given[name] != before[name] and name != "micro_batch_size"]
+    most = "micro_batch_size"  # given is the largest that may be chosen, and the run holds the one that was
+    wrong = [name for name in given if given[name] != before[name] and name != most]
+    if given[most] is not None and given[most] < before[most]:
+        wrong.append(most)
     if wrong:
         name = ARGUMENTS.get(wrong[0], wrong[0])
         raise ValueError(
