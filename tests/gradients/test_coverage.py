@@ -385,6 +385,32 @@ def test_routing_by_value_is_computed_densely():
     assert all(value == "dense" for name, value in how(engine).items() if name.startswith("experts"))
 
 
+class RoutedPositions(nn.Module):
+    """Each position of a record goes to one of two experts."""
+
+    def __init__(self):
+        super().__init__()
+        self.routed, self.head = Routed(), nn.Linear(5, 3)
+
+    def forward(self, x):
+        return self.head(self.routed(x.flatten(0, 1)).unflatten(0, x.shape[:2]).mean(1))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_positions_that_are_routed(seed):
+    """Of another first record more positions, or none, may go to an expert."""
+    torch.manual_seed(seed)
+    engine = GradientEngine(model := RoutedPositions().double(), squared, floats(8, 3, 5))
+    for batch in (floats(8, 3, 5) for _ in range(4)):
+        rows = engine(batch)
+        for record in range(8):
+            losses = squared(model, batch[record : record + 1])
+            expected = torch.autograd.grad(losses.sum(), [*model.parameters()], allow_unused=True)
+            found = rows.rows(slice(record, record + 1)).materialise().tensors.values()
+            for one, other in zip(found, expected, strict=True):
+                torch.testing.assert_close(one[0], torch.zeros_like(one[0]) if other is None else other)
+
+
 class Checkpointed(nn.Module):
     def __init__(self, reentrant):
         super().__init__()

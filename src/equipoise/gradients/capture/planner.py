@@ -439,11 +439,16 @@ def _learn_folds(
             again(other)
         if len(other.sites) == len(survey.sites):
             changed = [
-                None if one.value is None or two.value is None else one.value != two.value
+                None if one.value is None or two.value is None else _moved(one.value, two.value)
                 for one, two in zip(survey.sites, other.sites, strict=True)
             ]
     for parts in zip(survey.sites, supports, changed, strict=True):
         resolve_fold(*parts)
+
+
+def _moved(before: Tensor, after: Tensor) -> Tensor:
+    """Where values differ: everywhere if another record changes how many positions an expert is sent."""
+    return before != after if before.shape == after.shape else torch.ones_like(before, dtype=torch.bool)
 
 
 def _find_dense(survey: OperationSurvey, losses: Tensor, ruled: Mapping[str, Tensor]) -> dict[str, str]:
