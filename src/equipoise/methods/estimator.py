@@ -184,10 +184,8 @@ class Estimator(Method):
         def sums(*given: Any) -> dict[str, Bounded]:
             *points, _ = given  # the rows at each point, then the records' numbers
             own = {} if view.sums is None else view.sums(*points)
-            if "gradient" in own:
-                return own
             rows = points[0] if view.rows is None else view.rows(*points)
-            out = {"gradient": clip(rows, self.clip_rule, limits, groups)}
+            out = {} if "gradient" in own else {"gradient": clip(rows, self.clip_rule, limits, groups)}
             if isinstance(threshold, ReleasedQuantile):
                 # A record without a finite norm counts as above, and moves the count by 1/2 like any other.
                 below = soft_indicator(rows.row_norms(), clip_norm, "below")
