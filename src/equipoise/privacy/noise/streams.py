@@ -267,6 +267,8 @@ def _span(start: int, stop: int, even: int, at_once: int) -> range:
 def _joined(ranges: Ranges) -> NDArray[np.int64]:
     """The same ranges, [n, 2], those that follow each other as one: a whole draw is one range."""
     pairs = np.asarray(ranges, np.int64).reshape(-1, 2)
+    if len(pairs) == 1:
+        return pairs
     begins = np.ones(len(pairs) + 1, np.bool_)
     begins[1:-1] = pairs[1:, 0] != pairs[:-1, 1]
     return np.stack([pairs[begins[:-1], 0], pairs[begins[1:], 1]], axis=1)
