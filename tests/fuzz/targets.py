@@ -550,8 +550,8 @@ def targets() -> tuple[Target, ...]:
             700,
             journal,
         ),
-        of_data("idx", "x-idx3-ubyte", [IDX, IDX_FLOATS], idx.read_idx, 500),
-        of_data("idx.gz", "x-idx3-ubyte.gz", [gzip.compress(IDX)], idx.read_idx, 200),
+        of_data("idx", "x-idx3-ubyte", [IDX, IDX_FLOATS], lambda p: idx.read_idx(p, 3), 500),
+        of_data("idx.gz", "x-idx3-ubyte.gz", [gzip.compress(IDX)], lambda p: idx.read_idx(p, 3), 200),
         of_data("csv", "x.csv", [CSV], lambda p: schema.read_rows(p, FORM), 400, ["yes", "a", "#", "?"]),
         of_data("table by schema", "x.csv", [ROWS], _rows_by_schema, 300, ["yes", "a", "?"]),
         of_data(

@@ -62,7 +62,7 @@ MODELS: Final[dict[str, ModelEntry]] = {
 
 IN_BENCHMARKS: Final[Mapping[str, str]] = {
     "resnet20-gn": "--model benchmarks.models:resnet20",
-    "linear": "--model benchmarks.models:linear, or --model logistic, which starts at zero,",
+    "linear": "--model benchmarks.models:linear (or --model logistic, which starts at zero)",
     "text-gru": "--model benchmarks.models:text_gru",
     "text-signs": "--model logistic --data benchmarks.data:sst2_signs --population 67349",
     "scatter-linear": "--data benchmarks.data:mnist_scattered --config "
