@@ -127,3 +127,25 @@ def test_features_are_computed_once_and_the_folder_is_named(tmp_path, monkeypatc
     assert cli.main([*command, str(tmp_path / "b")]) == 0
     assert "computing features" not in capsys.readouterr().err
     assert {path: path.stat().st_mtime_ns for path in cache.glob("features-*.safetensors")} == files
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("options", [True, 1, [1], {"a": float("nan")}, {"a": b"x"}]),
+        ("class_weights", [True, ["yes"], {"yes": 0}, {"yes": "2"}]),
+        ("clip_norm", [True, ["1"], b"1"]),
+        ("epochs", [True, "1", 0, -1, 1e300, 10**400, float("nan")]),
+        ("population", [True, 1.5, 0, 2**63]),
+        ("sampling", ["poison", 1]),
+        ("hardened", [1, "yes"]),
+    ],
+)
+def test_values_of_another_kind_are_refused_by_name(name, values):
+    for value in values:
+        with pytest.raises(SettingsError, match=f"--{name.rstrip('s').replace('_', '-')}"):
+            RunSettings(**{name: value})
+
+
+def test_a_file_keeps_every_digit_of_a_clip_norm():
+    assert RunSettings(clip_norm=0.123456789).clip_norm == "0.123456789"

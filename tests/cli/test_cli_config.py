@@ -136,3 +136,11 @@ def test_a_file_may_name_the_folder_of_any_command(equipoise, tmp_path):
     path.write_text(f'{lines}run-dir = "{tmp_path / "made"}"\n')
     assert equipoise("calibrate --json --config", path).code == 0
     assert (tmp_path / "made" / "calibration.json").is_file()
+
+
+def test_a_zero_in_the_file_of_a_run_is_repeated(equipoise, tmp_path):
+    config = {"experiment": {"data": "digits", "momentum": 0.0, "ema": 0.0, "epochs": 2.0, "options": {}}}
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(config))
+    settings = equipoise("train --dry-run --json --config", path).value["settings"]
+    assert (settings["momentum"], settings["ema"]) == (0.0, 0.0)

@@ -100,7 +100,7 @@ def _numbers(value: Any) -> Any:
         return [float(word) for word in value.split(",")] if isinstance(value, str) else value
     except ValueError:
         raise SettingsError(
-            f"--learning-rates is {value!r}, but it must be numbers such as 0.5,1,2."
+            f"--learning-rates is {value!r:.80}, but it must be numbers such as 0.5,1,2."
         ) from None
 
 

@@ -117,16 +117,20 @@ def flat(values: Mapping[str, Any], before: str = "") -> dict[str, Any]:
     """
     found: dict[str, Any] = {}
     for name, value in values.items():
-        inner = flat(value, f"{before}{name}.") if isinstance(value, Mapping) else {before + name: value}
+        inner = flat(value, f"{before}{name}.") if isinstance(value, Mapping) else {f"{before}{name}": value}
         found |= inner
     return found
 
 
 def _table_of(parse: Callable[[str], tuple[str, Any]]) -> BeforeValidator:
     """NAME=VALUE words of the command line, or a table of a file."""
-    return BeforeValidator(
-        lambda value: flat(value) if isinstance(value, Mapping) else dict(map(parse, value or ()))
-    )
+
+    def read(value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return flat(value)
+        return dict(map(parse, map(str, value))) if isinstance(value, list) else value
+
+    return BeforeValidator(read)
 
 
 # an integer beyond 63 bits is none to torch, and a number beyond LARGEST infinite in the 32 bits of a model
@@ -147,9 +151,7 @@ UserRows = Literal["sum", "mean"]
 Features = Literal["strokes", "upright-strokes", "things", "deep-things"]
 Options = Annotated[dict[str, JsonValue], _table_of(lambda text: parse_option(text))]
 Weights = Annotated[dict[str, Positive], _table_of(lambda text: parse_weight(text))]
-ClipNorm = Annotated[
-    str, BeforeValidator(lambda value: f"{value:g}" if type(value) in (int, float) else value)
-]
+ClipNorm = Annotated[str, BeforeValidator(lambda value: str(value) if type(value) in (int, float) else value)]
 Columns = Annotated[
     str, BeforeValidator(lambda value: ",".join(map(str, value)) if isinstance(value, list) else value)
 ]
@@ -216,7 +218,7 @@ def _said(kind: type, error: ValidationError) -> str:
     said = found["msg"].replace("Input should be", "it must be").replace("'", "")
     given = f"{found['input']:g}" if isinstance(found["input"], float) else f"{found['input']!r:.80}"
     remedy = shown_of(known[name]).get("remedy", "")
-    return f"{' '.join([option, *inner])} is {given}, but {said[0].lower()}{said[1:]}.{remedy}"
+    return f"{' '.join([option, *inner[:1]])} is {given}, but {said[0].lower()}{said[1:]}.{remedy}"
 
 
 def schema() -> dict[str, Any]:
@@ -754,4 +756,4 @@ def parse_weight(text: str) -> tuple[str, float]:
 
 def written(value: Any) -> str:
     """A value as the command line takes it."""
-    return value if isinstance(value, str) else json.dumps(value)
+    return value if isinstance(value, str) else json.dumps(value, default=str)

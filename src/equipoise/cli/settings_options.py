@@ -236,7 +236,10 @@ def _of_json(values: Any, config: str) -> dict[str, Any]:
     if isinstance(base := values.get("base"), dict):
         values = {**base, **{name: value for name, value in values.items() if name != "base"}}
     # What was left open; a command has no option for what another one may leave open.
-    return {name: value for name, value in values.items() if value not in (None, False, {})}
+    # Compared one by one: 0 == False, and a momentum of 0 is a choice.
+    return {
+        n: value for n, value in values.items() if value is not None and value is not False and value != {}
+    }
 
 
 def _check_code(config: str, values: Mapping[str, Any]) -> None:
