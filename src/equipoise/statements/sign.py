@@ -13,7 +13,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,6 @@ __all__ = [
     "fingerprint",
     "read_private_key",
     "read_signature",
-    "sign",
     "sign_files",
     "signing_key",
 ]
@@ -100,20 +99,6 @@ class Signature:
         return True
 
 
-def sign(key: Ed25519PrivateKey, files: Mapping[str, bytes], journal: str | None) -> Signature:
-    """Sign the contents of files, and the SHA-256 of the journal's lines where there are any.
-
-    Example:
-        >>> key = Ed25519PrivateKey.generate()
-        >>> made = sign(key, {"statement.json": b"{}"}, None)
-        >>> made.is_valid(key.public_key()), made.is_valid(Ed25519PrivateKey.generate().public_key())
-        (True, False)
-    """
-    hashes = {name: hashlib.sha256(content).hexdigest() for name, content in sorted(files.items())}
-    public = key.public_key().public_bytes_raw()
-    return Signature(hashes, journal, public, key.sign(_bytes(_signed(hashes, journal, public))))
-
-
 def fingerprint(public_key: bytes) -> str:
     """A name of a public key that people can compare: 32 hexadecimal digits of its SHA-256."""
     return hashlib.sha256(public_key).hexdigest()[:32]
@@ -125,21 +110,11 @@ def read_private_key(content: bytes, password: bytes | None = None) -> Ed25519Pr
     Raises:
         KeyFileError: another kind of key, no key, or a wrong or missing password.
     """
-    load = serialization.load_pem_private_key
+    load: Callable[..., object] = serialization.load_pem_private_key
     if b"BEGIN OPENSSH PRIVATE KEY" in content:
         load = serialization.load_ssh_private_key
-    try:
-        key: Any = load(content, password)
-    except TypeError as error:
-        raise KeyFileError(f"the key file cannot be opened: {error}") from None
-    except (ValueError, UnsupportedAlgorithm) as error:
-        raise KeyFileError(
-            f"the key file holds no private key that can be read ({error}). Make one with: openssl genpkey "
-            "-algorithm ed25519 -out key.pem"
-        ) from None
-    if not isinstance(key, Ed25519PrivateKey):
-        raise KeyFileError(f"the key file holds a {type(key).__name__}; statements are signed with Ed25519")
-    return key
+    make = "Make one with: openssl genpkey -algorithm ed25519 -out key.pem"
+    return _loaded(Ed25519PrivateKey, make, load, content, password)
 
 
 def read_public_key(content: bytes) -> Ed25519PublicKey:
@@ -148,17 +123,22 @@ def read_public_key(content: bytes) -> Ed25519PublicKey:
     Raises:
         KeyFileError: another kind of key, or no key.
     """
-    load = serialization.load_pem_public_key
+    load: Callable[..., object] = serialization.load_pem_public_key
     if content.lstrip().startswith(b"ssh-"):
         load = serialization.load_ssh_public_key
+    get = "Get it with: openssl pkey -in key.pem -pubout"
+    return _loaded(Ed25519PublicKey, get, load, content.strip() + b"\n")
+
+
+def _loaded(kind: Any, remedy: str, load: Callable[..., object], *given: bytes | None) -> Any:
     try:
-        key: Any = load(content.strip() + b"\n")
+        key = load(*given)
+    except TypeError as error:  # a password is missing, or given for nothing
+        raise KeyFileError(f"the key file cannot be opened: {error}") from None
     except (ValueError, UnsupportedAlgorithm) as error:
-        raise KeyFileError(
-            f"the key file holds no public key that can be read ({error}). Get it with: openssl pkey -in "
-            "key.pem -pubout"
-        ) from None
-    if not isinstance(key, Ed25519PublicKey):
+        word = "private" if kind is Ed25519PrivateKey else "public"
+        raise KeyFileError(f"the key file holds no {word} key that can be read ({error}). {remedy}") from None
+    if not isinstance(key, kind):
         raise KeyFileError(f"the key file holds a {type(key).__name__}; statements are signed with Ed25519")
     return key
 
@@ -181,8 +161,9 @@ def sign_files(
     key: Ed25519PrivateKey, folder: Path, names: Iterable[str], journal: str | None = None
 ) -> Signature:
     """Sign those of the folder's files that are there, and the SHA-256 of the run's journal entries."""
-    places = {name: folder / name for name in names}
-    return sign(key, {n: place.read_bytes() for n, place in places.items() if place.is_file()}, journal)
+    hashes = {name: found for name in sorted(names) if (found := _hash_of(folder / name)) is not None}
+    public = key.public_key().public_bytes_raw()
+    return Signature(hashes, journal, public, key.sign(_bytes(_signed(hashes, journal, public))))
 
 
 def read_signature(
