@@ -169,7 +169,7 @@ def test_a_function_names_users_by_a_field(monkeypatch):
         (f"{USERS} --sampling without-replacement", "--records-per-user 2: no accountant"),
         (f"{USERS} --method dp-mf", "--records-per-user 2"),
         (USERS.replace("patient", "buys"), "which is the target"),
-        (USERS.replace("patient", "person"), "--owner names 'person', but the header has no such column"),
+        (USERS.replace("patient", "person"), "--owner names 'person', but the table has no such column"),
     ],
 )
 def test_slips_are_answered(equipoise, people, words, message):

@@ -443,11 +443,6 @@ def load_table(
             "must be a public number that you state, not one counted from the private rows: --population "
             f"NUMBER, or population = ... in {where!r}. A round figure near the number of rows will do."
         )
-    if owner is not None and owner not in table.schema.columns and not table.schema.header:
-        raise SchemaError(
-            f"--owner names {owner!r}, which is no column of the schema {where!r}. A file without header "
-            'needs all its columns declared in order; this one by type = "skip".'
-        )
     judges = None if test is None else read_rows(test, table)
     rows = read_rows(path, table, owner=owner)
     train, judges, left = with_test_records(rows, judges, test_share, table.schema.population)
@@ -558,8 +553,9 @@ def _misfit(cells: Cells, names: list[str], wrong: list[str], owner: str | None)
     """What is wrong with a header; its names are not shown, it may be a row of data."""
     if wrong == [owner] and owner not in names:
         return (
-            f"{cells.place()}: --owner names {owner!r}, but the header has no such column. Name the column "
-            "that says which user a row belongs to."
+            f"{cells.place()}: --owner names {owner!r}, but the table has no such column. Name the one that "
+            "says which user a row belongs to. A file without header needs all its columns declared in "
+            'order, this one by type = "skip".'
         )
     other = other_delimiter(names)
     remedy = (

@@ -102,8 +102,8 @@ def read_cells(
     if comment and comment in text:
         # a quoted cell, which begins where a cell does, may hold a line that looks like a comment
         quoted = rf'(?<![^\n{re.escape(delimiter)}]) *"(?:[^"]|"")*"'
-        line = rf"(?<![^\n]) *{re.escape(comment)}.*"
-        text = re.sub(rf"({quoted})|{line}", lambda found: found[1] or "", text)
+        remark = rf"(?<![^\n]) *{re.escape(comment)}.*"
+        text = re.sub(rf"({quoted})|{remark}", lambda found: found[1] or "", text)
     width = next((cells for _, cells in _lines(path, text, delimiter)), 0)
     if not width:
         raise DataFileError(f"The file {str(path)!r} holds no rows.")
