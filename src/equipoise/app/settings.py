@@ -95,13 +95,6 @@ OF_OWN_DATA = (
 )  # fmt: skip
 """The settings that say how files and functions of the user's own are read, and what is learnt of them."""
 
-OF_RECIPE = (
-    "epochs", "batch_size", "learning_rate", "clip_rule", "optimizer", "momentum", "weight_decay", "schedule",
-    "ema", "views", "features",
-)  # fmt: skip
-"""The settings that the recipe for data and model gives as they stand."""
-
-
 # ---- kinds of values: the command line gives words, a file numbers, lists and tables
 
 
@@ -343,13 +336,16 @@ class RunSettings:
                 "your own as package.module:function."
             )
         usual = default_settings(self.data, model, self.epsilon)
-        filled: dict[str, Any] = {name: getattr(usual, name) for name in OF_RECIPE}
-        filled |= {"clip_norm": usual.clip_norm, "delta": default_delta(population)}
+        of_recipe = [
+            name for name, field in facts(RunSettings).items() if shown_of(field).get("usual") == BY_DATA
+        ]
+        filled: dict[str, Any] = {name: getattr(usual, name) for name in of_recipe}
+        filled["delta"] = default_delta(population)
         if "clip_norm" in self._no_use():
             # A clipped gradient has at most this length; longer steps than it leads to would differ in kind.
             filled["learning_rate"] *= usual.clip_norm
-        if self.noise_multiplier is None:
-            filled["epsilon"] = usual.epsilon
+        if self.noise_multiplier is not None:
+            del filled["epsilon"]
         gaps = {name: value for name, value in filled.items() if getattr(self, name) is None}
         result = replace(self, model=model, **gaps)
         result.check()

@@ -316,34 +316,23 @@ def assemble_shown(settings: RunSettings, console: Console, outline: bool = Fals
 
 @contextmanager
 def _feature_progress(console: Console) -> Iterator[FeatureProgress]:
-    """What is done meanwhile, and a line and a bar that appear when features are to be computed."""
-    from rich.progress import Progress as Bar
-
-    status = console.status("loading the data and building the model")
-    bar = Bar(console=console, transient=True, disable=not console.is_terminal)
-    task = bar.add_task("computing features", total=None, visible=False)
+    """What is done meanwhile; of features that are computed, also where they are kept, and how many are."""
     began = False
+    with console.status("loading the data and building the model") as status:
 
-    def update(done: int, total: int) -> None:
-        nonlocal began
-        if not began:
-            began = True
-            status.stop()  # a console shows one of them at a time
-            console.print(
-                "computing features once, which can take minutes; they are kept in "
-                f"{cache_folder()} for later runs (EQUIPOISE_CACHE names another folder)",
-                markup=False,
-                soft_wrap=True,
-            )
-            bar.start()
-        bar.update(task, completed=done, total=total, visible=True)
+        def update(done: int, total: int) -> None:
+            nonlocal began
+            if not began:
+                began = True
+                console.print(
+                    "computing features once, which can take minutes; they are kept in "
+                    f"{cache_folder()} for later runs (EQUIPOISE_CACHE names another folder)",
+                    markup=False,
+                    soft_wrap=True,
+                )
+            status.update(f"computing features: {done:,} of {total:,}")
 
-    status.start()
-    try:
         yield update
-    finally:
-        status.stop()
-        bar.stop()
 
 
 def _introduce(training: PrivateTraining, experiment: Experiment, console: Console) -> list[str]:
