@@ -59,6 +59,7 @@ def test_a_command_without_its_extra_says_the_one_line_to_install_before_it_begi
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("gone", "code", "extra"),
     [

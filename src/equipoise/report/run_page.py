@@ -133,8 +133,9 @@ def _charts(run: Run) -> list[dict[str, Any]]:
         ),
         *chart(
             "Signal over noise, of all steps so far",
-            "How far the sum of the steps stands above the sum of their noise, if the signal of each points "
-            "the same way; above 1 there is more signal than noise. Computed from released numbers alone.",
+            "How far the sum of the steps stands above the sum of their noise, if the signals all point the "
+            "same way and each step has noise of its own; above 1 there is more signal than noise. Computed "
+            "from released numbers alone.",
             [curve_of("signal over noise", _signal_over_noise(run))],
             x_label="step",
         ),
