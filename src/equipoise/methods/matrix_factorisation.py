@@ -143,6 +143,11 @@ class GivenCoefficients(NoiseStrategy):
 class DPMF(DPSGD):
     """DP-SGD with noise correlated over steps by a banded matrix factorisation.
 
+    Guarantee: a run is one release C x + z N(0, I) of all its sums x (`BandedGaussian`), which C^-1 maps to
+    what leaves. A record moves x_t by at most C_t where it is drawn, and its draws are at least b steps
+    apart, so that the columns of C that it moves are orthogonal: k draws cost k Gaussian releases of
+    multiplier z. Cyclic Poisson sampling makes each one of a sample at rate b q.
+
     Args:
         clip_norm: as for DP-SGD.
         clip_rule: as for DP-SGD.

@@ -39,7 +39,9 @@ __all__ = ["PublicOnly", "PublicWarmStart"]
 
 @dataclass(frozen=True, kw_only=True)
 class PublicOnly(Method):
-    """SGD on public records; the private records are never drawn, and the plan holds no release.
+    """SGD on public records.
+
+    Guarantee: epsilon is zero. Private records are never drawn, and the plan holds no release.
 
     Args:
         public: the public records, a batch as the loss takes it.
@@ -88,6 +90,8 @@ class WarmStart:
 @dataclass(frozen=True, kw_only=True)
 class PublicWarmStart(MethodWrapper):
     """Public steps first, then an inner method, which is planned for the steps that are left.
+
+    Guarantee: that of the inner method over its own steps. Those before it draw no private record.
 
     Args:
         public: the public records, a batch as the loss takes it.
