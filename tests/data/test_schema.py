@@ -287,9 +287,10 @@ def parts_of(numbers):
     return Records({"input": numbers}).set_aside(0.3, seed=1)
 
 
-def test_a_delimiter_that_is_none(people):
+@pytest.mark.parametrize("delimiter", [";;", "\n", '"', "§"])
+def test_a_delimiter_that_is_none(people, delimiter):
     with pytest.raises(DataFileError, match="cannot stand between cells"):
-        first_schema(people, delimiter=";;")
+        first_schema(people, delimiter=delimiter)
 
 
 def test_a_share_that_leaves_nothing():

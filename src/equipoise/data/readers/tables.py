@@ -90,9 +90,10 @@ def read_cells(
     """
     if is_parquet(path):
         return _parquet(path, most)
-    if len(delimiter) != 1 or delimiter in '"\r\n':
+    if len(delimiter) != 1 or not delimiter.isascii() or delimiter in '"\r\n':
         raise DataFileError(
-            f"delimiter={delimiter!r} cannot stand between cells. Give one character, such as a semicolon."
+            f"delimiter={delimiter!r} cannot stand between cells. Give one ASCII character, such as a "
+            "semicolon."
         )
     text = read_text(path)
     if "\0" in text:  # where pandas would end the cell
