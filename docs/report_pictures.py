@@ -29,7 +29,7 @@ PAGES = {
         "compare --methods dp-sgd,auto-s,dp-c4-plus,sgd --seeds 3 --trials 1 --epsilon 3",
         "comparison.html",
     ),
-    "federation": ("federate --clients 5 --rounds 20 --epsilon 8", "report.html"),
+    "federation": ("federate --method adaptdp-fedavg --clients 5 --rounds 20 --epsilon 8", "report.html"),
 }
 
 # The page in a frame as wide as the screen, since Chromium makes no window below 500 pixels. The frame says

@@ -26,7 +26,7 @@ __all__ = ["federate", "resume_folder"]
     "clip_norm", "model", "recipe", "options", *OF_OWN_DATA, "subset", "public_records",
     "micro_batch_size", "seed", "reproducible", "hardened",
     parameter="base",
-    defaults={"method": "adaptdp-fedavg", "data": "digits", "epsilon": 3.0},
+    defaults={"method": "dp-fedavg", "data": "digits", "epsilon": 3.0},
     helps={
         "method": "Federated method, or fedavg:NAME with any name that `equipoise methods` lists.",
         "epsilon": "Privacy budget of every client.",
