@@ -208,11 +208,8 @@ def _words(error: Exception, words: list[str]) -> str:
         unknown = re.match(r"No such option:? '?(--?[\w-]+)", said)
         if unknown is not None:
             return _unknown_option(unknown[1], error) or said
-        if (
-            said.startswith("No such command")
-            and getattr(error, "ctx", None)
-            and error.ctx.command.name == "audit"
-        ):
+        context = getattr(error, "ctx", None)
+        if said.startswith("No such command") and context and context.command.name == "audit":
             return f"{said} A run is audited by: equipoise audit run RUN."
         gone = re.match(r"No such command '(\w+)'", said)
         return GONE.get(gone[1], said) if gone else said

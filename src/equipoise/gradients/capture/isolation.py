@@ -71,7 +71,7 @@ def _copied(buffer: Tensor, memory: dict[int, torch.UntypedStorage]) -> Tensor:
         return buffer.detach().clone()
     own = buffer.untyped_storage()
     if own._cdata not in memory:
-        memory[own._cdata] = own.clone()
+        memory[own._cdata] = own.clone()  # type: ignore[no-untyped-call]
     copy = memory[own._cdata]
     return buffer.new_empty(0).set_(copy, buffer.storage_offset(), buffer.shape, buffer.stride())
 

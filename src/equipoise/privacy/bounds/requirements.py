@@ -144,8 +144,10 @@ def _answer(
             "return one weight per record"
         )
     # The norms were wrapped without a draw, or not at all: other private numbers show.
-    is_private = isinstance(answer, Private)
-    if is_private is not looks or (is_private and not (answer.by_record and answer.draw is None)):
+    is_fine = not looks
+    if isinstance(answer, Private):
+        is_fine = looks and answer.by_record and answer.draw is None
+    if not is_fine:
         raise PrivateError(
             f"{name} must look at each norm on its own, with elementwise operations and public numbers. A "
             "sort, a mean, an index, a number of its own from private records: each may give a record "
