@@ -1,13 +1,12 @@
 """The published accuracies belong to these numbers: whoever changes a default measures again."""
 
 import json
-from dataclasses import replace
 
 import pytest
 
 from equipoise import cli
 from equipoise.app.default_settings import default_settings, recipes
-from equipoise.app.model_table import DRAWN_FEATURES, MODELS
+from equipoise.app.model_table import DRAWN_FEATURES
 from equipoise.app.option_checks import SettingsError
 from equipoise.app.settings import RunSettings
 
@@ -109,7 +108,7 @@ def test_features_are_computed_once_and_the_folder_is_named(tmp_path, monkeypatc
     cache = tmp_path / "cache"
     monkeypatch.setenv("EQUIPOISE_CACHE", str(cache))
     small = {"strokes": {"dictionaries": ((16, 3, 2),), "pictures": 200}}
-    monkeypatch.setitem(MODELS, "patches-linear", replace(MODELS["patches-linear"], features=small))
+    monkeypatch.setattr("equipoise.app.models.DRAWN_FEATURES", small)
     command = ["train", "--data", "digits", "--model", "patches-linear", "--json", "--epochs", "1"]
     command += ["--run-dir"]
     assert cli.main([*command, str(tmp_path / "a"), "--dry-run"]) == 0

@@ -69,7 +69,7 @@ def few_drawings(monkeypatch: pytest.MonkeyPatch) -> None:
         "things": {**small, "with_mirror_image": True},
         "deep-things": {**small, "with_mirror_image": True, "network": "contrastive"},
     }
-    monkeypatch.setitem(MODELS, "patches-linear", replace(MODELS["patches-linear"], features=kinds))
+    monkeypatch.setattr("equipoise.app.models.DRAWN_FEATURES", kinds)
 
 
 def count(model: torch.nn.Module) -> int:

@@ -7,7 +7,6 @@ import subprocess
 import sys
 import threading
 import time
-from dataclasses import replace
 
 import pytest
 import torch
@@ -15,7 +14,6 @@ from rich.console import Console
 from safetensors.torch import load_file
 
 from equipoise.app import option_checks as names
-from equipoise.app.model_table import MODELS
 from equipoise.cli import screen
 from equipoise.data.named import NAMED
 from equipoise.training.metrics import MetricsLog
@@ -177,7 +175,7 @@ def few_drawings(tmp_path, monkeypatch):
     """Features of one length, so that nothing but the answers tells them apart; digits under another name."""
     small = {"dictionaries": ((16, 3, 2),), "pictures": 200}
     kinds = {"strokes": small, "deep-things": {**small, "with_mirror_image": True}}
-    monkeypatch.setitem(MODELS, "patches-linear", replace(MODELS["patches-linear"], features=kinds))
+    monkeypatch.setattr("equipoise.app.models.DRAWN_FEATURES", kinds)
     monkeypatch.setenv("EQUIPOISE_CACHE", str(tmp_path / "cache"))
     code = "from equipoise import data\n\ndef digits():\n    return data.load('digits')\n"
     (tmp_path / "other_digits.py").write_text(code)

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from equipoise.app.model_table import MODELS
+from equipoise.app.model_table import DEFAULT_FEATURES, ON_FEATURES
 from equipoise.app.option_checks import data_form
 
 __all__ = ["RECIPES", "default_delta", "default_model_of", "default_settings", "recipes"]
@@ -71,5 +71,5 @@ def default_settings(data: str, model: str, epsilon: float | None = None) -> Any
     found = fitting[0] if fitting else recipes()[usual]
     if epsilon is not None and fitting:
         found = min(fitting, key=lambda one: abs(math.log(one["epsilon"] / epsilon)))
-    features = MODELS[model].default_features if model in MODELS else None
+    features = DEFAULT_FEATURES if model == ON_FEATURES else None
     return SimpleNamespace(**{"ema": None, "features": features, **found})

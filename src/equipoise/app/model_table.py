@@ -3,27 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any, Final
 
-__all__ = ["DRAWN_FEATURES", "IN_BENCHMARKS", "MODELS", "ModelEntry"]
-
-
-@dataclass(frozen=True)
-class ModelEntry:
-    """A row of the table; functions are named as "module:function".
-
-    Attributes:
-        build: data set (as prepared) -> module; raises ValueError where the inputs do not suit it.
-        extractor: raw data set -> the feature extractor that belongs to the model; None for raw inputs.
-        features: those to choose from, by name: arguments of `extractor`. Empty where there is no choice.
-        default_features: a name among them, for data whose default settings name none.
-    """
-
-    build: str
-    extractor: str | None = None
-    features: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    default_features: str | None = None
+__all__ = ["DEFAULT_FEATURES", "DRAWN_FEATURES", "IN_BENCHMARKS", "MODELS", "ON_FEATURES"]
 
 
 DRAWN_FEATURES: Final[Mapping[str, Mapping[str, Any]]] = {
@@ -44,20 +26,22 @@ Run folders name them, so a line stays as it is: other features get another name
 """
 
 
-MODELS: Final[dict[str, ModelEntry]] = {
-    "mlp-tanh": ModelEntry("equipoise.app.models:mlp_tanh"),
-    "cnn-tanh": ModelEntry("equipoise.app.models:cnn_tanh"),
-    "cnn-cifar": ModelEntry("equipoise.app.models:cnn_cifar"),
-    "logistic": ModelEntry("equipoise.app.models:logistic"),
-    "additive": ModelEntry("equipoise.app.models:additive"),
-    "patches-linear": ModelEntry(
-        "equipoise.app.models:patches_linear",
-        "equipoise.app.models:drawn_features",
-        DRAWN_FEATURES,
-        default_features="deep-things",
-    ),
-    "text-bag": ModelEntry("equipoise.app.models:text_bag"),
+DEFAULT_FEATURES = "deep-things"
+"""Of the model on drawn features, where no recipe for the data names others."""
+
+ON_FEATURES = "patches-linear"
+"""The model that is trained on drawn features instead of the inputs."""
+
+MODELS: Final[dict[str, str]] = {
+    "mlp-tanh": "equipoise.app.models:mlp_tanh",
+    "cnn-tanh": "equipoise.app.models:cnn_tanh",
+    "cnn-cifar": "equipoise.app.models:cnn_cifar",
+    "logistic": "equipoise.app.models:logistic",
+    "additive": "equipoise.app.models:additive",
+    ON_FEATURES: "equipoise.app.models:patches_linear",
+    "text-bag": "equipoise.app.models:text_bag",
 }
+"""By name, "module:function": data set (as prepared) -> module; ValueError if the inputs do not suit it."""
 
 
 IN_BENCHMARKS: Final[Mapping[str, str]] = {

@@ -25,10 +25,10 @@ from torch import Tensor, nn
 
 from equipoise._files import PathLike
 from equipoise.app.default_settings import default_settings
-from equipoise.app.model_table import MODELS, ModelEntry
+from equipoise.app.model_table import DRAWN_FEATURES, MODELS, ON_FEATURES
 from equipoise.app.option_checks import refuse_moved
 from equipoise.data.features.drawn import DrawnFeatures
-from equipoise.data.features.extractors import FeatureExtractor, FeatureProgress, features_of
+from equipoise.data.features.extractors import FeatureProgress, features_of
 from equipoise.data.readers.custom import load_function
 from equipoise.data.records import DataSet, Records
 from equipoise.gradients.capture.random_numbers import random_numbers_from
@@ -183,11 +183,6 @@ def additive(dataset: DataSet) -> nn.Module:
     return nn.Sequential(bends, _from_zero(bends.width(prod(dataset.input_shape)), dataset.num_classes))
 
 
-def drawn_features(dataset: DataSet, **constants: Any) -> FeatureExtractor:
-    """Features fitted on pictures that the library draws."""
-    return DrawnFeatures(_images("patches-linear", dataset, 8), **constants)
-
-
 def patches_linear(dataset: DataSet) -> nn.Module:
     """One linear layer, started at zero, on drawn features."""
     if len(dataset.input_shape) != 1 or dataset.vocabulary_size is not None:
@@ -225,7 +220,7 @@ def build_model(name: str, dataset: DataSet, *, seed: int = 0) -> nn.Module:
     >>> sum(p.numel() for p in model.parameters())
     4810
     """
-    build = load_function(name if ":" in name else _entry(name).build)
+    build = load_function(name if ":" in name else _function_of(name))
     try:
         signature(build).bind(dataset)
     except TypeError as error:
@@ -241,7 +236,7 @@ def build_model(name: str, dataset: DataSet, *, seed: int = 0) -> nn.Module:
     return model
 
 
-def extractor_of(name: str, dataset: DataSet, features: str | None = None) -> FeatureExtractor | None:
+def extractor_of(name: str, dataset: DataSet, features: str | None = None) -> DrawnFeatures | None:
     """The feature extractor that belongs to the model, or None if it takes the raw inputs.
 
     Args:
@@ -256,17 +251,16 @@ def extractor_of(name: str, dataset: DataSet, features: str | None = None) -> Fe
     >>> extractor_of("patches-linear", data.load("digits")).config()["extractor"]
     'drawn'
     """
-    entry = None if ":" in name else _entry(name)
-    if entry is None or entry.extractor is None:
+    if name != ON_FEATURES:
         return None
     chosen = features or default_settings(dataset.name, name).features
-    if chosen is not None and chosen not in entry.features:
-        known = ", ".join(entry.features) or "none to choose from"
+    if chosen not in DRAWN_FEATURES:
         raise ValueError(
-            f"features={chosen!r} are none of the model {name!r}. It has: {known}. Features of a newer "
-            "version of equipoise need that version."
+            f"features={chosen!r} are none of the model {name!r}. It has: {', '.join(DRAWN_FEATURES)}. "
+            "Features of a newer version of equipoise need that version."
         )
-    return load_function(entry.extractor)(dataset, **({} if chosen is None else entry.features[chosen]))
+    constants: Any = DRAWN_FEATURES[chosen]
+    return DrawnFeatures(_images(name, dataset, 8), **constants)
 
 
 def prepare_data(
@@ -292,9 +286,10 @@ def prepare_data(
     if extractor is None:
         return dataset
     if outline:
-        if isinstance(extractor, DrawnFeatures):  # the shape does not depend on what they are fitted on
-            extractor = replace(extractor, pictures=100)
-        shape = extractor(torch.zeros_like(dataset.train.fields["input"][:1])).shape[1:]
+        # the shape does not depend on how many pictures they are fitted on
+        shape = replace(extractor, pictures=100)(torch.zeros_like(dataset.train.fields["input"][:1])).shape[
+            1:
+        ]
 
         def zeros(records: Records) -> Records:
             inputs = torch.zeros(1, *shape).expand(len(records), *shape)  # one row in memory
@@ -327,7 +322,7 @@ def unnamed_model(dataset: DataSet) -> str:
     return default_model(replace(dataset, numeric_columns=()))
 
 
-def _entry(name: str) -> ModelEntry:
+def _function_of(name: str) -> str:
     if name not in MODELS:
         refuse_moved("model", name)
         raise ValueError(

@@ -11,7 +11,7 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 
 from equipoise._run_files import file_of_run, read_json
-from equipoise.app.model_table import MODELS
+from equipoise.app.model_table import ON_FEATURES
 from equipoise.app.option_checks import SettingsError, flag
 from equipoise.app.settings import FederationSettings, RunSettings
 from equipoise.report import RunFolderError, read_run
@@ -91,8 +91,7 @@ def _saved_settings(folder: str, name: str, values: dict[str, Any]) -> RunSettin
         settings = RunSettings.from_json(values)
     except SettingsError as error:
         raise SettingsError(f"run={folder!r}, {name}: {error}") from None
-    entry = MODELS.get(settings.model or "")
-    if entry is not None and entry.features and settings.features is None:
+    if settings.model == ON_FEATURES and settings.features is None:
         raise RunFolderError(
             f"run={folder!r}: {name} does not say which features {settings.model} was trained on: an earlier "
             "version of equipoise began it. Use that version for it, or train again."

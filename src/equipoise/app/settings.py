@@ -27,7 +27,7 @@ from equipoise._relations import RELATIONS
 from equipoise._run_files import read_json
 from equipoise._validate import suggestion
 from equipoise.app.default_settings import default_delta, default_model_of, default_settings
-from equipoise.app.model_table import MODELS
+from equipoise.app.model_table import ON_FEATURES
 from equipoise.app.option_checks import (
     LARGEST,
     SettingsError,
@@ -371,11 +371,10 @@ class RunSettings:
                 "of your own needs a method in the same module, such as a subclass of eq.DPSGD with a name "
                 "of its own: give --method module:Class, and the rule by its kind."
             )
-        offered = [name for name, entry in MODELS.items() if self.features in entry.features]
-        if self.features is not None and self.model not in offered:
+        if self.features is not None and self.model != ON_FEATURES:
             raise SettingsError(
-                f"--features is {self.features}, but only {' and '.join(offered)} can be trained on these. "
-                f"Give --model {' or '.join(offered)}, or leave --features out."
+                f"--features is {self.features}, but only {ON_FEATURES} can be trained on these. Give "
+                f"--model {ON_FEATURES}, or leave --features out."
             )
         self._check_data()
         self._check_unit()

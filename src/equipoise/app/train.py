@@ -26,7 +26,7 @@ from equipoise._run_files import read_object
 from equipoise._validate import delta_warning
 from equipoise.app.build import Experiment, assemble, build_training
 from equipoise.app.data_loading import cache_folder
-from equipoise.app.model_table import MODELS, ModelEntry
+from equipoise.app.model_table import ON_FEATURES
 from equipoise.app.option_checks import SettingsError, noise_warning, rate_warning
 from equipoise.app.run_checks import SETTINGS_FILE, is_finished
 from equipoise.app.settings import RunSettings
@@ -85,7 +85,7 @@ def describe_run(settings: RunSettings, console: Console) -> dict[str, Any]:
         warned = _introduce(training, experiment, console)
         description = training.describe()
     console.print(str(description), markup=False, soft_wrap=True)
-    if MODELS.get(experiment.settings.model or "", ModelEntry("")).extractor is not None:
+    if experiment.settings.model == ON_FEATURES:
         console.print("  features    not computed here: a training does so first, for minutes")
     return {
         "dry_run": True,
