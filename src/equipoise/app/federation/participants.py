@@ -296,8 +296,8 @@ def _recipe(base: RunSettings, entry: FederatedMethod) -> str:
 
 
 _FUSED = (
-    " The radius is asked for before each round. A federation that was begun with variant=fused goes on with "
-    "the version that began it."
+    " The radius is asked for before each round. A federation with a fused radius goes on with the "
+    "version that began it."
 )
 
 
