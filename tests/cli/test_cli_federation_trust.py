@@ -257,7 +257,7 @@ def test_damaged_files_are_refused_in_words(run, equipoise, name, content):
         ([1], "predict RUN --data digits", "federation.json holds no settings. Restore it from a copy"),
         ({"settings": 5}, "report RUN", "federation.json hold values of another kind .* Restore the files"),
         ({"settings": 5}, "predict RUN --data digits", "federation.json holds no settings. Restore it"),
-        ({"settings": {"data": 5}}, "predict RUN", "federation.json: the saved .* no str: .* Restore them"),
+        ({"settings": {"data": 5}}, "predict RUN", "federation.json: --data is 5, but it must be"),
         ({"rounds": 5}, "verify RUN", "federation.json or a client's statement hold .* Restore the files"),
         ({"command": {}}, "report RUN", None),
     ],

@@ -8,7 +8,6 @@ import gzip
 import hashlib
 import io
 import json
-import lzma
 import os
 import pickle
 import shutil
@@ -40,7 +39,6 @@ from equipoise.federated import Client, FedAvg, Reply, Request, simulate
 from equipoise.privacy import FullBatch, Journal, Ledger, Secrets
 from equipoise.report import read_run, render_page, summary
 from equipoise.statements import statement_of
-from reproduction.data import cifar_shards
 
 Strategy = st.SearchStrategy[Any]
 
@@ -326,24 +324,6 @@ def _image_folder(path: Path) -> None:
     image_folders.load_images(path.parent / "photos", "4x4x1", test=test, population=3)
 
 
-def _npz(**arrays: Any) -> bytes:
-    buffer = io.BytesIO()
-    np.savez(buffer, **arrays)
-    return buffer.getvalue()
-
-
-def _shard() -> bytes:
-    folded = np.zeros(3 * 2 * 32 * 32, np.uint8)
-    stream = lzma.compress(folded.tobytes(), format=lzma.FORMAT_XZ)
-    images = cifar_shards.decode_images(stream, 2)
-    return _npz(
-        labels=np.array([1, 2], np.uint8),
-        index=np.array([0, 1], np.int32),
-        residual=np.frombuffer(stream, np.uint8),
-        sha256=np.array(hashlib.sha256(images.tobytes()).hexdigest()),
-    )
-
-
 CIFAR = bytes([3]) + bytes(3072) + bytes([5]) + bytes([7]) * 3072
 
 
@@ -558,7 +538,6 @@ def targets() -> tuple[Target, ...]:
             "schema", "x.toml", [SCHEMA], _rows_by_schema, 400, ["true", "[columns.age]", "low = nan", "inf"]
         ),
         of_data("image", "x.png", [_png()], _image_folder, 200),
-        of_data("npz shard", "train-00.npz", [_shard()], cifar_shards.read_shard, 400),
         of_data("cifar binary", "x.bin", [CIFAR], cifar.read_cifar_binary, 200),
         of_data("model", "model.safetensors", [_safetensors()], _load_model, 300),
         Target("features cache", mutated_bytes([_safetensors()]), _read_features, 200, _safetensors()),
