@@ -39,11 +39,7 @@ ALL = {"rate": 1.0, "steps": 1}  # every record, in one round of one step
 SQUARES = {"canaries": 200_000, "trainings": 1, **ALL}
 COLUMNS = {"canaries": 400, "trainings": 100, **ALL}
 DESIGNS = {
-    "ServerRMS, round": Design(lambda m: Asked(1.0), **SQUARES),
-    "ServerRMS, fused": Design(lambda m: Asked(1.0, variant="fused"), **SQUARES),
-    "ServerRMS, fused, first": Design(
-        lambda m: Asked(1.0, variant="fused", query_steps="first", round_length=2), **SQUARES | {"steps": 2}
-    ),
+    "ServerRMS": Design(lambda m: Asked(1.0), **SQUARES),
     "RoundPCDP": Design(lambda m: projecting(RoundPCDP, m), **COLUMNS),
     "RoundPDP": Design(lambda m: projecting(RoundPDP, m), **COLUMNS),
 }
@@ -90,9 +86,7 @@ def methods():
     public = {"x": torch.randn(12, 5), "y": torch.randn(12)}
     source = RoundSubspace(model, loss, public, dimension=6)
     return model, {
-        "ServerRMS, round": Asked(1.0),
-        "ServerRMS, fused": Asked(1.0, variant="fused"),
-        "ServerRMS, fused, first": Asked(1.0, variant="fused", query_steps="first", round_length=2),
+        "ServerRMS": Asked(1.0),
         "RoundPCDP": RoundPCDP(source, 1.0),
         "RoundPDP": RoundPDP(source, 1.0),
     }
