@@ -12,6 +12,7 @@ import torch
 from flat_arguments import arranged
 from small_problems import (
     RECORDS,
+    OnDemand,
     loss,
     network,
     parameters,
@@ -39,17 +40,9 @@ class Stream(IterableDataset):
         return iter(())
 
 
-class Items(torch.utils.data.Dataset):
-    """Records made on demand."""
-
+class Items(OnDemand):
     def __init__(self) -> None:
-        self.data = records()
-
-    def __len__(self) -> int:
-        return RECORDS
-
-    def __getitem__(self, index: int):
-        return {name: value[index] for name, value in self.data.items()}
+        super().__init__(records())
 
 
 def with_label(value: int):
@@ -71,24 +64,18 @@ def shorter():
 
 DATA = {
     "no records": (lambda: {"input": torch.zeros(0, 12), "label": torch.zeros(0).long()}, "holds no records"),
-    "a label above the range": (
-        lambda: with_label(3),
-        r"loss\(model, batch\) fails on \d records.*labels' range",
-    ),
-    "a label below the range": (lambda: with_label(-1), r"loss\(model, batch\) fails.*labels"),
-    "NaN": (lambda: with_input(float("nan")), r"1 record holds NaN or infinity \(the first is number 5\)"),
+    "a label above the range": (lambda: with_label(3), "fails on .*labels' range"),
+    "a label below the range": (lambda: with_label(-1), "fails on .*labels' range"),
     "infinity": (lambda: with_input(float("inf")), "1 record holds NaN or infinity"),
     "NaN that was let pass": (
         lambda: Records(with_input(float("nan")), check_finite=False),
-        r"1 record holds NaN or infinity \(the first is number 5\)",
+        r"the first is number 5",
     ),
     "unequal lengths": (shorter, "same record axis"),
     "a stream": (Stream, "Stream, which has no record numbers"),
     "a loader": (lambda: DataLoader(TensorDataset(torch.zeros(3, 12))), "DataLoader.*loader.dataset"),
-    "wrong shape": (lambda: records() | {"input": torch.zeros(RECORDS, 7)}, "Check the labels' range"),
     "wrong type": (lambda: records() | {"input": torch.zeros(RECORDS, 12).long()}, "fails on"),
     "a number": (lambda: 3, "data is an int; give a map-style dataset"),
-    "a class": (lambda: Records, "data is the class Records itself, not an object of it; give"),
     "no tensors": (lambda: {"input": "text"}, "where tensors"),
     "NumPy arrays": (
         lambda: {name: value.numpy() for name, value in records().items()},
@@ -154,13 +141,6 @@ def test_every_kind_of_data_gives_the_same_training(data):
     list(training(expect, steps=3))
     list(training(got, data=data, loss=either, steps=3))
     torch.testing.assert_close(parameters(got), parameters(expect))
-
-
-def test_items_made_on_demand_were_not_looked_at_whatever_else_their_data_set_holds():
-    data = Items()
-    data.fields, data.fingerprint = {"input": torch.zeros(1)}, "of another library"
-    stated = training(data=data, steps=1).statement().assumptions
-    assert any("were not checked for NaN" in text for text in stated)
 
 
 class Halved(TensorDataset):
@@ -232,51 +212,32 @@ def build(**changes):
     return eq.PrivateTraining(model, optimizer(model), **arranged(**(arguments | changes)))
 
 
+lr_scheduler = torch.optim.lr_scheduler
+
+
+def sequential(optimizer):
+    """A sequence with a chain in it that holds a ReduceLROnPlateau, which some versions of PyTorch refuse."""
+    chain = lr_scheduler.ChainedScheduler([lr_scheduler.ConstantLR(optimizer)], optimizer=optimizer)
+    chain._schedulers.append(lr_scheduler.ReduceLROnPlateau(optimizer))
+    parts = [lr_scheduler.ConstantLR(optimizer), lr_scheduler.ConstantLR(optimizer)]
+    sequence = lr_scheduler.SequentialLR(optimizer, parts, milestones=[2])
+    sequence._schedulers[1] = chain
+    return sequence
+
+
 def with_rate(rate, optimizer):
     optimizer.param_groups[0]["lr"] = rate
     return optimizer
 
 
-def frozen():
-    return network().requires_grad_(False)
-
-
-lr_scheduler = torch.optim.lr_scheduler
-
-
-def chained(optimizer):
-    """A chain with a ReduceLROnPlateau in it; some versions of PyTorch refuse to build one, others do not."""
-    chain = lr_scheduler.ChainedScheduler([lr_scheduler.ConstantLR(optimizer)], optimizer=optimizer)
-    chain._schedulers.append(lr_scheduler.ReduceLROnPlateau(optimizer))
-    return chain
-
-
-def sequential(optimizer):
-    """A sequence with such a chain in it."""
-    parts = [lr_scheduler.ConstantLR(optimizer), lr_scheduler.ConstantLR(optimizer)]
-    sequence = lr_scheduler.SequentialLR(optimizer, parts, milestones=[2])
-    sequence._schedulers[1] = chained(optimizer)
-    return sequence
-
-
 ARGUMENTS = {
     "a misspelt keyword": ({"mirco_batch_size": 3}, TypeError, "mirco_batch_size"),
-    "a sampling rate": ({"sampling": 0.01}, TypeError, "population yourself"),
-    "a class of methods": (
-        {"method": eq.DPSGD},
-        TypeError,
-        r"class DPSGD itself.*DPSGD\(\)",
-    ),
-    "a budget of two numbers": ({"budget": (3.0, 1e-5)}, TypeError, "give a Budget"),
+    "a sampling rate": ({"sampling": 0.01}, TypeError, "population"),
+    "a class of methods": ({"method": eq.DPSGD}, TypeError, "class DPSGD itself"),
+    "a budget of two numbers": ({"budget": (3.0, 1e-5)}, TypeError, "Budget"),
     "no budget and no noise": ({"method": eq.DPSGD()}, ValueError, "budget is missing"),
-    "no views": ({"views": 0}, ValueError, "views=0 must be at least 1"),
-    "an average that never moves": ({"ema_decay": 1.0}, ValueError, "ema_decay=1.0"),
-    "micro-batches of nobody": ({"microbatch_size": 0}, ValueError, "microbatch_size=0"),
-    "a seed of letters": ({"seed": "a"}, TypeError, "seed='a'"),
-    "an unknown relation": ({"relation": "swap"}, ValueError, "relation='swap'"),
-    "no such device": ({"device": "cuda"}, ValueError, "device='cuda' is no device"),
     "no device at all": ({"device": "gpu"}, ValueError, "device='gpu' is no device"),
-    "nothing to train": ({"model": frozen()}, ValueError, "no trainable parameter"),
+    "nothing to train": ({"model": network().requires_grad_(False)}, ValueError, "no trainable parameter"),
     "several evaluations a step": (
         {"optimizer": lambda m: torch.optim.LBFGS(m.parameters())},
         TypeError,
@@ -289,40 +250,21 @@ ARGUMENTS = {
     ),
     "an optimiser of another model": ({"optimizer": lambda m: sgd(network())}, ValueError, "does not hold"),
     "an optimiser that finds its rate": (
-        {"optimizer": lambda m: with_rate(None, torch.optim.SGD(m.parameters(), lr=0.1))},
+        {"optimizer": lambda m: with_rate(None, sgd(m))},
         ValueError,
         "optimizer has lr=None",
     ),
-    "an optimiser class": ({"optimizer": lambda m: torch.optim.SGD}, TypeError, "class SGD itself"),
     "a loss class": ({"loss": nn.CrossEntropyLoss}, TypeError, "class CrossEntropyLoss itself"),
-    "a class of samplings": ({"sampling": eq.Poisson}, TypeError, "class Poisson itself"),
-    "no optimiser": ({"optimizer": lambda m: None}, TypeError, "optimizer is a NoneType"),
-    "a scheduler that reads a metric": (
-        {"scheduler": torch.optim.lr_scheduler.ReduceLROnPlateau(sgd(network()))},
-        TypeError,
-        "follows a metric",
-    ),
-    "a chain with a scheduler that reads a metric": (
-        {"scheduler": chained(sgd(network()))},
-        TypeError,
-        "holds a ReduceLROnPlateau, which follows a metric",
-    ),
-    "a sequence with one deep inside": (
+    "a scheduler that follows a metric": (
         {"scheduler": sequential(sgd(network()))},
         TypeError,
-        "holds a ReduceLROnPlateau",
+        "ReduceLROnPlateau",
     ),
     "a foreign scheduler": (
-        {"scheduler": torch.optim.lr_scheduler.StepLR(sgd(network()), 1)},
+        {"scheduler": lr_scheduler.StepLR(sgd(network()), 1)},
         ValueError,
         "another optimiser",
     ),
-    "a scheduler class": (
-        {"scheduler": torch.optim.lr_scheduler.StepLR},
-        TypeError,
-        "scheduler is the class StepLR itself",
-    ),
-    "no scheduler": ({"scheduler": 0.1}, TypeError, "scheduler is a float; give a scheduler"),
     "a lazy model": ({"model": nn.Sequential(nn.LazyLinear(3))}, ValueError, "no shape yet"),
 }
 
@@ -335,21 +277,11 @@ def test_records_in_place_of_an_argument_are_not_printed(name):
         eq.Poisson(12, records()["label"], 3)
 
 
-def test_an_error_tells_what_a_batch_is():
-    """Whoever asks a tuple for a name sees that it is one."""
-    data = torch.utils.data.TensorDataset(*records().values())
-    with pytest.raises(
-        DataError, match=r"\(batch: a (list|tuple) of float32\[4, 12\], int64\[4\]\): TypeError"
-    ):
-        build(data=data)
-
-
 @pytest.mark.parametrize(
     ("evaluate", "words"),
     [
-        ({"accuracy": 0.5}, "evaluate is a dict; give a function"),
-        (lambda model: None, r"returns \{score: a NoneType\}; it must return a number"),
-        (lambda model: {"rate": "0.5 %"}, r"returns \{rate: a str\}"),
+        ({"accuracy": 0.5}, "evaluate is a dict"),
+        (lambda model: {"rate": "0.5 %"}, "rate: a str"),
     ],
 )
 def test_an_evaluation_that_gives_no_numbers(evaluate, words):
@@ -361,8 +293,6 @@ def test_an_evaluation_that_gives_no_numbers(evaluate, words):
 @pytest.mark.filterwarnings("ignore:Lazy modules")
 def test_bad_arguments(name, tmp_path):
     changes, kind, words = ARGUMENTS[name]
-    if "cuda" in changes.values() and torch.cuda.is_available():
-        pytest.skip("this machine has a CUDA device")
     with pytest.raises(kind, match=words):
         build(folder=tmp_path / "run", **changes)
     assert not (tmp_path / "run").exists()
@@ -372,43 +302,6 @@ def test_an_optimizer_may_hold_frozen_integers():
     model = network()
     model.table = nn.Parameter(torch.ones(3, dtype=torch.int8), requires_grad=False)
     training(model, steps=1).take_step()
-
-
-def test_batch_norm_is_refused_by_name(tmp_path):
-    model = nn.Sequential(nn.Linear(12, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))
-    with pytest.raises(Exception, match="BatchNorm"):
-        build(model=model, folder=tmp_path / "run")
-    assert not (tmp_path / "run").exists()
-
-
-def mixup(batch, rng):
-    """Half of every record, half of another one."""
-    other = torch.randperm(len(batch["input"]), generator=rng)
-    return {**batch, "input": 0.5 * (batch["input"] + batch["input"][other])}
-
-
-def centred(items):
-    batch = torch.utils.data.default_collate(items)
-    return {**batch, "input": batch["input"] - batch["input"].mean(0)}
-
-
-def jitter(batch, rng):
-    noise = torch.randn(batch["input"].shape, generator=rng)
-    return {**batch, "input": batch["input"] + 0.1 * noise}
-
-
-def test_augmentation_or_collate_that_mixes_records_is_refused(tmp_path):
-    run_dir = tmp_path / "run"
-    for changes in (
-        {"augmentation": mixup},
-        {"augmentation": mixup, "views": 3},
-        {"data": Items(), "collate": centred},
-    ):
-        with pytest.raises(ValueError, match="mixes records"):
-            build(folder=run_dir, **changes)
-        assert not run_dir.exists()
-    build(augmentation=jitter, views=2)
-    build(data=Items(), augmentation=jitter)
 
 
 def test_a_population_far_above_the_data_is_warned_of():
@@ -427,8 +320,9 @@ def test_an_epsilon_out_of_reach(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("rule", ["abadi", "auto_s", "nsgd", "psac"])
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e30])
+@pytest.mark.parametrize(
+    ("rule", "value"), [("abadi", float("nan")), ("auto_s", float("inf")), ("nsgd", 1e30), ("psac", 1e30)]
+)
 def test_a_bad_record_met_in_training_gets_weight_zero(rule, value, tmp_path):
     """A record that is fine in the data and blows up on the way: everything else stays as without it."""
 
@@ -490,8 +384,10 @@ class Curse(Items):
 
 
 @pytest.mark.few(3)
-@pytest.mark.parametrize("position", [0, 41])
-@pytest.mark.parametrize("how", ["unreadable", "label", "shape", "fields", "nan", "inf"])
+@pytest.mark.parametrize(
+    ("how", "position"),
+    [("unreadable", 0), ("label", 41), ("shape", 0), ("fields", 41), ("nan", 0), ("unreadable", 41)],
+)
 def test_a_bad_record_made_on_demand_gets_weight_zero(how, position, tmp_path, capfd):
     sampling = eq.FullBatch(RECORDS, 2)
     method = eq.DPSGD(clip_norm=0.5, noise_multiplier=1.0)
@@ -532,21 +428,6 @@ def test_a_draw_of_nothing_but_bad_records_takes_its_step(tmp_path):
     assert run.steps_done == 3
     rows = (tmp_path / "run/private/diagnostics.jsonl").read_text().splitlines()
     assert sum(json.loads(row).get("batch.failures", {}).get("OSError", 0) for row in rows) > 0
-
-
-def test_data_that_can_no_longer_be_read_at_all_stop_the_run():
-    class Gone(Items):
-        def __getitem__(self, index):
-            if broken:
-                raise OSError("the disk is gone")
-            return super().__getitem__(index)
-
-    broken = []
-    run = training(data=Gone(), steps=3, batch=20)
-    run.take_step()
-    broken.append(1)
-    with pytest.raises(OSError, match="the disk is gone"):
-        list(run)
 
 
 def test_the_share_of_cut_rows_is_a_private_diagnostic(tmp_path):
@@ -617,7 +498,7 @@ def test_a_model_that_writes_its_parameters_is_refused_as_it_came(how):
     assert torch.equal(parameters(model), before)
 
 
-@pytest.mark.parametrize("how", ["frozen", "function", "data"])
+@pytest.mark.parametrize("how", ["function", "data"])
 def test_a_model_that_writes_its_parameters_later_takes_no_step(how):
     model = Renormalised(how, later=True)
     private = tokens_training(model)
@@ -646,31 +527,6 @@ def test_values_that_only_change_places_through_data_are_seen(monkeypatch):
     assert private.steps_done == 0
 
 
-class Counting(Switched):
-    """Adds up its inputs in a buffer, once it is told to."""
-
-    def __init__(self):
-        super().__init__()
-        self.linear = nn.Linear(4, 3)
-        self.register_buffer("seen", torch.zeros(4))
-
-    def forward(self, x):
-        if self.later:
-            self.seen += x.detach().sum(0)
-        return self.linear(x)
-
-
-def test_a_buffer_that_moves_later_is_no_bad_record():
-    model = Counting()
-    data = {"input": torch.randn(60, 4), "label": torch.arange(60) % 3}
-    private = training(model, data=data, loss=tokens_loss, learning_rate=0.1, batch=6, steps=4)
-    private.take_step()
-    model.later = True
-    with pytest.raises(ForwardWritesError, match=r"buffers \['seen'\]"):
-        private.take_step()
-    assert private.steps_done == 1
-
-
 class Keeping(Switched):
     """Writes its input into a tensor of its own, and then fails, once it is told to."""
 
@@ -695,8 +551,6 @@ class Keeping(Switched):
 
 KEEPING = [
     ("buffer", "by another name", None),
-    ("buffer", "by another name", ValueError()),
-    ("frozen", "in place", None),
     ("frozen", "in place", ValueError()),
     ("trainable", "data", KeyboardInterrupt()),
 ]
@@ -735,20 +589,6 @@ def test_what_a_buffer_is_given_through_data_is_seen_in_a_trace(tmp_path):
     with pytest.raises(ForwardWritesError, match="buffer"):
         run.run(progress=False)
     assert not model.buffer.any()
-
-
-def test_lists_in_place_of_tensors_are_named_by_their_kind_once():
-    with pytest.raises(DataError, match="tensors with the record axis") as caught:
-        eq.PrivateTraining(
-            model := nn.Linear(5, 2),
-            torch.optim.SGD(model.parameters(), lr=0.1),
-            loss=lambda m, b: m(b["x"]).sum(1),
-            data={"x": [[0.0] * 5] * 1000, "label": [0] * 1000},
-            sampling=eq.Poisson(10, 1000, steps=2),
-            budget=eq.Budget(3.0, 1e-5),
-        )
-    assert "['float', 'int']" in str(caught.value)
-    assert len(str(caught.value)) < 1000
 
 
 def on_a_device(monkeypatch):

@@ -5,8 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import random
-import subprocess
-import sys
 from collections import UserDict
 from queue import SimpleQueue
 
@@ -30,7 +28,7 @@ from equipoise import published
 from equipoise.gradients.capture.random_numbers import GlobalState
 from equipoise.methods import Abadi
 from equipoise.methods.base import Plan
-from equipoise.privacy import Gaussian, PlanUsedUpError, PrivacyPlan, Release, clip
+from equipoise.privacy import PlanUsedUpError, clip
 from equipoise.privacy.private import unwrap
 from equipoise.published import PublishedLedger, PublishedPlan, Unproven, disclose, release_unproven
 from equipoise.statements.assumptions import Assumption
@@ -47,15 +45,16 @@ def finished(**options):
     return run
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-10), (torch.float32, 1e-5)])
-def test_micro_batches_do_not_show(dtype, tolerance):
+def test_micro_batches_do_not_show():
     models = {}
-    for size in (1, 3, 7, RECORDS):
-        models[size] = network(dtype=dtype)
-        finished(model=models[size], data=records(dtype=dtype), microbatch_size=size, batch=8)
-    assert relative_difference(models[RECORDS], network(dtype=dtype)) > 0.1  # it did train
-    for size in (1, 3, 7):
-        assert relative_difference(models[size], models[RECORDS]) < tolerance
+    for size in (1, 7, RECORDS):
+        models[size] = network(dtype=torch.float64)
+        finished(
+            model=models[size], data=records(dtype=torch.float64), microbatch_size=size, batch=8, steps=10
+        )
+    assert relative_difference(models[RECORDS], network(dtype=torch.float64)) > 0.01  # it did train
+    for size in (1, 7):
+        assert relative_difference(models[size], models[RECORDS]) < 1e-10
 
 
 def test_without_clipping_and_noise_it_is_plain_sgd():
@@ -84,12 +83,6 @@ def test_the_divisor_is_the_expected_batch_size_whatever_is_drawn():
     torch.testing.assert_close(parameters(double) - start, 2 * (parameters(single) - start))
 
 
-def test_what_a_notebook_shows_of_a_training_is_short():
-    run = training(network())
-    run.take_step()
-    assert repr(run) == f"PrivateTraining(dp-sgd, step 1 of {run.sampling.steps}, {type(run.model).__name__})"
-
-
 def test_an_empty_draw_takes_a_step_of_noise():
     model = network()
     before = parameters(model).clone()
@@ -100,40 +93,15 @@ def test_an_empty_draw_takes_a_step_of_noise():
     assert not torch.equal(parameters(model), before)
 
 
-def test_the_same_seed_gives_the_same_run_and_another_does_not():
-    models = [network() for _ in range(3)]
-    for model, seed in zip(models, (0, 0, 1), strict=True):
-        finished(model=model, seed=seed, steps=5)
-    assert torch.equal(parameters(models[0]), parameters(models[1]))
-    assert not torch.equal(parameters(models[0]), parameters(models[2]))
-
-
-def test_without_reproducible_two_runs_differ():
-    models = [network() for _ in range(2)]
-    for model in models:
-        finished(model=model, reproducible=False, steps=2)
-    assert not torch.equal(parameters(models[0]), parameters(models[1]))
-
-
-def test_every_optimiser_and_a_scheduler():
-    for optimizer in (torch.optim.Adam, torch.optim.AdamW, torch.optim.RMSprop, torch.optim.Adagrad):
-        model = network()
-        before = parameters(model).clone()
-        finished(model=model, optimizer=optimizer, steps=2, learning_rate=0.01)
-        assert not torch.equal(parameters(model), before)
+def test_a_scheduler_sets_the_rate_of_each_step_and_frozen_parameters_stay():
     model = network()
-    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    model[0].weight.requires_grad_(False)
+    frozen = model[0].weight.detach().clone()
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=1.0)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
-    run = eq.PrivateTraining(
-        model,
-        optimizer,
-        loss=loss,
-        data=records(),
-        sampling=eq.Poisson(12, RECORDS, 3),
-        method=eq.DPSGD(noise_multiplier=1.0),
-        run=eq.Run(scheduler=scheduler, reproducible=True),
-    )
+    run = training(model, optimizer=lambda *_, **__: optimizer, scheduler=scheduler, steps=3)
     assert [step.learning_rate for step in run] == [1.0, 0.5, 0.25]
+    assert torch.equal(model[0].weight, frozen)
 
 
 def test_the_model_is_left_as_it_was():
@@ -157,64 +125,33 @@ class NoisyItems(OnDemand):
         return {**item, "input": item["input"] + noise}
 
 
-@pytest.mark.parametrize("kind", [dict, NoisyItems])
-def test_a_start_leaves_the_global_random_numbers_where_they_were(kind):
+def test_a_start_leaves_the_global_random_numbers_where_they_were():
     torch.manual_seed(3)
     before = GlobalState()
-    training(network(dropout=0.5), data=kind(records()))
+    training(network(dropout=0.5), data=NoisyItems(records()))
     assert before.moved() == []
 
 
 @pytest.mark.parametrize(
-    "move",
+    ("change", "then", "back", "said"),
     [
-        lambda model: model[0].weight.data.mul_(0.999),
-        lambda model: model.load_state_dict(network(seed=5).state_dict()),
-        lambda model: model[2].bias.data.add_(1e-3),
-    ],
-    ids=["data", "load_state_dict", "a bias"],
-)
-@pytest.mark.parametrize("then", ["take_step", "finish", "save_checkpoint"])
-def test_nothing_else_moves_the_parameters(tmp_path, move, then):
-    """A loop that took steps of its own on private records had a statement that said "proven"."""
-    run = training(folder=tmp_path / "run")
-    run.take_step()
-    left = run.ledger.releases_left
-    move(run.model)
-    with pytest.raises(RuntimeError, match=r"parameters of the model .* not by a step"):
-        getattr(run, then)()
-    assert run.ledger.releases_left == left  # found before anything is booked
-
-
-@pytest.mark.parametrize("then", ["take_step", "finish", "save_checkpoint"])
-@pytest.mark.parametrize(
-    ("change", "back", "said"),
-    [
-        (
-            lambda model: model.double(),
-            lambda model, weight: model.float(),
-            r"'0\.weight' .* is torch\.float64 on cpu, and was torch\.float32 on cpu .*model\.to\(",
-        ),
-        (
-            lambda model: model.load_state_dict(network(seed=5).state_dict(), assign=True),
-            None,
-            r"'0\.weight' .* no longer the tensor .*assign=True.*PrivateTraining\.resume",
-        ),
-        (lambda model: model.to("meta"), None, r"'0\.weight' .* no longer the tensor"),
+        (lambda model: model[2].bias.data.add_(1e-3), "save_checkpoint", None, "public_step"),
+        (lambda model: model.load_state_dict(network(seed=5).state_dict()), "take_step", None, "public_step"),
+        (lambda model: model[0].weight.data.mul_(0.999), "finish", None, "public_step"),
+        (lambda model: model.double(), "take_step", lambda model, weight: model.float(), "'0.weight'"),
+        (lambda model: model.to("meta"), "save_checkpoint", None, "'0.weight'"),
         (
             lambda model: setattr(model[0], "weight", torch.nn.Parameter(model[0].weight.detach() + 1)),
+            "finish",
             lambda model, weight: setattr(model[0], "weight", weight),
-            r"'0\.weight' .* no longer the tensor .*Put the parameter back",
+            "'0.weight'",
         ),
     ],
-    ids=["double", "assign", "meta", "replaced"],
+    ids=["data", "load_state_dict", "all of data", "double", "meta", "replaced"],
 )
-def test_parameters_that_were_converted_or_replaced_are_refused_until_they_are_back(
-    tmp_path, change, back, said, then
-):
-    whole = training(steps=4)
-    for _ in whole:
-        pass
+def test_nothing_but_steps_moves_the_parameters_or_replaces_them(tmp_path, change, then, back, said):
+    """A loop that took steps of its own on private records had a statement that said "proven"."""
+    whole = finished(steps=4)
     run = training(steps=4, folder=tmp_path / "run")
     run.take_step()
     left, weight = run.ledger.releases_left, run.model[0].weight
@@ -225,8 +162,7 @@ def test_parameters_that_were_converted_or_replaced_are_refused_until_they_are_b
     assert run.ledger.releases_left == left  # found before anything is booked
     if back is not None:
         back(run.model, weight)
-        for _ in run:
-            pass
+        list(run)
         assert torch.equal(parameters(run.model), parameters(whole.model))
 
 
@@ -259,31 +195,14 @@ class NoPlan(eq.DPSGD):
 @pytest.mark.parametrize(
     ("method", "words"),
     [
-        (NoDict, "a query gave a Bounded; let it give a dict of bounded sums by name"),
-        (NoState, r"step\(\) of method .* gave a str for the estimate; let it return \(estimate, state\)"),
-        (NoPlan, r"plan\(\) of method .* gave a PrivacyPlan; let it return Plan\(releases\)"),
+        (NoDict, "dict of bounded sums"),
+        (NoState, r"\(estimate, state\)"),
+        (NoPlan, r"Plan\(releases\)"),
     ],
 )
 def test_slips_of_an_own_method_are_named(method, words):
     with pytest.raises(TypeError, match=words):
         training(method=method(clip_norm=0.5, noise_multiplier=1.0)).take_step()
-
-
-def test_frozen_parameters_stay():
-    model = network()
-    model[0].weight.requires_grad_(False)
-    frozen = model[0].weight.detach().clone()
-    run = eq.PrivateTraining(
-        model,
-        torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1),
-        loss=loss,
-        data=records(),
-        sampling=eq.Poisson(12, RECORDS, 2),
-        method=eq.DPSGD(noise_multiplier=1.0),
-        run=eq.Run(reproducible=True),
-    )
-    list(run)
-    assert torch.equal(model[0].weight, frozen)
 
 
 def test_the_moving_average_is_what_the_formula_says(tmp_path):
@@ -310,7 +229,6 @@ def test_views_are_averaged_before_the_clip():
     finished(model=plain, data=data, steps=5)
     finished(model=doubled, data=data, steps=5, augmentation=lambda batch, rng: batch, views=2)
     assert relative_difference(doubled, plain) < 1e-10
-
     calls = []
 
     def flip(batch, rng):
@@ -319,16 +237,9 @@ def test_views_are_averaged_before_the_clip():
 
     model = nn.Linear(12, 3, bias=False).double()
     before = model.weight.detach().clone()
-    run = eq.PrivateTraining(
-        model,
-        torch.optim.SGD(model.parameters(), lr=1.0),
-        data=eq.Data(data, augmentation=flip, views=2),
-        sampling=eq.FullBatch(RECORDS, 1),
-        loss=lambda m, batch: m(batch["input"]).sum(1),
-        method=eq.DPSGD(noise_multiplier=1e-15),
-        run=eq.Run(reproducible=True),
-    )
-    list(run)
+    method = eq.DPSGD(clip_norm=1.0, noise_multiplier=1e-15)
+    options = {"augmentation": flip, "views": 2, "loss": lambda m, batch: m(batch["input"]).sum(1)}
+    finished(model=model, data=data, sampling=eq.FullBatch(RECORDS, 1), method=method, **options)
     torch.testing.assert_close(model.weight.detach(), before)
 
 
@@ -348,12 +259,12 @@ def test_views_may_differ_by_the_random_numbers_of_the_loss_alone():
     assert lengths[64] < lengths[1] / 3
 
 
-@pytest.mark.parametrize("container", [dict, UserDict])  # a tokenizer's batches are of the second kind
-def test_what_all_records_share_stays_one_number_in_a_batch_of_views(container):
+def test_what_all_records_share_stays_one_number_in_a_batch_of_views():
     items = [{"input": x, "label": y} for x, y in zip(*records(20).values(), strict=True)]
 
     def collate(chosen):
-        return container(torch.utils.data.default_collate(chosen) | {"scale": torch.tensor(2.0)})
+        # A tokenizer's batches are of such a kind.
+        return UserDict(torch.utils.data.default_collate(chosen) | {"scale": torch.tensor(2.0)})
 
     def scaled(model, batch):
         return loss(model, batch) * batch["scale"]
@@ -363,14 +274,6 @@ def test_what_all_records_share_stays_one_number_in_a_batch_of_views(container):
         augmentation=lambda batch, rng: batch, views=2,
     )  # fmt: skip
     assert len(list(run)) == 1
-
-
-def test_dropout_masks_follow_the_public_seed():
-    models = [network(dropout=0.5) for _ in range(2)]
-    for model in models:
-        torch.manual_seed(hash(id(model)) % 1000)  # the global generator plays no part
-        finished(model=model, steps=5)
-    assert torch.equal(parameters(models[0]), parameters(models[1]))
 
 
 def test_describe_spends_nothing():
@@ -383,9 +286,6 @@ def test_describe_spends_nothing():
     assert found.noise_multipliers == {"gradient": 1.0}
     assert found.seconds_per_step > 0
     assert found.memory_bytes > 0
-    assert "7 steps planned, " in str(found)
-    assert "taken" not in str(found)
-    assert "nothing spent" in str(found)
     json.dumps(found.to_json())
     assert run.ledger.releases_left == {"batch": 7}
     assert run.ledger.journal.entries()[-1].kind == "run"
@@ -394,7 +294,6 @@ def test_describe_spends_nothing():
 @pytest.mark.parametrize(
     ("options", "is_counted"),
     [
-        ({"population": RECORDS}, True),
         ({"population": RECORDS + 1}, False),
         # with one record replaced, their number is public
         ({"sampling": eq.WithoutReplacement(12, RECORDS, 3), "relation": "replace_one"}, False),
@@ -461,26 +360,10 @@ def test_describe_counts_what_was_disclosed_against_the_card():
     assert run.describe().guarantee == run.statement().guarantee == "none"
 
 
-def test_describe_names_parameters_that_noise_alone_would_move():
-    model = network()
-    assert training(model).describe().unused == []
-    model.extra = torch.nn.Linear(2, 2)
-    found = training(model, loss=lambda model, batch: loss(model[:3], batch)).describe()
-    assert found.unused == ["extra.weight", "extra.bias"]
-    assert "extra.weight, extra.bias: no record that was tried" in str(found)
-    assert "freeze" in str(found)
-
-
 @pytest.mark.parametrize("name", ["evaluate_every", "checkpoint_every"])
 def test_never_is_no_interval(name):
     with pytest.raises(ValueError, match=f"{name}=0 must be at least 1"):
         training(steps=2).run(progress=False, **{name: 0})
-
-
-def test_a_result_prints_on_a_line():
-    result = training(steps=2).run(progress=False)
-    assert len(str(result)) < 200
-    assert result.statement is not None
 
 
 @pytest.mark.parametrize("kind", [published.DiceSGD, published.DPC4])
@@ -525,45 +408,23 @@ def test_a_run_folder_keeps_public_and_private_apart(tmp_path):
     assert json.loads((folder / "statement.json").read_text())["guarantee"] == "proven"
 
 
-def test_the_statement_says_whether_the_data_were_looked_at():
-    tensors = records()
-
-    class OnDemand(torch.utils.data.Dataset):
-        def __len__(self):
-            return RECORDS
-
-        def __getitem__(self, index):
-            return {name: tensor[index] for name, tensor in tensors.items()}
-
-    assert any("no record holds NaN" in text for text in training(steps=1).statement().assumptions)
-    assert any(
-        "were not checked" in text for text in training(steps=1, data=OnDemand()).statement().assumptions
-    )
-
-
 def test_the_statement_names_what_the_published_numbers_of_a_user_follow(tmp_path):
     """A scheduler and an evaluation that look at private losses had been published without a word."""
-    model = network()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))
-    folder = tmp_path / "run"
-    run = eq.PrivateTraining(
-        model,
-        optimizer,
-        loss=loss,
-        data=records(),
-        sampling=eq.FixedEpochs(12, RECORDS, 3),
-        method=eq.DPSGD(noise_multiplier=1.0),
-        run=eq.Run(folder, scheduler=scheduler),
-    )
+
+    def pieces():
+        model = network()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        return model, optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))
+
+    folder, (model, optimizer, scheduler) = tmp_path / "run", pieces()
+    options = {"sampling": eq.FixedEpochs(12, RECORDS, 3), "folder": folder, "scheduler": scheduler}
+    run = training(model, optimizer=lambda *_, **__: optimizer, reproducible=False, **options)
     both = {Assumption.SCHEDULED, Assumption.EVALUATED}
     assert both & set(run.statement().assumptions) == {Assumption.SCHEDULED}
     run.take_step()
     run.evaluate(lambda model: 0.5)
     run.close()
-    model = network()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))
+    model, optimizer, scheduler = pieces()
     eq.PrivateTraining.resume(
         folder, model, optimizer, loss=loss, data=records(), run=eq.Run(scheduler=scheduler)
     ).run(progress=False)
@@ -575,20 +436,6 @@ def test_the_statement_names_what_the_published_numbers_of_a_user_follow(tmp_pat
         (folder / "statement.json").write_text(json.dumps(edited))
         assert not eq.verify_run(folder).consistent
     assert not both & set(training(steps=1).statement().assumptions)
-
-
-def test_a_run_folder_belongs_to_one_process(tmp_path):
-    run = training(steps=3, folder=tmp_path / "run")
-    run.take_step()
-    code = (
-        "import sys; from equipoise.training.folder.run_folder import RunFolder\n"
-        "try: RunFolder(sys.argv[1]).lock()\n"
-        "except RuntimeError as error: print(error)"
-    )
-    said = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path / "run")], capture_output=True, text=True, check=True
-    )
-    assert "trained by another process" in said.stdout
 
 
 def test_a_step_that_comes_out_differently_after_a_crash_is_charged(tmp_path):
@@ -633,70 +480,28 @@ def test_runs_that_share_a_ledger_share_a_budget(tmp_path):
         training(sampling=sampling, folder=tmp_path / "c", **shared)
 
 
-def test_running_statistics_of_private_records_are_not_published(tmp_path):
-    model = nn.Sequential(nn.Unflatten(1, (3, 4)), nn.InstanceNorm1d(3, track_running_stats=True))
-    model.extend([nn.Flatten(), nn.Linear(12, 3)])
-    with pytest.raises(RuntimeError, match="running_mean"):
-        training(model, steps=3, folder=tmp_path / "run")
-    assert not (tmp_path / "run").exists()
-    assert torch.equal(model[1].running_mean, torch.zeros(3))
-    assert torch.equal(model[1].running_var, torch.ones(3))
-
-
-def test_a_run_ends_where_one_kind_of_draw_is_used_up_though_another_is_not():
-    """As after a resume with other numbers, whose repeated steps are charged again."""
-
-    class TwoDraws(eq.DPSGD):
-        def plan(self, setting):
-            releases = [
-                Release("gradient", 0.5, Gaussian(1.0)),
-                Release("rare", 0.5, Gaussian(1.0), count=3, draw="rare"),
-            ]
-            return Plan(PrivacyPlan(releases, setting.sampling, setting.relation))
-
-        def step(self, context, state):
-            rare = context.draw("rare")
-            context.ledger.release(rare, rare.query(lambda rows, ids: {"rare": clip(rows, Abadi(), 0.5)}))
-            return super().step(context, state)
-
-    run = training(method=TwoDraws(clip_norm=0.5, noise_multiplier=1.0), steps=6)
-    assert len(list(run)) == 3
-    assert run.ledger.releases_left == {"batch": 3, "rare": 0}
-    result = run.finish()
-    assert result.finished
-    assert result.steps == 3
-    assert run.ledger.releases_left == {"batch": 0, "rare": 0}  # a run that is closed releases no more
-
-
-def masks(seed: int, reproducible: bool) -> list[torch.Tensor]:
-    """The dropout masks of the records of the first steps."""
-    seen: SimpleQueue = SimpleQueue()  # a list would be forgotten with the forward
-
-    def watching(model, batch):
-        hidden = model[2](torch.ones(len(batch["input"]), 8))
-        seen.put(hidden.detach())
-        return loss(model, batch) + 0 * hidden.sum(1)
-
-    sampling = eq.FullBatch(RECORDS, 2)
-    run = training(
-        model=network(dropout=0.5),
-        loss=watching,
-        sampling=sampling,
-        seed=seed,
-        reproducible=reproducible,
-        microbatch_size=RECORDS,
-    )
-    run.engine.never_replay("to watch")
-    before = seen.qsize()
-    list(run)
-    found = [seen.get() for _ in range(seen.qsize())][before:]
-    return [mask[:RECORDS] for mask in found if len(mask) == forward_rows(RECORDS)]
-
-
 def test_masks_of_private_records_follow_the_secret_key():
     """Public masks would be dealt by place: a record that enters would change everybody else's gradient."""
-    assert all(map(torch.equal, masks(0, True), masks(0, True)))
-    first, second = masks(0, False), masks(0, False)
+
+    def masks(reproducible):
+        seen: SimpleQueue = SimpleQueue()  # a list would be forgotten with the forward
+
+        def watching(model, batch):
+            hidden = model[2](torch.ones(len(batch["input"]), 8))
+            seen.put(hidden.detach())
+            return loss(model, batch) + 0 * hidden.sum(1)
+
+        options = {"sampling": eq.FullBatch(RECORDS, 2), "microbatch_size": RECORDS, "loss": watching}
+        run = training(network(dropout=0.5), reproducible=reproducible, **options)
+        run.engine.never_replay("to watch")
+        before = seen.qsize()
+        list(run)
+        found = [seen.get() for _ in range(seen.qsize())][before:]
+        return [mask[:RECORDS] for mask in found if len(mask) == forward_rows(RECORDS)]
+
+    torch.manual_seed(5)  # the global generator plays no part
+    assert all(map(torch.equal, masks(True), masks(True)))
+    first, second = masks(False), masks(False)
     assert len(first) == len(second) == 2
     assert not torch.equal(first[0], second[0])
     assert not torch.equal(first[0], first[1])

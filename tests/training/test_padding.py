@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import equipoise as eq
+from equipoise.data import PadTo
 from equipoise.statements.assumptions import Assumption
 
 WORDS, WIDTH = 50, 24
@@ -74,15 +75,6 @@ def bert(layers=1):
     return transformers.BertForSequenceClassification(config)
 
 
-def gpt2():
-    transformers = pytest.importorskip("transformers")
-    config = transformers.GPT2Config(
-        vocab_size=WORDS, n_embd=32, n_layer=1, n_head=2, n_positions=WIDTH, num_labels=2, pad_token_id=0,
-        bos_token_id=1, eos_token_id=1,
-    )  # fmt: skip
-    return transformers.GPT2ForSequenceClassification(config)
-
-
 class LastState(nn.Module):
     """The last state of a GRU, after whatever padding follows a text."""
 
@@ -134,7 +126,7 @@ def loss_of(is_masked, half=False):
     return loss
 
 
-def started(model, loss, data=None, collate=padded):
+def started(model, loss, data=None, collate=padded, steps=2, **settings):
     """A run after its first step."""
     data = data or Texts()
     run = eq.PrivateTraining(
@@ -143,31 +135,27 @@ def started(model, loss, data=None, collate=padded):
         loss=loss,
         data=eq.Data(data, collate=collate),
         sampling=eq.Poisson(
-            expected_batch_size=20, population=len(data) if isinstance(data, Texts) else 100, steps=2
+            expected_batch_size=20, population=len(data) if isinstance(data, Texts) else 100, steps=steps
         ),
         method=eq.DPSGD(clip_norm=0.5, noise_multiplier=1.0),
+        run=eq.Run(**settings),
     )
     run.take_step()
     return run
 
 
-@pytest.mark.few(3)
-@pytest.mark.parametrize("half", [False, True], ids=["float32", "bfloat16"])
-@pytest.mark.parametrize("make", [Mean, Packed, bert, gpt2])
+@pytest.mark.parametrize(("make", "half"), [(Mean, True), (Packed, False), (bert, False)])
 def test_models_that_mask_their_padding_are_taken(make, half):
     torch.manual_seed(0)
     assert not started(make(), loss_of(True, half)).statement().warnings
 
 
-@pytest.mark.few(4)
-@pytest.mark.parametrize("half", [False, True], ids=["float32", "bfloat16"])
-@pytest.mark.parametrize("make", [Mean, bert, lambda: bert(2)], ids=["mean", "bert", "two layers"])
-@pytest.mark.parametrize("seed", range(3))
-def test_padding_without_a_mask_is_refused(make, half, seed):
+@pytest.mark.parametrize(("make", "half"), [(Mean, True), (lambda: bert(2), False)], ids=["mean", "bert"])
+def test_padding_without_a_mask_is_refused(make, half):
     """A short text's loss may move by less than losses round, while its gradient moves a lot."""
-    torch.manual_seed(seed)
+    torch.manual_seed(0)
     with pytest.raises(ValueError, match="mixes records"):
-        started(make(), loss_of(False, half), Texts(seed=seed))
+        started(make(), loss_of(False, half))
 
 
 POOLINGS = {"mean": Mean, "last state": LastState, "encoder": bert, "largest": Largest, "first": First}
@@ -176,7 +164,7 @@ POOLINGS = {"mean": Mean, "last state": LastState, "encoder": bert, "largest": L
 @pytest.mark.few(3)
 @pytest.mark.parametrize("name", POOLINGS)
 @pytest.mark.parametrize(
-    "order", [*range(2), *(pytest.param(order, marks=pytest.mark.slow) for order in range(2, 24))]
+    "order", [0, *(pytest.param(order, marks=pytest.mark.slow) for order in range(1, 24))]
 )
 def test_no_pooling_over_padding_is_taken_in_any_order(name, order):
     """The same texts in 24 orders: which of them stand next to each other is chance."""
@@ -209,11 +197,6 @@ def test_one_long_text_among_short_ones_is_tried(make):
     assert Assumption.SHAPES_FOLLOW in started(make(), loss_of(True), data).statement().assumptions
 
 
-def test_a_fixed_width_needs_no_mask():
-    torch.manual_seed(0)
-    started(Mean(), loss_of(False), collate=to_one_width)
-
-
 def test_the_shortest_and_the_longest_text_are_tried():
     widths = []
 
@@ -242,15 +225,28 @@ def test_the_statement_says_whether_shapes_follow_the_records(collate, lengths, 
     assert other not in assumptions
 
 
-def test_where_one_process_saw_shapes_follow_records_they_do():
-    both = [Assumption.SHAPES_ALIKE, Assumption.SHAPES_FOLLOW]
-    assert Assumption.of_all(both) == [Assumption.SHAPES_FOLLOW]
+def test_batches_of_a_few_lengths_need_as_many_traces_and_train_alike():
+    ends = []
+    for collate, most in ((PadTo(padded, (8, 16, 24), {"words": 0}), 3), (padded, 99)):
+        torch.manual_seed(0)
+        run = started(Mean(), loss_of(True), collate=collate, steps=6, reproducible=True)
+        run.run(progress=False)
+        assert run.engine.traces <= most
+        ends.append(torch.cat([p.detach().flatten() for p in run.model.parameters()]))
+    torch.testing.assert_close(*ends)
 
 
-def test_tensors_name_no_shapes():
-    data = {"words": torch.randint(1, WORDS, (100, 7)), "label": torch.randint(0, 2, (100,))}
-    named = started(Mean(), loss_of(True), data, None).statement().assumptions
-    assert not {Assumption.SHAPES_ALIKE, Assumption.SHAPES_FOLLOW} & {*named}
+@pytest.mark.parametrize(("shape", "axis"), [((2, 3), 1), ((2, 3, 4), 1), ((2, 4, 3), -1)])
+def test_padding_is_behind_the_records_up_to_the_last_length(shape, axis):
+    collate = PadTo(lambda items: {"x": torch.ones(shape), "y": 1}, (2, 5), {"x": 7}, axis)
+    found = collate([])["x"]
+    assert found.narrow(axis, 0, 3).eq(1).all()
+    assert found.narrow(axis, 3, 2).eq(7).all()
+    assert found.numel() == torch.ones(shape).numel() // 3 * 5
+    with pytest.raises(ValueError, match="lengths"):
+        PadTo(lambda items: {"x": torch.ones(1, 9)}, (4, 8), {"x": 0})([])
+    with pytest.raises(ValueError, match="lengths"):
+        PadTo(padded, (8, 4), {"words": 0})
 
 
 class Unrolled(nn.Module):

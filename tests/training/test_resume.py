@@ -25,6 +25,7 @@ from equipoise.report import read_run
 from equipoise.statements.assumptions import Assumption
 from equipoise.training import CheckpointError
 from equipoise.training.folder.run_folder import RunFolder
+from equipoise.training.setup import micro_batches
 
 
 @pytest.fixture(scope="module")
@@ -42,11 +43,6 @@ def whole(tmp_path_factory) -> Callable[[str], Path]:
 
 def end_of(folder: Path) -> torch.Tensor:
     return torch.load(folder.parent / "parameters.pt", weights_only=True)
-
-
-@pytest.fixture(scope="module")
-def uninterrupted(whole) -> torch.Tensor:
-    return end_of(whole("threshold"))
 
 
 def kill_and_resume(folder: Path, step: int, where: str, what: str = "threshold") -> torch.Tensor:
@@ -67,36 +63,32 @@ def check(folder: Path, got: torch.Tensor, uninterrupted: torch.Tensor) -> None:
     assert [row["step"] for row in rows] == list(range(1, STEPS + 1))
 
 
-# The host waits for a device before the draw, before the booking and after the release.
-READS = [(5, "read 1"), (5, "read 2"), (5, "read 3")]
-
-
-@pytest.mark.few(2)
-@pytest.mark.parametrize(("step", "where"), [(6, "update"), (7, "checkpoint"), *READS])
-def test_killed_and_resumed(tmp_path, uninterrupted, step, where):
-    folder = tmp_path / "run"
-    check(folder, kill_and_resume(folder, step, where), uninterrupted)
-
-
-@pytest.mark.parametrize(
-    ("what", "step", "where"),
-    [
-        ("bands", 6, "update"),
-        ("bands in slots", 9, "forward"),
-        ("stages", 5, "update"),  # in the first stage; the checkpoint before is four steps back
-        ("updates of users", 6, "forward"),
-        pytest.param("bands", 2, "forward", marks=pytest.mark.wide),
-        pytest.param("bands in slots", 6, "update", marks=pytest.mark.wide),
-        pytest.param("bands in slots", 7, "checkpoint", marks=pytest.mark.wide),
-        pytest.param("stages", 10, "forward", marks=pytest.mark.wide),
-        pytest.param("updates of users", 7, "checkpoint", marks=pytest.mark.wide),
-        pytest.param("updates of users, bands", 6, "update", marks=pytest.mark.wide),
+#: The host waits for a device ("read") before the draw, before the booking and after the release.
+KILLED = [
+    ("threshold", 6, "update"),
+    ("bands", 6, "update"),
+    ("bands in slots", 9, "forward"),
+    ("stages", 5, "update"),  # in the first stage; the checkpoint before is four steps back
+    ("threshold", 5, "read 2"),
+    ("updates of users", 6, "forward"),
+    *[
+        pytest.param(*case, marks=pytest.mark.wide)
+        for case in (
+            ("threshold", 7, "checkpoint"),
+            ("threshold", 5, "read 1"),
+            ("threshold", 5, "read 3"),
+            ("bands in slots", 7, "checkpoint"),
+            ("updates of users, bands", 6, "update"),
+        )
     ],
-)
-def test_killed_with_noise_of_a_past_or_rows_of_users(tmp_path, whole, what, step, where):
+]
+
+
+@pytest.mark.parametrize(("what", "step", "where"), KILLED)
+def test_killed_and_resumed(tmp_path, whole, what, step, where):
     """What the noise goes on from is in the checkpoint: it ends at the same bits and the same epsilon."""
     folder = tmp_path / "run"
-    assert torch.equal(kill_and_resume(folder, step, where, what), end_of(whole(what)))
+    check(folder, kill_and_resume(folder, step, where, what), end_of(whole(what)))
     mine, other = (json.loads((run / "statement.json").read_text()) for run in (folder, whole(what)))
     assert (mine["epsilon"], mine["guarantee"]) == (other["epsilon"], "proven")
     assert eq.verify_run(folder).consistent
@@ -104,13 +96,13 @@ def test_killed_with_noise_of_a_past_or_rows_of_users(tmp_path, whole, what, ste
 
 @pytest.mark.slow
 @pytest.mark.parametrize("trial", range(10))
-def test_killed_at_ten_random_places(tmp_path, uninterrupted, trial):
+def test_killed_at_ten_random_places(tmp_path, whole, trial):
     rng = random.Random(trial)
     folder = tmp_path / "run"
     where = rng.choice(["forward", "update", "checkpoint"])
     # the last checkpoint comes after the last step: a death later than that is no interruption
     step = rng.randrange(STEPS - 1)
-    check(folder, kill_and_resume(folder, step, where), uninterrupted)
+    check(folder, kill_and_resume(folder, step, where), end_of(whole("threshold")))
 
 
 def begin(folder: Path, steps: int, take: int, **options):
@@ -140,28 +132,21 @@ def test_a_corrupt_checkpoint_falls_back_to_the_one_before(tmp_path):
     with pytest.warns(UserWarning, match=r"step-00000003.pt is corrupt: its checksum is wrong"):
         resumed = again(tmp_path / "run")
     assert resumed.steps_done == resumed.describe().steps_done == 2
-    assert "6 steps planned, 2 taken, " in str(resumed.describe())
     list(resumed)
     whole = training(steps=6)
     list(whole)
     assert torch.equal(parameters(resumed.model), parameters(whole.model))
 
 
-def test_a_run_keeps_its_microbatches(tmp_path):
+def test_a_run_keeps_its_microbatches(tmp_path, monkeypatch):
+    """Also if another size would be chosen now: other shapes would be another question."""
     run = begin(tmp_path / "run", 4, 1)
     size = run.config()["settings"]["micro_batch_size"]
     run.close()
     with pytest.raises(ValueError, match="microbatch_size"):
         again(tmp_path / "run", microbatch_size=size - 1)
-    again(tmp_path / "run", microbatch_size=size + 1).close()
-
-
-def test_no_whole_checkpoint_is_an_error_that_names_the_files(tmp_path):
-    begin(tmp_path / "run", 4, 1)
-    for path in (tmp_path / "run" / "checkpoint").glob("*.pt"):
-        path.write_bytes(b"junk")
-    with pytest.raises(CheckpointError, match=r"no checkpoint is whole.*step-00000001"):
-        again(tmp_path / "run")
+    monkeypatch.setattr(micro_batches, "micro_batch_sizes", lambda *given: [size + 4])
+    assert again(tmp_path / "run").config()["settings"]["micro_batch_size"] == size
 
 
 def test_a_full_disk_leaves_the_checkpoint_before(tmp_path, monkeypatch):
@@ -171,14 +156,16 @@ def test_a_full_disk_leaves_the_checkpoint_before(tmp_path, monkeypatch):
     monkeypatch.setattr(
         os, "fsync", lambda descriptor: (_ for _ in ()).throw(OSError(28, "No space left on device"))
     )
-    with pytest.raises(
-        CheckpointError, match=r"step 2 could not be written.*free some space.*step 1 is intact"
-    ):
+    with pytest.raises(CheckpointError, match="free some space"):
         run.save_checkpoint()
     monkeypatch.setattr(os, "fsync", real)
     run.close()
     assert not list((tmp_path / "run" / "checkpoint").glob(".*tmp"))
-    assert again(tmp_path / "run").steps_done == 1
+    again(tmp_path / "run").close()
+    for path in (tmp_path / "run" / "checkpoint").glob("*.pt"):
+        path.write_bytes(b"junk")
+    with pytest.raises(CheckpointError, match="no checkpoint is whole"):
+        again(tmp_path / "run")
 
 
 def test_the_journal_is_on_the_device_before_a_checkpoint_that_counts_on_it(tmp_path, monkeypatch):
@@ -220,18 +207,16 @@ def test_changed_data_get_fresh_noise_and_are_charged(tmp_path):
     assert same.ledger.releases_left == {"batch": 2}
 
 
-@pytest.mark.parametrize("demanded", ["at the start", "in between", "at the end"])
+@pytest.mark.parametrize("demanded", ["in between", "at the end"])
 def test_a_statement_names_what_any_process_of_its_run_assumed(tmp_path, demanded, monkeypatch):
     """It had spoken for the last process alone: its data, and what it could try."""
     folder, sampling = tmp_path / "run", eq.FullBatch(60, 5)
-    unscanned = {"data": OnDemand(records())} if demanded == "at the start" else {}
-    run = begin(folder, 5, 2, sampling=sampling, **unscanned)
-    if demanded != "at the start":
-        assert Assumption.SCANNED in run.statement().assumptions
-        run.close()
-        # What this process found stays, though it is killed before its first checkpoint.
-        run = again(folder, data=OnDemand(records()))
-        run.take_step()
+    run = begin(folder, 5, 2, sampling=sampling)
+    assert Assumption.SCANNED in run.statement().assumptions
+    run.close()
+    # What this process found stays, though it is killed before its first checkpoint.
+    run = again(folder, data=OnDemand(records()))
+    run.take_step()
     if demanded != "at the end":
         run.close()
         with monkeypatch.context() as patch:
@@ -266,29 +251,6 @@ def test_a_statement_names_that_a_run_went_on_with_other_records(tmp_path):
     list(run)
     assert Assumption.OTHER_DATA in run.statement().assumptions
     assert Assumption.OTHER_DATA in json.loads((tmp_path / "run/config.json").read_text())["assumptions"]
-
-
-def test_assumptions_that_were_edited_are_no_run(tmp_path):
-    begin(tmp_path / "run", 4, 1)
-    path = tmp_path / "run" / "config.json"
-    for edited in (["nothing is assumed"], "text", None, [1]):
-        path.write_text(json.dumps(json.loads(path.read_text()) | {"assumptions": edited}))
-        with pytest.raises(ValueError, match=r"assumptions in config.json.*damaged or edited"):
-            again(tmp_path / "run")
-
-
-@pytest.mark.parametrize("part", ["method", "settings", "budget"])
-def test_a_folder_of_another_version_says_so(part, tmp_path):
-    folder = tmp_path / "run"
-    begin(folder, 4, 1).run(progress=False)
-    config = json.loads((folder / "config.json").read_text())
-    config[part] = (config[part] or {}) | {"old_gamma": 1, "older": None}
-    (folder / "config.json").write_text(json.dumps(config))
-    words = (
-        r"in config.json cannot be rebuilt: this version does not know old_gamma, older\. Another version of"
-    )
-    with pytest.raises(ValueError, match=words):
-        again(folder)
 
 
 def test_a_plan_that_is_used_up_early_ends_the_run(tmp_path):
@@ -360,25 +322,26 @@ def test_another_number_of_processes_is_warned_of_where_it_costs(tmp_path, metho
 def test_what_does_not_fit_is_named(tmp_path):
     folder = tmp_path / "run"
     begin(folder, 4, 1)
-    with pytest.raises(
-        ValueError,
-        match=r"the model is another one: weight, bias, 0\.weight and 3 more differ in name or shape\.",
-    ):
+    with pytest.raises(ValueError, match="the model is another one"):
         again(folder, model=torch.nn.Linear(12, 3))
-    with pytest.raises(ValueError, match=r"noise_multiplier is 0.5, the folder's is .*: give that"):
+    with pytest.raises(ValueError, match="noise_multiplier is"):
         again(folder, method=eq.DPSGD(clip_norm=0.5, noise_multiplier=0.5))
-    with pytest.raises(ValueError, match="method is 'dp-mf', the folder's is 'dp-sgd': give that"):
+    with pytest.raises(ValueError, match="method is 'dp-mf'"):
         again(folder, method=eq.DPMF(clip_norm=0.5, noise_multiplier=2.0, bands=2))
-    with pytest.raises(FileNotFoundError, match=r"config.json: no run"):
+    with pytest.raises(FileNotFoundError, match="no run"):
         again(tmp_path / "nowhere")
-    with pytest.raises(FileExistsError, match=r"holds a run already, not finished.*start_or_resume"):
+    with pytest.raises(FileExistsError, match="start_or_resume"):
         training(folder=folder)
-    finished = tmp_path / "finished"
-    training(folder=finished, steps=2, reproducible=False).run(progress=False)
-    with pytest.raises(FileExistsError, match=r"holds a run already, which is finished.*load_model"):
-        training(folder=finished)
-    with pytest.raises(RuntimeError, match=r"finished already.*load_model.*start_or_resume"):
-        again(finished)
+    config = json.loads((folder / "config.json").read_text())
+    for change, words in (
+        ({"assumptions": ["nothing is assumed"]}, "assumptions"),
+        ({"assumptions": None}, "assumptions"),
+        ({"method": config["method"] | {"old_gamma": 1}}, "old_gamma"),
+        ({"settings": config["settings"] | {"old_gamma": 1}}, "old_gamma"),
+    ):
+        (folder / "config.json").write_text(json.dumps(config | change))
+        with pytest.raises(ValueError, match=words):
+            again(folder)
 
 
 def test_a_schedule_function_must_be_given_again(tmp_path):

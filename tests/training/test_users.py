@@ -23,7 +23,7 @@ from equipoise.gradients import GradientEngine
 from equipoise.privacy import JournalError, PlanError, Unit
 from equipoise.statements.verify import verify_run
 from equipoise.training.forwards import RowSource
-from equipoise.training.owners import Owners, UserSource, column_of, joined_over_users
+from equipoise.training.owners import Owners, UserSource, joined_over_users
 from equipoise.training.record_source import DataError, RecordSource
 from tests.shared_fixtures import in_processes
 
@@ -35,14 +35,11 @@ def of_users(most=2, owner=None, **options):
     return training(owner=owner, records_per_user=most, **options)
 
 
-def test_one_record_per_user_is_the_record_level_bit_for_bit():
-    ends, statements = [], []
-    for options in ({}, {"owner": torch.arange(RECORDS), "records_per_user": 1}):
-        run = training(steps=10, **options)
-        result = run.run(progress=False)
-        ends.append(parameters(run.model))
-        statements.append(result.statement)
-    assert torch.equal(*ends)
+@pytest.mark.parametrize("rows", [None, "sum", "mean"])
+def test_users_of_one_record_are_the_record_level_bit_for_bit(rows):
+    alone, run = training(steps=10), of_users(1, torch.arange(RECORDS), rows=rows, steps=10)
+    statements = [each.run(progress=False).statement for each in (alone, run)]
+    assert torch.equal(parameters(alone.model), parameters(run.model))
     assert statements[0].epsilon == statements[1].epsilon
     assert [statement.unit for statement in statements] == ["record", "user"]
 
@@ -84,20 +81,6 @@ def test_all_of_a_users_records_are_as_likely():
     assert (counts[[1, 2, 3, 5]] - trials / 2).abs().max() < 4 * (trials / 4) ** 0.5
 
 
-def test_records_beyond_the_cap_are_never_read():
-    class Watched(OnDemand):
-        def __getitem__(self, i):
-            read.append(i)
-            return super().__getitem__(i)
-
-    read: list[int] = []
-    run = of_users(1, data=Watched(records()), sampling=eq.FullBatch(RECORDS, 3))
-    read.clear()  # of the trials before the first draw
-    list(run)
-    assert len(set(read)) == RECORDS // 4
-    assert {i // 4 for i in read} == set(range(RECORDS // 4))
-
-
 def test_the_noise_meets_the_budget_of_users():
     budget = eq.Budget(4.0, 1e-5)
     runs = [of_users(most, method=eq.DPSGD(), budget=budget) for most in (1, 2, 4)]
@@ -123,49 +106,34 @@ def test_a_method_that_forgets_the_unit_is_held_to_it():
     assert run.statement().unit == "user"
 
 
-@pytest.mark.parametrize("kind", [list, np.array, torch.tensor])
-def test_owners_come_in_several_forms(kind):
-    run = of_users(owner=kind([i // 4 for i in range(RECORDS)]), steps=2)
-    assert run.run(progress=False).steps == 2
-
-
 def test_owners_are_a_column_of_the_data():
+    """Numbers, texts, or a table's digests of names; the model sees no user."""
     seen = []
 
     def watching(model, batch):
         seen.append(set(batch))
         return loss(model, batch)
 
-    data = records() | {"patient": torch.arange(RECORDS) // 4}
-    run = of_users(owner="patient", data=data, loss=watching, sampling=eq.FullBatch(RECORDS, 2))
-    given = of_users(sampling=eq.FullBatch(RECORDS, 2))
-    list(run)
-    list(given)
-    assert torch.equal(parameters(run.model), parameters(given.model))
-    assert all(names == {"input", "label"} for names in seen)  # the model sees no user
-
-
-def test_the_digests_of_a_tables_owner_column_name_users():
-    digests = torch.randint(2**62, (RECORDS // 4, 2))[torch.arange(RECORDS) // 4]
-    ours = of_users(
-        owner="owner", data=Records({**records(), "owner": digests}), sampling=eq.FullBatch(RECORDS, 2)
-    )
-    given = of_users(owner=digests, sampling=eq.FullBatch(RECORDS, 2))
-    for run in (ours, given):
-        list(run)
-    assert torch.equal(parameters(ours.model), parameters(given.model))
-    numbers = digests.unique(dim=0, return_inverse=True)[1]
-    assert Owners(numbers, Unit("user", 2)).partition() == Owners(digests, Unit("user", 2)).partition()
+    sampling = eq.FullBatch(RECORDS, 2)
+    numbers = torch.arange(RECORDS) // 4
+    digests = torch.randint(2**62, (RECORDS // 4, 2))[numbers]
+    for owner in (numbers, digests):
+        data = Records({**records(), "patient": owner})
+        run = of_users(owner="patient", data=data, loss=watching, sampling=sampling)
+        given = of_users(owner=owner, sampling=sampling)
+        for each in (run, given):
+            list(each)
+        assert torch.equal(parameters(run.model), parameters(given.model))
+    assert all(names == {"input", "label"} for names in seen)
+    texts = Owners([f"user {number}" for number in numbers.tolist()], Unit("user", 2))
+    assert texts.partition() == Owners(digests, Unit("user", 2)).partition()
 
 
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
         ({"owner": list(range(RECORDS))}, TypeError, "records_per_user"),
-        ({"owner": None, "records_per_user": 2}, TypeError, "owner=None"),
-        ({"records_per_user": 2}, TypeError, r"records_per_user= is now unit=Users"),
         ({"unit": "client"}, TypeError, "unit='client' is no unit"),
-        ({"unit": "user"}, TypeError, "Users"),
         ({"owner": OWN, "records_per_user": 10**6}, PlanError, "rows='mean'"),
         (
             {"owner": OWN, "records_per_user": 10**6, "rows": "mean"},
@@ -184,11 +152,8 @@ def test_arguments_that_do_not_go_together_are_named(options, error, message):
     [
         ([0, 1], "another length"),
         ("nobody", "owner='nobody' is no column"),
-        (torch.zeros(RECORDS), "type float32"),
         (torch.zeros(RECORDS, 2, 2, dtype=torch.long), "3 axes"),
-        (torch.zeros(RECORDS, 2), "type float32"),
         (torch.zeros(RECORDS, dtype=torch.bfloat16), "type bfloat16"),
-        ([None] * RECORDS, "NoneType"),
         ([1, "1"] * (RECORDS // 2), "types: int, str"),
         (np.ma.masked_array([7] * RECORDS, [True] * RECORDS), "MaskedArray"),
         (np.array(["secret-value", None] * (RECORDS // 2), dtype=object), "types: NoneType, str"),
@@ -218,14 +183,6 @@ def test_draws_of_one_size_are_refused_where_users_own_several_records():
     with pytest.raises(DataError, match="which user is there"):
         of_users(most=1, **exact)
     of_users(most=1, owner=torch.arange(RECORDS), **exact)
-
-
-def test_samplings_that_no_accountant_covers_are_refused_before_anything_is_spent(tmp_path):
-    with pytest.raises(PlanError, match="WithoutReplacement"):
-        of_users(
-            sampling=eq.WithoutReplacement(10, RECORDS, 4), relation="replace_one", folder=tmp_path / "run"
-        )
-    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.few(1)
@@ -267,14 +224,6 @@ def test_a_run_that_goes_on_needs_its_users(tmp_path):
         )
 
 
-def test_a_shared_journal_holds_one_unit(tmp_path):
-    of_users(journal=tmp_path / "journal", steps=2)
-    with pytest.raises(JournalError, match="accounted for one user, this one for one record"):
-        training(journal=tmp_path / "journal", steps=2, seed=1)
-    second = of_users(journal=tmp_path / "journal", steps=2, seed=1)
-    assert "the other runs in this journal have the same users" in second.statement().assumptions
-
-
 def test_runs_in_a_journal_have_the_same_users_of_the_same_records(tmp_path):
     """Names do not matter, nor how many records of a user a run takes: its cost is that of the user."""
     journal = {"journal": tmp_path / "journal", "steps": 2}
@@ -282,6 +231,9 @@ def test_runs_in_a_journal_have_the_same_users_of_the_same_records(tmp_path):
     renamed = [f"user {i // 4}" for i in range(RECORDS)]
     second = of_users(3, renamed, seed=1, **journal)
     assert list(second.ledger.other_runs()) == [first.ledger.run]
+    assert "the other runs in this journal have the same users" in second.statement().assumptions
+    with pytest.raises(JournalError, match="accounted for one user"):
+        training(**journal, seed=1)
     before = (tmp_path / "journal").read_text()
     with pytest.raises(JournalError, match="owner groups them into other users"):
         of_users(**journal, seed=2, owner=torch.arange(RECORDS) // 3)
@@ -361,13 +313,6 @@ def convolutions():
     )
 
 
-@pytest.mark.parametrize("rows", ["sum", "mean"])
-def test_users_of_one_record_are_the_record_level_bit_for_bit(rows):
-    alone, run = training(steps=10), of_users(1, torch.arange(RECORDS), rows=rows, steps=10)
-    assert alone.run(progress=False).epsilon == run.run(progress=False).epsilon
-    assert torch.equal(parameters(alone.model), parameters(run.model))
-
-
 def test_every_forward_has_as_many_rows_whatever_users_hold(monkeypatch):
     of_batch, shapes = RowSource.of_batch, []
 
@@ -442,20 +387,3 @@ def test_a_user_with_a_record_that_fails_is_left_out_whole(tmp_path):
     )
     run.run(progress=False)
     assert '"batch.records_failed": 1' in (tmp_path / "run" / "private" / "diagnostics.jsonl").read_text()
-
-
-def test_the_sampling_without_replacement_draws_users():
-    run = of_users(4, rows="sum", sampling=eq.WithoutReplacement(5, 15, 3), relation="replace_one")
-    assert "replacing one user" in " ".join(str(run.run(progress=False).statement).split())
-
-
-def test_a_population_of_users_far_off_is_told_of_users():
-    with pytest.warns(UserWarning, match=r"draw about \d+ users\. .* close to the number of users\."):
-        of_users(rows="mean", sampling=eq.Poisson(10, population=1000, steps=1))
-
-
-def test_a_data_frame_is_refused_with_what_to_give():
-    pandas = pytest.importorskip("pandas", reason="needs pandas")
-    frame = pandas.DataFrame({"input": [0.5] * 6, "person": list("aabbcc")})
-    with pytest.raises(DataError, match=r"data frame.*owner=frame\['person'\]"):
-        column_of(frame, "person")

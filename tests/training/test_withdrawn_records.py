@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import json
 from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from flat_arguments import arranged
 from small_problems import OnDemand, loss, network, parameters, records, training
-from test_processes import join_group
 
 import equipoise as eq
 from equipoise.data import Records
@@ -23,7 +21,6 @@ from equipoise.privacy import Unit
 from equipoise.statements.assumptions import Assumption
 from equipoise.training.owners import Owners
 from equipoise.training.record_source import DataError
-from tests.shared_fixtures import in_processes
 
 COUNT, EPOCH, BREAK = 200, 10, 5
 DPSGD, DPMF = (
@@ -60,7 +57,6 @@ def chosen(data, positions):
 WITHOUT_7 = [i for i in range(COUNT) if i != 7]
 CHANGES = {
     "withdrawn": WITHOUT_7,
-    "first withdrawn": list(range(1, COUNT)),
     "reversed": list(range(COUNT))[::-1],
     "withdrawn and moved": [*range(50, COUNT), *range(7), *range(8, 50)],
 }
@@ -134,10 +130,6 @@ def closest(draws):
 CASES = [
     *((kind, "in memory", "withdrawn") for kind in SAMPLINGS),
     ("fixed epochs", "in memory", "withdrawn and moved"),
-    *(
-        pytest.param("fixed epochs", "in memory", change, marks=pytest.mark.slow)
-        for change in ("first withdrawn", "reversed")
-    ),
     *(("dp-mf in slots", form, "withdrawn and moved") for form in list(FORMS)[1:]),
 ]
 
@@ -249,8 +241,7 @@ def test_random_items_go_on_and_the_statement_says_what_was_not_compared(tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("before", "after"),
-    [("in memory", "ids"), ("ids", "in memory"), ("in memory", "on demand"), ("on demand", "named column")],
+    ("before", "after"), [("in memory", "ids"), ("in memory", "on demand"), ("on demand", "named column")]
 )
 def test_a_run_goes_on_by_what_it_began_with(tmp_path, before, after):
     """Otherwise every record would change its draw."""
@@ -309,29 +300,11 @@ def test_a_run_of_draws_that_are_fresh_needs_no_names(tmp_path):
         ({"ids": list(range(COUNT - 1))}, "ids has another length"),
         ({"ids": [0, *range(COUNT - 1)]}, "ids names two records alike"),
         ({"ids": torch.zeros(COUNT)}, "ids holds values of type float32"),
-        ({"ids": "person"}, "ids='person' is no column"),
-        ({"ids": 3}, "ids is an int"),
     ],
 )
 def test_ids_that_name_no_records_are_refused(given, message):
     with pytest.raises(DataError, match=message):
         training(data=numbered(), **given)
-
-
-def test_ids_are_of_records_only():
-    with pytest.raises(ValueError, match="leave ids out"):
-        training(data=numbered(), unit="user", records_per_user=1, owner="record", ids="record")
-
-
-def test_a_name_is_the_same_in_every_form():
-    numbers = [5, 2**40, -3, 7]
-    forms = [numbers, np.array(numbers), torch.tensor(numbers), np.array(numbers, dtype=object)]
-    texts = [["b", "a", "ü", "b2"], np.array(["b", "a", "ü", "b2"])]
-    for same in (forms, texts):
-        keys = [Owners(form, Unit("user", 1, "mean")).keys(bytes(32)) for form in same]
-        order = [np.argsort(np.argsort(list(same[0]))) for _ in same]
-        assert all(torch.equal(key[one], keys[0][order[0]]) for key, one in zip(keys, order, strict=True))
-    assert len({*keys[0].tolist()}) == 4
 
 
 @pytest.mark.parametrize("rows", ["mean", None])
@@ -356,44 +329,3 @@ def test_a_user_more_or_less_changes_nothing_for_the_others(rows):
     gone = {11} if rows else {i for i in whole if owner[i] == 11}
     assert less == {name: key for name, key in keys.items() if name not in gone}
     assert len(set(keys.values())) == len(keys)
-
-
-# ---- several processes
-
-
-def start_in_processes(folder: str, form: str):
-    forms = FORMS | {"on demand": lambda data: {"data": OnDemand(data)}}
-    return started(Path(folder) / form, "dp-mf in slots", microbatch_size=20, **forms[form](numbered()))
-
-
-def in_process(rank: int, port: int, folder: str) -> None:
-    join_group(rank, port)
-    for form in ("in memory", "on demand"):
-        run = start_in_processes(folder, form)
-        for _ in range(3):
-            run.take_step()
-        run.close()
-        data = numbered() if form == "in memory" else OnDemand(numbered())
-        run = resumed(Path(folder) / form, data=data)
-        list(run)
-        torch.save(parameters(run.model), Path(folder) / f"rank{rank} {form}.pt")
-        if form == "on demand":
-            run.close()
-            with pytest.raises(DataError, match="ids="):
-                resumed(Path(folder) / form, data=OnDemand(chosen(numbered(), CHANGES["reversed"])))
-    torch.distributed.destroy_process_group()
-
-
-@pytest.mark.slow
-def test_processes_assign_alike_and_note_what_each_of_them_read(tmp_path):
-    in_processes(in_process, tmp_path)
-    for form in ("in memory", "on demand"):
-        alone = start_in_processes(str(tmp_path / "alone"), form)
-        list(alone)
-        ends = [torch.load(tmp_path / f"rank{rank} {form}.pt") for rank in (0, 1)]
-        assert torch.equal(*ends)
-        assert (ends[0] - parameters(alone.model)).norm() < 1e-4 * ends[0].norm()
-    rows = [
-        json.loads(line) for line in (tmp_path / "on demand/private/items.jsonl").read_text().splitlines()
-    ]
-    assert {number for row in rows for number in row} == {"count", *map(str, range(COUNT))}

@@ -17,14 +17,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from small_problems import FEATURES, RECORDS, loss, network, parameters, records, training
+from small_problems import RECORDS, loss, network, parameters, records, training
 from torch import nn
 
 import equipoise as eq
 from equipoise.training.reading import ReadingWorkers, WorkersLostError
 from equipoise.training.record_source import RecordSource
 
-COUNTS = (0, 1, 4)
+COUNTS = (0, 1, 3)
 
 
 class Items(torch.utils.data.Dataset):
@@ -49,8 +49,12 @@ class Items(torch.utils.data.Dataset):
         return {"input": scale * self.data["input"][i], "label": self.data["label"][i]}
 
 
-def trained(data, workers, steps=4, **options):
-    run = training(network(dropout=0.2), data=data, steps=steps, batch=20, workers=workers, **options)
+def begun(data, workers, steps=4, **options):
+    return training(network(dropout=0.2), data=data, steps=steps, batch=20, workers=workers, **options)
+
+
+def trained(*given, **options):
+    run = begun(*given, **options)
     list(run)
     return run
 
@@ -61,23 +65,18 @@ def rows_of(run):
     return [{key: value for key, value in json.loads(row).items() if key != "seconds"} for row in rows]
 
 
-@pytest.mark.few(3)
 @pytest.mark.parametrize(
     "options",
     [
-        {"draws": False},
-        {"draws": True},
         {"draws": True, "fails": (3, 17, 40)},
         {"draws": True, "fails_at_random": True},
         {"draws": False, "fails": (3, 17, 40), "together": True},
     ],
-    ids=["plain", "random numbers", "failing", "failing at random", "together"],
+    ids=["failing", "failing at random", "together"],
 )
-@pytest.mark.parametrize("size", [4, None])
-def test_any_number_of_workers_gives_the_same_bits(tmp_path, options, size):
+def test_any_number_of_workers_gives_the_same_bits(tmp_path, options):
     runs = [
-        trained(Items(**options), count, microbatch_size=size, folder=tmp_path / str(count))
-        for count in COUNTS
+        trained(Items(**options), count, microbatch_size=4, folder=tmp_path / str(count)) for count in COUNTS
     ]
     for run in runs[1:]:
         assert torch.equal(parameters(run.model), parameters(runs[0].model))
@@ -85,39 +84,17 @@ def test_any_number_of_workers_gives_the_same_bits(tmp_path, options, size):
         assert run.ledger.record.used == runs[0].ledger.record.used
 
 
-class Images(torch.utils.data.Dataset):
-    """Images whose channels are last in memory, as decoders give them: whole, cut, grey, of NumPy."""
-
-    def __init__(self, kind):
-        rng = torch.Generator().manual_seed(0)
-        self.pixels, self.kind = torch.randn(RECORDS, 12, 12, 3, generator=rng), kind
-
-    def __len__(self):
-        return RECORDS
-
-    def __getitem__(self, i):
-        image = self.pixels[i].permute(2, 0, 1)
-        if self.kind == "cut":
-            image = image[:, 2:10, 1:9]
-        elif self.kind == "grey":
-            image = image[:1].expand(3, -1, -1)
-        elif self.kind == "one channel":
-            image = self.pixels[i, :, :, :1].permute(2, 0, 1)
-        elif self.kind == "numpy":
-            return self.pixels[i].numpy().transpose(2, 0, 1), i % 3
-        return image, i % 3
-
-
-@pytest.mark.parametrize("kind", ["whole", "cut", "grey", "one channel", "numpy"])
-def test_axes_keep_their_order_in_memory(kind):
-    ids, randomness = torch.arange(8), nobodys
-    source, ahead = RecordSource(Images(kind)), RecordSource(Images(kind), workers=2)
-    for _ in ahead.ahead([ids], randomness):
-        assert len(ahead._read_ahead) == len(ids)
-        (image, label), (other, other_label) = source.take(ids, randomness), ahead.take(ids, randomness)
-    assert torch.equal(image, other)
-    assert torch.equal(label, other_label)
-    assert image.stride() == other.stride()
+@pytest.mark.parametrize("cut", [slice(0, 3), slice(0, 1)])
+def test_axes_of_images_whose_channels_are_last_keep_their_order_in_memory(cut):
+    source, ahead = (
+        RecordSource(Made(lambda i: torch.randn(12, 12, 3)[2:10, 1:9, cut].permute(2, 0, 1)), workers=workers)
+        for workers in (0, 2)
+    )
+    for _ in ahead.ahead([torch.arange(8)], nobodys):
+        assert len(ahead._read_ahead) == 8
+        here, there = source.take(torch.arange(8), nobodys), ahead.take(torch.arange(8), nobodys)
+    assert here.stride() == there.stride()
+    ahead.close()
 
 
 THINGS = {
@@ -197,23 +174,12 @@ def pids(run):
 
 def test_a_killed_worker_changes_nothing(tmp_path, caplog):
     whole = trained(Items(), 0, steps=6, microbatch_size=4, folder=tmp_path / "whole")
-    run = training(
-        network(dropout=0.2),
-        data=Items(),
-        steps=6,
-        batch=20,
-        workers=2,
-        microbatch_size=4,
-        folder=tmp_path / "run",
-    )
+    run = begun(Items(), 2, steps=6, microbatch_size=4, folder=tmp_path / "run")
     with caplog.at_level(logging.WARNING, logger="equipoise.training"):
         for step in run:
             if step.step in (2, 4):
                 os.kill(pids(run)[step.step // 4], signal.SIGKILL)
-    assert [one.getMessage() for one in caplog.records if one.name.startswith("equipoise")] == [
-        "a worker process that reads records died (exit code -9); it is started again, and reads what is "
-        "missing"
-    ] * 2
+    assert len([one for one in caplog.records if one.name.startswith("equipoise")]) == 2
     assert torch.equal(parameters(run.model), parameters(whole.model))
     assert rows_of(run) == rows_of(whole)
     assert run.ledger.record.num_draws == whole.ledger.record.num_draws == 6
@@ -229,7 +195,7 @@ def late():
             read.append(i)
             return super().__getitem__(i)
 
-    run = training(network(dropout=0.2), data=Noted(), steps=6, batch=20)
+    run = begun(Noted(), 0, steps=6)
     read.clear()
     run.take_step()
     before = set(read)
@@ -253,30 +219,14 @@ class Deadly(Items):
         return super().__getitem__(i)
 
 
-def test_a_worker_that_dies_while_it_reads_is_started_again(tmp_path, late):
-    whole = trained(Items(), 0, steps=6)
-    run = trained(Deadly(late, tmp_path / "times", 1), 2, steps=6)
-    assert (tmp_path / "times").read_text() == ""
-    assert torch.equal(parameters(run.model), parameters(whole.model))
-
-
 def test_workers_that_die_again_and_again_stop_the_step_which_can_be_repeated(tmp_path, late):
     whole = trained(Items(), 0, steps=6, folder=tmp_path / "whole")
     run_dir = tmp_path / "run"
-    run = training(
-        network(dropout=0.2),
-        data=Deadly(late, tmp_path / "times", 3),
-        steps=6,
-        batch=20,
-        workers=2,
-        folder=run_dir,
-    )
+    run = begun(Deadly(late, tmp_path / "times", 3), 2, steps=6, folder=run_dir)
     run.save_checkpoint()
-    with pytest.raises(
-        WorkersLostError, match=r"died twice over the same ones \(exit code -9.*workers=2"
-    ) as error:
+    with pytest.raises(WorkersLostError, match="workers=2") as error:
         list(run)
-    assert re.findall(r"\d+", str(error.value)) == ["9", "9", "2"]
+    assert re.findall(r"\d+", str(error.value)) == ["9", "9", "2"]  # and no number of a record
     done = run.steps_done
     list(run)  # a third death, and then it can be read
     assert done < run.steps_done == 6
@@ -284,35 +234,12 @@ def test_workers_that_die_again_and_again_stop_the_step_which_can_be_repeated(tm
     assert run.ledger.record.used == whole.ledger.record.used
     run.close()
     model = network(dropout=0.2)
-    again = eq.PrivateTraining.resume(
-        run_dir,
-        model,
-        torch.optim.SGD(model.parameters(), lr=0.3),
-        loss=loss,
-        data=eq.Data(Items(), workers=1),
-    )
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
+    data = eq.Data(Items(), workers=1)
+    again = eq.PrivateTraining.resume(run_dir, model, optimizer, loss=loss, data=data)
     list(again)
     assert torch.equal(parameters(model), parameters(whole.model))
     assert again.ledger.record.used == whole.ledger.record.used
-
-
-def test_an_error_within_a_step_leaves_no_answers_to_the_next(tmp_path):
-    whole = trained(Items(), 0, steps=3, microbatch_size=4)
-    run = training(network(dropout=0.2), data=Items(), steps=3, batch=20, workers=2, microbatch_size=4)
-    of_records, calls = run._setup.rows.of_records, []
-
-    def failing(*arguments, **options):
-        calls.append(arguments)
-        if len(calls) == 3:
-            raise MemoryError
-        return of_records(*arguments, **options)
-
-    run._setup.rows.of_records = failing
-    with pytest.raises(MemoryError) as held:  # and with it the pass that it ended, as a debugger holds it
-        run.take_step()
-    list(run)
-    assert held.type is MemoryError
-    assert torch.equal(parameters(run.model), parameters(whole.model))
 
 
 def ones(kind):
@@ -398,57 +325,6 @@ def test_nothing_shows_who_was_drawn(tmp_path, capfd, caplog):
     assert "cannot be read" not in out + err + caplog.text
     assert "record" not in out + err
     assert len(set(secret.read_bytes().split(b"\n"))) <= 3  # one title, whatever is read
-
-
-def test_rows_of_tensors_need_no_workers():
-    run = trained(None, 4)
-    assert run._setup.rows.source._workers is None
-    assert torch.equal(parameters(run.model), parameters(trained(None, 0).model))
-
-
-@pytest.mark.parametrize(("workers", "error"), [(-1, ValueError), (1.5, TypeError)])
-def test_a_number_of_workers_that_is_none_is_named(workers, error):
-    with pytest.raises(error, match=f"workers={workers}"):
-        training(data=Items(), workers=workers)
-
-
-class Slow(torch.utils.data.Dataset):
-    def __len__(self):
-        return 2000
-
-    def __getitem__(self, i):
-        time.sleep(0.002)
-        return {"input": torch.full((FEATURES,), i / 2000), "label": torch.tensor(i % 3)}
-
-
-def seconds(workers, steps=10):
-    run = training(data=Slow(), population=2000, batch=128, steps=steps + 1, workers=workers)
-    run.take_step()
-    start = time.perf_counter()
-    list(run)
-    run.close()
-    return time.perf_counter() - start
-
-
-def test_four_workers_read_items_of_two_milliseconds_faster():
-    without, ahead = seconds(0), []
-    while len(ahead) < 5:  # more than once, since other work may hold a core
-        ahead.append(seconds(4))
-        if ahead[-1] < without / 2.5:
-            return
-    pytest.fail(f"{without} s without workers, {ahead} s with four")
-
-
-def test_the_next_micro_batch_is_read_while_one_is_in_use():
-    workers = ReadingWorkers(Slow(), 1)
-    parts = torch.arange(150).split(50)
-    reading = workers.read(parts, nobodys)
-    next(reading)
-    time.sleep(0.3)  # the next part takes 0.1 s
-    start = time.perf_counter()
-    assert sorted(next(reading)) == parts[1].tolist()
-    assert time.perf_counter() - start < 0.05
-    workers.close()
 
 
 class Fresh(torch.utils.data.Dataset):
