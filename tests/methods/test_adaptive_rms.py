@@ -8,16 +8,13 @@ import statistics
 import pytest
 import torch
 from stepping import Follower, Linear, consistent, half_square
-from table import network, parameters
 from table import training as train
-from test_sensitivity import gradients, part, wild_batch
 
 import equipoise as eq
 from equipoise.gradients import DenseGradients
 from equipoise.methods.adaptive_rms import Fused, MeanSquareRule, RMSRadius, Round, _squares
 from equipoise.methods.base import Setting
 from equipoise.privacy import BudgetError, Draw, Private, PrivateRows
-from equipoise.privacy.accounting.epsilon import epsilon, rdp_epsilon
 from equipoise.privacy.bounds.counts import capped
 from equipoise.privacy.private import unwrap
 from equipoise.published.adaptive_rms import AdaptiveRMS as PublishedAdaptiveRMS
@@ -92,23 +89,6 @@ def test_few_records_with_gradients_collapse_a_small_kappa():
     assert ends[32.0] == pytest.approx(math.sqrt(2 * 0.05) * 0.3)
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"g_hat": 0.0}, "g_hat=0.0"),
-        ({"g_hat": 1.0, "tau": -1.0}, "tau=-1.0"),
-        ({"g_hat": 1.0, "scale": "self", "kappa": 0.4}, "kappa=0.4"),
-        ({"g_hat": 1.0, "kappa": 4.0}, "kappa=4.0"),
-        ({"g_hat": 1.0, "ema_beta": 1.0}, "ema_beta=1.0"),
-        ({"g_hat": 1.0, "minimum": 2.0}, "minimum=2.0"),
-        ({"g_hat": 1.0, "offset": "mean"}, "offset='mean'"),
-    ],
-)
-def test_bad_settings_of_the_rule_are_named(options, words):
-    with pytest.raises(ValueError, match=words):
-        RMSRadius(**options)
-
-
 # ---- equation (1)
 
 
@@ -158,15 +138,6 @@ def test_the_claim_does_not_cover_slices_of_an_epoch():
             planned(one, eq.FixedEpochs(100, 10_000, 2000), "replace_one", budget)
 
 
-def test_slices_of_an_epoch_are_not_amplified():
-    """The library takes them, and counts one Gaussian an epoch: 46 at the paper's third level of T2."""
-    method = eq.DPSGD(noise_multiplier=3.0)
-    found = planned(method, eq.FixedEpochs(100, 22_600, 22_600), "replace_one")
-    fresh = planned(method, eq.Poisson(100, 22_600, 22_600), "replace_one")
-    assert found.epsilon(1e-4).value == pytest.approx(46, rel=0.02)
-    assert fresh.epsilon(1e-4).value == pytest.approx(1.5, rel=0.02)
-
-
 # ---- what it costs
 
 FIFTY_ROUNDS = eq.Poisson(256, 60_000, 50 * 47)
@@ -176,8 +147,6 @@ FIFTY_ROUNDS = eq.Poisson(256, 60_000, 50 * 47)
     ("method", "sampling", "value"),
     [
         (lambda: eq.AdaptiveRMS(noise_multiplier=1.0, radius_noise_multiplier=4.47), None, 1.647),
-        (lambda: eq.AdaptiveRMS(noise_multiplier=1.026, radius_noise_multiplier=4.47), None, 1.571),
-        (lambda: eq.DPSGD(noise_multiplier=1.0), FIFTY_ROUNDS, 1.104),
         (
             lambda: eq.AdaptiveRMS(
                 variant=Round(length=47, sampling_rate=1024 / 60_000),
@@ -200,26 +169,6 @@ def test_worked_epsilons(method, sampling, value):
     assert found.epsilon(DELTA).value == pytest.approx(value, rel=5e-3)
 
 
-def test_fused_releases_cost_one_gaussian_of_the_joint_multiplier():
-    sampling = eq.Poisson(256, 60_000, 4680)
-    fused = planned(eq.AdaptiveRMS(noise_multiplier=1.2, radius_noise_multiplier=3.0), sampling)
-    alone = planned(eq.DPSGD(noise_multiplier=(1.2**-2 + 3.0**-2) ** -0.5), sampling)
-    assert fused.epsilon(DELTA).value == pytest.approx(alone.epsilon(DELTA).value, rel=1e-9)
-
-
-def test_conventions_of_replace_one():
-    """A Gaussian of multiplier 2 relative to the true change costs 2.166; PLD's own doubling gives 4.377."""
-    import dp_accounting
-    from dp_accounting.pld import PLDAccountant
-
-    gaussian = dp_accounting.GaussianDpEvent(2.0)
-    doubled = PLDAccountant(dp_accounting.NeighboringRelation.REPLACE_ONE).compose(gaussian)
-    assert doubled.get_epsilon(DELTA) == pytest.approx(4.377, rel=5e-3)
-    assert rdp_epsilon(gaussian, DELTA, "replace_one") == pytest.approx(2.166, rel=5e-3)
-    ours = epsilon(gaussian, DELTA, "replace_one").value
-    assert ours == pytest.approx(epsilon(gaussian, DELTA, "add_or_remove_one").value, rel=1e-6)
-
-
 def test_replacing_a_record_moves_the_squares_by_their_cap_and_no_more():
     """The plan's ratio of 1: under replace-one with all records, the squares cost what they cost before."""
     method = eq.AdaptiveRMS(variant=Round(), noise_multiplier=1e4, radius_noise_multiplier=5.0)
@@ -228,23 +177,6 @@ def test_replacing_a_record_moves_the_squares_by_their_cap_and_no_more():
     assert multiplier == pytest.approx(5.0)
     values = Private(torch.tensor([0.0, 7.0]), Draw("radius", 0))
     assert capped(values, 1.0).replace == 1.0
-
-
-def test_a_record_moves_the_squares_by_their_cap_at_most():
-    """Records whose gradients span twenty orders of magnitude, infinite and NaN ones among them."""
-    rng = torch.Generator().manual_seed(0)
-
-    def total(batch):
-        return float(unwrap(_squares(PrivateRows(gradients(batch), Draw("radius", 0)), 0.25).value["sum"]))
-
-    changes = []
-    for trial in range(40):
-        batch = wild_batch(1 + trial % 5, rng)
-        if trial % 4 == 0:
-            batch["scale"][0] = (math.inf, math.nan)[trial % 8 // 4]
-        changes.append(abs(total(batch) - total(part(batch, slice(1, None)))))
-    assert max(changes) <= 1 + 1e-6
-    assert max(changes) > 0.9  # the search comes near the cap: it could find an excess
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
@@ -275,21 +207,6 @@ def test_noise_follows_the_radius_and_the_squares_keep_theirs(variant):
     assert sum("squares" in b for b in bounds) == 4
 
 
-def test_at_its_limit_it_is_dp_sgd_bit_for_bit():
-    """A huge tau keeps the radius at G; the squares' noise comes after the gradient's in the stream."""
-    ends = []
-    for method in (
-        eq.AdaptiveRMS(
-            clip_norm=0.5, radius=MeanSquareRule(tau=1e12), noise_multiplier=1.0, radius_noise_multiplier=3.0
-        ),
-        eq.DPSGD(clip_norm=0.5, noise_multiplier=1.0),
-    ):
-        model = network()
-        list(train(method, model=model))
-        ends.append(parameters(model))
-    assert torch.equal(*ends)
-
-
 def test_larger_losses_change_only_the_scale():
     """Losses times a, G times a, rate over a: the same path, the radius times a."""
     data, _ = consistent(60, 4)
@@ -308,50 +225,6 @@ def test_larger_losses_change_only_the_scale():
     assert torch.allclose(paths[0][0], paths[1][0], rtol=1e-12)
     assert paths[0][1] == pytest.approx(paths[1][1], rel=1e-12)
     assert len(set(paths[0][1])) > 1
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"radius_share": 1.0}, "radius_share=1.0"),
-        ({"variant": Fused(initial_clip_norm=3.0)}, "initial_clip_norm=3.0"),
-        ({"radius": MeanSquareRule(minimum=3.0)}, "minimum=3.0"),
-        ({"radius_noise_multiplier": 3.0}, "radius_noise_multiplier=3.0"),
-    ],
-)
-def test_bad_settings_are_named(options, words):
-    with pytest.raises(ValueError, match=words):
-        eq.AdaptiveRMS(**options)
-
-
-@pytest.mark.parametrize(
-    ("kind", "options", "words"),
-    [
-        (Round, {"length": 0}, "length=0"),
-        (Round, {"sampling_rate": 2.0}, "sampling_rate=2.0"),
-        (PublishedAdaptiveRMS, {"radius_sampling_rate": 2.0}, "radius_sampling_rate=2.0"),
-        (PublishedAdaptiveRMS, {"round_length": 0}, "round_length=0"),
-    ],
-)
-def test_bad_settings_of_a_form_are_named(kind, options, words):
-    with pytest.raises(ValueError, match=words):
-        kind(**options)
-
-
-@pytest.mark.parametrize(
-    ("kind", "option"),
-    [
-        (PublishedAdaptiveRMS, {"variant": Fused()}),
-        (PublishedAdaptiveRMS, {"radius": MeanSquareRule(scale="self")}),
-        (Fused, {"length": 2}),
-        (Fused, {"sampling_rate": 0.5}),
-        (Round, {"initial_clip_norm": 0.1}),
-        (eq.AdaptiveRMS, {"variant": "fused"}),
-    ],
-)
-def test_a_form_has_no_settings_of_another(kind, option):
-    with pytest.raises(TypeError, match=next(iter(option))):
-        kind(**option)
 
 
 def test_a_query_of_its_own_needs_both_multipliers():
@@ -376,33 +249,25 @@ def test_self_scaling_warns_of_a_noisy_radius():
 MU = 1.6660  # of epsilon 8 at delta 1e-5
 
 
-def least_squares(seed: int, noise: float = 0.0):
-    """Twenty directions that carry all of the loss; further ones would carry noise and no loss."""
-    rng = torch.Generator().manual_seed(seed)
-    z = torch.randn(2000, 20, generator=rng, dtype=torch.float64) / math.sqrt(20)
-    w = torch.randn(20, generator=rng, dtype=torch.float64)
-    w *= math.sqrt(20) / w.norm()
-    y = z @ w + noise * torch.randn(2000, generator=rng, dtype=torch.float64)
-    return {"x": z, "y": y}
-
-
-def losses(method, seed: int, learning_rate: float, noise: float = 0.0) -> dict[int, float]:
-    data = least_squares(seed, noise)
-    best = torch.linalg.lstsq(data["x"], data["y"][:, None]).solution[:, 0]
-    least = float(0.5 * (data["x"] @ best - data["y"]).square().mean())
-    run = Follower(
-        method, Linear(20), half_square, data, eq.FullBatch(2000, 100), learning_rate=learning_rate, seed=seed
-    )
-    found = {}
-    for step in range(1, 101):
-        run.step()
-        if step in (50, 100):
-            found[step] = float(0.5 * (data["x"] @ run.vector - data["y"]).square().mean()) - least
-    return found
-
-
 def fixed(clip_norm):
     return eq.DPSGD(clip_norm=clip_norm, noise_multiplier=10 / MU)
+
+
+def excess(method, problems: int, learning_rate: float = 10, noise: float = 0.0) -> float:
+    """The loss after 100 steps over that of the best fit, the median over problems."""
+    found = []
+    for seed in range(problems):
+        rng = torch.Generator().manual_seed(seed)
+        z = torch.randn(2000, 20, generator=rng, dtype=torch.float64) / math.sqrt(20)
+        w = torch.randn(20, generator=rng, dtype=torch.float64)
+        y = z @ (w * math.sqrt(20) / w.norm()) + noise * torch.randn(2000, generator=rng, dtype=torch.float64)
+        run = Follower(
+            method, Linear(20), half_square, {"x": z, "y": y}, eq.FullBatch(2000, 100),
+            learning_rate=learning_rate, seed=seed,
+        ).run()  # fmt: skip
+        best = torch.linalg.lstsq(z, y[:, None]).solution[:, 0]
+        found.append(float(0.5 * ((z @ run.vector - y).square() - (z @ best - y).square()).mean()))
+    return statistics.median(found)
 
 
 def adaptive(clip_norm, share, **options):
@@ -418,26 +283,15 @@ def adaptive(clip_norm, share, **options):
 
 @pytest.mark.parametrize("problems", [1, pytest.param(5, marks=pytest.mark.slow)])
 def test_under_interpolation_it_stalls_later_and_self_scaling_does_not_stall(problems):
-    """At C = G: fixed / published between 4 and 30, published flat from step 50 on, self below 1e-20."""
-    seeds = range(problems)
-    still = statistics.median(losses(fixed(0.1), s, 10)[100] for s in seeds)
-    published = [losses(adaptive(0.1, 0.5, offset="paper"), s, 10) for s in seeds]
-    own = statistics.median(losses(adaptive(1.0, 0.2, scale="self", kappa=4.0), s, 10)[100] for s in seeds)
-    final = statistics.median(found[100] for found in published)
-    assert 4 < still / final < 30
-    if problems > 1:  # one problem's ratio is a matter of its noise
-        assert 0.3 < statistics.median(found[100] / found[50] for found in published) < 3
-    assert own < 1e-20
+    """At C = G: fixed / published between 4 and 30, self below 1e-20."""
+    still = excess(fixed(0.1), problems)
+    assert 4 < still / excess(adaptive(0.1, 0.5, offset="paper"), problems) < 30
+    assert excess(adaptive(1.0, 0.2, scale="self", kappa=4.0), problems) < 1e-20
 
 
 @pytest.mark.slow
 def test_with_noisy_labels_it_gains_nothing():
     """The control: excess over least squares against fixed, each at its own tuned radius and rate."""
-    seeds = range(5)
-    still = statistics.median(losses(fixed(1.0), s, 2, 0.5)[100] for s in seeds)
-    published = statistics.median(losses(adaptive(1.0, 0.5, offset="paper"), s, 2, 0.5)[100] for s in seeds)
-    own = statistics.median(
-        losses(adaptive(3.0, 0.2, scale="self", kappa=4.0), s, 2, 0.5)[100] for s in seeds
-    )
-    assert 0.8 < published / still < 3
-    assert 0.6 < own / still < 2.5
+    still = excess(fixed(1.0), 5, 2, 0.5)
+    assert 0.8 < excess(adaptive(1.0, 0.5, offset="paper"), 5, 2, 0.5) / still < 3
+    assert 0.6 < excess(adaptive(3.0, 0.2, scale="self", kappa=4.0), 5, 2, 0.5) / still < 2.5

@@ -10,11 +10,10 @@ from stepping import Follower, Linear, consistent, half_square
 
 import equipoise as eq
 from equipoise.audit.replay import RecordingLedger
-from equipoise.gradients import GradientEngine
 from equipoise.methods.anchored import AtRandom, Every, LeastDisplacement, NoiseFactor
 from equipoise.methods.base import Setting
-from equipoise.methods.dp_c4 import Constant, Distance, Quantile, ReleasedNorm
-from equipoise.privacy import Draw, FixedEpochs, FullBatch, Poisson, WithoutReplacement, epsilon
+from equipoise.methods.dp_c4 import Constant, Distance, ReleasedNorm
+from equipoise.privacy import FixedEpochs, FullBatch, Poisson, WithoutReplacement, epsilon
 from equipoise.privacy.errors import BudgetError
 from equipoise.privacy.private import unwrap
 
@@ -88,24 +87,14 @@ def test_coins_follow_the_public_generator_and_the_probability():
     assert 0.11 < len(coins(0)) / 5000 < 0.14
 
 
-@pytest.mark.parametrize("routine", [1, 2, 3, 4])
-def test_releases_are_as_many_as_planned(routine):
-    data, _ = consistent(40, 3)
-    method = eq.DPC4Plus(schedule=moving(routine, 3), **SMALL)
-    follower = Follower(method, Linear(3), half_square, data, Poisson(10, 40, 12)).run()
-    counts = {release.name: release.count for release in follower.plan.releases}
-    assert follower.released("coupled") == counts["coupled"]
-    assert follower.released("anchor") == follower.released("anchor_count") == counts["anchor"]
-    assert not any(follower.ledger.releases_left.values())
-    assert "coupled" not in follower.ledger.transcript[0]  # the first iterate is the first anchor
-
-
 def test_counts_of_the_worked_example():
     counts = {}
     for routine in (2, 4):
         found = plan(eq.DPC4Plus(schedule=moving(routine, 8), **SMALL), Poisson(256, 60_000, 5000))
         counts[routine] = (found["coupled"].count, found["anchor"].count)
     assert counts == {2: (4999, 626), 4: (4374, 626)}
+    fresh = plan(eq.DPC4Plus(schedule=Every(8, fresh_noise=True), **SMALL), Poisson(256, 60_000, 5000))
+    assert (fresh["coupled"].count, fresh["anchor"].count) == (4999, 5000)
 
 
 # ---- limits
@@ -206,28 +195,9 @@ def test_anchor_noise_at_every_step_is_paid_for_at_every_step():
     thresholds = [state["anchor_clip_norm"] for state in follower.states]
     assert len(set(thresholds[2:6])) == 1  # one anchor, one threshold
     assert cost(plan(often, Poisson(10, 40, 14))) > cost(plan(once, Poisson(10, 40, 14)))
-    assert any("one and the same sum" in phrase for phrase in often.assumptions())
-    assert not any("one and the same sum" in phrase for phrase in once.assumptions())
 
 
 # ---- DP-SVRG
-
-
-def test_the_pair_of_svrg_is_noised_for_its_doubled_bound():
-    data, _ = consistent(40, 3)
-    method = eq.methods.DPSVRG(clip_norm=0.3, schedule=moving(4, 4), **SMALL)
-    follower = Follower(method, Linear(3), half_square, data, Poisson(10, 40, 6))
-    assert follower.plan["coupled"].max_bound == pytest.approx(0.6)
-    follower.run()
-    spread = torch.cat(
-        [
-            answer["coupled"]["weight"] - sums["coupled"]["weight"]
-            for answer, sums in zip(follower.ledger.transcript, follower.ledger.sums, strict=True)
-            if "coupled" in answer
-        ]
-    )
-    assert len(spread) >= 9
-    assert 0.3 < float(spread.std()) < 1.0  # 2 z C = 0.6; the coupled rows alone would get 0.3 or less
 
 
 def test_each_gradient_of_the_pair_is_clipped_before_they_are_subtracted():
@@ -243,32 +213,6 @@ def test_each_gradient_of_the_pair_is_clipped_before_they_are_subtracted():
     at_x, at_w = (row * (threshold / row.norm(dim=1, keepdim=True)).clamp(max=1) for row in rows)
     expected = (at_x - at_w).sum(0)
     torch.testing.assert_close(follower.ledger.sums[-1]["coupled"]["weight"], expected)
-
-
-def test_one_record_moves_the_pair_by_at_most_two_thresholds():
-    rng = torch.Generator().manual_seed(0)
-    worst = 0.0
-    for _ in range(30):
-        data = {
-            "x": 9 * torch.randn(4, 3, generator=rng).double(),
-            "y": torch.randn(4, generator=rng).double(),
-        }
-        model = Linear(3)
-        engine = GradientEngine(model, half_square, data, check=False)
-        other = {"weight": torch.randn(3, generator=rng).double()}
-        from equipoise.methods.clip_rules import Abadi
-        from equipoise.privacy import PrivateRows, clip
-
-        def pair(batch, engine=engine, other=other, clip=clip, PrivateRows=PrivateRows, Abadi=Abadi):
-            draw = Draw("batch", 0)
-            x, w = (PrivateRows(engine(batch, params=at), draw) for at in (None, other))
-            both = clip(x, Abadi(), 0.5) - clip(w, Abadi(), 0.5)
-            assert (both.add_remove, both.replace) == (1.0, 2.0)
-            return unwrap(both.value["weight"])
-
-        change = pair(data) - pair({name: value[1:] for name, value in data.items()})
-        worst = max(worst, float(change.norm()))
-    assert 0.9 < worst <= 1 + 1e-6
 
 
 def test_a_decaying_threshold_serves_both_releases():
@@ -290,29 +234,6 @@ def test_a_decaying_threshold_serves_both_releases():
 
 
 # ---- budget
-
-
-@pytest.mark.slow
-def test_the_worked_epsilons():
-    """N = 60,000, B = 256, n_A = 4096, m = 8, T = 5000, delta = 1e-5."""
-    sampling = Poisson(256, 60_000, 5000)
-
-    def epsilon(coupled, anchor, rule=Constant(), schedule=Every(8)):  # noqa: B008
-        method = eq.DPC4Plus(
-            anchor=rule,
-            schedule=schedule,
-            anchor_batch_size=4096,
-            noise_multiplier=coupled,
-            anchor_noise_multiplier=anchor,
-        )
-        return plan(method, sampling).epsilon(1e-5).value
-
-    assert epsilon(0.883, 3.494, Quantile()) == pytest.approx(2.997, rel=5e-3)
-    assert epsilon(0.883, 3.494) == pytest.approx(2.997, rel=5e-3)
-    assert epsilon(0.883, 3.494, schedule=Every(8, takes_next=True)) == pytest.approx(2.892, rel=5e-3)
-    assert epsilon(1.0, 1.0) == pytest.approx(12.30, rel=5e-3)
-    assert epsilon(1.0, 4.0) == pytest.approx(2.445, rel=5e-3)
-    assert epsilon(0.883, 3.494, schedule=Every(8, fresh_noise=True)) == pytest.approx(7.058, rel=5e-3)
 
 
 @pytest.mark.slow
@@ -379,40 +300,9 @@ def test_samplings_beside_poisson():
     assert dealt["anchor"].sampling == FixedEpochs(160, 400, dealt["anchor"].count)
 
 
-def test_epsilon_grows_with_steps_anchors_and_rates():
-    def epsilon(batch=20.0, steps=60, **options):
-        method = eq.DPC4Plus(**{"schedule": Every(4), "anchor_batch_size": 100, **SMALL, **options})
-        return cost(plan(method, Poisson(batch, 1000, steps)))
-
-    assert epsilon(steps=60) < epsilon(steps=90)
-    assert epsilon(schedule=Every(4)) < epsilon(schedule=Every(2))
-    assert epsilon(anchor_batch_size=100) < epsilon(anchor_batch_size=200)
-    assert epsilon(batch=20.0) < epsilon(batch=40.0)
-
-
-def test_bad_settings_are_named():
-    with pytest.raises(ValueError, match=r"period=2\.5"):
-        Every(2.5)
-    AtRandom(2.5)
-    with pytest.raises(ValueError, match=r"period=0\.5"):
-        AtRandom(0.5)
-    with pytest.raises(ValueError, match="factor=0"):
-        NoiseFactor(0)
-    with pytest.raises(ValueError, match="threshold_ratio=-1"):
-        LeastDisplacement(-1)
-    for option in ({"schedule": 8}, {"split": 1.15}, {"coupled": "distance"}, {"anchor": "constant"}):
-        with pytest.raises(TypeError, match=next(iter(option))):
-            eq.DPC4(**option)
-    with pytest.raises(ValueError, match="anchor_batch_size=5"):
-        plan(eq.DPC4(anchor_batch_size=5, **SMALL), Poisson(10, 40, 5))
-    with pytest.raises(ValueError, match="budget is missing"):
-        plan(eq.DPC4(), Poisson(10, 40, 5))
+def test_a_budget_that_the_coupled_terms_use_up_is_told():
     with pytest.raises(BudgetError, match="split=NoiseFactor"):
         plan(eq.DPC4Plus(split=NoiseFactor(0.5)), Poisson(10, 400, 50), eq.Budget(1.0, 1e-5))
-    with pytest.raises(TypeError, match="max_grad_norm"):
-        eq.methods.DPSVRG(max_grad_norm=1.0)
-    with pytest.raises(ValueError, match="ReleasedQuantile"):
-        eq.methods.DPSVRG(clip_norm=eq.methods.ReleasedQuantile())
 
 
 def test_one_method_object_serves_several_trainings():
@@ -442,30 +332,3 @@ def test_parameters_that_someone_else_moved():
     assert float(follower.state["anchor"]["weight"][0]) == 5.0  # a copy
     follower.run(10)
     assert not any(follower.ledger.releases_left.values())
-
-
-# ---- passes and memory
-
-
-def test_passes_and_memory_of_a_period(monkeypatch):
-    """A coupled step asks for two gradients of its batch, an anchor for one of its own; a state holds 2 P."""
-    data, _ = consistent(64, 3)
-    method = eq.DPC4Plus(schedule=moving(4, 4), anchor_batch_size=64, **SMALL)
-    follower = Follower(method, Linear(3), half_square, data, FullBatch(64, 13))
-    by_plan, calls = follower.engine.by_plan, []
-
-    def counted(batch, *given):
-        calls.append(len(batch["y"]))
-        return by_plan(batch, *given)
-
-    monkeypatch.setattr(follower.engine, "by_plan", counted)
-    follower.run()
-    # Anchors at steps 0, 2, 6 and 10; coupled terms at the other nine.
-    assert calls == [64] * (4 + 2 * 9)
-    held = [
-        value
-        for part in follower.state.values()
-        for value in (part.values() if isinstance(part, dict) else [part])
-        if isinstance(value, torch.Tensor)
-    ]
-    assert sum(value.numel() for value in held) == 2 * 3

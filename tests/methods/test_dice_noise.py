@@ -8,17 +8,11 @@ import numpy as np
 import pytest
 import torch
 
+from equipoise.gradients import DenseGradients
 from equipoise.methods import dice_sgd as dn
 from equipoise.privacy import (
     Draw,
-    FullBatch,
-    Gaussian,
-    Ledger,
-    Poisson,
-    PrivacyPlan,
     PrivateRows,
-    Release,
-    Secrets,
     clip_jointly,
     gaussian_epsilon,
 )
@@ -79,11 +73,6 @@ def test_the_supremum_is_one_for_random_radii():
         assert float(automatic.max()) == pytest.approx(1, abs=1e-3)
 
 
-def test_a_split_with_independent_noise_has_sensitivity_one_too():
-    noise = dn.Independent().of(0.3, 7.0)
-    assert float(whitened(noise, radial_grid((0.3, 7.0))).max()) == pytest.approx(1, abs=1e-9)
-
-
 def test_soft_normalisation_needs_more_noise_and_gets_it():
     """With the constants of plain normalisation the supremum would lie above one."""
     plain, soft = normalising_noise(1.0, 10.0), normalising_noise(1.0, 10.0, regulariser=0.5)
@@ -94,76 +83,12 @@ def test_soft_normalisation_needs_more_noise_and_gets_it():
     assert float(whitened(soft, fine).max()) * ratio > 1
 
 
-def test_covariance_of_the_constants():
-    """Cov(body, total) = C1 Ce for kappa = 1, and Var(body) = 2 C1^2 Ce / (Ce + C1)."""
-    factor = np.array(joint_noise(1.0, 10.0).cholesky)
-    covariance = factor @ factor.T
-    assert covariance[0, 1] == pytest.approx(10)
-    assert covariance[0, 0] == pytest.approx(1.81818, abs=1e-5)
-    assert covariance[1, 1] == pytest.approx(100)
-
-
-class Zeros:
-    """Rows of zeros, whose every released number is noise."""
-
-    def __init__(self, size: int) -> None:
-        self.names, self.size, self.num_records = ("w",), size, 3
-
-    def row_norms(self):
-        return torch.zeros(3)
-
-    def weighted_sums(self, weights):
-        return {"w": torch.zeros(2, self.size)}
-
-
-def test_the_ledgers_noise_has_this_covariance_and_is_fresh_at_every_step():
-    noise = joint_noise(1.0, 10.0).scaled(2.0)
-    plan = PrivacyPlan([Release("body", 1.0, noise), Release("total", 10.0, noise)], FullBatch(10, 2))
-    ledger = Ledger(plan, secrets=Secrets(reproducible_seed=5))
-    steps = []
-    for _ in range(2):
-        draw = ledger.open()
-        sums = clip_jointly(PrivateRows(Zeros(100_000), draw), noise)
-        steps.append(ledger.release(draw, sums))
-    body, total = steps[0]["body"]["w"].double(), steps[0]["total"]["w"].double()
-    assert float(body.var()) == pytest.approx(4 * 1.81818, rel=0.02)
-    assert float(total.var()) == pytest.approx(4 * 100, rel=0.02)
-    assert float((body * total).mean()) == pytest.approx(4 * 10, rel=0.03)  # one W for both sums
-    # The part of the body that the total does not explain has b, and the next step shares nothing.
-    assert float((body - 0.1 * total).std()) == pytest.approx(2 * 0.904534, rel=0.02)
-    for later in steps[1].values():
-        assert abs(float((body * later["w"]).mean())) < 5 * 2.7 * 20 / math.sqrt(100_000)
-
-
-def test_the_joint_release_costs_what_dp_sgd_costs():
-    sampling = Poisson(256, 60_000, 2344)
-    alone = PrivacyPlan([Release("gradient", 1.0, Gaussian(1.0))], sampling).epsilon(1e-5)
-    assert alone.value == pytest.approx(1.100, abs=1e-3)
-    assert alone.cross_check == pytest.approx(1.352, abs=1e-3)
-
-
 # ---- groups of parameters
-
-
-class Pair:
-    """Rows over two parameters, given row by row."""
-
-    def __init__(self, a: torch.Tensor, b: torch.Tensor) -> None:
-        self.held, self.names, self.num_records = {"a": a, "b": b}, ("a", "b"), len(a)
-
-    def row_norms(self, groups=None):
-        if groups is None:
-            return torch.cat(list(self.held.values()), dim=1).norm(dim=1)
-        return torch.stack([torch.cat([self.held[n] for n in g], dim=1).norm(dim=1) for g in groups], dim=1)
-
-    def weighted_sums(self, weights):
-        given = weights if isinstance(weights, dict) else dict.fromkeys(self.held, weights)
-        return {name: given[name].T @ rows for name, rows in self.held.items()}
 
 
 def contribution(noise, a, b, groups, shares) -> float:
     """The whitened length of one record with parts a and b."""
-    rows = PrivateRows(Pair(a[None], b[None]), Draw("batch", 0))
+    rows = PrivateRows(DenseGradients({"a": a[None], "b": b[None]}), Draw("batch", 0))
     sums = clip_jointly(rows, noise, groups, shares)
     stacked = torch.stack(
         [torch.cat([unwrap(sums[name].value[key]) for key in ("a", "b")]) for name in noise.names]
@@ -193,7 +118,7 @@ def test_groups_keep_the_whole_record_within_one(noise, shares):
 
 def test_wrong_groups_and_shares_are_named():
     noise = joint_noise(1.0, 5.0)
-    rows = PrivateRows(Pair(torch.ones(2, 3), torch.ones(2, 3)), None)
+    rows = PrivateRows(DenseGradients({"a": torch.ones(2, 3), "b": torch.ones(2, 3)}), None)
     with pytest.raises(ValueError, match=r"missing \['b'\]"):
         clip_jointly(rows, noise, [["a"]])
     with pytest.raises(ValueError, match="above 1"):
@@ -234,56 +159,8 @@ def test_published_noise_and_its_worst_case(setting, claim, delta, radius, feedb
     assert found == pytest.approx(worst, rel=0.03 if worst > 1e6 else 5e-3)
 
 
-def test_worst_case_of_the_noise_of_the_authors_program():
-    """0.927 sqrt(3) C1 / B with the feedback radius at C1 / B, which claims 2."""
-    z = published.worst_case_multiplier(
-        0.927 * math.sqrt(3) / 1000, clip_norm=1.0, feedback_clip_norm=1e-3, expected_batch_size=1000
-    )
-    assert gaussian_epsilon(math.sqrt(150) / z, 1e-5) == pytest.approx(359, rel=5e-3)
-
-
-def test_worst_case_where_dp_sgd_has_epsilon_1_1():
-    """N = 60000, B = 256, T = 2344 and noise C1 / B."""
-    for feedback, worst in ((1.0, 3.1e8), (1 / 256, 1.1e4)):
-        z = published.worst_case_multiplier(
-            1 / 256, clip_norm=1.0, feedback_clip_norm=feedback, expected_batch_size=256
-        )
-        assert gaussian_epsilon(math.sqrt(2344) / z, 1e-5) == pytest.approx(worst, rel=0.02)
-
-
 def test_the_worst_case_under_replacement_doubles_the_body_alone():
     z = published.worst_case_multiplier(
         1.0, clip_norm=4.0, feedback_clip_norm=3.0, expected_batch_size=2, relation="replace_one"
     )
     assert z == pytest.approx(1 / (2 * 2 + 6))
-
-
-def clip_vector(v: np.ndarray, radius: float) -> np.ndarray:
-    return v * min(1.0, radius / max(np.linalg.norm(v), 1e-300))
-
-
-def feedback_differences(additions: list[np.ndarray], common: list[np.ndarray], radius: float) -> float:
-    """sum_t d_t^2 for two memories that differ by the additions and share everything else."""
-    here, there, total = np.zeros_like(common[0]), np.zeros_like(common[0]), 0.0
-    for extra, shared in zip(additions, common, strict=True):
-        fed, fed_there = clip_vector(here, radius), clip_vector(there, radius)
-        total += float(((fed - fed_there) ** 2).sum())
-        here, there = here - fed + shared + extra, there - fed_there + shared
-    return total
-
-
-def test_firm_non_expansiveness_bounds_the_feedbacks_differences():
-    """sum_t d_t^2 <= (K R)^2 in random runs; a memory that fades does not leave the bound slack."""
-    rng = np.random.default_rng(1)
-    for _ in range(40):
-        steps, d, count, span, radius = 60, int(rng.integers(1, 4)), int(rng.integers(1, 6)), 2.0, 1.0
-        where = set(rng.choice(steps, count, replace=False).tolist())
-        additions = [
-            clip_vector(rng.normal(size=d) * 10, span) if t in where else np.zeros(d) for t in range(steps)
-        ]
-        common = [rng.normal(size=d) * rng.choice([0.1, 3.0]) for _ in range(steps)]
-        assert feedback_differences(additions, common, radius) <= (count * span) ** 2 * (1 + 1e-9)
-    # The worst case: the difference is held where the projection is the identity on it, and leaves at once.
-    span = 19.0
-    additions = [np.array([span])] + [np.zeros(1)] * 2
-    assert feedback_differences(additions, [np.zeros(1)] * 3, 100.0) == pytest.approx(361)

@@ -12,7 +12,6 @@ from scripted import run
 from table import training as train
 
 import equipoise as eq
-from equipoise.methods import dice_sgd as dn
 from equipoise.methods.base import Setting
 from equipoise.privacy import Poisson, Private, gaussian_epsilon
 from equipoise.privacy.private import PrivateError, unwrap
@@ -171,33 +170,6 @@ def test_references_claim_nothing(method):
     assert training.statement().epsilon is None
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"variant": "joint"}, "variant='joint'"),
-        ({"variant": "algorithm_4", "feedback_clip_norm": 2.0}, "one radius"),
-        ({"feedback_clip_norm": math.inf}, "the radius is finite"),
-        ({"noise": "none"}, "noise='none'"),
-    ],
-)
-def test_bad_settings_are_named(options, message):
-    with pytest.raises(ValueError, match=message):
-        PublishedDiceSGD(**options)
-
-
-@pytest.mark.parametrize(
-    "option",
-    [
-        {"residual_clip_norm": 5.0},
-        {"per_layer": True},
-        {"feedback": eq.methods.ErrorFeedback(rate=0.5)},
-    ],
-)
-def test_the_published_algorithms_do_not_have_the_librarys_settings(option):
-    with pytest.raises(TypeError, match=next(iter(option))):
-        PublishedDiceSGD(**option)
-
-
 # ---- the attack that refutes the published claim
 
 
@@ -241,51 +213,6 @@ def attack(runs: int, *, claim: float, population=2000, batch=40, steps=200, del
     return certified_epsilon(rng.normal(0, noise, runs), total + rng.normal(0, noise, runs), delta)
 
 
-def test_a_simple_attack_certifies_more_than_the_theorem_claims():
-    assert attack(20_000, claim=2.0) > 3
-
-
-@pytest.mark.slow
-def test_the_attack_with_many_runs():
-    assert attack(200_000, claim=2.0) > 4
-
-
-def joint_attack(norm: float, runs: int, *, sigma=0.968, rate=0.02, steps=200, delta=1e-5) -> float:
-    """The best attack on the joint release: the likelihood ratio of a record of this norm, step by step."""
-    rng = np.random.default_rng(1)
-    noise = dn.Joint().of(1.0, 10.0)
-    lengths = noise.lengths(torch.tensor([norm], dtype=torch.float64))[0].numpy()
-    whitened = np.linalg.solve(np.array(noise.cholesky), lengths) / sigma
-    size = float(np.linalg.norm(whitened))
-
-    def statistic(present: bool) -> np.ndarray:
-        out = np.zeros(runs)
-        for _ in range(steps):
-            shift = size * (rng.random(runs) < rate) if present else 0.0
-            y = rng.normal(size=runs) + shift
-            out += np.log1p(rate * np.expm1(y * size - size**2 / 2))
-        return out
-
-    return certified_epsilon(statistic(False), statistic(True), delta)
-
-
-def test_the_same_attack_on_the_joint_release_stays_below_its_epsilon():
-    assert joint_attack(1000.0, 20_000) < 2
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("norm", [1000.0, 10.0, 3.0, 1.0, 0.5])
-def test_the_joint_release_with_many_runs(norm):
-    assert joint_attack(norm, 100_000) < 2
-
-
-@pytest.mark.parametrize("other", [{"relation": "replace_one"}, {"sampling": Poisson(10, 60, 6)}])
-def test_a_method_planned_again_for_another_training_serves_the_first(other):
-    """Noise and relation are those of each training's own plan."""
-    method = PublishedDiceSGD(clip_norm=0.1, noise_multiplier=3.0)
-    first = train(method)
-    last = train(method, **other)
-    alone = train(PublishedDiceSGD(clip_norm=0.1, noise_multiplier=3.0))
-    for training in (first, last, alone):
-        training.run(progress=False)
-    assert first.statement().holes == alone.statement().holes
+@pytest.mark.parametrize(("runs", "least"), [(20_000, 3), pytest.param(200_000, 4, marks=pytest.mark.slow)])
+def test_a_simple_attack_certifies_more_than_the_theorem_claims(runs, least):
+    assert attack(runs, claim=2.0) > least

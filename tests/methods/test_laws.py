@@ -82,6 +82,19 @@ def test_settings_survive_json(make):
     assert again.config() == method.config()
 
 
+@pytest.mark.parametrize(
+    ("method", "words"),
+    [
+        (eq.methods.DPZO(), "divided by twice the displacement"),
+        (eq.DPC4(), "rounding of the two forward passes"),
+        (eq.DPC4Plus(schedule=eq.methods.Every(fresh_noise=True)), "one and the same sum"),
+    ],
+)
+def test_what_a_proof_rests_on_stands_in_the_statement(method, words):
+    assert any(words in line for line in train(method).statement().assumptions)
+    assert not any(words in line for line in train(eq.DPSGD()).statement().assumptions)
+
+
 @own
 def test_it_is_calibrated_from_below(make):
     plan = make().plan(Setting(sampling=eq.Poisson(20, RECORDS, STEPS), budget=BUDGET)).releases
@@ -183,6 +196,56 @@ def test_what_epsilon_depends_on_cannot_be_edited(name):
         for path, _ in leaves_of(fields):
             assert is_caught(statement, edited(rows, (number, *path))), path
     assert is_caught(statement, rows[:left] + rows[left + 1 :])
+
+
+PLAIN, PER_LAYER = eq.DPSGD(clip_norm=0.5), eq.DPSGD(clip_norm=0.5, per_layer=True)
+NO_SCALE, NO_FILTER = eq.methods.FixedScale(1.0), eq.methods.LowPass(forward=(1.0,), feedback=())
+LIMITS = {
+    "two equal radii": (eq.DCDPSGD(clip_norm=0.5, body_clip_norm=0.5), PLAIN),
+    "two equal radii, top share of a trace": (
+        eq.DCDPSGD(
+            clip_norm=0.5,
+            body_clip_norm=0.5,
+            variant=eq.methods.TopShare(),
+            score=eq.methods.Trace(dimension=3),
+        ),
+        PLAIN,
+    ),
+    "tail from the small radius on": (
+        eq.DCDPSGD(clip_norm=0.5, body_clip_norm=0.05, tail_threshold=0.05),
+        PLAIN,
+    ),
+    "equal radii of body and residual": (eq.DiceSGD(clip_norm=0.5, residual_clip_norm=0.5), PLAIN),
+    "the same per layer": (eq.DiceSGD(clip_norm=0.5, residual_clip_norm=0.5, per_layer=True), PER_LAYER),
+    # The squares' noise comes after the gradient's in the stream.
+    "radius at its largest": (
+        eq.AdaptiveRMS(
+            clip_norm=0.5,
+            radius=eq.methods.MeanSquareRule(tau=1e12),
+            noise_multiplier=1.0,
+            radius_noise_multiplier=3.0,
+        ),
+        eq.DPSGD(clip_norm=0.5, noise_multiplier=1.0),
+    ),
+    "one band": (eq.DPMF(clip_norm=0.5, bands=1), PLAIN),
+    "one stage": (eq.DPSGD(clip_norm=0.5, noise_multiplier=eq.methods.NoiseStages((1.0,))), PLAIN),
+    "scale 1": (eq.methods.ScaleThenPrivatise(clip_norm=0.5, scale=NO_SCALE), PLAIN),
+    "scale 1 per layer": (
+        eq.methods.ScaleThenPrivatise(clip_norm=0.5, scale=NO_SCALE, per_layer=True),
+        PER_LAYER,
+    ),
+    "all of an estimate new": (eq.methods.DiSK(clip_norm=0.5, kappa=1.0), PLAIN),
+    "no filter": (eq.methods.Doppler(clip_norm=0.5, filter=NO_FILTER), PLAIN),
+}
+
+
+@pytest.mark.parametrize(("method", "plain"), LIMITS.values(), ids=LIMITS)
+def test_at_its_limit_it_is_dp_sgd_bit_for_bit(method, plain):
+    """The same draws, the same sums, and so the same noise."""
+    run, other = train(method), train(plain)
+    list(run)
+    list(other)
+    assert torch.equal(parameters(run.model), parameters(other.model))
 
 
 @pytest.mark.parametrize(
@@ -296,12 +359,11 @@ def test_a_step_computes_as_many_gradients_as_it_is_said_to(make, monkeypatch):
 @every_kind
 def test_micro_batches_change_nothing(make):
     ends = []
-    for size in (1, 7, 60):
+    for size in (7, 60):
         model = network()
         list(train(make(), model=model, microbatch_size=size))
         ends.append(parameters(model))
-    for end in ends[1:]:
-        torch.testing.assert_close(end, ends[0], rtol=1e-7, atol=1e-9)
+    torch.testing.assert_close(*ends, rtol=1e-7, atol=1e-9)
 
 
 @every_kind

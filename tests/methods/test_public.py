@@ -137,30 +137,3 @@ def test_an_inner_method_with_public_records_comes_back_from_a_file():
     )
     again = find("public-warm-start").from_config(method.config(), public=PublicRecords(public_batch()))
     assert again.config() == method.config()
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: eq.methods.PublicOnly(public=PublicRecords(torch.zeros(0, 3))), "at least one"),
-        (
-            lambda: eq.methods.PublicOnly(public=PublicRecords(torch.eye(3)), public_batch_size=0),
-            "public_batch_size=0",
-        ),
-        (
-            lambda: eq.methods.PublicWarmStart(public=PublicRecords(torch.eye(3)), warm_scale=0),
-            "warm_scale=0",
-        ),
-        (
-            lambda: eq.methods.PublicWarmStart(public=PublicRecords(torch.eye(3)), warm_clip_norm=-1),
-            "warm_clip_norm=-1",
-        ),
-        (
-            lambda: training(eq.methods.PublicWarmStart(public=PublicRecords(public_batch()), warm_steps=6)),
-            "leaves no private step",
-        ),
-    ],
-)
-def test_bad_settings_are_named(make, message):
-    with pytest.raises(ValueError, match=message):
-        make()

@@ -19,13 +19,11 @@ from equipoise.privacy import (
     Gaussian,
     Ledger,
     LedgerError,
-    PlanError,
     Poisson,
     PrivacyPlan,
     Private,
     Release,
     Secrets,
-    TruncatedPoisson,
     epsilon,
     gaussian_epsilon,
     optimal_coefficients,
@@ -69,13 +67,6 @@ def test_the_majorant():
     assert non_increasing_majorant([1, -0.5, 0.2]).tolist() == [1, 0.5, 0.2]
 
 
-@pytest.mark.parametrize(("n", "k"), [(5, 7), (7, 5), (6, 6)])
-def test_the_sensitivity_of_fresh_noise_and_of_sums(n, k):
-    assert squared_sensitivity([1.0], k, 1, n) == min(n, k)
-    sums = np.tril(np.ones((n, n)))[:, :k].sum(axis=1)
-    assert squared_sensitivity(np.ones(n), k, 1, n) == pytest.approx((sums**2).sum())
-
-
 @pytest.mark.parametrize(
     ("coefficients", "exact"),
     [
@@ -110,7 +101,7 @@ def test_prefix_error_is_that_of_the_dense_matrices():
     assert prefix_error([1.0], 2400) == pytest.approx(math.sqrt(2401 / 2))
 
 
-@pytest.mark.parametrize("bands", [2, 8, 40])
+@pytest.mark.parametrize("bands", [2, 40])
 def test_optimal_coefficients_are_a_minimum(bands):
     best = optimal_coefficients(bands, 300)
     error = prefix_error(best, 300)
@@ -126,26 +117,7 @@ def test_the_optimum_of_two_steps_is_known():
     assert optimal_coefficients(2, 2)[1] == pytest.approx(root, abs=1e-5)
 
 
-def optimum_of_all_matrices(count):
-    """Root mean squared noise of the best of all factorisations: Denisov et al. 2022, arXiv 2202.08312."""
-    sums = np.tril(np.ones((count, count)))
-    dual = np.ones(count)
-    for _ in range(2000):
-        scaled = np.sqrt(dual)[:, None] * (sums.T @ sums) * np.sqrt(dual)
-        values, vectors = np.linalg.eigh(scaled)
-        dual = np.diag((vectors * np.sqrt(values)) @ vectors.T).copy()
-    return math.sqrt(dual.sum() / count)
-
-
-@pytest.mark.parametrize("count", [1, 2, 8, 32])
-def test_the_optimum_is_near_that_of_all_matrices(count):
-    least = optimum_of_all_matrices(count)
-    singular = 1 / (2 * np.sin((2 * np.arange(1, count + 1) - 1) * np.pi / (4 * count + 2)))
-    assert singular.sum() / count <= least + 1e-9  # by the nuclear norm, of any factorisation
-    assert least - 1e-9 <= prefix_error(optimal_coefficients(count, count), count) <= 1.04 * least
-
-
-@pytest.mark.parametrize("count", [1, 2, 3, 7, 40, 1000, 100_000])
+@pytest.mark.parametrize("count", [1, 2, 7, 100_000])
 def test_the_search_does_better_than_the_square_root_at_every_size(count):
     for bands in (2, 3, 8, 64):
         best, root = optimal_coefficients(bands, count), square_root_coefficients(min(bands, count))
@@ -178,11 +150,8 @@ def test_only_ratios_of_coefficients_matter():
         ((), "must be finite"),
         ((0.0, 1.0), "first above 0"),
         ((1.0, math.nan), "finite"),
-        ((1.0, 2.0), "grows"),
         ((1.0, 1.0001), "grows"),  # to 80 times its size within 4,096 steps, and on
-        ((1.0, -1.0001), "grows"),
         ((1.0, -1.0), "grows"),
-        ((1.0, 0.3, 0.3, 1.2), "grows"),
         (np.poly([0.98] * 6), "to more than"),
     ],
 )
@@ -229,36 +198,6 @@ def test_one_band_is_the_gaussian_bit_for_bit():
         assert ours == theirs
 
 
-def whiteness(coefficients, size=4000, steps=12):
-    """The largest entry of the covariance of C n, less the identity, in standard deviations."""
-    ledger = Ledger(
-        plan_of(BandedGaussian(square_root_coefficients(6), 2.0)), secrets=Secrets(reproducible_seed=5)
-    )
-    noise = np.stack([take(ledger, size, f"p{step}")["w"].numpy() for step in range(steps)]) / (2.0 * 1.5)
-    white = strategy(coefficients, steps) @ noise / np.linalg.norm(coefficients)
-    error = np.abs(white @ white.T / size - np.eye(steps))
-    return (error / (np.sqrt(1 / size) * np.where(np.eye(steps), math.sqrt(2), 1))).max()
-
-
-def test_the_noise_has_the_covariance_of_its_strategy_and_no_other():
-    """The covariance of C n is the identity, within 4 standard deviations of 4,000 samples."""
-    right = square_root_coefficients(6)
-    assert whiteness(right) < 4
-    for wrong in (right[:5], (1.0, *right[:0:-1])):
-        assert whiteness(wrong) > 8
-
-
-def test_sums_of_releases_have_less_noise():
-    ledger = Ledger(
-        plan_of(BandedGaussian(square_root_coefficients(8), 2.0)), secrets=Secrets(reproducible_seed=6)
-    )
-    total = sum(take(ledger, 20_000, f"p{step}")["w"].double() for step in range(24))
-    sums = inverse_coefficients(square_root_coefficients(8), 24).cumsum()
-    expected = 2.0 * 1.5 * np.linalg.norm(square_root_coefficients(8)) * np.linalg.norm(sums)
-    assert float(total.std()) == pytest.approx(expected, rel=0.03)
-    assert expected < 0.6 * 2.0 * 1.5 * math.sqrt(24)
-
-
 # ---- what it costs
 
 
@@ -281,11 +220,6 @@ def test_groups_in_turn_amplify_noise_over_as_many_steps(bands, relation):
     assert plan.epsilon(DELTA).value == pytest.approx(expected, rel=1e-6)
 
 
-def test_more_bands_than_groups_are_refused():
-    with pytest.raises(PlanError, match=r"CyclicPoisson with min_separation=4.*overlap"):
-        plan_of(BandedGaussian(square_root_coefficients(5), 2.0), CyclicPoisson(6, 600, 20, 4))
-
-
 def test_draws_of_groups_that_were_not_released_leave_their_epochs_to_pay():
     """Eight releases, all in the turn of one group, are eight participations and not ceil(8 / 4)."""
     sampling = CyclicPoisson(6, 600, 32, 4)
@@ -298,17 +232,6 @@ def test_draws_of_groups_that_were_not_released_leave_their_epochs_to_pay():
             ledger.open("batch", f"p{step}")
     assert ledger.record.epochs == {"batch": 8}
     assert ledger.spent(DELTA).value == pytest.approx(plan.epsilon(DELTA).value)
-
-
-@pytest.mark.parametrize("coefficients", [square_root_coefficients(24), (1.0, 0.5, *[0.0] * 8, 0.2)])
-def test_draws_that_overlap_cost_one_gaussian_of_their_sensitivity(coefficients):
-    norm = np.linalg.norm(coefficients)
-    square = squared_sensitivity(coefficients, 3, 8, 24) / norm**2 / 4.0
-    found = plan_of(BandedGaussian(coefficients, 2.0)).epsilon(DELTA).value
-    assert found == pytest.approx(gaussian_epsilon(math.sqrt(square), DELTA), rel=1e-6)
-    assert square > 3 / 4.0
-    replaced = plan_of(BandedGaussian(coefficients, 4.0), relation="replace_one").epsilon(DELTA).value
-    assert replaced == pytest.approx(found, rel=1e-9)
 
 
 @pytest.mark.parametrize("made", [range(8), range(3), (0, 1, 2, 5, 6), (1, 3, 5, 7)])
@@ -338,13 +261,6 @@ def test_a_record_in_draws_that_follow_each_other_costs_the_sensitivity_of_them_
     assert cost >= gaussian_epsilon(math.sqrt(most), DELTA) * (1 - 1e-9)
     if min(coefficients) > 0 and slots == 1 and made == range(len(made)):
         assert cost == pytest.approx(gaussian_epsilon(math.sqrt(most), DELTA))
-
-
-def test_releases_of_one_draw_share_the_participation():
-    releases = [Release("a", 1.0, BandedGaussian((1.0, 0.5), 2.0)), Release("b", 1.0, Gaussian(3.0))]
-    square = 3 * (1 / 4 + 1 / 9)
-    found = PrivacyPlan(releases, EPOCHS).epsilon(DELTA).value
-    assert found == pytest.approx(gaussian_epsilon(math.sqrt(square), DELTA), rel=0.002)
 
 
 def runs_with_gaps():
@@ -382,20 +298,6 @@ def test_a_run_with_gaps_costs_no_less_than_its_matrix(bands):
 # ---- what it is refused for
 
 
-@pytest.mark.parametrize("sampling", [Poisson(10, 80, 24), TruncatedPoisson(10, 80, 24)])
-def test_amplification_that_overlapping_draws_would_throw_away_is_refused(sampling):
-    with pytest.raises(PlanError, match=r"not amplified by .*Poisson with min_separation=1.*bands=2"):
-        plan_of(BandedGaussian((1.0, 0.5), 2.0), sampling)
-
-
-def test_a_draw_that_is_repeated_is_no_second_one():
-    ledger = Ledger(plan_of(BandedGaussian((1.0, 0.5), 2.0)))
-    place = ledger.place
-    first = ledger.sample(ledger.open("batch", "p"), 80)
-    ledger.rewind(place)
-    assert torch.equal(ledger.sample(ledger.open("batch", "p"), 80), first)
-
-
 @pytest.mark.parametrize("sizes", [(5, 4), (1, 5)])
 def test_sums_of_other_shapes_than_before_are_refused_and_cost_nothing(sizes):
     """Noise of one number, stretched to five, would be the same for all of them."""
@@ -407,15 +309,6 @@ def test_sums_of_other_shapes_than_before_are_refused_and_cost_nothing(sizes):
     assert ledger.spent(DELTA).value == spent
     assert sum(ledger.record.used.values()) == 1
     take(ledger, sizes[1], "p2")  # after a gap the noise starts afresh
-
-
-def test_hardened_noise_takes_one_band_alone():
-    with pytest.raises(
-        PlanError, match="hardened noise is fresh in every step, and this is correlated over 2"
-    ):
-        plan_of(BandedGaussian((1.0, 0.5), 2.0)).hardened()
-    one, plain = (plan_of(mechanism).hardened() for mechanism in (BandedGaussian((1.0,), 2.0), Gaussian(2.0)))
-    assert one.fingerprint() == plain.fingerprint()
 
 
 def test_what_the_ledger_keeps_is_private():

@@ -6,7 +6,9 @@ import pytest
 import torch
 from privacy_rows import DenseRows, Flat, Greedy, rows
 
-from equipoise.methods.two_threshold_sums import clip_selected, top_share
+from equipoise.gradients import DenseGradients
+from equipoise.methods.adaptive_rms import _squares
+from equipoise.methods.two_threshold_sums import clip_channels, clip_either, clip_selected, top_share
 from equipoise.privacy import (
     Bounded,
     Draw,
@@ -23,6 +25,10 @@ from equipoise.privacy import (
     clip,
     clip_coordinates,
     indicator,
+    input_moments,
+    moment_action,
+    second_moment,
+    soft_indicator,
     sums_of,
 )
 from equipoise.privacy.bounds.bounded import make_bounded
@@ -50,6 +56,18 @@ def top(g, fraction, upper, lower):
     return clip_selected(g, ids, top_share(g.row_norms(), ids, fraction), upper, lower, Flat())
 
 
+def tail(g):
+    """Labels of a ramp over the norms."""
+    return soft_indicator(two_layers(g).row_norms(), 1.0, "above", width=0.5)
+
+
+def matrices(g):
+    """The same numbers as two weights."""
+    return PrivateRows(DenseGradients({"a": g[:, :4].view(-1, 2, 2), "b": g[:, 4:].view(-1, 1, 1)}), DRAW)
+
+
+LAYERS = [["a"], ["b"]]
+COLUMNS = [{"a": 50 * torch.eye(2)}, {"b": 50 * torch.eye(3)}]
 QUERIES = {
     "flat": lambda g: clip(two_layers(g), Flat(), 0.7),
     "a rule that asks for too much": lambda g: clip(two_layers(g), Greedy(), 0.7),
@@ -59,6 +77,15 @@ QUERIES = {
     "centred": lambda g: centred_indicator(Private(g.norm(dim=1) > 1, DRAW)),
     "capped": lambda g: capped(Private(g.norm(dim=1) ** 2, DRAW), 3.0),
     "coordinates": lambda g: clip_coordinates(Private(g[:, :3], DRAW), Greedy(), 0.5),
+    "coordinates by whole norms": lambda g: clip_coordinates(
+        Private(g[:, :3], DRAW), Greedy(), 0.5, norms=two_layers(g).row_norms()
+    ),
+    "either": lambda g: clip_either(two_layers(g), tail(g), 2.0, 0.5, Greedy()),
+    "channels": lambda g: clip_channels(two_layers(g), tail(g), 2.0, 0.5, Flat()),
+    "second moment": lambda g: second_moment(two_layers(g), Flat(), 0.7, LAYERS),
+    "action on columns far too long": lambda g: moment_action(two_layers(g), Flat(), 0.7, COLUMNS),
+    "input moments": lambda g: input_moments(matrices(g), ["a", "b"]),
+    "squares": lambda g: _squares(two_layers(g), 0.25),
     "top share": lambda g: top(two_layers(g), 0.4, 2.0, 0.5),
     "difference": lambda g: clip(two_layers(g), Flat(), 1.0) - clip(two_layers(g), Flat(), 0.25),
     "scaled": lambda g: -2.5 * clip(two_layers(g), Flat(), 1.0),
@@ -99,6 +126,8 @@ def test_known_bounds():
     assert capped(Private(torch.ones(2), DRAW), 3.0).replace == 3.0
     groups = clip(two_layers(torch.ones(1, 4)), Flat(), [3.0, 4.0], groups=[["a"], ["b"]])
     assert groups.add_remove == pytest.approx(5.0)
+    moment = second_moment(two_layers(torch.ones(1, 5)), Flat(), 0.7, LAYERS)
+    assert (moment.add_remove, moment.replace) == pytest.approx((0.49, math.sqrt(2) * 0.49))
     equal = clip(two_layers(torch.ones(1, 4)), Flat(), 2.0, groups=[["a"], ["b"]])
     assert equal.add_remove == pytest.approx(2.0)
 

@@ -38,17 +38,13 @@ def test_from_below_within_one_percent(sampling, target, delta, relation):
     assert 0.99 * target <= value <= target
 
 
-@pytest.mark.parametrize("target", [0.5, 2.0, 8.0])
+@pytest.mark.parametrize("target", [0.5, 8.0])
 @pytest.mark.parametrize(
     ("population", "batch", "steps"),
     [
         (10**4, 256, 10**3),
-        (60_000, 256, 4700),
-        (10**5, 1024, 10**4),
-        (10**6, 1024, 10**4),
         (10**6, 1024, 10**5),
         (10**7, 4096, 10**5),
-        pytest.param(10**8, 4096, 10**5, marks=pytest.mark.slow),  # ten seconds
         pytest.param(10**9, 4096, 10**6, marks=pytest.mark.slow),
     ],
 )

@@ -11,7 +11,6 @@ import torch
 from privacy_rows import DenseRows, Flat, rows
 from torch import Tensor
 
-from equipoise import _host
 from equipoise._host import Unread
 from equipoise.audit.replay import RecordingLedger, ReplayLedger
 from equipoise.privacy import (
@@ -19,6 +18,7 @@ from equipoise.privacy import (
     BudgetError,
     ChangedQueryError,
     Draw,
+    FixedEpochs,
     FullBatch,
     Gaussian,
     Journal,
@@ -37,7 +37,6 @@ from equipoise.privacy import (
     digest,
     digests,
     gaussian_epsilon,
-    indicator,
     unbounded_sum,
 )
 from equipoise.privacy.digests import keyed_digest
@@ -149,9 +148,11 @@ def test_counts_run_out():
     ledger = Ledger(PLAN)
     for i in range(6):
         draw = ledger.open("batch", f"p{i}")
-        sums = {"gradient": gradient(draw)}
-        if i < 2:
-            sums["norms"] = capped(Private(torch.ones(3), draw), 2.0)
+        sums = {"gradient": gradient(draw), "norms": capped(Private(torch.ones(3), draw), 2.0)}
+        if i >= 2:
+            with pytest.raises(LedgerError, match="used up"):
+                ledger.release(draw, sums)
+            del sums["norms"]
         ledger.release(draw, sums)
     assert ledger.releases_left == {"batch": 0}
     assert ledger.spent(1e-5).value == pytest.approx(PLAN.epsilon(1e-5).value)
@@ -160,16 +161,14 @@ def test_counts_run_out():
         ledger.release(draw, {"gradient": gradient(draw)})
 
 
-def test_rare_release_runs_out_alone():
-    ledger = Ledger(PLAN)
-    for i in range(3):
-        draw = ledger.open("batch", f"p{i}")
-        sums = {"gradient": gradient(draw), "norms": capped(Private(torch.ones(3), draw), 2.0)}
-        if i < 2:
-            ledger.release(draw, sums)
-        else:
-            with pytest.raises(LedgerError, match="used up"):
-                ledger.release(draw, sums)
+def test_a_draw_beyond_the_planned_ones_is_refused():
+    """Its epoch is not paid for, also where draws before it were not released."""
+    ledger = Ledger(PrivacyPlan([Release("gradient", 1.0, Gaussian(4.0))], FixedEpochs(10, 40, 8)))
+    for i in range(8):
+        ledger.open("batch", f"p{i}")
+    with pytest.raises(PlanUsedUpError):
+        step(ledger, "p8")
+    assert ledger.spent(1e-5).value == 0
 
 
 def test_spent_follows_what_was_released():
@@ -189,16 +188,6 @@ def test_noise_scales_with_the_bound():
         zero = clip(PrivateRows(rows([0.0] * 20_000), draw), Flat(), bound)
         stds.append(float(ledger.release(draw, {"gradient": zero})["gradient"]["w"].std()))
     assert stds == pytest.approx([3.0, 0.75], rel=0.02)
-
-
-def test_empty_draw_still_gets_noise():
-    ledger = Ledger(PLAN)
-    draw = ledger.open()
-    out = ledger.release(
-        draw, {"gradient": clip(PrivateRows(DenseRows({"w": torch.empty(0, 2)}), draw), Flat(), 1.0)}
-    )
-    assert float(out["gradient"]["w"].abs().min()) > 0
-    assert ledger.spent(1e-5).value > 0
 
 
 # ---- resume
@@ -238,14 +227,6 @@ def test_other_hash_takes_the_next_index_and_is_charged(tmp_path, change):
     assert again.spent(1e-5).value > spent
 
 
-def test_same_hash_with_another_bound_is_refused(tmp_path):
-    secrets, path = Secrets(tmp_path), tmp_path / "journal.jsonl"
-    step(Ledger(PLAN, journal=Journal(path), secrets=secrets), "p0")
-    again = Ledger(PLAN, journal=Journal(path), secrets=secrets)
-    with pytest.raises(LedgerError, match="two questions"):
-        step(again, "p0", bound=0.5)
-
-
 def test_without_parameters_nothing_is_replayed(tmp_path):
     secrets, path = Secrets(tmp_path), tmp_path / "journal.jsonl"
     a, _ = step(Ledger(PLAN, journal=Journal(path), secrets=secrets), None)
@@ -260,17 +241,6 @@ def test_a_run_keeps_its_plan(tmp_path):
     other = PrivacyPlan([Release("gradient", 1.0, Gaussian(5.0))], FullBatch(100, 6))
     with pytest.raises(LedgerError, match="another plan"):
         Ledger(other, journal=Journal(path), secrets=secrets)
-
-
-def test_records_repeat_with_the_draw(tmp_path):
-    plan = PrivacyPlan([Release("gradient", 1.0, Gaussian(4.0))], Poisson(30, 100, 5))
-    secrets, path = Secrets(tmp_path), tmp_path / "journal.jsonl"
-    ledger = Ledger(plan, journal=Journal(path), secrets=secrets)
-    _, draw = step(ledger, "p0")
-    again = Ledger(plan, journal=Journal(path), secrets=secrets)
-    same, fresh = again.open("batch", "p0"), again.open("batch", "p1")
-    assert torch.equal(again.sample(same, 100), ledger.sample(draw, 100))
-    assert again.sample(fresh, 100).tolist() != again.sample(same, 100).tolist()
 
 
 # ---- journal
@@ -313,20 +283,6 @@ def test_torn_last_line_is_cut_and_not_charged(tmp_path):
         assert all(json.loads(line) for line in path.read_bytes().splitlines())
 
 
-def test_damage_elsewhere_is_an_error(tmp_path):
-    path = tmp_path / "journal.jsonl"
-    step(Ledger(PLAN, journal=Journal(path)), "p0")
-    lines = path.read_bytes().splitlines(keepends=True)
-    path.write_bytes(lines[0][:10] + b"\n" + lines[1])
-    with pytest.raises(JournalError, match="line 1"):
-        Ledger(PLAN, journal=Journal(path))
-
-
-def test_journal_that_cannot_be_opened(tmp_path):
-    with pytest.raises(JournalError, match="writable"):
-        Journal(tmp_path)
-
-
 def test_killed_process_loses_nothing(tmp_path):
     child = os.fork()
     if child == 0:
@@ -336,22 +292,18 @@ def test_killed_process_loses_nothing(tmp_path):
     assert Journal(tmp_path / "j.jsonl").entries() == [CloseEntry(run="a")]
 
 
-def test_shared_journal_composes(tmp_path):
-    path, budget = tmp_path / "shared.jsonl", Budget(PLAN.epsilon(1e-5).value * 1.2, 1e-5)
-    first = Ledger(PLAN, budget, Journal(path), Secrets(tmp_path / "a"))
-    step(first)
-    with pytest.raises(BudgetError, match="other runs"):  # the first has reserved its whole plan
-        Ledger(PLAN, budget, Journal(path), Secrets(tmp_path / "b"))
-    first.close()
-    with pytest.raises(BudgetError, match="other runs"):  # its end may have followed from what it released
-        Ledger(PLAN, budget, Journal(path), Secrets(tmp_path / "b"))
-
-
 def test_a_stop_that_was_fixed_beforehand_frees_what_was_reserved(tmp_path):
     path, budget = tmp_path / "shared.jsonl", Budget(PLAN.epsilon(1e-5).value * 1.2, 1e-5)
+    ended = Ledger(PLAN, budget, Journal(tmp_path / "other.jsonl"), Secrets(tmp_path / "b"))
+    step(ended)
+    ended.close()  # its end may have followed from what it released
+    with pytest.raises(BudgetError, match="other runs"):
+        Ledger(PLAN, budget, ended.journal, Secrets(tmp_path / "e"))
     first = Ledger(PLAN, budget, Journal(path), Secrets(tmp_path / "a"))
     step(first)
     alone = first.spent().value
+    with pytest.raises(BudgetError, match="other runs"):  # the first has reserved its whole plan
+        Ledger(PLAN, budget, Journal(path), Secrets(tmp_path / "b"))
     first.close(stop_fixed_beforehand=True)
     second = Ledger(PLAN, budget, Journal(path), Secrets(tmp_path / "c"))
     assert second.spent().value == pytest.approx(alone)
@@ -412,9 +364,8 @@ def test_runs_that_began_later_are_in_what_was_spent(tmp_path):
 
 def test_plan_over_budget_is_refused_before_anything(tmp_path):
     path = tmp_path / "journal.jsonl"
-    with pytest.raises(BudgetError, match=r"the plan costs epsilon=.*Nothing was spent") as refused:
+    with pytest.raises(BudgetError):
         Ledger(PLAN, Budget(0.1, 1e-5), Journal(path))
-    assert "journal" not in str(refused.value)  # who has one run was told of none
     assert path.read_bytes() == b""
 
 
@@ -440,10 +391,8 @@ def test_unproven_steps_cost_the_guarantee():
     raw = ledger.disclose(Private(torch.tensor(3.0)), "raw threshold")
     assert float(raw) == 3.0
     statement = statement_of(ledger, recipe="as_published", epsilon_claimed=2.0)
-    assert (statement.guarantee, statement.epsilon) == ("none", None)
+    assert (statement.guarantee, statement.epsilon, statement.epsilon_claimed) == ("none", None, 2.0)
     assert "raw threshold" in statement.markdown()
-    assert statement.markdown().startswith("## Guarantee: none\n\nThis run (recipe as published) carries no")
-    assert "claims epsilon = 2" in statement.markdown()
 
 
 def test_unproven_releases_are_planned_by_name_and_number():
@@ -482,28 +431,6 @@ def test_an_unproven_release_never_gives_its_noise_to_another_value(tmp_path):
     with pytest.raises(ChangedQueryError):
         ask(resumed, 3.0)
     assert resumed.spent(1e-5).value == pytest.approx(gaussian_epsilon(math.sqrt(8), 1e-5))
-
-
-def test_a_plan_without_proven_releases(tmp_path):
-    plan = PublishedPlan([], Poisson(10, 100, 5), unproven=[Unproven("g", draw="anchor")])
-    assert plan.epsilon(1e-5).value == 0
-    assert PrivacyPlan.from_description(plan.describe()).describe() == plan.describe()
-    secrets, path = Secrets(tmp_path), tmp_path / "journal.jsonl"
-    ledger = PublishedLedger(plan, Budget(2.0, 1e-5), Journal(path), secrets)
-    draw = ledger.open("anchor", "p")
-    ids = ledger.sample(draw, 100)
-    value = {"w": Private(torch.zeros(3), draw)}
-    out = ledger.release_unproven(draw, "g", value, 1.0, hole="x", worst_case_multiplier=0.5)
-    assert (ledger.guarantee, ledger.releases_left) == ("worst_case", {"anchor": 4})
-    assert ledger.spent().value == pytest.approx(gaussian_epsilon(2.0, 1e-5))
-    again = PublishedLedger(plan, Budget(2.0, 1e-5), Journal(path), secrets)
-    same = again.open("anchor", "p")
-    assert same.replayed
-    assert torch.equal(again.sample(same, 100), ids)
-    assert torch.equal(
-        again.release_unproven(same, "g", value, 1.0, hole="x", worst_case_multiplier=0.5)["w"], out["w"]
-    )
-    assert again.releases_left == {"anchor": 4}
 
 
 def test_a_disclosed_draw_is_repeated_after_a_resume(tmp_path):
@@ -557,29 +484,6 @@ def test_replay_ledger_forces_the_transcript():
         replay.release(draw, {"gradient": gradient(draw)})
 
 
-def test_statement():
-    plan = PrivacyPlan([Release("gradient", 1.0, Gaussian(6.0))], Poisson(25, 1000, 100))
-    ledger = Ledger(plan, Budget(50.0, 0.01), secrets=Secrets(reproducible_seed=1))
-    step(ledger)
-    statement = statement_of(ledger, assumptions=["100 public records, disjoint from the data"])
-    text = statement.markdown()
-    assert text.startswith("## Guarantee: NOT PRIVATE\n\nNoise and sampling follow from a public seed")
-    assert "another upper bound, usually a looser one: " in text
-    assert "recipe" not in text
-    assert "population 1000" in text
-    assert "1 of 100 times" in text
-    assert "delta=0.01 is not below 1/population" in text
-    assert statement.accountant == "pld"
-    assert type(statement).from_json(statement.to_json()) == statement
-    private = Ledger(plan, Budget(50.0, 1e-5))
-    assert "NOT PRIVATE" not in statement_of(private).markdown()
-    assert statement_of(private).markdown().startswith("## Guarantee: proven\n")
-    assert str(statement_of(private)).startswith("Guarantee: proven\n")
-    assert statement_of(private).warnings == []
-    with pytest.raises(TypeError):
-        statement_of(private, recipee="library")
-
-
 def test_digest():
     a = {"w": torch.zeros(3), "b": {"x": 1.0, "y": [True, None, "s"]}}
     assert digest(a) == digest(dict(reversed(a.items())))
@@ -599,21 +503,22 @@ def test_digest():
 def test_keyed_digest(monkeypatch, is_far):
     """As the digest without key, and another key or purpose gives another one."""
     monkeypatch.setattr(digests, "HASHED_WHERE_THEY_ARE", ("cpu",) if is_far else ())
+    monkeypatch.setattr(digests, "HASHED_AT_ONCE", 3 * digests.HASHED_BYTES)  # several groups
     key = bytes(range(32))
-    a = {"w": torch.arange(1000.0), "b": {"x": 1.0, "y": Private(torch.ones(3))}}
+    a = {"w": torch.arange(20_000.0), "b": {"x": 1.0, "y": Private(torch.ones(3))}}
     known = keyed_digest(a, key, "test")
     assert known == keyed_digest(dict(reversed(a.items())), key, "test")
     moved = a["w"].clone()
     moved[[3, 5]] = moved[[5, 3]]
     flipped = a["w"].clone()
-    flipped.view(torch.int32)[999] ^= 1
+    flipped.view(torch.int32)[19_999] ^= 1
     others = [
         {**a, "w": moved},
         {**a, "w": flipped},
         {**a, "w": a["w"].view(torch.int32)},
-        {**a, "w": a["w"].view(10, 100)},
+        {**a, "w": a["w"].view(200, 100)},
         {"w": a["w"][:500], "v": a["w"][500:], "b": a["b"]},
-        {**a, "w": a["w"][:999]},
+        {**a, "w": a["w"][:19_999]},
         {**a, "b": {"x": 1, "y": a["b"]["y"]}},
         {"w": a["w"]},
     ]
@@ -644,35 +549,6 @@ def test_a_digest_tells_which_tensors_were_hashed_on_a_device(monkeypatch):
     assert len({keyed_digest(nest, bytes(32), "test") for nest in nests}) == 4
 
 
-def test_what_is_hashed_on_a_device_is_copied_at_once(monkeypatch):
-    """Each 16 KiB, in the order of all bytes, become 16 exact numbers, copied at once."""
-    copies = []
-    monkeypatch.setattr(digests, "HASHED_WHERE_THEY_ARE", ("cpu",))
-    monkeypatch.setattr(_host, "host_waits", lambda device: True)
-    monkeypatch.setattr(Tensor, "cpu", lambda raw: copies.append(raw) or raw)
-    # Several groups, one of them of many lines.
-    monkeypatch.setattr(digests, "HASHED_AT_ONCE", 3 * digests.HASHED_BYTES)
-    sizes = (5, 70_000, 1, digests.HASHED_BYTES, 9)
-    parts = [
-        torch.full((size,), 128, dtype=torch.uint8) for size in sizes
-    ]  # -128: the largest sums there are
-    keyed_digest({"parts": parts, "number": torch.ones(3, dtype=torch.bfloat16)}, bytes(32), "test")
-    (raw,) = copies
-    copy = raw.view(torch.int32).view(-1, digests.HASH_NUMBERS)
-    key = bytes(range(32))
-    weights = digests._weights(key, torch.device("cpu")).long()
-    assert (int(weights.min()), int(weights.max())) == (-128, 127)
-    assert abs(float(weights.double().mean()) + 0.5) < 5 * 256 / math.sqrt(12 * weights.numel())
-    found = torch.cat([*digests.compressed(parts, key)])
-    groups = [5 + 70_000, 1 + digests.HASHED_BYTES + 9]  # a group ends where it has enough
-    lines = [min(digests.HASHED_BYTES, n - at) for n in groups for at in range(0, n, digests.HASHED_BYTES)]
-    lines[5:5] = [0] * (digests.LINES - 5)  # of each group
-    lines += [0] * (-len(lines) % digests.LINES)
-    assert len(copy) == len(found) == len(lines)
-    for line, size in zip(found.tolist(), lines, strict=True):
-        assert line == [-128 * int(column.sum()) for column in weights[:size].T]
-
-
 def test_a_device_without_products_of_bytes_makes_the_same_digest(monkeypatch):
     monkeypatch.setattr(digests, "HASHED_WHERE_THEY_ARE", ("cpu",))
     value = {"w": torch.randn(300_000)}
@@ -697,14 +573,6 @@ def test_products_of_bytes_that_are_wrong_are_not_used(monkeypatch):
     assert not asked(torch.device("cpu"))
 
 
-def test_indicator_goes_through(tmp_path):
-    plan = PrivacyPlan([Release("n", 1.0, Gaussian(1.0), replace_ratio=1.0)], FullBatch(10, 1))
-    ledger = Ledger(plan)
-    draw = ledger.open()
-    out = ledger.release(draw, {"n": indicator(Private(torch.tensor([True, False]), draw))})
-    assert out["n"]["count"].ndim == 0
-
-
 def test_the_same_hash_with_other_sums_is_void_and_charged_anew(tmp_path):
     """A changed loss or changed records behind an equal digest: the old noise must not meet the new sums."""
     journal, secrets = tmp_path / "journal.jsonl", Secrets(tmp_path)
@@ -714,7 +582,7 @@ def test_the_same_hash_with_other_sums_is_void_and_charged_anew(tmp_path):
     again = Ledger(PLAN, journal=Journal(journal), secrets=secrets)
     same = again.open("batch", "p0")
     assert same == Draw(draw.name, draw.index, draw.ordinal, draw.parameters, replayed=True)
-    with pytest.raises(ChangedQueryError, match="released has changed"):
+    with pytest.raises(ChangedQueryError):
         again.release(same, {"gradient": gradient(same, [4.0, 3.0])})
     fresh = again.open("batch", "p0")
     assert (fresh.index, fresh.replayed) == (draw.index + 1, False)

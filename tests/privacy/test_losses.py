@@ -115,18 +115,14 @@ def dominates_and_touches(part, direction, interval):
         )
 
 
-@pytest.mark.few(14)
+@pytest.mark.few(6)
 @pytest.mark.parametrize("relation", RELATIONS)
 @pytest.mark.parametrize(
     ("sigma", "rate", "count", "interval"),
     [
-        (1.0, 0.004, 1, 1e-4),
         (0.927, 0.02, 2, 1e-4),
-        (0.927, 0.02, 150, 1e-4),
         (0.6, 0.002, 5000, 1e-4),
-        (4.0, 0.025, 3200, 1e-4),
         (6.0, 0.5, 100, 1e-4),
-        (0.68, 0.024, 420, 1e-4),
     ],
 )
 @pytest.mark.parametrize("delta", [1e-3, 1e-5, 1e-8])
@@ -192,15 +188,10 @@ def test_long_plans_over_large_populations(population, batch, steps, z, expected
     assert found == pytest.approx(expected, rel=0.01)
 
 
-@pytest.mark.few(1)
-@pytest.mark.parametrize("delta", [1e-5, 1e-10])
-def test_epsilon_falls_with_the_noise_and_never_jumps(delta):
+def test_epsilon_falls_with_the_noise_and_never_jumps():
     """On the plan where a coarse grid jumped between 0.45 and 5.5."""
-    values = [
-        epsilon(poisson(4e-6, z, 10**6), delta, cross_check=False).value for z in (0.6, 0.605, 0.61, 0.7)
-    ]
-    assert all(0.9 * before < after < before for before, after in itertools.pairwise(values[:3]))
-    assert values[3] < values[2]
+    values = [epsilon(poisson(4e-6, z, 10**6), 1e-5, cross_check=False).value for z in (0.6, 0.605, 0.61)]
+    assert all(0.9 * before < after < before for before, after in itertools.pairwise(values))
 
 
 def test_the_cross_check_equals_all_orders_and_is_silent(capfd):

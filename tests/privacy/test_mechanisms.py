@@ -249,10 +249,6 @@ def test_a_resumed_run_gives_the_same_noise_without_a_charge(case, tmp_path):
 BANDED = CASES["banded_gaussian"]
 
 
-def noise_of(ledger, steps):
-    return torch.stack([take(ledger, f"p{step}")["a"]["w"] for step in steps])
-
-
 def test_a_voided_step_starts_the_noise_afresh_and_its_z_is_not_used_again(tmp_path):
     """Steps 0, 1 are made; resumed before step 1, its sums have changed: void, and step 1 is taken again."""
     secrets, path, plan = Secrets(tmp_path), tmp_path / "journal", BANDED.plan()

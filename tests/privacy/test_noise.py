@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
-from privacy_rows import Flat, rows
+from privacy_rows import DenseRows, Flat, rows
 from scipy import stats
 
 from equipoise.privacy import (
@@ -70,8 +70,8 @@ def test_noise_passes_kolmogorov_smirnov_at_its_scale_only(dtype, cipher):
 @pytest.mark.parametrize(
     ("std", "dtype"),
     [
-        *((std, torch.float32) for std in (1e-20, 1e-22, 1e-25, 1e-30, 1e20, 1e37)),
-        *((std, torch.float64) for std in (1e-160, 1e-200, 1e-300, 1e200)),
+        *((std, torch.float32) for std in (1e-20, 1e-30, 1e37)),
+        *((std, torch.float64) for std in (1e-160, 1e-300, 1e200)),
     ],
 )
 def test_noise_keeps_its_scale_over_the_whole_range(std, dtype):
@@ -89,11 +89,9 @@ def tensors(dtype, draw, bound):
 @pytest.mark.parametrize(
     ("multiplier", "bound", "dtype"),
     [
-        (1.0, 1e-40, torch.float32),
         (1e-10, 1e-25, torch.bfloat16),
         (10.0, 1e38, torch.float32),
         (1.0, 1e-310, torch.float64),
-        (1e3, 1e305, torch.float64),
     ],
 )
 def test_noise_that_the_type_cannot_carry_is_refused_and_free(multiplier, bound, dtype, hardened):
@@ -114,6 +112,17 @@ def test_a_worst_case_claims_no_noise_that_the_type_cannot_carry():
     with pytest.raises(LedgerError, match="cannot carry"):
         ledger.release_unproven(draw, "raw", value, 1e-40, hole="a test", worst_case_multiplier=3.0)
     assert ledger.spent(1e-5).value == 0
+
+
+def test_sums_and_tensors_of_one_release_share_no_number():
+    """Two sums with one noise would show their difference."""
+    plan = PrivacyPlan([Release(name, 1.0, Gaussian(1.0)) for name in "ab"], FullBatch(10, 1))
+    ledger = Ledger(plan, secrets=Secrets())
+    draw = ledger.open()
+    zero = PrivateRows(DenseRows({"v": torch.zeros(1, SIZE), "w": torch.zeros(1, SIZE)}), draw)
+    out = ledger.release(draw, {name: clip(zero, Flat(), 1.0) for name in "ab"})
+    found = torch.stack([out[name][tensor] for name in "ab" for tensor in "vw"])
+    assert float((torch.corrcoef(found) - torch.eye(4)).abs().max()) < 5 / SIZE**0.5
 
 
 def noise(secrets, index, purpose="noise"):
@@ -218,16 +227,6 @@ def test_reproducible_is_not_private():
         Secrets(reproducible_seed="3")
 
 
-def test_bad_index():
-    with pytest.raises(ValueError, match="index"):
-        noise(Secrets(), -1)
-
-
-def test_zero_noise_only_where_asked():
-    assert torch.equal(NormalStream(bytes(32)).draw(3, 0.0), torch.zeros(3))
-    assert bool((NormalStream(bytes(32)).draw(3, 1.0) != 0).all())
-
-
 # ---- on devices other than the CPU
 
 
@@ -287,8 +286,8 @@ def test_each_device_makes_its_ranges_of_one_stream():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("count", [1, 2, 17, 2**18 - 1, 2**18, 3 * 2**18 + 5])
-@pytest.mark.parametrize("processes", [1, 2, 3])
+@pytest.mark.parametrize("count", [1, 17, 2**18, 3 * 2**18 + 5])
+@pytest.mark.parametrize("processes", [3])
 def test_joined_ranges_of_processes_are_the_whole_stream(dtype, count, processes, cipher):
     whole, again = NormalStream(b"k" * 32), NormalStream(b"k" * 32)
     for stream in (whole, again):

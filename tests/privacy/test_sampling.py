@@ -26,7 +26,6 @@ from equipoise.privacy import (
 from equipoise.privacy.noise.uniform import (
     keyed_hash,
     keyed_integers,
-    occurrences,
     uniform_integers,
     uniform_order,
     uniform_subset,
@@ -44,50 +43,6 @@ def memberships(sample) -> np.ndarray:
     for index in range(DRAWS):
         out[index, sample(index).numpy()] = 1
     return out
-
-
-def frequency_p_value(m: np.ndarray) -> float:
-    """Chi-square test that every record enters a draw with probability Q."""
-    counts = m.sum(axis=0)
-    statistic = ((counts - DRAWS * Q) ** 2).sum() / (DRAWS * Q * (1 - Q))
-    return float(stats.chi2.sf(statistic, N))
-
-
-def pair_p_value(m: np.ndarray) -> float:
-    """Test of the number of pairs drawn together; under independence it is that of binomial sizes."""
-    sizes = m.sum(axis=1)
-    pairs = sizes * (sizes - 1) / 2
-    expected = N * (N - 1) / 2 * Q * Q
-    support = np.arange(N + 1)
-    law = stats.binom.pmf(support, N, Q)
-    deviation = np.sqrt((law * (support * (support - 1) / 2 - expected) ** 2).sum() / DRAWS)
-    return float(2 * stats.norm.sf(abs(pairs.mean() - expected) / deviation))
-
-
-def test_poisson_frequencies_and_pairs():
-    sampling = Poisson(expected_batch_size=Q * N, population=N, steps=DRAWS)
-    m = memberships(lambda i: sampling.sample(SECRETS, i, N))
-    assert frequency_p_value(m) > 1e-3
-    assert pair_p_value(m) > 1e-3
-    sizes = m.sum(axis=1)
-    expected = stats.binom.pmf(np.arange(3, 14), N, Q) * DRAWS
-    observed = np.array([(sizes == k).sum() for k in range(3, 14)])
-    assert ((observed - expected) ** 2 / expected).sum() < stats.chi2.ppf(0.999, 11)
-    # consecutive draws are independent
-    both = (m[1:] * m[:-1]).mean()
-    assert abs(both - Q * Q) < 5 * Q / np.sqrt(DRAWS * N)
-
-
-def test_pair_count_rejects_a_sampler_of_fixed_size():
-    sampling = WithoutReplacement(batch_size=int(Q * N), population=N, steps=DRAWS)
-    m = memberships(lambda i: sampling.sample(SECRETS, i, N))
-    assert frequency_p_value(m) > 1e-3  # its frequencies are right
-    assert pair_p_value(m) < 1e-6  # its pairs are not
-
-
-def test_frequency_rejects_a_wrong_rate():
-    sampling = Poisson(expected_batch_size=1.05 * Q * N, population=N, steps=DRAWS)
-    assert frequency_p_value(memberships(lambda i: sampling.sample(SECRETS, i, N))) < 1e-6
 
 
 @pytest.mark.parametrize(
@@ -116,25 +71,6 @@ def test_rate_comes_from_the_public_population_alone():
     sampling = Poisson(256, 60_000, 10)
     assert sampling.sampling_rate == 256 / 60_000
     assert 100 < len(sampling.sample(SECRETS, 0, 30_000)) < 160  # half the records are there: half the batch
-
-
-@pytest.mark.parametrize("rate", [1e-4, 0.01, 0.3, 0.9, 1.0])
-def test_poisson_gaps_and_sizes(rate):
-    """Sizes are binomial and gaps geometric, from rare records to all of them."""
-    population, draws = 20_000, 300
-    sampling = Poisson(rate * population, population, draws)
-    sampled = [sampling.sample(SECRETS, index, population) for index in range(draws)]
-    sizes = np.array([len(ids) for ids in sampled])
-    deviation = np.sqrt(population * rate * (1 - rate))
-    assert abs(sizes.mean() - population * rate) <= 5 * deviation / np.sqrt(draws)
-    if rate == 1:
-        return
-    assert 0.8 < sizes.std() / deviation < 1.2
-    gaps = np.concatenate([np.diff(ids.numpy(), prepend=-1)[:3] for ids in sampled if len(ids) > 50] or [[]])
-    for limit in (1, 2, 5):
-        share = 1 - (1 - rate) ** limit
-        if len(gaps):
-            assert abs((gaps <= limit).mean() - share) <= 5 * np.sqrt(share * (1 - share) / len(gaps)) + 1e-12
 
 
 BLOCKS = 1000
@@ -267,25 +203,31 @@ def test_unamplified_uses_every_record_once_an_epoch():
     ]
 
 
+def test_epochs_are_the_fewest_steps_that_reach_them():
+    found = Poisson(batch_size=256, population=60_000, epochs=20)
+    assert found == Poisson(256, 60_000, 4688)
+    assert sampling_from(found.describe()) == found
+    assert Poisson(batch_size=718.5, population=1437, epochs=2).steps == 4  # rounding makes no fifth
+    assert Poisson(batch_size=100, population=1000, epochs=0.01).steps == 1
+
+
 ERRORS = [
-    (lambda: Poisson(0, 10, 1), ValueError, "expected_batch_size"),
-    (lambda: Poisson(11, 10, 1), ValueError, "population=10"),
-    (lambda: Poisson(1, 0, 1), ValueError, "population"),
-    (lambda: Poisson(1, 10.0, 1), TypeError, "population"),
-    (lambda: Poisson(1, 10**12, 1), ValueError, "population=1000000000000 is a sampling rate of 1.0e-12"),
-    (lambda: Poisson(1, 10, 0), ValueError, "steps"),
     (lambda: Poisson(float("nan"), 10, 1), ValueError, "expected_batch_size"),
-    (lambda: Poisson(True, 10, 1), TypeError, "expected_batch_size"),
-    (lambda: Poisson(1, 10, 1, shuffle=True), TypeError, "shuffle"),
-    (lambda: CyclicPoisson(5, 10, 1, 3), ValueError, "lower bands to at most 2"),
-    (lambda: CyclicPoisson(5, 10, 1, 0), ValueError, "bands"),
-    (lambda: CyclicPoisson(5, 10, 1, 1.5), TypeError, "bands"),
-    (lambda: WithoutReplacement(11, 10, 1), ValueError, "batch_size=11"),
+    (lambda: Poisson(11, 10, 1), ValueError, "population=10"),
+    (lambda: Poisson(1, 10.0, 1), TypeError, "population"),
+    (lambda: Poisson(1, 10**12, 1), ValueError, "population=1000000000000"),
+    (lambda: Poisson(1, 10, 0), ValueError, "steps"),
+    (lambda: CyclicPoisson(5, 10, 1, 3), ValueError, "bands"),
     (lambda: WithoutReplacement(2.5, 10, 1), TypeError, "batch_size"),
     (lambda: WithoutReplacement(2, 10, 1).sample(SECRETS, 0, 11), ValueError, "records=11"),
-    (lambda: FullBatch(0, 1), ValueError, "population"),
     (lambda: FixedEpochs(20, 10, 1), ValueError, "batch_size=20"),
+    (lambda: TruncatedPoisson(20, 100, 10, 19), ValueError, "max_batch_size=19"),
+    (lambda: TruncatedPoisson(20, 100, 10, 101), ValueError, "max_batch_size=101"),
+    (lambda: TruncatedPoisson(20, 100, 10).sample(SECRETS, 0, 101), ValueError, "records=101"),
     (lambda: Poisson(1, 10, 1).sample(SECRETS, 0, -1), ValueError, "records must be"),
+    (lambda: Poisson(population=10, steps=3), TypeError, "batch_size"),
+    (lambda: Poisson(batch_size=5, population=10, steps=2, epochs=3.0), TypeError, "epochs"),
+    (lambda: Poisson(batch_size=5, population=10, epochs=-1.0), ValueError, "epochs"),
 ]
 
 
@@ -302,25 +244,6 @@ def test_fixed_epochs_deal_a_large_population_in_parts(monkeypatch):
 def test_errors_name_the_argument(action, kind, text):
     with pytest.raises(kind, match=text):
         action()
-
-
-def slots_of(sampling, record=0, steps=12):
-    """The draws that a record is in."""
-    secrets = Secrets(reproducible_seed=1)
-    return [t for t in range(steps) if record in sampling.sample(secrets, t, 40).tolist()]
-
-
-def test_epochs_keep_their_separation():
-    """Dealt once, the draws of a record are an epoch apart; dealt anew, one may follow another at once."""
-    kept, anew = (FixedEpochs(10, 40, 12, same_slots=same) for same in (True, False))
-    assert (kept.min_separation, anew.min_separation) == (4, 1)
-    for record in range(40):
-        first, second, third = slots_of(kept, record)
-        assert second - first == third - second == kept.min_separation
-        assert len(slots_of(anew, record)) == kept.participations(12) == anew.participations(12) == 3
-    gaps = [b - a for record in range(40) for a, b in itertools.pairwise(slots_of(anew, record))]
-    assert min(gaps) < 4 < max(gaps)
-    assert kept.event(2.0, 12) == anew.event(2.0, 12)
 
 
 # ---- groups in turn
@@ -366,18 +289,6 @@ def test_groups_are_dealt_evenly_by_the_key_alone():
     # further records move nobody
     for group, larger in zip(first, groups(1, 1100), strict=True):
         assert group.tolist() == [i for i in larger.tolist() if i < 1000]
-
-
-def test_groups_keep_their_separation_whatever_the_draw_asks():
-    """Another question at an ordinal draws afresh from the same group."""
-    sampling, secrets = CyclicPoisson(10, 40, 12, 4), Secrets()
-    first, again = (
-        set(sampling.sample(secrets, Draw("batch", 3, 3, parameters), 40).tolist())
-        for parameters in ("a", "b")
-    )
-    other = set(sampling.sample(secrets, Draw("batch", 4, 4, "a"), 40).tolist())
-    assert first == again
-    assert not first & other
 
 
 def test_the_event_of_groups_in_turn():
@@ -444,18 +355,6 @@ def test_a_record_keeps_its_draws_whatever_happens_to_another_one(sampling, chan
     others = set(keys.tolist()) - ({int(keys[3])} if change in ("removed", "replaced") else set())
     assert {key: now[key] for key in others} == {key: before[key] for key in others}
     assert set(now) - others <= {77}
-
-
-@pytest.mark.parametrize(
-    "sampling", [Poisson(50, 500, 5), FullBatch(500, 5), TruncatedPoisson(20, 500, 5, 400)]
-)
-def test_draws_that_are_fresh_take_no_keys(sampling):
-    """Those with a record more at the end are the same, and follow the position and the draw alone."""
-    assert not sampling.takes_turns
-    keys = torch.randint(2**62, (400,))
-    few, more = (sampling.sample(SECRETS, 2, count) for count in (399, 400))
-    assert few.tolist() == [i for i in more.tolist() if i < 399]
-    assert torch.equal(sampling.sample(SECRETS, 2, keys), more)
 
 
 def reference_hash(rows, key):
@@ -551,11 +450,6 @@ def test_slots_are_uniform_and_independent_with_equal_records_among_them(samplin
         2**62, torch.stack([rows, 0 * rows], 1), bytes(32)
     )  # one key for all equal ones
     assert min(p_values(together)) < 1e-6
-
-
-def test_places_among_equal_values():
-    values = torch.randint(7, (200,), generator=torch.Generator().manual_seed(0))
-    assert occurrences(values).tolist() == [int((values[:i] == values[i]).sum()) for i in range(200)]
 
 
 @dataclass(frozen=True)

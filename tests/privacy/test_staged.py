@@ -11,7 +11,6 @@ from dp_accounting import pld
 
 from equipoise.privacy import (
     BandedGaussian,
-    Budget,
     CyclicPoisson,
     FixedEpochs,
     FullBatch,
@@ -27,7 +26,6 @@ from equipoise.privacy import (
     Secrets,
     Staged,
     Unit,
-    calibrate,
     gaussian_epsilon,
     mechanism_from,
 )
@@ -81,15 +79,6 @@ def test_equal_stages_cost_what_one_does():
     for sampling in (Poisson(256, 60_000, 1000), FixedEpochs(10, 100, 1000)):
         found = plan_of(Staged(Gaussian(1.0), (0, 500), (1.0, 1.0)), sampling).event()
         assert found == plan_of(Gaussian(1.0), sampling).event()
-
-
-def test_calibration_scales_all_stages():
-    def plan(scale):
-        return plan_of(staged(scale), Poisson(256, 60_000, 10))
-
-    found = calibrate(plan, Budget(0.5, DELTA))
-    assert 0.495 <= found.epsilon(DELTA).value <= 0.5
-    assert found["a"].mechanism.factors == STAGES["factors"]
 
 
 def test_releases_of_one_draw_share_its_stages():

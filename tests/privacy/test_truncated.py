@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -16,7 +15,6 @@ from equipoise.privacy import (
     BandedGaussian,
     Budget,
     Gaussian,
-    Ledger,
     PlanError,
     Poisson,
     PrivacyPlan,
@@ -25,9 +23,6 @@ from equipoise.privacy import (
     Secrets,
     TruncatedPoisson,
     Unit,
-    WithoutReplacement,
-    calibrate,
-    calibrate_noise_multiplier,
     epsilon,
 )
 from equipoise.privacy.accounting.epsilon import pushed_out
@@ -129,25 +124,6 @@ def test_a_cap_that_is_never_reached_is_poisson_sampling():
     assert plan_of(whole, 5.0).epsilon(DELTA).accountant == "gdp"
 
 
-def test_lower_caps_cost_more():
-    for relation in ("add_or_remove_one", "replace_one"):
-        costs = [
-            plan_of(TruncatedPoisson(50, 1000, 100, cap), 2.0, relation).epsilon(DELTA).value
-            for cap in (100, 80, 70, 60, 50)
-        ]
-        assert costs == sorted(costs)
-        assert costs[-1] > 1.5 * costs[0]
-
-
-def test_noise_is_calibrated_for_the_cap():
-    sampling, budget = TruncatedPoisson(50, 1000, 100, 60), Budget(3.0, DELTA)
-    plan = calibrate(lambda z: plan_of(sampling, z), budget)
-    assert 0.99 * 3 <= plan.epsilon(DELTA).value <= 3
-    z = plan["gradient"].noise_multiplier
-    assert calibrate_noise_multiplier(sampling, budget) == pytest.approx(z)
-    assert z > 1.2 * calibrate_noise_multiplier(Poisson(50, 1000, 100), budget)
-
-
 def test_it_composes_with_other_samples():
     releases = [
         Release("gradient", 1.0, Gaussian(2.0)),
@@ -178,61 +154,23 @@ def test_draws_are_cut_to_uniform_subsets():
     assert all(torch.equal(ids, ids.unique()) for ids in found[:100])
 
 
-def test_more_records_than_the_population_are_refused():
-    with pytest.raises(ValueError, match="records=101 exceeds population=100"):
-        TruncatedPoisson(20, 100, 10).sample(Secrets(), 0, 101)
-
-
 # ---- what it is refused for
 
 
+CAPPED = TruncatedPoisson(20, 100, 10, 30)
+
+
 @pytest.mark.parametrize(
-    ("make", "kind", "message"),
+    ("make", "message"),
     [
-        (lambda: TruncatedPoisson(20, 100, 10, 19), ValueError, "max_batch_size=19 is below"),
-        (lambda: TruncatedPoisson(20, 100, 10, 101), ValueError, "max_batch_size=101 exceeds population"),
-        (lambda: TruncatedPoisson(20, 100, 10, 25.0), TypeError, "max_batch_size"),
-        (lambda: TruncatedPoisson(0, 100, 10), ValueError, "expected_batch_size"),
-        (
-            lambda: plan_of(TruncatedPoisson(20, 100, 10), unit=Unit("user", 3)),
-            PlanError,
-            "records_per_user=3.*TruncatedPoisson",
-        ),
-        (
-            lambda: PrivacyPlan(
-                [Release("a", 1.0, BandedGaussian((1, 0.5), 1.0))], TruncatedPoisson(20, 100, 10)
-            ),
-            PlanError,
-            "min_separation=1",
-        ),
-        (
-            lambda: PublishedPlan([], TruncatedPoisson(20, 100, 10), unproven=[Unproven("raw")]),
-            PlanError,
-            "push another one out",
-        ),
-        (
-            lambda: PrivacyPlan(
-                [
-                    Release("a", 1.0, Gaussian(1.0)),
-                    Release("b", 1.0, Gaussian(1.0), draw="b", sampling=WithoutReplacement(10, 100, 5)),
-                ],
-                TruncatedPoisson(20, 100, 10, 30),
-                "replace_one",
-            ).epsilon(DELTA),
-            PlanError,
-            "no accountant covers Poisson sampling and sampling without replacement",
-        ),
-        (
-            lambda: epsilon(
-                PrivateSearch(10.0, 1.0).event(plan_of(TruncatedPoisson(20, 100, 10, 30)).event()), DELTA
-            ),
-            PlanError,
-            "no accountant covers a search",
-        ),
+        (lambda: plan_of(CAPPED, unit=Unit("user", 3)), "records_per_user=3"),
+        (lambda: PrivacyPlan([Release("a", 1.0, BandedGaussian((1, 0.5), 1.0))], CAPPED), "min_separation=1"),
+        (lambda: PublishedPlan([], CAPPED, unproven=[Unproven("raw")]), "push another one out"),
+        (lambda: epsilon(PrivateSearch(10.0, 1.0).event(plan_of(CAPPED).event()), DELTA), "search"),
     ],
 )
-def test_what_is_refused(make, kind, message):
-    with pytest.raises(kind, match=message):
+def test_what_is_refused(make, message):
+    with pytest.raises(PlanError, match=message):
         make()
 
 
@@ -266,19 +204,3 @@ def test_a_training_never_draws_more_and_says_what_it_assumed(tmp_path):
     assert "population 60 and sampling TruncatedPoisson of draw 'batch'" in statement.assumptions
     assert statement.releases[0]["sampling"]["max_batch_size"] == 22
     assert eq.verify_run(tmp_path / "run").consistent
-
-
-def test_a_ledger_refuses_data_that_outgrow_the_population():
-    ledger = Ledger(plan_of(TruncatedPoisson(20, 100, 10)))
-    draw = ledger.open("batch")
-    with pytest.raises(ValueError, match="records=120"):
-        ledger.sample(draw, 120)
-    assert not ledger.record.has_entries
-
-
-def test_the_default_cap_costs_next_to_nothing():
-    sampling = TruncatedPoisson(256, 60_000, 4700)
-    poisson = Poisson(256, 60_000, 4700)
-    assert replace(sampling, max_batch_size=sampling.max_batch_size) == sampling
-    found, plain = (plan_of(one).epsilon(1e-5).value for one in (sampling, poisson))
-    assert found == pytest.approx(plain, rel=1e-3)

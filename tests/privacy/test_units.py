@@ -62,11 +62,10 @@ def test_users_of_hundreds_of_records_are_accounted_for_without_a_warning():
 
 def test_another_accountant_agrees_at_a_coarse_interval():
     sampling = Poisson(30, 100, 5)
-    for records in (2, 3):
-        event = plan_of(sampling, 3.0, records).event()
-        accountant = pld.PLDAccountant(value_discretization_interval=1e-3)
-        theirs = accountant.compose(event).get_epsilon(1e-5)
-        assert epsilon(event, 1e-5).value == pytest.approx(theirs, rel=2e-3)
+    event = plan_of(sampling, 3.0, 3).event()
+    accountant = pld.PLDAccountant(value_discretization_interval=1e-3)
+    theirs = accountant.compose(event).get_epsilon(1e-5)
+    assert epsilon(event, 1e-5).value == pytest.approx(theirs, rel=2e-3)
 
 
 def test_users_without_sampling_have_a_closed_form():
@@ -105,13 +104,6 @@ def test_noise_is_calibrated_for_users(records):
     assert 0.99 * 3 <= plan.epsilon(1e-6).value <= 3
     # fewer records cost less, and more noise than for one record is needed
     assert plan_of(SAMPLED, plan["gradient"].noise_multiplier, records - 1).epsilon(1e-6).value < 0.9 * 3
-
-
-def test_more_records_cost_more_and_less_than_without_sampling():
-    costs = [plan_of(SAMPLED, 4.0, records).epsilon(1e-6).value for records in (1, 2, 3, 10, 30)]
-    assert costs == sorted(costs)
-    for records, cost in zip((2, 3, 10, 30), costs[1:], strict=True):
-        assert cost <= gaussian_epsilon(1000**0.5 * records / 4, 1e-6)
 
 
 def test_what_no_accountant_covers_is_refused():
@@ -175,10 +167,6 @@ def test_runs_of_records_and_of_users_do_not_share_a_journal():
     Ledger(plan_of(SAMPLED, 1.0, 3), journal=journal)  # of users all
     with pytest.raises(JournalError, match="accounted for one user, this one for one record"):
         Ledger(PrivacyPlan([Release("gradient", 1.0, Gaussian(1.0))], SAMPLED), journal=journal)
-
-
-def test_hardened_plans_keep_their_unit():
-    assert plan_of(SAMPLED, 1.0, 4).hardened().unit == Unit("user", 4)
 
 
 def test_the_worst_case_of_a_step_without_proof_is_a_users():
