@@ -173,11 +173,12 @@ def certify_gaussian(
     gap = float(q.mean() - p.mean())
     squares = float(((p - p.mean()) ** 2).sum() + ((q - q.mean()) ** 2).sum())
     spread = math.sqrt(1 / len(p) + 1 / len(q))
-    # s^2 is at most squares / quantile, and gap - (m_1 - m_0) at most the normal quantile times s * spread
+    # s^2 is at most squares / quantile; gap - (m_1 - m_0) at most the normal quantile times s * spread, on
+    # either side: scores may tell the record's presence by being lower.
     lowest = math.sqrt(float(stats.chi2.ppf(alpha, freedom)) / squares) if squares > 0 else math.inf
-    mu = gap * lowest - float(stats.norm.isf(alpha)) * spread if gap > 0 else 0.0
+    mu = abs(gap) * lowest - float(stats.norm.isf(alpha / 2)) * spread if gap else 0.0
     middle = float(p.mean() + q.mean()) / 2
-    fp, tp, runs = _counts(p, q, middle, 1)
+    fp, tp, runs = _counts(p, q, middle, 1 if gap >= 0 else -1)
 
     def epsilon(width: float) -> float:
         return float(gaussian_epsilon(width, delta)) if width > 0 else 0.0
@@ -191,7 +192,7 @@ def certify_gaussian(
         false_positives=fp,
         true_positives=tp,
         threshold=middle,
-        gaussian_epsilon=epsilon(gap * math.sqrt(freedom / squares) if squares > 0 else math.inf),
+        gaussian_epsilon=epsilon(abs(gap) * math.sqrt(freedom / squares) if squares > 0 else math.inf),
     )
 
 

@@ -542,11 +542,14 @@ class FactoredGradients(PerSampleGradients):
 
     @override
     def shifted(self, by: Mapping[str, Tensor]) -> FactoredGradients:
-        found = {name: row.shape for name, row in by.items()}
-        if found != self.shapes:
+        if not isinstance(by, Mapping):
+            raise TypeError(f"by is a {type(by).__name__}; give a dict of one tensor per parameter")
+        found = {name: tuple(row.shape) for name, row in by.items()}
+        wanted = {name: tuple(shape) for name, shape in self.shapes.items()}
+        if found != wanted:
             raise ValueError(
-                f"by is over {sorted(found)}, the gradients over {sorted(self.shapes)}; give each parameter "
-                "one tensor of its shape"
+                f"by has the shapes {found}, and the gradients {wanted}; give each parameter one tensor of "
+                "its shape"
             )
         shared = {name: (SharedFactor(by[name], self.num_records),) for name in self.names}
         out = self._new({name: (*uses, *shared[name]) for name, uses in self.factors.items()}, self.losses)

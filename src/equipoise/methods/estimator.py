@@ -166,10 +166,13 @@ class Estimator(Method):
 
     def step(self, context: Context, state: State) -> tuple[dict[str, Tensor], State]:
         view = self.view(context, state)
+        _require(view, View, f"view() of {self.name}", "a View of the rows that are clipped")
         released, learned = self.released(context, state, view)
         # The expected size is public; dividing by the realised one would release it.
         mean = view.back(mean_of(released["gradient"], context.sampling.expected_size))
-        estimate, memory = self.update(context, state, mean, released)
+        found = self.update(context, state, mean, released)
+        _require(found, tuple, f"update() of {self.name}", "(estimate, what it remembers), two dicts")
+        estimate, memory = found
         return estimate, {**learned, **memory}
 
     def released(
@@ -218,3 +221,8 @@ class Estimator(Method):
             return None, clip_norm
         groups, shares = layer_shares(tuple(params), self._layers)
         return groups, [clip_norm * share for share in shares]
+
+
+def _require(found: Any, kind: type, what: str, wanted: str) -> None:
+    if not isinstance(found, kind):
+        raise TypeError(f"{what} gave a {type(found).__name__}; let it return {wanted}")

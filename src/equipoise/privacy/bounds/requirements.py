@@ -137,7 +137,13 @@ def _answer(
 ) -> torch.Tensor:
     """The rule's raw answers for at most `BLOCK` norms, with a look at where they come from."""
     whole = torch.cat([block, block.new_ones(BLOCK - len(block))])
-    answer = ask(Private(whole) if looks else whole)
+    try:
+        answer = ask(Private(whole) if looks else whole)
+    except PrivateError as error:
+        raise PrivateError(
+            f"{name} reads norms as numbers, or branches on them. It sees all of them at once: let it use "
+            "elementwise operations (torch.where, clamp, minimum) and return one weight per record"
+        ) from error
     if answer.shape[:1] != whole.shape:
         raise ValueError(
             f"{name} returned shape {tuple(answer.shape)} for norms of shape {tuple(whole.shape)}; it must "
