@@ -144,3 +144,25 @@ def test_a_zero_in_the_file_of_a_run_is_repeated(equipoise, tmp_path):
     path.write_text(json.dumps(config))
     settings = equipoise("train --dry-run --json --config", path).value["settings"]
     assert (settings["momentum"], settings["ema"]) == (0.0, 0.0)
+
+
+def test_one_setting_under_two_spellings_is_refused(equipoise, tmp_path):
+    (tmp_path / "c.toml").write_text("noise-multiplier = 5\nnoise_multiplier = 1\n")
+    found = equipoise("train --dry-run --config", tmp_path / "c.toml")
+    assert found.code == 2
+    assert "--noise-multiplier twice" in found.err
+
+
+def test_a_run_that_set_rows_aside_is_repeated_with_its_population(equipoise, tmp_path):
+    rows = "".join(f"{i % 90},{'a' if i % 3 else 'b'}\n" for i in range(100))
+    (tmp_path / "t.csv").write_text("age,y\n" + rows)
+    (tmp_path / "t.schema.toml").write_text(
+        'population = 110\ntarget = "y"\n[columns]\nage = {type = "number", low = 0, high = 90}\n'
+        'y = {type = "category", values = ["a", "b"]}\n'
+    )
+    words = "--test-share 0.2 --batch-size 20 --epochs 1 --noise-multiplier 2"
+    first = equipoise(f"train --data {tmp_path / 't.csv'} {words} --run-dir", tmp_path / "run")
+    assert first.code == 0, first.out
+    again = equipoise("train --dry-run --json --config", tmp_path / "run" / "config.json")
+    assert again.code == 0, again.out
+    assert again.value["settings"]["population"] == 110 - 22

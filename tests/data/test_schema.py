@@ -222,6 +222,11 @@ def test_a_first_row_of_data_is_no_header_and_is_not_shown(tmp_path):
         ('target = "income"', "target = 1", "target = 1. Input should be a valid"),
         ("[columns.age]", "log = 1\n[columns.age]", "no key 'log'"),
         ('type = "skip"', 'type = "skip"\nlow = 1', "column 'note': there is no key 'low'"),
+        ("population = 4", "population = 4\nformat = 2", "format = 2. Input should be 1"),
+        ('["low", "high"]', '["FILL IN", "low", "high"]', "filled in: values of 'income'"),
+        ('["baker", "smith"]', '["baker", " smith"]', "no cell is ' smith'"),
+        ('["", "?"]', '["", "baker"]', "'baker' is a value of column 'job' and a sign for a missing one"),
+        ('target = "income"', 'target = ["income", "income"]', "named twice"),
     ],
 )
 def test_schemas_that_cannot_be_used(people, old, new, message):

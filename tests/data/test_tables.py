@@ -4,6 +4,7 @@ import io
 import math
 import random
 import tomllib
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from equipoise.data import named
 from equipoise.data.named import NAMED
 from equipoise.data.readers.files import DataFileError, MissingDataError
 from equipoise.data.readers.schema import SchemaError, Table, read_rows, read_schema, table_of
-from equipoise.data.readers.tables import read_cells
+from equipoise.data.readers.tables import _as_text, read_cells
 from equipoise.data.readers.text import HashingTokenizer
 
 
@@ -94,6 +95,18 @@ def test_text_that_holds_line_breaks_is_one_cell(tmp_path: Path) -> None:
     assert records.fields["label"].tolist() == [0, 1]
 
 
+@pytest.mark.parametrize(("value", "text"), [(2.0, "2"), (2.5, "2.5"), (datetime(2015, 1, 4), "2015-01-04")])
+def test_a_cell_of_parquet_reads_as_in_a_csv(value, text) -> None:
+    assert _as_text(value) == text
+
+
+@pytest.mark.parametrize("cell", ["9_9", "\uff19"])
+def test_numbers_as_python_reads_them(tmp_path: Path, cell: str) -> None:
+    table = form('age = {type = "number", low = 0, high = 100}\n' + LABEL, header=True)
+    with pytest.raises(DataFileError, match="not a finite number"):
+        read_rows(write(tmp_path, f"age,y\n{cell},a\n"), table)
+
+
 def test_parquet_has_the_records_of_csv(tmp_path: Path) -> None:
     pyarrow = pytest.importorskip("pyarrow")
     from pyarrow import parquet
@@ -108,6 +121,16 @@ def test_parquet_has_the_records_of_csv(tmp_path: Path) -> None:
     parquet.write_table(pyarrow.table(columns), tmp_path / "t.parquet")
     expected = read_rows(write(tmp_path, "age,member,y\n30,true,a\n,false,b\n41,,a\n"), table)
     assert read_rows(tmp_path / "t.parquet", table).fingerprint() == expected.fingerprint()
+    as_written = {
+        "y": [b"a", b"b", b"a"],
+        "age": [30.0, None, 41.0],
+        "member": columns["member"],
+    }
+    parquet.write_table(pyarrow.table(as_written), tmp_path / "t.parquet")
+    assert read_rows(tmp_path / "t.parquet", table).fingerprint() == expected.fingerprint()
+    parquet.write_table(pyarrow.table(columns | {"more": [[1], [2], [3]]}), tmp_path / "t.parquet")
+    with pytest.raises(DataFileError, match=r"'more' holds list.*flatten"):
+        read_rows(tmp_path / "t.parquet", table)
     columns["member"][1] = columns["y"][1] = None
     parquet.write_table(pyarrow.table(columns), tmp_path / "t.parquet")
     with pytest.raises(DataFileError, match="row 2, column 'y'"):
@@ -124,7 +147,7 @@ def generated(count: int, columns: str) -> str:
     """Rows of every kind of column, with missing cells, quotes, line breaks and empty lines."""
     cells = {
         "age": lambda i: "" if i % 11 == 0 else f"{i % 97}.{i * i % 1000:03d}",
-        "gain": lambda i: f"{i * i % 99_991}" if i % 5 else ("1e4", "1_0", "7 ")[i % 3],
+        "gain": lambda i: f"{i * i % 99_991}" if i % 5 else ("1e4", "10", "7 ")[i % 3],
         "job": lambda i: ("baker", "smith", "?", '"pilot, ""first"""')[i % 4],
         "town": lambda i: f'"town\n{i * 7 % 301}"' if i % 3 else "",
         "note": lambda i: f"unused {i}",

@@ -187,6 +187,10 @@ def _read(context: typer.Context, config: str | None, own: Collection[str]) -> s
                 f"`{context.command_path} --help` lists them."
             )
         name = str(by_name[name].name)
+        if name in settings or name in others:
+            raise UsageError(
+                f"--config {config!r} sets {flag(name)} twice, under two spellings. Leave one of them out."
+            )
         (settings if name in own else others)[name] = value
     context.meta[_FILE], context.meta[_VALUES] = config, settings
     context.default_map = {
@@ -227,8 +231,10 @@ def _of_json(values: Any, config: str) -> dict[str, Any]:
         values = {name: value for name, value in of_run.items() if name in facts(RunSettings)}
         if data_form(str(values.get("data"))) == "named":
             values.pop("population", None)  # published, and the smaller where records were left out
-        elif "public_records" in values:
-            values["population"] += values["public_records"]  # the private ones; the option counts all
+        else:  # published are the private ones, without those to evaluate on; the options count all
+            share = values.get("test_share") or 0
+            private = values["population"] + values.get("public_records", 0)
+            values["population"] = round(private / (1 - share))
     elif "format" in values:
         raise UsageError(
             f"--config {config!r} is of a run begun from Python, and holds no settings of the command line."

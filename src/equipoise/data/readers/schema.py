@@ -105,7 +105,8 @@ class Number(_Declared):
 
     def learn(self, cell: str) -> float:
         try:
-            number = float(cell)
+            # Python reads 9_9 and digits of other scripts as numbers; in a table they are damage.
+            number = float(cell) if cell.isascii() and "_" not in cell else math.nan
         except ValueError:
             number = math.nan
         if not math.isfinite(number):
@@ -140,6 +141,11 @@ class Category(_Declared):
             raise ValueError("a category needs either values or buckets")
         if self.values is not None and (not self.values or len(set(self.values)) < len(self.values)):
             raise ValueError("values must be distinct and at least one")
+        never = [word for word in (*(self.values or ()), *(self.missing or ())) if word != word.strip()]
+        if never:
+            raise ValueError(
+                f"no cell is {never[0]!r}: blanks around a cell are left out. Leave them out here"
+            )
         return self
 
     @property
@@ -192,7 +198,7 @@ _Column = Annotated[Number | Category | _Text | _Skip, Field(discriminator="type
 class Schema(_Declared):
     """What a schema file may hold."""
 
-    format: int = 1
+    format: Literal[1] = 1
     population: Annotated[int | None, Field(ge=1, lt=2**53)] = None
     target: str | list[str] | None = None
     header: bool = True
@@ -203,9 +209,15 @@ class Schema(_Declared):
 
     @model_validator(mode="after")
     def _signs_of_columns(self) -> Schema:
-        for column in self.columns.values():
+        for name, column in self.columns.items():
             if isinstance(column, Number | Category) and column.missing is None:
                 column.missing = self.missing
+            both = set(getattr(column, "values", None) or ()) & set(getattr(column, "missing", None) or ())
+            if both:
+                raise ValueError(
+                    f"{min(both)!r} is a value of column {name!r} and a sign for a missing one. Give the "
+                    "column missing = [...] of its own"
+                )
         return self
 
 
@@ -217,6 +229,8 @@ class Table:
     targets: tuple[str, ...]
 
     def __post_init__(self) -> None:
+        if len(set(self.targets)) < len(self.targets):
+            raise ValueError("a target is named twice.")
         for name in self.targets:
             column = self.schema.columns[name]
             if isinstance(column, Number) and column.log:
@@ -329,8 +343,12 @@ def places_to_fill_in(values: Mapping[str, Any]) -> list[str]:
     parts = [("", values)]
     if isinstance(columns := values.get("columns"), Mapping):
         parts += [(f" of {name!r}", part) for name, part in columns.items() if isinstance(part, Mapping)]
-    empty = (TO_FILL_IN, [TO_FILL_IN])
-    return [f"{key}{of}" for of, part in parts for key, value in part.items() if value in empty]
+    return [
+        f"{key}{of}"
+        for of, part in parts
+        for key, value in part.items()
+        if value == TO_FILL_IN or (isinstance(value, list) and TO_FILL_IN in value)
+    ]
 
 
 def _checked(values: Mapping[str, Any], where: str) -> Schema:

@@ -15,6 +15,7 @@ import re
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import datetime, time
 from itertools import islice, tee
 from pathlib import Path
 from typing import Any
@@ -155,7 +156,7 @@ def _lines(path: PathLike, text: str, delimiter: str) -> Iterator[tuple[int, int
 
 def _parquet(path: PathLike, most: int | None) -> Cells:
     with of_extra():
-        from pyarrow import ArrowException, parquet
+        from pyarrow import ArrowException, parquet, types
     if not Path(path).is_file():
         raise MissingDataError(f"The file {str(path)!r} does not exist. Check the path.")
     try:
@@ -164,15 +165,32 @@ def _parquet(path: PathLike, most: int | None) -> Cells:
         raise DataFileError(
             f"The file {str(path)!r} is no whole Parquet file ({type(error).__name__}). Fetch it again."
         ) from None
-    columns = [[_as_text(value) for value in column.to_pylist()] for column in found.columns]
+    for name, kind in zip(found.column_names, found.schema.types, strict=True):
+        if kind.num_fields or types.is_nested(kind):
+            raise DataFileError(
+                f"{str(path)!r}, column {name!r} holds {kind}, and a cell is one value: flatten it first."
+            )
+    try:
+        columns = [[_as_text(value) for value in column.to_pylist()] for column in found.columns]
+    except UnicodeDecodeError:
+        raise DataFileError(f"{str(path)!r} holds bytes that are no UTF-8: save them as text.") from None
     return Cells(path, found.column_names, pd.DataFrame(dict(enumerate(columns)), dtype=object))
 
 
 def _as_text(value: Any) -> str:
     """A cell of a Parquet file as it would stand in a CSV file; a missing one is empty."""
-    if value is None:
-        return ""
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    match value:
+        case None:
+            return ""
+        case bool():
+            return str(value).lower()
+        case bytes():
+            return value.decode()
+        case float() if value.is_integer():  # whole numbers that a missing one made fractions
+            return str(int(value))
+        case datetime() if value.time() == time():  # days that a writer gave hours
+            return str(value.date())
+    return str(value)
 
 
 def other_delimiter(cells: list[str]) -> str | None:
