@@ -68,7 +68,7 @@ def check_settings(statement: Object, config: Object) -> list[Finding]:
         return [Finding("configuration", False, detail)]
     if "plan" not in config:
         return []
-    return [Finding("configuration", True, "config.json names the same plan")]
+    return [Finding("configuration", True, "config.json names the same plan, sampling and delta")]
 
 
 def _planned(configured: Any, stated: Any) -> Any:
