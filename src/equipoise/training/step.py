@@ -193,11 +193,10 @@ class StepRunner:
         # The parameters' digest after the last step that was counted, or where the first one began; None
         # before. While they have another one nothing goes on, however a step was interrupted.
         self._left: Unread[str] | None = None
-        # The same at the beginning of the step that was begun last.
         # How often each parameter was written to, but for writes through `.data`: at the end of the last
         # step, and when this one began to look at records.
         self._versions_left: list[int] = []
-        self._begun: list[int] = []
+        self._versions_begun: list[int] = []
         # Of what is saved and no step moves: digests, and marks, which show most changes without hashing.
         self._unmoved = self._digests_of_unmoved()
         self._marks = self._marks_of(self._held())
@@ -496,13 +495,16 @@ class StepRunner:
             ForwardWritesError: a parameter moved, or `look` raised it; the training has come to its end.
             RuntimeError: something else had moved them before the step.
         """
-        self._begun, self._versions_left = self._versions(), []  # until it is known that nothing moved
+        self._versions_begun, self._versions_left = (
+            self._versions(),
+            [],
+        )  # until it is known that nothing moved
         try:
             try:
                 answer = look()
             finally:
                 versions = self._versions()
-                if versions != self._begun:
+                if versions != self._versions_begun:
                     self._refuse_written(before, self._ledger.digest(self._setup.parameters))
             self._versions_left = versions
             return answer
@@ -522,7 +524,9 @@ class StepRunner:
         if now == before:
             return
         names, versions = list(self._setup.parameters), self._versions()
-        written = [n for n, left, new in zip(names, self._begun, versions, strict=True) if left != new]
+        written = [
+            n for n, left, new in zip(names, self._versions_begun, versions, strict=True) if left != new
+        ]
         if written or self._setup.rows.engine.runs_model:
             raise ForwardWritesError(written or names, "before the optimizer's step")
         self._refuse_moved(before, now)
