@@ -169,19 +169,6 @@ def test_without_noise_and_clipping_it_is_svrg(kind, routine):
 # ---- one release per anchor, or one per step
 
 
-def test_an_anchor_gradient_is_used_unchanged_until_the_next():
-    data, _ = consistent(40, 3)
-    method = eq.DPC4Plus(schedule=moving(4, 4), **SMALL)
-    follower = Follower(method, Linear(3), half_square, data, Poisson(10, 40, 14)).run()
-    used = [state["gradient"]["weight"] for state in follower.states]
-    starts = [0, 2, 6, 10]  # renewals after steps 1, 5 and 9
-    for begin, end in itertools.pairwise([*starts, 14]):
-        for k in range(begin, end):
-            assert used[k] is used[begin]
-        if end < 14:
-            assert not torch.equal(used[end], used[begin])
-
-
 def test_anchor_noise_at_every_step_is_paid_for_at_every_step():
     data, _ = consistent(40, 3)
     options = {"schedule": moving(4, 4), **SMALL}
@@ -234,18 +221,6 @@ def test_a_decaying_threshold_serves_both_releases():
 
 
 # ---- budget
-
-
-@pytest.mark.slow
-def test_the_split_of_the_worked_example():
-    found = plan(
-        eq.DPC4Plus(anchor=Constant(), schedule=Every(8), anchor_batch_size=4096),
-        Poisson(256, 60_000, 5000),
-        eq.Budget(3.0, 1e-5),
-    )
-    assert found["coupled"].noise_multiplier == pytest.approx(0.883, rel=1e-2)
-    assert found["anchor"].noise_multiplier == pytest.approx(3.494, rel=2e-2)
-    assert 2.97 <= found.epsilon(1e-5).value <= 3.0
 
 
 def test_all_records_in_an_anchor_and_the_count_beside_it():

@@ -145,14 +145,6 @@ def test_the_bias_goes_for_any_small_radius(variant, clip_norm, distance):
     assert float((found - mean).norm()) < distance
 
 
-def test_the_bias_is_there_without_feedback():
-    gradients, mean = cloud()
-    found = run(
-        eq.DPSGD(clip_norm=1.0, noise_multiplier=1.0), gradients, torch.zeros(3).double(), steps=100, rate=0.3
-    )
-    assert float((found.xs[-1] - mean).norm()) > 0.4
-
-
 def test_a_radius_below_the_clip_norm_leaves_bias_and_is_told():
     gradients, mean = cloud()
     method = dice(1.0, residual_clip_norm=40.0, feedback=ErrorFeedback(clip_norm=0.005))

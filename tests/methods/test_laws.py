@@ -265,6 +265,7 @@ def test_counts_leave_room_for_users_of_many_records(method):
     assert 0.98 * BUDGET.epsilon <= plan.epsilon(BUDGET.delta).value <= BUDGET.epsilon
 
 
+@pytest.mark.few(24)
 @proven_kind
 def test_it_draws_users(make, monkeypatch):
     """Rows of users in the place of rows of records: the plan is the same, and it completes."""
@@ -276,6 +277,7 @@ def test_it_draws_users(make, monkeypatch):
     assert (run.statement().unit, run.statement().guarantee) == ("user", "proven")
 
 
+@pytest.mark.few(40)
 @proven
 def test_thresholds_are_functions_of_what_was_released(make, monkeypatch):
     first, second = scales_under_replay(make, monkeypatch)
@@ -356,6 +358,7 @@ def test_a_step_computes_as_many_gradients_as_it_is_said_to(make, monkeypatch):
     assert told == pytest.approx(computed / STEPS)
 
 
+@pytest.mark.few(24)
 @every_kind
 def test_micro_batches_change_nothing(make):
     ends = []
@@ -393,6 +396,7 @@ def test_stopped_and_resumed(make, tmp_path):
     assert not any(again.ledger.releases_left.values()) or again.method.card.guarantee == "none"
 
 
+@pytest.mark.few(24)
 @every_kind
 def test_draws_without_records(make, monkeypatch):
     class Nobody(PublishedLedger):
@@ -410,6 +414,7 @@ def test_draws_without_records(make, monkeypatch):
         assert not torch.equal(before, parameters(model))
 
 
+@pytest.mark.few(24)
 @every_kind
 def test_a_record_without_a_finite_gradient_has_no_weight(make, monkeypatch):
     """On a device, too, where the sums of a draw are looked at when all are there."""

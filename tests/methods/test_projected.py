@@ -462,6 +462,13 @@ def test_a_released_subspace_follows_full_steps_and_costs_nothing():
     assert run.statement().guarantee == "proven"
 
 
+def test_a_released_subspace_forgets_the_oldest_sums():
+    source, key = ReleasedSubspace(history=2), None
+    for value in (1.0, 2.0, 3.0):
+        key = source.remember(key, {"w": torch.full((3,), value)})
+    assert key["history"]["w"][:, 0].tolist() == [2.0, 3.0]
+
+
 # ---- what it costs
 
 

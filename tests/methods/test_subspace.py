@@ -114,20 +114,6 @@ def test_seeded_columns_have_unit_squared_norm_in_the_mean():
     assert wide.gram().diagonal().mean().item() == pytest.approx(1, abs=0.05)
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: held_subspace({"a": torch.ones(2, 3), "b": torch.ones(3, 3)}), "records"),
-        (lambda: random_subspace(0, {"a": (2, 2)}, 0), "dimension=0"),
-        (lambda: seeded().lift(torch.ones(K + 1)), "coordinates"),
-        (lambda: seeded().coordinates(gradients().select(["bias"])), "must agree"),
-    ],
-)
-def test_errors_teach(call, message):
-    with pytest.raises(ValueError, match=message):
-        call()
-
-
 def nearly_dependent(spread, seed=9, parameters=400, records=60):
     """Public rows with five strong directions and many weak ones; their directions, and which are weak."""
     g = torch.Generator().manual_seed(seed)

@@ -12,7 +12,6 @@ from privacy_rows import DenseRows, Flat, rows
 from torch import Tensor
 
 from equipoise._host import Unread
-from equipoise.audit.replay import RecordingLedger, ReplayLedger
 from equipoise.privacy import (
     Budget,
     BudgetError,
@@ -468,20 +467,6 @@ def test_holes_survive_a_resume(tmp_path):
     secrets, path = Secrets(tmp_path), tmp_path / "journal.jsonl"
     PublishedLedger(PLAN, journal=Journal(path), secrets=secrets).disclose(Private(torch.tensor(1.0)), "raw")
     assert Ledger(PLAN, journal=Journal(path), secrets=secrets).guarantee == "none"
-
-
-def test_replay_ledger_forces_the_transcript():
-    first = RecordingLedger(PLAN)
-    outs = [step(first, f"p{i}")[0] for i in range(2)]
-    replay = ReplayLedger(first.transcript, PLAN)
-    for expected in outs:
-        draw = replay.open("batch")
-        out = replay.release(draw, {"gradient": gradient(draw, [0.0, 0.0])})
-        assert torch.equal(out["gradient"]["w"], expected)
-    assert float((replay.sums[0]["gradient"]["w"] - first.sums[0]["gradient"]["w"]).norm()) <= 1 + 1e-6
-    draw = replay.open("batch")
-    with pytest.raises(IndexError, match="2 releases"):
-        replay.release(draw, {"gradient": gradient(draw)})
 
 
 def test_digest():
