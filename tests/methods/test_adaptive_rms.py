@@ -76,6 +76,24 @@ def test_without_noise_a_constant_norm_gives_its_double_square():
         assert state["clip_norm"] == pytest.approx(math.sqrt(2) * 0.01)
 
 
+def test_an_average_keeps_the_share_beta_of_the_past():
+    rule = RMSRadius(g_hat=10.0, ema_beta=0.8, offset="none")
+    first = rule.update(rule.start(), 4.0, 0.0, 1)
+    assert rule.update(first, 9.0, 0.0, 1)["mean"] == pytest.approx(0.8 * 4 + 0.2 * 9)
+
+
+@pytest.mark.parametrize("variant", [Fused(), Round()])
+def test_the_radius_follows_the_mean_square_of_the_draw(variant):
+    """Over the expected size, and with noise of no size."""
+    data, _ = consistent(40, 3)
+    method = eq.AdaptiveRMS(
+        clip_norm=50.0, variant=variant, noise_multiplier=1e-9, radius_noise_multiplier=1e-9
+    )
+    state = Follower(method, Linear(3), half_square, data, eq.FullBatch(40, 2)).run(1).states[0]
+    squares = (data["y"][:, None] * data["x"]).square().sum(1)
+    assert state["clip_norm"] == pytest.approx(float(2 * squares.mean()) ** 0.5, rel=1e-5)
+
+
 def test_few_records_with_gradients_collapse_a_small_kappa():
     """Below a share 1 / (2 tau kappa) of records with gradients the self-scaled radius goes to nothing."""
     ends = {}
