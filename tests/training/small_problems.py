@@ -45,7 +45,7 @@ class OnDemand(torch.utils.data.Dataset):
         self.data = data
 
     def __len__(self) -> int:
-        return len(self.data["label"])
+        return len(next(iter(self.data.values())))
 
     def __getitem__(self, i: int) -> dict[str, Tensor]:
         return {name: values[i] for name, values in self.data.items()}

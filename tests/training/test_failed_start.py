@@ -59,15 +59,6 @@ def test_what_a_failed_start_reserved_is_free_again(tmp_path, monkeypatch):
     assert training(**options).run(progress=False).epsilon <= options["budget"].epsilon
 
 
-def test_the_folder_of_another_run_is_left_alone(tmp_path):
-    run = training(steps=2, folder=tmp_path / "run")
-    files = sorted(path.name for path in (tmp_path / "run").rglob("*"))
-    with pytest.raises(FileExistsError, match="holds a run already"):
-        training(steps=2, folder=tmp_path / "run")
-    assert sorted(path.name for path in (tmp_path / "run").rglob("*")) == files
-    run.take_step()
-
-
 def test_what_a_resumed_run_needs_is_there_before_the_first_checkpoint(tmp_path, monkeypatch):
     order = []
     save = Checkpoints.save

@@ -69,10 +69,8 @@ ZERO = {
 }
 
 
-@pytest.mark.parametrize("eager", ["0", "1"])
 @pytest.mark.parametrize("name", ZERO)
-def test_gradients_that_are_all_zero_or_not_finite_are_named(name, eager, monkeypatch):
-    monkeypatch.setenv("EQUIPOISE_EAGER", eager)
+def test_gradients_that_are_all_zero_or_not_finite_are_named(name):
     make, own_loss = ZERO[name]
     with pytest.warns(UserWarning, match="noise alone"):
         training(make(), loss=own_loss, sampling=SAMPLING)

@@ -111,11 +111,3 @@ def test_what_a_failed_public_step_changed_is_refused():
     assert not named(run, "half")
     with pytest.raises(RuntimeError, match="register_step_post_hook"):
         run.take_step()
-
-
-def test_a_hook_of_the_optimizer_clips_weights_within_a_step():
-    run = training(steps=3)
-    run.optimizer.register_step_post_hook(lambda *_: clip_weights(run.model))
-    for _ in run:
-        assert largest(run.model) <= BOUND
-    assert run.finish().finished

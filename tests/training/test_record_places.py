@@ -49,6 +49,9 @@ def training(asked=None, fails=None, error=None, **options):
 def test_a_whole_draw_is_announced_before_its_first_forward():
     asked = queue.SimpleQueue()  # what lists hold is put back after a forward
     run = training(asked)
+    assumptions = run.statement().assumptions
+    assert {Assumption.ELSEWHERE, Assumption.TRUSTED} <= {*assumptions}
+    assert Assumption.SCANNED not in assumptions
     for _ in range(STEPS):
         while not asked.empty():
             asked.get()
@@ -107,17 +110,6 @@ def test_loss_and_data_belong_together(name):
         )
 
 
-def test_places_are_no_items_of_other_data():
-    """A loss in a wrapper that says nothing of other machines gets no places."""
-    model = nn.Linear(3, 1, bias=False)
-    options = {"sampling": eq.Poisson(20, COUNT, STEPS), "method": eq.DPSGD(noise_multiplier=0.5)}
-    some = torch.utils.data.Subset(PLACES, range(20))
-    with pytest.raises(DataError, match="cannot be read"):
-        eq.PrivateTraining(
-            model, torch.optim.SGD(model.parameters()), **arranged(loss=lambda m, b: b, data=some, **options)
-        )
-
-
 def test_a_machine_that_does_not_answer_ends_the_step_and_books_nothing():
     run = training(fails=17, error=NoAnswerError("machine 3"), sampling=eq.FullBatch(COUNT, STEPS))
     with pytest.raises(NoAnswerError, match="machine 3"):
@@ -126,9 +118,3 @@ def test_a_machine_that_does_not_answer_ends_the_step_and_books_nothing():
     other = training(fails=17, error=ValueError("record 17"), sampling=eq.FullBatch(COUNT, STEPS))
     other.take_step()  # a record that fails is left out
     assert other.steps_done == 1
-
-
-def test_the_statement_names_the_other_machines():
-    assumptions = training().statement().assumptions
-    assert {Assumption.ELSEWHERE, Assumption.TRUSTED} <= {*assumptions}
-    assert Assumption.SCANNED not in assumptions

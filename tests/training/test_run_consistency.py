@@ -126,9 +126,7 @@ CONFIGURED = {
 }
 CHANGES = {
     "private": {"settings": {"reproducible": True}},
-    "private, said oddly": {"settings": {"reproducible": []}},
     "noise": {"settings": {"hardened": True}},
-    "noise, said oddly": {"settings": {"hardened": "grid"}},
     "relation": {"settings": {"relation": "replace_one"}},
     "sampling": {"sampling": {"scheme": "FullBatch"}},
     "sampling, of fewer steps": {"sampling": SAMPLING | {"steps": 1}},

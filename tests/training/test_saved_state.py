@@ -42,46 +42,38 @@ def update_bn(model):
     torch.optim.swa_utils.update_bn(loader, model)
 
 
-def replaced(model):
-    model.norm.running_mean = records()["input"].mean(0)
+def evaluated(run):
+    run.evaluate(len)
 
 
-CHANGES = {
-    "norm.running_mean": update_bn,
-    "norm.running_var": lambda model: model.norm.running_var.data.mul_(2),
-    "norm.running_mean replaced": replaced,
-    "frozen.weight": lambda model: model.frozen.weight.data.add_(1),
-    "frozen.bias": lambda model: nn.init.ones_(model.frozen.bias),
-    "scale": lambda model: model.scale.mul_(1.5),
-    "extra_state": lambda model: setattr(model, "seen", float(records()["input"].sum())),
-}
-SEEN_BEFORE_A_STEP = ["norm.running_mean", "frozen.bias", "scale"]
+def in_training_mode(run):
+    run.evaluate(lambda model: model.train()(records()["input"]).sum())
+    run.save_checkpoint()
 
 
-@pytest.mark.parametrize("then", ["save_checkpoint", "finish", "evaluate", "take_step"])
-@pytest.mark.parametrize("what", CHANGES)
-def test_what_no_step_moves_is_saved_as_it_was(tmp_path, what, then):
+#: What is changed after a step, how, and what comes then; a step sees what left a mark.
+CHANGES = [
+    ("norm.running_mean", update_bn, eq.PrivateTraining.take_step),
+    ("norm.running_mean", lambda model: None, in_training_mode),
+    ("norm.running_var", lambda model: model.norm.running_var.data.mul_(2), eq.PrivateTraining.finish),
+    ("frozen.weight", lambda model: model.frozen.weight.data.add_(1), eq.PrivateTraining.save_checkpoint),
+    ("frozen.bias", lambda model: nn.init.ones_(model.frozen.bias), eq.PrivateTraining.take_step),
+    ("scale", lambda model: setattr(model, "scale", model.scale * 1.5), evaluated),
+    ("extra_state", lambda model: setattr(model, "seen", 41.5), eq.PrivateTraining.finish),
+]
+
+
+@pytest.mark.parametrize(("what", "change", "then"), CHANGES)
+def test_what_no_step_moves_is_saved_as_it_was(tmp_path, what, change, then):
     """The mean of the training records left in `model.safetensors` under "proven"."""
-    if then == "take_step" and what not in SEEN_BEFORE_A_STEP:
-        pytest.skip("seen where something is saved")
     run = training(Scaled(), folder=tmp_path / "run")
     run.take_step()
-    CHANGES[what](run.model)
+    change(run.model)
     spent = run.ledger.releases_left
     for _ in range(2):
-        with pytest.raises(RuntimeError, match=rf"{what.split()[0]}.*PrivateTraining\.resume"):
-            run.evaluate(len) if then == "evaluate" else getattr(run, then)()
+        with pytest.raises(RuntimeError, match=rf"{what}.*PrivateTraining\.resume"):
+            then(run)
     assert run.ledger.releases_left == spent
-    assert not (tmp_path / "run" / "model.safetensors").exists()
-
-
-def test_what_an_evaluation_writes_goes_nowhere(tmp_path):
-    def evaluate(model):
-        model.train()(records()["input"])
-        return 0.0
-
-    with pytest.raises(RuntimeError, match=r"norm\.running_mean.*PrivateTraining\.resume"):
-        training(Scaled(), folder=tmp_path / "run").run(evaluate, progress=False, evaluate_every=1)
     assert not (tmp_path / "run" / "model.safetensors").exists()
 
 
@@ -187,13 +179,12 @@ def test_a_hook_of_the_step_moves_frozen_parameters_and_is_named(tmp_path, all_g
 
 
 @pytest.mark.filterwarnings("ignore:Sparse")
-@pytest.mark.parametrize("layout", ["to_sparse", "to_sparse_csr"])
-def test_a_sparse_buffer_trains_if_it_need_not_be_saved(tmp_path, layout):
+def test_a_sparse_buffer_trains_if_it_need_not_be_saved(tmp_path):
     class Graph(nn.Module):
         def __init__(self, persistent) -> None:
             super().__init__()
             self.head = nn.Linear(FEATURES, CLASSES)
-            self.register_buffer("graph", getattr(torch.eye(FEATURES), layout)(), persistent=persistent)
+            self.register_buffer("graph", torch.eye(FEATURES).to_sparse(), persistent=persistent)
 
         def forward(self, x):
             return self.head(torch.sparse.mm(self.graph, x.T).T)

@@ -49,7 +49,6 @@ def sends(number):
         (signal.SIGTERM, None, True, False),
         (signal.SIGTERM, "exit", True, True),
         (signal.SIGTERM, "return", False, False),
-        (signal.SIGINT, None, False, False),
         (signal.SIGINT, "exit", False, False),
     ],
 )
@@ -97,11 +96,6 @@ def test_sigterm_in_the_last_step_is_no_failure(tmp_path):
     assert begun(tmp_path / "run").run(sends(signal.SIGTERM), evaluate_every=4, progress=False).finished
 
 
-def test_stop_is_checked(tmp_path):
-    with pytest.raises(ValueError, match="stop"):
-        begun(tmp_path / "run").run(stop="never")
-
-
 def test_a_stopped_run_says_which_weights_the_file_holds(tmp_path):
     training = begun(tmp_path / "run", ema_decay=0.5)
     next(iter(training))
@@ -110,9 +104,6 @@ def test_a_stopped_run_says_which_weights_the_file_holds(tmp_path):
     last = training.model.weight.detach().clone()
     eq.load_model(training.model, tmp_path / "run" / "model.safetensors")
     assert not torch.equal(training.model.weight, last)
-
-
-def test_a_stopped_run_without_a_folder_says_that_the_average_is_not_in_memory():
     training = begun(None, ema_decay=0.5)
     next(iter(training))
     with pytest.warns(UserWarning, match=r"ema_decay.*folder"):

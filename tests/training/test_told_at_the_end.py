@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import equipoise as eq
-from equipoise.privacy import Budget, BudgetError, FullBatch, Poisson, calibrate_steps
+from equipoise.privacy import Budget, Poisson
 from equipoise.training.one_answer import Answers
 
 
@@ -65,35 +65,3 @@ def test_answers(outputs, one):
     answers = Answers()
     answers.take(outputs)
     assert answers.are_one is one
-
-
-@pytest.mark.parametrize("sampling", [Poisson(256, 60_000, 1), FullBatch(60_000, 1)])
-def test_the_steps_that_a_budget_allows_are_the_most(sampling):
-    from dataclasses import replace
-
-    from equipoise.privacy import Gaussian, PrivacyPlan, Release
-
-    budget = Budget(2.0, 1e-5)
-    steps = calibrate_steps(sampling, budget, noise_multiplier=8.0)
-
-    def spent(count):
-        plan = PrivacyPlan([Release("gradient", 1.0, Gaussian(8.0))], replace(sampling, steps=count))
-        return plan.epsilon(1e-5).value
-
-    assert spent(steps) <= 2.0 < spent(steps + 1)
-    with pytest.raises(BudgetError, match="no step"):
-        calibrate_steps(sampling, Budget(0.01, 1e-9), noise_multiplier=0.1)
-
-
-def test_a_dry_run_says_why_a_tensor_is_slow():
-    class Odd(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.weight = nn.Parameter(torch.randn(3, 2))
-
-        def forward(self, x):
-            return torch.stack([row @ self.weight for row in x])
-
-    found = begun(Odd()).describe()
-    for name, reason in found.dense.items():
-        assert f"{name}: {reason}" in str(found)

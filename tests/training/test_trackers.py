@@ -43,30 +43,22 @@ def test_the_files_of_tensorboard_hold_the_publishable_numbers(tmp_path):
     assert [(s.step, s.value, s.wall_time) for s in scores] == [(1, 1.0, 1.0), (2, 1.0, 2.0)]
 
 
-def test_wandb_gets_a_row_for_each_step():
-    class Run:
-        rows: list = []  # noqa: RUF012
-
-        def log(self, values, step):
-            self.rows.append((step, values))
-
-    run = training(steps=2, writers=[WandbWriter(Run())])
-    run.run(lambda model: {"score": 1.0, "other": float("nan")}, progress=False)
-    assert {step for step, _ in Run.rows} == {1, 2}
-    assert (2, {"evaluation.score": 1.0}) in Run.rows
-    assert all(set(values) <= PUBLIC | {"evaluation.score"} for _, values in Run.rows)
-
-
-def test_mlflow_gets_step_numbers_as_times():
-    client = MagicMock()
-    training(steps=2, writers=[MLflowWriter(client, "run")]).run(progress=False)
+def test_wandb_and_mlflow_get_the_publishable_numbers_of_each_step():
+    run, client = MagicMock(), MagicMock()
+    writers = [WandbWriter(run), MLflowWriter(client, "run")]
+    training(steps=2, writers=writers).run(
+        lambda model: {"score": 1.0, "other": float("nan")}, progress=False
+    )
+    rows = [(call.kwargs["step"], call.args[0]) for call in run.log.call_args_list]
+    assert {step for step, _ in rows} == {1, 2}
+    assert (2, {"evaluation.score": 1.0}) in rows
     calls = client.log_metric.call_args_list
-    assert {call.args[1] for call in calls} <= PUBLIC
+    names = {name for _, values in rows for name in values} | {call.args[1] for call in calls}
+    assert names <= PUBLIC | {"evaluation.score"}
     assert all(call.args[0] == "run" and call.kwargs["timestamp"] == call.kwargs["step"] for call in calls)
 
 
-@pytest.mark.parametrize("step", [0, 3, 9, 10, 99])
-@pytest.mark.parametrize("cut", ["", '{"step": 10, "eps', "\n"])
+@pytest.mark.parametrize(("step", "cut"), [(0, ""), (3, '{"step": 10, "eps'), (9, "\n"), (99, "")])
 def test_rows_of_steps_to_be_repeated_are_cut_off(tmp_path, step, cut):
     path = tmp_path / "metrics.jsonl"
     rows = [{"step": k // 2, "learning_rate": 0.1} for k in range(2, 20)]  # a step has two rows

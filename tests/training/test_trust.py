@@ -59,18 +59,6 @@ class Capacity(nn.Module):
         return self.expert(x) * (place * score).sum(-1, keepdim=True)
 
 
-class Sequence(nn.Module):
-    """A capacity over the tokens of all records, whose axis is folded."""
-
-    def __init__(self):
-        super().__init__()
-        self.inner = Capacity()
-
-    def forward(self, x):
-        tokens = x.unsqueeze(1).expand(-1, 3, -1).reshape(-1, 6)
-        return self.inner(tokens).reshape(len(x), 3, 6).mean(1)
-
-
 def model(part):
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(5, 6), nn.Tanh(), part, nn.Linear(6, 3))
@@ -102,17 +90,15 @@ def training(net, steps=2, loss=loss, **more):
 
 MIXING = {
     "a centred batch": (Centred, "2"),
-    "a batch norm": (lambda: nn.BatchNorm1d(6, affine=False, track_running_stats=False), "2"),
     "a balanced router": (lambda: Experts(Router()), "2.router"),
     "the module around it": (lambda: Experts(Router()), "2"),
     "a capacity": (Capacity, "2"),
-    "folded tokens": (Sequence, "2.inner"),
 }
 
 
 @pytest.mark.parametrize(("part", "name"), MIXING.values(), ids=MIXING)
 def test_what_mixes_in_a_named_module_trains_unchecked(part, name, tmp_path):
-    with pytest.raises(CrossRecordError, match=r"trust=\('2.*',\)\)\.$"):
+    with pytest.raises(CrossRecordError, match="trust="):
         training(model(part()))
     net = model(part())
     found = training(net, trust=(name,), folder=tmp_path / "run")
@@ -143,17 +129,6 @@ def contrastive(model, batch):
     return F.cross_entropy(out @ out.T, torch.arange(len(out)), reduction="none")
 
 
-@pytest.mark.parametrize("name", ["0", "1", "3"])
-def test_what_mixes_elsewhere_is_refused(name):
-    with pytest.raises(CrossRecordError):
-        training(model(Centred()), trust=(name,))
-
-
-def test_what_mixes_in_the_loss_is_refused():
-    with pytest.raises(CrossRecordError):
-        training(model(Centred()), trust=("2",), loss=contrastive)
-
-
 class Again(nn.Module):
     """Computes what a trusted module inside it did, by the same operations."""
 
@@ -165,9 +140,30 @@ class Again(nn.Module):
         return self.inner(x) + (x - x.mean(0))
 
 
-def test_the_same_operations_elsewhere_are_refused():
+class InBackward(nn.Module):
+    def forward(self, x):
+        return MeanBackward.apply(x)
+
+
+@pytest.mark.parametrize(
+    ("part", "name", "own_loss"),
+    [
+        (Centred, "0", loss),
+        (Centred, "3", loss),
+        (Centred, "2", contrastive),
+        (Again, "2.inner", loss),
+        (InBackward, "0", loss),
+    ],
+)
+def test_what_mixes_elsewhere_is_refused(part, name, own_loss):
     with pytest.raises(CrossRecordError):
-        training(model(Again()), trust=("2.inner",))
+        training(model(part()), trust=(name,), loss=own_loss)
+
+
+def test_a_backward_belongs_to_its_module():
+    assert training(model(InBackward()), trust=("2",)).independence.word == "unchecked"
+    with pytest.raises(ValueError, match=r"trust=.*named_modules"):
+        training(model(Centred()), trust=("9",))
 
 
 def test_what_a_trusted_module_writes_to_buffers_is_refused_as_ever():
@@ -181,12 +177,6 @@ class InBackward(nn.Module):
         return MeanBackward.apply(x)
 
 
-def test_a_backward_belongs_to_its_module():
-    with pytest.raises(CrossRecordError):
-        training(model(InBackward()), trust=("0",))
-    assert training(model(InBackward()), trust=("2",)).independence.word == "unchecked"
-
-
 def test_a_trusted_module_that_does_not_mix_changes_nothing():
     plain = training(model(nn.LayerNorm(6)))
     plain.run(progress=False)
@@ -195,17 +185,6 @@ def test_a_trusted_module_that_does_not_mix_changes_nothing():
     found.run(progress=False)
     for one, other in zip(plain.model.parameters(), found.model.parameters(), strict=True):
         assert torch.equal(one, other)
-
-
-@pytest.mark.parametrize("given", [("2.routr",), ("",), ("9",)])
-def test_a_name_that_is_no_module(given):
-    with pytest.raises(ValueError, match=r"trust=.*named_modules"):
-        training(model(Experts(Router())), trust=given)
-
-
-def test_a_text_is_no_tuple_of_names():
-    with pytest.raises(TypeError, match="trust="):
-        training(model(Centred()), trust="2")
 
 
 def test_a_resume_trusts_as_before(tmp_path):
