@@ -100,6 +100,7 @@ def training(
     data: Any = None,
     learning_rate: float = 0.3,
     population: int = RECORDS,
+    sampling: Any = None,
     **options: Any,
 ) -> eq.PrivateTraining:
     """A reproducible training without a budget, so that nothing needs to be calibrated."""
@@ -110,8 +111,8 @@ def training(
         optimizer(model.parameters(), lr=learning_rate),
         **arranged(
             data=records() if data is None else data,
-            sampling=options.pop("sampling", None) or eq.Poisson(batch, population, steps),
-            method=method or eq.DPSGD(clip_norm=0.5, noise_multiplier=1.0),
+            sampling=eq.Poisson(batch, population, steps) if sampling is None else sampling,
+            method=eq.DPSGD(clip_norm=0.5, noise_multiplier=1.0) if method is None else method,
             **options,
         ),
     )

@@ -166,15 +166,6 @@ def test_nothing_but_steps_moves_the_parameters_or_replaces_them(tmp_path, chang
         assert torch.equal(parameters(run.model), parameters(whole.model))
 
 
-def test_an_evaluation_that_moves_the_parameters_ends_the_run():
-    def evaluate(model):
-        model[0].bias.data.add_(1.0)
-        return 0.0
-
-    with pytest.raises(RuntimeError, match=r"parameters of the model .* not by a step"):
-        training().run(evaluate, progress=False, evaluate_every=1)
-
-
 class NoDict(eq.DPSGD):
     def step(self, context, state):
         draw = context.draw("batch")
@@ -226,9 +217,10 @@ def test_views_are_averaged_before_the_clip():
     """Views that are the record itself change nothing; views of opposite sign cancel in a linear model."""
     plain, doubled = network(dtype=torch.float64), network(dtype=torch.float64)
     data = records(dtype=torch.float64)
-    finished(model=plain, data=data, steps=5)
-    finished(model=doubled, data=data, steps=5, augmentation=lambda batch, rng: batch, views=2)
-    assert relative_difference(doubled, plain) < 1e-10
+    unclipped = eq.DPSGD(clip_norm=1e3, noise_multiplier=1e-15)
+    for model, options in ((plain, {}), (doubled, {"augmentation": lambda batch, rng: batch, "views": 2})):
+        finished(model=model, data=data, steps=5, method=unclipped, **options)
+    assert relative_difference(doubled, plain) < 1e-8
     calls = []
 
     def flip(batch, rng):
@@ -358,12 +350,6 @@ def test_describe_counts_what_was_disclosed_against_the_card():
     assert run.describe().guarantee == "worst_case"  # the plan's word: no plan holds a disclosure
     run.take_step()
     assert run.describe().guarantee == run.statement().guarantee == "none"
-
-
-@pytest.mark.parametrize("name", ["evaluate_every", "checkpoint_every"])
-def test_never_is_no_interval(name):
-    with pytest.raises(ValueError, match=f"{name}=0 must be at least 1"):
-        training(steps=2).run(progress=False, **{name: 0})
 
 
 @pytest.mark.parametrize("kind", [published.DiceSGD, published.DPC4])

@@ -25,16 +25,12 @@ import equipoise as eq
 from equipoise.distributed.processes import ProcessError
 from equipoise.distributed.shared_ledger import own_ledger
 from equipoise.methods import (
-    NoiseStages,
     PublicRecords,
     PublicSubspace,
     ReleasedQuantile,
-    SecondMoment,
     TopShare,
-    Trace,
     Tracked,
     TwoChannel,
-    published,
 )
 from equipoise.statements.assumptions import Assumption
 from equipoise.training import forwards
@@ -255,13 +251,7 @@ SYSTEMS = {
         coupled=Tracked(), anchor_batch_size=40, anchor_noise_multiplier=1.0, **NOISE
     ),
     "dp-mf": lambda: eq.DPMF(clip_norm=0.5, bands=3, **NOISE),
-    "dp-sgd stages": lambda: eq.DPSGD(
-        clip_norm=0.5, noise_multiplier=NoiseStages((1.0, 0.5), noise_multiplier=1.0)
-    ),
     "scale-then-privatise": lambda: eq.methods.ScaleThenPrivatise(clip_norm=0.5, **NOISE),
-    "scale-then-privatise by sides": lambda: eq.methods.ScaleThenPrivatise(
-        clip_norm=0.5, scale=SecondMoment(by_sides=True), **NOISE
-    ),
     "joint-whitening": lambda: eq.methods.JointWhitening(clip_norm=0.5, **NOISE),
     "adaclip": lambda: eq.methods.AdaClip(clip_norm=ReleasedQuantile(initial=0.5), **NOISE),
     "dp-adam-bc": lambda: eq.methods.DPAdamBC(clip_norm=0.5, **NOISE),
@@ -277,16 +267,11 @@ SYSTEMS = {
     "adaptive-rms": lambda: eq.AdaptiveRMS(clip_norm=0.5, **NOISE),
     "updates of users": lambda: eq.DPSGD(clip_norm=0.5, **NOISE),
     "updates of users, learned threshold": lambda: eq.DPSGD(clip_norm=ReleasedQuantile(0.5), **NOISE),
-    "updates of users, dp-mf": lambda: eq.DPMF(clip_norm=0.5, bands=2, **NOISE),
     "updates of users, dice-sgd": lambda: eq.DiceSGD(clip_norm=0.2, **NOISE),
 }
 QUICK = ("dp-mf", "disk", "updates of users")
 """Those that the processes of all tests train, too; the others are slow."""
-WHOLE_DRAWS = {
-    "top_share": lambda: eq.DCDPSGD(variant=TopShare(), **NOISE),
-    "alg1": lambda: published.DCDPSGD(trace=Trace(dimension=5, structure="dense"), **NOISE),
-    "code": lambda: published.DCDPSGD(variant="code", **NOISE),
-}
+WHOLE_DRAWS = {"top_share": lambda: eq.DCDPSGD(variant=TopShare(), **NOISE)}
 
 
 def trained(name: str) -> torch.Tensor:

@@ -109,16 +109,9 @@ def test_torchrun_restarts_a_run_of_which_a_process_was_killed(tmp_path, undistu
 
 @pytest.mark.slow
 @pytest.mark.parametrize("trial", range(10))
-def test_torchrun_restarts_a_run_killed_at_ten_random_moments(tmp_path, undisturbed, trial):
-    rng = random.Random(trial)
-    check_killed_at(tmp_path, undisturbed("whole"), rng.randrange(2), rng.random())
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("trial", range(10))
-@pytest.mark.parametrize("how", ["fully", "cut"])
-def test_torchrun_restarts_a_sharded_run_killed_at_ten_random_moments(tmp_path, undisturbed, how, trial):
-    rng = random.Random(100 + trial)
+@pytest.mark.parametrize("how", SHARED)
+def test_torchrun_restarts_a_run_killed_at_ten_random_moments(tmp_path, undisturbed, how, trial):
+    rng = random.Random(f"{how} {trial}")
     check_killed_at(tmp_path, undisturbed(how), rng.randrange(2), rng.random(), **SHARED[how])
 
 
@@ -161,11 +154,6 @@ def test_a_script_starts_goes_on_and_finds_its_end(tmp_path):
     assert third.steps_done == third.finish().steps == 6
     for name, value in second.model.state_dict().items():
         assert torch.equal(value, model.state_dict()[name])
-
-
-def test_the_end_of_a_reproducible_run_is_found_in_its_journal(tmp_path):
-    script(tmp_path / "run", reproducible=True).run(progress=False)
-    assert list(script(tmp_path / "run", reproducible=True)) == []
 
 
 def test_a_script_with_other_settings_is_refused_by_name(tmp_path):

@@ -119,17 +119,6 @@ def test_a_resume_watches_what_it_loaded(tmp_path):
         again.take_step()
 
 
-def test_a_step_does_not_hash_what_is_frozen(monkeypatch):
-    run = training(Scaled())
-    run.take_step()
-    hashed = []
-    digest = run.ledger.unread_digest
-    monkeypatch.setattr(run.ledger, "unread_digest", lambda value: hashed.append(value) or digest(value))
-    run.take_step()
-    assert not [value for value in hashed if not isinstance(value, dict)]
-    assert not [value for value in hashed if "frozen.weight" in value]
-
-
 class WithTeacher(nn.Module):
     """A momentum encoder: frozen, and moved after every step by its trained twin."""
 

@@ -13,7 +13,6 @@ from small_problems import loss, network, parameters, records, training
 import equipoise as eq
 from equipoise.privacy import FullBatch
 from equipoise.privacy.private import unwrap
-from equipoise.report import write_report
 from equipoise.training.restarts import FinishedTraining
 
 
@@ -107,13 +106,6 @@ def test_the_seed_says_nothing_of_the_noise(hardened):
     assert not torch.equal(ends[0], ends[2])
     assert torch.equal(ends[2], ends[3])
     assert not torch.equal(ends[2], ends[4])
-
-
-def test_a_reproducible_run_keeps_no_key_and_says_not_private_on_its_page(tmp_path):
-    run = training(sampling=FullBatch(60, 2), folder=tmp_path / "run", reproducible=True)
-    run.run(progress=False)
-    assert not (tmp_path / "run" / "private" / "key").exists()
-    assert "NOT PRIVATE" in write_report(tmp_path / "run").read_text()
 
 
 def test_hardened_noise_survives_a_resume(tmp_path):
