@@ -131,6 +131,14 @@ def test_a_moved_quantile_is_used_by_the_next_anchor():
         assert after == pytest.approx(expected, rel=1e-12)
 
 
+def test_a_released_norm_is_rid_of_the_noise_of_its_mean():
+    data, _ = consistent(60, 3)
+    method = eq.DPC4Plus(clip_norm=5.0, anchor=ReleasedNorm(shrink_limit=0.01), schedule=Every(2), **SMALL)
+    state = Follower(method, Linear(3), half_square, data, FullBatch(60, 3)).run(1).states[0]
+    norm, std = float(state["gradient"]["weight"].norm()), 2.0 * 5.0 / 60
+    assert state["next_anchor_clip_norm"] == pytest.approx((norm**2 - 3 * std**2) ** 0.5)
+
+
 # ---- what thresholds may depend on
 
 
