@@ -49,7 +49,7 @@ def buffers_kept(modules: Iterable[nn.Module], others: Collection[Tensor] = ()) 
     tensor([0., 0.])
     """
     copies: dict[int, Tensor | None] = {id(buffer): buffer for buffer in others}
-    memory: dict[int, torch.UntypedStorage] = {}
+    memory: dict[int, Tensor] = {}
     before = [(module, {**module._buffers}, {*module._non_persistent_buffers_set}) for module in modules]
     for module, own, _ in before:
         for key, buffer in own.items():
@@ -65,15 +65,19 @@ def buffers_kept(modules: Iterable[nn.Module], others: Collection[Tensor] = ()) 
             module._non_persistent_buffers_set.intersection_update(temporary)
 
 
-def _copied(buffer: Tensor, memory: dict[int, torch.UntypedStorage]) -> Tensor:
-    """A copy of a buffer; those of views of one memory are views of one copy."""
-    if type(buffer) is not Tensor or buffer.layout is not torch.strided:
+def _copied(buffer: Tensor, memory: dict[int, Tensor]) -> Tensor:
+    """A copy of a buffer; a view of the memory of one before is a view of that one's copy."""
+    if type(buffer) is not Tensor or buffer.layout is not torch.strided or not buffer.numel():
         return buffer.detach().clone()
-    own = buffer.untyped_storage()
-    if own._cdata not in memory:
-        memory[own._cdata] = own.clone()  # type: ignore[no-untyped-call]
-    copy = memory[own._cdata]
-    return buffer.new_empty(0).set_(copy, buffer.storage_offset(), buffer.shape, buffer.stride())
+    place = buffer.untyped_storage().data_ptr()
+    if place in memory:
+        return memory[place].as_strided(buffer.shape, buffer.stride(), buffer.storage_offset())
+    own = buffer.untyped_storage().nbytes() // buffer.element_size()
+    if own == buffer.numel():
+        memory[place] = copy = buffer.detach().clone(memory_format=torch.preserve_format)
+        return copy
+    memory[place] = whole = buffer.detach().as_strided((own,), (1,), 0).clone()
+    return whole.as_strided(buffer.shape, buffer.stride(), buffer.storage_offset())
 
 
 class _Place(NamedTuple):
