@@ -56,7 +56,7 @@ def test_the_rounds_and_their_cost_are_those_without_it():
 
 @pytest.mark.parametrize("recipe", ["library", "as_published"])
 def test_the_table_offers_it_and_a_server_that_restarts_goes_on(tmp_path, recipe):
-    strategy, clients = federation("adaptdp-fedavg", recipe, averaged_iterate=True)
+    strategy, clients = federation("baselines.averaged_iterate:ADAPTDP", recipe)
     seen = []
 
     def evaluate(params):
@@ -65,9 +65,9 @@ def test_the_table_offers_it_and_a_server_that_restarts_goes_on(tmp_path, recipe
 
     whole = simulate(strategy, clients, start(), 2, evaluate=evaluate)
     assert same(seen[-1], whole.output)  # what is evaluated is what the training gives
-    strategy, clients = federation("adaptdp-fedavg", recipe, averaged_iterate=True)
+    strategy, clients = federation("baselines.averaged_iterate:ADAPTDP", recipe)
     simulate(strategy, clients, start(), 1, folder=tmp_path)
-    strategy, _ = federation("adaptdp-fedavg", recipe, averaged_iterate=True)
+    strategy, _ = federation("baselines.averaged_iterate:ADAPTDP", recipe)
     found = simulate(strategy, clients, start(), 2, folder=tmp_path)
     assert same(found.output, whole.output)
     assert same(found.params, whole.params)
@@ -119,8 +119,6 @@ def test_a_mean_that_cannot_be_used_leaves_its_client_out(mean):
 def test_settings_of_other_strategies_are_refused():
     with pytest.raises(ValueError, match="state has"):
         IterateAverage(FedAvg()).load_state_dict({"control": {}})
-    with pytest.raises((TypeError, ValueError), match="averaged_iterate"):
-        federation("adaptdp-fedavg", averaged_iterate="yes")
 
 
 def answer(request):
