@@ -166,12 +166,14 @@ class Estimator(Method):
 
     def step(self, context: Context, state: State) -> tuple[dict[str, Tensor], State]:
         view = self.view(context, state)
-        _require(view, View, f"view() of {self.name}", "a View of the rows that are clipped")
+        if not isinstance(view, View):
+            raise _other(view, f"view() of {self.name}", "a View of the rows that are clipped")
         released, learned = self.released(context, state, view)
         # The expected size is public; dividing by the realised one would release it.
         mean = view.back(mean_of(released["gradient"], context.sampling.expected_size))
         found = self.update(context, state, mean, released)
-        _require(found, tuple, f"update() of {self.name}", "(estimate, what it remembers), two dicts")
+        if not isinstance(found, tuple):
+            raise _other(found, f"update() of {self.name}", "(estimate, what it remembers), two dicts")
         estimate, memory = found
         return estimate, {**learned, **memory}
 
@@ -223,6 +225,5 @@ class Estimator(Method):
         return groups, [clip_norm * share for share in shares]
 
 
-def _require(found: Any, kind: type, what: str, wanted: str) -> None:
-    if not isinstance(found, kind):
-        raise TypeError(f"{what} gave a {type(found).__name__}; let it return {wanted}")
+def _other(found: object, what: str, wanted: str) -> TypeError:
+    return TypeError(f"{what} gave a {type(found).__name__}; let it return {wanted}")

@@ -155,7 +155,7 @@ class TrainingDraw:
         """
         points: Sequence[Parameters | None] = [None] if at is None else list(at)
         turns = self._turns(points)
-        note_failure = partial(self._diagnostics.note_failure, self.name)
+        note_failure = partial(self._diagnostics.note_failure, self.token.name)
         forwards = Forwards(self._rows, points, self._of_items, note_failure, all_finite)
         following, start = [], 0
         # Workers, where there are any, read the following micro-batch meanwhile.

@@ -13,6 +13,8 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -658,4 +660,4 @@ class StepRunner:
 
 
 def _held_by(optimizer: torch.optim.Optimizer) -> set[int]:
-    return {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    return set(map(id, chain.from_iterable(map(itemgetter("params"), optimizer.param_groups))))

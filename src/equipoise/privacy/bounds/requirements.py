@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -91,9 +92,9 @@ def answers_by_record(
 ) -> torch.Tensor:
     """The raw answers [B] or [B, m] of a rule for records of these norms, each only for its own record.
 
-    At its first use the rule computes on `Private` norms: its operations must keep records apart, and it can
-    hold no other private number; and it answers the same question in one way. It sees the norms in blocks of
-    one length, the last filled up, so that it cannot tell how many there are.
+    The rule computes on `Private` norms: its operations must keep records apart, and it can hold no other
+    private number. It sees the norms in blocks of one length, the last filled up, so that it cannot tell how
+    many there are. A rule that answers the same question in two ways is refused at its first use.
 
     Args:
         name: of the rule, for messages.
@@ -105,14 +106,13 @@ def answers_by_record(
         PrivateError: the rule looks at other records, or its answers differ from call to call.
         ValueError: it does not return one answer per record.
     """
-    is_known = _PURE.get(id(rule)) is rule
-    if not is_known:
+    if _PURE.get(id(rule)) is not rule:
         _require_pure(name, rule, ask, norms)
-    answers = [_answer(name, ask, block, not is_known) for block in torch.split(norms, BLOCK)]
+    answers = [*map(partial(_answer, name, ask), torch.split(norms, BLOCK))]
     return answers[0] if len(answers) == 1 else torch.cat(answers)
 
 
-#: Rules that keep records apart and gave one answer to one question, by identity; one that is gone leaves.
+#: Rules that gave one answer to one question, by identity; a rule that is gone leaves.
 _PURE: weakref.WeakValueDictionary[int, object] = weakref.WeakValueDictionary()
 
 
@@ -121,7 +121,7 @@ def _require_pure(
 ) -> None:
     """Ask the same three times; a counter or a random number inside the rule shows."""
     public = torch.logspace(-6, 6, BLOCK, dtype=like.dtype, device=like.device)
-    first, *others = (_answer(name, ask, public, True) for _ in range(3))
+    first, *others = (_answer(name, ask, public) for _ in range(3))
     if any(not torch.equal(first.nan_to_num(), other.nan_to_num()) for other in others):
         raise PrivateError(
             f"{name} gave other answers when it was asked the same again; it must follow from norm "
@@ -132,13 +132,11 @@ def _require_pure(
         _PURE[id(rule)] = rule
 
 
-def _answer(
-    name: str, ask: Callable[[torch.Tensor], torch.Tensor], block: torch.Tensor, looks: bool
-) -> torch.Tensor:
-    """The rule's raw answers for at most `BLOCK` norms, with a look at where they come from."""
+def _answer(name: str, ask: Callable[[torch.Tensor], torch.Tensor], block: torch.Tensor) -> torch.Tensor:
+    """The rule's raw answers for at most `BLOCK` norms."""
     whole = torch.cat([block, block.new_ones(BLOCK - len(block))])
     try:
-        answer = ask(Private(whole) if looks else whole)
+        answer = ask(Private(whole))
     except PrivateError as error:
         raise PrivateError(
             f"{name} reads norms as numbers, or branches on them. It sees all of them at once: let it use "
@@ -149,11 +147,8 @@ def _answer(
             f"{name} returned shape {tuple(answer.shape)} for norms of shape {tuple(whole.shape)}; it must "
             "return one weight per record"
         )
-    # The norms were wrapped without a draw, or not at all: other private numbers show.
-    is_fine = not looks
-    if isinstance(answer, Private):
-        is_fine = looks and answer.by_record and answer.draw is None
-    if not is_fine:
+    # The norms were wrapped without a draw: an answer that has one looked at other private numbers.
+    if not (isinstance(answer, Private) and answer.by_record and answer.draw is None):
         raise PrivateError(
             f"{name} must look at each norm on its own, with elementwise operations and public numbers. A "
             "sort, a mean, an index, a number of its own from private records: each may give a record "
