@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from equipoise.report import Run, RunFolderError, read_run, render_page, summary, write_report
-from equipoise.report.figures import Curve, line_chart
+from equipoise.report.figures import Curve, chart
 from equipoise.report.phrases import epsilon_in_words, guessing_bound, promise_in_words
 from equipoise.report.terminal import sparkline
 
@@ -204,7 +204,7 @@ def test_a_long_run_is_read_in_part(run_folder, monkeypatch):
 
 
 def drawn(*curves, **options):
-    svg = line_chart(list(curves), title="t <i>", x_label="x", **options)
+    svg = chart("t <i>", "", curves, x_label="x", **options)[0]["svg"]
     root = ElementTree.fromstring(svg.replace("xlink:href", "href"))
     texts = [(node.text, node.get("style", "")) for node in root.iter("text")]
     return svg, texts

@@ -163,7 +163,7 @@ def model_card(run: Run, form: str = "safetensors") -> str:
         "method": details.get("method"),
         "data": ": ".join(str(details[k]) for k in ("data", "data_description") if details.get(k)),
         "training records, a public number": details.get("population"),
-        "begun": run.begun,
+        "begun": str(run.config.get("begun") or ""),
         "steps": run.steps_in_words,
     }
     rows = [f"- {readable(name)}: {value}" for name, value in facts.items() if value]

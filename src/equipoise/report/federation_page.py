@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,8 +11,6 @@ from equipoise._files import PathLike
 from equipoise._rounding import plain, rounded_up
 from equipoise.report.pages import (
     badge,
-    chart,
-    curve_of,
     data_in_words,
     figure,
     guarantee_figure,
@@ -32,7 +31,7 @@ from equipoise.report.phrases import (
     score_in_words,
     score_name,
 )
-from equipoise.report.terminal import sparkline
+from equipoise.report.terminal import guarantee_text, panel, score_row
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -72,8 +71,17 @@ def render_federation(values: Mapping[str, Any]) -> str:
         claimed=None if claimed is None else rounded_up(claimed),
         public_records=values.get("public_records"),
         data=_data(values),
-        charts=_charts(values),
-        clients=[_client_row(one) for one in values["clients"]],
+        charts=score_charts(_scores(values)[:1], partial(_points, values), "round"),
+        clients=[
+            [
+                f"Client {one['client']}",
+                f"{one['population']:,}",
+                str(one["rounds"]),
+                "none" if one["epsilon"] is None else rounded_up(one["epsilon"]),
+                badge(one["guarantee"]),
+            ]
+            for one in values["clients"]
+        ],
         assumptions=values.get("assumptions", []),
         absences=_absences(values),
         configuration=[(readable(name), lines_of(value)) for name, value in settings.items()],
@@ -85,36 +93,26 @@ def render_federation(values: Mapping[str, Any]) -> str:
 
 def federation_summary(values: Mapping[str, Any]) -> RenderableType:
     """Accuracy, epsilon and bytes as a rich renderable."""
-    from rich.panel import Panel
-    from rich.table import Table
     from rich.text import Text
 
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column(style="dim", no_wrap=True)
-    grid.add_column()
-    for name in _scores(values):
-        curve = [row[name] for row in values["rounds"] if name in row]
-        line = Text(score_in_words(name, curve[-1]), style="bold")
-        line.append("  " + sparkline(curve), style="blue")
-        grid.add_row("test accuracy" if name == "accuracy" else score_name(name), line)
     spent = "no value" if values["epsilon"] is None else f"ε = {rounded_up(values['epsilon'])}"
-    grid.add_row("privacy spent", f"{spent} at δ = {plain(values['delta'])}, the most at any client")
-    if not values["private"]:
-        grid.add_row("guarantee", Text("NOT PRIVATE: the noise follows the public seed", style="bold red"))
-    else:
-        grid.add_row("guarantee", values["guarantee"].replace("_", " ") + "; one record at one client")
-    if values.get("epsilon_claimed") is not None:
-        grid.add_row("published claim", f"ε = {rounded_up(values['epsilon_claimed'])}, not proved here")
-    for warning in values.get("warnings", []):
-        grid.add_row("warning", Text(warning, style="yellow"))
-    grid.add_row(
-        "sent", f"{bytes_in_words(values['bytes_up'])} up, {bytes_in_words(values['bytes_down'])} down"
-    )
-    grid.add_row("report", Text(values["report"], overflow="fold"))
+    rows: list[tuple[str, RenderableType]] = [
+        *(score_row(name, [y for _, y in _points(values, name)]) for name in _scores(values)),
+        ("privacy spent", f"{spent} at δ = {plain(values['delta'])}, the most at any client"),
+        ("guarantee", guarantee_text(values["guarantee"], values["private"], "", "one record at one client")),
+        *(
+            ("published claim", f"ε = {rounded_up(claimed)}, not proved here")
+            for claimed in [values.get("epsilon_claimed")]
+            if claimed is not None
+        ),
+        *(("warning", Text(warning, style="yellow")) for warning in values.get("warnings", [])),
+        ("sent", f"{bytes_in_words(values['bytes_up'])} up, {bytes_in_words(values['bytes_down'])} down"),
+        ("report", Text(values["report"], overflow="fold")),
+    ]
     title = f"{values['settings']['method']}, {len(values['rounds'])} rounds"
     if "seconds" in values:  # not where an old federation is looked at again
         title += f" in {values['seconds']:,.0f} s"
-    return Panel(grid, title=title, title_align="left", expand=False)
+    return panel(rows, title, bad=not values["private"])
 
 
 def _subtitle(values: Mapping[str, Any]) -> str:
@@ -153,8 +151,7 @@ def _figures(values: Mapping[str, Any]) -> list[dict[str, str]]:
         figure(
             "Sent by all clients",
             bytes_in_words(values["bytes_up"]),
-            f"{bytes_in_words(values['bytes_down'])} sent to them{_public_part(values)}; "
-            f"{values['parameters']:,} parameters",
+            f"{bytes_in_words(values['bytes_down'])} sent to them; {values['parameters']:,} parameters",
         ),
     ]
 
@@ -164,38 +161,9 @@ def _scores(values: Mapping[str, Any]) -> list[str]:
     return [name for name in SCORES if values["rounds"] and name in values["rounds"][-1]]
 
 
-def _public_part(values: Mapping[str, Any]) -> str:
-    sent = values.get("bytes_public", 0)
-    return f", {bytes_in_words(sent)} of it public records, once" if sent else ""
-
-
-def _charts(values: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The score, and the radius where it moves."""
-
-    def points(name: str) -> list[tuple[float, float]]:
-        return [(row["round"], row[name]) for row in values["rounds"] if name in row]
-
-    radius = points("radius")
-    return [
-        *score_charts(_scores(values)[:1], points, "round"),
-        *chart(
-            "Radius by round",
-            "The clipping radius of the round, made of noised numbers.",
-            [curve_of("radius", radius)] if len({value for _, value in radius}) > 1 else [],
-            x_label="round",
-        ),
-    ]
-
-
-def _client_row(one: Mapping[str, Any]) -> list[Any]:
-    spent = "none" if one["epsilon"] is None else rounded_up(one["epsilon"])
-    return [
-        f"Client {one['client']}",
-        f"{one['population']:,}",
-        str(one["rounds"]),
-        spent,
-        badge(one["guarantee"]),
-    ]
+def _points(values: Mapping[str, Any], name: str) -> list[tuple[float, float]]:
+    """A number of each round that has it, with the round."""
+    return [(row["round"], row[name]) for row in values["rounds"] if name in row]
 
 
 def _absences(values: Mapping[str, Any]) -> list[str]:

@@ -18,7 +18,7 @@ from equipoise._extras import of_extra
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["COLOURS", "Curve", "line_chart", "plot"]
+__all__ = ["COLOURS", "Curve", "chart", "plot"]
 
 COLOURS = (
     "#2a6fdb", "#d9622b", "#2e9e5b", "#b23a8e", "#8a6d1f",
@@ -71,34 +71,36 @@ def plot(axes: Axes, curve: Curve, number: int) -> None:
         axes.fill_between(curve.x, curve.low, curve.high, color=colour, alpha=0.14, linewidth=0)
 
 
-def line_chart(
+def chart(
+    title: str,
+    caption: str,
     curves: Sequence[Curve],
     *,
-    title: str,
     x_label: str,
     percent: bool = False,
     share: bool = False,
     target: tuple[float, str] | None = None,
-) -> str:
-    """An ``<svg>`` element with the curves, the same text for the same chart.
+) -> list[dict[str, Any]]:
+    """A chart for a page, the same text for the same chart; none without finite points.
 
     Args:
-        curves: what is drawn, with their spread; curve i has the page's colour i.
-        title: what the picture shows, which the page prints above it and screen readers read out.
+        title, caption: above the chart; screen readers read the title out.
+        curves: what is drawn, with their spread; curve i has the page's colour i, and a place in the legend
+            where there are several.
         x_label: of the horizontal axis.
         percent: print y values as percentages.
         share: y values lie in [0, 1]; otherwise the vertical axis begins at 0 where all are above it.
         target: a dashed horizontal line ``(y, label)``.
 
     Returns:
-        SVG text, or an empty string if no curve has a finite point.
+        ``title``, ``caption``, ``svg`` (an element) and ``legend``, of one chart or none.
 
     Example:
-        >>> svg = line_chart([Curve("a", (0, 1), (1, 2))], title="t", x_label="x")
-        >>> svg.startswith("<svg") and "var(--s1)" in svg
+        >>> (found,) = chart("t", "", [Curve("a", (0, 1), (1, 2))], x_label="x")
+        >>> found["svg"].startswith("<svg") and "var(--s1)" in found["svg"]
         True
-        >>> line_chart([Curve("a", (), ())], title="t", x_label="x")
-        ''
+        >>> chart("t", "", [Curve("a", (), ())], x_label="x")
+        []
     """
     with of_extra():
         import matplotlib
@@ -106,11 +108,12 @@ def line_chart(
         from matplotlib.ticker import FuncFormatter, MaxNLocator
     drawn = [found for curve in curves if (found := curve.drawable())]
     if not drawn:
-        return ""
+        return []
     settings: Any = {
         "svg.fonttype": "none", "svg.hashsalt": "equipoise", "text.parse_math": False, "font.size": 12,
         "axes.spines.left": False, "axes.spines.right": False, "axes.spines.top": False,
     }  # fmt: skip
+    out = io.StringIO()
     with matplotlib.rc_context(settings):
         figure = Figure(figsize=(WIDTH / 72, HEIGHT / 72), dpi=72, layout="constrained", facecolor="none")
         axes = figure.subplots()
@@ -124,9 +127,10 @@ def line_chart(
         if target:
             axes.axhline(target[0], color=SOFT, linewidth=1.2, dashes=(5, 4))
             axes.text(0.01, target[0], target[1], transform=axes.get_yaxis_transform(), va="top")
-        low, high = axes.get_ylim()
         if percent or share:
-            axes.set_ylim(*_at_least(low, high, max(max(curve.y) for curve in drawn) <= 1))
+            low, high = axes.get_ylim()
+            widen = max(0.0, SMALLEST_SPAN - (high - low)) / 2
+            axes.set_ylim(max(low - widen, 0.0), min(high + widen, 1.0))
         elif axes.dataLim.y0 >= 0:
             axes.set_ylim(bottom=0)
         whole = all(float(x).is_integer() for curve in drawn for x in curve.x)
@@ -137,25 +141,12 @@ def line_chart(
         axes.yaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{100 * v:.10g}%") if percent else numbers)
         for artist in axes.findobj():
             artist.set_clip_on(False)
-        out = io.StringIO()
         figure.savefig(out, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
-    text = out.getvalue()[out.getvalue().index("<svg") :]
-    text = re.sub(r'<style.*?</style>| xmlns(:\w+)?="[^"]*"', "", text, flags=re.DOTALL)
+    svg = out.getvalue()[out.getvalue().index("<svg") :]
+    svg = re.sub(r'<style.*?</style>| xmlns(:\w+)?="[^"]*"', "", svg, flags=re.DOTALL)
     for number, colour in enumerate(COLOURS, 1):
-        text = text.replace(colour, f"var(--s{number})")
-    text = text.replace(LINE, "var(--line)").replace(SOFT, "var(--soft)")
-    return text.replace("<svg", f'<svg class="chart" role="img" aria-label="{html.escape(title)}"', 1)
-
-
-def _at_least(low: float, high: float, shares: bool) -> tuple[float, float]:
-    """An axis of at least `SMALLEST_SPAN`; within 0 and 1 where all values are.
-
-    >>> [round(end, 3) for end in (*_at_least(0.84, 0.846, True), *_at_least(0.98, 0.99, True))]
-    [0.793, 0.893, 0.9, 1.0]
-    """
-    if high - low < SMALLEST_SPAN:
-        middle = (low + high) / 2
-        if shares:
-            middle = min(max(middle, SMALLEST_SPAN / 2), 1 - SMALLEST_SPAN / 2)
-        low, high = middle - SMALLEST_SPAN / 2, middle + SMALLEST_SPAN / 2
-    return (max(low, 0.0), min(high, 1.0)) if shares else (low, high)
+        svg = svg.replace(colour, f"var(--s{number})")
+    svg = svg.replace(LINE, "var(--line)").replace(SOFT, "var(--soft)")
+    svg = svg.replace("<svg", f'<svg class="chart" role="img" aria-label="{html.escape(title)}"', 1)
+    legend = [curve.label for curve in drawn] if len(drawn) > 1 else []
+    return [{"title": title, "caption": caption, "svg": svg, "legend": legend}]

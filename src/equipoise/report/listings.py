@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from equipoise.report.terminal import guarantee_text
+
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
 __all__ = ["methods_listing", "methods_table"]
-
-TONES = {"proven": "green", "worst_case": "yellow", "none": "red"}
-MEANINGS = {"proven": "proven", "worst_case": "worst case only", "none": "no guarantee"}
 
 
 def methods_table(methods: Sequence[Mapping[str, Any]]) -> RenderableType:
@@ -27,8 +26,9 @@ def methods_table(methods: Sequence[Mapping[str, Any]]) -> RenderableType:
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
     for method in methods:
-        summary = str(method["summary"]).removesuffix(".")
-        table.add_row(str(method["name"]), _badge(str(method["guarantee"])), summary)
+        table.add_row(
+            method["name"], guarantee_text(method["guarantee"]), method["summary"].removesuffix(".")
+        )
     return table
 
 
@@ -47,27 +47,22 @@ def methods_listing(methods: Sequence[Mapping[str, Any]]) -> RenderableType:
 
     blocks: list[RenderableType] = []
     for method in methods:
-        head = Text(str(method["name"]), style="bold")
-        head.append("  ")
-        head.append_text(_badge(str(method["guarantee"] or "no card = Card(...) that says what it proves")))
+        head = Text(method["name"], style="bold").append("  ")
+        head.append_text(
+            guarantee_text(method["guarantee"] or "no card = Card(...) that says what it proves")
+        )
         if method["published_guarantee"] is not None:
             head.append("; as published: ", style="dim")
-            head.append_text(_badge(str(method["published_guarantee"])))
+            head.append_text(guarantee_text(method["published_guarantee"]))
         grid = Table.grid(padding=(0, 2), expand=False)
         grid.add_column(style="dim", no_wrap=True)
         grid.add_column(overflow="fold")
-        for label, field in (
-            ("claim", "claim"),
-            ("cost", "cost"),
-            ("use when", "use_when"),
-            ("not when", "avoid_when"),
-            ("source", "source"),
-        ):
-            if method[field] is not None:
-                grid.add_row(label, str(method[field]))
+        for label in ("claim", "cost", "use_when", "avoid_when", "source"):
+            if method[label] is not None:
+                grid.add_row(label.replace("_", " "), str(method[label]))
         for label, text in _settings(method).items():
             grid.add_row(label, Text(text))
-        blocks += [head, Padding(Text(str(method["summary"])), (0, 0, 0, 2)), Padding(grid, (0, 0, 1, 2))]
+        blocks += [head, Padding(Text(method["summary"]), (0, 0, 0, 2)), Padding(grid, (0, 0, 1, 2))]
     return Group(*blocks)
 
 
@@ -86,7 +81,6 @@ def _settings(method: Mapping[str, Any]) -> dict[str, str]:
     clip_norm=1.0: C > 0.
     dimension: By default it follows from the rest.
     """
-    options = dict(method["options"])
     out: dict[str, str] = {}
     if len(method["recipes"]) > 1:
         out["--recipe"] = "library (default), as_published"
@@ -96,62 +90,21 @@ def _settings(method: Mapping[str, Any]) -> dict[str, str]:
             for recipe, (first, *others) in method["variants"].items()
         ]
         out["--variant"] = "; ".join(parts)
-    options.pop("variant", None)
+    options = {name: value for name, value in method["options"].items() if name != "variant"}
     out["--option"] = "NAME=VALUE, with these names and defaults" if options else "none"
     for name, value in options.items():
-        text = str(method["meanings"].get(name, ""))
-        out[name if value is None else f"{name}={value}"] = _sentence(text) or (
-            "By default it follows from the rest." if value is None else ""
-        )
+        otherwise = "By default it follows from the rest." if value is None else ""
+        out[_default(name, value)] = method["meanings"].get(name) or otherwise
     for option, kinds in method["options_of_kinds"].items():
         if len(kinds) > 1:
-            explained = method["kinds"][option]
-            known = {
-                name.removeprefix(f"{option}."): text
-                for name, text in method["meanings"].items()
-                if name.startswith(f"{option}.")
-            }
-            out[f"{option}: kinds"] = "\n".join(
-                _kind(kind, fields, explained[kind], known) for kind, fields in kinds.items()
-            )
+            lines = []
+            for kind, fields in kinds.items():
+                about = method["kinds"][option][kind]
+                lines.append(f"{kind}: {about['summary']}")
+                lines += [f"  {_default(n, v)}: {about['meanings'].get(n, '')}" for n, v in fields.items()]
+            out[f"{option}: kinds"] = "\n".join(lines)
     return out
 
 
-def _sentence(text: str) -> str:
-    """The text with a capital letter, where it begins with a word and not with a symbol.
-
-    >>> _sentence("weighs the rows"), _sentence("c_1 > 0"), _sentence("")
-    ('Weighs the rows', 'c_1 > 0', '')
-    """
-    word = text.partition(" ")[0]
-    return text[0].upper() + text[1:] if len(word) > 1 and word.isalpha() else text
-
-
-def _kind(
-    kind: str, fields: Mapping[str, Any], explained: Mapping[str, Any], known: Mapping[str, str]
-) -> str:
-    """A kind of an option: what it is, and its own fields; those that were explained before in brackets.
-
-    >>> _kind("top_share", {}, {"summary": "The highest scores.", "meanings": {}}, {})
-    'top_share: The highest scores.'
-    >>> meanings = {"limit": "above 0", "rate": "of the steps"}
-    >>> joint = {"summary": "Together.", "meanings": meanings}
-    >>> print(_kind("joint", {"limit": 1.0, "rate": None}, joint, {"limit": "above 0"}))
-    joint (limit=1.0): Together.
-      rate: of the steps
-    """
-    brackets, lines = [], []
-    for name, value in fields.items():
-        said, meaning = name if value is None else f"{name}={value}", explained["meanings"].get(name, "")
-        if meaning == known.get(name):
-            brackets.append(said)
-        else:
-            lines.append(f"  {said}: {meaning}")
-    head = f"{kind} ({', '.join(brackets)})" if brackets else kind
-    return "\n".join([f"{head}: {explained['summary']}", *lines])
-
-
-def _badge(guarantee: str) -> Any:
-    from rich.text import Text
-
-    return Text(MEANINGS.get(guarantee, guarantee), style=TONES.get(guarantee, "default"))
+def _default(name: str, value: object) -> str:
+    return name if value is None else f"{name}={value}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -15,7 +15,7 @@ from equipoise._files import PathLike, write_atomically
 from equipoise._relations import condition_in_words
 from equipoise._rounding import plain, rounded_up
 from equipoise._version import __version__
-from equipoise.report.figures import Curve, line_chart
+from equipoise.report.figures import Curve, chart
 from equipoise.report.phrases import (
     ERRORS,
     PERCENTAGES,
@@ -29,7 +29,6 @@ from equipoise.report.phrases import (
 __all__ = [
     "GUARANTEE_BANNERS",
     "badge",
-    "chart",
     "curve_of",
     "data_in_words",
     "figure",
@@ -64,37 +63,44 @@ def render(**values: Any) -> str:
     environment = Environment(
         loader=PackageLoader("equipoise.report", "."), autoescape=True, trim_blocks=True, lstrip_blocks=True
     )
-    environment.filters["linked"] = lambda text: do_mark_safe(linked(str(text)))
-    glossary = {names.split(",")[0]: meaning for names, meaning in _glossary().items()}
+    glossary: dict[str, str] = {}  # of the words on this page, which stands at its end
+    environment.filters["linked"] = lambda text: do_mark_safe(linked(str(text), glossary))
     return environment.get_template("page.html.j2").render(version=__version__, glossary=glossary, **values)
 
 
 @cache
-def _glossary() -> dict[str, str]:
-    """The meaning of each term, by all its names; the first one is its place on the page."""
-    rows = files("equipoise.report").joinpath("glossary.txt").read_text(encoding="utf-8").splitlines()
-    return dict(row.split(": ", 1) for row in rows)
+def _meanings() -> dict[str, tuple[str, str]]:
+    """For each name of a term: the name under which the page explains it, and what it means."""
+    rows = files("equipoise.report").joinpath("glossary.md").read_text(encoding="utf-8").splitlines()[2:]
+    cells = [row.strip("| ").split(" | ") for row in rows]
+    return {name.lower(): (names.split(",")[0], text) for names, text in cells for name in names.split(", ")}
 
 
-def linked(text: str) -> str:
+def linked(text: str, glossary: dict[str, str]) -> str:
     """HTML in which each term has a link to the glossary, once, and no line ends inside a date or a 1e-5.
 
-    >>> linked("Delta 1e-5 & more delta")
+    Args:
+        text: plain.
+        glossary: takes the terms that were found, with their meanings.
+
+    >>> linked("Delta 1e-5 & more delta", glossary := {})
     '<a href="#delta">Delta</a> <span class="whole">1e-5</span> &amp; more delta'
+    >>> list(glossary)
+    ['delta']
     """
-    places = {name: names.split(",")[0] for names in _glossary() for name in names.split(", ")}
-    terms = "|".join(sorted(places, key=len, reverse=True))
     seen = set()
 
     def link(found: re.Match[str]) -> str:
         if found["whole"]:
             return f'<span class="whole">{found[0]}</span>'
-        place = places[found[0].lower()]
+        place, meaning = _meanings()[found[0].lower()]
         if place in seen:
             return found[0]
         seen.add(place)
+        glossary[place] = meaning
         return f'<a href="#{place.replace(" ", "-")}">{found[0]}</a>'
 
+    terms = "|".join(sorted(map(re.escape, _meanings()), key=len, reverse=True))
     pattern = rf"(?P<whole>\S*(?:\de|\d)-\d\S*)|\b(?:{terms})\b"
     return re.sub(pattern, link, html.escape(text), flags=re.IGNORECASE)
 
@@ -137,22 +143,6 @@ def badge(guarantee: str) -> dict[str, str]:
     return {"word": word, "tone": tone}
 
 
-def chart(title: str, caption: str, curves: Iterable[Curve], **options: Any) -> list[dict[str, Any]]:
-    """A chart, with a legend where there are several curves; none without points.
-
-    Args:
-        title, caption: above the chart.
-        curves: those without finite points are left out.
-        options: of `line_chart`.
-    """
-    drawn = [found for curve in curves if (found := curve.drawable())]
-    if not drawn:
-        return []
-    svg = line_chart(drawn, title=title, **options)
-    legend = [curve.label for curve in drawn] if len(drawn) > 1 else []
-    return [{"title": title, "caption": caption, "svg": svg, "legend": legend}]
-
-
 def score_charts(
     names: Sequence[str], points: Callable[[str], Sequence[tuple[float, float]]], x_label: str
 ) -> list[dict[str, Any]]:
@@ -173,17 +163,16 @@ def score_charts(
         charts += chart(
             title,
             "On the test records.",
-            [_ended(name, points(name)) for name in group],
+            # the legend names a score with its last value
+            [
+                curve_of(f"{score_name(name)} {score_in_words(name, line[-1][1])}", line)
+                for name, line in ((name, points(name)) for name in group)
+            ],
             x_label=x_label,
             percent=is_percent,
             share=all(name in SHARES for name in group),
         )
     return charts
-
-
-def _ended(name: str, points: Sequence[tuple[float, float]]) -> Curve:
-    """The curve of a score, which the legend names with its last value."""
-    return curve_of(f"{score_name(name)} {score_in_words(name, points[-1][1])}", points)
 
 
 def curve_of(label: str, points: Sequence[tuple[float, float]]) -> Curve:

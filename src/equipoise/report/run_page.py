@@ -16,8 +16,8 @@ from typing import Any
 
 from equipoise._files import PathLike
 from equipoise._rounding import noise_in_words, plain, rounded_up, times_in_words
+from equipoise.report.figures import chart
 from equipoise.report.pages import (
-    chart,
     curve_of,
     data_in_words,
     figure,
@@ -65,9 +65,8 @@ def render_page(run: Run) -> str:
     """
     with damage_named(run.name):
         details, unit = run.details, drawn_of(run.statement)
-        data, model, method = (details.get(key) for key in ("data", "model", "method"))
         steps = f"{run.steps_in_words} steps" if run.steps_in_words else ""
-        begun = f"begun {run.begun}" if run.begun else ""
+        begun = f"begun {run.config['begun']}" if run.config.get("begun") else ""
         relation, counted = str(run.statement.get("relation", "")), str(run.statement.get("unit", "record"))
         promise = []
         if run.epsilon is not None and run.delta is not None:
@@ -79,8 +78,8 @@ def render_page(run: Run) -> str:
         return render(
             kind="training report",
             what="run",
-            title=f"{model} on {data}" if data and model else run.name,
-            subtitle=" · ".join(filter(None, (run.name, str(method or ""), steps, begun))),
+            title=run.title,
+            subtitle=" · ".join(filter(None, (run.name, str(details.get("method") or ""), steps, begun))),
             figures=_figures(run),
             seeded=not run.is_private,
             guarantee=run.guarantee,
@@ -88,7 +87,7 @@ def render_page(run: Run) -> str:
             warnings=lines_of(run.statement.get("warnings")),
             promise=promise,
             scored=next(map(score_name, run.evaluation), ""),
-            data=data_in_words(data, details.get("data_description"), details, unit),
+            data=data_in_words(details.get("data"), details.get("data_description"), details, unit),
             charts=_charts(run),
             statement=_statement_rows(run),
             releases=_release_rows(run.statement, unit),

@@ -91,9 +91,10 @@ class Run:
         return flat
 
     @property
-    def begun(self) -> str:
-        """The day on which the run was begun, such as 2026-01-31; empty where none was noted."""
-        return str(self.config.get("begun") or "")
+    def title(self) -> str:
+        """Model and data; the folder's name where the training noted none."""
+        model, data = self.details.get("model"), self.details.get("data")
+        return f"{model} on {data}" if model and data else self.name
 
     @property
     def is_private(self) -> bool:
