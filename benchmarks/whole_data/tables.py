@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import statistics
 from collections.abc import Mapping
 from typing import Any
@@ -54,15 +56,14 @@ def rows(done: Done) -> list[dict[str, Any]]:
 
 
 def choices(done: Done) -> str:
-    """A table in Markdown, by data set and epsilon: the simplest private method that is level, as a command.
+    """A table as CSV, by data set and epsilon: the simplest private method that is level, as a command.
 
     Level are those whose median is within `LEVEL` points of the best. The simplest is DP-SGD, then AUTO-S; of
     others the best is taken. What `equipoise train` has no model for, or needs public records, is left out.
     """
-    lines = [
-        "| data, ε | accuracy | best of the methods | what to give `equipoise train` |",
-        "|---|---|---|---|",
-    ]
+    out = io.StringIO()
+    written = csv.writer(out, lineterminator="\n")
+    written.writerow(("data, ε", "accuracy", "best of the methods", "what to give equipoise train"))
     found: dict[tuple[str, float], list[dict[str, Any]]] = {}
     for row in rows(done):
         contender = CONTENDERS.get(row["method"])
@@ -78,8 +79,8 @@ def choices(done: Done) -> str:
         one = next(simple, cell[0])
         spread = f"{one['median']:.2f} [{one['lowest']:.2f}, {one['highest']:.2f}]"
         best = f"{cell[0]['method']} {cell[0]['median']:.2f}"
-        lines.append(f"| {data}, {epsilon:g} | {spread} | {best} | `{_words(one, epsilon)}` |")
-    return "\n".join(lines)
+        written.writerow((f"{data}, {epsilon:g}", spread, best, _words(one, epsilon)))
+    return out.getvalue()
 
 
 def _words(row: Mapping[str, Any], epsilon: float) -> str:

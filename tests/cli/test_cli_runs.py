@@ -260,7 +260,7 @@ WITHOUT_TORCH = [
     ("resume {damaged}", "settings.json is damaged"),
     ("federate --method fedpcpd", "Did you mean fedpcdp?"),
     ("experiment", "python -m reproduction"),
-    ("advise --data digits", "docs/how-to/choose.md"),
+    ("advise --data digits", "docs/methods/index.md"),
     ("federate --method fedavg:dp-sdg", "Did you mean fedavg:dp-sgd?"),
     ("federate --clients 0", "--clients is 0"),
     ("federate --driver bus", "--driver is 'bus'"),

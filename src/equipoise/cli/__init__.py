@@ -71,7 +71,7 @@ COMMANDS: dict[Callable[..., None], str] = {
 GONE = {
     "experiment": "there is no command 'experiment': the papers' experiments are not in the package. Run "
     "python -m reproduction in a checkout of the sources.",
-    "advise": "there is no command 'advise' any more: docs/how-to/choose.md says which method and "
+    "advise": "there is no command 'advise' any more: docs/methods/index.md says which method and "
     "settings to take, and `equipoise train --dry-run` what they cost.",
     "data": "`equipoise data describe` is `equipoise schema init` now.",
 }
