@@ -34,7 +34,7 @@ def main() -> None:
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
     parser.add_argument("--epsilons", nargs="+", type=float, default=[3.0, 1.0, 8.0])
     parser.add_argument("--table", action="store_true", help="run nothing, and show what is there")
-    parser.add_argument("--choices", action="store_true", help="print docs/measurements/data/methods-settings.csv")
+    parser.add_argument("--choices", action="store_true", help="print methods-settings.csv of docs")
     given = parser.parse_args()
     wanted = list(cells(tuple(given.data), tuple(given.methods), tuple(given.epsilons)))
     until = None if given.minutes is None else time.monotonic() + 60 * given.minutes
