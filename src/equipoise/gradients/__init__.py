@@ -3,9 +3,9 @@
 from equipoise.gradients.capture.isolation import parameters_restored
 from equipoise.gradients.checks.errors import CoverageError, CrossRecordError, ForwardWritesError
 from equipoise.gradients.checks.oracle import dense_gradients
-from equipoise.gradients.checks.replace_batch_norm import Replacement, find_batch_norms, replace_batch_norm
+from equipoise.gradients.checks.replace_batch_norm import replace_batch_norm
 from equipoise.gradients.engine import Covered, GradientEngine, per_sample_gradients
-from equipoise.gradients.operator import DenseGradients, FactoredGradients, PerSampleGradients, concat
+from equipoise.gradients.operator import DenseGradients, FactoredGradients, PerSampleGradients
 
 __all__ = [
     "CoverageError",
@@ -16,10 +16,7 @@ __all__ = [
     "ForwardWritesError",
     "GradientEngine",
     "PerSampleGradients",
-    "Replacement",
-    "concat",
     "dense_gradients",
-    "find_batch_norms",
     "parameters_restored",
     "per_sample_gradients",
     "replace_batch_norm",

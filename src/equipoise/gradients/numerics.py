@@ -36,7 +36,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["GUARD", "full_precision", "guarded", "length", "lost_are_nan", "times_held"]
+__all__ = ["GUARD", "full_precision", "guarded", "length", "lost_are_nan"]
 
 
 @contextmanager
@@ -136,14 +136,6 @@ def take(tensor: Tensor, index: Tensor | slice) -> Tensor:
         count = int(index.sum()) if index.dtype == torch.bool else index.shape[0]
         return tensor[:1].expand(count, *tensor.shape[1:])
     return tensor[index]
-
-
-def pad_positions(tensor: Tensor, positions: int) -> Tensor:
-    """``tensor`` [B, S, ...] with zeros appended to reach ``positions`` along dimension 1."""
-    missing = positions - tensor.shape[1]
-    if missing == 0:
-        return tensor
-    return torch.cat([tensor, tensor.new_zeros(tensor.shape[0], missing, *tensor.shape[2:])], dim=1)
 
 
 def memory_order(tensor: Tensor) -> list[int]:
@@ -311,43 +303,6 @@ def without_lost(
         if errors is not None:
             errors[places] = 0.0
     return squares
-
-
-#: Below so many held numbers the product is short anyway and calls of the operator cost more. A choice: a
-#: smaller one also takes the coarser rounding of the operator for more products.
-LARGE_MATRIX = 1 << 20
-
-
-def times_held(rows: Tensor, held: Tensor) -> Tensor:
-    """rows held^T, [n, m], for a few long rows [n, p] and many held ones [m, p] of one float type.
-
-    Nearly all of its time is reading the held rows once. On processors MKL, which `torch.mm` calls, reaches
-    half of what the memory gives for such shapes; oneDNN, which PyTorch carries for the linear layers of
-    compiled models, reaches it (V of 100 x 262,144 and 16 rows, one thread: 20.7 ms against 10.7). PyTorch
-    has no public name for that product of plain tensors; where the operator is missing or refuses, `dots`
-    does the work. It is true to about 3e-5 of the rows' lengths for a million numbers, all of them alike: for
-    rows that say they are ``rough``, whose products are coordinates that are clipped by their own norm.
-
-    >>> times_held(torch.ones(2, 3), torch.ones(4, 3)).shape
-    torch.Size([2, 4])
-    """
-    operator = _linear()
-    suited = rows.device.type == "cpu" and rows.dtype == held.dtype == torch.float32
-    if operator is None or not suited or held.numel() < LARGE_MATRIX or rows.shape[0] >= held.shape[0]:
-        return dots(rows, held)
-    product: Tensor = operator(held, rows, None, "none", [], "")
-    return product.t()
-
-
-@cache
-def _linear() -> Any:
-    """oneDNN's linear layer, tried once; None where PyTorch does not offer it as it is called here."""
-    try:
-        operator = torch.ops.mkldnn._linear_pointwise
-        one = torch.ones(1, 1)
-        return operator if operator(one, one, None, "none", [], "").shape == (1, 1) else None
-    except (AttributeError, RuntimeError, TypeError):
-        return None
 
 
 #: In units of eps: what a guard is of the sizes that were rounded, without the additions. Not proved:

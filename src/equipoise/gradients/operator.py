@@ -56,7 +56,6 @@ __all__ = [
     "LossesOnly",
     "PerSampleGradients",
     "as_factored",
-    "concat",
     "factored_over",
 ]
 
@@ -215,19 +214,6 @@ class PerSampleGradients(ABC):
         return f"{type(self).__name__}({self.num_records} records x {self.num_parameters} parameters)"
 
 
-def joined_uses(parts: Sequence[tuple[Factor, ...]]) -> tuple[Factor, ...]:
-    """The uses of one parameter over the records of all parts; rows where the parts use it differently."""
-    if len({len(kept) for kept in parts}) == 1:
-        return tuple(Factor.concat(uses) for uses in zip(*parts, strict=True))
-    if not all(parts):
-        shape = next(kept for kept in parts if kept)[0].shape
-        raise ValueError(
-            f"a parameter of shape {tuple(shape)} is used in some parts and not in others, so that its "
-            "records cannot be counted; materialise() the parts first"
-        )
-    return (DenseFactor(torch.cat([summed_rows(kept) for kept in parts])),)
-
-
 def differing_uses(left: tuple[Factor, ...], right: tuple[Factor, ...]) -> tuple[Factor, ...]:
     """Uses paired in order where they match; rows where the two points use the parameter differently."""
     if [factor.kind for factor in left] == [factor.kind for factor in right]:
@@ -333,22 +319,6 @@ def checked_names(names: Sequence[str], shapes: Mapping[str, torch.Size]) -> tup
     return tuple(names)
 
 
-def shapes_of(
-    factors: Mapping[str, tuple[Factor, ...]], given: Mapping[str, Sequence[int]]
-) -> dict[str, torch.Size]:
-    """The shape of every parameter, from its factors or as given."""
-    shapes = {}
-    for name, kept in factors.items():
-        sizes = {factor.shape for factor in kept} | ({torch.Size(given[name])} if name in given else set())
-        if len(sizes) != 1:
-            raise ValueError(
-                f"the parameter {name!r} has factors of shapes {sorted(map(tuple, sizes))}; all uses need "
-                "the parameter's shape, and a parameter without a use needs it in shapes="
-            )
-        shapes[name] = sizes.pop()
-    return shapes
-
-
 class FactoredGradients(PerSampleGradients):
     """The per-sample gradient matrix from the factors of each parameter.
 
@@ -359,7 +329,7 @@ class FactoredGradients(PerSampleGradients):
         num_records, dtype, device: needed only if no parameter has a factor.
 
     Raises:
-        ValueError: factors that disagree in shape, records or device.
+        ValueError: factors and losses of different numbers of records.
 
     >>> from equipoise.gradients.factors import OuterFactor
     >>> a, b = torch.tensor([[1.0, 2.0], [0.0, 3.0]]), torch.tensor([[1.0], [2.0]])
@@ -379,18 +349,15 @@ class FactoredGradients(PerSampleGradients):
         device: torch.device | None = None,
     ) -> None:
         self.factors = {name: tuple(kept) for name, kept in factors.items()}
-        self.shapes = shapes_of(self.factors, shapes or {})
+        given = {name: torch.Size(shape) for name, shape in (shapes or {}).items()}
+        self.shapes = {n: given[n] if n in given else kept[0].shape for n, kept in self.factors.items()}
         self.losses = None if losses is None else losses.detach()
         every = [factor for kept in self.factors.values() for factor in kept]
         counts = {factor.num_records for factor in every}
-        if num_records is not None:
-            counts.add(num_records)
-        if self.losses is not None:
-            counts.add(self.losses.shape[0])
-        if len(counts) > 1:
-            raise ValueError(f"the factors and losses have different numbers of records: {sorted(counts)}")
-        if not counts:
-            raise ValueError("no factor tells the number of records; pass num_records=")
+        counts |= set() if num_records is None else {num_records}
+        counts |= set() if self.losses is None else {len(self.losses)}
+        if len(counts) != 1:
+            raise ValueError(f"factors and losses are of {sorted(counts)} records; they need one number")
         self.num_records = counts.pop()
         if every:
             wide = torch.float64 in {factor.dtype for factor in every}
@@ -796,33 +763,6 @@ class LossesOnly(PerSampleGradients):
 
     row_norms = weighted_sums = cross_gram = inner = select = materialise = _refused
     __sub__ = __add__ = scaled = shifted = _refused
-
-
-def concat(parts: Sequence[PerSampleGradients]) -> PerSampleGradients:
-    """The records of all parts, in order; the parts are over the same parameters.
-
-    >>> concat([DenseGradients({"w": torch.ones(2, 3)}), DenseGradients({"w": torch.ones(1, 3)})]).shape
-    (3, 3)
-    """
-    if not parts:
-        raise ValueError("parts=[] holds no gradients to concatenate; pass at least one")
-    factored = [as_factored(part) for part in parts]
-    first = factored[0]
-    if len(factored) == 1:
-        return first
-    for part in factored[1:]:
-        first._check_columns(part)
-    operands = [part._operands for part in factored if part._operands is not None]
-    if operands and (len(operands) != len(factored) or len({len(each) for each in operands}) != 1):
-        raise ValueError("parts mixes differences with plain gradients, whose norms have different guards")
-    with full_precision(first.device):
-        factors = {name: joined_uses([part.factors[name] for part in factored]) for name in first.names}
-    losses = [part.losses for part in factored if part.losses is not None]
-    joined = torch.cat(losses) if len(losses) == len(factored) else None
-    out = first._new(factors, joined, sum(part.num_records for part in factored))
-    if operands:
-        out._operands = tuple(as_factored(concat(sides)) for sides in zip(*operands, strict=True))
-    return out
 
 
 def as_factored(gradients: PerSampleGradients) -> FactoredGradients:

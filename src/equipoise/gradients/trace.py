@@ -127,7 +127,10 @@ class Traced:
             parameters, buffers: values of those that `rows` takes, by name.
             batch: of the form that was traced.
         """
-        losses, *tensors = self._run(parameters, buffers, batch)
+        values = [parameters[name].detach() for name in self.parameters]
+        values += [buffers[name] for name in self.buffers]
+        with torch.no_grad():
+            losses, *tensors = self.rows(*values, *record_leaves(batch))
         names = self.rows.outputs[1:]
         left = {n: t for n, t in zip(names, tensors, strict=True) if n.startswith("buffer:")}
         tensors = tensors[: len(tensors) - len(left)]
@@ -147,19 +150,6 @@ class Traced:
             device=losses.device,
         )
         return exact, written
-
-    def losses(self, parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor], batch: Any) -> Tensor:
-        """The losses of a micro-batch, [B]."""
-        return self._run(parameters, buffers, batch)[0]
-
-    def _run(
-        self, parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor], batch: Any
-    ) -> list[Tensor]:
-        values = [parameters[name].detach() for name in self.parameters]
-        values += [buffers[name] for name in self.buffers]
-        with torch.no_grad():
-            found: list[Tensor] = self.rows(*values, *record_leaves(batch))
-        return found
 
 
 class Replayed(FactoredGradients):

@@ -49,11 +49,7 @@ Kind = Literal["skip", "derive", "use", "opaque"]
 
 
 class PlanMismatch(RuntimeError):
-    """The model did not run the operations seen at the start; ``names``: the parameters concerned."""
-
-    def __init__(self, message: str, names: tuple[str, ...] = ()) -> None:
-        super().__init__(message)
-        self.names = names
+    """The model did not run the operations seen at the start."""
 
 
 @dataclass(frozen=True)
@@ -301,9 +297,7 @@ class Capture(Watch):
         layout, tracked = step.out_layout, self.tracked
         tensors = tensors_in(args, kwargs)
         if layout is None or len(tensors) != len(step.layouts) or not _fits(out, layout, self.records):
-            raise PlanMismatch(
-                f"{name_of(func)} gave shape {tuple(out.shape)} for {self.records} records", step.names
-            )
+            raise PlanMismatch(f"{name_of(func)} gave shape {tuple(out.shape)} for {self.records} records")
         op = Operation(func, args, kwargs, out, tracked, tensors, step.layouts, layout, self.records)
         is_split = is_dtensor(out)
         op, counting = operation_here(op) if is_split else (op, None)
@@ -340,7 +334,7 @@ class Capture(Watch):
                 if torch.is_grad_enabled():
                     reason = f"the loss differentiates {name_of(func)} (a gradient penalty)"
                     if not self.lenient:
-                        raise PlanMismatch(reason, step.names)
+                        raise PlanMismatch(reason)
                     self.failures[index] = reason
                 return None
             copied = matrix and not b.is_contiguous()

@@ -36,7 +36,6 @@ __all__ = [
     "hooked_by_fsdp",
     "leaves_told",
     "note_sharding",
-    "of_fsdp",
     "other_values",
     "parameters_gathered",
     "resharded",
@@ -112,12 +111,6 @@ def leaves_told(listener: Callable[[str, Tensor], None]) -> Iterator[None]:
         yield
     finally:
         _LISTENERS.remove(listener)
-
-
-def of_fsdp(node: Any) -> bool:
-    """Whether a node of the graph is FSDP's own, which hands gradients on as they are."""
-    forward = getattr(node, "_forward_cls", None)
-    return getattr(forward, "__module__", "").startswith("torch.distributed.fsdp")
 
 
 def hooked_by_fsdp(args: tuple) -> bool:

@@ -42,7 +42,6 @@ def dense_rows(
     batch: Any,
     params: Mapping[str, Tensor] | None = None,
     names: Iterable[str] | None = None,
-    chunk_size: int | None = None,
 ) -> tuple[dict[str, Tensor], Tensor]:
     """Gradient rows by vmap or, where that fails, by a loop: ``({name: [B, *shape]}, losses [B])``.
 
@@ -55,7 +54,6 @@ def dense_rows(
         batch: at least one record.
         params: other values for some parameters.
         names: the parameters to differentiate; by default all trainable ones.
-        chunk_size: records at a time for vmap; None takes all at once.
     """
     chosen, values, one_loss = _of_one_record(model, loss, batch, params, names)
     leaves = record_leaves(batch)
@@ -64,12 +62,8 @@ def dense_rows(
     with sdpa_kernel(SDPBackend.MATH), torch.enable_grad():
         try:
             gradient = torch.func.grad(one_loss, has_aux=True)
-            rows = over_records(
-                gradient,
-                in_dims=(None,) + (0,) * len(leaves),
-                randomness="different",
-                chunk_size=chunk_size,
-            )
+            in_dims = (None,) + (0,) * len(leaves)
+            rows = over_records(gradient, in_dims=in_dims, randomness="different")
             with _DataIsKept():
                 grads, losses = rows(chosen, *leaves)
         except (RuntimeError, NotImplementedError, TypeError, AttributeError, IndexError):

@@ -8,26 +8,12 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm, _LazyNormBase
 
-__all__ = ["Replacement", "find_batch_norms", "is_frozen_norm", "replace_batch_norm"]
-
-
-@dataclass(frozen=True)
-class Replacement:
-    """One module that ``replace_batch_norm`` replaces."""
-
-    module_path: str
-    before: str
-    after: str
-
-    def __str__(self) -> str:
-        path = self.module_path or "(model)"
-        return f"- {path}: {self.before}\n+ {path}: {self.after}"
+__all__ = ["is_frozen_norm", "replace_batch_norm"]
 
 
 def replace_batch_norm(
@@ -41,7 +27,7 @@ def replace_batch_norm(
         model: any module.
         groups: at most this many groups; the largest number that divides the channels and leaves two in each
             is used, and one group for BatchNorm1d, whose inputs may have no positions to average over.
-        show: called with a heading, and with each change as text; None for silence.
+        show: called with lines of text that name each change; None for silence.
 
     Example:
         Before the optimizer is made, which takes the parameters of the copy:
@@ -54,40 +40,21 @@ def replace_batch_norm(
     """
     if groups < 1:
         raise ValueError(f"groups={groups} must be at least 1")
-    changes = find_batch_norms(model, groups=groups)
-    if show is not None:
-        show("in the copy:" if changes else "no BatchNorm found: the copy is like the model")
-    replaced: dict[int, nn.Module] = {}
-    fixed = copy.deepcopy(model)
-    for change in changes:
-        if change.module_path == "":
-            fixed = _group_norm(fixed, groups)
-        else:
-            parent_path, _, child = change.module_path.rpartition(".")
-            parent = fixed.get_submodule(parent_path)
-            norm = fixed.get_submodule(change.module_path)
-            # A module in two places stays one module.
-            setattr(parent, child, replaced.setdefault(id(norm), _group_norm(norm, groups)))
-        if show is not None:
-            show(str(change))
+    fixed, replaced = copy.deepcopy(model), dict[int, nn.Module]()
+    norms = [(p, m) for p, m in fixed.named_modules(remove_duplicate=False) if isinstance(m, _BatchNorm)]
+    show = show or (lambda text: None)
+    show("in the copy:" if norms else "no BatchNorm found: the copy is like the model")
+    for path, norm in norms:
+        # A module in two places stays one module.
+        new = replaced.setdefault(id(norm), _group_norm(norm, groups))
+        where = path or "(model)"
+        show(f"- {where}: {type(norm).__name__}({norm.num_features})")
+        show(f"+ {where}: {type(new).__name__}({new.num_groups}, {norm.num_features})")
+        if not path:
+            return new
+        parent, _, child = path.rpartition(".")
+        setattr(fixed.get_submodule(parent), child, new)
     return fixed
-
-
-def find_batch_norms(model: nn.Module, *, groups: int = 32) -> tuple[Replacement, ...]:
-    """What ``replace_batch_norm`` would change.
-
-    >>> find_batch_norms(nn.BatchNorm1d(6))[0].after
-    'GroupNorm(1, 6)'
-    """
-    return tuple(
-        Replacement(
-            path,
-            f"{type(module).__name__}({module.num_features})",
-            f"GroupNorm({_groups(module, groups)}, {module.num_features})",
-        )
-        for path, module in model.named_modules(remove_duplicate=False)
-        if isinstance(module, _BatchNorm)
-    )
 
 
 def _groups(norm: _BatchNorm, most: int) -> int:
@@ -97,8 +64,7 @@ def _groups(norm: _BatchNorm, most: int) -> int:
     return max((g for g in range(1, most + 1) if channels % g == 0 and channels // g >= 2), default=1)
 
 
-def _group_norm(norm: nn.Module, most: int) -> nn.GroupNorm:
-    assert isinstance(norm, _BatchNorm)
+def _group_norm(norm: _BatchNorm, most: int) -> nn.GroupNorm:
     if isinstance(norm, _LazyNormBase):
         raise ValueError(
             "model has a lazy BatchNorm whose size is not known yet; run it once on a batch first"

@@ -19,7 +19,6 @@ from equipoise.gradients.numerics import (
     PARTIAL_SUM,
     TERMS_PER_ADDITION,
     memory_order,
-    pad_positions,
     squared_rows,
     take,
     widen,
@@ -62,9 +61,12 @@ class Factor(ABC):
         self.shape, self.kernel = torch.Size(shape), kernel
         self.num_records, self.dtype, self.device = held.shape[0], held.dtype, held.device
 
-    @abstractmethod
     def norms_squared(self) -> Tensor:
-        """Squared row norms, [B] in float64; a row that holds NaN or infinity gives NaN or infinity."""
+        """Squared row norms, [B] in float64; a row that holds NaN or infinity gives NaN or infinity.
+
+        A kind of factor defines this or, where sums of products lose digits, `squares_and_errors`.
+        """
+        return self.squares_and_errors()[0]
 
     def magnitudes(self) -> Tensor | None:
         """At least the norm of a row whose terms' signs never cancel, [B]: what the rounding of a sum is
@@ -104,21 +106,13 @@ class Factor(ABC):
         """Rows of ``self`` minus rows of ``other`` without the subtraction of large products."""
         return DenseFactor(self.materialise() - other.materialise())
 
-    @abstractmethod
-    def join(self, others: Sequence[Factor]) -> Factor | None:
-        """This factor's records followed by those of ``others``, or None where only rows can be joined."""
-
-    @abstractmethod
-    def input_elements(self) -> int:
-        """Numbers stored per record."""
-
-    @abstractmethod
     def kernels(self) -> tuple[str, ...]:
         """Names of the ways in which norms can be taken; the first is the one predicted to be fastest.
 
         The order follows from the sizes of a record and the kind of device alone, never from a clock, so that
         a run that is repeated, and each of several processes, adds in the same order.
         """
+        return ("rows",)
 
     def fastest(self) -> Factor:
         """The same rows by the way predicted to be fastest, unless one was chosen before."""
@@ -138,16 +132,6 @@ class Factor(ABC):
             return self.kernel
         return next(name for name in self.kernels() if not name.startswith("rows"))
 
-    @staticmethod
-    def concat(parts: Sequence[Factor]) -> Factor:
-        """The records of all parts, in order."""
-        if not parts:
-            raise ValueError("parts=[] holds no factor to concatenate; pass at least one")
-        if len(parts) == 1:
-            return parts[0]
-        joined = parts[0].join(parts[1:])
-        return DenseFactor(torch.cat([part.materialise() for part in parts])) if joined is None else joined
-
     def __repr__(self) -> str:
         return (
             f"{type(self).__name__}(shape={tuple(self.shape)}, positions={self.positions}, "
@@ -158,20 +142,16 @@ class Factor(ABC):
 class DenseFactor(Factor):
     """Rows held as they are: ``g`` [B, *shape].
 
-    Products with ``rough`` rows may be added up in float32 from end to end (true to 3e-5 of the lengths at a
-    million numbers, others to 3e-6): enough for coordinates that are clipped by their own norm, not for norms
-    made by subtraction.
-
     >>> DenseFactor(torch.tensor([[3.0, 4.0], [0.0, 1.0]])).norms_squared()
     tensor([25.,  1.], dtype=torch.float64)
     """
 
     kind = "dense"
 
-    def __init__(self, g: Tensor, rough: bool = False) -> None:
+    def __init__(self, g: Tensor) -> None:
         if g.ndim < 1 or not g.is_floating_point():
             raise ValueError(f"g has shape {tuple(g.shape)} and type {g.dtype}; it needs floats [B, *shape]")
-        self.g, self.rough = g.detach(), rough
+        self.g = g.detach()
         self._describe(g, g.shape[1:], "rows")
 
     @override
@@ -201,20 +181,6 @@ class DenseFactor(Factor):
         return DenseFactor(take(self.g, index))
 
     @override
-    def join(self, others: Sequence[Factor]) -> Factor | None:
-        if not all(isinstance(part, DenseFactor) for part in others):
-            return None
-        return DenseFactor(torch.cat([self.g, *(part.g for part in others if isinstance(part, DenseFactor))]))
-
-    @override
-    def input_elements(self) -> int:
-        return self.shape.numel()
-
-    @override
-    def kernels(self) -> tuple[str, ...]:
-        return ("rows",)
-
-    @override
     def _with(self, kernel: str) -> Factor:
         return self
 
@@ -238,8 +204,12 @@ class BilinearFactor(Factor):
     kernel_scales: ClassVar[bool]
     _operands: tuple[BilinearFactor, BilinearFactor] | None = None
 
-    def _hold(self, a: Tensor, b: Tensor, dimensions: int) -> bool:
-        """Keep inputs and output gradients, [B, uses, ...]; whether their sizes fit each other."""
+    def _hold(self, a: Tensor, b: Tensor, dimensions: int) -> None:
+        """Keep inputs and output gradients, [B, uses, ...].
+
+        Raises:
+            ValueError: their sizes do not fit each other.
+        """
         a, b = a.detach(), b.detach()
         a = a.unsqueeze(1) if a.ndim == dimensions - 1 else a
         b = b.unsqueeze(1) if b.ndim == dimensions - 1 else b
@@ -247,7 +217,8 @@ class BilinearFactor(Factor):
             wide = torch.promote_types(a.dtype, b.dtype)
             a, b = a.to(wide), b.to(wide)
         self._a, self._b = a, b
-        return a.ndim == b.ndim == dimensions and a.shape[:2] == b.shape[:2]
+        if not (a.ndim == b.ndim == dimensions and a.shape[:2] == b.shape[:2]):
+            raise ValueError(f"inputs {tuple(a.shape)} and gradients {tuple(b.shape)} do not fit")
 
     @property
     def a(self) -> Tensor:
@@ -272,7 +243,7 @@ class BilinearFactor(Factor):
 
     @abstractmethod
     def _form(self) -> Hashable:
-        """What must agree between factors whose records are joined or whose rows are subtracted."""
+        """What must agree between factors whose terms are added or whose rows are subtracted."""
 
     @abstractmethod
     def _like(self, a: Tensor, b: Tensor) -> Self:
@@ -304,19 +275,6 @@ class BilinearFactor(Factor):
             out.dtype = torch.promote_types(self.dtype, other.dtype)
         return out
 
-    @override
-    def join(self, others: Sequence[Factor]) -> Factor | None:
-        parts: list[BilinearFactor] = [self]
-        for part in others:
-            if not isinstance(part, BilinearFactor) or part._form() != self._form():
-                return None
-            parts.append(part)
-        longest = max(part.uses for part in parts)
-        return self._like(
-            torch.cat([pad_positions(part.a, longest) for part in parts]),
-            torch.cat([pad_positions(part.b, longest) for part in parts]),
-        )
-
 
 def merged(parts: Sequence[Factor]) -> list[Factor]:
     """Factors of many uses of one parameter, such as a recurrent weight's, as few.
@@ -331,10 +289,9 @@ def merged(parts: Sequence[Factor]) -> list[Factor]:
         return list(parts)
     groups: dict[Hashable, list[Factor]] = {}
     for number, part in enumerate(parts):
+        form: Hashable = "dense" if isinstance(part, DenseFactor) else number
         if isinstance(part, BilinearFactor) and part._operands is None:
-            form: Hashable = part._form()
-        else:
-            form = "dense" if isinstance(part, DenseFactor) else number
+            form = part._form()
         groups.setdefault(form, []).append(part)
     found: list[Factor] = []
     for group in groups.values():

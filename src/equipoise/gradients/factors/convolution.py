@@ -60,7 +60,7 @@ class ConvGeometry:
         cls,
         kernel_size: Sequence[int],
         stride: int | Sequence[int] = 1,
-        padding: int | str | Sequence[int] | Sequence[tuple[int, int]] = 0,
+        padding: int | str | Sequence[int] = 0,
         dilation: int | Sequence[int] = 1,
         groups: int = 1,
     ) -> ConvGeometry:
@@ -70,25 +70,19 @@ class ConvGeometry:
         ((1, 1), (0, 1))
         """
         kernel = tuple(kernel_size)
-        if not 1 <= len(kernel) <= 3:
-            raise ValueError(
-                f"kernel_size={kernel} has {len(kernel)} dimensions; convolutions of 1, 2 or 3 are known"
-            )
-        steps = _each(stride, len(kernel), "stride")
-        dilations = _each(dilation, len(kernel), "dilation")
-        pairs: tuple[tuple[int, int], ...]
-        if padding == "valid":
-            pairs = ((0, 0),) * len(kernel)
-        elif padding == "same":
+
+        def each(value: int | Sequence[int]) -> tuple[int, ...]:
+            values = (value,) if isinstance(value, int) else tuple(value)
+            return values * (len(kernel) // len(values))
+
+        dilations = each(dilation)
+        if padding == "same":
             totals = [d * (k - 1) for d, k in zip(dilations, kernel, strict=True)]
             pairs = tuple((total // 2, total - total // 2) for total in totals)
-        elif isinstance(padding, str):
-            raise ValueError(f'padding={padding!r} is not known; use "same", "valid" or integers')
-        elif not isinstance(padding, int) and padding and not isinstance(padding[0], int):
-            pairs = tuple((int(before), int(after)) for before, after in padding)  # type: ignore[misc]
         else:
-            pairs = tuple((p, p) for p in _each(padding, len(kernel), "padding"))  # type: ignore[arg-type]
-        return cls(kernel, steps, pairs, dilations, groups)
+            sides = each(0 if isinstance(padding, str) else padding)  # "valid"
+            pairs = tuple((side, side) for side in sides)
+        return cls(kernel, each(stride), pairs, dilations, groups)
 
     @property
     def spatial(self) -> int:
@@ -109,15 +103,6 @@ class ConvGeometry:
         """
         sizes = zip(self.kernel_size, self.stride, self.dilation, strict=True)
         return math.prod(math.ceil(k * math.gcd(s, d) / s) for k, s, d in sizes)
-
-
-def _each(value: int | Sequence[int], count: int, name: str) -> tuple[int, ...]:
-    values = (value,) * count if isinstance(value, int) else tuple(value)
-    if len(values) == 1:
-        values *= count
-    if len(values) != count:
-        raise ValueError(f"{name}={value} has {len(values)} entries; the kernel has {count} dimensions")
-    return values
 
 
 #: As `ROWS_GROWTH` of other factors, and twice it: rows save a convolution its second weight gradient, and
@@ -170,17 +155,8 @@ class ConvFactor(BilinearFactor):
     kernel_scales = True  # twice the uses are twice the work of every route but the Gram one
 
     def __init__(self, a: Tensor, b: Tensor, geometry: ConvGeometry, kernel: str = "auto") -> None:
-        if not self._hold(a, b, geometry.spatial + 3):
-            raise ValueError(
-                f"a has shape {tuple(a.shape)} and b {tuple(b.shape)}; a convolution over {geometry.spatial} "
-                "dimensions needs [B, Ci, *in] and [B, Co, *out] with the same records"
-            )
+        self._hold(a, b, geometry.spatial + 3)
         a, b, self.geometry = self._a, self._b, geometry
-        if a.shape[2] % geometry.groups or b.shape[2] % geometry.groups:
-            raise ValueError(
-                f"groups={geometry.groups} does not divide the channels of a ({a.shape[2]}) and of b "
-                f"({b.shape[2]})"
-            )
         self.uses, self.positions = a.shape[1], a.shape[1] * b.shape[3:].numel()
         self._describe(a, (b.shape[2], a.shape[2] // geometry.groups, *geometry.kernel_size), kernel)
 
@@ -191,10 +167,6 @@ class ConvFactor(BilinearFactor):
     @override
     def _like(self, a: Tensor, b: Tensor) -> ConvFactor:
         return ConvFactor(a, b, self.geometry, self.kernel)
-
-    @override
-    def norms_squared(self) -> Tensor:
-        return self.squares_and_errors()[0]
 
     @override
     def squares_and_errors(self) -> tuple[Tensor, Tensor | None]:
@@ -242,10 +214,6 @@ class ConvFactor(BilinearFactor):
         return self._rows_by(self.kernel)
 
     @override
-    def input_elements(self) -> int:
-        return self.uses * (self._a.shape[2:].numel() + self._b.shape[2:].numel())
-
-    @override
     def kernels(self) -> tuple[str, ...]:
         groups, channels = self.geometry.groups, self.shape[1]
         d_out, d_in = self.shape[0], self.shape[1:].numel()
@@ -261,7 +229,8 @@ class ConvFactor(BilinearFactor):
         lazy = (
             ["gram", *routes] if 2 * gram <= product else [*routes, "gram"] if gram <= 4 * product else routes
         )
-        if self.shape.numel() > CONVOLUTION_ROWS_GROWTH * self.input_elements():
+        held = self.uses * (self._a.shape[2:].numel() + self._b.shape[2:].numel())
+        if self.shape.numel() > CONVOLUTION_ROWS_GROWTH * held:
             return tuple(lazy)
         return (*(f"rows_{route}" for route in routes), *lazy)
 

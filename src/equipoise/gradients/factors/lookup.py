@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 from typing_extensions import override
@@ -17,7 +15,6 @@ from equipoise.gradients.numerics import (
     ROWS_GROWTH,
     chunks,
     in_pieces,
-    pad_positions,
     products_error,
     squared_rows,
     take,
@@ -47,10 +44,7 @@ class IndexFactor(Factor):
 
     def __init__(self, index: Tensor, b: Tensor, num_rows: int, kernel: str = "auto") -> None:
         if index.ndim != 2 or b.ndim < 2 or b.shape[:2] != index.shape:
-            raise ValueError(
-                f"index has shape {tuple(index.shape)} and b {tuple(b.shape)}; they need [B, S] and [B, S, "
-                "...]"
-            )
+            raise ValueError(f"index {tuple(index.shape)} and b {tuple(b.shape)} do not fit")
         self.index, self.b, self.num_rows = index.detach().long(), b.detach(), num_rows
         self.positions = index.shape[1]
         self._describe(b, (num_rows, *b.shape[2:]), kernel)
@@ -58,10 +52,6 @@ class IndexFactor(Factor):
     def wide_b(self) -> Tensor:
         """``b`` as [B, S, d] in the accumulation type."""
         return widen(self.b).reshape(*self.index.shape, self.shape[1:].numel())
-
-    @override
-    def norms_squared(self) -> Tensor:
-        return self.squares_and_errors()[0]
 
     @override
     def squares_and_errors(self) -> tuple[Tensor, Tensor | None]:
@@ -162,23 +152,7 @@ class IndexFactor(Factor):
         return IndexFactor(index, torch.cat([self.b, -other.b], dim=1), self.num_rows, "sort")
 
     @override
-    def join(self, others: Sequence[Factor]) -> Factor | None:
-        parts: list[IndexFactor] = [self]
-        for part in others:
-            if not isinstance(part, IndexFactor) or part.shape != self.shape:
-                return None
-            parts.append(part)
-        longest = max(part.positions for part in parts)
-        index = torch.cat([pad_positions(part.index, longest) for part in parts])
-        b = torch.cat([pad_positions(part.b, longest) for part in parts])
-        kernel = "sort" if any(part.kernel == "sort" for part in parts) else self.kernel
-        return IndexFactor(index, b, self.num_rows, kernel)
-
-    @override
-    def input_elements(self) -> int:
-        return self.positions * (1 + self.shape[1:].numel())
-
-    @override
     def kernels(self) -> tuple[str, ...]:
         order = ("gram", "sort") if self.positions <= 32 else ("sort", "gram")
-        return ("rows", *order) if self.shape.numel() <= ROWS_GROWTH * self.input_elements() else order
+        held = self.positions * (1 + self.shape[1:].numel())
+        return ("rows", *order) if self.shape.numel() <= ROWS_GROWTH * held else order

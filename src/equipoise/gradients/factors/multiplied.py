@@ -47,8 +47,7 @@ def multiplied(factor: Factor, matrix: Tensor) -> Factor:
         return IndexFactor(factor.index, contracted(factor.wide_b(), matrix), factor.num_rows, factor.kernel)
     if isinstance(factor, SharedFactor):
         return SharedFactor(contracted(widen(factor.row), matrix), factor.num_records)
-    rough = isinstance(factor, DenseFactor) and factor.rough
-    return DenseFactor(contracted(factor.materialise(), matrix), rough)
+    return DenseFactor(contracted(factor.materialise(), matrix))
 
 
 def _outer(factor: OuterFactor, matrix: Tensor) -> OuterFactor:

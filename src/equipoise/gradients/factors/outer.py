@@ -66,20 +66,13 @@ class OuterFactor(BilinearFactor):
     def __init__(
         self, a: Tensor, b: Tensor, shape: Sequence[int] | None = None, kernel: str = "auto"
     ) -> None:
-        if not self._hold(a, b, 3):
-            raise ValueError(
-                f"a has shape {tuple(a.shape)} and b {tuple(b.shape)}; they need [B, S, d_in] and [B, S, "
-                "d_out] with the same records and positions"
-            )
+        self._hold(a, b, 3)
         a, b = self._a, self._b
         self.uses = self.positions = a.shape[1]
         self.matrix_shape = torch.Size((b.shape[2], a.shape[2]))
         self._describe(a, self.matrix_shape if shape is None else shape, kernel)
         if self.shape.numel() != self.matrix_shape.numel():
-            raise ValueError(
-                f"shape={tuple(self.shape)} holds {self.shape.numel()} numbers, the product "
-                f"{self.matrix_shape.numel()}; pass a shape of the same size"
-            )
+            raise ValueError(f"shape={tuple(self.shape)} does not fit a product of {self.matrix_shape}")
 
     @override
     def _form(self) -> Hashable:
@@ -88,10 +81,6 @@ class OuterFactor(BilinearFactor):
     @override
     def _like(self, a: Tensor, b: Tensor) -> OuterFactor:
         return OuterFactor(a, b, self.shape, self.kernel)
-
-    @override
-    def norms_squared(self) -> Tensor:
-        return self.squares_and_errors()[0]
 
     @override
     def squares_and_errors(self) -> tuple[Tensor, Tensor | None]:
@@ -135,10 +124,6 @@ class OuterFactor(BilinearFactor):
         return contracted(b.transpose(1, 2), a).view(self.num_records, *self.shape)
 
     @override
-    def input_elements(self) -> int:
-        return self.positions * sum(self.matrix_shape)
-
-    @override
     def kernels(self) -> tuple[str, ...]:
         if self.positions == 1:
             return ("gram",)  # with one term the norm is the product of two norms
@@ -147,7 +132,7 @@ class OuterFactor(BilinearFactor):
         gram, product = self.positions * (d_in + d_out), (d_in * d_out) + 8 * d_in * d_out / self.positions
         order = ("gram", "product") if gram <= product else ("product", "gram")
         # Rows spare the sum its own product: of 40 layers none of this size was faster without them.
-        return ("rows", *order) if d_out * d_in <= ROWS_GROWTH * self.input_elements() else order
+        return ("rows", *order) if d_out * d_in <= ROWS_GROWTH * self.positions * (d_in + d_out) else order
 
 
 def outer_norms(a: Tensor, b: Tensor) -> Tensor:

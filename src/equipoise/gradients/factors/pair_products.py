@@ -28,7 +28,6 @@ from equipoise.gradients.numerics import (
     chunks,
     dots,
     in_pieces,
-    times_held,
 )
 
 __all__ = ["gram", "inner"]
@@ -41,12 +40,6 @@ DENSE_PAIRS = 16
 
 def inner(left: Factor, right: Factor) -> Tensor:
     """Dot products of matching rows, [B]."""
-    _check(left, right)
-    if left.num_records != right.num_records:
-        raise ValueError(
-            f"other has {right.num_records} records and self {left.num_records}; matching rows are needed "
-            "(cross_gram takes different records)"
-        )
     dtype = _dtype(left, right)
     if left is right:
         return left.norms_squared().to(dtype)
@@ -66,7 +59,6 @@ def inner(left: Factor, right: Factor) -> Tensor:
 
 def gram(left: Factor, right: Factor) -> Tensor:
     """Dot products of every row of ``left`` with every row of ``right``, [B, B']."""
-    _check(left, right)
     dtype = _dtype(left, right)
     if left.num_records == 0 or right.num_records == 0 or left.shape.numel() == 0:
         return torch.zeros(left.num_records, right.num_records, dtype=dtype, device=left.device)
@@ -94,14 +86,6 @@ def gram(left: Factor, right: Factor) -> Tensor:
 
 def _matrix(factor: Factor, dtype: torch.dtype) -> Tensor:
     return factor.materialise().to(dtype).reshape(factor.num_records, factor.shape.numel())
-
-
-def _check(left: Factor, right: Factor) -> None:
-    if left.shape != right.shape:
-        raise ValueError(
-            f"other is a gradient of a parameter of shape {tuple(right.shape)}, self of shape "
-            f"{tuple(left.shape)}; only uses of the same parameter have dot products"
-        )
 
 
 def _dtype(left: Factor, right: Factor) -> torch.dtype:
@@ -211,13 +195,11 @@ def _gram_outer(left: OuterFactor, right: OuterFactor, dtype: torch.dtype) -> Te
 
 
 def _gram_outer_dense(left: OuterFactor, right: DenseFactor, dtype: torch.dtype) -> Tensor | None:
-    """Rows of the left side whole if that is little and the others are rough, else in blocks of features."""
+    """Rows of the left side in blocks of features."""
     if right.dtype != dtype or not right.g.is_contiguous():  # held rows are read where they are, or not so
         return None
     a, b, held = left.a.to(dtype), left.b.to(dtype), right.g.view(right.num_records, -1)
     d_out, d_in = left.matrix_shape
-    if right.rough and left.num_records * d_out * d_in <= 16 * CHUNK_ELEMENTS:
-        return times_held(torch.bmm(b.transpose(1, 2), a).flatten(1), held)
     out = torch.zeros(left.num_records, right.num_records, dtype=torch.float64, device=left.device)
     size = left.num_records * d_in
     for block in chunks(d_out, size, max(CHUNK_ELEMENTS, 16 * size)):

@@ -19,8 +19,6 @@ times the factor's own.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 from typing_extensions import override
@@ -57,8 +55,7 @@ def scaled(factor: Factor, diagonal: Tensor) -> Factor:
         # A position is e_r (outer) b: it meets row r of the diagonal and no other.
         by_position = diagonal if diagonal.ndim == 0 else diagonal.expand(factor.shape)[factor.index]
         return IndexFactor(factor.index, widen(factor.b) * by_position, factor.num_rows, factor.kernel)
-    rough = isinstance(factor, DenseFactor) and factor.rough
-    return DenseFactor(factor.materialise() * diagonal, rough)
+    return DenseFactor(factor.materialise() * diagonal)
 
 
 def _taken_in(factor: BilinearFactor, diagonal: Tensor) -> BilinearFactor | None:
@@ -133,10 +130,6 @@ class ScaledFactor(Factor):
     kind = "scaled"
 
     def __init__(self, inner: Factor, diagonal: Tensor) -> None:
-        if diagonal.shape != inner.shape:
-            raise ValueError(
-                f"diagonal has shape {tuple(diagonal.shape)}; it needs the parameter's, {tuple(inner.shape)}"
-            )
         self.inner, self.diagonal, self.positions = inner, diagonal.detach(), inner.positions
         self.shape, self.num_records, self.device = inner.shape, inner.num_records, inner.device
         self.dtype = torch.promote_types(inner.dtype, diagonal.dtype)
@@ -194,23 +187,6 @@ class ScaledFactor(Factor):
             return ScaledFactor(self.inner.difference(other.inner), self.diagonal)
         return super().difference(other)
 
-    @override
-    def join(self, others: Sequence[Factor]) -> Factor | None:
-        inner: list[Factor] = []
-        for part in others:
-            if not isinstance(part, ScaledFactor) or part.diagonal is not self.diagonal:
-                return None
-            inner.append(part.inner)
-        return ScaledFactor(Factor.concat([self.inner, *inner]), self.diagonal)
-
-    @override
-    def input_elements(self) -> int:
-        return self.inner.input_elements()
-
-    @override
-    def kernels(self) -> tuple[str, ...]:
-        return ("rows",)
-
 
 class SharedFactor(Factor):
     """One row for every record: what is added to all rows alike.
@@ -245,17 +221,3 @@ class SharedFactor(Factor):
     @override
     def rows(self, index: Tensor | slice) -> SharedFactor:
         return SharedFactor(self.row, len(torch.empty(self.num_records, device=self.device)[index]))
-
-    @override
-    def join(self, others: Sequence[Factor]) -> Factor | None:
-        if not all(isinstance(part, SharedFactor) and part.row is self.row for part in others):
-            return None
-        return SharedFactor(self.row, self.num_records + sum(part.num_records for part in others))
-
-    @override
-    def input_elements(self) -> int:
-        return 0
-
-    @override
-    def kernels(self) -> tuple[str, ...]:
-        return ("rows",)
