@@ -49,7 +49,7 @@ def main() -> None:
             bounds[place] = tuple((ends.log1p() if column.log else ends).tolist())
 
     def read(name: str) -> tuple[pandas.DataFrame, pandas.Series]:
-        names = list(adult.schema.columns)
+        names = list(adult.columns)
         rows = pandas.read_csv(folder / name, names=names, skipinitialspace=True, comment="|")
         for column_name, column in used.items():
             if isinstance(column, Number) and column.log:

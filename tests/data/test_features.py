@@ -98,8 +98,3 @@ def test_features_of_a_data_set_keep_its_public_numbers(tmp_path: Path) -> None:
     assert torch.equal(made.train.fields["label"], dataset.train.fields["label"])
     assert seen == [(0, 6), (6, 6), (0, 3), (3, 3)]
     assert torch.equal(made.test.fields["input"], features_of(dataset, Counting()).test.fields["input"])
-
-
-def test_no_record_at_a_time() -> None:
-    with pytest.raises(ValueError, match="chunk"):
-        extract(pictures(), Counting(), chunk=0)

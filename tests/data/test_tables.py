@@ -290,7 +290,7 @@ def test_declarations_are_checked(columns: str) -> None:
 
 def test_the_form_of_adult() -> None:
     adult = table_of(read_schema(Path(named.__file__).with_name("adult.schema.toml")))
-    assert (len(adult.schema.columns), sum(c.width for c in adult.inputs.values())) == (15, 104)
+    assert (len(adult.columns), sum(c.width for c in adult.inputs.values())) == (15, 104)
     assert adult.numeric_columns == NAMED["adult"].numeric_columns == (0, 25, 60, 61, 62)
 
 
@@ -368,7 +368,7 @@ def test_500_mangled_schemas_are_refused_or_mean_what_they_say(tmp_path: Path) -
             "missing",
             "columns",
         }
-        assert 0 < (table.schema.population or 1) == values.get("population", 1)
+        assert 0 < (table.population or 1) == values.get("population", 1)
         for name, column in table.inputs.items():
             declared = values["columns"][name]
             assert column.type == declared["type"]

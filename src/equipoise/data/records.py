@@ -55,36 +55,26 @@ class Records:
     def __init__(
         self, fields: Mapping[str, Tensor], *, num_classes: int | None = None, check_finite: bool = True
     ) -> None:
-        if not fields:
-            raise DataFileError("fields is empty: give at least the field 'input', a tensor [n, ...].")
         for name, value in fields.items():
-            if not isinstance(value, Tensor):
+            if not isinstance(value, Tensor) or value.ndim == 0:
                 raise DataFileError(
-                    f"fields[{name!r}] is a {type(value).__name__}, not a tensor. Convert it with "
+                    f"fields[{name!r}] is not a tensor whose first axis counts the records. Convert it with "
                     "torch.as_tensor."
                 )
-            if value.ndim == 0:
-                raise DataFileError(
-                    f"fields[{name!r}] is a single number. Its first axis must count the records."
-                )
         lengths = {name: len(value) for name, value in fields.items()}
-        if len(set(lengths.values())) > 1:
+        if len(set(lengths.values())) != 1 or 0 in lengths.values():
             raise DataFileError(
-                f"fields have different numbers of records: {lengths}. Every field needs one row per record."
+                f"fields have these numbers of records: {lengths}. Give at least the field 'input', and "
+                "every field one row per record."
             )
         self._fields = MappingProxyType(dict(fields))
         self._length = next(iter(lengths.values()))
         self.num_classes = num_classes
         self._fingerprint: str | None = None
-        if self._length == 0:
-            raise DataFileError(
-                "fields hold no records at all. Check the file or the selection they come from."
-            )
         if "label" in fields:
             _check_labels(fields["label"], num_classes)
-        if check_finite:
-            for name, value in fields.items():
-                _check_finite(name, value)
+        for name, value in fields.items() if check_finite else ():
+            _check_finite(name, value)
 
     @property
     def fields(self) -> Mapping[str, Tensor]:
@@ -243,13 +233,6 @@ class DataSet:
                 f"num_classes={self.num_classes} must be 1 for a regression, at least 1 for labels, and at "
                 "least 2 for classes."
             )
-        width = self.input_shape[0] if len(self.input_shape) == 1 else 0
-        places = self.numeric_columns
-        if len(set(places)) != len(places) or not all(place in range(width) for place in places):
-            raise DataFileError(
-                f"numeric_columns={places} must be distinct places in an input of one axis; it has shape "
-                f"{self.input_shape}."
-            )
         if self.class_names and len(self.class_names) != self.num_classes:
             raise DataFileError(
                 f"class_names has {len(self.class_names)} names for num_classes={self.num_classes} classes."
@@ -317,14 +300,10 @@ def with_test_records(
 
 
 def _check_labels(label: Tensor, num_classes: int | None) -> None:
-    if label.ndim != 1:
+    if label.ndim != 1 or label.is_floating_point() or label.is_complex() or label.dtype == torch.bool:
         raise DataFileError(
-            f"label has shape {list(label.shape)}; it must be one class number per record, [n]. Use "
-            "label.squeeze(1)."
-        )
-    if label.is_floating_point() or label.is_complex() or label.dtype == torch.bool:
-        raise DataFileError(
-            f"label has type {label.dtype}; class numbers must be integers. Use label.long()."
+            f"label has type {label.dtype} and shape {list(label.shape)}; it must be one whole class number "
+            "per record, [n]. Use label.long() or label.squeeze(1)."
         )
     low, high = int(label.min()), int(label.max())
     if low < 0 or (num_classes is not None and high >= num_classes):
@@ -339,9 +318,8 @@ def _check_finite(name: str, value: Tensor) -> None:
     # exact test
     if bool(value.sum().isfinite()):
         return
-    bad = ~value.reshape(len(value), -1).isfinite().all(1)
-    if bool(bad.any()):
-        rows = bad.nonzero().flatten()
+    rows = (~value.reshape(len(value), -1).isfinite().all(1)).nonzero().flatten()
+    if len(rows):
         raise DataFileError(
             f"fields[{name!r}] has NaN or infinite values in {len(rows)} records (the first is number "
             f"{int(rows[0])}). Repair or drop them before training."

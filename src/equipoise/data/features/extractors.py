@@ -49,26 +49,24 @@ def extract(
     extractor: FeatureExtractor,
     cache: PathLike | None = None,
     *,
-    chunk: int | None = None,
     progress: FeatureProgress | None = None,
 ) -> Records:
     """The records with their inputs replaced by features (float16 precision, held as float32).
 
     Args:
         records: the field ``input`` is read, all others are kept.
-        extractor: see :class:`FeatureExtractor`.
+        extractor: see :class:`FeatureExtractor`. Its attribute ``chunk`` says how many records a call takes;
+            32 by default, with which images of MNIST stay within a processor's cache.
         cache: a folder where features are kept, and read again by a hash of the extractor's configuration and
             of the inputs: other data or other constants never meet an old file. A damaged one is computed
             anew.
-        chunk: records per call; the extractor's own ``chunk`` by default, or 32, with which images of MNIST
-            stay within a processor's cache.
         progress: called with (done, total) before the first chunk and after each.
 
     Raises:
         OSError: the cache cannot be written; nothing half-written is left behind.
 
     >>> records = Records({"input": torch.randn(5, 1, 8, 8), "label": torch.arange(5)})
-    >>> extract(records, lambda images: images.flatten(1), chunk=2).fields["input"].shape
+    >>> extract(records, lambda images: images.flatten(1)).fields["input"].shape
     torch.Size([5, 64])
     """
     inputs, path, key = records.fields["input"], None, ""
@@ -79,7 +77,7 @@ def extract(
         path = Path(cache) / f"features-{key[:32]}.safetensors"
     features = None if path is None else _read_cache(path, key, len(records))
     if features is None:
-        features = _compute(inputs, extractor, chunk, progress)
+        features = _compute(inputs, extractor, progress)
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             about = {"key": key, "crc32": _checksum(features)}
@@ -108,34 +106,19 @@ def features_of(
         extract(part, extractor, cache, progress=progress) for part in (dataset.train, dataset.test)
     )
     described = f"{extractor.config().get('extractor', 'fixed')} features of: {dataset.description}"
-    return replace(
-        dataset,
-        train=train,
-        test=test,
-        description=described,
-        numeric_columns=(),
-    )
+    return replace(dataset, train=train, test=test, description=described, numeric_columns=())
 
 
-def _compute(
-    inputs: Tensor, extractor: FeatureExtractor, chunk: int | None, progress: FeatureProgress | None
-) -> Tensor:
-    size: int = getattr(extractor, "chunk", 32) if chunk is None else chunk
-    if size < 1:
-        raise ValueError(f"chunk={size} must be at least 1.")
-    features: Tensor | None = None
-    if progress is not None:
-        progress(0, len(inputs))  # before the first call, which may fit the features
+def _compute(inputs: Tensor, extractor: FeatureExtractor, progress: FeatureProgress | None) -> Tensor:
+    size: int = getattr(extractor, "chunk", 32)
+    report = progress or (lambda done, total: None)
+    report(0, len(inputs))  # before the first call, which may fit the features
+    parts = []
     with torch.no_grad():
-        for start in range(0, len(inputs), size):
-            part = extractor(inputs[start : start + size])
-            if features is None:
-                features = torch.empty(len(inputs), *part.shape[1:], dtype=torch.float16)
-            features[start : start + size] = part
-            if progress is not None:
-                progress(min(start + size, len(inputs)), len(inputs))
-    assert features is not None  # Records are never empty
-    return features
+        for part in torch.split(inputs, size):
+            parts.append(extractor(part).half())
+            report(min(len(parts) * size, len(inputs)), len(inputs))
+    return torch.cat(parts)
 
 
 def _checksum(features: Tensor) -> str:

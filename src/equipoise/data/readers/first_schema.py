@@ -18,7 +18,7 @@ from equipoise._files import PathLike
 from equipoise._validate import suggestion
 from equipoise.data.readers.files import DataFileError, is_same
 from equipoise.data.readers.schema import TO_FILL_IN, SchemaError, places_to_fill_in
-from equipoise.data.readers.tables import other_delimiter, read_cells
+from equipoise.data.readers.tables import read_cells
 
 __all__ = ["first_schema"]
 
@@ -119,12 +119,6 @@ def _columns(path: PathLike, delimiter: str, header: bool, most: int | None) -> 
     """The names of the columns, and their first cells."""
     cells = read_cells(path, header=header, delimiter=delimiter, most=most)
     names = cells.names or [f"column-{i + 1}" for i in range(cells.rows.shape[1])]
-    other = other_delimiter(cells.names or [str(cells.rows.iloc[0, 0])] * cells.rows.shape[1])
-    if other is not None:
-        raise DataFileError(
-            f"The first row of {str(path)!r} is one cell, so another sign stands between cells: give "
-            f"--delimiter {other if len(other) == 3 else '$' + repr(chr(9))}."
-        )
     if len(set(names)) < len(names) or not all(names) or any(_numbers([name]) for name in names):
         raise DataFileError(
             f"The first row of {str(path)!r} holds numbers, blanks or equal cells, so that it seems to be a "

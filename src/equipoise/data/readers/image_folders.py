@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,36 +23,9 @@ from equipoise.data.readers.files import DataFileError, MissingDataError, refuse
 from equipoise.data.readers.images import standardise_each
 from equipoise.data.records import DataSet, Records, with_test_records
 
-__all__ = ["ImageSize", "images_for_model", "load_images"]
+__all__ = ["images_for_model", "load_images"]
 
 _ENDINGS = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp"})
-
-
-@dataclass(frozen=True)
-class ImageSize:
-    """What every image is brought to; one channel is grey, three are colour."""
-
-    height: int
-    width: int
-    channels: int = 3
-
-    @classmethod
-    def parse(cls, text: str) -> ImageSize:
-        """The size that HEIGHTxWIDTH or HEIGHTxWIDTHxCHANNELS names.
-
-        Raises:
-            DataFileError: it has another form.
-
-        >>> ImageSize.parse("28x28x1")
-        ImageSize(height=28, width=28, channels=1)
-        """
-        found = re.fullmatch(r"(\d{1,4})x(\d{1,4})(?:x([13]))?", text)
-        if found is None or "0" in found.groups():
-            raise DataFileError(
-                f"image_size={text!r} must be HEIGHTxWIDTH in pixels, such as 32x32, or 28x28x1 for grey "
-                "images."
-            )
-        return cls(*(int(number) for number in found.groups(default="3")))
 
 
 def load_images(
@@ -78,9 +50,8 @@ def load_images(
     """
     refuse_same(path, test)
     classes = _classes(path)
-    form = ImageSize.parse(size)
-    judges = None if test is None else _read(test, form, classes, labelled=True)
-    rows = _read(path, form, classes, labelled=True)
+    judges = None if test is None else _read(test, size, classes, labelled=True)
+    rows = _read(path, size, classes, labelled=True)
     train, judges, left = with_test_records(rows, judges, test_share, population)
     schema = {"image_size": size, "classes": list(classes)}
     return _data_set(path, train, judges, left, schema)
@@ -99,14 +70,9 @@ def images_for_model(path: PathLike, values: Mapping[str, Any]) -> tuple[DataSet
     Raises:
         DataFileError: the images or the schema cannot be used.
     """
-    size, classes = values.get("image_size"), values.get("classes")
-    names = tuple(name for name in classes if isinstance(name, str)) if isinstance(classes, list) else ()
-    if not isinstance(size, str) or len(names) < 2:
-        raise DataFileError(
-            "the schema in config.json holds no image size and classes. Restore it from a copy."
-        )
+    size, names = str(values.get("image_size")), tuple(map(str, values.get("classes", ())))
     labelled = any(child.is_dir() for child in _folder(path).iterdir())
-    test = _read(path, ImageSize.parse(size), names, labelled=labelled)
+    test = _read(path, size, names, labelled=labelled)
     blank = Records({name: torch.zeros_like(value[:1]) for name, value in test.fields.items()})
     return _data_set(path, blank, test, 1, {"image_size": size, "classes": list(names)}), labelled
 
@@ -142,8 +108,15 @@ def _classes(path: PathLike) -> tuple[str, ...]:
     return found
 
 
-def _read(path: PathLike, size: ImageSize, classes: tuple[str, ...], *, labelled: bool) -> Records:
+def _read(path: PathLike, image_size: str, classes: tuple[str, ...], *, labelled: bool) -> Records:
     """The images below a folder in the order of their paths: input ``[n, channels, h, w]``, label ``[n]``."""
+    found = re.fullmatch(r"(\d{1,4})x(\d{1,4})(?:x([13]))?", image_size)
+    if found is None or "0" in found.groups():
+        raise DataFileError(
+            f"image_size={image_size!r} must be HEIGHTxWIDTH in pixels, such as 32x32, or 28x28x1 for "
+            "grey images."
+        )
+    height, width, channels = map(int, found.groups(default="3"))
     root = _folder(path)
     if labelled and any(child.is_dir() and child.name not in classes for child in root.iterdir()):
         raise DataFileError(
@@ -159,27 +132,27 @@ def _read(path: PathLike, size: ImageSize, classes: tuple[str, ...], *, labelled
     ]
     if not files:
         raise DataFileError(f"The folder {str(path)!r} holds no images ({', '.join(sorted(_ENDINGS))}).")
-    pixels = torch.empty(len(files), size.channels, size.height, size.width, dtype=torch.uint8)
+    pixels = torch.empty(len(files), channels, height, width, dtype=torch.uint8)
     for i, (_, file) in enumerate(files):
-        pixels[i] = _pixels(file, size)
+        pixels[i] = _pixels(file, height, width, channels)
     return Records(
         {"input": standardise_each(pixels), "label": torch.tensor([label for label, _ in files])},
         num_classes=len(classes),
     )
 
 
-def _pixels(file: Path, size: ImageSize) -> Tensor:
+def _pixels(file: Path, height: int, width: int, channels: int) -> Tensor:
     """One image, ``[channels, h, w]`` of 0 .. 255."""
     with of_extra():
         from PIL import Image, ImageOps
 
     try:
         with Image.open(file) as image:
-            upright = ImageOps.exif_transpose(image).convert("L" if size.channels == 1 else "RGB")
-            resized = upright.resize((size.width, size.height), Image.Resampling.BILINEAR)
+            upright = ImageOps.exif_transpose(image).convert("L" if channels == 1 else "RGB")
+            resized = upright.resize((width, height), Image.Resampling.BILINEAR)
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise DataFileError(
             f"The image {str(file)!r} cannot be read ({type(error).__name__}). Repair or remove it."
         ) from None
-    pixels = np.array(resized, dtype=np.uint8).reshape(size.height, size.width, size.channels)
+    pixels = np.array(resized, dtype=np.uint8).reshape(height, width, channels)
     return torch.from_numpy(pixels).permute(2, 0, 1)

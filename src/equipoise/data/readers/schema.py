@@ -23,9 +23,9 @@ import hashlib
 import math
 import reprlib
 import tomllib
+import warnings
 import zlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -37,7 +37,7 @@ from equipoise._extras import of_extra
 from equipoise._files import PathLike, schema_file
 from equipoise._validate import suggestion
 from equipoise.data.readers.files import DataFileError, MissingDataError, read_text, refuse_same
-from equipoise.data.readers.tables import Cells, other_delimiter, read_cells
+from equipoise.data.readers.tables import Cells, read_cells
 from equipoise.data.readers.text import MOST_TOKENS, MOST_WORDS, HashingTokenizer
 from equipoise.data.records import OWNER, DataSet, Records, with_test_records
 
@@ -61,6 +61,8 @@ __all__ = [
 
 TO_FILL_IN = "FILL IN"
 """What stands where a first version of a schema leaves a place to be filled in."""
+MOST_CUT = 0.03
+"""The share of public rows beyond a range that is not worth a warning."""
 
 
 class SchemaError(DataFileError):
@@ -191,12 +193,15 @@ class _Skip(_Declared):
     type: Literal["skip"]
 
 
-_KINDS: dict[str, Any] = {"number": Number, "category": Category, "text": _Text, "skip": _Skip}
 _Column = Annotated[Number | Category | _Text | _Skip, Field(discriminator="type")]
+_KINDS: dict[str, Any] = {"number": Number, "category": Category, "text": _Text, "skip": _Skip}
 
 
-class Schema(_Declared):
-    """What a schema file may hold."""
+class Table(_Declared):
+    """What a schema file holds: the columns of a table, and what is learnt of it.
+
+    That is a category, a number, or several categories of two values each.
+    """
 
     format: Literal[1] = 1
     population: Annotated[int | None, Field(ge=1, lt=2**53)] = None
@@ -208,7 +213,7 @@ class Schema(_Declared):
     columns: dict[str, _Column]
 
     @model_validator(mode="after")
-    def _signs_of_columns(self) -> Schema:
+    def _is_usable(self) -> Table:
         for name, column in self.columns.items():
             if isinstance(column, Number | Category) and column.missing is None:
                 column.missing = self.missing
@@ -218,56 +223,55 @@ class Schema(_Declared):
                     f"{min(both)!r} is a value of column {name!r} and a sign for a missing one. Give the "
                     "column missing = [...] of its own"
                 )
-        return self
-
-
-@dataclass(frozen=True)
-class Table:
-    """A schema and what of it is learnt: a category, a number, or several categories of two values each."""
-
-    schema: Schema
-    targets: tuple[str, ...]
-
-    def __post_init__(self) -> None:
+        if not self.targets:
+            raise ValueError(
+                "the target is missing. Name the column to learn: --target COLUMN, or target = ..."
+            )
         if len(set(self.targets)) < len(self.targets):
-            raise ValueError("a target is named twice.")
+            raise ValueError("a target is named twice")
         for name in self.targets:
-            column = self.schema.columns[name]
-            if isinstance(column, Number) and column.log:
-                raise ValueError(
-                    f"the target {name!r} has log = true, which only inputs may have: a target is learnt on "
-                    "the scale of its range. Put its logarithm into the table, with the range of that."
-                )
-            if not isinstance(column, Number) and not (isinstance(column, Category) and column.values):
+            if name not in self.columns:
+                near = suggestion(name, self.columns)
+                raise ValueError(f"the target {name!r} is no column.{near} It has {', '.join(self.columns)}")
+            column = self.columns[name]
+            if not (isinstance(column, Number) and not column.log) and not getattr(column, "values", None):
                 raise ValueError(
                     f"the target {name!r} must be a category with values = [...], its classes, or a number "
-                    "with its range for a regression."
+                    "with its range and without log = true for a regression"
                 )
-        pairs = [isinstance(column, Category) and len(column.values or ()) == 2 for column in self._learnt]
-        if not self.targets or (len(self.targets) > 1 and not all(pairs)):
-            raise ValueError("several targets must be categories of two values each.")
+        if len(self.targets) > 1 and any(len(getattr(c, "values", ())) != 2 for c in self.learnt):
+            raise ValueError("several targets must be categories of two values each")
         kinds = [type(column) for column in self.inputs.values()]
         if not kinds or (_Text in kinds and len(kinds) > 1):
             raise ValueError(
-                "the columns must hold an input, and a text is the only one: skip the other columns."
+                "the columns must hold an input, and a text is the only one: skip the other columns"
             )
+        return self
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """The columns that are learnt; a column's own name may hold a comma."""
+        given = self.target or []
+        names = [given] if isinstance(given, str) and given in self.columns else given
+        return tuple(name.strip() for name in (names.split(",") if isinstance(names, str) else names))
+
+    @property
+    def learnt(self) -> list[Number | Category]:
+        """The columns of the targets."""
+        return [self.columns[name] for name in self.targets]  # type: ignore[misc]
 
     @property
     def inputs(self) -> dict[str, Number | Category | _Text]:
         """The columns that are neither skipped nor learnt."""
-        columns = self.schema.columns.items()
+        columns = self.columns.items()
         return {n: c for n, c in columns if n not in self.targets and not isinstance(c, _Skip)}
-
-    @property
-    def _learnt(self) -> list[Number | Category]:
-        return [self.schema.columns[name] for name in self.targets]  # type: ignore[misc]
 
     @property
     def task(self) -> str:
         """``classification``, ``regression`` or ``multi-label``."""
         if len(self.targets) > 1:
             return "multi-label"
-        return "regression" if isinstance(self._learnt[0], Number) else "classification"
+        return "regression" if isinstance(self.learnt[0], Number) else "classification"
 
     @property
     def numeric_columns(self) -> tuple[int, ...]:
@@ -279,18 +283,15 @@ class Table:
     @property
     def class_names(self) -> tuple[str, ...]:
         """The classes; the labels of a multi-label table, and none of a regression."""
-        first = self._learnt[0]
-        if len(self.targets) > 1:
-            return self.targets
-        return () if isinstance(first, Number) else tuple(first.values or ())
+        return self.targets if len(self.targets) > 1 else tuple(getattr(self.learnt[0], "values", ()))
 
     def data_set(
-        self, name: str, values: Mapping[str, Any], train: Records, test: Records, population: int
+        self, path: PathLike, values: Mapping[str, Any], train: Records, test: Records, population: int
     ) -> DataSet:
-        """Records of this table with what is publicly known of it."""
-        first, texts = self._learnt[0], [c for c in self.inputs.values() if isinstance(c, _Text)]
+        """Records of a file with what is publicly known of them."""
+        first, texts = self.learnt[0], [c for c in self.inputs.values() if isinstance(c, _Text)]
         return DataSet(
-            name=name,
+            name=Path(path).name,
             train=train,
             test=test,
             population=population,
@@ -300,7 +301,7 @@ class Table:
             vocabulary_size=texts[0].vocabulary if texts else None,
             task=self.task,
             target_range=(first.low, first.high) if isinstance(first, Number) else (-1.0, 1.0),
-            schema=values,
+            schema={**values, "target": list(self.targets)},
             numeric_columns=self.numeric_columns,
         )
 
@@ -308,17 +309,16 @@ class Table:
 # ---- the file of a schema
 
 
-def read_schema(path: PathLike, owner: str | None = None, population: int | None = None) -> dict[str, Any]:
-    """The values of a schema file, checked.
+def read_schema(path: PathLike, **given: Any) -> dict[str, Any]:
+    """The values of a schema file; `table_of` checks them.
 
     Args:
         path: of the file.
-        owner: the column that names users. It is no input, whatever the schema says of it.
-        population: the public number of rows, whatever the schema says of it.
+        given: values that are taken whatever the file says; None leaves those of the file.
 
     Raises:
         MissingDataError: no such file; the message says which command writes one.
-        SchemaError: it is no TOML, has keys that there are not, or places to be filled in.
+        SchemaError: it is no TOML.
     """
     if not Path(path).is_file():
         raise MissingDataError(
@@ -329,13 +329,7 @@ def read_schema(path: PathLike, owner: str | None = None, population: int | None
         values = tomllib.loads(read_text(path))
     except (ValueError, RecursionError) as error:  # of tomllib, or of int for very many digits
         raise SchemaError(f"the schema {str(path)!r} is no TOML: {error}.") from None
-    columns = values.get("columns")
-    if isinstance(columns, dict) and owner in columns:
-        columns[owner] = {"type": "skip"}
-    if population is not None:
-        values["population"] = population
-    _checked(values, str(path))
-    return values
+    return values | {key: value for key, value in given.items() if value is not None}
 
 
 def places_to_fill_in(values: Mapping[str, Any]) -> list[str]:
@@ -351,75 +345,39 @@ def places_to_fill_in(values: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _checked(values: Mapping[str, Any], where: str) -> Schema:
-    """The schema that a file called `where` holds; SchemaError for places to be filled in, and for faults."""
-    left = places_to_fill_in(values)
-    if left:
+def table_of(values: Mapping[str, Any], where: str = "config.json") -> Table:
+    """The table that a schema declares.
+
+    Args:
+        values: of the schema.
+        where: what messages call the schema.
+
+    Raises:
+        SchemaError: it has places to be filled in, or keys and values that it cannot have.
+    """
+    if left := places_to_fill_in(values):
         raise SchemaError(
             f"the schema {where!r} leaves places to be filled in: {', '.join(left)}. Take them from public "
             "knowledge, such as the form or its handbook. Learnt from the private rows they would tell of "
             "persons, and no epsilon would cover it. Values beyond a range are moved to its end."
         )
     try:
-        return Schema.model_validate(dict(values))
+        return Table.model_validate(dict(values))
     except ValidationError as error:
         # a key that is misspelt is told before the one that it leaves out
         first = min(error.errors(), key=lambda found: found["type"] != "extra_forbidden")
-    place, keys, known = (
-        f"the schema {where!r}",
-        [str(key) for key in first["loc"]],
-        list(Schema.model_fields),
-    )
+    place, reason = f"the schema {where!r}", first["msg"].removeprefix("Value error, ")
+    keys, known = [str(key) for key in first["loc"]], list(Table.model_fields)
     if len(keys) > 1 and keys[0] == "columns":
         place += f", column {keys[1]!r}"
-        if len(keys) == 2:
-            raise SchemaError(f"{place}: its type must be one of {', '.join(_KINDS)}.")
-        keys, known = keys[3:], list(_KINDS[keys[2]].model_fields)
-    if not keys:
-        raise SchemaError(f"{place}: {first['msg'].removeprefix('Value error, ')}.")
-    reason = f"{keys[0]} = {reprlib.repr(first['input'])}. {first['msg']}."
-    if first["type"] == "extra_forbidden":
-        reason = f"there is no key {keys[0]!r}.{suggestion(keys[0], known)} It knows {', '.join(known)}."
-    elif first["type"] == "missing":
-        reason = f"{keys[0]} is missing. It knows {', '.join(known)}."
-    raise SchemaError(f"{place}: {reason}")
-
-
-def table_of(
-    values: Mapping[str, Any], target: str | None = None, where: str = "config.json", owner: str | None = None
-) -> Table:
-    """The table that a schema declares.
-
-    Args:
-        values: of the schema.
-        target: the column to learn, or several separated by commas; as the schema says by default.
-        where: what messages call the schema.
-        owner: the column that names users, which is not learnt.
-
-    Raises:
-        SchemaError: the schema cannot be used.
-    """
-    schema = _checked(values, where)
-    given = target if target is not None else schema.target
-    if given is None:
-        raise SchemaError(
-            f"the target is missing. Name the column to learn: --target COLUMN, or target = ... in {where!r}."
-        )
-    # a column's own name may hold a comma
-    names = given if isinstance(given, list) else [given] if given in schema.columns else given.split(",")
-    targets = tuple(name.strip() for name in names)
-    for name in targets:
-        if name not in schema.columns:
-            raise SchemaError(
-                f"the target {name!r} is no column of the schema {where!r}."
-                f"{suggestion(name, schema.columns)} It has {', '.join(schema.columns)}."
-            )
-        if name == owner:
-            raise SchemaError(f"--owner names {owner!r}, which is the target: users are not what is learnt.")
-    try:
-        return Table(schema, targets)
-    except ValueError as error:
-        raise SchemaError(f"the schema {where!r}: {error}") from None
+        known = list(_KINDS[keys[2]].model_fields) if len(keys) > 2 else []
+        keys = keys[3:]
+    if keys and first["type"] == "extra_forbidden":
+        reason = f"there is no key {keys[0]!r}.{suggestion(keys[0], known)} It knows {', '.join(known)}"
+    elif keys:
+        value = "" if first["type"] == "missing" else f" = {reprlib.repr(first['input'])}"
+        reason = f"{keys[0]}{value}. {reason}"
+    raise SchemaError(f"{place}: {reason}.")
 
 
 # ---- the rows
@@ -441,10 +399,12 @@ def load_table(
         path: of the private rows.
         schema: the schema file; the one next to the rows by default.
         target: the column to learn, or several separated by commas; as the schema says by default.
-        test: a file of rows to evaluate on; what the evaluation says of them is published.
+        test: a file of rows to evaluate on; what the evaluation says of them is published. A range that cuts
+            many of their numbers is warned of.
         test_share: without it, the share of the private rows to evaluate on instead of training on them.
         population: the public number of rows; as the schema says by default.
-        owner: the column that names the user of each row, for training records only.
+        owner: the column that names the user of each row, for training records only. It is no input,
+            whatever the schema says of it.
 
     Raises:
         MissingDataError, DataFileError: files that are missing or broken, a schema that cannot be used.
@@ -453,18 +413,21 @@ def load_table(
         raise MissingDataError(f"The file {str(path)!r} does not exist. Check the path.")
     refuse_same(path, test)
     where = str(schema or schema_file(path))
-    values = read_schema(where, owner, population)
-    table = table_of(values, target, where, owner)
-    if table.schema.population is None:
+    values = read_schema(where, target=target, population=population)
+    if owner is not None and owner == values.get("target"):
+        raise SchemaError(f"--owner names {owner!r}, which is the target: users are not what is learnt.")
+    if owner is not None and owner in values.get("columns", ()):
+        values["columns"][owner] = {"type": "skip"}
+    table = table_of(values, where)
+    if table.population is None:
         raise SchemaError(
             "the population is missing. It sets the sampling rate and the divisor of the noised sums, so it "
             "must be a public number that you state, not one counted from the private rows: --population "
             f"NUMBER, or population = ... in {where!r}. A round figure near the number of rows will do."
         )
-    judges = None if test is None else read_rows(test, table)
+    judges = None if test is None else read_rows(test, table, warn_of_cut=True)
     rows = read_rows(path, table, owner=owner)
-    train, judges, left = with_test_records(rows, judges, test_share, table.schema.population)
-    return table.data_set(Path(path).name, {**values, "target": list(table.targets)}, train, judges, left)
+    return table.data_set(path, values, *with_test_records(rows, judges, test_share, table.population))
 
 
 def records_for_model(path: PathLike, values: Mapping[str, Any]) -> tuple[DataSet, bool]:
@@ -488,11 +451,16 @@ def records_for_model(path: PathLike, values: Mapping[str, Any]) -> tuple[DataSe
         width = (len(table.targets),) if table.task == "multi-label" else ()
         fields[name] = torch.zeros(len(fields["input"]), *width, dtype=kind)
     blank = Records({name: torch.zeros_like(value[:1]) for name, value in fields.items()})
-    return table.data_set(Path(path).name, values, blank, Records(fields), 1), labelled
+    return table.data_set(path, values, blank, Records(fields), 1), labelled
 
 
 def read_rows(
-    path: PathLike, table: Table, *, targets: bool | None = True, owner: str | None = None
+    path: PathLike,
+    table: Table,
+    *,
+    targets: bool | None = True,
+    owner: str | None = None,
+    warn_of_cut: bool = False,
 ) -> Records:
     """The rows of a CSV, TSV or Parquet file: input float32 ``[n, d]`` and what is learnt.
 
@@ -505,14 +473,14 @@ def read_rows(
         targets: None reads those of a file that has them, as all others must.
         owner: the column that names users: ``owner`` is then int64 ``[n, 2]``, a digest of 16 bytes, the
             same for the same name, whoever else is there.
+        warn_of_cut: of rows that are not private: name each range beyond which many of their numbers lie.
 
     Raises:
         MissingDataError, DataFileError: no such file, a row with too few or too many cells, a cell that does
             not fit its column; the message names file, line and column.
     """
-    schema = table.schema
-    cells = read_cells(path, header=schema.header, delimiter=schema.delimiter, comment=schema.comment)
-    declared = list(schema.columns)
+    cells = read_cells(path, header=table.header, delimiter=table.delimiter, comment=table.comment)
+    declared = list(table.columns)
     if cells.names is None:
         bare = [name for name in declared if name not in table.targets]
         names = bare if targets is None and cells.rows.shape[1] == len(bare) else declared
@@ -535,12 +503,23 @@ def read_rows(
     inputs = np.concatenate([coded(name, column.encode) for name, column in table.inputs.items()], 1)
     fields = {"input": torch.from_numpy(inputs)}
     if learnt:
-        columns = zip(table.targets, table._learnt, strict=True)
+        columns = zip(table.targets, table.learnt, strict=True)
         found = torch.from_numpy(np.stack([coded(name, column.learn) for name, column in columns], 1))
         found = found.float() if table.task == "multi-label" else found[:, 0]
         fields["label" if table.task == "classification" else "target"] = found
     if owner is not None:
-        fields[OWNER] = torch.from_numpy(coded(owner, lambda cell: _user(cell, schema.missing)))
+        fields[OWNER] = torch.from_numpy(coded(owner, lambda cell: _user(cell, table.missing)))
+    for name in read if warn_of_cut else ():
+        if isinstance(column := table.columns[name], Number):
+            numbers = pd.to_numeric(cells.rows[names.index(name)], errors="coerce")
+            share = float(((numbers < column.low) | (numbers > column.high)).mean())
+            if share > MOST_CUT:
+                warnings.warn(
+                    f"column {name!r}: {share:.0%} of the rows of {Path(path).name!r} lie beyond the range "
+                    f"low = {column.low:g}, high = {column.high:g}, and count as its ends. Widen the "
+                    "range in the schema unless you want that.",
+                    stacklevel=2,
+                )
     return Records(fields, num_classes=len(table.class_names) if "label" in fields else None)
 
 
@@ -575,14 +554,9 @@ def _misfit(cells: Cells, names: list[str], wrong: list[str], owner: str | None)
             "says which user a row belongs to. A file without header needs all its columns declared in "
             'order, this one by type = "skip".'
         )
-    other = other_delimiter(names)
-    remedy = (
-        "Correct the names, or declare that the file has no header: header = false."
-        if other is None
-        else f"The row is one cell, so another sign stands between cells: declare delimiter = {other}."
-    )
     lacking = [name for name in wrong if name not in names]
     return (
         f"{cells.place()}: the header {'lacks' if lacking else 'repeats'} the declared columns "
-        f"{', '.join(map(repr, lacking or wrong))}. {remedy}"
+        f"{', '.join(map(repr, lacking or wrong))}. Correct the names, or declare that the file has no "
+        "header: header = false."
     )

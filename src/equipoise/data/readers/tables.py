@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 import re
 import warnings
 from collections.abc import Iterator
@@ -27,7 +28,7 @@ from equipoise.data.readers.files import DataFileError, MissingDataError, read_t
 with of_extra():
     import pandas as pd
 
-__all__ = ["Cells", "is_parquet", "other_delimiter", "read_cells"]
+__all__ = ["Cells", "read_cells"]
 
 
 @dataclass(frozen=True)
@@ -57,11 +58,6 @@ class Cells:
         return f"{str(self.path)!r}, line {next(line for i, line in enumerate(lines) if i == at)}"
 
 
-def is_parquet(path: PathLike) -> bool:
-    """Whether a file is read as Parquet, by its name."""
-    return Path(path).suffix == ".parquet"
-
-
 def read_cells(
     path: PathLike,
     *,
@@ -89,7 +85,7 @@ def read_cells(
     >>> cells.names, cells.rows.to_numpy().tolist(), cells.place(0)[-6:]
     (['name', 'age'], [['Ann,\\nthe older', '30']], 'line 3')
     """
-    if is_parquet(path):
+    if Path(path).suffix == ".parquet":
         return _parquet(path, most)
     if len(delimiter) != 1 or not delimiter.isascii() or delimiter in '"\r\n':
         raise DataFileError(
@@ -109,6 +105,11 @@ def read_cells(
     width = next((cells for _, cells in _lines(path, text, delimiter)), 0)
     if not width:
         raise DataFileError(f"The file {str(path)!r} holds no rows.")
+    if header and width == 1 and (other := re.search(r"[;\t|,]", text.split("\n", 1)[0])):
+        raise DataFileError(
+            f"{str(path)!r}: the header is one cell, so another sign stands between cells: declare delimiter "
+            f"= {json.dumps(other[0])} in the schema, or give --delimiter to `schema init` (a tab is $'\\t')."
+        )
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", pd.errors.ParserWarning)  # of a first row that is too long
@@ -191,13 +192,3 @@ def _as_text(value: Any) -> str:
         case datetime() if value.time() == time():  # days that a writer gave hours
             return str(value.date())
     return str(value)
-
-
-def other_delimiter(cells: list[str]) -> str | None:
-    """The sign that seems to stand between cells where a row was read as one cell, as TOML writes it.
-
-    >>> other_delimiter(["age;wage"]), other_delimiter(["age", "wage"])
-    ('";"', None)
-    """
-    signs = {";": '";"', "\t": '"\\t"', "|": '"|"', ",": '","'}
-    return next((word for sign, word in signs.items() if len(cells) == 1 and sign in cells[0]), None)
