@@ -20,6 +20,12 @@ def load(name: str):
     return module
 
 
+def test_tar_shards():
+    statement = load("tar_shards").main(workers=0)
+    assert statement.guarantee == "proven"
+    assert statement.releases[0]["used"] == 5
+
+
 @pytest.mark.slow
 def test_gpt2_with_adapters():
     pytest.importorskip("transformers", reason="needs the extra hf")

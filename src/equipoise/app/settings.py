@@ -241,7 +241,7 @@ class RunSettings:
         "covers these rows.",
     )
     image_size: str | None = setting(
-        None, "What images of a folder are brought to: 32x32, or 28x28x1 for grey.", metavar="HxW[x1]"
+        None, "Resize images of a folder to this size: 32x32, or 28x28x1 for grey.", metavar="HxW[x1]"
     )
     task: Literal["classification", "regression", "multi-label"] | None = setting(
         None, "classification, regression or multi-label; by default what the target's column is."
@@ -285,7 +285,7 @@ class RunSettings:
         None, "With --unit user: the most records of a user that are used, a public number."
     )
     user_rows: UserRows | None = setting(
-        None, "With --unit user: draw users, and clip the sum or mean over their records."
+        None, "With --unit user: sample users, and clip the sum or mean over their records."
     )
     learning_rate: Positive | None = setting(None, "Learning rate.", usual=BY_DATA)
     clip_norm: ClipNorm | None = setting(
@@ -294,7 +294,7 @@ class RunSettings:
         usual=BY_DATA,
     )
     clip_rule: str | None = setting(None, "Name of a clip rule, such as abadi or psac.", usual=BY_DATA)
-    per_layer: bool = setting(False, "Clip every layer on its own.")
+    per_layer: bool = setting(False, "Clip each layer separately.")
     optimizer: Literal["sgd", "adam", "adamw"] | None = setting(None, "sgd, adam or adamw.", usual=BY_DATA)
     momentum: Share | None = setting(None, "Momentum of sgd.", usual=BY_DATA)
     weight_decay: NotNegative | None = setting(None, "Weight decay.", usual=BY_DATA)
@@ -306,7 +306,7 @@ class RunSettings:
     features: Features | None = setting(
         None, f"Of models that have some to choose from: {', '.join(get_args(Features))}.", usual=BY_DATA
     )
-    micro_batch_size: Count | None = setting(None, "Records per forward, at most.")
+    micro_batch_size: Count | None = setting(None, "At most so many records per forward pass.")
     evaluate_every: Count | None = setting(None, "Steps between evaluations; ten in all by default.")
     device: str | None = setting(None, "Where to compute: cpu, cuda, cuda:1, mps.")
     seed: Whole = setting(0, "Initial weights and other public randomness.")
@@ -654,7 +654,7 @@ class CalibrationSettings:
     sampling: SamplingWord = setting(
         "poisson", "poisson, truncated-poisson, without-replacement, full-batch or fixed-epochs."
     )
-    records_per_user: Count = setting(1, "Protect users of so many records at most, each drawn by itself.")
+    records_per_user: Count = setting(1, "Protect users of so many records at most, sampled independently.")
     relation: Relation = setting(
         "add_or_remove_one", "add-or-remove-one or replace-one.", usual="add-or-remove-one"
     )

@@ -24,7 +24,7 @@ __all__ = [
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output.")]
 
 
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be done; spend nothing.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Show the plan and its cost; spend nothing.")]
 
 
 RunDir = Annotated[str | None, typer.Option("--run-dir", help="The run folder.", metavar="DIR")]

@@ -1,0 +1,71 @@
+"""Tables of the site that have their words elsewhere: the help of commands, the schema of a statement.
+
+A line `<!-- options: train -->` of a page becomes a table of that command's options, by group, and a line
+`<!-- keys: releases -->` one of the keys of `statement.schema.json` below `releases` (`statement`: of all).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from equipoise.cli import app
+
+SCHEMA = Path(__file__).parents[1] / "src" / "equipoise" / "statements" / "statement.schema.json"
+MARK = re.compile(r"^<!-- (options|keys): ([a-z ]+) -->$", re.M)
+
+
+def table(heads: list[str], rows: Iterable[Iterable[str]]) -> str:
+    """A table in Markdown."""
+    cells = [heads, ["---"] * len(heads), *rows]
+    return "\n".join("| " + " | ".join(text.replace("|", "\\|") for text in row) + " |" for row in cells)
+
+
+def options(words: str) -> str:
+    """The options of a command, by group."""
+    command: Any = typer.main.get_command(app)
+    for word in words.split():
+        command = command.commands[word]
+    groups: dict[str, list[list[str]]] = {}
+    for one in command.params:
+        if one.hidden or not any(name.startswith("--") for name in one.opts) or "--help" in one.opts:
+            continue
+        metavar = one.metavar or ("" if getattr(one, "is_flag", False) else one.type.name.upper())
+        name = f"`{' '.join([next(name for name in one.opts if name.startswith('--')), metavar]).strip()}`"
+        words = re.sub(r"\s*\[default: by data and model\]", " *", one.help.replace("\\[", "["))
+        if one.envvar:
+            words += f" Or `${one.envvar}`."
+        groups.setdefault(getattr(one, "rich_help_panel", None) or "Command", []).append([name, words])
+    return "\n\n".join(table([group, "meaning"], rows) for group, rows in groups.items())
+
+
+def types(one: dict[str, Any]) -> str:
+    """The type of a key, or its values."""
+    if "enum" in one:
+        return ", ".join("null" if value is None else f"`{value}`" for value in one["enum"])
+    if "anyOf" in one:
+        return " or ".join(dict.fromkeys(types(each) for each in one["anyOf"]))
+    kind = one.get("type", "object")  # or a reference to one
+    return {"array": "list", "object": "mapping"}.get(kind, kind)
+
+
+def keys(words: str) -> str:
+    """The keys of a statement, or of a release."""
+    schema = json.loads(SCHEMA.read_text(encoding="utf-8"))
+    found = schema["properties"]
+    if words != "statement":
+        found = found[words]["items"]["properties"]
+    return table(
+        ["key", "type", "meaning"],
+        ([f"`{key}`", types(one), one["description"]] for key, one in found.items()),
+    )
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """Called by mkdocs with every page."""
+    return MARK.sub(lambda mark: {"options": options, "keys": keys}[mark[1]](mark[2]), markdown)
