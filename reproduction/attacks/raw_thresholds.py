@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from equipoise.audit.bounds import certify_known_law
-from equipoise.audit.replay import RecordingLedger, ReplayLedger
+from equipoise.audit.replay import RecordingLedger
 from equipoise.methods.anchored import Every
 from equipoise.privacy import Budget, FullBatch
 from equipoise.privacy.mechanisms.base import Sums
@@ -104,7 +104,7 @@ def _attack(
             return training.run().ledger
 
         real = train(odd, RecordingLedger)
-        other = train(label, partial(ReplayLedger, real.transcript))
+        other = train(label, partial(RecordingLedger, replayed=real.transcript))
         ratios.append(log_ratio(real.transcript, (real.sums, _stds(real)), (other.sums, _stds(other))))
     found = torch.tensor(ratios)
     return Finding(

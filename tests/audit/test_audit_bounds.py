@@ -51,7 +51,6 @@ def test_gaussians_of_known_distance(mu):
     found = certify_thresholds(rng.normal(size=40_000), rng.normal(mu, 1, 40_000), 1e-5)
     truth = gaussian_epsilon(mu, 1e-5)
     assert 0.3 * truth < found.epsilon < truth
-    assert 0.8 * truth < found.gaussian_epsilon < truth
 
 
 def test_nothing_is_certified_where_nothing_differs():

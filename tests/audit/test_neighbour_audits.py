@@ -300,7 +300,7 @@ def test_a_threshold_that_follows_from_the_records_is_seen():
         ({"sampling": eq.WithoutReplacement(20, 60, 4), "changes": ("add",)}, "replace-one alone"),
         ({"method": eq.published.DiceSGD(clip_norm=1.0, noise_multiplier=1.0)}, "without a proof"),
         ({"positions": 0}, "positions"),
-        ({"threads": ()}, r"threads=\(\) holds no number"),
+        ({"threads": ()}, "threads=0 must be at least 1"),
         ({"threads": (0,)}, "threads=0 must be at least 1"),
     ],
 )

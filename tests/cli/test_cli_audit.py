@@ -107,6 +107,7 @@ def test_neighbours_that_move_too_far_end_with_1(equipoise, monkeypatch):
         ("audit method dp-sgd --user-rows mean", "--unit user"),
         ("audit neighbours --positions 0", "--positions"),
         ("audit neighbours RUN --method dp-c4", "--method"),
+        ("audit neighbours RUN --epsilon 2", "--epsilon"),
         ("audit neighbours RUN --epsilon 3 --test-share 0.2", "--test-share"),
         ("audit neighbours --data people.csv", "does not exist"),
         ("audit neighbours --data peple", "a table such as people.csv"),
@@ -116,6 +117,15 @@ def test_what_it_refuses(equipoise, line, word):
     answer = equipoise(line)
     assert answer.code == 2
     assert word in answer.err
+
+
+def test_data_that_are_not_the_runs_are_refused(equipoise, monkeypatch):
+    """Also those that would be taken without a word."""
+    monkeypatch.setattr(
+        "equipoise.cli.audit_command.settings_of_run", lambda folder: RunSettings(data="mnist")
+    )
+    answer = equipoise("audit neighbours RUN --data digits")
+    assert (answer.code, "was trained with 'mnist'" in answer.err) == (2, True)
 
 
 def test_a_refuted_claim_ends_with_1(equipoise, monkeypatch):

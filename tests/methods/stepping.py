@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import equipoise as eq
-from equipoise.audit.replay import RecordingLedger, ReplayLedger
+from equipoise.audit.replay import RecordingLedger
 from equipoise.distributed.processes import Processes
 from equipoise.gradients import GradientEngine
 from equipoise.gradients.forward_only import LossEngine
@@ -54,11 +54,7 @@ class Follower:
         )
         self.plan = self.method_plan.releases
         options: dict[str, Any] = {"secrets": Secrets(None, seed)}
-        self.ledger: RecordingLedger = (
-            RecordingLedger(self.plan, **options)
-            if transcript is None
-            else ReplayLedger(transcript, self.plan, **options)
-        )
+        self.ledger = RecordingLedger(self.plan, replayed=transcript, **options)
         self.params = {name: p for name, p in model.named_parameters() if p.requires_grad}
         source = RecordSource(data)
         example = source.take(torch.arange(3))

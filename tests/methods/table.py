@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import equipoise as eq
-from equipoise.audit.replay import RecordingLedger, ReplayLedger
+from equipoise.audit.replay import RecordingLedger
 from equipoise.methods import (
     PSAC,
     AdaptiveTail,
@@ -274,7 +274,7 @@ def under_replay(
         ledgers.append(RecordingLedger(*args, **kwargs))
         return ledgers[-1]
 
-    class Replaying(ReplayLedger):
+    class Replaying(RecordingLedger):
         def sample(self, draw: Any, num_records: int) -> Tensor:
             ids = super().sample(draw, num_records)
             return ids[::2] if thinned else ids
@@ -283,7 +283,7 @@ def under_replay(
     first = training(make(), **options)
     list(first)
     transcript = ledgers[0].transcript
-    monkeypatch.setattr(eq.PrivateTraining, "ledger_class", functools.partial(Replaying, transcript))
+    monkeypatch.setattr(eq.PrivateTraining, "ledger_class", functools.partial(Replaying, replayed=transcript))
     second = training(make(), data=records(scale=scale), **options)
     list(second)
     return first, second

@@ -5,13 +5,11 @@ limits, whatever the statistic: with P the law without the record and Q the law 
 
     Q(S > t) <= e^epsilon P(S > t) + delta,      P(S <= t) <= e^epsilon Q(S <= t) + delta.
 
-So rates that were measured refute small values of epsilon. Four ways, by what is known:
+So rates that were measured refute small values of epsilon. Three ways, by what is known:
 
 - *threshold*: nothing is known. Clopper and Pearson's exact limits of both rates, each with half of the
   error probability, give epsilon >= log((Q - delta) / P). Threshold and side are chosen on one half of the
   runs and certified on the other; n runs cannot certify more than about log n.
-- *gaussian*: both rates limit mu = Phi^-1(1 - P) - Phi^-1(1 - Q) from below. If the mechanism's trade-off is
-  a Gaussian's (unsampled Gaussian releases) then mu gives epsilon at any delta; for others it is a fit.
 - *gaussian law*: S is normal under both, N(m_0, s^2) and N(m_1, s^2), with three unknown numbers, as the
   log-likelihood ratio of full-batch Gaussian releases is. Then the trade-off of S alone is a Gaussian's of
   mu = (m_1 - m_0) / s, and epsilon is at least that one's. A normal limit of m_1 - m_0 and a chi-squared one
@@ -59,8 +57,6 @@ class Certificate:
         false_positives, true_positives: counts at the chosen threshold; of normal laws, half way between
             the two means.
         threshold: the chosen one.
-        gaussian_epsilon: epsilon at delta of the Gaussian trade-off that the rates force, of normal laws the
-            estimate without its error; None where the law is known or delta is 0.
     """
 
     epsilon: float
@@ -71,7 +67,6 @@ class Certificate:
     false_positives: int
     true_positives: int
     threshold: float
-    gaussian_epsilon: float | None = None
 
 
 def clopper_pearson(successes: int, trials: int, alpha: float) -> tuple[float, float]:
@@ -129,23 +124,13 @@ def certify_thresholds(
     p, q = _two_samples(without, with_record)
     alpha = (1 - confidence) / 2
     halves = (p[: len(p) // 2], q[: len(q) // 2]), (p[len(p) // 2 :], q[len(q) // 2 :])
-    (choice, side), (best_mu, mu_side) = _select(*halves[0], delta, alpha)
+    choice, side = _select(*halves[0], delta, alpha)
     fp, tp, runs = _counts(*halves[1], choice, side)
     found = epsilon_of_rates(
         clopper_pearson(fp, runs[0], alpha)[1], clopper_pearson(tp, runs[1], alpha)[0], delta
     )
-    mu = _mu(*_counts(*halves[1], best_mu, mu_side), alpha)
-    return Certificate(
-        epsilon=found,
-        delta=delta,
-        confidence=confidence,
-        law="unknown",
-        runs=(len(halves[1][0]), len(halves[1][1])),
-        false_positives=fp,
-        true_positives=tp,
-        threshold=choice,
-        gaussian_epsilon=float(gaussian_epsilon(mu, delta)) if delta > 0 else None,
-    )
+    sizes = len(halves[1][0]), len(halves[1][1])
+    return Certificate(found, delta, confidence, "unknown", sizes, fp, tp, choice)
 
 
 def certify_gaussian(
@@ -180,20 +165,8 @@ def certify_gaussian(
     middle = float(p.mean() + q.mean()) / 2
     fp, tp, runs = _counts(p, q, middle, 1 if gap >= 0 else -1)
 
-    def epsilon(width: float) -> float:
-        return float(gaussian_epsilon(width, delta)) if width > 0 else 0.0
-
-    return Certificate(
-        epsilon=epsilon(mu),
-        delta=delta,
-        confidence=confidence,
-        law="gaussian",
-        runs=runs,
-        false_positives=fp,
-        true_positives=tp,
-        threshold=middle,
-        gaussian_epsilon=epsilon(abs(gap) * math.sqrt(freedom / squares) if squares > 0 else math.inf),
-    )
+    found = float(gaussian_epsilon(mu, delta)) if mu > 0 else 0.0
+    return Certificate(found, delta, confidence, "gaussian", runs, fp, tp, middle)
 
 
 def certify_known_law(log_ratios: ArrayLike, delta: float, confidence: float = 0.99) -> Certificate:
@@ -226,19 +199,9 @@ def certify_known_law(log_ratios: ArrayLike, delta: float, confidence: float = 0
     highest = np.quantile(first, 0.8, method="lower")
     candidates = np.nextafter(np.unique(first[first <= highest]), -np.inf)
     threshold = float(max(candidates, key=lambda t: bound(first, float(t))))
-    return Certificate(
-        epsilon=max(0.0, bound(second, threshold)),
-        delta=delta,
-        confidence=confidence,
-        law="known",
-        runs=(0, len(second)),
-        false_positives=0,
-        true_positives=int((second > threshold).sum()),
-        threshold=threshold,
-    )
-
-
-Choice = tuple[float, int]
+    seen = int((second > threshold).sum())
+    found = max(0.0, bound(second, threshold))
+    return Certificate(found, delta, confidence, "known", (0, len(second)), 0, seen, threshold)
 
 
 def _two_samples(without: ArrayLike, with_record: ArrayLike) -> tuple[Numbers, Numbers]:
@@ -251,8 +214,8 @@ def _two_samples(without: ArrayLike, with_record: ArrayLike) -> tuple[Numbers, N
     return p, q
 
 
-def _select(p: Numbers, q: Numbers, delta: float, alpha: float) -> tuple[Choice, Choice]:
-    """Threshold and side of the largest bound, and of the largest mu, on the selection half.
+def _select(p: Numbers, q: Numbers, delta: float, alpha: float) -> tuple[float, int]:
+    """Threshold and side of the largest bound on the selection half.
 
     The limits hold for all thresholds at once. At alpha for each of them the best would be a lucky one far in
     the tail, whose few positives certify little on the other half.
@@ -264,22 +227,17 @@ def _select(p: Numbers, q: Numbers, delta: float, alpha: float) -> tuple[Choice,
     # also just outside of either sample: no false positive, or no false negative
     thresholds = np.unique(np.concatenate([thresholds, np.nextafter(thresholds, -np.inf)]))
     alpha /= 2 * len(thresholds)
-    # [T, 2]: every threshold with either side, as `_counts` counts
+    # every threshold with either side, as `_counts` counts
     absent = np.searchsorted(np.sort(p), thresholds, side="right")
     missed = np.searchsorted(np.sort(q), thresholds, side="right")
     (n, m), grid = (len(p), len(q)), []
     for fp, negatives, tp, positives in ((n - absent, n, m - missed, m), (missed, m, absent, n)):
         high, low = _limits(fp, negatives, alpha)[1], _limits(tp, positives, alpha)[0]
         with np.errstate(invalid="ignore", divide="ignore"):
-            value = np.where(low > delta, np.maximum(np.log((low - delta) / high), 0.0), 0.0)
-        grid.append((value, _widths(low, high)))
-
-    def largest(number: int) -> Choice:
-        table = np.stack([side[number] for side in grid], axis=1)
-        row, column = np.unravel_index(table.argmax(), table.shape)
-        return float(thresholds[row]), (1, -1)[column]
-
-    return largest(0), largest(1)
+            grid.append(np.where(low > delta, np.maximum(np.log((low - delta) / high), 0.0), 0.0))
+    table = np.stack(grid, axis=1)
+    row, column = np.unravel_index(table.argmax(), table.shape)
+    return float(thresholds[row]), (1, -1)[column]
 
 
 def _counts(p: Numbers, q: Numbers, threshold: float, side: int) -> tuple[int, int, tuple[int, int]]:
@@ -290,19 +248,6 @@ def _counts(p: Numbers, q: Numbers, threshold: float, side: int) -> tuple[int, i
     if side == 1:
         return int((p > threshold).sum()), int((q > threshold).sum()), (len(p), len(q))
     return int((q <= threshold).sum()), int((p <= threshold).sum()), (len(q), len(p))
-
-
-def _mu(fp: int, tp: int, runs: tuple[int, int], alpha: float) -> float:
-    """Lower limit of Phi^-1(1 - P) - Phi^-1(1 - Q)."""
-    high = clopper_pearson(fp, runs[0], alpha)[1]
-    low = clopper_pearson(tp, runs[1], alpha)[0]
-    return float(_widths(np.array(low), np.array(high)))
-
-
-def _widths(low: Numbers, high: Numbers) -> Numbers:
-    """mu at least 0, from lower limits of Q and upper limits of P; 0 where a limit says nothing."""
-    found = np.maximum(stats.norm.isf(high) - stats.norm.isf(low), 0.0)
-    return np.where((high >= 1) | (low <= 0), 0.0, found)
 
 
 def _limits(successes: NDArray[np.int64], trials: int, alpha: float) -> tuple[Numbers, Numbers]:

@@ -6,7 +6,9 @@ import warnings
 from dataclasses import replace
 from typing import Annotated, Any
 
+import click
 import typer
+from click.core import ParameterSource
 
 from equipoise.app.option_checks import check_data_and_model, flag
 from equipoise.app.run_checks import check_own_code, settings_of_run
@@ -89,11 +91,11 @@ def neighbours(
         check_data_and_model(base.data, base.model)
         base.check()
     else:
-        usual = RunSettings(**CLAIM)
-        of_run = [name for name in vars(base) if getattr(base, name) != getattr(usual, name)]
-        if extra := [flag(name) for name in of_run if name not in ("data", "model", "data_dir")]:
+        context = click.get_current_context()
+        given = [n for n in vars(base) if context.get_parameter_source(n) is ParameterSource.COMMANDLINE]
+        if extra := [flag(name) for name in given if name not in ("data", "model", "data_dir")]:
             raise UsageError(f"leave {' and '.join(extra)} out: data, method and settings come from the run.")
-        data = base.data if "data" in of_run else None
+        data = base.data if "data" in given else None
         base = _of_run(chosen_folder(run, run_dir), data, base.model, base.data_dir)
     with loading():
         from equipoise.app.audits.finished_run import neighbours_of

@@ -53,7 +53,7 @@ def show_method(found: Audit, as_json: bool) -> bool:
         console.print(
             f"  seed {seed}: epsilon at least [bold]{c.epsilon:.3f}[/] is certified "
             f"[dim]({c.true_positives:,} of {c.runs[1]:,} seen, {c.false_positives:,} of {c.runs[0]:,} "
-            f"falsely; a Gaussian of these rates has {c.gaussian_epsilon or 0:.3f})[/]"
+            "falsely)[/]"
         )
     verdict = "[green]no contradiction[/]" if found.holds else "[bold red]the claim is refuted[/]"
     console.print(f"{verdict}; all of it with confidence {found.confidence:g}")

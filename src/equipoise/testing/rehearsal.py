@@ -36,7 +36,7 @@ import torch
 from torch import Tensor
 
 from equipoise._tree import map_leaves
-from equipoise.audit.replay import RecordingLedger, ReplayLedger
+from equipoise.audit.replay import RecordingLedger
 from equipoise.methods import Method, Setting
 from equipoise.privacy import RECORD, Budget, Draw, PrivacyPlan, Sampling, Unit
 from equipoise.privacy.mechanisms.base import NoiseHistory, Past, Sums
@@ -50,7 +50,7 @@ from equipoise.training.step import StepRunner
 __all__ = ["CanaryTraining", "InMemoryTraining", "Rehearsal", "rehearse", "rehearse_in_turn", "whitened"]
 
 
-class FullBatchReplayLedger(ReplayLedger):
+class FullBatchLedger(RecordingLedger):
     """The attacker's: every record in every draw, and the releases of the real training."""
 
     def sample(self, draw: Draw, num_records: int) -> Tensor:
@@ -206,7 +206,7 @@ class CanaryTraining:
     def replayed_draws(self, real: InMemoryTraining, data: Mapping[str, Tensor]) -> list[tuple[Draw, Tensor]]:
         """Every draw that was released, and its part of L, [M]."""
         released = real.ledger
-        attacker = self.open(data, functools.partial(FullBatchReplayLedger, released.transcript)).run()
+        attacker = self.open(data, functools.partial(FullBatchLedger, replayed=released.transcript)).run()
         if not torch.equal(attacker.parameters, real.parameters):
             raise RuntimeError(
                 f"the attacker's replay of {real.setup.method.name!r} does not end at the parameters of the "

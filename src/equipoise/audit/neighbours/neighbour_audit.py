@@ -14,9 +14,9 @@ from equipoise.audit.neighbours.neighbour_findings import CHANGES, NeighbourAudi
 from equipoise.audit.neighbours.neighbour_trainings import NeighbourTrainings
 from equipoise.audit.neighbours.silent_record import WholeDrawError
 from equipoise.gradients.engine_inputs import Loss
-from equipoise.methods import Method
+from equipoise.methods import DPSGD, Method
 from equipoise.privacy import Budget, FullBatch, Sampling, Unit, WithoutReplacement
-from equipoise.training.arguments import Data, Record, Users, unit_of
+from equipoise.training.arguments import Data, Record, Run, Users, unit_of
 from equipoise.training.owners import Owners, column_of
 from equipoise.training.record_source import RecordSource
 
@@ -76,33 +76,24 @@ def audit_neighbours(
         (True, 8)
     """
     _validate.count(positions=positions, steps=steps)
-    if not threads:
-        raise ValueError(
-            f"threads={threads!r} holds no number, so that nothing would be compared; give for instance "
-            "threads=(1, 2)"
-        )
-    for count in threads:
+    for count in threads or [0]:
         _validate.count("the number of processor threads", threads=count)
-    given, whom = Data.of(data), unit_of(unit)
-    sampling, kinds = _checked(_drawn(given, whom), sampling, changes, steps)
+    given: dict[str, Any] = {
+        "data": Data.of(data),
+        "unit": unit_of(unit),
+        "loss": loss,
+        "method": method or DPSGD(noise_multiplier=1.0),
+        "budget": budget,
+        "device": device,
+        # Reproducible: both sides draw alike. Nothing leaves.
+        "run": Run(seed=seed, reproducible=True, hardened=hardened),
+    }
+    sampling, kinds = _checked(_drawn(given["data"], given["unit"]), sampling, changes, steps)
     left_out = {} if changes is not None else {kind: FIXED_SIZE for kind in CHANGES if kind not in kinds}
     pairs: list[NeighbourPair] = []
     for count in threads:
         with _threads(count):
-            audited = NeighbourTrainings(
-                model,
-                loss,
-                given,
-                sampling,
-                method,
-                positions,
-                seed,
-                optimizer,
-                hardened,
-                unit=whom,
-                budget=budget,
-                device=device,
-            )
+            audited = NeighbourTrainings(positions, optimizer, model, sampling=sampling, **given)
             for number in range(positions):
                 for kind in kinds:
                     if kind in left_out:

@@ -6,14 +6,13 @@ import copy
 import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from equipoise.audit.neighbours.chosen_draws import ChosenDraws, ChosenDrawsLedger, ChosenDrawsReplayLedger
 from equipoise.audit.neighbours.neighbour_findings import NeighbourPair
 from equipoise.audit.neighbours.scaled_copies import (
     SCALES,
@@ -23,9 +22,8 @@ from equipoise.audit.neighbours.scaled_copies import (
     with_copies,
 )
 from equipoise.audit.neighbours.silent_record import SilentMethod
-from equipoise.gradients.engine_inputs import Loss
-from equipoise.methods import DPSGD, Method
-from equipoise.privacy import Sampling
+from equipoise.audit.replay import RecordingLedger
+from equipoise.privacy import Draw, WithoutReplacement
 from equipoise.privacy.accounting.epsilon import gaussian_epsilon
 from equipoise.privacy.mechanisms.base import Sums
 from equipoise.statements.assumptions import Assumption
@@ -40,36 +38,66 @@ from equipoise.training.step import StepRunner
 __all__ = ["NeighbourTrainings"]
 
 
+@dataclass(frozen=True)
+class ChosenDraws:
+    """Who is in the draws of one side of a pair.
+
+    Attributes:
+        others: the records with numbers below this are drawn by the sampling.
+        old: those of them that are in no draw by themselves: one, or all of a user.
+        audited: those that are audited, in every draw: one, or all of a user; none on the side without.
+        place: where they stand among the others, as a share of their number; 1 for the end.
+    """
+
+    others: int
+    old: tuple[int, ...]
+    audited: tuple[int, ...] = ()
+    place: float = 1.0
+
+
+class ChosenDrawsLedger(RecordingLedger):
+    """A ledger that draws these records.
+
+    Attributes:
+        stood_at: position of the first audited record in the first draw.
+    """
+
+    def __init__(self, drawn: ChosenDraws, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._drawn, self.stood_at = drawn, 0
+
+    def sample(self, draw: Draw, num_records: int) -> Tensor:
+        drawn, sampling = self._drawn, self.plan.sampling_of(draw.name)
+        # From the number of others, which is the same on either side.
+        ids = sampling.sample(self.secrets, draw, drawn.others).tolist()
+        kept = [i for i in ids if i not in drawn.old]
+        if drawn.audited:
+            if isinstance(sampling, WithoutReplacement):
+                kept = kept[: sampling.batch_size - len(drawn.audited)]
+            place = round(drawn.place * len(kept))
+            if not self.transcript:
+                self.stood_at = place
+            kept[place:place] = drawn.audited
+        return torch.tensor(kept, dtype=torch.long)
+
+
 class NeighbourTrainings:
     """A training, prepared as for a run, with records or users that may enter behind those of the data."""
 
     def __init__(
         self,
-        model: nn.Module,
-        loss: Loss,
-        data: Any,
-        sampling: Sampling,
-        method: Method | None,
         positions: int,
-        seed: int,
         optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer] | None,
-        hardened: bool,
+        model: nn.Module,
+        run: Run,
         **given: Any,
     ) -> None:
-        self._positions, self._seed = positions, seed
+        """`run` and `given` as for `PrivateTraining`; the model is copied."""
+        self._positions, self._seed = positions, run.seed
         self._optimizer = optimizer or (lambda parameters: torch.optim.SGD(parameters, lr=0.1))
-        copied = copy.deepcopy(model)
-        inputs = TrainingInputs.of(
-            model=copied,
-            optimizer=self._optimizer([p for p in copied.parameters() if p.requires_grad]),
-            loss=loss,
-            data=data,
-            sampling=sampling,
-            method=method or DPSGD(noise_multiplier=1.0),
-            # Reproducible: both sides draw alike. Nothing leaves.
-            run=Run(seed=seed, reproducible=True, hardened=hardened),
-            **given,
-        )
+        model = copy.deepcopy(model)
+        start = self._optimizer([p for p in model.parameters() if p.requires_grad])
+        inputs = TrainingInputs.of(model=model, optimizer=start, run=run, **given)
         records, collate = inputs.data.records, inputs.data.collate  # without a column that names users
         source = RecordSource(records, collate)
         self.records = len(source)
@@ -177,12 +205,7 @@ class NeighbourTrainings:
         if silent is not None:
             method: Any = SilentMethod(setup.method, silent)
             here = replace(here, method=method)
-        make_ledger = (
-            partial(ChosenDrawsLedger, drawn)
-            if transcript is None
-            else partial(ChosenDrawsReplayLedger, drawn, transcript)
-        )
-        ledger = open_ledger(here, ledger_class=make_ledger)
+        ledger = open_ledger(here, ledger_class=partial(ChosenDrawsLedger, drawn, replayed=transcript))
         assert isinstance(ledger, ChosenDrawsLedger)  # one process
         runner = StepRunner(here, ledger)
         for _ in range(steps):
