@@ -1,13 +1,15 @@
-"""Tables of the site that have their words elsewhere: the help of commands, the schema of a statement.
+"""Tables of the site that have their words elsewhere: help, a schema, cards of methods.
 
-A line `<!-- options: train -->` of a page becomes a table of that command's options, by group, and a line
-`<!-- keys: releases -->` one of the keys of `statement.schema.json` below `releases` (`statement`: of all).
+A line `<!-- options: train -->` of a page becomes a table of that command's options, by group;
+`<!-- keys: releases -->` one of the keys of `statement.schema.json` below `releases` (`statement`: of all);
+`<!-- cards: methods -->` one of the methods, linked to the pages that have them as headings.
 """
 
 from __future__ import annotations
 
 import json
 import re
+import tomllib
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -16,8 +18,9 @@ import typer
 
 from equipoise.cli import app
 
-SCHEMA = Path(__file__).parents[1] / "src" / "equipoise" / "statements" / "statement.schema.json"
-MARK = re.compile(r"^<!-- (options|keys): ([a-z ]+) -->$", re.M)
+DOCS = Path(__file__).parent
+SOURCES = DOCS.parent / "src" / "equipoise"
+MARK = re.compile(r"^<!-- (options|keys|cards): ([a-z ]+) -->$", re.M)
 
 
 def table(heads: list[str], rows: Iterable[Iterable[str]]) -> str:
@@ -56,7 +59,7 @@ def types(one: dict[str, Any]) -> str:
 
 def keys(words: str) -> str:
     """The keys of a statement, or of a release."""
-    schema = json.loads(SCHEMA.read_text(encoding="utf-8"))
+    schema = json.loads((SOURCES / "statements" / "statement.schema.json").read_text(encoding="utf-8"))
     found = schema["properties"]
     if words != "statement":
         found = found[words]["items"]["properties"]
@@ -66,6 +69,18 @@ def keys(words: str) -> str:
     )
 
 
+def cards(folder: str) -> str:
+    """The methods with their summaries, linked from a page of the folder."""
+    pages = {}
+    for page in (DOCS / folder).glob("*.md"):
+        for heading in re.findall(r"^##? (\S+)$", page.read_text(encoding="utf-8"), re.M):
+            pages[heading] = page.name if heading == page.stem else f"{page.name}#{heading}"
+    found = tomllib.loads((SOURCES / "methods" / "methods.toml").read_text(encoding="utf-8"))
+    rows = ([f"[{name}]({pages[name]})", card["summary"]] for name, card in found.items())
+    return table(["method", "what it does"], rows)
+
+
 def on_page_markdown(markdown: str, **_: Any) -> str:
     """Called by mkdocs with every page."""
-    return MARK.sub(lambda mark: {"options": options, "keys": keys}[mark[1]](mark[2]), markdown)
+    makers = {"options": options, "keys": keys, "cards": cards}
+    return MARK.sub(lambda mark: makers[mark[1]](mark[2]), markdown)

@@ -3,6 +3,32 @@
 The dimensions of an operation's operands and results bear labels. Along a label the operation computes every
 entry apart from the others, or, if the result lacks the label, adds up what it has computed apart. Along a
 dimension without label (None) anything may be mixed, so that no records may be there.
+
+Why the kind of a result follows:
+
+- **Entry by entry** (`add`, `exp`, `where`; what PyTorch tags `pointwise`, and a short list, unless it
+  draws random numbers): an entry of the result is a function of the entries at its place, all of one record
+  or public. Public values that differ along the records' axis (`arange(B)`) may not take part: the result
+  would depend on a record's place.
+- **The same values elsewhere** (`view`, `permute`, `expand`, `cat`): the axis moves. Entry *(o R + r) p +
+  q* of a dimension belongs to record *r* of *R*. A reshape that splits the axis, or takes a part of the
+  records (`x[:2]`), has no rule. The engine's own blocks of records are all alike and join to the whole.
+- **Along other dimensions** (`softmax`, `layer_norm`, pools, Fourier transforms, matrices of a batch): it
+  stays within a record. Columns of the solution of a system of equations depend on their own column of the
+  right side, so records may be columns.
+- **Sums of products** (`mm`, convolution, `sum`): along a dimension that the result keeps, entries are
+  independent. Along one that it adds up, one record's terms depend on it alone: a sum. Multiplying other
+  records by zero does not leave them out, since zero times NaN is NaN; `where` does.
+- **Linear operations on sums** (`view`, `add`, a product with public values) act on each term. Nothing else
+  may take a sum (`x - x.mean(0)`).
+- **Look-ups** (`gather`, `index`, `index_put`, `index_add`): a public table at a record's index is by
+  record; so are a record's values at a public index, or at its own along another dimension. Along the
+  records' axis an index must be `arange` over all of it. Writing at records' indices gives a sum if it adds
+  up, and is a mixture if not. No rule relies on the range of an index that comes from records.
+- **Loops over records** (`unbind`, `stack`): a function of one record is of that record. `stack` joins the
+  results of all records, in order, if the same operations made them from the same public values, or from
+  values that the same operations made.
+- **Functions of public values** are public, even without a rule.
 """
 
 from __future__ import annotations
