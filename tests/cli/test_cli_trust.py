@@ -137,7 +137,7 @@ MISLEADING = {
     "two that exclude each other": of_statement(lambda s: s["assumptions"].append(Assumption.TRUSTED)),
     "no text": of_statement(lambda s: s["assumptions"].append({"a": 1})),
     "a key left out": of_statement(lambda s: s.pop("noise")),
-    "more steps": of_config(lambda c: c["sampling"].update(steps=999)),
+    "another delta": of_config(lambda c: c["budget"].update(delta=1e-9)),
 }
 
 
@@ -156,7 +156,6 @@ SKIPPED = {
     "config.json": lambda run: (run / "config.json").unlink(),
     "metrics.jsonl": lambda run: (run / "metrics.jsonl").unlink(),
     "settings": lambda run: change_config(run, lambda c: c.pop("settings")),
-    "settings.hardened": lambda run: change_config(run, lambda c: c["settings"].pop("hardened")),
     "plan": lambda run: change_config(run, lambda c: c.pop("plan")),
     "assumptions": lambda run: change_config(run, lambda c: c.pop("assumptions")),
     "an officer was told": lambda run: change_statement(run, "an officer was told that epsilon is 0.05"),

@@ -74,16 +74,11 @@ class Signature:
         """
         try:
             values = json.loads(text)
-            files, journal = values["files"], values["journal"]
-            if not (
-                set(values) == {"format", "algorithm", "files", "journal", "public_key", "signature"}
-                and (values["format"], values["algorithm"]) == (_CONTEXT, "Ed25519")
-                and all(isinstance(word, str) for pair in files.items() for word in pair)
-                and (journal is None or isinstance(journal, str))
-            ):
-                raise ValueError("it lacks what a signature consists of")
             keys = (base64.b64decode(values[name], validate=True) for name in ("public_key", "signature"))
-            return Signature(files, journal, *keys)
+            found = Signature(dict(values["files"]), values["journal"], *keys)
+            if json.loads(found.to_json()) != values:
+                raise ValueError("it is not what a signature consists of")
+            return found
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise KeyFileError(f"the signature file is not one of this library ({error})") from None
 

@@ -220,10 +220,6 @@ class Statement:
                     "As a cross-check, Renyi accounting gives another upper bound, usually a looser one: "
                     f"{self.cross_check:.4g}."
                 )
-            else:
-                parts.append("No second accountant covers this event as a cross-check.")
-            if self.noise_tail is not None:
-                parts.append(f"The end of the noise's tail adds {self.noise_tail:.1g} to delta.")
         if self.independence:
             parts.append(
                 "That records are kept apart is {model} for the model and {data} for what makes the "

@@ -336,37 +336,28 @@ def _check_signature(
     return signature, findings
 
 
-_COMPARED = ("settings", "sampling", "budget", "method", "plan", "assumptions")
-_SETTINGS = ("reproducible", "hardened", "relation")
+_COMPARED = ("settings", "budget", "method", "plan", "assumptions")
 
 
 def _skipped(folder: Path, config: Mapping[str, Any]) -> list[Finding]:
     """What cannot be looked at because a file or a key of it is not here."""
     found = []
+    gone = [key for key in _COMPARED if key not in config]
     if not (folder / CONFIG).is_file():
-        detail = "config.json is not here: settings, sampling and recipe were not compared"
+        found.append(Finding("configuration", None, "config.json is not here, and was not compared"))
+    elif gone:
+        detail = f"config.json has no {', '.join(gone)}: what they would say was not compared"
         found.append(Finding("configuration", None, detail))
-    else:
-        settings = config.get("settings")
-        within = settings if isinstance(settings, Mapping) else dict.fromkeys(_SETTINGS)
-        gone = [key for key in _COMPARED if key not in config]
-        gone += [f"settings.{key}" for key in _SETTINGS if key not in within]
-        if gone:
-            detail = f"config.json has no {', '.join(gone)}: what they would say was not compared"
-            found.append(Finding("configuration", None, detail))
     if not (folder / METRICS).is_file():
         found.append(Finding("metrics", None, f"{METRICS} is not here"))
     return found
 
 
 def _check_metrics(path: Path, statement: Mapping[str, Any], config: Mapping[str, Any]) -> list[Finding]:
-    if not path.is_file():
-        return []
     try:
-        return check_metrics(statement, config, each_row(path))
+        return check_metrics(statement, config, each_row(path)) if path.is_file() else []
     except (*MALFORMED, OSError) as error:
-        detail = f"it is not what this library writes ({message(error)})"
-        return [Finding("metrics", False, detail)]
+        return [Finding("metrics", False, f"it is not what this library writes ({message(error)})")]
 
 
 def _read_statement(folder: Path) -> dict[str, Any]:
