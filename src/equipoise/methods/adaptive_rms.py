@@ -41,7 +41,6 @@ from torch import Tensor
 
 from equipoise import _validate
 from equipoise.methods.base import Context, Method, Plan, Setting, State
-from equipoise.methods.card import Card, card_of
 from equipoise.methods.clip_rules import Abadi
 from equipoise.methods.configuration import Option
 from equipoise.methods.named_tensors import mean_of
@@ -410,9 +409,6 @@ class AdaptiveRMS(RMSClipping):
         >>> round(plan.epsilon(1e-5).value, 2)
         1.57
     """
-
-    name: ClassVar[str] = "adaptive-rms"
-    card: ClassVar[Card] = card_of("adaptive-rms")
 
     clip_norm: float = 1.0
     variant: MeanSquareQuery = Fused()

@@ -42,7 +42,6 @@ from torch import Tensor
 
 from equipoise import _validate
 from equipoise.methods.base import Context, Method, Parameters, Plan, Setting, State
-from equipoise.methods.card import Card, card_of
 from equipoise.methods.clip_rules import Abadi
 from equipoise.methods.configuration import Option
 from equipoise.methods.named_tensors import copied, mean_of
@@ -527,9 +526,6 @@ class DPSVRG(AnchoredMethod):
         >>> [(release.name, release.max_bound) for release in plan.releases]
         [('coupled', 1.0), ('anchor', 0.5)]
     """
-
-    name: ClassVar[str] = "dp-svrg"
-    card: ClassVar[Card] = card_of("dp-svrg")
 
     # The coupled bound is 2C and the anchor's C, and the ratio is of their squares.
     threshold_ratio: ClassVar[float] = 4.0

@@ -33,7 +33,7 @@ from equipoise import _validate
 from equipoise.methods.card import Card
 from equipoise.methods.configuration import Option, as_json, field_types, read_settings
 from equipoise.methods.public_records import PublicRecords
-from equipoise.methods.registry import classes_of, registered
+from equipoise.methods.registry import BY_CLASS, classes_of, registered
 from equipoise.privacy import RECORD, Ledger, PrivacyPlan, Unit, calibrate
 
 if TYPE_CHECKING:
@@ -313,8 +313,9 @@ class Plan:
 class Method(ABC):
     """A differentially private estimator of the gradient: a frozen dataclass whose fields are its settings.
 
-    Nothing is remembered on the object: what a run needs is in its plan and in its state. The page
-    `docs/extending.md` lists the files that a new method of the library touches.
+    Nothing is remembered on the object: what a run needs is in its plan and in its state. Name, recipe and
+    card of a method of the library are in `methods.toml`. The page `docs/extending.md` lists the files that a
+    new one touches.
     """
 
     name: ClassVar[str]
@@ -340,8 +341,14 @@ class Method(ABC):
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
+        row: Mapping[str, Any] = {}
+        if (path := f"{cls.__module__}:{cls.__qualname__}") in BY_CLASS:
+            cls.name, recipe, row = BY_CLASS[path]
+            if recipe != "library":  # of a method around another one, the recipe is the inner one's
+                cls.recipe = recipe
+            cls.card = Card(**{field.name: row[field.name] for field in dataclasses.fields(Card)})
         if "split_models" not in vars(cls):
-            cls.split_models = frozenset()
+            cls.split_models = frozenset(row.get("split_models", ()))
 
     @abstractmethod
     def plan(self, setting: Setting) -> Plan:

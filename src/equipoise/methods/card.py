@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 from equipoise import _validate
-from equipoise.methods.registry import TABLE
 from equipoise.privacy.ledger.run_record import GUARANTEES
-
-__all__ = ["Card", "card_of"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,14 +37,3 @@ class Card:
 
     def __post_init__(self) -> None:
         _validate.one_of(GUARANTEES, guarantee=self.guarantee)
-
-
-def card_of(name: str, recipe: str = "library") -> Card:
-    """The card of a method of the library, or of its recipe as published, from `methods.toml`.
-
-    Example:
-        >>> card_of("dp-sgd").guarantee
-        'proven'
-    """
-    row = TABLE[name] if recipe == "library" else TABLE[name][recipe]
-    return Card(**{field.name: row[field.name] for field in fields(Card)})

@@ -46,7 +46,6 @@ from torch import Tensor
 
 from equipoise import _validate
 from equipoise.methods.base import Context, Method, Plan, Setting, State
-from equipoise.methods.card import Card, card_of
 from equipoise.methods.clip_rules import Abadi, check_shares, layer_shares
 from equipoise.methods.configuration import Option
 from equipoise.methods.named_tensors import clipped, mean_of, norm_of, zeros_like
@@ -301,10 +300,6 @@ class DiceSGD(Method):
         >>> DiceSGD(clip_norm=0.1).residual_radius
         1.0
     """
-
-    name: ClassVar[str] = "dice-sgd"
-    split_models: ClassVar[frozenset[str]] = frozenset({"fully_shard", "tensor parallel"})
-    card: ClassVar[Card] = card_of("dice-sgd")
 
     clip_norm: float = 1.0
     variant: SumNoise = Joint()

@@ -51,7 +51,6 @@ from equipoise import _validate
 from equipoise._dtensor import norm_of_all
 from equipoise.methods.anchored import AnchoredMethod
 from equipoise.methods.base import Context, DrawHandle, Parameters, Plan, State
-from equipoise.methods.card import Card, card_of
 from equipoise.methods.clip_rules import Abadi
 from equipoise.methods.configuration import Option
 from equipoise.methods.named_tensors import mean_of
@@ -451,10 +450,6 @@ class DPC4Plus(ReleasedThresholds):
         ['coupled', 'anchor', 'anchor_count']
     """
 
-    name: ClassVar[str] = "dp-c4-plus"
-    split_models: ClassVar[frozenset[str]] = frozenset({"fully_shard", "tensor parallel"})
-    card: ClassVar[Card] = card_of("dp-c4-plus")
-
 
 @dataclass(frozen=True, kw_only=True)
 class DPC4(ReleasedThresholds):
@@ -467,10 +462,6 @@ class DPC4(ReleasedThresholds):
         >>> DPC4().coupled
         Curvature(scale=1.0)
     """
-
-    name: ClassVar[str] = "dp-c4"
-    split_models: ClassVar[frozenset[str]] = frozenset({"fully_shard", "tensor parallel"})
-    card: ClassVar[Card] = card_of("dp-c4")
 
     coupled: CoupledRule = Curvature()
 

@@ -13,9 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
 
-from equipoise.methods.card import Card, card_of
 from equipoise.methods.estimator import Estimator
 
 __all__ = ["DPSGD"]
@@ -43,9 +41,5 @@ class DPSGD(Estimator):
         >>> DPSGD(clip_norm=0.1, clip_rule=PSAC()).config()["clip_rule"]
         {'kind': 'psac', 'regulariser': 0.01}
     """
-
-    name: ClassVar[str] = "dp-sgd"
-    card: ClassVar[Card] = card_of("dp-sgd")
-    split_models: ClassVar[frozenset[str]] = frozenset({"fully_shard", "tensor parallel"})
 
     per_layer: bool | Mapping[str, float] = False

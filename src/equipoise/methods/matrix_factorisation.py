@@ -45,7 +45,6 @@ from typing import ClassVar
 
 from equipoise import _validate
 from equipoise.methods.base import Plan, Setting
-from equipoise.methods.card import Card, card_of
 from equipoise.methods.configuration import Option
 from equipoise.methods.dp_sgd import DPSGD
 from equipoise.methods.noise_stages import NoiseStages
@@ -162,9 +161,6 @@ class DPMF(DPSGD):
         >>> DPMF(clip_norm=1.0).plan(setting).releases.sampling_of("batch")
         CyclicPoisson(expected_batch_size=512, population=60000, steps=2400, bands=32)
     """
-
-    name: ClassVar[str] = "dp-mf"
-    card: ClassVar[Card] = card_of("dp-mf")
 
     strategy: NoiseStrategy = SquareRoot()
     bands: int | None = None

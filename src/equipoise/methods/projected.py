@@ -45,7 +45,6 @@ from torch import Tensor
 from equipoise import _validate
 from equipoise.gradients.operator import DenseGradients
 from equipoise.methods.base import Context, Parameters, Plan, Setting, State
-from equipoise.methods.card import Card, card_of
 from equipoise.methods.clip_rules import Abadi, layers
 from equipoise.methods.configuration import Option
 from equipoise.methods.estimator import Estimator, Sums, View
@@ -668,9 +667,6 @@ class PCDPSGD(ProjectedGradient):
         2
     """
 
-    name: ClassVar[str] = "pcdp-sgd"
-    card: ClassVar[Card] = card_of("pcdp-sgd")
-
 
 @dataclass(frozen=True, kw_only=True)
 class PDPSGD(ProjectedGradient):
@@ -682,8 +678,6 @@ class PDPSGD(ProjectedGradient):
         0.1
     """
 
-    name: ClassVar[str] = "pdp"
-    card: ClassVar[Card] = card_of("pdp")
     clips_rows: ClassVar[bool] = True
 
 
@@ -703,9 +697,6 @@ class RandomProjection(ProjectedGradient):
         800
     """
 
-    name: ClassVar[str] = "rpdp"
-    card: ClassVar[Card] = card_of("rpdp")
-
     source: RandomSubspace = RandomSubspace()
 
 
@@ -719,8 +710,6 @@ class BiasedGEP(ProjectedGradient):
         'per_layer'
     """
 
-    name: ClassVar[str] = "biased-gep"
-    card: ClassVar[Card] = card_of("biased-gep")
     default_blocks: ClassVar[Blocks] = "per_layer"
     default_refresh: ClassVar[int | None] = 1
 
@@ -752,8 +741,6 @@ class GEP(ProjectedGradient):
         0.2
     """
 
-    name: ClassVar[str] = "gep"
-    card: ClassVar[Card] = card_of("gep")
     default_blocks: ClassVar[Blocks] = "per_layer"
     default_refresh: ClassVar[int | None] = 1
     orthonormal: ClassVar[bool] = True

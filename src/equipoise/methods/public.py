@@ -14,14 +14,13 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, cast
+from typing import TYPE_CHECKING, Any, Literal, Self, cast
 
 import torch
 from torch import Tensor
 
 from equipoise import _validate
 from equipoise.methods.base import Context, Method, Parameters, Plan, Setting, State
-from equipoise.methods.card import Card, card_of
 from equipoise.methods.clip_rules import Abadi
 from equipoise.methods.dp_sgd import DPSGD
 from equipoise.methods.public_records import PublicRecords
@@ -51,9 +50,6 @@ class PublicOnly(Method):
         >>> PublicOnly(public=PublicRecords(torch.eye(3))).config()["public"]["records"]
         3
     """
-
-    name: ClassVar[str] = "public-only"
-    card: ClassVar[Card] = card_of("public-only")
 
     public: PublicRecords
     public_batch_size: int | None = None
@@ -108,9 +104,6 @@ class PublicWarmStart(MethodWrapper):
         >>> PublicWarmStart(public=public, inner=DPSGD(clip_norm=0.1), warm_steps=50).inner.clip_norm
         0.1
     """
-
-    name: ClassVar[str] = "public-warm-start"
-    card: ClassVar[Card] = card_of("public-warm-start")
 
     public: PublicRecords
     inner: Method = DPSGD()

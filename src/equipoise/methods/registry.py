@@ -49,6 +49,14 @@ METHODS: Final[Mapping[str, MethodEntry]] = {
 }
 """The methods of the library, as the table has them."""
 
+BY_CLASS: Final[Mapping[str, tuple[str, str, Mapping[str, Any]]]] = {
+    path: (name, recipe, found.get(recipe, found))
+    for name, found in TABLE.items()
+    for recipe, path in zip(RECIPES, (found["class"], found.get("published")), strict=True)
+    if path is not None
+}
+"""By "module:Class" the name and the recipe of a method of the library, and its row with the card."""
+
 
 @functools.cache
 def registered() -> Mapping[str, MethodEntry]:

@@ -18,7 +18,6 @@ from torch import Tensor
 
 from equipoise import _validate
 from equipoise.methods.base import Context, Parameters, Plan, Setting, State
-from equipoise.methods.card import Card, card_of
 from equipoise.methods.configuration import Option
 from equipoise.methods.dp_sgd import DPSGD
 from equipoise.methods.estimator import Estimator, Sums, View
@@ -73,9 +72,6 @@ class RandomSparsification(Estimator):
         >>> RandomSparsification(clip_norm=0.1, drop_rate=0.5).config()["drop_rate"]
         0.5
     """
-
-    name: ClassVar[str] = "rsdp"
-    card: ClassVar[Card] = card_of("rsdp")
 
     clip_norm: float = 1.0
     noise_multiplier: float | None = None
@@ -252,9 +248,6 @@ class ScaleThenPrivatise(DPSGD):
         'second_moment'
     """
 
-    name: ClassVar[str] = "scale-then-privatise"
-    card: ClassVar[Card] = card_of("scale-then-privatise")
-
     scale: Scale = SecondMoment()
 
     def __post_init__(self) -> None:
@@ -326,9 +319,6 @@ class AdaClip(DPSGD):
         >>> AdaClip(clip_norm=0.5, centred=False).config()["decay"]
         0.99
     """
-
-    name: ClassVar[str] = "adaclip"
-    card: ClassVar[Card] = card_of("adaclip")
 
     decay: float = 0.99
     floor: float = 0.1
@@ -434,9 +424,6 @@ class DPAdamBC(DPSGD):
         0.999
     """
 
-    name: ClassVar[str] = "dp-adam-bc"
-    card: ClassVar[Card] = card_of("dp-adam-bc")
-
     beta1: float = 0.9
     beta2: float = 0.999
     eps: float = 1e-8
@@ -531,9 +518,6 @@ class JointWhitening(DPSGD):
         >>> JointWhitening(clip_norm=0.5).config()["share"]
         0.2
     """
-
-    name: ClassVar[str] = "joint-whitening"
-    card: ClassVar[Card] = card_of("joint-whitening")
 
     share: float = 0.2
     most_inputs: int = 2048

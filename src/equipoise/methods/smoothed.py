@@ -11,7 +11,6 @@ from torch import Tensor
 
 from equipoise import _validate
 from equipoise.methods.base import Context, Parameters, State
-from equipoise.methods.card import Card, card_of
 from equipoise.methods.configuration import Option
 from equipoise.methods.dp_sgd import DPSGD
 from equipoise.methods.estimator import Sums, View
@@ -66,9 +65,6 @@ class DiSK(DPSGD):
         >>> round(DiSK(kappa=0.7, gamma=0.5).share_ahead, 4)
         0.8571
     """
-
-    name: ClassVar[str] = "disk"
-    card: ClassVar[Card] = card_of("disk")
 
     kappa: float = 0.7
     gamma: float = 0.5
@@ -200,9 +196,6 @@ class Doppler(DPSGD):
         >>> Doppler(filter=LowPass(forward=(1.0,), feedback=())).config()["filter"]
         {'kind': 'low_pass', 'forward': [1.0], 'feedback': []}
     """
-
-    name: ClassVar[str] = "doppler"
-    card: ClassVar[Card] = card_of("doppler")
 
     filter: LowPass = LowPass()
 

@@ -60,7 +60,6 @@ from torch import Tensor
 
 from equipoise import _validate
 from equipoise.methods.base import Context, DrawHandle, Parameters, Plan, Setting, State
-from equipoise.methods.card import Card, card_of
 from equipoise.methods.configuration import Option
 from equipoise.methods.estimator import Estimator
 from equipoise.methods.named_tensors import mean_of
@@ -530,9 +529,6 @@ class DCDPSGD(TwoClipNorms):
         >>> DCDPSGD(clip_norm=2.0).body
         0.2
     """
-
-    name: ClassVar[str] = "dc-dpsgd"
-    card: ClassVar[Card] = card_of("dc-dpsgd")
 
     variant: TwoThresholds = PerSample()
     score: Score = Norm()

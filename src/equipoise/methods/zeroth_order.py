@@ -33,7 +33,6 @@ from torch import Tensor
 
 from equipoise import _validate
 from equipoise.methods.base import Context, Parameters, Plan, State
-from equipoise.methods.card import Card, card_of
 from equipoise.methods.estimator import Estimator, View
 from equipoise.privacy.bounds.clipping import clip_coordinates
 from equipoise.privacy.rows import PrivateRows
@@ -118,8 +117,6 @@ class DPZO(Estimator):
         0.001
     """
 
-    name: ClassVar[str] = "dp-zo"
-    card: ClassVar[Card] = card_of("dp-zo")
     forward_only: ClassVar[bool] = True
 
     clip_norm: float = 1.0

@@ -27,13 +27,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 from equipoise import _validate
 from equipoise._roots import NoCrossing, crossing
 from equipoise.methods.adaptive_rms import RMSClipping, RMSRadius, require_rate, sampling_at
 from equipoise.methods.base import Plan, Setting
-from equipoise.methods.card import Card, card_of
 from equipoise.privacy import BudgetError
 from equipoise.privacy.plan import PrivacyPlan
 from equipoise.privacy.sampling import FixedEpochs, Sampling, WithoutReplacement
@@ -55,10 +53,6 @@ class AdaptiveRMS(RMSClipping):
     Raises:
         ValueError: a value out of range.
     """
-
-    name: ClassVar[str] = "adaptive-rms"
-    recipe = "as_published"
-    card: ClassVar[Card] = card_of("adaptive-rms", "as_published")
 
     clip_norm: float = 1.0
     tau: float = 1.0

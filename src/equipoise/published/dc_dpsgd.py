@@ -33,7 +33,7 @@ import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -41,7 +41,6 @@ from torch import Tensor
 from equipoise import _validate
 from equipoise._roots import crossing
 from equipoise.methods.base import Context, DrawHandle, Plan, Setting, State
-from equipoise.methods.card import Card, card_of
 from equipoise.methods.clip_rules import ClipRule
 from equipoise.methods.named_tensors import mean_of
 from equipoise.methods.two_threshold_sums import sum_of_either, thresholds
@@ -76,10 +75,7 @@ class DCDPSGD(TwoClipNorms):
         noise_multiplier: sigma_dp and sigma_tr; from the shares of the budget when None.
     """
 
-    name: ClassVar[str] = "dc-dpsgd"
-    recipe = "as_published"
     ledger_class = PublishedLedger
-    card: ClassVar[Card] = card_of("dc-dpsgd", "as_published")
 
     variant: Literal["alg1", "code"] = "alg1"
     trace: Trace = Trace(structure="dense")

@@ -18,14 +18,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from equipoise import _validate
 from equipoise.methods.base import Context, Method, Plan, Setting, State
-from equipoise.methods.card import Card, card_of
 from equipoise.methods.clip_rules import Abadi, ClipRule
 from equipoise.methods.named_tensors import clipped, zeros_like
 from equipoise.privacy import (
@@ -82,10 +81,7 @@ class DiceSGD(Method):
         ValueError: a value out of range.
     """
 
-    name: ClassVar[str] = "dice-sgd"
-    recipe = "as_published"
     ledger_class = PublishedLedger
-    card: ClassVar[Card] = card_of("dice-sgd", "as_published")
 
     clip_norm: float = 1.0
     variant: Literal["algorithm_2", "algorithm_4"] = "algorithm_2"

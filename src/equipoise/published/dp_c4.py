@@ -38,7 +38,6 @@ import torch
 from equipoise import _validate
 from equipoise.methods.anchored import Anchors, NoiseFactor, NoiseSplit
 from equipoise.methods.base import Context, DrawHandle, Parameters, Plan, Setting, State
-from equipoise.methods.card import Card, card_of
 from equipoise.methods.dp_c4 import FLOOR, ClippedDifferences
 from equipoise.privacy import Bounded, Private, PrivateRows, indicator, unbounded_sum
 from equipoise.published.ledger import PublishedLedger, disclose
@@ -162,7 +161,6 @@ class RawThresholds(ClippedDifferences):
         anchor_noise_multiplier: z_2, noise of the anchor sum over its threshold.
     """
 
-    recipe = "as_published"
     ledger_class = PublishedLedger
     # Theorem 3 says how the budget is split; as a class variable it is no setting.
     split: ClassVar[NoiseSplit] = NoiseFactor()  # type: ignore[misc]
@@ -213,9 +211,6 @@ class RawThresholds(ClippedDifferences):
 class DPC4Plus(RawThresholds):
     """DP-C4+ as published: the coupled threshold from the distance, the anchor's from the anchor before."""
 
-    name: ClassVar[str] = "dp-c4-plus"
-    card: ClassVar[Card] = card_of("dp-c4-plus", "as_published")
-
     def at_new_anchor(self, context: Context, draw: DrawHandle, state: State) -> State:
         following = self._raw_anchor_threshold(context, draw, state)
         thresholds = {"anchor_clip_norm": state["next_anchor_clip_norm"], "next_anchor_clip_norm": following}
@@ -227,9 +222,6 @@ class DPC4Plus(RawThresholds):
 
 class DPC4(RawThresholds):
     """DP-C4 as published: both thresholds from the raw means that they bound."""
-
-    name: ClassVar[str] = "dp-c4"
-    card: ClassVar[Card] = card_of("dp-c4", "as_published")
 
     def passes_over(self, draw: str) -> int:
         """Both thresholds take raw gradients once more."""

@@ -13,13 +13,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import Tensor
 
 from equipoise import _validate
 from equipoise.methods.base import Context, Method, Plan, Setting, State
-from equipoise.methods.card import Card, card_of
 from equipoise.methods.clip_rules import Abadi
 from equipoise.methods.named_tensors import clipped, mean_of, zeros_like
 from equipoise.privacy import clip
@@ -53,9 +51,6 @@ class PlainSGD(NonPrivate):
         {'name': 'sgd', 'recipe': 'library'}
     """
 
-    name: ClassVar[str] = "sgd"
-    card: ClassVar[Card] = card_of("sgd")
-
     def step(self, context: Context, state: State) -> tuple[dict[str, Tensor], State]:
         sums = context.draw("batch").query(lambda rows, ids: {"gradient": unbounded_sum(rows)})
         total = disclose(context, sums["gradient"].value, NO_NOISE)
@@ -73,9 +68,6 @@ class ClipSGD(NonPrivate):
         >>> ClipSGD(clip_norm=0.5).config()
         {'name': 'clip-sgd', 'recipe': 'library', 'clip_norm': 0.5}
     """
-
-    name: ClassVar[str] = "clip-sgd"
-    card: ClassVar[Card] = card_of("clip-sgd")
 
     clip_norm: float = 1.0
 
@@ -103,9 +95,6 @@ class EFSGD(NonPrivate):
         >>> EFSGD(clip_norm=0.5).feedback_radius
         0.5
     """
-
-    name: ClassVar[str] = "ef-sgd"
-    card: ClassVar[Card] = card_of("ef-sgd")
 
     clip_norm: float = 1.0
     feedback_clip_norm: float | None = None

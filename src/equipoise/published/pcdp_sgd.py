@@ -21,10 +21,7 @@ from torch import Tensor
 
 from equipoise.gradients.operator import DenseGradients
 from equipoise.methods.base import Parameters, Plan
-from equipoise.methods.card import Card
 from equipoise.methods.estimator import Sums
-from equipoise.methods.projected import PCDPSGD as LibraryPCDPSGD
-from equipoise.methods.projected import PDPSGD as LibraryPDPSGD
 from equipoise.methods.projected import BiasedGEP as LibraryBiasedGEP
 from equipoise.methods.projected import Blocks, ProjectedGradient, PublicSubspace
 from equipoise.methods.subspaces import Subspace
@@ -40,7 +37,6 @@ __all__ = ["PCDPSGD", "PDPSGD", "BiasedGEP", "check_orthonormal", "projected", "
 class PublishedProjection(ProjectedGradient, ABC):
     """What the three have in common. Arguments of `ProjectedGradient`."""
 
-    recipe: ClassVar[str] = "as_published"
     orthonormal: ClassVar[bool] = True
     default_refresh: ClassVar[int | None] = 1
 
@@ -73,9 +69,6 @@ class PublishedProjection(ProjectedGradient, ABC):
 class PCDPSGD(PublishedProjection):
     """PCDP-SGD, with the paper's clip norm. Arguments of `ProjectedGradient`."""
 
-    name: ClassVar[str] = LibraryPCDPSGD.name
-    card: ClassVar[Card] = LibraryPCDPSGD.card
-
     clip_norm: float = 0.01
 
 
@@ -83,17 +76,12 @@ class PCDPSGD(PublishedProjection):
 class BiasedGEP(PublishedProjection):
     """GEP without its residual: blocks are layers. Arguments of `ProjectedGradient`."""
 
-    name: ClassVar[str] = LibraryBiasedGEP.name
-    card: ClassVar[Card] = LibraryBiasedGEP.card
     default_blocks: ClassVar[Blocks] = LibraryBiasedGEP.default_blocks
 
 
 @dataclass(frozen=True, kw_only=True)
 class PDPSGD(PublishedProjection):
     """PDP-SGD: the rows are clipped before the projection. Arguments of `ProjectedGradient`."""
-
-    name: ClassVar[str] = LibraryPDPSGD.name
-    card: ClassVar[Card] = LibraryPDPSGD.card
 
     def _rows(self, rows: PrivateRows, subspace: Subspace) -> PrivateRows:
         return rows
