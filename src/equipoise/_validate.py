@@ -31,6 +31,7 @@ __all__ = [
     "share",
     "suggestion",
     "what_is",
+    "within",
 ]
 
 
@@ -154,6 +155,25 @@ def share(**named: Any) -> None:
         if not (number and 0 < value < 1):
             raise (ValueError if number else TypeError)(
                 f"{given(name, value)} is a share: it must lie strictly between 0 and 1"
+            )
+
+
+def within(interval: str, /, **named: Any) -> None:
+    """Each must be a number in an interval, which is written as usual.
+
+    Example:
+        >>> within("[0, 1)", decay=0.5)
+        >>> within("[0, 1)", decay=1.0)
+        Traceback (most recent call last):
+        ValueError: decay=1.0 is outside of its range: it is a number in [0, 1)
+    """
+    low, high = map(float, interval[1:-1].split(","))
+    for name, value in named.items():
+        number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        ends = [end for end, mark in ((low, interval[0]), (high, interval[-1])) if mark in "[]"]
+        if not (number and (low < value < high or value in ends)):
+            raise (ValueError if number else TypeError)(
+                f"{given(name, value)} is outside of its range: it is a number in {interval}"
             )
 
 

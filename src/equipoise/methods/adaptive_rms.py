@@ -42,7 +42,7 @@ from torch import Tensor
 from equipoise import _validate
 from equipoise.methods.base import Context, Method, Plan, Setting, State
 from equipoise.methods.clip_rules import Abadi
-from equipoise.methods.configuration import Option
+from equipoise.methods.configuration import BelowOne, Count, Option, Positive, Share, UpToOne
 from equipoise.methods.named_tensors import mean_of
 from equipoise.privacy import gaussian_mu
 from equipoise.privacy.bounds.bounded import Bounded
@@ -92,30 +92,23 @@ class MeanSquareRule(Option):
     """
 
     kind: ClassVar[str] = "mean_square"
-    tau: float = 1.0
+    tau: Positive = 1.0
     offset: Literal["sd", "paper", "none"] = "sd"
     scale: Literal["g_hat", "self"] = "g_hat"
-    kappa: float | None = None
-    ema_beta: float = 0.0
-    minimum: float | None = None
-    failure: float = 0.01
+    kappa: Positive | None = None
+    ema_beta: BelowOne = 0.0
+    minimum: Positive | None = None
+    failure: Share = 0.01
 
     def __post_init__(self) -> None:
-        _validate.positive(tau=self.tau)
-        _validate.one_of(("sd", "paper", "none"), offset=self.offset)
-        _validate.one_of(tuple(_SMALLEST), scale=self.scale)
+        super().__post_init__()
         if self.kappa is not None and self.scale != "self":
             raise ValueError(f"kappa={self.kappa!r} belongs to scale='self'")
-        if self.kappa is not None and not (math.isfinite(self.kappa) and 2 * self.tau * self.kappa > 1):
+        if self.kappa is not None and not 2 * self.tau * self.kappa > 1:
             raise ValueError(
                 f"kappa={self.kappa!r}: 2 tau kappa must be above 1 (tau={self.tau!r}), or the radius "
                 "shrinks to nothing whatever the gradients are"
             )
-        if not 0 <= self.ema_beta < 1:
-            raise ValueError(f"ema_beta={self.ema_beta!r}: a weight of the past lies in [0, 1); 0 takes none")
-        _validate.positive_if_given(minimum=self.minimum)
-        if not 0 < self.failure < 1:
-            raise ValueError(f"failure={self.failure!r}: a probability lies in (0, 1)")
 
 
 @dataclass(frozen=True)
@@ -131,10 +124,9 @@ class RMSRadius(MeanSquareRule):
         4.102845
     """
 
-    g_hat: float
+    g_hat: Positive
 
     def __post_init__(self) -> None:
-        _validate.positive(g_hat=self.g_hat)
         super().__post_init__()
         if self.minimum is not None and self.minimum > self.g_hat:
             raise ValueError(f"minimum={self.minimum!r} must lie above 0 and at most at g_hat={self.g_hat!r}")
@@ -241,11 +233,8 @@ class RMSClipping(Method):
     def query_sampling(self, sampling: Sampling, rounds: int) -> Sampling:
         """The sampling of queries that are not fused."""
 
-    def _check_noise(self) -> None:
-        """Of the multipliers, for constructors."""
-        _validate.positive_if_given(
-            noise_multiplier=self.noise_multiplier, radius_noise_multiplier=self.radius_noise_multiplier
-        )
+    def __post_init__(self) -> None:
+        super().__post_init__()
         if self.radius_noise_multiplier is not None and self.noise_multiplier is None:
             raise ValueError(
                 f"radius_noise_multiplier={self.radius_noise_multiplier!r} without a noise_multiplier: give "
@@ -380,12 +369,8 @@ class Round(MeanSquareQuery):
     """
 
     kind: ClassVar[str] = "round"
-    length: int = 1
-    sampling_rate: float | None = None
-
-    def __post_init__(self) -> None:
-        _validate.count(length=self.length)
-        require_rate("sampling_rate", self.sampling_rate)
+    length: Count = 1
+    sampling_rate: UpToOne | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -410,19 +395,15 @@ class AdaptiveRMS(RMSClipping):
         1.57
     """
 
-    clip_norm: float = 1.0
+    clip_norm: Positive = 1.0
     variant: MeanSquareQuery = Fused()
     radius: MeanSquareRule = MeanSquareRule()
-    radius_share: float = 0.2
-    noise_multiplier: float | None = None
-    radius_noise_multiplier: float | None = None
+    radius_share: Share = 0.2
+    noise_multiplier: Positive | None = None
+    radius_noise_multiplier: Positive | None = None
 
     def __post_init__(self) -> None:
-        _validate.positive(clip_norm=self.clip_norm)
-        _validate.instance(MeanSquareQuery, "Round(length=10)", variant=self.variant)
-        _validate.instance(MeanSquareRule, 'MeanSquareRule(scale="self")', radius=self.radius)
-        _validate.share(radius_share=self.radius_share)
-        self._check_noise()
+        super().__post_init__()
         self.rule.start(self.initial_clip_norm)  # refuses what is above G
 
     @property
@@ -460,12 +441,6 @@ def sampling_at(rate: float | None, sampling: Sampling, count: int) -> Sampling:
     if isinstance(sampling, WithoutReplacement):
         return WithoutReplacement(max(1, round(rate * sampling.population)), sampling.population, count)
     return Poisson(rate * sampling.population, sampling.population, count)
-
-
-def require_rate(argument: str, rate: float | None) -> None:
-    """Raise a ValueError unless it is None or a sampling rate."""
-    if rate is not None and not 0 < rate <= 1:
-        raise ValueError(f"{argument}={rate!r}: a sampling rate lies in (0, 1]")
 
 
 def _radius_noise(plan: PrivacyPlan, query: Sampling) -> float:

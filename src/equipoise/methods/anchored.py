@@ -40,10 +40,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from equipoise import _validate
 from equipoise.methods.base import Context, Method, Parameters, Plan, Setting, State
 from equipoise.methods.clip_rules import Abadi
-from equipoise.methods.configuration import Option
+from equipoise.methods.configuration import FromOne, Option, Positive
 from equipoise.methods.named_tensors import copied, mean_of
 from equipoise.methods.thresholds import ReleasedQuantile, Threshold, resolve_threshold
 from equipoise.privacy.bounds.clipping import clip
@@ -107,13 +106,9 @@ class Renewal(Option, ABC):
             where it is noised once per anchor otherwise.
     """
 
-    period: float | None = None
+    period: FromOne | None = None
     takes_next: bool = False
     fresh_noise: bool = False
-
-    def __post_init__(self) -> None:
-        if self.period is not None and not self.period >= 1:
-            raise ValueError(f"period={self.period!r}: an anchor serves at least 1 step")
 
     @abstractmethod
     def renewals(self, steps: int, period: float, rng: torch.Generator) -> set[int]:
@@ -223,10 +218,7 @@ class NoiseFactor(NoiseSplit):
     """
 
     kind: ClassVar[str] = "factor"
-    factor: float = 1.15
-
-    def __post_init__(self) -> None:
-        _validate.positive(factor=self.factor)
+    factor: Positive = 1.15
 
     @property
     def factors(self) -> Sequence[float]:
@@ -243,10 +235,7 @@ class LeastDisplacement(NoiseSplit):
     """
 
     kind: ClassVar[str] = "least_displacement"
-    threshold_ratio: float | None = None
-
-    def __post_init__(self) -> None:
-        _validate.positive_if_given("a ratio of squared thresholds", threshold_ratio=self.threshold_ratio)
+    threshold_ratio: Positive | None = None
 
     @property
     def ratio(self) -> float | None:
@@ -296,20 +285,10 @@ class AnchoredMethod(Method):
 
     clip_norm: float | Callable[[int], float] | Threshold = 1.0
     schedule: Renewal = Every()
-    anchor_batch_size: float | None = None
+    anchor_batch_size: Positive | None = None
     split: NoiseSplit = NoiseFactor()
-    noise_multiplier: float | None = None
-    anchor_noise_multiplier: float | None = None
-
-    def __post_init__(self) -> None:
-        _validate.instance(Renewal, "Every(8)", schedule=self.schedule)
-        _validate.instance(NoiseSplit, "NoiseFactor(1.15)", split=self.split)
-        _validate.positive_if_given(
-            "or None to have it chosen",
-            noise_multiplier=self.noise_multiplier,
-            anchor_noise_multiplier=self.anchor_noise_multiplier,
-            anchor_batch_size=self.anchor_batch_size,
-        )
+    noise_multiplier: Positive | None = None
+    anchor_noise_multiplier: Positive | None = None
 
     def assumptions(self, plan: Plan | None = None) -> Sequence[str]:
         return (FRESH_NOISE,) if self.schedule.fresh_noise else ()

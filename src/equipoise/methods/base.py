@@ -31,7 +31,7 @@ from torch import Tensor
 
 from equipoise import _validate
 from equipoise.methods.card import Card
-from equipoise.methods.configuration import Option, as_json, field_types, read_settings
+from equipoise.methods.configuration import Option, as_json, check_fields, field_types, read_settings
 from equipoise.methods.public_records import PublicRecords
 from equipoise.methods.registry import BY_CLASS, classes_of, registered
 from equipoise.privacy import RECORD, Ledger, PrivacyPlan, Unit, calibrate
@@ -349,6 +349,9 @@ class Method(ABC):
             cls.card = Card(**{field.name: row[field.name] for field in dataclasses.fields(Card)})
         if "split_models" not in vars(cls):
             cls.split_models = frozenset(row.get("split_models", ()))
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
     @abstractmethod
     def plan(self, setting: Setting) -> Plan:

@@ -32,7 +32,7 @@ import torch
 from torch import Tensor
 
 from equipoise import _validate
-from equipoise.methods.configuration import Option
+from equipoise.methods.configuration import Option, Positive
 
 __all__ = [
     "NSGD",
@@ -91,11 +91,8 @@ class AutoS(ClipRule):
         gamma: > 0; 0.01 in the paper.
     """
 
-    gamma: float = 0.01
+    gamma: Positive = 0.01
     kind: ClassVar[str] = "auto_s"
-
-    def __post_init__(self) -> None:
-        _validate.positive("the constant of AutoS", gamma=self.gamma)
 
     def _weights(self, norms: Tensor, threshold: float | Tensor) -> Tensor:
         return threshold / (norms + self.gamma)
@@ -112,11 +109,8 @@ class NSGD(ClipRule):
         regulariser: r > 0.
     """
 
-    regulariser: float = 0.01
+    regulariser: Positive = 0.01
     kind: ClassVar[str] = "nsgd"
-
-    def __post_init__(self) -> None:
-        _validate.positive(regulariser=self.regulariser)
 
     def _weights(self, norms: Tensor, threshold: float | Tensor) -> Tensor:
         return threshold / (norms + self.regulariser)
@@ -132,11 +126,8 @@ class PSAC(ClipRule):
         regulariser: r > 0.
     """
 
-    regulariser: float = 0.01
+    regulariser: Positive = 0.01
     kind: ClassVar[str] = "psac"
-
-    def __post_init__(self) -> None:
-        _validate.positive(regulariser=self.regulariser)
 
     def _weights(self, norms: Tensor, threshold: float | Tensor) -> Tensor:
         return threshold / (norms + self.regulariser / (norms + self.regulariser))

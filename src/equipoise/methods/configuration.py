@@ -7,6 +7,10 @@ with a `kind`. A configuration holds it as its kind and its fields:
 
 The kinds that a field may have are the subclasses of its type. A function has no plain form: what holds one
 can be described, and cannot be made again from a file.
+
+What a field may hold is said by its type, once. `Method` and `Option` refuse all else (`check_fields`):
+
+    clip_norm: Positive = 1.0      basis: Literal["auto", "held"] = "auto"      clip_rule: ClipRule = Abadi()
 """
 
 from __future__ import annotations
@@ -17,24 +21,21 @@ import inspect
 import re
 import types
 import typing
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, ClassVar, Self
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Self
 
 from equipoise import _validate
 from equipoise.methods.public_records import PublicRecords, require_public
 
-__all__ = [
-    "Option",
-    "as_json",
-    "choices",
-    "defaults",
-    "dotted",
-    "field_types",
-    "first_paragraph",
-    "kinds_of",
-    "meanings",
-    "read_settings",
-]
+Positive = Annotated[float, _validate.positive]
+Count = Annotated[int, _validate.count]
+Share = Annotated[float, _validate.share]
+FromZero = Annotated[float, functools.partial(_validate.within, "[0, inf)")]
+FromOne = Annotated[float, functools.partial(_validate.within, "[1, inf)")]
+BelowOne = Annotated[float, functools.partial(_validate.within, "[0, 1)")]
+UpToOne = Annotated[float, functools.partial(_validate.within, "(0, 1]")]
+Noise = Annotated[float | None, _validate.noise_if_given]
+"""A noise multiplier; None to calibrate it to the budget."""
 
 
 class Option:
@@ -49,6 +50,9 @@ class Option:
     kind: ClassVar[str]
     usual_kind: ClassVar[str | None] = None
     """The kind that a command line takes where a method leaves the choice open."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
     @classmethod
     def kinds(cls) -> dict[str, type[Self]]:
@@ -89,6 +93,58 @@ def field_types(cls: type) -> Mapping[str, Any]:
         )
     hints = typing.get_type_hints(cls)
     return {item.name: hints[item.name] for item in dataclasses.fields(cls) if item.init}
+
+
+def check_fields(settings: Any) -> None:
+    """Refuse values of a dataclass's fields that their types do not allow.
+
+    Types that say so are those above, `Literal`s, options and public records. A field that may also be of
+    another type is left to its class.
+
+    Raises:
+        TypeError, ValueError: naming the field.
+    """
+    kind: Any = type(settings)
+    for name, check in _checks(kind).items():
+        check(**{name: getattr(settings, name)})
+
+
+@functools.cache
+def _checks(cls: type) -> dict[str, Callable[..., None]]:
+    """What refuses the values of a field, by its name."""
+    hints = typing.get_type_hints(cls, include_extras=True)
+    found = {name: _check_of(_split(hints[name])) for name in field_types(cls)}
+    return {name: check for name, check in found.items() if check is not None}
+
+
+def _check_of(parts: Sequence[Any]) -> Callable[..., None] | None:
+    """What refuses a value that is of none of these types; None where they leave it open."""
+    words: list[str] = []
+    kinds: list[type] = []
+    checks: list[Callable[..., None]] = []
+    for part in parts:
+        if typing.get_origin(part) is typing.Literal:
+            words += typing.get_args(part)
+        elif typing.get_origin(part) is Annotated:
+            checks.append(part.__metadata__[0])
+        elif isinstance(part, type) and issubclass(part, (Option, PublicRecords, types.NoneType)):
+            kinds.append(part)
+        else:
+            return None
+
+    def check(**named: Any) -> None:
+        (value,) = named.values()
+        if isinstance(value, tuple(kinds)) or (isinstance(value, str) and value in words):
+            return
+        if checks:
+            checks[0](**named)
+        elif words:
+            _validate.one_of(words, **named)
+        else:
+            some = next(iter(kinds[0].kinds().values())) if issubclass(kinds[0], Option) else kinds[0]
+            _validate.instance(kinds[0], f"{some.__name__}(...)", **named)
+
+    return check
 
 
 def families(hint: Any) -> list[type[Option]]:
@@ -367,11 +423,16 @@ def _option(
         raise type(error)(f"{where}{'.' if named else ': '}{error}") from error
 
 
-def _parts(hint: Any) -> list[Any]:
-    """The types of a union, or the type itself, without their arguments."""
+def _split(hint: Any) -> list[Any]:
+    """The types of a union, or the type itself."""
     if typing.get_origin(hint) in (types.UnionType, typing.Union):
-        return [part for one in typing.get_args(hint) for part in _parts(one)]
-    return [typing.get_origin(hint) or hint]
+        return [part for one in typing.get_args(hint) for part in _split(one)]
+    return [hint]
+
+
+def _parts(hint: Any) -> list[Any]:
+    """As `_split`, without the arguments of types."""
+    return [typing.get_origin(part) or part for part in _split(hint)]
 
 
 def _names(hint: Any) -> str:

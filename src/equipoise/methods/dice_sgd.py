@@ -39,7 +39,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor
@@ -47,7 +47,7 @@ from torch import Tensor
 from equipoise import _validate
 from equipoise.methods.base import Context, Method, Plan, Setting, State
 from equipoise.methods.clip_rules import Abadi, check_shares, layer_shares
-from equipoise.methods.configuration import Option
+from equipoise.methods.configuration import FromOne, FromZero, Option, Positive, UpToOne
 from equipoise.methods.named_tensors import clipped, mean_of, norm_of, zeros_like
 from equipoise.privacy.bounds.bounded import Bounded
 from equipoise.privacy.bounds.clipping import clip
@@ -86,10 +86,7 @@ class Joint(SumNoise):
     """
 
     kind: ClassVar[str] = "joint"
-    noise_inflation: float = 1.0
-
-    def __post_init__(self) -> None:
-        _require_inflation(self.noise_inflation)
+    noise_inflation: FromOne = 1.0
 
     def of(self, clip_norm: float, residual_clip_norm: float) -> JointGaussian | None:
         if residual_clip_norm == clip_norm:
@@ -150,13 +147,8 @@ class Automatic(SumNoise):
 
     kind: ClassVar[str] = "automatic"
     normalises: ClassVar[bool] = True
-    noise_inflation: float = 1.0
-    regulariser: float = 0.0
-
-    def __post_init__(self) -> None:
-        _require_inflation(self.noise_inflation)
-        if not 0 <= self.regulariser < math.inf:
-            raise ValueError(f"regulariser={self.regulariser!r}: it is a finite number of at least 0")
+    noise_inflation: FromOne = 1.0
+    regulariser: FromZero = 0.0
 
     def of(self, clip_norm: float, residual_clip_norm: float) -> JointGaussian:
         tail = self.noise_inflation * residual_clip_norm
@@ -174,11 +166,6 @@ class Automatic(SumNoise):
             above *= 1 + 1e-6  # the grid on which the supremum is taken is fine, not infinite
         scaled = [[above * entry for entry in row] for row in factor]
         return JointGaussian(("body", "total"), scaled, lengths, marks)
-
-
-def _require_inflation(value: float) -> None:
-    if not 1 <= value < math.inf:
-        raise ValueError(f"noise_inflation={value!r}: it is a finite factor of at least 1")
 
 
 def joint_params(
@@ -229,17 +216,10 @@ class ErrorFeedback(Option):
     """
 
     kind: ClassVar[str] = "error_feedback"
-    clip_norm: float | None = None
-    rate: float = 1.0
+    clip_norm: Annotated[float, partial(_validate.within, "[0, inf]")] | None = None
+    rate: UpToOne = 1.0
     per_layer: bool = False
-    memory_clip_norm: float | None = None
-
-    def __post_init__(self) -> None:
-        if self.clip_norm is not None and not self.clip_norm >= 0:
-            raise ValueError(f"clip_norm={self.clip_norm!r}: the radius C2 is at least 0")
-        if not 0 < self.rate <= 1:
-            raise ValueError(f"rate={self.rate!r}: a rate lies in (0, 1]; 1 feeds all back")
-        _validate.positive_if_given(memory_clip_norm=self.memory_clip_norm)
+    memory_clip_norm: Positive | None = None
 
     def check(self, radius: float) -> None:
         """Raise a ValueError where the limit of the memory keeps the feedback below its radius."""
@@ -301,25 +281,22 @@ class DiceSGD(Method):
         1.0
     """
 
-    clip_norm: float = 1.0
+    clip_norm: Positive = 1.0
     variant: SumNoise = Joint()
     residual_clip_norm: float | None = None
     feedback: ErrorFeedback = ErrorFeedback()
     per_layer: bool | Mapping[str, float] = False
-    noise_multiplier: float | None = None
+    noise_multiplier: Positive | None = None
 
     def __post_init__(self) -> None:
-        _validate.positive(clip_norm=self.clip_norm)
-        _validate.instance(SumNoise, "Joint()", variant=self.variant)
+        super().__post_init__()
         if not (math.isfinite(self.residual_radius) and self.residual_radius >= self.clip_norm):
             raise ValueError(
                 f"residual_clip_norm={self.residual_clip_norm!r}: it must be finite and at least "
                 f"clip_norm={self.clip_norm!r}; at equality the method is DP-SGD"
             )
-        _validate.instance(ErrorFeedback, "ErrorFeedback(rate=0.5)", feedback=self.feedback)
         self.feedback.check(self.feedback_radius)
         check_shares(self.per_layer)
-        _validate.positive_if_given(noise_multiplier=self.noise_multiplier)
 
     @property
     def residual_radius(self) -> float:

@@ -47,12 +47,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from equipoise import _validate
 from equipoise._dtensor import norm_of_all
 from equipoise.methods.anchored import AnchoredMethod
 from equipoise.methods.base import Context, DrawHandle, Parameters, Plan, State
 from equipoise.methods.clip_rules import Abadi
-from equipoise.methods.configuration import Option
+from equipoise.methods.configuration import Option, Positive, UpToOne
 from equipoise.methods.named_tensors import mean_of
 from equipoise.methods.thresholds import ReleasedQuantile, moved
 from equipoise.privacy.bounds.bounded import Bounded
@@ -148,10 +147,7 @@ class CoupledRule(Option):
     count_noise: ClassVar[float | None] = None
     """Noise of the count of rows inside, as a share of the expected batch; None where none is released."""
 
-    scale: float = 1.0
-
-    def __post_init__(self) -> None:
-        _validate.positive("a scale of a threshold", scale=self.scale)
+    scale: Positive = 1.0
 
     def next_factor(self, factor: float, distance: float, released: Released) -> float:
         """L after a release at this distance ||x - w||."""
@@ -269,15 +265,8 @@ class ReleasedNorm(AnchorRule):
 
     kind: ClassVar[str] = "released"
     minimum: float = field(default=0.0, kw_only=True)
-    scale: float = 1.0
-    shrink_limit: float = 0.5
-
-    def __post_init__(self) -> None:
-        _validate.positive("a scale of a threshold", scale=self.scale)
-        if not 0 < self.shrink_limit <= 1:
-            raise ValueError(
-                f"shrink_limit={self.shrink_limit!r}: it lies in (0, 1]; 1 never lets C_2 shrink"
-            )
+    scale: Positive = 1.0
+    shrink_limit: UpToOne = 0.5
 
     def following(self, clip_norm: float, released: Released, cap: float) -> float:
         value = max(self.scale * released.debiased, self.shrink_limit * clip_norm)
@@ -301,11 +290,7 @@ class ClippedDifferences(AnchoredMethod):
     The cap of both thresholds is C = `clip_norm`, which is also the first anchor threshold of DP-C4+.
     """
 
-    clip_norm: float = 1.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _validate.positive("a cap of a threshold", clip_norm=self.clip_norm)
+    clip_norm: Positive = 1.0
 
     # ---- how the thresholds follow
 
@@ -408,8 +393,6 @@ class ReleasedThresholds(ClippedDifferences):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _validate.instance(CoupledRule, "Curvature()", coupled=self.coupled)
-        _validate.instance(AnchorRule, "Quantile(0.8)", anchor=self.anchor)
         self.anchor.check(self.clip_norm)
 
     def counts(self, batch: float, anchor_batch: float) -> Mapping[str, float]:

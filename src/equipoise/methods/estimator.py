@@ -18,9 +18,9 @@ from typing import Any
 
 from torch import Tensor
 
-from equipoise import _validate
 from equipoise.methods.base import Context, Method, Parameters, Plan, Setting, State
 from equipoise.methods.clip_rules import Abadi, ClipRule, check_shares, layer_shares
+from equipoise.methods.configuration import Noise
 from equipoise.methods.named_tensors import mean_of
 from equipoise.methods.noise_stages import NoiseStages
 from equipoise.methods.thresholds import ReleasedQuantile, Threshold, resolve_threshold
@@ -76,13 +76,11 @@ class Estimator(Method):
 
     clip_norm: float | Callable[[int], float] | Threshold = 1.0
     clip_rule: ClipRule = Abadi()
-    noise_multiplier: float | NoiseStages | None = None
+    noise_multiplier: Noise | NoiseStages = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         resolve_threshold(self.clip_norm)  # raises where it is no threshold
-        _validate.instance(ClipRule, "PSAC(regulariser=0.1)", clip_rule=self.clip_rule)
-        if not isinstance(self.noise_multiplier, NoiseStages):
-            _validate.noise_if_given(noise_multiplier=self.noise_multiplier)
         if self._layers is not False and isinstance(self.threshold, ReleasedQuantile):
             raise ValueError(
                 "per_layer with a ReleasedQuantile threshold is not offered: one count cannot steer several "

@@ -43,9 +43,8 @@ from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
-from equipoise import _validate
 from equipoise.methods.base import Plan, Setting
-from equipoise.methods.configuration import Option
+from equipoise.methods.configuration import Count, Option
 from equipoise.methods.dp_sgd import DPSGD
 from equipoise.methods.noise_stages import NoiseStages
 from equipoise.privacy.errors import BudgetError, PlanError
@@ -163,13 +162,10 @@ class DPMF(DPSGD):
     """
 
     strategy: NoiseStrategy = SquareRoot()
-    bands: int | None = None
+    bands: Count | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _validate.instance(NoiseStrategy, "LeastError()", strategy=self.strategy)
-        if self.bands is not None:
-            _validate.count("over how many steps noise is correlated", bands=self.bands)
         if isinstance(self.noise_multiplier, NoiseStages):
             raise ValueError(
                 f"noise_multiplier={self.noise_multiplier!r:.80} changes over the run, and noise over steps "

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from equipoise import _validate
-from equipoise.methods.configuration import Option
+from equipoise.methods.configuration import Noise, Option
 from equipoise.privacy.mechanisms import Mechanism, Staged
 from equipoise.privacy.sampling import Sampling
 
@@ -34,10 +34,10 @@ class NoiseStages(Option):
 
     kind: ClassVar[str] = "stages"
     factors: tuple[float, ...] = (1.0,)
-    noise_multiplier: float | None = None
+    noise_multiplier: Noise = None
 
     def __post_init__(self) -> None:
-        _validate.noise_if_given(noise_multiplier=self.noise_multiplier)
+        super().__post_init__()
         if not isinstance(self.factors, list | tuple) or not self.factors:
             raise TypeError(
                 f"factors={self.factors!r} holds no numbers; give one per stage, as (1.0, 0.8, 0.6)"

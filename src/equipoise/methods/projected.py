@@ -42,11 +42,10 @@ from typing import Any, ClassVar, Literal, Self
 import torch
 from torch import Tensor
 
-from equipoise import _validate
 from equipoise.gradients.operator import DenseGradients
 from equipoise.methods.base import Context, Parameters, Plan, Setting, State
 from equipoise.methods.clip_rules import Abadi, layers
-from equipoise.methods.configuration import Option
+from equipoise.methods.configuration import Count, Noise, Option, Positive, Share
 from equipoise.methods.estimator import Estimator, Sums, View
 from equipoise.methods.named_tensors import copied, mean_of
 from equipoise.methods.public_records import PublicRecords
@@ -127,13 +126,7 @@ class SubspaceSource(Option, ABC):
     """Whether finding a subspace draws private records, which is paid for."""
 
     blocks: Blocks | None = None
-    dimension: int | None = None
-
-    def __post_init__(self) -> None:
-        if self.blocks is not None:
-            _validate.one_of(("per_tensor", "per_layer", "whole"), blocks=self.blocks)
-        if self.dimension is not None:
-            _validate.count("the columns per block", dimension=self.dimension)
+    dimension: Count | None = None
 
     @property
     def public(self) -> PublicRecords | None:
@@ -200,12 +193,7 @@ class RefreshedSource(SubspaceSource, ABC):
         refresh_every: steps between refreshes; None takes the method's, or an epoch of the sampling.
     """
 
-    refresh_every: int | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.refresh_every is not None:
-            _validate.count("the steps between refreshes", refresh_every=self.refresh_every)
+    refresh_every: Count | None = None
 
     def settled(self, blocks: Blocks, refresh_every: int | None) -> Self:
         return replace(super().settled(blocks, None), refresh_every=self.refresh_every or refresh_every)
@@ -244,19 +232,10 @@ class PublicSubspace(RefreshedSource):
 
     records: PublicRecords
     _: KW_ONLY
-    energy: float | None = None
+    energy: Share | None = None
     normalise: bool = False
-    batch_size: int | Literal["disjoint"] | None = None
+    batch_size: Count | Literal["disjoint"] | None = None
     basis: Basis = "auto"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _validate.instance(PublicRecords, "PublicRecords(batch)", records=self.records)
-        _validate.one_of(("auto", "kernel", "held"), basis=self.basis)
-        if self.energy is not None:
-            _validate.share(energy=self.energy)
-        if self.batch_size not in (None, "disjoint"):
-            _validate.count("the records of a refresh, or 'disjoint'", batch_size=self.batch_size)
 
     @property
     def public(self) -> PublicRecords:
@@ -374,12 +353,8 @@ class ReleasedSubspace(SubspaceSource):
 
     kind: ClassVar[str] = "released"
 
-    history: int = 20
-    explore_every: int = 5
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _validate.count(history=self.history, explore_every=self.explore_every)
+    history: Count = 20
+    explore_every: Count = 5
 
     def explores(self, step: int) -> bool:
         """Whether this step is a full step of DP-SGD."""
@@ -420,16 +395,10 @@ class PrivateSource(RefreshedSource, ABC):
 
     is_private: ClassVar[bool] = True
 
-    clip_norm: float = 1.0
-    noise_multiplier: float | None = None
-    share: float = 0.2
-    batch_size: float | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _validate.positive(clip_norm=self.clip_norm)
-        _validate.share(share=self.share)
-        _validate.positive_if_given(noise_multiplier=self.noise_multiplier, batch_size=self.batch_size)
+    clip_norm: Positive = 1.0
+    noise_multiplier: Positive | None = None
+    share: Share = 0.2
+    batch_size: Positive | None = None
 
     @property
     def rounds(self) -> int:
@@ -497,11 +466,7 @@ class IterationSubspace(PrivateSource):
 
     kind: ClassVar[str] = "iteration"
 
-    iterations: int = 3
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _validate.count("the rounds of a refresh", iterations=self.iterations)
+    iterations: Count = 3
 
     @property
     def rounds(self) -> int:
@@ -556,13 +521,8 @@ class ProjectedGradient(Estimator, HasSource):
     default_blocks: ClassVar[Blocks] = "per_tensor"
     default_refresh: ClassVar[int | None] = None
 
-    clip_norm: float = 1.0
-    noise_multiplier: float | None = None
-
-    def __post_init__(self) -> None:
-        _validate.instance(SubspaceSource, "PublicSubspace(PublicRecords(batch))", source=self.source)
-        _validate.positive(clip_norm=self.clip_norm)
-        super().__post_init__()
+    clip_norm: Positive = 1.0
+    noise_multiplier: Noise = None
 
     @functools.cached_property
     def subspace(self) -> SubspaceSource:
@@ -744,15 +704,9 @@ class GEP(ProjectedGradient):
     default_blocks: ClassVar[Blocks] = "per_layer"
     default_refresh: ClassVar[int | None] = 1
     orthonormal: ClassVar[bool] = True
-    residual_clip_norm: float | None = None
-    residual_noise_multiplier: float | None = None
-    residual_share: float = 0.5
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _validate.positive(residual_clip_norm=self.residual_radius)
-        _validate.positive_if_given(residual_noise_multiplier=self.residual_noise_multiplier)
-        _validate.share(residual_share=self.residual_share)
+    residual_clip_norm: Positive | None = None
+    residual_noise_multiplier: Positive | None = None
+    residual_share: Share = 0.5
 
     @property
     def residual_radius(self) -> float:

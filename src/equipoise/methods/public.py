@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any, Literal, Self, cast
 import torch
 from torch import Tensor
 
-from equipoise import _validate
 from equipoise.methods.base import Context, Method, Parameters, Plan, Setting, State
 from equipoise.methods.clip_rules import Abadi
+from equipoise.methods.configuration import Count, Positive
 from equipoise.methods.dp_sgd import DPSGD
 from equipoise.methods.public_records import PublicRecords
 from equipoise.methods.registry import find
@@ -52,12 +52,7 @@ class PublicOnly(Method):
     """
 
     public: PublicRecords
-    public_batch_size: int | None = None
-
-    def __post_init__(self) -> None:
-        _validate.instance(PublicRecords, "PublicRecords(batch)", public=self.public)
-        if self.public_batch_size is not None:
-            _validate.count("the records of a step", public_batch_size=self.public_batch_size)
+    public_batch_size: Count | None = None
 
     def plan(self, setting: Setting) -> Plan:
         return Plan(PrivacyPlan([], setting.sampling, setting.relation))
@@ -107,20 +102,10 @@ class PublicWarmStart(MethodWrapper):
 
     public: PublicRecords
     inner: Method = DPSGD()
-    warm_steps: int | None = None
-    warm_clip_norm: float | Literal["inner"] | None = "inner"
-    warm_scale: float = 1.0
-    public_batch_size: int | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _validate.instance(PublicRecords, "PublicRecords(batch)", public=self.public)
-        for name in ("public_batch_size", "warm_steps"):
-            if getattr(self, name) is not None:
-                _validate.count(**{name: getattr(self, name)})
-        _validate.positive(warm_scale=self.warm_scale)
-        if self.warm_clip_norm not in ("inner", None):
-            _validate.positive("'inner' or None", warm_clip_norm=self.warm_clip_norm)
+    warm_steps: Count | None = None
+    warm_clip_norm: Positive | Literal["inner"] | None = "inner"
+    warm_scale: Positive = 1.0
+    public_batch_size: Count | None = None
 
     def _warm(self, sampling: Sampling) -> int:
         warm = max(1, sampling.steps // 5) if self.warm_steps is None else self.warm_steps

@@ -11,14 +11,15 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from functools import partial
+from typing import Annotated, Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from equipoise import _validate
 from equipoise.methods.base import Context, Parameters, Plan, Setting, State
-from equipoise.methods.configuration import Option
+from equipoise.methods.configuration import BelowOne, Count, FromZero, Noise, Option, Positive, Share, UpToOne
 from equipoise.methods.dp_sgd import DPSGD
 from equipoise.methods.estimator import Estimator, Sums, View
 from equipoise.methods.named_tensors import zeros_like
@@ -73,16 +74,9 @@ class RandomSparsification(Estimator):
         0.5
     """
 
-    clip_norm: float = 1.0
-    noise_multiplier: float | None = None
-    drop_rate: float = 0.3
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 <= self.drop_rate < 1:
-            raise ValueError(
-                f"drop_rate={self.drop_rate!r}: it is a share of the coordinates, at least 0 and below 1"
-            )
+    clip_norm: Positive = 1.0
+    noise_multiplier: Noise = None
+    drop_rate: BelowOne = 0.3
 
     def view(self, context: Context, state: State) -> View:
         # Public chance: a mask that followed the gradients would say where they are large.
@@ -128,10 +122,7 @@ class FixedScale(Scale):
     """
 
     kind: ClassVar[str] = "fixed"
-    value: float = 1.0
-
-    def __post_init__(self) -> None:
-        _validate.positive(value=self.value)
+    value: Positive = 1.0
 
     def parts(self, params: Parameters, memory: State) -> ScaleParts:
         return {name: (scale.fill_(self.value),) for name, scale in _ones(params).items()}
@@ -155,17 +146,10 @@ class SecondMoment(Scale):
     """
 
     kind: ClassVar[str] = "second_moment"
-    decay: float = 0.99
-    floor: float = 0.1
+    decay: BelowOne = 0.99
+    # A smaller floor would let scales be huge.
+    floor: Annotated[float, partial(_validate.within, "[1e-6, inf)")] = 0.1
     by_sides: bool = False
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.decay < 1:
-            raise ValueError(f"decay={self.decay!r}: it lies in [0, 1)")
-        if not (math.isfinite(self.floor) and self.floor >= 1e-6):
-            raise ValueError(
-                f"floor={self.floor!r}: it is finite and at least 1e-6, so that no scale is huge"
-            )
 
     def start(self, params: Parameters) -> State:
         return {"second": zeros_like(params), "steps": 0}
@@ -250,10 +234,6 @@ class ScaleThenPrivatise(DPSGD):
 
     scale: Scale = SecondMoment()
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _validate.instance(Scale, "SecondMoment(decay=0.99)", scale=self.scale)
-
     def start(self, params: Parameters) -> State:
         return {"scale": self.scale.start(params)}
 
@@ -320,16 +300,9 @@ class AdaClip(DPSGD):
         0.99
     """
 
-    decay: float = 0.99
-    floor: float = 0.1
+    decay: BelowOne = 0.99
+    floor: Annotated[float, partial(_validate.within, "[1e-6, 1]")] = 0.1
     centred: bool = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 <= self.decay < 1:
-            raise ValueError(f"decay={self.decay!r}: it lies in [0, 1)")
-        if not 1e-6 <= self.floor <= 1:
-            raise ValueError(f"floor={self.floor!r}: it lies in [1e-6, 1]; 1 makes all entries alike")
 
     def start(self, params: Parameters) -> State:
         return {"mean": zeros_like(params), "spread": zeros_like(params), "steps": 0}
@@ -424,20 +397,10 @@ class DPAdamBC(DPSGD):
         0.999
     """
 
-    beta1: float = 0.9
-    beta2: float = 0.999
-    eps: float = 1e-8
-    floor: float = 0.01
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in ("beta1", "beta2"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)!r}: it lies in [0, 1)")
-        if not (math.isfinite(self.eps) and self.eps >= 0):
-            raise ValueError(f"eps={self.eps!r}: it is finite and at least 0")
-        if not 0 < self.floor <= 1:
-            raise ValueError(f"floor={self.floor!r}: it is a share of the noise's second moment, in (0, 1]")
+    beta1: BelowOne = 0.9
+    beta2: BelowOne = 0.999
+    eps: FromZero = 1e-8
+    floor: UpToOne = 0.01
 
     def start(self, params: Parameters) -> State:
         return {"first": zeros_like(params), "second": zeros_like(params), "noise": 0.0, "steps": 0}
@@ -519,13 +482,8 @@ class JointWhitening(DPSGD):
         0.2
     """
 
-    share: float = 0.2
-    most_inputs: int = 2048
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _validate.share(share=self.share)
-        _validate.count("the most inputs of a weight that is whitened", most_inputs=self.most_inputs)
+    share: Share = 0.2
+    most_inputs: Count = 2048
 
     def plan(self, setting: Setting) -> Plan:
         def moments(noise_multiplier: float) -> list[Release]:

@@ -9,9 +9,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from equipoise import _validate
 from equipoise.methods.base import Context, Parameters, State
-from equipoise.methods.configuration import Option
+from equipoise.methods.configuration import Option, Positive, UpToOne
 from equipoise.methods.dp_sgd import DPSGD
 from equipoise.methods.estimator import Sums, View
 from equipoise.methods.named_tensors import copied
@@ -66,14 +65,8 @@ class DiSK(DPSGD):
         0.8571
     """
 
-    kappa: float = 0.7
-    gamma: float = 0.5
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _validate.positive(gamma=self.gamma)
-        if not 0 < self.kappa <= 1:
-            raise ValueError(f"kappa={self.kappa!r}: the gain lies in (0, 1]; 1 is DP-SGD")
+    kappa: UpToOne = 0.7
+    gamma: Positive = 0.5
 
     @property
     def share_ahead(self) -> float:
@@ -198,10 +191,6 @@ class Doppler(DPSGD):
     """
 
     filter: LowPass = LowPass()
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _validate.instance(LowPass, "LowPass(forward=(0.1,), feedback=(-0.9,))", filter=self.filter)
 
     def start(self, params: Parameters) -> State:
         return {"inputs": [], "outputs": [], "responses": []}

@@ -30,7 +30,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from equipoise import _validate
-from equipoise.methods.configuration import Option
+from equipoise.methods.configuration import Count, Option, Positive, Share, UpToOne
 
 __all__ = [
     "ExponentialDecay",
@@ -74,10 +74,7 @@ class Fixed(Threshold):
     """
 
     kind: ClassVar[str] = "fixed"
-    clip_norm: float
-
-    def __post_init__(self) -> None:
-        _validate.positive(clip_norm=self.clip_norm)
+    clip_norm: Positive
 
     def at(self, step: int, learned: float) -> float:
         return float(self.clip_norm)
@@ -101,14 +98,12 @@ class ExponentialDecay(Threshold):
     """
 
     kind: ClassVar[str] = "exponential_decay"
-    clip_norm: float
-    rate: float
+    clip_norm: Positive
+    rate: UpToOne
     floor: float = 0.0
 
     def __post_init__(self) -> None:
-        _validate.positive(clip_norm=self.clip_norm)
-        if not 0 < self.rate <= 1:
-            raise ValueError(f"rate={self.rate!r}: a decay rate lies in (0, 1]; 1 means no decay")
+        super().__post_init__()
         if not 0 <= self.floor <= self.clip_norm:
             raise ValueError(f"floor={self.floor!r}: it must lie between 0 and clip_norm={self.clip_norm!r}")
 
@@ -133,15 +128,9 @@ class LinearDecay(Threshold):
     """
 
     kind: ClassVar[str] = "linear_decay"
-    clip_norm: float
-    final: float
-    steps: int
-
-    def __post_init__(self) -> None:
-        _validate.positive(clip_norm=self.clip_norm)
-        _validate.positive(final=self.final)
-        if self.steps < 1:
-            raise ValueError(f"steps={self.steps!r}: a schedule needs at least one step")
+    clip_norm: Positive
+    final: Positive
+    steps: Count
 
     def at(self, step: int, learned: float) -> float:
         """C + (final - C) min(1, step / (steps - 1))."""
@@ -185,19 +174,15 @@ class ReleasedQuantile(Threshold):
     """
 
     kind: ClassVar[str] = "quantile"
-    initial: float = 0.1
-    quantile: float = 0.5
-    learning_rate: float = 0.2
-    count_noise: float = 0.05
+    initial: Positive = 0.1
+    quantile: Share = 0.5
+    learning_rate: Positive = 0.2
+    count_noise: Positive = 0.05
     minimum: float | None = None
     maximum: float | None = None
 
     def __post_init__(self) -> None:
-        _validate.positive(initial=self.initial)
-        _validate.positive(learning_rate=self.learning_rate)
-        _validate.positive(count_noise=self.count_noise)
-        if not 0 < self.quantile < 1:
-            raise ValueError(f"quantile={self.quantile!r}: the share of unclipped records lies in (0, 1)")
+        super().__post_init__()
         low, high = self.limits
         if not 0 < low <= self.initial <= high:
             raise ValueError(

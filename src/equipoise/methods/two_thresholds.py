@@ -52,7 +52,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from scipy import special
@@ -60,7 +60,7 @@ from torch import Tensor
 
 from equipoise import _validate
 from equipoise.methods.base import Context, DrawHandle, Parameters, Plan, Setting, State
-from equipoise.methods.configuration import Option
+from equipoise.methods.configuration import Count, Noise, Option, Positive, Share
 from equipoise.methods.estimator import Estimator
 from equipoise.methods.named_tensors import mean_of
 from equipoise.methods.subspaces import Subspace, random_subspace
@@ -127,11 +127,7 @@ class TwoChannel(TwoThresholds):
     """
 
     kind: ClassVar[str] = "two_channel"
-    tail_weight: float = 1.0
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.tail_weight <= 1:
-            raise ValueError(f"tail_weight={self.tail_weight!r}: a weight lies between 0 and 1")
+    tail_weight: Annotated[float, partial(_validate.within, "[0, 1]")] = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,12 +158,8 @@ class AdaptiveTail(TailThreshold):
     """
 
     kind: ClassVar[str] = "adaptive"
-    initial: float | None = None
-    count_noise: float = 0.1
-
-    def __post_init__(self) -> None:
-        _validate.positive(count_noise=self.count_noise)
-        _validate.positive_if_given(initial=self.initial)
+    initial: Positive | None = None
+    count_noise: Positive = 0.1
 
     def first(self, start: float) -> float:
         return start if self.initial is None else float(self.initial)
@@ -195,12 +187,7 @@ class FixedTail(TailThreshold):
     """
 
     kind: ClassVar[str] = "fixed"
-    value: float
-
-    def __post_init__(self) -> None:
-        number = isinstance(self.value, (int, float)) and not isinstance(self.value, bool)
-        if not (number and self.value >= 0):
-            raise ValueError(f"tail_threshold={self.value!r}: give a number of at least 0, or AdaptiveTail()")
+    value: Annotated[float, partial(_validate.within, "[0, inf]")]
 
     def first(self, start: float) -> float:
         return float(self.value)
@@ -317,23 +304,14 @@ class Trace(Score):
     """
 
     kind: ClassVar[str] = "trace"
-    dimension: int = 200
+    dimension: Count = 200
     absolute: bool = False
-    tail_index: float = 2.0
+    # Sub-Weibull laws have a theta of at least 1/2.
+    tail_index: Annotated[float, partial(_validate.within, "[0.5, inf)")] = 2.0
     signs: Signs = "symmetric"
     structure: Literal["khatri_rao", "dense"] = "khatri_rao"
-    refresh_every: int = 1
+    refresh_every: Count = 1
     layers: tuple[str, ...] | None = None
-
-    def __post_init__(self) -> None:
-        _validate.one_of(("symmetric", "positive"), signs=self.signs)
-        _validate.one_of(("khatri_rao", "dense"), structure=self.structure)
-        if self.tail_index < 0.5:
-            raise ValueError(
-                f"tail_index={self.tail_index!r}: the sub-Weibull laws have theta of at least 1/2"
-            )
-        _validate.count(dimension=self.dimension)
-        _validate.count(refresh_every=self.refresh_every)
 
     def start(self, fraction: float, clip_norm: float, params: Parameters) -> float:
         size = sum(params[name].numel() for name in self.looked_at(params))
@@ -477,21 +455,18 @@ class TwoClipNorms(Estimator):
         noise_multiplier: z; calibrated to the budget when None.
     """
 
-    clip_norm: float = 1.0
-    noise_multiplier: float | None = None
-    body_clip_norm: float | None = None
-    tail_fraction: float = 0.2
+    clip_norm: Positive = 1.0
+    noise_multiplier: Noise = None
+    body_clip_norm: Positive | None = None
+    tail_fraction: Share = 0.2
 
     def __post_init__(self) -> None:
-        _validate.positive(clip_norm=self.clip_norm)
         super().__post_init__()
-        _validate.positive_if_given(body_clip_norm=self.body_clip_norm)
         if self.body > self.clip_norm:
             raise ValueError(
                 f"body_clip_norm={self.body_clip_norm!r} exceeds clip_norm={self.clip_norm!r}: the tail has "
                 "the larger threshold; swap them"
             )
-        _validate.share(tail_fraction=self.tail_fraction)
 
     @property
     def body(self) -> float:
@@ -536,8 +511,6 @@ class DCDPSGD(TwoClipNorms):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _validate.instance(TwoThresholds, "TopShare()", variant=self.variant)
-        _validate.instance(Score, "Norm()", score=self.score)
         tail = self.tail
         if isinstance(tail, NullTail) and not isinstance(self.score, Trace):
             raise ValueError(

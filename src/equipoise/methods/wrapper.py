@@ -29,6 +29,7 @@ class MethodWrapper(Method):
     inner: Method
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         _validate.instance(Method, "DPSGD(clip_norm=1.0)", inner=self.inner)
 
     @property

@@ -31,8 +31,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from equipoise import _validate
 from equipoise.methods.base import Context, Parameters, Plan, State
+from equipoise.methods.configuration import Noise, Positive
 from equipoise.methods.estimator import Estimator, View
 from equipoise.privacy.bounds.clipping import clip_coordinates
 from equipoise.privacy.rows import PrivateRows
@@ -119,13 +119,9 @@ class DPZO(Estimator):
 
     forward_only: ClassVar[bool] = True
 
-    clip_norm: float = 1.0
-    noise_multiplier: float | None = None
-    displacement: float = 1e-3
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _validate.positive(clip_norm=self.clip_norm, displacement=self.displacement)
+    clip_norm: Positive = 1.0
+    noise_multiplier: Noise = None
+    displacement: Positive = 1e-3
 
     def assumptions(self, plan: Plan | None = None) -> Sequence[str]:
         return (_ASSUMED, *super().assumptions(plan))

@@ -28,10 +28,10 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from equipoise import _validate
 from equipoise._roots import NoCrossing, crossing
-from equipoise.methods.adaptive_rms import RMSClipping, RMSRadius, require_rate, sampling_at
+from equipoise.methods.adaptive_rms import RMSClipping, RMSRadius, sampling_at
 from equipoise.methods.base import Plan, Setting
+from equipoise.methods.configuration import Count, Positive, UpToOne
 from equipoise.privacy import BudgetError
 from equipoise.privacy.plan import PrivacyPlan
 from equipoise.privacy.sampling import FixedEpochs, Sampling, WithoutReplacement
@@ -54,19 +54,12 @@ class AdaptiveRMS(RMSClipping):
         ValueError: a value out of range.
     """
 
-    clip_norm: float = 1.0
-    tau: float = 1.0
-    round_length: int = 1
-    radius_sampling_rate: float | None = None
-    noise_multiplier: float | None = None
-    radius_noise_multiplier: float | None = None
-
-    def __post_init__(self) -> None:
-        _validate.positive(clip_norm=self.clip_norm)
-        _validate.positive(tau=self.tau)
-        _validate.count(round_length=self.round_length)
-        require_rate("radius_sampling_rate", self.radius_sampling_rate)
-        self._check_noise()
+    clip_norm: Positive = 1.0
+    tau: Positive = 1.0
+    round_length: Count = 1
+    radius_sampling_rate: UpToOne | None = None
+    noise_multiplier: Positive | None = None
+    radius_noise_multiplier: Positive | None = None
 
     @property
     def fused(self) -> bool:

@@ -38,10 +38,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from equipoise import _validate
 from equipoise._roots import crossing
 from equipoise.methods.base import Context, DrawHandle, Plan, Setting, State
 from equipoise.methods.clip_rules import ClipRule
+from equipoise.methods.configuration import Share
 from equipoise.methods.named_tensors import mean_of
 from equipoise.methods.two_threshold_sums import sum_of_either, thresholds
 from equipoise.methods.two_thresholds import ORDER, Scorer, Trace, TwoClipNorms, record_normals, sub_weibull
@@ -79,14 +79,8 @@ class DCDPSGD(TwoClipNorms):
 
     variant: Literal["alg1", "code"] = "alg1"
     trace: Trace = Trace(structure="dense")
-    tail_fraction: float = 0.1
-    trace_share: float = 0.5
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _validate.one_of(("alg1", "code"), variant=self.variant)
-        _validate.instance(Trace, "Trace()", trace=self.trace)
-        _validate.share(trace_share=self.trace_share)
+    tail_fraction: Share = 0.1
+    trace_share: Share = 0.5
 
     @property
     def guarantee(self) -> str:

@@ -23,9 +23,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from equipoise import _validate
 from equipoise.methods.base import Context, Method, Plan, Setting, State
 from equipoise.methods.clip_rules import Abadi, ClipRule
+from equipoise.methods.configuration import FromZero, Positive
 from equipoise.methods.named_tensors import clipped, zeros_like
 from equipoise.privacy import (
     Bounded,
@@ -83,26 +83,18 @@ class DiceSGD(Method):
 
     ledger_class = PublishedLedger
 
-    clip_norm: float = 1.0
+    clip_norm: Positive = 1.0
     variant: Literal["algorithm_2", "algorithm_4"] = "algorithm_2"
-    feedback_clip_norm: float | None = None
+    feedback_clip_norm: FromZero | None = None
     noise: Literal["algorithm_4", "theorem", "worst_case"] = "algorithm_4"
-    noise_multiplier: float | None = None
+    noise_multiplier: Positive | None = None
 
     def __post_init__(self) -> None:
-        _validate.positive(clip_norm=self.clip_norm)
-        _validate.one_of(("algorithm_2", "algorithm_4"), variant=self.variant)
-        _validate.one_of(("algorithm_4", "theorem", "worst_case"), noise=self.noise)
-        if not 0 <= self.feedback_radius < math.inf:
-            raise ValueError(
-                f"feedback_clip_norm={self.feedback_clip_norm!r}: as published the radius is finite, and at "
-                "least 0"
-            )
+        super().__post_init__()
         if self.variant == "algorithm_4" and self.feedback_radius != self.clip_norm:
             raise ValueError(
                 f"feedback_clip_norm={self.feedback_clip_norm!r}: Algorithm 4 has one radius, clip_norm"
             )
-        _validate.positive_if_given(noise_multiplier=self.noise_multiplier)
 
     @property
     def feedback_radius(self) -> float:

@@ -35,9 +35,9 @@ from typing import Any, ClassVar
 
 import torch
 
-from equipoise import _validate
 from equipoise.methods.anchored import Anchors, NoiseFactor, NoiseSplit
 from equipoise.methods.base import Context, DrawHandle, Parameters, Plan, Setting, State
+from equipoise.methods.configuration import Positive
 from equipoise.methods.dp_c4 import FLOOR, ClippedDifferences
 from equipoise.privacy import Bounded, Private, PrivateRows, indicator, unbounded_sum
 from equipoise.published.ledger import PublishedLedger, disclose
@@ -165,14 +165,8 @@ class RawThresholds(ClippedDifferences):
     # Theorem 3 says how the budget is split; as a class variable it is no setting.
     split: ClassVar[NoiseSplit] = NoiseFactor()  # type: ignore[misc]
 
-    coupled_scale: float = 1.0
-    anchor_scale: float = 1.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _validate.positive(
-            "a scale of a threshold", coupled_scale=self.coupled_scale, anchor_scale=self.anchor_scale
-        )
+    coupled_scale: Positive = 1.0
+    anchor_scale: Positive = 1.0
 
     def published_noise(self, setting: Setting, anchors: Anchors) -> tuple[float, float] | None:
         if setting.budget is None:

@@ -11,14 +11,16 @@ statement says so.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
+from functools import partial
+from typing import Annotated
 
 from torch import Tensor
 
 from equipoise import _validate
 from equipoise.methods.base import Context, Method, Plan, Setting, State
 from equipoise.methods.clip_rules import Abadi
+from equipoise.methods.configuration import Positive
 from equipoise.methods.named_tensors import clipped, mean_of, zeros_like
 from equipoise.privacy import clip
 from equipoise.privacy.bounds.clipping import unbounded_sum
@@ -69,11 +71,7 @@ class ClipSGD(NonPrivate):
         {'name': 'clip-sgd', 'recipe': 'library', 'clip_norm': 0.5}
     """
 
-    clip_norm: float = 1.0
-
-    def __post_init__(self) -> None:
-        if self.clip_norm != math.inf:
-            _validate.positive(clip_norm=self.clip_norm)
+    clip_norm: Annotated[float, partial(_validate.within, "(0, inf]")] = 1.0
 
     def step(self, context: Context, state: State) -> tuple[dict[str, Tensor], State]:
         limit = min(self.clip_norm, 1e30)  # an infinite threshold times a weight of zero would be no number
@@ -96,13 +94,8 @@ class EFSGD(NonPrivate):
         0.5
     """
 
-    clip_norm: float = 1.0
-    feedback_clip_norm: float | None = None
-
-    def __post_init__(self) -> None:
-        _validate.positive(clip_norm=self.clip_norm)
-        if not self.feedback_radius >= 0:
-            raise ValueError(f"feedback_clip_norm={self.feedback_clip_norm!r}: the radius C2 is at least 0")
+    clip_norm: Positive = 1.0
+    feedback_clip_norm: Annotated[float, partial(_validate.within, "[0, inf]")] | None = None
 
     @property
     def feedback_radius(self) -> float:

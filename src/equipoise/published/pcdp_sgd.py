@@ -44,7 +44,7 @@ class PublishedProjection(ProjectedGradient, ABC):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not isinstance(self.source, PublicSubspace) or self.source.energy is not None:
+        if self.source.energy is not None:
             raise ValueError(
                 f"source={self.source!r}: the published recipe takes a fixed number of directions of public "
                 "records, PublicSubspace(records, dimension=100); use the library's recipe"
