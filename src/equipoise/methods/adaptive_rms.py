@@ -54,18 +54,6 @@ from equipoise.privacy.private import Private
 from equipoise.privacy.rows import PrivateRows
 from equipoise.privacy.sampling import FullBatch, Poisson, Sampling, WithoutReplacement
 
-__all__ = [
-    "AdaptiveRMS",
-    "Fused",
-    "MeanSquareQuery",
-    "MeanSquareRule",
-    "RMSClipping",
-    "RMSRadius",
-    "RadiusState",
-    "Round",
-    "sampling_at",
-]
-
 RadiusState = dict[str, Any]
 """clip_norm C, square_limit U, and mean: the averaged m, None before the first."""
 

@@ -58,20 +58,6 @@ from equipoise.privacy.sampling import (
     WithoutReplacement,
 )
 
-__all__ = [
-    "DPSVRG",
-    "AnchorSchedule",
-    "AnchoredMethod",
-    "Anchors",
-    "AtRandom",
-    "Every",
-    "LeastDisplacement",
-    "NoiseFactor",
-    "NoiseSplit",
-    "Renewal",
-    "anchor_sampling",
-]
-
 BATCHES_OF_ANCHOR = 16
 """The anchor batch, where none is given, in expected batches: 4096 records to 256.
 

@@ -42,19 +42,6 @@ if TYPE_CHECKING:
     from equipoise.gradients import PerSampleGradients
     from equipoise.privacy import Bounded, Budget, Sampling
 
-__all__ = [
-    "Context",
-    "DrawHandle",
-    "LedgerHandle",
-    "Method",
-    "Parameters",
-    "Plan",
-    "Query",
-    "Setting",
-    "State",
-    "by_author",
-]
-
 OWN_METHOD = (
     "the method is the user's own, {path}, and its code was not checked: it hands out nothing but what the "
     "ledger released, and builds its sums from each record separately"

@@ -34,17 +34,6 @@ from torch import Tensor
 from equipoise import _validate
 from equipoise.methods.configuration import Option, Positive
 
-__all__ = [
-    "NSGD",
-    "PSAC",
-    "Abadi",
-    "AutoS",
-    "ClipRule",
-    "check_shares",
-    "layer_shares",
-    "layers",
-]
-
 
 class ClipRule(Option, ABC):
     """A function from row norms to row weights with ``weight * norm <= threshold``."""

@@ -57,8 +57,6 @@ from equipoise.privacy.mechanisms.joint_gaussian import radial_sensitivity
 from equipoise.privacy.plan import PrivacyPlan, Release
 from equipoise.privacy.rows import PrivateRows
 
-__all__ = ["Automatic", "DiceSGD", "ErrorFeedback", "Independent", "Joint", "SumNoise", "joint_params"]
-
 
 class SumNoise(Option, ABC):
     """How DiceSGD's two sums are bounded and noised together."""

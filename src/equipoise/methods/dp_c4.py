@@ -59,24 +59,6 @@ from equipoise.privacy.bounds.clipping import clip
 from equipoise.privacy.bounds.counts import centred_indicator, soft_indicator
 from equipoise.privacy.rows import PrivateRows
 
-__all__ = [
-    "DPC4",
-    "FLOOR",
-    "ROUNDING_ASSUMPTION",
-    "SOURCE",
-    "AnchorRule",
-    "ClippedDifferences",
-    "Constant",
-    "CoupledRule",
-    "Curvature",
-    "DPC4Plus",
-    "Distance",
-    "Quantile",
-    "Released",
-    "ReleasedNorm",
-    "Tracked",
-]
-
 SOURCE = "DP-C4, anonymous submission nw0pePP5qd at OpenReview, 2025"
 
 # How large the rounding of the two forward passes is follows from private activations: no threshold could be

@@ -16,8 +16,6 @@ from dataclasses import dataclass
 
 from equipoise.methods.estimator import Estimator
 
-__all__ = ["DPSGD"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class DPSGD(Estimator):

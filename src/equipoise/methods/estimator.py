@@ -32,8 +32,6 @@ from equipoise.privacy.plan import PrivacyPlan, Release
 from equipoise.privacy.rows import PrivateRows
 from equipoise.privacy.sampling import Sampling
 
-__all__ = ["Estimator", "View"]
-
 Sums = Mapping[str, Mapping[str, Tensor]]
 """What was released: sum name -> tensor name -> tensor."""
 

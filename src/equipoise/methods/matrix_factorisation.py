@@ -56,8 +56,6 @@ from equipoise.privacy.mechanisms.toeplitz import (
 )
 from equipoise.privacy.sampling import CyclicPoisson, FixedEpochs, Poisson, Sampling
 
-__all__ = ["DPMF", "GivenCoefficients", "LeastError", "NoiseStrategy", "SquareRoot"]
-
 MOST_BANDS = 64
 """The largest number of bands that is chosen by itself: each keeps one more noise of the model's size.
 

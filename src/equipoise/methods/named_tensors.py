@@ -13,8 +13,6 @@ from torch import Tensor
 
 from equipoise._dtensor import is_dtensor, norm_of_all, with_part
 
-__all__ = ["clipped", "copied", "mean_of", "norm_of", "zeros_like"]
-
 
 def copied(params: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Copies that no optimiser moves: the training moves the parameters in place."""

@@ -14,8 +14,6 @@ from equipoise.methods.configuration import Noise, Option
 from equipoise.privacy.mechanisms import Mechanism, Staged
 from equipoise.privacy.sampling import Sampling
 
-__all__ = ["NoiseStages"]
-
 
 @dataclass(frozen=True)
 class NoiseStages(Option):

@@ -65,24 +65,6 @@ from equipoise.privacy.plan import Release
 from equipoise.privacy.rows import PrivateRows
 from equipoise.privacy.sampling import Poisson, Sampling
 
-__all__ = [
-    "GEP",
-    "PCDPSGD",
-    "PDPSGD",
-    "BiasedGEP",
-    "Blocks",
-    "IterationSubspace",
-    "MomentSubspace",
-    "ProjectedGradient",
-    "PublicSubspace",
-    "RandomProjection",
-    "RandomSubspace",
-    "ReleasedSubspace",
-    "SubspaceSource",
-    "groups_of",
-]
-
-
 Blocks = Literal["per_tensor", "per_layer", "whole"]
 """Which parameters share columns."""
 

@@ -33,8 +33,6 @@ from equipoise.privacy.sampling import Sampling
 if TYPE_CHECKING:
     from equipoise.gradients import PerSampleGradients
 
-__all__ = ["PublicOnly", "PublicWarmStart"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class PublicOnly(Method):

@@ -18,8 +18,6 @@ from equipoise._tree import leaves
 from equipoise.gradients.engine_inputs import take_records
 from equipoise.privacy.digests import digest
 
-__all__ = ["NeedsPublicRecords", "PublicRecords", "require_public"]
-
 
 class PublicRecords:
     """A batch of public records.

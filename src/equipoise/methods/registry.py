@@ -18,8 +18,6 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Final
 
-__all__ = ["METHODS", "RECIPES", "MethodEntry", "classes_of", "find", "registered"]
-
 RECIPES: Final = ("library", "as_published")
 
 

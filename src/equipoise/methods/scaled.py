@@ -28,18 +28,6 @@ from equipoise.privacy.mechanisms import Gaussian
 from equipoise.privacy.plan import Release
 from equipoise.privacy.rows import PrivateRows
 
-__all__ = [
-    "AdaClip",
-    "DPAdamBC",
-    "FixedScale",
-    "JointWhitening",
-    "RandomSparsification",
-    "Scale",
-    "ScaleThenPrivatise",
-    "SecondMoment",
-    "whitening_root",
-]
-
 LEAST_DAMPING = 1e-4
 """Of joint whitening: the least that is added to an eigenvalue before its root, whatever the noise.
 

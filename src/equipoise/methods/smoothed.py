@@ -15,8 +15,6 @@ from equipoise.methods.dp_sgd import DPSGD
 from equipoise.methods.estimator import Sums, View
 from equipoise.methods.named_tensors import copied
 
-__all__ = ["DiSK", "Doppler", "LowPass"]
-
 ONE_POINT = 1e-6
 """DiSK's c this close to 1 is 1: gamma is then (1 - kappa) / kappa, up to the digits that were written.
 

@@ -43,17 +43,6 @@ from equipoise.gradients.operator import (
     factored_over,
 )
 
-__all__ = [
-    "Basis",
-    "Part",
-    "PrincipalSubspace",
-    "Subspace",
-    "held",
-    "orthonormal_columns",
-    "principal_subspace",
-    "random_subspace",
-]
-
 Basis = Literal["auto", "kernel", "held"]
 
 GRAM_LIMIT = 2048

@@ -32,17 +32,6 @@ from typing import ClassVar
 from equipoise import _validate
 from equipoise.methods.configuration import Count, Option, Positive, Share, UpToOne
 
-__all__ = [
-    "ExponentialDecay",
-    "Fixed",
-    "LinearDecay",
-    "ReleasedQuantile",
-    "Schedule",
-    "Threshold",
-    "moved",
-    "resolve_threshold",
-]
-
 
 class Threshold(Option, ABC):
     """A sequence of clip norms C_0, C_1, ...; what it learns is one float, kept in the method's state."""

@@ -46,15 +46,6 @@ from equipoise.privacy.bounds.requirements import one_value_a_record, public_thr
 from equipoise.privacy.private import Draw, Private, PrivateError, as_private, unwrap
 from equipoise.privacy.rows import PrivateRows
 
-__all__ = [
-    "Selection",
-    "clip_channels",
-    "clip_either",
-    "clip_selected",
-    "top_share",
-]
-
-
 _KEY = object()
 
 

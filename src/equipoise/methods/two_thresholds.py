@@ -73,30 +73,6 @@ from equipoise.privacy.plan import Release
 from equipoise.privacy.private import Private
 from equipoise.privacy.rows import PrivateRows
 
-__all__ = [
-    "DCDPSGD",
-    "ORDER",
-    "AdaptiveTail",
-    "FixedTail",
-    "Norm",
-    "NullTail",
-    "PerSample",
-    "Random",
-    "Score",
-    "Scorer",
-    "TailThreshold",
-    "TopShare",
-    "Trace",
-    "TwoChannel",
-    "TwoClipNorms",
-    "TwoThresholds",
-    "null_threshold",
-    "record_normals",
-    "record_uniforms",
-    "sub_weibull",
-    "subspace_trace",
-]
-
 ORDER = (
     "the order of the records' scores does not follow from how they are rounded: batches of different sizes "
     "round a score differently, and records whose scores are some units in the last place apart could all "

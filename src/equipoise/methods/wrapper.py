@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from equipoise.methods.public_records import PublicRecords
     from equipoise.privacy import Ledger
 
-__all__ = ["MethodWrapper"]
-
 
 @dataclass(frozen=True)
 class MethodWrapper(Method):

@@ -37,8 +37,6 @@ from equipoise.methods.estimator import Estimator, View
 from equipoise.privacy.bounds.clipping import clip_coordinates
 from equipoise.privacy.rows import PrivateRows
 
-__all__ = ["DPZO", "RandomDirection"]
-
 _ASSUMED = (
     "DP-ZO: a record's losses are the same to the last digit whoever else is drawn; what they differed by "
     "would be divided by twice the displacement"

@@ -36,8 +36,6 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from equipoise._host import Unread
 from equipoise.privacy.private import Private, exact
 
-__all__ = ["Digestible", "KeyedDigest", "as_digest", "digest", "keyed_digest"]
-
 Digestible = str | bytes | Mapping[str, Any] | Callable[[], str | bytes | Mapping[str, Any]] | None
 
 

@@ -31,8 +31,6 @@ from typing import Any, Literal
 
 from equipoise import _validate
 
-__all__ = ["RECORD", "Unit", "unit_from"]
-
 Joined = Literal["sum", "mean"]
 UserRows = Literal["sum", "mean", "update"]
 

@@ -33,8 +33,6 @@ from torch import Tensor
 
 from equipoise._dtensor import local_part, with_part
 
-__all__ = ["WholeSum", "unit_of"]
-
 
 def unit_of(bound: float, capacity: int) -> float:
     """u; not below the smallest float32 whose inverse is one too. 0 for a sum without a bound.

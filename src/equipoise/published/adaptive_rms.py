@@ -36,8 +36,6 @@ from equipoise.privacy import BudgetError
 from equipoise.privacy.plan import PrivacyPlan
 from equipoise.privacy.sampling import FixedEpochs, Sampling, WithoutReplacement
 
-__all__ = ["AdaptiveRMS", "claimed_epsilon", "order", "published_noise", "subsampled_rdp"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class AdaptiveRMS(RMSClipping):

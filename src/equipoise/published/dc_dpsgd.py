@@ -56,9 +56,6 @@ from equipoise.privacy.sampling import Sampling
 from equipoise.published.ledger import PublishedLedger, disclose, release_unproven
 from equipoise.published.record import PublishedPlan, Unproven
 
-__all__ = ["DCDPSGD", "average_noise", "claimed", "printed_multiplier", "share_multipliers"]
-
-
 DISCLOSED = "the realised number of tail records sets the scale of the noise and is used as it is"
 
 

@@ -39,17 +39,6 @@ from equipoise.privacy import unbounded_sum as plain_sum
 from equipoise.published.ledger import PublishedLedger, release_unproven
 from equipoise.published.record import PublishedPlan, Unproven
 
-__all__ = [
-    "MEMORY_HOLE",
-    "DiceSGD",
-    "Normalise",
-    "claimed_epsilon",
-    "clipped_and_plain_sums",
-    "published_noise_std",
-    "worst_case_multiplier",
-]
-
-
 MEMORY_HOLE = (
     "the memory of DiceSGD is a sum of raw gradients without noise, and the published proof counts each past "
     "batch as if it were drawn anew at every later step"

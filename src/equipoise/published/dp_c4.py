@@ -42,16 +42,6 @@ from equipoise.methods.dp_c4 import FLOOR, ClippedDifferences
 from equipoise.privacy import Bounded, Private, PrivateRows, indicator, unbounded_sum
 from equipoise.published.ledger import PublishedLedger, disclose
 
-__all__ = [
-    "ANCHOR_HOLE",
-    "COUPLED_HOLE",
-    "DPC4",
-    "DPC4Plus",
-    "claimed_epsilon",
-    "disclosed_mean_norm",
-    "published_noise_multipliers",
-]
-
 
 def published_noise_multipliers(
     epsilon: float,

@@ -21,8 +21,6 @@ from equipoise.privacy.noise.streams import add_normals
 from equipoise.privacy.private import Draw, Private, unwrap
 from equipoise.published.record import DisclosureEntry, PublishedPlan, PublishedRecord, UnprovenEntry
 
-__all__ = ["PublishedLedger", "disclose", "release_unproven"]
-
 
 class PublishedLedger(Ledger):
     """A `Ledger` whose runs may also hand out raw values, and values with noise of any scale."""

@@ -28,9 +28,6 @@ from equipoise.published.dice_sgd import clipped_and_plain_sums
 from equipoise.published.ledger import PublishedLedger, disclose
 from equipoise.published.record import PublishedPlan, Unproven
 
-__all__ = ["EFSGD", "ClipSGD", "NonPrivate", "PlainSGD"]
-
-
 NO_NOISE = "this method adds no noise: it is a reference, not a private method"
 
 

@@ -30,8 +30,6 @@ from equipoise.privacy.bounds.clipping import clip
 from equipoise.privacy.rows import PrivateRows
 from equipoise.privacy.sampling import Sampling
 
-__all__ = ["PCDPSGD", "PDPSGD", "BiasedGEP", "check_orthonormal", "projected", "renyi_2017"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class PublishedProjection(ProjectedGradient, ABC):

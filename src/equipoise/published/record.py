@@ -23,8 +23,6 @@ from equipoise.privacy.ledger.run_record import RunRecord, compose_events
 from equipoise.privacy.plan import Planned, PrivacyPlan
 from equipoise.privacy.sampling import Sampling, sampling_from
 
-__all__ = ["DisclosureEntry", "Hole", "PublishedPlan", "PublishedRecord", "Unproven", "UnprovenEntry"]
-
 
 @dataclass(frozen=True)
 class Unproven(Planned):

@@ -14,13 +14,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, ClassVar
 
-from equipoise import _validate
 from equipoise.federated.messages import Reply, Request, check_number
 from equipoise.federated.round_protocol import Extra, RoundProtocol
 from equipoise.federated.server import FedAvg, RoundRequests
 from equipoise.methods import AdaptiveRMS, Card, Context, State, published
-from equipoise.methods.adaptive_rms import RadiusState, RMSClipping, RMSRadius, require_rate, sampling_at
+from equipoise.methods.adaptive_rms import RadiusState, RMSClipping, RMSRadius, sampling_at
 from equipoise.methods.base import Parameters, Plan
+from equipoise.methods.configuration import Count, Positive, Share, UpToOne
 from equipoise.privacy.sampling import Sampling
 
 __all__ = ["SQUARES", "SQUARES_NOISE", "AdaptDPFedAvg", "PublishedServerRMS", "ServerRMS"]
@@ -100,20 +100,13 @@ class ServerRMS(RadiusOfServer):
     name: ClassVar[str] = "adaptive-rms-client"
     card: ClassVar[Card] = AdaptiveRMS.card
 
-    clip_norm: float = 1.0
+    clip_norm: Positive = 1.0
     _: KW_ONLY
-    round_length: int = 1
-    radius_share: float = 0.2
-    radius_sampling_rate: float | None = None
-    noise_multiplier: float | None = None
-    radius_noise_multiplier: float | None = None
-
-    def __post_init__(self) -> None:
-        _validate.positive(clip_norm=self.clip_norm)
-        _validate.count(round_length=self.round_length)
-        _validate.share(radius_share=self.radius_share)
-        require_rate("radius_sampling_rate", self.radius_sampling_rate)
-        self._check_noise()
+    round_length: Count = 1
+    radius_share: Share = 0.2
+    radius_sampling_rate: UpToOne | None = None
+    noise_multiplier: Positive | None = None
+    radius_noise_multiplier: Positive | None = None
 
     @property
     def rule(self) -> RMSRadius:

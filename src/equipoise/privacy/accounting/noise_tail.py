@@ -29,8 +29,6 @@ import math
 import numpy as np
 from scipy import special
 
-__all__ = ["END", "WITHIN", "leaves"]
-
 END = math.sqrt(130 * math.log(2))
 """The largest radius of a pair of normal numbers, in standard deviations: P(|n| > END) = 2^-65.
 

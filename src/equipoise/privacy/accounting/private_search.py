@@ -35,9 +35,6 @@ import dp_accounting
 
 from equipoise._roots import crossing
 
-__all__ = ["PrivateSearch"]
-
-
 # Runs: no law of use draws more. Without an end, a sum of probabilities that rounding keeps below the number
 # drawn would never reach it.
 _MOST = 10_000_000

@@ -23,9 +23,6 @@ from equipoise.privacy.bounds.requirements import one_value_a_record, public_thr
 from equipoise.privacy.noise.streams import released_type
 from equipoise.privacy.private import Private, PrivateError
 
-__all__ = ["RAMP", "capped", "centred_indicator", "indicator", "soft_indicator"]
-
-
 RAMP = 0.05
 """a, half the width of the ramp of `soft_indicator`, as a share of the threshold.
 

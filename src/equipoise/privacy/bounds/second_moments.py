@@ -41,8 +41,6 @@ from equipoise.privacy.bounds.requirements import public_threshold
 from equipoise.privacy.private import as_private
 from equipoise.privacy.rows import PrivateRows
 
-__all__ = ["input_moments", "moment_action", "second_moment"]
-
 
 def second_moment(
     rows: PrivateRows, rule: WeightRule, threshold: float, groups: Sequence[Sequence[str]]

@@ -41,15 +41,6 @@ from scipy.signal import lfilter
 
 from equipoise import _validate
 
-__all__ = [
-    "inverse_coefficients",
-    "non_increasing_majorant",
-    "optimal_coefficients",
-    "prefix_error",
-    "square_root_coefficients",
-    "squared_sensitivity",
-]
-
 _Array = NDArray[np.float64]
 
 

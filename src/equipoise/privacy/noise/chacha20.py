@@ -14,8 +14,6 @@ import struct
 import torch
 from torch import Tensor
 
-__all__ = ["BLOCK_WORDS", "key_stream"]
-
 BLOCK_WORDS = 16  # of 32 bits: the definition of ChaCha20, which any other number would leave
 _CONSTANTS = b"expand 32-byte k"
 

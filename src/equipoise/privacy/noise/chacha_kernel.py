@@ -19,8 +19,6 @@ from torch import Tensor
 from equipoise.privacy.noise import polynomials
 from equipoise.privacy.noise.chacha20 import BLOCK_WORDS
 
-__all__ = ["write_normals"]
-
 _ROWS = 128  # blocks of each cipher in a program: one for each of its threads; it moves time and no bit
 
 # Triton looks names up in a function's globals, and its interpreter looks for `tl` there.

@@ -14,8 +14,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["box_muller", "cosine", "log_of", "root", "sine"]
-
 
 def log_of(f, exponent):
     """log((1 + f) 2^exponent) for f in [sqrt(1/2) - 1, sqrt(2) - 1) and whole exponents down to -65."""

@@ -38,8 +38,6 @@ from equipoise.privacy.noise.chacha20 import BLOCK_WORDS, key_stream
 from equipoise.privacy.noise.polynomials import box_muller
 from equipoise.privacy.private import add_exact, exact_values
 
-__all__ = ["NOISE", "NormalStream", "ReleaseStreams", "add_normals", "carries", "normals", "released_type"]
-
 Ranges = Sequence[tuple[int, int]] | Tensor
 """[start, stop) after [start, stop)."""
 

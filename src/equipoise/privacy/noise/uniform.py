@@ -14,16 +14,6 @@ import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from torch import Tensor
 
-__all__ = [
-    "KEYS",
-    "keyed_hash",
-    "keyed_integers",
-    "occurrences",
-    "uniform_integers",
-    "uniform_order",
-    "uniform_subset",
-]
-
 KEYS = 2**62
 """From so many integers, two independent ones are equal with probability 2^-62.
 
