@@ -54,10 +54,7 @@ from equipoise.methods.clip_rules import Abadi
 from equipoise.methods.configuration import Option, Positive, UpToOne
 from equipoise.methods.named_tensors import mean_of
 from equipoise.methods.thresholds import ReleasedQuantile, moved
-from equipoise.privacy.bounds.bounded import Bounded
-from equipoise.privacy.bounds.clipping import clip
-from equipoise.privacy.bounds.counts import centred_indicator, soft_indicator
-from equipoise.privacy.rows import PrivateRows
+from equipoise.privacy import Bounded, PrivateRows, centred_indicator, clip, soft_indicator
 
 SOURCE = "DP-C4, anonymous submission nw0pePP5qd at OpenReview, 2025"
 

@@ -11,8 +11,7 @@ from typing import ClassVar
 
 from equipoise import _validate
 from equipoise.methods.configuration import Noise, Option
-from equipoise.privacy.mechanisms import Mechanism, Staged
-from equipoise.privacy.sampling import Sampling
+from equipoise.privacy import Mechanism, Sampling, Staged
 
 
 @dataclass(frozen=True)

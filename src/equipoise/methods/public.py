@@ -27,8 +27,7 @@ from equipoise.methods.public_records import PublicRecords
 from equipoise.methods.registry import find
 from equipoise.methods.thresholds import Fixed
 from equipoise.methods.wrapper import MethodWrapper
-from equipoise.privacy.plan import PrivacyPlan
-from equipoise.privacy.sampling import Sampling
+from equipoise.privacy import PrivacyPlan, Sampling
 
 if TYPE_CHECKING:
     from equipoise.gradients import PerSampleGradients

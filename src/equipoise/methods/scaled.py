@@ -23,10 +23,7 @@ from equipoise.methods.configuration import BelowOne, Count, FromZero, Noise, Op
 from equipoise.methods.dp_sgd import DPSGD
 from equipoise.methods.estimator import Estimator, Sums, View
 from equipoise.methods.named_tensors import zeros_like
-from equipoise.privacy.bounds.second_moments import input_moments
-from equipoise.privacy.mechanisms import Gaussian
-from equipoise.privacy.plan import Release
-from equipoise.privacy.rows import PrivateRows
+from equipoise.privacy import Gaussian, PrivateRows, Release, input_moments
 
 LEAST_DAMPING = 1e-4
 """Of joint whitening: the least that is added to an eigenvalue before its root, whatever the noise.

@@ -66,12 +66,7 @@ from equipoise.methods.named_tensors import mean_of
 from equipoise.methods.subspaces import Subspace, random_subspace
 from equipoise.methods.thresholds import moved
 from equipoise.methods.two_threshold_sums import clip_channels, clip_either, clip_selected, top_share
-from equipoise.privacy.bounds.bounded import Bounded
-from equipoise.privacy.bounds.counts import capped, soft_indicator
-from equipoise.privacy.mechanisms import Gaussian
-from equipoise.privacy.plan import Release
-from equipoise.privacy.private import Private
-from equipoise.privacy.rows import PrivateRows
+from equipoise.privacy import Bounded, Gaussian, Private, PrivateRows, Release, capped, soft_indicator
 
 ORDER = (
     "the order of the records' scores does not follow from how they are rounded: batches of different sizes "

@@ -34,8 +34,7 @@ from torch import Tensor
 from equipoise.methods.base import Context, Parameters, Plan, State
 from equipoise.methods.configuration import Noise, Positive
 from equipoise.methods.estimator import Estimator, View
-from equipoise.privacy.bounds.clipping import clip_coordinates
-from equipoise.privacy.rows import PrivateRows
+from equipoise.privacy import PrivateRows, clip_coordinates
 
 _ASSUMED = (
     "DP-ZO: a record's losses are the same to the last digit whoever else is drawn; what they differed by "

@@ -32,9 +32,7 @@ from equipoise._roots import NoCrossing, crossing
 from equipoise.methods.adaptive_rms import RMSClipping, RMSRadius, sampling_at
 from equipoise.methods.base import Plan, Setting
 from equipoise.methods.configuration import Count, Positive, UpToOne
-from equipoise.privacy import BudgetError
-from equipoise.privacy.plan import PrivacyPlan
-from equipoise.privacy.sampling import FixedEpochs, Sampling, WithoutReplacement
+from equipoise.privacy import BudgetError, FixedEpochs, PrivacyPlan, Sampling, WithoutReplacement
 
 
 @dataclass(frozen=True, kw_only=True)

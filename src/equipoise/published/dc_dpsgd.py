@@ -45,14 +45,10 @@ from equipoise.methods.configuration import Share
 from equipoise.methods.named_tensors import mean_of
 from equipoise.methods.two_threshold_sums import sum_of_either, thresholds
 from equipoise.methods.two_thresholds import ORDER, Scorer, Trace, TwoClipNorms, record_normals, sub_weibull
-from equipoise.privacy.accounting.calibrate import Budget
+from equipoise.privacy import Budget, Gaussian, PrivacyPlan, PrivateRows, Release, Sampling
 from equipoise.privacy.accounting.epsilon import rdp_epsilon
 from equipoise.privacy.bounds.bounded import Bounded, make_bounded
-from equipoise.privacy.mechanisms import Gaussian
-from equipoise.privacy.plan import PrivacyPlan, Release
 from equipoise.privacy.private import Private, unwrap
-from equipoise.privacy.rows import PrivateRows
-from equipoise.privacy.sampling import Sampling
 from equipoise.published.ledger import PublishedLedger, disclose, release_unproven
 from equipoise.published.record import PublishedPlan, Unproven
 

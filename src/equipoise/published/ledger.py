@@ -13,9 +13,8 @@ from typing import Any
 from torch import Tensor
 
 from equipoise.methods.base import Context
-from equipoise.privacy.errors import LedgerError, PlanUsedUpError
+from equipoise.privacy import Ledger, LedgerError, PlanUsedUpError
 from equipoise.privacy.ledger.journal import BookedDraw
-from equipoise.privacy.ledger.ledger import Ledger
 from equipoise.privacy.mechanisms.base import require_carried
 from equipoise.privacy.noise.streams import add_normals
 from equipoise.privacy.private import Draw, Private, unwrap

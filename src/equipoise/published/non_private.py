@@ -22,8 +22,7 @@ from equipoise.methods.base import Context, Method, Plan, Setting, State
 from equipoise.methods.clip_rules import Abadi
 from equipoise.methods.configuration import Positive
 from equipoise.methods.named_tensors import clipped, mean_of, zeros_like
-from equipoise.privacy import clip
-from equipoise.privacy.bounds.clipping import unbounded_sum
+from equipoise.privacy import clip, unbounded_sum
 from equipoise.published.dice_sgd import clipped_and_plain_sums
 from equipoise.published.ledger import PublishedLedger, disclose
 from equipoise.published.record import PublishedPlan, Unproven

@@ -25,10 +25,7 @@ from equipoise.methods.estimator import Sums
 from equipoise.methods.projected import BiasedGEP as LibraryBiasedGEP
 from equipoise.methods.projected import Blocks, ProjectedGradient, PublicSubspace
 from equipoise.methods.subspaces import Subspace
-from equipoise.privacy.bounds.bounded import Bounded
-from equipoise.privacy.bounds.clipping import clip
-from equipoise.privacy.rows import PrivateRows
-from equipoise.privacy.sampling import Sampling
+from equipoise.privacy import Bounded, PrivateRows, Sampling, clip
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,11 +17,10 @@ from typing import Any, ClassVar
 
 import dp_accounting
 
-from equipoise.privacy.errors import PlanError
+from equipoise.privacy import PlanError, Sampling, sampling_from
 from equipoise.privacy.ledger.journal import BookedDraw, Entry, FromZero, Positive
 from equipoise.privacy.ledger.run_record import RunRecord, compose_events
 from equipoise.privacy.plan import Planned, PrivacyPlan
-from equipoise.privacy.sampling import Sampling, sampling_from
 
 
 @dataclass(frozen=True)
