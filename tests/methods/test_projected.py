@@ -189,7 +189,7 @@ def test_gep_takes_any_subspace_and_its_columns_are_orthonormal(source):
     )
     run = train(method, data, steps=5, sampling=eq.FullBatch(population=40, steps=5))
     torch.testing.assert_close(run.model.w.detach(), -5 * data.mean(0), rtol=1e-7, atol=1e-7)
-    gram = run.method._last_built.subspace.subspace.gram()
+    gram = run.method._last_built["subspace"].subspace.gram()
     torch.testing.assert_close(gram, torch.eye(len(gram)).double(), rtol=0, atol=1e-12)
     assert run.statement().guarantee == "proven"
 
@@ -438,7 +438,7 @@ def test_a_private_subspace_is_found_and_paid_for(source):
     data = rows(60, 2) @ core * 3
     method = eq.PCDPSGD(source=source, noise_multiplier=1e-6)
     run = train(method, data, steps=4, sampling=Poisson(30, 60, 4))
-    found = projector(run.method._last_built.subspace.subspace, 30)
+    found = projector(run.method._last_built["subspace"].subspace, 30)
     torch.testing.assert_close(found, core.t() @ core, rtol=0, atol=1e-4)
     refreshes = 2 * (1 if source.kind == "moment" else 4)
     assert run.plan.count(run.plan["moment"]) == refreshes
@@ -455,7 +455,7 @@ def test_a_released_subspace_follows_full_steps_and_costs_nothing():
         clip_norm=9.0,
     )
     run = train(method, data, steps=12, loss=quadratic, sampling=Poisson(20, 40, 12), learning_rate=0.5)
-    found = projector(run.method._last_built.subspace.subspace, 30)
+    found = projector(run.method._last_built["subspace"].subspace, 30)
     torch.testing.assert_close(found, core.t() @ core, rtol=0, atol=1e-4)
     expected = plan(eq.DPSGD(clip_norm=9.0, noise_multiplier=1e-9), Poisson(20, 40, 12))
     assert run.plan.event() == expected.event()

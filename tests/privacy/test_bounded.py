@@ -1,5 +1,6 @@
 """Bounded sums never move by more than their bound, whatever the rule and the records."""
 
+import dataclasses
 import math
 
 import pytest
@@ -303,7 +304,7 @@ def test_a_rule_that_answers_the_same_question_in_two_ways_is_refused(rule):
 def test_a_bound_cannot_be_forged():
     part = clip(PrivateRows(rows([3.0, 4.0])), Flat(), 1.0)
     for name in Bounded.__slots__:
-        with pytest.raises(PrivateError, match=f"{name} of a bounded sum cannot be changed"):
+        with pytest.raises(dataclasses.FrozenInstanceError):
             setattr(part, name, 1e-3)
     with pytest.raises(ValueError, match="twice"):
         Bounded.union([part, part])

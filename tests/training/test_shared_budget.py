@@ -1,5 +1,8 @@
 """A journal has one budget: what is left is said, and a run that would get hardly any of it is refused."""
 
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
 import pytest
 import torch
 from torch import nn
@@ -7,17 +10,35 @@ from torch import nn
 import equipoise as eq
 
 
-def begun(journal, epsilon, **method):
+@dataclass(frozen=True, kw_only=True)
+class HalfAgain(eq.DPSGD):
+    """With half as much noise again as the budget asks for."""
+
+    name: ClassVar[str] = "half-again"
+
+    def plan(self, setting):
+        found = super().plan(setting).releases
+        return eq.methods.Plan(replace(found, releases=[one.scaled(1.5) for one in found.releases]))
+
+
+def begun(journal, epsilon, folder=None, kind=eq.DPSGD, resumed=False, **method):
+    torch.manual_seed(0)
     model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    given = {
+        "loss": lambda model, batch: model(batch["x"])[:, 0].square(),
+        "data": {"x": torch.randn(120, 2)},
+    }
+    if resumed:
+        return eq.PrivateTraining.resume(folder, model, optimizer, method=kind(**method), **given)
     return eq.PrivateTraining(
         model,
-        torch.optim.SGD(model.parameters(), lr=0.1),
-        loss=lambda model, batch: model(batch["x"])[:, 0].square(),
-        data={"x": torch.randn(120, 2)},
+        optimizer,
+        **given,
         sampling=eq.Poisson(50, population=115, steps=3),
-        method=eq.DPSGD(**method),
+        method=kind(**method),
         budget=eq.Budget(epsilon, 1e-4),
-        run=eq.Run(journal=journal),
+        run=eq.Run(folder, journal=journal),
     )
 
 
@@ -38,3 +59,12 @@ def test_a_larger_budget_and_stated_noise_are_taken(tmp_path, capsys, recwarn):
     assert not [one for one in recwarn if "journal" in str(one.message) or "ledger" in str(one.message)]
     assert second.plan.releases[0].noise_multiplier < 20
     begun(journal, 2.0, noise_multiplier=30.0)
+
+
+def test_a_plan_that_follows_from_noise_that_was_found_is_the_same_at_a_resume(tmp_path):
+    begun(tmp_path / "journal", 1.0)  # which the second run's noise makes room for
+    run = begun(tmp_path / "journal", 4.0, tmp_path / "run", HalfAgain)
+    run.save_checkpoint()
+    run.close()
+    again = begun(None, 4.0, tmp_path / "run", HalfAgain, resumed=True)
+    assert again.plan == run.plan

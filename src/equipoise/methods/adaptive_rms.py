@@ -202,15 +202,8 @@ class RMSClipping(Method):
     noise_multiplier: float | None
     radius_noise_multiplier: float | None
 
-    @property
-    @abstractmethod
-    def fused(self) -> bool:
-        """Whether squares are released with the gradient, from the same draw."""
-
-    @property
-    @abstractmethod
-    def steps_per_round(self) -> int:
-        """K; 1 where there are no rounds."""
+    round_length: int | None
+    """K, steps per round; None where squares are released with the gradient, from the same draw."""
 
     @property
     @abstractmethod
@@ -233,12 +226,13 @@ class RMSClipping(Method):
 
     def plan(self, setting: Setting) -> Plan:
         sampling = setting.sampling
-        rounds = math.ceil(sampling.steps / self.steps_per_round)
-        query = sampling if self.fused else self.query_sampling(sampling, rounds)
+        query = sampling
+        if self.round_length is not None:
+            query = self.query_sampling(sampling, math.ceil(sampling.steps / self.round_length))
         z, radius_z = self.noise_multiplier, self.radius_noise_multiplier
         if z is None:
             plan = self._calibrated(setting, query)
-        elif radius_z is None and not self.fused:
+        elif radius_z is None and self.round_length is not None:
             raise ValueError(
                 f"noise_multiplier={z!r} without radius_noise_multiplier: a query of its own needs both, or "
                 "none to have both calibrated to the budget"
@@ -254,7 +248,7 @@ class RMSClipping(Method):
 
     def _calibrated(self, setting: Setting, query: Sampling) -> PrivacyPlan:
         share = self.radius_share
-        if self.fused:
+        if self.round_length is None:
 
             def jointly(scale: float) -> PrivacyPlan:
                 # (1 - share) / scale^2 + share / scale^2: the pair costs what one of `scale` does.
@@ -274,7 +268,7 @@ class RMSClipping(Method):
         return setting.calibrated(lambda scale: self._releases(setting, query, scale * z, scale * radius))
 
     def _releases(self, setting: Setting, query: Sampling, z: float, radius_z: float) -> PrivacyPlan:
-        of_draw: dict[str, Any] = {} if self.fused else {"draw": "radius", "sampling": query}
+        of_draw: dict[str, Any] = {} if self.round_length is None else {"draw": "radius", "sampling": query}
         releases = [
             Release("gradient", float(self.clip_norm), Gaussian(z)),
             Release("squares", 1.0, Gaussian(radius_z), replace_ratio=1.0, **of_draw),
@@ -288,13 +282,14 @@ class RMSClipping(Method):
 
     def step(self, context: Context, state: State) -> tuple[dict[str, Tensor], State]:
         """One draw, one release; where squares are not fused, a query at the beginning of every round."""
-        if not self.fused and context.step % self.steps_per_round == 0:
+        fused = self.round_length is None
+        if self.round_length is not None and context.step % self.round_length == 0:
             state = self.begin_round(context, state)
         clip_norm, limit = state["clip_norm"], state["square_limit"]
 
         def sums(rows: PrivateRows, ids: Tensor) -> dict[str, Bounded]:
             out = {"gradient": clip(rows, Abadi(), clip_norm)}
-            if self.fused:
+            if fused:
                 out["squares"] = _squares(rows, limit)
             return out
 
@@ -395,12 +390,8 @@ class AdaptiveRMS(RMSClipping):
         self.rule.start(self.initial_clip_norm)  # refuses what is above G
 
     @property
-    def fused(self) -> bool:
-        return isinstance(self.variant, Fused)
-
-    @property
-    def steps_per_round(self) -> int:
-        return self.variant.length if isinstance(self.variant, Round) else 1
+    def round_length(self) -> int | None:  # type: ignore[override]
+        return self.variant.length if isinstance(self.variant, Round) else None
 
     @property
     def initial_clip_norm(self) -> float | None:

@@ -184,16 +184,6 @@ class AnchorSchedule:
 class NoiseSplit(Option):
     """How a budget is split between coupled terms and anchor gradients."""
 
-    @property
-    def factors(self) -> Sequence[float]:
-        """Those f to try, rising; the one of least displacement is taken."""
-        return FACTORS
-
-    @property
-    def ratio(self) -> float | None:
-        """r, expected ratio of the squared thresholds, coupled over anchor; the method's own when None."""
-        return None
-
 
 @dataclass(frozen=True)
 class NoiseFactor(NoiseSplit):
@@ -205,10 +195,6 @@ class NoiseFactor(NoiseSplit):
 
     kind: ClassVar[str] = "factor"
     factor: Positive = 1.15
-
-    @property
-    def factors(self) -> Sequence[float]:
-        return (self.factor,)
 
 
 @dataclass(frozen=True)
@@ -222,10 +208,6 @@ class LeastDisplacement(NoiseSplit):
 
     kind: ClassVar[str] = "least_displacement"
     threshold_ratio: Positive | None = None
-
-    @property
-    def ratio(self) -> float | None:
-        return self.threshold_ratio
 
 
 # ---- the methods
@@ -376,10 +358,12 @@ class AnchoredMethod(Method):
         if self.noise_multiplier is not None:
             return filled(self.noise_multiplier)
 
+        threshold_ratio = getattr(self.split, "threshold_ratio", None) or self.threshold_ratio
+
         def displacement(plan: PrivacyPlan) -> float:
             coupled = plan["coupled"].noise_multiplier / sampling.expected_size
             at_anchor = plan["anchor"].noise_multiplier / anchor.expected_size
-            return (self.split.ratio or self.threshold_ratio) * coupled**2 + anchors.period * at_anchor**2
+            return threshold_ratio * coupled**2 + anchors.period * at_anchor**2
 
         def of_dp_sgd(scale: float) -> PrivacyPlan:
             return PrivacyPlan([Release("gradient", 1.0, Gaussian(scale))], sampling, setting.relation)
@@ -387,7 +371,7 @@ class AnchoredMethod(Method):
         z = setting.calibrated(of_dp_sgd)["gradient"].noise_multiplier
         found: list[PrivacyPlan] = []
         failed: BudgetError | None = None
-        for factor in self.split.factors:
+        for factor in (self.split.factor,) if isinstance(self.split, NoiseFactor) else FACTORS:
             try:
                 found.append(filled(factor * z))
             except BudgetError as error:

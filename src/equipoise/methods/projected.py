@@ -290,24 +290,15 @@ def warn_of_capture(found: PrincipalSubspace) -> None:
     """Warn where the subspace misses more of a held-out public gradient than projecting can win back."""
     if found.capture is None or found.capture >= ENOUGH:
         return
-    measured = f"the subspace captures {found.capture:.1%} of the squared norm of a held-out public gradient"
-    remedy = "Give more public records, a larger dimension, or normalise=True"
-    if found.understated:
-        # Public records that are a basis of the right directions give 0% here, and the best results.
-        warnings.warn(
-            f"{measured}, measured without the directions of the held-out records. The subspace in use holds "
-            "these too, so it may capture more of the private gradients, and nobody can say how much from so "
-            "few public records. Where private gradients are as far from the public ones as these are from "
-            f"each other, the bias of what is missed makes DP-SGD the better method: try both. {remedy}",
-            stacklevel=2,
-        )
-    else:
-        warnings.warn(
-            f"{measured}, less than {ENOUGH:.0%}: what it misses is a bias that no step removes, and DP-SGD "
-            "is likely the better method, unless the private gradients lie in the subspace better than the "
-            f"public ones. {remedy}",
-            stacklevel=2,
-        )
+    # Public records that are a basis of the right directions give 0% here, and the best results.
+    without = ", measured without the directions of the held-out records, which the subspace in use holds too"
+    warnings.warn(
+        f"the subspace captures {found.capture:.1%} of the squared norm of a held-out public gradient"
+        f"{without if found.understated else ''}: less than {ENOUGH:.0%}. What it misses is a bias that no "
+        "step removes. Unless the private gradients lie in the subspace better than the public ones, DP-SGD "
+        "is the better method: try both. Give more public records, a larger dimension, or normalise=True",
+        stacklevel=2,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -512,8 +503,9 @@ class ProjectedGradient(Estimator, HasSource):
         return self.source.settled(self.default_blocks, self.default_refresh)
 
     @functools.cached_property
-    def _last_built(self) -> _LastBuilt:
-        return _LastBuilt()
+    def _last_built(self) -> dict[str, Any]:
+        """A cache: the subspace that was built last, and the key that it follows from."""
+        return {}
 
     def plan(self, setting: Setting) -> Plan:
         of_source = functools.partial(self.subspace.releases, setting.sampling)
@@ -538,7 +530,7 @@ class ProjectedGradient(Estimator, HasSource):
         source = self.subspace
         if isinstance(source, RefreshedSource) and state["age"] % source.interval(context.sampling) == 0:
             key = source.refresh(context, state["refreshes"])
-            self._last_built.subspace = None  # two sets of K P numbers may not fit
+            self._last_built.clear()  # two sets of K P numbers may not fit
             found = self._built(context, key)
             warn_of_capture(found)
             state = {**state, "key": key, "refreshes": state["refreshes"] + 1, "capture": found.capture}
@@ -562,9 +554,10 @@ class ProjectedGradient(Estimator, HasSource):
     def _built(self, context: Context, key: Any) -> PrincipalSubspace:
         last = self._last_built
         # After a resume, or where another training used the object, the key builds the same subspace again.
-        if last.subspace is None or last.key is not key:
-            last.key, last.subspace = key, self.subspace.build(context, key, self.orthonormal)
-        return last.subspace
+        if last.get("key") is not key:
+            last |= {"key": key, "subspace": self.subspace.build(context, key, self.orthonormal)}
+        found: PrincipalSubspace = last["subspace"]
+        return found
 
     def _sums(self, rows: PrivateRows, subspace: Subspace) -> dict[str, Bounded]:
         norms = rows.row_norms() if self.clips_rows else None
@@ -585,13 +578,6 @@ class ProjectedGradient(Estimator, HasSource):
     def public_batches(self) -> Sequence[PublicRecords]:
         public = self.source.public
         return () if public is None else (public,)
-
-
-class _LastBuilt:
-    """A cache: the subspace that was built last, and the key that it follows from."""
-
-    key: Any = None
-    subspace: PrincipalSubspace | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -58,14 +58,6 @@ class AdaptiveRMS(RMSClipping):
     radius_noise_multiplier: Positive | None = None
 
     @property
-    def fused(self) -> bool:
-        return False
-
-    @property
-    def steps_per_round(self) -> int:
-        return self.round_length
-
-    @property
     def rule(self) -> RMSRadius:
         return RMSRadius(float(self.clip_norm), tau=self.tau, offset="paper")
 

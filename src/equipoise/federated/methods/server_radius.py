@@ -37,16 +37,6 @@ SMALLEST_RADIUS = 1e-25
 class RadiusOfServer(RoundProtocol, RMSClipping):
     """What the forms of a client share: the server sets the radius, and learns of the squares."""
 
-    round_length: int
-
-    @property
-    def fused(self) -> bool:
-        return False
-
-    @property
-    def steps_per_round(self) -> int:
-        return self.round_length
-
     def takes(self, kind: str) -> Mapping[str, Extra] | None:
         """The server's radius, up to G, for the steps; the scale U of the squares, up to G^2, for a query."""
         g_hat = self.rule.g_hat
