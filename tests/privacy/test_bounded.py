@@ -144,7 +144,7 @@ def test_bad_records_get_weight_zero(bad):
     out = clip(private([3.0, 4.0], [bad, 1.0], [0.1, 0.0]), Flat(), 1.0)
     assert torch.equal(unwrap(out.value["w"]), unwrap(good.value["w"]))
     assert unwrap(out.counts)[1] == 1
-    united = Bounded.union([out, good])
+    united = sums_of([{"s": out}, {"s": good}])["s"]
     assert unwrap(united.counts)[1] == 1
     values = capped(Private(torch.tensor([bad, 1.0]), DRAW), 2.0)
     assert unwrap(values.value["sum"]).item() == 1.0
@@ -184,11 +184,11 @@ REFUSALS = {
         "different draws",
     ),
     "union of other bounds": (
-        lambda g: Bounded.union([clip(g, Flat(), 1.0), clip(g, Flat(), 2.0)]),
+        lambda g: sums_of([{"s": clip(g, Flat(), 1.0)}, {"s": clip(g, Flat(), 2.0)}]),
         ValueError,
         "bounds",
     ),
-    "empty union": (lambda g: Bounded.union([]), ValueError, "empty"),
+    "no parts": (lambda g: sums_of([]), ValueError, "no micro-batch"),
     "plus a number": (lambda g: clip(g, Flat(), 1.0) + 1.0, TypeError, "bounded"),
 }
 
@@ -307,7 +307,7 @@ def test_a_bound_cannot_be_forged():
         with pytest.raises(dataclasses.FrozenInstanceError):
             setattr(part, name, 1e-3)
     with pytest.raises(ValueError, match="twice"):
-        Bounded.union([part, part])
+        sums_of([{"s": part}, {"s": part}])
 
 
 @pytest.mark.parametrize("threshold", [1.0, 1e-20, 1e-30, 1e-38])

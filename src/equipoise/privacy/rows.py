@@ -165,17 +165,6 @@ class PrivateRows:
         """The dense matrix, still private."""
         return self._like(self._rows.materialise())
 
-    def concat(self, parts: Sequence[PrivateRows]) -> PrivateRows:
-        """Refused: a record that is in two parts would count twice in every sum, beyond its bound.
-
-        Raises:
-            PrivateError: always; that no record is in two parts cannot be seen from the rows.
-        """
-        raise PrivateError(
-            "rows cannot be joined: a record that is in two parts would count twice in every sum, beyond its "
-            "bound. Bound the sums of each part by itself; draw.query unites those of the micro-batches"
-        )
-
     def scaled(self, diagonal: Any) -> PrivateRows:
         """The rows times a public diagonal: a number, or by parameter name what broadcasts to its shape.
 

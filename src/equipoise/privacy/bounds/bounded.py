@@ -91,25 +91,6 @@ class Bounded:
 
     __rmul__ = __mul__
 
-    @staticmethod
-    def union(parts: Iterable[Bounded]) -> Bounded:
-        """The sum over the union of disjoint parts of one draw (its micro-batches): bounds do not add.
-
-        Args:
-            parts: bounded sums of disjoint records of the same draw, equal in names and bounds.
-
-        Raises:
-            ValueError: for no parts, a part given twice, or parts of different draws, names or bounds.
-        """
-        union = _Union()
-        for part in parts:
-            union.add(part)
-        return union.total()
-
-    def all_reduce(self, group: Any = None) -> Bounded:
-        """The sum over the processes of a group, each of which holds disjoint records of the draw."""
-        return added_over_processes({"": self}, group)[""]
-
 
 def added_over_processes(sums: Mapping[str, Bounded], group: Any = None) -> dict[str, Bounded]:
     """Bounded sums over the processes of a group, each of which holds disjoint records of the draw.
@@ -213,7 +194,14 @@ def _combine(a: Bounded, b: Bounded, sign: int) -> Bounded:
 
 
 def sums_of(parts: Iterable[Mapping[str, Bounded]]) -> dict[str, Bounded]:
-    """Unite the query results of the micro-batches of a draw, name by name, as they come."""
+    """The sums over a draw from those of its micro-batches, name by name, as they come: bounds do not add.
+
+    Args:
+        parts: what a query gave for disjoint records of one draw, equal in names and bounds.
+
+    Raises:
+        ValueError: for no parts, a part given twice, or parts of different draws, names or bounds.
+    """
     unions: dict[str, _Union] = {}
     for part in parts:
         if not isinstance(part, Mapping):
@@ -227,7 +215,10 @@ def sums_of(parts: Iterable[Mapping[str, Bounded]]) -> dict[str, Bounded]:
                 "same names for all micro-batches of a draw"
             )
         for name, bounded in part.items():
-            unions.setdefault(name, _Union()).add(bounded)
+            if name in unions:
+                unions[name].add(bounded)
+            else:
+                unions[name] = _Union(bounded)
     if not unions:
         raise ValueError(
             "no micro-batch results to unite; run the query at least once, on an empty batch if need be"
@@ -239,13 +230,16 @@ class _Union:
     """Adds up the bounded sums of disjoint parts of a draw; holds one sum, however many parts there are.
 
     It adds whole numbers, so that the parts' order changes no bit (`whole_sums`).
+
+    Args:
+        first: of the parts; it is the sum itself where no other follows.
     """
 
-    def __init__(self) -> None:
-        self._first: Bounded | None = None
+    def __init__(self, first: Bounded) -> None:
+        self._first = first
         self._values: dict[str, WholeSum] | None = None  # of two parts or more
-        self._counts: torch.Tensor | None = None
-        self._seen: set[object] = set()
+        self._counts = None if first.counts is None else unwrap(first.counts)
+        self._seen = {first._identity}
 
     def add(self, part: Bounded) -> None:
         first = self._first
@@ -253,10 +247,6 @@ class _Union:
         if part._identity in self._seen:
             raise ValueError("a part is given twice; the parts of a draw hold disjoint records")
         self._seen.add(part._identity)
-        if first is None:
-            self._first = part
-            self._counts = None if part.counts is None else unwrap(part.counts)
-            return
         if part.draw != first.draw:
             raise ValueError(f"parts come from different draws: {first.draw} and {part.draw}")
         if part.value.keys() != first.value.keys():
@@ -279,11 +269,6 @@ class _Union:
 
     def total(self) -> Bounded:
         first, values = self._first, self._values
-        if first is None:
-            raise ValueError(
-                "parts is empty; a draw without records still has one (empty) micro-batch: run the query on "
-                "it"
-            )
         if values is None:
             return first
         counts = None if self._counts is None else Private(self._counts, first.draw)
