@@ -14,14 +14,8 @@ from equipoise.privacy import Poisson
 SAMPLING = Poisson(expected_batch_size=30, population=120, steps=10)
 
 
-def plan(method, budget=None):
-    return method.plan(Setting(sampling=SAMPLING, budget=budget)).releases
-
-
-def test_the_plan_is_calibrated_to_the_budget_from_below():
-    for clip_norm in (0.3, eq.methods.ReleasedQuantile(initial=0.3, count_noise=0.2)):
-        found = plan(eq.DPSGD(clip_norm=clip_norm), eq.Budget(4.0, 1e-4))
-        assert 0.99 * 4 <= found.epsilon(1e-4).value <= 4
+def plan(method):
+    return method.plan(Setting(sampling=SAMPLING)).releases
 
 
 def test_a_learned_threshold_costs_what_the_joint_gaussian_costs():

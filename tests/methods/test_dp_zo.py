@@ -376,15 +376,6 @@ def test_a_mean_of_losses_is_refused_where_the_sum_is_bounded():
         list(train(Mean(), budget=eq.Budget(8.0, 1e-3)))
 
 
-def test_gradients_of_a_query_of_losses_are_refused():
-    class Wrong(DPZO):
-        def view(self, context, state):
-            return replace(super().view(context, state), sums=None, rows=lambda ahead, _: ahead)
-
-    with pytest.raises(TypeError, match="have losses and no gradients"):
-        list(train(Wrong()))
-
-
 # ---- audits
 
 

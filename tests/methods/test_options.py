@@ -17,7 +17,7 @@ def options():
     """Every option class that a method of the library takes."""
     for name in METHODS:
         for recipe in ("library", "as_published"):
-            if recipe == "library" or METHODS[name].published:
+            if recipe == "library" or METHODS[name].get("published"):
                 for hint in field_types(find(name, recipe)).values():
                     for family in families(hint):
                         yield from family.kinds().items()

@@ -75,18 +75,6 @@ def test_a_run_goes_on_anywhere(tmp_path, position):
     assert verified(path, ledger.run) == []
 
 
-def test_a_draw_of_long_ago_becomes_void(tmp_path):
-    path, secrets = tmp_path / "journal.jsonl", Secrets()
-    ledger = opened(path, secrets)
-    for _ in range(160):
-        release(ledger)
-    again = opened(path, secrets, position=20)
-    with pytest.raises(ChangedQueryError):
-        release(again, value=2.0)
-    assert opened(path, secrets, position=20).record.draws[20].void
-    assert verified(path, ledger.run) == []
-
-
 def test_a_draw_has_one_index_and_one_ordinal(tmp_path):
     path = tmp_path / "journal.jsonl"
     ledger = opened(path, Secrets())

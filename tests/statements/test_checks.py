@@ -21,13 +21,13 @@ from equipoise.privacy import (
     PrivacyPlan,
     Private,
     Release,
-    RunRecord,
     Secrets,
     Staged,
     Unit,
     capped,
     gaussian_epsilon,
 )
+from equipoise.privacy.ledger.journal_records import JournalRecords
 from equipoise.privacy.sampling import CyclicPoisson, FixedEpochs, FullBatch, TruncatedPoisson
 from equipoise.published import PublishedLedger, PublishedPlan, Unproven
 from equipoise.statements import (
@@ -771,7 +771,7 @@ def test_a_disclosure_with_the_sentence_of_an_unproven_release_leaves_no_guarant
 def test_the_record_of_the_journal_is_the_ledgers():
     for make in RUNS.values():
         ledger = make()
-        record = RunRecord.from_entries(ledger.journal.entries())
+        record = JournalRecords.of(ledger.journal).runs[ledger.run]
         assert vars(record).keys() == vars(ledger.record).keys()
         assert record.plan.fingerprint() == ledger.plan.fingerprint()
         for field in ({one.name for one in fields(record)} | {"unproven_steps"}) - {"plan"}:

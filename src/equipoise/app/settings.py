@@ -501,8 +501,7 @@ class RunSettings:
 
     def _no_use(self) -> tuple[str, ...]:
         """Settings that method or data have no use for: a method without noise meets no budget."""
-        entry = registered().get(self.method)
-        of_method = () if entry is None else entry.no_use
+        of_method = tuple(registered().get(self.method, {}).get("no_use", ()))
         in_folder = data_form(self.data) in ("named", "code") and self.data != "digits"
         return of_method if in_folder else (*of_method, "data_dir")
 

@@ -70,7 +70,7 @@ def _row(name: str) -> dict[str, Any]:
     # the recipe of a wrapper is a property: it follows from what is wrapped
     recipe = kind.recipe if isinstance(kind.recipe, str) else "library"
     recipes = {recipe: kind}
-    if ":" not in name and registered()[name].published is not None:
+    if registered().get(name, {}).get("published") is not None:
         recipes["as_published"] = find(name, "as_published")
     published = recipes.get("as_published") if recipe == "library" else None
     variants = {word: choices(found, "variant") for word, found in recipes.items()}

@@ -12,7 +12,6 @@ import os
 import sys
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -21,35 +20,18 @@ from typing import Any, Final
 RECIPES: Final = ("library", "as_published")
 
 
-@dataclass(frozen=True)
-class MethodEntry:
-    """Where the classes of a method are, as "module:Class".
-
-    Attributes:
-        ours: the class of the library's own recipe.
-        published: what the paper printed; None where there is no such class.
-        no_use: settings of a training that mean nothing to it; a run of it does not speak of them.
-    """
-
-    ours: str
-    published: str | None = None
-    no_use: tuple[str, ...] = ()
-
-
-TABLE: Final[Mapping[str, Mapping[str, Any]]] = tomllib.loads(
+METHODS: Final[Mapping[str, Mapping[str, Any]]] = tomllib.loads(
     Path(__file__).with_name("methods.toml").read_text(encoding="utf-8")
 )
-"""`methods.toml`: where the class of each method is, and its card."""
+"""`methods.toml`: of each method of the library where its classes are, as "module:Class", and its card.
 
-METHODS: Final[Mapping[str, MethodEntry]] = {
-    name: MethodEntry(found["class"], found.get("published"), tuple(found.get("no_use", ())))
-    for name, found in TABLE.items()
-}
-"""The methods of the library, as the table has them."""
+`class` is the library's own recipe, `published` what the paper printed, `no_use` what settings of a training
+mean nothing to it.
+"""
 
 BY_CLASS: Final[Mapping[str, tuple[str, str, Mapping[str, Any]]]] = {
     path: (name, recipe, found.get(recipe, found))
-    for name, found in TABLE.items()
+    for name, found in METHODS.items()
     for recipe, path in zip(RECIPES, (found["class"], found.get("published")), strict=True)
     if path is not None
 }
@@ -57,12 +39,14 @@ BY_CLASS: Final[Mapping[str, tuple[str, str, Mapping[str, Any]]]] = {
 
 
 @functools.cache
-def registered() -> Mapping[str, MethodEntry]:
+def registered() -> Mapping[str, Mapping[str, Any]]:
     """`METHODS`, and the methods of installed packages."""
     found = {point.name: point.value for point in entry_points(group="equipoise.methods")}
     names = {name.removesuffix(".as_published") for name in found}
     others = {
-        name: MethodEntry(found[name], found.get(f"{name}.as_published")) for name in names if name in found
+        name: {"class": found[name], "published": found.get(f"{name}.as_published")}
+        for name in names
+        if name in found
     }
     # Ours last: no package takes a name of the library, whose statements would then speak of another method.
     return {**others, **METHODS}
@@ -104,8 +88,7 @@ def find(name: str, recipe: str = "library") -> type[Any]:
             f"method={name!r} is unknown; there are {', '.join(registered())}. A class of your own goes by "
             "package.module:Class."
         )
-    entry = registered()[name]
-    path = entry.ours if recipe == "library" else entry.published
+    path = registered()[name].get("class" if recipe == "library" else "published")
     if path is None:
         raise ValueError(f"recipe={recipe!r}: the method {name!r} has only the library's recipe")
     found = _load(path)
@@ -118,7 +101,7 @@ def find(name: str, recipe: str = "library") -> type[Any]:
 def classes_of(name: str) -> list[type[Any]]:
     """The classes that are registered under a name."""
     entry = registered()[name]
-    return [_load(path) for path in (entry.ours, entry.published) if path is not None]
+    return [_load(entry[key]) for key in ("class", "published") if entry.get(key)]
 
 
 def _load(path: str) -> type[Any]:

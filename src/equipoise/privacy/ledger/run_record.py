@@ -97,7 +97,7 @@ class RunRecord:
         ...     draw = ledger.open("batch")
         ...     if ordinal in (0, 4, 11):
         ...         out = ledger.release(draw, {"total": capped(Private(torch.ones(2), draw), upper=5.0)})
-        >>> record = RunRecord.from_entries(ledger.journal.entries())
+        >>> record = ledger.record
         >>> list(record.used.values()), record.epochs, record.releases_left()
         ([3], {'batch': 2}, {'batch': 17})
     """
@@ -132,19 +132,6 @@ class RunRecord:
         self._entries = 0
 
     # ---- the fold
-
-    @classmethod
-    def from_entries(cls, entries: Iterable[Entry]) -> RunRecord:
-        """The record of the run that all these entries are of, in their order.
-
-        Raises:
-            JournalError: they are not what a ledger writes.
-        """
-        first, *others = entries
-        record = cls.begun(first)
-        for entry in others:
-            record = record.after(entry)
-        return record
 
     @classmethod
     def begun(cls, entry: Entry) -> RunRecord:
