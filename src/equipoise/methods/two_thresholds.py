@@ -111,6 +111,9 @@ class TopShare(TwoThresholds):
 # ---- where the tail begins
 
 
+PublicTail = Annotated[float, partial(_validate.within, "[0, inf]")]
+
+
 class TailThreshold(Option):
     """tau, above which a score makes a record tail."""
 
@@ -158,7 +161,7 @@ class FixedTail(TailThreshold):
     """
 
     kind: ClassVar[str] = "fixed"
-    value: Annotated[float, partial(_validate.within, "[0, inf]")]
+    value: PublicTail
 
     def first(self, start: float) -> float:
         return float(self.value)
@@ -478,7 +481,7 @@ class DCDPSGD(TwoClipNorms):
 
     variant: TwoThresholds = PerSample()
     score: Score = Norm()
-    tail_threshold: float | TailThreshold = AdaptiveTail()
+    tail_threshold: PublicTail | TailThreshold = AdaptiveTail()
 
     def __post_init__(self) -> None:
         super().__post_init__()
