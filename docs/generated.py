@@ -2,7 +2,8 @@
 
 A line `<!-- options: train -->` of a page becomes a table of that command's options, by group;
 `<!-- keys: releases -->` one of the keys of `statement.schema.json` below `releases` (`statement`: of all);
-`<!-- cards: methods -->` one of the methods, linked to the pages that have them as headings.
+`<!-- cards: methods -->` one of the methods, linked to the pages that have them as headings;
+`<!-- commands: all -->` one of the commands.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from equipoise.cli import app
 
 DOCS = Path(__file__).parent
 SOURCES = DOCS.parent / "src" / "equipoise"
-MARK = re.compile(r"^<!-- (options|keys|cards): ([a-z ]+) -->$", re.M)
+MARK = re.compile(r"^<!-- (options|keys|cards|commands): ([a-z ]+) -->$", re.M)
 
 
 def table(heads: list[str], rows: Iterable[Iterable[str]]) -> str:
@@ -45,6 +46,13 @@ def options(words: str) -> str:
             words += f" Or `${one.envvar}`."
         groups.setdefault(getattr(one, "rich_help_panel", None) or "Command", []).append([name, words])
     return "\n\n".join(table([group, "meaning"], rows) for group, rows in groups.items())
+
+
+def commands(_: str) -> str:
+    """The commands, with the first line of their help."""
+    group: Any = typer.main.get_command(app)
+    rows = ([f"`{name}`", one.help.split("\n", 1)[0]] for name, one in group.commands.items())
+    return table(["command", "what it does"], rows)
 
 
 def types(one: dict[str, Any]) -> str:
@@ -82,5 +90,5 @@ def cards(folder: str) -> str:
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
     """Called by mkdocs with every page."""
-    makers = {"options": options, "keys": keys, "cards": cards}
+    makers = {"options": options, "keys": keys, "cards": cards, "commands": commands}
     return MARK.sub(lambda mark: makers[mark[1]](mark[2]), markdown)

@@ -30,7 +30,7 @@ __all__ = ["compare"]
     },
 )  # fmt: skip
 def compare(base: RunSettings, asked: Comparison, json_output: Json = False, run_dir: RunDir = None) -> None:
-    """Compare methods at one budget over several seeds; goes on where it was stopped."""
+    """Compare methods at one budget over several seeds; resumes an interrupted comparison."""
     check_data_and_model(base.data, base.model)
     comparison = replace(asked, base=base)
     comparison.check()

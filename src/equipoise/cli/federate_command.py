@@ -49,7 +49,7 @@ def federate(
     json_output: Json = False,
     run_dir: RunDir = None,
 ) -> None:
-    """Train one model on the records of several simulated owners; goes on where it was stopped."""
+    """Train one model on the records of several simulated owners; resumes an interrupted federation."""
     check_data_and_model(base.data, base.model)
     settings = replace(federation, base=base)
     settings.check()

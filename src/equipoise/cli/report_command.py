@@ -82,7 +82,7 @@ def predict(
     json_output: Json = False,
     run_dir: RunDir = None,
 ) -> None:
-    """Use the model of a run on records, and print its scores where the records say what is right."""
+    """Use the model of a run on records, and print scores if the records have labels."""
     from equipoise.app.run_checks import (
         check_model_file,
         check_own_code,

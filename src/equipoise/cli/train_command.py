@@ -91,7 +91,7 @@ def resume(
     json_output: Json = False,
     run_dir: RunDir = None,
 ) -> None:
-    """Go on with an interrupted run or federation."""
+    """Resume an interrupted run or federation."""
     from equipoise.app.run_checks import check_own_code, is_federation, settings_of_run
 
     folder = chosen_folder(run, run_dir)
