@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from equipoise.audit.bounds import Certificate
-from equipoise.cli.audit_views import certificate_values
+from equipoise.cli.audit_command import certificate_values
 
 __all__ = ["Finding"]
 

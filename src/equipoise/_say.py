@@ -13,13 +13,13 @@ _BEGIN = re.compile(r" *(- )?")
 
 
 def at_width(text: str) -> str:
-    """The text wrapped at words if standard error is a terminal; otherwise as it is."""
-    return wrapped(text, shutil.get_terminal_size().columns) if sys.stderr.isatty() else text
+    """The text wrapped at words, at the width of the terminal, or at 80 columns where there is none."""
+    return wrapped(text, shutil.get_terminal_size().columns)
 
 
 def page_width() -> int:
     """Of a text of several lines, for whatever prints it: the terminal's, and at most 88."""
-    return min(88, shutil.get_terminal_size((88, 24)).columns)
+    return min(88, shutil.get_terminal_size().columns)
 
 
 def wrapped(text: str, width: int, indent: int | None = None) -> str:
@@ -48,7 +48,7 @@ def wrapped(text: str, width: int, indent: int | None = None) -> str:
     return "\n".join(lines)
 
 
-def continued(command: str, width: int | None) -> str:
+def continued(command: str, width: int) -> str:
     r"""A command for a shell, indented by two spaces, and by backslashes in lines that fit the width.
 
     >>> print(continued("equipoise predict run --data rows.csv", 30))
@@ -56,9 +56,9 @@ def continued(command: str, width: int | None) -> str:
         --data rows.csv
     """
     lines = [""]
-    for part in command.split(" --") if width else [command]:
+    for part in command.split(" --"):
         part = part if lines == [""] else f"--{part}"
-        if lines[-1] and len(lines[-1]) + len(part) + 7 > (width or 0):
+        if lines[-1] and len(lines[-1]) + len(part) + 7 > width:
             lines.append(part)
         else:
             lines[-1] = f"{lines[-1]} {part}".strip()

@@ -12,7 +12,7 @@ import torch
 from equipoise.app import compare as module
 from equipoise.app.compare import compare
 from equipoise.app.contenders import Comparison, read_entries
-from equipoise.app.harness import TUNING_SEED, sampling_error, tuning_grid
+from equipoise.app.harness import TUNING_SEED, sampling_error
 from equipoise.app.settings import RunSettings, SettingsError
 from equipoise.app.tasks import TASKS
 from equipoise.data import DataSet, Records
@@ -82,13 +82,6 @@ def test_whole_comparison_goes_on_where_it_was_stopped(tmp_path, trained):
         assert row["statement"]["releases"][0]["sampling"]["population"] == 900
 
 
-def test_one_trial_tunes_nothing(tmp_path, trained):
-    found = compare(Comparison(methods="dp-sgd", base=BASE, seeds=1, trials=1), tmp_path, MetricsLog(), print)
-    assert len(trained) == 1
-    assert found["methods"][0]["trials"] == []
-    assert found["methods"][0]["learning_rate"] == 3.0
-
-
 def test_given_rates_are_tried_by_all(tmp_path, trained):
     comparison = Comparison(methods="dp-sgd,psac", base=BASE, seeds=1, trials=2, learning_rates=[0.5, 1.0])
     compare(comparison, tmp_path, MetricsLog(), print)
@@ -99,8 +92,16 @@ def test_given_rates_are_tried_by_all(tmp_path, trained):
 def test_public_records_leave_the_private_set_of_all(tmp_path, trained):
     base = replace(BASE, public_records=100)
     found = compare(Comparison(methods="dp-sgd", base=base, seeds=1, trials=1), tmp_path, MetricsLog(), print)
+    assert len(trained) == 1
+    assert (found["methods"][0]["trials"], found["methods"][0]["learning_rate"]) == ([], 3.0)
     assert found["population"] == 800
     assert found["methods"][0]["statement"]["releases"][0]["sampling"]["population"] == 800
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*.json")}
+    for changes in ({"epsilon": 5.0}, {"public_records": 50}):
+        other = Comparison(methods="dp-sgd", base=replace(base, **changes), seeds=1, trials=1)
+        with pytest.raises(SettingsError, match=f"holds a comparison with another .*{next(iter(changes))}"):
+            compare(other, tmp_path, MetricsLog(), print)
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*.json")} == before
 
 
 @pytest.mark.parametrize("task", TASKS)
@@ -127,11 +128,6 @@ def test_the_score_is_that_of_the_task_and_finite_whatever_is_answered(task):
     assert score(right) == (0.75 if more_is_better else 5.0)  # the range is 10 wide: sqrt(100 / 4)
     right[:] = math.inf
     assert score(right) == (0.0 if more_is_better else 10.0)
-
-
-def test_grid_surrounds_the_centre():
-    assert tuning_grid(2.0, 3) == (0.5, 2.0, 8.0)
-    assert tuning_grid(2.0, 2) == (1.0, 4.0)
 
 
 def test_options_reach_settings_and_methods():
@@ -168,12 +164,6 @@ def test_refuses_before_training(tmp_path, trained, methods, options, words):
             print,
         )
     assert trained == []
-
-
-def test_a_subset_beyond_the_data_is_refused(tmp_path):
-    base = replace(BASE, subset=2000)
-    with pytest.raises(SettingsError, match="--subset is 2000"):
-        compare(Comparison(methods="dp-sgd", base=base, seeds=1, trials=1), tmp_path, MetricsLog(), print)
 
 
 def test_command_repeats_the_comparison():

@@ -46,8 +46,8 @@ class Answer:
 
 @pytest.fixture
 def equipoise(capsys, monkeypatch):
-    # a terminal of fixed width without colours, whatever runs the tests
-    monkeypatch.setenv("COLUMNS", "120")
+    # a terminal so wide that no sentence is wrapped, whatever runs the tests
+    monkeypatch.setenv("COLUMNS", "2000")
     monkeypatch.delenv("EQUIPOISE_DATA", raising=False)
 
     def run(line, *words):

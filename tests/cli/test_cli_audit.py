@@ -14,21 +14,14 @@ from equipoise.testing import method_audit as mechanism
 def test_a_method(equipoise, monkeypatch):
     small = mechanism.Design(mechanism.AUDITS["dp-sgd"].make, canaries=500, trainings=1)
     monkeypatch.setitem(mechanism.AUDITS, "dp-sgd", small)
-    found = equipoise("audit method dp-sgd --epsilon 3 --seeds 2 --json").value
+    found = equipoise("audit method dp-sgd --epsilon 3 --seeds 2 --relation replace-one --json").value
+    assert (found["relation"], found["requested_epsilon"]) == ("replace_one", 3.0)
     assert found["holds"]
     assert found["claimed_epsilon"] <= 3
     assert len(found["certificates"]) == 2
     said = equipoise("audit method dp-sgd").out
     assert "no contradiction" in said
     assert "proves no privacy" in said
-
-
-def test_a_method_in_other_forms(equipoise, monkeypatch):
-    small = mechanism.Design(mechanism.AUDITS["dp-sgd"].make, canaries=100, trainings=1, steps=2)
-    monkeypatch.setitem(mechanism.AUDITS, "dp-sgd", small)
-    found = equipoise("audit method dp-sgd --relation replace-one --hardened --json").value
-    assert (found["relation"], found["requested_epsilon"]) == ("replace_one", 2.0)
-    assert found["claimed_epsilon"] <= 2
 
 
 def test_a_step_of_all_records_comes_close_to_the_claim(equipoise, monkeypatch):
@@ -82,7 +75,7 @@ def test_neighbours_that_move_too_far_end_with_1(equipoise, monkeypatch):
     answer = equipoise("audit neighbours")
     assert answer.code == 1
     assert "TOO FAR" in answer.out
-    assert "one record added (the entering one's numbers times -10), at place 0" in answer.out
+    assert "one record added, its numbers times -10, at place 0" in answer.out
     assert "with 1 thread(s), moved a sum by 143.6" in answer.out
     assert "guarantee does not hold" in answer.out
 
@@ -91,25 +84,17 @@ def test_neighbours_that_move_too_far_end_with_1(equipoise, monkeypatch):
     ("line", "word"),
     [
         ("audit --method dp-sgd", "equipoise audit method NAME"),
-        ("audit --neighbours", "equipoise audit neighbours"),
-        ("audit --one-step", "--one-step"),
         ("audit --shadow --models 4", "examples/shadow_models.py"),
         ("audit runs/a --data-dir x", "equipoise audit run RUN"),
-        ("audit --run-dir runs/a", "equipoise audit run RUN"),
-        ("audit method dp-sgd --relation swap", "--relation"),
         ("audit method dp-sgd --option tail=2", "not an option"),
         ("audit method dice-sgd --hardened", "independent noise"),
         ("audit method dpsgd", "must be one of"),
-        ("audit method dp-sgd --seeds 0", "--seeds"),
         ("audit method dp-sgd --confidence 2", "--confidence"),
-        ("audit method dp-sgd --epsilon -1", "epsilon"),
         ("audit method dp-sgd --unit user", "--records-per-user"),
         ("audit method dp-sgd --user-rows mean", "--unit user"),
         ("audit neighbours --positions 0", "--positions"),
-        ("audit neighbours RUN --method dp-c4", "--method"),
         ("audit neighbours RUN --epsilon 2", "--epsilon"),
         ("audit neighbours RUN --epsilon 3 --test-share 0.2", "--test-share"),
-        ("audit neighbours --data people.csv", "does not exist"),
         ("audit neighbours --data peple", "a table such as people.csv"),
     ],
 )
@@ -139,7 +124,7 @@ def test_a_refuted_claim_ends_with_1(equipoise, monkeypatch):
     assert "refuted" in answer.out
 
 
-def test_a_run_with_canaries(equipoise, tmp_path):
+def test_a_run_with_canaries(equipoise, tmp_path, trained):
     folder = str(tmp_path / "run")
     line = "train --data digits --epsilon 4 --canaries 100 --epochs 1 --json --reproducible --run-dir"
     assert equipoise(line, folder).code == 0
@@ -152,9 +137,4 @@ def test_a_run_with_canaries(equipoise, tmp_path):
         assert path.stat().st_mode & 0o777 == 0o600
     assert path.read_bytes().startswith(b"\x89PNG")
     assert "white box" in equipoise("audit run", folder).out
-
-
-def test_a_run_without_canaries(equipoise, trained):
-    answer = equipoise("audit run", str(trained[0]))
-    assert answer.code == 2
-    assert "--canaries" in answer.err
+    assert "--canaries" in equipoise("audit run", trained[0]).err

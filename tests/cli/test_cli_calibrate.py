@@ -21,12 +21,6 @@ def test_noise_multiplier_for_an_epsilon(equipoise, tmp_path):
     assert json.loads((tmp_path / "new" / "calibration.json").read_text()) == found.value
 
 
-def test_no_noise_names_the_methods_that_have_none(equipoise):
-    found = equipoise(SETTING, "--noise-multiplier", 0)
-    assert found.code == 2
-    assert "clip-sgd" in found.err
-
-
 @pytest.mark.parametrize(("epochs", "steps"), [(2.5, 25), (2.51, 26), (2.59, 26), (0.3, 3)])
 def test_epochs_instead_of_steps(equipoise, epochs, steps):
     """The fewest steps that make as many passes, so that epsilon is never that of a shorter run."""
@@ -54,32 +48,22 @@ def test_delta_follows_the_population(equipoise, population, given, delta):
     assert equipoise(command, *given.split()).value["delta"] == delta
 
 
-@pytest.mark.parametrize("as_json", [False, True])
-def test_delta_as_large_as_one_record_is_remarked_on(equipoise, as_json):
-    command = "calibrate --population 1000 --batch-size 1000 --steps 1 --noise-multiplier 20 --delta 0.01"
-    found = equipoise(command, *["--json"][:as_json])
-    said = found.err if as_json else found.out
-    assert "delta=0.01 is not below 1/population = 0.001" in " ".join(said.split())
-    if as_json:
-        assert found.value["delta"] == 0.01
+def test_delta_as_large_as_one_record_is_remarked_on(equipoise):
+    found = equipoise(
+        "calibrate --population 1000 --batch-size 1000 --steps 1 --noise-multiplier 20 --delta 0.01 --json"
+    )
+    assert "delta=0.01 is not below 1/population = 0.001" in found.err
+    assert found.value["delta"] == 0.01
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("--steps 10", "exactly one of --noise-multiplier"),
-        ("--steps 10 --noise-multiplier 1 --epsilon 1", "exactly one of --noise-multiplier"),
+        ("--steps 10 --noise-multiplier 1 --epsilon 1", "exactly one of --noise-multiplier and --epsilon"),
         ("--noise-multiplier 1", "exactly one of --steps and --epochs"),
-        ("--steps 10 --epochs 1 --noise-multiplier 1", "exactly one of --steps and --epochs"),
-        (
-            "--epochs -1 --noise-multiplier 1",
-            "--epochs is -1",
-        ),
         ("--steps 0 --noise-multiplier 1", "--steps is 0"),
-        ("--steps 10 --noise-multiplier -1", "--noise-multiplier is -1"),
+        ("--steps 10 --noise-multiplier 0", "clip-sgd"),
         ("--steps 10 --noise-multiplier 1 --delta 2", "--delta is 2"),
-        ("--steps 10 --epsilon 0", "--epsilon is 0"),
-        ("--steps 10 --noise-multiplier 1 --sampling bernoulli", "--sampling is 'bernoulli'"),
         ("--steps 10 --noise-multiplier 1 --relation swap", "--relation is 'swap'"),
         (
             "--steps 10 --noise-multiplier 1 --batch-size 2000",

@@ -39,21 +39,25 @@ def test_noise_on_the_command_line_displaces_the_budget_in_the_file(dry):
     assert "epsilon" not in settings
 
 
-def test_the_files_of_a_run_repeat_its_settings(equipoise, trained):
+def test_the_configuration_of_a_run_repeats_its_settings(equipoise, trained):
     folder, found = trained
-    for file in ("config.json", "checkpoint/settings.json"):
-        again = equipoise("train --dry-run --json --config", folder / file, "--run-dir", "elsewhere")
-        assert again.code == 0, again.out
-        assert again.value["settings"] == found["settings"]
+    again = equipoise("train --dry-run --json --config", folder / "config.json", "--run-dir", "elsewhere")
+    assert again.code == 0, again.out
+    assert again.value["settings"] == found["settings"]
 
 
-def test_a_smaller_population_of_a_run_is_not_taken_for_the_published_one(equipoise, tmp_path):
-    config = {
-        "experiment": {"data": "digits", "subset": 900, "population": 900, "steps": 3, "batch_size": 90.0}
-    }
+def test_zeros_and_a_smaller_population_of_a_run_are_repeated(equipoise, tmp_path):
+    config = {"data": "digits", "subset": 900, "population": 900, "steps": 3, "momentum": 0.0, "epochs": 2.0}
     path = tmp_path / "config.json"
-    path.write_text(json.dumps(config))
-    assert equipoise("train --dry-run --json --config", path).value["settings"]["subset"] == 900
+    path.write_text(json.dumps({"experiment": config}))
+    settings = equipoise("train --dry-run --json --ema 0 --config", path).value["settings"]
+    assert (settings["subset"], settings["momentum"], settings["ema"]) == (900, 0.0, 0.0)
+
+
+def test_what_the_command_line_says_displaces_what_means_nothing_beside_it(dry):
+    lines = 'data = "digits"\nmomentum = 0.9\nbatch-size = 50\nepochs = 2\n'
+    assert "momentum" not in dry(lines, "--optimizer adam --learning-rate 0.01")["settings"]
+    assert "batch_size" not in dry(lines, "--sampling full-batch")["settings"]
 
 
 @pytest.mark.parametrize(
@@ -61,6 +65,7 @@ def test_a_smaller_population_of_a_run_is_not_taken_for_the_published_one(equipo
     [
         ("learning_rat = 1\n", "no option of equipoise train. Did you mean --learning-rate?"),
         ("lr = 1\n", "Did you mean --learning-rate?"),
+        ("noise-multiplier = 5\nnoise_multiplier = 1\n", "--noise-multiplier twice"),
         ("epochs = true\n", "--epochs is True"),
         ("views = 3.5\n", "--views is 3.5"),
         ('hardened = "yes"\n', "--hardened is 'yes'"),
@@ -77,12 +82,6 @@ def test_slips_in_a_file_are_answered(equipoise, tmp_path, lines, said):
     assert said in found.value["error"]
 
 
-def test_a_missing_file_is_named(equipoise, tmp_path):
-    found = equipoise("train --dry-run --json --config", tmp_path / "no.toml")
-    assert found.code == 2
-    assert "there is no such file" in found.value["error"]
-
-
 def test_what_a_run_wrote_never_says_what_to_import(equipoise, tmp_path):
     config = {"experiment": {"data": "somewhere.else:records", "population": 900, "steps": 3}}
     path = tmp_path / "config.json"
@@ -94,9 +93,11 @@ def test_what_a_run_wrote_never_says_what_to_import(equipoise, tmp_path):
 
 def test_other_commands_take_a_file_too(equipoise, tmp_path):
     path = tmp_path / "noise.toml"
-    path.write_text("population = 60000\nbatch-size = 256\nepochs = 20\nepsilon = 2\n")
+    lines = "population = 60000\nbatch-size = 256\nepochs = 20\nepsilon = 2\n"
+    path.write_text(f'{lines}run-dir = "{tmp_path / "made"}"\n')
     found = equipoise("calibrate --json --config", path)
     assert found.code == 0
+    assert (tmp_path / "made" / "calibration.json").is_file()
     assert found.value["epsilon"] == pytest.approx(2, rel=1e-2)
     path.write_text('methods = ["dp-sgd", "nonsense"]\n')
     found = equipoise("compare --json --config", path)
@@ -124,47 +125,12 @@ def test_every_recipe_suits_the_schema_of_the_configuration(equipoise):
     assert not checker.is_valid({"epoch": 1})
 
 
-def test_a_zero_on_the_command_line_comes_before_the_file(dry):
-    lines = "seed = 4\nema = 0.9\nmomentum = 0.9\nepochs = 2\n"
-    settings = dry(lines, "--seed 0 --ema 0 --momentum 0")["settings"]
-    assert (settings["seed"], settings["ema"], settings["momentum"]) == (0, 0, 0)
-
-
-def test_a_file_may_name_the_folder_of_any_command(equipoise, tmp_path):
-    path = tmp_path / "noise.toml"
-    lines = "population = 60000\nbatch-size = 256\nepochs = 20\nepsilon = 2\n"
-    path.write_text(f'{lines}run-dir = "{tmp_path / "made"}"\n')
-    assert equipoise("calibrate --json --config", path).code == 0
-    assert (tmp_path / "made" / "calibration.json").is_file()
-
-
-def test_a_zero_in_the_file_of_a_run_is_repeated(equipoise, tmp_path):
-    config = {"experiment": {"data": "digits", "momentum": 0.0, "ema": 0.0, "epochs": 2.0, "options": {}}}
-    path = tmp_path / "config.json"
-    path.write_text(json.dumps(config))
-    settings = equipoise("train --dry-run --json --config", path).value["settings"]
-    assert (settings["momentum"], settings["ema"]) == (0.0, 0.0)
-
-
-def test_one_setting_under_two_spellings_is_refused(equipoise, tmp_path):
-    (tmp_path / "c.toml").write_text("noise-multiplier = 5\nnoise_multiplier = 1\n")
-    found = equipoise("train --dry-run --config", tmp_path / "c.toml")
-    assert found.code == 2
-    assert "--noise-multiplier twice" in found.err
-
-
-def test_a_run_that_set_rows_aside_is_repeated_with_its_population(equipoise, tmp_path):
-    rows = "".join(f"{i % 90},{'a' if i % 3 else 'b'}\n" for i in range(100))
-    (tmp_path / "t.csv").write_text("age,y\n" + rows)
-    (tmp_path / "t.schema.toml").write_text(
-        'population = 110\ntarget = "y"\n[columns]\nage = {type = "number", low = 0, high = 90}\n'
-        'y = {type = "category", values = ["a", "b"]}\n'
+def test_a_run_that_set_rows_aside_is_repeated_with_its_population(equipoise, people, tmp_path):
+    words = ("--data", people, "--population", 640)
+    first = equipoise(
+        "train --test-share 0.2 --epochs 1 --noise-multiplier 2 --run-dir", tmp_path / "run", *words
     )
-    words = "--test-share 0.2 --batch-size 20 --epochs 1 --noise-multiplier 2"
-    first = equipoise(f"train --data {tmp_path / 't.csv'} {words} --run-dir", tmp_path / "run")
     assert first.code == 0, first.out
-    again = equipoise(
-        f"train --dry-run --json --data {tmp_path / 't.csv'} --config", tmp_path / "run" / "config.json"
-    )
+    again = equipoise("train --dry-run --json --config", tmp_path / "run" / "config.json", *words[:2])
     assert again.code == 0, again.out
-    assert again.value["settings"]["population"] == 110
+    assert again.value["settings"]["population"] == 640

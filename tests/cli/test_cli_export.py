@@ -47,14 +47,6 @@ def test_a_run_without_a_guarantee_has_a_card_that_says_so(equipoise, tmp_path):
     assert "A person may own several" not in card
 
 
-def test_onnx_without_its_packages_says_what_to_install(equipoise, trained, monkeypatch):
-    folder, _ = trained
-    monkeypatch.setattr("equipoise.app.export.find_spec", lambda name: None)
-    found = equipoise(f"export {folder} --format onnx --json")
-    assert found.code == 2
-    assert "[onnx]" in found.value["error"]
-
-
 def test_onnx_answers_as_the_model_does(equipoise, trained, tmp_path):
     pytest.importorskip("onnxscript")
     runtime = pytest.importorskip("onnxruntime")
@@ -112,9 +104,3 @@ def test_files_of_others_are_not_written_over(equipoise, trained, tmp_path, name
     assert equipoise(f"export {folder} --output {tmp_path / 'new'}").code == 0
     again = equipoise(f"export {folder} --format state-dict --json --output {tmp_path / 'new'}")
     assert again.code == 0, again.err
-
-
-def test_an_unknown_form_is_refused(equipoise, trained):
-    found = equipoise(f"export {trained[0]} --format pickle --json")
-    assert found.code == 2
-    assert "--format is 'pickle'" in found.value["error"]

@@ -29,20 +29,6 @@ def test_one_method_and_an_unknown_one(equipoise):
     assert find("dp-sgd").card.claim.split()[0] in equipoise("methods dp-sgd").out
 
 
-def test_a_method_lists_its_recipes_variants_and_options_with_their_defaults(equipoise):
-    out = " ".join(equipoise("methods dc-dpsgd").out.split())
-    assert "--recipe library (default), as_published" in out
-    assert "library: per_sample (default), two_channel, top_share; as_published: alg1 (default), code" in out
-    assert "tail_threshold=adaptive" in out
-    assert "body_clip_norm" in out
-    assert "two_channel: The records whose score is above tau; tail and body apart, as one release." in out
-    assert "tail_weight=1.0: in [0, 1], of the tail's sum in the update." in out
-    plain = equipoise("methods rsdp").out
-    assert "--recipe" not in plain
-    assert "--variant" not in plain
-    assert "drop_rate=0.3" in plain
-
-
 def test_every_option_is_explained(equipoise):
     """By the docstring of its class, which is the one place where it is written down."""
     for row in equipoise("methods --json").value["methods"]:
@@ -76,9 +62,3 @@ def test_the_listed_variants_are_those_that_a_method_takes(equipoise, name):
         for variant in every - set(variants):
             with pytest.raises(ValueError, match="variant"):
                 kind.from_config(config | {"variant": variant})
-
-
-def test_the_papers_experiments_stand_beside_the_package(equipoise):
-    answer = equipoise("experiment dp-c4")
-    assert answer.code == 2
-    assert "python -m reproduction" in answer.err

@@ -48,10 +48,6 @@ class HalfStep(eq.DPSGD):
         return {name: value * self.factor for name, value in estimate.items()}, state
 
 
-class Nameless(eq.DPSGD):
-    pass
-
-
 class Cardless(eq.DPSGD):
     name = "cardless"
 
@@ -186,9 +182,6 @@ def test_a_class_is_shown_by_its_path(package, equipoise):
     (row,) = equipoise("methods half_steps:HalfStep --json").value["methods"]
     assert (row["summary"], row["guarantee"]) == ("DP-SGD whose estimate is scaled.", "proven")
     assert (row["recipes"], row["options"]["factor"]) == (["library"], 0.5)
-    out = equipoise("methods half_steps:HalfStep").out
-    assert "Private, as DP-SGD." in out
-    assert "factor=0.5" in out
     published = "equipoise.published.dice_sgd:DiceSGD"
     (row,) = equipoise(f"methods {published} --json").value["methods"]
     assert (row["recipes"], row["published_guarantee"]) == (["as_published"], None)
@@ -202,16 +195,6 @@ def test_a_card_of_another_method_is_not_shown(package, equipoise):
     assert "no card" in out
     assert "proven" not in out
     assert "clip_norm=1.0" in out
-
-
-@pytest.mark.parametrize(
-    ("word", "message"),
-    [("half_steps:Stranger", "is no subclass of equipoise.Method"), ("no_steps:X", "cannot be imported")],
-)
-def test_what_is_no_method_is_not_shown(package, equipoise, word, message):
-    found = equipoise(f"methods {word}")
-    assert found.code == 2
-    assert message in found.err
 
 
 def test_a_registered_method_has_a_card_of_its_own(package, equipoise):
@@ -235,10 +218,8 @@ def test_a_path_names_the_class_whatever_the_recipe(package):
     ("word", "message"),
     [
         ("own_rules:Empty", "Give the class a name of its own"),
-        ("half_steps:Nameless", "Give the class a name of its own"),
         ("half_steps:Stranger", "is no subclass of equipoise.Method"),
         ("half_steps:Nobody", "cannot be imported"),
-        ("no_steps:HalfStep", "cannot be imported"),
     ],
 )
 def test_what_is_no_method_is_refused(package, equipoise, word, message):

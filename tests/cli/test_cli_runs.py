@@ -1,20 +1,15 @@
-import io
-import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
 import threading
-import time
 
 import pytest
 import torch
-from rich.console import Console
 from safetensors.torch import load_file
 
 from equipoise.app import option_checks as names
-from equipoise.cli import screen
 from equipoise.data.named import NAMED
 from equipoise.training.metrics import MetricsLog
 
@@ -46,7 +41,7 @@ def test_predict(trained, equipoise, tmp_path):
         assert sum(map(float, shares)) == pytest.approx(1, abs=1e-5)
     assert again.value["evaluation"]["auc"] == pytest.approx(found["evaluation"]["auc"], abs=1e-12)
     shown = equipoise("predict", folder, "--data", "digits")
-    assert f"{found['accuracy']:.2%}" in shown.out
+    assert f"{found['accuracy']:.1%}" in shown.out
     for name in ("checkpoint", "private"):
         shutil.copytree(folder, tmp_path / "published", dirs_exist_ok=True)
         shutil.rmtree(tmp_path / "published" / name)
@@ -62,13 +57,6 @@ def test_folders_that_are_not_runs(equipoise, tmp_path, command):
     found = equipoise(command, tmp_path, "--run-dir", tmp_path / "other", "--json")
     assert found.code == 2
     assert "twice" in found.value["error"]
-
-
-def test_model_that_does_not_fit(trained, equipoise, tmp_path):
-    folder, _ = trained
-    found = equipoise("predict", folder, "--output", tmp_path / "no" / "file", "--json")
-    assert found.code == 2
-    assert "no folder" in found.value["error"]
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
@@ -151,25 +139,6 @@ def test_finished_run_resumes_to_itself(trained, equipoise):
     assert "finished already: there is nothing to resume" in again.err
 
 
-def test_settings_of_another_version(trained, equipoise, tmp_path):
-    (tmp_path / "checkpoint").mkdir()
-    (tmp_path / "checkpoint" / "settings.json").write_text('{"data": "digits", "warp": 9}')
-    found = equipoise("resume", tmp_path, "--json")
-    assert found.code == 2
-    assert "warp" in found.value["error"]
-
-
-@pytest.mark.parametrize(("old", "new"), [('"digits"', '"a9a"'), ('"mlp-tanh"', '"scatter-linear"')])
-def test_a_run_on_what_moved_to_the_bench_says_where_it_is(trained, equipoise, tmp_path, old, new):
-    run = shutil.copytree(trained[0], tmp_path / "run")
-    for name in ("config.json", "checkpoint/settings.json"):
-        (run / name).write_text((run / name).read_text().replace(old, new))
-    found = equipoise("predict", run, "--json")
-    assert found.code == 2
-    assert "benchmarks.data:" in found.value["error"]
-    assert equipoise("report", run).code == 0
-
-
 @pytest.fixture
 def few_drawings(tmp_path, monkeypatch):
     """Features of one length, so that nothing but the answers tells them apart; digits under another name."""
@@ -194,31 +163,12 @@ def test_a_model_predicts_other_data_by_the_features_of_its_run(few_drawings, eq
     assert equipoise("predict", run, *other).value["accuracy"] == accuracy
 
 
-@pytest.mark.parametrize("command", ["predict", "resume", "export --format onnx"])
-def test_a_run_that_does_not_name_its_features_is_refused(few_drawings, equipoise, tmp_path, command):
-    run = tmp_path / "run"
-    found = equipoise("train --data digits --model patches-linear --epochs 1 --json --run-dir", run)
-    assert found.code == 0, found.err
-    assert json.loads((run / "config.json").read_text())["experiment"]["features"] == "strokes"
-    path = run / "checkpoint" / "settings.json"
-    kept = json.loads(path.read_text())
-    path.write_text(json.dumps({name: value for name, value in kept.items() if name != "features"}))
-    found = equipoise(command, run, "--json")
-    assert found.code == 2
-    assert "which features patches-linear was trained on" in found.value["error"]
-
-
 def test_all_commands_say_the_same_of_a_folder_without_a_run(equipoise, tmp_path):
-    commands = ("verify", "report", "audit run", "resume")
-    nowhere = {equipoise(command, tmp_path / "x").err for command in commands}
-    assert nowhere == {
-        f"equipoise: run={str(tmp_path / 'x')!r} is not a folder. Give the folder that a training made: "
-        "runs/DATA-TIME by default.\n"
-    }
-    for command in (*commands, "predict"):
+    for command in ("verify", "report", "audit run", "resume", "predict", "export"):
         assert (
-            "no run was begun in it. Give the folder that a training made" in equipoise(command, tmp_path).err
+            "is not a folder. Give the folder that a training made" in equipoise(command, tmp_path / "x").err
         )
+        assert "no run was begun in it. Give the folder that a" in equipoise(command, tmp_path).err
 
 
 WITHOUT_TORCH = [
@@ -227,50 +177,37 @@ WITHOUT_TORCH = [
     ("train --epsilon -1", "--epsilon is -1"),
     ("train --clip-rule mine:Cauchy", "give --method module:Class, and the rule by its kind"),
     ("train --lr 1", "No such option '--lr'. Did you mean '--learning-rate'?"),
-    ("train --max-grad-norm 1", "No such option '--max-grad-norm'. Did you mean '--clip-norm'?"),
-    ("compare --noise-multiplier 1", "Methods are compared at one budget: give --epsilon"),
-    ("compare --sigma 1", "No such option '--sigma'. Methods are compared at one budget"),
-    ("federate --unit user", "No such option '--unit'. equipoise federate protects a record at one owner"),
+    ("compare --sigma 1", "Methods are compared at one budget: give --epsilon"),
+    ("federate --unit user", "A record at one owner is protected"),
     ("compare --data digts", "Did you mean digits?"),
-    ("compare --model mlp", "Did you mean mlp-tanh?"),
     ("compare --methods dp-sgd,dpsgd", "--methods names 'dpsgd'. Did you mean dp-sgd?"),
-    ("train --data people.xlsx", "neither a folder nor a table that can be read"),
-    ("train --data {broken}/people.data.gz", "neither a folder nor a table that can be read"),
+    ("train --data people.xlsx", "or a table such as people.csv"),
     (
         "calibrate --population 10 --batch-size 1 --epochs 1e30 --epsilon 1",
         "--epochs 1e+30 makes 1e+31 steps",
     ),
-    ("calibrate --population 10 --batch-size 1 --steps 99999999 --epsilon 1", "takes 10,000,000 at most"),
     ("federate --rounds 99999999", "--rounds 99999999 makes 5e+08 steps"),
-    ("train --clip-norm abc", "--clip-norm is 'abc'"),
     ("train --data my.module:records", "--population is missing"),
     ("train --method dpsgd", "Did you mean dp-sgd?"),
-    ("train --data minst", "Did you mean mnist?"),
     ("train --model mlp", "Did you mean mlp-tanh?"),
-    ("federate --data minst", "Did you mean mnist?"),
     ("methods dpsgd", "Did you mean dp-sgd?"),
     ("train digits mlp-tanh", "unexpected extra arguments (digits mlp-tanh)"),
     ("trian", "No such command 'trian'. Did you mean 'train'?\n"),
-    ("calibrate --population 10 --batch-size 1 --steps 2", "exactly one of --noise-multiplier"),
-    ("calibrate --population 10 --batch-size 1 --steps 2 --epsilon 0", "--epsilon is 0"),
-    ("predict {broken}", "model.safetensors is damaged (4 bytes)"),
-    ("predict {broken} --output {broken}/no/file", "model.safetensors is damaged"),
-    ("predict {damaged}", "settings.json is damaged"),
-    ("predict {broken}/nothing", "is not a folder"),
+    ("predict {broken}", "model.safetensors is damaged. Restore"),
     ("resume {damaged}", "settings.json is damaged"),
+    ("resume {newer}", "warp is no setting"),
     ("federate --method fedpcpd", "Did you mean fedpcdp?"),
+    ("federate --method fedavg:dp-sdg", "Did you mean fedavg:dp-sgd?"),
     ("experiment", "python -m reproduction"),
     ("advise --data digits", "docs/methods/index.md"),
-    ("federate --method fedavg:dp-sdg", "Did you mean fedavg:dp-sgd?"),
     ("federate --clients 0", "--clients is 0"),
-    ("federate --driver bus", "--driver is 'bus'"),
-    ("federate --epsilon 0", "--epsilon is 0"),
     ("federate --run-dir {broken}", "holds something else"),
 ]
 
 
 def test_help_and_slips_are_answered_before_torch_is_loaded(tmp_path):
-    for name, settings in (("broken", '{"data": "digits", "model": "mlp-tanh"}'), ("damaged", "{")):
+    contents = {"broken": '{"data": "digits"}', "damaged": "{", "newer": '{"data": "digits", "warp": 9}'}
+    for name, settings in contents.items():
         (tmp_path / name / "checkpoint").mkdir(parents=True)
         (tmp_path / name / "checkpoint" / "settings.json").write_text(settings)
         (tmp_path / name / "model.safetensors").write_bytes(b"junk")
@@ -281,11 +218,11 @@ def test_help_and_slips_are_answered_before_torch_is_loaded(tmp_path):
         "    print('torch' in sys.modules, flush=True)\n"
         "    print('----', flush=True)\n"
     )
-    places = {"broken": tmp_path / "broken", "damaged": tmp_path / "damaged"}
+    places = {name: tmp_path / name for name in contents}
     lines = "\n".join(words.format(**places) for words, _ in WITHOUT_TORCH)
     done = subprocess.run(
-        [sys.executable, "-c", code], input=lines, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        text=True, check=True,
+        [sys.executable, "-c", code], env=os.environ | {"COLUMNS": "2000"}, input=lines, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=True,
     )  # fmt: skip
     answers = done.stdout.split("----\n")[:-1]
     assert len(answers) == len(WITHOUT_TORCH)
@@ -294,27 +231,12 @@ def test_help_and_slips_are_answered_before_torch_is_loaded(tmp_path):
         assert answer.endswith("False\n"), f"{words} loads torch"
 
 
-def test_without_arguments_help_alone_is_shown(equipoise):
-    shown = equipoise("")
-    assert "Commands" in shown.out
-    assert shown.err == ""
-
-
 def test_a_warning_shows_no_line_of_the_source_and_speaks_of_options():
     code = "import warnings; from equipoise.cli import main; main(); warnings.warn('give records_per_user=N')"
     done = subprocess.run(
         [sys.executable, "-c", code, "--version"], capture_output=True, text=True, check=True
     )
     assert done.stderr == "Warning: give --records-per-user N\n"
-
-
-def test_a_person_is_told_that_torch_is_loading(monkeypatch):
-    out = io.StringIO()
-    on_screen = Console(file=out, force_terminal=True)
-    monkeypatch.setattr(screen, "open_console", lambda as_json: on_screen)
-    with screen.loading():
-        time.sleep(0.5)
-        assert "loading PyTorch" in out.getvalue()
 
 
 def test_messages_name_options(equipoise):

@@ -56,11 +56,6 @@ def test_a_table_is_trained_on_and_its_published_folder_predicts(equipoise, fold
     assert config["schema"]["columns"]["town"]["buckets"] == 4
     page = (run / "report.html").read_text()
     assert "none of them trained on" not in page  # nobody looked whether the files share rows
-    assert "AUC" in page
-    assert "Baseline accuracy" in page
-    shown = equipoise("report", run).out
-    assert "AUC" in shown
-    assert "commonest" in shown
 
     for name in ("checkpoint", "private"):
         shutil.rmtree(run / name)
@@ -84,19 +79,14 @@ def test_a_table_is_trained_on_and_its_published_folder_predicts(equipoise, fold
     assert alone.read_text() == output.read_text()
     assert "--data FILE" in equipoise("predict --json", run).value["error"]
     other = equipoise("predict --json --data digits", run).value["error"]
-    assert "the run declares a table: it was trained on another kind of data" in other
+    assert "the run was trained on another kind of data" in other
 
     with (folder / "held_out.csv").open() as file:
         lines = [line for line in file if not line.rstrip().endswith(("yes,no", "yes,yes"))]
     (tmp_path / "one.csv").write_text("".join(lines))
     one_class = equipoise("predict", run, "--data", tmp_path / "one.csv")
     assert one_class.code == 0, one_class.err
-    assert "no record that is evaluated on has the class 'yes'" in " ".join(one_class.out.split())
-    data = ("--data", folder / "people.csv", "--test", tmp_path / "one.csv", "--run-dir", tmp_path / "other")
-    found = equipoise(f"train {SMALL}", *data)
-    assert "no record that is evaluated on has the class 'yes'" in " ".join(found.err.split())
-    assert found.value["baseline"]["accuracy"] == 1.0
-    assert "Hint" not in found.err  # nothing could do better than the baseline
+    assert "no record that is evaluated on has the class 'yes'" in one_class.out
 
 
 def test_a_run_on_a_table_is_resumed(equipoise, folder, tmp_path):
@@ -175,21 +165,10 @@ def test_class_weights_move_the_answers(equipoise, folder, tmp_path):
     assert "no, yes" in wrong.value["error"].replace("'", "")
 
 
-def test_a_wrong_population_is_told_to_the_owner_only(equipoise, folder, tmp_path):
-    data = ("--data", folder / "people.csv", "--test-share", "0.25", "--dry-run")
-    right = equipoise(f"train {SMALL}", *data)
-    assert "the population is stated" not in right.err
-    wrong = equipoise(f"train {SMALL} --population 12000", *data)
-    assert (
-        "is stated as 12,000; 75% of it, 9,000, are to be trained on, but the training data hold 4"
-        in " ".join(wrong.err.split())
-    )
-    assert "data hold" not in wrong.out
-
-
 @pytest.mark.parametrize(
     "command",
     [
+        "train --epochs 1 --epsilon 9",
         "compare --methods dp-sgd --seeds 1 --trials 1 --epochs 1",
         "federate --clients 2 --rounds 1 --epsilon 9",
     ],
@@ -201,6 +180,7 @@ def test_a_wrong_population_is_told_once_by_all_commands(equipoise, folder, tmp_
     assert found.code == 0, found.err
     told = " ".join(found.err.split())
     assert told.count("the population is stated as 1,200, but the data hold 600 records") == 1
+    assert "data hold" not in found.out
     for path in (tmp_path / "run").rglob("*.json"):
         assert "data hold" not in path.read_text()
 
@@ -209,13 +189,11 @@ def test_a_wrong_population_is_told_once_by_all_commands(equipoise, folder, tmp_
     ("words", "message"),
     [
         ("train --data people.csv --json", "does not exist"),
-        ("train --data people.csv --test a.csv --test-share 0.1 --json", "Give one of them"),
         ("train --data digits --target a --json", "--target is for tables"),
         ("train --data nothing.csv --test a.csv --json", "does not exist"),
         ("train --data digits --task regression --json --dry-run", "made for classification"),
         ("train --data digits --class-weight 3 --json", "CLASS=NUMBER"),
         ("train --data digits --class-weight 3=-1 --json", "must be greater than 0"),
-        ("train --data digits --test-share 1 --json", "less than 1"),
         ("train --data peple --json", "a table such as people.csv"),
         ("compare --data nothing.csv --test-share 0.2 --json", "does not exist"),
         ("federate --data people.csv --json", "does not exist"),
@@ -310,27 +288,6 @@ def test_what_folders_of_images_need(equipoise, photos, words, message):
     assert message in found.value["error"]
 
 
-def test_a_folder_that_is_none_of_images(equipoise, photos, tmp_path):
-    words = "train --json --image-size 8x8 --population 9 --test-share 0.2 --data"
-    assert "does not exist" in equipoise(words, tmp_path / "nothing").value["error"]
-    assert "fewer than two subfolders" in equipoise(words, tmp_path).value["error"]
-    for name in ("a", "b"):
-        (tmp_path / name).mkdir()
-    assert "holds no images" in equipoise(words, tmp_path).value["error"]
-    (tmp_path / "a" / "x.png").write_text("secret")
-    found = equipoise(words, tmp_path).value["error"]
-    assert "cannot be read (UnidentifiedImageError)" in found
-    assert "secret" not in found
-
-
-def test_methods_are_compared_on_a_table(equipoise, folder, tmp_path):
-    data = ("--data", folder / "people.csv", "--test-share", "0.25", "--run-dir", tmp_path / "compared")
-    words = "--methods dp-sgd --seeds 1 --trials 1 --epochs 4 --batch-size 100 --epsilon 8 --json"
-    found = equipoise(f"compare {words}", *data)
-    assert found.code == 0, found.err
-    assert found.value["methods"][0]["score"] > 0.6
-
-
 @pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("target", "score", "name", "answer"),
@@ -359,11 +316,6 @@ def test_methods_are_compared_by_the_main_score_of_the_task(
     page = (tmp_path / "compared" / "comparison.html").read_text()
     assert f"Best median {name}" in page
     assert f"always giving {answer} would be at" in page
-    shown = equipoise(
-        f"compare {words[:-7]} --methods dp-sgd,sgd {rates}", *data, "--run-dir", tmp_path / "compared"
-    )
-    assert shown.code == 0
-    assert f"{found.value['methods'][0]['score']:.4g}" in shown.out or score != "rmse"
 
 
 def test_every_run_sets_the_same_rows_aside(folder):

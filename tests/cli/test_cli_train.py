@@ -1,13 +1,11 @@
 import json
 import stat
-import warnings
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from equipoise._rounding import rounded_up
-from equipoise.training.one_answer import Answers
 
 PUBLISHABLE = {"statement.json", "metrics.jsonl", "model.safetensors", "report.html", "config.json"}
 
@@ -27,12 +25,6 @@ def test_run_folder(trained):
     assert "<svg" in (folder / "report.html").read_text()
 
 
-def test_epsilon_is_that_of_the_noise(trained, equipoise):
-    _, found = trained
-    again = equipoise("calibrate --population 1437 --batch-size 718.5 --steps 12 --noise-multiplier 2 --json")
-    assert found["epsilon"] == pytest.approx(again.value["epsilon"], rel=1e-3)
-
-
 def test_nothing_that_may_be_published_names_the_machine(trained):
     folder, _ = trained
     for name in PUBLISHABLE - {"model.safetensors"}:
@@ -48,7 +40,7 @@ def test_private_side_is_closed_to_others(trained):
 def test_the_command_in_the_config_repeats_the_run(trained):
     folder, _ = trained
     config = json.loads((folder / "config.json").read_text())
-    assert config["command"].startswith("equipoise train --data digits --method dp-sgd --model mlp-tanh ")
+    assert config["command"].startswith("equipoise train --data digits --method dp-sgd ")
     for words in ("--noise-multiplier 2", "--epochs 6", "--seed 3", "--clip-norm 0.1"):
         assert words in config["command"]
     assert "--epsilon" not in config["command"]
@@ -70,32 +62,20 @@ def test_dry_run_spends_nothing(equipoise, tmp_path, monkeypatch):
     ("words", "guarantee", "unproven", "said"),
     [
         (
-            "dice-sgd --recipe as_published",
-            "worst_case",
-            ["update"],
-            "no proven epsilon; the statement will hold",
-        ),
-        (
             "dice-sgd --recipe as_published --noise-multiplier 2",
             "worst_case",
             ["update"],
             "no proven epsilon",
         ),
         (
-            "dc-dpsgd --recipe as_published --variant code --noise-multiplier 2",
+            "dc-dpsgd --recipe as_published --variant code",
             "none",
             ["gradient"],
             "no proven noise for gradient",
         ),
         # what is not proven there leaves by the ledger's `disclose`, which no plan knows of
-        (
-            "dp-c4 --recipe as_published",
-            "none",
-            [],
-            "no guarantee, so no epsilon. Claimed to reach the optimum",
-        ),
-        ("clip-sgd", "none", ["gradient"], "no proven noise for gradient"),
-        ("sgd", "none", ["gradient"], "no proven noise for gradient"),
+        ("dp-c4 --recipe as_published", "none", [], "no guarantee, so no epsilon"),
+        ("sgd", "none", ["gradient"], "NOT PRIVATE: no noise, and so no epsilon"),
     ],
 )
 def test_a_dry_run_promises_no_epsilon_that_the_run_would_not_have(
@@ -105,9 +85,7 @@ def test_a_dry_run_promises_no_epsilon_that_the_run_would_not_have(
     assert found.code == 0, found.err
     assert (found.value["guarantee"], found.value["epsilon"]) == (guarantee, None)
     assert found.value["unproven"] == unproven
-    text = " ".join(found.err.split())
-    assert said in text
-    assert "(not a guarantee)" in text or "NOT PRIVATE: no noise, and so no epsilon" in text
+    assert said in found.err
 
 
 def test_a_dry_run_counts_the_other_runs_of_the_journal(equipoise, tmp_path):
@@ -117,16 +95,6 @@ def test_a_dry_run_counts_the_other_runs_of_the_journal(equipoise, tmp_path):
     second = equipoise(words, "--run-dir", tmp_path / "two")
     assert first.value["epsilon"] < dry.value["epsilon"]
     assert dry.value["epsilon"] == pytest.approx(second.value["epsilon"])
-
-
-def test_an_unproven_recipe_trains_with_a_given_noise_multiplier(equipoise, tmp_path):
-    words = (
-        "train --data digits --epochs 1 --json --method dice-sgd --recipe as_published --noise-multiplier 2"
-    )
-    found = equipoise(words, "--run-dir", tmp_path / "run")
-    assert found.code == 0, found.err
-    assert found.value["guarantee"] == "worst_case"
-    assert found.value["statement"]["epsilon_claimed"] is not None
 
 
 def test_epsilon_is_the_same_number_everywhere(equipoise, trained):
@@ -145,29 +113,9 @@ def test_what_can_hardly_learn_is_warned_of_before_anything_is_spent(equipoise):
     assert rate.startswith("--learning-rate is 3")
     assert "4,810 parameters, 10 records per step, 10 steps" in noise
     assert noise in found.err
+    assert "not below 1/population" in equipoise(f"{words} --epsilon 9 --delta 0.1").value["warnings"][0]
     fine = equipoise(f"{words} --subset 1000 --batch-size 200 --epsilon 50 --learning-rate 0.1")
     assert fine.value["warnings"] == []
-
-
-def test_a_model_that_learned_nothing_comes_with_a_hint(equipoise, tmp_path):
-    words = "train --data digits --batch-size 400 --epochs 1 --epsilon 20"
-    found = equipoise(f"{words} --learning-rate 1e-9 --run-dir", tmp_path / "run")
-    assert found.code == 0, found.err
-    assert "a --learning-rate far from 1e-09" in found.out
-
-
-def test_a_delta_of_one_record_is_warned_of_before_anything_is_spent(equipoise):
-    found = equipoise("train --data digits --noise-multiplier 2 --delta 0.1 --dry-run --json")
-    assert found.code == 0, found.err
-    assert "not below 1/population = 0.000696" in found.value["warnings"][0]
-    said = " ".join(found.err.split())
-    for words in (
-        "Warning: delta=0.1 is",
-        "mlp-tanh (4,810 parameters) on digits",
-        "clip norm",
-        "learning rate",
-    ):
-        assert words in said
 
 
 def test_shared_ledger_adds_up(equipoise, tmp_path):
@@ -188,16 +136,6 @@ def test_shared_ledger_adds_up(equipoise, tmp_path):
     assert "budget of all runs in the shared ledger" in three.value["error"]
 
 
-@pytest.mark.slow
-def test_budget_of_a_shared_ledger_is_met_together(equipoise, tmp_path):
-    ledger = ["--ledger", tmp_path / "ledger.jsonl", "--json"]
-    words = "train --data digits --epochs 1"
-    equipoise(words, "--noise-multiplier", 4, *ledger, "--run-dir", tmp_path / "one")
-    two = equipoise(words, "--epsilon", 2, *ledger, "--run-dir", tmp_path / "two")
-    assert two.code == 0, two.err
-    assert 1.97 <= two.value["epsilon"] <= 2
-
-
 def test_reproducible_runs_agree_and_say_that_they_are_not_private(equipoise, tmp_path):
     words = "train --data digits --epochs 1 --noise-multiplier 2 --seed 5 --reproducible"
     first = equipoise(words, "--json", "--run-dir", tmp_path / "a")
@@ -208,14 +146,6 @@ def test_reproducible_runs_agree_and_say_that_they_are_not_private(equipoise, tm
     models = [load_file(tmp_path / run / "model.safetensors") for run in "ab"]
     torch.testing.assert_close(*models, rtol=0, atol=0)  # the headers name two runs
     assert "NOT PRIVATE" in (tmp_path / "a" / "report.html").read_text()
-
-
-def test_seed_does_not_fix_the_noise(equipoise, tmp_path):
-    words = "train --data digits --epochs 1 --noise-multiplier 2 --seed 5 --json"
-    for run in "ab":
-        assert equipoise(words, "--run-dir", tmp_path / run).code == 0
-    models = [(tmp_path / run / "model.safetensors").read_bytes() for run in "ab"]
-    assert models[0] != models[1]
 
 
 def test_options_reach_the_training(equipoise, tmp_path):
@@ -245,46 +175,30 @@ def test_options_reach_the_training(equipoise, tmp_path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("--data mnits", "mnits"),
         ("--data mnist", "folder"),
-        ("--data mnist --data-dir nowhere", "nowhere"),
         ("--data digits --population 1500", "published with 1437"),
-        ("--data some.module:records", "--population is missing"),
         ("--data no_such_module:records --population 10", "no_such_module"),
         ("--model no-such-net", "no-such-net"),
-        ("--model no_such_module:net", "no_such_module"),
-        ("--method dpsdg", "dp-sgd"),
-        ("--epsilon 0", "--epsilon is 0"),
-        ("--epsilon -1", "--epsilon is -1"),
         ("--epsilon nan", "--epsilon is nan"),
         ("--epsilon 1 --noise-multiplier 1", "were both given"),
-        ("--delta 0", "--delta is 0"),
         ("--delta 1", "--delta is 1"),
         ("--epochs 0", "--epochs is 0"),
-        ("--batch-size 0", "--batch-size is 0"),
         ("--batch-size 5000", "the population is 1437"),
-        ("--learning-rate -1", "--learning-rate is -1"),
+        ("--sampling full-batch --batch-size 50", "full-batch takes all records in every step"),
+        ("--optimizer adam --momentum 0.5", "--momentum is 0.5, but --optimizer adam"),
         ("--noise-multiplier 0", "--noise-multiplier is 0"),
         ("--clip-norm 0", "--clip-norm is '0', but it must be a number above 0"),
-        ("--clip-norm big", "between 0 and 1."),
         ("--clip-norm quantile:2", "between 0 and 1"),
-        ("--clip-norm decay:1", "decay:START:RATE"),
         ("--clip-norm decay:1:2", "decay:START:RATE"),
+        ("--clip-norm 1e308", "--clip-norm is '1e308'"),
         ("--clip-rule abbadi", "give one of abadi, auto_s, nsgd"),
         ("--optimizer lion", "sgd, adam or adamw"),
         ("--momentum 1", "--momentum is 1"),
-        ("--schedule step", "constant, linear or cosine"),
         ("--ema 1.5", "--ema is 1.5"),
-        ("--views 0", "--views is 0"),
         ("--micro-batch-size 0", "--micro-batch-size is 0"),
-        ("--weight-decay -1", "--weight-decay is -1"),
         ("--weight-decay inf", "--weight-decay is inf"),
-        ("--weight-decay 1e300", "--weight-decay is 1e+300"),
-        ("--momentum nan", "--momentum is nan"),
         ("--learning-rate 1e308", "--learning-rate is 1e+308"),
-        ("--clip-norm 1e308", "--clip-norm is '1e308'"),
         ("--epochs 1e9 --dry-run", "--epochs 1e+09 makes 2e+09 steps"),
-        ("--epochs 1e300", "--epochs is 1e+300"),
         ("--seed 1000000000000000000000000000000", "--seed is 1000000"),
         ("--device nowhere", "nowhere"),
         ("--epsilon three", "valid"),
@@ -398,19 +312,3 @@ def test_a_plain_run_claims_no_epsilon_and_is_ahead_of_a_private_one(equipoise, 
     assert not {"epsilon", "clip_norm", "clip_rule"} & set(config["experiment"])
     assert "--epsilon" not in config["command"]
     assert "Nothing. At least one step" in (tmp_path / "plain" / "report.html").read_text()
-
-
-@pytest.mark.parametrize("words", ["--noise-multiplier 0", "--epsilon inf"])
-def test_no_noise_is_asked_for_by_the_method(equipoise, words):
-    assert "clip-sgd" in equipoise(f"train --data digits {words}").err
-
-
-def test_a_model_that_gives_one_answer_gets_one_hint(equipoise, tmp_path, monkeypatch):
-    monkeypatch.setattr(Answers, "are_one", property(lambda answers: True))
-    words = "train --data digits --subset 200 --batch-size 100 --epochs 1 --epsilon 8 --learning-rate 1e-9"
-    with warnings.catch_warnings(record=True) as found:
-        warnings.simplefilter("always")
-        said = equipoise(words, "--run-dir", tmp_path / "run")
-    assert said.code == 0, said.err
-    assert not any("largest output" in str(one.message) for one in found)
-    assert "largest output" not in said.err

@@ -14,8 +14,7 @@ import equipoise as eq
 from equipoise.privacy import Journal
 from equipoise.report import write_report
 from equipoise.statements import statement_from_journal
-from equipoise.statements.assumptions import Assumption, always
-from equipoise.statements.statement import MODEL
+from equipoise.statements.assumptions import always
 
 
 @pytest.fixture
@@ -64,12 +63,6 @@ def test_a_run_is_consistent_for_its_keeper_and_for_a_stranger(run, equipoise, t
     assert "consistent with the journal" in " ".join(equipoise("verify", run).out.split())
     found = equipoise("verify", published_part(run, tmp_path / "published"), "--json")
     assert (found.code, found.value["with_journal"], found.value["consistent"]) == (0, False, True)
-
-
-def test_a_file_of_a_run_is_not_its_folder(run, equipoise):
-    found = equipoise("verify", run / "report.html", "--json")
-    assert found.code == 2
-    assert f"is a file, not a run folder. Name the folder that holds it: '{run}'" in found.value["error"]
 
 
 def test_an_edited_epsilon_is_caught(run, equipoise, tmp_path):
@@ -121,45 +114,22 @@ def test_journal_and_statement_edited_together_are_caught_by_the_signature(run, 
     assert equipoise("verify", run, "--json").code == 0, "without the signature nobody could tell"
 
 
-def of_statement(change):
-    return "statement.json", change
-
-
-def of_config(change):
-    return "config.json", change
-
-
-VALIDATED = "no record holds NaN or infinity (all were checked before the start)"
-MISLEADING = {
-    "a claim of the library": of_statement(lambda s: s.update(epsilon_claimed=0.05)),
-    "a fact": of_statement(lambda s: s.update(facts={"independently certified epsilon": 0.05})),
-    "an assumption left out": of_statement(lambda s: s["assumptions"].remove(VALIDATED)),
-    "two that exclude each other": of_statement(lambda s: s["assumptions"].append(Assumption.TRUSTED)),
-    "no text": of_statement(lambda s: s["assumptions"].append({"a": 1})),
-    "a key left out": of_statement(lambda s: s.pop("noise")),
-    "another delta": of_config(lambda c: c["budget"].update(delta=1e-9)),
-}
-
-
-@pytest.mark.parametrize("edit", MISLEADING)
-def test_what_would_mislead_a_reader_is_caught_though_the_page_is_made_anew(run, edit):
-    name, change = MISLEADING[edit]
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("statement.json", lambda s: s.update(epsilon_claimed=0.05)),
+        ("statement.json", lambda s: s.pop("noise")),
+        ("config.json", lambda c: c["budget"].update(delta=1e-9)),
+    ],
+)
+def test_what_would_mislead_a_reader_is_caught_though_the_page_is_made_anew(run, name, change):
+    """More such edits are tried in tests/statements/test_checks.py."""
     values = json.loads((run / name).read_text())
     change(values)
     (run / name).write_text(json.dumps(values))
     shutil.rmtree(run / "private")
     write_report(run)
     assert not eq.verify_run(run).consistent
-
-
-SKIPPED = {
-    "config.json": lambda run: (run / "config.json").unlink(),
-    "metrics.jsonl": lambda run: (run / "metrics.jsonl").unlink(),
-    "settings": lambda run: change_config(run, lambda c: c.pop("settings")),
-    "plan": lambda run: change_config(run, lambda c: c.pop("plan")),
-    "assumptions": lambda run: change_config(run, lambda c: c.pop("assumptions")),
-    "an officer was told": lambda run: change_statement(run, "an officer was told that epsilon is 0.05"),
-}
 
 
 def change_config(run, change):
@@ -169,10 +139,11 @@ def change_config(run, change):
     write_report(run)
 
 
-def change_statement(run, text):
-    values = json.loads((run / "statement.json").read_text())
-    edit(run / "statement.json", assumptions=[*values["assumptions"], text])
-    write_report(run)
+SKIPPED = {
+    "metrics.jsonl": lambda run: (run / "metrics.jsonl").unlink(),
+    "settings": lambda run: change_config(run, lambda c: c.pop("settings")),
+    "plan": lambda run: change_config(run, lambda c: c.pop("plan")),
+}
 
 
 @pytest.mark.few(3)
@@ -185,14 +156,6 @@ def test_a_check_that_was_skipped_is_told(run, equipoise, what):
     assert found.code == 0
     assert [line for line in found.value["not_checked"] if what in line]
     assert "Not checked: " in equipoise("verify", run).out
-
-
-def test_a_key_that_is_there_twice_is_refused(run, equipoise):
-    path = run / "statement.json"
-    path.write_text(path.read_text().replace("{", '{"epsilon": 0.1, ', 1))
-    found = equipoise("verify", run, "--json")
-    assert found.code == 2
-    assert "twice" in found.value["error"]
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "config.json", "metrics.jsonl", "report.html"])
@@ -219,18 +182,6 @@ def test_a_page_that_nobody_signed_is_not_checked(run, equipoise, keys):
     assert page() == (True, [])
 
 
-def test_the_last_line_of_verify_says_what_was_not_proved(run, equipoise):
-    assert "kept apart" not in equipoise("verify", run).out
-    values = json.loads((run / "statement.json").read_text())
-    named = [text for text in values["assumptions"] if not text.startswith(MODEL)]
-    edit(
-        run / "statement.json",
-        assumptions=[*named, f"{MODEL}compared, on a few records"],
-        independence=values["independence"] | {"model": "compared"},
-    )
-    assert "hold if records are kept apart (compared)" in " ".join(equipoise("verify", run).out.split())
-
-
 def test_an_edited_signature_file_is_caught(run, equipoise, keys):
     equipoise("sign", run, "--key", keys[0])
     made = json.loads((run / "statement.sig.json").read_text())
@@ -250,7 +201,7 @@ def test_keys_that_cannot_be_used(run, equipoise, tmp_path, monkeypatch):
     missing = equipoise("sign", run, "--json").value["error"]
     assert "--key is missing" in missing
     assert f"equipoise sign {run} --key key.pem" in missing
-    assert "cannot be read" in equipoise("sign", run, "--key", tmp_path / "no", "--json").value["error"]
+    assert str(tmp_path / "no") in equipoise("sign", run, "--key", tmp_path / "no", "--json").value["error"]
     (tmp_path / "wrong").write_text("no key at all")
     assert "openssl" in equipoise("sign", run, "--key", tmp_path / "wrong", "--json").value["error"]
     other = X25519PrivateKey.generate()
@@ -305,15 +256,6 @@ def test_a_journal_elsewhere(run, equipoise, tmp_path):
     assert equipoise("verify", run, "--ledger", tmp_path / "none", "--json").code == 2
 
 
-def test_verifying_changes_nothing(run, equipoise):
-    def state():
-        return {p: (p.stat().st_mtime_ns, p.stat().st_mode) for p in sorted(run.rglob("*"))}
-
-    before = state()
-    equipoise("verify", run)
-    assert state() == before
-
-
 def test_a_run_without_a_guarantee_is_no_clean_bill(run, equipoise, tmp_path):
     folder = tmp_path / "sgd"
     assert equipoise(f"train --data digits --epochs 1 --method sgd --run-dir {folder}").code == 0
@@ -323,10 +265,6 @@ def test_a_run_without_a_guarantee_is_no_clean_bill(run, equipoise, tmp_path):
     assert found.out.splitlines()[-1] == f"Guarantee: none: {reason}"
     assert equipoise("verify", folder, "--json").value["no_guarantee"] == reason
     assert "Guarantee: none" not in equipoise("verify", run).out
-    edit(folder / "statement.json", holes=[{"reason": "a\x1b[2Jb"}])
-    assert equipoise("verify", folder).out.splitlines()[-1] == "Guarantee: none: a?[2Jb"
-    edit(folder / "statement.json", holes=[])
-    assert "the statement names no hole of this run" in equipoise("verify", folder).out
 
 
 def test_a_reproducible_run_is_consistent_and_not_private(run, equipoise, tmp_path):

@@ -34,18 +34,6 @@ from equipoise.training import Data, PrivateTraining, Record, Run, Users
 from equipoise.training.metrics import MetricWriter
 from equipoise.training.population import population_told_elsewhere, population_warning
 
-__all__ = [
-    "Evaluation",
-    "Experiment",
-    "assemble",
-    "build_training",
-    "make_optimizer",
-    "make_sampling",
-    "make_scheduler",
-    "sampling_kind",
-    "whole_draws",
-]
-
 
 @dataclass(frozen=True)
 class Evaluation:
@@ -257,27 +245,26 @@ def build_training(
         if settings.ledger is None or settings.epsilon is None:
             raise
         raise SettingsError(
-            f"{settings.said('epsilon')}; it is the budget of all runs in the shared ledger, and the earlier "
-            f"runs leave too little of it: {error}. Raise it, or stop training on these data."
+            f"--epsilon is {settings.epsilon:g}; it is the budget of all runs in the shared ledger, and the "
+            f"earlier runs leave too little of it: {error}. Raise it, or stop training on these data."
         ) from error
 
 
 def make_sampling(settings: RunSettings, population: int) -> Sampling:
     """The sampling that the settings name, with as many steps as the epochs ask for."""
-    assert settings.batch_size is not None
     assert settings.epochs is not None
-    if settings.batch_size > population:
+    size, kind = settings.batch_size or population, sampling_kind(settings)
+    if size > population:
         raise SettingsError(
-            f"{settings.said('batch_size')}, but the population is {population}. Give --batch-size, at most "
-            "that many."
+            f"--batch-size is {size:g}, but the population is {population}. Give --batch-size, at most that "
+            "many."
         )
-    kind = sampling_kind(settings)
-    if whole_draws(kind) and not settings.batch_size.is_integer():
+    if whole_draws(kind) and not float(size).is_integer():
         raise SettingsError(
-            f"{settings.said('batch_size')}, but --sampling {settings.sampling} takes a whole number of "
-            "records. Give --batch-size."
+            f"--batch-size is {size:g}, but --sampling {settings.sampling} takes a whole number of records. "
+            "Give --batch-size."
         )
-    one = kind.of_size(settings.batch_size, population, steps=1)
+    one = kind.of_size(size, population, steps=1)
     return replace(one, steps=steps_of(settings.epochs, population, one.expected_size))  # type: ignore[type-var]
 
 

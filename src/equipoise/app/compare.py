@@ -42,8 +42,6 @@ from equipoise.training.setup.argument_checks import existing_device
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["compare", "run_comparison"]
-
 FORMAT = 4
 """Of the files of runs and comparisons: a run of another format is not taken for this one."""
 
@@ -79,17 +77,27 @@ def compare(
             first, (score, more_is_better) = experiment, experiment.task.main
             if first.population_warning is not None:
                 warn(first.population_warning)
-        shared: dict[str, Any] = {
-            "epsilon": first.settings.epsilon,
-            "delta": first.settings.delta,
-            "ledger": None,
-        }
+        shared: dict[str, Any] = {"epsilon": first.settings.epsilon, "delta": first.settings.delta}
         entries[label] = replace(experiment.settings, **shared)
         try:  # what cannot be planned is found before the first run
             method, budget = make_method(entries[label], experiment.sampling, experiment.public)
             method.plan(make_setting(entries[label], experiment.sampling, budget))
         except (ValueError, BudgetError) as error:
             raise SettingsError(f"method {label}: {error}") from error
+    of_all = {
+        "data": base.data_name,
+        "model": first.settings.model,
+        "population": first.sampling.population,
+        "public_records": base.public_records,
+        **shared,
+    }
+    path = Path(folder) / "comparison.json"
+    old = read_object(path) if path.is_file() else of_all
+    if changed := [name for name, value in of_all.items() if old.get(name) != value]:
+        raise SettingsError(
+            f"--run-dir {str(folder)!r} holds a comparison with another {' and '.join(changed)}, which would "
+            "be written over. Name a new folder."
+        )
     # one half of the test records chooses the learning rates, the other judges
     halves = dict(zip(("trial", "result"), first.dataset.test.split(0.5, seed=0), strict=True))
     runs, done = make_folder(Path(folder) / "runs", "run_dir"), 0
@@ -105,11 +113,11 @@ def compare(
         identity["settings"] = settings.publishable()
         digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:10]
         name = f"{label}-{kind}-lr{rate:g}-seed{seed}-{digest}.json"
-        path = runs / name.replace(os.sep, "-")
-        if path.is_file():
-            return read_object(path)
+        file = runs / name.replace(os.sep, "-")
+        if file.is_file():
+            return read_object(file)
         found = {**identity, **_train(settings, raw, halves[kind], kind == "result")}
-        _write(path, found)
+        _write(file, found)
         return found
 
     rows = []
@@ -128,13 +136,8 @@ def compare(
         "format": FORMAT,
         "version": __version__,
         "finished": time.strftime("%Y-%m-%d", time.gmtime()),
-        "data": base.data_name,
         "data_description": raw.description,
-        "model": first.settings.model,
-        "population": first.sampling.population,
-        "public_records": base.public_records,
-        "epsilon": first.settings.epsilon,
-        "delta": first.settings.delta,
+        **of_all,
         "score": score,
         "more_is_better": more_is_better,
         "baseline": baseline[score],
@@ -146,25 +149,21 @@ def compare(
         "command": comparison.command(),
         "methods": rows,
     }
-    _write(Path(folder) / "comparison.json", values)
+    _write(path, values)
     return values
 
 
 def run_comparison(comparison: Comparison, folder: str, console: Console) -> dict[str, Any]:
     """Compare with a progress bar, and write the page; the answer tells where things lie."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("reading the data", total=None)
+    with console.status("reading the data") as status:
 
         def note(done: int, total: int, what: str) -> None:
-            bar.update(task, completed=done, total=total, description=what)
+            status.update(f"[{done + 1}/{total}] {what}")
             if not console.is_terminal:
                 console.print(f"[{done + 1}/{total}] {what}", markup=False, style="dim")
 
         def warn(what: str) -> None:
-            console.print(f"[bold yellow]Warning[/]: {what}", soft_wrap=True)
+            console.print(f"[bold yellow]Warning[/]: {what}")
 
         try:
             found = compare(comparison, folder, note, warn)

@@ -28,8 +28,6 @@ from equipoise.app.settings import (
 )
 from equipoise.methods.registry import registered
 
-__all__ = ["SHORTHANDS", "Comparison", "read_entries"]
-
 SHORTHANDS: dict[str, dict[str, Any]] = {
     "auto-s": {"method": "dp-sgd", "clip_rule": "auto_s"},
     "psac": {"method": "dp-sgd", "clip_rule": "psac"},
@@ -140,8 +138,6 @@ class Comparison:
         Raises:
             SettingsError: they do not.
         """
-        if self.base.noise_multiplier is not None:
-            raise SettingsError("methods are compared at one budget: give --epsilon, no noise multiplier.")
         if self.learning_rates is not None and len(self.learning_rates) != self.trials:
             raise SettingsError(
                 f"--learning-rates has {len(self.learning_rates)} numbers, but --trials is {self.trials}: "
@@ -154,13 +150,10 @@ class Comparison:
 
     def command(self) -> str:
         """The command that repeats the comparison, with placeholders for paths."""
-        base = replace(self.base, method="dp-sgd", seed=0, run_dir=None)
-        shared = base.command().removeprefix("equipoise train ").replace("--method dp-sgd ", "")
-        words = [
-            "equipoise compare --methods",
-            self.methods.replace(" ", ""),
-            shared.replace(" --seed 0", ""),
-        ]
+        base = replace(self.base, method="dp-sgd", seed=0, run_dir=None).command()
+        for shared in ("equipoise train ", "--method dp-sgd ", " --seed 0"):
+            base = base.replace(shared, "")
+        words = [f"equipoise compare --methods {self.methods.replace(' ', '')} {base}"]
         words.append(f"--seeds {self.seeds} --trials {self.trials}")
         if self.learning_rates:
             words.append("--learning-rates " + ",".join(f"{rate:g}" for rate in self.learning_rates))

@@ -18,8 +18,6 @@ from equipoise.data.readers.image_folders import load_images
 from equipoise.data.records import OWNER
 from equipoise.training.setup.private_copies import are_copies
 
-__all__ = ["cache_folder", "load_data", "set_public_apart"]
-
 
 def set_public_apart(settings: RunSettings, dataset: DataSet) -> tuple[DataSet, dict[str, Tensor] | None]:
     """The data set without the records declared public (the last ones), and these as a batch.

@@ -17,8 +17,6 @@ from typing import Any
 from equipoise.app.model_table import DEFAULT_FEATURES, ON_FEATURES
 from equipoise.app.option_checks import data_form
 
-__all__ = ["RECIPES", "default_delta", "default_model_of", "default_settings", "recipes"]
-
 RECIPES = Path(__file__).with_name("recipes")
 """The folder of the recipes. `equipoise train --config NAME` takes one as it takes any file."""
 

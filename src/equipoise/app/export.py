@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from equipoise._extras import lacking
 from equipoise._files import make_folder, write_atomically
 from equipoise.app.data_loading import cache_folder
-from equipoise.app.models import build_model, prepare_data, unnamed_model
+from equipoise.app.models import build_model, default_model, prepare_data
 from equipoise.app.option_checks import SettingsError
 from equipoise.app.predict import records_to_predict
 from equipoise.app.settings import EXPORTS, RunSettings
@@ -27,8 +27,6 @@ from equipoise.report.phrases import readable, score_in_words, score_name, unit_
 from equipoise.report.run_reader import damage_named
 from equipoise.statements import Statement
 from equipoise.training import load_model
-
-__all__ = ["export_run", "model_card"]
 
 _COPIED = ("statement.json", "statement.sig.json")
 _SCHEMA = "schema.json"
@@ -128,7 +126,7 @@ def _refuse_foreign(place: Path, names: Sequence[str], run: Run) -> None:
 def _write_onnx(weights: Path, settings: RunSettings, schema: Mapping[str, Any] | None, path: Path) -> None:
     """By torch's exporter, for any number of records; an input is zeros of the public shape."""
     raw, _ = records_to_predict(settings, schema)
-    name = settings.model or unnamed_model(raw)
+    name = settings.model or default_model(raw)
     raw = replace(raw, train=raw.test)
     dataset = prepare_data(name, raw, cache_folder(), features=settings.features)
     model = load_model(build_model(name, dataset, seed=settings.seed), weights).eval()

@@ -14,10 +14,6 @@ from typing import Generic, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from equipoise.report.comparison_page import told_apart
-
-__all__ = ["TUNING_SEED", "Tuned", "sampling_error", "told_apart", "tuned", "tuning_grid"]
-
 TUNING_SEED = 1000
 """Of trials: results have the seeds 0, 1, ..., so no result is a run that was chosen for being good."""
 

@@ -23,8 +23,6 @@ from equipoise.privacy.ledger.journal_records import other_runs
 from equipoise.privacy.ledger.run_record import compose_events
 from equipoise.training.randomness import derive_seed
 
-__all__ = ["check_options", "make_method", "make_setting", "read_clip_norm", "unit_of"]
-
 
 def make_method(
     settings: RunSettings, sampling: Sampling, public: dict[str, Tensor] | None = None

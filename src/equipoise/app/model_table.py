@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-__all__ = ["DEFAULT_FEATURES", "DRAWN_FEATURES", "IN_BENCHMARKS", "MODELS", "ON_FEATURES"]
-
-
 DRAWN_FEATURES: Final[Mapping[str, Mapping[str, Any]]] = {
     "strokes": {"dictionaries": ((512, 7, 2),)},
     "upright-strokes": {"dictionaries": ((512, 7, 2),), "upright": True},
@@ -32,32 +29,13 @@ DEFAULT_FEATURES = "deep-things"
 ON_FEATURES = "patches-linear"
 """The model that is trained on drawn features instead of the inputs."""
 
-MODELS: Final[dict[str, str]] = {
-    "mlp-tanh": "equipoise.app.models:mlp_tanh",
-    "cnn-tanh": "equipoise.app.models:cnn_tanh",
-    "cnn-cifar": "equipoise.app.models:cnn_cifar",
-    "logistic": "equipoise.app.models:logistic",
-    "additive": "equipoise.app.models:additive",
-    ON_FEATURES: "equipoise.app.models:patches_linear",
-    "text-bag": "equipoise.app.models:text_bag",
-}
-"""By name, "module:function": data set (as prepared) -> module; ValueError if the inputs do not suit it."""
+MODELS: Final = (
+    "mlp-tanh", "cnn-tanh", "cnn-cifar", "logistic", "additive", ON_FEATURES, "text-bag",
+)  # fmt: skip
+"""Functions of `equipoise.app.models`, with underscores there: data set (as prepared) -> module."""
 
-
-IN_BENCHMARKS: Final[Mapping[str, str]] = {
-    "resnet20-gn": "--model benchmarks.models:resnet20",
-    "linear": "--model benchmarks.models:linear (or --model logistic, which starts at zero)",
-    "text-gru": "--model benchmarks.models:text_gru",
-    "text-signs": "--model logistic --data benchmarks.data:sst2_signs --population 67349",
-    "scatter-linear": "--data benchmarks.data:mnist_scattered --config "
-    "benchmarks/recipes/mnist-scattered.toml",
-    "scatter-pooled": "--model logistic --data benchmarks.data:cifar10_pooled --population 50000",
-    "cifar100": "--data benchmarks.data:cifar100 --population 50000",
-    "a9a": "--data benchmarks.data:a9a --population 32561",
-    "mushroom": "--data benchmarks.data:mushroom --population 6499",
-    "sst2": "--data benchmarks.data:sst2 --population 67349",
-    "sst2-sentences": "--data benchmarks.data:sst2_sentences --population 6920",
-    "pneumoniamnist": "--data benchmarks.data:pneumoniamnist --population 4708",
-    "breastmnist": "--data benchmarks.data:breastmnist --population 546",
-}
-"""Models and data sets that stood in the package once: what names them from a checkout of the sources."""
+IN_BENCHMARKS: Final = (
+    "resnet20-gn", "linear", "text-gru", "text-signs", "scatter-linear", "scatter-pooled", "cifar100", "a9a",
+    "mushroom", "sst2", "sst2-sentences", "pneumoniamnist", "breastmnist",
+)  # fmt: skip
+"""Models and data sets that stood in the package once and are in benchmarks/ of the sources."""

@@ -33,9 +33,6 @@ from equipoise.data.readers.custom import load_function
 from equipoise.data.records import DataSet, Records
 from equipoise.gradients.capture.random_numbers import random_numbers_from
 
-__all__ = ["build_model", "default_model", "extractor_of", "prepare_data", "unnamed_model"]
-
-
 RECORDS_FOR_ADDITIVE = 4_000
 """From so many on a table has `additive` by default; with fewer the noise can outweigh what it gains."""
 
@@ -91,22 +88,23 @@ def mean_of_tokens(values: Tensor, tokens: Tensor) -> Tensor:
     return (values * present).sum(1) / present.sum(1).clamp(min=1.0)
 
 
+def _unsuitable(name: str, dataset: DataSet, wanted: str) -> ValueError:
+    return ValueError(
+        f"model={name!r} takes {wanted}, but the inputs of {dataset.name!r} have shape {dataset.input_shape} "
+        f"and type {dataset.train.fields['input'].dtype}. Known models: {', '.join(MODELS)}."
+    )
+
+
 def _images(name: str, dataset: DataSet, least: int) -> tuple[int, int, int]:
     shape = dataset.input_shape
     if len(shape) != 3 or min(shape[1:]) < least:
-        raise ValueError(
-            f"model={name!r} takes images [c, h, w] of at least {least} x {least} pixels, but the inputs of "
-            f"{dataset.name!r} have shape {shape}. Known models: {', '.join(MODELS)}."
-        )
+        raise _unsuitable(name, dataset, f"images [c, h, w] of at least {least} x {least} pixels")
     return shape[0], shape[1], shape[2]
 
 
 def _flat(name: str, dataset: DataSet) -> int:
     if not dataset.train.fields["input"].is_floating_point():
-        raise ValueError(
-            f"model={name!r} takes numbers, but the inputs of {dataset.name!r} have type "
-            f"{dataset.train.fields['input'].dtype}. For tokens take 'text-bag'."
-        )
+        raise _unsuitable(name, dataset, "numbers")
     return prod(dataset.input_shape)
 
 
@@ -175,10 +173,7 @@ def _from_zero(width: int, num_classes: int) -> nn.Linear:
 def additive(dataset: DataSet) -> nn.Module:
     """One linear layer, started at zero, on the inputs and on bends of the declared numbers."""
     if not dataset.numeric_columns:
-        raise ValueError(
-            f"model='additive' takes columns that a schema declares as numbers; for {dataset.name!r} none is "
-            "declared. Without them take 'logistic'."
-        )
+        raise _unsuitable("additive", dataset, "columns that a schema declares as numbers")
     bends = PiecewiseLinear(dataset.numeric_columns)
     return nn.Sequential(bends, _from_zero(bends.width(prod(dataset.input_shape)), dataset.num_classes))
 
@@ -186,20 +181,14 @@ def additive(dataset: DataSet) -> nn.Module:
 def patches_linear(dataset: DataSet) -> nn.Module:
     """One linear layer, started at zero, on drawn features."""
     if len(dataset.input_shape) != 1 or dataset.vocabulary_size is not None:
-        raise ValueError(
-            f"model='patches-linear' takes features of drawn patches, but the inputs of {dataset.name!r} "
-            f"have shape {dataset.input_shape}. Apply prepare_data('patches-linear', dataset) first."
-        )
+        raise _unsuitable("patches-linear", dataset, "what prepare_data('patches-linear', dataset) returns")
     return logistic(dataset)
 
 
 def text_bag(dataset: DataSet) -> nn.Module:
     """The mean of 32-wide token embeddings, one linear layer."""
     if dataset.vocabulary_size is None or len(dataset.input_shape) != 1:
-        raise ValueError(
-            f"model='text-bag' takes token ids [n, s] and a vocabulary_size, which {dataset.name!r} does not "
-            f"have. Known models: {', '.join(MODELS)}."
-        )
+        raise _unsuitable("text-bag", dataset, "token ids [n, s] and a vocabulary_size")
     return TextBag(dataset.vocabulary_size, dataset.num_classes)
 
 
@@ -220,7 +209,13 @@ def build_model(name: str, dataset: DataSet, *, seed: int = 0) -> nn.Module:
     >>> sum(p.numel() for p in model.parameters())
     4810
     """
-    build = load_function(name if ":" in name else _function_of(name))
+    if ":" not in name and name not in MODELS:
+        refuse_moved("model", name)
+        raise ValueError(
+            f"model={name!r} is not a known model. Known: {', '.join(MODELS)}. For a model of your own pass "
+            "package.module:function, a function from the data set to a module."
+        )
+    build = load_function(name) if ":" in name else globals()[name.replace("-", "_")]
     try:
         signature(build).bind(dataset)
     except TypeError as error:
@@ -315,18 +310,3 @@ def default_model(dataset: DataSet) -> str:
         return "mlp-tanh"
     many = dataset.population >= RECORDS_FOR_ADDITIVE
     return "additive" if dataset.numeric_columns and many else "logistic"
-
-
-def unnamed_model(dataset: DataSet) -> str:
-    """The model of a folder that names none: the default of the time when there was no `additive`."""
-    return default_model(replace(dataset, numeric_columns=()))
-
-
-def _function_of(name: str) -> str:
-    if name not in MODELS:
-        refuse_moved("model", name)
-        raise ValueError(
-            f"model={name!r} is not a known model. Known: {', '.join(MODELS)}. For a model of your own pass "
-            "package.module:function, a function from the data set to a module."
-        )
-    return MODELS[name]

@@ -5,15 +5,11 @@ The plan is one clipped sum per step, which is DP-SGD's; nothing here needs data
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
-from equipoise._roots import crossing
 from equipoise.app.settings import MOST_STEPS, CalibrationSettings, steps_of
 from equipoise.privacy import RECORD, Budget, Gaussian, PrivacyPlan, Release, Unit, calibrate, epsilon
 from equipoise.privacy.sampling import SAMPLING_WORDS
-
-__all__ = ["answer", "table"]
 
 
 def _plan(asked: CalibrationSettings, noise_multiplier: float, batch_size: float, steps: int) -> PrivacyPlan:
@@ -60,18 +56,13 @@ def answer(asked: CalibrationSettings) -> dict[str, Any]:
     }
 
 
-def table(asked: CalibrationSettings, centre: float) -> tuple[list[float], list[float], list[list[float]]]:
-    """The same question for a few numbers of epochs and batch sizes around the asked ones, quickly.
+def table(asked: CalibrationSettings, noise: float) -> tuple[list[float], list[float], list[list[float]]]:
+    """What this noise costs in a few numbers of epochs and batch sizes around the asked ones, quickly.
 
     The coarse accountant used here errs on the safe side, by a few per cent at most.
 
-    Args:
-        asked: the setting in the middle.
-        centre: the noise multiplier that belongs to it.
-
     Returns:
-        (epochs [R], batch sizes [C], values [R][C]): epsilon where the noise is given, else the noise
-        multiplier.
+        (epochs [R], batch sizes [C], epsilon [R][C]).
     """
     size, population = asked.batch_size, asked.population
     epochs = asked.number_of_steps() * size / population
@@ -79,24 +70,10 @@ def table(asked: CalibrationSettings, centre: float) -> tuple[list[float], list[
     # The asked size stands as it is; its neighbours are whole numbers where they hold at least one record.
     sizes = [size * 0.25 if size < 4 else float(round(size * 0.25)), size, float(round(size * 4))]
     columns = [size for size in sizes if size <= population]
-    return rows, columns, [[_cell(asked, e, size, centre) for size in columns] for e in rows]
 
+    def spent(epochs: float, batch_size: float) -> float:
+        steps = steps_of(epochs, population, batch_size, most=10 * MOST_STEPS)  # 8 times those asked for
+        event = _plan(asked, noise, batch_size, steps).event()
+        return epsilon(event, asked.delta, asked.relation, cross_check=False).value
 
-def _cell(asked: CalibrationSettings, epochs: float, batch_size: float, centre: float) -> float:
-    steps = steps_of(epochs, asked.population, batch_size, most=10 * MOST_STEPS)  # 8 times those asked for
-
-    def spent(noise: float) -> float:
-        plan = _plan(asked, noise, batch_size, steps)
-        return epsilon(plan.event(), asked.delta, asked.relation, cross_check=False).value
-
-    if asked.epsilon is None:
-        return spent(centre)
-    goal = math.log(asked.epsilon)
-
-    def excess(log_noise: float) -> float:
-        # 1e-12: so much noise that the accountant gives 0, which has no logarithm
-        return math.log(max(spent(math.exp(log_noise)), 1e-12)) - goal
-
-    # 0.0025 in the logarithm: the table shows three digits
-    _, enough = crossing(excess, math.log(centre), 0.5, tolerance=0.0025)
-    return math.exp(enough)
+    return rows, columns, [[spent(row, column) for column in columns] for row in rows]

@@ -12,35 +12,12 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from equipoise._validate import NO_NOISE, suggestion
+from equipoise._validate import suggestion
 from equipoise.app.model_table import IN_BENCHMARKS, MODELS
 from equipoise.federated.registry import FEDERATED, MOVED, PLAIN_AVERAGING
 from equipoise.methods.registry import registered
 
-__all__ = [
-    "DATA_NAMES",
-    "FILES",
-    "INSTEAD",
-    "LARGEST",
-    "USUAL_NAMES",
-    "SettingsError",
-    "check_data_and_model",
-    "check_federated",
-    "check_name",
-    "data_form",
-    "flag",
-    "in_option_words",
-    "noise_warning",
-    "parse_clip_norm",
-    "rate_warning",
-    "refuse_moved",
-]
-
-
 DATA_NAMES = ("digits", "mnist", "fashion-mnist", "cifar10", "adult")
-
-
-_OTHER_NAMES = {"expected_batch_size": "batch_size", "ledger_file": "ledger", "ema_decay": "ema"}
 
 
 FILES = "a table such as people.csv, a folder with a subfolder of images for each class"
@@ -64,25 +41,17 @@ USUAL_NAMES = {
 """What other programs call our options: too unlike for the parser to guess."""
 
 
-_NO_UNIT = (
-    "equipoise federate protects a record at one owner, and its owners are made up. Users whose records one "
-    "holder has: equipoise train --unit user. Users' updates: docs/how-to/user-level-federated.md. Owners "
-    "with a ledger each: docs/how-to/several-owners.md."
-)
-
-
-INSTEAD = {
-    "federate": dict.fromkeys(("--unit", "--owner", "--records-per-user", "--user-rows"), _NO_UNIT),
-    "audit": {
-        "--method": "A method is audited by: equipoise audit method NAME.",
-        "--one-step": "Steps on all records: equipoise audit method NAME --one-step.",
-        "--neighbours": "Neighbours are tried by: equipoise audit neighbours.",
-        "--run-dir": "A run is audited by: equipoise audit run RUN.",
-        "--shadow": "Shadow models are an example: python examples/shadow_models.py, in a checkout.",
-    },
-    "compare": {"--noise-multiplier": "Methods are compared at one budget: give --epsilon."},
+ELSEWHERE = {
+    ("audit", "--method"): "A method is audited by: equipoise audit method NAME.",
+    ("audit", "--one-step"): "A method is audited by: equipoise audit method NAME --one-step.",
+    ("audit", "--neighbours"): "Neighbours are tried by: equipoise audit neighbours.",
+    ("audit", "--run-dir"): "A run is audited by: equipoise audit run RUN.",
+    ("audit", "--shadow"): "Shadow models are an example: python examples/shadow_models.py, in a checkout.",
+    ("compare", "--noise-multiplier"): "Methods are compared at one budget: give --epsilon.",
+    ("federate", "--unit"): "A record at one owner is protected. Users of one holder: equipoise train --unit "
+    "user; users' updates: docs/how-to/user-level-federated.md.",
 }
-"""What a command answers to options that other commands have."""
+"""What a command says of options that it once had, or that others have."""
 
 
 class SettingsError(ValueError):
@@ -186,15 +155,14 @@ def parse_clip_norm(text: str) -> float | tuple[str, float] | tuple[str, float, 
     )
 
 
-def check_name(option: str, value: str | None, names: Iterable[str], own: str = "", files: str = "") -> None:
+def check_name(option: str, value: str | None, names: Iterable[str], own: str = "") -> None:
     """Refuse a word that is on no list; ``package.module:function`` passes where own ones are taken.
 
     Args:
         option: the setting, such as "data".
         value: the word; None passes.
         names: the list.
-        own: what a function or class of the user's own is, where one may be given.
-        files: what files of the user's own are, where they may be given.
+        own: what else may be given, in words, if code of the user's own may be.
 
     Raises:
         SettingsError: with the name that was probably meant.
@@ -208,16 +176,7 @@ def check_name(option: str, value: str | None, names: Iterable[str], own: str = 
     if value is None or value in known or (own and ":" in value):
         return
     refuse_moved(option, value)
-    if files and data_form(value) in ("table", "images"):
-        return
-    if files and Path(value).suffix:
-        raise SettingsError(
-            f"{flag(option)} is {value!r}, which is neither a folder nor a table that can be read: their "
-            "names end in .csv or .tsv (plain or .gz), or in .parquet. Save the table in one of these forms."
-        )
-    kind = "Class" if option == "method" else "function"
-    end = f", {files}" if files else ""
-    end += f", or package.module:{kind}, {own}" if own else ""
+    end = f", or {own}" if own else ""
     raise SettingsError(
         f"{flag(option)} is {value!r}.{suggestion(value, known)} It must be one of {', '.join(known)}{end}."
     )
@@ -231,9 +190,9 @@ def refuse_moved(option: str, value: str) -> None:
     """
     if value in IN_BENCHMARKS and option in ("data", "model"):
         raise SettingsError(
-            f"{flag(option)} is {value!r}, which is in benchmarks/ of the sources and no longer in the "
-            f"package. In a checkout give {IN_BENCHMARKS[value]}. A run that was begun with the old name "
-            "needs the version of equipoise that began it."
+            f"{flag(option)} is {value!r}, which is no longer in the package. In a checkout of the sources "
+            "give a function of benchmarks.data: or benchmarks.models: by its name there. A run that was "
+            "begun with the old name needs the version of equipoise that began it."
         )
 
 
@@ -243,8 +202,9 @@ def check_data_and_model(data: str | None, model: str | None) -> None:
     Raises:
         SettingsError: with the name that was probably meant.
     """
-    check_name("data", data, DATA_NAMES, "a function that returns a DataSet", FILES)
-    check_name("model", model, MODELS, "a function from the data set to a module")
+    if data is not None and data_form(data) not in ("table", "images"):
+        check_name("data", data, DATA_NAMES, f"{FILES}, or package.module:function that returns a DataSet")
+    check_name("model", model, MODELS, "package.module:function from the data set to a module")
 
 
 def check_federated(method: str) -> None:
@@ -260,40 +220,26 @@ def check_federated(method: str) -> None:
         ...
     equipoise.app.option_checks.SettingsError: --method is 'fedpcpd'. Did you mean fedpcdp? It must be ...
     """
-    names = (*FEDERATED, *(f"{PLAIN_AVERAGING}{name}" for name in registered()))
     if method in MOVED:
         raise SettingsError(
             f"--method is {method!r}, which is now in baselines/ of the repository: from a checkout, give "
             f"--method {MOVED[method]}. A federation that was begun under the old name goes on with the "
             "version that began it."
         )
-    own = ":" in method and not method.startswith(PLAIN_AVERAGING)
-    if method not in names and not own:
-        raise SettingsError(
-            f"--method is {method!r}.{suggestion(method, names)} It must be one of "
-            f"{', '.join(FEDERATED)}, fedavg:NAME with any name that `equipoise methods` lists, or "
-            "package.module:NAME of a FederatedMethod."
-        )
+    names = (*FEDERATED, *(f"{PLAIN_AVERAGING}{name}" for name in registered()))
+    plain = method.startswith(PLAIN_AVERAGING)
+    check_name("method", method, names, "" if plain else "package.module:NAME of a FederatedMethod")
+
+
+def is_code(value: str | None) -> bool:
+    """Whether a data set, model or method is imported; fedavg:NAME names a method of the table."""
+    return ":" in (value or "") and not str(value).startswith(PLAIN_AVERAGING)
 
 
 def in_option_words(message: str, names: Iterable[str]) -> str:
-    """The message with the command line's options where it names arguments of functions.
-
-    Args:
-        message: of an error of the library.
-        names: settings that have an option.
+    """The message of an error of the library with options where it names arguments of functions.
 
     >>> in_option_words("device='cuda': this machine has no CUDA device; give device='cpu'", ["device"])
     "--device 'cuda': this machine has no CUDA device; give --device 'cpu'"
-    >>> in_option_words("noise_multiplier must be positive and finite, got -1", ["noise_multiplier"])
-    '--noise-multiplier must be positive and finite, got -1'
     """
-    message = message.replace(NO_NOISE, "or train without noise by --method sgd or clip-sgd")
-    known = {name: name for name in names}
-    known |= {other: name for other, name in _OTHER_NAMES.items() if name in known}
-    for word, name in known.items():
-        message = re.sub(rf"(?<![\w.-]){word}=(?=\S)", f"{flag(name)} ", message)
-        # a name with an underscore is a name of Python's wherever it stands; others may be plain words
-        place = rf"(?<![\w.-]){word}\b" if "_" in word else rf"^{word}\b(?= must)"
-        message = re.sub(place + r"(?![\w(])", flag(name), message)
-    return message
+    return re.sub(rf"(?<![\w.-])({'|'.join(names)})=(?=\S)", lambda found: f"{flag(found[1])} ", message)

@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from equipoise.app.data_loading import cache_folder, load_data
-from equipoise.app.models import build_model, prepare_data, unnamed_model
+from equipoise.app.models import build_model, default_model, prepare_data
 from equipoise.app.option_checks import SettingsError, data_form
 from equipoise.app.settings import RunSettings
 from equipoise.app.tasks import TASKS, absent_warning, in_units, outputs_of
@@ -19,8 +19,6 @@ from equipoise.data import DataSet
 from equipoise.data.readers.image_folders import images_for_model
 from equipoise.training import load_model
 from equipoise.training.setup.argument_checks import existing_device
-
-__all__ = ["predict_run", "records_to_predict"]
 
 
 def predict_run(
@@ -48,7 +46,7 @@ def predict_run(
     """
     target = None if device is None else existing_device(device)
     raw, labelled = records_to_predict(settings, schema)
-    name = settings.model or unnamed_model(raw)
+    name = settings.model or default_model(raw)
     dataset = prepare_data(name, raw, cache_folder(), features=settings.features)
     model = load_model(build_model(name, dataset, seed=settings.seed), Path(folder) / "model.safetensors")
     if target is not None:
@@ -81,12 +79,10 @@ def records_to_predict(settings: RunSettings, schema: Mapping[str, Any] | None) 
     if form == "images" and schema is not None and "image_size" in schema:
         return images_for_model(settings.data, schema)
     if form in ("table", "images") or (form == "named" and schema is not None):
-        held = "nothing of a table or images"
-        if schema is not None:
-            held = "a table" if "columns" in schema else "images of a folder"
+        declared = sorted(schema or ["no table and no images"])
         raise SettingsError(
-            f"--data is {settings.data!r}, but the configuration of the run declares {held}: it was trained "
-            "on another kind of data. Give data of the kind that it was trained on."
+            f"--data is {settings.data!r}, but the run was trained on another kind of data: its "
+            f"configuration declares {', '.join(declared)}. Give data of the kind that it was trained on."
         )
     # predicting spends nothing, so any positive population does for a function of the user's own
     population = (settings.population or 1) if form == "code" else None

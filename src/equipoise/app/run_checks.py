@@ -2,36 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import shlex
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
-from equipoise._run_files import file_of_run, read_json
-from equipoise.app.model_table import ON_FEATURES
-from equipoise.app.option_checks import SettingsError, flag
-from equipoise.app.settings import FederationSettings, RunSettings
+from equipoise._run_files import file_of_run, read_json, read_object
+from equipoise.app.option_checks import SettingsError, flag, is_code
+from equipoise.app.settings import FederationSettings, RunSettings, facts
 from equipoise.report import RunFolderError, read_run
 from equipoise.report.run_reader import damage_named
-
-__all__ = [
-    "FEDERATION_FILE",
-    "RESULT_FILE",
-    "SETTINGS_FILE",
-    "check_federation_folder",
-    "check_model_file",
-    "check_new_folder",
-    "check_own_code",
-    "is_federation",
-    "is_finished",
-    "named_again",
-    "schema_of_run",
-    "settings_of_run",
-]
-
 
 SETTINGS_FILE = "checkpoint/settings.json"
 
@@ -61,13 +43,26 @@ def settings_of_run(folder: str, *, published: bool = False) -> RunSettings:
 
     Raises:
         RunFolderError: the folder is not that of a run started from the command line.
+        SettingsError: the settings have names or values that this version does not know.
     """
     federation = is_federation(folder)
-    name = FEDERATION_FILE if federation else SETTINGS_FILE
-    if published and not (Path(folder) / name).is_file():
-        settings = _published_settings(folder)
-        if settings is not None:
-            return settings
+    places = [(FEDERATION_FILE, "base") if federation else (SETTINGS_FILE, "")]
+    if published:
+        places.append((RESULT_FILE, "settings") if federation else ("config.json", "experiment"))
+    for name, key in places:
+        if not (Path(folder) / name).is_file():
+            continue
+        found = read_json(Path(folder) / name)
+        values = found.get(key) if key and isinstance(found, dict) else found
+        if name == "config.json" and values is None:  # begun from Python
+            continue
+        if not isinstance(values, dict):
+            raise RunFolderError(f"run={folder!r}: {name} holds no settings. Restore it from a copy.")
+        known = facts(RunSettings) if name in (RESULT_FILE, "config.json") else values
+        try:
+            return RunSettings(**{field: value for field, value in values.items() if field in known})
+        except SettingsError as error:
+            raise SettingsError(f"run={folder!r}, {name}: {error}") from None
     otherwise = (
         "it is the published part of a federation, which only its owner can go on with. The commands verify, "
         "report and predict take it."
@@ -77,40 +72,7 @@ def settings_of_run(folder: str, *, published: bool = False) -> RunSettings:
         "PrivateTraining.resume to go on, equipoise.load_model to use the model, and audit_neighbours of "
         "equipoise.audit.neighbours."
     )
-    values = read_json(file_of_run(folder, name, otherwise))
-    if federation and isinstance(values, dict):
-        values = values.get("base")
-    if not isinstance(values, dict):
-        raise RunFolderError(f"run={folder!r}: {name} holds no settings. Restore it from a copy.")
-    return _saved_settings(folder, name, values)
-
-
-def _saved_settings(folder: str, name: str, values: dict[str, Any]) -> RunSettings:
-    """The settings that a file of the folder holds; what is wrong with them is said with its name."""
-    try:
-        settings = RunSettings.from_json(values)
-    except SettingsError as error:
-        raise SettingsError(f"run={folder!r}, {name}: {error}") from None
-    if settings.model == ON_FEATURES and settings.features is None:
-        raise RunFolderError(
-            f"run={folder!r}: {name} does not say which features {settings.model} was trained on: an earlier "
-            "version of equipoise began it. Use that version for it, or train again."
-        )
-    return settings
-
-
-def _published_settings(folder: str) -> RunSettings | None:
-    """Those of a published run or federation, or None where the command line did not begin it."""
-    name, key = (RESULT_FILE, "settings") if is_federation(folder) else ("config.json", "experiment")
-    path = Path(folder) / name
-    found = read_json(path) if path.is_file() else None
-    values = found.get(key) if isinstance(found, dict) else None
-    if not isinstance(values, dict):
-        if name == RESULT_FILE and path.is_file():  # a federation is always begun by the command line
-            raise RunFolderError(f"run={folder!r}: {name} holds no settings. Restore it from a copy.")
-        return None
-    known = {item.name for item in fields(RunSettings)}
-    return _saved_settings(folder, name, {field: value for field, value in values.items() if field in known})
+    return RunSettings(**read_object(file_of_run(folder, places[0][0], otherwise)))
 
 
 def schema_of_run(folder: str) -> dict[str, Any] | None:
@@ -134,7 +96,7 @@ def check_own_code(folder: str, settings: RunSettings, **named: str | None) -> N
         SettingsError: something else was named than what the run has.
     """
     kept = {name: getattr(settings, name) for name in named}
-    code = {name: value for name, value in kept.items() if value is not None and _is_code(value)}
+    code = {name for name, value in kept.items() if is_code(value)}
     for name, value in named.items():
         if value is not None and value != kept[name]:
             raise SettingsError(
@@ -152,55 +114,26 @@ def check_own_code(folder: str, settings: RunSettings, **named: str | None) -> N
 def named_again(settings: RunSettings, *names: str) -> str:
     """The options that `check_own_code` asks for, ready to follow a command; "" of a run without own code."""
     values = {name: getattr(settings, name) for name in names}
-    return "".join(
-        f" {flag(name)} {shlex.quote(value)}"
-        for name, value in values.items()
-        if value is not None and _is_code(value)
-    )
-
-
-def _is_code(value: str) -> bool:
-    """Whether a data set, model or method is imported; fedavg:NAME names a method of the table."""
-    return ":" in value and not value.startswith("fedavg:")
+    return "".join(f" {flag(name)} {shlex.quote(value)}" for name, value in values.items() if is_code(value))
 
 
 def check_new_folder(folder: str) -> None:
     """Refuse to begin a training in a folder that holds one.
 
     Raises:
-        RunFolderError: saying how to go on with it; or that the folder cannot be made.
+        RunFolderError: saying how to go on with it; or that the folder is a file.
     """
-    path = _usable(folder)
+    path = Path(folder)
+    if path.is_file():
+        raise RunFolderError(f"--run-dir {folder!r} is a file. Name a new folder.")
     begun = ("config.json", "private/journal.jsonl", SETTINGS_FILE, FEDERATION_FILE, RESULT_FILE)
     if any((path / name).exists() for name in begun):
         ended = (path / RESULT_FILE).exists() or is_finished(folder)
-        way = (
-            "It is finished. Name"
-            if ended
-            else f"Go on with it: equipoise resume {shlex.quote(folder)}. Or name"
-        )
+        way = "It is finished." if ended else f"Go on with it: equipoise resume {shlex.quote(folder)}."
         raise RunFolderError(
-            f"--run-dir {folder!r} holds a run already. {way} a new folder; what the old "
-            "run spent stays spent."
+            f"--run-dir {folder!r} holds a run already. {way} Or name a new folder; what the old run spent "
+            "stays spent."
         )
-
-
-def _usable(folder: str) -> Path:
-    """The path of a folder that can be made or written to.
-
-    Raises:
-        RunFolderError: it cannot be.
-    """
-    path = Path(folder)
-    there = next(place for place in (path, *path.absolute().parents) if place.exists())
-    if not there.is_dir():
-        raise RunFolderError(f"--run-dir {folder!r}: {str(there)!r} is a file. Name a new folder.")
-    if not os.access(there, os.W_OK | os.X_OK):
-        raise RunFolderError(
-            f"--run-dir {folder!r}: you may not write to {str(there)!r}. Name a folder of your own, or have "
-            "its permissions changed."
-        )
-    return path
 
 
 def check_federation_folder(settings: FederationSettings, folder: str) -> FederationSettings:
@@ -211,9 +144,8 @@ def check_federation_folder(settings: FederationSettings, folder: str) -> Federa
 
     Raises:
         SettingsError: the folder holds another federation, or something else.
-        RunFolderError: it cannot be made.
     """
-    path = _usable(folder)
+    path = Path(folder)
     kept = path / FEDERATION_FILE
     if kept.is_file():
         old = FederationSettings.read(kept)
@@ -229,7 +161,7 @@ def check_federation_folder(settings: FederationSettings, folder: str) -> Federa
                 f"--run-dir {str(path)!r} holds a federation that was begun with another "
                 f"{', '.join(changed)}. Repeat the command that began it to go on, or name a new folder."
             )
-    elif path.exists() and any(path.iterdir()):
+    elif path.is_file() or (path.exists() and any(path.iterdir())):
         raise SettingsError(f"--run-dir {str(path)!r} holds something else. Name a new folder.")
     return settings
 
@@ -240,18 +172,33 @@ def check_model_file(folder: str) -> None:
     Raises:
         RunFolderError: it is missing or damaged.
     """
-    path = file_of_run(folder, "model.safetensors")
     try:
-        with safe_open(path, framework="np") as file:
-            whole = bool(file.keys())
+        with safe_open(file_of_run(folder, "model.safetensors"), framework="np"):
+            pass
     except SafetensorError:
-        whole = False
-    if not whole:
-        size = path.stat().st_size
         raise RunFolderError(
-            f"run={folder!r}: model.safetensors is damaged ({size:,} bytes). Restore it from a copy, or "
-            "train again."
-        )
+            f"run={folder!r}: model.safetensors is damaged. Restore it from a copy, or train again."
+        ) from None
+
+
+def report_values(folder: str) -> dict[str, Any]:
+    """The page of a run, written again, and what the run comes to, as plain values."""
+    from equipoise.report import write_report  # the writer of pages takes time to load
+
+    report, run = write_report(folder), read_run(folder)
+    return {
+        "run_dir": folder,
+        "report": str(report),
+        "steps": int(run.last("step") or 0),
+        "accuracy": run.accuracy,
+        "evaluation": run.evaluation,
+        "baseline": run.baseline,
+        "epsilon": run.epsilon,
+        "delta": run.delta,
+        "guarantee": run.guarantee,
+        "private": run.is_private,
+        "statement": dict(run.statement),
+    }
 
 
 def is_finished(folder: str) -> bool:

@@ -10,20 +10,30 @@ from __future__ import annotations
 import json
 import math
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, fields, replace
 from importlib.util import find_spec
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, dataclass_transform, get_args
 
-from pydantic import BeforeValidator, ConfigDict, Field, JsonValue, TypeAdapter, ValidationError
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    JsonValue,
+    TypeAdapter,
+    ValidationError,
+)
 from pydantic.dataclasses import dataclass
 from pydantic.fields import FieldInfo
 
 from equipoise._extras import lacking
 from equipoise._files import schema_file
 from equipoise._relations import RELATIONS
+from equipoise._rounding import plain
 from equipoise._run_files import read_json
 from equipoise._validate import suggestion
 from equipoise.app.default_settings import default_delta, default_model_of, default_settings
@@ -38,24 +48,6 @@ from equipoise.app.option_checks import (
 )
 from equipoise.methods.registry import registered
 
-__all__ = [
-    "EXPORTS",
-    "GROUPS",
-    "OF_OWN_DATA",
-    "CalibrationSettings",
-    "FederationSettings",
-    "RunSettings",
-    "facts",
-    "flat",
-    "parse_option",
-    "parse_weight",
-    "schema",
-    "setting",
-    "settings",
-    "shown_of",
-    "written",
-]
-
 EXPORTS = {"safetensors": "model.safetensors", "state-dict": "model.pt", "onnx": "model.onnx"}
 """The forms in which a model is exported, each with the name of its file."""
 
@@ -68,27 +60,6 @@ NO_NOISE = " For none at all, and no epsilon: equipoise train --method sgd or cl
 NAMED = {"metavar": "NAME=VALUE"}
 
 BY_DATA = "by data and model"
-
-GROUPS: Mapping[str, tuple[str, ...]] = {
-    "Data": (
-        "data", "data_dir", "population", "target", "schema", "test", "test_share", "task", "class_weights",
-        "subset", "public_records", "image_size", "canaries",
-    ),
-    "Privacy": (
-        "epsilon", "delta", "noise_multiplier", "sampling", "relation", "unit", "owner", "records_per_user",
-        "user_rows", "hardened", "ledger", "reproducible",
-    ),
-    "Method": ("method", "recipe", "variant", "options", "clip_norm", "clip_rule", "per_layer"),
-    "Model and optimiser": (
-        "model", "epochs", "steps", "batch_size", "learning_rate", "optimizer", "momentum", "weight_decay",
-        "schedule", "ema", "views", "features", "seed",
-    ),
-    "Federation": (
-        "clients", "rounds", "clients_per_round", "local_steps", "partition", "alpha", "driver",
-    ),
-    "Run": ("micro_batch_size", "evaluate_every", "device", "run_dir"),
-}  # fmt: skip
-"""The headings under which ``--help`` shows the settings, by name of the field."""
 
 OF_OWN_DATA = (
     "population", "target", "schema", "test", "test_share", "task", "class_weights", "image_size",
@@ -144,7 +115,11 @@ UserRows = Literal["sum", "mean"]
 Features = Literal["strokes", "upright-strokes", "things", "deep-things"]
 Options = Annotated[dict[str, JsonValue], _table_of(lambda text: parse_option(text))]
 Weights = Annotated[dict[str, Positive], _table_of(lambda text: parse_weight(text))]
-ClipNorm = Annotated[str, BeforeValidator(lambda value: str(value) if type(value) in (int, float) else value)]
+ClipNorm = Annotated[
+    str,
+    BeforeValidator(lambda value: str(value) if type(value) in (int, float) else value),
+    AfterValidator(lambda text: parse_clip_norm(text) and text),
+]
 Columns = Annotated[
     str, BeforeValidator(lambda value: ",".join(map(str, value)) if isinstance(value, list) else value)
 ]
@@ -156,9 +131,9 @@ def setting(default: Any, help: str, **shown: Any) -> Any:
     """A field: its default (... if it must be given), its help text, and how the command line shows it.
 
     Args:
-        shown: ``metavar``, ``envvar``, ``path`` (the placeholder of what is not published), ``usual`` (words
-            for the default), ``remedy`` (what an error ends with), ``option`` (its name, if it is not that of
-            the field).
+        shown: ``group`` (a heading of ``--help`` for the fields from this one on), ``metavar``, ``envvar``,
+            ``path`` (the placeholder of what is not published), ``usual`` (words for the default), ``remedy``
+            (what an error ends with), ``option`` (its name, if it is not that of the field).
     """
     if default in (dict, list):
         return Field(default_factory=default, description=help, json_schema_extra=shown)
@@ -209,7 +184,7 @@ def _said(kind: type, error: ValidationError) -> str:
     if isinstance(found.get("ctx", {}).get("error"), SettingsError):
         return str(found["ctx"]["error"])
     said = found["msg"].replace("Input should be", "it must be").replace("'", "")
-    given = f"{found['input']:g}" if isinstance(found["input"], float) else f"{found['input']!r:.80}"
+    given = plain(found["input"]) if isinstance(found["input"], float) else f"{found['input']!r:.80}"
     remedy = shown_of(known[name]).get("remedy", "")
     return f"{' '.join([option, *inner[:1]])} is {given}, but {said[0].lower()}{said[1:]}.{remedy}"
 
@@ -224,7 +199,9 @@ class RunSettings:
     """What one training needs to know; None where the recipe for data and model decides."""
 
     data: str = setting(
-        "digits", "Data set: a name, a CSV or Parquet file, a folder of images, or package.module:function."
+        "digits",
+        "Data set: a name, a CSV or Parquet file, a folder of images, or package.module:function.",
+        group="Data",
     )
     data_dir: str | None = setting(
         None, "Folder that holds the data files.", path="DIR", envvar="EQUIPOISE_DATA"
@@ -249,12 +226,6 @@ class RunSettings:
     class_weights: Weights = setting(
         dict, "Weight of a class in the loss, a public number; repeatable.", **NAMED, option="class_weight"
     )
-    method: str = setting("dp-sgd", "Training method: a name, or package.module:Class.")
-    recipe: Annotated[Literal["library", "as_published"], UNDERSCORED] | None = setting(
-        None, "library (default), or as_published: the paper's algorithm, including its privacy flaws."
-    )
-    variant: str | None = setting(None, "Form of the method, where it has several.")
-    options: Options = setting(dict, "Further setting of the method; repeatable.", **NAMED, option="option")
     subset: Count | None = setting(
         None, "Use only the first so many training records; their number is public."
     )
@@ -262,12 +233,24 @@ class RunSettings:
     canaries: Count | None = setting(
         None, "Insert N synthetic canary records, each with probability 1/2, for auditing.", metavar="N"
     )
-    model: str | None = setting(None, "Name of a model, or package.module:function.")
-    epsilon: Positive | None = setting(None, "Privacy budget.", usual=BY_DATA, remedy=NO_NOISE)
+    method: str = setting("dp-sgd", "Training method: a name, or package.module:Class.", group="Method")
+    recipe: Annotated[Literal["library", "as_published"], UNDERSCORED] | None = setting(
+        None, "library (default), or as_published: the paper's algorithm, including its privacy flaws."
+    )
+    variant: str | None = setting(None, "Form of the method, where it has several.")
+    options: Options = setting(dict, "Further setting of the method; repeatable.", **NAMED, option="option")
+    clip_norm: ClipNorm | None = setting(
+        None,
+        "Bound on one record's gradient: a number, decay:START:RATE, quantile or quantile:SHARE.",
+        usual=BY_DATA,
+    )
+    clip_rule: str | None = setting(None, "Name of a clip rule, such as abadi or psac.", usual=BY_DATA)
+    per_layer: bool = setting(False, "Clip each layer separately.")
+    epsilon: Positive | None = setting(
+        None, "Privacy budget.", group="Privacy", usual=BY_DATA, remedy=NO_NOISE
+    )
     delta: Probability | None = setting(None, "Failure probability of the guarantee.", usual=USUAL_DELTA)
     noise_multiplier: Positive | None = setting(None, "Noise, instead of a budget.", remedy=NO_NOISE)
-    epochs: Positive | None = setting(None, "Expected passes over the data.", usual=BY_DATA)
-    batch_size: Positive | None = setting(None, "Expected number of records per step.", usual=BY_DATA)
     sampling: SamplingWord | None = setting(
         None, "poisson (default), truncated-poisson, without-replacement, full-batch or fixed-epochs."
     )
@@ -287,14 +270,18 @@ class RunSettings:
     user_rows: UserRows | None = setting(
         None, "With --unit user: sample users, and clip the sum or mean over their records."
     )
-    learning_rate: Positive | None = setting(None, "Learning rate.", usual=BY_DATA)
-    clip_norm: ClipNorm | None = setting(
-        None,
-        "Bound on one record's gradient: a number, decay:START:RATE, quantile or quantile:SHARE.",
-        usual=BY_DATA,
+    hardened: bool = setting(False, "Exact noise on a grid of integers; slower.")
+    reproducible: bool = setting(False, "Noise follows the seed too: NOT PRIVATE.")
+    ledger: str | None = setting(None, "Journal shared by runs over one data set.", path="FILE")
+    model: str | None = setting(
+        None, "Name of a model, or package.module:function.", group="Model and optimiser"
     )
-    clip_rule: str | None = setting(None, "Name of a clip rule, such as abadi or psac.", usual=BY_DATA)
-    per_layer: bool = setting(False, "Clip each layer separately.")
+    features: Features | None = setting(
+        None, f"Of models that have some to choose from: {', '.join(get_args(Features))}.", usual=BY_DATA
+    )
+    epochs: Positive | None = setting(None, "Expected passes over the data.", usual=BY_DATA)
+    batch_size: Positive | None = setting(None, "Expected number of records per step.", usual=BY_DATA)
+    learning_rate: Positive | None = setting(None, "Learning rate.", usual=BY_DATA)
     optimizer: Literal["sgd", "adam", "adamw"] | None = setting(None, "sgd, adam or adamw.", usual=BY_DATA)
     momentum: Share | None = setting(None, "Momentum of sgd.", usual=BY_DATA)
     weight_decay: NotNegative | None = setting(None, "Weight decay.", usual=BY_DATA)
@@ -303,16 +290,10 @@ class RunSettings:
     )
     ema: Share | None = setting(None, "Decay of averaged weights; 0 for none.", usual=BY_DATA)
     views: Count | None = setting(None, "Random views of a record, averaged.", usual=BY_DATA)
-    features: Features | None = setting(
-        None, f"Of models that have some to choose from: {', '.join(get_args(Features))}.", usual=BY_DATA
-    )
-    micro_batch_size: Count | None = setting(None, "At most so many records per forward pass.")
+    seed: Whole = setting(0, "Initial weights and other public randomness.")
+    micro_batch_size: Count | None = setting(None, "At most so many records per forward pass.", group="Run")
     evaluate_every: Count | None = setting(None, "Steps between evaluations; ten in all by default.")
     device: str | None = setting(None, "Where to compute: cpu, cuda, cuda:1, mps.")
-    seed: Whole = setting(0, "Initial weights and other public randomness.")
-    reproducible: bool = setting(False, "Noise follows the seed too: NOT PRIVATE.")
-    hardened: bool = setting(False, "Exact noise on a grid of integers; slower.")
-    ledger: str | None = setting(None, "Journal shared by runs over one data set.", path="FILE")
     run_dir: str | None = setting(None, "The run folder to make; runs/DATA-TIME by default.", path="DIR")
 
     def resolved(self, default_model: str | None = None, population: int = 1) -> RunSettings:
@@ -336,17 +317,18 @@ class RunSettings:
                 "your own as package.module:function."
             )
         usual = default_settings(self.data, model, self.epsilon)
-        of_recipe = [
-            name for name, field in facts(RunSettings).items() if shown_of(field).get("usual") == BY_DATA
-        ]
-        filled: dict[str, Any] = {name: getattr(usual, name) for name in of_recipe}
+        filled: dict[str, Any] = {
+            name: getattr(usual, name)
+            for name, field in facts(RunSettings).items()
+            if shown_of(field).get("usual") == BY_DATA
+        }
         filled["delta"] = default_delta(population)
         if "clip_norm" in self._no_use():
             # A clipped gradient has at most this length; longer steps than it leads to would differ in kind.
             filled["learning_rate"] *= usual.clip_norm
-        if self.noise_multiplier is not None:
-            del filled["epsilon"]
-        gaps = {name: value for name, value in filled.items() if getattr(self, name) is None}
+        idle = {"epsilon"} if self.noise_multiplier is not None else set()
+        idle |= self._idle().keys()
+        gaps = {n: value for n, value in filled.items() if getattr(self, n) is None and n not in idle}
         result = replace(self, model=model, **gaps)
         result.check()
         return result
@@ -357,117 +339,131 @@ class RunSettings:
         Raises:
             SettingsError: naming the option, its value, the reason and the remedy.
         """
-        if self.epsilon is not None and self.noise_multiplier is not None:
-            raise SettingsError(
-                f"--epsilon {self.epsilon:g} and --noise-multiplier {self.noise_multiplier:g} were both "
-                "given, and each decides the other. Leave one of them out; `equipoise calibrate` translates "
-                "between them."
-            )
-        if self.clip_norm is not None:
-            parse_clip_norm(self.clip_norm)
-        if self.clip_rule is not None and ":" in self.clip_rule:
-            raise SettingsError(
-                f"--clip-rule is {self.clip_rule!r}, but it takes the kind of a rule, such as psac. A rule "
-                "of your own needs a method in the same module, such as a subclass of eq.DPSGD with a name "
-                "of its own: give --method module:Class, and the rule by its kind."
-            )
-        if self.features is not None and self.model != ON_FEATURES:
-            raise SettingsError(
-                f"--features is {self.features}, but only {ON_FEATURES} can be trained on these. Give "
-                f"--model {ON_FEATURES}, or leave --features out."
-            )
-        self._check_data()
-        self._check_unit()
-        if self.sampling == SUBSETS and self.relation == "add_or_remove_one":
-            raise SettingsError(
-                "--relation is add-or-remove-one, but --sampling without-replacement draws subsets of a "
-                "fixed size, which are accounted only under replace-one. Leave --relation out, or sample "
-                "by poisson."
-            )
-        if self.sampling == SUBSETS and self.canaries is not None:
-            raise SettingsError(
-                f"--canaries is {self.canaries}, but each canary is there or not by chance, and --sampling "
-                "without-replacement needs a public number of records. Sample by poisson."
-            )
+        for wrong, why in chain(self._conflicts(), self._of_data(), self._of_users()):
+            if wrong:
+                raise SettingsError(why)
 
-    def _check_unit(self) -> None:
-        names = ("owner", "records_per_user", "user_rows")
-        given = [flag(name) for name in names if getattr(self, name) is not None]
-        if self.unit != "user":
-            if given:
-                belong, them = ("belongs", "it") if len(given) == 1 else ("belong", "them")
-                raise SettingsError(
-                    f"{' and '.join(given)} {belong} to --unit user, and without it single records are "
-                    f"protected. Give --unit user, or leave {them} out."
-                )
-            return
-        for name, meant in (
-            ("owner", "the column that names the user of each row"),
-            ("records_per_user", "the most records of a user that are used, a public number that you state"),
-        ):
-            if getattr(self, name) is None:
-                raise SettingsError(f"--unit user needs {flag(name)}: {meant}.")
-        for name, taken, instead in (
-            ("subset", "first", "give a file with fewer users"),
-            ("public_records", "last", "give them to the method from Python"),
-        ):
-            if (count := getattr(self, name)) is not None:
-                raise SettingsError(
-                    f"{flag(name)} is {count}, which takes the {taken} rows, whosever they are, and --unit "
-                    f"is user: some users would be cut in two. Leave {flag(name)} out, or {instead}."
-                )
-        if data_form(self.data) not in ("table", "code"):
-            raise SettingsError(
-                f"--unit user is for tables and for data of your own, but --data is {self.data!r}, whose "
-                "records have no owners. Leave --unit, --owner and --records-per-user out."
-            )
-        if self.canaries is not None:
-            raise SettingsError(
-                f"--canaries is {self.canaries}, but canaries are single records, and --unit is user. Audit "
-                "the method itself: `equipoise audit method NAME --unit user --records-per-user G`."
-            )
+    def _given(self, *names: str) -> list[str]:
+        return [flag(name) for name in names if getattr(self, name) is not None]
 
-    def _check_data(self) -> None:
+    def _idle(self) -> dict[str, str]:
+        """Settings that sampling or optimiser has no use for, and why."""
+        idle = {}
+        if self.sampling == "full-batch":
+            idle["batch_size"] = "--sampling full-batch takes all records in every step"
+        if self.optimizer not in (None, "sgd"):
+            idle["momentum"] = f"--optimizer {self.optimizer} has betas of its own"
+        return idle
+
+    def _conflicts(self) -> Iterator[tuple[bool, str]]:
+        """What must not be, and what is said then."""
+        for name, why in self._idle().items():
+            value = getattr(self, name)
+            yield value is not None, f"{flag(name)} is {value}, but {why}. Leave {flag(name)} out."
+        yield (
+            self.epsilon is not None and self.noise_multiplier is not None,
+            f"--epsilon {self.epsilon} and --noise-multiplier {self.noise_multiplier} were both given, and "
+            "each decides the other. Leave one of them out; `equipoise calibrate` translates between them.",
+        )
+        yield (
+            ":" in (self.clip_rule or ""),
+            f"--clip-rule is {self.clip_rule!r}, but it takes the kind of a rule, such as psac. A rule of "
+            "your own needs a method in the same module, such as a subclass of eq.DPSGD with a name of its "
+            "own: give --method module:Class, and the rule by its kind.",
+        )
+        yield (
+            self.features is not None and self.model != ON_FEATURES,
+            f"--features is {self.features}, but only {ON_FEATURES} can be trained on these. Give --model "
+            f"{ON_FEATURES}, or leave --features out.",
+        )
+        yield (
+            self.sampling == SUBSETS and self.relation == "add_or_remove_one",
+            "--relation is add-or-remove-one, but --sampling without-replacement draws subsets of a fixed "
+            "size, which are accounted only under replace-one. Leave --relation out, or sample by poisson.",
+        )
+        yield (
+            self.sampling == SUBSETS and self.canaries is not None,
+            f"--canaries is {self.canaries}, but each canary is there or not by chance, and --sampling "
+            "without-replacement needs a public number of records. Sample by poisson.",
+        )
+
+    def _of_data(self) -> Iterator[tuple[bool, str]]:
+        """Of data that are files or code of the user's own."""
         form = data_form(self.data)
-        if form == "code" and self.population is None:
-            raise SettingsError(
-                "--population is missing. It sets the sampling rate and the divisor of the noised sums, so "
-                f"it must be a public number that you state. Counted from the records that {self.data!r} "
-                "returns, it would change with one record more, and the privacy proof would not hold. Give "
-                "the published size of the set, or a round figure near it."
-            )
+        yield (
+            form == "code" and self.population is None,
+            "--population is missing. It sets the sampling rate and the divisor of the noised sums, so it "
+            f"must be a public number that you state: counted from the records that {self.data!r} returns, "
+            "it would change with one record more. Give the published size of the set, or a round figure "
+            "near it.",
+        )
         for names, forms, meant in (
             (("target", "schema"), ("table",), "tables"),
             (("test", "test_share"), ("table", "images"), "tables and folders of images"),
             (("image_size",), ("images",), "folders of images"),
         ):
-            given = [flag(name) for name in names if getattr(self, name) is not None]
-            if given and form not in forms:
-                raise SettingsError(
-                    f"{' and '.join(given)} is for {meant}, but --data is {self.data!r}. Name a file that "
-                    "ends in .csv, .tsv or .parquet, or a folder; or leave it out."
-                )
-        if form == "images" and (self.population is None or self.image_size is None):
-            raise SettingsError(
-                f"--data {self.data!r} is a folder of images, which needs --population and --image-size: the "
-                "number of images and their size are public numbers that you state, such as --population "
-                "5000 --image-size 32x32. Read from the private images they would reveal persons."
+            given = self._given(*names)
+            yield (
+                bool(given) and form not in forms,
+                f"{' and '.join(given)} is for {meant}, but --data is {self.data!r}. Name a file that ends "
+                "in .csv, .tsv or .parquet, or a folder; or leave it out.",
             )
-        if form in ("table", "images") and self.test is None and self.test_share is None:
-            if not Path(self.data).exists():
-                raise SettingsError(f"--data {self.data!r} does not exist. Check the path.")
-            recipe = ""
-            if form == "table" and not (schema := Path(self.schema or schema_file(self.data))).exists():
-                recipe = (
-                    f" The table has no schema yet. First: equipoise schema init {shlex.quote(self.data)} "
-                    f"--target COLUMN. Then fill in {schema}, and repeat the command with --test-share 0.2."
-                )
-            raise SettingsError(
-                "the rows to evaluate on are missing: give --test FILE, or --test-share 0.2. What the "
-                f"evaluation says of them is published, and no epsilon covers it.{recipe}"
+        if form not in ("table", "images"):
+            return
+        yield (
+            form == "images" and None in (self.population, self.image_size),
+            f"--data {self.data!r} is a folder of images, which needs --population and --image-size, public "
+            "numbers that you state, such as --population 5000 --image-size 32x32. Read from the private "
+            "images they would reveal persons.",
+        )
+        apart = self._given("test", "test_share")
+        yield not (apart or Path(self.data).exists()), f"--data {self.data!r} does not exist. Check the path."
+        schema = Path(self.schema or schema_file(self.data))
+        recipe = (
+            f" The table has no schema yet. First: equipoise schema init {shlex.quote(self.data)} --target "
+            f"COLUMN. Then fill in {schema}, and repeat the command with --test-share 0.2."
+        )
+        yield (
+            not apart,
+            "the rows to evaluate on are missing: give --test FILE, or --test-share 0.2. What the evaluation "
+            "says of them is published, and no epsilon covers it."
+            + (recipe if form == "table" and not schema.exists() else ""),
+        )
+
+    def _of_users(self) -> Iterator[tuple[bool, str]]:
+        """Of the unit of privacy."""
+        given = self._given("owner", "records_per_user", "user_rows")
+        users = self.unit == "user"
+        belong = "belongs" if len(given) == 1 else "belong"
+        yield (
+            bool(given) and not users,
+            f"{' and '.join(given)} {belong} to --unit user, and without it single records are protected. "
+            "Give --unit user, or leave what belongs to it out.",
+        )
+        if not users:
+            return
+        yield self.owner is None, "--unit user needs --owner: the column that names the user of each row."
+        yield (
+            self.records_per_user is None,
+            "--unit user needs --records-per-user: the most records of a user that are used, a public number "
+            "that you state.",
+        )
+        for name, taken in (("subset", "first"), ("public_records", "last")):
+            yield (
+                getattr(self, name) is not None,
+                f"{flag(name)} is {getattr(self, name)}, which takes the {taken} rows, whosever they are, "
+                f"and --unit is user: some users would be cut in two. Leave {flag(name)} out.",
             )
-        if self.test is not None and self.test_share is not None:
-            raise SettingsError("--test and --test-share both name rows to evaluate on. Give one of them.")
+        yield (
+            data_form(self.data) not in ("table", "code"),
+            f"--unit user is for tables and for data of your own, but --data is {self.data!r}, whose records "
+            "have no owners. Leave --unit, --owner and --records-per-user out.",
+        )
+        yield (
+            self.canaries is not None,
+            f"--canaries is {self.canaries}, but canaries are single records, and --unit is user. Audit the "
+            "method itself: `equipoise audit method NAME --unit user --records-per-user G`.",
+        )
 
     def neighbours(self) -> str:
         """The neighbouring relation: as given, or the one that the sampling is accounted under.
@@ -476,17 +472,6 @@ class RunSettings:
         ('add_or_remove_one', 'replace_one')
         """
         return self.relation or RELATIONS[self.sampling == SUBSETS]
-
-    def said(self, name: str) -> str:
-        """A setting in an error message, and whether it is the default.
-
-        >>> RunSettings(model="logistic", batch_size=256).said("batch_size")
-        '--batch-size is 256, the default'
-        """
-        value = getattr(self, name)
-        usual = None if self.model is None else default_settings(self.data, self.model, self.epsilon)
-        of_recipe = usual is not None and value == getattr(usual, name)
-        return f"{flag(name)} is {value:g}" + (", the default" if of_recipe else "")
 
     def publishable(self) -> dict[str, Any]:
         """The settings that tell nothing about the machine: without paths, and without what was left open.
@@ -535,19 +520,8 @@ class RunSettings:
             value = self.data_name if name == "data" else shown.get("path", value)
             words.append(option)
             if value is not True:
-                words.append(f"{value:g}" if isinstance(value, float) else str(value))
+                words.append(plain(value) if isinstance(value, float) else str(value))
         return shlex.join(words)
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> RunSettings:
-        """The settings that a run wrote down.
-
-        Raises:
-            SettingsError: names that this version does not know, or values that it would not have written.
-        """
-        if "data" not in values:
-            raise SettingsError("the saved settings have no data. Restore them from a copy.")
-        return cls(**values)
 
 
 @settings
@@ -560,7 +534,7 @@ class FederationSettings:
     """
 
     base: RunSettings = Field(default_factory=RunSettings)
-    clients: Count = setting(10, "Number of data owners, P.")
+    clients: Count = setting(10, "Number of data owners, P.", group="Federation")
     rounds: Count = setting(60, "Number of rounds, R.")
     clients_per_round: Count | None = setting(None, "Picked at random each round; all by default.")
     local_steps: Count = setting(5, "Steps of a client per round, K.")
@@ -596,7 +570,7 @@ class FederationSettings:
         """The command that repeats it, with placeholders for paths."""
         words = self.base.command().replace("equipoise train", "equipoise federate", 1)
         for name, value in self.own().items():
-            words += f" {flag(name)} {value:g}" if isinstance(value, float) else f" {flag(name)} {value}"
+            words += f" {flag(name)} {value}"
         return words
 
     def own(self) -> dict[str, Any]:
@@ -616,16 +590,10 @@ class FederationSettings:
         Raises:
             SettingsError: it did not write this.
         """
-        try:
-            values = json.loads(text)
-            return cls(**{**values, "base": RunSettings.from_json(values["base"])})
-        except SettingsError:
-            raise
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-            raise SettingsError(
-                f"the saved settings of the federation are damaged ({error!s:.200}). Restore them from a "
-                "copy."
-            ) from None
+        values = json.loads(text)
+        if not isinstance(values, dict) or not isinstance(values.get("base"), dict):
+            raise SettingsError("the saved settings are not of a federation. Restore them from a copy.")
+        return cls(**{**values, "base": RunSettings(**values["base"])})
 
     @classmethod
     def read(cls, path: Path) -> FederationSettings:
@@ -668,13 +636,9 @@ class CalibrationSettings:
         Raises:
             SettingsError: naming the option and its value.
         """
-        if (self.steps is None) == (self.epochs is None):
-            raise SettingsError("give exactly one of --steps and --epochs.")
-        if (self.noise_multiplier is None) == (self.epsilon is None):
-            raise SettingsError(
-                "give exactly one of --noise-multiplier (to learn epsilon) and --epsilon (to learn the noise "
-                "multiplier)."
-            )
+        for one, other in (("steps", "epochs"), ("noise_multiplier", "epsilon")):
+            if (getattr(self, one) is None) == (getattr(self, other) is None):
+                raise SettingsError(f"give exactly one of {flag(one)} and {flag(other)}.")
         if self.batch_size > self.population:
             raise SettingsError(
                 f"--batch-size is {self.batch_size:g}, but --population is {self.population}. Give at most "

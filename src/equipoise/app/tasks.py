@@ -23,8 +23,6 @@ from equipoise.app.option_checks import SettingsError
 from equipoise.data import DataSet, Records
 from equipoise.gradients.engine_inputs import Loss
 
-__all__ = ["TASKS", "Task", "absent_warning", "accuracy", "cross_entropy", "loss_of", "outputs_of"]
-
 
 @dataclass(frozen=True)
 class Task:

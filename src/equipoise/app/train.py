@@ -6,14 +6,13 @@ Settings in, a run folder and plain values out.
 from __future__ import annotations
 
 import json
-import math
 import shutil
 import signal
 import tempfile
 import time
 import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager
+from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,31 +21,26 @@ from safetensors.torch import load_file
 
 from equipoise._files import write_atomically
 from equipoise._rounding import plain, rounded_up
-from equipoise._run_files import read_object
+from equipoise._run_files import each_row, read_object
 from equipoise._validate import delta_warning
 from equipoise.app.build import Experiment, assemble, build_training
 from equipoise.app.data_loading import cache_folder
 from equipoise.app.model_table import ON_FEATURES
 from equipoise.app.option_checks import SettingsError, noise_warning, rate_warning
-from equipoise.app.run_checks import SETTINGS_FILE, is_finished
+from equipoise.app.run_checks import SETTINGS_FILE, is_finished, report_values
 from equipoise.app.settings import RunSettings
 from equipoise.app.tasks import absent_warning
 from equipoise.audit.canary_records import SCORES_FILE, InsertedCanaries, choose_canaries
 from equipoise.audit.canary_scores import scores_of
-from equipoise.data.features.extractors import FeatureProgress
 from equipoise.gradients.compare import Independence
 from equipoise.methods import PublicRecords, find
 from equipoise.published.non_private import NonPrivate
-from equipoise.report import read_run, write_report
-from equipoise.report.phrases import learned_nothing
 from equipoise.training import PrivateTraining, Run
 from equipoise.training.folder.config_file import rebuild_method
 from equipoise.training.folder.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from rich.console import Console
-
-__all__ = ["describe_run", "independence_of", "insert_canaries", "resume_run", "train_run"]
 
 
 def train_run(settings: RunSettings, console: Console) -> dict[str, Any]:
@@ -62,13 +56,17 @@ def train_run(settings: RunSettings, console: Console) -> dict[str, Any]:
     settings = replace(settings, run_dir=settings.run_dir or _new_folder(settings.data_name))
     assert settings.run_dir is not None
     experiment = insert_canaries(assemble_shown(settings, console))
+
+    class WithSettings(Run):
+        """It puts down its settings before the first checkpoint: killed right after it, it can go on."""
+
+        def created(self, folder: Path) -> None:
+            _write_settings(folder, experiment)
+
     with console.status("calibrating the noise and checking the gradients"):
-        training = build_training(
-            experiment,
-            make_run=_run_of(experiment),
-        )
-    warned = _introduce(training, experiment, console)
-    return _run(training, experiment, settings.run_dir, console, hint=not warned)
+        training = build_training(experiment, make_run=WithSettings)
+    _introduce(training, experiment, console)
+    return _run(training, experiment, settings.run_dir, console)
 
 
 def describe_run(settings: RunSettings, console: Console) -> dict[str, Any]:
@@ -84,7 +82,7 @@ def describe_run(settings: RunSettings, console: Console) -> dict[str, Any]:
         training = build_training(own)
         warned = _introduce(training, experiment, console)
         description = training.describe()
-    console.print(str(description), markup=False, soft_wrap=True)
+    console.print(str(description), markup=False)
     if experiment.settings.model == ON_FEATURES:
         console.print("  features    not computed here: a training does so first, for minutes")
     return {
@@ -141,16 +139,12 @@ def resume_run(
         training.evaluate(experiment.evaluate)
         training.finish(stop_fixed_beforehand=True)
         return _answer(folder, settings, True, time.perf_counter() - began)
-    return _run(training, experiment, folder, console, hint=True)
+    return _run(training, experiment, folder, console)
 
 
-def _run(
-    training: PrivateTraining, experiment: Experiment, folder: str, console: Console, *, hint: bool
-) -> dict[str, Any]:
+def _run(training: PrivateTraining, experiment: Experiment, folder: str, console: Console) -> dict[str, Any]:
     began = time.perf_counter()
-    # Closed where it was interrupted, too: the folder is free for `resume`.
-    with closing(training), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "the largest output")  # `_hint` says so
+    with closing(training):  # where it was interrupted, too: the folder is free for `resume`
         result = training.run(
             evaluate=experiment.evaluate,
             evaluate_every=experiment.settings.evaluate_every,
@@ -158,28 +152,12 @@ def _run(
             stop="return",  # the command has an exit code of its own
         )
         scores = scores_of(training.method, training.method_state)
-    if hint:
-        _hint(experiment, result.evaluation, console)
     if result.finished:
         _say_if_clipped(experiment, RunFolder(folder), console)
     if scores is not None:
         _write_json(Path(folder) / SCORES_FILE, {"scores": scores.tolist()}, mode=0o600)
     answer = _answer(folder, experiment.settings, result.finished, time.perf_counter() - began)
     return answer | {"exit_code": 128 + (result.stopped_by or signal.SIGINT)}
-
-
-def _hint(experiment: Experiment, found: Mapping[str, float], console: Console) -> None:
-    """Say what to try where a model learned nothing; only from its published scores."""
-    baseline, answer = experiment.baseline
-    name = experiment.task.main[0]
-    why = learned_nothing(name, found[name], baseline[name], answer) if name in found else None
-    if why is not None:
-        console.print(
-            f"[bold yellow]Hint[/]: {why} Try more --epochs, or a --learning-rate far from "
-            f"{experiment.settings.learning_rate:g}. Every further run on these records costs epsilon again; "
-            "--ledger FILE adds it up.",
-            soft_wrap=True,
-        )
 
 
 _CLIPPED = "batch.gradient.clip_fraction"
@@ -191,50 +169,27 @@ def _say_if_clipped(experiment: Experiment, folder: RunFolder, console: Console)
     A logistic model at clip norm 1 may rank well and be wrong in slopes and probabilities. What is said
     comes from the private diagnostics, so it goes to a terminal and into no file.
     """
-    model, schema = experiment.settings.model, experiment.dataset.schema
-    if model not in ("logistic", "additive") or not console.is_terminal or not folder.diagnostics.is_file():
+    is_read = experiment.settings.model in ("logistic", "additive")
+    if not is_read or not console.is_terminal or not folder.diagnostics.is_file():
         return
-    lines = folder.diagnostics.read_text(encoding="utf-8").splitlines()[-20:]
-    clipped = [row[_CLIPPED] for row in map(json.loads, lines) if _CLIPPED in row]
-    if not clipped or sum(clipped) < 0.2 * len(clipped):
-        return
-    offer = "Compare with a larger --clip-norm."
-    columns = [] if schema is None or "columns" not in schema else schema["columns"].values()
-    whole = experiment.settings.user_rows is None  # otherwise several rows make a user's gradient
-    if model == "logistic" and columns and whole and experiment.dataset.task == "classification":
-        # A column is coded as a number in [-1, 1] or as one 1 among zeros; the bias adds 1. The slope of
-        # cross-entropy with respect to the outputs is at most sqrt(2) long.
-        slope = math.sqrt(2 * (1 + sum(column["type"] != "skip" for column in columns)))
-        weights = experiment.settings.class_weights.values()  # a class without one has 1
-        bound = rounded_up(slope * max([1.0, *weights]), 3).replace(",", "")
-        offer = f"No gradient of this model is longer than {bound}: --clip-norm {bound} clips nothing."
-    console.print(
-        f"[bold yellow]For you alone[/]: {sum(clipped) / len(clipped):.0%} of the last gradients were "
-        f"clipped, so that coefficients and probabilities are biased, however good the accuracy. {offer}",
-        soft_wrap=True,
-    )
+    clipped = [row[_CLIPPED] for row in each_row(folder.diagnostics) if _CLIPPED in row][-20:]
+    if sum(clipped) > 0.2 * len(clipped):
+        console.print(
+            f"[bold yellow]For you alone[/]: {sum(clipped) / len(clipped):.0%} of the last gradients were "
+            "clipped, so that coefficients and probabilities are biased, however good the accuracy. Compare "
+            "with a larger --clip-norm."
+        )
 
 
 def _answer(folder: str, settings: RunSettings, finished: bool, seconds: float) -> dict[str, Any]:
     """What a command answers about a run, whose statement is written; the page is written here."""
-    report = write_report(folder)
-    run, model = read_run(folder), Path(folder) / "model.safetensors"
+    values, model = report_values(folder), Path(folder) / "model.safetensors"
     weights = load_file(model) if model.is_file() else {}
     return {
-        "run_dir": folder,
+        **values,
         "finished": finished,
-        "steps": int(run.last("step") or 0),
-        "accuracy": run.accuracy,
-        "evaluation": run.evaluation,
-        "baseline": run.baseline,
         "finite": all(bool(weight.isfinite().all()) for weight in weights.values()),
-        "epsilon": run.epsilon,
-        "delta": run.delta,
-        "guarantee": run.guarantee,
-        "private": run.is_private,
         "seconds": seconds,
-        "report": str(report),
-        "statement": dict(run.statement),
         "settings": settings.publishable(),
     }
 
@@ -260,16 +215,6 @@ def insert_canaries(experiment: Experiment) -> Experiment:
         reproducible=settings.reproducible,
     )
     return replace(experiment, canaries=canaries)
-
-
-def _run_of(experiment: Experiment) -> type[Run]:
-    """A run that puts down its settings before the first checkpoint: killed right after it, it can go on."""
-
-    class WithSettings(Run):
-        def created(self, folder: Path) -> None:
-            _write_settings(folder, experiment)
-
-    return WithSettings
 
 
 def _write_settings(folder: Path, experiment: Experiment) -> None:
@@ -310,71 +255,57 @@ def _new_folder(data: str) -> str:
 
 def assemble_shown(settings: RunSettings, console: Console, outline: bool = False) -> Experiment:
     """As `assemble`; the console shows what is done meanwhile."""
-    with _feature_progress(console) as progress:
-        return assemble(settings, progress, outline=outline)
-
-
-@contextmanager
-def _feature_progress(console: Console) -> Iterator[FeatureProgress]:
-    """What is done meanwhile; of features that are computed, also where they are kept, and how many are."""
-    began = False
     with console.status("loading the data and building the model") as status:
 
         def update(done: int, total: int) -> None:
-            nonlocal began
-            if not began:
-                began = True
+            if done == 0:
                 console.print(
-                    "computing features once, which can take minutes; they are kept in "
-                    f"{cache_folder()} for later runs (EQUIPOISE_CACHE names another folder)",
+                    f"computing features of {total:,} records once; they are kept in {cache_folder()} for "
+                    "later runs (EQUIPOISE_CACHE names another folder)",
                     markup=False,
-                    soft_wrap=True,
                 )
             status.update(f"computing features: {done:,} of {total:,}")
 
-        yield update
+        return assemble(settings, update, outline=outline)
 
 
 def _introduce(training: PrivateTraining, experiment: Experiment, console: Console) -> list[str]:
     """Say what will be trained how; gives what is doubtful about it, which is said too."""
     settings, sampling, budget = experiment.settings, experiment.sampling, training.budget
     assert budget is not None
+    assert settings.optimizer is not None
+    assert settings.learning_rate is not None
     is_proven = training.method.guarantee == "proven" and training.plan.guarantee == "proven"
     doubt = "" if is_proven else " (not a guarantee)"
     asked = rounded_up(budget.epsilon) if settings.epsilon is None else plain(settings.epsilon)
     spends = f"budget epsilon {asked} at delta {plain(budget.delta)}{doubt}"
-    length = f", clip norm {settings.clip_norm}" if "clip_norm" in settings.publishable() else ""
     if isinstance(training.method, NonPrivate):
         spends = "[bold red]NOT PRIVATE[/]: no noise, and so no epsilon"
+    length = f", clip norm {settings.clip_norm}" if "clip_norm" in settings.publishable() else ""
     parameters = sum(p.numel() for p in experiment.model.parameters() if p.requires_grad)
     console.print(
         f"[bold]{settings.model}[/] ({parameters:,} parameters) on [bold]{settings.data_name}[/], "
         f"{settings.method}, {sampling.steps:,} steps of about {sampling.expected_size:,g} "
-        f"{training.plan.unit.drawn}s, "
-        f"{spends}; {settings.optimizer} with learning rate {settings.learning_rate:g}{length}"
+        f"{training.plan.unit.drawn}s, {spends}; {settings.optimizer} with learning rate "
+        f"{settings.learning_rate:g}{length}"
     )
     if settings.reproducible:
         console.print("[bold red]NOT PRIVATE[/]: --reproducible lets the noise follow the public seed.")
-    assert settings.optimizer is not None
-    assert settings.learning_rate is not None
+    if settings.test_share is not None:
+        console.print(
+            f"[dim]{settings.test_share:.0%} of the rows are evaluated on and not trained on; no epsilon "
+            "covers what the scores tell of them[/]"
+        )
     found = [
         delta_warning(budget.delta, sampling.population),
         rate_warning(settings.optimizer, settings.learning_rate),
+        absent_warning(experiment.dataset),
     ]
     if training.plan.releases:
         noise = training.plan.releases[0].noise_multiplier
         found.append(noise_warning(noise, parameters, sampling.expected_size, sampling.steps))
-    if (population := experiment.population_warning) is not None:
-        # not among what is answered: the number of records is private
-        console.print(f"[bold yellow]Warning[/]: {population}", soft_wrap=True)
-    if settings.test_share is not None:
-        console.print(
-            f"[dim]{settings.test_share:.0%} of the rows are evaluated on and not trained on; no epsilon "
-            "covers what the scores tell of them[/]",
-            soft_wrap=True,
-        )
-    found.append(absent_warning(experiment.dataset))
     warnings = [warning for warning in found if warning is not None]
-    for warning in warnings:
-        console.print(f"[bold yellow]Warning[/]: {warning}", soft_wrap=True)
+    # of the number of records, which is private, on the screen alone
+    for warning in filter(None, [experiment.population_warning, *warnings]):
+        console.print(f"[bold yellow]Warning[/]: {warning}")
     return warnings

@@ -14,38 +14,27 @@ A command is a function in a file of this folder, imported here and named in `CO
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 import traceback
 import warnings
 from collections.abc import Callable
-from itertools import pairwise
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from equipoise._extras import lacking
 from equipoise._files import explained
+from equipoise._say import at_width
 from equipoise._version import __version__
-from equipoise.app.option_checks import in_option_words
+from equipoise.app.option_checks import ELSEWHERE, USUAL_NAMES, in_option_words
 from equipoise.app.settings import RunSettings, facts
 from equipoise.cli.audit_command import audit
-from equipoise.cli.calibrate_command import calibrate
-from equipoise.cli.check_command import check
-from equipoise.cli.compare_command import compare
-from equipoise.cli.export_command import export
-from equipoise.cli.federate_command import federate
-from equipoise.cli.methods_command import methods
-from equipoise.cli.recipe_command import recipe
-from equipoise.cli.report_command import predict, report
-from equipoise.cli.schema_command import schema
-from equipoise.cli.screen import at_width, fail
-from equipoise.cli.train_command import resume, train
+from equipoise.cli.plan_commands import calibrate, check, methods, recipe, schema
+from equipoise.cli.result_commands import export, predict, report
+from equipoise.cli.screen import fail
+from equipoise.cli.training_commands import compare, federate, resume, train
 from equipoise.cli.verify_command import search, sign, verify
-
-__all__ = ["CRASHED", "app", "is_taught", "main", "run_app"]
 
 CRASHED = 70
 """The exit code of a crash (EX_SOFTWARE): Python's own, 1, means to `verify` that a statement is wrong."""
@@ -69,13 +58,12 @@ COMMANDS: dict[Callable[..., None], str] = {
 """The commands, with the example that ``--help`` of each ends with."""
 
 GONE = {
-    "experiment": "there is no command 'experiment': the papers' experiments are not in the package. Run "
-    "python -m reproduction in a checkout of the sources.",
-    "advise": "there is no command 'advise' any more: docs/methods/index.md says which method and "
-    "settings to take, and `equipoise train --dry-run` what they cost.",
+    "experiment": "The papers' experiments are in the sources: run python -m reproduction in a checkout.",
+    "advise": "docs/methods/index.md says which method and settings to take, and `equipoise train --dry-run` "
+    "what they cost.",
     "data": "`equipoise data describe` is `equipoise schema init` now.",
 }
-"""What is said instead of a command that there is not."""
+"""Where what a former command did is found."""
 
 app = typer.Typer(
     name="equipoise",
@@ -139,7 +127,7 @@ def run_app(
         if not is_taught(error, packages):
             traceback.print_exc()
             return CRASHED
-        found = _words(error, words)
+        found = _words(error)
         return fail(found, as_json, 2, name) if found else 2  # without a word the parser has shown the help
     return int(code or 0)
 
@@ -159,58 +147,24 @@ def is_taught(error: Exception, packages: tuple[str, ...] = ("equipoise",)) -> b
     return trace is not None and str(trace.tb_frame.f_globals.get("__name__", "")).startswith(packages)
 
 
-def _place(error: OSError, words: list[str]) -> str:
-    """The option that led to the file which the system refused, or the file itself.
-
-    >>> _place(OSError(28, "No space left on device", "a/metrics.jsonl"), ["train", "--run-dir", "a"])
-    "--run-dir 'a'"
-    """
-    if not isinstance(error.filename, str | bytes):
-        return "a file could not be read or written"
-    file = Path(os.fsdecode(error.filename))
-    for option, value in pairwise(words):
-        if option.startswith("--") and file.absolute().is_relative_to(Path(value).absolute()):
-            return f"{option} {value!r}"
-    return repr(str(file))
-
-
-def _said_once(message: str) -> str:
-    """Both the parser and the parser below it may append the same suggestion.
-
-    >>> _said_once("No such command 'trian'. Did you mean 'train'? Did you mean 'train'?")
-    "No such command 'trian'. Did you mean 'train'?"
-    """
-    before, question, rest = message.partition(" Did you mean ")
-    return before + question + rest.split(" Did you mean ")[0]
-
-
-def _unknown_option(option: str, error: Any) -> str | None:
-    """What a command answers to an option of other programs or commands; None where the parser does."""
-    from equipoise.app.option_checks import INSTEAD, USUAL_NAMES
-
-    command = getattr(getattr(error, "ctx", None), "command", None)
-    known = {flag for parameter in getattr(command, "params", ()) for flag in parameter.opts}
-    usual = USUAL_NAMES.get(option.replace("_", "-"))
-    if usual in known:
-        return f"No such option '{option}'. Did you mean '{usual}'?"
-    instead = INSTEAD.get(str(getattr(command, "name", "")), {}).get(usual or option)
-    return instead and f"No such option '{option}'. {instead}"
-
-
-def _words(error: Exception, words: list[str]) -> str:
+def _words(error: Exception) -> str:
     if isinstance(error, OSError):
-        error = explained(error, _place(error, words))
-
+        error = explained(error, repr(str(error.filename or "a file")))
     # typer's parser errors have a message of their own; their classes moved between its versions
     message = getattr(error, "format_message", None)
-    if callable(message):
-        said = _said_once(str(message()))
-        unknown = re.match(r"No such option:? '?(--?[\w-]+)", said)
-        if unknown is not None:
-            return _unknown_option(unknown[1], error) or said
-        context = getattr(error, "ctx", None)
-        if said.startswith("No such command") and context and context.command.name == "audit":
-            return f"{said} A run is audited by: equipoise audit run RUN."
-        gone = re.match(r"No such command '(\w+)'", said)
-        return GONE.get(gone[1], said) if gone else said
-    return in_option_words(str(error), facts(RunSettings))
+    if message is None:
+        return in_option_words(str(error), facts(RunSettings))
+    # the parser and the parser below it may both append the same suggestion
+    said = " Did you mean ".join(dict.fromkeys(str(message()).split(" Did you mean ")))
+    command = getattr(getattr(error, "ctx", None), "command", None)
+    wrong = re.match(r"No such (?:option:?|command) '?([\w-]+)", said)
+    word = wrong[1].replace("_", "-") if wrong else ""
+    word = USUAL_NAMES.get(word, word)
+    known = {option for parameter in getattr(command, "params", ()) for option in parameter.opts}
+    if word in known:
+        return f"{said.split('.')[0]}. Did you mean '{word}'?"
+    where = getattr(command, "name", "")
+    if where == "audit" and wrong and not word.startswith("-"):
+        word = "--run-dir"
+    instead = GONE.get(word) or ELSEWHERE.get((where, word))
+    return f"{said} {instead}" if instead else said

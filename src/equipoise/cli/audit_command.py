@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import math
 import warnings
-from dataclasses import replace
-from typing import Annotated, Any
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, Annotated, Any
 
 import click
 import typer
 from click.core import ParameterSource
 
+from equipoise._rounding import plain, rounded_up
 from equipoise.app.option_checks import check_data_and_model, flag
 from equipoise.app.run_checks import check_own_code, settings_of_run
 from equipoise.app.settings import OF_OWN_DATA, RunSettings
-from equipoise.cli.audit_views import show_method, show_neighbours, show_run
-from equipoise.cli.screen import loading, open_console, quiet
+from equipoise.cli.screen import emit, loading, open_console, quiet
 from equipoise.cli.settings_options import settings_options
 from equipoise.cli.shared_options import (
     DataDir,
@@ -26,8 +27,12 @@ from equipoise.cli.shared_options import (
     UsageError,
     chosen_folder,
 )
+from equipoise.methods.registry import find
 
-__all__ = ["audit"]
+if TYPE_CHECKING:
+    from equipoise.audit.bounds import Certificate
+    from equipoise.audit.neighbours import NeighbourAudit
+    from equipoise.testing.method_audit import Audit
 
 audit = typer.Typer(
     name="audit",
@@ -41,6 +46,8 @@ CLAIM: dict[str, Any] = {"epsilon": 2.0, "delta": 1e-5}
 
 Confidence = Annotated[float, typer.Option(min=0.5, max=0.9999, help="Of the certificates together.")]
 Several = Annotated[int, typer.Option(min=1, help="Number of audits, each with a seed of its own.")]
+
+REFUTED = "[bold red]the claim is refuted[/]"
 
 
 @audit.command(epilog="equipoise audit run runs/NAME")
@@ -61,7 +68,19 @@ def run(
     quiet()
     with open_console(True).status("guessing the canaries"):
         found = audit_run(folder, settings, confidence)
-    _end(show_run(found, json_output))
+    claimed = found["claimed_epsilon"]
+    holds = claimed is None or all(attack["epsilon"] <= claimed for attack in found["attacks"].values())
+    claims = "nothing" if claimed is None else f"epsilon {rounded_up(claimed)}"
+    lines = [
+        f"{folder} claims [bold]{claims}[/] at delta {plain(found['delta'])}; {found['canaries']} canaries"
+    ]
+    for name, attack in found["attacks"].items():
+        lines.append(
+            f"  {name}: epsilon at least [bold]{attack['epsilon']:.3f}[/] is certified "
+            f"[dim]({attack['correct']} of {attack['guesses']} guesses right, area under the curve "
+            f"{attack['auc']:.3f}, confidence {attack['confidence']:g})[/]"
+        )
+    _end(found, [*lines, "" if holds else REFUTED, found["figure"]], holds, json_output)
 
 
 @audit.command(epilog="equipoise audit neighbours --data digits --positions 3")
@@ -102,7 +121,62 @@ def neighbours(
     _quieten()
     with open_console(True).status("taking steps with one record more, less or replaced"):
         found = neighbours_of(base, positions, steps, (1,) if threads == 1 else (1, threads))
-    _end(show_neighbours(found, json_output))
+    _end(found.to_json(), _moved(found), found.holds, json_output)
+
+
+CHANGES = {
+    "add": "added",
+    "remove": "removed",
+    "replace": "replaced",
+    "silent": "added, without its own part",
+}
+
+
+def _moved(found: NeighbourAudit) -> list[Any]:
+    """How far one record moved the sums, and what that tells the reader."""
+    from rich.table import Table
+
+    tried = sorted({pair.threads for pair in found.pairs})
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for title in (f"one {found.unit}", "tried", "sum moved by", "allowed", "epsilon", "allowed", ""):
+        table.add_column(title, justify="left" if title in (f"one {found.unit}", "") else "right")
+    for change, words in CHANGES.items():
+        pair = found.worst_of(change)
+        if pair is None:
+            table.add_row(words, "-")
+            continue
+        silent = change == "silent"
+        table.add_row(
+            words,
+            str(sum(one.change == change for one in found.pairs)),
+            f"{pair.movement:.1e}" if silent else f"{pair.movement:.4f}",
+            "0" if silent else "1",
+            rounded_up(pair.epsilon),
+            "" if silent else rounded_up(pair.claimed),
+            "" if pair.holds else "[bold red]TOO FAR[/]",
+        )
+    worst = found.worst
+    verdict = (
+        f"[green]no sum moved farther than it may[/]\nIn plain words: one {found.unit} moved the sums as far "
+        "as the proof says, and nothing else moved by more than rounding. This was tried on these records "
+        "and proves nothing about others."
+        if found.holds
+        else f"[bold red]one record {CHANGES[worst.change]}, its numbers times {worst.scale:g}, at place "
+        f"{worst.position} with {worst.threads} thread(s), moved a sum by {worst.movement:.4g}[/]\n"
+        "In plain words: the guarantee does not hold for this model and these data. Other records changed "
+        "with that one: look for what joins the records of a batch (statistics over the batch, padding to "
+        "its longest record, state that is kept between batches)."
+    )
+    return [
+        f"[bold]{found.method}[/], {found.records:,} records, micro-batches of {found.micro_batch_size}, "
+        f"{found.steps} step(s), {' and '.join(map(str, tried))} thread(s); random numbers: "
+        f"{'yes' if found.draws_numbers else 'no'}",
+        table,
+        *(f"Not tried: {CHANGES[change]}. The reason: {why}." for change, why in found.left_out.items()),
+        f"{verdict} Movements are in units of the bound that the noise is made for. Epsilon is of these "
+        f"steps at delta {plain(found.delta)}, for a {found.unit} that is in all their draws; the whole "
+        f"training claims {rounded_up(found.plan_epsilon)}.",
+    ]
 
 
 @audit.command(epilog="equipoise audit method dp-sgd --epsilon 2")
@@ -124,15 +198,23 @@ def method(
     json_output: Json = False,
 ) -> None:
     """Train canaries with a method, and certify what its releases give away."""
-    if base.unit != "user" and (base.records_per_user or base.user_rows):
-        raise UsageError("--records-per-user and --user-rows belong to --unit user.")
-    if base.unit == "user" and base.records_per_user is None:
-        raise UsageError("--unit user needs --records-per-user: how many records a user has.")
+    if (base.unit == "user") != (base.records_per_user is not None) or (base.user_rows and not base.unit):
+        raise UsageError(
+            "--unit user and --records-per-user, how many records a user has, need each other; --user-rows "
+            "belongs to them."
+        )
     with loading():
+        from equipoise.app.method_settings import check_options, read_clip_norm
         from equipoise.privacy import LedgerError, Unit
         from equipoise.testing import method_audit
+        from equipoise.testing.designs import AUDITS
     _quieten()
-    options = _method_options(name, base)
+    if name not in AUDITS:
+        raise UsageError(f"METHOD is {name!r}, but it must be one of {', '.join(AUDITS)}.")
+    words = ({"variant": base.variant} if base.variant else {}) | base.options
+    options = check_options(name, find(name), words)
+    if isinstance(options.get("clip_norm"), str):
+        options["clip_norm"] = read_clip_norm(options["clip_norm"])
     with open_console(True).status(f"training canaries with {name}"):
         try:
             found = method_audit.audit_method(
@@ -149,22 +231,57 @@ def method(
             )
         except LedgerError as error:
             raise UsageError(f"{name} cannot be audited with --hardened: {error}.") from error
-    _end(show_method(found, json_output))
+    values = {
+        "method": found.method,
+        "relation": found.relation,
+        "unit": found.unit.name,
+        "users": found.unit.describe(),
+        "requested_epsilon": found.requested,
+        "claimed_epsilon": found.claimed,
+        "certified_epsilon": found.certified,
+        "delta": found.delta,
+        "confidence": found.confidence,
+        "holds": found.holds,
+        "certificates": [certificate_values(c) for c in found.certificates],
+    }
+    _end(values, _certified(found), found.holds, json_output)
 
 
-def _method_options(name: str, base: RunSettings) -> dict[str, Any]:
-    """Arguments of the method, in the words of `equipoise train`."""
-    from equipoise.app.method_settings import check_options, read_clip_norm
-    from equipoise.methods.registry import find
-    from equipoise.testing.designs import AUDITS
+def _certified(found: Audit) -> list[str]:
+    """What was certified of a method, and what a lower bound tells the reader."""
+    claimed = "nothing" if found.claimed is None else f"epsilon at most [bold]{rounded_up(found.claimed)}[/]"
+    users = "" if found.unit.name == "record" else f"; users of {found.unit.records} records each"
+    delta = plain(found.delta)
+    lines = [
+        f"[bold]{found.method}[/] claims {claimed} at delta {delta} ({found.relation.replace('_', ' ')}"
+        f"{users})"
+    ]
+    for seed, c in enumerate(found.certificates):
+        lines.append(
+            f"  seed {seed}: epsilon at least [bold]{c.epsilon:.3f}[/] is certified "
+            f"[dim]({c.true_positives:,} of {c.runs[1]:,} seen, {c.false_positives:,} of {c.runs[0]:,} "
+            "falsely)[/]"
+        )
+    verdict = "[green]no contradiction[/]" if found.holds else REFUTED
+    rest = (
+        "whatever anybody claims; that this attack found no more proves no privacy: only the proof bounds "
+        "epsilon from above."
+        if found.holds
+        else f"and {found.requested:g} was asked for: the claim or the plan is wrong."
+    )
+    return [
+        *lines,
+        f"{verdict}; all of it with confidence {found.confidence:g}",
+        f"In plain words: the true epsilon at delta {delta} is at least {found.certified:.3f}, {rest}",
+    ]
 
-    if name not in AUDITS:
-        raise UsageError(f"METHOD is {name!r}, but it must be one of {', '.join(AUDITS)}.")
-    words = ({"variant": base.variant} if base.variant else {}) | base.options
-    options = check_options(name, find(name), words)
-    if isinstance(options.get("clip_norm"), str):
-        options["clip_norm"] = read_clip_norm(options["clip_norm"])
-    return options
+
+def certificate_values(found: Certificate) -> dict[str, Any]:
+    """A certificate as plain values; numbers that are not finite become None."""
+    return {
+        name: None if isinstance(value, float) and not math.isfinite(value) else value
+        for name, value in asdict(found).items()
+    }
 
 
 def _of_run(folder: str, data: str | None, model: str | None, data_dir: str | None) -> RunSettings:
@@ -180,6 +297,13 @@ def _quieten() -> None:
     warnings.filterwarnings("ignore", category=UserWarning, module="equipoise.methods")
 
 
-def _end(fine: bool) -> None:
-    if not fine:
+def _end(values: dict[str, Any], lines: list[Any], holds: bool, as_json: bool) -> None:
+    """Show what was found; exit code 1 where a claim does not hold."""
+    if as_json:
+        emit(values)
+    else:
+        console = open_console(False)
+        for line in filter(None, lines):
+            console.print(line)
+    if not holds:
         raise typer.Exit(1)

@@ -14,27 +14,19 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
-__all__ = ["at_width", "emit", "fail", "loading", "open_console", "quiet", "warn_of_numbers"]
-
 
 def open_console(as_json: bool) -> Console:
-    """Where words for people go.
-
-    Sentences are printed with `soft_wrap=True`: one line each in a file, which terminals would cut in
-    mid-word. On a screen they are wrapped at words here, and a path longer than a line stays whole.
-    """
+    """Where words for people go, wrapped at words; one longer than a line, such as a path, stays whole."""
     from rich.console import Console
 
     class Screen(Console):
-        def print(self, *objects: Any, soft_wrap: bool | None = None, **given: Any) -> None:
-            if soft_wrap and self.is_terminal:
-                objects = tuple(
-                    _at_words(self.render_str(one, markup=given.get("markup")), self.width)
-                    if isinstance(one, str)
-                    else one
-                    for one in objects
-                )
-            super().print(*objects, soft_wrap=soft_wrap, **given)
+        def print(self, *objects: Any, markup: bool | None = None, **given: Any) -> None:
+            for one in objects or ("",):
+                if isinstance(one, str):
+                    text = _at_words(self.render_str(one, markup=markup), self.width)
+                    super().print(text, soft_wrap=True, **given)
+                else:
+                    super().print(one, **given)
 
     return Screen(stderr=as_json, highlight=False)
 
@@ -72,13 +64,19 @@ def emit(value: dict[str, Any]) -> None:
     print(json.dumps(value, allow_nan=False))
 
 
+def warn(what: str | None, console: Console) -> None:
+    """Say what is doubtful, if anything is."""
+    if what is not None:
+        console.print(f"[bold yellow]Warning[/]: {what}")
+
+
 def warn_of_numbers(found: dict[str, Any], console: Console) -> None:
     """Say that a model is of no use, where its numbers are not finite."""
     if not found["finite"]:
-        console.print(
-            "[bold yellow]Warning[/]: the model's numbers are not finite, so it is useless. Train again "
-            "with a smaller --learning-rate, or with other inputs; what was spent stays spent.",
-            soft_wrap=True,
+        warn(
+            "the model's numbers are not finite, so it is useless. Train again with a smaller "
+            "--learning-rate, or with other inputs; what was spent stays spent.",
+            console,
         )
 
 

@@ -7,20 +7,6 @@ from typing import Annotated
 
 import typer
 
-__all__ = [
-    "DataDir",
-    "Device",
-    "DryRun",
-    "Json",
-    "OwnData",
-    "OwnModel",
-    "RunArgument",
-    "RunDir",
-    "UsageError",
-    "chosen_folder",
-]
-
-
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output.")]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import shlex
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,19 +12,20 @@ import typer
 
 from equipoise._rounding import plain, rounded_up
 from equipoise._say import wrapped
+from equipoise.app.run_checks import is_federation
 from equipoise.cli.screen import emit, loading, open_console, quiet
 from equipoise.cli.shared_options import Json, RunArgument, RunDir, UsageError, chosen_folder
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-__all__ = ["read_key", "search", "sign", "sign_with", "verify"]
-
-
 LedgerFile = Annotated[
     str | None,
     typer.Option("--ledger", help="The run's journal, where it is not in the folder.", metavar="FILE"),
 ]
+
+
+OF_CLIENTS = "--ledger names one journal, but every client of a federation has its own."
 
 
 def verify(
@@ -37,88 +39,73 @@ def verify(
     run_dir: RunDir = None,
 ) -> None:
     """Compute the privacy of a run again and say whether its statement is consistent; exit code 1 if not."""
-    from equipoise.app.run_checks import is_federation
 
     folder = chosen_folder(run, run_dir)
     if is_federation(folder):
         if ledger is not None:
-            raise UsageError("--ledger names one journal, but every client of a federation has its own.")
-        _verify_federation(folder, key, json_output)
-        return
-    from equipoise.statements import verify_run  # needs no PyTorch
-
-    quiet()
-    found = verify_run(folder, ledger_file=ledger, public_key=key)
-    steps = _steps_of_an_unfinished(folder)
-    if json_output:
-        emit({**_finite(found.to_json()), "unfinished": bool(steps)})
+            raise UsageError(OF_CLIENTS)
+        values, text, consistent = _of_federation(folder, key)
     else:
-        unfinished = f"\nThe run is unfinished: {steps} steps were taken." if steps else ""
-        _print_with_colours(f"{found}{unfinished}")
-    if not found.consistent:
+        from equipoise.report import RunFolderError, read_run
+        from equipoise.statements import verify_run  # needs no PyTorch
+
+        quiet()
+        found = verify_run(folder, ledger_file=ledger, public_key=key)
+        unfinished = ""
+        with suppress(RunFolderError):  # a finding says so
+            read = read_run(folder)
+            unfinished = read.steps_in_words if read.is_unfinished else ""
+        values = {**_finite(found.to_json()), "unfinished": bool(unfinished)}
+        text = f"{found}\nThe run is unfinished: {unfinished} steps were taken." if unfinished else str(found)
+        consistent = found.consistent
+    if json_output:
+        emit(values)
+    else:
+        from rich.text import Text
+
+        console = open_console(False)
+        shown = Text(wrapped(text, console.width, indent=5))
+        shown.highlight_regex(r"(?m)^yes\b|\bconsistent\b", "green")
+        shown.highlight_regex(r"(?m)^NO\b|NOT CONSISTENT|NOT PRIVATE|The signature is missing", "bold red")
+        console.print(shown, soft_wrap=True)
+    if not consistent:
         raise typer.Exit(1)
 
 
-def _verify_federation(folder: str, key: str | None, json_output: bool) -> None:
-    """One line per client, and the whole answer."""
+def _of_federation(folder: str, key: str | None) -> tuple[dict[str, Any], str, bool]:
+    """Plain values; one line per client, and the whole answer; whether it is consistent."""
     with loading():
         from equipoise.app.federation.folder import verify_federation
         from equipoise.statements.statement import SEEDED
 
     quiet()
     found = verify_federation(folder, key)
-    if json_output:
-        values = _finite(found.to_json())
-        emit({**values, "clients": {name: _finite(one) for name, one in values["clients"].items()}})
-    else:
-        lines = []
-        for name, client in found.clients.items():
-            word = "consistent" if client.consistent else "NOT CONSISTENT"
-            spent = "no epsilon" if client.epsilon is None else f"epsilon {rounded_up(client.epsilon)}"
-            basis = "its journal" if client.with_journal else "its published files only"
-            lines.append(f"client {name}: {spent}, {word} with {basis}.{client.rest}")
-            lines += [f"  {one.subject}: {one.detail}" for one in client.findings if one.ok is False]
-        whole = "consistent" if found.consistent else "NOT CONSISTENT"
-        whose = "" if key is not None else " (whose that is was not checked)"
-        signed = "" if found.signer is None else f" Signed by the key {found.signer}{whose}."
-        number = len(found.clients)
-        lines += [
-            *found.problems,
-            "",
-            f"The federation is {whole}: {number} client{'s' * (number != 1)} with a statement.{signed}",
-        ]
-        if not all(client.private for client in found.clients.values()):
-            lines.append(f"NOT PRIVATE: {SEEDED}")
-        _print_with_colours("\n".join(lines))
-    if not found.consistent:
-        raise typer.Exit(1)
-
-
-def _steps_of_an_unfinished(folder: str) -> str:
-    """How many steps were taken, and of how many; empty for a finished run or one that cannot be read."""
-    from equipoise.report import RunFolderError, read_run
-
-    try:
-        run = read_run(folder)
-    except RunFolderError:  # a finding says so
-        return ""
-    return run.steps_in_words if run.is_unfinished else ""
+    words = {True: "consistent", False: "NOT CONSISTENT"}
+    lines = []
+    for name, client in found.clients.items():
+        spent = "no epsilon" if client.epsilon is None else f"epsilon {rounded_up(client.epsilon)}"
+        basis = "its journal" if client.with_journal else "its published files only"
+        lines.append(f"client {name}: {spent}, {words[client.consistent]} with {basis}.{client.rest}")
+        lines += [f"  {one.subject}: {one.detail}" for one in client.findings if one.ok is False]
+    whose = "" if key is not None else " (whose that is was not checked)"
+    signed = "" if found.signer is None else f" Signed by the key {found.signer}{whose}."
+    lines += [
+        *found.problems,
+        "",
+        f"The federation is {words[found.consistent]}: {len(found.clients)} clients with a statement."
+        + signed,
+    ]
+    if not all(client.private for client in found.clients.values()):
+        lines.append(f"NOT PRIVATE: {SEEDED}")
+    values = _finite(found.to_json())
+    values["clients"] = {name: _finite(one) for name, one in values["clients"].items()}
+    return values, "\n".join(lines), found.consistent
 
 
 def _finite(values: dict[str, Any]) -> dict[str, Any]:
     """An edited statement may hold an epsilon that JSON has no word for."""
     epsilon = values["epsilon"]
     return {**values, "epsilon": epsilon if epsilon is not None and math.isfinite(epsilon) else None}
-
-
-def _print_with_colours(text: str) -> None:
-    from rich.text import Text
-
-    console = open_console(False)
-    shown = Text(wrapped(text, console.width, indent=5) if console.is_terminal else text)
-    shown.highlight_regex(r"(?m)^yes\b|\bconsistent\b", "green")
-    shown.highlight_regex(r"(?m)^NO\b|NOT CONSISTENT|NOT PRIVATE|The signature is missing", "bold red")
-    console.print(shown, soft_wrap=True)
 
 
 def sign(
@@ -131,11 +118,10 @@ def sign(
     run_dir: RunDir = None,
 ) -> None:
     """Sign the statement and the published files of a run or federation, after verifying them."""
-    from equipoise.app.run_checks import is_federation
 
     folder = chosen_folder(run, run_dir)
     if ledger is not None and is_federation(folder):
-        raise UsageError("--ledger names one journal, but every client of a federation has its own.")
+        raise UsageError(OF_CLIENTS)
     if key is None:
         raise UsageError(
             "--key is missing. Make a private key once: openssl genpkey -algorithm ed25519 -out key.pem; "
@@ -146,9 +132,7 @@ def sign(
     if json_output:
         emit(found)
         return
-    open_console(False).print(
-        f"signed by the key [bold]{found['signer']}[/]: {found['signature']}", soft_wrap=True
-    )
+    open_console(False).print(f"signed by the key [bold]{found['signer']}[/]: {found['signature']}")
 
 
 def read_key(path: str) -> Ed25519PrivateKey:
@@ -157,15 +141,12 @@ def read_key(path: str) -> Ed25519PrivateKey:
         from equipoise.statements import KeyFileError
         from equipoise.statements.sign import read_private_key
 
-    try:
-        content = Path(path).read_bytes()
-    except OSError as error:
-        raise UsageError(f"the key {path!r} cannot be read ({error.strerror}). Name a key file.") from None
+    content = Path(path).read_bytes()
     try:
         return read_private_key(content)
     except KeyFileError as error:
         if "assword" not in str(error):
-            raise UsageError(str(error)) from None
+            raise
     password = str(typer.prompt(f"password of {path}", hide_input=True, err=True)).encode()
     return read_private_key(content, password)
 
@@ -173,19 +154,15 @@ def read_key(path: str) -> Ed25519PrivateKey:
 def sign_with(folder: str, key: Ed25519PrivateKey, ledger: str | None) -> dict[str, Any]:
     """Sign, and tell by whom and where."""
     from equipoise.app.federation.folder import SIGNATURE, sign_federation
-    from equipoise.app.run_checks import is_federation
     from equipoise.statements import sign_run
     from equipoise.statements.sign import fingerprint
 
-    name = "statement.sig.json"
-    if is_federation(folder):
-        made, name = sign_federation(folder, key), SIGNATURE
-    else:
-        made = sign_run(folder, key, ledger_file=ledger)
+    federation = is_federation(folder)
+    made = sign_federation(folder, key) if federation else sign_run(folder, key, ledger_file=ledger)
     return {
         "run_dir": folder,
         "signer": fingerprint(made.public_key),
-        "signature": str(Path(folder) / name),
+        "signature": str(Path(folder) / (SIGNATURE if federation else "statement.sig.json")),
         "files": made.files,
     }
 
@@ -208,24 +185,23 @@ def search(
 
     quiet()
     law = PrivateSearch(mean, shape)
-    console = open_console(json_output)
     if run is None and run_dir is None:
         runs = law.draw()
-        if json_output:
-            emit({**law.describe(), "runs": runs})
-            return
-        console.print(
+        found = {**law.describe(), "runs": runs}
+        said = (
             f"[bold]{runs}[/] runs. Make that many, each with settings drawn at random from a list that you "
             "fixed, with one plan for all (sampling, noise multipliers, steps), or none that costs more than "
-            "the chosen one at any Renyi order; publish and use only the best, and charge it with: "
-            f"equipoise search RUN --mean {mean:g} --shape {shape:g}"
+            "the chosen one at any Renyi order; publish and use only the best, and charge it with: equipoise "
+            f"search RUN --mean {mean:g} --shape {shape:g}"
         )
-        return
-    folder = chosen_folder(run, run_dir)
-    made = charge_search(folder, law, ledger_file=ledger)
-    write_report(folder)
+    else:
+        folder = chosen_folder(run, run_dir)
+        made = charge_search(folder, law, ledger_file=ledger)
+        write_report(folder)
+        found = {"run_dir": folder, **law.describe(), "epsilon": made.epsilon, "delta": made.delta}
+        spent = "no value" if made.epsilon is None else rounded_up(made.epsilon)
+        said = f"epsilon [bold]{spent}[/] at delta {plain(made.delta or 0.0)}, the search included"
     if json_output:
-        emit({"run_dir": folder, **law.describe(), "epsilon": made.epsilon, "delta": made.delta})
-        return
-    spent = "no value" if made.epsilon is None else rounded_up(made.epsilon)
-    console.print(f"epsilon [bold]{spent}[/] at delta {plain(made.delta or 0.0)}, the search included")
+        emit(found)
+    else:
+        open_console(False).print(said)

@@ -29,6 +29,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from equipoise._roots import NoCrossing, crossing
+from equipoise._rounding import plain
 from equipoise.methods.adaptive_rms import RMSClipping, RMSRadius, sampling_at
 from equipoise.methods.base import Plan, Setting
 from equipoise.methods.configuration import Count, Positive, UpToOne
@@ -198,8 +199,8 @@ def published_noise(
     least = steps * subsampled_rdp(math.inf, rate, alpha)
     if least >= share:
         raise BudgetError(
-            f"epsilon={epsilon:g} at delta={delta:g} is out of reach for the {part} as published: at order "
-            f"{alpha} even infinite noise leaves {steps} releases with {least:.4g}, above the quarter "
+            f"epsilon={epsilon:g} at delta={plain(delta)} is out of reach for the {part} as published: at "
+            f"order {alpha} even infinite noise leaves {steps} releases with {least:.4g}, above the quarter "
             f"{share:.4g} of epsilon that equation (1) grants them. Raise epsilon, take smaller batches or "
             "fewer steps, or use recipe='library', whose accounting has no such floor"
         )

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from equipoise._rounding import plain
 from equipoise.audit.replay import RecordingLedger
 from equipoise.methods import Method
 from equipoise.privacy import RECORD, Budget, Unit
@@ -126,7 +127,7 @@ def check_method(
         raise AssertionError(f"{found.method} was asked for epsilon {epsilon} and plans {found.claimed:.4g}")
     if not found.holds:
         raise AssertionError(
-            f"{found.method} claims epsilon {found.claimed:.4g} at delta {delta:g}. With confidence "
+            f"{found.method} claims epsilon {found.claimed:.4g} at delta {plain(delta)}. With confidence "
             f"{confidence:g} at least {found.certified:.4g} is certified: it leaks more than its plan says"
         )
     if found.claimed:

@@ -28,8 +28,6 @@ from equipoise.report.figures import Curve, plot
 from equipoise.statements.recompute import finite_number
 from equipoise.training.folder.run_folder import load_model
 
-__all__ = ["audit_run", "neighbours_of", "roc_curves", "save_roc_figure"]
-
 
 def neighbours_of(
     settings: RunSettings, positions: int, steps: int, threads: Sequence[int]

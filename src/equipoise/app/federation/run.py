@@ -28,7 +28,7 @@ from equipoise.app.data_loading import load_data
 from equipoise.app.default_settings import default_settings
 from equipoise.app.federation.folder import read_result
 from equipoise.app.federation.participants import ClientMaker, Federation, federation
-from equipoise.app.models import default_model, unnamed_model
+from equipoise.app.models import default_model
 from equipoise.app.run_checks import FEDERATION_FILE, check_federation_folder
 from equipoise.app.settings import FederationSettings
 from equipoise.federated import FederationHistory, RoundReport, simulate
@@ -80,7 +80,7 @@ def run_federation(settings: FederationSettings, folder: str, console: Console) 
 def _with_model(settings: FederationSettings, begun: bool) -> FederationSettings:
     """The folder must name model and features: they follow from data, and others may be predicted."""
     base = settings.base
-    model = base.model or (unnamed_model if begun else default_model)(load_data(base))
+    model = base.model or default_model(load_data(base))
     features = base.features or default_settings(base.data, model).features
     return replace(settings, base=replace(base, model=model, features=features))
 
@@ -305,7 +305,7 @@ def _introduce(made: Federation, console: Console) -> list[str]:
         warnings.append(f"{warning}{at}")
     told = [warning for warning in warnings if warning is not None]
     for warning in told:
-        console.print(f"[bold yellow]Warning[/]: {warning}", soft_wrap=True)
+        console.print(f"[bold yellow]Warning[/]: {warning}")
     return told
 
 

@@ -17,6 +17,7 @@ import dp_accounting
 
 from equipoise import _validate
 from equipoise._roots import NoCrossing, crossing
+from equipoise._rounding import plain
 from equipoise.privacy.accounting.epsilon import check_delta, epsilon
 from equipoise.privacy.errors import BudgetError
 from equipoise.privacy.mechanisms import Gaussian
@@ -117,10 +118,10 @@ def _out_of_reach(budget: Budget, least: float, above: bool) -> BudgetError:
             "such a budget protects nothing: lower epsilon"
         )
     return BudgetError(
-        f"epsilon={budget.epsilon} at delta={budget.delta} is out of reach: even noise of scale {_LARGEST:g} "
-        f"spends {least:.4g}; raise epsilon or delta, take fewer steps, smaller batches or a larger "
-        "population, or lower the share of releases whose noise does not scale; other runs over the same "
-        "records count too"
+        f"epsilon={budget.epsilon} at delta={plain(budget.delta)} is out of reach: even noise of scale "
+        f"{_LARGEST:g} spends {least:.4g}; raise epsilon or delta, take fewer steps, smaller batches or a "
+        "larger population, or lower the share of releases whose noise does not scale; other runs over the "
+        "same records count too"
     )
 
 

@@ -25,6 +25,7 @@ from typing import Any
 
 import dp_accounting
 
+from equipoise._rounding import plain
 from equipoise.privacy.accounting.calibrate import Budget
 from equipoise.privacy.accounting.epsilon import EpsilonResult, check_accounted, epsilon
 from equipoise.privacy.accounting.private_search import PrivateSearch
@@ -352,14 +353,14 @@ def check_budget(plan: PrivacyPlan, others: OtherRuns, budget: Budget | None) ->
     found = epsilon(event, budget.delta, plan.relation)
     if (found.noise_tail or 0.0) >= budget.delta:
         raise BudgetError(
-            f"noise this small adds {found.noise_tail:.2g} to delta={budget.delta:g}, since normal numbers "
-            "end (noise_tail of a statement). Nothing was spent. Give a smaller epsilon or a larger "
+            f"noise this small adds {found.noise_tail:.2g} to delta={plain(budget.delta)}, since normal "
+            "numbers end (noise_tail of a statement). Nothing was spent. Give a smaller epsilon or a larger "
             "noise_multiplier, or a larger delta"
         )
     total = found.value
     # The noise was fitted with the same accountant; the sum over the runs may round in another order.
     if total > budget.epsilon * (1 + 1e-9):
-        over = f"at delta={budget.delta:g}, above the budget of {budget.epsilon:g}"
+        over = f"at delta={plain(budget.delta)}, above the budget of {budget.epsilon:g}"
         if not others:
             raise BudgetError(
                 f"the plan costs epsilon={total:.4g} {over}. Nothing was spent. Give a larger "

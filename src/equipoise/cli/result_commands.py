@@ -1,0 +1,146 @@
+"""``equipoise report``, ``predict`` and ``export``: what a finished run is good for."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from equipoise.app.option_checks import check_data_and_model, check_name
+from equipoise.app.run_checks import (
+    check_model_file,
+    check_own_code,
+    is_federation,
+    report_values,
+    schema_of_run,
+    settings_of_run,
+)
+from equipoise.app.settings import EXPORTS
+from equipoise.cli.screen import emit, loading, open_console, warn_of_numbers
+from equipoise.cli.shared_options import (
+    DataDir,
+    Device,
+    Json,
+    OwnModel,
+    RunArgument,
+    RunDir,
+    UsageError,
+    chosen_folder,
+)
+
+
+def report(run: RunArgument = None, json_output: Json = False, run_dir: RunDir = None) -> None:
+    """Write the report of a run again, from its publishable files."""
+    from equipoise.report import read_run, summary
+
+    folder = chosen_folder(run, run_dir)
+    if is_federation(folder):
+        with loading():
+            from equipoise.app.federation.folder import report_federation
+        from equipoise.report.federation_page import federation_summary
+
+        values = report_federation(folder)
+        shown = federation_summary(values)
+    else:
+        values = report_values(folder)
+        shown = summary(read_run(folder), folder)
+    if json_output:
+        emit(values)
+    else:
+        open_console(False).print(shown)
+
+
+def predict(
+    run: RunArgument = None,
+    data: Annotated[
+        str | None,
+        typer.Option(
+            help="Data to predict for; the run's test records by default. A table may lack the target."
+        ),
+    ] = None,
+    model: OwnModel = None,
+    data_dir: DataDir = None,
+    output: Annotated[
+        str | None,
+        typer.Option(help="Write the predictions and their probabilities there, as CSV.", metavar="FILE"),
+    ] = None,
+    device: Device = None,
+    json_output: Json = False,
+    run_dir: RunDir = None,
+) -> None:
+    """Use the model of a run on records, and print scores if the records have labels."""
+    from equipoise.report.phrases import score_in_words, score_name
+
+    folder = chosen_folder(run, run_dir)
+    settings = settings_of_run(folder, published=True)
+    schema = schema_of_run(folder)
+    if schema is not None and data is None:
+        data = settings.test
+        if data is None:
+            raise UsageError("the rows to predict are missing: --data FILE, of the form of the run's own.")
+    check_data_and_model(data, None)
+    settings = replace(settings, data=data or settings.data, data_dir=data_dir or settings.data_dir)
+    check_own_code(folder, settings, data=data, model=model)
+    check_model_file(folder)
+    with loading():
+        from equipoise.app.predict import predict_run
+
+    found = predict_run(folder, settings, schema=schema, output=output, device=device)
+    console = open_console(json_output)
+    warn_of_numbers(found, console)
+    for warning in found["warnings"]:
+        console.print(f"[bold yellow]Warning[/]: {warning}")
+    if json_output:
+        emit(found)
+        return
+    console.print(f"{found['records']:,} records of {found['data']}", markup=False)
+    for name, value in found["evaluation"].items():
+        console.print(f"{score_name(name)} [bold]{score_in_words(name, value)}[/]")
+    written = "[dim]--output FILE writes the predictions with their probabilities, as CSV[/]"
+    console.print(written if output is None else f"predictions in {output}")
+
+
+def export(
+    run: RunArgument = None,
+    form: Annotated[
+        str, typer.Option("--format", help="safetensors, state-dict, or onnx (with the extra 'onnx').")
+    ] = "safetensors",
+    output: Annotated[
+        str | None, typer.Option(help="Folder to write to; RUN/export by default.", metavar="DIR")
+    ] = None,
+    data: Annotated[
+        str | None, typer.Option(help="For onnx: data with inputs of the same shape; the run's by default.")
+    ] = None,
+    model: OwnModel = None,
+    data_dir: DataDir = None,
+    json_output: Json = False,
+    run_dir: RunDir = None,
+) -> None:
+    """Write the model for other programs, with a card that holds its statement."""
+
+    check_name("format", form, EXPORTS)
+    folder = chosen_folder(run, run_dir)
+    if is_federation(folder):
+        raise UsageError(
+            f"{folder!r} is a federation, where each client has a statement of its own. `equipoise predict` "
+            "and equipoise.load_model take its model.safetensors as it is."
+        )
+    settings = settings_of_run(folder, published=True)
+    schema = schema_of_run(folder)
+    settings = replace(
+        settings, data=data or settings.test or settings.data, data_dir=data_dir or settings.data_dir
+    )
+    if form == "onnx":  # the others run no code of the user's
+        check_own_code(folder, settings, data=data, model=model)
+    check_model_file(folder)
+    with loading():
+        from equipoise.app.export import export_run
+
+    found = export_run(folder, settings, output or str(Path(folder) / "export"), form=form, schema=schema)
+    if json_output:
+        emit(found)
+    else:
+        said = f"{', '.join(found['files'])} in {found['output']}; README.md is the model card"
+        open_console(False).print(said, markup=False)
