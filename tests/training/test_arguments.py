@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import json
 
 import pytest
 import torch
@@ -112,21 +111,3 @@ def test_a_setting_that_the_run_has_not_is_refused_by_name(tmp_path, options, wo
     begun(tmp_path / "run")
     with pytest.raises(ValueError, match=words):
         again(tmp_path / "run", **options)
-
-
-GONE = {"epsilon_every": 7, "allow_public_duplicates": False, "noise_for_cohort": None}
-
-
-@pytest.mark.parametrize("setting", [{}, {"allow_public_duplicates": True}, {"noise_for_cohort": 1000.0}])
-def test_a_folder_of_a_version_before_goes_on_unless_an_option_that_is_gone_was_on(tmp_path, setting):
-    begun(tmp_path / "run")
-    path = tmp_path / "run" / "config.json"
-    config = json.loads(path.read_text())
-    config["settings"] |= GONE | setting
-    path.write_text(json.dumps(config))
-    if setting:
-        with pytest.raises(ValueError, match=next(iter(setting))):
-            again(tmp_path / "run")
-    else:
-        again(tmp_path / "run").run(progress=False)
-        assert eq.verify_run(tmp_path / "run").consistent

@@ -37,13 +37,7 @@ from equipoise.statements.statement import MODEL
 from equipoise.training.arguments import Record, Run, Users, refuse_moved
 from equipoise.training.describe import Description, best_guarantee, describe
 from equipoise.training.folder.checkpoint import CheckpointError
-from equipoise.training.folder.config_file import (
-    described_method,
-    found_before,
-    rebuild,
-    rebuild_method,
-    refuse_other_engine,
-)
+from equipoise.training.folder.config_file import rebuild, rebuild_method, refuse_other_engine
 from equipoise.training.folder.run_folder import BOTH, LOAD, RunFolder, save_model
 from equipoise.training.interrupt import catch_interrupt
 from equipoise.training.one_answer import Answers, watch_answers
@@ -53,7 +47,7 @@ from equipoise.training.restarts import FinishedTraining, check_same_run, contin
 from equipoise.training.run_ledger import booked_plan
 from equipoise.training.setup.start import check_start
 from equipoise.training.setup.training_inputs import TrainingInputs
-from equipoise.training.setup.training_setup import ResumedRun, prepare
+from equipoise.training.setup.training_setup import prepare
 from equipoise.training.started_run import StartedRun, continue_run, start_run
 from equipoise.training.step import Result, StepReport
 from equipoise.training.traces import Traces, digests
@@ -235,9 +229,9 @@ class PrivateTraining:
             run=run,
             device=device,
         )
-        booked = partial(booked_plan, place, began.run)
-        resumed = ResumedRun(place, began.plan, described_method(config), booked, found_before(config))
-        setup = prepare(continued(place, began, given), resumed)
+        given = continued(place, began, given)
+        booked = Processes().first(lambda: booked_plan(place, began.run))
+        setup = prepare(given, began, booked)
         training = cls.__new__(cls)
         training._take_up(continue_run(setup, place, ledger_class=cls.ledger_class))
         return training

@@ -6,6 +6,7 @@ one that has ended.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -120,22 +121,26 @@ def continued(folder: RunFolder, began: Began, given: TrainingInputs) -> Trainin
     unit = replace(given.unit, relation=began.settings["relation"])
     data = replace(given.data, **began.of_data)
     found = replace(given, data=data, unit=unit, run=run, compile=began.settings["compile"])
-    before = {"folder": folder.path, **began.settings}
-    _check_same(folder, {"folder": path, **settings_of(found), **stated}, before)
+    before = {"folder": folder.path, "optimizer": began.optimizer, **began.settings}
+    now = {"folder": path, "optimizer": type(given.optimizer).__name__}
+    _check_same(folder, now | settings_of(found) | stated, before)
+    method = json.loads(json.dumps(given.method.config()))
+    # An option that the folder does not know has its default, by a later version.
+    _check_same(folder, {name: method.get(name) for name in began.method}, began.method)
     return found
 
 
 def _check_same(folder: RunFolder, given: Mapping[str, Any], before: Mapping[str, Any]) -> None:
     most = "micro_batch_size"  # given is the largest that may be chosen, and the run holds the one that was
     wrong = [name for name in given if given[name] != before[name] and name != most]
-    if given[most] is not None and given[most] < before[most]:
+    if given.get(most) is not None and given[most] < before[most]:
         wrong.append(most)
     if wrong:
         name = ARGUMENTS.get(wrong[0], wrong[0])
         raise ValueError(
-            f"{name}={given[wrong[0]]!r} differs from the {name}={before[wrong[0]]!r} that the run in "
-            f"folder={str(folder.path)!r} began with: a run keeps its settings. Give the same, or name a new "
-            "folder. Nothing was spent."
+            f"{name}={given[wrong[0]]!r:.80} differs from the {name}={before[wrong[0]]!r:.80} that the run "
+            f"in folder={str(folder.path)!r} began with: a run keeps its settings. Give the same, or name a "
+            "new folder. Nothing was spent."
         )
 
 

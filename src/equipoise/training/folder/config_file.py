@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from equipoise import _validate
 from equipoise._version import ENGINE, __version__
 from equipoise.methods import Method, PublicRecords, find
 from equipoise.methods.configuration import NotInFileError, UnknownSettingsError, read_settings
 from equipoise.methods.registry import registered
-from equipoise.privacy import Budget, Sampling, Unit, sampling_from
-from equipoise.privacy.accounting.epsilon import check_relation
+from equipoise.privacy import Budget, Sampling, sampling_from
 from equipoise.statements.assumptions import Assumption
 from equipoise.training.arguments import Data, Run
 
@@ -25,8 +23,6 @@ __all__ = [
     "ARGUMENTS",
     "USUAL",
     "Began",
-    "described_method",
-    "found_before",
     "rebuild",
     "rebuild_method",
     "refuse_other_engine",
@@ -44,7 +40,7 @@ _OF_RUN = {
     "trust": "trust",
 }
 _OF_DATA = {"micro_batch_size": "microbatch_size", "views": "views"}
-ARGUMENTS = {**_OF_RUN, **_OF_DATA, "user_rows": "rows"}
+ARGUMENTS = {**_OF_RUN, **_OF_DATA, "user_rows": "rows", "name": "method"}
 """Fields that have another name than in the file, and further ones, by the name there."""
 
 USUAL: dict[str, Any] = {
@@ -58,8 +54,6 @@ USUAL: dict[str, Any] = {
 }
 """The settings of a run that states none."""
 
-_GONE = ("epsilon_every", "allow_public_duplicates", "noise_for_cohort")
-
 
 @dataclass(frozen=True)
 class Began:
@@ -70,6 +64,9 @@ class Began:
         sampling, budget: as given.
         settings: by their names in the file, those that it leaves out too.
         run: of these, the fields of `Run`.
+        method: as `Method.config` described it.
+        optimizer: the name of its class.
+        found: what its processes found out so far.
     """
 
     plan: str
@@ -77,6 +74,9 @@ class Began:
     budget: Budget | None
     settings: dict[str, Any]
     run: Run
+    method: dict[str, Any]
+    optimizer: str
+    found: list[str]
 
     @property
     def of_data(self) -> dict[str, Any]:
@@ -122,21 +122,23 @@ def rebuild(config: Mapping[str, Any]) -> Began:
     Raises:
         ValueError: it was damaged or edited, or another version wrote it.
     """
-    with _whole("plan, sampling, budget or settings"):
+    with _whole():
         given, found = config["budget"], {**USUAL, **config["settings"]}
         budget = None if given is None else Budget(**read_settings(Budget, given))
-        found.pop("epsilon_every", None)  # of a version before; it changed no step
-        gone = [name for name in _GONE if found.pop(name, None)]  # of one, too: nothing is lost if it was off
-        if unknown := {*gone, *found.keys()} - USUAL.keys():
+        if unknown := found.keys() - USUAL.keys():
             raise UnknownSettingsError(sorted(unknown), Run, ", ".join(USUAL))
         run = Run(**{field: found[name] for name, field in _OF_RUN.items()})
         found["trust"] = run.trust  # JSON has no tuples
-        # What is no such argument raises.
-        Data((), **{field: found[name] for name, field in _OF_DATA.items()})
-        Unit(found["unit"], found["records_per_user"] if found["unit"] == "user" else 1, found["user_rows"])
-        check_relation(found["relation"])
-        _validate.instance(bool, "False", compile=found["compile"])
-        return Began(config["plan"], sampling_from(config["sampling"]), budget, found, run)
+        return Began(
+            plan=config["plan"],
+            sampling=sampling_from(config["sampling"]),
+            budget=budget,
+            settings=found,
+            run=run,
+            method=dict(config["method"]),
+            optimizer=config["optimizer"],
+            found=Assumption.of_all(config["assumptions"]),
+        )
 
 
 def rebuild_method(
@@ -153,7 +155,7 @@ def rebuild_method(
         NotInFileError: it is a class of the user's own, or holds a function.
         ValueError: it was damaged or edited, or another version wrote it.
     """
-    with _whole("method"):
+    with _whole():
         described = config["method"]
         # An inner method too is found only by a registered name: the words of a command line may name any
         # module, a file may not.
@@ -170,46 +172,18 @@ def rebuild_method(
         return kind.from_config(described, public)
 
 
-def described_method(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The method in a `config.json`, as `Method.config` described it.
-
-    Raises:
-        ValueError: it was damaged or edited.
-    """
-    with _whole("method"):
-        return dict(config["method"])
-
-
-def found_before(config: Mapping[str, Any]) -> list[str]:
-    """What the processes of a run found out, from its `config.json`.
-
-    Raises:
-        ValueError: it was damaged or edited.
-    """
-    with _whole("assumptions"):
-        return Assumption.of_all(config["assumptions"])
-
-
-def of_another_version(what: str, names: Iterable[object]) -> str:
-    """What to say of settings in `config.json` that have these unknown names."""
-    return (
-        f"the {what} in config.json cannot be rebuilt: this version does not know "
-        f"{', '.join(map(str, names)):.100}. Another version of equipoise wrote the file, or it was edited. "
-        "Use the version that began the run."
-    )
-
-
 @contextmanager
-def _whole(what: str) -> Iterator[None]:
-    """Turn whatever a damaged description makes constructors raise into one error that says so."""
+def _whole() -> Iterator[None]:
+    """Turn whatever a description of another version makes constructors raise into one error that says so."""
     try:
         yield
     except NotInFileError:
         raise
-    except UnknownSettingsError as error:
-        raise ValueError(f"{of_another_version(what, error.names)} Nothing was spent.") from error
     except Exception as error:
+        why = f"{type(error).__name__}: {error}"
+        if isinstance(error, UnknownSettingsError):
+            why = f"this version does not know {', '.join(error.names):.100}"
         raise ValueError(
-            f"the {what} in config.json cannot be rebuilt ({type(error).__name__}: {error}): the file was "
-            "damaged or edited, or another version wrote it. Restore it from a copy. Nothing was spent."
+            f"config.json cannot be rebuilt ({why}): another version of equipoise wrote the file, or it was "
+            "edited. Use the version that began the run, or restore the file from a copy. Nothing was spent."
         ) from error

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import itertools
-import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -28,14 +27,13 @@ from equipoise.gradients.capture.sharded import tensor_parallel_mesh
 from equipoise.gradients.compare import away_from_zero
 from equipoise.gradients.engine_inputs import fillers, repeat_to
 from equipoise.gradients.forward_only import LossEngine
-from equipoise.methods.base import Method, Plan, Setting, by_author
+from equipoise.methods.base import Plan, Setting, by_author
 from equipoise.privacy import BudgetError, PrivacyPlan, WithoutReplacement, digest, epsilon
 from equipoise.privacy.ledger.journal_records import other_runs
 from equipoise.privacy.ledger.run_record import compose_events
 from equipoise.statements.assumptions import COMPARED_DATA, HELD, THROWN_AWAY, Assumption, always
 from equipoise.statements.statement import DATA
-from equipoise.training.folder.config_file import settings_of
-from equipoise.training.folder.run_folder import RunFolder
+from equipoise.training.folder.config_file import Began, settings_of
 from equipoise.training.forwards import BatchPreparation, RowSource, averaged_over_views, forward_rows
 from equipoise.training.moving_average import MovingAverage
 from equipoise.training.owners import Owners, UserSource, joined_over_users, keys_of_ids
@@ -66,7 +64,7 @@ from equipoise.training.setup.start import check_start
 from equipoise.training.setup.step_number import check_number
 from equipoise.training.setup.training_inputs import TrainingInputs
 
-__all__ = ["ResumedRun", "TrainingSetup", "prepare"]
+__all__ = ["TrainingSetup", "prepare"]
 
 COMPARED = 4
 """Of how many records processes compare what they read, and a start whether they read alike twice.
@@ -218,31 +216,19 @@ class TrainingSetup(TrainingInputs):
         )
 
 
-@dataclass(frozen=True)
-class ResumedRun:
-    """A run that goes on.
-
-    Attributes:
-        folder: of the run.
-        plan: fingerprint of its plan.
-        method: its method, as `Method.config` described it.
-        booked: gives the plan that its journal holds, and what the runs before it cost. Called on rank 0.
-        found: what its processes found out so far.
-    """
-
-    folder: RunFolder
-    plan: str
-    method: Mapping[str, Any]
-    booked: Callable[[], tuple[PrivacyPlan, tuple[DpEvent, ...]]]
-    found: Sequence[str]
+BookedPlan = tuple[PrivacyPlan, tuple[DpEvent, ...]]
+"""The plan that a run's journal holds, and what the runs before it cost."""
 
 
-def prepare(given: TrainingInputs, resumed: ResumedRun | None = None) -> TrainingSetup:
+def prepare(
+    given: TrainingInputs, began: Began | None = None, booked: BookedPlan | None = None
+) -> TrainingSetup:
     """Check everything, by what it does on a few records, and prepare it.
 
     Args:
         given: by the user.
-        resumed: of a run that goes on, with the plan that it booked.
+        began: with what a run began that goes on.
+        booked: the plan that its journal holds, and what the runs before it cost.
 
     Raises:
         TypeError, ValueError, DataError: what cannot work, named.
@@ -259,9 +245,9 @@ def prepare(given: TrainingInputs, resumed: ResumedRun | None = None) -> Trainin
     # The user's random numbers go on afterwards as if nothing had been tried.
     settings_stay = settings_kept(given.optimizer, run.scheduler)
     with processes.together(), random_numbers_from(0, place), settings_stay:
-        found: list[str] = check_start(given, processes) if resumed is None else []
+        found: list[str] = check_start(given, processes) if began is None else []
         source, owners = _records_of(given)
-        if resumed is None and processes.is_first:
+        if began is None and processes.is_first:
             warn_of_repeats(
                 source, given.data.records, None if owners is None else owners.users, stacklevel=3
             )
@@ -272,14 +258,14 @@ def prepare(given: TrainingInputs, resumed: ResumedRun | None = None) -> Trainin
         of_loss = joined_over_users(given.loss, unit.joined) if callable(given.loss) else given.loss
         example, probes = check_loss(model, of_loss, source, place)
         held = check_held(model, given.loss, source, example, given.sampling.population)
-        method_plan = _plan_of(given, resumed, processes)
+        method_plan = _plan_of(given, began, booked, processes)
         if method_plan.releases.takes_turns:
-            found.append(_assigned_by(source, owners is not None or source.ids is not None, resumed))
-        is_resumed = resumed is not None
+            found.append(_assigned_by(source, owners is not None or source.ids is not None, began))
+        is_resumed = began is not None
         rows, written, of_trials = _try(given, place, processes, source, owners, example, probes, is_resumed)
         named = {THROWN_AWAY: written, HELD: held}
         found += [*of_trials, *(start + ", ".join(names) for start, names in named.items() if names)]
-        before = [] if resumed is None else resumed.found
+        before = [] if began is None else began.found
         found = Assumption.of_all(itertools.chain(before, *processes.all_of(found)))
         # Of sharded parameters every process has another part.
         copies = {name: local_part(p) for name, p in parameters.items() if is_a_copy(p)}
@@ -507,7 +493,9 @@ def _check_left(given: TrainingInputs, others: tuple[DpEvent, ...]) -> None:
     say(f"{left}; this run may use the rest")
 
 
-def _plan_of(given: TrainingInputs, resumed: ResumedRun | None, processes: Processes) -> Plan:
+def _plan_of(
+    given: TrainingInputs, began: Began | None, booked: BookedPlan | None, processes: Processes
+) -> Plan:
     """The method's plan, given what the other runs in its journal cost; a run that goes on keeps its own.
 
     Raises:
@@ -515,29 +503,27 @@ def _plan_of(given: TrainingInputs, resumed: ResumedRun | None, processes: Proce
         ValueError: the settings are not those that a run which goes on began with.
     """
     run, unit, method = given.run, given.unit, given.method
-    others: tuple[DpEvent, ...] = ()
-    booked: PrivacyPlan | None = None
-    if resumed is None:
+    mine: PrivacyPlan | None = None
+    if booked is None:
         others = processes.first(lambda: other_runs(run.journal, unit.relation, unit.protected.name))
     else:
-        booked, others = processes.first(resumed.booked)
-        _check_same_method(method, resumed.method)
+        mine, others = booked
     setting = Setting(
         sampling=given.sampling,
         budget=given.budget,
         relation=unit.relation,
         other_runs=others,
-        booked=booked,
+        booked=mine,
         public_seed=derive_seed(run.seed, "plan"),
         unit=unit.protected,
     )
     plan = _planned(given, setting)
-    if booked is None or resumed is None:
+    if mine is None or began is None:
         _check_left(given, others)
         return plan
-    if plan.releases != booked:  # made of noise that was found: it is found again, beside the same runs
+    if plan.releases != mine:  # made of noise that was found: it is found again, beside the same runs
         plan = _planned(given, replace(setting, booked=None))
-    if not (resumed.plan == booked.fingerprint() == plan.releases.fingerprint()):
+    if not (began.plan == mine.fingerprint() == plan.releases.fingerprint()):
         raise ValueError(
             "the privacy plan differs from the one that the run was started with: give the same method and "
             "settings. Nothing was spent."
@@ -557,43 +543,27 @@ def _planned(given: TrainingInputs, setting: Setting) -> Plan:
     return replace(plan, releases=releases.hardened() if given.run.hardened else releases)
 
 
-def _check_same_method(method: Method, before: Mapping[str, Any]) -> None:
-    """Refuse to go on with another method, or with other options.
-
-    Raises:
-        ValueError: naming what differs.
-    """
-    now = json.loads(json.dumps(method.config()))
-    for name in before:  # an option that the folder does not know has its default, by a later version
-        if now.get(name) != before.get(name):
-            said = "method" if name == "name" else name
-            raise ValueError(
-                f"{said} is {now.get(name)!r:.80}, the folder's is {before.get(name)!r:.80}: give that one. "
-                "Nothing was spent."
-            )
-
-
-def _assigned_by(source: RecordSource, is_named: bool, resumed: ResumedRun | None) -> Assumption:
+def _assigned_by(source: RecordSource, is_named: bool, began: Began | None) -> Assumption:
     """By what records are assigned to draws.
 
     Args:
         source: the records.
         is_named: the user names records, or users.
-        resumed: of a run that goes on.
+        began: with what a run began that goes on.
 
     Raises:
         ValueError: by something else than when the run began: a record could be in two draws of an epoch.
     """
     by_number = (Assumption.BY_NUMBER, Assumption.BY_NUMBER_UNCOMPARED)
     now = (Assumption.BY_NAME,) if is_named else (Assumption.BY_CONTENT,) if source.has_rows else by_number
-    if resumed is None:
+    if began is None:
         if now is not by_number:
             return now[0]
         return by_number[not are_fixed(source, source.spread(COMPARED).tolist())]
-    if began := [one for one in now if one in resumed.found]:
-        return began[0]
+    if same := [one for one in now if one in began.found]:
+        return same[0]
     ways = (Assumption.BY_NAME, Assumption.BY_CONTENT, *by_number)
-    others = [str(one) for one in ways if one in resumed.found]
+    others = [str(one) for one in ways if one in began.found]
     before, anew = (re.split("[,:]", one)[0] for one in (others[0], str(now[0])))
     raise ValueError(
         f"when the run began {before}; now {anew}, so that a record could be in two draws of an epoch: "
