@@ -78,8 +78,8 @@ def test_progress_shows_steps_epsilon_and_the_first_score_at_80_columns(
 ) -> None:
     screen = terminal(monkeypatch, 80)
     scores = dict.fromkeys(("accuracy", "balanced_accuracy", "f1", "auc"), 0.123456)
-    with progress_bar(1000, 0, show=True) as bar:
-        bar.update(1000, 1.5484, scores)
+    with progress_bar(1000, 0, show=True) as show:
+        show(1000, 1.5484, scores)
     shown = screen.getvalue()
     for part in ("1000/1000", "epsilon 1.549", "accuracy 0.1235"):
         assert part in shown

@@ -169,16 +169,20 @@ def assert_same(one, other):
 
 
 def pids(run):
-    return [worker.process.pid for worker in run._setup.rows.source._workers._workers]
+    return [*run._setup.rows.source._workers.pool._processes]
 
 
 def test_a_killed_worker_changes_nothing(tmp_path, caplog):
     whole = trained(Items(), 0, steps=6, microbatch_size=4, folder=tmp_path / "whole")
     run = begun(Items(), 2, steps=6, microbatch_size=4, folder=tmp_path / "run")
+
+    def kill(model):  # where the training catches signals, which a worker must not
+        if run.steps_done in (2, 4):
+            os.kill(pids(run)[run.steps_done // 4], signal.SIGKILL)
+        return 0.0
+
     with caplog.at_level(logging.WARNING, logger="equipoise.training"):
-        for step in run:
-            if step.step in (2, 4):
-                os.kill(pids(run)[step.step // 4], signal.SIGKILL)
+        run.run(kill, progress=False, evaluate_every=1)
     assert len([one for one in caplog.records if one.name.startswith("equipoise")]) == 2
     assert torch.equal(parameters(run.model), parameters(whole.model))
     assert rows_of(run) == rows_of(whole)
@@ -226,7 +230,7 @@ def test_workers_that_die_again_and_again_stop_the_step_which_can_be_repeated(tm
     run.save_checkpoint()
     with pytest.raises(WorkersLostError, match="workers=2") as error:
         list(run)
-    assert re.findall(r"\d+", str(error.value)) == ["9", "9", "2"]  # and no number of a record
+    assert re.findall(r"\d+", str(error.value)) == ["2"]  # and no number of a record
     done = run.steps_done
     list(run)  # a third death, and then it can be read
     assert done < run.steps_done == 6
@@ -262,7 +266,7 @@ def test_answers_that_nobody_took_are_not_those_of_the_next_pass():
 
 def test_workers_end_with_the_training():
     run = trained(Items(), 2, steps=2)
-    started = [worker.process for worker in run._setup.rows.source._workers._workers]
+    started = [*run._setup.rows.source._workers.pool._processes.values()]
     run.close()
     assert len(started) == 2
     assert not any(process.is_alive() for process in started)
@@ -273,7 +277,7 @@ import os, sys, time, torch
 from test_workers import Items, training
 run = training(data=Items(), workers=2)
 run.take_step()
-print(*(worker.process.pid for worker in run._setup.rows.source._workers._workers), flush=True)
+print(*run._setup.rows.source._workers.pool._processes, flush=True)
 time.sleep(60)
 """
 

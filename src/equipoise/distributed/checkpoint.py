@@ -97,7 +97,7 @@ def save_parts(folder: Path, parts: Mapping[str, Tensor], processes: Processes) 
         for old in (unfinished, folder):
             shutil.rmtree(old, ignore_errors=True)
 
-    processes.first_flag(clear)
+    processes.first(clear)
     try:
         with _quiet():
             dcp.save(dict(parts), checkpoint_id=str(unfinished))  # type: ignore[attr-defined]

@@ -192,51 +192,6 @@ class Processes:
         result: T = message[0]
         return result
 
-    def agreed(self, value: T) -> T:
-        """The first process' value: for what each of them measures, and all must do alike."""
-        return self.first(lambda: value)
-
-    def first_flag(self, compute: Callable[[], bool | None]) -> bool:
-        """As `first` for a truth value, or for something done: nothing is pickled unless it fails."""
-        if self.count == 1:
-            return bool(compute())
-        self.all_well()
-        error: Exception | None = None
-        answer = torch.zeros(1, dtype=torch.int64, device=self._device)
-        if self.is_first:
-            try:
-                answer += int(bool(compute()))
-            except Exception as raised:
-                error = raised
-                answer += 2
-        dist.broadcast(answer, src=0)
-        if int(answer) < 2:
-            return bool(answer)
-        message = [error]
-        dist.broadcast_object_list(message, src=0)
-        self._raised_everywhere = message[0]
-        assert message[0] is not None
-        raise message[0]
-
-    def first_bytes(self, compute: Callable[[], bytes | None], count: int) -> bytes | None:
-        """As `first` for so many bytes, or None: nothing is pickled unless it fails."""
-        if self.count == 1:
-            return compute()
-        found: list[bytes | None] = []
-
-        def on_rank_0() -> bool:
-            found.append(compute())
-            return found[0] is not None
-
-        if not self.first_flag(on_rank_0):
-            return None
-        sent = torch.zeros(count, dtype=torch.uint8, device=self._device)
-        if self.is_first:
-            assert found[0] is not None
-            sent = torch.frombuffer(bytearray(found[0]), dtype=torch.uint8).to(sent.device)
-        dist.broadcast(sent, src=0)
-        return bytes(sent.cpu().tolist())
-
     def part_of(self, count: int) -> tuple[int, int]:
         """[start, stop) of this process' part of so many numbers; all but the last are of one length."""
         size = -(-count // self.count)
@@ -264,7 +219,7 @@ class Processes:
         if self.count == 1:
             return compute()
         found: dict[str, dict[str, Tensor]] = {}
-        self.first_flag(lambda: found.update(compute()))
+        self.first(lambda: found.update(compute()))
         places = [(name, key) for name in sorted(like) for key in sorted(like[name])]
         given = found if self.is_first else like
         sent = dict(zip(places, sent_by_first([given[n][k] for n, k in places]), strict=True))

@@ -209,7 +209,7 @@ class PrivateTraining:
         refuse_moved(moved)
         place = RunFolder(folder)
         config = Processes().first(place.read_config)
-        if Processes().first_flag(place.has_ended):
+        if Processes().first(place.has_ended):
             raise RuntimeError(
                 f"folder={str(folder)!r} is finished already, so there is nothing to resume: "
                 f"{LOAD.format(str(place.model))}, and {BOTH}. For more steps start a new run, with one "
@@ -444,7 +444,7 @@ class PrivateTraining:
             RuntimeError: the run has ended, something else changed the model since the last step, or the
                 models of two processes are no longer the same.
         """
-        if self.processes.first_flag(lambda: own_ledger(self.ledger).record.closed):
+        if self.processes.first(lambda: own_ledger(self.ledger).record.closed):
             raise RuntimeError("public_step: the run has ended, and its statement no longer changes")
         with self.processes.together():
             answer = self._steps.accept(fn)
@@ -515,14 +515,14 @@ class PrivateTraining:
         with (
             self.processes.together(),
             catch_interrupt() as interrupt,
-            progress_bar(steps, self.steps_done, progress and self.processes.is_first) as bar,
+            progress_bar(steps, self.steps_done, progress and self.processes.is_first) as show,
         ):
             for step in self:
                 last = step.step == steps
                 evaluation: dict[str, float] = {}
                 if evaluate is not None and (last or step.step % evaluate_every == 0):
                     evaluation = self.evaluate(evaluate)
-                bar.update(step.step, step.epsilon, evaluation)
+                show(step.step, step.epsilon, evaluation)
                 stopped = self.processes.first(lambda: interrupt.signal is not None)
                 if self.folder is not None and (last or stopped or step.step % checkpoint_every == 0):
                     self.save_checkpoint()

@@ -15,7 +15,6 @@ from __future__ import annotations
 import csv
 import json
 import math
-import mmap
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -45,14 +44,6 @@ __all__ = [
     "rewind_jsonl",
 ]
 
-PUBLISHABLE = frozenset(
-    {"step", "epsilon", "delta", "learning_rate", "clip_norm", "noise_std", "noise_norm", "released_norm"}
-)
-"""The names a row of metrics may have; evaluation results come under `evaluation.*`.
-
-Not the time of a step: it tells how many records were drawn.
-"""
-
 
 class MetricWriter(Protocol):
     """Takes rows of publishable numbers."""
@@ -79,17 +70,7 @@ class JSONLinesWriter:
         self.path = Path(path)
 
     def write(self, row: Mapping[str, Any]) -> None:
-        """Append one row.
-
-        Raises:
-            ValueError: a name that is not on the list of publishable metrics.
-        """
-        wrong = [n for n in row if n not in PUBLISHABLE and not n.startswith(("evaluation.", "method."))]
-        if wrong:
-            raise ValueError(
-                f"{wrong} may not go into {self.path.name}: it holds publishable numbers only. Numbers "
-                "computed from private records belong in the diagnostics."
-            )
+        """Append one row."""
         # JSON has no infinity; null says "no number" to every reader.
         plain = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()}
         with self.path.open("a", encoding="utf-8") as file:
@@ -102,8 +83,6 @@ class JSONLinesWriter:
 def rewind_jsonl(path: PathLike, step: int, mode: int) -> None:
     """Cut off the rows after the last one of a step up to `step`; nothing happens without a file.
 
-    Rows stand in the order of their steps. So what is cut off is read, and one row more, and not the file.
-
     Args:
         path: the file.
         step: the last one whose rows stay.
@@ -113,25 +92,18 @@ def rewind_jsonl(path: PathLike, step: int, mode: int) -> None:
         return
     with open_regular(path, to_change=True) as file:
         os.fchmod(file.fileno(), mode)
-        end = os.fstat(file.fileno()).st_size
-        if end == 0:  # which cannot be mapped
-            return
-        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-            while end > 0:
-                start = content.rfind(b"\n", 0, end - 1) + 1
-                if _stays(content[start:end], step):
-                    break
-                end = start
-        file.truncate(end)
+        lines = file.read().splitlines(keepends=True)
+        while lines and not _stays(lines[-1], step):
+            lines.pop()
+        file.truncate(sum(map(len, lines)))
 
 
 def _stays(line: bytes, step: int) -> bool:
     """Whether a line is a whole row of a step up to `step`: a kill can cut the last one short."""
     try:
-        row = json.loads(line)
-    except (ValueError, RecursionError):
+        return line.endswith(b"\n") and float(json.loads(line)["step"]) <= step
+    except Exception:  # no row of ours
         return False
-    return line.endswith(b"\n") and isinstance(row, dict) and _step_of(row) <= step
 
 
 class DiagnosticsFile:
@@ -277,7 +249,7 @@ class MetricsLog:
         self._writers += setup.run.writers
 
     def step(self, number: int, outcome: StepOutcome, ledger: Ledger | SharedLedger) -> StepReport:
-        """Write down step `number` (from 1)."""
+        """Write down step `number` (from 1); its time, which tells how many records it drew, is private."""
         setup, total = self._setup, self._setup.sampling.steps
         std, bound = (0.0, 0.0) if outcome.noise is None else (outcome.noise.std, outcome.noise.bound)
         epsilon: float | None = None
@@ -309,9 +281,3 @@ class MetricsLog:
     def _write(self, row: Mapping[str, Any]) -> None:
         for writer in self._writers:
             writer.write(row)
-
-
-def _step_of(row: Mapping[str, Any]) -> float:
-    """The step of a row; of a row that none of our writers wrote, none that is kept."""
-    step = row.get("step", 0)
-    return step if isinstance(step, int | float) else math.inf

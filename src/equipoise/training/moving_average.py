@@ -34,10 +34,6 @@ class MovingAverage:
     """
 
     def __init__(self, params: Mapping[str, Tensor], decay: float) -> None:
-        if not 0 < decay < 1:
-            raise ValueError(
-                f"ema_decay={decay!r}: a decay lies in (0, 1), for instance 0.99; None switches it off"
-            )
         self.decay = decay
         self._params = dict(params)
         self.values = {name: p.detach().clone() for name, p in params.items()}

@@ -16,23 +16,20 @@ from __future__ import annotations
 
 import contextlib
 import io
-import itertools
 import logging
 import math
+import multiprocessing
 import os
 import pickle
-import queue
 import signal
 import threading
-from collections import deque
+import time
 from collections.abc import Iterator, Sequence
-from multiprocessing.connection import Connection
-from multiprocessing.process import BaseProcess
+from concurrent.futures import BrokenExecutor, Future, ProcessPoolExecutor
 from typing import Any
 
 import numpy as np
 import torch
-import torch.multiprocessing
 from torch import Tensor
 
 from equipoise.gradients.capture.random_numbers import GlobalState
@@ -98,8 +95,8 @@ class ItemReader:
 class ReadingWorkers:
     """Processes that read the items of micro-batches ahead.
 
-    They start when they are first needed, and stay. One that dies is started again, and reads again what it
-    had not handed over.
+    They start when they are first needed, and stay. Where one dies all are started again, once in a pass over
+    a draw, and read again what was not handed over.
 
     Args:
         data: a map-style data set.
@@ -108,8 +105,7 @@ class ReadingWorkers:
 
     def __init__(self, data: Any, count: int) -> None:
         self._data, self._count = data, count
-        self._workers: list[_Worker] = []
-        self._waiting: deque[tuple[int, _Worker, bytes]] = deque()  # part, who reads it, task
+        self.pool: ProcessPoolExecutor | None = None
 
     def read(self, parts: Sequence[Tensor], randomness: Randomness) -> Iterator[dict[int, bytes]]:
         """The pickled items of each part in turn, by number, but for those that no worker could read or send.
@@ -121,161 +117,96 @@ class ReadingWorkers:
             randomness: gives each item its random numbers, by the number of its record. It must be picklable.
 
         Raises:
-            WorkersLostError: a worker died twice over the same items.
+            WorkersLostError: workers died twice.
         """
-        # Answers that nobody took, because of an error, are of no use any more.
-        if self._waiting:
-            self.close()
-        waiting = self._waiting = deque[tuple[int, _Worker, bytes]]()
-        tasks = deque(self._tasks(parts, randomness))
+        # Each worker has two pieces of a part.
+        tasks = [
+            (place, numbers.tolist())
+            for place, part in enumerate(parts)
+            for numbers in torch.split(part, max(1, math.ceil(len(part) / (2 * self._count))))
+        ]
+        asked: dict[int, Future[dict[int, bytes]]] = {}
+        done, has_restarted = 0, False
         try:
-            if not self._workers:
-                self._workers = [_Worker(self._data) for _ in range(self._count)]
-            workers = itertools.cycle(self._workers)
             for place in range(len(parts)):
-                while tasks and tasks[0][0] <= place + 1:
-                    waiting.append((tasks[0][0], next(workers), tasks.popleft()[1]))
-                    waiting[-1][1].send(waiting[-1][2])
                 items: dict[int, bytes] = {}
-                while waiting and waiting[0][0] == place:
-                    worker = waiting[0][1]
-                    items |= self._answer(worker, [task for _, one, task in waiting if one is worker])
-                    waiting.popleft()
+                while done < len(tasks) and tasks[done][0] == place:
+                    try:
+                        for number in range(done, len(tasks)):
+                            if number not in asked and tasks[number][0] <= place + 1:
+                                asked[number] = self._pool().submit(_items_of, tasks[number][1], randomness)
+                        items |= asked.pop(done).result()
+                        done += 1
+                    except BrokenExecutor:
+                        self.close()
+                        asked.clear()
+                        if has_restarted:
+                            raise WorkersLostError(
+                                "worker processes that read records died twice, as where a system ends them "
+                                "for want of memory. Nothing was booked for this step: take it again, or "
+                                f"resume the run, with fewer workers or none (workers={self._count})"
+                            ) from None
+                        has_restarted = True
+                        _log.warning(
+                            "a worker process that reads records died; workers are started again, and read "
+                            "what is missing"
+                        )
                 yield items
-        except BaseException:
-            if waiting and self._waiting is waiting:  # a message may have been read by half
-                self.close()
-            raise
+        finally:
+            for one in asked.values():
+                one.cancel()
 
     def close(self) -> None:
         """End the processes; the next `read` starts others."""
-        workers, self._workers = self._workers, []
-        self._waiting.clear()
-        for worker in workers:
-            worker.end()
+        pool, self.pool = self.pool, None
+        if pool is not None:
+            pool.shutdown(cancel_futures=True)
 
     def __reduce__(self) -> Any:
         return type(self), (self._data, self._count)  # a copy has processes of its own
 
-    def __del__(self) -> None:
-        with contextlib.suppress(Exception):
-            self.close()
-
-    def _tasks(self, parts: Sequence[Tensor], randomness: Randomness) -> Iterator[tuple[int, bytes]]:
-        """The parts' numbers in pieces, so that each worker has two of a part."""
-        for place, part in enumerate(parts):
-            size = max(1, min(_MOST_NUMBERS, math.ceil(len(part) / (2 * self._count))))
-            for numbers in torch.split(part, size):
-                yield place, pickle.dumps((numbers.tolist(), randomness))
-
-    def _answer(self, worker: _Worker, tasks: list[bytes]) -> dict[int, bytes]:
-        """What the worker says to the first of its tasks; it is started again once if it has died."""
-        for is_second in (False, True):
-            try:
-                answer = worker.connection.recv_bytes()
-            except (EOFError, OSError):
-                if is_second:
-                    break
-                _log.warning(
-                    "a worker process that reads records died (exit code %s); it is started again, and "
-                    "reads what is missing",
-                    worker.exit_code(),
-                )
-                worker.start()
-                for task in tasks:
-                    worker.send(task)
-            else:
-                return dict(pickle.loads(answer))
-        raise WorkersLostError(
-            f"a worker process that reads records died twice over the same ones (exit code "
-            f"{worker.exit_code()}; -9 is how a system ends a process when memory runs out). Nothing was "
-            "booked for this step: take it again, or resume the run, with fewer workers or none "
-            f"(workers={self._count})"
-        )
+    def _pool(self) -> ProcessPoolExecutor:
+        if self.pool is None:
+            self.pool = ProcessPoolExecutor(
+                self._count, multiprocessing.get_context(), _begin, (self._data, os.getpid())
+            )
+        return self.pool
 
 
-# Of a task: it must fit into a pipe that nobody empties (64 KiB on Linux), or trainer and worker wait for
-# each other.
-_MOST_NUMBERS = 256
+_reader: ItemReader  # of a worker
 
 
-class _Worker:
-    """A process and the pipe to it."""
-
-    def __init__(self, data: Any) -> None:
-        self._data = data
-        self.process: BaseProcess | None = None
-        self.start()
-
-    def start(self) -> None:
-        """Start it, in the place of one that has died."""
-        self.end()
-        context = torch.multiprocessing.get_context()
-        self.connection, theirs = context.Pipe()
-        # A daemon: it does not outlive an interpreter that ends in order.
-        self.process = context.Process(
-            target=_serve, args=(theirs, self._data, os.getpid()), name="equipoise reader", daemon=True
-        )
-        self.process.start()
-        theirs.close()  # so that the pipe ends with the process
-
-    def send(self, task: bytes) -> None:
-        """Give it a task; one that has died takes it after it was started again."""
-        with contextlib.suppress(OSError):
-            self.connection.send_bytes(task)
-
-    def exit_code(self) -> int | None:
-        if self.process is None:
-            return None
-        self.process.join(timeout=5)
-        return self.process.exitcode
-
-    def end(self) -> None:
-        """End the process, if it runs."""
-        process, self.process = self.process, None
-        if process is not None and process._parent_pid == os.getpid():  # type: ignore[attr-defined]
-            self.connection.close()
-            process.kill()
-            process.join()
-
-
-def _serve(connection: Connection, data: Any, parent: int) -> None:
-    """Answer tasks until nobody asks any more."""
+def _begin(data: Any, parent: int) -> None:
+    """Begin as a worker."""
+    global _reader
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that trains
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # by which a pool ends the others where one has died
     torch.set_num_threads(1)
-    reader = ItemReader(data)
-    answers: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-    # A pipe holds little: what is read waits here until it is asked for.
-    threading.Thread(target=_hand_over, args=(connection, answers), daemon=True).start()
-    with contextlib.suppress(EOFError, OSError):
-        while True:
-            while not connection.poll(2):
-                if os.getppid() != parent:  # killed: other workers hold its end of the pipe open
-                    return
-            numbers, randomness = pickle.loads(connection.recv_bytes())
-            answers.put(_answer_to(reader, numbers, randomness))
+    _reader = ItemReader(data)
+    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
 
 
-def _hand_over(connection: Connection, answers: queue.SimpleQueue[bytes]) -> None:
-    with contextlib.suppress(OSError):
-        while True:
-            connection.send_bytes(answers.get())
+def _end_with(parent: int) -> None:
+    """End where the process that trains was killed: other workers hold its end of the pipes open."""
+    while os.getppid() == parent:
+        time.sleep(2)
+    os._exit(1)
 
 
-def _answer_to(reader: ItemReader, numbers: list[int], randomness: Randomness) -> bytes:
+def _items_of(numbers: list[int], randomness: Randomness) -> dict[int, bytes]:
     """The items that can be read and sent, by number: each by itself, so that none decides over another."""
     items: dict[int, Any] = {}
     try:
-        items = dict(zip(numbers, reader.read(numbers, randomness), strict=True))
+        items = dict(zip(numbers, _reader.read(numbers, randomness), strict=True))
     except Exception:  # one of them
         for number in numbers if len(numbers) > 1 else []:
             with contextlib.suppress(Exception):
-                (items[number],) = reader.read([number], randomness)
+                (items[number],) = _reader.read([number], randomness)
     answer = {}
     for number, item in items.items():
         with contextlib.suppress(Exception):
             answer[number] = _pickled(item)
-    return pickle.dumps(answer)
+    return answer
 
 
 class _Pickler(pickle.Pickler):

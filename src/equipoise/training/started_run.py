@@ -99,7 +99,7 @@ class StartedRun:
             seals = save_parts(folder.checkpoints.parts(done), parts, processes)
             types = {name: str(value.dtype) for name, value in parts.items()}
             state = without_parts(state) | {"parts": {"files": seals, "types": types}}
-        processes.first_flag(lambda: folder.checkpoints.save(done, state))
+        processes.first(lambda: folder.checkpoints.save(done, state))
 
 
 def start_run(

@@ -102,7 +102,8 @@ def choose_micro_batches(
     if is_resumed and given is not None:
         size = given  # a run that goes on has its size: another would be another question
     else:
-        size = processes.agreed(_size(given, most, sampling, processes, random_use, cost.overhead))
+        mine_too = _size(given, most, sampling, processes, random_use, cost.overhead)
+        size = processes.first(lambda: mine_too)  # for what each of them measures, and all must do alike
     return MicroBatches(size, random_use, cost.record_bytes, takes_zeros)
 
 
