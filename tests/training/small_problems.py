@@ -118,6 +118,27 @@ def training(
     )
 
 
+def saved(run: eq.PrivateTraining, steps: int = 1) -> eq.PrivateTraining:
+    """The run, which was left after so many further steps and a checkpoint."""
+    for _ in range(steps):
+        run.take_step()
+    run.save_checkpoint()
+    run.close()
+    return run
+
+
+def resumed(
+    folder: Any,
+    model: nn.Module | None = None,
+    optimizer: Callable[..., torch.optim.Optimizer] = torch.optim.SGD,
+    **options: Any,
+) -> eq.PrivateTraining:
+    """The run of a folder, which goes on with a model of the same make."""
+    model = model if model is not None else network(seed=2)
+    given = arranged(**{"loss": loss, "data": records()} | options)
+    return eq.PrivateTraining.resume(folder, model, optimizer(model.parameters(), lr=0.3), **given)
+
+
 def parameters(model: nn.Module) -> Tensor:
     """All parameters in one vector."""
     return torch.cat([p.detach().flatten() for p in model.parameters()])

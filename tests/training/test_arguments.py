@@ -7,7 +7,7 @@ import inspect
 
 import pytest
 import torch
-from small_problems import RECORDS, loss, network, records, training
+from small_problems import RECORDS, loss, network, records, resumed, saved, training
 
 import equipoise as eq
 from equipoise.training.arguments import MOVED
@@ -73,27 +73,16 @@ def test_an_old_keyword_leads_to_the_new_place(tmp_path, name):
 
 
 def begun(folder, **options):
-    run = training(steps=4, run=eq.Run(folder, reproducible=True, seed=3), **options)
-    run.take_step()
-    run.save_checkpoint()
-    run.close()
-
-
-def again(folder, data=None, **options):
-    model = network()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
-    return eq.PrivateTraining.resume(
-        folder, model, optimizer, loss=loss, data=records() if data is None else data, **options
-    )
+    saved(training(steps=4, run=eq.Run(folder, reproducible=True, seed=3), **options))
 
 
 def test_a_run_that_goes_on_has_the_settings_of_its_folder(tmp_path):
     begun(tmp_path / "run", data=eq.Data(records(), views=2))
-    run = again(tmp_path / "run")
+    run = resumed(tmp_path / "run")
     settings = run.config()["settings"]
     assert (settings["seed"], settings["reproducible"], settings["views"]) == (3, True, 2)
     run.close()
-    again(tmp_path / "run", eq.Data(records(), views=2), run=eq.Run(tmp_path / "run", seed=3)).close()
+    resumed(tmp_path / "run", data=eq.Data(records(), views=2), run=eq.Run(tmp_path / "run", seed=3)).close()
 
 
 @pytest.mark.parametrize(
@@ -110,4 +99,4 @@ def test_a_run_that_goes_on_has_the_settings_of_its_folder(tmp_path):
 def test_a_setting_that_the_run_has_not_is_refused_by_name(tmp_path, options, words):
     begun(tmp_path / "run")
     with pytest.raises(ValueError, match=words):
-        again(tmp_path / "run", **options)
+        resumed(tmp_path / "run", **options)

@@ -9,7 +9,7 @@ import json
 import pytest
 import small_problems
 import torch
-from small_problems import RECORDS, OnDemand, network, records, training
+from small_problems import RECORDS, OnDemand, network, records, resumed, saved, training
 from torch import nn
 from torch.nn import functional as F
 
@@ -185,13 +185,9 @@ def test_changes_are_named_and_tried_a_few_times(tmp_path, monkeypatch):
     model[3].scale = 1  # known
     run.take_step()
     assert len(tried) == 3
-    run.save_checkpoint()
-    run.close()
+    saved(run, steps=0)
     model = network().append(Scaled())
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
-    again = eq.PrivateTraining.resume(
-        tmp_path / "run", model, optimizer, loss=run._setup.rows.engine.loss, data=records()
-    )
+    again = resumed(tmp_path / "run", model)
     for step in range(3):
         model[3].scale = 2 + step
         again.take_step()

@@ -9,7 +9,15 @@ from dataclasses import replace
 
 import pytest
 import torch
-from small_problems import network, parameters, records, training, weighted_loss, with_overflow
+from small_problems import (
+    network,
+    parameters,
+    resumed,
+    saved,
+    training,
+    weighted_loss,
+    with_overflow,
+)
 from torch import nn
 
 import equipoise as eq
@@ -80,22 +88,11 @@ def test_a_resumed_training_ends_where_the_whole_one_does(device, tmp_path):
     whole = training(network().to(device), steps=6, device=device, folder=tmp_path / "whole")
     whole.run(progress=False)
     begun = training(network().to(device), steps=6, device=device, folder=tmp_path / "run")
-    for _ in range(3):
-        begun.take_step()
-    begun.save_checkpoint()
-    begun.close()
-    model = network(seed=2).to(device)
-    resumed = eq.PrivateTraining.resume(
-        tmp_path / "run",
-        model,
-        torch.optim.SGD(model.parameters(), lr=0.3),
-        loss=losses,
-        data=records(),
-        device=device,
-    )
-    resumed.run(progress=False)
-    assert parameters(resumed.model).device.type == device
-    got, want = parameters(resumed.model), parameters(whole.model)
+    saved(begun, steps=3)
+    again = resumed(tmp_path / "run", network(seed=2).to(device), device=device)
+    again.run(progress=False)
+    assert parameters(again.model).device.type == device
+    got, want = parameters(again.model), parameters(whole.model)
     assert (got - want).norm() <= 1e-4 * want.norm()
 
 

@@ -8,8 +8,7 @@ import signal
 from contextlib import nullcontext
 
 import pytest
-import torch
-from small_problems import loss, network, records, training
+from small_problems import resumed, saved, training
 
 import equipoise as eq
 import equipoise.training
@@ -22,9 +21,7 @@ def begun(tmp_path):
     """A run that was left after its first step, booked in a ledger of its own."""
     ledger = tmp_path / "ledger.jsonl"
     run = training(steps=3, folder=tmp_path / "run", journal=ledger)
-    run.take_step()
-    run.save_checkpoint()
-    run.close()
+    saved(run)
     return tmp_path / "run"
 
 
@@ -33,13 +30,6 @@ def finished(tmp_path_factory):
     folder = tmp_path_factory.mktemp("finished") / "run"
     training(steps=2, folder=folder).run(progress=False)
     return folder
-
-
-def resume(folder):
-    model = network()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
-    found = eq.PrivateTraining.resume(folder, model, optimizer, loss=loss, data=records())
-    found.close()
 
 
 OTHER_RUN = b'{"type":"run","run":"0123456789abcdef"}\n'
@@ -57,7 +47,7 @@ def test_a_ledger_file_is_neither_made_nor_changed(begun, tmp_path, content, pla
     before = sorted(tmp_path.iterdir())
     (begun / "private" / "ledger_file").write_text(str(there))
     with pytest.raises(JournalError):
-        resume(begun)
+        resumed(begun).close()
     assert sorted(tmp_path.iterdir()) == before
     assert not there.exists() if content is None else there.read_bytes() == content
 
@@ -65,16 +55,16 @@ def test_a_ledger_file_is_neither_made_nor_changed(begun, tmp_path, content, pla
 def test_the_ledger_that_the_run_was_booked_in_may_have_moved(begun, tmp_path):
     (tmp_path / "ledger.jsonl").rename(tmp_path / "moved.jsonl")
     with pytest.raises(JournalError, match="name the journal that the run was booked in"):
-        resume(begun)
+        resumed(begun).close()
     assert not (tmp_path / "ledger.jsonl").exists()
     (begun / "private" / "ledger_file").write_text(str(tmp_path / "moved.jsonl"))
-    resume(begun)
+    resumed(begun).close()
 
 
 def test_a_lost_journal_is_not_begun_anew(begun):
     (begun / "private" / "ledger_file").unlink()
     with pytest.raises(JournalError, match="cannot be opened"):
-        resume(begun)
+        resumed(begun).close()
     assert not (begun / "private" / "journal.jsonl").exists()
 
 
@@ -111,7 +101,7 @@ def test_a_run_goes_on_with_files_of_its_own_alone(begun, tmp_path, soon, name, 
     else:
         os.mkfifo(path)
     with pytest.raises((eq.training.CheckpointError, eq.privacy.JournalError, ValueError, OSError)):
-        resume(begun)
+        resumed(begun).close()
     assert outside.stat().st_mode == mode
     assert content is None or outside.read_bytes() == content
 

@@ -7,7 +7,7 @@ import functools
 import numpy as np
 import pytest
 import torch
-from small_problems import FEATURES, RECORDS, OnDemand, loss, network, records, training
+from small_problems import FEATURES, RECORDS, OnDemand, loss, network, records, resumed, saved, training
 from torch import nn
 
 import equipoise as eq
@@ -174,11 +174,8 @@ def test_what_is_as_long_as_the_data_is_named(tmp_path):
     said = f"{HELD}loss.held, model.held, model.table"
     assert run.describe().held == ["loss.held", "model.held", "model.table"]
     assert "model.table" in str(run.describe())
-    run.take_step()
-    run.save_checkpoint()
-    run.close()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
-    again = eq.PrivateTraining.resume(folder, model, optimizer, loss=closing(torch.zeros(60, 2)), data=DATA)
+    saved(run)
+    again = resumed(folder, model, loss=closing(torch.zeros(60, 2)))
     again.run(progress=False)
     assert again.statement().assumptions.count(said) == 1
     findings = eq.verify_run(folder).findings

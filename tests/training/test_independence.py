@@ -9,7 +9,7 @@ import warnings
 
 import pytest
 import torch
-from small_problems import loss, network, records, training
+from small_problems import loss, records, resumed, saved, training
 from torch import nn
 from torch.nn.utils.parametrizations import spectral_norm
 from torch.nn.utils.rnn import pad_sequence
@@ -127,14 +127,9 @@ def test_buffers_that_follow_no_record_are_kept_and_others_named(tmp_path):
         run = training(copy.deepcopy(model), steps=60, folder=tmp_path / "run")
     assert run.describe().written == ["mean"]
     assert any("mean" in str(one.message) for one in caught)
-    for _ in range(30):
-        run.take_step()
-    run.save_checkpoint()
-    run.close()
+    saved(run, steps=30)
     again = Counting()
-    optimizer = torch.optim.SGD(again.parameters(), lr=0.3)
-    rest = eq.PrivateTraining.resume(tmp_path / "run", again, optimizer, loss=loss, data=records())
-    rest.run(progress=False)
+    resumed(tmp_path / "run", again).run(progress=False)
     whole = training(model, steps=60)
     whole.run(progress=False)
     for name, value in model.state_dict().items():
@@ -148,21 +143,16 @@ def test_buffers_that_follow_no_record_are_kept_and_others_named(tmp_path):
 
 
 def test_a_resumed_run_says_the_weakest_that_its_processes_found(tmp_path):
-    run = training(steps=3, folder=tmp_path / "run")
-    run.take_step()
-    run.save_checkpoint()
-    run.close()
+    saved(training(steps=3, folder=tmp_path / "run"))
     config = json.loads((tmp_path / "run" / "config.json").read_text())
     others = [text for text in config["assumptions"] if not text.startswith(MODEL)]
     weaker = {"assumptions": [*others, MODEL + "compared (a value is read (line 3))"]}
     (tmp_path / "run" / "config.json").write_text(json.dumps(config | weaker))
-    model = network()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
-    resumed = eq.PrivateTraining.resume(tmp_path / "run", model, optimizer, loss=loss, data=records())
-    assert str(resumed.independence) == "compared (a value is read (line 3))"
-    assert resumed.describe().independence == resumed.independence
-    assert resumed.statement().independence["model"] == "compared"
-    resumed.close()
+    again = resumed(tmp_path / "run")
+    assert str(again.independence) == "compared (a value is read (line 3))"
+    assert again.describe().independence == again.independence
+    assert again.statement().independence["model"] == "compared"
+    again.close()
 
 
 def caches():

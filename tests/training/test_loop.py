@@ -19,6 +19,7 @@ from small_problems import (
     parameters,
     records,
     relative_difference,
+    resumed,
     training,
 )
 from torch import nn
@@ -432,14 +433,7 @@ def test_a_step_that_comes_out_differently_after_a_crash_is_charged(tmp_path):
     first = training(**options)
     first.take_step()  # journaled, but the checkpoint is that of the start
     first.close()
-    model = network()
-    again = eq.PrivateTraining.resume(
-        tmp_path / "run",
-        model,
-        torch.optim.SGD(model.parameters(), lr=0.3),
-        loss=lambda m, batch: loss(m, batch) ** 2,
-        data=records(),
-    )
+    again = resumed(tmp_path / "run", loss=lambda m, batch: loss(m, batch) ** 2)
     again.take_step()
     used = again.statement().releases[0]["used"]
     assert used == 2

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-import torch
-from small_problems import loss, network, records, training
+from small_problems import resumed, saved, training
 
 import equipoise as eq
 from equipoise.statements.assumptions import EARLIER, ROUNDED
@@ -15,10 +14,7 @@ from equipoise.statements.statement import DATA, MODEL
 
 @pytest.fixture
 def unfinished(tmp_path):
-    run = training(steps=3, folder=tmp_path / "run")
-    run.take_step()
-    run.save_checkpoint()
-    run.close()
+    saved(training(steps=3, folder=tmp_path / "run"))
     return tmp_path / "run"
 
 
@@ -26,12 +22,6 @@ def edit(path, change):
     content = json.loads(path.read_text())
     change(content)
     path.write_text(json.dumps(content))
-
-
-def resume(folder):
-    model = network()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
-    eq.PrivateTraining.resume(folder, model, optimizer, loss=loss, data=records()).close()
 
 
 def before_numbers(config):
@@ -49,13 +39,13 @@ def test_an_unfinished_run_of_an_earlier_version_names_who_resumes_it(unfinished
     edit(unfinished / "config.json", change)
     before = (unfinished / "private" / "journal.jsonl").read_bytes()
     with pytest.raises(ValueError, match=named):
-        resume(unfinished)
+        resumed(unfinished).close()
     assert (unfinished / "private" / "journal.jsonl").read_bytes() == before
 
 
 def test_another_version_with_the_same_engine_resumes(unfinished):
     edit(unfinished / "config.json", lambda config: config.update(version="0.0.7"))
-    resume(unfinished)
+    resumed(unfinished).close()
 
 
 def test_a_finished_run_of_an_earlier_version_verifies(tmp_path):

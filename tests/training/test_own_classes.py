@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
-from flat_arguments import arranged
-from small_problems import RECORDS, loss, network, records, training
+from small_problems import RECORDS, loss, network, records, resumed, saved, training
 
 import equipoise as eq
 from equipoise.methods.base import Plan
@@ -149,19 +148,12 @@ NOISE = {"clip_norm": 0.5, "noise_multiplier": 1.0}
 def test_what_is_by_its_author_is_named(method, names, tmp_path):
     """Verified by who has its class or not; a run goes on with the same object only."""
     folder = tmp_path / "run"
-    run = training(steps=3, method=method(), folder=folder)
-    run.take_step()
-    run.save_checkpoint()
-    run.close()
-    model = network()
-    parts = model, torch.optim.SGD(model.parameters(), lr=0.3)
+    saved(training(steps=3, method=method(), folder=folder))
     if names and names != ["Smooth"]:
         with pytest.raises(ValueError, match=r"method=.*"):
-            eq.PrivateTraining.resume(folder, *parts, loss=loss, data=records())
+            resumed(folder)
     given = {"method": method()} if names else {}
-    result = eq.PrivateTraining.resume(folder, *parts, **arranged(loss=loss, data=records(), **given)).run(
-        progress=False
-    )
+    result = resumed(folder, **given).run(progress=False)
     named = [text for text in result.statement.assumptions if f"{__name__}:" in text]
     assert len(named) == len(names)
     for name in names:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from small_problems import loss, network, parameters, records, training
+from small_problems import network, parameters, resumed, training
 from torch import nn
 
-import equipoise as eq
 from equipoise.statements.verify import verify_run
 
 BOUND = 1 / 16
@@ -60,10 +59,8 @@ def test_a_resumed_run_counts_on(tmp_path):
     run.close()
     with pytest.raises(RuntimeError, match="closed"):
         back(run)
-    model = network(seed=2)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
-    again = eq.PrivateTraining.resume(tmp_path / "run", model, optimizer, loss=loss, data=records())
-    assert largest(model) <= BOUND
+    again = resumed(tmp_path / "run")
+    assert largest(again.model) <= BOUND
     back(again)
     (words,) = named(again, "clip")
     assert " 2 times" in words

@@ -9,7 +9,7 @@ from small_problems import (
     loss,
     network,
     parameters,
-    records,
+    resumed,
     training,
     updates_of_users,
     weighted_loss,
@@ -128,12 +128,9 @@ def test_a_loss_follows_the_number_of_the_step(monkeypatch, tmp_path):
     for _ in range(2):
         run.take_step()
     run.close()
-    model = network()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
-    eq.PrivateTraining.resume(tmp_path / "cut", model, optimizer, loss=warmed, data=records()).run(
-        progress=False
-    )
-    assert torch.equal(parameters(model), found[True])
+    again = resumed(tmp_path / "cut", loss=warmed)
+    again.run(progress=False)
+    assert torch.equal(parameters(again.model), found[True])
 
 
 def test_a_loss_that_branches_on_the_step_is_refused():

@@ -14,9 +14,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from flat_arguments import arranged
 from killed_run import STEPS, start
-from small_problems import OnDemand, loss, network, parameters, records, training
+from small_problems import OnDemand, parameters, records, resumed, saved, training
 
 import equipoise as eq
 from equipoise.app.run_checks import is_finished
@@ -114,26 +113,18 @@ def begin(folder: Path, steps: int, take: int, **options):
     return run
 
 
-def again(folder: Path, model=None, optimizer=torch.optim.SGD, **options):
-    model = model or network()
-    given = arranged(**({"loss": loss, "data": records()} | options))
-    return eq.PrivateTraining.resume(folder, model, optimizer(model.parameters(), lr=0.3), **given)
-
-
 def test_a_corrupt_checkpoint_falls_back_to_the_one_before(tmp_path):
     run = begin(tmp_path / "run", 6, 2)
-    run.take_step()
-    run.save_checkpoint()
-    run.close()
+    saved(run)
     newest = tmp_path / "run" / "checkpoint" / "step-00000003.pt"
     newest.write_bytes(newest.read_bytes()[:-100])
     with pytest.warns(UserWarning, match=r"step-00000003.pt is corrupt: its checksum is wrong"):
-        resumed = again(tmp_path / "run")
-    assert resumed.steps_done == resumed.describe().steps_done == 2
-    list(resumed)
+        again = resumed(tmp_path / "run")
+    assert again.steps_done == again.describe().steps_done == 2
+    list(again)
     whole = training(steps=6)
     list(whole)
-    assert torch.equal(parameters(resumed.model), parameters(whole.model))
+    assert torch.equal(parameters(again.model), parameters(whole.model))
 
 
 def test_a_run_keeps_its_microbatches(tmp_path, monkeypatch):
@@ -142,9 +133,9 @@ def test_a_run_keeps_its_microbatches(tmp_path, monkeypatch):
     size = run.config()["settings"]["micro_batch_size"]
     run.close()
     with pytest.raises(ValueError, match="microbatch_size"):
-        again(tmp_path / "run", microbatch_size=size - 1)
+        resumed(tmp_path / "run", microbatch_size=size - 1)
     monkeypatch.setattr(micro_batches, "micro_batch_sizes", lambda *given: [size + 4])
-    assert again(tmp_path / "run").config()["settings"]["micro_batch_size"] == size
+    assert resumed(tmp_path / "run").config()["settings"]["micro_batch_size"] == size
 
 
 def test_a_full_disk_leaves_the_checkpoint_before(tmp_path, monkeypatch):
@@ -159,11 +150,11 @@ def test_a_full_disk_leaves_the_checkpoint_before(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "fsync", real)
     run.close()
     assert not list((tmp_path / "run" / "checkpoint").glob(".*tmp"))
-    again(tmp_path / "run").close()
+    resumed(tmp_path / "run").close()
     for path in (tmp_path / "run" / "checkpoint").glob("*.pt"):
         path.write_bytes(b"junk")
-    with pytest.raises(CheckpointError, match="no checkpoint is whole"):
-        again(tmp_path / "run")
+    with pytest.raises(CheckpointError, match="no whole checkpoint"):
+        resumed(tmp_path / "run")
 
 
 def test_the_journal_is_on_the_device_before_a_checkpoint_that_counts_on_it(tmp_path, monkeypatch):
@@ -196,11 +187,11 @@ def test_changed_data_get_fresh_noise_and_are_charged(tmp_path):
     run.close()
     changed = records()
     changed["input"][0] += 1
-    resumed = again(tmp_path / "run", data=changed)
-    resumed.take_step()
-    assert resumed.ledger.releases_left == {"batch": 2}
-    resumed.close()
-    same = again(tmp_path / "run")
+    again = resumed(tmp_path / "run", data=changed)
+    again.take_step()
+    assert again.ledger.releases_left == {"batch": 2}
+    again.close()
+    same = resumed(tmp_path / "run")
     same.take_step()
     assert same.ledger.releases_left == {"batch": 2}
 
@@ -213,16 +204,16 @@ def test_a_statement_names_what_any_process_of_its_run_assumed(tmp_path, demande
     assert Assumption.SCANNED in run.statement().assumptions
     run.close()
     # What this process found stays, though it is killed before its first checkpoint.
-    run = again(folder, data=OnDemand(records()))
+    run = resumed(folder, data=OnDemand(records()))
     run.take_step()
     if demanded != "at the end":
         run.close()
         with monkeypatch.context() as patch:
             patch.setenv("EQUIPOISE_EAGER", "1")
-            run = again(folder)
+            run = resumed(folder)
             run.take_step()
     run.close()
-    again(folder).run(progress=False)
+    resumed(folder).run(progress=False)
     statement = json.loads((folder / "statement.json").read_text())
     named = {Assumption.TRUSTED, Assumption.SHAPES_ALIKE}
     named |= {Assumption.KEEPS_NOTHING} if demanded != "at the end" else set()
@@ -240,12 +231,12 @@ def test_a_statement_names_that_a_run_went_on_with_other_records(tmp_path):
     run = begin(tmp_path / "run", steps=6, take=2)
     run.save_checkpoint()
     run.close()
-    run = again(tmp_path / "run")
+    run = resumed(tmp_path / "run")
     assert Assumption.OTHER_DATA not in run.statement().assumptions
     run.close()
     others = {name: values[1:] for name, values in records().items()}
     with pytest.warns(UserWarning, match="other records than those that this run began with"):
-        run = again(tmp_path / "run", data=others)
+        run = resumed(tmp_path / "run", data=others)
     list(run)
     assert Assumption.OTHER_DATA in run.statement().assumptions
     assert Assumption.OTHER_DATA in json.loads((tmp_path / "run/config.json").read_text())["assumptions"]
@@ -258,9 +249,9 @@ def test_a_plan_that_is_used_up_early_ends_the_run(tmp_path):
     run.close()
     changed = records()
     changed["input"][0] += 1
-    resumed = again(tmp_path / "run", data=changed)
+    again = resumed(tmp_path / "run", data=changed)
     with pytest.warns(UserWarning, match="ended after 5 of its 6 steps"):
-        result = resumed.run(progress=False)
+        result = again.run(progress=False)
     assert result.finished
     assert result.steps == 5
     found = read_run(tmp_path / "run")
@@ -278,9 +269,9 @@ def test_a_plan_of_which_one_kind_of_draw_is_used_up_early_has_ended(tmp_path):
     run.close()
     changed = records()
     changed["input"][0] += 1
-    resumed = again(tmp_path / "run", data=changed)
+    again = resumed(tmp_path / "run", data=changed)
     with pytest.warns(UserWarning, match="of its 12 steps"):
-        result = resumed.run(progress=False)
+        result = again.run(progress=False)
     assert result.finished
     assert any(one["used"] < one["count"] for one in json.loads(result.statement.to_json())["releases"])
     assert not read_run(tmp_path / "run").is_unfinished
@@ -292,9 +283,9 @@ def test_a_stop_among_steps_that_are_repeated_is_no_end(tmp_path):
     for _ in range(2):
         run.take_step()
     run.close()
-    resumed = again(tmp_path / "run")
-    resumed.take_step()
-    result = resumed.finish()
+    again = resumed(tmp_path / "run")
+    again.take_step()
+    result = again.finish()
     assert all(one["used"] == one["count"] for one in json.loads(result.statement.to_json())["releases"])
     assert not result.finished
     assert read_run(tmp_path / "run").is_unfinished
@@ -311,7 +302,7 @@ def test_another_number_of_processes_is_warned_of_where_it_costs(tmp_path, metho
     step, saved = files.load()
     files.save(step, {**saved, "processes": 3})
     recwarn.clear()
-    again(tmp_path / "run")
+    resumed(tmp_path / "run")
     said = [str(one.message) for one in recwarn if "its checkpoint is of 3" in str(one.message)]
     assert len(said) == warned
     assert all("goes on in 1 process, " in words and "up to 1 draws" in words for words in said)
@@ -321,15 +312,15 @@ def test_what_does_not_fit_is_named(tmp_path):
     folder = tmp_path / "run"
     begin(folder, 4, 1)
     with pytest.raises(ValueError, match=r"do not fit the checkpoint.*Linear"):
-        again(folder, model=torch.nn.Linear(12, 3))
+        resumed(folder, model=torch.nn.Linear(12, 3))
     with pytest.raises(ValueError, match="optimizer='Adam' differs from the optimizer='SGD'"):
-        again(folder, optimizer=torch.optim.Adam)
+        resumed(folder, optimizer=torch.optim.Adam)
     with pytest.raises(ValueError, match=r"noise_multiplier=0\.5"):
-        again(folder, method=eq.DPSGD(clip_norm=0.5, noise_multiplier=0.5))
+        resumed(folder, method=eq.DPSGD(clip_norm=0.5, noise_multiplier=0.5))
     with pytest.raises(ValueError, match="method='dp-mf'"):
-        again(folder, method=eq.DPMF(clip_norm=0.5, noise_multiplier=2.0, bands=2))
+        resumed(folder, method=eq.DPMF(clip_norm=0.5, noise_multiplier=2.0, bands=2))
     with pytest.raises(FileNotFoundError, match="no run"):
-        again(tmp_path / "nowhere")
+        resumed(tmp_path / "nowhere")
     with pytest.raises(FileExistsError, match="start_or_resume"):
         training(folder=folder)
     config = json.loads((folder / "config.json").read_text())
@@ -340,7 +331,7 @@ def test_what_does_not_fit_is_named(tmp_path):
     ):
         (folder / "config.json").write_text(json.dumps(config | change))
         with pytest.raises(ValueError, match=words):
-            again(folder)
+            resumed(folder)
 
 
 def test_a_schedule_function_must_be_given_again(tmp_path):
@@ -352,8 +343,8 @@ def test_a_schedule_function_must_be_given_again(tmp_path):
     method = eq.DPSGD(clip_norm=schedule, noise_multiplier=1.0)
     begin(folder, 4, 1, method=method)
     with pytest.raises(ValueError, match="is a function of yours"):
-        again(folder)
-    assert again(folder, method=method).steps_done == 1
+        resumed(folder)
+    assert resumed(folder, method=method).steps_done == 1
 
 
 def test_ctrl_c_finishes_the_step_and_leaves_a_checkpoint(tmp_path):
@@ -373,7 +364,7 @@ def test_ctrl_c_finishes_the_step_and_leaves_a_checkpoint(tmp_path):
     assert signal.getsignal(signal.SIGINT) is before
     assert (tmp_path / "run" / "statement.json").exists()
     run.close()
-    assert again(tmp_path / "run").steps_done == result.steps
+    assert resumed(tmp_path / "run").steps_done == result.steps
 
 
 def test_killed_before_its_key_goes_it_repeats_and_releases_nothing_more(tmp_path, monkeypatch):
@@ -395,10 +386,10 @@ def test_killed_before_its_key_goes_it_repeats_and_releases_nothing_more(tmp_pat
     run.close()
     training(sampling=sampling, budget=eq.Budget(50.0, 1e-3), folder=tmp_path / "b", **shared)
     before = (tmp_path / "ledger.jsonl").read_bytes()
-    resumed = again(tmp_path / "a")
-    result = resumed.run(progress=False)
+    again = resumed(tmp_path / "a")
+    result = again.run(progress=False)
     assert (result.finished, result.steps) == (True, last.step)
-    assert torch.equal(parameters(resumed.model), parameters(run.model))
+    assert torch.equal(parameters(again.model), parameters(run.model))
     assert (tmp_path / "ledger.jsonl").read_bytes() == before
     assert not (tmp_path / "a" / "private" / "key").exists()
 
@@ -407,7 +398,7 @@ def test_a_run_belongs_to_one_training_at_a_time(tmp_path):
     """In one process too: two had each counted their own releases, with proven statements of both."""
     run = begin(tmp_path / "run", 6, 2)
     with pytest.raises(RuntimeError, match="another training of this one"):
-        again(tmp_path / "run")
+        resumed(tmp_path / "run")
     # The attempt that failed leaves the lock.
     lock = (
         "import sys; from equipoise.training.folder.run_folder import RunFolder\n"
@@ -421,6 +412,6 @@ def test_a_run_belongs_to_one_training_at_a_time(tmp_path):
     for closed in (run.take_step, run.finish, run.save_checkpoint):
         with pytest.raises(RuntimeError, match=r"was closed: .*resume"):
             closed()
-    run = again(tmp_path / "run")
+    run = resumed(tmp_path / "run")
     assert run.run(progress=False).steps == 6
-    assert again(tmp_path / "run").steps_done == 6  # one that has finished has let go of the folder
+    assert resumed(tmp_path / "run").steps_done == 6  # one that has finished has let go of the folder

@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 import torch
-from small_problems import CLASSES, FEATURES, loss, records, training
+from small_problems import CLASSES, FEATURES, records, resumed, saved, training
 from torch import nn
 
 import equipoise as eq
@@ -106,12 +106,9 @@ def test_a_resume_watches_what_it_loaded(tmp_path):
     model = Scaled()
     model.scale.fill_(3)
     run = training(model, steps=4, folder=tmp_path / "run")
-    run.take_step()
-    run.save_checkpoint()
-    run.close()
+    saved(run)
     model = Scaled()  # its buffer has another value until the checkpoint is loaded
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
-    again = eq.PrivateTraining.resume(tmp_path / "run", model, optimizer, loss=loss, data=records())
+    again = resumed(tmp_path / "run", model)
     again.take_step()
     again.save_checkpoint()
     model.scale.mul_(2)
@@ -162,7 +159,7 @@ def test_a_hook_of_the_step_moves_frozen_parameters_and_is_named(tmp_path, all_g
     model = WithTeacher()
     optimizer = torch.optim.SGD((model if all_given else model.student).parameters(), lr=0.3)
     optimizer.register_step_post_hook(partial(follow, model))
-    again = eq.PrivateTraining.resume(tmp_path / "run", model, optimizer, loss=loss, data=records())
+    again = resumed(tmp_path / "run", model, lambda *_, lr: optimizer)
     assert named in again.run(progress=False).statement.assumptions
     assert eq.verify_run(tmp_path / "run").consistent
 

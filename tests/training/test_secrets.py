@@ -8,7 +8,7 @@ import stat
 
 import pytest
 import torch
-from small_problems import loss, network, parameters, records, training
+from small_problems import loss, network, parameters, records, resumed, saved, training
 
 import equipoise as eq
 from equipoise.privacy import FullBatch
@@ -69,9 +69,7 @@ def test_no_file_holds_noise_after_the_end(tmp_path, ends):
     assert hold_noise()
     if ends == "resumed":
         run.close()
-        model = network()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
-        run = eq.PrivateTraining.resume(tmp_path / "run", model, optimizer, loss=loss, data=records())
+        run = resumed(tmp_path / "run")
         list(run)
     run.finish(stop_fixed_beforehand=ends == "early")
     assert not hold_noise()
@@ -113,11 +111,7 @@ def test_hardened_noise_survives_a_resume(tmp_path):
     training(whole, sampling=FullBatch(60, 4), folder=tmp_path / "a", hardened=True).run(progress=False)
     model = network()
     half = training(model, sampling=FullBatch(60, 4), folder=tmp_path / "b", hardened=True)
-    half.take_step()
-    half.save_checkpoint()
-    half.close()
-    model = network()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
-    again = eq.PrivateTraining.resume(tmp_path / "b", model, optimizer, loss=loss, data=records())
+    saved(half)
+    again = resumed(tmp_path / "b")
     again.run(progress=False)
-    assert torch.equal(parameters(model), parameters(whole))
+    assert torch.equal(parameters(again.model), parameters(whole))

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import pytest
-import torch
-from small_problems import RECORDS, loss, network, records, training
+from small_problems import RECORDS, resumed, saved, training
 
 import equipoise as eq
 from equipoise.distributed.shared_ledger import SharedLedger
@@ -34,17 +33,6 @@ def calibrated(folder, **options):
     return training(folder=folder, method=eq.DPSGD(clip_norm=0.5), budget=BUDGET, **options)
 
 
-def stop(run):
-    run.save_checkpoint()
-    run.close()
-
-
-def resume(folder, **pieces):
-    model = network()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
-    return eq.PrivateTraining.resume(folder, model, optimizer, loss=loss, data=records(), **pieces)
-
-
 @pytest.mark.parametrize("meanwhile", ["another closed", "another began", "both"])
 def test_a_run_goes_on_though_others_came_and_went_while_it_was_prepared(
     tmp_path, shared, monkeypatch, meanwhile
@@ -65,11 +53,10 @@ def test_a_run_goes_on_though_others_came_and_went_while_it_was_prepared(
     with monkeypatch.context() as patch:
         patch.setattr(RunFolder, "write_config", late)
         run = calibrated(tmp_path / "run", **shared)
-    run.take_step()
-    stop(run)
+    saved(run)
     if meanwhile == "another began":  # and closes while this one is stopped
         other.ledger.close()
-    again = resume(tmp_path / "run")
+    again = resumed(tmp_path / "run")
     assert again.plan.fingerprint() == run.plan.fingerprint()
     assert again.run(progress=False).epsilon <= BUDGET.epsilon
 
@@ -108,8 +95,7 @@ def test_nothing_is_calibrated_again_where_a_run_goes_on(tmp_path, shared, monke
     training(folder=tmp_path / "other", **shared).run(progress=False)
     budget = eq.Budget(20.0, 1e-3)
     run = training(folder=tmp_path / "run", method=METHODS[name], budget=budget, **shared)
-    run.take_step()
-    stop(run)
+    saved(run)
     constants = repr(run.method_plan.constants)
 
     def refuse(*_, **__):
@@ -118,7 +104,7 @@ def test_nothing_is_calibrated_again_where_a_run_goes_on(tmp_path, shared, monke
     given = {"method": METHODS[name]} if name.startswith("own") else {}
     if not given:
         monkeypatch.setattr("equipoise.methods.base.calibrate", refuse)
-    again = resume(tmp_path / "run", **given)
+    again = resumed(tmp_path / "run", **given)
     assert again.plan.fingerprint() == run.plan.fingerprint()
     assert repr(again.method_plan.constants) == constants
     again.take_step()
@@ -128,10 +114,9 @@ def test_another_schedule_of_thresholds_is_refused_where_a_run_goes_on(tmp_path,
     run = training(
         folder=tmp_path / "run", method=eq.DPSGD(clip_norm=lambda step: 0.5), budget=BUDGET, **shared
     )
-    run.take_step()
-    stop(run)
+    saved(run)
     with pytest.raises(ValueError, match="the privacy plan differs"):
-        resume(tmp_path / "run", method=eq.DPSGD(clip_norm=lambda step: 5.0))
+        resumed(tmp_path / "run", method=eq.DPSGD(clip_norm=lambda step: 5.0))
 
 
 @pytest.mark.parametrize("own_journal", [False, True])
@@ -143,7 +128,7 @@ def test_a_finished_run_has_no_key_and_gets_none(tmp_path, shared, own_journal):
     run.close()
     before = sorted(tmp_path.rglob("*"))
     with pytest.raises(RuntimeError, match=r"finished already.*load_model.*start_or_resume"):
-        resume(tmp_path / "run")
+        resumed(tmp_path / "run")
     assert [path for path in sorted(tmp_path.rglob("*")) if path.name != "lock"] == [
         path for path in before if path.name != "lock"
     ]
@@ -161,8 +146,8 @@ def test_a_seed_names_one_run_in_a_journal(tmp_path, shared):
     assert shared["journal"].read_bytes() == lines
     assert not (tmp_path / "b").exists()
     training(folder=tmp_path / "b", **(shared | {"seed": 6})).take_step()
-    stop(first)
-    resume(tmp_path / "a").take_step()
+    saved(first, steps=0)
+    resumed(tmp_path / "a").take_step()
 
 
 def test_a_journal_without_the_run_is_named(tmp_path, shared):

@@ -9,7 +9,7 @@ from contextlib import nullcontext
 import pytest
 import torch
 from flat_arguments import arranged
-from small_problems import loss, network, records, training
+from small_problems import loss, network, records, resumed, saved, training
 from torch import nn
 
 import equipoise as eq
@@ -181,13 +181,10 @@ def test_runs_of_one_journal_follow_each_other(tmp_path):
 def test_a_run_goes_on_in_the_same_process_and_says_what_it_began_from(tmp_path):
     model, run = trained()
     first = training(model, starts_from="public", folder=tmp_path / "run", **USUAL)
-    next(iter(first))
-    first.save_checkpoint()
-    first.close()
+    saved(first)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.9)
     momentum_step(model, optimizer)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
-    again = eq.PrivateTraining.resume(tmp_path / "run", model, optimizer, loss=loss, data=records())
+    again = resumed(tmp_path / "run", model)
     stated = again.run(progress=False).statement.assumptions
     assert {START, Assumption.PUBLIC_START, AFTER + run} <= set(stated)
     found = verify_run(tmp_path / "run")

@@ -11,9 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from flat_arguments import arranged
 from killed_users import MOST, STEPS, owners, start
-from small_problems import RECORDS, OnDemand, loss, network, parameters, records, training
+from small_problems import RECORDS, OnDemand, loss, network, parameters, records, resumed, training
 from test_processes import join_group
 from torch import nn
 
@@ -153,7 +152,7 @@ def test_arguments_that_do_not_go_together_are_named(options, error, message):
         ([0, 1], "another length"),
         ("nobody", "owner='nobody' is no column"),
         (torch.zeros(RECORDS, 2, 2, dtype=torch.long), "3 axes"),
-        (torch.zeros(RECORDS, dtype=torch.bfloat16), "type bfloat16"),
+        (torch.zeros(RECORDS, dtype=torch.bfloat16), "type torch.bfloat16"),
         ([1, "1"] * (RECORDS // 2), "types: int, str"),
         (np.ma.masked_array([7] * RECORDS, [True] * RECORDS), "MaskedArray"),
         (np.array(["secret-value", None] * (RECORDS // 2), dtype=object), "types: NoneType, str"),
@@ -210,18 +209,10 @@ def test_a_run_that_goes_on_needs_its_users(tmp_path):
     run = of_users(folder=tmp_path / "run", steps=4)
     run.take_step()
     run.close()
-    model = network()
-    pieces = {"loss": loss, "data": records()}
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
     with pytest.raises(ValueError, match="protects users"):
-        eq.PrivateTraining.resume(tmp_path / "run", model, optimizer, **arranged(**pieces))
+        resumed(tmp_path / "run")
     with pytest.warns(UserWarning, match="other records"):  # other owners are other data
-        eq.PrivateTraining.resume(
-            tmp_path / "run",
-            model,
-            optimizer,
-            **arranged(owner=torch.arange(RECORDS) // 3, records_per_user=2, **pieces),
-        )
+        resumed(tmp_path / "run", owner=torch.arange(RECORDS) // 3, records_per_user=2)
 
 
 def test_runs_in_a_journal_have_the_same_users_of_the_same_records(tmp_path):

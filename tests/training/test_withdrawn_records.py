@@ -12,8 +12,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
-from flat_arguments import arranged
-from small_problems import OnDemand, loss, network, parameters, records, training
+from small_problems import OnDemand, parameters, records, resumed, training
 
 import equipoise as eq
 from equipoise.data import Records
@@ -88,12 +87,6 @@ def drawn(run, names):
 def started(folder, kind, **options):
     sampling, method = SAMPLINGS[kind]
     return training(**{"sampling": sampling, "method": method, "folder": folder} | options)
-
-
-def resumed(folder, **pieces):
-    model = network()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
-    return eq.PrivateTraining.resume(folder, model, optimizer, **arranged(**({"loss": loss} | pieces)))
 
 
 def interrupted(folder, kind, before, after, names=lambda data: data["record"], **options):
@@ -299,7 +292,7 @@ def test_a_run_of_draws_that_are_fresh_needs_no_names(tmp_path):
     [
         ({"ids": list(range(COUNT - 1))}, "ids has another length"),
         ({"ids": [0, *range(COUNT - 1)]}, "ids names two records alike"),
-        ({"ids": torch.zeros(COUNT)}, "ids holds values of type float32"),
+        ({"ids": torch.zeros(COUNT)}, "ids holds values of type torch.float32"),
     ],
 )
 def test_ids_that_name_no_records_are_refused(given, message):

@@ -17,10 +17,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from small_problems import RECORDS, loss, network, parameters, records, training
+from small_problems import RECORDS, network, parameters, records, resumed, training
 from torch import nn
 
-import equipoise as eq
 from equipoise.training.reading import ReadingWorkers, WorkersLostError
 from equipoise.training.record_source import RecordSource
 
@@ -238,9 +237,7 @@ def test_workers_that_die_again_and_again_stop_the_step_which_can_be_repeated(tm
     assert run.ledger.record.used == whole.ledger.record.used
     run.close()
     model = network(dropout=0.2)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
-    data = eq.Data(Items(), workers=1)
-    again = eq.PrivateTraining.resume(run_dir, model, optimizer, loss=loss, data=data)
+    again = resumed(run_dir, model, data=Items(), workers=1)
     list(again)
     assert torch.equal(parameters(model), parameters(whole.model))
     assert again.ledger.record.used == whole.ledger.record.used

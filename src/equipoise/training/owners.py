@@ -199,9 +199,8 @@ def _numbered(argument: str, given: Any) -> tuple[Tensor, Tensor]:
     """
     remedy = "give one whole number or text per record, such as a tensor of numbers"
     if isinstance(given, Tensor):
-        if given.is_floating_point() or given.is_complex():
-            kind = str(given.dtype).removeprefix("torch.")
-            raise DataError(f"{argument} holds values of type {kind}; {remedy}")
+        if given.is_floating_point():  # bfloat16 has no array
+            raise DataError(f"{argument} holds values of type {given.dtype}; {remedy}")
         given = given.detach().cpu().numpy()
     is_list = isinstance(given, Sequence) and not isinstance(given, (str, bytes))
     if isinstance(given, np.ma.MaskedArray) or not (is_list or hasattr(given, "__array__")):
@@ -211,22 +210,18 @@ def _numbered(argument: str, given: Any) -> tuple[Tensor, Tensor]:
         found = np.ascontiguousarray(found).view(f"S{found.shape[1] * found.itemsize}")[:, 0]
     if not is_list and found.ndim != 1:
         raise DataError(f"{argument} has {found.ndim} axes; {remedy}")
-    if not is_list and found.dtype.kind in "iuSU":
+    if not is_list and found.dtype.kind in "iu":
         names, numbers = np.unique(found, return_inverse=True)
-        if names.dtype.kind in "iu":
-            return torch.from_numpy(numbers.astype(np.int64)), torch.from_numpy(names.astype(np.int64))
-        values = names.tolist()
-    else:
-        # An array made of a list would take 1 and "1" for one name, and "a" and "a\0".
-        every = list(found) if is_list else found.tolist()
-        kinds = {int if isinstance(value, (int, np.integer)) else type(value) for value in every}
-        if kinds not in ({int}, {str}) or any(isinstance(value, bool) for value in every):
-            types = ", ".join(sorted({type(value).__name__ for value in every})) or "nothing"
-            raise DataError(f"{argument} holds values of the types: {types}; {remedy}, all of one type")
-        values = sorted(set(every))
-        table = {value: number for number, value in enumerate(values)}
-        numbers = np.array([table[value] for value in every])
-    return torch.from_numpy(numbers.astype(np.int64)), torch.tensor([*map(_name, values)])
+        return torch.from_numpy(numbers.astype(np.int64)), torch.from_numpy(names.astype(np.int64))
+    # An array made of a list would take 1 and "1" for one name, and "a" and "a\0".
+    every = list(found) if is_list else found.tolist()
+    kinds = {int if isinstance(value, np.integer) else type(value) for value in every}
+    if kinds not in ({int}, {str}, {bytes}):
+        types = ", ".join(sorted(kind.__name__ for kind in kinds)) or "nothing"
+        raise DataError(f"{argument} holds values of the types: {types}; {remedy}, all of one type")
+    values = sorted(set(every))
+    table = {value: number for number, value in enumerate(values)}
+    return torch.tensor([table[value] for value in every]), torch.tensor([*map(_name, values)])
 
 
 def _name(value: int | str | bytes) -> int:

@@ -14,7 +14,6 @@ and the ledger's are not for publication. The folder has mode 0700.
 from __future__ import annotations
 
 import contextlib
-import errno
 import hashlib
 import io
 import json
@@ -36,6 +35,7 @@ __all__ = ["CheckpointError", "Checkpoints", "collect_state", "restore_state"]
 _NAME = re.compile(r"step-(\d{8})\.pt")
 
 FORMAT = 1  # of a checkpoint's content; a file of another one is refused
+KEPT = 2  # so that a corrupt newest one has a predecessor
 
 
 class Checkpoints:
@@ -43,7 +43,6 @@ class Checkpoints:
 
     Args:
         folder: where they lie; made when the first one is written.
-        keep: how many to keep (>= 2, so that a corrupt newest one has a predecessor).
 
     Example:
         >>> import tempfile
@@ -54,13 +53,8 @@ class Checkpoints:
         (3, tensor([1., 1.]))
     """
 
-    def __init__(self, folder: PathLike, keep: int = 2) -> None:
-        if keep < 2:
-            raise ValueError(
-                f"keep={keep!r}: keep at least 2 checkpoints, so that a corrupt one has a predecessor"
-            )
+    def __init__(self, folder: PathLike) -> None:
         self.folder = Path(folder)
-        self.keep = keep
 
     def steps(self) -> list[int]:
         """The steps that have a checkpoint file, in rising order."""
@@ -86,20 +80,13 @@ class Checkpoints:
             write_atomically(path.with_suffix(".json"), json.dumps(seal).encode())
             write_atomically(path, content)
         except OSError as error:
-            full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-            previous = [s for s in self.steps() if s != step]
             raise CheckpointError(
                 f"the checkpoint of step {step} could not be written to {self.folder}: "
-                f"{error.strerror or error}. "
-                + (f"It needs {len(content) / 1e6:.1f} MB: free some space, then resume. " if full else "")
-                + (
-                    f"The checkpoint of step {previous[-1]} is intact; resuming from it repeats the steps "
-                    "since then with the noise they had and costs no privacy twice."
-                    if previous
-                    else "There is no earlier checkpoint."
-                )
+                f"{error.strerror or error}. It needs {len(content) / 1e6:.1f} MB. Those before it are "
+                "intact: free some space, and resume. Steps since then are repeated with the noise they had, "
+                "which costs no privacy twice."
             ) from error
-        for old in self.steps()[: -self.keep]:
+        for old in self.steps()[:-KEPT]:
             for stale in (self._path(old), self._path(old).with_suffix(".json")):
                 with contextlib.suppress(OSError):
                     stale.unlink()
@@ -139,14 +126,9 @@ class Checkpoints:
         problems = []
         for step in reversed(self.steps()):
             try:
-                state = self._read(step)
-                if check is not None:
-                    check(step, state)
+                state = self._read(step, check)
             except CheckpointError as error:
                 problems.append(str(error))
-                continue
-            except (OSError, ValueError) as error:
-                problems.append(f"the checkpoint {self._path(step)} is corrupt: {error}.")
                 continue
             if problems:
                 # Safe: the steps since then are booked, and are repeated with the noise they had.
@@ -156,22 +138,18 @@ class Checkpoints:
                     stacklevel=2,
                 )
             return step, state
-        if problems:
-            raise CheckpointError(
-                "no checkpoint is whole: "
-                + " ".join(problems)
-                + " Start a new run with the journal of this one, run=Run(journal=...): what this one spent "
-                "stays spent."
-            )
         raise CheckpointError(
-            f"{self.folder} holds no checkpoint. Name the run folder that contains `checkpoint/`, or start a "
-            "new run."
+            f"{self.folder} holds no whole checkpoint. {' '.join(problems)} Name the run folder that contains "
+            "`checkpoint/`, or start a new run with the journal of this one, run=Run(journal=...): what this "
+            "one spent stays spent."
         )
 
     def _path(self, step: int) -> Path:
         return self.folder / f"step-{step:08d}.pt"
 
-    def _read(self, step: int) -> dict[str, Any]:
+    def _read(
+        self, step: int, check: Callable[[int, Mapping[str, Any]], None] | None = None
+    ) -> dict[str, Any]:
         path = self._path(step)
         try:
             content = read_file(path)
@@ -182,6 +160,8 @@ class Checkpoints:
             loaded = torch.load(io.BytesIO(content), weights_only=True, map_location="cpu")
             if loaded["format"] != FORMAT:
                 raise ValueError(f"it has format {loaded['format']}, this version reads format {FORMAT}")
+            if check is not None:
+                check(step, loaded["state"])
             return dict(loaded["state"])
         except Exception as error:
             raise CheckpointError(f"the checkpoint {path} is corrupt: {error}.") from error
