@@ -34,8 +34,7 @@ from equipoise.training.step import StepOutcome, StepReport
 
 __all__ = [
     "CSVWriter",
-    "DiagnosticsFile",
-    "JSONLinesWriter",
+    "JSONLines",
     "MLflowWriter",
     "MetricWriter",
     "MetricsLog",
@@ -57,23 +56,28 @@ class MetricWriter(Protocol):
         ...
 
 
-class JSONLinesWriter:
-    """Publishable rows appended to a file, one JSON object per line.
+class JSONLines:
+    """Rows appended to a file, one JSON object per line; writing gives nothing back that could steer a run.
 
     A resumed run continues the file: `rewind_jsonl` drops the rows of steps that will be repeated.
 
     Args:
-        path: the file; its folder must exist.
+        path: the file.
+        mode: it is made with it: a file that is closed to others later can be read between.
     """
 
-    def __init__(self, path: PathLike) -> None:
-        self.path = Path(path)
+    def __init__(self, path: PathLike, mode: int) -> None:
+        self.path, self.mode = Path(path), mode
 
     def write(self, row: Mapping[str, Any]) -> None:
-        """Append one row."""
-        # JSON has no infinity; null says "no number" to every reader.
-        plain = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()}
-        with self.path.open("a", encoding="utf-8") as file:
+        """Append one row of numbers, short vectors and words."""
+        plain = {}
+        for name, value in row.items():
+            found = unwrap(value).detach().cpu().tolist() if isinstance(value, torch.Tensor) else value
+            # JSON has no infinity; null says "no number" to every reader.
+            plain[name] = None if isinstance(found, float) and not math.isfinite(found) else found
+        descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, self.mode)
+        with os.fdopen(descriptor, "a") as file:
             file.write(json.dumps(plain) + "\n")
 
     def close(self) -> None:
@@ -104,30 +108,6 @@ def _stays(line: bytes, step: int) -> bool:
         return line.endswith(b"\n") and float(json.loads(line)["step"]) <= step
     except Exception:  # no row of ours
         return False
-
-
-class DiagnosticsFile:
-    """A JSON-lines file of private numbers (training loss, clip fraction, bad records). Never publish it.
-
-    Args:
-        path: the file.
-
-    Writing gives nothing back, so that a diagnostic cannot steer the run.
-    """
-
-    def __init__(self, path: PathLike) -> None:
-        self.path = Path(path)
-        self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-
-    def write(self, step: int, values: Mapping[str, Any]) -> None:
-        """Append one line: the step and the values, scalars or short vectors."""
-        row: dict[str, Any] = {"step": step}
-        for name, value in values.items():
-            row[name] = unwrap(value).detach().cpu().tolist() if isinstance(value, torch.Tensor) else value
-        # Made with its mode: a file that is made first and closed to others later can be read between.
-        descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        with os.fdopen(descriptor, "a") as file:
-            file.write(json.dumps(row) + "\n")
 
 
 class CSVWriter:
@@ -238,14 +218,14 @@ class MetricsLog:
     def __init__(self, setup: TrainingSetup, folder: RunFolder | None, done: int) -> None:
         self._setup, self._num_parameters = setup, setup.num_parameters
         self._writers: list[MetricWriter] = []
-        self._diagnostics: DiagnosticsFile | None = None
+        self._diagnostics: JSONLines | None = None
         if not setup.processes.is_first:
             return
         if folder is not None:
             rewind_jsonl(folder.metrics, done, mode=0o644)
             rewind_jsonl(folder.diagnostics, done, mode=0o600)
-            self._writers.append(JSONLinesWriter(folder.metrics))
-            self._diagnostics = DiagnosticsFile(folder.diagnostics)
+            self._writers.append(JSONLines(folder.metrics, 0o644))
+            self._diagnostics = JSONLines(folder.diagnostics, 0o600)
         self._writers += setup.run.writers
 
     def step(self, number: int, outcome: StepOutcome, ledger: Ledger | SharedLedger) -> StepReport:
@@ -271,7 +251,8 @@ class MetricsLog:
             row = {name: value for name, value in vars(report).items() if value is not None}
             self._write(row | {f"method.{name}": value for name, value in outcome.metrics.items()})
         if self._diagnostics is not None:
-            self._diagnostics.write(number, {**outcome.diagnostics.value(), "seconds": outcome.seconds})
+            row = {"step": number, **outcome.diagnostics.value(), "seconds": outcome.seconds}
+            self._diagnostics.write(row)
         return report
 
     def evaluation(self, number: int, values: Mapping[str, float]) -> None:

@@ -246,18 +246,11 @@ class UserSource(RecordSource):
     """
 
     def __init__(self, records: RecordSource, owners: Owners) -> None:
+        vars(self).update(vars(records))
         self._records, self._owners = records, owners
 
     def __len__(self) -> int:
         return self._owners.count
-
-    @property
-    def is_scanned(self) -> bool:
-        return self._records.is_scanned
-
-    @property
-    def is_elsewhere(self) -> bool:
-        return self._records.is_elsewhere
 
     @property
     def has_rows(self) -> bool:
@@ -274,18 +267,6 @@ class UserSource(RecordSource):
     def ahead(self, parts: Sequence[Tensor], randomness: Randomness) -> Iterator[None]:
         records = [self._owners.records_of(part)[0].flatten() for part in parts]
         return self._records.ahead(records, randomness)
-
-    def close(self) -> None:
-        self._records.close()
-
-    def fingerprint(self) -> str:
-        return self._records.fingerprint()
-
-    def batch(self) -> Any:
-        return self._records.batch()
-
-    def leaves(self) -> list[Tensor]:
-        return self._records.leaves()
 
     def probes(self, count: int) -> Tensor:
         return self._owners.users_of(self._records.probes(count))

@@ -165,9 +165,10 @@ class RecordSource:
             isinstance(data, list) and data and all(isinstance(part, Tensor | np.memmap) for part in data)
         ):
             self._nest = data
-        self._is_scanned = False
+        #: Whether all records were looked at beforehand; taking them then runs nobody's code.
+        self.is_scanned = False
         if self._nest is not None:
-            self._is_scanned = not (self.is_elsewhere or any(map(_is_mapped, leaves(self._nest))))
+            self.is_scanned = not (self.is_elsewhere or any(map(_is_mapped, leaves(self._nest))))
             self._nest = map_leaves(_as_rows, self._nest)
             self._check_nest()
         elif workers:
@@ -179,11 +180,6 @@ class RecordSource:
 
     def __len__(self) -> int:
         return len(self._data) if self._length is None else self._length
-
-    @property
-    def is_scanned(self) -> bool:
-        """Whether all records were looked at beforehand; taking them then runs nobody's code."""
-        return self._is_scanned
 
     @property
     def is_elsewhere(self) -> bool:
@@ -283,7 +279,7 @@ class RecordSource:
 
     def fingerprint(self) -> str:
         """A digest of the records or of their places, which is private; empty for those read on demand."""
-        if not (self._is_scanned or self.is_elsewhere):
+        if not (self.is_scanned or self.is_elsewhere):
             return ""
         if isinstance(self._data, Records):
             return self._data.fingerprint()
@@ -312,11 +308,7 @@ class RecordSource:
 
     def batch(self) -> Any:
         """All records as one batch, where tensors in memory hold them; None for those read on demand."""
-        return self._nest if self._is_scanned else None
-
-    def leaves(self) -> list[Tensor]:
-        """The tensors that hold all records, or an empty list for those that are read on demand."""
-        return leaves(self._nest) if self._is_scanned else []
+        return self._nest if self.is_scanned else None
 
     def probes(self, count: int) -> Tensor:
         """Numbers of a few records that show what the data can hold.
@@ -325,11 +317,10 @@ class RecordSource:
         labels and tokens out of range show there. Where records are made on demand, records from all over
         the data, which may be in the order of their labels.
         """
-        tensors = self.leaves()
-        if not tensors:
+        if not self.is_scanned:
             return self.spread(count)
-        integers = [leaf for leaf in tensors if not (leaf.is_floating_point() or leaf.dtype == torch.bool)]
-        return torch.tensor(sorted({*range(min(count, len(self))), *_extremes(integers)}))
+        whole = [one for one in leaves(self._nest) if not one.is_floating_point() and one.dtype != torch.bool]
+        return torch.tensor(sorted({*range(min(count, len(self))), *_extremes(whole)}))
 
     def spread(self, count: int) -> Tensor:
         """Numbers of records at equal distances, the first and the last among them."""
@@ -353,7 +344,7 @@ class RecordSource:
                 f"the tensors of data have shapes {shapes}: their first axes must be the same record axis"
             )
         self._length = lengths.pop()
-        for leaf in self.leaves():
+        for leaf in tensors if self.is_scanned else []:
             numbers = leaf.is_floating_point() or leaf.is_complex()
             if numbers and not bool(torch.isfinite(leaf.sum())):
                 bad = ~torch.isfinite(leaf.reshape(len(leaf), -1)).all(1)

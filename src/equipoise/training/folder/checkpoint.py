@@ -139,9 +139,9 @@ class Checkpoints:
                 )
             return step, state
         raise CheckpointError(
-            f"{self.folder} holds no whole checkpoint. {' '.join(problems)} Name the run folder that contains "
-            "`checkpoint/`, or start a new run with the journal of this one, run=Run(journal=...): what this "
-            "one spent stays spent."
+            f"{self.folder} holds no whole checkpoint. {' '.join(problems)} Name the run folder that "
+            "contains `checkpoint/`, or start a new run with the journal of this one, run=Run(journal=...): "
+            "what this one spent stays spent."
         )
 
     def _path(self, step: int) -> Path:

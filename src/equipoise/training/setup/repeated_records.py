@@ -33,6 +33,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import ConcatDataset, Subset
 
+from equipoise._tree import leaves
 from equipoise.privacy.noise.uniform import keyed_hash
 from equipoise.training.record_source import RecordSource, data_sets
 
@@ -64,7 +65,7 @@ def warn_of_repeats(source: RecordSource, data: Any, users: Tensor | None, *, st
         users: of each record, LongTensor [n], or None: each copy of a record may have one and the same.
         stacklevel: as for `warnings.warn`.
     """
-    tensors, are_same = source.leaves(), False
+    tensors, are_same = leaves(source.batch()) if source.is_scanned else [], False
     are_equal = bool(tensors) and _are_equal(tensors, users)
     if not tensors:
         with suppress(Exception):  # of somebody's own classes
