@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from small_problems import training
 
 import equipoise as eq
 
@@ -37,14 +38,13 @@ def test_a_loss_that_sets_a_rate_by_its_records_is_refused(change):
         return losses
 
     with pytest.raises(ValueError, match="of optimizer or scheduler"):
-        eq.PrivateTraining(
+        training(
             model,
-            optimizer,
+            optimizer=lambda *_, lr: optimizer,
             loss=loss,
             data=torch.randn(20, 2),
             sampling=eq.Poisson(8, 20, 2),
-            budget=eq.Budget(4.0, 1e-3),
-            run=eq.Run(starts_from="public"),
+            starts_from="public",
         )
     assert optimizer.param_groups[0]["lr"] == 0.1
     assert optimizer.param_groups[0]["weight_decay"] == 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
+from small_problems import training
 from torch import nn
 
 import equipoise as eq
@@ -129,17 +130,10 @@ def loss_of(is_masked, half=False):
 def started(model, loss, data=None, collate=padded, steps=2, **settings):
     """A run after its first step."""
     data = data or Texts()
-    run = eq.PrivateTraining(
-        model,
-        torch.optim.SGD(model.parameters(), lr=0.1),
-        loss=loss,
-        data=eq.Data(data, collate=collate),
-        sampling=eq.Poisson(
-            expected_batch_size=20, population=len(data) if isinstance(data, Texts) else 100, steps=steps
-        ),
-        method=eq.DPSGD(clip_norm=0.5, noise_multiplier=1.0),
-        run=eq.Run(**settings),
-    )
+    population = len(data) if isinstance(data, Texts) else 100
+    sampling = eq.Poisson(expected_batch_size=20, population=population, steps=steps)
+    options = {"data": data, "collate": collate, "loss": loss, "sampling": sampling, "reproducible": False}
+    run = training(model, **options | settings)
     run.take_step()
     return run
 
@@ -271,15 +265,12 @@ def test_records_of_all_lengths_from_one_train(tmp_path):
         "length": torch.arange(60) % 7 + 1,
         "label": torch.arange(60) % 2,
     }
-    model = Unrolled()
-    run = eq.PrivateTraining(
-        model,
-        torch.optim.SGD(model.parameters(), lr=0.1),
+    run = training(
+        Unrolled(),
         loss=lambda model, batch: F.cross_entropy(model(batch), batch["label"], reduction="none"),
         data=data,
         sampling=eq.FixedEpochs(12, 60, 5),
-        method=eq.DPSGD(noise_multiplier=1.0),
-        run=tmp_path / "run",
+        folder=tmp_path / "run",
     )
     list(run)
     run.finish()

@@ -6,8 +6,7 @@ import json
 
 import pytest
 import torch
-from flat_arguments import arranged
-from small_problems import OnDemand
+from small_problems import OnDemand, training
 from torch import nn
 
 import equipoise as eq
@@ -38,18 +37,13 @@ def _mixed(copies: int) -> dict[str, torch.Tensor]:
 
 
 def _training(method, data=PRIVATE, **options):
-    model = nn.Linear(3, 2)
-    return eq.PrivateTraining(
-        model,
-        torch.optim.SGD(model.parameters(), lr=0.1),
-        **arranged(
-            loss=lambda m, batch: nn.functional.cross_entropy(m(batch["x"]), batch["y"], reduction="none"),
-            data=data,
-            sampling=eq.Poisson(5, 20, 2),
-            method=method,
-            **options,
-        ),
+    return training(
+        nn.Linear(3, 2), data=data, loss=_loss, sampling=eq.Poisson(5, 20, 2), method=method, **options
     )
+
+
+def _loss(model, batch):
+    return nn.functional.cross_entropy(model(batch["x"]), batch["y"], reduction="none")
 
 
 METHODS = {
@@ -107,5 +101,5 @@ def test_a_statement_cannot_leave_its_public_records_out(tmp_path):
 
 
 def test_records_made_on_demand_are_not_compared_and_the_statement_says_so():
-    training = _training(METHODS["public-only"](_mixed(2)), OnDemand(PRIVATE))
-    assert NOT_COMPARED in training.statement().assumptions
+    run = _training(METHODS["public-only"](_mixed(2)), OnDemand(PRIVATE))
+    assert NOT_COMPARED in run.statement().assumptions

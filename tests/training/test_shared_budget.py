@@ -4,8 +4,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import pytest
-import torch
-from torch import nn
+from small_problems import resumed, saved, training
 
 import equipoise as eq
 
@@ -21,25 +20,9 @@ class HalfAgain(eq.DPSGD):
         return eq.methods.Plan(replace(found, releases=[one.scaled(1.5) for one in found.releases]))
 
 
-def begun(journal, epsilon, folder=None, kind=eq.DPSGD, resumed=False, **method):
-    torch.manual_seed(0)
-    model = nn.Linear(2, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    given = {
-        "loss": lambda model, batch: model(batch["x"])[:, 0].square(),
-        "data": {"x": torch.randn(120, 2)},
-    }
-    if resumed:
-        return eq.PrivateTraining.resume(folder, model, optimizer, method=kind(**method), **given)
-    return eq.PrivateTraining(
-        model,
-        optimizer,
-        **given,
-        sampling=eq.Poisson(50, population=115, steps=3),
-        method=kind(**method),
-        budget=eq.Budget(epsilon, 1e-4),
-        run=eq.Run(folder, journal=journal),
-    )
+def begun(journal, epsilon, folder=None, kind=eq.DPSGD, **method):
+    options = {"method": kind(**method), "budget": eq.Budget(epsilon, 1e-4), "reproducible": False}
+    return training(steps=3, journal=journal, folder=folder, **options)
 
 
 def test_the_same_budget_twice_is_refused_and_nothing_is_booked(tmp_path):
@@ -64,7 +47,5 @@ def test_a_larger_budget_and_stated_noise_are_taken(tmp_path, capsys, recwarn):
 def test_a_plan_that_follows_from_noise_that_was_found_is_the_same_at_a_resume(tmp_path):
     begun(tmp_path / "journal", 1.0)  # which the second run's noise makes room for
     run = begun(tmp_path / "journal", 4.0, tmp_path / "run", HalfAgain)
-    run.save_checkpoint()
-    run.close()
-    again = begun(None, 4.0, tmp_path / "run", HalfAgain, resumed=True)
+    again = resumed(saved(run, steps=0).folder.path, method=HalfAgain())
     assert again.plan == run.plan

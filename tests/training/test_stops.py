@@ -5,8 +5,8 @@ import signal
 import sys
 
 import pytest
+import small_problems
 import torch
-from flat_arguments import arranged
 from torch import nn
 
 import equipoise as eq
@@ -19,19 +19,9 @@ def loss(model, batch):
 
 
 def begun(folder, **settings):
-    model = nn.Linear(2, 1)
-    return eq.PrivateTraining(
-        model,
-        torch.optim.SGD(model.parameters(), lr=0.1),
-        **arranged(
-            loss=loss,
-            data=RECORDS,
-            sampling=eq.Poisson(50, population=120, steps=4),
-            budget=eq.Budget(2.0, 1e-4),
-            folder=folder,
-            **settings,
-        ),
-    )
+    sampling, budget = eq.Poisson(50, population=120, steps=4), eq.Budget(2.0, 1e-4)
+    given = {"loss": loss, "data": RECORDS, "sampling": sampling, "method": eq.DPSGD(), "budget": budget}
+    return small_problems.training(nn.Linear(2, 1), reproducible=False, folder=folder, **given, **settings)
 
 
 def sends(number):
@@ -69,7 +59,6 @@ def test_a_terminated_script_does_not_count_as_done(tmp_path, monkeypatch, numbe
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_stop_is_said_and_so_is_going_on(tmp_path, capsys, number):
-    model = nn.Linear(2, 1)
     given = {"evaluate": sends(number), "evaluate_every": 2, "progress": False}
     folder = tmp_path / "run"
     training = begun(folder)
@@ -83,9 +72,7 @@ def test_a_stop_is_said_and_so_is_going_on(tmp_path, capsys, number):
     assert str(folder) in said
     assert "start_or_resume" in said
     training.close()
-    training = eq.PrivateTraining.resume(
-        folder, model, torch.optim.SGD(model.parameters(), lr=0.1), loss=loss, data=RECORDS
-    )
+    training = small_problems.resumed(folder, nn.Linear(2, 1), loss=loss, data=RECORDS)
     assert training.run(progress=False).stopped_by is None
     assert "going on from step 2 of 4" in capsys.readouterr().err
     begun(None).run(**given | {"stop": "return"})

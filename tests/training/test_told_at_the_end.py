@@ -4,24 +4,15 @@ import warnings
 
 import pytest
 import torch
+from small_problems import training
 from torch import nn
 
-import equipoise as eq
-from equipoise.privacy import Budget, Poisson
 from equipoise.training.one_answer import Answers
 
 
 def begun(model):
-    return eq.PrivateTraining(
-        model,
-        torch.optim.SGD(model.parameters(), lr=0.1),
-        loss=lambda model, batch: nn.functional.cross_entropy(
-            model(batch["x"]), batch["y"], reduction="none"
-        ),
-        data={"x": torch.randn(100, 3), "y": torch.randint(2, (100,))},
-        sampling=Poisson(50, population=110, steps=2),
-        budget=Budget(2.0, 1e-4),
-    )
+    data = {"input": torch.randn(100, 3), "label": torch.randint(2, (100,))}
+    return training(model, data=data, population=100, steps=2)
 
 
 class Half(nn.Module):
@@ -42,10 +33,10 @@ def test_run_names_parameters_that_the_loss_does_not_reach():
 def test_one_answer_for_all_inputs_is_said(scale, says):
     inputs = torch.randn(50, 3)
 
-    training = begun(nn.Linear(3, 2))
+    run = begun(nn.Linear(3, 2))
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        training.run(lambda model: float(model(inputs * scale).argmax(1).double().mean()), progress=False)
+        run.run(lambda model: float(model(inputs * scale).argmax(1).double().mean()), progress=False)
     assert any("largest output" in str(one.message) for one in caught) is says
 
 

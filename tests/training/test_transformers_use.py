@@ -7,7 +7,7 @@ import warnings
 import pytest
 import torch
 import torch.nn.functional as F
-from flat_arguments import arranged
+from small_problems import training
 
 import equipoise as eq
 
@@ -78,24 +78,21 @@ def next_token(model, batch):
 
 
 def trained(model, loss, data, steps=2, **options):
-    training = eq.PrivateTraining(
+    run = training(
         model,
-        torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=0.01),
-        **arranged(
-            loss=loss,
-            data=data,
-            sampling=eq.Poisson(expected_batch_size=15, population=COUNT, steps=steps),
-            method=eq.DPSGD(clip_norm=0.1, noise_multiplier=1.0),
-            reproducible=True,
-            **options,
-        ),
+        optimizer=lambda own, lr: torch.optim.AdamW([p for p in own if p.requires_grad], lr=0.01),
+        loss=loss,
+        data=data,
+        sampling=eq.Poisson(expected_batch_size=15, population=COUNT, steps=steps),
+        method=eq.DPSGD(clip_norm=0.1, noise_multiplier=1.0),
+        **options,
     )
-    training.run(progress=False)
-    return training
+    run.run(progress=False)
+    return run
 
 
-def parameters(training):
-    return torch.cat([p.detach().flatten() for p in training.parameters.values()])
+def parameters(run):
+    return torch.cat([p.detach().flatten() for p in run.parameters.values()])
 
 
 def by_rule(training):

@@ -5,9 +5,9 @@ from __future__ import annotations
 import warnings
 
 import pytest
+import small_problems
 import torch
-from flat_arguments import arranged
-from small_problems import MeanBackward
+from small_problems import MeanBackward, resumed, saved
 from torch import nn
 from torch.nn import functional as F
 
@@ -74,17 +74,8 @@ def data():
 
 
 def training(net, steps=2, loss=loss, **more):
-    return eq.PrivateTraining(
-        net,
-        torch.optim.SGD(net.parameters(), lr=0.1),
-        **arranged(
-            loss=loss,
-            data=data(),
-            sampling=eq.Poisson(16, RECORDS, steps),
-            method=eq.DPSGD(clip_norm=1.0, noise_multiplier=1.0),
-            reproducible=True,
-            **more,
-        ),
+    return small_problems.training(
+        net, loss=loss, data=data(), sampling=eq.Poisson(16, RECORDS, steps), **more
     )
 
 
@@ -194,15 +185,12 @@ def test_a_resume_trusts_as_before(tmp_path):
     whole = training(net(), steps=4, trust=("2",))
     whole.run(progress=False)
     begun = training(net(), steps=4, trust=["2"], folder=tmp_path / "run")
-    begun.take_step()
-    begun.save_checkpoint()
-    begun.close()
+    saved(begun)
     again = net()
-    optimizer = torch.optim.SGD(again.parameters(), lr=0.1)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        resumed = eq.PrivateTraining.resume(tmp_path / "run", again, optimizer, loss=loss, data=data())
-    assert resumed.independence.word == "unchecked"
-    resumed.run(progress=False)
+        run = resumed(tmp_path / "run", again, loss=loss, data=data())
+    assert run.independence.word == "unchecked"
+    run.run(progress=False)
     for one, other in zip(whole.model.parameters(), again.parameters(), strict=True):
         assert torch.equal(one, other)

@@ -502,7 +502,7 @@ def _plan_of(
         BudgetError: no plan is within the budget.
         ValueError: the settings are not those that a run which goes on began with.
     """
-    run, unit, method = given.run, given.unit, given.method
+    run, unit = given.run, given.unit
     mine: PrivacyPlan | None = None
     if booked is None:
         others = processes.first(lambda: other_runs(run.journal, unit.relation, unit.protected.name))
