@@ -1,17 +1,38 @@
-"""A loss sets no rate of the optimiser."""
+"""What the optimiser cannot go on with is refused when it is loaded."""
 
 from __future__ import annotations
+
+import copy
 
 import pytest
 import torch
 from small_problems import training
 
 import equipoise as eq
+from equipoise.training.folder.checkpoint import collect_state, restore_state
 
 
 def pieces():
     model = torch.nn.Linear(2, 1)
     return model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("lr", True),
+        ("momentum", "0.9"),
+        ("lr", float("nan")),
+        ("nesterov", 1),
+    ],
+)
+def test_a_setting_of_another_kind_is_refused(name, value):
+    state = copy.deepcopy(collect_state(*pieces(), None))
+    state["optimizer"]["param_groups"][0].update(lr=1, weight_decay=0.5)  # whole and broken numbers are alike
+    restore_state(state, *pieces(), None)
+    state["optimizer"]["param_groups"][0][name] = value
+    with pytest.raises(ValueError, match=f"the optimizer's {name} is"):
+        restore_state(state, *pieces(), None)
 
 
 def lower_by_plateau(optimizer, losses):

@@ -7,8 +7,6 @@ import torch
 from small_problems import training
 from torch import nn
 
-from equipoise.training.one_answer import Answers
-
 
 def begun(model):
     data = {"input": torch.randn(100, 3), "label": torch.randint(2, (100,))}
@@ -38,21 +36,3 @@ def test_one_answer_for_all_inputs_is_said(scale, says):
         warnings.simplefilter("always")
         run.run(lambda model: float(model(inputs * scale).argmax(1).double().mean()), progress=False)
     assert any("largest output" in str(one.message) for one in caught) is says
-
-
-@pytest.mark.parametrize(
-    ("outputs", "one"),
-    [
-        (torch.zeros(30, 3), True),
-        (torch.full((30,), 2.0), True),
-        (torch.full((30, 1), 2.0), True),
-        (torch.arange(30.0), False),
-        (torch.eye(30), False),
-        (torch.zeros(3, 3), False),  # too few to tell
-        ({"logits": torch.zeros(30, 3)}, False),
-    ],
-)
-def test_answers(outputs, one):
-    answers = Answers()
-    answers.take(outputs)
-    assert answers.are_one is one

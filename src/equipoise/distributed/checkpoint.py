@@ -99,7 +99,7 @@ def save_parts(folder: Path, parts: Mapping[str, Tensor], processes: Processes) 
 
     processes.first(clear)
     try:
-        with _quiet():
+        with warnings.catch_warnings(action="ignore"):  # DCP warns of what is meant here
             dcp.save(dict(parts), checkpoint_id=str(unfinished))  # type: ignore[attr-defined]
     except Exception as error:
         raise CheckpointError(
@@ -167,7 +167,7 @@ def load_parts(
             raise ValueError(f"the model holds no parts of {rest}")
         empty = torch.empty_like(local_part(like), dtype=getattr(torch, dtype.removeprefix("torch.")))
         wanted[name] = with_part(empty, like.detach())
-    with _quiet():
+    with warnings.catch_warnings(action="ignore"):
         dcp.load(wanted, storage_reader=_reader(folder))  # type: ignore[attr-defined]
     return wanted
 
@@ -186,12 +186,3 @@ def _reader(folder: Path) -> Any:
             return metadata
 
     return Reader(str(folder))
-
-
-class _quiet(warnings.catch_warnings):
-    """DCP warns of what is meant here."""
-
-    def __enter__(self) -> Any:
-        entered = super().__enter__()
-        warnings.simplefilter("ignore")
-        return entered

@@ -383,8 +383,8 @@ def _as_rows(leaf: Any) -> Any:
     if not _is_mapped(leaf):
         return leaf
     if isinstance(leaf, np.memmap):
-        with warnings.catch_warnings():  # it may be for reading only; rows are taken out, never written
-            warnings.simplefilter("ignore", UserWarning)
+        # It may be for reading only; rows are taken out, never written.
+        with warnings.catch_warnings(action="ignore", category=UserWarning):
             try:
                 leaf = torch.from_numpy(leaf)
             except (TypeError, ValueError) as error:
