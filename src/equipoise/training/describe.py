@@ -10,9 +10,10 @@ import math
 import os
 import statistics
 import tempfile
-import time
+import timeit
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from datetime import timedelta
 from typing import Any
 
 from equipoise._rounding import noise_in_words, plain, rounded_up
@@ -28,7 +29,7 @@ from equipoise.training.randomness import public_randomness
 from equipoise.training.setup.memory_use import step_bytes
 from equipoise.training.setup.training_setup import TrainingSetup
 
-__all__ = ["Description", "best_guarantee", "describe", "time_once"]
+__all__ = ["Description", "best_guarantee", "describe"]
 
 
 CLIPPED = "a gradient above the clip norm is shortened to it, and a weight in the loss then adds nothing"
@@ -147,7 +148,7 @@ class Description:
             f"  memory      about {self.memory_bytes / 1e6:,.0f} MB in addition to the model",
             f"  time        about {self.seconds_per_step * 1e3:,.0f} ms per step"
             + (f" for {passes} passes over each drawn {self.drawn}" if passes != "1.0" else "")
-            + f", {_duration(self.seconds)} in all",
+            + f", {timedelta(seconds=round(self.seconds))} in all",
         ]
         if self.is_counted:
             lines.insert(
@@ -309,23 +310,10 @@ def _seconds_of_a_release(setup: TrainingSetup, ledger: Ledger) -> float:
     return time_once(work)
 
 
-def time_once(run: Callable[[], Any], repeats: int = 3) -> float:
+def time_once(run: Callable[[], Any]) -> float:
     """Median seconds of a call after one warm-up call."""
     run()
-    times = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        run()
-        times.append(time.perf_counter() - start)
-    return statistics.median(times)
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    if seconds < 5400:
-        return f"{seconds / 60:.0f} min"
-    return f"{seconds / 3600:.1f} h"
+    return statistics.median(timeit.repeat(run, number=1, repeat=3))
 
 
 def _noise_multipliers(plan: PrivacyPlan) -> dict[str, float]:
