@@ -14,7 +14,6 @@ import equipoise as eq
 from equipoise.federated import LocalUpdates
 
 RECORDS, FEATURES, CLASSES = 60, 12, 3
-MIXES = False  # what a loss in another file reads
 
 
 class MeanBackward(torch.autograd.Function):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections import Counter, deque
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -76,19 +76,15 @@ def closure():
 
 
 class Normaliser(nn.Module):
-    """A loss with a buffer of its own, in place or bound anew."""
+    """A loss with a buffer of its own."""
 
-    def __init__(self, binds):
+    def __init__(self):
         super().__init__()
         self.register_buffer("scale", torch.ones(()))
-        self.binds = binds
 
     def forward(self, model, batch):
         found = loss(model, batch)
-        if self.binds:
-            self.scale = self.scale + 1
-        else:
-            self.scale.mul_(0.9).add_(found.detach().mean())
+        self.scale.mul_(0.9).add_(found.detach().mean())
         return found
 
 
@@ -97,8 +93,7 @@ CASES = {
     "attributes": (lambda: Noting(attributes), loss, {"seen", "average"}),
     "globals": (network, global_loss, {"total", "counts", "logged"}),
     "closure": (network, closure(), {"calls", "history"}),
-    "loss with a buffer": (network, Normaliser(False), {"scale"}),
-    "loss with a buffer bound anew": (network, Normaliser(True), {"scale"}),
+    "loss with a buffer": (network, Normaliser(), {"scale"}),
 }
 
 
@@ -145,9 +140,9 @@ class HomeMade(Layer):
 class Codebook(nn.Module):
     """A vector quantiser whose codes follow averages of what is assigned to them."""
 
-    def __init__(self, binds=False):
+    def __init__(self):
         super().__init__()
-        self.linear, self.binds = nn.Linear(FEATURES, CLASSES), binds
+        self.linear = nn.Linear(FEATURES, CLASSES)
         self.register_buffer("codes", torch.randn(4, CLASSES, generator=torch.Generator().manual_seed(0)))
         self.register_buffer("sizes", torch.ones(4))
         self.register_buffer("calls", torch.zeros((), dtype=torch.long))
@@ -161,12 +156,8 @@ class Codebook(nn.Module):
             with torch.no_grad():
                 self.calls += 1
                 self.used += chosen.sum(0)
-                sizes, codes = 0.9 * self.sizes + 0.1 * chosen.sum(0), 0.9 * self.codes + chosen.T @ out
-                if self.binds:
-                    self.sizes, self.codes = sizes, codes / sizes[:, None]
-                else:
-                    self.sizes.copy_(sizes)
-                    self.codes.copy_(codes / sizes[:, None])
+                self.sizes.mul_(0.9).add_(chosen.sum(0), alpha=0.1)
+                self.codes = (0.9 * self.codes + chosen.T @ out) / self.sizes[:, None]
         return out + (found - out).detach()
 
 
@@ -177,7 +168,7 @@ class Remembering(nn.Module):
 
     def __init__(self, get, put):
         super().__init__()
-        self.linear, self.initial, self.outputs = nn.Linear(FEATURES, CLASSES), None, []
+        self.linear, self.outputs = nn.Linear(FEATURES, CLASSES), []
         self.get, self.put = get, put
         self.register_buffer("queue", torch.zeros(64, CLASSES))
 
@@ -232,19 +223,6 @@ def with_slots():
     return scaled
 
 
-class Centred:
-    """A loss that subtracts its running average, in a holder of some kind."""
-
-    def __init__(self, center, mean, add):
-        self.center, self.mean, self.add = center, mean, add
-
-    def __call__(self, model, batch):
-        found = loss(model, batch)
-        center = self.mean(self.center)
-        self.add(self.center, float(found.detach().mean()))
-        return found * (1 + center)
-
-
 class Meter:
     total = count = 0
 
@@ -252,33 +230,40 @@ class Meter:
         self.total, self.count = self.total + value, self.count + 1
 
 
-def in_attribute(name):
-    return lambda: Remembering(lambda m: getattr(m, name), lambda m, value: setattr(m, name, value))
+class Centred:
+    """A loss that adds its running sum."""
+
+    def __init__(self):
+        self.meter = Meter()
+
+    def __call__(self, model, batch):
+        found = loss(model, batch)
+        center = self.meter.total
+        self.meter.update(float(found.detach().mean()))
+        return found * (1 + center)
 
 
-def in_list(place):
-    return lambda: Remembering(
-        lambda m: (m.outputs or [None])[place], lambda m, value: m.outputs.append(value)
-    )
+def in_attribute():
+    return Remembering(lambda m: m.previous, lambda m, value: setattr(m, "previous", value))
 
 
+def in_list():
+    return Remembering(lambda m: (m.outputs or [None])[-1], lambda m, value: m.outputs.append(value))
+
+
+#: Further holders are those of `tests/gradients/test_attributes.py`.
 #: Model, loss, and names of what records are followed by that is read again.
 REFUSED = {
     "queue": (lambda: Remembering(lambda m: m.queue.mean(0), into_queue), loss, {"queue"}),
     "running statistics": (Statistics, loss, {"norm.running_mean", "norm.running_var"}),
     "home-made statistics": (HomeMade, loss, {"mean"}),
     "codebook": (Codebook, loss, {"codes", "sizes"}),
-    "codebook bound anew": (lambda: Codebook(binds=True), loss, {"codes", "sizes"}),
-    "attribute of the class": (in_attribute("previous"), loss, {"previous"}),
-    "attribute that starts as None": (in_attribute("initial"), loss, {"initial"}),
-    "list": (in_list(-1), loss, {"outputs"}),
-    "first batch": (in_list(0), loss, {"outputs"}),
+    "attribute of the class": (in_attribute, loss, {"previous"}),
+    "list": (in_list, loss, {"outputs"}),
     "closure": (network, remembering_closure(), {"previous"}),
     "slot that is filled late": (network, with_slots(), {"largest"}),
     "LSTM": (Stateful, loss, {"state"}),
-    "deque": (network, Centred(deque(maxlen=9), lambda d: sum(d), deque.append), {"center"}),
-    "array": (network, Centred(np.zeros(1), lambda a: a[0], lambda a, v: a.__iadd__(v)), {"center"}),
-    "meter": (network, Centred(Meter(), lambda m: m.total, Meter.update), {"total"}),
+    "meter": (network, Centred(), {"total"}),
 }
 
 
