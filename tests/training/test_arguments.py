@@ -10,8 +10,7 @@ import torch
 from small_problems import RECORDS, loss, network, records, resumed, saved, training
 
 import equipoise as eq
-from equipoise.training.arguments import MOVED
-from equipoise.training.setup.training_inputs import TrainingInputs
+from equipoise.training.arguments import MOVED, TrainingInputs
 
 OBJECTS = (eq.Data, eq.Run, eq.Users)
 

@@ -50,8 +50,7 @@ from equipoise.privacy.ledger.write_ahead_log import WriteAheadLog
 from equipoise.statements import Statement
 from equipoise.statements.verify_federation import DISJOINT
 from equipoise.training import PrivateTraining
-from equipoise.training.arguments import Record, Run, Users
-from equipoise.training.setup.training_inputs import TrainingInputs
+from equipoise.training.arguments import Record, Run, TrainingInputs, Users
 
 __all__ = ["Client"]
 

@@ -20,9 +20,9 @@ from equipoise.privacy.ledger.journal_records import JournalRecords, book_end
 from equipoise.privacy.ledger.run_record import RunRecord
 from equipoise.privacy.ledger.write_ahead_log import WriteAheadLog
 from equipoise.privacy.noise.secrets import delete_key
+from equipoise.training.arguments import TrainingInputs
 from equipoise.training.folder.config_file import ARGUMENTS, rebuild, settings_of
 from equipoise.training.folder.run_folder import RunFolder
-from equipoise.training.setup.training_inputs import TrainingInputs
 
 __all__ = [
     "AnsweredQuery",

@@ -41,9 +41,8 @@ from equipoise.methods import Method, Setting
 from equipoise.privacy import RECORD, Budget, Draw, PrivacyPlan, Sampling, Unit
 from equipoise.privacy.mechanisms.base import NoiseHistory, Past, Sums
 from equipoise.testing.canaries import CanaryLayout, canary_loss, directed_records
-from equipoise.training.arguments import Data, Record, Run, Users
+from equipoise.training.arguments import Data, Record, Run, TrainingInputs, Users
 from equipoise.training.run_ledger import open_ledger
-from equipoise.training.setup.training_inputs import TrainingInputs
 from equipoise.training.setup.training_setup import TrainingSetup, prepare
 from equipoise.training.step import StepRunner
 

@@ -34,7 +34,7 @@ from equipoise.privacy import Budget, Ledger, PlanUsedUpError, Sampling
 from equipoise.statements import Statement, statement_of
 from equipoise.statements.assumptions import Assumption, with_public_step
 from equipoise.statements.statement import MODEL
-from equipoise.training.arguments import Record, Run, Users, refuse_moved
+from equipoise.training.arguments import Record, Run, TrainingInputs, Users, refuse_moved
 from equipoise.training.describe import Description, best_guarantee, describe
 from equipoise.training.folder.checkpoint import CheckpointError
 from equipoise.training.folder.config_file import rebuild, rebuild_method, refuse_other_engine
@@ -46,7 +46,6 @@ from equipoise.training.progress import progress_bar
 from equipoise.training.restarts import FinishedTraining, check_same_run, continued, state_of, undo_start
 from equipoise.training.run_ledger import booked_plan
 from equipoise.training.setup.start import check_start
-from equipoise.training.setup.training_inputs import TrainingInputs
 from equipoise.training.setup.training_setup import prepare
 from equipoise.training.started_run import StartedRun, continue_run, start_run
 from equipoise.training.step import Result, StepReport

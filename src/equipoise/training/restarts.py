@@ -24,11 +24,10 @@ from equipoise.privacy import Journal
 from equipoise.privacy.ledger.journal import CloseEntry, RunEntry, read_journal
 from equipoise.privacy.ledger.journal_records import book_end
 from equipoise.statements import Statement
-from equipoise.training.arguments import Record, Run
+from equipoise.training.arguments import Record, Run, TrainingInputs
 from equipoise.training.folder.config_file import ARGUMENTS, USUAL, Began, rebuild, settings_of
 from equipoise.training.folder.run_folder import RunFolder
 from equipoise.training.run_ledger import secrets_of
-from equipoise.training.setup.training_inputs import TrainingInputs
 from equipoise.training.step import Result, StepReport
 from equipoise.training.traces import loaded
 

@@ -27,11 +27,10 @@ from equipoise.privacy import Draw, WithoutReplacement
 from equipoise.privacy.accounting.epsilon import gaussian_epsilon
 from equipoise.privacy.mechanisms.base import Sums
 from equipoise.statements.assumptions import Assumption
-from equipoise.training.arguments import Run
+from equipoise.training.arguments import Run, TrainingInputs
 from equipoise.training.owners import UserSource
 from equipoise.training.record_source import RecordSource
 from equipoise.training.run_ledger import open_ledger
-from equipoise.training.setup.training_inputs import TrainingInputs
 from equipoise.training.setup.training_setup import TrainingSetup, prepare
 from equipoise.training.step import StepRunner
 

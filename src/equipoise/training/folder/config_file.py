@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from equipoise._version import ENGINE, __version__
 from equipoise.methods import Method, PublicRecords, find
@@ -14,10 +14,7 @@ from equipoise.methods.configuration import NotInFileError, UnknownSettingsError
 from equipoise.methods.registry import registered
 from equipoise.privacy import Budget, Sampling, sampling_from
 from equipoise.statements.assumptions import Assumption
-from equipoise.training.arguments import Data, Run
-
-if TYPE_CHECKING:
-    from equipoise.training.setup.training_inputs import TrainingInputs
+from equipoise.training.arguments import Data, Run, TrainingInputs
 
 __all__ = [
     "ARGUMENTS",

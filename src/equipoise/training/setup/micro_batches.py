@@ -24,11 +24,11 @@ from equipoise.gradients.capture.recorder import PlanMismatch
 from equipoise.gradients.compare import ROW_TILE, SEEDS
 from equipoise.gradients.engine_inputs import fillers
 from equipoise.privacy import Sampling
+from equipoise.training.arguments import TrainingInputs
 from equipoise.training.randomness import public_randomness
 from equipoise.training.record_source import DataError
 from equipoise.training.setup.memory_use import PASS_OVERHEAD, fitting, forward_cost
 from equipoise.training.setup.pipeline_trials import Pipeline
-from equipoise.training.setup.training_inputs import TrainingInputs
 
 __all__ = ["MicroBatches", "choose_micro_batches"]
 

@@ -23,8 +23,8 @@ from equipoise.distributed.processes import Processes
 from equipoise.privacy import Journal
 from equipoise.privacy.ledger.journal_records import JournalRecords
 from equipoise.statements.assumptions import AFTER, Assumption
+from equipoise.training.arguments import TrainingInputs
 from equipoise.training.setup.private_copies import held_tensors
-from equipoise.training.setup.training_inputs import TrainingInputs
 from equipoise.training.traces import digests, runs_by_digest
 
 __all__ = ["check_start"]

@@ -33,6 +33,7 @@ from equipoise.privacy.ledger.journal_records import other_runs
 from equipoise.privacy.ledger.run_record import compose_events
 from equipoise.statements.assumptions import COMPARED_DATA, HELD, THROWN_AWAY, Assumption, always
 from equipoise.statements.statement import DATA
+from equipoise.training.arguments import TrainingInputs
 from equipoise.training.folder.config_file import Began, settings_of
 from equipoise.training.forwards import BatchPreparation, RowSource, averaged_over_views, forward_rows
 from equipoise.training.moving_average import MovingAverage
@@ -62,7 +63,6 @@ from equipoise.training.setup.private_copies import check_held, check_public, pu
 from equipoise.training.setup.repeated_records import warn_of_repeats
 from equipoise.training.setup.start import check_start
 from equipoise.training.setup.step_number import check_number
-from equipoise.training.setup.training_inputs import TrainingInputs
 
 __all__ = ["TrainingSetup", "prepare"]
 
