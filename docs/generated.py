@@ -3,11 +3,12 @@
 A line `<!-- options: train -->` of a page becomes a table of that command's options, by group;
 `<!-- keys: releases -->` one of the keys of `statement.schema.json` below `releases` (`statement`: of all);
 `<!-- cards: methods -->` one of the methods, linked to the pages that have them as headings;
-`<!-- commands: all -->` one of the commands.
+`<!-- commands: all -->` one of the commands; `<!-- rooms: all -->` one of the packages.
 """
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 import tomllib
@@ -21,7 +22,7 @@ from equipoise.cli import app
 
 DOCS = Path(__file__).parent
 SOURCES = DOCS.parent / "src" / "equipoise"
-MARK = re.compile(r"^<!-- (options|keys|cards|commands): ([a-z ]+) -->$", re.M)
+MARK = re.compile(r"^<!-- (options|keys|cards|commands|rooms): ([a-z ]+) -->$", re.M)
 
 
 def table(heads: list[str], rows: Iterable[Iterable[str]]) -> str:
@@ -88,7 +89,17 @@ def cards(folder: str) -> str:
     return table(["method", "what it does"], rows)
 
 
+def rooms(_: str) -> str:
+    """The packages below `src/equipoise`, with the first line of their docstrings."""
+    found = {}
+    for file in sorted([*SOURCES.glob("*/__init__.py*"), *SOURCES.glob("training/*/__init__.py")]):
+        words = ast.get_docstring(ast.parse(file.read_text(encoding="utf-8")))
+        if words:
+            found[file.parent.relative_to(SOURCES).as_posix()] = words.split("\n\n", 1)[0].replace("\n", " ")
+    return table(["folder", "what it holds"], ([f"`{name}/`", words] for name, words in found.items()))
+
+
 def on_page_markdown(markdown: str, **_: Any) -> str:
     """Called by mkdocs with every page."""
-    makers = {"options": options, "keys": keys, "cards": cards, "commands": commands}
+    makers = {"options": options, "keys": keys, "cards": cards, "commands": commands, "rooms": rooms}
     return MARK.sub(lambda mark: makers[mark[1]](mark[2]), markdown)

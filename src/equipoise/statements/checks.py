@@ -7,6 +7,40 @@ Everybody else has the published files only. `check_published` checks that the s
 its plan and counts must hash to the plan's name and give its epsilon, so that no figure can be edited on its
 own. Whether the run released what is counted is known to the journal, and rests on the issuer's word, which a
 signature ties to the issuer (`sign.py`).
+
+What is checked, here and in `recompute`, `consistency` and `verify`:
+
+- **Form.** Every key must hold a value of its kind. Duplicate keys are refused: another reader might take
+  the other value.
+- **Figures.** Plan, counts and deltas must be equal; `epsilon`, `epsilons` and `cross_check` must agree to
+  a millionth. If the statement names other package versions they may be up to 1% above what is computed
+  here, never below. A bound that a tighter accountant gave cannot be confirmed by yours: verify with the
+  versions that the statement names.
+- **Assumptions.** Required are those on population, sampling and searches, that the loss treats each record
+  by itself, that the start is public or paid for in the same journal, and one of the two on NaN and
+  infinity; for a federation's client, that no person's records lie at several owners; and those that
+  `config.json` holds: public records, `conditions` of the method, and what the run's processes found out of
+  data, model and start. Records count as checked only if every process checked them. Sentences that stand
+  in every statement are compared for runs that this version began. Every other text is shown as the
+  issuer's own words.
+- **Words of the issuer**, which are not in the journal (`recipe`, `epsilon_claimed` as published,
+  `versions`, further assumptions), must have a possible value.
+- **Journal.** A draw without a line, and lines of different data, are reported, not refused. A plan with
+  `unproven` releases needs holes, no more than were planned.
+- **Shared journals.** The statement must fit one of the journal's states since the run's last release; what
+  other runs had spent or reserved is part of the figure. Runs that joined later are counted, with the
+  epsilon of all together. Without the journal every epsilon must be at least this run's own, and the
+  guarantee no better.
+- **Stop.** If the figures are of the releases made, the journal must hold the same word about the stop.
+  Whether it was true no file shows, so it is listed as not checked.
+- **Metrics.** `metrics.jsonl` may name no more steps than configuration and releases hold. Its epsilons,
+  computed coarsely, must not exceed the statement's by more than 4% (unless other runs or a search are in
+  the figure).
+- **Configuration.** Plan (by its hash, which holds relation, unit, sampling and noise), `reproducible`,
+  recipe and the budget's delta of `config.json` must be the statement's, and the statement must name its
+  public records. Other settings are not compared: the journal shows what was released.
+- **Page.** `report.html` is not compared; a signature covers it, and a page that nobody signed is marked
+  `?`.
 """
 
 from __future__ import annotations
