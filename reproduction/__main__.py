@@ -81,7 +81,7 @@ def _experiment(name: str) -> Callable[..., None]:
             f"[bold]{values['title']}[/]  [dim]{values['seeds']} seeds, {values['seconds']:,.0f} s[/]\n"
         )
         console.print(findings_tables(findings))
-        console.print(f"\n[dim]{values['figure']}, findings.json in the same folder[/]", soft_wrap=True)
+        console.print(f"\n[dim]{values['figure']}, findings.json in the same folder[/]")
 
     return run
 

@@ -240,35 +240,8 @@ def test_model_of_the_users_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert str(tmp_path) not in sys.path
 
 
-@pytest.mark.parametrize(
-    ("name", "dataset", "parameters"),
-    [
-        ("linear", images(1, 28), 7_850),
-        ("resnet20", images(3, 32), 272_282),
-        ("text_gru", texts(), 8 * 16 + 2 * 3 * 16 * 17 + 16 * 2 + 2),
-    ],
-)
-def test_models_of_the_bench(name: str, dataset: DataSet, parameters: int) -> None:
-    model = build_model(f"benchmarks.models:{name}", dataset)
-    assert count(model) == parameters
-    assert model(dataset.train.fields["input"]).shape == (len(dataset.train), dataset.num_classes)
-
-
 @pytest.mark.parametrize("moved", IN_BENCHMARKS)
 def test_what_moved_is_said_to_be_in_the_sources(moved: str) -> None:
     for names in ((moved, None), (None, moved)):
         with pytest.raises(SettingsError, match="benchmarks"):
             check_data_and_model(*names)
-
-
-def test_digits_reach_high_accuracy_without_privacy() -> None:
-    digits = data.load("digits")
-    model = build_model("mlp-tanh", digits)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
-    batch, test = digits.train[:], digits.test[:]
-    for _ in range(60):
-        optimizer.zero_grad()
-        torch.nn.functional.cross_entropy(model(batch["input"]), batch["label"]).backward()
-        optimizer.step()
-    accuracy = (model(test["input"]).argmax(1) == test["label"]).double().mean().item()
-    assert accuracy > 0.95

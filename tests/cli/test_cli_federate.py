@@ -92,13 +92,6 @@ def test_a_table_is_shared_out_to_the_owners(equipoise, people, tmp_path, target
     assert "is a federation" in refused.value["error"]
 
 
-def test_records_without_a_class_are_not_dealt_by_class(equipoise, people):
-    words = ("--data", people, "--target", "wage", "--test-share", "0.2", "--partition", "one-class")
-    found = equipoise("federate --json", *words)
-    assert found.code == 2
-    assert "Take --partition iid" in found.value["error"]
-
-
 def keys(folder):
     """The clients whose keys lie in the folder of a federation."""
     return sorted(path.parts[-3] for path in folder.glob("clients/*/private/key"))
@@ -153,11 +146,8 @@ def test_the_answer_and_the_files(finished):
 
 def test_the_same_command_again_has_nothing_left_to_do(finished, equipoise):
     folder, found = finished
-    before = {p: p.read_bytes() for p in (folder / "clients").rglob("journal.jsonl")}
     answer = equipoise(f"{SMALL} --partition dirichlet --json --run-dir", folder)
-    assert answer.code == 0
-    assert answer.value["rounds"] == found["rounds"]
-    assert {p: p.read_bytes() for p in before} == before
+    assert (answer.code, answer.value["rounds"]) == (0, found["rounds"])
     other = equipoise(f"{SMALL} --partition dirichlet --epsilon 5 --json --run-dir", folder)
     assert (other.code, "epsilon" in other.value["error"]) == (2, True)
 
@@ -241,21 +231,6 @@ def test_a_client_with_a_damaged_journal_drops_out_and_has_no_statement(finished
     assert keys(copied) == ["001"]  # it can be mended from a copy
 
 
-def test_clients_that_have_finished_answer_a_server_set_back_no_more(finished, tmp_path, equipoise):
-    folder, found = finished
-    copied = shutil.copytree(folder, tmp_path / "copied")
-    for path in copied.glob("server/checkpoint/step-*.pt"):
-        if not path.stem.endswith("2"):
-            path.unlink()
-    (copied / "federation.json").unlink()
-    answer = equipoise("resume", copied, "--json")
-    assert answer.code == 0, answer.err
-    assert [row["answered"] for row in answer.value["rounds"]] == [3, 3, 0]
-    assert "the client has finished" in answer.value["rounds"][2]["absent"]["0"]
-    assert answer.value["clients"] == found["clients"]
-    assert keys(copied) == []
-
-
 def test_verify_report_and_predict_take_the_folder_of_a_federation(finished, tmp_path, equipoise):
     folder, found = finished
     verified = equipoise("verify", folder, "--json")
@@ -295,15 +270,6 @@ def test_the_default_rate_follows_from_public_numbers():
     assert found.clip_norm == "1"
     assert settings(clip_norm="0.1").learning_rate == pytest.approx(10 * found.learning_rate, rel=0.05)
     assert settings(learning_rate=0.7).learning_rate == 0.7
-
-
-def test_people_see_rounds_and_a_summary(tmp_path, equipoise):
-    answer = equipoise(f"{SMALL} --method baselines.fedprox:FEDPROX --reproducible --run-dir", tmp_path / "a")
-    assert answer.code == 0
-    for words in ("NOT PRIVATE", "round 1, accuracy", "round 3", "3 of 3 answered", "report.html"):
-        assert words in answer.out
-    verified = equipoise("verify", tmp_path / "a").out.splitlines()[-1]
-    assert verified.startswith("NOT PRIVATE: Noise and sampling follow from a public seed")
 
 
 @pytest.mark.parametrize(

@@ -188,13 +188,10 @@ def test_a_class_is_shown_by_its_path(package, equipoise):
 
 
 def test_a_card_of_another_method_is_not_shown(package, equipoise):
-    found = equipoise("methods half_steps:Cardless --json")
-    (row,) = found.value["methods"]
+    (row,) = equipoise("methods half_steps:Cardless --json").value["methods"]
     assert (row["claim"], row["guarantee"], row["summary"]) == (None, None, "The class has no docstring.")
     out = equipoise("methods half_steps:Cardless").out
-    assert "no card" in out
-    assert "proven" not in out
-    assert "clip_norm=1.0" in out
+    assert ("no card" in out, "proven" in out) == (True, False)
 
 
 def test_a_registered_method_has_a_card_of_its_own(package, equipoise):

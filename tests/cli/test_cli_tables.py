@@ -30,12 +30,9 @@ def test_describe_writes_a_schema_to_edit(equipoise, folder, tmp_path):
     found = equipoise("schema init --target buys", tmp_path / "people.csv")
     assert found.code == 0
     assert "low of 'age', high of 'age'" in found.out
-    assert "no epsilon covers" in " ".join(found.out.split())
     again = equipoise("schema init --json", tmp_path / "people.csv")
     assert again.code == 2
     assert "exists already" in again.value["error"]
-    assert "Next:" in found.out
-    assert "--test-share 0.2" in equipoise("train --json --data", tmp_path / "people.csv").value["error"]
     refused = equipoise("train --test-share 0.2 --json --data", tmp_path / "people.csv")
     assert "leaves places to be filled in: population, low of 'age'" in refused.value["error"]
 
@@ -276,8 +273,6 @@ def test_no_command_evaluates_on_the_private_rows(equipoise, folder, command):
     ("words", "message"),
     [
         ("--test-share 0.2 --image-size 8x8", "--population and --image-size"),
-        ("--test-share 0.2 --population 9", "--population and --image-size"),
-        ("--image-size 8x8 --population 9", "--test-share"),
         ("--image-size 8 --population 9 --test-share 0.2", "HEIGHTxWIDTH"),
         ("--image-size 8x8 --population 9 --test-share 0.2 --schema a", "--schema is for tables"),
     ],
@@ -328,8 +323,3 @@ def test_every_run_sets_the_same_rows_aside(folder):
     assert first.fingerprint() == second.fingerprint()
     rows = larger.fields["input"].tolist()
     assert all(row in rows for row in first.fields["input"].tolist())
-
-
-def test_canaries_are_for_classes(equipoise, folder):
-    data = ("--data", folder / "people.csv", "--test-share", "0.2", "--target", "wage", "--canaries", "5")
-    assert "canaries are records with a wrong class" in equipoise(f"train {SMALL}", *data).value["error"]

@@ -25,14 +25,10 @@ def test_run_folder(trained):
     assert "<svg" in (folder / "report.html").read_text()
 
 
-def test_nothing_that_may_be_published_names_the_machine(trained):
+def test_what_may_be_published_names_no_machine_and_the_rest_is_closed_to_others(trained):
     folder, _ = trained
     for name in PUBLISHABLE - {"model.safetensors"}:
         assert str(folder.parent) not in (folder / name).read_text(), name
-
-
-def test_private_side_is_closed_to_others(trained):
-    folder, _ = trained
     for path in [folder / "private", *(folder / "private").iterdir(), *(folder / "checkpoint").iterdir()]:
         assert not stat.S_IMODE(path.stat().st_mode) & 0o077, path
 
