@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from safetensors import torch as safetensors
 from torch import nn
 from torch.nn import functional as F
 
@@ -98,12 +99,6 @@ def test_tokens_are_a_test_records_with_a_wrong_label():
         assert (*row.tolist(), int(label)) in known
 
 
-def test_coins_are_secret_and_canaries_are_not():
-    first, second = (choose_canaries(_records(), 2, 100, seed=1) for _ in range(2))
-    assert torch.equal(first.fields["input"], second.fields["input"])
-    assert not torch.equal(first.present, second.present)
-
-
 def test_canaries_of_another_shape_are_refused():
     canaries = choose_canaries(_records(integers=True), 2, 10, seed=1)
     with pytest.raises(ValueError, match="input: float32"):
@@ -118,16 +113,13 @@ def test_the_file_is_the_owners_alone(tmp_path):
     again = InsertedCanaries.load(tmp_path)
     assert torch.equal(again.present, canaries.present)
     assert torch.equal(again.fields["input"], canaries.fields["input"])
-    path.write_bytes(b"nonsense")
-    with pytest.raises(ValueError, match="damaged"):
-        InsertedCanaries.load(tmp_path)
+    short = safetensors.save({"field.input": canaries.fields["input"][:5], "present": canaries.present})
+    for content in (b"nonsense", short):
+        path.write_bytes(content)
+        with pytest.raises(ValueError, match="damaged"):
+            InsertedCanaries.load(tmp_path)
     with pytest.raises(FileNotFoundError, match="--canaries"):
         InsertedCanaries.load(tmp_path / "elsewhere")
-
-
-def test_none_are_refused():
-    with pytest.raises(ValueError, match="canaries"):
-        choose_canaries(_records(), 2, 0, seed=0)
 
 
 def _trained(noise: float, watch: bool = True) -> tuple[eq.Method, InsertedCanaries, eq.PrivateTraining]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 import torch
 
@@ -146,25 +144,10 @@ def test_canaries_along_drawn_columns_are_seen_one_by_one():
     torch.testing.assert_close(found.moved, found.present.double(), atol=0.01, rtol=0, check_dtype=False)
 
 
-def test_a_plan_beyond_the_request_does_not_hold():
-    found = audit_method("dp-sgd", 2.0, canaries=100, trainings=1)
-    assert found.within_request
-    assert not dataclasses.replace(found, requested=found.claimed - 0.01).holds
-
-
 def test_a_reference_without_noise_is_seen_through():
     found = audit_method("clip-sgd", 2.0, canaries=2000, trainings=1)
     assert found.claimed is None
     assert found.certified > 4
-
-
-def test_canaries_do_not_see_each_other():
-    """Who else is there changes nothing in a canary's coordinate of the raw sums."""
-    found = rehearsed(
-        lambda: eq.DPSGD(clip_norm=1.0), eq.FullBatch(100, 1), eq.Budget(1.0, 1e-5), canaries=100, seed=0
-    )
-    assert torch.isfinite(found.log_ratios).all()
-    assert 0 < found.present.sum() < 100
 
 
 def test_unknown_methods_and_no_seeds_are_refused():

@@ -1,15 +1,11 @@
 """Features fitted on drawn pictures: deterministic, of each record alone, and fitted on no record."""
 
 import inspect
-from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
-from benchmarks import contrastive
 from benchmarks.contrastive import fit_contrastive, random_views
-from equipoise.data.features import contrastive as features
 from equipoise.data.features.contrastive import ContrastiveNet
 from equipoise.data.features.drawings import draw_pictures
 from equipoise.data.features.drawn import DrawnFeatures
@@ -35,15 +31,6 @@ def test_pictures_follow_the_seed_and_vary(shape) -> None:
     assert first.isfinite().all()
     assert first.flatten(1).mean(1).abs().max() < 1e-4
     assert first.flatten(1).std(0).min() > 0.1  # every pixel changes from picture to picture
-
-
-def test_grey_pictures_are_of_three_kinds() -> None:
-    pictures = draw_pictures(300, (1, 28, 28))
-    border = torch.ones(28, 28, dtype=torch.bool)
-    border[1:-1, 1:-1] = False
-    values = pictures[:, 0, border]
-    dark = ((values - values[:, :1]).abs() < 1e-5).float().mean(1) > 0.7
-    assert 0.4 < dark.float().mean() < 0.9  # things on a dark ground; the others are scenes
 
 
 def test_a_dictionary_equals_its_definition() -> None:
@@ -82,23 +69,6 @@ def test_images_are_set_upright_one_by_one() -> None:
     assert torch.equal(set_upright(other)[0], found[0])
     blank = set_upright(torch.zeros(1, 2, 9, 12))
     assert torch.equal(blank, torch.zeros(1, 2, 9, 12))
-
-
-def test_features_of_upright_images_are_fitted_on_upright_drawings() -> None:
-    features = DrawnFeatures(**SMALL, upright=True)
-    x = draw_pictures(5, (1, 8, 8), seed=1)
-    expected = features._whitening(features._raw(set_upright(x)))
-    torch.testing.assert_close(features(x), expected)
-    drawn = set_upright(draw_pictures(200, (1, 8, 8)))
-    fitted = PatchDictionary.fit(drawn, atoms=16, width=3, cells=4)
-    torch.testing.assert_close(features._dictionaries[0].filters, fitted.filters)
-
-
-def test_a_share_of_the_patches_is_above_each_threshold() -> None:
-    pictures = draw_pictures(200, (1, 16, 16))
-    found = PatchDictionary.fit(pictures, atoms=8, width=5, cells=16, active=0.2)(pictures)
-    inside = found[:, :, 2:-2, 2:-2]  # the borders repeat pixels
-    assert ((inside > 0).float().mean((0, 2, 3)) - 0.2).abs().max() < 0.05
 
 
 def test_whitened_features_have_the_covariance_of_white_noise() -> None:
@@ -206,26 +176,6 @@ def test_fitting_lowers_the_loss_and_follows_the_seed() -> None:
     assert all(torch.equal(value, again[key]) for key, value in net.state_dict().items())
 
 
-def test_the_command_writes_weights_of_the_packaged_form(tmp_path, monkeypatch) -> None:
-    path = tmp_path / "grey.safetensors"
-    monkeypatch.setattr(contrastive, "fit_contrastive", lambda channels, **given: ContrastiveNet(channels))
-    monkeypatch.setattr("sys.argv", ["contrastive", "--channels", "1", "--output", str(path)])
-    contrastive.main()
-    packaged = load_file(Path(features.__file__).with_name("contrastive-grey.safetensors"))
-    forms = [{key: (value.shape, value.dtype) for key, value in load_file(path).items()}]
-    assert forms == [{key: (value.shape, value.dtype) for key, value in packaged.items()}]
-
-
-def test_a_network_for_other_channels_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"grey \(1\) and colour \(3\).*--features things"):
-        DrawnFeatures((2, 8, 8), network="contrastive")
-
-
-def test_the_key_of_kept_features_names_a_network_only_where_there_is_one() -> None:
-    assert "network" not in DrawnFeatures(**SMALL).config()
-    assert DrawnFeatures(**SMALL, network="contrastive").config()["network"] == "contrastive"
-
-
 def test_mirrored_features_are_those_of_the_image_and_of_its_mirror_image() -> None:
     plain, mirrored = DrawnFeatures(**SMALL), DrawnFeatures(**SMALL, with_mirror_image=True)
     x = torch.randn(5, 1, 8, 8)
@@ -234,14 +184,3 @@ def test_mirrored_features_are_those_of_the_image_and_of_its_mirror_image() -> N
     mean = (plain._raw(x) + plain._raw(x.flip(-1))) / 2
     torch.testing.assert_close(mirrored._raw(x), mean, atol=1e-6, rtol=1e-6)
     assert (plain(x) - plain(x.flip(-1))).abs().max() > 0.1
-
-
-@pytest.mark.parametrize("call", [lambda: draw_pictures(0, (1, 8, 8)), lambda: draw_pictures(1, (8, 8))])
-def test_impossible_pictures_are_refused(call) -> None:
-    with pytest.raises(ValueError, match="at least 1"):
-        call()
-
-
-def test_images_of_another_shape_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"images \[1, 8, 8\]"):
-        DrawnFeatures(**SMALL)(torch.zeros(2, 1, 8, 9))

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from equipoise.data.readers.files import DataFileError, MissingDataError, find_file, read_text
+from equipoise.data.readers.files import DataFileError, MissingDataError
 from equipoise.data.readers.idx import load_idx_pair, read_idx
 from equipoise.data.readers.images import standardise_each
 
@@ -102,19 +102,6 @@ def test_missing_files_say_where_they_belong(tmp_path: Path) -> None:
         read_idx(tmp_path / "absent", 1)
 
 
-def test_find_file_prefers_the_subfolder(tmp_path: Path) -> None:
-    (tmp_path / "toy").mkdir()
-    (tmp_path / "x").write_text("outer")
-    (tmp_path / "toy" / "x").write_text("inner")
-    assert find_file(tmp_path, "x", subfolders=["toy"]).read_text() == "inner"
-
-
-def test_text_that_is_not_utf8(tmp_path: Path) -> None:
-    (tmp_path / "x").write_bytes("caf\u00e9".encode("latin-1"))
-    with pytest.raises(DataFileError, match="UTF-8"):
-        read_text(tmp_path / "x")
-
-
 def test_images_are_standardised_one_by_one() -> None:
     images = torch.randint(
         0, 256, (7, 2, 5, 5), dtype=torch.uint8, generator=torch.Generator().manual_seed(1)
@@ -130,10 +117,3 @@ def test_images_are_standardised_one_by_one() -> None:
     changed = images.clone()
     changed[0] = 0
     assert torch.equal(standardise_each(changed)[1:], whole[1:])
-
-
-def test_standardise_refuses_nonsense() -> None:
-    with pytest.raises(ValueError, match="record axis"):
-        standardise_each(torch.zeros(3))
-    with pytest.raises(ValueError, match="scale"):
-        standardise_each(torch.zeros(3, 2), scale=0.0)

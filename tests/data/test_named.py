@@ -75,12 +75,6 @@ def test_real_sets(name: str, real: Path, tmp_path: Path) -> None:
     assert dataset.population == train
 
 
-def test_every_published_set_is_in_the_table() -> None:
-    assert {name: data.NAMED[name].population for name in PUBLISHED} == {
-        n: row[0] for n, row in PUBLISHED.items()
-    }
-
-
 SOURCE = """
 import torch
 from equipoise.data import DataSet, Records

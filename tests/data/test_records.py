@@ -28,12 +28,6 @@ def test_indexing_gives_batches() -> None:
     assert [int(record["label"]) for record in records] == [0, 1, 2, 0, 1, 2]
 
 
-@pytest.mark.parametrize("index", [1.5, torch.tensor([0.0])])
-def test_other_indices_are_errors(index: object) -> None:
-    with pytest.raises((TypeError, IndexError)):
-        rows()[index]  # type: ignore[index]
-
-
 @pytest.mark.parametrize("index", [6, -7, torch.tensor([6]), torch.tensor([-1]), torch.tensor([True])])
 def test_indices_out_of_range(index: object) -> None:
     with pytest.raises(IndexError):
@@ -68,11 +62,6 @@ def test_bad_fields_are_refused(fields: dict, message: str) -> None:
 def test_large_finite_values_pass_and_the_finite_check_can_be_waived() -> None:
     Records({"input": torch.full((4,), 3e38)})  # the sum overflows, the values do not
     assert len(Records({"input": torch.tensor([float("nan")])}, check_finite=False)) == 1
-
-
-def test_fields_cannot_be_replaced() -> None:
-    with pytest.raises(TypeError):
-        rows().fields["input"] = torch.zeros(6)  # type: ignore[index]
 
 
 def test_repr_shows_no_values() -> None:
@@ -140,12 +129,6 @@ def test_data_set_checks_its_parts(changes: dict, message: str) -> None:
     arguments = {"name": "toy", "train": rows(), "test": rows(), "population": 6, "num_classes": 3} | changes
     with pytest.raises(DataFileError, match=message):
         DataSet(**arguments)
-
-
-def test_population_is_stated_and_never_counted() -> None:
-    dataset = DataSet("toy", train=rows(6), test=rows(), population=7, num_classes=3)
-    assert dataset.population == 7
-    assert len(dataset.train) == 6
 
 
 def test_digits() -> None:

@@ -133,18 +133,6 @@ def test_public_rows_fill_in_ranges_and_categories(people):
         first_schema(people, public_rows=people)
 
 
-def test_what_is_not_finite_among_public_rows_gives_no_range(people):
-    """TOML knows neither NaN nor Infinity in JSON's spelling, and neither is an end of a range."""
-    public = people.with_name("public.csv")
-    public.write_text(
-        "age,job,city,note,income\nNaN,baker,Rome,inf,low\n80,?,Bern,-inf,high\n20,a,b,NaN,low\n"
-    )
-    text, left = first_schema(people, target="income", public_rows=public)
-    columns = tomllib.loads(text)["columns"]
-    assert (columns["age"]["low"], columns["age"]["high"]) == (20, 80)
-    assert left == ["population", "low of 'note'", "high of 'note'"]
-
-
 def test_private_rows_are_no_test_rows(people, tmp_path):
     link = tmp_path / "link.csv"
     link.symlink_to(people)
@@ -183,11 +171,6 @@ def test_another_delimiter_is_named_and_no_cell_shown(people, sign, word):
     said = str(caught.value).replace(str(path), "")
     for cell in ("baker", "Rome", "41"):
         assert cell not in said
-
-
-def test_a_table_that_is_missing_is_named_before_its_schema(tmp_path):
-    with pytest.raises(MissingDataError, match=r"peple\.csv' does not exist"):
-        load_table(tmp_path / "peple.csv", test_share=0.5)
 
 
 def test_a_first_row_of_data_is_no_header_and_is_not_shown(tmp_path):
@@ -312,12 +295,6 @@ def test_the_rest_of_the_rows_is_a_share_of_the_stated_population(people):
 
 def parts_of(numbers):
     return Records({"input": numbers}).set_aside(0.3, seed=1)
-
-
-@pytest.mark.parametrize("delimiter", [";;", "\n", '"', "§"])
-def test_a_delimiter_that_is_none(people, delimiter):
-    with pytest.raises(DataFileError, match="cannot stand between cells"):
-        first_schema(people, delimiter=delimiter)
 
 
 def test_a_share_that_leaves_nothing():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import gzip
 import hashlib
 import io
 import json
@@ -29,16 +28,12 @@ from safetensors.torch import save_file
 from torch import nn
 
 import equipoise as eq
-from equipoise.app import option_checks as options
 from equipoise.app import run_checks as saved
-from equipoise.app.contenders import read_entries
-from equipoise.app.settings import RunSettings, parse_option
-from equipoise.data.features import extractors as features
+from equipoise.app.settings import RunSettings
 from equipoise.data.readers import cifar, idx, image_folders, schema
 from equipoise.federated import Client, FedAvg, Reply, Request, simulate
-from equipoise.privacy import FullBatch, Journal, Ledger, Secrets
+from equipoise.privacy import FullBatch
 from equipoise.report import read_run, render_page, summary
-from equipoise.statements import statement_of
 
 Strategy = st.SearchStrategy[Any]
 
@@ -187,37 +182,6 @@ def _settled(folder: Path) -> None:
     settings.command()
 
 
-def _ledger(folder: Path) -> None:
-    plan = eq.privacy.PrivacyPlan.from_description(json.loads((folder / "config-plan.json").read_text()))
-    journal = Journal(folder / "private" / "journal.jsonl")
-    try:
-        secrets = Secrets(reproducible_seed=0)
-        ledger = Ledger(plan, None, journal, secrets)
-        ledger.open("batch", "parameters")
-        statement_of(ledger, delta=1e-5)
-    finally:
-        journal.close()
-
-
-@functools.cache
-def _journaled() -> Path:
-    """A folder with a journal of two runs, the first of which is that of the ledger's key."""
-    from equipoise.privacy import Gaussian, Private, Release, capped
-
-    folder = home() / "journaled"
-    plan = eq.privacy.PrivacyPlan([Release("total", 5.0, Gaussian(2.0))], FullBatch(20, 4))
-    for secrets in (Secrets(reproducible_seed=0), Secrets()):
-        journal = Journal(folder / "private" / "journal.jsonl")
-        ledger = Ledger(plan, None, journal, secrets)
-        for _ in range(2):
-            draw = ledger.open("batch", f"parameters {ledger.position}")
-            ledger.release(draw, {"total": capped(Private(torch.ones(3), draw), upper=5.0)})
-        ledger.close()
-        journal.close()
-    (folder / "config-plan.json").write_text(json.dumps(plan.describe()))
-    return folder
-
-
 def file_of(run: Callable[[], Path], name: str) -> bytes:
     return (run() / name).read_bytes()
 
@@ -343,11 +307,6 @@ def _load_model(path: Path) -> None:
     eq.load_model(_model(), path)
 
 
-def _read_features(content: bytes, folder: Path) -> None:
-    (folder / "features.safetensors").write_bytes(content)
-    features._read_cache(folder / "features.safetensors", "0" * 64, 3)
-
-
 def _verify_with_key(content: bytes, folder: Path) -> None:
     copied = shutil.copytree(finished_run(), folder / "run")
     (folder / "key").write_bytes(content)
@@ -435,51 +394,9 @@ def _reply(answer: Any, folder: Path) -> None:
     assert all(bool(torch.isfinite(p).all()) for p in found.params.values())
 
 
-WORDS = st.sampled_from(
-    [str(value) for value in HOSTILE]
-    + [
-        "decay:1:0.5",
-        "quantile:0.5",
-        "decay:::",
-        "quantile:nan",
-        "dp-sgd",
-        "a=dp-sgd,b=auto-s",
-        "=,=",
-        "x" * 300,
-    ]
-    + [
-        "dp-sgd.clip_norm=0.1",
-        "dp-sgd.=",
-        ".",
-        "clip_norm=[[[[",
-        "a=" + "9" * 5000,
-        "clip_norm=" + "[" * 99_999,
-    ]
-)
-
-
-def _words(word: str, folder: Path) -> None:
-    """Each reader of one word of the command line; the first to refuse must not keep the others from it."""
-    from equipoise.cli import main
-
-    readers: list[Callable[[str], Any]] = [parse_option]
-    readers += [
-        lambda w: read_entries(w, (), RunSettings()),
-        lambda w: read_entries("dp-sgd", (w,), RunSettings()),
-    ]
-    readers += [options.parse_clip_norm, lambda w: RunSettings(data=w).resolved("mlp-tanh").command()]
-    for reader in readers:
-        with contextlib.suppress(ValueError):
-            reader(word)
-    place = str(folder / word.replace("\x00", "0")[:200]) if not os.path.isabs(word) else word
-    assert main(["report", "--", place]) == 2
-    assert main(["verify", "--", place, "--json"]) == 2
-
-
 @functools.cache
 def targets() -> tuple[Target, ...]:
     """All of them; the seeds are made on first use."""
-    from audit_targets import audit_targets
     from federation_targets import federation_targets
 
     good_checkpoint = file_of(begun_run, "checkpoint/step-00000002.pt")
@@ -497,7 +414,6 @@ def targets() -> tuple[Target, ...]:
 
     settings = json.dumps(asdict(RunSettings(data="digits", epsilon=3.0).resolved())).encode()
     begun_config = file_of(begun_run, "config.json")
-    journal = file_of(_journaled, "private/journal.jsonl")
     return (
         Target(
             "resume: config.json",
@@ -523,15 +439,7 @@ def targets() -> tuple[Target, ...]:
         of_run("metrics.jsonl", 300, mutated_lines),
         of_run("statement.sig.json", 400),
         of_run("private/journal.jsonl", 700, mutated_lines),
-        Target(
-            "ledger: journal",
-            mutated_lines(journal),
-            with_file(_journaled, "private/journal.jsonl", _ledger),
-            700,
-            journal,
-        ),
         of_data("idx", "x-idx3-ubyte", [IDX, IDX_FLOATS], lambda p: idx.read_idx(p, 3), 500),
-        of_data("idx.gz", "x-idx3-ubyte.gz", [gzip.compress(IDX)], lambda p: idx.read_idx(p, 3), 200),
         of_data("csv", "x.csv", [CSV], lambda p: schema.read_rows(p, FORM), 400, ["yes", "a", "#", "?"]),
         of_data("table by schema", "x.csv", [ROWS], _rows_by_schema, 300, ["yes", "a", "?"]),
         of_data(
@@ -540,7 +448,6 @@ def targets() -> tuple[Target, ...]:
         of_data("image", "x.png", [_png()], _image_folder, 200),
         of_data("cifar binary", "x.bin", [CIFAR], cifar.read_cifar_binary, 200),
         of_data("model", "model.safetensors", [_safetensors()], _load_model, 300),
-        Target("features cache", mutated_bytes([_safetensors()]), _read_features, 200, _safetensors()),
         Target("keys", mutated_bytes(_key_files()), _verify_with_key, 200, None),
         Target(
             "client: requests",
@@ -556,7 +463,5 @@ def targets() -> tuple[Target, ...]:
             300,
             GOOD_REPLY,
         ),
-        Target("words", WORDS, _words, 60, None),
-        *audit_targets(),
         *federation_targets(),
     )
