@@ -521,7 +521,8 @@ def _plan_of(
     if mine is None or began is None:
         _check_left(given, others)
         return plan
-    if plan.releases != mine:  # made of noise that was found: it is found again, beside the same runs
+    if plan.releases.fingerprint() != mine.fingerprint():
+        # It is made of noise that was found, which is found again beside the same runs.
         plan = _planned(given, replace(setting, booked=None))
     if not (began.plan == mine.fingerprint() == plan.releases.fingerprint()):
         raise ValueError(
