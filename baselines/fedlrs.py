@@ -19,12 +19,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from equipoise import _validate
 from equipoise.federated import FedAvg, Reply, RoundWrapper
 from equipoise.federated.registry import FederatedMethod, dp_sgd
 from equipoise.methods import Context, State
 from equipoise.methods.base import Parameters
 from equipoise.methods.card import Card
+from equipoise.methods.configuration import FromZero, Positive, UpToOne
 
 __all__ = ["FEDLRS", "FedLRS", "SparseAverage"]
 
@@ -59,16 +59,9 @@ class FedLRS(RoundWrapper):
     )
 
     _: KW_ONLY
-    bound: float = 1.0
-    strength: float = 0.1
-    share: float = 0.3
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _validate.positive(bound=self.bound)
-        _validate.non_negative(strength=self.strength)
-        if not 0 < self.share <= 1:
-            raise ValueError(f"share={self.share!r}: a share of the entries lies in (0, 1]")
+    bound: Positive = 1.0
+    strength: FromZero = 0.1
+    share: UpToOne = 0.3
 
     def step(self, context: Context, state: State) -> tuple[dict[str, Tensor], State]:
         estimate, state = super().step(context, state)

@@ -16,11 +16,11 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from equipoise import _validate
 from equipoise.federated import RoundWrapper
 from equipoise.federated.registry import FederatedMethod, average, dp_sgd
 from equipoise.methods import Context, State
 from equipoise.methods.card import Card
+from equipoise.methods.configuration import FromZero
 
 __all__ = ["FEDPROX", "Proximal"]
 
@@ -50,11 +50,7 @@ class Proximal(RoundWrapper):
         avoid_when="A round is a step: the pull is then zero.",
     )
 
-    strength: float
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _validate.non_negative(strength=self.strength)
+    strength: FromZero
 
     def step(self, context: Context, state: State) -> tuple[dict[str, Tensor], State]:
         estimate, state = super().step(context, state)

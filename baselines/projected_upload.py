@@ -16,7 +16,6 @@ from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from typing import ClassVar
 
-from equipoise import _validate
 from equipoise.federated import RoundSubspace, RoundWrapper
 from equipoise.federated.methods.fedpcdp import SubspaceUpload
 from equipoise.federated.methods.round_subspace import Form
@@ -52,10 +51,6 @@ class ProjectedUpload(SubspaceUpload, RoundWrapper):
     source: RoundSubspace
     _: KW_ONLY
     form: Form = "combination"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _validate.one_of(("combination", "coordinates"), form=self.form)
 
     def assumptions(self, plan: Plan | None = None) -> Sequence[str]:
         return tuple(dict.fromkeys((*super().assumptions(plan), *self.source.public.assumptions())))

@@ -31,6 +31,7 @@ from equipoise.federated.registry import FederatedMethod, dp_sgd
 from equipoise.methods import Context, State
 from equipoise.methods.base import Parameters
 from equipoise.methods.card import Card
+from equipoise.methods.configuration import Count, Positive
 from equipoise.methods.named_tensors import copied
 
 __all__ = ["SCAFFOLD", "Scaffold", "ScaffoldAverage"]
@@ -64,13 +65,8 @@ class Scaffold(RoundWrapper):
     )
 
     _: KW_ONLY
-    local_steps: int
-    learning_rate: float
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _validate.count(local_steps=self.local_steps)
-        _validate.positive(learning_rate=self.learning_rate)
+    local_steps: Count
+    learning_rate: Positive
 
     def takes(self, kind: str) -> Mapping[str, Extra] | None:
         """Also the server's control variate; without one it is zero."""

@@ -19,7 +19,6 @@ from __future__ import annotations
 from dataclasses import KW_ONLY, dataclass
 from typing import ClassVar
 
-from equipoise import _validate
 from equipoise.federated.messages import Reply
 from equipoise.federated.methods.round_subspace import Form, RoundSubspace
 from equipoise.federated.round_protocol import RoundProtocol
@@ -59,11 +58,6 @@ class RoundProjection(SubspaceUpload, ProjectedGradient):
     clip_norm: float = 1.0
     _: KW_ONLY
     form: Form = "combination"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _validate.instance(RoundSubspace, "RoundSubspace(model, loss, public)", source=self.source)
-        _validate.one_of(("combination", "coordinates"), form=self.form)
 
 
 class RoundPCDP(RoundProjection):

@@ -20,7 +20,6 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from equipoise import _validate
 from equipoise.federated.messages import Reply, Request, check_number
 from equipoise.federated.round_protocol import Extra, RoundProtocol
 from equipoise.federated.server import FedAvg
@@ -50,10 +49,6 @@ class ServerQuantile(RoundProtocol, DPSGD):
     name: ClassVar[str] = "quantile-client"
 
     clip_norm: ReleasedQuantile
-
-    def __post_init__(self) -> None:
-        _validate.instance(ReleasedQuantile, "ReleasedQuantile(0.1)", clip_norm=self.clip_norm)
-        super().__post_init__()
 
     def takes(self, kind: str) -> Mapping[str, Extra] | None:
         low, high = self.clip_norm.limits
