@@ -48,7 +48,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, final
 
 import numpy as np
 
-from equipoise import _validate
 from equipoise._lazy import later
 from equipoise.privacy.errors import PlanError
 from equipoise.privacy.mechanisms.base import Mechanism, Past, Sums, require_carried
@@ -147,7 +146,7 @@ class BandedGaussian(Mechanism):
     kind: ClassVar[str] = "banded_gaussian"
 
     def __post_init__(self) -> None:
-        _validate.positive(noise_multiplier=self.noise_multiplier)
+        super().__post_init__()
         object.__setattr__(self, "coefficients", relative_to_first(coefficients=self.coefficients))
 
     @property

@@ -32,6 +32,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar
 
+from equipoise import _validate
 from equipoise._lazy import later
 from equipoise.privacy.errors import LedgerError, PlanError
 from equipoise.privacy.sampling import Sampling
@@ -64,6 +65,9 @@ class Mechanism(ABC):
     kind: ClassVar[str]
     arithmetic: ClassVar[str] = "floating_point"
     noise_multiplier: float
+
+    def __post_init__(self) -> None:
+        _validate.positive(noise_multiplier=self.noise_multiplier)
 
     @property
     def shared_by(self) -> tuple[str, ...]:

@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, final
 
-from equipoise import _validate
 from equipoise._lazy import later
 from equipoise.privacy.mechanisms.base import Mechanism, Sums
 from equipoise.privacy.mechanisms.grid_gaussian import GridGaussian
@@ -40,9 +39,6 @@ class Gaussian(Mechanism):
 
     noise_multiplier: float
     kind: ClassVar[str] = "gaussian"
-
-    def __post_init__(self) -> None:
-        _validate.positive(noise_multiplier=self.noise_multiplier)
 
     def noised(
         self, sums: Mapping[str, Bounded], streams: ReleaseStreams, over_steps: Sums | None = None

@@ -35,7 +35,6 @@ from typing import TYPE_CHECKING, ClassVar, final
 import numpy as np
 from numpy.typing import NDArray
 
-from equipoise import _validate
 from equipoise._lazy import later
 from equipoise.privacy.errors import LedgerError
 from equipoise.privacy.mechanisms.base import Mechanism, Sums
@@ -223,9 +222,6 @@ class GridGaussian(Mechanism):
     noise_multiplier: float
     kind: ClassVar[str] = "grid_gaussian"
     arithmetic: ClassVar[str] = "grid"
-
-    def __post_init__(self) -> None:
-        _validate.positive(noise_multiplier=self.noise_multiplier)
 
     def check_sums(self, sums: Mapping[str, Bounded]) -> None:
         super().check_sums(sums)

@@ -29,7 +29,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, final
 
 import numpy as np
 
-from equipoise import _validate
 from equipoise._lazy import later
 from equipoise.privacy.mechanisms.base import Mechanism, Past, Sums, require_carried
 
@@ -91,7 +90,7 @@ class JointGaussian(Mechanism):
     kind: ClassVar[str] = "joint_gaussian"
 
     def __post_init__(self) -> None:
-        _validate.positive(noise_multiplier=self.noise_multiplier)
+        super().__post_init__()
         factor = np.asarray(self.cholesky, dtype=np.float64)
         size = len(self.names)
         if factor.shape != (size, size) or not np.allclose(factor, np.tril(factor)):
