@@ -76,19 +76,18 @@ def load_data(settings: RunSettings) -> DataSet:
     return replace(dataset, train=train, population=settings.subset)
 
 
+_WHOLE = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+
+
 def _with_owner(dataset: DataSet, name: str) -> DataSet:
     """The data set of the user's own, where a field of its training records names users."""
     owner = dataset.train.fields.get(name)
-    if owner is None or name in ("input", "label", "target"):
+    whole = owner is not None and owner.ndim == 1 and owner.dtype in _WHOLE
+    if owner is None or not whole or name in ("input", "label", "target"):
         fields = ", ".join(sorted(set(dataset.train.fields) - {"input", "label", "target"})) or "none"
         raise SettingsError(
-            f"--owner is {name!r}, but it must name a field of the training records that holds a number for "
-            f"the user of each. Besides inputs and what is learnt they have: {fields}."
-        )
-    if owner.ndim != 1 or owner.is_floating_point() or owner.is_complex() or owner.dtype == torch.bool:
-        raise SettingsError(
-            f"--owner is {name!r}, a field of type {owner.dtype} and shape {list(owner.shape)}, but users "
-            "are whole numbers, one per record."
+            f"--owner is {name!r}, but it must name a field of the training records that holds a whole "
+            f"number for the user of each. Besides inputs and what is learnt they have: {fields}."
         )
     train = Records({**dataset.train.without(name).fields, OWNER: owner}, num_classes=dataset.num_classes)
     test = dataset.test.without(name) if name in dataset.test.fields else dataset.test

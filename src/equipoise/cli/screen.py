@@ -64,19 +64,12 @@ def emit(value: dict[str, Any]) -> None:
     print(json.dumps(value, allow_nan=False))
 
 
-def warn(what: str | None, console: Console) -> None:
-    """Say what is doubtful, if anything is."""
-    if what is not None:
-        console.print(f"[bold yellow]Warning[/]: {what}")
-
-
 def warn_of_numbers(found: dict[str, Any], console: Console) -> None:
     """Say that a model is of no use, where its numbers are not finite."""
     if not found["finite"]:
-        warn(
-            "the model's numbers are not finite, so it is useless. Train again with a smaller "
-            "--learning-rate, or with other inputs; what was spent stays spent.",
-            console,
+        console.print(
+            "[bold yellow]Warning[/]: the model's numbers are not finite, so it is useless. Train again with "
+            "a smaller --learning-rate, or with other inputs; what was spent stays spent."
         )
 
 

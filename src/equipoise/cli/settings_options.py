@@ -172,6 +172,7 @@ def _values_of(config: str, context: click.Context) -> dict[str, Any]:
         word.lstrip("-").replace("-", "_"): str(option.name)
         for option in context.command.params
         for word in (str(option.name), *option.opts)
+        if option.name != "config"
     }
     found: dict[str, Any] = {}
     for word, value in _read(config).items():

@@ -41,7 +41,7 @@ def chosen_folder(run: str | None, run_dir: str | None) -> str:
     """The run folder, named by the argument RUN or by ``--run-dir``.
 
     Raises:
-        UsageError: it was named twice, differently, or not at all, or is a file.
+        UsageError: it was named twice, differently, or not at all.
     """
     if run is not None and run_dir is not None and Path(run) != Path(run_dir):
         raise UsageError(f"the run folder was given twice: {run!r} and --run-dir {run_dir!r}. Give it once.")
@@ -49,10 +49,5 @@ def chosen_folder(run: str | None, run_dir: str | None) -> str:
     if folder is None:
         raise UsageError(
             "the run folder is missing. Name it after the command, such as runs/digits-20260131-120000."
-        )
-    if Path(folder).is_file():
-        raise UsageError(
-            f"{folder!r} is a file, not a run folder. Name the folder that holds it: "
-            f"{str(Path(folder).parent)!r}."
         )
     return folder
