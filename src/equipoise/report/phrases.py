@@ -165,35 +165,16 @@ def drawn_of(statement: Mapping[str, Any]) -> str:
     return "user" if isinstance(users, Mapping) and users.get("rows") is not None else "record"
 
 
-def sampling_in_words(sampling: Mapping[str, Any], drawn: str = "record") -> str:
-    """How the records or users of a step are drawn.
+def sampling_in_words(sampling: Mapping[str, Any]) -> str:
+    """How the records or users of a step are drawn, as the plan describes it.
 
     >>> sampling_in_words({"scheme": "Poisson", "expected_batch_size": 256, "population": 60000, "steps": 9})
-    'each record by itself with probability 0.00427: about 256 of 60,000'
+    'Poisson, with rate 0.00427: expected batch size 256, population 60,000, steps 9'
     """
-    scheme, population = sampling.get("scheme"), sampling.get("population", 0)
-    if scheme == "Poisson":
-        expected = sampling["expected_batch_size"]
-        return (
-            f"each {drawn} by itself with probability {plain(expected / population, 3)}: about {expected:,g} "
-            f"of {population:,}"
-        )
-    if scheme == "TruncatedPoisson":
-        poisson = sampling_in_words({**sampling, "scheme": "Poisson"}, drawn)
-        return f"{poisson}, and of more than {sampling['max_batch_size']:,} so many at random"
-    if scheme == "CyclicPoisson":
-        size, groups = sampling["expected_batch_size"], sampling["bands"]
-        return (
-            f"one of {groups} secret groups in turn, each {drawn} of it by itself with probability "
-            f"{plain(groups * size / population, 3)}: about {size:,g} of {population:,}"
-        )
-    if scheme == "WithoutReplacement":
-        return f"{sampling['batch_size']:,} of {population:,} at random"
-    if scheme == "FullBatch":
-        return f"all {population:,}, every time"
-    if scheme == "FixedEpochs":
-        return f"about {sampling['batch_size']:,} of {population:,} in turn, each once per epoch"
-    return "; ".join(f"{readable(str(key))}: {value}" for key, value in sampling.items())
+    size, population = sampling.get("expected_batch_size"), sampling.get("population")
+    rate = f", with rate {plain(size / population, 3)}" if size and population else ""
+    facts = (f"{key.replace('_', ' ')} {value:,}" for key, value in sampling.items() if key != "scheme")
+    return f"{sampling.get('scheme', 'unknown')}{rate}: {', '.join(facts)}"
 
 
 def readable(name: str) -> str:

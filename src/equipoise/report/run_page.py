@@ -223,7 +223,7 @@ def _release_rows(statement: Mapping[str, Any], unit: str) -> list[list[str]]:
                 text_of(count) if used in (None, count) else f"{text_of(used)} of {text_of(count)}",
                 text_of(release.get("max_bound", "")),
                 noise_in_words(release.get("mechanism"), 5),
-                sampling_in_words(release.get("sampling") or {}, unit),
+                sampling_in_words(release.get("sampling") or {}),
             ]
         )
     return rows

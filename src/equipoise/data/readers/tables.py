@@ -1,8 +1,8 @@
 """The cells of CSV, TSV and Parquet files as text.
 
-pandas reads text files. It fills a row that is too short with empty cells, which would then pass for missing
-answers, and it does not know lines: where an empty cell ends a row, and for every message, Python's own
-reader of CSV goes through the file again.
+Python's own reader goes through text files: it tells where in the file a row ends, which every message names,
+and how many cells it has. (pandas fills a row that is too short with empty cells, which would then pass for
+missing answers.)
 
 No error shows what a cell holds, not even what stands in the place of a header: messages go to logs.
 """
@@ -13,11 +13,9 @@ import csv
 import io
 import json
 import re
-import warnings
-from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime, time
-from itertools import islice, tee
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -39,23 +37,20 @@ class Cells:
         path: of the file.
         names: what the header calls the columns; None where there is no header.
         rows: the cells, columns numbered from 0. Blanks around a cell may be left.
-        text: of the file, without comments; None of Parquet.
-        delimiter: between cells of the text.
+        lines: of the file, where the rows end; None of Parquet.
     """
 
     path: PathLike
     names: list[str] | None
     rows: pd.DataFrame
-    text: str | None = None
-    delimiter: str = ","
+    lines: list[int] | None = None
 
     def place(self, row: int | None = None) -> str:
-        """How messages call a row, or the header: by the line of the file where it ends."""
-        if self.text is None:
+        """How messages call a row, or the header."""
+        if self.lines is None:
             return repr(str(self.path)) + ("" if row is None else f", row {row + 1}")
         at = 0 if row is None else row + (self.names is not None)
-        lines = (line for line, _ in _lines(self.path, self.text, self.delimiter))
-        return f"{str(self.path)!r}, line {next(line for i, line in enumerate(lines) if i == at)}"
+        return f"{str(self.path)!r}, line {self.lines[at]}"
 
 
 def read_cells(
@@ -95,64 +90,38 @@ def read_cells(
     text = read_text(path)
     if "\0" in text:  # where pandas would end the cell
         raise DataFileError(f"The file {str(path)!r} holds zero bytes, so it is no text. Fetch it again.")
-    if "\r" in text:
-        text = re.sub(r"\r(?!\n)", "\n", text)  # pandas loses an empty cell after a lone one
     if comment and comment in text:
         # a quoted cell, which begins where a cell does, may hold a line that looks like a comment
         quoted = rf'(?<![^\n{re.escape(delimiter)}]) *"(?:[^"]|"")*"'
         remark = rf"(?<![^\n]) *{re.escape(comment)}.*"
         text = re.sub(rf"({quoted})|{remark}", lambda found: found[1] or "", text)
-    width = next((cells for _, cells in _lines(path, text, delimiter)), 0)
-    if not width:
+    lines = list(io.StringIO(text, newline=""))
+    csv.field_size_limit(max(csv.field_size_limit(), len(text)))
+    reader = csv.reader(lines, delimiter=delimiter, skipinitialspace=True)
+    ends, rows = list[int](), list[list[str]]()
+    try:
+        for row in islice(reader, None if most is None else most + header):
+            if len(row) > 1 or lines[reader.line_num - 1].strip(" \t\r\n"):  # not blank
+                ends.append(reader.line_num)
+                rows.append(row)
+    except csv.Error as error:
+        raise DataFileError(f"{str(path)!r}, line {reader.line_num}: {error}.") from None
+    if not rows:
         raise DataFileError(f"The file {str(path)!r} holds no rows.")
-    if header and width == 1 and (other := re.search(r"[;\t|,]", text.split("\n", 1)[0])):
+    width = len(rows[0])
+    if header and width == 1 and (other := re.search(r"[;\t|,]", rows[0][0])):
         raise DataFileError(
             f"{str(path)!r}: the header is one cell, so another sign stands between cells: declare delimiter "
             f"= {json.dumps(other[0])} in the schema, or give --delimiter to `schema init` (a tab is $'\\t')."
         )
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error", pd.errors.ParserWarning)  # of a first row that is too long
-            rows = pd.read_csv(
-                io.StringIO(text, newline=""),
-                sep=delimiter,
-                header=None,
-                names=range(width),
-                index_col=False,
-                dtype=object,
-                na_filter=False,
-                skipinitialspace=True,
-                nrows=None if most is None else most + header,
+    for line, row in zip(ends, rows, strict=True):
+        if len(row) != width:
+            raise DataFileError(
+                f"{str(path)!r}, line {line}: {len(row)} cells where {width} columns are expected."
             )
-        uneven = bool((rows[width - 1] == "").any())
-    except (pd.errors.ParserError, pd.errors.ParserWarning):
-        uneven, rows = True, None
-    if uneven:
-        for line, cells in _lines(path, text, delimiter):
-            if cells != width:
-                raise DataFileError(
-                    f"{str(path)!r}, line {line}: {cells} cells where {width} columns are expected."
-                )
-    if rows is None:
-        raise DataFileError(
-            f"The file {str(path)!r} has no rows of {width} cells throughout. Check its quotation marks."
-        )
-    names = [name.strip() for name in rows.iloc[0]] if header else None
-    return Cells(path, names, rows[int(header) :], text, delimiter)
-
-
-def _lines(path: PathLike, text: str, delimiter: str) -> Iterator[tuple[int, int]]:
-    """For each row that is not blank the line where it ends, and how many cells it has."""
-    lines, last = tee(io.StringIO(text, newline=""))
-    rows, read = csv.reader(lines, delimiter=delimiter, skipinitialspace=True), 0
-    try:
-        for row in rows:
-            line = next(islice(last, rows.line_num - read - 1, None))
-            read = rows.line_num
-            if len(row) > 1 or line.strip(" \t\r\n"):
-                yield read, len(row)
-    except csv.Error as error:
-        raise DataFileError(f"{str(path)!r}, line {rows.line_num}: {error}.") from None
+    names = [name.strip() for name in rows[0]] if header else None
+    cells = pd.DataFrame(rows[int(header) :], columns=range(width), dtype=object)
+    return Cells(path, names, cells, ends)
 
 
 def _parquet(path: PathLike, most: int | None) -> Cells:
