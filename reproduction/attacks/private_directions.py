@@ -17,7 +17,7 @@ import torch
 from equipoise.audit.bounds import certify_thresholds
 from equipoise.methods import PCDPSGD, PublicRecords, PublicSubspace
 from equipoise.privacy import Budget, FullBatch
-from equipoise.testing.canaries import Rows, canary_loss, canary_records
+from equipoise.testing.canaries import CanaryLayout, Rows, canary_loss
 from equipoise.testing.rehearsal import InMemoryTraining
 from reproduction.attacks.finding import Finding
 
@@ -46,7 +46,7 @@ def attack_pcdp_sgd(
     for run in range(trainings):
         number = seed + 1000 * run
         present = torch.rand(canaries, generator=torch.Generator().manual_seed(number)) < 0.5
-        data = canary_records(torch.arange(canaries)[present])
+        data = CanaryLayout().records(torch.arange(canaries)[present])
         # a field more, or the copies would be found and refused
         public = data | {"public": torch.ones(len(data["index"]))}
         with warnings.catch_warnings():

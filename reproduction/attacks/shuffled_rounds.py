@@ -23,7 +23,7 @@ from equipoise.audit.replay import RecordingLedger
 from equipoise.methods import DPSGD
 from equipoise.privacy import Draw, FixedEpochs, PrivacyPlan, gaussian_epsilon
 from equipoise.published.adaptive_rms import published_noise
-from equipoise.testing.canaries import Rows, canary_loss, canary_records
+from equipoise.testing.canaries import CanaryLayout, Rows, canary_loss
 from equipoise.testing.rehearsal import InMemoryTraining
 from equipoise.training import Record
 from reproduction.attacks.finding import Finding
@@ -81,7 +81,7 @@ def attack_adaptive_rms(
     multiplier = sigma * batch
     sampling = FixedEpochs(batch, population, rounds)
     present = torch.rand(canaries, generator=torch.Generator().manual_seed(seed)) < 0.5
-    data = canary_records(torch.arange(canaries))
+    data = CanaryLayout().records(torch.arange(canaries))
     data["scale"][~present] *= -1
     training = InMemoryTraining.open(
         DPSGD(clip_norm=1.0, noise_multiplier=multiplier),

@@ -226,17 +226,12 @@ NUMBER = 'x = {type = "number", low = 0, high = 1}\n'
 @pytest.mark.parametrize(
     "columns",
     [
-        'x = {type = "number", low = 1, high = 1}\n' + LABEL,
-        'x = {type = "number", low = 0, high = inf}\n' + LABEL,
         'x = {type = "category", values = ["a", "a"]}\n' + LABEL,
-        'x = {type = "category", values = []}\n' + LABEL,
         'x = {type = "category", buckets = 1}\n' + LABEL,
         NUMBER,
         LABEL,
         LABEL + 't = {type = "text"}\n' + NUMBER,
         'y = {type = "text"}\n' + NUMBER,
-        NUMBER + 'y = {type = "number", low = 0, high = 1, log = true}',
-        NUMBER + 'y = {type = "category", buckets = 4}',
     ],
 )
 def test_declarations_are_checked(columns: str) -> None:

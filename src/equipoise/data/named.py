@@ -68,6 +68,14 @@ _CLOTHES = (
 )
 _THINGS = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 
+
+def _of_mnist(name: str, class_names: tuple[str, ...], what: str) -> NamedSet:
+    """MNIST, or a set of its form."""
+    return NamedSet(
+        60_000, class_names, f"28 x 28 grey images of {what}", _IDX, partial(load_idx_pair, name=name)
+    )
+
+
 NAMED: dict[str, NamedSet] = {
     "digits": NamedSet(
         1_437,
@@ -76,16 +84,8 @@ NAMED: dict[str, NamedSet] = {
         (),
         lambda folder, part: load_digits()[part == "test"],
     ),
-    "mnist": NamedSet(
-        60_000,
-        _DIGITS,
-        "28 x 28 grey images of handwritten digits",
-        _IDX,
-        partial(load_idx_pair, name="mnist"),
-    ),
-    "fashion-mnist": NamedSet(
-        60_000, _CLOTHES, "28 x 28 grey images of clothes", _IDX, partial(load_idx_pair, name="fashion-mnist")
-    ),
+    "mnist": _of_mnist("mnist", _DIGITS, "handwritten digits"),
+    "fashion-mnist": _of_mnist("fashion-mnist", _CLOTHES, "clothes"),
     "cifar10": NamedSet(
         50_000,
         _THINGS,

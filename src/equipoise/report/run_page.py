@@ -171,8 +171,6 @@ _NOISES = {
     "floating_point": "floating point",
     "grid": "exact, on a grid of integers: withstands attacks on floating-point noise",
 }
-_PROJECTS = {"python": "Python", "numpy": "NumPy", "scipy": "SciPy", "torch": "PyTorch"}
-"""Packages whose projects write their name in another way than an installer."""
 
 
 def _statement_rows(run: Run) -> list[tuple[str, list[str]]]:
@@ -194,7 +192,7 @@ def _statement_rows(run: Run) -> list[tuple[str, list[str]]]:
         "holes": _holes(run.statement),
         "other_runs": statement["other_runs"] or None,
         "epsilons": [f"{rounded_up(row['epsilon'])} at {plain(row['delta'])}" for row in epsilons],
-        "versions": [f"{_PROJECTS.get(n, n)} {text_of(v)}" for n, v in versions.items()],
+        "versions": [f"{n} {text_of(v)}" for n, v in versions.items()],
     }
     # the table of releases shows these three, or what they come to
     hidden = ("releases", "sampling", "unproven")

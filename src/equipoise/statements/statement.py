@@ -264,11 +264,15 @@ class Statement:
 
     def markdown(self) -> str:
         """The statement as Markdown: a heading and a paragraph or a list per section."""
-        (heading, promise), *lists = self.sections()
-        parts = [f"## {heading}", " ".join(promise)]
-        for heading, rows in lists:
-            parts += [f"## {heading}", "\n".join(f"- {row}" for row in rows)]
-        return "\n\n".join(parts) + "\n"
+        return self._text("## ", "\n", "", "- ") + "\n"
+
+    def _text(self, heading: str, between: str, paragraph: str, row: str) -> str:
+        """The sections, each part after these signs."""
+        (first, promise), *lists = self.sections()
+        parts = [f"{heading}{first}\n{between}{paragraph}{' '.join(promise)}"]
+        for head, rows in lists:
+            parts.append(f"{heading}{head}\n{between}" + "\n".join(f"{row}{text}" for text in rows))
+        return "\n\n".join(parts)
 
     def __repr__(self) -> str:
         """What is promised, in a line; `to_json` has every key."""
@@ -282,15 +286,7 @@ class Statement:
 
     def __str__(self) -> str:
         """The sections of `markdown`, wrapped at the terminal's width, at most 88 characters."""
-        (heading, promise), *lists = self.sections()
-        parts = [f"{heading}\n{_wrapped(' '.join(promise), '  ')}"]
-        for heading, rows in lists:
-            parts.append("\n".join([heading, *(_wrapped(row, "  - ") for row in rows)]))
-        return "\n\n".join(parts)
-
-
-def _wrapped(text: str, begin: str) -> str:
-    return wrapped(f"{begin}{text}", page_width())
+        return wrapped(self._text("", "", "  ", "  - "), page_width())
 
 
 def _users_in_words(records: int, rows: str | None) -> str:

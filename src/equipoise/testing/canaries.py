@@ -38,8 +38,6 @@ __all__ = [
     "Row",
     "Rows",
     "canary_loss",
-    "canary_records",
-    "directed_records",
     "public_records",
 ]
 
@@ -114,23 +112,18 @@ class CanaryLayout:
     def records(
         self, chosen: Tensor, directions: Tensor | None = None, signs: Tensor | None = None
     ) -> dict[str, Tensor]:
-        """The canaries with these numbers, [B]; `directions` [M, P] are what `along` gave."""
-        if directions is not None:
-            return directed_records(directions[chosen], signs)
-        return canary_records(chosen, self.width * self.tables, signs)
+        """The canaries with these numbers, [B].
 
-
-def canary_records(index: Tensor, width: int = 1, signs: Tensor | None = None) -> dict[str, Tensor]:
-    """The records of the canaries with these numbers; `signs` [B] turns some of them round."""
-    scale = torch.full((len(index), width), FAR)
-    return {"index": index, "scale": scale if signs is None else scale * signs[:, None]}
-
-
-def directed_records(directions: Tensor, signs: Tensor | None = None) -> dict[str, Tensor]:
-    """A record along each of these directions, [B, P], of the only row of `Rows(1, P)`."""
-    scale = FAR * directions
-    index = torch.zeros(len(directions), dtype=torch.long)
-    return {"index": index, "scale": scale if signs is None else scale * signs[:, None]}
+        Args:
+            chosen: the numbers.
+            directions: [M, P], what `along` gave: the canaries then share the only row of the model.
+            signs: [B], turns some of them round.
+        """
+        if directions is None:
+            index, scale = chosen, torch.full((len(chosen), self.width * self.tables), FAR)
+        else:
+            index, scale = torch.zeros_like(chosen), FAR * directions[chosen]
+        return {"index": index, "scale": scale if signs is None else scale * signs[:, None]}
 
 
 def public_records(canaries: int, width: int = 1) -> dict[str, Tensor]:

@@ -40,7 +40,7 @@ from equipoise.audit.replay import RecordingLedger
 from equipoise.methods import Method, Setting
 from equipoise.privacy import RECORD, Budget, Draw, PrivacyPlan, Sampling, Unit
 from equipoise.privacy.mechanisms.base import NoiseHistory, Past, Sums
-from equipoise.testing.canaries import CanaryLayout, canary_loss, directed_records
+from equipoise.testing.canaries import CanaryLayout, canary_loss
 from equipoise.training.arguments import Data, Record, Run, TrainingInputs, Users
 from equipoise.training.run_ledger import open_ledger
 from equipoise.training.setup.training_setup import TrainingSetup, prepare
@@ -184,7 +184,8 @@ class CanaryTraining:
         if along is None:
             return None
         # What is public at the first step does not depend on the records: any will do.
-        anybody = directed_records(torch.eye(self.canaries, self.canaries * self.layout.width))
+        some = torch.eye(self.canaries, self.canaries * self.layout.width)
+        anybody = self.layout.records(torch.arange(self.canaries), some)
         return self.open(anybody).steps.ask(lambda context, state: along(context))
 
     def records(self, chosen: Tensor, signs: Tensor | None = None) -> dict[str, Tensor]:
