@@ -130,7 +130,7 @@ class SharedLedger:
                 return None
             return ledger.book(draw, sums).streams.key(NOISE)
 
-        key = self._processes.first(on_rank_0)
+        key = self._processes.first_bytes(on_rank_0, 32)
         if key is None:
             return None
         out: dict[str, dict[str, Tensor]] = {}
@@ -192,7 +192,7 @@ class SharedLedger:
 
     @property
     def can_go_on(self) -> bool:
-        return self._processes.first(lambda: self._ledger.can_go_on)
+        return self._processes.first_bytes(lambda: b"" if self._ledger.can_go_on else None) is not None
 
     def synced_place(self) -> dict[str, Any]:
         """As `Ledger.synced_place`; the place itself, with the keys of earlier noise, stays on rank 0."""

@@ -31,10 +31,6 @@ from equipoise import _validate
 from equipoise._tree import leaves, map_leaves, named_leaves
 from equipoise.data.records import Records
 from equipoise.distributed.processes import MachineError
-from equipoise.gradients.capture.random_numbers import (
-    GlobalState,
-    random_numbers_from,
-)
 from equipoise.gradients.engine_inputs import is_array, take_records
 from equipoise.privacy import Secrets, digest
 from equipoise.privacy.noise.uniform import KEYS, keyed_hash, keyed_integers, occurrences
@@ -256,18 +252,6 @@ class RecordSource:
             self._workers.close()
         if self.items is not None:
             self.items.close()
-
-    def draws_numbers(self, number: int, seed: int = 0) -> bool:
-        """Whether making this item asks for random numbers, whose generators then are as before.
-
-        Args:
-            number: of the record.
-            seed: of the random numbers.
-        """
-        with random_numbers_from(seed):
-            before = GlobalState()
-            self.read(torch.tensor([number]))
-            return bool(before.moved())
 
     def join(self, read: Any) -> Any:
         """The batch of what `read` gave."""

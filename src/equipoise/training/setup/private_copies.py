@@ -40,11 +40,10 @@ from equipoise.gradients.capture.attributes import is_own, names_in
 from equipoise.gradients.engine_inputs import num_records
 from equipoise.methods import Method
 from equipoise.privacy.noise.uniform import keyed_hash
-from equipoise.statements.assumptions import NOT_COMPARED
 from equipoise.training.owners import UserSource, flattened
 from equipoise.training.record_source import DataError, RecordSource
 
-__all__ = ["are_copies", "check_held", "check_public", "held_tensors", "public_assumptions"]
+__all__ = ["are_copies", "check_held", "check_public", "held_tensors"]
 
 FEWEST_VALUES, FEWEST_WHOLE_NUMBERS, SHORTEST_COLUMN = 4, 8, 16
 """Different values that a row needs to count, of fractions and of whole numbers; entries of a column.
@@ -228,11 +227,6 @@ def check_public(source: RecordSource, method: Method) -> None:
                 "gets no protection. Leave them out of data, whoever's they are: that looks at "
                 "no other record, and the guarantee stays. Nothing was spent."
             )
-
-
-def public_assumptions(is_scanned: bool, method: Method) -> list[str]:
-    """What the statement says of the comparison; it follows from the settings, not from the records."""
-    return [NOT_COMPARED] if method.public_batches() and not is_scanned else []
 
 
 def are_copies(private: Any, public: Any) -> Tensor:

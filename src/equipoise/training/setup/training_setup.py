@@ -31,7 +31,14 @@ from equipoise.methods.base import Plan, Setting, by_author
 from equipoise.privacy import BudgetError, PrivacyPlan, WithoutReplacement, digest, epsilon
 from equipoise.privacy.ledger.journal_records import other_runs
 from equipoise.privacy.ledger.run_record import compose_events
-from equipoise.statements.assumptions import COMPARED_DATA, HELD, THROWN_AWAY, Assumption, always
+from equipoise.statements.assumptions import (
+    COMPARED_DATA,
+    HELD,
+    NOT_COMPARED,
+    THROWN_AWAY,
+    Assumption,
+    always,
+)
 from equipoise.statements.statement import DATA
 from equipoise.training.arguments import TrainingInputs
 from equipoise.training.folder.config_file import Began, settings_of
@@ -59,7 +66,7 @@ from equipoise.training.setup.loss_trials import (
 )
 from equipoise.training.setup.micro_batches import choose_micro_batches
 from equipoise.training.setup.pipeline_trials import Pipeline, check_items, check_pipeline, runs_code
-from equipoise.training.setup.private_copies import check_held, check_public, public_assumptions
+from equipoise.training.setup.private_copies import check_held, check_public
 from equipoise.training.setup.repeated_records import warn_of_repeats
 from equipoise.training.setup.start import check_start
 from equipoise.training.setup.step_number import check_number
@@ -188,13 +195,13 @@ class TrainingSetup(TrainingInputs):
         Args:
             found: what was found out by now.
         """
-        is_scanned = Assumption.SCANNED in found
+        is_uncompared = self.method.public_batches() and Assumption.SCANNED not in found
         return [
             *always(self.unit.protected.name),
             *map(str, found),
             *self.conditions,
             *(_validate.by_author(self.data.records) if isinstance(self.data.records, Records) else ()),
-            *public_assumptions(is_scanned, self.method),
+            *([NOT_COMPARED] if is_uncompared else []),
         ]
 
     def kernels(self) -> str:
