@@ -2,6 +2,7 @@
 
 A line `<!-- options: train -->` of a page becomes a table of that command's options, by group;
 `<!-- keys: releases -->` one of the keys of `statement.schema.json` below `releases` (`statement`: of all);
+`<!-- kinds: mechanism -->` one of the kinds of a mechanism;
 `<!-- cards: methods -->` one of the methods, linked to the pages that have them as headings;
 `<!-- commands: all -->` one of the commands; `<!-- rooms: all -->` one of the packages.
 """
@@ -22,7 +23,7 @@ from equipoise.cli import app
 
 DOCS = Path(__file__).parent
 SOURCES = DOCS.parent / "src" / "equipoise"
-MARK = re.compile(r"^<!-- (options|keys|cards|commands|rooms): ([a-z ]+) -->$", re.M)
+MARK = re.compile(r"^<!-- (options|keys|cards|commands|rooms|kinds): ([a-z ]+) -->$", re.M)
 
 
 def table(heads: list[str], rows: Iterable[Iterable[str]]) -> str:
@@ -78,6 +79,15 @@ def keys(words: str) -> str:
     )
 
 
+def kinds(key: str) -> str:
+    """The forms that a key of a release may have."""
+    schema = json.loads((SOURCES / "statements" / "statement.schema.json").read_text(encoding="utf-8"))
+    forms = schema["properties"]["releases"]["items"]["properties"][key]["anyOf"]
+    return table(
+        ["kind", "noise"], ([f"`{one['properties']['kind']['const']}`", one["description"]] for one in forms)
+    )
+
+
 def cards(folder: str) -> str:
     """The methods with their summaries, linked from a page of the folder."""
     pages = {}
@@ -101,5 +111,12 @@ def rooms(_: str) -> str:
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
     """Called by mkdocs with every page."""
-    makers = {"options": options, "keys": keys, "cards": cards, "commands": commands, "rooms": rooms}
+    makers = {
+        "options": options,
+        "keys": keys,
+        "kinds": kinds,
+        "cards": cards,
+        "commands": commands,
+        "rooms": rooms,
+    }
     return MARK.sub(lambda mark: makers[mark[1]](mark[2]), markdown)
