@@ -409,18 +409,6 @@ def test_a_loss_that_settles_at_its_first_batch_is_refused():
 
 
 @pytest.mark.slow
-def test_it_takes_less_than_half_a_millisecond():
-    model = nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.LayerNorm(4)) for _ in range(12)))
-    taken = []
-    for _ in range(200):
-        start = time.perf_counter()
-        with attributes_kept(model, sums):
-            pass
-        taken.append(time.perf_counter() - start)
-    assert sorted(taken)[50] < 5e-4
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "held",
     [

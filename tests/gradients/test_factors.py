@@ -301,21 +301,6 @@ def test_inputs_are_not_copied():
     assert CHUNK_ELEMENTS <= 1 << 24
 
 
-@pytest.mark.parametrize(
-    ("build", "message"),
-    [
-        (lambda: OuterFactor(torch.ones(2, 3, 4), torch.ones(2, 2, 4)), "do not fit"),
-        (lambda: OuterFactor(torch.ones(2, 4), torch.ones(2, 4), shape=(3, 3)), "does not fit a product"),
-        (lambda: IndexFactor(torch.ones(2, 3), torch.ones(2, 2, 4), 5), "do not fit"),
-        (lambda: DenseFactor(torch.ones(2, 3, dtype=torch.long)), "floats"),
-        (lambda: ConvFactor(torch.ones(2, 3, 4), torch.ones(2, 3, 2), ConvGeometry.of((3, 3))), "2"),
-    ],
-)
-def test_errors_teach(build, message):
-    with pytest.raises(ValueError, match=message):
-        build()
-
-
 def images(size, c_in, c_out, kernel, stride=1, padding=0):
     """Of a convolution over square images of this size."""
     out = (size + 2 * padding - kernel) // stride + 1

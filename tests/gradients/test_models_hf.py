@@ -49,34 +49,6 @@ def gpt2(attention="eager"):
     return transformers.GPT2LMHeadModel(config).double()
 
 
-def bert(attention="eager"):
-    torch.manual_seed(0)
-    config = transformers.BertConfig(
-        vocab_size=V,
-        hidden_size=16,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=24,
-        max_position_embeddings=12,
-        attn_implementation=attention,
-    )
-    return transformers.BertForMaskedLM(config).double()
-
-
-def llama(attention="eager"):
-    torch.manual_seed(0)
-    config = transformers.LlamaConfig(
-        vocab_size=V,
-        hidden_size=16,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        intermediate_size=24,
-        attn_implementation=attention,
-    )
-    return transformers.LlamaForCausalLM(config).double()
-
-
 @pytest.mark.parametrize("attention", ATTENTION)
 def test_gpt2_as_shipped(attention):
     model = gpt2(attention).eval()
@@ -125,18 +97,6 @@ def test_t5_with_dropout(attention):
     loss(model, tokens()).sum().backward()
     for name, p in model.named_parameters():
         torch.testing.assert_close(sums[name], p.grad)
-
-
-@pytest.mark.parametrize("attention", ATTENTION)
-def test_bert(attention):
-    model = bert(attention).eval()
-    engine = compare(model, masked_loss, tokens())
-    assert not [c for c in engine.coverage() if c.how == "dense"]
-
-
-@pytest.mark.parametrize("attention", ATTENTION)
-def test_llama(attention):
-    compare(llama(attention).eval(), language_loss, tokens(), how="rule")
 
 
 def mixtral(experts, **options):
@@ -229,31 +189,6 @@ def test_half_precision_trimmed_to_the_longest():
     lengths = torch.tensor([4, 11, 25, 36])
     mask = (torch.arange(36) < lengths[:, None]).long()
     GradientEngine(model, loss, {"input_ids": tokens(36)["input_ids"] * mask, "attention_mask": mask})
-
-
-@pytest.mark.parametrize("attention", ATTENTION)
-def test_vit(attention):
-    torch.manual_seed(0)
-    config = transformers.ViTConfig(
-        hidden_size=16,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=24,
-        image_size=8,
-        patch_size=4,
-        num_labels=3,
-        attn_implementation=attention,
-    )
-    model = transformers.ViTForImageClassification(config).double().eval()
-    with torch.no_grad():  # they start at zero
-        model.vit.embeddings.cls_token.normal_()
-        model.vit.embeddings.position_embeddings.normal_()
-
-    def loss(model, batch):
-        return F.cross_entropy(model(batch["pixels"]).logits, batch["label"], reduction="none")
-
-    batch = {"pixels": torch.randn(B, 3, 8, 8).double(), "label": torch.tensor([0, 1, 2, 1])}
-    compare(model, loss, batch, how="rule")
 
 
 def test_lora_adapted_gpt2():

@@ -877,23 +877,6 @@ def check_rule(name: str, seed: int = 0, most: int = 8) -> int:
 
 
 NAMES = sorted(SAMPLES)
-FACTORIES = {
-    "arange",
-    "zeros",
-    "ones",
-    "rand",
-    "randn",
-    "full",
-    "scalar",
-    "randint",
-    "empty",
-    "fill.Scalar",
-    "new",
-    "uniform",
-    "exponential",
-    "normal",
-    "bernoulli.p",
-}
 
 
 def test_every_rule_is_tried():

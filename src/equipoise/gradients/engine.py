@@ -14,7 +14,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
@@ -61,7 +61,7 @@ from equipoise.gradients.launched import GRAPHS, launched, runs_of
 from equipoise.gradients.numerics import accumulation_dtype
 from equipoise.gradients.operator import FactoredGradients, PerSampleGradients
 from equipoise.gradients.split import SplitGradients
-from equipoise.gradients.trace import Line, Traced, line_of, trace
+from equipoise.gradients.trace import Line, Traced, line_on_copies, trace
 from equipoise.gradients.trials import Trials
 
 __all__ = ["Covered", "GradientEngine", "per_sample_gradients"]
@@ -311,7 +311,10 @@ class GradientEngine:
         """
         started, state = time.perf_counter(), GlobalState(self.device)
         try:
-            traced = launched(self.line(batch).compiled(), self.device)
+            traced = self.line(batch)
+            held = vars(traced).items()
+            lines: dict[str, Any] = {name: one.compiled() for name, one in held if isinstance(one, Line)}
+            traced = launched(replace(traced, **lines), self.device)
             found, _ = traced.gradients(*self.values(None), batch)
             found.weighted_sums(torch.ones(found.num_records, device=self.device))
         except Exception as error:  # whatever its layers raise
@@ -330,17 +333,13 @@ class GradientEngine:
         held |= dict(self.model.named_buffers())
         records = {f"record:{number}": leaf for number, leaf in enumerate(record_leaves(batch))}
 
-        def losses(given: dict[str, Tensor]) -> dict[str, Tensor]:
+        def losses(given: dict[str, Tensor], _: Sequence[str]) -> dict[str, Tensor]:
             leaves = [given.pop(name) for name in records]
-            own = {name: value.clone() if name in written else value for name, value in given.items()}
-            return {"losses": evaluate_loss(self.model, self.loss, replace_leaves(batch, leaves), own)}
+            return {"losses": evaluate_loss(self.model, self.loss, replace_leaves(batch, leaves), given)}
 
-        written: tuple[str, ...] = ()
         with self._read_by_trace():
-            line = line_of(losses, held | records, self.model)[0]
-            if written := line.written:  # once more, so that the model's own stay
-                _refuse_shared(written, held)
-                line = line_of(losses, held | records, self.model)[0]
+            line, _, written = line_on_copies(losses, held | records, self.model)
+        _refuse_shared(written, held)
         return line
 
     @contextmanager

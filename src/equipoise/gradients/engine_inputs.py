@@ -178,22 +178,6 @@ def signature(batch: Any) -> tuple:
 Loss = Callable[[Any, Any], Tensor]
 
 
-class _LossModule(nn.Module):
-    """``loss(model, batch)`` as a module, so that ``functional_call`` can exchange its parameters."""
-
-    def __init__(self, model: nn.Module, loss: Loss) -> None:
-        super().__init__()
-        self.model = model
-        self.loss = loss
-        self.training = model.training
-        self.buffers_after: dict[str, Tensor] = {}
-
-    def forward(self, batch: Any) -> Tensor:
-        losses = self.loss(self.model, batch)
-        self.buffers_after.update(self.model.named_buffers())
-        return losses
-
-
 def evaluate_loss(
     model: nn.Module, loss: Loss, batch: Any, substitute: Mapping[str, Tensor] | None
 ) -> Tensor:
@@ -277,16 +261,13 @@ def run_loss(model: nn.Module, loss: Loss, batch: Any, substitute: Mapping[str, 
                 return loss(model, batch)
         if not substitute:
             return loss(model, batch)
-        named = {f"model.{name}": value for name, value in substitute.items()}
-        whole = _LossModule(model, loss)
-        losses = torch.func.functional_call(whole, named, (batch,))
+        held = dict(substitute)
+        with _reparametrize_module(model, held, tie_weights=True):
+            losses = loss(model, batch)
         if isinstance(substitute, dict):
             # Not what a vmap inside of it has left, which is no tensor any more.
-            substitute.update(
-                (name, b)
-                for name, b in whole.buffers_after.items()
-                if name in substitute and not torch._C._functorch.is_functorch_wrapped_tensor(b)
-            )
+            wrapped = torch._C._functorch.is_functorch_wrapped_tensor
+            substitute.update((name, value) for name, value in held.items() if not wrapped(value))
         return losses
 
 

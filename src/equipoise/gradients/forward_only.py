@@ -30,9 +30,6 @@ class TracedLosses:
     shapes: Mapping[str, torch.Size]
     written: tuple[str, ...] = ()
 
-    def compiled(self) -> TracedLosses:
-        return TracedLosses(self.rows.compiled(), self.shapes)
-
     @torch.no_grad()
     def gradients(
         self, parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor], batch: Any

@@ -161,11 +161,12 @@ def copied(out: Seen, target: Seen, source: Seen, *more: Any) -> Kind:
 
 
 @rule("clone detach alias _to_copy lift_fresh_copy view_as_real _conj _conj_physical _neg_view", linear=True)
+@rule("view_as_complex", linear=True)
 def same(out: Seen, seen: Seen, **more: Any) -> Kind:
-    return moved(seen, lambda axis: axis)
+    return moved(seen, lambda a: a if a.dim < len(out.shape) else None, "they lie along the two parts")
 
 
-@rule("view _unsafe_view", linear=True)
+@rule("view _unsafe_view unsqueeze squeeze squeeze.dim squeeze.dims", linear=True)
 def viewed(out: Seen, seen: Seen, *sizes: Any) -> Kind:
     def move(axis: Axis) -> Axis | None:
         ahead = math.prod(seen.shape[: axis.dim]) * axis.outer
@@ -205,31 +206,6 @@ def permuted(out: Seen, seen: Seen, *order: Any) -> Kind:
         one, two = order or (0, 1)
         dimensions[one], dimensions[two] = dimensions[two], dimensions[one]
     return moved(seen, lambda axis: axis._replace(dim=dimensions.index(axis.dim)))
-
-
-@rule("view_as_complex", linear=True)
-def as_complex(out: Seen, seen: Seen) -> Kind:
-    return moved(
-        seen, lambda axis: axis if axis.dim < len(out.shape) else None, "they lie along the two parts"
-    )
-
-
-@rule("unsqueeze", linear=True)
-def unsqueezed(out: Seen, seen: Seen, dim: int) -> Kind:
-    at = dim % len(out.shape)
-    return moved(seen, lambda axis: axis._replace(dim=axis.dim + (axis.dim >= at)))
-
-
-@rule("squeeze squeeze.dim squeeze.dims", linear=True)
-def squeezed(out: Seen, seen: Seen, given: Any = None) -> Kind:
-    chosen = range(len(seen.shape)) if given is None else [given] if isinstance(given, int) else given
-    gone = {dim % max(1, len(seen.shape)) for dim in chosen}
-    kept = [dim for dim, size in enumerate(seen.shape) if dim not in gone or size != 1]
-
-    def move(axis: Axis) -> Axis | None:
-        return axis._replace(dim=kept.index(axis.dim)) if axis.dim in kept else None
-
-    return moved(seen, move, "the records' axis is removed")
 
 
 @rule("expand", linear=True)
@@ -430,54 +406,13 @@ for _count in (1, 2, 3):  # of the last dimensions, those of an image
     )
 
 
-@rule("linalg_inv_ex linalg_cholesky_ex _linalg_det _linalg_slogdet")
-def matrices(out: Any, seen: Seen, *more: Any, **named: Any) -> Any:
-    """Matrices of batches; pivots and determinants have a dimension or two less."""
-    size = len(seen.shape) - 2
-    return formed(out, [seen], lambda one: [dim if dim < size else None for dim in range(len(one.shape))])
-
-
-@rule("linalg_solve_triangular")
-def solved(out: Seen, matrix: Seen, right: Seen, pivots: Any = None, left: bool = True, **more: Any) -> Kind:
-    """Each column of a solution (row, if the matrix is at the right) follows its own of the right side."""
-    side: list[Hashable] = [None, "k"] if left else ["k", None]
-    sizes = torch.broadcast_shapes(matrix.shape[:-2], right.shape[:-2])  # type: ignore[no-untyped-call]
-    batch: list[Hashable] = list(range(len(sizes)))
-    given = broadcast([*batch, *side], (*sizes, *right.shape[-2:]), right)
-    given += broadcast([*batch, None, None], (*sizes, *matrix.shape[-2:]), matrix)
-    given += broadcast([*batch, None], (*sizes, matrix.shape[-1]), pivots)
-    return labelled(given, [[*batch, *side]])[0]
-
-
-@rule("linalg_lu_solve")
-def lu_solved(out: Seen, matrix: Seen, pivots: Seen, right: Seen, **more: Any) -> Kind:
-    return solved(out, matrix, right, pivots, **more)
-
-
-@rule("cholesky_solve")
-def cholesky_solved(out: Seen, right: Seen, matrix: Seen, *more: Any) -> Kind:
-    return solved(out, matrix, right)
-
-
-@rule("_linalg_solve_ex")
-def solved_with_factors(outs: Sequence[Seen], matrix: Seen, right: Seen, **more: Any) -> list[Kind]:
-    if len(right.shape) == 1 or right.shape == matrix.shape[:-1]:  # vectors
-        right = right._replace(shape=(*right.shape, 1))
-    return [solved(outs[0], matrix, right, **more), *matrices(list(outs[1:]), matrix)]
-
-
-@rule("diagonal diag_embed diagonal_backward", linear=True)
-def diagonal(out: Seen, seen: Seen, *more: Any) -> Any:
-    wide = dims(max(out, seen, key=lambda one: len(one.shape)), *more[-2:])
-    short = [*(label for label in wide if label is not None), None]
-    return formed(out, [seen], lambda one: wide if len(one.shape) == len(wide) else short)
-
-
-@rule("diagonal_scatter", linear=True)
-def diagonal_put(out: Seen, seen: Seen, source: Seen, *more: Any) -> Kind:
-    wide = dims(seen, *more[-2:])
-    short = [*(label for label in wide if label is not None), None]
-    return labelled([(seen, wide), (source, short)], [wide], additive=True)[0]
+@rule("diagonal diag_embed diagonal_backward diagonal_scatter", linear=True)
+def diagonal(out: Seen, *args: Any) -> Kind:
+    given = tensors(*args)
+    wide = dims(max(out, *given, key=lambda one: len(one.shape)), *args[-2:])
+    forms = {len(wide): wide, len(wide) - 1: [*(label for label in wide if label is not None), None]}
+    operands = [(one, forms[len(one.shape)]) for one in given]
+    return labelled(operands, [forms[len(out.shape)]], additive=True)[0]
 
 
 @rule("unfold unfold_backward", linear=True)
@@ -521,7 +456,11 @@ rule("linalg_vector_norm norm.ScalarOpt_dim kthvalue")(reduction(False, at=1))
 
 
 def lettered(form: str) -> Callable[..., Any]:
-    """A rule such as ``nk,km->nm``. Every argument has its place, and ``!`` is a result that is not set."""
+    """A rule such as ``nk,km->nm``.
+
+    Every argument has its place, ``!`` is a result that is not set, and ``@`` stands for dimensions in front
+    that are broadcast.
+    """
     left, right = (side.split(",") for side in form.split("->"))
 
     def labels(letters: str, seen: Seen) -> list[Hashable]:
@@ -530,15 +469,30 @@ def lettered(form: str) -> Callable[..., Any]:
             raise NoRuleError(f"a tensor has {len(seen.shape)} dimensions")
         return [None if at >= len(named) or named[at] == "." else named[at] for at in range(len(seen.shape))]
 
+    def in_front(letters: str, seen: Seen) -> tuple[int, ...]:
+        return seen.shape[: len(seen.shape) - len(letters) + 1]
+
     def applied(out: Any, *args: Any, **more: Any) -> Any:
         if tensors(*args[len(left) :], *more.values()):
             raise NoRuleError("it takes a tensor more")
-        given = [(s, labels(f, s)) for f, s in zip(left, args, strict=False) if isinstance(s, Seen)]
+        given = [(f, s) for f, s in zip(left, args, strict=False) if isinstance(s, Seen)]
+        batch = torch.broadcast_shapes(*(in_front(*one) for one in given if one[0][:1] == "@"))  # type: ignore[no-untyped-call]
+        ahead: list[Hashable] = list(range(len(batch)))
+
+        def operands(letters: str, seen: Seen) -> list[Operand]:
+            if not letters.startswith("@"):
+                return [(seen, labels(letters, seen))]
+            own = seen.shape[len(seen.shape) - len(letters) + 1 :]
+            core = labels(letters[1:], seen._replace(shape=own))
+            return broadcast([*ahead, *core], (*batch, *own), seen)
+
         asked = {at: one for at, one in enumerate(listed(out)) if one.value is not None}
         if any(right[at].startswith("n") and not one.shape for at, one in asked.items()):
             raise MixesError("over the records' axis, as reduction='none' would not")
-        forms = [labels(f, asked[at]) if at in asked else [] for at, f in enumerate(right)]
-        found = labelled(given, forms, sums=True)
+        if any(right[at][:1] == "@" and in_front(right[at], one) != batch for at, one in asked.items()):
+            raise NoRuleError("it sums over what was broadcast")
+        forms = [operands(f, asked[at])[0][1] if at in asked else [] for at, f in enumerate(right)]
+        found = labelled([one for f, s in given for one in operands(f, s)], forms, sums=True)
         found = [Public() if f == "!" else kind for f, kind in zip(right, found, strict=True)]
         return found if isinstance(out, list) else found[0]
 
@@ -567,6 +521,13 @@ for _name, _form in {
     "multi_margin_loss_backward": "n,n.,n,,,.->n.",
     "multilabel_margin_loss_forward": "n.,n.->n,n.",
     "multilabel_margin_loss_backward": "n,n.,n.,,n.->n.",
+    # Matrices in batches; pivots and determinants have a dimension or two less.
+    "linalg_inv_ex linalg_cholesky_ex": "@..->@..,@",
+    "_linalg_det": "@..->@,@..,@.",
+    "_linalg_slogdet": "@..->@,@,@..,@.",
+    "cholesky_solve": "@.k,@..->@.k",
+    "_cdist_forward": "@p.,@r.->@pr",
+    "_cdist_backward": "@pr,@p.,@r.,,@pr->@p.",
     # Of CUDA alone, by their schemas: no test runs them.
     "cudnn_grid_sampler": "n*,n*->n*",
     "cudnn_grid_sampler_backward": "n*,n*,n*->n*,n*",
@@ -576,6 +537,22 @@ for _name, _form in {
     "_thnn_fused_gru_cell_backward": "n.,n.->n.,n.,n.,.,.",
 }.items():
     rule(_name)(lettered(_form))
+
+
+@rule("linalg_solve_triangular linalg_lu_solve")
+def solved(out: Seen, *given: Any, left: bool = True, **more: Any) -> Kind:
+    """Each column of a solution (row, if the matrix is at the right) follows its own of the right side."""
+    right = "@.k->@.k" if left else "@k.->@k."
+    found: Kind = lettered("@..," + "@.," * (len(given) - 2) + right)(out, *given)
+    return found
+
+
+@rule("_linalg_solve_ex")
+def solved_with_factors(outs: Sequence[Seen], matrix: Seen, right: Seen, **more: Any) -> list[Kind]:
+    found = outs[0]
+    if len(right.shape) == 1 or right.shape == matrix.shape[:-1]:  # vectors
+        found, right = (one._replace(shape=(*one.shape, 1)) for one in (found, right))
+    return [solved(found, matrix, right, **more), *lettered("@..->@..,@.,@")(list(outs[1:]), matrix)]
 
 
 @rule("addmm baddbmm addmv", linear=True)
@@ -724,22 +701,6 @@ attention("_scaled_dot_product_flash_attention _scaled_dot_product_flash_attenti
 attention("_scaled_dot_product_efficient_attention _scaled_dot_product_cudnn_attention", bias=3)
 attention("_scaled_dot_product_efficient_attention_backward", bias=4)
 attention("_scaled_dot_product_cudnn_attention_backward", bias=8)
-
-
-@rule("_cdist_forward _cdist_backward")
-def distances(out: Seen, *args: Any) -> Kind:
-    """Of rows [..., p, m] and [..., r, m]: [..., p, r]; and their derivative by the first."""
-    is_backward = isinstance(args[-1], Seen)
-    one, two = args[1:3] if is_backward else args[:2]
-    sizes = torch.broadcast_shapes(one.shape[:-2], two.shape[:-2])  # type: ignore[no-untyped-call]
-    if out.shape[:-2] != sizes:
-        raise NoRuleError("it sums over what was broadcast")
-    batch: list[Hashable] = list(range(len(sizes)))
-    given = broadcast([*batch, "p", None], (*sizes, *one.shape[-2:]), one)
-    given += broadcast([*batch, "r", None], (*sizes, *two.shape[-2:]), two)
-    if is_backward:
-        given += [(pairs, [*batch, "p", "r"]) for pairs in (args[0], args[-1])]
-    return labelled(given, [[*batch, "p", None if is_backward else "r"]], sums=is_backward)[0]
 
 
 @rule("_trilinear", linear=True)

@@ -25,7 +25,7 @@ one row to all. Each stays in factors (``factors/scaled.py``), so that the norms
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -459,10 +459,7 @@ class FactoredGradients(PerSampleGradients):
                 for part in parts[name]:
                     kept = [scaled(factor, part) for factor in kept]
                 factors[name] = kept
-        out = self._new(factors, self.losses)
-        if self._operands is not None:
-            out._operands = tuple(operand._scaled(parts) for operand in self._operands)
-        return out
+        return self._carried(self._new(factors, self.losses), lambda operand: operand._scaled(parts))
 
     @override
     def multiplied(self, matrices: Mapping[str, Tensor]) -> FactoredGradients:
@@ -484,10 +481,7 @@ class FactoredGradients(PerSampleGradients):
                 factors[name] = (
                     [multiplied(factor, matrices[name]) for factor in uses] if name in matrices else uses
                 )
-        out = self._new(factors, self.losses)
-        if self._operands is not None:
-            out._operands = tuple(operand.multiplied(matrices) for operand in self._operands)
-        return out
+        return self._carried(self._new(factors, self.losses), lambda operand: operand.multiplied(matrices))
 
     @override
     def input_moments(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -547,9 +541,7 @@ class FactoredGradients(PerSampleGradients):
         factors = {name: [factor.rows(index) for factor in kept] for name, kept in self.factors.items()}
         losses = None if self.losses is None else self.losses[index]
         count = len(range(self.num_records)[index]) if isinstance(index, slice) else index.shape[0]
-        out = self._new(factors, losses, count)
-        if self._operands is not None:
-            out._operands = tuple(operand.rows(index) for operand in self._operands)
+        out = self._carried(self._new(factors, losses, count), lambda operand: operand.rows(index))
         # A row's norm does not depend on which others are there.
         out._squared = {name: squares[index] for name, squares in self._squared.items()}
         return out
@@ -558,9 +550,16 @@ class FactoredGradients(PerSampleGradients):
     def select(self, names: Sequence[str]) -> FactoredGradients:
         chosen = checked_names(names, self.shapes)
         out = self._new({name: self.factors[name] for name in chosen}, self.losses)
-        if self._operands is not None:
-            out._operands = tuple(operand.select(chosen) for operand in self._operands)
+        self._carried(out, lambda operand: operand.select(chosen))
         out._squared = {name: squares for name, squares in self._squared.items() if name in out.shapes}
+        return out
+
+    def _carried(
+        self, out: FactoredGradients, change: Callable[[FactoredGradients], FactoredGradients]
+    ) -> FactoredGradients:
+        """Rows that were changed; of a difference, what it was taken from was changed alike."""
+        if self._operands is not None:
+            out._operands = tuple(map(change, self._operands))
         return out
 
     @override

@@ -8,7 +8,7 @@ weights, cuts, branches.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -115,16 +115,17 @@ class SplitGradients(PerSampleGradients):
 
     @override
     def rows(self, index: Tensor | slice) -> SplitGradients:
-        out = self._new(self.here.rows(index))
-        if self._operands is not None:
-            out._operands = tuple(operand.rows(index) for operand in self._operands)
-        return out
+        return self._changed(lambda G: G.rows(index))
 
     @override
     def select(self, names: Sequence[str]) -> SplitGradients:
-        out = self._new(self.here.select(names))
+        return self._changed(lambda G: G.select(names))
+
+    def _changed(self, change: Callable[[Any], Any]) -> SplitGradients:
+        """Of a difference, what it was taken from is changed alike."""
+        out = self._new(change(self.here))
         if self._operands is not None:
-            out._operands = tuple(operand.select(names) for operand in self._operands)
+            out._operands = tuple(map(change, self._operands))
         return out
 
     @override

@@ -49,7 +49,7 @@ from equipoise.gradients.factors.base import Factor
 from equipoise.gradients.numerics import are_lost_nan, full_precision, lost_are_nan
 from equipoise.gradients.operator import FactoredGradients
 
-__all__ = ["Compute", "Line", "Replayed", "Traced", "line_of", "trace", "why_untraced"]
+__all__ = ["Compute", "Line", "Replayed", "Traced", "line_on_copies", "trace", "why_untraced"]
 
 
 #: Parameters and buffers by name, and the records' tensors -> rows. Buffers that a forward binds anew are so
@@ -108,12 +108,6 @@ class Traced:
     parameters: tuple[str, ...]
     buffers: tuple[str, ...]
     written: tuple[str, ...] = ()
-
-    def compiled(self) -> Traced:
-        """The same lines, each with kernels of `torch.compile`; they are made when it first runs."""
-        return replace(
-            self, rows=self.rows.compiled(), norms=self.norms.compiled(), sums=self.sums.compiled()
-        )
 
     def gradients(
         self, parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor], batch: Any
@@ -261,9 +255,7 @@ def trace(
     """
     made: list[FactoredGradients] = []
 
-    def rows(given: dict[str, Tensor]) -> dict[str, Tensor]:
-        copies = {name: given[name].clone() for name in written}
-        given |= copies
+    def rows(given: dict[str, Tensor], written: Sequence[str]) -> dict[str, Tensor]:
         own, others = ({name: given.pop(name) for name in known} for known in (parameters, buffers))
         before = dict(others)
         gradients = compute(own, others, list(given.values()))
@@ -272,17 +264,13 @@ def trace(
         left = {
             f"buffer:{name}": now
             for name, now in others.items()
-            if name in copies or now is not before[name]  # written to, or bound anew
+            if name in written or now is not before[name]  # written to, or bound anew
         }
         return {"losses": gradients.losses, **tensors_of(gradients.factors), **left}
 
     records = {f"record:{number}": leaf for number, leaf in enumerate(record_leaves(batch))}
     everything = {**{name: p.detach() for name, p in parameters.items()}, **buffers, **records}
-    written: list[str] = []
-    of_rows, found = line_of(rows, everything, sources)
-    if of_rows.written:  # once more, so that the model's own stay
-        written = list(of_rows.written)
-        of_rows, found = line_of(rows, everything, sources)
+    of_rows, found, written = line_on_copies(rows, everything, sources)
     like = made[-1]
     held = {name: found[name] for name in tensors_of(like.factors)}
 
@@ -306,6 +294,24 @@ def trace(
     of_sums, _ = line_of(sums, {**held, "weights": weights})
     written += [n for name in found if (n := name.removeprefix("buffer:")) != name and n not in written]
     return Traced(of_rows, of_norms, of_sums, like, tuple(parameters), tuple(buffers), tuple(written))
+
+
+def line_on_copies(
+    function: Callable[[dict[str, Tensor], Sequence[str]], dict[str, Tensor]],
+    given: Mapping[str, Tensor],
+    sources: nn.Module | None = None,
+) -> tuple[Line, dict[str, Tensor], list[str]]:
+    """As `line_of`; what the function writes to are copies, so that the model's own stay; and their names."""
+    written: list[str] = []
+
+    def copied(values: dict[str, Tensor]) -> dict[str, Tensor]:
+        return function(values | {name: values[name].clone() for name in written}, written)
+
+    line, found = line_of(copied, given, sources)
+    if line.written:
+        written += line.written
+        line, found = line_of(copied, given, sources)
+    return line, found, written
 
 
 def line_of(

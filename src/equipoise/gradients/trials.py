@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from equipoise._dtensor import local_part
+from equipoise.gradients.capture.attributes import attributes_kept
 from equipoise.gradients.capture.isolation import parameters_restored, undisturbed
 from equipoise.gradients.capture.planner import LARGE, ROUNDS
 from equipoise.gradients.capture.random_numbers import GlobalState, random_numbers_from
@@ -265,14 +266,9 @@ class Trials:
         if not writes:
             return []
         read = inputs_read(self._engine.line(batch).rows)
-        modes = [(module, module.training) for module in self._model.modules()]
-        try:
+        with suppress(Exception), attributes_kept(self._model):  # it has no trace
             self._model.eval()
-            with suppress(Exception):  # it has no trace
-                read |= inputs_read(self._engine.line_of_losses(batch))
-        finally:
-            for module, is_training in modes:
-                module.training = is_training
+            read |= inputs_read(self._engine.line_of_losses(batch))
         return [name for name in writes if name in read]
 
     def check(self, batch: Any) -> Traced | None:
@@ -329,8 +325,7 @@ class Trials:
                 stacklevel=2,
             )
         try:
-            with undisturbed(self._model):
-                rows = self._engine.run_plan(batch, None)
+            rows = self._rows(batch)
         except PlanMismatch:
             return  # such records are computed by themselves
         norms = rows.row_norms()
@@ -356,16 +351,17 @@ class Trials:
             stacklevel=2,
         )
 
+    def _rows(self, batch: Any, seed: int = 0) -> PerSampleGradients:
+        """Rows by plan, under random numbers that are held constant as far as they can be."""
+        with undisturbed(self._model, seed):
+            return self._engine.run_plan(batch, None)
+
     def _follows_seed(self, batch: Any) -> bool:
         """Whether random numbers are drawn that cannot be held constant."""
-
-        def found(seed: int) -> dict[str, Tensor]:
-            with undisturbed(self._model, seed):
-                return self._engine.gradient(batch)[1]
-
-        one, other = found(0), found(1)
-        moved = {n: "" for n in one if not length(one[n] - other[n]) <= 1e-3 * length(one[n])}
-        return bool(found_by_any(self._model, moved))
+        try:
+            return bool(self._moved(self._rows(batch), self._rows(batch, 1)))
+        except PlanMismatch:  # a branch by a random number
+            return True
 
     def proof(self, batch: Any) -> Proof:
         """Whether micro-batches of this form keep records apart, read from their trace: for all values.
@@ -433,15 +429,10 @@ class Trials:
             count = rows.num_records
             for place in range(min(LARGE, count)):
                 copies = take_records(few, torch.full((count + 1,), place))
-
-                def among(seed: int, copies: Any = copies) -> PerSampleGradients:
-                    with undisturbed(self._model, seed):
-                        return self._engine.run_plan(copies, None)
-
-                one, own = among(0), rows.rows(slice(place, place + 1))
+                one, own = self._rows(copies), rows.rows(slice(place, place + 1))
                 moved = self._moved(own, one.rows(slice(place + 1, place + 2)))
                 # Random numbers that cannot be held constant differ from place to place, too.
-                wrong.update([] if moved and self._moved(one, among(1)) else moved)
+                wrong.update([] if moved and self._follows_seed(copies) else moved)
         plan = self._engine.plan_for(few)
         if wrong := {n for n in plan.ruled if n in wrong or "the losses" in wrong}:
             self._engine.learn(few, dense=plan.dense | dict.fromkeys(wrong, OTHER_ROWS))

@@ -16,7 +16,7 @@ the optimiser moves a parameter: a model that moves one itself is refused, by na
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import NamedTuple
 
 import torch
@@ -90,56 +90,51 @@ class _Place(NamedTuple):
     mark: tuple[int, int]
 
 
-@contextmanager
-def parameters_restored(model: nn.Module) -> Iterator[None]:
+def parameters_restored(model: nn.Module) -> AbstractContextManager[None]:
     """Inside, copies of all parameters are kept; then every parameter is what it was, bit for bit.
 
     Raises:
         ForwardWritesError: one had been changed.
     """
+    return parameters_watched(model, is_restored=True)
+
+
+@contextmanager
+def parameters_watched(
+    model: nn.Module, others: Mapping[str, Tensor] | None = None, is_restored: bool = False
+) -> Iterator[None]:
+    """Inside, no parameter of the model may be changed, nor any of ``others``.
+
+    Args:
+        model, others: whose they are.
+        is_restored: put back what was changed in the model, of which copies are kept.
+
+    Raises:
+        ForwardWritesError: one was changed, in place or by another in its place.
+    """
     if model in SHARDED:
         resharded(model)
     before = _parameters(model)
+    given = [(name, value, write_mark(value)) for name, value in (others or {}).items()]
     # Of a sharded one the part that is here; a shared one once.
-    own = {id(place.value): local_part(place.value) for place in before}
+    own = {id(place.value): local_part(place.value) for place in before} if is_restored else {}
     copies = {number: part.detach().clone() for number, part in own.items()}
     try:
         yield
     finally:
         moved = []
         for path, module, key, p, mark in before:
-            part, copy = own[id(p)], copies[id(p)]
-            is_bound = module._parameters.get(key) is p
-            if not is_bound or write_mark(p) != mark or not same_values(part.detach(), copy):
+            is_moved = module._parameters.get(key) is not p or write_mark(p) != mark
+            if is_moved or (is_restored and not same_values(own[id(p)].detach(), copies[id(p)])):
                 moved.append(path)
-                module._parameters[key] = p
-                part.data = copy
-        if moved:  # whatever else failed inside
-            raise ForwardWritesError(moved)
-
-
-@contextmanager
-def parameters_watched(model: nn.Module, others: Mapping[str, Tensor] | None = None) -> Iterator[None]:
-    """Inside, no parameter of the model may be changed, nor any of ``others``; nothing is copied.
-
-    Raises:
-        ForwardWritesError: one was changed, in place or by another in its place; its value is lost.
-    """
-    if model in SHARDED:
-        resharded(model)
-    before = _parameters(model)
-    given = [(name, value, write_mark(value)) for name, value in (others or {}).items()]
-    try:
-        yield
-    finally:
-        moved = [
-            path
-            for path, module, key, p, mark in before
-            if module._parameters.get(key) is not p or write_mark(p) != mark
-        ]
+                if is_restored:
+                    module._parameters[key] = p
+                    own[id(p)].data = copies[id(p)]
         moved += [name for name, value, mark in given if write_mark(value) != mark and name not in moved]
         if moved:  # whatever else failed inside
-            raise ForwardWritesError(moved, "it did not at the start; the values are lost")
+            raise ForwardWritesError(
+                moved, "" if is_restored else "it did not at the start; the values are lost"
+            )
 
 
 def _parameters(model: nn.Module) -> list[_Place]:

@@ -11,14 +11,13 @@ say), and the parameter is computed densely.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext, suppress
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import dataclass, fields, replace
 from functools import reduce
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from equipoise._dtensor import is_dtensor, local_part, part_like
 from equipoise._tree import map_leaves
@@ -30,7 +29,6 @@ from equipoise.gradients.capture.recorder import (
     CallTrace,
     Capture,
     CapturePlan,
-    Kind,
     PlannedOperation,
     Watch,
     anchor,
@@ -45,7 +43,7 @@ from equipoise.gradients.engine_inputs import Loss, evaluate_loss, map_records, 
 from equipoise.gradients.factors.base import Factor
 from equipoise.gradients.numerics import length
 from equipoise.gradients.rules import rule_for
-from equipoise.gradients.rules.operation import Fold, Layout, Rule, record_first
+from equipoise.gradients.rules.operation import Fold, Layout, record_first
 
 __all__ = ["LARGE", "ROUNDS", "are_others", "learn_plan"]
 
@@ -67,7 +65,7 @@ ROUNDS = {"torch.float64": (1e-8, 1e-9), "torch.float32": (1e-3, 1e-5), "low": (
 
 
 @dataclass
-class SurveyedOperation:
+class SurveyedOperation(PlannedOperation):
     """An operation that touches parameters, as far as a survey knows it: `PlannedOperation` in the making.
 
     Attributes:
@@ -77,12 +75,6 @@ class SurveyedOperation:
         value: a copy of that output, as far as it is here, where its fold is unknown.
     """
 
-    func: Callable
-    names: tuple[str, ...]
-    layouts: tuple[Layout | None, ...]
-    out_layout: Layout | None
-    rules: tuple[Rule, ...]
-    kind: Kind = "opaque"
     reason: str = ""
     counts: bool = True
     edge: Any = None
@@ -90,7 +82,7 @@ class SurveyedOperation:
     value: Tensor | None = None
 
     def planned(self) -> PlannedOperation:
-        return PlannedOperation(self.func, self.kind, self.names, self.layouts, self.out_layout, self.rules)
+        return PlannedOperation(*(getattr(self, field.name) for field in fields(PlannedOperation)))
 
 
 class OperationSurvey(Watch):
@@ -257,24 +249,26 @@ def resolve_fold(
                 return False
         return True
 
-    fitting = [fold for fold in folds if fits(fold)]
-    if layout.fold == "unknown" and len(fitting) == 1:
-        fold = fitting[0]
+    def settle(fold: Fold, axis: int | None = None) -> None:
         site.out_layout = replace(layout, fold=fold)
-        # Inputs folded along the same axis are taken to be folded alike. Where they are not, the rows do not
-        # add up to the gradient (`_wrong_sums`), and the parameter is computed densely.
         site.layouts = tuple(
             replace(known, fold=fold)
-            if known is not None and known.fold == "unknown" and known.axis == layout.axis
+            if known is not None and known.fold == "unknown" and axis in (None, known.axis)
             else known
             for known in site.layouts
         )
+
+    fitting = [fold for fold in folds if fits(fold)]
+    if layout.fold == "unknown" and len(fitting) == 1:
+        # Inputs folded along the same axis are taken to be folded alike. Where they are not, the rows do not
+        # add up to the gradient (`_wrong_sums`), and the parameter is computed densely.
+        settle(fitting[0], layout.axis)
     if fitting:
         return
-    meet = bool(supports) and bool(torch.stack([one for _, one in supports]).sum(0).gt(1).any())
-    site.out_layout = replace(layout, fold="major" if meet else "unknown")
-    if meet:
-        site.layouts = tuple(map(_records_first, site.layouts))
+    if supports and bool(torch.stack([one for _, one in supports]).sum(0).gt(1).any()):
+        settle("major")
+    else:
+        site.out_layout = replace(layout, fold="unknown")
 
 
 @torch.enable_grad()
@@ -306,15 +300,8 @@ def learn_plan(
         if name in params:
             leaves[name] = tensor
 
-    def run(records: Any, mode: TorchFunctionMode) -> Tensor:
-        follows = leaves_told(mode.follow) if isinstance(mode, Watch) else nullcontext()
-        with (
-            undisturbed(model),
-            torch.enable_grad(),
-            leaves_told(hear),
-            follows,
-            mode,
-        ):
+    def run(records: Any, mode: Watch) -> Tensor:
+        with undisturbed(model), torch.enable_grad(), leaves_told(hear), leaves_told(mode.follow), mode:
             try:
                 return evaluate_loss(model, loss, records, substitute)
             except Exception as error:
@@ -343,15 +330,15 @@ def learn_plan(
     refuse_sharded(dense_found)
     if _changes_gradients(model, large):
         return all_dense("hooks change the gradients, and could look at the whole batch")
-    same = len(small.calls) == len(large.calls) and all(
+    same = len(small.made) == len(large.made) and all(
         a.func == b.func and len(a.inputs) == len(b.inputs) and len(a.outputs) == len(b.outputs)
-        for a, b in zip(small.calls, large.calls, strict=True)
+        for a, b in zip(small.made, large.made, strict=True)
     )
     if not same:
         return all_dense("the operations that the model runs depend on the batch")
     layouts = [
         (_compare(a.inputs, b.inputs), _compare(a.outputs, b.outputs))
-        for a, b in zip(small.calls, large.calls, strict=True)
+        for a, b in zip(small.made, large.made, strict=True)
     ]
     while True:
         ruled = {name: p for name, p in params.items() if name not in dense_found}
@@ -399,13 +386,9 @@ def _with_another_first(batch: Any) -> Any:
     return map_records(changed, batch)
 
 
-def _records_first(layout: Layout | None) -> Layout | None:
-    return replace(layout, fold="major") if layout is not None and layout.fold == "unknown" else layout
-
-
 def _changes_gradients(model: nn.Module, trace: CallTrace) -> bool:
     """Whether the model, or its forward, registers hooks on gradients."""
-    return any(call.func is Tensor.register_hook for call in trace.calls) or any(
+    return any(call.func is Tensor.register_hook for call in trace.made) or any(
         module._backward_hooks or module._backward_pre_hooks for module in model.modules()
     )
 
@@ -417,7 +400,7 @@ def _compare(small: tuple[torch.Size, ...], large: tuple[torch.Size, ...]) -> tu
 def _learn_folds(
     survey: OperationSurvey,
     losses: Tensor,
-    again: Callable[[TorchFunctionMode], Tensor],
+    again: Callable[[Watch], Tensor],
     params: Mapping[str, Tensor],
 ) -> None:
     """Resolve unknown folds."""

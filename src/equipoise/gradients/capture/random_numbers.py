@@ -326,7 +326,9 @@ class _RandomCalls(SeenOperations):  # type: ignore[no-untyped-call]
         out = func(*args, **kwargs)
         if self._chosen is not None:
             axis, records = self._axes[len(self.calls)], len(self._chosen)
-            generator = _generator_of(func, args, kwargs) or _global_generator(_tensors(out)[0].device)
+            generator = (
+                _generator_of(func, args, kwargs) or GlobalState(_tensors(out)[0].device)._generators[-1]
+            )
             state = generator.get_state()
             others = _tensors(func(*(args if before is None else (before, *args[1:])), **kwargs))
             generator.set_state(state)
@@ -336,12 +338,6 @@ class _RandomCalls(SeenOperations):  # type: ignore[no-untyped-call]
                 one.index_copy_(axis, theirs, other.index_select(axis, theirs))
         self.calls.append((func, [t.shape for t in _tensors(out)]))
         return out
-
-
-def _global_generator(device: torch.device) -> torch.Generator:
-    if device.type == "cuda":
-        return torch.cuda.default_generators[device.index or 0]
-    return torch.default_generator
 
 
 #: Their numbers are not independent from record to record, or not seen apart.

@@ -52,16 +52,16 @@ class PlanMismatch(RuntimeError):
     """The model did not run the operations seen at the start."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class PlannedOperation:
     """One operation that touches parameters."""
 
     func: Callable
-    kind: Kind
     names: tuple[str, ...]  # parameters behind its tracked inputs
     layouts: tuple[Layout | None, ...]  # of its tensor arguments, in order
     out_layout: Layout | None
     rules: tuple[Rule, ...]  # to be tried in this order; the one that served once a plan is made
+    kind: Kind = "opaque"
 
 
 @dataclass(frozen=True)
@@ -111,39 +111,6 @@ class TracedCall:
     func: Callable
     inputs: tuple[torch.Size, ...]
     outputs: tuple[torch.Size, ...]
-
-
-class CallTrace(TorchFunctionMode):
-    """What a forward calls, in which shapes; of compositions what they consist of, as a capture sees it.
-
-    Attributes:
-        calls: in their order.
-        low_precision: some results are in half precision.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls: list[TracedCall] = []
-        self.low_precision = False
-
-    def shapes(self) -> list[tuple[torch.Size, ...]]:
-        """Those of all results."""
-        return [call.outputs for call in self.calls]
-
-    def __torch_function__(self, func: Callable, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if FSDP_AT_WORK[0] or (func is Tensor.register_hook and hooked_by_fsdp(args)):
-            return func(*args, **kwargs)
-        parts = composition(func, args, kwargs)
-        if parts is not None:
-            with self:
-                return parts(*args, **kwargs)
-        inputs = tuple(t.shape for t in tensors_in(args, kwargs))
-        out = func(*args, **kwargs)
-        results = tensors_in(out)
-        self.low_precision |= any(t.dtype in (torch.bfloat16, torch.float16) for t in results)
-        self.calls.append(TracedCall(func, inputs, tuple(t.shape for t in results)))
-        return out
 
 
 class Watch(TorchFunctionMode):
@@ -213,6 +180,33 @@ class Watch(TorchFunctionMode):
         parents = {id(t): tracked[id(t)] for t in tensors if id(t) in tracked}
         for expression in derive(func, args, kwargs, out, list(parents.values())):
             tracked.setdefault(id(expression.value), expression)
+
+
+class CallTrace(Watch):
+    """What a forward calls, in which shapes; of compositions what they consist of, as a capture sees it.
+
+    Attributes:
+        made: calls, in their order.
+        low_precision: some results are in half precision.
+    """
+
+    def __init__(self) -> None:
+        super().__init__({})
+        self.made: list[TracedCall] = []
+        self.low_precision = False
+
+    def shapes(self) -> list[tuple[torch.Size, ...]]:
+        """Those of all results."""
+        return [call.outputs for call in self.made]
+
+    def pass_by(self, func: Callable, args: tuple, kwargs: dict[str, Any]) -> Any:
+        """Any operation: nothing is tracked."""
+        inputs = tuple(t.shape for t in tensors_in(args, kwargs))
+        out = func(*args, **kwargs)
+        results = tensors_in(out)
+        self.low_precision |= any(t.dtype in (torch.bfloat16, torch.float16) for t in results)
+        self.made.append(TracedCall(func, inputs, tuple(t.shape for t in results)))
+        return out
 
 
 class Capture(Watch):

@@ -65,7 +65,9 @@ def note_sharding(model: nn.Module) -> tuple[list[str], str]:
         return [], ""
     SHARDED.add(model)
     groups = fsdp_groups(model)
-    managed = {id(one.sharded_param) for group in groups for one in group.fsdp_params if _is_plain(one)}
+    held = [one for group in groups for one in group.fsdp_params]
+    # Not those that are cut in another way as well.
+    managed = {id(one.sharded_param) for one in held if not getattr(one, "is_dtensor", False)}
     left = {name: p for name, p in parts.items() if id(p) not in managed}
     if groups:
         return [*left], "parallelize_module and fully_shard both hold parts of the model"
@@ -93,11 +95,6 @@ def found_by_any(model: nn.Module, found: dict[str, str]) -> dict[str, str]:
         dist.all_gather_object(of_all, found, group=mesh.get_group(axis))
         found = {name: reason for part in of_all for name, reason in part.items()}
     return found
-
-
-def _is_plain(fsdp_parameter: Any) -> bool:
-    """Whether a gathered parameter is an ordinary tensor, and not sharded in another way as well."""
-    return not getattr(fsdp_parameter, "is_dtensor", False)
 
 
 @contextmanager

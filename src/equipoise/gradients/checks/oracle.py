@@ -67,7 +67,9 @@ def dense_rows(
             with _DataIsKept():
                 grads, losses = rows(chosen, *leaves)
         except (RuntimeError, NotImplementedError, TypeError, AttributeError, IndexError):
-            grads, losses = _loop(model, one_loss, chosen, _live(model, values), leaves)
+            # The other trainable parameters keep their graph: in-place operations on views need it.
+            live = {name: values[name] for name in trainable_parameters(model) if name in values}
+            grads, losses = _loop(model, one_loss, chosen, live, leaves)
     return {name: g.detach() for name, g in grads.items()}, losses.detach()
 
 
@@ -101,11 +103,6 @@ def _of_one_record(
         return value, value.detach()
 
     return chosen, values, one_loss
-
-
-def _live(model: nn.Module, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The other trainable parameters keep their graph in a loop: in-place operations on views need it."""
-    return {name: values[name] for name in trainable_parameters(model) if name in values}
 
 
 class _DataIsKept(TorchFunctionMode):

@@ -18,12 +18,12 @@ import torch
 import torch.nn.functional as F
 
 from equipoise.gradients.rules.convolutions import conv, conv_transpose
-from equipoise.gradients.rules.elementwise import add, div, expand, mul, prelu, sub
+from equipoise.gradients.rules.elementwise import add, expand, mul, sub
 from equipoise.gradients.rules.local import local
 from equipoise.gradients.rules.lookups import embedding, embedding_bag, get_item
-from equipoise.gradients.rules.norms import batch_norm, group_norm, instance_norm, layer_norm, rms_norm
+from equipoise.gradients.rules.norms import group_norm, layer_norm
 from equipoise.gradients.rules.operation import Finish, Operation, Rule
-from equipoise.gradients.rules.products import addmm, einsum, linear, matmul
+from equipoise.gradients.rules.products import addmm, linear, matmul
 
 __all__ = ["MATRIX_RULES", "RULES", "Finish", "Operation", "Rule", "local", "rule_for"]
 
@@ -35,22 +35,16 @@ RULES: dict[Callable, Rule] = {
         linear: (F.linear,),
         addmm: (torch.addmm, _T.addmm),
         matmul: (torch.matmul, torch.mm, _T.matmul, _T.mm, _T.__matmul__),
-        einsum: (torch.einsum,),
         conv: (F.conv1d, F.conv2d, F.conv3d),
         conv_transpose: (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d),
         embedding: (F.embedding,),
         embedding_bag: (F.embedding_bag,),
         get_item: (_T.__getitem__,),
         layer_norm: (F.layer_norm,),
-        rms_norm: (F.rms_norm,),
         group_norm: (F.group_norm,),
-        instance_norm: (F.instance_norm,),
-        batch_norm: (F.batch_norm,),
-        prelu: (F.prelu, torch.prelu, _T.prelu),
         add: (torch.add, _T.add, _T.add_, _T.__add__, _T.__radd__, _T.__iadd__),
         sub: (torch.sub, _T.sub, _T.sub_, _T.__sub__, _T.__isub__),
         mul: (torch.mul, _T.mul, _T.__mul__, _T.__rmul__, torch.multiply, _T.multiply),
-        div: (torch.div, _T.div, _T.__truediv__, torch.true_divide, torch.divide),
         expand: (
             _T.expand,
             _T.expand_as,

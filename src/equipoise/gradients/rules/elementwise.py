@@ -9,10 +9,9 @@ import torch
 from torch import Tensor
 
 from equipoise.gradients.factors.base import DenseFactor, Factor
-from equipoise.gradients.rules.norms import channel_norm
 from equipoise.gradients.rules.operation import Finish, Layout, Operation, product, record_first
 
-__all__ = ["add", "div", "expand", "mul", "prelu", "sub"]
+__all__ = ["add", "expand", "mul", "sub"]
 
 
 def broadcast(
@@ -89,29 +88,6 @@ def _times(b: Tensor, kept: Any) -> Tensor:
     return product(b, kept) if isinstance(kept, Tensor) else b * kept
 
 
-def div(op: Operation) -> Finish | None:
-    """Division by a parameter, or of one."""
-    pair = _operands(op)
-    if pair is None or op.kwargs.get("rounding_mode") is not None:
-        return None
-    top, bottom = pair
-    if op.tracks(top):
-        return broadcast(op, top, lambda b, x: b / x, bottom)
-    value = bottom.detach()
-    # A copy of the result: what follows may change it in place.
-    return broadcast(op, bottom, lambda b, out: -product(b, out) / value, op.out.clone())
-
-
 def expand(op: Operation) -> Finish | None:
     """``expand``, ``repeat``, ``tile``, ``broadcast_to``: the class token of a vision transformer."""
     return broadcast(op, op.args[0], lambda b, _: b) if op.args and op.tracks(op.args[0]) else None
-
-
-def prelu(op: Operation) -> Finish | None:
-    """Slopes of ``prelu``, one in all or one per channel."""
-    x, weight = op.get("input", "weight")
-    if weight.numel() == 1 and weight.ndim == 1:
-        return broadcast(op, weight, lambda b, kept: product(b, kept.clamp(max=0)), x)
-    if x.ndim < 2:
-        return None
-    return channel_norm(op, x, weight, None, lambda t: t.clamp(max=0))

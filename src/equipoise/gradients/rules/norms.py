@@ -21,25 +21,13 @@ from equipoise.gradients.rules.operation import (
     sum_over,
 )
 
-__all__ = ["batch_norm", "channel_norm", "group_norm", "instance_norm", "layer_norm", "rms_norm"]
+__all__ = ["group_norm", "layer_norm"]
 
 
 def layer_norm(op: Operation) -> Finish | None:
     """Scale and shift of ``layer_norm``."""
     x, shape, weight, bias, eps = op.get("input", "normalized_shape", "weight", "bias", "eps")
     eps = 1e-5 if eps is None else eps
-    return _trailing_norm(op, x, tuple(shape), weight, bias, lambda t: F.layer_norm(t, shape, eps=eps))
-
-
-def rms_norm(op: Operation) -> Finish | None:
-    """Scale of ``rms_norm``."""
-    x, shape, weight, eps = op.get("input", "normalized_shape", "weight", "eps")
-    return _trailing_norm(op, x, tuple(shape), weight, None, lambda t: F.rms_norm(t, shape, eps=eps))
-
-
-def _trailing_norm(
-    op: Operation, x: Tensor, shape: tuple[int, ...], weight: Any, bias: Any, normalise: Callable
-) -> Finish | None:
     layout, records = op.layout(x), op.records
     if layout is None or op.tracks(x) or layout.axis >= x.ndim - len(shape):
         return None
@@ -48,15 +36,7 @@ def _trailing_norm(
         rows = record_first(b, layout, records)
         return sum_over(rows, range(1, rows.ndim - len(shape)))
 
-    return _scale_and_shift(op, x, weight, bias, normalise, summed)
-
-
-def channel_norm(op: Operation, x: Tensor, weight: Any, bias: Any, normalise: Callable) -> Finish | None:
-    """Normalisations of [N, C, ...] with a weight and a bias per channel."""
-    layout, records = op.layout(x), op.records
-    if layout is None or op.tracks(x) or layout.axis != 0:
-        return None
-    return _scale_and_shift(op, x, weight, bias, normalise, lambda b: channel_sum(b, layout, records))
+    return _scale_and_shift(op, x, weight, bias, lambda t: F.layer_norm(t, shape, eps=eps), summed)
 
 
 def _scale_and_shift(
@@ -82,9 +62,15 @@ def group_norm(op: Operation) -> Finish | None:
     x, groups, weight, bias, eps = op.get("input", "num_groups", "weight", "bias", "eps")
     eps = 1e-5 if eps is None else eps
     layout, records = op.layout(x), op.records
+    if layout is None or op.tracks(x) or layout.axis != 0:
+        return None
     plain = layout == Layout(0) and x.is_contiguous() and accumulation_dtype(x.dtype) == x.dtype
-    if not plain or op.tracks(x) or not op.tracks(weight):
-        return channel_norm(op, x, weight, bias, lambda t: F.group_norm(t, groups, eps=eps))
+    if not (plain and op.tracks(weight)):
+
+        def summed(b: Tensor) -> Tensor:
+            return channel_sum(b, layout, records)
+
+        return _scale_and_shift(op, x, weight, bias, lambda t: F.group_norm(t, groups, eps=eps), summed)
     kept, (channels, size) = x.detach(), (x.shape[1], x.shape[2:].numel())
     node = op.out.grad_fn
     mean, rstd = (getattr(node, f"_saved_result{i}", None) for i in (1, 2))  # what the forward computed
@@ -105,28 +91,3 @@ def group_norm(op: Operation) -> Finish | None:
         return found
 
     return finish
-
-
-def instance_norm(op: Operation) -> Finish | None:
-    """Scale and shift of ``instance_norm``."""
-    x, mean, var, weight, bias, own, _, eps = op.get(
-        "input", "running_mean", "running_var", "weight", "bias", "use_input_stats", "momentum", "eps"
-    )
-    own, eps = own is None or own, 1e-5 if eps is None else eps
-    if x.ndim < 3:
-        return None
-    if own:  # without the running statistics: they have been updated already
-        return channel_norm(op, x, weight, bias, lambda t: F.instance_norm(t, eps=eps))
-    return channel_norm(op, x, weight, bias, lambda t: F.batch_norm(t, mean, var, eps=eps))
-
-
-def batch_norm(op: Operation) -> Finish | None:
-    """Scale and shift of ``batch_norm`` with statistics that do not follow the batch."""
-    x, mean, var, weight, bias, training, _, eps = op.get(
-        "input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps"
-    )
-    if training or mean is None or var is None:
-        return None  # statistics of the batch: records are mixed
-    eps = 1e-5 if eps is None else eps
-    mean, var = mean.clone(), var.clone()
-    return channel_norm(op, x, weight, bias, lambda t: F.batch_norm(t, mean, var, eps=eps))
