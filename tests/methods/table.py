@@ -74,71 +74,56 @@ def public_batch() -> dict[str, Tensor]:
     return records(seed=9, count=20)
 
 
+def on_public(**options: Any) -> PublicSubspace:
+    return PublicSubspace(PublicRecords(public_batch()), **options)
+
+
+LEARNED = eq.methods.ReleasedQuantile(initial=0.5, count_noise=0.3)
+RELEASED = ReleasedSubspace(dimension=4, history=2, explore_every=2)
+
+
 EXAMPLES: dict[str, Callable[[], Method]] = {
     "dp-sgd": lambda: eq.DPSGD(clip_norm=0.5),
     "dp-mf": lambda: eq.DPMF(clip_norm=0.5),
-    "dp-mf learned threshold": lambda: eq.DPMF(
-        clip_norm=eq.methods.ReleasedQuantile(initial=0.5, count_noise=0.3), strategy=LeastError()
-    ),
+    "dp-mf learned threshold": lambda: eq.DPMF(clip_norm=LEARNED, strategy=LeastError()),
     "scale-then-privatise": lambda: eq.methods.ScaleThenPrivatise(clip_norm=0.5),
     "scale-then-privatise by sides": lambda: eq.methods.ScaleThenPrivatise(
-        clip_norm=eq.methods.ReleasedQuantile(initial=0.5, count_noise=0.3),
-        scale=SecondMoment(decay=0.5, by_sides=True),
+        clip_norm=LEARNED, scale=SecondMoment(decay=0.5, by_sides=True)
     ),
     "scale-then-privatise fixed": lambda: eq.methods.ScaleThenPrivatise(
         clip_norm=0.5, per_layer=True, scale=FixedScale(2.0)
     ),
     "joint-whitening": lambda: eq.methods.JointWhitening(clip_norm=0.5),
-    "joint-whitening learned threshold": lambda: eq.methods.JointWhitening(
-        clip_norm=eq.methods.ReleasedQuantile(initial=0.5, count_noise=0.3), share=0.6
-    ),
+    "joint-whitening learned threshold": lambda: eq.methods.JointWhitening(clip_norm=LEARNED, share=0.6),
     "joint-whitening one layer": lambda: eq.methods.JointWhitening(
         clip_norm=0.5, per_layer=True, most_inputs=5
     ),
     "adaclip": lambda: eq.methods.AdaClip(clip_norm=0.5),
-    "adaclip learned threshold": lambda: eq.methods.AdaClip(
-        clip_norm=eq.methods.ReleasedQuantile(initial=0.5, count_noise=0.3), decay=0.5, centred=False
-    ),
+    "adaclip learned threshold": lambda: eq.methods.AdaClip(clip_norm=LEARNED, decay=0.5, centred=False),
     "dp-adam-bc": lambda: eq.methods.DPAdamBC(clip_norm=0.5),
-    "dp-adam-bc learned threshold": lambda: eq.methods.DPAdamBC(
-        clip_norm=eq.methods.ReleasedQuantile(initial=0.5, count_noise=0.3), beta2=0.9
-    ),
+    "dp-adam-bc learned threshold": lambda: eq.methods.DPAdamBC(clip_norm=LEARNED, beta2=0.9),
     "disk": lambda: eq.methods.DiSK(clip_norm=0.5),
     "disk one point": lambda: eq.methods.DiSK(clip_norm=0.5, kappa=0.5, gamma=1.0, per_layer=True),
-    "disk learned threshold": lambda: eq.methods.DiSK(
-        clip_norm=eq.methods.ReleasedQuantile(initial=0.5, count_noise=0.3), kappa=0.3, gamma=0.2
-    ),
+    "disk learned threshold": lambda: eq.methods.DiSK(clip_norm=LEARNED, kappa=0.3, gamma=0.2),
     "doppler": lambda: eq.methods.Doppler(clip_norm=0.5),
     "doppler learned threshold": lambda: eq.methods.Doppler(
-        clip_norm=eq.methods.ReleasedQuantile(initial=0.5, count_noise=0.3),
-        filter=LowPass(forward=(0.2, 0.1, 0.1), feedback=(-0.5, -0.1)),
+        clip_norm=LEARNED, filter=LowPass(forward=(0.2, 0.1, 0.1), feedback=(-0.5, -0.1))
     ),
     "dp-zo": lambda: eq.methods.DPZO(clip_norm=0.5),
     "dp-sgd psac per layer": lambda: eq.DPSGD(clip_norm=0.5, clip_rule=PSAC(), per_layer=True),
-    "pcdp-sgd": lambda: eq.PCDPSGD(source=PublicSubspace(PublicRecords(public_batch())), clip_norm=0.5),
-    "pcdp-sgd published": lambda: published.PCDPSGD(
-        source=PublicSubspace(PublicRecords(public_batch())), clip_norm=0.5
-    ),
-    "pcdp-sgd kernel": lambda: eq.PCDPSGD(
-        source=PublicSubspace(PublicRecords(public_batch()), refresh_every=2, basis="kernel"),
-        clip_norm=0.5,
-    ),
-    "pcdp-sgd released": lambda: eq.PCDPSGD(
-        source=ReleasedSubspace(dimension=4, history=2, explore_every=2), clip_norm=0.5
-    ),
+    "pcdp-sgd": lambda: eq.PCDPSGD(source=on_public(), clip_norm=0.5),
+    "pcdp-sgd published": lambda: published.PCDPSGD(source=on_public(), clip_norm=0.5),
+    "pcdp-sgd kernel": lambda: eq.PCDPSGD(source=on_public(refresh_every=2, basis="kernel"), clip_norm=0.5),
+    "pcdp-sgd released": lambda: eq.PCDPSGD(source=RELEASED, clip_norm=0.5),
     "pcdp-sgd moment": lambda: eq.PCDPSGD(source=MomentSubspace(dimension=4), clip_norm=0.5),
     "pcdp-sgd iteration": lambda: eq.PCDPSGD(source=IterationSubspace(dimension=4), clip_norm=0.5),
-    "biased-gep": lambda: eq.methods.BiasedGEP(
-        source=PublicSubspace(PublicRecords(public_batch())), clip_norm=0.5
-    ),
-    "gep": lambda: eq.methods.GEP(source=PublicSubspace(PublicRecords(public_batch())), clip_norm=0.5),
+    "biased-gep": lambda: eq.methods.BiasedGEP(source=on_public(), clip_norm=0.5),
+    "gep": lambda: eq.methods.GEP(source=on_public(), clip_norm=0.5),
     "gep random": lambda: eq.methods.GEP(source=RandomSubspace(dimension=4), clip_norm=0.5),
-    "gep released": lambda: eq.methods.GEP(
-        source=ReleasedSubspace(dimension=4, history=2, explore_every=2), clip_norm=0.5
-    ),
+    "gep released": lambda: eq.methods.GEP(source=RELEASED, clip_norm=0.5),
     "gep moment": lambda: eq.methods.GEP(source=MomentSubspace(dimension=4, refresh_every=3), clip_norm=0.5),
     "gep iteration": lambda: eq.methods.GEP(source=IterationSubspace(dimension=4), clip_norm=0.5),
-    "pdp": lambda: eq.methods.PDPSGD(source=PublicSubspace(PublicRecords(public_batch())), clip_norm=0.5),
+    "pdp": lambda: eq.methods.PDPSGD(source=on_public(), clip_norm=0.5),
     "rpdp": lambda: eq.methods.RandomProjection(source=RandomSubspace(dimension=10), clip_norm=0.5),
     "public-only": lambda: eq.methods.PublicOnly(public=PublicRecords(public_batch())),
     "public-warm-start": lambda: eq.methods.PublicWarmStart(
@@ -146,7 +131,7 @@ EXAMPLES: dict[str, Callable[[], Method]] = {
     ),
     "public-warm-start pcdp-sgd": lambda: eq.methods.PublicWarmStart(
         public=PublicRecords(public_batch()),
-        inner=eq.PCDPSGD(source=PublicSubspace(PublicRecords(public_batch())), clip_norm=0.5),
+        inner=eq.PCDPSGD(source=on_public(), clip_norm=0.5),
         warm_steps=2,
         public_batch_size=8,
     ),
@@ -154,9 +139,7 @@ EXAMPLES: dict[str, Callable[[], Method]] = {
     "dc-dpsgd": lambda: eq.DCDPSGD(clip_norm=0.5, tail_threshold=AdaptiveTail(count_noise=0.3)),
     "dc-dpsgd trace": lambda: eq.DCDPSGD(clip_norm=0.5, score=Trace(dimension=3), tail_threshold=NullTail()),
     "dc-dpsgd trace without signs": lambda: eq.DCDPSGD(
-        clip_norm=0.5,
-        score=Trace(dimension=3, absolute=True),
-        tail_threshold=AdaptiveTail(count_noise=0.3),
+        clip_norm=0.5, score=Trace(dimension=3, absolute=True), tail_threshold=AdaptiveTail(count_noise=0.3)
     ),
     "dc-dpsgd random": lambda: eq.DCDPSGD(clip_norm=0.5, score=Random()),
     "dc-dpsgd two channels": lambda: eq.DCDPSGD(
@@ -165,13 +148,8 @@ EXAMPLES: dict[str, Callable[[], Method]] = {
     "dc-dpsgd top share": lambda: eq.DCDPSGD(clip_norm=0.5, variant=TopShare()),
     "dc-dpsgd alg1": lambda: published.DCDPSGD(clip_norm=0.5, trace=Trace(dimension=3, structure="dense")),
     "dc-dpsgd code": lambda: published.DCDPSGD(clip_norm=0.5, variant="code", trace=Trace(dimension=3)),
-    "dp-sgd learned threshold": lambda: eq.DPSGD(
-        clip_norm=eq.methods.ReleasedQuantile(initial=0.5, count_noise=0.3)
-    ),
-    "dp-sgd stages": lambda: eq.DPSGD(
-        clip_norm=eq.methods.ReleasedQuantile(initial=0.5, count_noise=0.3),
-        noise_multiplier=NoiseStages((1.0, 0.8, 0.5)),
-    ),
+    "dp-sgd learned threshold": lambda: eq.DPSGD(clip_norm=LEARNED),
+    "dp-sgd stages": lambda: eq.DPSGD(clip_norm=LEARNED, noise_multiplier=NoiseStages((1.0, 0.8, 0.5))),
     "dp-adam-bc stages": lambda: eq.methods.DPAdamBC(clip_norm=0.5, noise_multiplier=NoiseStages((1.0, 0.6))),
     "dp-sgd decaying threshold": lambda: eq.DPSGD(clip_norm=eq.methods.ExponentialDecay(0.5, rate=0.9)),
     "dp-svrg": lambda: eq.methods.DPSVRG(clip_norm=0.5, anchor_batch_size=40),
