@@ -336,32 +336,33 @@ def read_settings(
         {'clip_rule': PSAC(regulariser=0.1)}
     """
     hints, usual = field_types(cls), defaults(cls)
-    direct = {name: value for name, value in words.items() if "." not in name}
-    unknown = {name.partition(".")[0] for name in words} - hints.keys()
-    if unknown:
+    given: dict[str, dict[str, Any]] = {}  # of a field: its own value under "", others by dotted names
+    for name, value in words.items():
+        field, _, inside = name.partition(".")
+        given.setdefault(field, {})[inside] = value
+    if unknown := given.keys() - hints.keys():
         known = ", ".join(where + known for known in hints) or "no settings"
         raise UnknownSettingsError([where + name for name in sorted(unknown)], cls, known)
-    nested: dict[str, dict[str, Any]] = {}
-    for name, value in words.items():
-        field, dot, rest = name.partition(".")
-        if dot:
-            nested.setdefault(field, {})[rest] = value
     found: dict[str, Any] = {}
     for field, hint in hints.items():
         allowed, options = _parts(hint), families(hint)
-        value = direct.get(field, usual[field])
-        if isinstance(value, Mapping) and "opaque" in value and field in direct:
+        nested = given.get(field, {})
+        is_given = "" in nested
+        value = nested.pop("", usual[field])
+        if isinstance(value, Mapping) and "opaque" in value and is_given:
             raise NotInFileError(
                 f"{where}{field}={dict(value)!r} cannot be rebuilt from a file: {value['opaque']} is a "
                 "function of yours; give the object again, for instance method=... to PrivateTraining.resume"
             )
         if PublicRecords in allowed:
-            found[field] = _public(f"{where}{field}", value, public)
-        elif options and (field in direct or field in nested or _takes_public(value, options)):
-            found[field] = _option(f"{where}{field}", value, options, nested.get(field, {}), public)
-        elif field in nested:
-            found[field] = {**(value if isinstance(value, Mapping) else {}), **nested[field]}
-        elif field in direct:
+            is_there = isinstance(value, PublicRecords)
+            found[field] = value if is_there else require_public(f"{where}{field}", value, public)
+        # Without a default an option that has a usual kind is made, though nobody asked for it.
+        elif options and (is_given or nested or (value is None and any(o.usual_kind for o in options))):
+            found[field] = _option(f"{where}{field}", value, options, nested, public)
+        elif nested:
+            found[field] = {**(value if isinstance(value, Mapping) else {}), **nested}
+        elif is_given:
             if isinstance(value, str) and not {str, typing.Literal} & set(allowed):
                 raise ValueError(f"{where}{field}={value!r} is a word; it must be a {_names(hint)}")
             if isinstance(value, str) and str not in allowed:
@@ -369,18 +370,6 @@ def read_settings(
             # JSON has no tuples; a frozen field holds one, so that two methods can be compared.
             found[field] = tuple(value) if isinstance(value, list) and tuple in allowed else value
     return found
-
-
-def _public(where: str, value: Any, public: PublicRecords | None) -> PublicRecords | None:
-    """The public records of a field: given, described, or those that are there."""
-    if isinstance(value, PublicRecords):
-        return value
-    return require_public(where, value, public)
-
-
-def _takes_public(value: Any, options: list[type[Option]]) -> bool:
-    """Whether an option has to be made with public records though nobody asked for it: it has no default."""
-    return value is None and any(option.usual_kind for option in options)
 
 
 def _word(text: str) -> str:
