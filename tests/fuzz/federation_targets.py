@@ -1,17 +1,16 @@
-"""What reads the files of a federation, Flower's messages and those of secure sums."""
+"""What reads the files of a federation, and the messages of secure sums."""
 
 from __future__ import annotations
 
 import functools
 import shutil
 from collections.abc import Callable, Mapping
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
 from hypothesis import strategies as st
-from mutating import HOSTILE, mutated_json, mutated_tree
+from mutating import HOSTILE, mutated_json
 from targets import GOOD_REQUEST, Target, client, command, file_of, home, signing_key_file, with_file
 
 from contrib.secure_sum import SecureClient, SecureExchange, SecureSum
@@ -191,97 +190,8 @@ def _nothing(message: Mapping[str, Any]) -> Mapping[str, Any]:
     return message
 
 
-# ---- Flower's messages
-
-_GOOD_RECORDS = {
-    "model": {"kind": "arrays", "items": {"weight": "tensor", "bias": "tensor"}},
-    "extras": {"kind": "config", "items": {"round": 1}},
-}
-_SPOILT = [
-    *HOSTILE,
-    {"kind": "arrays", "items": {}},
-    {"kind": "metrics", "items": {"mean": 1.0}},
-    {"kind": "config", "items": {"round": [1, 2]}},
-    "bytes",
-    b"\x93NUMPY",
-]
-_CONTROL = {"group.control": {"kind": "arrays", "items": {"weight": "tensor"}}}
-_REQUESTS = st.one_of(
-    mutated_tree(_GOOD_RECORDS, _SPOILT), mutated_tree({**_GOOD_RECORDS, **_CONTROL}, _SPOILT)
-)
-_NUMBERS = {"kind": "metrics", "items": {"squares": 1e308, "squares_noise": 3}}
-_GOOD_ANSWER = {"model": {"kind": "arrays", "items": {"weight": "tensor", "bias": "tensor"}}}
-_ANSWERS = st.one_of(
-    mutated_tree(_GOOD_ANSWER, [*HOSTILE, _NUMBERS, b"\x93"]),
-    mutated_tree({**_GOOD_ANSWER, "reports": _NUMBERS}, [*HOSTILE, _NUMBERS]),
-    mutated_tree({"reports": {"kind": "metrics", "items": {"squares": 0.5, "squares_noise": 0.1}}}),
-    mutated_tree({"reports": {"kind": "config", "items": {"key": b"x", "terms": "y"}}}),
-    mutated_tree({"refusal": {"kind": "config", "items": {"reason": "busy"}}}),
-)
-
-
-def _records(tree: Any) -> Any:
-    """Flower's records of a tree, as far as its own checks let them be made."""
-    from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
-    from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
-
-    shapes = {"weight": torch.zeros(1, 3), "bias": torch.zeros(1)}
-    found = RecordDict()
-    for name, record in tree.items() if isinstance(tree, dict) else ():
-        kind = record.get("kind") if isinstance(record, dict) else None
-        items = record.get("items") if isinstance(record, dict) else None
-        items = items if isinstance(items, dict) else {}
-        try:
-            if kind == "arrays":
-                made: Any = ArrayRecord()
-                for key, value in items.items():
-                    content = value if isinstance(value, bytes) else repr(value).encode()
-                    whole = Array(shapes.get(key, torch.zeros(2)).numpy())
-                    made[key] = (
-                        whole if value == "tensor" else Array("float32", (1, 3), "numpy.ndarray", content)
-                    )
-            else:
-                made = (ConfigRecord if kind == "config" else MetricRecord)(items)
-            found[name] = made
-            found = recorddict_from_proto(recorddict_to_proto(found))  # what cannot travel never arrives
-        except Exception:
-            found.pop(name, None)
-    return found
-
-
-def _flower_request(tree: Any, folder: Path) -> None:
-    from equipoise.federated.flower.wire import read_request, write_reply
-
-    one = client()
-    before = one.epsilon()
-    try:
-        write_reply(one.answer(read_request(_records(tree), "train")))
-    except Exception:
-        assert one.epsilon() == before, "a refused request was charged"
-        raise
-    finally:
-        one.close()
-
-
-def _flower_reply(tree: Any, folder: Path) -> None:
-    """The server reads whatever comes: a reason in words, or values."""
-    from flwr.app import Message, RecordDict
-    from flwr.supercore.task_identity import TaskIdentity
-
-    from equipoise.federated import FedAvg
-    from equipoise.federated.flower.wire import read_reply
-
-    TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1  # what a SuperLink sets
-    message = Message(RecordDict(), dst_node_id=1, message_type="train")
-    message.content = _records(tree)
-    found = read_reply(message)
-    if FedAvg().refusal(Request(1, PARAMS), found) is None:
-        assert isinstance(found, Reply)
-        assert all(bool(torch.isfinite(p).all()) for p in FedAvg().aggregate(PARAMS, [found]).values())
-
-
 def federation_targets() -> tuple[Target, ...]:
-    """All of this file; those of Flower's messages where Flower is installed."""
+    """All of this file."""
 
     def of_folder(
         name: str, then: Callable[[Path], None], share: int, folder: Callable[[], Path] = _federation
@@ -298,16 +208,12 @@ def federation_targets() -> tuple[Target, ...]:
         of_folder("federation.sig.json", _look, 100),
         of_folder("clients/001/statement.json", _look, 100),
     )
-    if not find_spec("flwr"):
-        return files
     return (
         *files,
-        Target("flower: requests", _REQUESTS, _flower_request, 300, _GOOD_RECORDS),
-        Target("flower: replies", _ANSWERS, _flower_reply, 300, _GOOD_ANSWER),
         Target("secure sums: requests", _messages(), _stage, 200, ("masked", _nothing)),
         Target(
             "secure sums: answers",
-            st.tuples(st.sampled_from(["keys", "shares", "masked", "unmask"]), _spoiled()),
+            _messages(),
             _answers,
             200,
             ("masked", _nothing),
