@@ -12,7 +12,7 @@ from flwr.serverapp import Grid
 from contrib.secure_sum.client import SecureClient
 from contrib.secure_sum.exchange import SecureExchange, StageRequest, check_secure
 from contrib.secure_sum.protocol import SecureSum
-from equipoise.federated import FederationHistory, Request, Strategy, flower
+from equipoise.federated import FederationHistory, Request, Strategy, run_rounds
 from equipoise.federated.flower import GridExchange
 from equipoise.federated.flower.client_app import answer_message, introduction_app
 from equipoise.federated.flower.wire import read_request, refusal_of, write_request
@@ -77,6 +77,9 @@ def serve(
     params: Parameters,
     rounds: int,
     rule: SecureSum,
+    *,
+    timeout: float = 3600.0,
+    wait: float = 60.0,
     **options: Any,
 ) -> FederationHistory:
     """Run rounds over secure sums on a grid; arguments as for `equipoise.federated.flower.serve`.
@@ -85,8 +88,6 @@ def serve(
         ValueError: as `run_rounds`, or a strategy that needs more than sums.
     """
     check_secure(strategy)
-
-    def make_exchange(nodes: GridExchange) -> SecureExchange:
-        return SecureExchange(GridRelay(nodes), rule)
-
-    return flower.serve(grid, strategy, clients, params, rounds, make_exchange=make_exchange, **options)
+    nodes = GridExchange(grid, clients, timeout=timeout)
+    nodes.wait(wait)
+    return run_rounds(strategy, SecureExchange(GridRelay(nodes), rule), params, rounds, **options)

@@ -119,20 +119,19 @@ def unsign(run):
 
 COMPARED = {
     "delta": (headline(delta=1e-9), "delta 1e-09, the statement of client 000 1e-05"),
-    "guarantee": (headline(guarantee="worst_case"), "the weakest of its clients is proven"),
+    "guarantee": (headline(guarantee="worst_case"), "guarantee worst_case, its clients proven"),
     "private": (headline(private=False), "private False, the statement of client 000 True"),
     "relation": (headline(relation="replace_one"), "relation replace_one, the statement of client 000"),
     "accuracy": (headline(accuracy=0.99), "its last round"),
     "another score": (headline(evaluation={"f1": 0.99}), "says f1 0.99, its last round"),
     "rounds": (headline(rounds=[]), "each of the 2 rounds"),
-    "epsilon": (headline(epsilon=0.1), "the largest of its clients"),
+    "epsilon": (headline(epsilon=0.1), "says epsilon 0.1, its clients"),
     "claim": (headline(epsilon_claimed=0.1), "epsilon_claimed 0.1, its clients None"),
     "claim of a client": (row(epsilon_claimed=0.1), "epsilon_claimed 0.1, its statement None"),
     "guarantee of a client": (row(guarantee="none"), "client 000: federation.json says guarantee none"),
     "population of a client": (row(population=10**6), "says population 1000000"),
     "first client dropped": (drop_first, "does not list each of the 3 clients"),
     "one client twice": (copy_client, "clients 001, 002: their statements are of one run"),
-    "other settings": (lambda run: change(run / "settings.json", clients=4), "settings.json 4"),
 }
 SIGNED = {
     "last client dropped": (drop_last, "clients/002/statement.sig.json"),

@@ -74,32 +74,6 @@ def test_the_table_offers_it_and_a_server_that_restarts_goes_on(tmp_path, recipe
     assert all(one.statement().guarantee == "proven" for one in clients)
 
 
-def test_a_client_that_is_killed_in_a_round_sends_the_same_mean(tmp_path):
-    def made(folder):
-        return client(AveragedIterate(eq.DPSGD(clip_norm=0.5, noise_multiplier=1.0)), folder=folder)
-
-    request = Request(1, start())
-    expected = made(tmp_path / "whole").answer(request)
-    broken = made(tmp_path / "broken")
-    broken.training.take_step = dying(broken.training.take_step)
-    with pytest.raises(KeyboardInterrupt):
-        broken.answer(request)
-    broken.close()
-    assert same(made(tmp_path / "broken").answer(request), expected)
-
-
-def dying(step):
-    """One step, and then an interrupt."""
-    done = []
-
-    def take():
-        if done:
-            raise KeyboardInterrupt
-        done.append(step())
-
-    return take
-
-
 @pytest.mark.parametrize(
     "mean",
     [
@@ -114,11 +88,6 @@ def test_a_mean_that_cannot_be_used_leaves_its_client_out(mean):
     request = Request(1, start())
     assert server.refusal(request, Reply({**start(), **good})) is None
     assert server.refusal(request, Reply({**start(), **mean})) is not None
-
-
-def test_settings_of_other_strategies_are_refused():
-    with pytest.raises(ValueError, match="state has"):
-        IterateAverage(FedAvg()).load_state_dict({"control": {}})
 
 
 def answer(request):
@@ -168,31 +137,8 @@ def test_a_round_counts_when_it_is_over():
     assert server.output({})["w"].item() == 1.5  # of 1 and 2
 
 
-def test_a_round_that_trains_twice_is_one_round():
-    server = IterateAverage(Twice())
-    first = finish(server, 1, {"w": torch.zeros(1)})  # 1 and 2
-    finish(server, 2, first)  # 3 and 4
-    assert server.output({})["w"].item() == 2.5
-    assert server.state_dict()["rounds"] == 2
-
-
 def test_a_folder_of_another_inner_strategy_is_refused(tmp_path):
     method = noting()[0]
     simulate(IterateAverage(FedAvg()), [client(AveragedIterate(method))], start(), 1, folder=tmp_path)
     with pytest.raises(ValueError, match=r"IterateAverage\(FedAvg\).*IterateAverage\(Twice\)"):
         simulate(IterateAverage(Twice()), [client(AveragedIterate(method))], start(), 1, folder=tmp_path)
-
-
-def test_no_name_of_a_parameter_is_taken_for_a_mean():
-    class Odd(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.register_parameter("w", torch.nn.Parameter(torch.zeros(1)))
-            self.register_parameter("mean of w", torch.nn.Parameter(torch.zeros(1)))
-
-    params = dict(Odd().named_parameters())
-    server = IterateAverage(FedAvg())
-    assert finish(server, 1, params).keys() == server.output({}).keys() == params.keys()
-    for name in (".mean.w", ""):
-        with pytest.raises(KeyError):
-            Odd().register_parameter(name, None)

@@ -27,7 +27,8 @@ from federated_problem import (
 import equipoise as eq
 from baselines.fedprox import Proximal
 from baselines.scaffold import ScaffoldAverage
-from equipoise.federated import AdaptDPFedAvg, FedAvg, PublishedServerRMS, Reply, Request, simulate
+from equipoise.federated import AdaptDPFedAvg, FedAvg, Reply, Request, simulate
+from equipoise.federated.client_pool import ClientPool
 from equipoise.federated.methods.server_quantile import SHARE, QuantileFedAvg
 from equipoise.federated.methods.server_radius import SQUARES, SQUARES_NOISE
 from equipoise.methods import AutoS, ReleasedQuantile
@@ -91,38 +92,6 @@ def test_a_client_whose_ledger_is_broken_is_out_of_the_round_and_named(monkeypat
     assert same(found.params, simulate(FedAvg(), away, start(), ROUNDS).params)
 
 
-def test_an_error_of_the_program_ends_the_simulation(monkeypatch):
-    clients = [client(number=p) for p in range(2)]
-    monkeypatch.setattr(clients[1].training, "take_step", None)
-    with pytest.raises(TypeError):
-        simulate(FedAvg(), clients, start(), 1)
-
-
-def test_identical_clients_without_noise_are_one():
-    """K = 1, all records: also centralised gradient descent."""
-
-    def make():
-        return client(
-            eq.methods.ClipSGD(clip_norm=math.inf), sampling=eq.FullBatch(RECORDS, ROUNDS), local_steps=1
-        )
-
-    alone = simulate(FedAvg(), [make()], start(), ROUNDS)
-    pair = simulate(FedAvg(), [make(), make()], start(), ROUNDS)
-    assert same(alone.params, pair.params)
-    values = {name: value.clone().requires_grad_() for name, value in start().items()}
-    model = network()
-    for _ in range(ROUNDS):
-        total = torch.func.functional_call(model, values, (records()["input"],))
-        mean = torch.nn.functional.cross_entropy(total, records()["label"])
-        slopes = torch.autograd.grad(mean, list(values.values()))
-        values = {
-            name: (value - 0.3 * slope).detach().requires_grad_()
-            for (name, value), slope in zip(values.items(), slopes, strict=True)
-        }
-    for name, value in values.items():
-        torch.testing.assert_close(alone.params[name], value.detach(), rtol=1e-9, atol=1e-12)
-
-
 def test_the_mean_has_equal_weights_whatever_the_sizes():
     sizes = (20, 60)
     clients = [
@@ -139,17 +108,6 @@ def test_the_mean_has_equal_weights_whatever_the_sizes():
     answers = [train(one, 1, start()).params for one in clients]  # the same request: the same answers
     for name, value in found.items():
         torch.testing.assert_close(value, (answers[0][name] + answers[1][name]) / 2, rtol=0, atol=0)
-
-
-def test_at_its_limit_adaptdp_is_dp_fedavg_bit_for_bit():
-    class AtTheLimit(FedAvg):
-        def extras(self):
-            return {"clip_norm": 0.5}
-
-    a = simulate(AtTheLimit(), [client(follower(), p) for p in range(2)], start(), ROUNDS)
-    b = simulate(FedAvg(), [client(None, p) for p in range(2)], start(), ROUNDS)
-    assert same(a.params, b.params)
-    assert not same(a.params, start())
 
 
 def test_at_the_limit_the_answers_to_the_query_change_nothing():
@@ -207,12 +165,6 @@ def test_a_query_that_draws_nobody_is_answered_with_noise_and_booked():
     assert charges(one) == 1
     everybody = client(follower(radius_noise_multiplier=1e-9))
     assert ask(everybody, 1, start(), 1e-12) == pytest.approx(1.0, abs=1e-6)
-
-
-def test_the_server_goes_a_part_of_the_way():
-    ends = [Reply({"w": torch.tensor([2.0])}), Reply({"w": torch.tensor([4.0])})]
-    assert FedAvg(0.5).aggregate({"w": torch.ones(1)}, ends)["w"].item() == 2.0
-    assert FedAvg().aggregate({"w": torch.ones(1)}, ends)["w"].item() == 3.0
 
 
 def sending(requests, request):
@@ -283,36 +235,27 @@ class Canned:
     def __init__(self, reports=None, fill=1.0, mean=0.5, noise=0.1):
         self._reports, self._fill = reports or {}, fill
         self._squares = {SQUARES: mean, SQUARES_NOISE: noise}
+        self._squares = {name: value for name, value in self._squares.items() if value is not None}
 
     def answer(self, request):
         if request.kind == "query":
             return Reply(reports=self._squares)
-        filled = {name: torch.full_like(value, self._fill) for name, value in request.params.items()}
+        filled = {name: torch.ones_like(value) * self._fill for name, value in request.params.items()}
         return Reply(filled, self._reports)
-
-
-class Saying:
-    """A client that answers with the same thing, whatever it is."""
-
-    def __init__(self, what):
-        self.what = what
-
-    def answer(self, request):
-        return self.what
 
 
 MALFORMED = {
     "two shares": (quantile, {"reports": {SHARE: [1.0, 1.0]}}),
-    "a tensor for a share": (quantile, {"reports": {SHARE: torch.ones(())}}),
     "no share": (quantile, {}),
     "a share that is no number": (quantile, {"reports": {SHARE: math.nan}}),
-    "a share that is a truth value": (quantile, {"reports": {SHARE: True}}),
     "a mean that is no number": (adaptive, {"mean": math.nan}),
+    "a mean without its noise": (adaptive, {"noise": None}),
+    "noise without a mean": (adaptive, {"mean": None}),
+    "means": (adaptive, {"mean": [0.5, 0.5]}),
     "noise below zero": (adaptive, {"noise": -0.1}),
-    "a mean in words": (adaptive, {"mean": "large"}),
     "noise whose square overflows": (adaptive, {"noise": 1e200}),
     "a mean that overflows in a sum": (adaptive, {"mean": 1.7e308}),
-    "a mean beyond all floats": (adaptive, {"mean": 10**400}),
+    "complex parameters": (lambda clients: FedAvg(), {"fill": 1j}),
     "parameters that overflow in a sum": (lambda clients: FedAvg(), {"fill": 1.7e308}),
     "parameters that overflow in a control": (scaffold, {"fill": 1.7e308}),
 }
@@ -368,12 +311,31 @@ def test_a_servers_rate_is_the_share_of_the_way_to_the_mean():
         assert FedAvg(rate).aggregate({"w": torch.tensor([2.0])}, replies)["w"].item() == expected
 
 
-def test_a_server_that_restarts_goes_on():
-    whole = simulate(adaptive(2), [client(follower(), p) for p in range(2)], start(), ROUNDS)
-    clients, strategy = [client(follower(), p) for p in range(2)], adaptive(2)
-    first = simulate(strategy, clients, start(), 1)
-    rest = simulate(strategy, clients, first.params, ROUNDS - 1, first_round=2)
-    assert same(rest.params, whole.params)
+def test_one_open_client_at_a_time_is_as_good_as_all(tmp_path):
+    built = []
+
+    def build(number):
+        built.append(number)
+        return client(follower(), number, folder=tmp_path / str(number))
+
+    with ClientPool(build, 3, most=1).closing() as pool:
+        found = simulate(adaptive(), pool, start(), ROUNDS)
+    assert built == [0, 1, 2] * (2 * ROUNDS)
+    expected = simulate(adaptive(), [client(follower(), p) for p in range(3)], start(), ROUNDS)
+    assert same(found.params, expected.params)
+    assert client(follower(), 0, folder=tmp_path / "0").rounds_left == 0  # the pool has let go of the folder
+
+
+@pytest.mark.parametrize("begin", [0.1, 10.0])
+def test_the_clip_norm_goes_to_the_quantile(begin):
+    """40 clients whose norms have the median 1; Flower's own wrapper runs away from it."""
+    norms = torch.linspace(0.5, 1.5, 40)
+    server = QuantileFedAvg(ReleasedQuantile(begin, quantile=0.5, learning_rate=0.2))
+    for _ in range(60):
+        clip_norm = server.extras()["clip_norm"]
+        share = float((norms <= clip_norm).double().mean())
+        server.aggregate({"w": torch.zeros(1)}, [Reply({"w": torch.zeros(1)}, {SHARE: share})])
+    assert 0.9 < clip_norm < 1.1
 
 
 def test_bytes_of_a_round():
@@ -381,45 +343,6 @@ def test_bytes_of_a_round():
     (done,) = simulate(adaptive(2), [client(follower(), p) for p in range(2)], start(), 1).rounds
     assert done.bytes_up == 2 * (size + 16)  # the mean and its noise
     assert done.bytes_down == 2 * 2 * (size + 8)
-
-
-def test_as_published():
-    """Noise of equation (1), the paper's offset; each client's own ledger proves it."""
-    budget = eq.Budget(8.0, 1e-3)
-    clients = [
-        client(PublishedServerRMS(clip_norm=0.5, round_length=LOCAL_STEPS), p, budget=budget)
-        for p in range(2)
-    ]
-    history = simulate(adaptive(2, offset="paper"), clients, start(), ROUNDS)
-    assert [done.answered for done in history.rounds] == [(0, 1)] * ROUNDS
-    for one in clients:
-        assert one.statement().guarantee == "proven"
-        assert one.epsilon() <= 8
-
-
-def test_a_reply_that_is_no_number_is_left_out():
-    clients = [Canned(mean=math.nan), Canned(mean=0.08)]
-    (done,) = simulate(adaptive(2, offset="none"), clients, start(), 1).rounds
-    assert done.metrics["radius"] == pytest.approx(0.5 * math.sqrt(0.16))
-
-
-NO_REPLIES = {
-    "nothing": None,
-    "tensors without a reply": {"w": torch.ones(1)},
-    "no tensors": Reply(None),
-    "no named numbers": Reply({}, 1.0),
-    "no parameters": Reply(),
-    "words": Reply(dict.fromkeys(start(), "1.0")),
-    "sparse": Reply({name: value.to_sparse() for name, value in start().items()}),
-    "complex": Reply({name: value.to(torch.complex128) for name, value in start().items()}),
-}
-
-
-@pytest.mark.parametrize("kind", NO_REPLIES)
-def test_an_answer_that_is_no_reply_counts_as_none(kind):
-    (done,) = simulate(FedAvg(), [Saying(NO_REPLIES[kind]), Canned()], start(), 1).rounds
-    assert done.answered == (1,)
-    assert done.absent[0]
 
 
 @pytest.mark.parametrize(

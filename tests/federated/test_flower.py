@@ -8,7 +8,6 @@ import pytest
 import torch
 from federated_problem import LOCAL_STEPS, ROUNDS, adaptive, charges, client, follower, same, start
 
-import equipoise as eq
 from equipoise.federated import FedAvg, Reply, Request, Strategy, simulate
 
 pytest.importorskip("flwr", reason="needs the extra federated")
@@ -50,18 +49,6 @@ def charged(folder):
     return [one(p) for p in range(CLIENTS)]
 
 
-def test_users_of_several_records_are_refused_at_the_node(tmp_path, caplog):
-    """Its own log says why, with the remedy; the server learns that nobody answered."""
-    with pytest.warns(RuntimeWarning, match="its own log says why") as warned:
-        found = serve(
-            grid(tmp_path, unit=eq.Users("owner", records_per_user=3)), adaptive(), CLIENTS, start(), 1
-        )
-    assert not found.rounds[0].answered
-    assert not any("records_per_user" in str(one.message) for one in warned)
-    assert "unit=Users(...): a client accounts for one record at one client" in caplog.text
-    assert not any((tmp_path / str(p)).exists() for p in range(CLIENTS))
-
-
 @pytest.mark.parametrize("picked", [None, 2])
 def test_the_grid_gives_what_one_process_gives(tmp_path, picked):
     options = {"clients_per_round": picked, "seed": 3}
@@ -97,14 +84,6 @@ def test_a_node_that_is_lost_and_comes_back_under_another_name(tmp_path):
     assert [done.answered for done in found.rounds] == [(0, 1, 2), (0, 2), (0, 1, 2)]
     whole = 1 + LOCAL_STEPS
     assert charged(tmp_path) == [3 * whole, 2 * whole, 3 * whole]
-
-
-def test_a_node_lost_between_query_and_training(tmp_path):
-    nodes = grid(tmp_path)
-    nodes.away.add(("train", 102))
-    done = serve(nodes, adaptive(), CLIENTS, start(), 1).rounds[0]
-    assert (done.answered, done.absent) == ((0, 1), {2: "no answer"})
-    assert charged(tmp_path) == [1 + LOCAL_STEPS, 1 + LOCAL_STEPS, 1]
 
 
 class SlowGrid(LocalGrid):
@@ -149,18 +128,6 @@ def test_a_straggler_past_the_timeout_is_charged_once_and_its_answer_is_not_used
     close(found.params, unheard.params)
     (late,) = nodes.late
     assert not any(same(read_params(late.content["model"]), one) for one in (found.params, start()))
-
-
-def test_a_straggler_that_is_asked_again_gives_the_same_answer_at_no_charge(tmp_path):
-    """The server gave up on it, was restarted and asks the same again before it goes on."""
-    nodes = SlowGrid(client_app(Building(tmp_path, follower)), CLIENTS)
-    nodes.slow = (1,)
-    serve(nodes, adaptive(), CLIENTS, start(), 1)
-    once = charged(tmp_path)
-    ((_, _, request),) = [sent for sent in nodes.sent if sent[:2] == ("train", 102)]
-    again = nodes.deliver("train", 102, request)
-    assert same(read_params(again.content["model"]), read_params(nodes.late[0].content["model"]))
-    assert charged(tmp_path) == once == [1 + LOCAL_STEPS] * CLIENTS
 
 
 def test_only_released_numbers_leave(tmp_path):
@@ -236,18 +203,6 @@ def test_nonsense_from_the_server_is_refused_and_costs_nothing(victim, name):
     opened.close()
 
 
-@pytest.mark.parametrize("limit", [None, "1", math.inf, -1.0, 7])
-def test_nonsense_queries_are_refused_and_cost_nothing(victim, limit):
-    folder, nodes = victim
-    values = {} if limit is None else {"square_limit": limit}
-    content = write_request(Request(1, start(), values, "query"))
-    reply = nodes.deliver("query.reports", 100, content)
-    assert reply.content["refusal"]["reason"].startswith("Refused:")
-    opened = client(follower(), 0, folder=folder / "0")
-    assert charges(opened) == 0
-    opened.close()
-
-
 class Strange:
     """An app whose answers cannot be read."""
 
@@ -308,12 +263,3 @@ def test_groups_of_tensors_travel():
     assert (number, strength) == (1, 0.5)
     assert control["w"].dtype is torch.float64
     assert control["w"].shape == ()
-
-
-def test_bad_settings_are_named(tmp_path):
-    with pytest.raises(ValueError, match="clients_per_round=4"):
-        serve(grid(tmp_path), FedAvg(), 3, start(), 1, clients_per_round=4)
-    with pytest.raises(ValueError, match="timeout=0"):
-        serve(grid(tmp_path), FedAvg(), CLIENTS, start(), 1, timeout=0)
-    with pytest.raises(ValueError, match="clients=0"):
-        serve(grid(tmp_path), FedAvg(), 0, start(), 1)

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import multiprocessing
-import signal
-import time
 from types import SimpleNamespace
 
 import numpy as np
@@ -19,8 +16,6 @@ from torch import nn
 import equipoise as eq
 from equipoise.federated import LocalUpdates
 from equipoise.methods.zeroth_order import DPZO
-from equipoise.privacy import Journal
-from equipoise.privacy.private import unwrap
 from equipoise.statements.assumptions import Assumption
 from equipoise.training.record_source import DataError, NoAnswerError
 
@@ -28,7 +23,6 @@ pytest.importorskip("flwr", reason="needs the extra federated")
 
 from flower_grid import LocalGrid
 from flwr.app import ConfigRecord, MetricRecord
-from test_killed import at_call
 
 from equipoise.federated.flower import FlowerUpdates, NodeUsers, run_simulated, user_app
 from equipoise.federated.flower.wire import read_params, to_record, write_request
@@ -134,13 +128,6 @@ def test_how_users_lie_at_nodes_changes_no_bit(counts):
     _, updates = over_flower(counts=counts)
     _, others = over_flower()
     assert torch.equal(trained(updates, updates.users), trained(others, others.users))
-
-
-def test_one_step_on_one_record_at_rate_one_is_dp_sgd():
-    data = all_users(places=1)
-    _, updates = over_flower(Node(LocalUpdates(cross_entropy), data=data))
-    alone = {name: leaf[:, 0] for name, leaf in data.items()}
-    close(trained(updates, updates.users), trained(cross_entropy, alone))
 
 
 def test_a_node_is_asked_once_in_a_step_for_its_users_that_are_drawn():
@@ -355,30 +342,6 @@ def test_a_node_that_is_lost_in_a_step_books_nothing(tmp_path):
     assert eq.verify_run(tmp_path / "run").consistent
 
 
-def test_a_step_lost_after_its_first_release_costs_nothing_more():
-    method = METHODS["at two points"]
-    _, undisturbed = over_flower()
-    expected, spent = begun(undisturbed, undisturbed.users, method), []
-    for _ in expected:
-        spent.append(expected.epsilon_so_far())
-    grid, updates = over_flower()
-    training = begun(updates, updates.users, method)
-    send, asks = grid.send_and_receive, []
-
-    def lose_the_third(messages, *, timeout=None):
-        asks.append(messages)
-        return [] if len(asks) == 3 else send(messages, timeout=timeout)
-
-    grid.send_and_receive = lose_the_third
-    with pytest.raises(NoAnswerError, match="costs nothing more"):
-        training.run(progress=False)
-    assert (training.steps_done, len(asks)) == (1, 3)
-    assert spent[0] < training.epsilon_so_far() < spent[1]
-    training.run(progress=False)
-    assert torch.equal(flat(training), flat(expected))
-    assert training.epsilon_so_far() == spent[-1]
-
-
 GRID_FAILS = {
     "sending": ("send_and_receive", ConnectionError("patient Smith")),
     "listing": ("get_node_ids", RuntimeError("patient Smith")),
@@ -463,23 +426,6 @@ def test_a_node_that_comes_back_in_time_is_waited_for():
     assert torch.equal(flat(training), trained(undisturbed, undisturbed.users))
 
 
-def test_the_time_to_ask_again_begins_with_the_first_failure():
-    grid, updates = over_flower(timeout=0.2, wait=0.1)
-    send, asks = grid.send_and_receive, []
-
-    def silent_once(messages, *, timeout=None):
-        if messages[0].metadata.message_type == "train":
-            asks.append(timeout)
-            if len(asks) == 1:
-                time.sleep(timeout)
-                return []
-        return send(messages, timeout=timeout)
-
-    grid.send_and_receive = silent_once
-    assert float(rows(updates, [0]).norm()) > 0
-    assert asks[:2] == [0.2, 0.2]
-
-
 def test_a_node_that_nobody_needs_is_waited_for_once_and_not_for_long():
     grid, updates = over_flower()
     grid.contexts[900] = grid.context(900, 0)
@@ -524,11 +470,6 @@ def test_users_that_all_fail_at_the_start_point_to_the_logs(caplog):
         begun(updates, updates.users)
     assert "Smith" not in str(error.value)
     assert "Smith" in caplog.text
-
-
-def test_a_few_users_that_are_not_there_are_passed_over_at_the_start():
-    _, updates = over_flower(Node(change=lambda number, items: [{}] * 6 + items[6:]))
-    begun(updates, updates.users)
 
 
 def normalised(**options):
@@ -587,22 +528,6 @@ def test_nodes_are_in_the_modes_of_the_server():
     assert not torch.equal(rows(over_flower(node)[1], [5, 7], model), plain)
 
 
-class Counted:
-    """A loss that counts its calls, and goes by them."""
-
-    calls = 0
-
-    def __call__(self, model, batch):
-        self.calls += 1
-        return self.calls * LOSS(model, batch)
-
-
-def test_a_loss_meets_each_user_as_the_first():
-    _, updates = over_flower(Node(Counted()))
-    _, plain = over_flower()
-    assert torch.equal(rows(updates, [0, 1, 2]), rows(plain, [0, 1, 2]))
-
-
 def test_sparse_gradients_stand_next_to_users_that_fail():
     def make():
         with torch.random.fork_rng():
@@ -648,109 +573,6 @@ def test_a_run_that_ended_in_a_step_goes_on(tmp_path, loses_node):
     again.run(progress=False)
     assert torch.equal(flat(again), expected)
     assert Assumption.OTHER_DATA not in again.statement().assumptions
-
-
-def note_releases(training, folder):
-    """Keep the raw sums and the noise of each release: a file for each."""
-    release = training.ledger.release
-
-    def noting(draw, sums):
-        values = release(draw, sums)
-        for name, bounded in sums.items():
-            raw = torch.cat([unwrap(leaf).flatten() for leaf in bounded.value.values()])
-            out = torch.cat([leaf.flatten() for leaf in values[name].values()])
-            file = folder / f"{draw.index}-{name}-{len(list(folder.iterdir()))}.pt"
-            torch.save((draw.index, name, raw, out - raw), file)
-        return values
-
-    training.ledger.release = noting
-
-
-def serve(folder, method, reproducible, fatal=None):
-    """A server process, which begins a run or goes on with it; `fatal` prepares its death."""
-    grid, updates = over_flower(Node(make=network_with_dropout))
-    model, run = network(0.5), folder / "run"
-    if run.exists():
-        training = eq.PrivateTraining.resume(
-            run,
-            model,
-            SERVERS["momentum"](model.parameters()),
-            loss=updates,
-            data=updates.users,
-            unit=eq.Users(torch.arange(USERS), records_per_user=1, rows="update"),
-        )
-    else:
-        (folder / "releases").mkdir(parents=True)
-        options = {"model": model, "folder": run, "reproducible": reproducible}
-        training = begun(updates, updates.users, method, **options)
-    note_releases(training, folder / "releases")
-    if fatal is not None:
-        fatal(training, grid)
-    training.run(progress=False, checkpoint_every=2)
-    torch.save(flat(training), folder / "end.pt")
-
-
-DEATHS = {  # of four steps, with a checkpoint after the second and the last one
-    "while a node answers": lambda training, grid: at_call(grid, "deliver", 5),
-    "after the noise of a step is booked": lambda training, grid: at_call(
-        training.ledger, "release", 3, True
-    ),
-    "after the parameters have moved": lambda training, grid: at_call(training.optimizer, "step", 2, True),
-    "before a checkpoint": lambda training, grid: at_call(training, "save_checkpoint", 1),
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("reproducible", [True, False])
-@pytest.mark.parametrize("method", ["correlated", "at two points"])
-def test_a_server_process_that_is_killed_goes_on(tmp_path, method, reproducible):
-    """SIGKILL; started again it books nothing twice, uses no noise again, and ends as if nothing was."""
-    fork = multiprocessing.get_context("fork")
-
-    def run(folder, fatal=None):
-        process = fork.Process(target=serve, args=(tmp_path / folder, method, reproducible, fatal))
-        process.start()
-        process.join()
-        return process.exitcode
-
-    assert run("whole") == 0
-    for fatal in DEATHS.values():
-        assert run("killed", fatal) == -signal.SIGKILL
-    assert run("killed") == 0
-
-    releases = [torch.load(file) for file in sorted((tmp_path / "killed" / "releases").iterdir())]
-    assert len(releases) > len({release[:2] for release in releases})  # some were made again
-    for one, other in itertools.combinations(releases, 2):
-        if one[:2] == other[:2]:  # the same question has the same answer
-            assert torch.equal(one[2], other[2])
-            assert torch.equal(one[3], other[3])
-        else:
-            assert float((one[3] - other[3]).abs().max()) > 0.01
-    entries = []
-    for folder in ("whole", "killed"):
-        journal = Journal(tmp_path / folder / "run" / "private" / "journal.jsonl")
-        entries.append([entry.draw.index for entry in journal.entries() if entry.kind == "release"])
-    assert len(set(entries[1])) == len(entries[1]) == len(entries[0])
-    assert eq.verify_run(tmp_path / "killed" / "run").consistent
-    ends = [torch.load(tmp_path / folder / "end.pt") for folder in ("whole", "killed")]
-    assert torch.equal(*ends) is reproducible
-
-
-def test_users_who_lie_elsewhere_when_a_run_goes_on_are_named(tmp_path):
-    _, updates = over_flower()
-    begun(updates, updates.users, folder=tmp_path / "run").close()
-    _, others = over_flower(counts=COUNTS[::-1])
-    model = network()
-    with pytest.warns(UserWarning, match="other records than those that this run began with"):
-        again = eq.PrivateTraining.resume(
-            tmp_path / "run",
-            model,
-            SERVERS["momentum"](model.parameters()),
-            loss=others,
-            data=others.users,
-            unit=eq.Users(torch.arange(USERS), records_per_user=1, rows="update"),
-        )
-    assert Assumption.OTHER_DATA in again.statement().assumptions
 
 
 def test_the_statement_names_what_it_rests_on(tmp_path):
@@ -819,10 +641,6 @@ def test_an_answer_that_makes_no_sense_ends_the_step(name):
     with pytest.raises(NoAnswerError, match="node 1"):
         training.take_step()
     assert (training.steps_done, training.epsilon_so_far()) == (0, 0.0)
-    grid.spoil = None
-    training.run(progress=False)
-    _, undisturbed = over_flower()
-    assert torch.equal(flat(training), trained(undisturbed, undisturbed.users))
 
 
 def asked(change=lambda c: None):

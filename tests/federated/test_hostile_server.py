@@ -7,7 +7,19 @@ import random
 
 import pytest
 import torch
-from federated_problem import LOCAL_STEPS, RECORDS, ROUNDS, ask, client, loss, records, same, start, train
+from federated_problem import (
+    LOCAL_STEPS,
+    RECORDS,
+    ROUNDS,
+    ask,
+    client,
+    loss,
+    network,
+    records,
+    same,
+    start,
+    train,
+)
 
 import equipoise as eq
 from equipoise.federated import Refused, Request, ServerRMS
@@ -126,14 +138,6 @@ def test_a_server_cannot_jump_over_the_end():
     assert len(booked(one)) == LOCAL_STEPS
 
 
-@pytest.mark.parametrize("radius", [5e-324, 1e-300, 0.9e-25])
-def test_a_radius_whose_noise_could_vanish_is_refused_and_free(radius):
-    one = victim()
-    with pytest.raises(Refused, match="nothing was spent"):
-        train(one, 1, start(), radius)
-    assert booked(one) == []
-
-
 @pytest.mark.parametrize("radius", [1e-25, 1e-12])
 def test_the_smallest_radii_release_no_more_than_noise_of_their_size(radius):
     """The noise shrinks with the radius, and so does what a record can do: the answer is near the start."""
@@ -187,69 +191,63 @@ def test_a_loss_that_never_works_is_reported_before_the_first_request(tmp_path):
     assert not (tmp_path / "client").exists()
 
 
-def broken(value):
-    """The start with something else in the place of its first tensor."""
-    first, *rest = start().items()
-    return {first[0]: value, **dict(rest)}
+def broken(change):
+    """The start with something else in the place of one tensor."""
+    return start() | {"0.bias": change(start()["0.bias"])}
 
 
-NONSENSE = {
-    "mixed names": lambda: {**start(), 1: torch.zeros(1)},
-    "no values": lambda: broken(torch.zeros(5, 6, dtype=torch.float64, device="meta")),
-    "nested": lambda: broken(torch.nested.nested_tensor([torch.zeros(3)])),
-    "sparse": lambda: broken(torch.zeros(5, 6).to_sparse()),
-    "words": lambda: broken("0.5"),
-    "no mapping": lambda: [1, 2],
+MODELS = {
+    "a model with NaN": lambda: broken(lambda bias: bias * math.nan),
+    "an infinite model": lambda: broken(lambda bias: bias + math.inf),
+    "a shape": lambda: broken(lambda bias: bias[:-1]),
+    "whole numbers": lambda: broken(lambda bias: bias.long()),
+    "complex numbers": lambda: broken(lambda bias: bias.to(torch.complex64)),
+    "no tensor": lambda: broken(lambda bias: 3.0),
+    "a tensor too few": lambda: {name: value for name, value in start().items() if name != "0.bias"},
+    "a tensor too many": lambda: {**start(), "extra": torch.zeros(1)},
 }
-
-
-@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
-@pytest.mark.parametrize("kind", NONSENSE)
-def test_a_model_that_is_none_is_refused_and_free(kind):
-    one, model = victim(), NONSENSE[kind]()
-    for request in (lambda: train(one, 1, model, 0.1), lambda: ask(one, 1, model, 0.1)):
-        with pytest.raises(Refused, match="othing was spent"):
-            request()
-    assert booked(one) == []
-
-
-NUMBERS = (10**400, 10**5000, -(10**5000), "1", None, [0.5], object(), True)
-
-
-@pytest.mark.parametrize("number", NUMBERS, ids=range(len(NUMBERS)))
-def test_a_number_that_is_none_is_refused_and_free(number):
-    one = victim()
-    for request in (
-        lambda: train(one, 1, start(), number),
-        lambda: ask(one, 1, start(), number),
-        lambda: train(one, number, start(), 0.1),
-        lambda: ask(one, number, start(), 0.1),
-    ):
-        with pytest.raises(Refused):
-            request()
-    assert booked(one) == []
-
-
 REQUESTS = {
-    "extras that are a list": lambda: Request(1, start(), [("clip_norm", 0.1)]),
-    "an extra without a name": lambda: Request(1, start(), {"clip_norm": 0.1, 3: 0.1}),
+    **{name: lambda make=make: Request(1, make(), {"clip_norm": 0.1}) for name, make in MODELS.items()},
+    **{f"{name} in a query": lambda make=make: Request(1, make(), {"square_limit": 0.1}, "query")
+       for name, make in MODELS.items()},
+    **{f"the radius {r!r}": lambda r=r: Request(1, start(), {"clip_norm": r})
+       for r in (math.nan, math.inf, 0.0, -1.0, 0.6, 5e-324, 0.9e-25, True, "1", None, [0.5])},
+    **{f"the scale {u!r}": lambda u=u: Request(1, start(), {"square_limit": u}, "query")
+       for u in (math.nan, 0.0, -1.0, 0.26, True, "1", None)},
+    **{f"the round {number!r}": lambda number=number: Request(number, start(), {"clip_norm": 0.1})
+       for number in (0, -1, 1.0, True, None, "1")},
+    "no radius": lambda: Request(1, start()),
+    "no scale": lambda: Request(1, start(), {}, "query"),
     "an extra too many": lambda: Request(1, start(), {"clip_norm": 0.1, "learning_rate": 10.0}),
-    "an extra that is None": lambda: Request(1, start(), {"clip_norm": None}),
-    "a tensor for a number": lambda: Request(1, start(), {"clip_norm": torch.tensor(0.1)}),
     "tensors for a number": lambda: Request(1, start(), {"clip_norm": start()}),
     "the extras of a query": lambda: Request(1, start(), {"square_limit": 0.1}),
     "an unknown kind": lambda: Request(1, start(), {"clip_norm": 0.1}, "evaluate"),
-    "no kind": lambda: Request(1, start(), {"clip_norm": 0.1}, None),
-    "a kind that is a list": lambda: Request(1, start(), {"clip_norm": 0.1}, ["train"]),
-}
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def asked_nonsense(tmp_path_factory):
+    """A client that answers nothing in these tests: (client, folder)."""
+    folder = tmp_path_factory.mktemp("nonsense")
+    return victim(folder=folder), folder
 
 
 @pytest.mark.parametrize("kind", REQUESTS)
-def test_a_request_that_is_none_is_refused_and_free(kind, tmp_path):
-    one = victim(folder=tmp_path)
-    log = tmp_path / "private" / "rounds.jsonl"
-    before = log.read_bytes()
+def test_a_request_that_makes_no_sense_is_refused_and_free(kind, asked_nonsense):
+    one, folder = asked_nonsense
     with pytest.raises(Refused, match="othing was spent"):
         one.answer(REQUESTS[kind]())
-    assert booked(one) == []
-    assert log.read_bytes() == before
+    assert (booked(one), one.rounds_left) == ([], ROUNDS)
+    assert (folder / "private" / "rounds.jsonl").read_bytes() == b""
+
+
+def test_what_a_method_does_not_take_is_refused_and_free():
+    """DP-SGD at a fixed clip norm; and parameters that overflow only in the client's own type."""
+    plain = client()
+    for request in (Request(1, start(), {"clip_norm": 0.1}), Request(1, start(), {}, "query")):
+        with pytest.raises(Refused, match=r"by method 'dp-sgd'|method 'dp-sgd' answers no request"):
+            plain.answer(request)
+    single = client(model=network().float(), data={**records(), "input": records()["input"].float()})
+    with pytest.raises(Refused, match="not finite"):
+        train(single, 1, {name: torch.full_like(value, 1e300) for name, value in start().items()})
+    assert booked(plain) == booked(single) == []

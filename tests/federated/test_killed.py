@@ -76,7 +76,7 @@ def begin(tmp_path):
         process = fork.Process(target=work, args=task, daemon=True)
         process.start()
         running.append(process)
-        end = time.monotonic() + 20
+        end = time.monotonic() + 120
         while time.monotonic() < end:
             with (
                 contextlib.suppress(OSError, EOFError),
@@ -114,27 +114,13 @@ WHOLE = ROUNDS * (1 + LOCAL_STEPS)
 CLIENT_DEATHS = {
     "after the query's release": lambda one: at_call(one._log, "write", 3),
     "before the second step of round 2": lambda one: at_call(one.training, "take_step", LOCAL_STEPS + 2),
-    "after the last step of round 2": lambda one: at_call(one.training, "take_step", 2 * LOCAL_STEPS, True),
     "before the checkpoint of round 2": lambda one: at_call(one.training, "save_checkpoint", 2),
-    "after the checkpoint of round 2": lambda one: at_call(one.training, "save_checkpoint", 2, True),
 }
 
 
-def some_wide(cases, quick):
-    """Some moments in `make test`, all of them in `make test-all`."""
-    return [pytest.param(c, marks=() if c.startswith(quick) else pytest.mark.wide) for c in cases]
-
-
-@pytest.mark.parametrize("when", some_wide(CLIENT_DEATHS, ("after the query", "before")))
-def test_a_client_process_is_killed(tmp_path, begin, when):
-    check_a_killed_client(tmp_path, begin, when, reproducible=True)
-
-
-def test_a_client_process_with_a_key_of_its_own_is_killed(tmp_path, begin):
-    check_a_killed_client(tmp_path, begin, "before the second step of round 2", reproducible=False)
-
-
-def check_a_killed_client(tmp_path, begin, when, reproducible):
+@pytest.mark.parametrize("reproducible", [True, False])
+@pytest.mark.parametrize("when", CLIENT_DEATHS)
+def test_a_client_process_is_killed(tmp_path, begin, when, reproducible):
     """It misses round 2 and is started again: its ledger holds what it released, each draw once."""
     begin(0, None, reproducible)
     victim = begin(1, CLIENT_DEATHS[when], reproducible)
@@ -142,7 +128,7 @@ def check_a_killed_client(tmp_path, begin, when, reproducible):
 
     def revive(done):
         if done.number == 2:
-            victim.join(20)
+            victim.join(120)
             revived.append(begin(1, None, reproducible))
 
     remotes = [Remote(tmp_path, p) for p in range(CLIENTS)]
@@ -171,16 +157,13 @@ def serve(folder, fatal):
 
 
 SERVER_DEATHS = {
-    "after one answer to the query of round 2": lambda s, r: at_call(r[0], "answer", 3, True),
-    "before the training of round 2": lambda s, r: at_call(r[0], "answer", 4),
     "after one training of round 2": lambda s, r: at_call(r[0], "answer", 4, True),
-    "before the mean of round 2": lambda s, r: at_call(s, "aggregate", 2),
     "before round 2 is on disk": lambda s, r: at_call(s, "state_dict", 2),
     "after round 2 is on disk": lambda s, r: at_call(s, "round", 3),
 }
 
 
-@pytest.mark.parametrize("when", some_wide(SERVER_DEATHS, ("after one", "before round 2")))
+@pytest.mark.parametrize("when", SERVER_DEATHS)
 def test_the_server_process_is_killed(tmp_path, begin, when):
     """The next server asks the same again and gets the same answers: the model of an undisturbed training."""
     for number in range(CLIENTS):
@@ -216,5 +199,5 @@ def test_a_servers_folder_goes_on_and_stays_with_its_training(tmp_path):
     assert found.rounds == whole.rounds
     with pytest.raises(ValueError, match="holds rounds under"):
         simulate(adaptive(CLIENTS), both, start(), ROUNDS, folder=folder, seed=1)
-    with pytest.raises(ValueError, match="another model"):
+    with pytest.raises(ValueError, match="model={'w'"):
         simulate(adaptive(CLIENTS), both, {"w": start()["0.bias"]}, ROUNDS, folder=folder)

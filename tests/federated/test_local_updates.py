@@ -86,22 +86,6 @@ def trained(loss, data, **options):
     return torch.cat([p.detach().flatten() for p in model.parameters()])
 
 
-def test_a_parameter_without_axes_has_its_update():
-    class Scaled(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.inner, self.scale = network(), nn.Parameter(torch.tensor(2.0))
-
-        def forward(self, x):
-            return self.scale * self.inner(x)
-
-    model, data = Scaled().double(), users(3)
-    data["x"] = data["x"].double()
-    rows = GradientEngine(model, LocalUpdates(cross_entropy, 3, 2, 0.3), data)(data).materialise().matrix()
-    expected = [update_by_an_optimizer(model, data, user, 3, 2, 0.3) for user in range(3)]
-    torch.testing.assert_close(rows, torch.stack(expected), rtol=1e-9, atol=1e-12)
-
-
 def test_one_step_on_one_record_at_rate_one_is_dp_sgd_bit_for_bit():
     data = users(120, places=1)
     alone = {name: values[:, 0] for name, values in data.items()}
@@ -135,14 +119,6 @@ def test_absent_records_count_nothing(filler):
 def test_arguments_out_of_range(arguments, error, message):
     with pytest.raises(error, match=message):
         LocalUpdates(**({"loss": cross_entropy} | arguments))
-
-
-def test_batches_without_places():
-    data = users(5)
-    with pytest.raises(ValueError, match="users first"):
-        LocalUpdates(cross_entropy)(network(), {"x": data["x"], "y": data["y"][:, 0]})
-    with pytest.raises(ValueError, match="present='there'"):
-        LocalUpdates(cross_entropy, present="there")(network(), data)
 
 
 @pytest.mark.parametrize(
@@ -264,20 +240,6 @@ def test_users_who_are_mixed_are_refused():
         trained(mixing, users(120))
 
 
-def test_users_who_are_mixed_late_are_seen():
-    """The start tries a few users, and one without the smallest or largest number is not among them."""
-    data = users(24)
-    data["x"][13, 2, 0] = 0.3125
-
-    def late(model, batch):
-        mean = batch["x"].mean(0) if bool((batch["x"] == 0.3125).any()) else 0.0
-        return LocalUpdates(cross_entropy, 2, 3, 0.5)(model, batch | {"x": batch["x"] - mean})
-
-    found = audit_neighbours(network(), late, data, positions=2, changes=("silent",))
-    assert not found.holds
-    assert found.worst.movement > 0.1
-
-
 def test_dropout_has_masks_of_each_user_and_step():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 32), nn.Dropout(0.5), nn.Linear(32, 3))
@@ -342,15 +304,3 @@ def test_records_that_are_drawn_by_themselves_are_named_as_such(most, words):
     owner = torch.arange(20) // most
     run = over_users(owner=owner, data=data, loss=cross_entropy, rows=None, records_per_user=most)
     assert words in " ".join(str(run.statement()).split())
-
-
-def test_noise_for_a_larger_cohort_claims_its_own_epsilon():
-    """A simulation of a larger cohort's accuracy: the noise that this run adds is what it states."""
-    large, small = eq.Poisson(10, 20, 3), eq.Poisson(1, 20, 3)
-    z = 2.0
-    full = eq.DPSGD(clip_norm=0.5, noise_multiplier=z)
-    scaled = eq.DPSGD(clip_norm=0.5, noise_multiplier=z * 1 / 10)
-    ours = over_users(method=full, sampling=large, budget=None).statement()
-    found = over_users(method=scaled, sampling=small, budget=None).statement()
-    assert found.guarantee == "proven"
-    assert found.epsilon > 5 * ours.epsilon

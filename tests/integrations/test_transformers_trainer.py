@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-import warnings
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -22,7 +20,6 @@ pytest.importorskip("accelerate", reason="needs the extra hf")
 from equipoise.integrations.transformers import (  # noqa: E402
     REFUSED,
     PrivateTrainer,
-    _baseline,
     record_losses,
 )
 
@@ -248,69 +245,6 @@ def test_evaluation_is_published_with_its_assumption(tmp_path):
     assert [row["step"] for row in evaluated] == [3, 6]
     assert not any("runtime" in name for row in rows for name in row)
     assert any("public" in text and "evaluat" in text.lower() for text in trainer.statement().assumptions)
-
-
-def test_a_model_that_learned_nothing_comes_with_a_hint(tmp_path):
-    """Where the published scores have the name of the task's, as on the command line."""
-
-    def always(answer):
-        return lambda prediction: {"accuracy": answer}
-
-    for answer, hint in ((0.25, True), (0.99, False)):
-        trainer = trainer_of(
-            tmp_path / str(answer),
-            max_steps=2,
-            eval_strategy="steps",
-            eval_steps=1,
-            compute_metrics=always(answer),
-            eval_dataset=Sentences(20, 1),
-        )
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            trainer.train()
-        said = [str(one.message) for one in caught if "learned nothing" in str(one.message)]
-        assert len(said) == hint
-        if hint:
-            assert "accuracy is 25.0% on the test records" in said[0]
-            assert "always giving the commonest class would be at" in said[0]
-            assert "a learning_rate far from 0.01" in said[0]
-
-
-class Predicts(transformers.TrainerCallback):
-    """Predicts private records within evaluations and after them, and at the end of each step."""
-
-    def __init__(self):
-        self.busy = False
-
-    def predict(self, *args, **kwargs):
-        if not self.busy:
-            self.busy = True
-            self.trainer.predict(self.trainer.train_dataset)
-            self.busy = False
-
-    on_step_end = on_prediction_step = on_evaluate = on_train_end = predict
-
-
-def test_labels_that_a_callback_predicts_make_no_hint(tmp_path):
-    predicts, public = Predicts(), Sentences(20, 1)
-    predicts.trainer = trainer = trainer_of(
-        tmp_path, max_steps=2, eval_strategy="steps", eval_steps=1, compute_metrics=accuracy,
-        eval_dataset=public, callbacks=[predicts],
-    )  # fmt: skip
-    trainer.train()
-    (labels,) = trainer._labels
-    assert labels.tolist() == [int(public[i]["labels"]) for i in range(20)]
-    trainer.evaluate(Sentences(8, 2))
-    assert trainer._labels[0] is labels
-
-
-def test_what_a_model_without_inputs_would_reach():
-    name, share, _ = _baseline(np.array([0, 2, 2, 1]))
-    assert (name, share) == ("accuracy", 0.5)
-    name, error, _ = _baseline(np.array([1.0, 3.0], dtype=np.float32))
-    assert (name, error) == ("rmse", 1.0)
-    for labels in (None, np.zeros((3, 4)), np.zeros(0), (np.zeros(3),)):
-        assert _baseline(labels) is None
 
 
 class Stop(transformers.TrainerCallback):

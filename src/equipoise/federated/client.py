@@ -18,44 +18,32 @@ path, which no sum hides, and there is no proof of composition.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable
+from contextlib import closing
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import nn
 
 from equipoise import _validate
 from equipoise._files import PathLike, write_atomically
-from equipoise.federated.client_folder import (
-    AnsweredQuery,
-    BegunRound,
-    Finished,
-    check_reopened,
-    discard_unstarted,
-    end_of,
-    read_rounds,
-    rounds_file,
-)
 from equipoise.federated.messages import Refused, Reply, Request, check_round, check_tensors
-from equipoise.federated.round_protocol import check_passed_on, protocol_of
+from equipoise.federated.round_protocol import RoundProtocol, check_passed_on, protocol_of
 from equipoise.gradients.engine_inputs import Loss
-from equipoise.methods import Context, Method, State
+from equipoise.methods import Method, State
 from equipoise.methods.base import Parameters
 from equipoise.methods.named_tensors import copied
 from equipoise.privacy import Budget, PlanUsedUpError, Sampling
 from equipoise.privacy.ledger.write_ahead_log import WriteAheadLog
+from equipoise.privacy.noise.secrets import delete_key
 from equipoise.statements import Statement
 from equipoise.statements.verify_federation import DISJOINT
 from equipoise.training import PrivateTraining
-from equipoise.training.arguments import Record, Run, TrainingInputs, Users
+from equipoise.training.arguments import Record, Run, Users
 
 __all__ = ["Client"]
-
-
-_Answer = TypeVar("_Answer")
 
 
 class Client:
@@ -72,8 +60,7 @@ class Client:
         budget: `Budget(epsilon, delta)` for all rounds together.
         learning_rate: of plain SGD, unless `optimizer` is given.
         optimizer: parameters -> optimiser of the local steps; what it remembers lasts across rounds.
-        unit, noise: of the guarantee; "record", or `Record(relation="replace_one")`, and "local" are all that
-            is proved.
+        unit: of the guarantee; "record", or `Record(relation="replace_one")`.
         run: a folder for key, journal, rounds and checkpoints, or a `Run`; None keeps everything in memory. A
             client whose folder holds a run goes on with it, and takes only the same budget, sampling,
             settings and `local_steps`. `Run(journal=...)` names a journal that this owner's runs over the
@@ -81,7 +68,7 @@ class Client:
 
     Raises:
         ValueError, TypeError, BudgetError: as `PrivateTraining`; nothing is spent then.
-        ValueError: the folder's run has other settings than those given; each is named.
+        ValueError: the folder's run has other settings than those given.
         ValueError: a method takes part in the rounds, and the one around it passes no requests on; or the
             method trains on another loss (`RoundProtocol.client_loss`).
 
@@ -111,10 +98,9 @@ class Client:
         learning_rate: float | None = None,
         optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer] | None = None,
         unit: Record | str = "record",
-        noise: str = "local",
         run: Run | PathLike | None = None,
     ) -> None:
-        _check_claim(unit, noise, local_steps)
+        _check_claim(unit, local_steps)
         check_passed_on(method)
         self.method, self.local_steps, self._protocol = method, local_steps, protocol_of(method)
         self._protocol.check_local_steps(local_steps)
@@ -131,39 +117,41 @@ class Client:
             made = optimizer(model.parameters())
         else:
             raise ValueError("give either learning_rate (plain SGD) or optimizer, not both and not neither")
-        given = TrainingInputs.of(
-            model=model,
-            optimizer=made,
-            loss=loss,
-            data=data,
-            sampling=sampling,
-            method=method,
-            budget=budget,
-            unit=unit,
-            run=run,
-        )
-        folder = None if given.run.folder is None else Path(given.run.folder)
-        if folder is not None:
-            discard_unstarted(folder)
+        run = Run.of(run)
+        private = None if run.folder is None else Path(run.folder) / "private"
+        log = None if private is None else private / "rounds.jsonl"
+        begun, _, self._end = _latest(log)
+        if begun is not None and begun["local_steps"] != local_steps:
+            raise ValueError(
+                f"local_steps={local_steps} differs from the local_steps={begun['local_steps']} that "
+                f"the run in folder={str(run.folder)!r} began with: give the same, or name a new folder. "
+                "Nothing was spent"
+            )
         self._training: LocalTraining | None = None
-        self._end: Finished | None = None
-        if folder is not None and (folder / "config.json").exists():
-            check_reopened(folder, given, local_steps)
-            self._end = end_of(folder)
-            if self._end is None:
-                self._training = LocalTraining.resume(
-                    folder, model, made, loss=loss, data=given.data, method=method, run=given.run
-                )
-        else:
-            self._training = LocalTraining(**vars(given))
-        self._log = WriteAheadLog(None if folder is None else rounds_file(folder), durable=True)
-        entries = read_rounds(self._log)
-        self._begun = next((one for one in reversed(entries) if isinstance(one, BegunRound)), None)
-        self._queried = next((one for one in reversed(entries) if isinstance(one, AnsweredQuery)), None)
-        if self._training is not None and self._begun is not None:
+        if self._end is None or run.reproducible or _is_whole(private):
+            start: Any = LocalTraining if private is None else LocalTraining.start_or_resume
+            self._training = start(
+                model,
+                made,
+                loss=loss,
+                data=data,
+                sampling=sampling,
+                method=method,
+                budget=budget,
+                unit=unit,
+                run=run,
+            )
+        self._log = WriteAheadLog(log, durable=True)
+        # Again, now that the training's lock keeps other processes out.
+        self._begun, self._queried, self._end = _latest(log)
+        if self._end is not None:
+            self.finish()  # which a process that was killed may have left half done
+            if private is not None:
+                delete_key(private / "key")
+        elif self._training is not None and self._begun is not None:
             # A checkpoint older than the round under way: the steps of a round that broke off were lost.
             done = self._training.steps_done
-            self._begun = replace(self._begun, step=min(done, self._begun.step))
+            self._begun = {**self._begun, "step": min(done, self._begun["step"])}
 
     # ---- what is public
 
@@ -187,17 +175,17 @@ class Client:
 
     @property
     def rounds_done(self) -> int:
-        return self.training.steps_done // self.local_steps if self._end is None else self._end.rounds
+        return self.training.steps_done // self.local_steps if self._end is None else int(self._end["rounds"])
 
     def epsilon(self) -> float:
         """Epsilon of everything that was released so far, at the budget's delta; the statement claims all
         that was planned.
         """
-        return self.training.epsilon_so_far() if self._end is None else float(self._end.epsilon)
+        return self.training.epsilon_so_far() if self._end is None else float(self._end["epsilon"])
 
     def statement(self) -> Statement:
         """What this client may claim; for a client that has finished, what it claimed then."""
-        return self.training.statement() if self._end is None else Statement(**self._end.statement)
+        return self.training.statement() if self._end is None else Statement(**self._end["statement"])
 
     def finish(self, *, stop_fixed_beforehand: bool = False) -> Statement:
         """Stop taking part: write the statement, book the end, delete the key.
@@ -216,15 +204,20 @@ class Client:
         if self._end is None:
             training = self.training
             statement = training.statement(stop_fixed_beforehand=stop_fixed_beforehand)
-            end = Finished(rounds=self.rounds_done, epsilon=self.epsilon(), statement=asdict(statement))
+            end = {
+                "type": "finish",
+                "rounds": self.rounds_done,
+                "epsilon": self.epsilon(),
+                "statement": asdict(statement),
+            }
             if training.folder is not None:
                 content = (statement.to_json() + "\n").encode()
                 write_atomically(training.folder.statement, content, mode=0o644)
             # First: once the ledger gives up what the run has left, this client must never go on.
-            self._log.write(end.to_json())
+            self._log.write(end)
             self._end = end
         if self._training is not None:
-            self._training.end(self._end.statement["stop_fixed_beforehand"])
+            self._training.end(self.statement().stop_fixed_beforehand)
             self.close()
             self._training = None
         return self.statement()
@@ -252,13 +245,10 @@ class Client:
             )
         check_round(request.round)
         params = check_tensors("params", request.params, parameters)
-        if not isinstance(request.extras, Mapping):
-            raise Refused(f"extras is a {type(request.extras).__name__}, not a mapping; nothing was spent")
-        for name in request.extras:
-            if name not in takes:
-                raise Refused(
-                    f"extras[{name!r:.80}] is not supported by method {self.method.name!r}; nothing was spent"
-                )
+        for name in request.extras.keys() - takes.keys():
+            raise Refused(
+                f"extras[{name!r:.80}] is not supported by method {self.method.name!r}; nothing was spent"
+            )
         extras = {}
         for name, extra in takes.items():
             if name in request.extras:
@@ -270,43 +260,37 @@ class Client:
 
     def _query(self, request: Request) -> Reply:
         number, question, known = request.round, request.fingerprint(), self._queried
-        if known is not None and known.request == question:
-            return Reply(reports=known.reports)
-        self._check_new(number, max(known.round if known else 0, self._begun.round if self._begun else 0))
+        if known is not None and known["request"] == question:
+            return Reply(reports=known["reports"])
+        self._check_new(number, max(one["round"] if one else 0 for one in (known, self._begun)))
         try:
             # A query leaves no trace in the training: one that is answered from the log after a restart
             # leaves none either, and the steps that follow must depend on the same. A round that is over
             # may be asked for again: a refused query leaves what answers it.
-            with self.training.undone():
-                self.training.move(request.params)
-                self.training.state = self._protocol.follow(self.training.state, request.extras)
-                reports = self.training.ask(self._protocol.query)
+            reports = self.training.ask(request, self._protocol)
         except PlanUsedUpError as error:
             raise Refused(f"round {number}: the plan has no query left") from error
         # Remembered first: what was released is not released again where the log cannot be written.
-        self._queried = AnsweredQuery(round=number, request=question, reports=reports)
-        self._log.write(self._queried.to_json())
+        self._queried = {"type": "query", "round": number, "request": question, "reports": reports}
+        self._log.write(self._queried)
         return Reply(reports=reports)
 
     def _train(self, request: Request) -> Reply:
         number, question = request.round, request.fingerprint()
         training, protocol, begun = self.training, self._protocol, self._begun
-        if begun is None or begun.request != question:
-            self._check_new(number, 0 if begun is None else begun.round)
-            begun = BegunRound(
-                round=number, request=question, step=training.steps_done, local_steps=self.local_steps
-            )
-            self._log.write(
-                begun.to_json()
-            )  # before anything is released: a client killed now goes on with it
+        if begun is None or begun["request"] != question:
+            self._check_new(number, begun["round"] if begun else 0)
+            begun = {"type": "train", "round": number, "request": question}
+            begun |= {"step": training.steps_done, "local_steps": self.local_steps}
+            self._log.write(begun)  # before anything is released: a client killed now goes on with it
             self._begun = begun
-        elif self._queried is not None and self._queried.round > number:
+        elif self._queried is not None and self._queried["round"] > number:
             raise Refused(
-                f"round={number}: the server has gone on to round {self._queried.round}; nothing was spent"
+                f"round={number}: the server has gone on to round {self._queried['round']}; nothing was spent"
             )
-        end = begun.step + self.local_steps
+        end = begun["step"] + self.local_steps
         # A round that broke off within its steps goes on where the optimiser left the parameters.
-        if training.steps_done == begun.step:
+        if training.steps_done == begun["step"]:
             training.move(request.params)
             if protocol.takes("train"):
                 training.state = protocol.follow(training.state, request.extras)
@@ -336,7 +320,7 @@ class Client:
             )
 
 
-def _check_claim(unit: Any, noise: str, local_steps: int) -> None:
+def _check_claim(unit: Any, local_steps: int) -> None:
     """Refuse a claim that no proof covers."""
     _validate.count(local_steps=local_steps)
     if isinstance(unit, Users):
@@ -345,22 +329,26 @@ def _check_claim(unit: Any, noise: str, local_steps: int) -> None:
             "records. Keep one record per user and leave this out. If one process sees all records, train "
             "with PrivateTraining(unit=Users(...)), or on users' updates with LocalUpdates. Nothing was spent"
         )
-    if unit != "record" and not isinstance(unit, Record):
-        raise ValueError(
-            f"unit={unit!r}: the guarantee is one record's at one client; a whole client can move its "
-            "answers by far more than the noise is made for. Give unit='record'"
-        )
-    if noise == "distributed" and local_steps > 1:
-        raise ValueError(
-            f"noise='distributed' with local_steps={local_steps}: a client's later steps follow its own "
-            "under-noised path, which adding up the answers does not hide, and no proof covers it. Give "
-            "noise='local'"
-        )
-    if noise != "local":
-        raise ValueError(
-            f"noise={noise!r}: a client counts the noise that it adds itself, and counts on nobody else's. "
-            "Give noise='local'"
-        )
+
+
+def _latest(path: Path | None) -> tuple[dict[str, Any] | None, ...]:
+    """The last round that was begun, the last query that was answered, and the end, of the client's log.
+
+    A line has `type`, "train", "query" or "finish". Those of rounds and queries have `round` and `request`, a
+    digest by which the request is known again; a round has the `step` before it and `local_steps`, a query
+    the `reports` that answer it again. The end has `rounds`, `epsilon` and `statement`.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    if path is not None and path.exists():
+        with closing(WriteAheadLog(path, read_only=True)) as log:
+            found = {row["type"]: row for row in log.read()}
+    return tuple(found.get(kind) for kind in ("train", "query", "finish"))
+
+
+def _is_whole(private: Path | None) -> bool:
+    """Whether the key is there. One of zeros was being deleted when the process was killed."""
+    key = None if private is None else private / "key"
+    return key is not None and key.exists() and any(key.read_bytes())
 
 
 # ---- the training
@@ -385,23 +373,20 @@ class LocalTraining(PrivateTraining):
     def state(self, state: State) -> None:
         self._steps.state = state
 
-    @contextlib.contextmanager
-    def undone(self) -> Iterator[None]:
-        """Restore parameters and method state at the end of the block."""
+    def ask(self, request: Request, protocol: RoundProtocol) -> dict[str, float]:
+        """What a query releases at the parameters of the request; parameters and state are as before then."""
         before, state = copied(self.parameters), self._steps.state
         try:
-            yield
+            self.move(request.params)
+            self.state = protocol.follow(self.state, request.extras)
+            reports = self._steps.ask(protocol.query)
         finally:
             with torch.no_grad():
                 for name, parameter in self.parameters.items():
                     parameter.copy_(before[name])
             self._steps.state = state
-
-    def ask(self, question: Callable[[Context, State], _Answer]) -> _Answer:
-        """What `question(context, state)` releases between two steps."""
-        answer = self._steps.ask(question)
         self.synced_place()  # an answer that has left cannot be uncharged any more
-        return answer
+        return reports
 
     def statement(self, *, stop_fixed_beforehand: bool = False) -> Statement:
         """The statement, with the assumption that the owners are disjoint."""

@@ -88,25 +88,14 @@ class Strategy(ABC):
         where there are no replies.
         """
 
-    def refusal(self, request: Request, reply: Any) -> str | None:
+    def refusal(self, request: Request, reply: Reply) -> str | None:
         """Why a client's reply cannot be used, or None; such a client is out of the round."""
-        if not isinstance(reply, Reply):
-            return f"it sent a {type(reply).__name__} for a reply"
-        if not isinstance(reply.params, Mapping) or not isinstance(reply.reports, Mapping):
-            return "it sent a reply without named tensors or named numbers"
         for name, value in reply.params.items():
-            dense = isinstance(value, Tensor) and value.layout is torch.strided and not value.is_nested
-            if not dense or value.is_meta:
-                return f"it sent something else than a dense tensor for {name!r:.80}"
-            try:
-                usable = not value.is_complex() and bool(torch.isfinite(value).all())
-            except RuntimeError:  # a type that torch does not compute with
-                usable = False
-            if not usable:
+            if value.is_complex() or not bool(torch.isfinite(value).all()):
                 return f"it sent numbers for {name!r:.80} that are not finite or not real"
         for name, number in reply.reports.items():
-            real = isinstance(number, int | float) and not isinstance(number, bool)
-            if not real or not abs(number) <= LARGEST_REPORT:
+            # Flower's reports may be lists.
+            if not isinstance(number, int | float) or not abs(number) <= LARGEST_REPORT:
                 return f"it sent no finite number of usual size for {name!r:.80}"
         return None
 
@@ -162,7 +151,7 @@ class FedAvg(Strategy):
         """The parameters of a client, from the tensors that it sent: here they are what it sent."""
         return sent
 
-    def refusal(self, request: Request, reply: Any) -> str | None:
+    def refusal(self, request: Request, reply: Reply) -> str | None:
         """Also where what it sent does not make parameters of the model's names, shapes and finite values."""
         found = super().refusal(request, reply)
         if found is not None or request.kind != "train":
@@ -440,9 +429,13 @@ class ServerFolder:
         self._store, self._path = Checkpoints(Path(path) / "checkpoint"), Path(path)
         self._settings = dict(settings)
 
+    def _plan(self, strategy: Strategy, params: Parameters) -> dict[str, Any]:
+        shapes = {name: list(value.shape) for name, value in params.items()}
+        return {**self._settings, "strategy": strategy.name, "model": shapes}
+
     def save(self, strategy: Strategy, history: FederationHistory) -> None:
         state = {
-            "plan": {**self._settings, "strategy": strategy.name},
+            "plan": self._plan(strategy, history.params),
             "params": history.params,
             "strategy": strategy.state_dict(),
             "rounds": [
@@ -465,17 +458,13 @@ class ServerFolder:
         if not self._store.steps():
             return None
         _, state = self._store.load()
-        settings = {**self._settings, "strategy": strategy.name}
-        if state["plan"] != settings:
+        now = self._plan(strategy, params)
+        different = [f"{name}={now[name]!r}" for name in now if state["plan"].get(name) != now[name]]
+        if different:
             raise ValueError(
-                f"folder={str(self._path)!r} holds rounds under {state['plan']}, and now {settings} is asked "
-                "for. Give the settings that they were begun with, or another folder."
-            )
-        held = {name: value.shape for name, value in state["params"].items()}
-        if held != {name: value.shape for name, value in params.items()}:
-            raise ValueError(
-                f"folder={str(self._path)!r} holds another model: {sorted(held)} of its shapes. Give the "
-                "model that it was begun with, or another folder."
+                f"folder={str(self._path)!r} holds rounds under {state['plan']}, and now "
+                f"{', '.join(different)} is asked for. Give the model and the settings that they were begun "
+                "with, or another folder."
             )
         strategy.load_state_dict(state["strategy"])
         rounds = [

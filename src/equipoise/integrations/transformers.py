@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -27,7 +25,6 @@ from equipoise.integrations.precision import in_bfloat16
 from equipoise.integrations.train_mode import to_train_mode
 from equipoise.methods import Method
 from equipoise.privacy import Budget, Poisson
-from equipoise.report.phrases import learned_nothing
 from equipoise.statements import Statement
 from equipoise.training import Data, PrivateTraining, Record, Run, StepReport, Users
 from equipoise.training.folder.run_folder import RunFolder
@@ -138,6 +135,15 @@ def record_losses(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
     )
 
 
+def _refused(reason: str) -> Callable[..., Any]:
+    """A method of `Trainer` that belongs to its own loop, and raises RuntimeError here."""
+
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        raise RuntimeError(reason)
+
+    return method
+
+
 class PrivateTrainer(Trainer):
     """Trains privately with the arguments, callbacks and evaluation of `transformers.Trainer`.
 
@@ -202,9 +208,6 @@ class PrivateTrainer(Trainer):
         self.population, self.budget, self.method = population, budget, method
         self._loss = record_losses if loss is None else loss
         self._unit, self._run = unit, Run.of(run)
-        self._published: dict[str, float] = {}  # of the latest evaluation, and the labels there
-        self._labels: list[Any] = []
-        self._labels_to: list[Any] | None = None  # where the loop that an evaluation starts leaves its labels
         self.private_training: PrivateTraining | None = None
         super().__init__(model, args, data_collator, train_dataset, eval_dataset, processing_class, **others)
 
@@ -273,7 +276,6 @@ class PrivateTrainer(Trainer):
         if args.load_best_model_at_end and self.state.best_model_checkpoint is not None:
             self._load_best_model()
         self.control = handler.on_train_end(args, self.state, self.control)
-        self._hint()
         return TrainOutput(self.state.global_step, math.nan, figures)
 
     def _take_steps(self, training: PrivateTraining, per_epoch: int, ignore_keys: Any) -> None:
@@ -423,51 +425,20 @@ class PrivateTrainer(Trainer):
 
         def measured(model: nn.Module) -> dict[str, float]:
             with torch.autocast(self.args.device.type, torch.bfloat16, enabled=self.args.bf16):
-                self._labels_to = labels
-                try:
-                    numbers = super(PrivateTrainer, self).evaluate(
-                        eval_dataset, ignore_keys, metric_key_prefix
-                    )
-                finally:
-                    self._labels_to = None
-            found.update(numbers)
+                found.update(
+                    super(PrivateTrainer, self).evaluate(eval_dataset, ignore_keys, metric_key_prefix)
+                )
             self._unwrap(model)
             timing = ("_runtime", "_per_second", "_time")
             numbers = {name: value for name, value in found.items() if isinstance(value, int | float)}
             return {name: value for name, value in numbers.items() if not name.endswith(timing)}
 
         found: dict[str, float] = {}
-        labels: list[Any] = []
         if self.is_in_train:
             self._training().evaluate(measured)
-            self._published, self._labels = found, labels
         else:
             measured(cast(nn.Module, self.model))
         return found
-
-    def evaluation_loop(self, *args: Any, **kwargs: Any) -> Any:
-        """As in `Trainer`."""
-        # A callback may predict private records, within an evaluation too: those labels are not kept.
-        labels, self._labels_to = self._labels_to, None
-        found = super().evaluation_loop(*args, **kwargs)
-        if labels is not None:
-            labels.append(found.label_ids)
-        return found
-
-    def _hint(self) -> None:
-        """Say what to try where the model learned nothing; only from scores and labels that are public."""
-        baseline = _baseline(self._labels[0]) if self._labels else None
-        if baseline is None or f"eval_{baseline[0]}" not in self._published:
-            return
-        name, score, answer = baseline
-        why = learned_nothing(name, self._published[f"eval_{name}"], score, answer)
-        if why is not None:
-            warnings.warn(
-                f"The model learned nothing: {why} Try more num_train_epochs, or a learning_rate far from "
-                f"{self.args.learning_rate:g}. Every further run on these records costs epsilon again; "
-                "one journal, run=Run(journal=...), adds it up.",
-                stacklevel=3,
-            )
 
     def _unwrap(self, model: nn.Module) -> None:
         """Take back what accelerate hangs on the model's forward: steps run what was planned."""
@@ -513,45 +484,20 @@ class PrivateTrainer(Trainer):
 
     # ---- what belongs to the loop of transformers
 
-    def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
-        """Refused: a step is taken by the library.
-
-        Raises:
-            RuntimeError: always.
-        """
-        raise RuntimeError(
-            "a private step is taken by train(); for a loop of your own use equipoise.PrivateTraining"
-        )
-
-    def get_train_dataloader(self) -> Any:
-        """Refused: the draws are secret.
-
-        Raises:
-            RuntimeError: always.
-        """
-        raise RuntimeError("private records are drawn in secret; trainer.train_dataset holds them")
-
-    def hyperparameter_search(self, *args: Any, **kwargs: Any) -> Any:
-        """Refused: every trial is a run on the same records.
-
-        Raises:
-            RuntimeError: always.
-        """
-        raise RuntimeError(
-            "every trial of a search costs privacy: give one PrivateTrainer to each, with one "
-            "journal, run=Run(journal=...), which composes their costs"
-        )
-
-    def push_to_hub(self, *args: Any, **kwargs: Any) -> Any:
-        """Refused: the output folder holds the run's private part.
-
-        Raises:
-            RuntimeError: always.
-        """
-        raise RuntimeError(
-            "the output folder holds the run's secret key and journal; upload the model by "
-            "trainer.model.push_to_hub(...)"
-        )
+    training_step: Any = _refused(
+        "a private step is taken by train(); for a loop of your own use equipoise.PrivateTraining"
+    )
+    get_train_dataloader: Any = _refused(
+        "private records are drawn in secret; trainer.train_dataset holds them"
+    )
+    hyperparameter_search: Any = _refused(
+        "every trial of a search costs privacy: give one PrivateTrainer to each, with one journal, "
+        "run=Run(journal=...), which composes their costs"
+    )
+    push_to_hub: Any = _refused(
+        "the output folder holds the run's secret key and journal; upload the model by "
+        "trainer.model.push_to_hub(...)"
+    )
 
 
 def _check_public(train_dataset: Any, eval_dataset: Any) -> None:
@@ -561,19 +507,6 @@ def _check_public(train_dataset: Any, eval_dataset: Any) -> None:
             "eval_dataset is train_dataset: what is measured is published, and no epsilon covers it. Give "
             "public records."
         )
-
-
-def _baseline(labels: Any) -> tuple[str, float, str] | None:
-    """What a model without inputs would reach on these labels: the score's name, its value, and the answer.
-
-    None without labels, or where a record has several.
-    """
-    if not isinstance(labels, np.ndarray) or labels.ndim != 1 or not len(labels):
-        return None
-    if np.issubdtype(labels.dtype, np.floating):
-        return "rmse", float(labels.std(dtype=np.float64)), "always giving the mean of the test records"
-    share = float(np.unique(labels, return_counts=True)[1].max()) / len(labels)
-    return "accuracy", share, "always giving the commonest class"
 
 
 def _checked(resume: Any, run_dir: Path) -> bool:

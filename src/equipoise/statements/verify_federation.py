@@ -7,13 +7,13 @@ guarantee. What it says must follow from the statements, and each client must ha
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from equipoise.privacy.ledger.run_record import GUARANTEES
 from equipoise.statements.recompute import finite_number
 
-__all__ = ["DISJOINT", "RESULT", "check_federation"]
+__all__ = ["DISJOINT", "RESULT", "check_federation", "headline"]
 
 RESULT = "federation.json"
 DISJOINT = (
@@ -62,13 +62,8 @@ def check_federation(values: Mapping[str, Any], statements: Mapping[str, Mapping
                 compare(key, values[key], f"the statement of client {name}", own.get(key))
     if [one["client"] for one in clients] != list(range(settings["clients"])):
         found.append(f"{RESULT} does not list each of the {settings['clients']} clients of its settings once")
-    epsilons = [one["epsilon"] for one in clients]
-    largest = None if None in epsilons else max(epsilons)
-    compare("epsilon", values["epsilon"], "the largest of its clients is", largest)
-    weakest = max((one["guarantee"] for one in clients), key=GUARANTEES.index)
-    compare("guarantee", values["guarantee"], "the weakest of its clients is", weakest)
-    claims = [one["epsilon_claimed"] for one in clients if one.get("epsilon_claimed") is not None]
-    compare("epsilon_claimed", values.get("epsilon_claimed"), "its clients", max(claims, default=None))
+    for key, of_clients in headline(clients).items():
+        compare(key, values.get(key), "its clients", of_clients)
     compare("delta", values["delta"], "its settings", settings["delta"])
     if [one["round"] for one in rounds] != list(range(1, settings["rounds"] + 1)):
         found.append(f"{RESULT} does not list each of the {settings['rounds']} rounds of its settings")
@@ -76,3 +71,14 @@ def check_federation(values: Mapping[str, Any], statements: Mapping[str, Mapping
         for name, said in [("accuracy", values["accuracy"]), *values.get("evaluation", {}).items()]:
             compare(name, said, "its last round", rounds[-1].get(name))
     return found
+
+
+def headline(clients: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The largest epsilon of the clients, their weakest guarantee and the largest claim."""
+    epsilons = [one["epsilon"] for one in clients]
+    claims = [one["epsilon_claimed"] for one in clients if one.get("epsilon_claimed") is not None]
+    return {
+        "epsilon": None if None in epsilons else max(epsilons),
+        "epsilon_claimed": max(claims, default=None),
+        "guarantee": max((one["guarantee"] for one in clients), key=GUARANTEES.index),
+    }

@@ -164,9 +164,7 @@ def _verified(folder: str, public_key: str | None) -> tuple[dict[str, Verificati
     values = read_result(folder)
     with damage_named(folder, f"{RESULT} or a client's statement"):
         statements = {place.name: read_object(place / "statement.json") for place in places}
-        problems = check_federation(values, statements)
-    with damage_named(folder, f"{RESULT} or {FEDERATION_FILE}"):
-        return clients, problems + _settings_differences(folder, values)
+        return clients, check_federation(values, statements)
 
 
 def _signature_of(name: str) -> str:
@@ -185,19 +183,6 @@ def _check_signature(
         signed = (*SIGNED_FEDERATION_FILES, *sorted(parts))
         found.append(check_files(signature, folder, signed, {RESULT, *parts}))
     return signature, [f"{one.subject} of the federation: {one.detail}" for one in found if one.ok is False]
-
-
-def _settings_differences(folder: str, values: Mapping[str, Any]) -> list[str]:
-    """Where `federation.json` and the settings that the federation was begun with differ."""
-    path = Path(folder) / FEDERATION_FILE
-    if not path.is_file():
-        return []
-    begun = read_object(path)
-    return [
-        f"{RESULT} says {key} {values['settings'][key]}, {FEDERATION_FILE} {begun[key]}"
-        for key in ("clients", "rounds", "local_steps")
-        if values["settings"][key] != begun[key]
-    ]
 
 
 def read_result(folder: str) -> dict[str, Any]:

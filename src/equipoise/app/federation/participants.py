@@ -295,24 +295,11 @@ def _recipe(base: RunSettings, entry: FederatedMethod) -> str:
     return recipe
 
 
-_FUSED = (
-    " The radius is asked for before each round. A federation with a fused radius goes on with the "
-    "version that began it."
-)
-
-
-_EARLIER_OPTIONS = {
-    "averaged_iterate": " From a checkout, give --method baselines.averaged_iterate:ADAPTDP.",
-    **dict.fromkeys(("variant", "query_steps", "initial_clip_norm"), _FUSED),
-}
-
-
 def _options(base: RunSettings, entry: FederatedMethod) -> dict[str, Any]:
     unknown = sorted(set(base.options) - set(entry.options))
     if unknown:
         has = ", ".join(entry.options) or "none"
         raise SettingsError(
             f"--option {unknown[0]} is not an option of --method {base.method}; it has {has}."
-            + _EARLIER_OPTIONS.get(unknown[0], "")
         )
     return {**entry.options, **base.options}

@@ -3,8 +3,8 @@
 Its folder: `federation.json` (settings, rounds, clients, as plain values), `report.html`,
 `model.safetensors`, `server/` with the server's state, `clients/000` and so on with each client's statement,
 journal and, while the federation lasts, key. The same command on the same folder goes on after the last
-round. `federation.json` is written when all else is, and then the clients finish: a folder that holds it has
-nothing left to do but to delete keys that a kill left.
+round. After the last one every client finishes, and `federation.json` is written when all else is: a folder
+that holds it has nothing left to do.
 """
 
 from __future__ import annotations
@@ -32,14 +32,12 @@ from equipoise.app.models import default_model
 from equipoise.app.run_checks import FEDERATION_FILE, check_federation_folder
 from equipoise.app.settings import FederationSettings
 from equipoise.federated import FederationHistory, RoundReport, simulate
-from equipoise.federated.client_folder import end_of
 from equipoise.federated.client_pool import ClientPool
 from equipoise.federated.messages import CLIENT_FAILURES
 from equipoise.methods.base import Parameters
-from equipoise.privacy.ledger.run_record import GUARANTEES
 from equipoise.report.federation_page import write_federation_report
 from equipoise.report.phrases import SCORES, bytes_in_words, score_in_words, score_name
-from equipoise.statements.verify_federation import RESULT
+from equipoise.statements.verify_federation import RESULT, headline
 from equipoise.training.population import population_warning
 
 if TYPE_CHECKING:
@@ -66,14 +64,11 @@ def run_federation(settings: FederationSettings, folder: str, console: Console) 
         check_federation_folder(settings, folder), begun=(path / FEDERATION_FILE).is_file()
     )
     text = settings.to_json()
-    maker = ClientMaker(text, str(path / "clients"))
     if (path / RESULT).exists():
         found = read_result(folder)
         report = path / "report.html"
     else:
-        found, report = _train(text, maker, path, console)
-    with console.status("deleting the clients' keys"):
-        _finish(maker, settings.clients)
+        found, report = _train(text, path, console)
     return {**found, "run_dir": folder, "report": str(report), "seconds": time.perf_counter() - began}
 
 
@@ -114,8 +109,8 @@ def describe_federation(settings: FederationSettings, console: Console) -> dict[
     }
 
 
-def _train(text: str, maker: ClientMaker, path: Path, console: Console) -> tuple[dict[str, Any], Path]:
-    """Run the rounds and write the results, `federation.json` last."""
+def _train(text: str, path: Path, console: Console) -> tuple[dict[str, Any], Path]:
+    """Run the rounds, end the clients' part and write the results, `federation.json` last."""
     with console.status("loading the data"):
         made = federation(text)
     if not (path / FEDERATION_FILE).exists():
@@ -124,104 +119,68 @@ def _train(text: str, maker: ClientMaker, path: Path, console: Console) -> tuple
     make_folder(path, "run_dir")
     write_atomically(path / FEDERATION_FILE, text.encode())
     _introduce(made, console)
-    with _progress(made, console) as on_round:
-        run = _inline if made.settings.driver == "inline" else _on_flower
-        history = run(made, maker, path, on_round)
-    with console.status("adding up every client's privacy"):
-        clients = [_client_values(made, maker, history, number) for number in range(len(made.parts))]
+    maker, parts = ClientMaker(text, str(path / "clients")), range(len(made.parts))
+    with ClientPool(maker.client, len(parts)).closing() as pool:
+        with _progress(made, console) as on_round:
+            history = _run_rounds(made, maker, pool, path, on_round)
+        with console.status("adding up every client's privacy"):
+            clients = [_client_values(made, maker, pool, history, number) for number in parts]
     save_file(dict(history.output), path / "model.safetensors")
     found = _values(made, history, clients)
     report = write_federation_report(found, path)
-    _write(path / RESULT, found)
+    write_atomically(path / RESULT, (json.dumps(found, indent=1) + "\n").encode(), mode=0o644)
     return found, report
 
 
-def _finish(maker: ClientMaker, clients: int) -> None:
-    """Delete every client's key; everything that a client could be asked for is on disk."""
-    for number in range(clients):
-        place = maker.place(number)
-        try:
-            if place.exists() and end_of(place) is None:
-                maker.client(number).finish()
-        except CLIENT_FAILURES:
-            _log.exception("client %s keeps its key: its ledger or folder is broken", number)
-
-
-def _inline(
-    made: Federation, maker: ClientMaker, path: Path, on_round: Callable[[RoundReport], None]
+def _run_rounds(
+    made: Federation,
+    maker: ClientMaker,
+    pool: ClientPool,
+    path: Path,
+    on_round: Callable[[RoundReport], None],
 ) -> FederationHistory:
-    with ClientPool(maker.client, len(made.parts)).closing() as clients:
-        return simulate(made.strategy(), clients, *_common(made), **_options(made, path, on_round))
-
-
-def _on_flower(
-    made: Federation, maker: ClientMaker, path: Path, on_round: Callable[[RoundReport], None]
-) -> FederationHistory:
-    from equipoise.federated.flower import simulate_on_flower
-
-    params, rounds = _common(made)
-    options = _options(made, path, on_round)
-    return simulate_on_flower(made.strategy(), maker, len(made.parts), params, rounds, **options)
-
-
-def _common(made: Federation) -> tuple[Parameters, int]:
-    start = {n: p.detach().clone() for n, p in made.model().named_parameters() if p.requires_grad}
-    return start, made.setup.rounds
-
-
-def _options(made: Federation, path: Path, on_round: Callable[[RoundReport], None]) -> dict[str, Any]:
+    """The rounds, by the driver of the settings; Flower opens the clients in processes of its own."""
     model = made.model()
+    start = {n: p.detach().clone() for n, p in model.named_parameters() if p.requires_grad}
 
     def evaluate(params: Parameters) -> Mapping[str, float]:
         with torch.no_grad():
-            for name, parameter in model.named_parameters():
-                if name in params:
-                    parameter.copy_(params[name])
+            for name in start:
+                model.get_parameter(name).copy_(params[name])
         return made.evaluate(model)
 
-    return {
+    options: dict[str, Any] = {
         "clients_per_round": made.setup.clients_per_round,
         "seed": made.settings.base.seed,
         "evaluate": evaluate,
         "on_round": on_round,
         "folder": path / "server",
     }
+    if made.settings.driver == "inline":
+        return simulate(made.strategy(), pool, start, made.setup.rounds, **options)
+    from equipoise.federated.flower import simulate_on_flower
+
+    return simulate_on_flower(made.strategy(), maker, len(pool), start, made.setup.rounds, **options)
 
 
 def _client_values(
-    made: Federation, maker: ClientMaker, history: FederationHistory, number: int
+    made: Federation, maker: ClientMaker, pool: ClientPool, history: FederationHistory, number: int
 ) -> dict[str, Any]:
-    """What a client may claim: nothing if its ledger is broken. Its statement is written to its folder."""
+    """What a client claims at its end, after which its key is gone; nothing if its ledger is broken."""
     values: dict[str, Any] = {"client": number, "population": made.population(number)}
     if not maker.place(number).exists():  # never picked: nothing left it
         return {**values, "rounds": 0, "epsilon": 0.0, "guarantee": "proven", "statement": None}
     try:
-        client = maker.client(number)
-        try:
-            found = client.statement()
-            done = client.rounds_done
-        finally:
-            client.close()
+        statement = asdict(pool[number].finish())
     except CLIENT_FAILURES:
-        _log.exception("client %s has no statement", number)
+        _log.exception("client %s has no statement and keeps its key", number)
         seen = sum(number in round_.answered for round_ in history.rounds)
         return {**values, "rounds": seen, "epsilon": None, "guarantee": "none", "statement": None}
-    statement = asdict(found)
-    content = (found.to_json() + "\n").encode()
-    write_atomically(maker.place(number) / "statement.json", content, mode=0o644)
-    return {
-        **values,
-        "rounds": done,
-        "epsilon": statement["epsilon"],
-        "epsilon_claimed": statement["epsilon_claimed"],
-        "guarantee": statement["guarantee"],
-        "statement": statement,
-    }
+    claims = {name: statement[name] for name in ("epsilon", "epsilon_claimed", "guarantee")}
+    return {**values, "rounds": pool[number].rounds_done, **claims, "statement": statement}
 
 
 def _values(made: Federation, history: FederationHistory, clients: list[dict[str, Any]]) -> dict[str, Any]:
-    epsilons = [one["epsilon"] for one in clients]
-    claimed = [one["epsilon_claimed"] for one in clients if one.get("epsilon_claimed") is not None]
     settings = made.settings
     public_bytes = made.public_bytes * len({index for done in history.rounds for index in done.asked})
     statements = [one["statement"] for one in clients if one["statement"]]
@@ -240,16 +199,14 @@ def _values(made: Federation, history: FederationHistory, clients: list[dict[str
         "rounds": [_round_values(done) for done in history.rounds],
         "accuracy": last.get("accuracy"),
         "evaluation": {name: last[name] for name in last if name in SCORES},
-        "epsilon": None if None in epsilons else max(epsilons),
+        **headline(clients),
         "delta": settings.base.delta,
-        "guarantee": max((one["guarantee"] for one in clients), key=GUARANTEES.index),
         "private": not settings.base.reproducible,
         "relation": statements[0]["relation"] if statements else None,
         "bytes_up": sum(done.bytes_up for done in history.rounds),
         "bytes_down": sum(done.bytes_down for done in history.rounds) + public_bytes,
         "bytes_public": public_bytes,
         "public_records": 0 if made.public is None else len(next(iter(made.public.values()))),
-        "epsilon_claimed": max(claimed, default=None),
         "warnings": [] if doubt is None else [doubt],
         "assumptions": _shared([one["assumptions"] for one in statements]),
         "clients": [{k: v for k, v in one.items() if k != "statement"} for one in clients],
@@ -276,10 +233,6 @@ def _round_values(done: RoundReport) -> dict[str, Any]:
         "bytes_up": done.bytes_up,
         "bytes_down": done.bytes_down,
     }
-
-
-def _write(path: Path, values: Mapping[str, Any]) -> None:
-    write_atomically(path, (json.dumps(values, indent=1) + "\n").encode(), mode=0o644)
 
 
 def _introduce(made: Federation, console: Console) -> list[str]:

@@ -21,8 +21,7 @@ os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 
 from equipoise.federated.flower.client_app import client_app, client_number
-from equipoise.federated.flower.grid import GridExchange
-from equipoise.federated.flower.serve import serve
+from equipoise.federated.flower.grid import GridExchange, serve
 from equipoise.federated.flower.simulation import run_simulated, simulate_on_flower
 from equipoise.federated.flower.user_updates import FlowerUpdates, NodeUsers, user_app
 

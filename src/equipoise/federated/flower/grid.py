@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
@@ -17,9 +18,11 @@ from equipoise import _validate
 from equipoise.federated.flower.client_app import CLIENT, NUMBER
 from equipoise.federated.flower.wire import MESSAGE_TYPES, read_reply, write_request
 from equipoise.federated.messages import Reply, Request
+from equipoise.federated.server import FederationHistory, Strategy, run_rounds
+from equipoise.methods.base import Parameters
 from equipoise.training.record_source import NoAnswerError
 
-__all__ = ["GridExchange"]
+__all__ = ["GridExchange", "serve"]
 
 #: Seconds that nodes have at most to introduce themselves.
 INTRODUCTION = 60.0
@@ -46,15 +49,11 @@ class GridExchange:
     def __len__(self) -> int:
         return self._clients
 
-    def wait(self, least: int | None = None, seconds: float = 60.0) -> int:
-        """Wait until `least` clients are there (all when None), or the time is over; how many there are."""
+    def wait(self, seconds: float = 60.0) -> None:
+        """Wait until all clients are there, or the time is over."""
         end = time.monotonic() + seconds
-        while (
-            self._refresh(range(self._clients)) < (self._clients if least is None else least)
-            and time.monotonic() < end
-        ):
+        while not self._are_known(range(self._clients)) and time.monotonic() < end:
             time.sleep(0.2)
-        return len(self._nodes)
 
     def send(self, request: Request, clients: Sequence[int]) -> dict[int, Reply | str]:
         """Each client's reply; clients that did not answer are not in it."""
@@ -64,7 +63,7 @@ class GridExchange:
 
     def address(self, message_type: str, contents: Mapping[int, RecordDict]) -> list[Message]:
         """A message to each of these clients that is there."""
-        self._refresh(contents)
+        self._are_known(contents)
         return [
             Message(content, dst_node_id=self._nodes[index], message_type=message_type)
             for index, content in contents.items()
@@ -78,8 +77,8 @@ class GridExchange:
         senders = ((numbers.get(answer.metadata.src_node_id), answer) for answer in answers)
         return {index: answer for index, answer in senders if index is not None}
 
-    def _refresh(self, needed: Iterable[int]) -> int:
-        """Forget the nodes that are gone, and look for these clients among new ones; how many are known.
+    def _are_known(self, needed: Iterable[int]) -> bool:
+        """Forget the nodes that are gone, and look for these clients among new ones; whether all are known.
 
         Raises:
             NoAnswerError: two nodes say that they are the same client.
@@ -87,7 +86,7 @@ class GridExchange:
         there = set(self._grid.get_node_ids())
         self._nodes = {index: node for index, node in self._nodes.items() if node in there}
         if all(index in self._nodes for index in needed):
-            return len(self._nodes)
+            return True
         found = self._introductions(there - set(self._nodes.values()))
         # A node that died is listed for a while: whoever had a number that a new one names answers again.
         had = {self._nodes[index] for index in found.values() if index in self._nodes}
@@ -101,7 +100,7 @@ class GridExchange:
                     "a partition-id of its own"
                 )
         self._nodes |= nodes
-        return len(self._nodes)
+        return all(index in self._nodes for index in needed)
 
     def _introductions(self, nodes: Iterable[int]) -> dict[int, int]:
         """node -> its client, of those that answer."""
@@ -118,3 +117,34 @@ def _introduced(reply: Message) -> int | None:
     record = None if reply.has_error() else reply.content.get(CLIENT)
     number = record.get(NUMBER) if isinstance(record, ConfigRecord) else None
     return number if isinstance(number, int) and number >= 0 else None
+
+
+def serve(
+    grid: Grid,
+    strategy: Strategy,
+    clients: int,
+    params: Parameters,
+    rounds: int,
+    *,
+    timeout: float = 3600.0,
+    wait: float = 60.0,
+    **options: Any,
+) -> FederationHistory:
+    """Run the rounds over a grid, in the main function of a server app.
+
+    Args:
+        grid: of the server app.
+        strategy, params, rounds: as for `run_rounds`.
+        clients: P.
+        timeout: seconds that clients have for an answer.
+        wait: seconds to wait for the clients before the first round; then it goes on with those that are
+            there.
+        options: further arguments of `run_rounds`; a server that restarts with its `folder` goes on after its
+            last round.
+
+    Raises:
+        ValueError: as `run_rounds`.
+    """
+    nodes = GridExchange(grid, clients, timeout=timeout)
+    nodes.wait(wait)
+    return run_rounds(strategy, nodes, params, rounds, **options)

@@ -98,7 +98,7 @@ class QuantileFedAvg(FedAvg):
     def extras(self) -> dict[str, Any]:
         return {"clip_norm": self._clip_norm}
 
-    def refusal(self, request: Request, reply: Any) -> str | None:
+    def refusal(self, request: Request, reply: Reply) -> str | None:
         found = super().refusal(request, reply)
         if found is None and SHARE not in reply.reports:
             return f"it sent no report {SHARE!r}"

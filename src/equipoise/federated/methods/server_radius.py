@@ -103,10 +103,6 @@ class ServerRMS(RadiusOfServer):
         """Only its limit: the server's rule moves the radius."""
         return RMSRadius(float(self.clip_norm))
 
-    def config(self) -> dict[str, Any]:
-        """Also with what folders of earlier versions hold of the one form that is left."""
-        return {**super().config(), "variant": "round", "query_steps": "all"}
-
     def query_sampling(self, sampling: Sampling, rounds: int) -> Sampling:
         return sampling_at(self.radius_sampling_rate, sampling, rounds)
 
@@ -155,7 +151,7 @@ class AdaptDPFedAvg(FedAvg):
         """The radius of the round."""
         return {"clip_norm": self._state["clip_norm"]}
 
-    def refusal(self, request: Request, reply: Any) -> str | None:
+    def refusal(self, request: Request, reply: Reply) -> str | None:
         """Also where the squares, or their noise, are missing from a reply that must report them."""
         found = super().refusal(request, reply)
         if found is not None or request.kind == "train":
@@ -193,20 +189,15 @@ class AdaptDPFedAvg(FedAvg):
         return self.radius.doubt(max((one.get("radius_noise", 0.0) for one in metrics), default=0.0))
 
     def state_dict(self) -> dict[str, Any]:
-        return {"variant": "round", **self._state}
+        return dict(self._state)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over what `state_dict` gave.
 
         Raises:
-            ValueError: it is another strategy's, or of a radius that followed the training steps.
+            ValueError: it is another strategy's.
         """
         if set(state) != set(self.state_dict()):
             raise ValueError(f"state has {sorted(state)}, a radius has {sorted(self.state_dict())}")
-        if state["variant"] != "round":
-            raise ValueError(
-                f"the state is of variant={state['variant']!r}, which is no longer offered: go on with the "
-                "version that began it, or give another folder to start anew"
-            )
         self._state = {name: state[name] for name in self._state}
         self._used = self._state["clip_norm"]
