@@ -25,8 +25,7 @@ class Asked(ServerRMS):
     name = "asked-server-rms"
 
     def step(self, context, state):
-        if not self.fused:
-            self.query(context, state)
+        self.query(context, state)
         return super().step(context, state)
 
 
