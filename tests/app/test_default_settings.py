@@ -6,7 +6,6 @@ import pytest
 
 from equipoise import cli
 from equipoise.app.default_settings import default_settings, recipes
-from equipoise.app.model_table import DRAWN_FEATURES
 from equipoise.app.option_checks import SettingsError
 from equipoise.app.settings import RunSettings
 
@@ -55,17 +54,6 @@ def test_colour_pictures_have_settings_for_each_measured_budget(epsilon, rate, e
 
 
 def test_drawn_features_are_those_that_were_measured() -> None:
-    """Run folders name them: a line that changes would give old models other features."""
-    assert DRAWN_FEATURES == {
-        "strokes": {"dictionaries": ((512, 7, 2),)},
-        "upright-strokes": {"dictionaries": ((512, 7, 2),), "upright": True},
-        "things": {"dictionaries": ((256, 5, 4), (512, 7, 2)), "with_mirror_image": True},
-        "deep-things": {
-            "dictionaries": ((256, 5, 4), (512, 7, 2)),
-            "with_mirror_image": True,
-            "network": "contrastive",
-        },
-    }
     kinds = {name: default_settings(name, "patches-linear").features for name in ("digits", "mnist")}
     assert kinds == {"digits": "strokes", "mnist": "upright-strokes"}
     for name in ("fashion-mnist", "cifar10"):

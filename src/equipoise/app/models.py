@@ -239,9 +239,6 @@ def extractor_of(name: str, dataset: DataSet, features: str | None = None) -> Dr
         dataset: the raw data.
         features: which ones, for a model that has several; those of the data set's default settings if None.
 
-    Raises:
-        ValueError: features that the model does not have.
-
     >>> from equipoise import data
     >>> extractor_of("patches-linear", data.load("digits")).config()["extractor"]
     'drawn'
@@ -249,11 +246,6 @@ def extractor_of(name: str, dataset: DataSet, features: str | None = None) -> Dr
     if name != ON_FEATURES:
         return None
     chosen = features or default_settings(dataset.name, name).features
-    if chosen not in DRAWN_FEATURES:
-        raise ValueError(
-            f"features={chosen!r} are none of the model {name!r}. It has: {', '.join(DRAWN_FEATURES)}. "
-            "Features of a newer version of equipoise need that version."
-        )
     constants: Any = DRAWN_FEATURES[chosen]
     return DrawnFeatures(_images(name, dataset, 8), **constants)
 

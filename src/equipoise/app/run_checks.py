@@ -149,11 +149,9 @@ def check_federation_folder(settings: FederationSettings, folder: str) -> Federa
     kept = path / FEDERATION_FILE
     if kept.is_file():
         old = FederationSettings.read(kept)
-        base = settings.base
-        if base.model is None:
-            settings = replace(settings, base=replace(base, model=old.base.model))
-        if base.features is None:
-            settings = replace(settings, base=replace(settings.base, features=old.base.features))
+        open_ = [name for name in ("model", "features") if getattr(settings.base, name) is None]
+        of_old = {name: getattr(old.base, name) for name in open_}
+        settings = replace(settings, base=replace(settings.base, **of_old))
         was, now = ({**which.public(), "driver": None} for which in (old, settings))
         changed = sorted(name for name in {**was, **now} if was.get(name) != now.get(name))
         if changed:

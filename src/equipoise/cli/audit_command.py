@@ -15,7 +15,7 @@ from equipoise._rounding import plain, rounded_up
 from equipoise.app.option_checks import check_data_and_model, flag
 from equipoise.app.run_checks import check_own_code, settings_of_run
 from equipoise.app.settings import OF_OWN_DATA, RunSettings
-from equipoise.cli.screen import emit, loading, open_console, quiet
+from equipoise.cli.screen import answer, loading, open_console, quiet
 from equipoise.cli.settings_options import settings_options
 from equipoise.cli.shared_options import (
     DataDir,
@@ -299,11 +299,6 @@ def _quieten() -> None:
 
 def _end(values: dict[str, Any], lines: list[Any], holds: bool, as_json: bool) -> None:
     """Show what was found; exit code 1 where a claim does not hold."""
-    if as_json:
-        emit(values)
-    else:
-        console = open_console(False)
-        for line in filter(None, lines):
-            console.print(line)
+    answer(values, as_json, *lines)
     if not holds:
         raise typer.Exit(1)

@@ -16,7 +16,7 @@ from equipoise._validate import delta_warning, suggestion
 from equipoise.app.default_settings import RECIPES, recipes
 from equipoise.app.option_checks import check_data_and_model
 from equipoise.app.settings import CalibrationSettings
-from equipoise.cli.screen import emit, loading, open_console, quiet
+from equipoise.cli.screen import answer, emit, loading, open_console, quiet
 from equipoise.cli.settings_options import settings_options
 from equipoise.cli.shared_options import DataDir, Json, UsageError
 from equipoise.methods.registry import find, registered
@@ -122,15 +122,11 @@ def methods(
         )
     with loading():
         rows = [_row(name) for name in names or registered()]
-    if json_output:
-        emit({"methods": rows})
-        return
     from equipoise.report.listings import methods_listing, methods_table
 
-    console = open_console(False)
-    console.print(methods_listing(rows) if names else methods_table(rows))
-    if not names:
-        console.print("\n[dim]equipoise methods NAME: what it proves and costs, and its options[/]")
+    more = "\n[dim]equipoise methods NAME: what it proves and costs, and its options[/]"
+    shown = [methods_listing(rows)] if names else [methods_table(rows), more]
+    answer({"methods": rows}, json_output, *shown)
 
 
 def _row(name: str) -> dict[str, Any]:

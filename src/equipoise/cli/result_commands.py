@@ -18,7 +18,7 @@ from equipoise.app.run_checks import (
     settings_of_run,
 )
 from equipoise.app.settings import EXPORTS
-from equipoise.cli.screen import emit, loading, open_console, warn_of_numbers
+from equipoise.cli.screen import answer, emit, loading, open_console, warn_of_numbers
 from equipoise.cli.shared_options import (
     DataDir,
     Device,
@@ -46,10 +46,7 @@ def report(run: RunArgument = None, json_output: Json = False, run_dir: RunDir =
     else:
         values = report_values(folder)
         shown = summary(read_run(folder), folder)
-    if json_output:
-        emit(values)
-    else:
-        open_console(False).print(shown)
+    answer(values, json_output, shown)
 
 
 def predict(

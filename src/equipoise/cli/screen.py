@@ -64,6 +64,17 @@ def emit(value: dict[str, Any]) -> None:
     print(json.dumps(value, allow_nan=False))
 
 
+def answer(values: dict[str, Any], as_json: bool, *shown: Any) -> None:
+    """Print the values as JSON, or what is shown of them; None and "" are left out."""
+    if as_json:
+        emit(values)
+        return
+    console = open_console(False)
+    for one in shown:
+        if one is not None and one != "":
+            console.print(one)
+
+
 def warn_of_numbers(found: dict[str, Any], console: Console) -> None:
     """Say that a model is of no use, where its numbers are not finite."""
     if not found["finite"]:

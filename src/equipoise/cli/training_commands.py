@@ -24,7 +24,7 @@ from equipoise.app.run_checks import (
     settings_of_run,
 )
 from equipoise.app.settings import OF_OWN_DATA, FederationSettings, RunSettings
-from equipoise.cli.screen import emit, fail, loading, open_console, quiet, warn_of_numbers
+from equipoise.cli.screen import answer, emit, fail, loading, open_console, quiet, warn_of_numbers
 from equipoise.cli.settings_options import settings_options
 from equipoise.cli.shared_options import (
     DataDir,
@@ -213,13 +213,9 @@ def _run(settings: FederationSettings, folder: str, json_output: bool) -> None:
         resume = f"go on with: equipoise resume {shlex.quote(folder)}{again}"
         remedy = resume if begun else "nothing was begun"
         raise typer.Exit(fail(f"stopped; {remedy}", json_output, 130)) from None
-    if json_output:
-        emit(found)
-        return
     from equipoise.report.federation_page import federation_summary
 
-    console.print()
-    console.print(federation_summary(found))
+    answer(found, json_output, "\n", federation_summary(found))
 
 
 @settings_options(
@@ -247,10 +243,6 @@ def compare(comparison: Comparison, json_output: Json = False, run_dir: RunDir =
     quiet()
     console = open_console(json_output)
     found = run_comparison(comparison, run_dir or f"runs/compare-{base.data_name.replace(':', '-')}", console)
-    if json_output:
-        emit(found)
-        return
     from equipoise.report.comparison_page import comparison_table
 
-    console.print(comparison_table(found))
-    console.print(f"\n{found['page']}", markup=False)
+    answer(found, json_output, comparison_table(found), f"\n{found['page']}")

@@ -13,7 +13,7 @@ import typer
 from equipoise._rounding import plain, rounded_up
 from equipoise._say import wrapped
 from equipoise.app.run_checks import is_federation
-from equipoise.cli.screen import emit, loading, open_console, quiet
+from equipoise.cli.screen import answer, emit, loading, open_console, quiet
 from equipoise.cli.shared_options import Json, RunArgument, RunDir, UsageError, chosen_folder
 
 if TYPE_CHECKING:
@@ -129,10 +129,7 @@ def sign(
             "repository and of the run folder: whoever has it signs in your name."
         )
     found = sign_with(folder, read_key(key), ledger)
-    if json_output:
-        emit(found)
-        return
-    open_console(False).print(f"signed by the key [bold]{found['signer']}[/]: {found['signature']}")
+    answer(found, json_output, f"signed by the key [bold]{found['signer']}[/]: {found['signature']}")
 
 
 def read_key(path: str) -> Ed25519PrivateKey:
@@ -201,7 +198,4 @@ def search(
         found = {"run_dir": folder, **law.describe(), "epsilon": made.epsilon, "delta": made.delta}
         spent = "no value" if made.epsilon is None else rounded_up(made.epsilon)
         said = f"epsilon [bold]{spent}[/] at delta {plain(made.delta or 0.0)}, the search included"
-    if json_output:
-        emit(found)
-    else:
-        open_console(False).print(said)
+    answer(found, json_output, said)
