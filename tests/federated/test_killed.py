@@ -199,5 +199,5 @@ def test_a_servers_folder_goes_on_and_stays_with_its_training(tmp_path):
     assert found.rounds == whole.rounds
     with pytest.raises(ValueError, match="holds rounds under"):
         simulate(adaptive(CLIENTS), both, start(), ROUNDS, folder=folder, seed=1)
-    with pytest.raises(ValueError, match="model={'w'"):
+    with pytest.raises(ValueError, match=r"now model="):
         simulate(adaptive(CLIENTS), both, {"w": start()["0.bias"]}, ROUNDS, folder=folder)
