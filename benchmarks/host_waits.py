@@ -174,7 +174,7 @@ def of_a_step(
     """
     size = len(task.labels) if micro_batch_size is None else micro_batch_size
     training = private_training(task, microbatch_size=size, run=run_dir)
-    training._setup.rows.looks_at_once = False  # as on a device
+    training._steps.looks_at_once = False  # as on a device
     training.take_step()
     training.take_step()
     device = Device()
@@ -191,7 +191,7 @@ def of_a_step(
         _Followed(device),
         _Reads(device),
     ):
-        training._steps.remember()  # from here on digests are taken on the device
+        training._steps.watch.accept_parameters()  # from here on digests are taken on the device
         training.take_step()
         device.waits.clear()
         with _Operations() as found:

@@ -28,10 +28,10 @@ def sum_of(records: torch.Tensor, rows: int) -> torch.Tensor:
 
     class Looking(eq.PrivateTraining):
         class ledger_class(eq.privacy.Ledger):
-            def book(self, draw, sums, parts=()):
+            def book(self, draw, sums, parts=(), checks=()):
                 (bounded,) = sums.values()
                 met.append(torch.cat([exact(value).double().flatten() for value in bounded.value.values()]))
-                return super().book(draw, sums, parts)
+                return super().book(draw, sums, parts, checks)
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

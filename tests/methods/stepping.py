@@ -15,7 +15,7 @@ from equipoise.gradients import GradientEngine
 from equipoise.gradients.forward_only import LossEngine
 from equipoise.methods.base import Setting
 from equipoise.privacy import Secrets, digest
-from equipoise.training.context import StepContext
+from equipoise.training.context import Attempt, StepContext
 from equipoise.training.forwards import BatchPreparation, RowSource
 from equipoise.training.record_source import RecordSource
 
@@ -68,14 +68,12 @@ class Follower:
 
     def step(self) -> dict[str, Tensor]:
         context = StepContext(
+            Attempt(self.rows, self.ledger, Processes()),
             self.params,  # type: ignore[arg-type]
             self.steps_done,
             self.sampling,
             self.method_plan,
-            self.ledger,
             digest({"step": self.steps_done, "parameters": self.params, "method": self.state}),
-            self.rows,
-            Processes(),
         )
         if self.state is None:
             self.state = self.method.init(context)

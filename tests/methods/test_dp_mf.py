@@ -209,19 +209,19 @@ def test_whole_batches_cost_the_sensitivity_of_the_run_and_verify(tmp_path):
 class Forgetful(RecordingLedger):
     """The history of the noise is not kept: what is white only with it is not."""
 
-    def release(self, draw, sums):
+    def release(self, draw, sums, checks=()):
         self._state.history.values.clear()
-        return super().release(draw, sums)
+        return super().release(draw, sums, checks)
 
 
 class Reversed(RecordingLedger):
     """The noise of the steps before enters in reverse order."""
 
-    def release(self, draw, sums):
+    def release(self, draw, sums, checks=()):
         for name, rows in self._state.history.values.items():
             noises = [left for _, left in rows][::-1]
             self._state.history.values[name] = [(o, left) for (o, _), left in zip(rows, noises, strict=True)]
-        return super().release(draw, sums)
+        return super().release(draw, sums, checks)
 
 
 class LastStage(RecordingLedger):
@@ -234,8 +234,8 @@ class LastStage(RecordingLedger):
 class OneStageAhead(RecordingLedger):
     """Every stage begins a draw early."""
 
-    def book(self, draw, sums, parts=()):
-        booked = super().book(draw, sums, parts)
+    def book(self, draw, sums, parts=(), checks=()):
+        booked = super().book(draw, sums, parts, checks)
         return type(booked)(booked.streams, self.plan.groups(sums, draw.ordinal + 1), booked.past)
 
 

@@ -425,6 +425,6 @@ def test_a_record_without_a_finite_gradient_has_no_weight(make, monkeypatch):
     model, far = network(), network()
     assert len(list(train(make(), model=model, data=data))) == STEPS
     assert torch.isfinite(parameters(model)).all()
-    monkeypatch.setattr("equipoise.training.forwards.host_waits", lambda device: True)
+    monkeypatch.setattr("equipoise.training.step.host_waits", lambda device: True)
     assert len(list(train(make(), model=far, data=data))) == STEPS
     torch.testing.assert_close(parameters(far), parameters(model), rtol=1e-6, atol=1e-8)

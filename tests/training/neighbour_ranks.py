@@ -53,9 +53,9 @@ def heard(run: Callable[[], object]) -> list[dict[str, Any]]:
     def flat(tensors: Mapping[str, Tensor]) -> Tensor:
         return torch.cat([all_values(unwrap(value)).double().flatten() for value in tensors.values()])
 
-    def release(self: Any, draw: Any, sums: Any) -> Any:
+    def release(self: Any, draw: Any, sums: Any, checks: Any = ()) -> Any:
         raws = {name: flat(one.value).clone() for name, one in sums.items()}
-        released = own(self, draw, sums)
+        released = own(self, draw, sums, checks)
         for name, raw in raws.items():
             noise = flat(released[name]) - raw
             found.append({"raw": raw, "noise": noise, "bound": sums[name].add_remove})

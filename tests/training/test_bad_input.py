@@ -568,7 +568,7 @@ def test_what_a_buffer_is_given_through_data_is_seen_in_a_trace(tmp_path):
 
 
 def on_a_device(monkeypatch):
-    monkeypatch.setattr("equipoise.training.forwards.host_waits", lambda device: True)
+    monkeypatch.setattr("equipoise.training.step.host_waits", lambda device: True)
 
 
 def test_on_a_device_a_draw_with_a_bad_record_is_asked_again(tmp_path, monkeypatch):
@@ -580,7 +580,7 @@ def test_on_a_device_a_draw_with_a_bad_record_is_asked_again(tmp_path, monkeypat
         run = training(model, folder=tmp_path / where, **options)
         looked = []
         for _ in run:
-            looked.append(run._setup.rows.looks_at_once)
+            looked.append(run._steps.looks_at_once)
         assert set(run.ledger.releases_left.values()) == {0}
         rows = map(json.loads, (tmp_path / where / "private" / "diagnostics.jsonl").read_text().splitlines())
         bad = [row["batch.gradient.records_not_finite"] for row in rows]
@@ -609,7 +609,7 @@ def test_on_a_device_a_draw_whose_norms_lost_digits_is_asked_again(monkeypatch, 
         list(run)
         found.append(parameters(model))
         on_a_device(monkeypatch)
-    assert run._setup.rows.looks_at_once == is_asked_again
+    assert run._steps.looks_at_once == is_asked_again
     torch.testing.assert_close(*found, rtol=1e-6, atol=1e-8)
 
 
@@ -623,7 +623,7 @@ def test_fillers_that_are_not_finite_change_nothing(monkeypatch):
         list(run)
         found.append(parameters(run.model))
         on_a_device(monkeypatch)
-    assert run._setup.rows.looks_at_once
+    assert run._steps.looks_at_once
     torch.testing.assert_close(*found, rtol=1e-6, atol=1e-8)
 
 
@@ -634,7 +634,7 @@ def test_a_step_is_taken_again_for_both_reasons_in_any_order(monkeypatch, first)
 
     class Changing(eq.DPSGD):
         def step(self, context, state):
-            asked.append(run._setup.rows.looks_at_once)
+            asked.append(run._steps.looks_at_once)
             if len(asked) == (1 if first == "changed" else 2):
                 raise ChangedQueryError("the draw is void")
             return super().step(context, state)
@@ -702,6 +702,6 @@ def test_a_draw_that_is_asked_again_keeps_its_places(monkeypatch):
         microbatch_size=10,
     )
     run.take_step()
-    assert run._setup.rows.looks_at_once
+    assert run._steps.looks_at_once
     assert sum(len(ids) for ids, _ in seen) == 2 * (RECORDS - 1)
     assert all(ids == part for ids, part in seen)

@@ -160,7 +160,7 @@ def test_a_digest_that_was_interrupted_is_that_of_its_value(where, request):
 
 @pytest.mark.slow
 def test_an_interrupt_at_any_line_of_a_step_costs_nothing():
-    files = ("training/step.py", "privacy/digests.py", "_host.py", "ledger/ledger.py")
+    files = ("training/step.py", "training/watch.py", "privacy/digests.py", "_host.py", "ledger/ledger.py")
 
     def begun() -> eq.PrivateTraining:
         run = training(steps=100_000, sampling=eq.FixedEpochs(12, 60, 100_000))
@@ -177,7 +177,49 @@ def test_an_interrupt_at_any_line_of_a_step_costs_nothing():
         assert run.ledger.record.num_draws == run.steps_done
 
 
-"""For the noise, and at the end of the step, which counts then."""
+def test_an_interrupt_between_a_step_and_what_follows_it_leaves_both_right(tmp_path):
+    """At every line: average and scheduler follow a step that counts, once, by the next step or when saved."""
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.999)
+    files = ("training/step.py", "training/moving_average.py", "optim/lr_scheduler.py")
+    run = training(
+        model,
+        optimizer=lambda *_, **__: optimizer,
+        sampling=eq.FixedEpochs(12, 60, 100_000),
+        scheduler=scheduler,
+        ema_decay=0.2,
+        folder=tmp_path / "run",
+    )
+    average, done = parameters(model).double(), 0
+
+    def look() -> None:
+        nonlocal average, done
+        if run.steps_done > done:
+            assert run.steps_done == done + 1
+            decay = min(0.2, (1 + done) / (10 + done))
+            average, done = decay * average + (1 - decay) * parameters(model), done + 1
+
+    interrupted = 0
+    for number in itertools.count(1):
+        try:
+            with interrupted_at_line(number, *files):
+                run.take_step()
+        except KeyboardInterrupt:
+            interrupted += 1
+        else:
+            break
+        look()
+        if number % 5:
+            run.take_step()
+            look()
+        else:
+            run.save_checkpoint()
+        assert scheduler.last_epoch == done
+        assert optimizer.param_groups[0]["lr"] == pytest.approx(0.3 * 0.999**done)
+        found = torch.cat([value.flatten() for value in run._setup.average.values.values()])
+        torch.testing.assert_close(found.double(), average, rtol=1e-5, atol=1e-6)
+    assert interrupted > 100
 
 
 @pytest.mark.parametrize(("copy", "done"), [(1, 3), (2, 4)])

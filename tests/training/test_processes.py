@@ -33,7 +33,7 @@ from equipoise.methods import (
     TwoChannel,
 )
 from equipoise.statements.assumptions import Assumption
-from equipoise.training import forwards
+from equipoise.training import step
 from tests.shared_fixtures import in_processes
 
 #: What looks at the parameters, with its arguments.
@@ -72,14 +72,14 @@ def work(rank: int, port: int, folder: str) -> None:
     write_alone(rank, Path(folder))
     torch.save(read_apart(rank, Path(folder)), Path(folder) / f"read{rank}.pt")
     torch.save({name: trained(name) for name in QUICK}, Path(folder) / f"methods{rank}.pt")
-    forwards.host_waits = lambda device: True  # as on a device
+    step.host_waits = lambda device: True  # as on a device
     torch.save(with_a_bad_record(), Path(folder) / f"bad{rank}.pt")
     torch.distributed.destroy_process_group()
 
 
 def with_a_bad_record() -> dict:
     run = training(data=with_overflow(), loss=weighted_loss, microbatch_size=5, steps=12)
-    looked = [run._setup.rows.looks_at_once for _ in run]
+    looked = [run._steps.looks_at_once for _ in run]
     return {"parameters": parameters(run.model), "looked": looked}
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from equipoise.privacy.bounds.bounded import Bounded
+from equipoise.privacy.ledger.ledger import Check
 from equipoise.privacy.mechanisms.base import Sums
 from equipoise.privacy.plan import PrivacyPlan
 from equipoise.privacy.private import Draw, Private, exact
@@ -48,9 +49,9 @@ class RecordingLedger(PublishedLedger):
         self.draws: list[Draw] = []
         self.bounds: list[dict[str, float]] = []
 
-    def release(self, draw: Draw, sums: Mapping[str, Bounded]) -> Sums:
+    def release(self, draw: Draw, sums: Mapping[str, Bounded], checks: Sequence[Check] = ()) -> Sums:
         """As `Ledger.release`, recorded."""
-        out = self._handed(super().release(draw, sums))
+        out = self._handed(super().release(draw, sums, checks))
         self.sums.append(_raw_sums({name: bounded.value for name, bounded in sums.items()}))
         self.draws.append(draw)
         self.bounds.append({name: float(bounded.add_remove) for name, bounded in sums.items()})

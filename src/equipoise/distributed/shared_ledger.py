@@ -9,7 +9,7 @@ rank 0, and what was released is broadcast.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ from equipoise._host import Unread
 from equipoise.distributed.processes import Processes
 from equipoise.privacy import Bounded, Draw, EpsilonResult, Ledger, LedgerError, PrivacyPlan
 from equipoise.privacy.digests import KeyedDigest, keyed_digest
+from equipoise.privacy.ledger.ledger import Check, run_checks
 from equipoise.privacy.mechanisms.gaussian import Gaussian
 from equipoise.privacy.noise.streams import NOISE, ReleaseStreams, released_type
 from equipoise.privacy.private import exact
@@ -72,13 +73,6 @@ class SharedLedger:
             return self.own.unread_digest(value)
         return self._digest_of_step(value)
 
-    def require(self, value: Unread[Any], check: Callable[[Any], None]) -> None:
-        """As `Ledger.require`, at once: what each process finds is known to no other."""
-        check(value.value())
-
-    def check_required(self) -> None:
-        """As `Ledger.check_required`: nothing is left."""
-
     @property
     def place(self) -> dict[str, Any]:
         """On rank 0, where the ledger stands."""
@@ -101,7 +95,11 @@ class SharedLedger:
 
         return self._processes.first(on_rank_0)
 
-    def release(self, draw: Draw, sums: Mapping[str, Bounded]) -> dict[str, dict[str, Tensor]]:
+    def release(
+        self, draw: Draw, sums: Mapping[str, Bounded], checks: Sequence[Check] = ()
+    ) -> dict[str, dict[str, Tensor]]:
+        """As `Ledger.release`; the checks run first, since what a process finds is known to no other."""
+        run_checks(checks)
         if self._is_sharded:
             return self._release_parts(draw, sums)
         if _are_normal(self.plan, draw, sums):

@@ -31,7 +31,6 @@ class PublishedLedger(Ledger):
             value: a `Private` tensor or a mapping of them.
             hole: why, in a sentence for the statement.
         """
-        self.check_required()
         _check_reason("disclose", hole)
         self._check_open()
         leaves = list(value.values()) if isinstance(value, Mapping) else [value]
@@ -67,7 +66,6 @@ class PublishedLedger(Ledger):
                 relation, given all earlier releases, without amplification. With it the statement reports a
                 worst-case epsilon.
         """
-        self.check_required()
         _check_reason("release_unproven", hole)
         self._check_draw(draw)
         if not math.isfinite(std) or std < 0:

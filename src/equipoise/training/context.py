@@ -27,11 +27,20 @@ from equipoise.distributed.processes import Processes
 from equipoise.distributed.shared_ledger import SharedLedger
 from equipoise.methods.base import Parameters, Plan, Query
 from equipoise.privacy import Bounded, Draw, Ledger, Private, PrivateRows, sums_of
+from equipoise.privacy.ledger.ledger import Check, run_checks
 from equipoise.privacy.private import join, unwrap
 from equipoise.training.forwards import Forwards, RowSource
 from equipoise.training.randomness import generator, public_randomness, secret_randomness
 
-__all__ = ["NotFiniteError", "ReleaseNoise", "StepContext", "StepDiagnostics", "StepLedger", "TrainingDraw"]
+__all__ = [
+    "Attempt",
+    "NotFiniteError",
+    "ReleaseNoise",
+    "StepContext",
+    "StepDiagnostics",
+    "StepLedger",
+    "TrainingDraw",
+]
 
 
 class NotFiniteError(Exception):
@@ -41,38 +50,85 @@ class NotFiniteError(Exception):
     """
 
 
-class TrainingDraw:
-    """One draw of records, as methods see it.
+class Attempt:
+    """One try at a step.
+
+    On a device each look at a value is a wait. So the first try looks at no forward: it collects whether all
+    were finite, and that is looked at together with the sums, before anything leaves. Where a record was not
+    finite, nothing of the try is used; the next one looks at each forward, as a processor always does. What
+    follows a release is looked at in each forward, too: the step is not taken again then, since its first
+    sums may round otherwise, and a draw would be charged a second time.
 
     Args:
-        token: the ledger's draw; the bounded sums carry it.
-        ids: record numbers of all processes, LongTensor [b].
-        places: how many places the records are assigned to where `rows` asks for it.
         rows: makes gradient rows of records.
-        processes: whose sums are added.
-        diagnostics: takes the draw's private numbers (records, losses, records left out).
-        params: the model's parameters.
-        require: lets nothing leave unless a check passes, see `Ledger.require`.
+        ledger: of the run.
+        processes: who share the work.
+        looks: at each forward.
+        unmoved: what must hold of the parameters before anything leaves.
+
+    Attributes:
+        all_finite: takes whether forwards and norms were finite, as tensors; None where each is looked at.
     """
 
     def __init__(
         self,
+        rows: RowSource,
+        ledger: Ledger | SharedLedger,
+        processes: Processes,
+        looks: bool = True,
+        unmoved: Callable[[], Sequence[Check]] = tuple,
+    ) -> None:
+        self.rows, self.ledger, self.processes, self._unmoved = rows, ledger, processes, unmoved
+        self.all_finite: list[Tensor] | None = None if looks else []
+
+    def checks(self) -> list[Check]:
+        """What must hold before anything leaves; no sum is used where a record was not finite.
+
+        Raises:
+            NotFiniteError: by a check; all processes take the step again, or none.
+        """
+        if self.all_finite is None:
+            return [*self._unmoved()]
+        return [(self.rows.backend.all_of(self.all_finite), _refuse_not_finite), *self._unmoved()]
+
+    def end(self) -> None:
+        """See that no number of the try is used where a record was not finite, if nothing was released."""
+        if self.all_finite is not None:
+            _refuse_not_finite(self.rows.backend.all_of(self.all_finite).value())
+
+
+def _refuse_not_finite(are_finite: bool) -> None:
+    if not are_finite:
+        raise NotFiniteError
+
+
+class TrainingDraw:
+    """One draw of records, as methods see it.
+
+    Args:
+        attempt: at the step.
+        token: the ledger's draw; the bounded sums carry it.
+        ids: record numbers of all processes, LongTensor [b].
+        places: how many places the records are assigned to where `rows` asks for it.
+        diagnostics: takes the draw's private numbers (records, losses, records left out).
+        params: the model's parameters.
+    """
+
+    def __init__(
+        self,
+        attempt: Attempt,
         token: Draw,
         ids: Tensor,
         places: int,
-        rows: RowSource,
-        processes: Processes,
         diagnostics: StepDiagnostics,
         params: Mapping[str, Tensor],
-        require: Callable[[Unread[bool], Callable[[bool], None]], None],
     ) -> None:
-        self.token, self._rows, self._processes, self._diagnostics = token, rows, processes, diagnostics
-        self._require = require
+        self.token, self._attempt, self._diagnostics, self._params = token, attempt, diagnostics, params
+        self._rows, self._processes = attempt.rows, attempt.processes
         self._of_items = secret_randomness(token)
         # What a pass over the draw reads. A record that failed is left out of every later pass, and the
         # others keep their places and with them their random numbers.
-        self._micro_batches = rows.micro_batches(token, ids, places, processes)
-        self._params = params
+        self._micro_batches = self._rows.micro_batches(token, ids, places, self._processes)
         diagnostics.note_draw(token.name, sum([len(part.ids) for part in self._micro_batches]))
 
     @property
@@ -95,33 +151,16 @@ class TrainingDraw:
             at: the parameter points.
             along: numbers of the draw's records, as `rows` gave them; `fn(rows, ..., ids, part)` gets those
                 of the micro-batch's records.
-
-        Raises:
-            NotFiniteError: on a device, here or where something would leave.
         """
         fn = self._rows.backend.query(fn)
-        looks = self._rows.looks_at_once or self._rows.has_released
-        all_finite: list[Tensor] | None = None if looks else []
-        sums = self._sums(fn, at, along, all_finite)
-        # The host does not wait for each forward. No sum is used where a record was not finite.
-        if all_finite is not None:  # all processes take the step again, or none
-            self._require(self._rows.backend.all_of(all_finite), _refuse_not_finite)
+        each = self._pass(at)
+        if along is None:
+            sums = sums_of(fn(*rows, ids) for rows, ids, _ in each)
+        else:
+            sums = sums_of(fn(*rows, ids, along[place]) for rows, ids, place in each)
         sums = self._rows.backend.total(sums)
         self._diagnostics.note_sums(self.token.name, sums)
         return sums
-
-    def _sums(
-        self,
-        fn: Query,
-        at: Sequence[Parameters] | None,
-        along: Tensor | None,
-        all_finite: list[Tensor] | None,
-    ) -> dict[str, Bounded]:
-        """Those of this process; `all_finite` as for `PrivateRows`."""
-        each = self._pass(at, all_finite)
-        if along is None:
-            return sums_of(fn(*rows, ids) for rows, ids, _ in each)
-        return sums_of(fn(*rows, ids, along[place]) for rows, ids, place in each)
 
     def rows(self, fn: Callable[..., Any], at: Sequence[Parameters] | None = None) -> Any:
         """Private numbers of the whole draw's records, in the draw's order.
@@ -145,9 +184,7 @@ class TrainingDraw:
             return {name: join([part[name] for part in found], order) for name in found[0]}
         return join(found, order)
 
-    def _pass(
-        self, at: Sequence[Parameters] | None, all_finite: list[Tensor] | None = None
-    ) -> Iterator[tuple[list[PrivateRows], Private, Tensor]]:
+    def _pass(self, at: Sequence[Parameters] | None) -> Iterator[tuple[list[PrivateRows], Private, Tensor]]:
         """Rows at every point, record numbers and places in the draw, per forward.
 
         Records that fail are left out of the passes that follow, too. The processes of a fully sharded model
@@ -156,7 +193,7 @@ class TrainingDraw:
         points: Sequence[Parameters | None] = [None] if at is None else list(at)
         turns = self._turns(points)
         note_failure = partial(self._diagnostics.note_failure, self.token.name)
-        forwards = Forwards(self._rows, points, self._of_items, note_failure, all_finite)
+        forwards = Forwards(self._rows, points, self._of_items, note_failure, self._attempt.all_finite)
         following, start = [], 0
         # Workers, where there are any, read the following micro-batch meanwhile.
         ahead = self._rows.source.ahead([part.ids for part in self._micro_batches], self._of_items)
@@ -166,7 +203,7 @@ class TrainingDraw:
                 left.append(part.index(few))
                 self._diagnostics.note_losses(rows[0].losses)
                 turns.wait_to_sum()
-                yield self._guarded(rows, few.ids, start + left[-1], all_finite)
+                yield self._guarded(rows, few.ids, start + left[-1])
             if left:
                 is_whole = sum(map(len, left)) == len(part.ids)
                 following.append(part if is_whole else part.of(torch.cat(left).sort().values))
@@ -199,17 +236,12 @@ class TrainingDraw:
         return self._guarded(self._rows.of_nobody(points), nobody, nobody)
 
     def _guarded(
-        self, rows: Sequence[Any], ids: Tensor, places: Tensor, all_finite: list[Tensor] | None = None
+        self, rows: Sequence[Any], ids: Tensor, places: Tensor
     ) -> tuple[list[PrivateRows], Private, Tensor]:
         """What a query gets of one forward."""
         seen = [self._rows.backend.rows(one, self._params) for one in rows]
-        guarded = [PrivateRows(one, self.token, _all_finite=all_finite) for one in seen]
+        guarded = [PrivateRows(one, self.token, _all_finite=self._attempt.all_finite) for one in seen]
         return guarded, Private(ids, self.token), places
-
-
-def _refuse_not_finite(are_finite: bool) -> None:
-    if not are_finite:
-        raise NotFiniteError
 
 
 class StepDiagnostics:
@@ -281,31 +313,23 @@ class StepLedger:
     """The ledger in one step: takes the draws that methods hold, and remembers the noise of the last release.
 
     Args:
-        ledger: of the run.
-        rows: learn that something was released.
-        before: called before each release; it may ask for checks, or refuse.
+        attempt: at the step.
 
     Attributes:
         last_noise: of the step's last release, which sets it; None before the first.
     """
 
-    def __init__(self, ledger: Ledger | SharedLedger, rows: RowSource, before: Callable[[], None]) -> None:
-        self._ledger, self._rows, self._check = ledger, rows, before
-        self._items = rows.source.items  # written before anything leaves: a run may be killed after that
+    def __init__(self, attempt: Attempt) -> None:
+        self._attempt = attempt
         self.last_noise: ReleaseNoise | None = None
-
-    def _before(self) -> None:
-        if self._items is not None:
-            self._items.write()
-        self._check()
 
     def release(self, draw: TrainingDraw, sums: Mapping[str, Bounded]) -> dict[str, dict[str, Tensor]]:
         """As `Ledger.release`."""
-        self._before()
-        released = self._ledger.release(draw.token, sums)
-        self._rows.has_released = True
+        ledger = self._attempt.ledger
+        released = ledger.release(draw.token, sums, self._checks())
+        self._attempt.all_finite = None
         name, first = next(iter(sums.items()))
-        std = self._ledger.plan[name].at(draw.token.ordinal).standard_deviation(name, first.add_remove)
+        std = ledger.plan[name].at(draw.token.ordinal).standard_deviation(name, first.add_remove)
         self.last_noise = ReleaseNoise(std, first.add_remove)
         return released
 
@@ -315,66 +339,62 @@ class StepLedger:
         Args:
             std: of the noise that the operation adds; handed on with the other arguments, if given.
         """
-        self._before()
+        run_checks(self._checks())
         given = [one.token if isinstance(one, TrainingDraw) else one for one in arguments]
         if std is not None:
             options["std"] = std
             # Nothing bounds it: the metrics show the bound of the release before, if there was one.
             self.last_noise = ReleaseNoise(std, 0.0 if self.last_noise is None else self.last_noise.bound)
-        found = self._ledger.call(operation, *given, **options)
-        self._rows.has_released = True
+        found = self._attempt.ledger.call(operation, *given, **options)
+        self._attempt.all_finite = None
         return found
+
+    def _checks(self) -> list[Check]:
+        items = self._attempt.rows.source.items
+        if items is not None:  # written before anything leaves: a run may be killed after that
+            items.write()
+        return self._attempt.checks()
 
 
 class StepContext:
     """What a method may use in one step (see `equipoise.methods.base.Context`).
 
     Args:
+        attempt: at the step.
         params: the model's live trainable parameters.
         step: number of the step.
         sampling: the training's sampling.
         plan: of the method.
-        ledger: of the run.
         depends_on: digest of what the step's releases depend on in addition to plan and records.
-        rows: makes gradient rows of records.
-        processes: the process group.
-        before: called before each release; it may refuse.
     """
 
     def __init__(
         self,
+        attempt: Attempt,
         params: Mapping[str, nn.Parameter],
         step: int,
         sampling: Any,
         plan: Plan,
-        ledger: Ledger | SharedLedger,
         depends_on: str,
-        rows: RowSource,
-        processes: Processes,
-        before: Callable[[], None] = lambda: None,
     ) -> None:
         self.params: Parameters = MappingProxyType({name: p.detach() for name, p in params.items()})
         self.step, self.sampling, self.plan, self.relation = step, sampling, plan, plan.releases.relation
-        self.ledger = StepLedger(ledger, rows, before)
-        self.diagnostics = StepDiagnostics()
-        self._run_ledger, self._depends_on = ledger, depends_on
-        self._rows, self._processes = rows, processes
+        self.ledger, self.diagnostics = StepLedger(attempt), StepDiagnostics()
+        self._attempt, self._depends_on = attempt, depends_on
 
     def draw(self, name: str = "batch") -> TrainingDraw:
         """Take the next sample of records for the planned draw of this name."""
-        ledger, count = self._run_ledger, len(self._rows.source)
-        token, ids = ledger.open_and_sample(name, self._depends_on, count)
-        ids = self._rows.used(ids)
+        attempt, rows = self._attempt, self._attempt.rows
+        token, ids = attempt.ledger.open_and_sample(name, self._depends_on, len(rows.source))
+        ids = rows.used(ids)
         # Only records that share random numbers are assigned to places; the bound takes a search.
-        places = self.plan.releases.sampling_of(name).largest_size if self._rows.random_places else 0
-        return TrainingDraw(
-            token, ids, places, self._rows, self._processes, self.diagnostics, self.params, ledger.require
-        )
+        places = self.plan.releases.sampling_of(name).largest_size if rows.random_places else 0
+        return TrainingDraw(attempt, token, ids, places, self.diagnostics, self.params)
 
     def public_gradients(self, batch: Any, at: Parameters | None = None, step: int | None = None) -> Any:
         """The gradient rows of public records, unguarded."""
-        return self._rows.of_public(batch, at, self.step if step is None else step)
+        return self._attempt.rows.of_public(batch, at, self.step if step is None else step)
 
     def public_rng(self, step: int) -> torch.Generator:
         """Public randomness of a step."""
-        return generator(self._rows.seed, "method", step)
+        return generator(self._attempt.rows.seed, "method", step)

@@ -23,7 +23,6 @@ import torch
 from torch import Tensor, nn
 
 from equipoise._foreign_errors import cause_of
-from equipoise._host import host_waits
 from equipoise._tree import map_leaves
 from equipoise.distributed.backend import Backend, is_no_records_fault, out_of_memory
 from equipoise.distributed.processes import Processes
@@ -281,12 +280,6 @@ class RowSource:
         self.engine, self.source, self.prepare = engine, source, prepare
         self.probes = torch.zeros(0, dtype=torch.long) if probes is None else probes
         self.micro_batch_size, self.example, self.seed = micro_batch_size, example, seed
-        # Whether each forward is looked at for gradients that are not finite; else the sums of a whole draw.
-        # Only time follows it: see `TrainingDraw.query`.
-        self.looks_at_once = self.backend.is_sharded or not host_waits(prepare.device)
-        # Whether the step has released something: it is not taken again, since its sums may round otherwise
-        # then, and a draw would be charged a second time.
-        self.has_released = False
         self._failure_was_logged = False
         self._fillers: tuple[Any, Any] = (None, None)  # those of the last form of records
 

@@ -146,7 +146,8 @@ class PrivateTraining:
     def _take_up(self, run: StartedRun) -> None:
         """Be the training of a run that can take steps."""
         self._run, self._steps = run, run.steps
-        self._steps.remember()  # an epoch of plain training before the first step would be no start
+        # An epoch of plain training before the first step would be no start.
+        self._steps.watch.accept_parameters()
         self._setup = setup = run.setup
         self.folder, self.ledger = run.folder, run.ledger
         self.model, self.optimizer, self.scheduler = setup.model, setup.optimizer, setup.run.scheduler
@@ -615,7 +616,7 @@ class PrivateTraining:
         if finished and average is not None:
             self._traces.left(self.parameters.values())
             average.move_in()
-            self._steps.remember()
+            self._steps.watch.accept_parameters()
         elif average is not None and self.processes.is_first:
             remedy = "give run=folder, whose model file holds them, or take the other steps"
             if folder is not None:
@@ -689,7 +690,7 @@ class PrivateTraining:
 
     def close(self) -> None:
         """Let go of the folder, so that another process or object can go on with the run; this one cannot."""
-        self._steps.stop(
+        self._steps.watch.stop(
             "this training was closed: go on with the run by PrivateTraining.resume(folder, ...)"
         )
         self._traces.left(self.parameters.values())

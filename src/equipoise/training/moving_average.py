@@ -35,15 +35,20 @@ class MovingAverage:
 
     def __init__(self, params: Mapping[str, Tensor], decay: float) -> None:
         self.decay = decay
-        self._params = dict(params)
+        self._params, self._taken = dict(params), -1
         self.values = {name: p.detach().clone() for name, p in params.items()}
 
     @torch.no_grad()
     def update(self, step: int) -> None:
-        """Take in the parameters after step `step` (0, 1, ...)."""
+        """Take in the parameters after step `step` (0, 1, ...); once, however often it is called after it."""
+        if step == self._taken:
+            return
         decay = min(self.decay, (1 + step) / (10 + step))
-        for name, value in self.values.items():
-            value.mul_(decay).add_(self._params[name].detach(), alpha=1 - decay)
+        values = {
+            name: (value * decay).add_(self._params[name].detach(), alpha=1 - decay)
+            for name, value in self.values.items()
+        }
+        self.values, self._taken = values, step  # together: an interrupt leaves the average as it was
 
     @contextmanager
     @torch.no_grad()

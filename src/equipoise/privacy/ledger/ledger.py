@@ -68,6 +68,21 @@ from equipoise.privacy.noise.streams import ReleaseStreams
 from equipoise.privacy.plan import Pattern, PrivacyPlan
 from equipoise.privacy.private import Draw, Private, exact_values, unmark
 
+Check = tuple[Unread[Any], Callable[[Any], None]]
+"""A value, and what raises if nothing may leave with that value."""
+
+
+def run_checks(checks: Sequence[Check], *also: Unread[Any]) -> None:
+    """Run these in their order.
+
+    Args:
+        checks: see `Check`.
+        also: what else the host needs here; it waits once for all.
+    """
+    read(*(value for value, _ in checks), *also)
+    for value, check in checks:
+        check(value.value())
+
 
 def check_sums(
     plan: PrivacyPlan, draw: Draw, sums: Mapping[str, Bounded]
@@ -163,7 +178,7 @@ def _check_sum(plan: PrivacyPlan, draw: Draw, name: str, bounded: Bounded) -> No
         )
 
 
-def check_finite(sums: Mapping[str, Bounded]) -> list[tuple[Unread[bool], Callable[[bool], None]]]:
+def check_finite(sums: Mapping[str, Bounded]) -> list[Check]:
     """For each sum whether it is finite, and what refuses it if it is not.
 
     Args:
@@ -182,7 +197,7 @@ def check_finite(sums: Mapping[str, Bounded]) -> list[tuple[Unread[bool], Callab
                 "factor or a kernel, or an overflow. Nothing was released"
             )
 
-    found: list[tuple[Unread[bool], Callable[[bool], None]]] = []
+    found: list[Check] = []
     for name, bounded in sums.items():
         # Of DTensors the parts that are here.
         raw = {t: getattr(v, "_local_tensor", v) for t, v in exact_values(bounded.value).items()}
@@ -321,7 +336,6 @@ class Ledger:
         self._digest_of_sums = KeyedDigest(self.secrets.key, "what a draw answers")
         self._fingerprint = plan.fingerprint()
         self._state = self._state_at(position, history or {})
-        self._required: list[tuple[Unread[Any], Callable[[Any], None]]] = []
 
     def _state_at(self, position: int, history: Mapping[str, Any]) -> _State:
         """The state at a place of the run, which begins if the journal does not hold it yet."""
@@ -449,33 +463,13 @@ class Ledger:
 
     # ---- releasing
 
-    def require(self, value: Unread[Any], check: Callable[[Any], None]) -> None:
-        """Let nothing leave unless a check passes, for which the host waits where a release makes it wait.
-
-        Args:
-            value: the check's argument.
-            check: raises where nothing may leave.
-        """
-        self._required.append((value, check))
-
-    def check_required(self, *also: Unread[Any]) -> None:
-        """Check what was required, in that order.
-
-        Args:
-            also: what else the host needs here; it waits once for all.
-        """
-        required = self._required
-        read(*(value for value, _ in required), *also)
-        self._required = []
-        for value, check in required:
-            check(value.value())
-
-    def release(self, draw: Draw, sums: Mapping[str, Bounded]) -> Sums:
+    def release(self, draw: Draw, sums: Mapping[str, Bounded], checks: Sequence[Check] = ()) -> Sums:
         """Add noise to the bounded sums of a draw, book them as one event, and hand them out.
 
         Args:
             draw: an open draw; a draw is released once.
             sums: {release name: bounded sum}; releases that share noise are released together.
+            checks: what else must hold before anything leaves; the host waits once for them and the sums.
 
         Returns:
             {release name: {tensor name: noised tensor}}, float32 at least.
@@ -485,7 +479,7 @@ class Ledger:
                 run was closed, the draw is not open, a sum is not finite, or its type cannot carry the noise.
                 Nothing leaves and nothing is charged.
         """
-        booked = self.book(draw, sums)
+        booked = self.book(draw, sums, checks=checks)
         out: Sums = {}
         for (mechanism, members), earlier in zip(booked.groups, booked.past, strict=True):
             parts = {name: sums[name] for name in members}
@@ -496,13 +490,19 @@ class Ledger:
                 self._state.history.add(members[0], draw.ordinal, left, mechanism.memory)
         return {name: out[name] for name in sums}
 
-    def book(self, draw: Draw, sums: Mapping[str, Bounded], parts: Sequence[str] = ()) -> BookedNoise:
+    def book(
+        self,
+        draw: Draw,
+        sums: Mapping[str, Bounded],
+        parts: Sequence[str] = (),
+        checks: Sequence[Check] = (),
+    ) -> BookedNoise:
         """The first half of `release`: everything but the noise, for processes that hold parts of the sums.
 
         Who calls it adds the noise of the answer to these very sums, and hands out nothing else.
 
         Args:
-            draw, sums: as for `release`.
+            draw, sums, checks: as for `release`.
             parts: `digest` of the parts of the sums that other processes hold.
 
         Raises:
@@ -519,8 +519,7 @@ class Ledger:
         bounds = {name: float(sums[name].add_remove) for name in sorted(sums)}
         values = {name: exact_values(bounded.value) for name, bounded in sums.items()}
         unread = self._digest_of_sums(values if not parts else {"here": values, "elsewhere": list(parts)})
-        self._required += check_finite(sums)
-        self.check_required(unread)
+        run_checks([*checks, *check_finite(sums)], unread)
         answer = unread.value()
         past = [self._state.history.before(names[0], draw.ordinal, m.memory) for m, names in groups]
         for (_, names), of in zip(groups, past, strict=True):
@@ -628,7 +627,6 @@ class Ledger:
         What was booked since is given again to the same question, with the same noise and without a charge.
         """
         self._state = self._state_at(place["position"], place["history"])
-        self._required = []
 
     # ---- what was spent
 

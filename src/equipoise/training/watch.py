@@ -1,0 +1,342 @@
+"""Sees to it that nothing but a step moves what is saved with a training.
+
+Epsilon covers what steps make of the parameters. After any other change nothing more is computed, saved or
+published, unless the change was accepted:
+
+| what | moves by | is looked at |
+|---|---|---|
+| trained parameters | the optimizer's step | by marks where a step begins, by value where something leaves |
+| frozen parameters, buffers, extra state | hooks of the optimizer | by marks; by value where one differs |
+| what the optimizer remembers | the optimizer's step | by marks |
+
+Whoever saves or publishes looks at all values first. A mark (`write_mark`) costs nothing and shows all
+changes but writes through `.data`; a value is a digest, which on a device is taken without a wait.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
+
+from torch import Tensor, nn
+
+from equipoise._host import Unread, read
+from equipoise._tree import leaves
+from equipoise.distributed.shared_ledger import SharedLedger
+from equipoise.gradients import ForwardWritesError
+from equipoise.gradients.capture.attributes import Change
+from equipoise.gradients.capture.isolation import write_mark
+from equipoise.gradients.capture.sharded import resharded
+from equipoise.privacy import Ledger
+from equipoise.privacy.ledger.ledger import Check
+from equipoise.training.setup.training_setup import TrainingSetup
+
+__all__ = ["Watch"]
+
+SPOILT = (
+    "the model wrote to its own parameters or buffers in a step that failed: private records may be in it, "
+    "without noise, so nothing more is computed, saved or published. Mend the model, build it anew, and "
+    "resume the run from its last checkpoint (PrivateTraining.resume)"
+)
+
+CHANGED = (
+    "{what} changed after the start or the last step, and not by a step: a forward in training mode "
+    "(torch.optim.swa_utils.update_bn), a step of another optimizer, a gradient left on a frozen parameter, "
+    "load_state_dict, a write to .data, or a model that writes to itself, in a step that was interrupted. It "
+    "is saved with the model, and no epsilon covers the change, so nothing more is computed, saved or "
+    "published. Resume the run from its last checkpoint (PrivateTraining.resume). What follows public or "
+    "released numbers alone may change it by training.public_step(fn), or after every step by "
+    "optimizer.register_step_post_hook (weight clipping). Call model.eval() before a forward between steps, "
+    "and keep what else a schedule changes in a Python attribute"
+)
+
+FIXED = (
+    "What is trained is fixed at the start. Nothing was drawn for this step; put it back as it was. To train "
+    "a parameter for some of the steps, leave it trainable, give it a group of its own in the optimizer, and "
+    "set the rate of that group to 0 for the others; or train in two runs with one journal, which adds "
+    "up what they cost"
+)
+
+_PARAMETERS = "parameters of the model"
+_Marks = list[tuple[int, int]]
+
+
+class Watch:
+    """What stood when the last step ended, and whether it stands yet.
+
+    Args:
+        setup: model, optimizer, and which parameters are trained.
+        ledger: takes digests.
+
+    Attributes:
+        left: digest and marks of the trained parameters, as the last step left them or as the first found
+            them. Marks are None from where private records are looked at until nothing was seen to move.
+        before: digest of the parameters where the step under way began.
+        changes: of what no step moves, what was accepted in a model that is not proved for all values: it may
+            be a switch, to be tried.
+    """
+
+    def __init__(self, setup: TrainingSetup, ledger: Ledger | SharedLedger) -> None:
+        self._setup, self._ledger = setup, ledger
+        self._trained = list(setup.parameters.values())
+        self._kinds = {name: (p.dtype, p.device) for name, p in setup.parameters.items()}
+        self._optimized = self._held_by_optimizer()
+        self._fixed = self._digests_of_fixed()
+        self._marks = self._marks_of_fixed(self._held())
+        self._remembered = self._marks_of_optimizer()
+        self._stopped: str | None = None
+        self.left: tuple[Unread[str], _Marks | None] | None = None
+        self.before, self._begun = "", list[tuple[int, int]]()
+        self.changes: list[Change] = []
+
+    # ---- what a step does
+
+    def begin(self) -> None:
+        """Begin a step, whose records and noise follow from `before`.
+
+        Raises:
+            RuntimeError: something moved since the last step, or other parameters would be trained.
+        """
+        held = self._check_places()
+        trained = set(map(id, self._trained))
+        for name, value in held.items():
+            if isinstance(value, nn.Parameter) and value.requires_grad is not (id(value) in trained):
+                became = "became trainable" if value.requires_grad else "was frozen"
+                raise RuntimeError(f"parameter {name!r} of the model {became} after the start. {FIXED}")
+        if self._held_by_optimizer() != self._optimized:
+            raise RuntimeError(f"optimizer holds other parameters than at the start. {FIXED}")
+        if self.left is None:
+            self.left = self.now()
+        digest, marks = self.left
+        if marks != self._marks_of_trained():
+            self._refuse(digest.value(), self._digest().value(), _PARAMETERS)
+        self.before, self._begun = digest.value(), self._marks_of_trained()
+
+    @contextmanager
+    def looking(self) -> Iterator[None]:
+        """Inside, private records are looked at, and nothing may move the parameters.
+
+        Raises:
+            ForwardWritesError: one moved; the training has come to its end.
+        """
+        digest = self.digest_left
+        self.left = digest, None
+        try:
+            try:
+                yield
+            finally:
+                marks = self._marks_of_trained()
+                if marks != self._begun:
+                    self._refuse_written(self._digest().value())
+            self.left = digest, marks
+        except ForwardWritesError:
+            self.stop(SPOILT)
+            raise
+
+    def _refuse_written(self, now: str) -> None:
+        """Refuse parameters that the model or the method may have written private values into.
+
+        The digest sees writes through `.data` too, which leave no mark; their time is not known.
+
+        Raises:
+            ForwardWritesError: they moved in this step.
+            RuntimeError: in this step or before it.
+        """
+        if now == self.before:
+            return
+        both = zip(self._setup.parameters, self._begun, self._marks_of_trained(), strict=True)
+        written = [name for name, left, new in both if left != new]
+        if written or self._setup.rows.engine.runs_model:
+            raise ForwardWritesError(written or [*self._setup.parameters], "before the optimizer's step")
+        self._refuse(self.before, now, _PARAMETERS)
+
+    def step(self) -> list[str]:
+        """The optimizer's step; its hooks may change what no step moves, since what they know is public.
+
+        Returns:
+            Names of the frozen parameters that they moved.
+        """
+        optimizer, held = self._setup.optimizer, self._held() if self._fixed else {}
+        # A write of theirs through `.data` leaves no mark.
+        has_hooks = bool(optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks)
+        if self._fixed and (has_hooks or self._marks_of_fixed(held) != self._marks):
+            self._check_fixed()
+        # What a loss left on a frozen parameter moves it in the step itself: it stays refused.
+        stale = {n for n, p in held.items() if isinstance(p, nn.Parameter) and p.grad is not None}
+        self._setup.rows.engine.keep_public_writes()
+        optimizer.step()
+        held = self._held() if self._fixed else {}
+        marks = self._marks_of_fixed(held)
+        moved = {n for n in self._fixed if n not in stale and (has_hooks or marks[n] != self._marks[n])}
+        if moved:
+            moved = self._accept_fixed(moved, compare=has_hooks)
+        return sorted(name for name in moved if isinstance(held.get(name), nn.Parameter))
+
+    def unmoved(self) -> list[Check]:
+        """What must hold before anything leaves: the parameters are those that the last step left."""
+        return [(self._digest(), self._refuse_written)]
+
+    def has_moved(self) -> bool:
+        """Whether the parameters are others than where the step began."""
+        return self._digest().value() != self.before
+
+    def now(self) -> tuple[Unread[str], _Marks]:
+        """What `left` is if the parameters are right as they stand."""
+        return self._digest(), self._marks_of_trained()
+
+    @property
+    def digest_left(self) -> Unread[str]:
+        """Of the parameters, as the last step left them."""
+        assert self.left is not None
+        return self.left[0]
+
+    # ---- what is done between steps
+
+    def accept_optimizer(self) -> None:
+        """What the optimizer remembers is right as it stands."""
+        self._remembered = self._marks_of_optimizer()
+
+    def accept_parameters(self) -> None:
+        """The parameters, and what the optimizer remembers, are right as they stand."""
+        self.left = self.now()
+        self.accept_optimizer()
+
+    def accept(self) -> None:
+        """All is right as it stands."""
+        self._accept_fixed(None, compare=False)
+        self.accept_parameters()
+
+    def stop(self, reason: str) -> None:
+        """Let no further step be taken, and nothing be saved or published.
+
+        Args:
+            reason: what the errors say from now on.
+        """
+        self._stopped = reason
+
+    def check(self) -> None:
+        """Refuse what comes after `stop`, or after something else than a step changed what is saved.
+
+        Raises:
+            RuntimeError: with the reason.
+        """
+        self._check_places()
+        self._check_fixed()
+        if self.left is not None:
+            now = self._digest()
+            read(self.left[0], now)
+            self._refuse(self.left[0].value(), now.value(), _PARAMETERS)
+
+    # ---- how it is seen
+
+    def _refuse(self, left: object, now: object, what: str) -> None:
+        if now != left:
+            self.stop(CHANGED.format(what=what))
+            raise RuntimeError(self._stopped)
+
+    def _check_places(self) -> Mapping[str, Tensor]:
+        """Refuse what comes after `stop`, what leaves a mark, and parameters in another place or type.
+
+        Returns:
+            All parameters and buffers, by each of their names.
+
+        Raises:
+            RuntimeError: naming one. A parameter put back as it was, the training goes on.
+        """
+        if self._stopped is not None:
+            raise RuntimeError(self._stopped)
+        held = self._held()
+        for name, parameter in self._setup.parameters.items():
+            if held.get(name) is not parameter:
+                raise RuntimeError(
+                    f"parameter {name!r} of the model is no longer the tensor that this training moves: "
+                    "load_state_dict(assign=True), another layer or a move to another kind of device put a "
+                    "new one in its place. No step moves that one, and no epsilon covers it. Put the "
+                    "parameter back, or resume the run from its last checkpoint (PrivateTraining.resume)"
+                )
+            before, kind = self._kinds[name], (parameter.dtype, parameter.device)
+            if kind != before:
+                raise RuntimeError(
+                    f"parameter {name!r} of the model is {kind[0]} on {kind[1]}, and was {before[0]} on "
+                    f"{before[1]} when this training began: its kernels and the shape of its forwards were "
+                    "chosen for that. Move the model back (model.to(...)). To go on with it as it is, resume "
+                    "the run from its last checkpoint (PrivateTraining.resume)"
+                )
+        if self._marks_of_fixed(held) != self._marks:
+            self._check_fixed()
+        # What was cleared, as momentum is in a restart, brings nothing into later steps.
+        if self.left is not None:
+            self._refuse(True, self._marks_of_optimizer() <= self._remembered, "what the optimizer remembers")
+        return held
+
+    def _check_fixed(self) -> None:
+        now = self._digests_of_fixed()
+        read(*self._fixed.values(), *now.values())
+        for name in {**self._fixed, **now}:
+            left, right = ((of[name].value() if name in of else "") for of in (self._fixed, now))
+            self._refuse(left, right, repr(name))
+        self._marks = self._marks_of_fixed(self._held())
+
+    def _accept_fixed(self, only: Collection[str] | None, compare: bool) -> set[str]:
+        """All that no step moves, or only these, is right as it stands.
+
+        Args:
+            only: names; None for all.
+            compare: look at the values, for which the host waits.
+
+        Returns:
+            Names of those that have another value, or may have.
+        """
+        now, before, changed = self._digests_of_fixed(only), self._fixed, {*(only or ())}
+        tries = self._setup.rows.engine.independence.word == "compared"
+        if compare or tries:
+            known = now.keys() & before.keys()
+            read(*(of[name] for name in known for of in (before, now)))
+            pairs = {name: (before[name].value(), now[name].value()) for name in known}
+            changed = {name for name, (old, new) in pairs.items() if old != new}
+            self.changes += [Change((0, name), name, *pairs[name]) for name in changed if tries]
+        self._fixed = now if only is None else before | now
+        marks = self._marks_of_fixed(self._held())
+        self._marks = marks if only is None else self._marks | {name: marks[name] for name in only}
+        return changed
+
+    def _held(self) -> dict[str, Tensor]:
+        """All parameters and buffers as they stand now, by each of their names."""
+        model = self._setup.model
+        if self._setup.is_sharded:
+            resharded(model)  # a forward without a backward leaves whole parameters in place
+        buffers = dict(model.named_buffers(remove_duplicate=False))
+        return {**dict(model.named_parameters(remove_duplicate=False)), **buffers}
+
+    def _digests_of_fixed(self, only: Collection[str] | None = None) -> dict[str, Unread[str]]:
+        """By name, of all, or of only these, that is saved with the model and that no step moves.
+
+        These are frozen parameters, persistent buffers and extra state. What shares its memory with a
+        parameter that is trained moves with it.
+        """
+        held, trained = self._held(), {place for place, _ in self._marks_of_trained()}
+        found = {}
+        for name, value in self._setup.model.state_dict().items():
+            value = held.get(name, value)
+            is_asked = only is None or name in only
+            if is_asked and not (isinstance(value, Tensor) and write_mark(value)[0] in trained):
+                with suppress(TypeError):  # extra state of a kind that no checkpoint gives back
+                    found[name] = self._ledger.unread_digest(value)
+        return found
+
+    def _digest(self) -> Unread[str]:
+        """Of the parameters as they are."""
+        return self._ledger.unread_digest(self._setup.parameters)
+
+    def _marks_of_trained(self) -> _Marks:
+        return [*map(write_mark, self._trained)]
+
+    def _marks_of_fixed(self, held: Mapping[str, Tensor]) -> dict[str, tuple[int, int]]:
+        return {name: write_mark(held.get(name)) for name in self._fixed}
+
+    def _marks_of_optimizer(self) -> set[tuple[int, int]]:
+        held = leaves([*self._setup.optimizer.state.values()])
+        return {write_mark(leaf) for leaf in held if isinstance(leaf, Tensor)}
+
+    def _held_by_optimizer(self) -> set[int]:
+        return {id(p) for group in self._setup.optimizer.param_groups for p in group["params"]}
