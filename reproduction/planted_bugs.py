@@ -123,20 +123,20 @@ class Restarting(RecordingLedger):
 class WithoutHistory(RecordingLedger):
     """Noise over steps that begins afresh at every step, as after a resume that lost its history."""
 
-    def release(self, draw: Draw, sums: Mapping[str, Bounded]) -> Sums:
+    def release(self, draw: Draw, sums: Mapping[str, Bounded], checks: Any = ()) -> Sums:
         self._state.history.values.clear()
-        return super().release(draw, sums)
+        return super().release(draw, sums, checks)
 
 
 class ReversedHistory(RecordingLedger):
     """Noise over steps whose coefficients meet the steps before in reverse order."""
 
-    def release(self, draw: Draw, sums: Mapping[str, Bounded]) -> Sums:
+    def release(self, draw: Draw, sums: Mapping[str, Bounded], checks: Any = ()) -> Sums:
         values = self._state.history.values
         for name, rows in values.items():
             backwards = [left for _, left in reversed(rows)]
             values[name] = [(ordinal, left) for (ordinal, _), left in zip(rows, backwards, strict=True)]
-        return super().release(draw, sums)
+        return super().release(draw, sums, checks)
 
 
 class Forgetful(PrivateRows):

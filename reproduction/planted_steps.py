@@ -31,8 +31,8 @@ class Altered(RecordingLedger):
 
     noise_by, sums_by = 1.0, 1.0
 
-    def release(self, draw: Draw, sums: Mapping[str, Any]) -> Sums:
-        out = super().release(draw, sums)
+    def release(self, draw: Draw, sums: Mapping[str, Any], checks: Any = ()) -> Sums:
+        out = super().release(draw, sums, checks)
         for name, tensors in out.items():
             for key, value in tensors.items():
                 raw = self.sums[-1][name][key]

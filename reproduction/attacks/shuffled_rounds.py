@@ -44,9 +44,9 @@ class Permutation(RecordingLedger):
         self._ids = super().sample(draw, num_records)
         return self._ids
 
-    def release(self, draw: Draw, sums: Any) -> Any:
+    def release(self, draw: Draw, sums: Any, checks: Any = ()) -> Any:
         """As `Ledger.release`; adds up what was released of the records of the draw."""
-        out = super().release(draw, sums)
+        out = super().release(draw, sums, checks)
         (value,) = out["gradient"].values()
         flat = value.flatten().double()
         if self.statistic is None:

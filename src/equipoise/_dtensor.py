@@ -111,7 +111,7 @@ def norm_of_all(tensors: Iterable[Tensor], dtype: torch.dtype | None = None) -> 
     parts = [getattr(tensor, "_local_tensor", tensor) for tensor in given]
     found = torch._foreach_norm(parts, dtype=dtype)
     if not any(map(is_not, given, parts)) and len({norm.dtype for norm in found}) == 1:
-        return torch.stack(found).detach().double().norm()
+        return torch.linalg.vector_norm(torch.stack(found).detach(), dtype=torch.float64)
     norms = [norm.detach().double() for norm in found]
     if not any(map(is_not, given, parts)):
         return torch.stack(norms).norm()

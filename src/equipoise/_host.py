@@ -60,7 +60,7 @@ class Unread(Generic[_T]):
     def value(self) -> _T:
         """The value; the host waits for it unless `read` has brought it."""
         if not self._made:
-            if not self._is_read:
+            if self._tensors and not self._is_read:
                 read(self)
             self._made.append(self._make(*self._tensors))
             self._tensors = []

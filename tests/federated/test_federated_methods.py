@@ -375,8 +375,8 @@ def test_all_clients_clip_at_the_servers_norm_which_follows_their_counts(monkeyp
     for p, one in enumerate(clients):
         release = one.training.ledger.release
 
-        def listening(draw, sums, release=release, p=p):
-            found = release(draw, sums)
+        def listening(draw, sums, checks, release=release, p=p):
+            found = release(draw, sums, checks)
             counts[p].append(float(next(iter(found["below_threshold"].values()))))
             return found
 

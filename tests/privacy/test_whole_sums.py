@@ -233,9 +233,9 @@ def test_processes_add_up_whole_numbers(tmp_path):
 def test_a_record_moves_the_sums_of_a_training_by_what_it_adds(monkeypatch):
     g, seen, release = rows(200_001), [], Ledger.release
 
-    def recorded(ledger, draw, sums):
+    def recorded(ledger, draw, sums, checks):
         seen.append(exact(sums["gradient"].value["weight"]).double().flatten())
-        return release(ledger, draw, sums)
+        return release(ledger, draw, sums, checks)
 
     monkeypatch.setattr(Ledger, "release", recorded)
     for some in (g, g[1:]):

@@ -54,10 +54,10 @@ def note_noise(file: Path, life: int, run: eq.PrivateTraining) -> None:
         os.write(descriptor, (json.dumps({"life": life, **question, **what}) + "\n").encode())
 
     def noting(release: Any) -> Any:
-        def noted(self: Any, draw: Any, sums: Any) -> Any:
+        def noted(self: Any, draw: Any, sums: Any, checks: Any) -> Any:
             asked = {name: [float(one.add_remove), dict(one.value)] for name, one in sums.items()}
             question.update(step=run.steps_done, index=draw.index, sums=digest(asked))
-            out = release(self, draw, sums)
+            out = release(self, draw, sums, checks)
             note(released=digest(out))
             return out
 

@@ -222,9 +222,9 @@ def memory(name: str) -> dict[str, int]:
         leaves = torch.utils._pytree.tree_leaves(nest)
         return sum(local_part(unwrap(leaf)).numel() for leaf in leaves if isinstance(leaf, Tensor))
 
-    def watched(self: Any, draw: Any, sums: Any) -> Any:
+    def watched(self: Any, draw: Any, sums: Any, checks: Any) -> Any:
         found["sums"] = held([dict(bounded.value) for bounded in sums.values()])
-        released = release(self, draw, sums)
+        released = release(self, draw, sums, checks)
         found["noised"] = held(released)
         return released
 

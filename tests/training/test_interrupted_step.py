@@ -178,7 +178,7 @@ def test_an_interrupt_at_any_line_of_a_step_costs_nothing():
 
 
 def test_an_interrupt_between_a_step_and_what_follows_it_leaves_both_right(tmp_path):
-    """At every line: average and scheduler follow a step that counts, once, by the next step or when saved."""
+    """At every line: average and scheduler follow a step once, by the next one or when it is saved."""
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
     scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.999)

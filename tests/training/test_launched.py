@@ -6,7 +6,7 @@ import gc
 
 import pytest
 import torch
-from small_problems import network, parameters, records, training
+from small_problems import loss, network, parameters, records, training
 from torch import nn
 
 import equipoise as eq
@@ -83,6 +83,29 @@ def test_a_launched_training_ends_as_one_of_operations(name, device, monkeypatch
     assert not launches or sum(of.count for of in runs_of(run)) >= 9
     assert not any(of.refused for of in runs_of(run))
     assert run.describe().way_of_launching.startswith("as one graph" if launches else "operation by")
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+def test_a_killed_run_goes_on_with_graphs_where_it_had_none(tmp_path, monkeypatch, dropout):
+    """The repeated steps have the same sums, so none is charged again; places and masks are the same, too."""
+    options = {"microbatch_size": 5, "sampling": eq.FullBatch(41, 9), "data": records(41)}  # the last: one
+    monkeypatch.delitem(launched.GRAPHS, "cpu", raising=False)
+    _, expected = result_of({"model": lambda: network(dropout=dropout), **options})
+    run = training(network(dropout=dropout), folder=tmp_path / "run", **options)
+    for step in run:
+        if step.step == 2:
+            run.save_checkpoint()
+        if step.step == 6:
+            break
+    run.close()  # nothing of the last four steps was saved
+    monkeypatch.setitem(launched.GRAPHS, "cpu", RecordedGraph)
+    model = network(seed=7, dropout=dropout)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
+    again = eq.PrivateTraining.resume(tmp_path / "run", model, optimizer, loss=loss, data=run._setup.data)
+    list(again)
+    assert torch.equal(parameters(model), expected)
+    assert sum(of.count for of in runs_of(again)) > 9
+    assert again.ledger.record.num_draws == 9
 
 
 def test_rows_that_are_still_in_use_are_not_written_over(graphs):

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from equipoise._dtensor import local_part
-from equipoise._host import Unread
 from equipoise.distributed.processes import Processes
 from equipoise.privacy import Bounded, Draw, EpsilonResult, Ledger, LedgerError, PrivacyPlan
 from equipoise.privacy.digests import KeyedDigest, keyed_digest
@@ -57,7 +56,10 @@ class SharedLedger:
 
         # Of digests that the first process takes for its own; no noise and no draw follows from it.
         self._key = processes.first(start)
-        self._digest_of_step = KeyedDigest(self._key, "what a step depends on")
+        #: As `digest`, without a wait for a device.
+        self.unread_digest = KeyedDigest(self._key, "what a step depends on")
+        if self.own is not None:
+            self.unread_digest = self.own.unread_digest
 
     @property
     def _ledger(self) -> Ledger:
@@ -66,12 +68,6 @@ class SharedLedger:
     def digest(self, value: Any) -> str:
         """As `Ledger.digest` on rank 0; elsewhere a digest of what this process has."""
         return self.unread_digest(value).value()
-
-    def unread_digest(self, value: Any) -> Unread[str]:
-        """As `digest`, without a wait for a device."""
-        if self.own is not None:
-            return self.own.unread_digest(value)
-        return self._digest_of_step(value)
 
     @property
     def place(self) -> dict[str, Any]:

@@ -28,6 +28,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, lru_cache
+from itertools import repeat
 from typing import Any
 
 import torch
@@ -164,13 +165,18 @@ def compressed(tensors: Sequence[torch.Tensor], key: bytes) -> Iterator[torch.Te
     for tensor in [*tensors, None]:
         size = sum(part.numel() for part in group)
         if size >= HASHED_AT_ONCE or (tensor is None and size):
-            rest = torch.zeros(-size % (LINES * HASHED_BYTES), dtype=torch.int8, device=weights.device)
+            rest = _zeros(-size % (LINES * HASHED_BYTES), weights.device)
             lines = torch.cat([*group, rest]).view(-1, HASHED_BYTES)
             for some in torch.split(lines, HASHED_AT_ONCE // HASHED_BYTES):
                 yield _products(some, weights)
             group = []
         if tensor is not None:
             group.append(tensor.reshape(-1).view(torch.int8))
+
+
+@lru_cache(maxsize=4)
+def _zeros(count: int, device: torch.device) -> torch.Tensor:
+    return torch.zeros(count, dtype=torch.int8, device=device)
 
 
 @lru_cache(maxsize=4)  # a run has one key for what a step depends on, and one for what it answers
@@ -221,10 +227,11 @@ def _describe(value: Any, say: Callable[[str], None], take: Callable[[torch.Tens
                 take(raw)
         elif isinstance(value, (dict, Mapping)):  # `dict` is known sooner
             say(f"mapping {len(value)};")
-            pending += [(f"key {key!r};", value[key]) for key in sorted(value, key=str, reverse=True)]
+            for key in sorted(value, key=str, reverse=True):
+                pending.append((f"key {key!r};", value[key]))
         elif isinstance(value, (list, tuple)):
             say(f"sequence {len(value)};")
-            pending += [("", item) for item in reversed(value)]
+            pending += zip(repeat(""), reversed(value))
         elif value is None or isinstance(value, (bool, int, float, str, bytes)):
             say(f"{type(value).__name__} {value!r};")
         else:

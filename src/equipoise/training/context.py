@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from operator import attrgetter
 from types import MappingProxyType
 from typing import Any
 
@@ -95,6 +96,7 @@ class Attempt:
         """See that no number of the try is used where a record was not finite, if nothing was released."""
         if self.all_finite is not None:
             _refuse_not_finite(self.rows.backend.all_of(self.all_finite).value())
+            self.all_finite = []
 
 
 def _refuse_not_finite(are_finite: bool) -> None:
@@ -129,7 +131,7 @@ class TrainingDraw:
         # What a pass over the draw reads. A record that failed is left out of every later pass, and the
         # others keep their places and with them their random numbers.
         self._micro_batches = self._rows.micro_batches(token, ids, places, self._processes)
-        diagnostics.note_draw(token.name, sum([len(part.ids) for part in self._micro_batches]))
+        diagnostics.note_draw(token.name, sum(map(len, map(attrgetter("ids"), self._micro_batches))))
 
     @property
     def name(self) -> str:
@@ -220,11 +222,10 @@ class TrainingDraw:
     def _turns(self, points: Sequence[Parameters | None]) -> Turns:
         """Of the processes of a fully sharded model."""
         rows = self._rows
-        randomness = public_randomness(rows.seed, 0, "while others run")
 
         def idle() -> None:
             try:
-                rows.of_public_alone(points, randomness)
+                rows.of_public_alone(points, public_randomness(rows.seed, 0, "while others run"))
             except Exception as error:  # nobody takes its rows
                 if is_no_records_fault(error):
                     raise

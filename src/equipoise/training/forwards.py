@@ -15,7 +15,7 @@ import logging
 import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -241,6 +241,7 @@ def _dealt(ids: Tensor, size: int, places: int, draw: Draw, processes: Processes
     return found
 
 
+@dataclass(eq=False, repr=False)  # records are printed nowhere
 class RowSource:
     """Makes gradient rows of the records of a forward.
 
@@ -260,26 +261,21 @@ class RowSource:
         backend: runs the forwards of private records as the processes share the model.
     """
 
-    def __init__(
-        self,
-        engine: Any,
-        source: RecordSource,
-        prepare: BatchPreparation,
-        micro_batch_size: int,
-        example: Any,
-        seed: int,
-        fills_with: Any = None,
-        record_bytes: float = 0.0,
-        probes: Tensor | None = None,
-        random_places: bool = False,
-        owners: Owners | None = None,
-        backend: Backend | None = None,
-    ) -> None:
-        self.owners, self.backend = owners, backend or Backend(Processes())
-        self.fills_with, self.record_bytes, self.random_places = fills_with, record_bytes, random_places
-        self.engine, self.source, self.prepare = engine, source, prepare
-        self.probes = torch.zeros(0, dtype=torch.long) if probes is None else probes
-        self.micro_batch_size, self.example, self.seed = micro_batch_size, example, seed
+    engine: Any
+    source: RecordSource
+    prepare: BatchPreparation
+    micro_batch_size: int
+    example: Any
+    seed: int
+    fills_with: Any = None
+    record_bytes: float = 0.0
+    probes: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.long))
+    random_places: bool = False
+    owners: Owners | None = None
+    backend: Backend = field(default_factory=lambda: Backend(Processes()))
+
+    def __post_init__(self) -> None:
+        self._rows = forward_rows(self.micro_batch_size)
         self._failure_was_logged = False
         self._fillers: tuple[Any, Any] = (None, None)  # those of the last form of records
 
@@ -354,25 +350,22 @@ class RowSource:
         randomness, count = part.randomness, len(part.ids)
         batch = self._batch(records, part.places, randomness)
 
-        def with_norms(*given: Any) -> Any:
+        def with_norms() -> list[Any]:
             with nullcontext() if all_finite is None else lost_are_nan():
-                gradients = self.engine.by_plan(*given)
-                if not self.engine.forward_only:
+                found = self.of_batch(self.engine.by_plan, batch, at, randomness)
+                for gradients in () if self.engine.forward_only else found:
                     gradients.row_norms()  # in the fixed shape too; the cut below keeps them
-            return gradients
+            return found
 
-        whole = self._of_private_batch(with_norms, batch, at, randomness)
-        if count == forward_rows(self.micro_batch_size):
+        whole = self.backend.forwards(with_norms, len(at))
+        if count == self._rows:
             return whole
         if all_finite is not None and not self.engine.forward_only:
             all_finite += [gradients.row_norms().isfinite().all() for gradients in whole]
         # The first places as a slice: nothing is copied.
-        are_first = int(part.places[-1]) == count - 1
-        kept = slice(count) if are_first else part.places
-        return [
-            gradients.rows(kept if isinstance(kept, slice) else kept.to(gradients.device))
-            for gradients in whole
-        ]
+        if int(part.places[-1]) == count - 1:
+            return [gradients.rows(slice(count)) for gradients in whole]
+        return [gradients.rows(part.places.to(gradients.device)) for gradients in whole]
 
     def of_one(self, record: Any, at: Sequence[Parameters | None], part: MicroBatch) -> list[Any]:
         """Rows of a record that runs other operations than planned, or fails next to fillers: without a plan.
@@ -387,18 +380,19 @@ class RowSource:
         """
         place, randomness = int(part.places), part.randomness
         # Fillers may fail where it does not; copies of it fail only where it does.
-        copies = repeat_to(record, forward_rows(self.micro_batch_size))
+        copies = repeat_to(record, self._rows)
         batch = self._batch(copies, torch.arange(num_records(copies)), randomness)
+        alone, numbers = self.engine.alone, randomness
         if self.random_places:
-            return self._of_private_batch(partial(self.engine.alone, place=place), batch, at, randomness)
-        one = take_records(batch, slice(place, place + 1))
-        return self._of_private_batch(
-            self.engine.alone, one, at, lambda kind: randomness(f"{kind} of {place}")
-        )
+            alone = partial(alone, place=place)
+        else:
+            batch = take_records(batch, slice(place, place + 1))
+            numbers = lambda kind: randomness(f"{kind} of {place}")  # noqa: E731
+        return self.backend.forwards(partial(self.of_batch, alone, batch, at, numbers), len(at))
 
     def _batch(self, records: Any, places: Tensor, randomness: Randomness) -> Any:
         """The rows of a forward, prepared: records at their places, fillers at all others."""
-        if len(places) < forward_rows(self.micro_batch_size):
+        if len(places) < self._rows:
             records = filled(records, self.fillers(records), places)
         if self.prepare.augmentation is None:
             return self.prepare(records, randomness)
@@ -412,7 +406,9 @@ class RowSource:
         They are zeros. A model that does not take those gets copies of the example's records, or of the first
         of these, if they have another form.
         """
-        form, count = signature(records), forward_rows(self.micro_batch_size)
+        if self._fillers[1] is not None and self.source.has_rows:  # all of one form
+            return self._fillers[1]
+        form, count = signature(records), self._rows
         if self.fills_with is not None and form != signature(self.fills_with):
             return repeat_to(take_records(records, slice(1)), count)
         if form != self._fillers[0]:
@@ -431,16 +427,6 @@ class RowSource:
         numbers = partial(randomness, "dropout")
         # Values are asked for once, now, and go after it: a mapping may make them.
         return [rows_of(batch, None if point is None else dict(point), numbers) for point in at]
-
-    def _of_private_batch(
-        self,
-        rows_of: Callable[..., Any],
-        batch: Any,
-        at: Sequence[Parameters | None],
-        randomness: Randomness,
-    ) -> list[Any]:
-        """As `of_batch`, at the same time as the other processes of a sharded model."""
-        return self.backend.forwards(partial(self.of_batch, rows_of, batch, at, randomness), len(at))
 
     def of_public(self, batch: Any, at: Parameters | None, step: int) -> Any:
         """Gradient rows of public records, under the public randomness of a step."""
@@ -508,6 +494,7 @@ class RowSource:
         )
 
 
+@dataclass(frozen=True, repr=False)
 class Forwards:
     """Decides which private records share a forward.
 
@@ -524,16 +511,11 @@ class Forwards:
         all_finite: as for `RowSource.of_records`.
     """
 
-    def __init__(
-        self,
-        rows: RowSource,
-        points: Sequence[Parameters | None],
-        of_items: Randomness,
-        note_failure: Callable[[str], None],
-        all_finite: list[Tensor] | None,
-    ) -> None:
-        self._rows, self._points, self._of_items = rows, points, of_items
-        self._note_failure, self._all_finite = note_failure, all_finite
+    rows: RowSource
+    points: Sequence[Parameters | None]
+    of_items: Randomness
+    note_failure: Callable[[str], None]
+    all_finite: list[Tensor] | None
 
     def of(self, part: MicroBatch, purpose: Sequence[object] = ()) -> Iterator[tuple[MicroBatch, list[Any]]]:
         """The records of each forward, and their rows at every point.
@@ -546,15 +528,23 @@ class Forwards:
             MemoryError: memory ran out; a micro-batch size that may fit is named.
         """
         while len(part.ids):
+            together: list[Any] | None = None
             try:
-                found = self._together(part, purpose)
-                first = next(found, None)
+                records = self.rows.joined(part, self.of_items, purpose)
+                try:
+                    together = self._by_plan(records, part)
+                except PlanMismatch:
+                    pass
+                except Exception:
+                    if len(part.ids) > 1:
+                        raise
             except Exception as error:
                 self._raise(error)
             else:
-                if first is not None:
-                    yield first
-                yield from found
+                if together is not None:
+                    yield part, together
+                else:
+                    yield from self._one_by_one(records, part)
                 return
             kinds = {place: self._fault(part.at(place), purpose) for place in part.places.tolist()}
             failed = {place: kind for place, kind in kinds.items() if kind}
@@ -562,60 +552,45 @@ class Forwards:
                 for place in kinds:
                     yield from self.of(part.at(place), (place,))
                 return
-            self._rows.check_source()
+            self.rows.check_source()
             for kind in failed.values():
-                self._note_failure(kind)
+                self.note_failure(kind)
             part = part.without(failed)
 
-    def _together(
-        self, part: MicroBatch, purpose: Sequence[object]
-    ) -> Iterator[tuple[MicroBatch, list[Any]]]:
-        """The records of each forward, and their rows, all joined together.
-
-        Raises:
-            What reading, joining or running them raises, before anything is given.
-        """
-        records = self._rows.joined(part, self._of_items, purpose)
-        try:
-            yield part, self._by_plan(records, part)
-            return
-        except PlanMismatch:
-            pass
-        except Exception:
-            if len(part.ids) > 1:
-                raise
+    def _one_by_one(self, records: Any, part: MicroBatch) -> Iterator[tuple[MicroBatch, list[Any]]]:
+        """The records of a micro-batch, which were joined, in forwards of their own."""
         for number, place in enumerate(part.places.tolist()):
             few = part.at(place)
             try:
                 rows = self._alone(take_records(records, slice(number, number + 1)), few)
             except Exception as error:
                 self._raise(error)
-                self._note_failure(type(error).__name__)
+                self.note_failure(type(error).__name__)
             else:
                 yield few, rows
 
     def _fault(self, one: MicroBatch, purpose: Sequence[object]) -> str:
         """The kind of the error of a record that fails by itself; else ""."""
         try:
-            self._alone(self._rows.joined(one, self._of_items, purpose), one)
+            self._alone(self.rows.joined(one, self.of_items, purpose), one)
         except Exception as error:
             self._raise(error)
             return type(error).__name__
         return ""
 
     def _by_plan(self, records: Any, part: MicroBatch) -> list[Any]:
-        return self._rows.of_records(records, self._points, part, self._all_finite)
+        return self.rows.of_records(records, self.points, part, self.all_finite)
 
     def _alone(self, record: Any, one: MicroBatch) -> list[Any]:
         try:
             return self._by_plan(record, one)
         except Exception as error:
             self._raise(error)
-        return self._rows.of_one(record, self._points, one)
+        return self.rows.of_one(record, self.points, one)
 
     def _raise(self, error: Exception) -> None:
         """Raise what is no record's fault."""
         if out_of_memory(error):
-            raise self._rows.memory_ran_out() from cause_of(error)
+            raise self.rows.memory_ran_out() from cause_of(error)
         if is_no_records_fault(error):
             raise error

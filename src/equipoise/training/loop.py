@@ -146,8 +146,6 @@ class PrivateTraining:
     def _take_up(self, run: StartedRun) -> None:
         """Be the training of a run that can take steps."""
         self._run, self._steps = run, run.steps
-        # An epoch of plain training before the first step would be no start.
-        self._steps.watch.accept_parameters()
         self._setup = setup = run.setup
         self.folder, self.ledger = run.folder, run.ledger
         self.model, self.optimizer, self.scheduler = setup.model, setup.optimizer, setup.run.scheduler
@@ -413,20 +411,20 @@ class PrivateTraining:
             with self.processes.together():
                 self._assume(self._check_start())
             self._check_start = None
-        try:
-            outcome = self._steps.take()
-        except (KeyError, AttributeError, TypeError, IndexError) as error:
-            if self._state_is_tried:
-                raise
-            raise CheckpointError(
-                f"the first step after resuming failed ({where_raised(error)}): the state in the "
-                "checkpoint is not what method and optimizer wrote, or the loss fails. Resume from a copy of "
-                "the checkpoint; the step is repeated with the noise it had."
-            ) from cause_of(error)
-        finally:
-            self._trace()
-        self._state_is_tried, self._finished_with = True, None
         with self.processes.together():
+            try:
+                outcome = self._steps.take()
+            except (KeyError, AttributeError, TypeError, IndexError) as error:
+                if self._state_is_tried:
+                    raise
+                raise CheckpointError(
+                    f"the first step after resuming failed ({where_raised(error)}): the state in the "
+                    "checkpoint is not what method and optimizer wrote, or the loss fails. Resume from a "
+                    "copy of the checkpoint; the step is repeated with the noise it had."
+                ) from cause_of(error)
+            finally:
+                self._trace()
+            self._state_is_tried, self._finished_with = True, None
             return self._run.metrics.step(self.steps_done, outcome, self.ledger)
 
     def public_step(self, fn: Callable[[], Any]) -> Any:

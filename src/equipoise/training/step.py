@@ -9,7 +9,7 @@ no other: what it wrote follows private records, and may be there still.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -190,14 +190,13 @@ class StepRunner:
             ForwardWritesError: the model wrote to itself; from then on every call is refused.
         """
         setup, started = self._setup, time.perf_counter()
-        with setup.processes.together():
-            gradient, state, context = self._looked(self._estimate)
-            norm = Unread([norm_of_all(gradient.values())], float)
-            row = context.diagnostics.row()
-            rate = float(setup.optimizer.param_groups[0]["lr"])
-            self._move(gradient, state)
-            # All that the host needs of the step, and what the next one begins with, in one wait.
-            read(norm, row, self.watch.digest_left)
+        gradient, state, context = self._looked(self._estimate)
+        norm = Unread([norm_of_all(gradient.values())], float)
+        row = context.diagnostics.row()
+        rate = float(setup.optimizer.param_groups[0]["lr"])
+        self._move(gradient, state)
+        # All that the host needs of the step, and what the next one begins with, in one wait.
+        read(norm, row, self.watch.left[0])
         # float() refuses private numbers
         metrics = {name: float(value) for name, value in setup.method.metrics(state).items()}
         seconds = time.perf_counter() - started
@@ -230,8 +229,12 @@ class StepRunner:
             self._note()
             self._follow()
             self.settle()
-            self._began = self._ledger.place
+            self._began, self._attempt = self._ledger.place, self._new_attempt(self.looks_at_once)
             return look()
+
+    def _new_attempt(self, looks: bool) -> Attempt:
+        setup = self._setup
+        return Attempt(setup.rows, self._ledger, setup.processes, looks, self.watch.unmoved)
 
     def _estimate(self) -> tuple[Mapping[str, Tensor], State, StepContext]:
         """The method's estimate of the gradient and its next state; nothing of the training changes."""
@@ -267,7 +270,7 @@ class StepRunner:
         setup, ledger, met = self._setup, self._ledger, set[type[Exception]]()
         while True:
             depends_on = ledger.digest({"step": self.done, "parameters": self.watch.before, "method": state})
-            attempt = Attempt(setup.rows, ledger, setup.processes, self.looks_at_once, self.watch.unmoved)
+            attempt = self._attempt
             context = StepContext(
                 attempt, setup.parameters, self.done, setup.sampling, setup.method_plan, depends_on
             )
@@ -283,6 +286,7 @@ class StepRunner:
                     self.looks_at_once = True
                     assert self._began is not None
                     ledger.rewind(self._began)
+                self._attempt = self._new_attempt(self.looks_at_once or attempt.all_finite is None)
 
     def _move(self, gradient: Mapping[str, Tensor], state: State) -> None:
         """Move the parameters by an estimate of the gradient, and count the step."""
@@ -319,12 +323,14 @@ class StepRunner:
         average, scheduler = self._setup.average, self._setup.run.scheduler
         if average is not None:
             average.update(self.done - 1)
-        if scheduler is not None:
-            groups = self._setup.optimizer.param_groups
-            before = deepcopy((scheduler.state_dict(), [_settings(group) for group in groups]))
+        if scheduler is None:
+            self._followed = self.done
+            return
+        groups = self._setup.optimizer.param_groups
+        settings = [{key: one for key, one in group.items() if key != "params"} for group in groups]
+        before = deepcopy((scheduler.state_dict(), settings))
         try:
-            if scheduler is not None:
-                scheduler.step()
+            scheduler.step()
             self._followed = self.done
         except Exception:  # of the scheduler itself: it is told once
             self._followed = self.done
@@ -332,8 +338,8 @@ class StepRunner:
         except BaseException:
             if self._followed != self.done:
                 scheduler.load_state_dict(before[0])
-                for group, settings in zip(groups, before[1], strict=True):
-                    _set(group, settings)
+                for group, own in zip(groups, before[1], strict=True):
+                    group.update(own)
             raise
 
     def settle(self) -> None:
@@ -375,16 +381,3 @@ class StepRunner:
         """Refuse what comes after a stop, or after something else than a step changed what is saved."""
         self.watch.check()
         self._follow()
-
-
-def _settings(group: Mapping[str, Any]) -> dict[str, Any]:
-    """Of a parameter group: learning rate, momentum and the like."""
-    return {name: value for name, value in group.items() if name != "params"}
-
-
-def _set(group: MutableMapping[str, Any], settings: Mapping[str, Any]) -> None:
-    for name, value in settings.items():
-        if isinstance(value, Tensor):  # a graph may have been captured with this very tensor
-            group[name].copy_(value)
-        else:
-            group[name] = value

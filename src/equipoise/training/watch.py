@@ -15,9 +15,12 @@ changes but writes through `.data`; a value is a digest, which on a device is ta
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from itertools import chain
+from operator import attrgetter, methodcaller
 
+import torch
 from torch import Tensor, nn
 
 from equipoise._host import Unread, read
@@ -69,8 +72,8 @@ class Watch:
         ledger: takes digests.
 
     Attributes:
-        left: digest and marks of the trained parameters, as the last step left them or as the first found
-            them. Marks are None from where private records are looked at until nothing was seen to move.
+        left: digest and marks of the trained parameters, as the start or the last step left them. Marks are
+            None from where private records are looked at until nothing was seen to move.
         before: digest of the parameters where the step under way began.
         changes: of what no step moves, what was accepted in a model that is not proved for all values: it may
             be a switch, to be tried.
@@ -79,13 +82,14 @@ class Watch:
     def __init__(self, setup: TrainingSetup, ledger: Ledger | SharedLedger) -> None:
         self._setup, self._ledger = setup, ledger
         self._trained = list(setup.parameters.values())
+        self._places = set(map(id, self._trained))
         self._kinds = {name: (p.dtype, p.device) for name, p in setup.parameters.items()}
         self._optimized = self._held_by_optimizer()
         self._fixed = self._digests_of_fixed()
         self._marks = self._marks_of_fixed(self._held())
         self._remembered = self._marks_of_optimizer()
         self._stopped: str | None = None
-        self.left: tuple[Unread[str], _Marks | None] | None = None
+        self.left: tuple[Unread[str], _Marks | None] = self.now()
         self.before, self._begun = "", list[tuple[int, int]]()
         self.changes: list[Change] = []
 
@@ -98,19 +102,16 @@ class Watch:
             RuntimeError: something moved since the last step, or other parameters would be trained.
         """
         held = self._check_places()
-        trained = set(map(id, self._trained))
         for name, value in held.items():
-            if isinstance(value, nn.Parameter) and value.requires_grad is not (id(value) in trained):
+            if isinstance(value, nn.Parameter) and value.requires_grad is not (id(value) in self._places):
                 became = "became trainable" if value.requires_grad else "was frozen"
                 raise RuntimeError(f"parameter {name!r} of the model {became} after the start. {FIXED}")
         if self._held_by_optimizer() != self._optimized:
             raise RuntimeError(f"optimizer holds other parameters than at the start. {FIXED}")
-        if self.left is None:
-            self.left = self.now()
-        digest, marks = self.left
-        if marks != self._marks_of_trained():
-            self._refuse(digest.value(), self._digest().value(), _PARAMETERS)
-        self.before, self._begun = digest.value(), self._marks_of_trained()
+        (digest, marks), self._begun = self.left, _marks(self._trained)
+        self.before = digest.value()
+        if marks != self._begun:
+            self._refuse(self.before, self._digest().value(), _PARAMETERS)
 
     @contextmanager
     def looking(self) -> Iterator[None]:
@@ -119,13 +120,13 @@ class Watch:
         Raises:
             ForwardWritesError: one moved; the training has come to its end.
         """
-        digest = self.digest_left
+        digest = self.left[0]
         self.left = digest, None
         try:
             try:
                 yield
             finally:
-                marks = self._marks_of_trained()
+                marks = _marks(self._trained)
                 if marks != self._begun:
                     self._refuse_written(self._digest().value())
             self.left = digest, marks
@@ -144,7 +145,7 @@ class Watch:
         """
         if now == self.before:
             return
-        both = zip(self._setup.parameters, self._begun, self._marks_of_trained(), strict=True)
+        both = zip(self._setup.parameters, self._begun, _marks(self._trained), strict=True)
         written = [name for name, left, new in both if left != new]
         if written or self._setup.rows.engine.runs_model:
             raise ForwardWritesError(written or [*self._setup.parameters], "before the optimizer's step")
@@ -182,13 +183,7 @@ class Watch:
 
     def now(self) -> tuple[Unread[str], _Marks]:
         """What `left` is if the parameters are right as they stand."""
-        return self._digest(), self._marks_of_trained()
-
-    @property
-    def digest_left(self) -> Unread[str]:
-        """Of the parameters, as the last step left them."""
-        assert self.left is not None
-        return self.left[0]
+        return self._digest(), _marks(self._trained)
 
     # ---- what is done between steps
 
@@ -222,10 +217,9 @@ class Watch:
         """
         self._check_places()
         self._check_fixed()
-        if self.left is not None:
-            now = self._digest()
-            read(self.left[0], now)
-            self._refuse(self.left[0].value(), now.value(), _PARAMETERS)
+        left, now = self.left[0], self._digest()
+        read(left, now)
+        self._refuse(left.value(), now.value(), _PARAMETERS)
 
     # ---- how it is seen
 
@@ -247,26 +241,20 @@ class Watch:
             raise RuntimeError(self._stopped)
         held = self._held()
         for name, parameter in self._setup.parameters.items():
-            if held.get(name) is not parameter:
+            kind, before = (parameter.dtype, parameter.device), self._kinds[name]
+            if held.get(name) is not parameter or kind != before:
+                is_there = held.get(name) is parameter
+                now = f"{kind[0]} on {kind[1]}" if is_there else "another tensor, which no step moves"
                 raise RuntimeError(
-                    f"parameter {name!r} of the model is no longer the tensor that this training moves: "
-                    "load_state_dict(assign=True), another layer or a move to another kind of device put a "
-                    "new one in its place. No step moves that one, and no epsilon covers it. Put the "
-                    "parameter back, or resume the run from its last checkpoint (PrivateTraining.resume)"
-                )
-            before, kind = self._kinds[name], (parameter.dtype, parameter.device)
-            if kind != before:
-                raise RuntimeError(
-                    f"parameter {name!r} of the model is {kind[0]} on {kind[1]}, and was {before[0]} on "
-                    f"{before[1]} when this training began: its kernels and the shape of its forwards were "
-                    "chosen for that. Move the model back (model.to(...)). To go on with it as it is, resume "
-                    "the run from its last checkpoint (PrivateTraining.resume)"
+                    f"parameter {name!r} of the model is {now}. When this training began it was {before[0]} "
+                    f"on {before[1]}, for which kernels and the shape of forwards were chosen. "
+                    "load_state_dict(assign=True), another layer or model.to(...) changed it: put it back, "
+                    "or resume the run from its last checkpoint (PrivateTraining.resume)"
                 )
         if self._marks_of_fixed(held) != self._marks:
             self._check_fixed()
         # What was cleared, as momentum is in a restart, brings nothing into later steps.
-        if self.left is not None:
-            self._refuse(True, self._marks_of_optimizer() <= self._remembered, "what the optimizer remembers")
+        self._refuse(True, self._marks_of_optimizer() <= self._remembered, "what the optimizer remembers")
         return held
 
     def _check_fixed(self) -> None:
@@ -314,7 +302,7 @@ class Watch:
         These are frozen parameters, persistent buffers and extra state. What shares its memory with a
         parameter that is trained moves with it.
         """
-        held, trained = self._held(), {place for place, _ in self._marks_of_trained()}
+        held, trained = self._held(), {place for place, _ in _marks(self._trained)}
         found = {}
         for name, value in self._setup.model.state_dict().items():
             value = held.get(name, value)
@@ -328,15 +316,27 @@ class Watch:
         """Of the parameters as they are."""
         return self._ledger.unread_digest(self._setup.parameters)
 
-    def _marks_of_trained(self) -> _Marks:
-        return [*map(write_mark, self._trained)]
-
     def _marks_of_fixed(self, held: Mapping[str, Tensor]) -> dict[str, tuple[int, int]]:
         return {name: write_mark(held.get(name)) for name in self._fixed}
 
     def _marks_of_optimizer(self) -> set[tuple[int, int]]:
-        held = leaves([*self._setup.optimizer.state.values()])
-        return {write_mark(leaf) for leaf in held if isinstance(leaf, Tensor)}
+        entries = map(methodcaller("values"), self._setup.optimizer.state.values())
+        held = [*chain.from_iterable(entries)]
+        if not _SINGLE.issuperset(map(type, held)):
+            held = leaves(held)
+        return {*_marks([*filter(torch.is_tensor, held)])}
 
     def _held_by_optimizer(self) -> set[int]:
         return {id(p) for group in self._setup.optimizer.param_groups for p in group["params"]}
+
+
+_SINGLE = {Tensor, nn.Parameter, float, int, bool, type(None)}
+
+
+def _marks(tensors: Sequence[Tensor]) -> _Marks:
+    """`write_mark` of each; of plain tensors without a call for each, since every step asks for all."""
+    are_dense = {torch.strided}.issuperset(map(attrgetter("layout"), tensors))
+    are_plain = are_dense and {Tensor, nn.Parameter}.issuperset(map(type, tensors))
+    if are_plain and not any(map(Tensor.is_inference, tensors)):
+        return [*zip(map(Tensor.data_ptr, tensors), map(attrgetter("_version"), tensors), strict=True)]
+    return [*map(write_mark, tensors)]

@@ -200,7 +200,8 @@ def weights_for(lengths: float | torch.Tensor, norms: torch.Tensor) -> torch.Ten
     weights = lengths / norms.clamp_min(SMALLEST_NORM)
     # The quotient is rounded, coarsely so among the smallest floats: a step down where it is above.
     over = weights * norms.double() > lengths.double() * (1 + WEIGHT_SLACK)
-    return torch.where(over, torch.nextafter(weights, norms.new_zeros(())), weights)
+    down = torch.nextafter(weights, torch.zeros((), dtype=norms.dtype))
+    return torch.where(over, down, weights)
 
 
 def require_rows(rows: PrivateRows) -> None:
@@ -220,7 +221,8 @@ def usable_rows(
         Raw rows and norms of the usable records, and which records these are, [B].
     """
     require_rows(rows)
-    norms = unwrap(rows.row_norms() if groups is None else rows.row_norms(groups))
+    raw = rows._rows
+    norms = raw.row_norms() if groups is None else raw.row_norms(groups)
     finite = norms < math.inf  # nor NaN; a norm is at least 0
     if groups is not None:
         finite = finite.all(dim=1)
@@ -239,8 +241,7 @@ def without_bad(rows: PrivateRows, norms: torch.Tensor, finite: torch.Tensor) ->
     if rows._all_finite is not None:
         rows._all_finite.append(finite.all())
         # Such a record's weights are NaN or zero: a sum that is not thrown away is refused, or lacks it.
-        places = finite.view(-1, *[1] * (norms.ndim - 1))
-        return raw, norms.masked_fill(~places, math.nan)
+        return raw, torch.where(finite.view(-1, *[1] * (norms.ndim - 1)), norms, math.nan)
     if bool(finite.all()):  # inside the room: the branch changes speed, never the result
         return raw, norms
     # A bad row is left out, not weighted by zero: 0 * inf would make the whole sum NaN.
@@ -262,5 +263,7 @@ def counts_of(finite: torch.Tensor, cut: torch.Tensor | None, draw: Draw | None)
         cut: of the usable ones, [B] or fewer; None for a sum that shortens none.
         draw: of the records.
     """
-    counts = [finite.sum(), (~finite).sum()]
-    return Private(torch.stack(counts if cut is None else [*counts, cut.sum()]), draw)
+    alike = [finite, ~finite] if cut is None else [finite, ~finite, cut]
+    if len(alike[-1]) == len(finite):
+        return Private(torch.stack(alike).sum(1), draw)
+    return Private(torch.stack([flags.sum() for flags in alike]), draw)

@@ -33,12 +33,13 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from operator import itemgetter
 from typing import Any, NoReturn
 
 import torch
 from dp_accounting import DpEvent
 
-from equipoise._host import Unread, read
+from equipoise._host import Unread, host_waits, read
 from equipoise._tree import map_leaves
 from equipoise.privacy.accounting.calibrate import Budget
 from equipoise.privacy.accounting.epsilon import EpsilonResult
@@ -79,7 +80,7 @@ def run_checks(checks: Sequence[Check], *also: Unread[Any]) -> None:
         checks: see `Check`.
         also: what else the host needs here; it waits once for all.
     """
-    read(*(value for value, _ in checks), *also)
+    read(*map(itemgetter(0), checks), *also)
     for value, check in checks:
         check(value.value())
 
@@ -178,11 +179,11 @@ def _check_sum(plan: PrivacyPlan, draw: Draw, name: str, bounded: Bounded) -> No
         )
 
 
-def check_finite(sums: Mapping[str, Bounded]) -> list[Check]:
+def check_finite(sums: Mapping[str, Mapping[str, torch.Tensor]]) -> list[Check]:
     """For each sum whether it is finite, and what refuses it if it is not.
 
     Args:
-        sums: {release name: bounded sum}.
+        sums: {release name: exact values of the sum}.
 
     Raises:
         LedgerError: by the second ones, naming sum and tensor.
@@ -198,15 +199,16 @@ def check_finite(sums: Mapping[str, Bounded]) -> list[Check]:
             )
 
     found: list[Check] = []
-    for name, bounded in sums.items():
+    for name, values in sums.items():
         # Of DTensors the parts that are here.
-        raw = {t: getattr(v, "_local_tensor", v) for t, v in exact_values(bounded.value).items()}
+        raw = {t: getattr(v, "_local_tensor", v) for t, v in values.items()}
         if raw:
             each = [*raw.values()]
             # Of many tensors a device takes norms at once; a processor takes sums much faster.
-            on_device = each[0].device.type != "cpu"
+            on_device = host_waits(each[0].device)
             total = torch.stack([*torch._foreach_norm(each, 1)] if on_device else [v.sum() for v in each])
-            found.append((Unread([torch.isfinite(total).all()], bool), partial(refuse, name, raw)))
+            is_finite = Unread([total], lambda found: bool(torch.isfinite(found).all()))
+            found.append((is_finite, partial(refuse, name, raw)))
     return found
 
 
@@ -331,7 +333,8 @@ class Ledger:
         self.data_fingerprint, self.owners = data_fingerprint, owners
         self.kernels, self.keys = kernels, keys
         self.run = self.secrets.identity
-        self._digest_of_step = KeyedDigest(self.secrets.key, "what a step depends on")
+        #: As `digest`, without a wait for a device.
+        self.unread_digest = KeyedDigest(self.secrets.key, "what a step depends on")
         # Of exact raw sums: who holds the key alone can tell whether two are the same.
         self._digest_of_sums = KeyedDigest(self.secrets.key, "what a draw answers")
         self._fingerprint = plan.fingerprint()
@@ -519,7 +522,7 @@ class Ledger:
         bounds = {name: float(sums[name].add_remove) for name in sorted(sums)}
         values = {name: exact_values(bounded.value) for name, bounded in sums.items()}
         unread = self._digest_of_sums(values if not parts else {"here": values, "elsewhere": list(parts)})
-        run_checks([*checks, *check_finite(sums)], unread)
+        run_checks([*checks, *check_finite(values)], unread)
         answer = unread.value()
         past = [self._state.history.before(names[0], draw.ordinal, m.memory) for m, names in groups]
         for (_, names), of in zip(groups, past, strict=True):
@@ -533,11 +536,12 @@ class Ledger:
             if booked is None or (booked.bounds, booked.answer, booked.joint) != (bounds, answer, joint):
                 self._void(draw)
         else:
+            multipliers = {name: m.noise_multiplier for m, members in groups for name in members}
             entry = ReleaseEntry(
                 run=self.run,
                 draw=BookedDraw.of(draw, self.data_fingerprint),
                 bounds=bounds,
-                multipliers={name: self.plan[name].at(draw.ordinal).noise_multiplier for name in bounds},
+                multipliers={name: multipliers[name] for name in bounds},
                 pattern=tuple(sorted(pattern.names)),
                 answer=answer,
                 joint=joint,
@@ -593,10 +597,6 @@ class Ledger:
     def digest(self, value: Any) -> str:
         """Digest of tensors and plain values that a draw depends on, under the run's key."""
         return self.unread_digest(value).value()
-
-    def unread_digest(self, value: Any) -> Unread[str]:
-        """As `digest`, without a wait for a device."""
-        return self._digest_of_step(value)
 
     @property
     def can_go_on(self) -> bool:
