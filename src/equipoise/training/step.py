@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -326,9 +325,12 @@ class StepRunner:
         if scheduler is None:
             self._followed = self.done
             return
-        groups = self._setup.optimizer.param_groups
-        settings = [{key: one for key, one in group.items() if key != "params"} for group in groups]
-        before = deepcopy((scheduler.state_dict(), settings))
+        groups, before = self._setup.optimizer.param_groups, scheduler.state_dict()
+        # A rate that is a tensor is written in place.
+        settings = [
+            {key: one.clone() if isinstance(one, Tensor) else one for key, one in group.items()}
+            for group in groups
+        ]
         try:
             scheduler.step()
             self._followed = self.done
@@ -337,8 +339,8 @@ class StepRunner:
             raise
         except BaseException:
             if self._followed != self.done:
-                scheduler.load_state_dict(before[0])
-                for group, own in zip(groups, before[1], strict=True):
+                scheduler.load_state_dict(before)
+                for group, own in zip(groups, settings, strict=True):
                     group.update(own)
             raise
 
