@@ -460,3 +460,20 @@ def test_a_leaf_that_the_forward_makes_hides_no_gradient():
     """An input with a gradient has no operation behind it, and another operation is in the same sum."""
     engine = compare(Borrowing().double(), squared, floats(4, 5), how="rule")
     assert engine.coverage()[0].operations == ("mul",)
+
+
+@pytest.mark.parametrize(
+    ("equation", "shape"),
+    [("btd,de->bte", (20, 30)), ("btd,dhk->bthk", (20, 2, 15)), ("hkd,btd->bhtk", (2, 15, 20))],
+)
+def test_a_projection_written_as_an_einsum_makes_no_rows(equation, shape):
+    model = nn.Linear(20, 20).double()
+    model.projection = nn.Parameter(floats(*shape))
+
+    def loss(model, x):
+        pair = (model.projection, model(x)) if equation.startswith("h") else (model(x), model.projection)
+        return torch.sin(torch.einsum(equation, *pair).flatten(1)).sum(1)
+
+    compare(model, loss, floats(6, 2, 20))
+    (factor,) = per_sample_gradients(model, loss, floats(6, 2, 20)).factors["projection"]
+    assert isinstance(factor, OuterFactor)

@@ -23,7 +23,7 @@ from equipoise.gradients.rules.local import local
 from equipoise.gradients.rules.lookups import embedding, embedding_bag, get_item
 from equipoise.gradients.rules.norms import group_norm, layer_norm
 from equipoise.gradients.rules.operation import Finish, Operation, Rule
-from equipoise.gradients.rules.products import addmm, linear, matmul
+from equipoise.gradients.rules.products import addmm, einsum, linear, matmul
 
 __all__ = ["MATRIX_RULES", "RULES", "Finish", "Operation", "Rule", "local", "rule_for"]
 
@@ -35,6 +35,7 @@ RULES: dict[Callable, Rule] = {
         linear: (F.linear,),
         addmm: (torch.addmm, _T.addmm),
         matmul: (torch.matmul, torch.mm, _T.matmul, _T.mm, _T.__matmul__),
+        einsum: (torch.einsum,),
         conv: (F.conv1d, F.conv2d, F.conv3d),
         conv_transpose: (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d),
         embedding: (F.embedding,),

@@ -1,16 +1,17 @@
-"""Rules for products with a matrix parameter: linear layers, `addmm`, `matmul`."""
+"""Rules for products with a matrix parameter: linear layers, `addmm`, `matmul`, `einsum`."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from equipoise.gradients.factors.base import DenseFactor, Factor
 from equipoise.gradients.factors.outer import OuterFactor
 from equipoise.gradients.rules.operation import Finish, Operation, flat, sum_over
 
-__all__ = ["addmm", "linear", "matmul"]
+__all__ = ["addmm", "einsum", "linear", "matmul"]
 
 
 def _matrix_product(
@@ -59,3 +60,47 @@ def matmul(op: Operation) -> Finish | None:
     if not op.tracks(weight) or op.tracks(x):
         return None
     return _matrix_product(op, x, weight, None, transposed=False) if weight.ndim == 2 else None
+
+
+def einsum(op: Operation) -> Finish | None:
+    """``x[record, S, in], W[in, out] -> [record, S, out]`` in any order of letters, no batched weights."""
+    equation, *operands = op.args
+    if len(operands) == 1 and isinstance(operands[0], (list, tuple)):
+        operands = list(operands[0])
+    if not isinstance(equation, str) or len(operands) != 2 or "." in equation or "->" not in equation:
+        return None
+    left, result = equation.replace(" ", "").split("->")
+    letters = left.split(",")
+    if op.tracks(operands[0]):
+        letters, operands = letters[::-1], operands[::-1]
+    (x_letters, w_letters), (x, weight) = letters, operands
+    layout, records = op.layout(x), op.records
+    if layout is None or layout.fold != "none" or not op.tracks(weight) or op.tracks(x):
+        return None
+    inner = [c for c in w_letters if c in x_letters]
+    outer = [c for c in w_letters if c in result]
+    record = x_letters[layout.axis]
+    shared = [c for c in x_letters if c != record and c not in inner]
+    if (
+        set(inner) & set(outer)
+        or len(inner) + len(outer) != len(w_letters)
+        or set(result) != {record, *shared, *outer}
+        or any(len(set(word)) != len(word) for word in (x_letters, w_letters, result))
+    ):
+        return None
+    in_first = list(w_letters) == inner + outer
+    if not in_first and list(w_letters) != outer + inner:
+        return None
+    kept, shape = x.detach(), weight.shape
+
+    def arrange(tensor: Tensor, word: str, last: list[str]) -> Tensor:
+        order = [record, *shared, *last]
+        sizes = dict(zip(word, tensor.shape, strict=True))
+        width = torch.Size(sizes[c] for c in last).numel()
+        return tensor.permute([word.index(c) for c in order]).reshape(records, -1, width)
+
+    def finish(b: Tensor) -> list[tuple[Tensor, Factor]]:
+        a, b = arrange(kept, x_letters, inner), arrange(b, result, outer)
+        return [(weight, OuterFactor(b, a, shape) if in_first else OuterFactor(a, b, shape))]
+
+    return finish
