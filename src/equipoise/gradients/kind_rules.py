@@ -11,8 +11,9 @@ Why the kind of a result follows:
   or public. Public values that differ along the records' axis (`arange(B)`) may not take part: the result
   would depend on a record's place.
 - **The same values elsewhere** (`view`, `permute`, `expand`, `cat`): the axis moves. Entry *(o R + r) p +
-  q* of a dimension belongs to record *r* of *R*. A reshape that splits the axis, or takes a part of the
-  records (`x[:2]`), has no rule. The engine's own blocks of records are all alike and join to the whole.
+  q* of a dimension belongs to record *r* of *R*, for outer copy *o* and place *q* of *p* per record. A
+  reshape that splits the axis has no rule, nor has a part of the records (`x[:2]`), whose treatment would
+  depend on their place. The engine's own blocks of records are all alike and join to the whole.
 - **Along other dimensions** (`softmax`, `layer_norm`, pools, Fourier transforms, matrices of a batch): it
   stays within a record. Columns of the solution of a system of equations depend on their own column of the
   right side, so records may be columns.

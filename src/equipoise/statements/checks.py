@@ -38,7 +38,8 @@ What is checked, here and in `recompute`, `consistency` and `verify`:
   the figure).
 - **Configuration.** Plan (by its hash, which holds relation, unit, sampling and noise), `reproducible`,
   recipe and the budget's delta of `config.json` must be the statement's, and the statement must name its
-  public records. Other settings are not compared: the journal shows what was released.
+  public records. No other setting is compared, not even its own `relation`, `unit`, `sampling` and
+  `hardened`: the plan counts, and the journal shows what was released.
 - **Page.** `report.html` is not compared; a signature covers it, and a page that nobody signed is marked
   `?`.
 """
