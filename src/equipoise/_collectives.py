@@ -12,8 +12,6 @@ from torch import Tensor
 
 from equipoise._dtensor import is_dtensor, with_part
 
-__all__ = ["add_up", "reduce_scattered", "sent_by_first"]
-
 BUCKET = 1 << 24
 """Numbers that are sent at once: enough to fill a link, few enough to be a small part of a model."""
 

@@ -18,22 +18,6 @@ from torch import Tensor
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
-__all__ = [
-    "all_values",
-    "device_of",
-    "holders_of_a_part",
-    "is_a_copy",
-    "is_cut_once",
-    "is_dtensor",
-    "local_part",
-    "norm_of_all",
-    "part_like",
-    "place_of",
-    "ranges_of",
-    "with_part",
-    "with_values",
-]
-
 
 def is_dtensor(tensor: object) -> TypeGuard[DTensor]:
     """Whether a process holds a part of this tensor, or a copy of what others hold too."""

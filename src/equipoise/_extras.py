@@ -6,8 +6,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 
-__all__ = ["incomplete", "lacking", "of_extra"]
-
 _EXTRAS = {
     "cli": ("PIL", "click", "jinja2", "matplotlib", "pandas", "pydantic", "rich", "sklearn", "typer"),
     "federated": ("flwr",),

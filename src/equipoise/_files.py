@@ -7,8 +7,6 @@ import errno
 import os
 from pathlib import Path
 
-__all__ = ["CheckpointError", "PathLike", "explained", "make_folder", "schema_file", "write_atomically"]
-
 PathLike = str | os.PathLike[str]
 
 

@@ -10,8 +10,6 @@ import traceback
 from pathlib import Path
 from types import FrameType
 
-__all__ = ["cause_of", "place_of_user", "where_raised"]
-
 _LONGEST = 2000
 """Characters of a text that a traceback shows; torch's own messages are shorter, printed tensors longer."""
 

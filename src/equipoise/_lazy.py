@@ -14,8 +14,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-__all__ = ["attach", "later"]
-
 
 class _Later(ModuleType):
     def __getattr__(self, name: str) -> Any:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-__all__ = ["ARE_PUBLIC", "RELATIONS", "condition_in_words"]
-
 #: The neighbouring relations by the names that arguments and files give them.
 RELATIONS = ("add_or_remove_one", "replace_one")
 

@@ -14,8 +14,6 @@ from collections.abc import Callable
 
 from scipy import optimize
 
-__all__ = ["NoCrossing", "crossing"]
-
 # Brent's method interpolates: beyond, a value tells its sign alone, so that infinities do no harm.
 _LARGEST = 1e9
 _FINEST = 8.9e-16  # the least relative tolerance that brentq takes

@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-__all__ = ["correlation_in_words", "noise_in_words", "plain", "rounded_up", "significant", "times_in_words"]
-
 
 def significant(value: float, digits: int = 3) -> str:
     """A number with a few significant digits, zeros of the fraction kept while they mean something.

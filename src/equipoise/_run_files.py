@@ -17,19 +17,6 @@ from typing import Any, BinaryIO
 
 from equipoise._files import PathLike
 
-__all__ = [
-    "LARGEST_OBJECT",
-    "RunFolderError",
-    "each_once",
-    "each_row",
-    "file_of_run",
-    "open_regular",
-    "read_file",
-    "read_json",
-    "read_object",
-]
-
-
 LARGEST_OBJECT = 64 * 2**20
 """Bytes of a file that holds one JSON value."""
 

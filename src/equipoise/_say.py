@@ -7,8 +7,6 @@ import shutil
 import sys
 import textwrap
 
-__all__ = ["at_width", "continued", "page_width", "say", "wrapped"]
-
 _BEGIN = re.compile(r" *(- )?")
 
 

@@ -10,8 +10,6 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from typing import Any
 
-__all__ = ["leaves", "map_leaves", "named_leaves"]
-
 
 def leaves(tree: Any) -> list[Any]:
     """The leaves, in a fixed order.

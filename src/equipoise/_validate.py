@@ -16,25 +16,6 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 from typing import Any
 
-__all__ = [
-    "author_of",
-    "by_author",
-    "count",
-    "delta_warning",
-    "given",
-    "instance",
-    "noise_if_given",
-    "non_negative",
-    "one_of",
-    "positive",
-    "positive_if_given",
-    "share",
-    "suggestion",
-    "what_is",
-    "within",
-]
-
-
 NO_NOISE = "or train without noise by equipoise.methods.PlainSGD or ClipSGD"
 
 

@@ -35,9 +35,6 @@ from torch import Tensor
 from equipoise._files import PathLike
 from equipoise.data import Records
 
-__all__ = ["CANARIES_FILE", "SCORES_FILE", "InsertedCanaries", "choose_canaries"]
-
-
 CANARIES_FILE = "private/canaries.safetensors"
 
 

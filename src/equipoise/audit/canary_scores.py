@@ -22,9 +22,6 @@ from equipoise.methods.wrapper import MethodWrapper
 from equipoise.privacy import Private
 from equipoise.privacy.private import unwrap
 
-__all__ = ["WithCanaryScores", "scores_of"]
-
-
 CANARIES = (
     "{count} made-up records (canaries), functions of the seed and of the test records only, were "
     "added to the training records, each with probability 1/2 by a secret random choice of its own, whoever "

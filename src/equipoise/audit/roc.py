@@ -18,8 +18,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-__all__ = ["Roc", "bound_on_roc", "roc"]
-
 Numbers = NDArray[np.float64]
 
 

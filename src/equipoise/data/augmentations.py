@@ -11,8 +11,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-__all__ = ["shift_and_flip"]
-
 
 def shift_and_flip(
     images: Tensor, generator: torch.Generator, *, pixels: int | None = None, flip: bool | None = None

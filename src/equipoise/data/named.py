@@ -19,8 +19,6 @@ from equipoise.data.readers.files import DataFileError, MissingDataError, find_f
 from equipoise.data.readers.idx import IDX_FILES, load_idx_pair
 from equipoise.data.records import DataSet, Records
 
-__all__ = ["NAMED", "NamedSet", "load"]
-
 
 @dataclass(frozen=True)
 class NamedSet:

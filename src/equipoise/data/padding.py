@@ -10,8 +10,6 @@ from typing import Any
 from torch import Tensor
 from torch.nn.functional import pad
 
-__all__ = ["PadTo"]
-
 
 @dataclass(frozen=True)
 class PadTo:

@@ -21,8 +21,6 @@ from torch import Tensor
 
 from equipoise.data.readers.files import DataFileError
 
-__all__ = ["OWNER", "TASK_NAMES", "DataSet", "Records", "with_test_records"]
-
 TASK_NAMES = ("classification", "regression", "multi-label")
 OWNER = "owner"
 """The field of a data set's training records that says whose they are, where users are protected."""

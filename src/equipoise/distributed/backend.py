@@ -46,8 +46,6 @@ from equipoise.gradients.capture.sharded import SHARDED, tensor_parallel_mesh
 from equipoise.privacy import Bounded, Ledger, PrivacyPlan
 from equipoise.privacy.bounds.bounded import added_over_processes, after_exchange
 
-__all__ = ["Backend", "Turns", "backend_of", "is_no_records_fault", "out_of_memory"]
-
 Computed = TypeVar("Computed")
 
 

@@ -26,8 +26,6 @@ from equipoise._dtensor import is_dtensor, local_part, with_part
 from equipoise._files import CheckpointError
 from equipoise.distributed.processes import Processes
 
-__all__ = ["check_parts", "load_parts", "save_parts", "sharded_tensors", "without_parts"]
-
 _NAMES = {
     "torch.distributed.checkpoint.metadata": (
         "Metadata",

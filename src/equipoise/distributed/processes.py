@@ -26,8 +26,6 @@ from torch import Tensor
 
 from equipoise._collectives import sent_by_first
 
-__all__ = ["MachineError", "ProcessError", "Processes"]
-
 T = TypeVar("T")
 
 #: What a process tells that failed: more than any wish (`most_of`), so that the largest number tells of it.

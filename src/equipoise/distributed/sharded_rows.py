@@ -17,8 +17,6 @@ from equipoise.gradients.numerics import accumulation_dtype
 from equipoise.privacy.private import as_sum
 from equipoise.privacy.whole_sums import WholeSum
 
-__all__ = ["ShardedRows"]
-
 
 class ShardedRows:
     """Rows whose weighted sums are those of all processes, each of which gets its part.

@@ -24,8 +24,6 @@ from equipoise.privacy.mechanisms.gaussian import Gaussian
 from equipoise.privacy.noise.streams import NOISE, ReleaseStreams, released_type
 from equipoise.privacy.private import exact
 
-__all__ = ["SharedLedger", "own_ledger"]
-
 
 class SharedLedger:
     """Rank 0's ledger, for the training on every process: its methods give every process the same result.

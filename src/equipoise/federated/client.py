@@ -43,8 +43,6 @@ from equipoise.statements.verify_federation import DISJOINT
 from equipoise.training import PrivateTraining
 from equipoise.training.arguments import Record, Run, Users
 
-__all__ = ["Client"]
-
 
 class Client:
     """One data owner.

@@ -9,8 +9,6 @@ from contextlib import contextmanager
 from equipoise import _validate
 from equipoise.federated.client import Client
 
-__all__ = ["ClientPool"]
-
 
 class ClientPool(Sequence[Client]):
     """Participants for `simulate`, opened from their folders when they are asked.

@@ -27,8 +27,6 @@ from equipoise.gradients.engine_inputs import (
 )
 from equipoise.training.record_source import BatchFormError
 
-__all__ = ["LocalUpdates", "losses_with_updates"]
-
 
 @dataclass(frozen=True)
 class LocalUpdates:

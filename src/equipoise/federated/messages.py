@@ -16,25 +16,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from equipoise._files import CheckpointError
 from equipoise._run_files import RunFolderError
 from equipoise._tree import leaves
 from equipoise.methods.base import Parameters
 from equipoise.privacy import digest
 from equipoise.privacy.errors import JournalError, LedgerError
-from equipoise.training.folder.checkpoint import CheckpointError
-
-__all__ = [
-    "CLIENT_FAILURES",
-    "Refused",
-    "Reply",
-    "Request",
-    "RequestKind",
-    "check_number",
-    "check_round",
-    "check_tensors",
-    "size_in_bytes",
-]
-
 
 RequestKind = Literal["train", "query"]
 

@@ -22,8 +22,6 @@ from torch import Tensor
 
 from equipoise import _validate
 
-__all__ = ["dirichlet", "iid", "one_class", "shards"]
-
 
 def iid(num_records: int, clients: int, seed: int = 0) -> list[Tensor]:
     """Sorted record numbers of each client; the rest of an uneven division is left out.

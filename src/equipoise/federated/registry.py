@@ -23,17 +23,6 @@ if TYPE_CHECKING:
     from equipoise.gradients.engine_inputs import Loss
     from equipoise.methods import Method, ReleasedQuantile
 
-__all__ = [
-    "FEDERATED",
-    "MOVED",
-    "PLAIN_AVERAGING",
-    "FederatedMethod",
-    "FederationSetup",
-    "average",
-    "dp_sgd",
-    "find_federated",
-]
-
 PLAIN_AVERAGING = "fedavg:"
 """Before the name of a method of the library: that method at the clients, averaged."""
 

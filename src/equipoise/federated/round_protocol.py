@@ -16,8 +16,6 @@ from equipoise.methods.base import Parameters, Plan
 from equipoise.methods.named_tensors import copied
 from equipoise.methods.wrapper import MethodWrapper
 
-__all__ = ["Extra", "RoundProtocol", "RoundWrapper", "check_passed_on", "protocol_of"]
-
 
 @dataclass(frozen=True)
 class Extra:

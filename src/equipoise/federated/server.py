@@ -38,22 +38,6 @@ from equipoise.methods.base import Parameters
 from equipoise.methods.named_tensors import copied
 from equipoise.training.folder.checkpoint import Checkpoints
 
-__all__ = [
-    "Exchange",
-    "FedAvg",
-    "FederationHistory",
-    "Participant",
-    "RoundReport",
-    "RoundRequests",
-    "Strategy",
-    "pick_clients",
-    "picked_per_round",
-    "run_rounds",
-    "simulate",
-    "usable_replies",
-    "why_absent",
-]
-
 _log = logging.getLogger("equipoise.federated")
 
 #: What takes a client out of a round without ending the training.

@@ -30,17 +30,6 @@ from equipoise.gradients.engine_inputs import (
 )
 from equipoise.gradients.numerics import length
 
-__all__ = [
-    "OWN_GENERATOR",
-    "ROW_TILE",
-    "SEEDS",
-    "Independence",
-    "away_from_zero",
-    "compare",
-    "losses_moved",
-    "with_others",
-]
-
 #: Under so many seeds rows are compared, and losses of a few records: a branch that one forward in five takes
 #: is missed with 3% by rows, of one in twenty with 4% by losses, of one in fifty with 27%. Choices: each seed
 #: costs four runs at least, of all rows or of the losses of the few.

@@ -64,8 +64,6 @@ from equipoise.gradients.split import SplitGradients
 from equipoise.gradients.trace import Line, Traced, line_on_copies, trace
 from equipoise.gradients.trials import Trials
 
-__all__ = ["Covered", "GradientEngine", "per_sample_gradients"]
-
 
 @dataclass(frozen=True)
 class Covered:

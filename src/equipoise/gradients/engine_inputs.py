@@ -27,26 +27,6 @@ from equipoise.gradients.capture.sharded import (
     parameters_gathered,
 )
 
-__all__ = [
-    "Loss",
-    "backward_at",
-    "backward_included",
-    "check_batch",
-    "check_model",
-    "check_params",
-    "evaluate_loss",
-    "fillers",
-    "is_array",
-    "map_records",
-    "num_records",
-    "record_leaves",
-    "run_loss",
-    "signature",
-    "take_records",
-    "trainable_parameters",
-    "uncompiled",
-]
-
 
 def map_records(function: Callable[[Tensor], Tensor], batch: Any) -> Any:
     """``batch`` with ``function`` applied to every tensor that has a record axis; containers keep their type.

@@ -19,8 +19,6 @@ from equipoise.gradients.engine_inputs import num_records, record_leaves, traina
 from equipoise.gradients.operator import LossesOnly
 from equipoise.gradients.trace import Line
 
-__all__ = ["LossEngine"]
-
 
 @dataclass(frozen=True)
 class TracedLosses:

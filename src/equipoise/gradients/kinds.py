@@ -22,30 +22,6 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-__all__ = [
-    "SUMMED",
-    "Axis",
-    "ByRecord",
-    "Fault",
-    "Kind",
-    "MixesError",
-    "NoRuleError",
-    "One",
-    "Operand",
-    "Public",
-    "Seen",
-    "Sum",
-    "broadcast",
-    "dims",
-    "every_axis",
-    "every_block",
-    "formed",
-    "labelled",
-    "listed",
-    "moved",
-    "tensors",
-]
-
 
 class Axis(NamedTuple):
     """Where records are: entry ``(o * records + r) * places + p`` of a dimension is of record r."""

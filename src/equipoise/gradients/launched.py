@@ -31,8 +31,6 @@ from equipoise._foreign_errors import where_raised
 from equipoise.gradients.capture.random_numbers import GlobalState
 from equipoise.gradients.trace import Line
 
-__all__ = ["GRAPHS", "Graph", "Launched", "launched", "runs_of"]
-
 
 class Graph(Protocol):
     """Kernels that are launched as one.

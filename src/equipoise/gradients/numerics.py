@@ -36,8 +36,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["GUARD", "full_precision", "guarded", "length", "lost_are_nan"]
-
 
 @contextmanager
 def full_precision(device: torch.device) -> Iterator[None]:

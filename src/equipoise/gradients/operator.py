@@ -50,15 +50,6 @@ from equipoise.gradients.numerics import (
     without_lost,
 )
 
-__all__ = [
-    "DenseGradients",
-    "FactoredGradients",
-    "LossesOnly",
-    "PerSampleGradients",
-    "as_factored",
-    "factored_over",
-]
-
 
 class PerSampleGradients(ABC):
     """A B x P matrix of per-record gradients. Results are detached and float32 or wider.

@@ -38,22 +38,6 @@ from equipoise.gradients.kinds import (
 )
 from equipoise.gradients.trace import MADE_BY, Line, Traced
 
-__all__ = [
-    "Axis",
-    "ByRecord",
-    "Fault",
-    "Kind",
-    "Proof",
-    "Public",
-    "Sum",
-    "Trusted",
-    "flow",
-    "functional",
-    "inputs_read",
-    "prove",
-]
-
-
 #: How the engine computes the results of a record: as those of others, in blocks of as many as memory holds.
 BLOCK = -1
 

@@ -22,8 +22,6 @@ from equipoise.gradients.operator import DenseGradients, FactoredGradients, PerS
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-__all__ = ["SplitGradients"]
-
 
 class SplitGradients(PerSampleGradients):
     """Rows of which this process has some columns; every operation is one of all processes together.

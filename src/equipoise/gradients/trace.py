@@ -49,9 +49,6 @@ from equipoise.gradients.factors.base import Factor
 from equipoise.gradients.numerics import are_lost_nan, full_precision, lost_are_nan
 from equipoise.gradients.operator import FactoredGradients
 
-__all__ = ["Compute", "Line", "Replayed", "Traced", "line_on_copies", "trace", "why_untraced"]
-
-
 #: Parameters and buffers by name, and the records' tensors -> rows. Buffers that a forward binds anew are so
 #: in the mapping; what it writes in place is thrown away.
 Compute = Callable[[dict[str, Tensor], dict[str, Tensor], list[Tensor]], FactoredGradients]

@@ -39,24 +39,14 @@ from equipoise.gradients.compare import (
     with_others,
 )
 from equipoise.gradients.engine_inputs import num_records, take_records, trainable_parameters
+from equipoise.gradients.kinds import Fault, Public
 from equipoise.gradients.numerics import length
 from equipoise.gradients.operator import LossesOnly, PerSampleGradients
-from equipoise.gradients.provenance import (
-    Fault,
-    Proof,
-    Public,
-    Trusted,
-    inputs_read,
-    not_by_record,
-    prove,
-    read,
-)
+from equipoise.gradients.provenance import Proof, Trusted, inputs_read, not_by_record, prove, read
 from equipoise.gradients.trace import Traced, why_untraced
 
 if TYPE_CHECKING:
     from equipoise.gradients.engine import GradientEngine
-
-__all__ = ["MOST_TRACED", "Trials"]
 
 #: How often a trace is taken, which costs as much as many steps; other forms of micro-batches, and models
 #: that change in every step, run eagerly. A choice: more make such runs begin later, fewer prove less of

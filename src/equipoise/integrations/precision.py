@@ -9,8 +9,6 @@ from torch import Tensor, nn
 
 from equipoise.gradients.engine_inputs import Loss
 
-__all__ = ["in_bfloat16"]
-
 
 def in_bfloat16(loss: Loss, device: torch.device) -> Loss:
     """The loss under autocast: a function, since what a function holds can be copied and looked at."""

@@ -6,8 +6,6 @@ from torch import nn
 
 from equipoise.gradients.checks.replace_batch_norm import is_frozen_norm
 
-__all__ = ["to_train_mode"]
-
 
 def to_train_mode(model: nn.Module) -> None:
     """Call `train()`, and leave frozen BatchNorm in evaluation mode: in training mode it mixes records."""

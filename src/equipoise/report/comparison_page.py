@@ -16,9 +16,6 @@ from equipoise.report.phrases import PERCENTAGES, bytes_in_words, readable, scor
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-__all__ = ["comparison_table", "render_comparison", "told_apart", "write_comparison"]
-
-
 SEARCH = (
     "The search for learning rates is not accounted, and neither are the runs with other seeds: each epsilon "
     "is that of a single run, started with settings that were known beforehand. Whoever searches on private "

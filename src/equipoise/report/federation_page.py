@@ -36,9 +36,6 @@ from equipoise.report.terminal import guarantee_text, panel, score_row
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-__all__ = ["federation_summary", "render_federation", "write_federation_report"]
-
-
 _PUBLISHABLE = (
     "federation.json", "federation.sig.json", "model.safetensors", "report.html", "clients/*/statement.json",
     "clients/*/statement.sig.json",

@@ -18,8 +18,6 @@ from equipoise._extras import of_extra
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["COLOURS", "Curve", "chart", "plot"]
-
 COLOURS = (
     "#2a6fdb", "#d9622b", "#2e9e5b", "#b23a8e", "#8a6d1f",
     "#17879b", "#c0392b", "#6c5ce7", "#5b6770", "#a3b33a",

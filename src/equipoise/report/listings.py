@@ -10,8 +10,6 @@ from equipoise.report.terminal import guarantee_text
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-__all__ = ["methods_listing", "methods_table"]
-
 
 def methods_table(methods: Sequence[Mapping[str, Any]]) -> RenderableType:
     """A line per method: its name, what it does, and what may be claimed.

@@ -26,23 +26,6 @@ from equipoise.report.phrases import (
     score_name,
 )
 
-__all__ = [
-    "GUARANTEE_BANNERS",
-    "badge",
-    "curve_of",
-    "data_in_words",
-    "figure",
-    "guarantee_figure",
-    "lines_of",
-    "linked",
-    "loss_figure",
-    "render",
-    "score_charts",
-    "text_of",
-    "write_page",
-]
-
-
 GUARANTEE_BANNERS = {
     "proven": ("proven", "good", "Every release is covered by a proof that this library's tests repeat."),
     "worst_case": ("worst case", "mid", "Proved, though by a cruder argument than the method's paper uses."),

@@ -21,28 +21,6 @@ from typing import Any
 
 from equipoise._rounding import plain, rounded_up, significant
 
-__all__ = [
-    "ACCOUNTANTS",
-    "BYTE_UNITS",
-    "PERCENTAGES",
-    "RELATIONS_IN_WORDS",
-    "SCORES",
-    "SHARES",
-    "bytes_in_words",
-    "drawn_of",
-    "epsilon_in_words",
-    "evaluated_in_words",
-    "guessing_bound",
-    "learned_nothing",
-    "promise_in_words",
-    "readable",
-    "relation_in_words",
-    "sampling_in_words",
-    "score_in_words",
-    "score_name",
-    "unit_in_words",
-]
-
 
 def guessing_bound(epsilon: float, delta: float) -> float:
     """The largest probability of a right guess at even odds.

@@ -44,8 +44,6 @@ from equipoise.report.phrases import (
 )
 from equipoise.report.run_reader import PUBLISHABLE_FILES, WITHHELD_FILES, Run, damage_named, read_run
 
-__all__ = ["render_page", "write_report"]
-
 
 def write_report(folder: PathLike) -> Path:
     """Write ``report.html`` into a run folder and return its path.

@@ -18,9 +18,6 @@ from equipoise._files import PathLike
 from equipoise._run_files import RunFolderError, each_row, file_of_run, read_object
 from equipoise.report.phrases import SCORES
 
-__all__ = ["PUBLISHABLE_FILES", "WITHHELD_FILES", "Run", "damage_named", "read_run"]
-
-
 PUBLISHABLE_FILES = (
     "statement.json",
     "statement.sig.json",

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.text import Text
 
-__all__ = ["guarantee_text", "panel", "score_row", "sparkline", "summary"]
-
 BLOCKS = "▁▂▃▄▅▆▇█"
 
 

@@ -16,8 +16,6 @@ from equipoise.statements.assumptions import ALLOWED, EARLIER, NAMED, NOT_COMPAR
 from equipoise.statements.recompute import MALFORMED, Finding, finite_number
 from equipoise.statements.statement import OF_THE_LEDGER, sampling_assumptions
 
-__all__ = ["check_assumptions", "check_metrics", "check_settings", "texts_of"]
-
 PROGRESS = 0.04
 """How far a row's epsilon may be above the statement's, relatively: earlier versions computed rows coarsely.
 

@@ -11,17 +11,6 @@ from equipoise._rounding import plain, rounded_up
 from equipoise.privacy.errors import JournalError
 from equipoise.statements.statement import Statement, independence_of
 
-__all__ = [
-    "Finding",
-    "compared",
-    "delta_of",
-    "differences",
-    "finite_number",
-    "message",
-    "text_of",
-]
-
-
 # Keys of a statement that no journal holds: only their form can be checked.
 ON_TRUST: dict[str, Callable[[Any], bool]] = {
     "recipe": lambda value: value in ("library", "as_published"),

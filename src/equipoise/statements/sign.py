@@ -25,18 +25,6 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from equipoise._files import PathLike
 from equipoise.statements.recompute import Finding
 
-__all__ = [
-    "KeyFileError",
-    "Signature",
-    "check_files",
-    "fingerprint",
-    "read_private_key",
-    "read_signature",
-    "sign_files",
-    "signing_key",
-]
-
-
 _CONTEXT = "equipoise statement, version 1"
 
 

@@ -40,8 +40,6 @@ if TYPE_CHECKING:
 else:
     sign = later("equipoise.statements.sign")  # only who signs, or checks a signature, needs cryptography
 
-__all__ = ["Verification", "charge_search", "check_signable", "sign_run", "sign_verified", "verify_run"]
-
 STATEMENT, SIGNATURE, CONFIG, METRICS = (
     "statement.json",
     "statement.sig.json",

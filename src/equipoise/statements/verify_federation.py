@@ -13,8 +13,6 @@ from typing import Any
 from equipoise.privacy.ledger.run_record import GUARANTEES
 from equipoise.statements.recompute import finite_number
 
-__all__ = ["DISJOINT", "RESULT", "check_federation", "headline"]
-
 RESULT = "federation.json"
 DISJOINT = (
     "no person's records lie at several owners: for one whose records do, the epsilons of these owners add up"

@@ -31,16 +31,6 @@ from torch import Tensor, nn
 
 from equipoise.methods import Context
 
-__all__ = [
-    "FAR",
-    "CanaryLayout",
-    "Directions",
-    "Row",
-    "Rows",
-    "canary_loss",
-    "public_records",
-]
-
 FAR = 1e4
 """Length of a canary's gradient, in units where clip norms are about 1."""
 

@@ -46,8 +46,6 @@ from equipoise.training.run_ledger import open_ledger
 from equipoise.training.setup.training_setup import TrainingSetup, prepare
 from equipoise.training.step import StepRunner
 
-__all__ = ["CanaryTraining", "InMemoryTraining", "Rehearsal", "rehearse", "rehearse_in_turn", "whitened"]
-
 
 class FullBatchLedger(RecordingLedger):
     """The attacker's: every record in every draw, and the releases of the real training."""

@@ -1,8 +1,8 @@
 """Training: the loop, its draws, metrics, checkpoints and processes."""
 
+from equipoise._files import CheckpointError
 from equipoise.training.arguments import Data, Record, Run, Users
 from equipoise.training.describe import Description
-from equipoise.training.folder.checkpoint import CheckpointError
 from equipoise.training.folder.run_folder import load_model, save_model
 from equipoise.training.loop import PrivateTraining
 from equipoise.training.metrics import CSVWriter, MLflowWriter, TensorBoardWriter, WandbWriter

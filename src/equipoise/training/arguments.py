@@ -28,8 +28,6 @@ from equipoise.training.setup.step_number import with_step
 if TYPE_CHECKING:
     from equipoise.training.metrics import MetricWriter
 
-__all__ = ["MOVED", "Data", "Record", "Run", "TrainingInputs", "Users", "refuse_moved", "unit_of"]
-
 
 @dataclass(frozen=True, eq=False)
 class Data:

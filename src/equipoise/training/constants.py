@@ -19,8 +19,6 @@ from equipoise.gradients.capture.attributes import Change, HeldState
 from equipoise.statements.assumptions import CHANGED, FIRST_VALUES
 from equipoise.training.record_source import DataError
 
-__all__ = ["Constants"]
-
 MOST_TRIED = 4
 """So many new values of a name are tried, and one fraction: a counter has another one in every step.
 

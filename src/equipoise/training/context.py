@@ -33,16 +33,6 @@ from equipoise.privacy.private import join, unwrap
 from equipoise.training.forwards import Forwards, RowSource
 from equipoise.training.randomness import generator, public_randomness, secret_randomness
 
-__all__ = [
-    "Attempt",
-    "NotFiniteError",
-    "ReleaseNoise",
-    "StepContext",
-    "StepDiagnostics",
-    "StepLedger",
-    "TrainingDraw",
-]
-
 
 class NotFiniteError(Exception):
     """A record was not finite, or its norm lost digits, and nobody looked yet.

@@ -29,9 +29,6 @@ from equipoise.training.randomness import public_randomness
 from equipoise.training.setup.memory_use import step_bytes
 from equipoise.training.setup.training_setup import TrainingSetup
 
-__all__ = ["Description", "best_guarantee", "describe"]
-
-
 CLIPPED = "a gradient above the clip norm is shortened to it, and a weight in the loss then adds nothing"
 
 

@@ -48,18 +48,6 @@ from equipoise.training.randomness import Randomness, public_randomness, secret_
 from equipoise.training.record_source import RecordSource
 from equipoise.training.setup.memory_use import fitting
 
-__all__ = [
-    "BatchPreparation",
-    "Forwards",
-    "MicroBatch",
-    "RowSource",
-    "averaged_over_views",
-    "filled",
-    "forward_rows",
-    "moved",
-    "repeat_views",
-]
-
 _log = logging.getLogger("equipoise.training")
 
 

@@ -8,8 +8,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-__all__ = ["Interrupt", "catch_interrupt"]
-
 
 class Interrupt:
     """The signal by which somebody asked to stop, SIGTERM if there was one; None if nobody did."""

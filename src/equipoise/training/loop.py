@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 from equipoise import _validate
-from equipoise._files import PathLike, write_atomically
+from equipoise._files import CheckpointError, PathLike, write_atomically
 from equipoise._foreign_errors import cause_of, where_raised
 from equipoise._rounding import correlation_in_words
 from equipoise._say import say
@@ -36,7 +36,6 @@ from equipoise.statements.assumptions import Assumption, with_public_step
 from equipoise.statements.statement import MODEL
 from equipoise.training.arguments import Record, Run, TrainingInputs, Users, refuse_moved
 from equipoise.training.describe import Description, best_guarantee, describe
-from equipoise.training.folder.checkpoint import CheckpointError
 from equipoise.training.folder.config_file import rebuild, rebuild_method, refuse_other_engine
 from equipoise.training.folder.run_folder import BOTH, LOAD, RunFolder, save_model
 from equipoise.training.interrupt import catch_interrupt
@@ -50,9 +49,6 @@ from equipoise.training.setup.training_setup import prepare
 from equipoise.training.started_run import StartedRun, continue_run, start_run
 from equipoise.training.step import Result, StepReport
 from equipoise.training.traces import Traces, digests
-
-__all__ = ["PrivateTraining"]
-
 
 Evaluate = Callable[[nn.Module], "Mapping[str, float] | float"]
 

@@ -32,17 +32,6 @@ from equipoise.training.folder.run_folder import RunFolder
 from equipoise.training.setup.training_setup import TrainingSetup
 from equipoise.training.step import StepOutcome, StepReport
 
-__all__ = [
-    "CSVWriter",
-    "JSONLines",
-    "MLflowWriter",
-    "MetricWriter",
-    "MetricsLog",
-    "TensorBoardWriter",
-    "WandbWriter",
-    "rewind_jsonl",
-]
-
 
 class MetricWriter(Protocol):
     """Takes rows of publishable numbers."""

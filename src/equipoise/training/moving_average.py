@@ -15,8 +15,6 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-__all__ = ["MovingAverage"]
-
 
 class MovingAverage:
     """The moving average of named parameters.

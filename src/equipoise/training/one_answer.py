@@ -8,8 +8,6 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
-__all__ = ["Answers", "watch_answers"]
-
 ENOUGH = 20
 """A choice: fewer records may well have one class by chance; with more, small evaluations are passed over."""
 

@@ -34,17 +34,6 @@ from equipoise.privacy.noise.uniform import KEYS, keyed_integers, occurrences
 from equipoise.training.randomness import Randomness
 from equipoise.training.record_source import DataError, RecordSource
 
-__all__ = [
-    "Owners",
-    "UserSource",
-    "by_user",
-    "column_of",
-    "flattened",
-    "joined_over_users",
-    "keys_of_ids",
-    "users_of_one_record",
-]
-
 
 class Owners:
     """The user of each record.

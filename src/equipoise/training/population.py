@@ -11,8 +11,6 @@ from contextlib import contextmanager
 
 from equipoise._validate import delta_warning
 
-__all__ = ["population_told_elsewhere", "population_warning", "warn_of_delta", "warn_of_population"]
-
 _BEGIN = "the population is stated as"
 
 

@@ -8,8 +8,6 @@ from importlib.util import find_spec
 
 from equipoise._rounding import rounded_up
 
-__all__ = ["progress_bar"]
-
 
 @contextmanager
 def progress_bar(

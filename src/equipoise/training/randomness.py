@@ -18,8 +18,6 @@ import torch
 
 from equipoise.privacy import Draw, secret_generator
 
-__all__ = ["Randomness", "derive_seed", "generator", "public_randomness", "secret_randomness"]
-
 Randomness = Callable[[str], torch.Generator]
 """From what random numbers are for ("dropout", "augmentation") to a fresh CPU generator."""
 

@@ -22,8 +22,6 @@ from equipoise.gradients.capture.random_numbers import GlobalState, random_numbe
 from equipoise.privacy.digests import KeyedDigest
 from equipoise.privacy.ledger.write_ahead_log import WriteAheadLog
 
-__all__ = ["ReadItems", "are_fixed"]
-
 
 def _digest_of(item: Any, digest: KeyedDigest) -> str | None:
     """A secret digest of an item; None where it holds what cannot be compared."""

@@ -35,8 +35,6 @@ from torch import Tensor
 from equipoise.gradients.capture.random_numbers import GlobalState
 from equipoise.training.randomness import Randomness
 
-__all__ = ["ItemReader", "ReadingWorkers", "WorkersLostError"]
-
 _log = logging.getLogger("equipoise.training")
 
 

@@ -38,8 +38,6 @@ from equipoise.training.randomness import Randomness
 from equipoise.training.read_items import ReadItems
 from equipoise.training.reading import ItemReader, ReadingWorkers
 
-__all__ = ["ARRAY_REMEDY", "DataError", "NoAnswerError", "RecordPlaces", "RecordSource", "data_sets"]
-
 
 class DataError(ValueError):
     """The data cannot be trained on; raised before anything private was computed from them."""

@@ -31,8 +31,6 @@ from equipoise.training.run_ledger import secrets_of
 from equipoise.training.step import Result, StepReport
 from equipoise.training.traces import loaded
 
-__all__ = ["FinishedTraining", "check_same_run", "continued", "state_of", "undo_start"]
-
 LARGEST_STATEMENT = 1 << 24  # bytes: statements are some KB, and a file that is larger by far is not read
 
 

@@ -24,12 +24,6 @@ from equipoise.training.arguments import Run
 from equipoise.training.folder.run_folder import RunFolder
 from equipoise.training.setup.training_setup import TrainingSetup
 
-__all__ = [
-    "booked_plan",
-    "open_ledger",
-    "secrets_of",
-]
-
 
 def open_ledger(
     setup: TrainingSetup,

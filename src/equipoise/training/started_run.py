@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from equipoise._dtensor import is_dtensor
+from equipoise._files import CheckpointError
 from equipoise._version import ENGINE, __version__
 from equipoise.distributed.checkpoint import (
     check_parts,
@@ -32,7 +33,7 @@ from equipoise.privacy import Ledger, mark, unmark
 from equipoise.privacy.ledger.write_ahead_log import WriteAheadLog
 from equipoise.privacy.noise.uniform import KEYS, keyed_integers
 from equipoise.statements.assumptions import Assumption
-from equipoise.training.folder.checkpoint import CheckpointError, collect_state, restore_state
+from equipoise.training.folder.checkpoint import collect_state, restore_state
 from equipoise.training.folder.run_folder import RunFolder
 from equipoise.training.forwards import moved
 from equipoise.training.metrics import MetricsLog
@@ -41,8 +42,6 @@ from equipoise.training.record_source import DataError
 from equipoise.training.run_ledger import open_ledger
 from equipoise.training.setup.training_setup import TrainingSetup
 from equipoise.training.step import StepRunner
-
-__all__ = ["StartedRun", "continue_run", "start_run"]
 
 
 @dataclass(frozen=True)

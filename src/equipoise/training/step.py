@@ -33,8 +33,6 @@ from equipoise.training.setup.step_number import step_of
 from equipoise.training.setup.training_setup import TrainingSetup
 from equipoise.training.watch import Watch
 
-__all__ = ["Result", "StepOutcome", "StepReport", "StepRunner"]
-
 
 @dataclass(frozen=True)
 class StepReport:

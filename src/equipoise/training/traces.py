@@ -12,8 +12,6 @@ from torch.utils.weak import WeakIdKeyDictionary
 from equipoise._dtensor import is_dtensor, local_part
 from equipoise.privacy.digests import KeyedDigest
 
-__all__ = ["Traces", "digests", "loaded", "runs_by_digest"]
-
 # Under a key of 32 bytes that this process alone has: what parameters hold cannot be tried against a digest.
 _DIGEST = KeyedDigest(secrets.token_bytes(32), "what a run left")
 

@@ -34,8 +34,6 @@ from equipoise.privacy import Ledger
 from equipoise.privacy.ledger.ledger import Check
 from equipoise.training.setup.training_setup import TrainingSetup
 
-__all__ = ["Watch"]
-
 SPOILT = (
     "the model wrote to its own parameters or buffers in a step that failed: private records may be in it, "
     "without noise, so nothing more is computed, saved or published. Mend the model, build it anew, and "

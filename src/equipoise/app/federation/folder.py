@@ -31,16 +31,6 @@ from equipoise.statements.sign import (
 from equipoise.statements.verify import Verification, check_signable, sign_verified, verify_run
 from equipoise.statements.verify_federation import RESULT, check_federation
 
-__all__ = [
-    "SIGNATURE",
-    "FederationVerification",
-    "read_result",
-    "report_federation",
-    "sign_federation",
-    "verify_federation",
-]
-
-
 SIGNATURE = "federation.sig.json"
 
 

@@ -32,9 +32,6 @@ from equipoise.privacy import Budget, gaussian_mu
 from equipoise.training import Data, Record, Run
 from equipoise.training.population import population_told_elsewhere
 
-__all__ = ["ClientMaker", "Federation", "federation"]
-
-
 SAMPLING_RATE = 0.1
 
 

@@ -43,9 +43,6 @@ from equipoise.training.population import population_warning
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["describe_federation", "run_federation"]
-
-
 _log = logging.getLogger("equipoise.federated")
 
 

@@ -20,8 +20,6 @@ from equipoise.training.arguments import Data, Record, Run, Users, unit_of
 from equipoise.training.owners import Owners, column_of
 from equipoise.training.record_source import RecordSource
 
-__all__ = ["audit_neighbours"]
-
 
 def audit_neighbours(
     model: nn.Module,

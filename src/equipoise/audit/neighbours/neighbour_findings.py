@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-__all__ = ["CHANGES", "MOVEMENT_SLACK", "NeighbourAudit", "NeighbourPair"]
-
 CHANGES = ("add", "remove", "replace", "silent")
 """What is done to one record, or to one user; a silent one enters without a gradient of its own."""
 

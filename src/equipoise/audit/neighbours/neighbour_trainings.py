@@ -34,8 +34,6 @@ from equipoise.training.run_ledger import open_ledger
 from equipoise.training.setup.training_setup import TrainingSetup, prepare
 from equipoise.training.step import StepRunner
 
-__all__ = ["NeighbourTrainings"]
-
 
 @dataclass(frozen=True)
 class ChosenDraws:

@@ -14,15 +14,6 @@ from equipoise._tree import leaves, map_leaves
 from equipoise.gradients.engine_inputs import map_records, record_leaves
 from equipoise.training.record_source import RecordSource
 
-__all__ = [
-    "SCALES",
-    "DatasetWithCopies",
-    "ScaledCopy",
-    "other_record",
-    "smallest_and_largest",
-    "with_copies",
-]
-
 SCALES = (1.0, -10.0)
 """What the floating-point numbers of a record that enters are multiplied by, in turn over the positions."""
 

@@ -10,8 +10,6 @@ import torch
 from equipoise.privacy import Private
 from equipoise.privacy.private import unwrap
 
-__all__ = ["SilentMethod", "WholeDrawError"]
-
 
 class _Proxy:
     """Another object, but for what a subclass does differently."""

@@ -23,8 +23,6 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-__all__ = ["ContrastiveNet"]
-
 
 class ContrastiveNet(nn.Module):
     """Five convolutions; features are three of their maps, averaged over cells.

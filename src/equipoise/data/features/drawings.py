@@ -31,8 +31,6 @@ from torch import Tensor
 
 from equipoise.data.readers.images import standardise_each
 
-__all__ = ["draw_pictures"]
-
 
 def draw_pictures(count: int, shape: tuple[int, int, int], *, seed: int = 0, chunk: int = 512) -> Tensor:
     """Random pictures ``[count, c, h, w]``, float32, standardised one by one as the readers' images are.

@@ -15,8 +15,6 @@ from equipoise.data.features.patches import PatchDictionary
 from equipoise.data.features.upright import set_upright
 from equipoise.data.features.whitening import Whitening
 
-__all__ = ["DrawnFeatures"]
-
 _AT_ONCE = 8  # images for which the intermediate results stay within a processor's cache
 
 

@@ -28,9 +28,6 @@ from torch import Tensor
 from equipoise._files import PathLike, write_atomically
 from equipoise.data.records import DataSet, Records
 
-__all__ = ["FeatureExtractor", "FeatureProgress", "extract", "features_of"]
-
-
 FeatureProgress = Callable[[int, int], None]
 
 

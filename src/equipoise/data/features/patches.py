@@ -14,8 +14,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-__all__ = ["PatchDictionary"]
-
 
 @dataclass(frozen=True)
 class PatchDictionary:

@@ -18,8 +18,6 @@ from torch import Tensor
 
 from equipoise.data.readers.images import standardise_each
 
-__all__ = ["set_upright"]
-
 
 def set_upright(images: Tensor) -> Tensor:
     """Images ``[n, c, h, w]``, standardised one by one, without their slant.

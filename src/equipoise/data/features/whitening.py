@@ -14,8 +14,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-__all__ = ["Whitening"]
-
 _AT_ONCE = (
     256  # rows that are solved for together; fewer are filled up, since their number moves the rounding
 )

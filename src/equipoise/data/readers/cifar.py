@@ -17,8 +17,6 @@ from equipoise.data.readers.files import DataFileError, MissingDataError, find_f
 from equipoise.data.readers.images import standardise_each
 from equipoise.data.records import Records
 
-__all__ = ["CIFAR10_FILES", "PIXELS", "cifar_records", "load_cifar", "read_cifar_binary"]
-
 Arrays = tuple[NDArray[np.uint8], NDArray[np.int64]]
 PIXELS = 3 * 32 * 32
 CIFAR10_FILES = {"train": [f"data_batch_{i}.bin" for i in range(1, 6)], "test": ["test_batch.bin"]}

@@ -16,8 +16,6 @@ from equipoise._files import PathLike
 from equipoise.data.readers.files import DataFileError
 from equipoise.data.records import DataSet
 
-__all__ = ["load_dataset", "load_function", "load_named"]
-
 
 def load_function(spec: str) -> Callable[..., Any]:
     """The function that ``package.module:function`` names; modules in the current folder are found too.

@@ -17,9 +17,6 @@ import torch
 from equipoise.data.readers.images import standardise_each
 from equipoise.data.records import Records
 
-__all__ = ["load_digits"]
-
-
 _RECORDS, _TRAIN = 1797, 1437
 
 

@@ -9,16 +9,6 @@ from pathlib import Path
 
 from equipoise._files import PathLike
 
-__all__ = [
-    "DataFileError",
-    "MissingDataError",
-    "find_file",
-    "is_same",
-    "read_bytes",
-    "read_text",
-    "refuse_same",
-]
-
 
 class DataFileError(ValueError):
     """The data cannot be used as they are: a corrupt file, a label out of range, a NaN."""

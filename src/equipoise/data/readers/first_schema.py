@@ -20,8 +20,6 @@ from equipoise.data.readers.files import DataFileError, is_same
 from equipoise.data.readers.schema import TO_FILL_IN, SchemaError, places_to_fill_in
 from equipoise.data.readers.tables import read_cells
 
-__all__ = ["first_schema"]
-
 _MISSING = ["", "?", "NA", "nan"]
 _ROWS_LOOKED_AT = 1000
 _MOST_VALUES = 100

@@ -19,8 +19,6 @@ from equipoise.data.readers.files import DataFileError, find_file, read_bytes
 from equipoise.data.readers.images import standardise_each
 from equipoise.data.records import Records
 
-__all__ = ["IDX_FILES", "load_idx_pair", "read_idx"]
-
 IDX_FILES = {
     "train": ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"),
     "test": ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"),

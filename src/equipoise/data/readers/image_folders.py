@@ -23,8 +23,6 @@ from equipoise.data.readers.files import DataFileError, MissingDataError, refuse
 from equipoise.data.readers.images import standardise_each
 from equipoise.data.records import DataSet, Records, with_test_records
 
-__all__ = ["images_for_model", "load_images"]
-
 _ENDINGS = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp"})
 
 

@@ -13,8 +13,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["standardise_each"]
-
 
 def standardise_each(
     images: Tensor, *, scale: float = 255.0, floor: float | None = None, chunk: int = 8192

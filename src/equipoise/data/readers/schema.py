@@ -45,20 +45,6 @@ with of_extra():
     import pandas as pd
     from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-__all__ = [
-    "TO_FILL_IN",
-    "Category",
-    "Number",
-    "SchemaError",
-    "Table",
-    "load_table",
-    "places_to_fill_in",
-    "read_rows",
-    "read_schema",
-    "records_for_model",
-    "table_of",
-]
-
 TO_FILL_IN = "FILL IN"
 """What stands where a first version of a schema leaves a place to be filled in."""
 MOST_CUT = 0.03

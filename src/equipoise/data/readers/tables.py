@@ -26,8 +26,6 @@ from equipoise.data.readers.files import DataFileError, MissingDataError, read_t
 with of_extra():
     import pandas as pd
 
-__all__ = ["Cells", "read_cells"]
-
 
 @dataclass(frozen=True)
 class Cells:

@@ -16,9 +16,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-__all__ = ["HashingTokenizer"]
-
-
 # words with their inner apostrophes, runs of digits, single punctuation marks
 _TOKEN = re.compile(r"[^\W\d_]+(?:'[^\W\d_]+)*|\d+|[^\w\s]|_")
 

@@ -22,9 +22,6 @@ from equipoise.federated.flower.wire import MESSAGE_TYPES, read_request, write_r
 from equipoise.federated.messages import Refused, RequestKind
 from equipoise.federated.server import Participant
 
-__all__ = ["OpenClient", "answer_message", "answered", "client_app", "client_number", "introduction_app"]
-
-
 _log = logging.getLogger("equipoise.federated")
 
 

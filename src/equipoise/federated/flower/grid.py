@@ -22,8 +22,6 @@ from equipoise.federated.server import FederationHistory, Strategy, run_rounds
 from equipoise.methods.base import Parameters
 from equipoise.training.record_source import NoAnswerError
 
-__all__ = ["GridExchange", "serve"]
-
 #: Seconds that nodes have at most to introduce themselves.
 INTRODUCTION = 60.0
 

@@ -14,8 +14,6 @@ from equipoise.federated.flower.grid import serve
 from equipoise.federated.server import FederationHistory, Strategy
 from equipoise.methods.base import Parameters
 
-__all__ = ["run_simulated", "simulate_on_flower"]
-
 Found = TypeVar("Found")
 
 

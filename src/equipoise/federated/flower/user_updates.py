@@ -54,8 +54,6 @@ from equipoise.privacy import digest
 from equipoise.training.randomness import derive_seed
 from equipoise.training.record_source import BatchFormError, NoAnswerError, RecordPlaces
 
-__all__ = ["FlowerUpdates", "NodeUsers", "user_app"]
-
 _log = logging.getLogger("equipoise.federated")
 
 USERS, SEEDS, MODES, LOSSES = "users", "seeds", "training", "losses"  # names in requests and replies

@@ -18,18 +18,6 @@ from torch import Tensor
 from equipoise.federated.messages import Refused, Reply, Request, RequestKind
 from equipoise.methods.base import Parameters
 
-__all__ = [
-    "MESSAGE_TYPES",
-    "read_params",
-    "read_reply",
-    "read_request",
-    "refusal_of",
-    "to_record",
-    "write_refusal",
-    "write_reply",
-    "write_request",
-]
-
 #: Flower's message type of each kind of request.
 MESSAGE_TYPES: Mapping[RequestKind, str] = {"train": "train", "query": "query.reports"}
 

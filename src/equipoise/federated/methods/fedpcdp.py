@@ -27,8 +27,6 @@ from equipoise.methods import PCDPSGD, PDPSGD, State
 from equipoise.methods.base import Parameters
 from equipoise.methods.projected import ProjectedGradient
 
-__all__ = ["RoundPCDP", "RoundPDP", "SubspaceAverage", "SubspaceUpload"]
-
 
 class SubspaceUpload(RoundProtocol):
     """A mixin of client methods that send the part of their displacement in the subspace of the round."""

@@ -37,9 +37,6 @@ from equipoise.methods.public_records import PublicRecords
 from equipoise.methods.subspaces import Part, PrincipalSubspace, Subspace, held, principal_subspace
 from equipoise.privacy import Sampling
 
-__all__ = ["Form", "RoundBasis", "RoundSubspace"]
-
-
 Form = Literal["combination", "coordinates"]
 """What is sent of a displacement."""
 

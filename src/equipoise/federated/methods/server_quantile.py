@@ -26,9 +26,6 @@ from equipoise.federated.server import FedAvg
 from equipoise.methods import DPSGD, Context, ReleasedQuantile, State
 from equipoise.methods.base import Parameters
 
-__all__ = ["QuantileFedAvg", "ServerQuantile"]
-
-
 #: The report: the noised share of rows below the clip norm.
 SHARE = "share"
 

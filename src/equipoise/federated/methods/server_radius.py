@@ -23,9 +23,6 @@ from equipoise.methods.base import Parameters, Plan
 from equipoise.methods.configuration import Count, Positive, Share, UpToOne
 from equipoise.privacy.sampling import Sampling
 
-__all__ = ["SQUARES", "SQUARES_NOISE", "AdaptDPFedAvg", "PublishedServerRMS", "ServerRMS"]
-
-
 #: The reports: the released mean of min(|g|^2 / U, 1), and the public standard deviation of its noise.
 SQUARES, SQUARES_NOISE = "squares", "squares_noise"
 

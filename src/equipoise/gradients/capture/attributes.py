@@ -33,8 +33,6 @@ from torch import Tensor, nn
 from equipoise.gradients.capture.isolation import buffers_kept, same_values
 from equipoise.gradients.checks.errors import TensorWritesError
 
-__all__ = ["Change", "HeldState", "attributes_kept", "is_own"]
-
 #: Values that `HeldState.changes` tells; of all others only that they are there.
 _PLAIN_KINDS = (
     *(type(None), bool, int, float, complex, str, bytes, enum.Enum, torch.dtype, torch.device, np.generic),

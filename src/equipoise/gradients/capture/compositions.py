@@ -24,8 +24,6 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
-__all__ = ["COMPOSITIONS", "composition", "cross_entropy", "opened"]
-
 RecurrentState = tuple[Tensor, ...]
 #: From u_t, v_t and the state before to the state after, whose first part is h_t.
 Cell = Callable[[Tensor, Tensor, RecurrentState], RecurrentState]

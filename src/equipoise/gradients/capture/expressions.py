@@ -20,9 +20,6 @@ from equipoise.gradients.factors.base import DenseFactor, Factor
 from equipoise.gradients.factors.lookup import IndexFactor
 from equipoise.gradients.factors.outer import OuterFactor
 
-__all__ = ["Expression", "derive", "pull_back"]
-
-
 Pull = Callable[[Factor], Factor]
 
 

@@ -19,8 +19,6 @@ from torch import nn
 from equipoise.gradients.capture.recorder import PlanMismatch
 from equipoise.gradients.capture.sharded import fsdp_groups, resharded
 
-__all__ = ["GatherError", "GatherOrder"]
-
 
 class GatherError(RuntimeError):
     """Parameters could not be gathered: another process ended, or the connection to it."""

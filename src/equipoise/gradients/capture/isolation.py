@@ -28,15 +28,6 @@ from equipoise.gradients.capture.random_numbers import random_numbers_constant, 
 from equipoise.gradients.capture.sharded import SHARDED, resharded
 from equipoise.gradients.checks.errors import ForwardWritesError
 
-__all__ = [
-    "buffers_kept",
-    "parameters_restored",
-    "parameters_watched",
-    "same_values",
-    "undisturbed",
-    "write_mark",
-]
-
 
 @contextmanager
 def buffers_kept(modules: Iterable[nn.Module], others: Collection[Tensor] = ()) -> Iterator[None]:

@@ -23,8 +23,6 @@ from equipoise._dtensor import is_a_copy, is_dtensor, local_part, place_of
 from equipoise._tree import map_leaves
 from equipoise.gradients.rules.operation import Operation
 
-__all__ = ["gradient_here", "operation_here", "why_not_here"]
-
 
 def why_not_here(
     func: Callable, args: tuple, kwargs: Mapping[str, Any], tensors: Sequence[Tensor]

@@ -45,9 +45,6 @@ from equipoise.gradients.numerics import length
 from equipoise.gradients.rules import rule_for
 from equipoise.gradients.rules.operation import Fold, Layout, record_first
 
-__all__ = ["LARGE", "ROUNDS", "are_others", "learn_plan"]
-
-
 #: The two numbers of records: different, so that the sizes that follow them are told apart, and as small as
 #: can be, since both are run. Neither is one: axes of size one are squeezed and broadcast.
 SMALL, LARGE = 2, 3

@@ -23,17 +23,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from equipoise.gradients.capture.recorder import INCONSISTENT, learn_layout
 
-__all__ = [
-    "GlobalState",
-    "RandomUse",
-    "are_constant",
-    "is_random",
-    "random_numbers_constant",
-    "random_numbers_from",
-    "ranges_asked",
-    "use_of_random_numbers",
-]
-
 aten = torch.ops.aten
 
 

@@ -32,18 +32,6 @@ from equipoise.gradients.factors.base import Factor, merged
 from equipoise.gradients.rules import MATRIX_RULES
 from equipoise.gradients.rules.operation import Finish, Layout, Operation, Rule
 
-__all__ = [
-    "CallTrace",
-    "Capture",
-    "CapturePlan",
-    "PlanMismatch",
-    "PlannedOperation",
-    "Watch",
-    "anchor",
-    "tensors_in",
-]
-
-
 #: How an operation's tracked inputs are treated.
 Kind = Literal["skip", "derive", "use", "opaque"]
 
@@ -440,6 +428,7 @@ def anchor(out: Tensor, tensors: list[Tensor]) -> tuple[Tensor, Tensor]:
 
 
 def has_gradient(out: Any) -> bool:
+    """Whether a result, or one of a nest, takes part in the backward pass."""
     if isinstance(out, Tensor):  # nearly always
         return out.requires_grad
     return any(t.requires_grad for t in tensors_in(out))
@@ -453,4 +442,5 @@ def _fits(out: Tensor, layout: Layout, records: int) -> bool:
 
 
 def name_of(func: Callable) -> str:
+    """What a function is called in messages."""
     return getattr(func, "__name__", str(func))

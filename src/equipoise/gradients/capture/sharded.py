@@ -27,21 +27,6 @@ from equipoise._dtensor import is_a_copy, is_cut_once, is_dtensor, local_part, w
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-__all__ = [
-    "FSDP_AT_WORK",
-    "SHARDED",
-    "begin_sharded",
-    "found_by_any",
-    "fsdp_groups",
-    "hooked_by_fsdp",
-    "leaves_told",
-    "note_sharding",
-    "other_values",
-    "parameters_gathered",
-    "resharded",
-    "tensor_parallel_mesh",
-]
-
 #: Whoever wants to know the tensor that operations see in the place of a named parameter.
 _LISTENERS: list[Callable[[str, Tensor], None]] = []
 

@@ -6,15 +6,6 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-__all__ = [
-    "BufferWritesError",
-    "CoverageError",
-    "CrossRecordError",
-    "ForwardWritesError",
-    "RefusedParameter",
-    "TensorWritesError",
-]
-
 
 @dataclass(frozen=True)
 class RefusedParameter:

@@ -33,8 +33,6 @@ from equipoise.gradients.engine_inputs import (
 from equipoise.gradients.operator import DenseGradients
 from equipoise.gradients.rules.local import over_records
 
-__all__ = ["dense_gradients", "dense_rows", "losses_one_by_one"]
-
 
 def dense_rows(
     model: nn.Module,

@@ -13,8 +13,6 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm, _LazyNormBase
 
-__all__ = ["is_frozen_norm", "replace_batch_norm"]
-
 
 def replace_batch_norm(
     model: nn.Module, *, groups: int = 32, show: Callable[[str], object] | None = print

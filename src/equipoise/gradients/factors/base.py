@@ -24,9 +24,6 @@ from equipoise.gradients.numerics import (
     widen,
 )
 
-__all__ = ["BilinearFactor", "DenseFactor", "Factor", "merged"]
-
-
 #: Uses of one parameter become one factor from this number on. Copies of its operands cost as much as the
 #: uses hold; without them the norms take a product for every pair of uses, which are more than the uses from
 #: four on.

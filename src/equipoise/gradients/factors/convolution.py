@@ -36,8 +36,6 @@ from equipoise.gradients.numerics import (
     widen,
 )
 
-__all__ = ["ConvFactor", "ConvGeometry"]
-
 
 @dataclass(frozen=True)
 class ConvGeometry:

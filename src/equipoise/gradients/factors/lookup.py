@@ -22,8 +22,6 @@ from equipoise.gradients.numerics import (
     without_lost,
 )
 
-__all__ = ["IndexFactor"]
-
 
 class IndexFactor(Factor):
     """``row_i = sum_s e_{index_is} (outer) b_is``: embeddings and other look-ups of rows of a table.

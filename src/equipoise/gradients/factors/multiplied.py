@@ -26,8 +26,6 @@ from equipoise.gradients.factors.outer import OuterFactor
 from equipoise.gradients.factors.scaled import SharedFactor
 from equipoise.gradients.numerics import contracted, widen
 
-__all__ = ["input_rows", "multiplied"]
-
 
 def multiplied(factor: Factor, matrix: Tensor) -> Factor:
     """The rows times a matrix, ``G_i P``.

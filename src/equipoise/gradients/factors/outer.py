@@ -36,9 +36,6 @@ from equipoise.gradients.numerics import (
     without_lost,
 )
 
-__all__ = ["OuterFactor"]
-
-
 #: Outside of these a norm may have lost terms: float32 ends at 1e-45 and at 3e38. At 1e-15 what vanished of a
 #: term is 1e-15 of the norm's square, and 1e15 leaves room for 1e8 terms. Nearer to the ends norms read too
 #: short, and rows pass their bound; further from them more rows are computed once more, in float64.
@@ -172,6 +169,7 @@ def summed_sizes(a: Tensor, b: Tensor) -> Tensor:
 
 
 def summed_sizes_in_float64(a: Tensor, b: Tensor) -> Tensor:
+    """Per record, the sum over positions of the products of both lengths, [B]."""
     left, right = (torch.linalg.vector_norm(t, dim=2, dtype=torch.float64) for t in (a, b))
     return (left * right).sum(1).to(a.dtype)
 

@@ -30,9 +30,6 @@ from equipoise.gradients.numerics import (
     in_pieces,
 )
 
-__all__ = ["gram", "inner"]
-
-
 #: Pairs of look-ups of one index are gathered if at most one pair in so many is one. A choice by time alone:
 #: a gathered pair costs more than one of a matrix product, and both ways give the same sums but for rounding.
 DENSE_PAIRS = 16

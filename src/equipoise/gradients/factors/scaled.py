@@ -29,8 +29,6 @@ from equipoise.gradients.factors.lookup import IndexFactor
 from equipoise.gradients.factors.outer import OuterFactor
 from equipoise.gradients.numerics import chunks, squared_rows, widen
 
-__all__ = ["ScaledFactor", "SharedFactor", "added", "scaled"]
-
 
 def scaled(factor: Factor, diagonal: Tensor) -> Factor:
     """The rows times a diagonal.

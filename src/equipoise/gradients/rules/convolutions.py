@@ -8,8 +8,6 @@ from equipoise.gradients.factors.base import DenseFactor, Factor
 from equipoise.gradients.factors.convolution import ConvFactor, ConvGeometry
 from equipoise.gradients.rules.operation import Finish, Operation, channel_sum, record_first
 
-__all__ = ["conv", "conv_transpose"]
-
 
 def _convolution(op: Operation, transposed: bool) -> Finish | None:
     names: tuple[str, ...] = ("input", "weight", "bias", "stride", "padding")

@@ -11,8 +11,6 @@ from torch import Tensor
 from equipoise.gradients.factors.base import DenseFactor, Factor
 from equipoise.gradients.rules.operation import Finish, Layout, Operation, product, record_first
 
-__all__ = ["add", "expand", "mul", "sub"]
-
 
 def broadcast(
     op: Operation, param: Tensor, local_gradient: Callable[[Tensor, Any], Tensor], kept: Any = None

@@ -14,8 +14,6 @@ from equipoise._tree import leaves, map_leaves
 from equipoise.gradients.factors.base import DenseFactor, Factor
 from equipoise.gradients.rules.operation import Finish, Layout, Operation, record_first
 
-__all__ = ["local", "over_records"]
-
 
 def over_records(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
     """`torch.func.vmap` without its warning of operations that it takes one by one: no user chose it.

@@ -10,8 +10,6 @@ from equipoise.gradients.factors.lookup import IndexFactor
 from equipoise.gradients.numerics import accumulation_dtype
 from equipoise.gradients.rules.operation import Finish, Layout, Operation, record_first
 
-__all__ = ["embedding", "embedding_bag", "get_item"]
-
 
 def embedding(op: Operation) -> Finish | None:
     """``embedding`` without ``max_norm`` and scaling by frequency."""

@@ -21,8 +21,6 @@ from equipoise.gradients.rules.operation import (
     sum_over,
 )
 
-__all__ = ["group_norm", "layer_norm"]
-
 
 def layer_norm(op: Operation) -> Finish | None:
     """Scale and shift of ``layer_norm``."""

@@ -18,19 +18,6 @@ from torch import Tensor
 from equipoise.gradients.factors.base import Factor
 from equipoise.gradients.numerics import accumulation_dtype
 
-__all__ = [
-    "Finish",
-    "Fold",
-    "Layout",
-    "Operation",
-    "Rule",
-    "channel_sum",
-    "flat",
-    "product",
-    "record_first",
-    "sum_over",
-]
-
 Finish = Callable[[Tensor], list[tuple[Tensor, Factor]]]
 Rule = Callable[["Operation"], "Finish | None"]
 

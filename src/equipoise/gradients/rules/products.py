@@ -11,8 +11,6 @@ from equipoise.gradients.factors.base import DenseFactor, Factor
 from equipoise.gradients.factors.outer import OuterFactor
 from equipoise.gradients.rules.operation import Finish, Operation, flat, sum_over
 
-__all__ = ["addmm", "einsum", "linear", "matmul"]
-
 
 def _matrix_product(
     op: Operation, x: Tensor, weight: Any, bias: Any, transposed: bool, scale: float = 1.0

@@ -267,11 +267,6 @@ class RunRecord:
     # ---- what it adds up to
 
     @property
-    def has_entries(self) -> bool:
-        """Whether anything is booked but that the run began and ended."""
-        return self._entries > 1 + self.closed
-
-    @property
     def guarantee(self) -> str:
         """What the run may claim: one of `GUARANTEES`."""
         return "proven"

@@ -30,8 +30,6 @@ from torch import nn
 from equipoise._files import CheckpointError, PathLike, write_atomically
 from equipoise._run_files import read_file, read_object
 
-__all__ = ["CheckpointError", "Checkpoints", "collect_state", "restore_state"]
-
 _NAME = re.compile(r"step-(\d{8})\.pt")
 
 FORMAT = 1  # of a checkpoint's content; a file of another one is refused

@@ -16,16 +16,6 @@ from equipoise.privacy import Budget, Sampling, sampling_from
 from equipoise.statements.assumptions import Assumption
 from equipoise.training.arguments import Data, Run, TrainingInputs
 
-__all__ = [
-    "ARGUMENTS",
-    "USUAL",
-    "Began",
-    "rebuild",
-    "rebuild_method",
-    "refuse_other_engine",
-    "settings_of",
-]
-
 # The names in the file are those that an argument had when files were first written.
 _OF_RUN = {
     "seed": "seed",

@@ -30,8 +30,6 @@ from equipoise.statements.assumptions import Assumption
 from equipoise.training.folder.checkpoint import Checkpoints
 from equipoise.training.traces import loaded
 
-__all__ = ["RunFolder", "load_model", "save_model"]
-
 LARGEST_PATH = 4096  # bytes, of Linux: a longer file holds no path, and is not read
 
 LOAD = "equipoise.load_model(model, {!r}) gives its model"

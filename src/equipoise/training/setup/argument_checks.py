@@ -15,16 +15,6 @@ from equipoise.distributed.processes import Processes
 from equipoise.gradients.engine_inputs import check_model, trainable_parameters
 from equipoise.methods import METHODS, Method, find
 
-__all__ = [
-    "check_optimizer",
-    "check_scheduler",
-    "check_sharding",
-    "check_trust",
-    "existing_device",
-    "move",
-    "trainable",
-]
-
 
 def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
     """The model's trainable parameters by name; a shared one appears once.

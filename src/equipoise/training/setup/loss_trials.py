@@ -30,15 +30,6 @@ from equipoise.gradients.engine_inputs import (
 from equipoise.training.forwards import moved
 from equipoise.training.record_source import BatchFormError, DataError, NoAnswerError, RecordSource
 
-__all__ = [
-    "check_gradient",
-    "check_loss",
-    "check_repeatable",
-    "refuse_followed",
-    "settings_kept",
-    "warn_of_writes",
-]
-
 SEARCHED = 64
 """How many of the first records are tried, where the very first ones fail.
 

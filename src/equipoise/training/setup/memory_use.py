@@ -24,8 +24,6 @@ from equipoise.gradients.capture.random_numbers import SeenOperations
 from equipoise.gradients.capture.sharded import leaves_told
 from equipoise.gradients.engine_inputs import Loss, num_records, run_loss
 
-__all__ = ["PASS_OVERHEAD", "available_bytes", "fitting", "forward_cost", "step_bytes"]
-
 SHARE_OF_FREE_MEMORY = 0.25
 """What a step may take of it.
 

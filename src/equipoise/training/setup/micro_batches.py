@@ -30,8 +30,6 @@ from equipoise.training.record_source import DataError
 from equipoise.training.setup.memory_use import PASS_OVERHEAD, fitting, forward_cost
 from equipoise.training.setup.pipeline_trials import Pipeline
 
-__all__ = ["MicroBatches", "choose_micro_batches"]
-
 #: From so many rows on, sizes are multiples of it, and of `ROW_TILE` with it. A choice: finer ones save few
 #: filler rows.
 TILE = 16

@@ -27,8 +27,6 @@ from equipoise.training.forwards import BatchPreparation
 from equipoise.training.randomness import public_randomness
 from equipoise.training.record_source import DataError, RecordSource, data_sets
 
-__all__ = ["Pipeline", "check_items", "check_pipeline", "runs_code"]
-
 MOST_READS = 256
 """Of how many records from all over the data the shapes are seen.
 

@@ -43,8 +43,6 @@ from equipoise.privacy.noise.uniform import keyed_hash
 from equipoise.training.owners import UserSource, flattened
 from equipoise.training.record_source import DataError, RecordSource
 
-__all__ = ["are_copies", "check_held", "check_public", "held_tensors"]
-
 FEWEST_VALUES, FEWEST_WHOLE_NUMBERS, SHORTEST_COLUMN = 4, 8, 16
 """Different values that a row needs to count, of fractions and of whole numbers; entries of a column.
 

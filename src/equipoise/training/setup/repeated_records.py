@@ -37,8 +37,6 @@ from equipoise._tree import leaves
 from equipoise.privacy.noise.uniform import keyed_hash
 from equipoise.training.record_source import RecordSource, data_sets
 
-__all__ = ["warn_of_repeats"]
-
 COPIES, EXACT = 0.001, 0.25
 """Copies beyond the first of a record, and rows that are equal where they agree in half: more are repeated.
 

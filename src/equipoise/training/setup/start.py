@@ -27,8 +27,6 @@ from equipoise.training.arguments import TrainingInputs
 from equipoise.training.setup.private_copies import held_tensors
 from equipoise.training.traces import digests, runs_by_digest
 
-__all__ = ["check_start"]
-
 
 def check_start(given: TrainingInputs, processes: Processes) -> list[str]:
     """Refuse a start that another run left, or an optimizer that remembers steps, if a claim would hide it.

@@ -17,8 +17,6 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from equipoise.gradients.engine_inputs import Loss, evaluate_loss, record_leaves, replace_leaves
 
-__all__ = ["check_number", "step_of", "with_step"]
-
 
 def with_step(loss: Any) -> Any:
     """A loss of model, batch and step as one of model and batch; any other loss as it is.

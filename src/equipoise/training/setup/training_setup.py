@@ -71,8 +71,6 @@ from equipoise.training.setup.repeated_records import warn_of_repeats
 from equipoise.training.setup.start import check_start
 from equipoise.training.setup.step_number import check_number
 
-__all__ = ["TrainingSetup", "prepare"]
-
 COMPARED = 4
 """Of how many records processes compare what they read, and a start whether they read alike twice.
 
