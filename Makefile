@@ -2,6 +2,7 @@
 # make test       set up an environment, check style, layers and types, and run the tests: 12 minutes on two cores
 # make test-all   and those with optional packages (EXTRAS), processes, pages' examples and all combinations
 # make test-slow  the tests that train to accuracy or repeat many times; takes hours
+# make mutants    how many mistakes planted in privacy/ and in the proofs the tests notice; MUTANTS=all, SEED=7
 # make regimes    what a step costs on networks of many kinds, compared with other libraries; takes hours
 # make docs       build the documentation into build/site; a warning is an error
 # make clean      remove what the targets above made, run folders excepted
@@ -16,6 +17,8 @@ VENV ?= .venv
 EXTRAS ?= dev
 PYTEST_ARGS ?= -n auto --dist loadgroup --durations=15
 TRAIN_ARGS ?= --data digits
+MUTANTS ?= 300
+SEED ?= 0
 
 comma := ,
 BIN := $(VENV)/bin
@@ -24,7 +27,7 @@ PYTEST := OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/python -m pytest
 STAMP := $(VENV)/.installed
 STAMP_EXTRAS := $(STAMP)-$(subst $(comma),-,$(EXTRAS))
 
-.PHONY: help train install test test-all test-slow regimes lint docs clean
+.PHONY: help train install test test-all test-slow mutants regimes lint docs clean
 .DELETE_ON_ERROR:
 
 help:
@@ -44,6 +47,10 @@ test-all: lint
 
 test-slow: $(STAMP_EXTRAS)
 	$(PYTEST) tests -m slow $(PYTEST_ARGS)
+
+mutants:
+	$(MAKE) install EXTRAS=dev,mutants
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/mutants.py $(MUTANTS) --seed $(SEED) --least 0.85
 
 regimes:
 	$(MAKE) install EXTRAS=dev,hf,peers

@@ -15,6 +15,7 @@ from equipoise.privacy import (
     Draw,
     FixedEpochs,
     Gaussian,
+    JointGaussian,
     PlanError,
     PrivacyPlan,
     Private,
@@ -25,6 +26,7 @@ from equipoise.privacy import (
     centred_indicator,
     clip,
     clip_coordinates,
+    clip_jointly,
     indicator,
     input_moments,
     moment_action,
@@ -32,8 +34,8 @@ from equipoise.privacy import (
     soft_indicator,
     sums_of,
 )
-from equipoise.privacy.bounds.bounded import make_bounded
-from equipoise.privacy.bounds.clipping import limited_weights
+from equipoise.privacy.bounds.bounded import after_exchange, make_bounded
+from equipoise.privacy.bounds.clipping import cut_to, limited_weights
 from equipoise.privacy.private import unwrap
 
 DRAW = Draw("batch", 0)
@@ -114,6 +116,7 @@ def test_adversarial_neighbours(name):
     assert worst_add <= 1 + 1e-5
     assert worst_replace <= 1 + 1e-5
     assert worst_add > 0.5  # the search does reach for the bound
+    assert worst_replace > 0.3
     assert whole.replace <= 2 * whole.add_remove + 1e-12
 
 
@@ -329,3 +332,65 @@ def test_a_bound_is_for_values_of_its_own_draw():
     value = {"a": Private(torch.ones(2), Draw("batch", 1))}
     with pytest.raises(ValueError, match=r"value\['a'\] comes from .*index=1.*Compute both"):
         make_bounded(value, 1.0, 2.0, DRAW)
+
+
+def jointly(g, groups=None):
+    return clip_jointly(two_layers(g), JOINT, groups)["a"]
+
+
+JOINT = JointGaussian(
+    ("a",), [[1.0]], lambda norms: norms.clamp(max=1.0)[:, None], (1.0,), noise_multiplier=1.0
+)
+#: Sums of rows, and whether they count the rows that they make shorter.
+COUNTED = {
+    **{name: (QUERIES[name], True) for name in ("flat", "per layer", "coordinates by whole norms")},
+    **{n: (QUERIES[n], False) for n in ("second moment", "action on columns far too long", "input moments")},
+    "jointly": (jointly, True),
+    "jointly in groups": (lambda g: jointly(g, LAYERS), True),
+    "exchanged": (lambda g: after_exchange({"s": QUERIES["flat"](g)}, list)["s"], True),
+    "in parts": (lambda g: sums_of({"s": QUERIES["flat"](some)} for some in g.split(1))["s"], True),
+    "minus another": (lambda g: QUERIES["flat"](g) - QUERIES["flat"](g), True),
+    "scaled": (lambda g: 2 * QUERIES["flat"](g), True),
+}
+
+
+@pytest.mark.parametrize("name", COUNTED)
+def test_a_sum_counts_the_records_that_are_finite_that_are_not_and_those_made_shorter(name):
+    query, counts_shorter = COUNTED[name]
+    g = torch.tensor([[0.01] * 5, [10.0] * 5, [math.nan] * 5, [0.02] * 5])
+    assert unwrap(query(g).counts).tolist() == [3, 1, 1][: 2 + counts_shorter]
+
+
+def test_groups_have_shares_whose_squares_sum_to_one():
+    """A record as long as its bound in every group makes the sum as long as its bound."""
+    value = jointly(torch.full((1, 5), 1e3), LAYERS).value
+    assert sum(float(unwrap(one).norm()) ** 2 for one in value.values()) == pytest.approx(1.0, rel=1e-5)
+
+
+def test_a_weight_that_is_no_number_or_too_large_moves_a_row_by_nothing_beyond_its_bound():
+    asked = torch.tensor([math.nan, math.inf, -math.inf, 9.0, -9.0, 0.1])
+    assert cut_to(1.0, asked, torch.full((6,), 0.5)).tolist() == pytest.approx([0, 0, 0, 2, -2, 0.1])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("size", [1e30, 1.0])
+def test_coordinates_are_cut_however_long_they_are_and_added_up_as_floats(size, dtype):
+    """The square of a norm of 1e30 is no float32."""
+    found = clip_coordinates(Private(torch.full((300, 4), size, dtype=dtype), DRAW), Flat(), 1.0)
+    assert unwrap(found.value["coordinates"]).dtype == torch.float32
+    assert float(vector(found).norm()) == pytest.approx(300, rel=1e-2)
+    assert unwrap(found.counts).tolist() == [300, 0, 300]
+
+
+@pytest.mark.parametrize(
+    ("bounded", "expected"),
+    [
+        (lambda: indicator(Private(torch.ones(3, dtype=torch.bool), DRAW)), (3.0, 1.0, 1.0)),
+        (lambda: capped(Private(torch.ones(3), DRAW), 2.0), (3.0, 2.0, 2.0)),
+        (lambda: centred_indicator(Private(torch.ones(3), DRAW)), (1.5, 0.5, 1.0)),
+    ],
+    ids=["indicator", "capped", "centred"],
+)
+def test_what_counts_has_its_value_and_its_bounds(bounded, expected):
+    found = bounded()
+    assert (float(vector(found)), found.add_remove, found.replace) == expected

@@ -12,9 +12,11 @@ from equipoise.privacy import (
     Poisson,
     PrivacyPlan,
     Release,
+    Unit,
     WithoutReplacement,
     calibrate,
     calibrate_noise_multiplier,
+    calibrate_steps,
     epsilon,
 )
 
@@ -53,6 +55,30 @@ def test_realistic_settings_from_small_to_large(population, batch, steps, target
     z = calibrate_noise_multiplier(sampling, Budget(target, delta))
     found = epsilon(sampling.event(z, steps), delta, cross_check=False).value
     assert 0.99 * target <= found <= target
+
+
+@pytest.mark.parametrize(
+    ("relation", "more"),
+    [
+        ("add_or_remove_one", {}),
+        ("replace_one", {}),
+        ("replace_one", {"replace_ratio": 1.0}),
+        ("add_or_remove_one", {"unit": Unit("user", records=2)}),
+    ],
+    ids=str,
+)
+def test_steps_are_the_most_that_the_budget_allows(relation, more):
+    sampling, budget = FullBatch(1000, 1), Budget(3.0, 1e-5)
+    steps = calibrate_steps(sampling, budget, 12.0, relation, **more)
+    ratio = more.pop("replace_ratio", 2.0)
+    release = Release("gradient", 1.0, Gaussian(12.0), replace_ratio=ratio)
+    spent = [
+        PrivacyPlan([release], FullBatch(1000, n), relation, **more).epsilon(1e-5).value
+        for n in (steps, steps + 1)
+    ]
+    assert spent[0] <= 3.0 < spent[1]
+    with pytest.raises(BudgetError, match="no step"):
+        calibrate_steps(sampling, budget, 0.5)
 
 
 def test_one_scale_for_several_releases():

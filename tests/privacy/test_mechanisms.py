@@ -65,11 +65,13 @@ class Case:
 
     Attributes:
         worked: sampling -> epsilon of the whole plan at delta 1e-5, for `make(1.0)`.
+        known: noise of multiplier 2 under the seed 1: the first number of each release at draws 0 and 5.
     """
 
     make: Callable[[float], Mechanism]
     bounds: dict[str, float]
     worked: tuple
+    known: tuple[float, ...]
 
     def plan(self, z: float = 2.0, sampling=EPOCHS) -> PrivacyPlan:
         mechanism = self.make(z)
@@ -83,11 +85,13 @@ FRESH = (
     (Poisson(256, 60_000, 4700), 1.571),
 )
 CASES = {
-    "gaussian": Case(Gaussian, {"a": 1.5}, FRESH),
-    "grid_gaussian": Case(GridGaussian, {"a": 1.5}, FRESH),
-    "joint_gaussian": Case(dice, {"a": 3.0, "b": 1.0}, FRESH),
+    "gaussian": Case(Gaussian, {"a": 1.5}, FRESH, (-0.715003, -1.536175)),
+    "grid_gaussian": Case(GridGaussian, {"a": 1.5}, FRESH, (-1.221063, 1.12888)),
+    "joint_gaussian": Case(dice, {"a": 3.0, "b": 1.0}, FRESH, (-1.430005, -0.120177, -3.072349, 0.988604)),
     # Two bands, and the draws of a record are four apart: what fresh noise costs.
-    "banded_gaussian": Case(lambda z: BandedGaussian((1.0, 0.5), z), {"a": 1.5}, FRESH[1:2]),
+    "banded_gaussian": Case(
+        lambda z: BandedGaussian((1.0, 0.5), z), {"a": 1.5}, FRESH[1:2], (-0.799397, -4.027673)
+    ),
     # Half the noise from the fifth draw on, which is the second epoch: 1 + 4, and 4 + 4 * 4 of eight draws.
     "staged": Case(
         lambda z: Staged(Gaussian(z), (0, 4), (1.0, 0.5)),
@@ -96,6 +100,7 @@ CASES = {
             (EPOCHS, gaussian_epsilon(math.sqrt(5), DELTA)),
             (FullBatch(40, 8), gaussian_epsilon(math.sqrt(20), DELTA)),
         ),
+        (-0.715003, -0.768087),
     ),
 }
 every_mechanism = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
@@ -143,6 +148,15 @@ def test_whitening_makes_the_noise_white_and_of_scale_one(case):
     ledger = Ledger(case.plan(2.0 / 1.1), secrets=Secrets(reproducible_seed=1))
     for row in whitened_run(ledger, case.make(2.0), case, 2):
         assert stats.kstest(row.numpy(), "norm").pvalue < 1e-8
+
+
+@every_mechanism
+def test_noise_of_a_key_stays_as_it_is(case):
+    """A run that an older version began goes on with the noise that it had."""
+    ledger = Ledger(case.plan(), secrets=Secrets(reproducible_seed=1))
+    taken = [take(ledger, f"p{step}", size=3) for step in range(6)]
+    found = [float(taken[step][name]["w"][0]) for step in (0, 5) for name in case.bounds]
+    assert found == pytest.approx(case.known, abs=1e-5)
 
 
 @every_mechanism

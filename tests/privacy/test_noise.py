@@ -25,9 +25,11 @@ from equipoise.privacy import (
     Secrets,
     clip,
 )
+from equipoise.privacy.mechanisms.grid_gaussian import GridStream
 from equipoise.privacy.noise import streams
 from equipoise.privacy.noise.chacha20 import key_stream
 from equipoise.privacy.noise.streams import NormalStream
+from equipoise.privacy.noise.uniform import keyed_integers
 from equipoise.published import PublishedLedger, PublishedPlan, Unproven
 
 SIZE = 40_000
@@ -212,6 +214,28 @@ def test_key_file(tmp_path):
     assert Secrets(tmp_path).key != Secrets(tmp_path / "other").key
 
 
+def test_streams_of_a_key_stay_as_they_are():
+    """A run that an older version began goes on with the noise and the records that it had."""
+    secrets = Secrets()
+    secrets._key = b"k" * 32
+    assert secrets.identity == "19082aaa63bf243e"
+    assert secrets.stream_key(3, "noise").hex()[:16] == "6011e31798398c99"
+    assert secrets.draw_secret(3, "q").hex()[:16] == "406300ab5561f366"
+    assert (len(secrets.stream_key(3, "")), secrets.draw_secret(3)) == (32, secrets.draw_secret(3, ""))
+    drawn = [secrets.sampling_generator(3, question) for question in ("q", "")]
+    assert [int(torch.randint(2**40, (), generator=one)) for one in drawn] == [202179766366, 430757592322]
+    assert secrets.bound("noise", "q", 1) == 'noise ["q", 1]'
+    values = [
+        *secrets.streams(3, "q").normal().draw(2, 1.0),
+        *NormalStream(bytes(32)).draw(2, 2.0, torch.float64),
+    ]
+    assert torch.stack(values).tolist() == pytest.approx(
+        [0.1011321, 0.4080272, -0.7749964, -0.1369649], abs=1e-6
+    )
+    assert GridStream(bytes(32)).draw(3).tolist() == [11662552, 8835996, 7984389]
+    assert keyed_integers(1000, torch.arange(3), b"k" * 32).tolist() == [238, 772, 100]
+
+
 def test_damaged_key_teaches(tmp_path):
     Secrets(tmp_path)
     os.truncate(tmp_path / "private" / "key", 7)
@@ -254,6 +278,34 @@ def test_without_triton_tensor_operations_make_noise(monkeypatch):
     assert write is None
     assert "Triton" in words
     assert streams.way_of_noise(torch.device("cpu")) == ""
+
+
+@pytest.mark.parametrize(
+    ("fault", "used"),
+    [
+        ({}, True),
+        ({"std": 1e-6}, False),
+        ({"place": 4}, False),
+        ({"keys": True}, False),
+        ({"last": 1e-6}, False),
+        ({"parts": True}, False),
+    ],
+    ids=str,
+)
+def test_a_kernel_is_used_only_if_it_makes_the_numbers_of_tensor_operations(fault, used):
+    device = torch.device("cpu")
+
+    def kernel(memory, place, keys, std):
+        ciphers = [streams._ChaCha(bytes(32), device) for _ in keys]
+        for cipher, key in zip(ciphers, keys[:: -1 if "keys" in fault else 1], strict=True):
+            cipher.key = key
+        count = memory.shape[1]
+        made = torch.empty(count + streams._ROOM)
+        streams._write(*ciphers, made, count, place + fault.get("place", 0), std + fault.get("std", 0))
+        memory[0] = made[:count]
+        memory[0, -1] += fault.get("last", 0) + ("parts" in fault and place > 0)
+
+    assert streams._makes_the_same(kernel, device) is used
 
 
 def test_no_two_ciphers_have_one_key():

@@ -14,7 +14,7 @@ from privacy_rows import DenseRows, rows
 from equipoise.gradients import DenseGradients
 from equipoise.methods.subspaces import held
 from equipoise.privacy import Draw, Private, PrivateError, PrivateRows
-from equipoise.privacy.private import unwrap
+from equipoise.privacy.private import add_exact, unwrap
 
 SECRET = torch.tensor([3.0, 1.0, 2.0])
 
@@ -226,3 +226,40 @@ def test_writing_to_the_coordinates_leaves_the_residual_as_it_is():
     coordinates.mul_(-1)
     norms = unwrap(residual.row_norms())
     torch.testing.assert_close(norms, torch.tensor([4.0, 1.0]), rtol=0, atol=0.02)
+
+
+SAME_ROWS = {
+    "select": lambda g: g.select(["w"]),
+    "materialise": lambda g: g.materialise(),
+    "scaled": lambda g: g.scaled(2.0),
+    "shifted": lambda g: g.shifted({"w": torch.ones(2)}),
+    "times a number": lambda g: 2.0 * g,
+    "plus the same": lambda g: g + g,
+    "minus the same": lambda g: g - g,
+}
+
+
+@pytest.mark.parametrize("name", SAME_ROWS)
+def test_rows_remember_of_which_records_they_are(name):
+    """Rows 0 and 1 of one matrix never meet rows 1 and 2 of another, whatever was done with them."""
+    whole = PrivateRows(DenseGradients({"w": torch.arange(6.0).view(3, 2)}), Draw("batch", 0))
+    made = SAME_ROWS[name](whole.rows(torch.tensor([0, 1])))
+    made - whole.rows(torch.tensor([0, 1]))
+    with pytest.raises(PrivateError, match="same records"):
+        made - whole.rows(torch.tensor([1, 2]))
+    assert made.draw == whole.draw
+
+
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("kept", [torch.float32, torch.float64])
+@pytest.mark.parametrize("added", [torch.float32, torch.float64])
+def test_a_sum_is_added_in_the_memory_of_the_total(kept, added, turned):
+    total, more = torch.ones(4, 4, dtype=kept), torch.arange(16.0).view(4, 4).to(added)
+    given = {"w": more.t() if turned else more, "v": Private(more)}
+    totals = {"w": total, "v": total.clone(), "rest": total}
+    found = add_exact(totals, given)
+    assert found.keys() == given.keys()
+    assert found["w"] is total
+    assert found["v"] is totals["v"]
+    assert torch.equal(found["w"].double(), 1 + unwrap(given["w"]).double())
+    assert torch.equal(found["v"].double(), 1 + more.double())

@@ -45,18 +45,61 @@ def memberships(sample) -> np.ndarray:
     return out
 
 
-@pytest.mark.parametrize(
-    "sampling",
-    [
-        Poisson(8, N, 10),
-        TruncatedPoisson(8, N, 10, 9),
-        CyclicPoisson(8, N, 10, 3),
-        WithoutReplacement(8, N, 10),
-        FullBatch(N, 10),
-        FixedEpochs(8, N, 10),
-    ],
-    ids=lambda s: type(s).__name__,
-)
+SCHEMES = [
+    Poisson(8, N, 10),
+    TruncatedPoisson(8, N, 10, 9),
+    CyclicPoisson(8, N, 10, 3),
+    WithoutReplacement(8, N, 10),
+    FullBatch(N, 10),
+    FixedEpochs(8, N, 10),
+]
+every_scheme = pytest.mark.parametrize("sampling", SCHEMES, ids=lambda s: type(s).__name__)
+
+
+@every_scheme
+def test_another_question_at_the_same_index_has_records_of_its_own(sampling):
+    """A step that is repeated with other parameters learns of others, unless turns are fixed."""
+    secrets = Secrets()
+    one, two, again = (
+        sampling.sample(secrets, Draw("batch", 3, 3, of), N).tolist() for of in ("a", "b", "a")
+    )
+    assert one == again
+    assert (one == two) == isinstance(sampling, FullBatch | FixedEpochs)
+
+
+@pytest.mark.parametrize("size", [8, 8.0, 7.5])
+@every_scheme
+def test_a_scheme_is_made_of_a_size_as_far_as_it_has_one(sampling, size):
+    if isinstance(sampling, TruncatedPoisson | CyclicPoisson):
+        return  # they ask for more
+    if size == 7.5 and isinstance(sampling, WithoutReplacement | FixedEpochs):
+        with pytest.raises((TypeError, ValueError), match="batch_size"):
+            type(sampling).of_size(size, N, 10)
+        return
+    found = type(sampling).of_size(size, N, 10)
+    assert (found.population, found.steps) == (N, 10)
+    assert found.expected_size == (N if isinstance(found, FullBatch) else size)
+
+
+def test_a_number_of_a_draw_has_63_bits_of_its_own():
+    draw = Draw("batch", 0, secret=b"s" * 32)
+    numbers = [draw.number("dropout", place) for place in range(200)]
+    assert len(set(numbers)) == 200
+    assert 2**62 <= max(numbers) < 2**63
+    assert {number % 2 for number in numbers} == {0, 1}
+    assert numbers[7] == int.from_bytes(draw.secret_bytes(8, "dropout", 7), "little") // 2
+
+
+def test_a_pair_of_numbers_has_its_own_integer():
+    pairs = torch.cartesian_prod(torch.arange(9), torch.arange(9))
+    found = keyed_integers(2**40, pairs, b"k" * 32)
+    assert len(found.unique()) == 81
+    assert torch.equal(
+        keyed_integers(2**40, pairs[:, 0], b"k" * 32), found[pairs[:, 1] == 0].repeat_interleave(9)
+    )
+
+
+@every_scheme
 def test_samples_are_sorted_repeatable_and_fresh(sampling):
     a, b, c = (sampling.sample(SECRETS, i, N) for i in (3, 3, 4))
     assert a.dtype == torch.int64

@@ -123,3 +123,13 @@ def test_a_shared_journal_counts_the_search_of_another_run():
     journal.append(charge)
     with pytest.raises(JournalError, match="second search"):
         Ledger(plan, journal=journal)
+
+
+@pytest.mark.parametrize(
+    ("bits", "uniform"), [(0, 2.0**-54), (2**52, 0.5 + 2.0**-54), (2**53 - 1, 1 - 2.0**-54)]
+)
+def test_a_number_of_runs_is_the_quantile_of_53_random_bits(bits, uniform, monkeypatch):
+    asked = []
+    monkeypatch.setattr("secrets.randbits", lambda count: asked.append(count) or bits)
+    assert PrivateSearch(10).draw() == PrivateSearch(10).quantile(uniform)
+    assert asked == [53]

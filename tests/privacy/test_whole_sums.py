@@ -264,3 +264,13 @@ def test_what_a_paper_prints_has_the_same_noise_in_one_micro_batch_and_in_many(m
             run.take_step()
         released.append(parameters(run.model))
     assert torch.allclose(*released, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("unit", [2.0**-20, 0.0])
+def test_a_part_of_a_sum_is_a_sum_of_the_same_unit(unit):
+    whole = WholeSum.of(torch.tensor([1.0, 2.0]), unit)
+    whole.add(torch.tensor([0.5, 0.25]))
+    assert [float(whole[place].floats()) for place in (0, 1)] == [1.5, 2.25]
+    assert not whole[0].is_lost()
+    whole.add(torch.tensor([math.nan, 0.0]))
+    assert bool(whole[1].is_lost()) == (unit > 0)

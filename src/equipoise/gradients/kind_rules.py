@@ -37,6 +37,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -362,21 +363,23 @@ def sliced_back(out: Seen, grad: Seen, sizes: Any, dim: int, start: int, end: in
 # ---- along some dimensions anything may be mixed
 
 
+def mixed_along(
+    which: Callable[[Sequence[Any]], Any], orders: bool, out: Any, *args: Any, **more: Any
+) -> Any:
+    """What mixes, or orders, along dimensions that `which` finds in the arguments."""
+    whole, given = listed(more["dim"] if "dim" in more else which(args)), tensors(*args)
+    if len({len(one.shape) for one in (*given, *listed(out))}) > 1:
+        raise NoRuleError("its tensors differ in dimensions")
+    try:
+        return formed(out, given, lambda one: dims(one, *whole))
+    except MixesError:
+        if orders:
+            raise NoRuleError("an order of the records may be undone") from None
+        raise
+
+
 def mixes_along(names: str, which: Callable[[Sequence[Any]], Any], orders: bool = False) -> None:
-    """Enter operations that mix, or order, along dimensions that `which` finds in their arguments."""
-
-    def applied(out: Any, *args: Any, **more: Any) -> Any:
-        whole, given = listed(more["dim"] if "dim" in more else which(args)), tensors(*args)
-        if len({len(one.shape) for one in (*given, *listed(out))}) > 1:
-            raise NoRuleError("its tensors differ in dimensions")
-        try:
-            return formed(out, given, lambda one: dims(one, *whole))
-        except MixesError:
-            if orders:
-                raise NoRuleError("an order of the records may be undone") from None
-            raise
-
-    rule(names)(applied)
+    rule(names)(partial(mixed_along, which, orders))
 
 
 mixes_along(
@@ -396,13 +399,13 @@ mixes_along("constant_pad_nd", lambda args: [-1 - at // 2 for at, size in enumer
 mixes_along("tril triu linalg_matrix_exp", lambda args: [-2, -1])
 mixes_along("pixel_shuffle pixel_unshuffle", lambda args: [-3, -2, -1])
 for _count in (1, 2, 3):  # of the last dimensions, those of an image
-    _names = """
+    _pools = """
     avg_pool# _adaptive_avg_pool# max_pool#_with_indices adaptive_max_pool# max_unpool# reflection_pad#
     replication_pad# upsample_nearest# _upsample_nearest_exact# upsample_linear# upsample_bilinear#
     _upsample_bilinear#_aa upsample_bicubic# _upsample_bicubic#_aa upsample_trilinear#
     """.replace("#", f"{_count}d").split()
     mixes_along(
-        " ".join(f"{name} {name}_backward" for name in _names),
+        " ".join(f"{name} {name}_backward" for name in _pools),
         lambda args, whole=list(range(-_count, 0)): whole,  # type: ignore[misc]
     )
 
@@ -423,46 +426,42 @@ def unfolded(out: Seen, seen: Seen, *more: Any) -> Any:
     return formed(out, [seen], lambda one: [*short, None][: len(one.shape)])
 
 
-def reduction(sums: bool, at: int = 0) -> Callable[..., Any]:
+def reduced(sums: bool, at: int, out: Any, seen: Seen, *args: Any, **more: Any) -> Any:
     """What goes along the dimensions that the argument `at` behind the tensor names, or all."""
-
-    def reduced(out: Any, seen: Seen, *args: Any, **more: Any) -> Any:
-        chosen, keep = (*args[at:], None, False)[:2] if len(args) > at else (more.get("dim"), False)
-        labels, keep = dims(seen), keep or more.get("keepdim", False)
-        gone = {d % max(1, len(labels)) for d in listed(chosen)} if chosen not in (None, []) else set(labels)
-        kept = [None if d in gone else d for d in labels if keep or d not in gone]
-        found = labelled([(seen, labels)], [kept for _ in listed(out)], sums=sums)
-        return found if isinstance(out, list) else found[0]
-
-    return reduced
+    chosen, keep = (*args[at:], None, False)[:2] if len(args) > at else (more.get("dim"), False)
+    labels, keep = dims(seen), keep or more.get("keepdim", False)
+    gone = {d % max(1, len(labels)) for d in listed(chosen)} if chosen not in (None, []) else set(labels)
+    kept = [None if d in gone else d for d in labels if keep or d not in gone]
+    found = labelled([(seen, labels)], [kept for _ in listed(out)], sums=sums)
+    return found if isinstance(out, list) else found[0]
 
 
-rule("sum sum.dim_IntList mean mean.dim", linear=True)(reduction(True))
-rule("any any.dim any.dims all all.dim all.dims amax amin argmax argmin logsumexp max max.dim min min.dim")(
-    reduction(False)
-)
+rule("sum sum.dim_IntList mean mean.dim", linear=True)(partial(reduced, True, 0))
+rule(
+    """
+    any any.dim any.dims all all.dim all.dims amax amin argmax argmin logsumexp max max.dim min min.dim
+    median.dim nanmedian.dim mode std.correction var.correction var_mean.correction std_mean.correction
+    aminmax count_nonzero count_nonzero.dim_IntList
+    """
+)(partial(reduced, False, 0))
 # No `prod`: its derivative counts the zeros of the whole tensor and then takes one of two formulas, so that a
 # trace shows another one than a step may run.
-rule("median.dim nanmedian.dim mode std.correction var.correction var_mean.correction std_mean.correction")(
-    reduction(False)
-)
-rule("nansum")(reduction(True))
-rule("aminmax count_nonzero count_nonzero.dim_IntList")(reduction(False))
-
-
-rule("linalg_vector_norm norm.ScalarOpt_dim kthvalue")(reduction(False, at=1))
+rule("nansum")(partial(reduced, True, 0))
+rule("linalg_vector_norm norm.ScalarOpt_dim kthvalue")(partial(reduced, False, 1))
 
 
 # ---- by letters: what a result lacks is summed; a dot or a star (all further dimensions) is mixed
 
 
-def lettered(form: str) -> Callable[..., Any]:
+def lettered(form: str, out: Any, *args: Any, **more: Any) -> Any:
     """A rule such as ``nk,km->nm``.
 
     Every argument has its place, ``!`` is a result that is not set, and ``@`` stands for dimensions in front
     that are broadcast.
     """
     left, right = (side.split(",") for side in form.split("->"))
+    if tensors(*args[len(left) :], *more.values()):
+        raise NoRuleError("it takes a tensor more")
 
     def labels(letters: str, seen: Seen) -> list[Hashable]:
         named = letters.rstrip("*!")
@@ -473,31 +472,24 @@ def lettered(form: str) -> Callable[..., Any]:
     def in_front(letters: str, seen: Seen) -> tuple[int, ...]:
         return seen.shape[: len(seen.shape) - len(letters) + 1]
 
-    def applied(out: Any, *args: Any, **more: Any) -> Any:
-        if tensors(*args[len(left) :], *more.values()):
-            raise NoRuleError("it takes a tensor more")
-        given = [(f, s) for f, s in zip(left, args, strict=False) if isinstance(s, Seen)]
-        batch = torch.broadcast_shapes(*(in_front(*one) for one in given if one[0][:1] == "@"))  # type: ignore[no-untyped-call]
-        ahead: list[Hashable] = list(range(len(batch)))
+    def operands(letters: str, seen: Seen) -> list[Operand]:
+        if not letters.startswith("@"):
+            return [(seen, labels(letters, seen))]
+        own = seen.shape[len(seen.shape) - len(letters) + 1 :]
+        core = labels(letters[1:], seen._replace(shape=own))
+        return broadcast([*range(len(batch)), *core], (*batch, *own), seen)
 
-        def operands(letters: str, seen: Seen) -> list[Operand]:
-            if not letters.startswith("@"):
-                return [(seen, labels(letters, seen))]
-            own = seen.shape[len(seen.shape) - len(letters) + 1 :]
-            core = labels(letters[1:], seen._replace(shape=own))
-            return broadcast([*ahead, *core], (*batch, *own), seen)
-
-        asked = {at: one for at, one in enumerate(listed(out)) if one.value is not None}
-        if any(right[at].startswith("n") and not one.shape for at, one in asked.items()):
-            raise MixesError("over the records' axis, as reduction='none' would not")
-        if any(right[at][:1] == "@" and in_front(right[at], one) != batch for at, one in asked.items()):
-            raise NoRuleError("it sums over what was broadcast")
-        forms = [operands(f, asked[at])[0][1] if at in asked else [] for at, f in enumerate(right)]
-        found = labelled([one for f, s in given for one in operands(f, s)], forms, sums=True)
-        found = [Public() if f == "!" else kind for f, kind in zip(right, found, strict=True)]
-        return found if isinstance(out, list) else found[0]
-
-    return applied
+    given = [(f, s) for f, s in zip(left, args, strict=False) if isinstance(s, Seen)]
+    batch = torch.broadcast_shapes(*(in_front(*one) for one in given if one[0][:1] == "@"))  # type: ignore[no-untyped-call]
+    asked = {at: one for at, one in enumerate(listed(out)) if one.value is not None}
+    if any(right[at].startswith("n") and not one.shape for at, one in asked.items()):
+        raise MixesError("over the records' axis, as reduction='none' would not")
+    if any(right[at][:1] == "@" and in_front(right[at], one) != batch for at, one in asked.items()):
+        raise NoRuleError("it sums over what was broadcast")
+    forms = [operands(f, asked[at])[0][1] if at in asked else [] for at, f in enumerate(right)]
+    found = labelled([one for f, s in given for one in operands(f, s)], forms, sums=True)
+    found = [Public() if f == "!" else kind for f, kind in zip(right, found, strict=True)]
+    return found if isinstance(out, list) else found[0]
 
 
 for _name, _form in {
@@ -506,7 +498,7 @@ for _name, _form in {
     "mv": "nk,k->n",
     "dot": "k,k->",
 }.items():
-    rule(_name, linear=True)(lettered(_form))
+    rule(_name, linear=True)(partial(lettered, _form))
 for _name, _form in {
     "im2col": "n...->n..",
     "col2im": "n..->n...",
@@ -537,14 +529,14 @@ for _name, _form in {
     "_thnn_fused_gru_cell": "n.,n.,n.,.,.->n.,n.",
     "_thnn_fused_gru_cell_backward": "n.,n.->n.,n.,n.,.,.",
 }.items():
-    rule(_name)(lettered(_form))
+    rule(_name)(partial(lettered, _form))
 
 
 @rule("linalg_solve_triangular linalg_lu_solve")
 def solved(out: Seen, *given: Any, left: bool = True, **more: Any) -> Kind:
     """Each column of a solution (row, if the matrix is at the right) follows its own of the right side."""
     right = "@.k->@.k" if left else "@k.->@k."
-    found: Kind = lettered("@..," + "@.," * (len(given) - 2) + right)(out, *given)
+    found: Kind = lettered("@..," + "@.," * (len(given) - 2) + right, out, *given)
     return found
 
 
@@ -553,7 +545,7 @@ def solved_with_factors(outs: Sequence[Seen], matrix: Seen, right: Seen, **more:
     found = outs[0]
     if len(right.shape) == 1 or right.shape == matrix.shape[:-1]:  # vectors
         found, right = (one._replace(shape=(*one.shape, 1)) for one in (found, right))
-    return [solved(found, matrix, right, **more), *lettered("@..->@..,@.,@")(list(outs[1:]), matrix)]
+    return [solved(found, matrix, right, **more), *lettered("@..->@..,@.,@", list(outs[1:]), matrix)]
 
 
 @rule("addmm baddbmm addmv", linear=True)
@@ -597,7 +589,7 @@ def convolution(out: Any, *args: Any) -> Any:
     held = given[:2] if backward and not args[-1][0] else given
     found = within_groups(groups, [*zip(held, channels, strict=False)], [*zip(outs, (1, 0, 0), strict=False)])
     if found is None:
-        return lettered("n*,n*,*->n*,*,*" if backward else "n*,*,*->n*")(out, *args[:3])
+        return lettered("n*,n*,*->n*,*,*" if backward else "n*,*,*->n*", out, *args[:3])
     return found if backward else found[0]
 
 
@@ -605,7 +597,7 @@ def convolution(out: Any, *args: Any) -> Any:
 def group_norm(outs: Any, seen: Seen, weight: Any, bias: Any, n: int, *more: Any) -> Any:
     if n != seen.shape[0]:
         raise NoRuleError("its memory has another shape")
-    return lettered("n*,*,*->n*,n*,n*")(outs, seen, weight, bias)
+    return lettered("n*,*,*->n*,n*,n*", outs, seen, weight, bias)
 
 
 @rule("native_group_norm_backward")
@@ -621,7 +613,7 @@ def group_norm_backward(outs: Any, grad: Seen, seen: Seen, *more: Any) -> Any:
         [*zip([*given, *rest], (1, 1, 1, 1, 0), strict=False)],
         [(given[0], 1), *zip(outs[1:], (0, 0), strict=True)],
     )
-    found = found or lettered("n*,n*,n*,n*,*->n*,*,*")([given[0], *outs[1:]], *given, *rest)
+    found = found or lettered("n*,n*,n*,n*,*->n*,*,*", [given[0], *outs[1:]], *given, *rest)
     return [viewed(outs[0], given[0]._replace(kind=found[0])) if outs[0].shape else Public(), *found[1:]]
 
 
@@ -674,34 +666,38 @@ def batch_norm(outs: Any, *args: Any) -> list[Kind]:
     return found
 
 
-def attention(names: str, bias: int | None = None) -> None:
-    """Enter kernels of attention: batch and heads are apart, a mask is broadcast, and seeds are public.
+def attention(
+    bias: int | None, outs: Sequence[Seen], *args: Any, attn_mask: Seen | None = None, **more: Any
+) -> list[Kind]:
+    """Kernels of attention: batch and heads are apart, a mask is broadcast, and seeds are public.
 
     Args:
         bias: the place of the mask among the arguments; else it goes by name.
     """
 
-    def applied(outs: Sequence[Seen], *args: Any, attn_mask: Seen | None = None, **more: Any) -> list[Kind]:
-        mask = attn_mask if bias is None else args[bias]
-        batches = [one.shape[:2] for one in tensors(*args[:3])]
-        if any(len(out.shape) > 2 and out.shape[:2] not in batches for out in outs):
-            raise NoRuleError("it sums over what was broadcast")
-        given = [(s, labels(s)) for at, s in enumerate(args) if isinstance(s, Seen) and at != bias]
-        masks = broadcast(labels(args[0]), (*args[0].shape[:2], 0, 0), mask)
-        found = labelled([*given, *masks], [labels(out) for out in outs if len(out.shape) > 2])
-        return [found.pop(0) if len(out.shape) > 2 else Public() for out in outs]
-
     def labels(seen: Seen) -> Sequence[Hashable]:
         return [0, 1, None, None][: len(seen.shape)] if len(seen.shape) > 2 else [None] * len(seen.shape)
 
-    rule(names)(applied)
+    mask = attn_mask if bias is None else args[bias]
+    batches = [one.shape[:2] for one in tensors(*args[:3])]
+    if any(len(out.shape) > 2 and out.shape[:2] not in batches for out in outs):
+        raise NoRuleError("it sums over what was broadcast")
+    given = [(s, labels(s)) for at, s in enumerate(args) if isinstance(s, Seen) and at != bias]
+    masks = broadcast(labels(args[0]), (*args[0].shape[:2], 0, 0), mask)
+    found = labelled([*given, *masks], [labels(out) for out in outs if len(out.shape) > 2])
+    return [found.pop(0) if len(out.shape) > 2 else Public() for out in outs]
 
 
-attention("_scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_flash_attention_for_cpu_backward")
-attention("_scaled_dot_product_flash_attention _scaled_dot_product_flash_attention_backward")
-attention("_scaled_dot_product_efficient_attention _scaled_dot_product_cudnn_attention", bias=3)
-attention("_scaled_dot_product_efficient_attention_backward", bias=4)
-attention("_scaled_dot_product_cudnn_attention_backward", bias=8)
+for _bias, _names in {
+    None: """
+    _scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_flash_attention_for_cpu_backward
+    _scaled_dot_product_flash_attention _scaled_dot_product_flash_attention_backward
+    """,
+    3: "_scaled_dot_product_efficient_attention _scaled_dot_product_cudnn_attention",
+    4: "_scaled_dot_product_efficient_attention_backward",
+    8: "_scaled_dot_product_cudnn_attention_backward",
+}.items():
+    rule(_names)(partial(attention, _bias))
 
 
 @rule("_trilinear", linear=True)
