@@ -31,6 +31,7 @@ from mutmut.stats import status_by_exit_code
 
 NUMBER = re.compile(r"__mutmut_(\d+|orig)$")
 CAUGHT = {"killed", "timeout", "segfault"}
+RAISES = ("error", "refuse", "forbidden")  # errors, and functions that do nothing but raise one
 
 
 def is_text(node: ast.expr) -> bool:
@@ -42,7 +43,7 @@ def without_messages(function: str) -> str:
     """A function without the texts of the errors that it makes."""
     tree = ast.parse(function)
     for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and ast.unparse(node.func).lower().endswith("error"):
+        if isinstance(node, ast.Call) and ast.unparse(node.func).lower().endswith(RAISES):
             node.args = [one for one in node.args if not is_text(one)]
     return ast.unparse(tree)
 
@@ -81,9 +82,7 @@ def results() -> dict[str, tuple[str, str]]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("count", nargs="?", default="300", help="how many mutants, or all")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--at-once", type=int, default=1, help="processes")

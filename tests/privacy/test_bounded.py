@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -67,6 +68,15 @@ def tail(g):
 def matrices(g):
     """The same numbers as two weights."""
     return PrivateRows(DenseGradients({"a": g[:, :4].view(-1, 2, 2), "b": g[:, 4:].view(-1, 1, 1)}), DRAW)
+
+
+def jointly(rows, groups=None, shares=None):
+    return clip_jointly(rows, JOINT, groups, shares)["a"]
+
+
+def mixed(rows):
+    """Norms in an order that all records make."""
+    return rows.row_norms().sort().values
 
 
 LAYERS = [["a"], ["b"]]
@@ -193,6 +203,28 @@ REFUSALS = {
     ),
     "no parts": (lambda g: sums_of([]), ValueError, "no micro-batch"),
     "plus a number": (lambda g: clip(g, Flat(), 1.0) + 1.0, TypeError, "bounded"),
+    "mixed mask": (lambda g: indicator(mixed(g) > 0), PrivateError, "^mask must"),
+    "mixed values": (lambda g: capped(mixed(g), 1.0), PrivateError, "^values must"),
+    "mixed halves": (lambda g: centred_indicator(mixed(g)), PrivateError, "^inside must"),
+    "mixed scores": (lambda g: soft_indicator(mixed(g), 1.0, "above"), PrivateError, "^scores must"),
+    "mixed coordinates": (
+        lambda g: clip_coordinates(mixed(g)[:, None], Flat(), 1.0),
+        PrivateError,
+        "^coordinates must",
+    ),
+    "mixed norms": (
+        lambda g: clip_coordinates(g.row_norms()[:, None], Flat(), 1.0, norms=mixed(g)),
+        PrivateError,
+        "^norms must",
+    ),
+    **{
+        f"shares {shares}": (partial(jointly, groups=[["w"]], shares=shares), ValueError, text)
+        for shares, text in {
+            (1.1,): "sum to 1.21, above 1",
+            (0.5, 0.5): "2 entries for 1",
+            (0.0,): r"shares\[0\]",
+        }.items()
+    },
 }
 
 
@@ -334,10 +366,6 @@ def test_a_bound_is_for_values_of_its_own_draw():
         make_bounded(value, 1.0, 2.0, DRAW)
 
 
-def jointly(g, groups=None):
-    return clip_jointly(two_layers(g), JOINT, groups)["a"]
-
-
 JOINT = JointGaussian(
     ("a",), [[1.0]], lambda norms: norms.clamp(max=1.0)[:, None], (1.0,), noise_multiplier=1.0
 )
@@ -345,8 +373,8 @@ JOINT = JointGaussian(
 COUNTED = {
     **{name: (QUERIES[name], True) for name in ("flat", "per layer", "coordinates by whole norms")},
     **{n: (QUERIES[n], False) for n in ("second moment", "action on columns far too long", "input moments")},
-    "jointly": (jointly, True),
-    "jointly in groups": (lambda g: jointly(g, LAYERS), True),
+    "jointly": (lambda g: jointly(two_layers(g)), True),
+    "jointly in groups": (lambda g: jointly(two_layers(g), LAYERS), True),
     "exchanged": (lambda g: after_exchange({"s": QUERIES["flat"](g)}, list)["s"], True),
     "in parts": (lambda g: sums_of({"s": QUERIES["flat"](some)} for some in g.split(1))["s"], True),
     "minus another": (lambda g: QUERIES["flat"](g) - QUERIES["flat"](g), True),
@@ -358,12 +386,13 @@ COUNTED = {
 def test_a_sum_counts_the_records_that_are_finite_that_are_not_and_those_made_shorter(name):
     query, counts_shorter = COUNTED[name]
     g = torch.tensor([[0.01] * 5, [10.0] * 5, [math.nan] * 5, [0.02] * 5])
-    assert unwrap(query(g).counts).tolist() == [3, 1, 1][: 2 + counts_shorter]
+    counts = query(g).counts
+    assert (unwrap(counts).tolist(), counts.draw) == ([3, 1, 1][: 2 + counts_shorter], DRAW)
 
 
 def test_groups_have_shares_whose_squares_sum_to_one():
     """A record as long as its bound in every group makes the sum as long as its bound."""
-    value = jointly(torch.full((1, 5), 1e3), LAYERS).value
+    value = jointly(two_layers(torch.full((1, 5), 1e3)), LAYERS).value
     assert sum(float(unwrap(one).norm()) ** 2 for one in value.values()) == pytest.approx(1.0, rel=1e-5)
 
 

@@ -315,6 +315,9 @@ def test_history_is_kept_as_long_as_it_is_needed():
     for step in range(4):
         take(ledger, f"p{step}", size=3)
     assert [row["ordinal"] for row in ledger.history["a"]] == [2, 3]
+    held = NoiseHistory({"a": [(ordinal, ordinal) for ordinal in (0, 2, 3, 4)]})
+    found = [held.before("a", ordinal, memory) for ordinal, memory in ((5, 2), (5, 9), (6, 1))]
+    assert found == [(4, 3), (4, 3, 2), ()]
     fresh = RecordingLedger(CASES["gaussian"].plan())
     take(fresh, size=3)
     assert fresh.history == {}

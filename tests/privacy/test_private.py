@@ -14,7 +14,7 @@ from privacy_rows import DenseRows, rows
 from equipoise.gradients import DenseGradients
 from equipoise.methods.subspaces import held
 from equipoise.privacy import Draw, Private, PrivateError, PrivateRows
-from equipoise.privacy.private import add_exact, unwrap
+from equipoise.privacy.private import add_exact, join, unwrap
 
 SECRET = torch.tensor([3.0, 1.0, 2.0])
 
@@ -248,6 +248,15 @@ def test_rows_remember_of_which_records_they_are(name):
     with pytest.raises(PrivateError, match="same records"):
         made - whole.rows(torch.tensor([1, 2]))
     assert made.draw == whole.draw
+    weights = Private(torch.tensor([1.0, 0.0, 2.0]))
+    summed = [whole.weighted_sums(given)["w"] for given in (weights, {"w": weights})]
+    assert [unwrap(one).tolist() for one in summed] == [[8.0, 11.0]] * 2
+
+
+def test_parts_of_a_draw_are_joined_in_an_order(p):
+    for parts in ([p], [Private(one, p.draw) for one in SECRET.split(1)]):
+        joined = join(parts, torch.tensor([2, 0, 1]))
+        assert (unwrap(joined).tolist(), joined.by_record, joined.draw) == ([2.0, 3.0, 1.0], True, p.draw)
 
 
 @pytest.mark.parametrize("turned", [False, True])
