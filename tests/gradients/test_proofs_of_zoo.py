@@ -187,13 +187,39 @@ def test_public_parts_that_differ_are_not_taken_for_alike(change):
     assert plainly(nn.Linear(3, 2), loss, torch.randn(3, 3)) is None
 
 
-def test_the_operation_that_mixes_is_named():
-    def centred(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
-        return model(x - x.mean(0)).square().sum(1)
+@pytest.mark.parametrize(
+    ("change", "mixes", "operation"),
+    [
+        (lambda x: x - x.mean(0), True, "sub.Tensor"),
+        (lambda x: x.cumsum(0), True, "cumsum.default"),
+        (lambda x: x[torch.arange(4).flip(0)], False, "index.Tensor"),
+        (lambda x: x.sort(0)[0], False, "sort.default"),
+    ],
+)
+def test_the_operation_that_mixes_is_named(change, mixes, operation):
+    fault = plainly(nn.Linear(3, 2), lambda model, x: model(change(x)).square().sum(1), torch.randn(4, 3))
+    assert (fault.mixes, fault.operation) == (mixes, f"aten.{operation}")
+    assert fault.what
 
-    fault = plainly(nn.Linear(3, 2), centred, torch.randn(4, 3))
-    assert fault.mixes
-    assert "aten.sub" in str(fault)
+
+class Writing(nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(3, 2)
+        self.register_buffer("count", torch.zeros(()))
+        self.register_buffer("mean", torch.zeros(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.count += 1
+        self.mean += super().forward(x).detach().mean(0)
+        return super().forward(x)
+
+
+def test_buffers_that_records_reach_are_told_from_those_that_they_do_not():
+    engine = GradientEngine(
+        Writing(), lambda model, x: model(x).square().sum(1), torch.ones(4, 3), check=False
+    )
+    proof = prove(engine.traced(torch.randn(4, 3)))
+    assert (proof.outcome, proof.public_writes, proof.private_writes) == ("proved", ("count",), ("mean",))
 
 
 def test_a_sequence_as_long_as_the_batch_is_no_matter():

@@ -198,3 +198,9 @@ def test_a_plan_is_hardened_in_one_place_and_tells():
     assert hard.event() == PLAN.event()
     assert hard == hard.hardened()
     assert statement_of(Ledger(hard), delta=1e-5).noise == "grid"
+
+
+def test_what_is_too_close_to_tell_is_decided_exactly(monkeypatch):
+    monkeypatch.setattr(grid, "_accepted_exactly", lambda *numbers: False)
+    few, many = (len(GridStream(bytes(32), slack=slack)._candidates(1000)) for slack in (1.0, 0.0))
+    assert 0 == few < 600 < many
