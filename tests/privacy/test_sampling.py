@@ -68,10 +68,8 @@ def test_another_question_at_the_same_index_has_records_of_its_own(sampling):
 
 
 @pytest.mark.parametrize("size", [8, 8.0, 7.5])
-@every_scheme
+@pytest.mark.parametrize("sampling", SCHEMES[:1] + SCHEMES[3:], ids=repr)  # the others ask for more
 def test_a_scheme_is_made_of_a_size_as_far_as_it_has_one(sampling, size):
-    if isinstance(sampling, TruncatedPoisson | CyclicPoisson):
-        return  # they ask for more
     if size == 7.5 and isinstance(sampling, WithoutReplacement | FixedEpochs):
         with pytest.raises((TypeError, ValueError), match=r"batch_size=7\.5"):
             type(sampling).of_size(size, N, 10)
@@ -205,6 +203,13 @@ def test_low_numbers_are_drawn_no_more_often():
     for bound in (3 * 2**30, 3 * 2**61):
         assert low_share(uniform_integers(bound, 20_000, generator), bound // 3, bound) < 5
     assert low_share(uniform_subset(3 * 2**30, 20_000, generator), 2**30, 3 * 2**30) < 5
+
+
+@pytest.mark.parametrize("size", range(6))
+def test_a_subset_has_its_size_and_no_number_twice(size):
+    found = uniform_subset(5, size, torch.Generator().manual_seed(size)).tolist()
+    assert found == sorted(set(found) & set(range(5)))
+    assert len(found) == size
 
 
 def test_low_positions_are_drawn_no_more_often():
