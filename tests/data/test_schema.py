@@ -1,5 +1,6 @@
 """Schemas of tables: what is declared, what is left to be filled in, and what no message shows."""
 
+import json
 import shutil
 import subprocess
 import sys
@@ -39,6 +40,7 @@ high = 100
 [columns.job]
 type = "category"
 values = ["baker", "smith"]
+other = true
 [columns.city]
 type = "category"
 buckets = 3
@@ -82,7 +84,39 @@ def test_a_range_that_cuts_public_rows_is_warned_of(people):
     test.write_text(ROWS)
     with warnings.catch_warnings(action="error"):  # of private rows nothing is said
         load_table(people, test=test)
-        load_table(people, test_share=0.5)
+    schema_file(people).write_text(SCHEMA.replace("other = true\n", "").replace("high = 100", "high = 40"))
+    age, job = (rf"{column}: \d+% of the test rows of 'people.csv'" for column in ("'age'", "'job'"))
+    with pytest.warns(UserWarning, match=age), pytest.warns(UserWarning, match=job):
+        model = load_table(people, test_share=0.5)  # but of those that are set aside, and of those to predict
+    with pytest.warns(UserWarning, match=r"'job': 25% of the rows of 'public.csv' are none of the declared"):
+        records_for_model(test, model.schema)
+
+
+def test_what_the_schema_says_of_a_column_moves_no_row(people):
+    people.write_text(
+        "\n".join(["id," + ROWS.splitlines()[0], *(f"{i},{i},baker,Rome,7,low" for i in range(60))])
+    )
+    sides = []
+    for old, new in (("high = 100", "high = 90"), ("buckets = 3", "buckets = 7")):
+        schema_file(people).write_text(SCHEMA.replace(old, new))
+        with pytest.warns(UserWarning, match=r"not used, since the schema does not declare them: id\."):
+            found = load_table(people, test_share=0.3)
+        high = 90 if "90" in new else 100
+        ages = (found.test.fields["input"][:, 0] + 1) / 2 * high
+        sides.append(ages.round().tolist())
+    assert sides[0] == sides[1]
+
+
+def test_the_configuration_of_a_run_holds_the_schema(people):
+    before = load_table(people, test=copied(people))
+    config = people.with_name("config.json")
+    config.write_text(json.dumps({"schema": before.schema}))
+    schema_file(people).unlink()
+    found = load_table(people, config, test=copied(people), population=4)
+    assert found.train.fingerprint() == before.train.fingerprint()
+    config.write_text("{}")
+    with pytest.raises(SchemaError, match=r"no config.json of a run on a table"):
+        load_table(people, config, test=copied(people))
 
 
 def test_a_target_chooses_the_task(people):
@@ -112,6 +146,9 @@ def test_what_is_described_is_left_to_be_filled_in(people):
     assert values["columns"]["job"] == {"type": "category", "buckets": 16}
     for cell in ("30", "41", "50", "baker", "smith", "Rome", "Oslo"):
         assert cell not in text, cell
+    ids = people.with_name("ids.csv")
+    ids.write_text(ROWS.replace("Rome,9", "Bern,9").replace("baker,,", "baker,Oulu,"))
+    assert tomllib.loads(first_schema(ids)[0])["columns"]["city"] == {"type": "skip"}
     path = people.with_name("new.toml")
     path.write_text(text)
     with pytest.raises(SchemaError, match=r"to be filled in: population, low of 'age'.*no epsilon"):
@@ -192,8 +229,8 @@ def test_a_first_row_of_data_is_no_header_and_is_not_shown(tmp_path):
         ("low = 0", "low = 100", "must be finite and not empty"),
         (
             'type = "number"',
-            'type = "numeric"',
-            "any of the expected tags: 'number', 'category', 'text', 'skip'",
+            'type = "date"',
+            "there are number, category, text and skip",
         ),
         ("population = 4", "", "population is missing"),
         ('target = "income"', "", "target is missing"),
@@ -208,7 +245,7 @@ def test_a_first_row_of_data_is_no_header_and_is_not_shown(tmp_path):
         (
             'type = "number"',
             'type = ["number"]',
-            "any of the expected tags: 'number', 'category', 'text', 'skip'",
+            "there are number, category, text and skip",
         ),
         ('"skip"', '"text"\nvocabulary = 1000000000000', "vocabulary = 1000000000000.*less than or equal"),
         ("population = 4", "x = " + "[" * 9000, "is no TOML"),
@@ -234,6 +271,9 @@ def test_what_is_missing_is_named(people):
         load_table(people)
     with pytest.raises(MissingDataError, match="schema init"):
         load_table(people, "absent.toml", test=copied(people))
+    people.write_text(ROWS.replace("age", "Age", 1))
+    with pytest.raises(DataFileError, match=r"lacks the declared columns 'age'. The file has 'Age'"):
+        load_table(people, test_share=0.5)
     people.write_text(ROWS.replace("50,pilot", "fifty,pilot"))
     with pytest.raises(DataFileError, match=r"line 4, column 'age'") as error:
         load_table(people, test=copied(people))

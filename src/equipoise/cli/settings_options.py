@@ -228,6 +228,8 @@ def _of_run(values: Any, config: str) -> dict[str, Any]:
     else:  # published are the private ones, without those to evaluate on; the options count all
         private = found["population"] + found.get("public_records", 0)
         found["population"] = round(private / (1 - found.get("test_share", 0)))
+    if "columns" in (values.get("schema") or {}):
+        found["schema"] = config  # which stores the one that was used; its file may have been edited since
     return found
 
 

@@ -24,6 +24,8 @@ from equipoise.data.readers.files import DataFileError
 TASK_NAMES = ("classification", "regression", "multi-label")
 OWNER = "owner"
 """The field of a data set's training records that says whose they are, where users are protected."""
+ASIDE = "aside"
+"""The field of the rows of a table that says which ones to evaluate on and not to train on."""
 
 Batch = dict[str, Tensor]
 
@@ -143,6 +145,11 @@ class Records:
         >>> len(rest) + len(aside), 150 < len(aside) < 250
         (1000, True)
         """
+        aside = self.which_aside(share, seed, by)
+        return self.subset(~aside), self.subset(aside)
+
+    def which_aside(self, share: float, seed: int, by: str | None = None) -> Tensor:
+        """For each record, whether `set_aside` puts it into the second part: bool ``[n]``."""
         if not 0 < share < 1:
             raise ValueError(f"share={share} must lie strictly between 0 and 1.")
         flat = [
@@ -161,7 +168,7 @@ class Records:
             aside[i] = int.from_bytes(digest.digest()[:8], "little") < share * 2**64
         if bool(aside.all()) or not bool(aside.any()):
             raise DataFileError(f"share={share} leaves one part without records. Take another one.")
-        return self.subset(~aside), self.subset(aside)
+        return aside
 
     def fingerprint(self) -> str:
         """SHA-256 (hexadecimal) of names, types, shapes and content; computed once.
@@ -270,7 +277,7 @@ def with_test_records(
     """Training records, test records and the public number of training records.
 
     Args:
-        rows: the private records.
+        rows: the private records; a field ``aside`` says which ones to set aside.
         test: others to evaluate on, or None.
         share: without them, the share of the private ones to set aside. Every run sets the same ones aside,
             whatever its seed: scores on them are published, so that training on them would protect nobody.
@@ -289,10 +296,12 @@ def with_test_records(
     if test is not None:
         return rows, test, population
     assert share is not None
-    if OWNER not in rows.fields:
+    if ASIDE in rows.fields:
+        which, rows = rows.fields[ASIDE], rows.without(ASIDE)
+        train, aside = rows.subset(~which), rows.subset(which)
+    else:
         train, aside = rows.set_aside(share, seed=0)
-    else:  # a user is trained on or evaluated on, never both
-        train, aside = rows.set_aside(share, seed=0, by=OWNER)
+    if OWNER in aside.fields:
         aside = aside.without(OWNER)
     return train, aside, max(1, round(population * (1 - share)))
 

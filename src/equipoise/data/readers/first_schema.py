@@ -1,8 +1,9 @@
 """The first version of a schema, to be edited.
 
 It takes the names of the columns, which are public by declaration, and guesses from the rows which columns
-are numbers. It never looks for ranges or categories in private rows: they are left to be filled in, from
-public knowledge of the form, or taken from a file of public rows.
+are numbers, and which differ in nearly every row, as ids do. It never looks for ranges or categories in
+private rows: they are left to be filled in, from public knowledge of the form, or taken from a file of
+public rows.
 """
 
 from __future__ import annotations
@@ -23,12 +24,15 @@ from equipoise.data.readers.tables import read_cells
 _MISSING = ["", "?", "NA", "nan"]
 _ROWS_LOOKED_AT = 1000
 _MOST_VALUES = 100
+_UNIQUE = 0.9
+"""The share of distinct cells above which a column is taken for a name or free text."""
 _HINTS = {
     "population": "for example 2000: the public number of rows; a round figure near it will do",
     "low": "for example 0: the least that the form allows",
     "high": "for example 120: the most that the form allows; what lies beyond counts as this",
     "values": 'for example ["no", "yes"]: all classes',
     "missing": "signs of no answer: a number gets a second one that says so, a category zeros",
+    "skip": "no input: nearly every row has a cell of its own, as ids, names and free text do",
     "buckets": 'hashed; better, where they are publicly known: values = ["north", "south"]',
 }
 
@@ -44,7 +48,8 @@ def first_schema(
     """The text of a schema to edit, and the places that are left to be filled in.
 
     Args:
-        path: of the private rows; of them the names of the columns are taken, and which are numbers.
+        path: of the private rows; of them the names of the columns are taken, and which are numbers or
+            differ in nearly every row.
         header: whether the first row holds the names.
         delimiter: between cells; a tab for ``.tsv`` by default, else a comma.
         target: the columns to learn, separated by commas.
@@ -90,7 +95,8 @@ def first_schema(
         text += f"\n[columns.{bare}]\n" if part is not values else ""
         for key, value in part.items():
             left = value in (TO_FILL_IN, [TO_FILL_IN])
-            hint = _HINTS.get(key) if left or key in ("missing", "buckets") else None
+            hint = _HINTS.get(value if value == "skip" else key)
+            hint = hint if left or value == "skip" or key in ("missing", "buckets") else None
             text += f"{key} = {_toml(value)}" + (f"   # {hint}\n" if hint else "\n")
         if name in wanted and part["type"] == "number":
             text += '# for classes instead of a regression: type = "category", values = ["0", "1"]\n'
@@ -108,6 +114,8 @@ def _drafted(cells: Iterable[str], public: Iterable[str], learnt: bool) -> dict[
         low, high = min(finite), max(finite)
         return {"type": "number", "low": low, "high": high if low < high else low + 1}
     values = sorted(set(known))
+    if not known and not learnt and len(set(answers)) > _UNIQUE * len(answers):
+        return {"type": "skip"}
     if not 0 < len(values) <= _MOST_VALUES:
         return {"type": "category"} | ({"values": [TO_FILL_IN]} if learnt else {"buckets": 16})
     return {"type": "category", "values": values}

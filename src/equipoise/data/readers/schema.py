@@ -20,6 +20,7 @@ enough to use the model.
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 import reprlib
 import tomllib
@@ -39,7 +40,7 @@ from equipoise._validate import suggestion
 from equipoise.data.readers.files import DataFileError, MissingDataError, read_text, refuse_same
 from equipoise.data.readers.tables import Cells, read_cells
 from equipoise.data.readers.text import MOST_TOKENS, MOST_WORDS, HashingTokenizer
-from equipoise.data.records import OWNER, DataSet, Records, with_test_records
+from equipoise.data.records import ASIDE, OWNER, DataSet, Records, with_test_records
 
 with of_extra():
     import pandas as pd
@@ -48,7 +49,7 @@ with of_extra():
 TO_FILL_IN = "FILL IN"
 """What stands where a first version of a schema leaves a place to be filled in."""
 MOST_CUT = 0.03
-"""The share of public rows beyond a range that is not worth a warning."""
+"""The share of public rows beyond a range, or in no declared category, that is not worth a warning."""
 
 
 class SchemaError(DataFileError):
@@ -299,12 +300,12 @@ def read_schema(path: PathLike, **given: Any) -> dict[str, Any]:
     """The values of a schema file; `table_of` checks them.
 
     Args:
-        path: of the file.
+        path: of the file, or of the ``config.json`` of a run, which stores the schema that was used.
         given: values that are taken whatever the file says; None leaves those of the file.
 
     Raises:
         MissingDataError: no such file; the message says which command writes one.
-        SchemaError: it is no TOML.
+        SchemaError: it is no TOML, and no configuration of a run on a table.
     """
     if not Path(path).is_file():
         raise MissingDataError(
@@ -312,9 +313,16 @@ def read_schema(path: PathLike, **given: Any) -> dict[str, Any]:
             "--schema FILE names another file."
         )
     try:
-        values = tomllib.loads(read_text(path))
+        text = read_text(path)
+        values = json.loads(text)["schema"] if Path(path).suffix == ".json" else tomllib.loads(text)
+    except (KeyError, TypeError):
+        raise SchemaError(
+            f"{str(path)!r} holds no schema: it is no config.json of a run on a table."
+        ) from None
     except (ValueError, RecursionError) as error:  # of tomllib, or of int for very many digits
-        raise SchemaError(f"the schema {str(path)!r} is no TOML: {error}.") from None
+        raise SchemaError(
+            f"the schema {str(path)!r} is no {Path(path).suffix[1:].upper()}: {error}."
+        ) from None
     return values | {key: value for key, value in given.items() if value is not None}
 
 
@@ -360,6 +368,11 @@ def table_of(values: Mapping[str, Any], where: str = "config.json") -> Table:
         keys = keys[3:]
     if keys and first["type"] == "extra_forbidden":
         reason = f"there is no key {keys[0]!r}.{suggestion(keys[0], known)} It knows {', '.join(known)}"
+    elif first["type"].startswith("union_tag"):
+        reason = (
+            f"type = {reprlib.repr(first['input'].get('type'))}, but there are number, category, text and "
+            "skip. Make a date a number beforehand, such as the days since one that you choose"
+        )
     elif keys:
         value = "" if first["type"] == "missing" else f" = {reprlib.repr(first['input'])}"
         reason = f"{keys[0]}{value}. {reason}"
@@ -386,8 +399,9 @@ def load_table(
         schema: the schema file; the one next to the rows by default.
         target: the column to learn, or several separated by commas; as the schema says by default.
         test: a file of rows to evaluate on; what the evaluation says of them is published. A range that cuts
-            many of their numbers is warned of.
+            many of their numbers is warned of, and so is a category that is none of the declared for many.
         test_share: without it, the share of the private rows to evaluate on instead of training on them.
+            Which ones follows from their cells, or their owner, and so is the same whatever the schema.
         population: the public number of rows; as the schema says by default.
         owner: the column that names the user of each row, for training records only. It is no input,
             whatever the schema says of it.
@@ -411,8 +425,8 @@ def load_table(
             "must be a public number that you state, not one counted from the private rows: --population "
             f"NUMBER, or population = ... in {where!r}. A round figure near the number of rows will do."
         )
-    judges = None if test is None else read_rows(test, table, warn_of_cut=True)
-    rows = read_rows(path, table, owner=owner)
+    judges = None if test is None else read_rows(test, table, evaluated=1.0)
+    rows = read_rows(path, table, owner=owner, evaluated=0.0 if test else test_share or 0.0)
     return table.data_set(path, values, *with_test_records(rows, judges, test_share, table.population))
 
 
@@ -430,7 +444,7 @@ def records_for_model(path: PathLike, values: Mapping[str, Any]) -> tuple[DataSe
         DataFileError: the rows or the schema cannot be used.
     """
     table = table_of(values)
-    fields = dict(read_rows(path, table, targets=None).fields)
+    fields = dict(read_rows(path, table, targets=None, evaluated=1.0).fields)
     labelled = len(fields) > 1
     if not labelled:
         name, kind = ("label", torch.int64) if table.task == "classification" else ("target", torch.float32)
@@ -446,7 +460,7 @@ def read_rows(
     *,
     targets: bool | None = True,
     owner: str | None = None,
-    warn_of_cut: bool = False,
+    evaluated: float = 0.0,
 ) -> Records:
     """The rows of a CSV, TSV or Parquet file: input float32 ``[n, d]`` and what is learnt.
 
@@ -459,7 +473,9 @@ def read_rows(
         targets: None reads those of a file that has them, as all others must.
         owner: the column that names users: ``owner`` is then int64 ``[n, 2]``, a digest of 16 bytes, the
             same for the same name, whoever else is there.
-        warn_of_cut: of rows that are not private: name each range beyond which many of their numbers lie.
+        evaluated: the share of the rows that are evaluated on, and so not private: of them a warning names
+            each range beyond which many numbers lie, and each category that is none of the declared for many.
+            Below 1 the field ``aside``, bool ``[n]``, says which these are.
 
     Raises:
         MissingDataError, DataFileError: no such file, a row with too few or too many cells, a cell that does
@@ -495,18 +511,46 @@ def read_rows(
         fields["label" if table.task == "classification" else "target"] = found
     if owner is not None:
         fields[OWNER] = torch.from_numpy(coded(owner, lambda cell: _user(cell, table.missing)))
-    for name in read if warn_of_cut else ():
-        if isinstance(column := table.columns[name], Number):
-            numbers = pd.to_numeric(cells.rows[names.index(name)], errors="coerce")
-            share = float(((numbers < column.low) | (numbers > column.high)).mean())
-            if share > MOST_CUT:
-                warnings.warn(
-                    f"column {name!r}: {share:.0%} of the rows of {Path(path).name!r} lie beyond the range "
-                    f"low = {column.low:g}, high = {column.high:g}, and count as its ends. Widen the "
-                    "range in the schema unless you want that.",
-                    stacklevel=2,
-                )
+    if evaluated < 1 and (unused := [name for name in names if name not in (*declared, owner)]):
+        said = ", ".join(unused[:20]) + (f" and {len(unused) - 20} more" if len(unused) > 20 else "")
+        warnings.warn(f"not used, since the schema does not declare them: {said}.", stacklevel=2)
+    public = cells.rows
+    if 0 < evaluated < 1:
+        if owner is not None:  # a user is trained on or evaluated on, never both
+            aside = Records({OWNER: fields[OWNER]}).which_aside(evaluated, seed=0, by=OWNER)
+        else:  # by the cells as they stand, so that another schema sets the same rows aside
+            written = [_digest("\0".join(map(str.strip, row))) for row in cells.rows.itertuples(index=False)]
+            aside = Records({"cells": torch.tensor(written)}).which_aside(evaluated, seed=0)
+        fields[ASIDE] = aside
+        public = public[aside.numpy()]
+    rows = f"{'test ' if evaluated < 1 else ''}rows of {Path(path).name!r}"
+    for name in read if evaluated else ():
+        _warn_of_misfits(rows, name, table.columns[name], public[names.index(name)])
     return Records(fields, num_classes=len(table.class_names) if "label" in fields else None)
+
+
+def _warn_of_misfits(rows: str, name: str, column: Any, cells: pd.Series[str]) -> None:
+    """Say how many public cells a range cuts, or are in no declared category where `other` is not chosen."""
+    if isinstance(column, Number):
+        numbers = pd.to_numeric(cells, errors="coerce")
+        misfits = (numbers < column.low) | (numbers > column.high)
+        said = (
+            f"lie beyond the range low = {column.low:g}, high = {column.high:g}, and count as its ends. "
+            "Widen the range in the schema unless you want that."
+        )
+    elif isinstance(column, Category) and column.values and "other" not in column.model_fields_set:
+        misfits = ~cells.str.strip().isin([*column.values, *(column.missing or ())])
+        said = (
+            'are none of the declared values, and count as "other". Declare them in the schema, or other = '
+            "true if you want that."
+        )
+    else:
+        return
+    if (share := float(misfits.mean())) > MOST_CUT:
+        warnings.warn(
+            f"column {name!r}: {share:.0%} of the {rows} {said}",
+            stacklevel=3,
+        )
 
 
 def _coded(cells: Cells, at: int, name: str, encode: Callable[[str], Any]) -> np.ndarray:
@@ -529,7 +573,11 @@ def _user(cell: str, missing: list[str]) -> list[int]:
             "the cell names no user, and rows of unknown users would count as one user's. Name the user, or "
             "drop the row."
         )
-    return np.frombuffer(hashlib.blake2b(cell.encode(), digest_size=16).digest(), np.int64).tolist()
+    return _digest(cell)
+
+
+def _digest(text: str) -> list[int]:
+    return np.frombuffer(hashlib.blake2b(text.encode(), digest_size=16).digest(), np.int64).tolist()
 
 
 def _misfit(cells: Cells, names: list[str], wrong: list[str], owner: str | None) -> str:
@@ -541,8 +589,11 @@ def _misfit(cells: Cells, names: list[str], wrong: list[str], owner: str | None)
             'order, this one by type = "skip".'
         )
     lacking = [name for name in wrong if name not in names]
+    # only what differs in case is named: another cell may be one of a row of data
+    near = [name for name in names if name.lower() in {word.lower() for word in lacking}]
+    meant = f" The file has {', '.join(map(repr, near))}." if near else ""
     return (
         f"{cells.place()}: the header {'lacks' if lacking else 'repeats'} the declared columns "
-        f"{', '.join(map(repr, lacking or wrong))}. Correct the names, or declare that the file has no "
-        "header: header = false."
+        f"{', '.join(map(repr, lacking or wrong))}.{meant} Correct the names, or declare that the file "
+        "has no header: header = false."
     )
