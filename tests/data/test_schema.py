@@ -92,6 +92,14 @@ def test_a_range_that_cuts_public_rows_is_warned_of(people):
         records_for_model(test, model.schema)
 
 
+def test_signs_of_no_answer_and_spellings_of_a_class_are_no_misfits(people):
+    people.write_text(ROWS.replace("?", "999").replace("low", "low."))
+    text = SCHEMA.replace('"?"]', '"999"]').replace('"high"]', '"high"]\nstrip = "."')
+    schema_file(people).write_text(text)
+    with warnings.catch_warnings(action="error"):
+        load_table(people, test=copied(people))
+
+
 def test_what_the_schema_says_of_a_column_moves_no_row(people):
     people.write_text(
         "\n".join(["id," + ROWS.splitlines()[0], *(f"{i},{i},baker,Rome,7,low" for i in range(60))])

@@ -525,7 +525,9 @@ def read_rows(
         public = public[aside.numpy()]
     rows = f"{'test ' if evaluated < 1 else ''}rows of {Path(path).name!r}"
     for name in read if evaluated else ():
-        _warn_of_misfits(rows, name, table.columns[name], public[names.index(name)])
+        column = table.columns[name]
+        if isinstance(column, Number) or name in table.inputs:  # a class that is not declared is an error
+            _warn_of_misfits(rows, name, column, public[names.index(name)].str.strip())
     return Records(fields, num_classes=len(table.class_names) if "label" in fields else None)
 
 
@@ -533,13 +535,14 @@ def _warn_of_misfits(rows: str, name: str, column: Any, cells: pd.Series[str]) -
     """Say how many public cells a range cuts, or are in no declared category where `other` is not chosen."""
     if isinstance(column, Number):
         numbers = pd.to_numeric(cells, errors="coerce")
-        misfits = (numbers < column.low) | (numbers > column.high)
+        missing = cells.isin(column.missing or ())  # such as 999
+        misfits = ~missing & ((numbers < column.low) | (numbers > column.high))
         said = (
             f"lie beyond the range low = {column.low:g}, high = {column.high:g}, and count as its ends. "
             "Widen the range in the schema unless you want that."
         )
     elif isinstance(column, Category) and column.values and "other" not in column.model_fields_set:
-        misfits = ~cells.str.strip().isin([*column.values, *(column.missing or ())])
+        misfits = ~cells.isin([*column.values, *(column.missing or ())])
         said = (
             'are none of the declared values, and count as "other". Declare them in the schema, or other = '
             "true if you want that."
@@ -547,10 +550,7 @@ def _warn_of_misfits(rows: str, name: str, column: Any, cells: pd.Series[str]) -
     else:
         return
     if (share := float(misfits.mean())) > MOST_CUT:
-        warnings.warn(
-            f"column {name!r}: {share:.0%} of the {rows} {said}",
-            stacklevel=3,
-        )
+        warnings.warn(f"column {name!r}: {share:.0%} of the {rows} {said}", stacklevel=3)
 
 
 def _coded(cells: Cells, at: int, name: str, encode: Callable[[str], Any]) -> np.ndarray:
