@@ -74,12 +74,14 @@ def test_no_file_holds_noise_after_the_end(tmp_path, ends):
     run.finish(stop_fixed_beforehand=ends == "early")
     assert not hold_noise()
     assert not (tmp_path / "run" / "private" / "key").exists()
-    assert isinstance(
+    again = {"loss": loss, "data": records(), "run": tmp_path / "run"}
+    found = eq.PrivateTraining.start_or_resume(network(), run.optimizer, sampling=run.sampling, **again)
+    assert isinstance(found, FinishedTraining)
+    assert found.describe() == found.statement()
+    with pytest.raises(ValueError, match="sampling="):
         eq.PrivateTraining.start_or_resume(
-            network(), run.optimizer, loss=loss, data=records(), sampling=run.sampling, run=tmp_path / "run"
-        ),
-        FinishedTraining,
-    )
+            network(), run.optimizer, sampling=eq.FixedEpochs(12, 600, 6), **again
+        )
 
 
 @pytest.mark.parametrize("hardened", [False, True])

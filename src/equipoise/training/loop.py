@@ -254,10 +254,11 @@ class PrivateTraining:
             )
         folder = RunFolder(given.run.folder)
         found = processes.first(lambda: state_of(folder))
+        if found in ("ended", "open"):
+            check_same_run(folder, rebuild(processes.first(folder.read_config)), given)
         if found == "ended":
             return FinishedTraining(folder, model, processes)
         if found == "open":
-            check_same_run(folder, rebuild(processes.first(folder.read_config)), given)
             kept = {name: one for name, one in arguments.items() if name not in OF_FOLDER}
             return cls.resume(
                 folder.path, model, optimizer, **kept | {"method": given.method, "run": given.run}

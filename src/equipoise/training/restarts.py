@@ -185,6 +185,9 @@ class FinishedTraining:
         """As published."""
         return self._statement
 
+    #: Nothing is planned any more: what it did stands in the place of what it will do.
+    describe = statement
+
     def run(self, *_: Any, **__: Any) -> Result:
         """As `PrivateTraining.run`, which has nothing left to do."""
         return self.finish()
