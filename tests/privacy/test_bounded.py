@@ -1,7 +1,8 @@
 """Bounded sums never move by more than their bound, whatever the rule and the records."""
 
-import dataclasses
+import copy
 import math
+import pickle
 from functools import partial
 
 import pytest
@@ -339,8 +340,13 @@ def test_a_rule_that_answers_the_same_question_in_two_ways_is_refused(rule):
 def test_a_bound_cannot_be_forged():
     part = clip(PrivateRows(rows([3.0, 4.0])), Flat(), 1.0)
     for name in Bounded.__slots__:
-        with pytest.raises(dataclasses.FrozenInstanceError):
+        with pytest.raises(PrivateError, match="cannot be changed"):
             setattr(part, name, 1e-3)
+    # A copy would be another part of the draw, and its records count twice.
+    for copied in (copy.copy, copy.deepcopy, lambda s: pickle.loads(pickle.dumps(s))):
+        with pytest.raises(PrivateError):
+            copied(part)
+    assert not hasattr(part, "__setstate__")
     with pytest.raises(ValueError, match="twice"):
         sums_of([{"s": part}, {"s": part}])
 

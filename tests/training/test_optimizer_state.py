@@ -6,7 +6,7 @@ import copy
 
 import pytest
 import torch
-from small_problems import training
+from small_problems import network, training
 
 import equipoise as eq
 from equipoise.training.folder.checkpoint import collect_state, restore_state
@@ -69,3 +69,45 @@ def test_a_loss_that_sets_a_rate_by_its_records_is_refused(change):
         )
     assert optimizer.param_groups[0]["lr"] == 0.1
     assert optimizer.param_groups[0]["weight_decay"] == 0
+
+
+class Counting(torch.optim.SGD):
+    """Keeps a number of all parameters beside the state of each, as MADGRAD does."""
+
+    def step(self, closure=None):
+        self.state.setdefault("k", torch.tensor([0])).add_(1)
+        return super().step(closure)
+
+
+class Wrapper(torch.optim.Optimizer):
+    """Hands on to an optimizer and has no hooks of its own, as accelerate's has none."""
+
+    def __init__(self, optimizer):
+        self.optimizer = optimizer
+
+    state = property(lambda self: self.optimizer.state)
+    param_groups = property(lambda self: self.optimizer.param_groups)
+
+    def step(self, closure=None):
+        return self.optimizer.step(closure)
+
+
+class Halving:
+    """A schedule without a state."""
+
+    def __init__(self, optimizer):
+        self.optimizer = optimizer
+
+    def step(self):
+        self.optimizer.param_groups[0]["lr"] /= 2
+
+
+@pytest.mark.parametrize("kind", ["state of all", "no hooks", "schedule without a state"])
+def test_optimizers_and_schedules_of_unusual_kinds_train(kind):
+    model = network()
+    model.register_buffer("fixed", torch.ones(2))
+    optimizer = (Counting if kind == "state of all" else torch.optim.SGD)(model.parameters(), lr=0.1)
+    wrapped = Wrapper(optimizer) if kind == "no hooks" else optimizer
+    schedule = Halving(optimizer) if kind == "schedule without a state" else None
+    run = training(model, optimizer=lambda *_, **__: wrapped, scheduler=schedule, steps=3)
+    assert run.run(progress=False).steps == 3

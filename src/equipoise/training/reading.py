@@ -150,6 +150,9 @@ class ReadingWorkers:
                             "what is missing"
                         )
                 yield items
+        except KeyboardInterrupt:
+            self.close()  # Python would wait at its end for an item that hangs
+            raise
         finally:
             for one in asked.values():
                 one.cancel()
@@ -158,6 +161,9 @@ class ReadingWorkers:
         """End the processes; the next `read` starts others."""
         pool, self.pool = self.pool, None
         if pool is not None:
+            # What they read now is not wanted, and an item that never comes would be waited for.
+            for process in [*(pool._processes or {}).values()]:
+                process.terminate()
             pool.shutdown(cancel_futures=True)
 
     def __reduce__(self) -> Any:
@@ -185,9 +191,15 @@ def _begin(data: Any, parent: int) -> None:
 
 
 def _end_with(parent: int) -> None:
-    """End where the process that trains was killed: other workers hold its end of the pipes open."""
-    while os.getppid() == parent:
-        time.sleep(2)
+    """End where the process that trains was killed: other workers hold its end of the pipes open.
+
+    Under the start method "forkserver" the parent of a worker is another process, and ends with that one.
+    """
+    started_by = os.getppid()
+    with contextlib.suppress(ProcessLookupError):
+        while os.getppid() == started_by:
+            os.kill(parent, 0)
+            time.sleep(2)
     os._exit(1)
 
 

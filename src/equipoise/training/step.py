@@ -323,7 +323,9 @@ class StepRunner:
         if scheduler is None:
             self._followed = self.done
             return
-        groups, before = self._setup.optimizer.param_groups, scheduler.state_dict()
+        groups = self._setup.optimizer.param_groups
+        has_state = hasattr(scheduler, "state_dict")  # one without it, in memory, is told once
+        before = scheduler.state_dict() if has_state else None
         # A rate that is a tensor is written in place.
         settings = [
             {key: one.clone() if isinstance(one, Tensor) else one for key, one in group.items()}
@@ -336,10 +338,12 @@ class StepRunner:
             self._followed = self.done
             raise
         except BaseException:
-            if self._followed != self.done:
+            if self._followed != self.done and has_state:
                 scheduler.load_state_dict(before)
                 for group, own in zip(groups, settings, strict=True):
                     group.update(own)
+            else:
+                self._followed = self.done
             raise
 
     def settle(self) -> None:

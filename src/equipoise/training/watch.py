@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import chain
-from operator import attrgetter, methodcaller
+from operator import attrgetter
 
 import torch
 from torch import Tensor, nn
@@ -156,8 +156,8 @@ class Watch:
             Names of the frozen parameters that they moved.
         """
         optimizer, held = self._setup.optimizer, self._held() if self._fixed else {}
-        # A write of theirs through `.data` leaves no mark.
-        has_hooks = bool(optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks)
+        # A write of theirs through `.data` leaves no mark. A wrapper (accelerate's) may have no hooks.
+        has_hooks = any(getattr(optimizer, f"_optimizer_step_{when}_hooks", None) for when in ("pre", "post"))
         if self._fixed and (has_hooks or self._marks_of_fixed(held) != self._marks):
             self._check_fixed()
         # What a loss left on a frozen parameter moves it in the step itself: it stays refused.
@@ -318,10 +318,10 @@ class Watch:
         return {name: write_mark(held.get(name)) for name in self._fixed}
 
     def _marks_of_optimizer(self) -> set[tuple[int, int]]:
-        entries = map(methodcaller("values"), self._setup.optimizer.state.values())
-        held = [*chain.from_iterable(entries)]
-        if not _SINGLE.issuperset(map(type, held)):
-            held = leaves(held)
+        entries = [*self._setup.optimizer.state.values()]
+        if {dict}.issuperset(map(type, entries)):
+            entries = [*chain.from_iterable(map(dict.values, entries))]
+        held = entries if _SINGLE.issuperset(map(type, entries)) else leaves(entries)
         return {*_marks([*filter(torch.is_tensor, held)])}
 
     def _held_by_optimizer(self) -> set[int]:

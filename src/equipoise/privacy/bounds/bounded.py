@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import InitVar, dataclass, field
 from typing import Any
 
 import torch
@@ -26,7 +25,6 @@ _KEY = object()
 _NO_DRAW = Draw("none", 0)
 
 
-@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Bounded:
     """A private sum over one draw with its sensitivity under both relations.
 
@@ -44,24 +42,50 @@ class Bounded:
         joint: identity of the shared noise that it was made for, or None.
     """
 
+    __slots__ = ("_identity", "add_remove", "counts", "draw", "joint", "replace", "value")
+
     value: dict[str, Private]
     add_remove: float
     replace: float
     draw: Draw | None
-    counts: Private | None = None
-    joint: str | None = None
-    _key: InitVar[object] = None
-    # It outlives the sum in a union of micro-batches, and is never met again.
-    _identity: object = field(default_factory=object, init=False)
+    counts: Private | None
+    joint: str | None
+    _identity: object
 
-    def __post_init__(self, _key: object) -> None:
+    def __init__(
+        self,
+        value: Mapping[str, Private],
+        add_remove: float,
+        replace: float,
+        draw: Draw | None,
+        counts: Private | None = None,
+        joint: str | None = None,
+        *,
+        _key: object = None,
+    ) -> None:
         if _key is not _KEY:
             raise PrivateError(
                 "Bounded cannot be made directly, since nothing would prove its bound; use clip(rows, rule, "
                 "threshold), indicator(mask) or capped(values, upper)"
             )
-        for tensor in self.value.values():
+        for tensor in value.values():
             tensor._mixed[0] = True  # a sum speaks of all records, whatever its length
+        content = {
+            "value": dict(value),
+            "add_remove": float(add_remove),
+            "replace": float(replace),
+            "draw": draw,
+            "counts": counts,
+            "joint": joint,
+            "_identity": object(),  # outlives the sum in a union of micro-batches, and is never met again
+        }
+        for name, item in content.items():
+            object.__setattr__(self, name, item)  # past the seal, here alone
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise PrivateError(
+            f"{name} of a bounded sum cannot be changed: its bound was proved when it was made"
+        )
 
     def __repr__(self) -> str:
         shapes = {name: tuple(tensor.shape) for name, tensor in self.value.items()}
