@@ -415,6 +415,9 @@ def test_coordinates_are_cut_however_long_they_are_and_added_up_as_floats(size, 
     assert unwrap(found.value["coordinates"]).dtype == torch.float32
     assert float(vector(found).norm()) == pytest.approx(300, rel=1e-2)
     assert unwrap(found.counts).tolist() == [300, 0, 300]
+    norms = Private(torch.tensor([1.0, math.nan]), DRAW)
+    lost = clip_coordinates(Private(torch.ones(2, 1), DRAW), Flat(), 1.0, norms=norms)
+    assert (float(vector(lost)), unwrap(lost.counts).tolist()[:2]) == (1.0, [1, 1])
 
 
 @pytest.mark.parametrize(
@@ -429,3 +432,4 @@ def test_coordinates_are_cut_however_long_they_are_and_added_up_as_floats(size, 
 def test_what_counts_has_its_value_and_its_bounds(bounded, expected):
     found = bounded()
     assert (float(vector(found)), found.add_remove, found.replace) == expected
+    assert {one.dtype for one in found.value.values()} == {torch.float32}
