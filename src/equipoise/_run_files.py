@@ -149,6 +149,9 @@ def file_of_run(folder: PathLike, name: str, otherwise: str | None = None) -> Pa
     """
     path = Path(folder)
     which = "Give the folder that a training made: runs/DATA-TIME by default."
+    if path.is_file():
+        folder = shlex.quote(str(path.parent))
+        raise RunFolderError(f"run={str(path)!r} is a file. Give the folder that it lies in: {folder}")
     if not path.is_dir():
         raise RunFolderError(f"run={str(path)!r} is not a folder. {which}")
     if not (path / name).is_file():  # a pipe would be waited for

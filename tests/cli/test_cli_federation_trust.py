@@ -161,7 +161,7 @@ def test_a_signed_federation_is_consistent_for_keeper_and_stranger(signed, run, 
 def test_what_the_page_lists_as_publishable_is_enough(signed, tmp_path, equipoise):
     """A copy of these files alone is verified and used; only its owner can go on with it."""
     folder, public = signed
-    listed = [path for pattern in _PUBLISHABLE for path in folder.glob(pattern)]
+    listed = [path for pattern in (*_PUBLISHABLE, "**/*.sig.json") for path in folder.glob(pattern)]
     page = (folder / "report.html").read_text()
     assert all(f"{pattern}</code>" in page for pattern in _PUBLISHABLE)
     place = tmp_path / "published"

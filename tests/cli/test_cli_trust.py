@@ -71,6 +71,14 @@ def test_an_edited_epsilon_is_caught(run, equipoise, tmp_path):
     found = equipoise("verify", published_part(run, tmp_path / "published"), "--json")
     assert found.code == 1
     assert wrong_in(found.value) == ["epsilon", "metrics"]
+    refused = equipoise("report", run, "--json")
+    assert refused.code == 2
+    assert "not consistent, so no page was made. epsilon: " in refused.value["error"]
+    for name in ("statement.json", "report.html"):
+        assert (
+            f"Give the folder that it lies in: {run}"
+            in equipoise("verify", run / name, "--json").value["error"]
+        )
     assert "NOT CONSISTENT" in equipoise("verify", run).out
     assert equipoise("sign", run, "--key", write_keys(tmp_path)[0], "--json").code == 2
 
@@ -84,7 +92,11 @@ def test_a_signed_run(run, equipoise, tmp_path, form):
     assert (found.code, found.value["signer"]) == (0, signed.value["signer"])
     (tmp_path / "other").mkdir()
     _, other = write_keys(tmp_path / "other")
-    assert equipoise("verify", run, "--key", other, "--json").code == 1
+    assert wrong_in(equipoise("verify", run, "--key", other, "--json").value) == ["signature"]
+    (run / "model.safetensors").rename(tmp_path / "model")
+    shutil.copy(tmp_path / "other" / "key", run / "model.safetensors")
+    assert wrong_in(equipoise("verify", run, "--key", other, "--json").value) == ["signature", "files"]
+    (tmp_path / "model").rename(run / "model.safetensors")
     (run / "statement.sig.json").unlink()
     assert equipoise("verify", run, "--key", public, "--json").code == 1, "a signature left out"
     assert equipoise("verify", run, "--json").code == 0
@@ -120,6 +132,7 @@ def test_journal_and_statement_edited_together_are_caught_by_the_signature(run, 
         ("statement.json", lambda s: s.update(epsilon_claimed=0.05)),
         ("statement.json", lambda s: s.pop("noise")),
         ("config.json", lambda c: c["budget"].update(delta=1e-9)),
+        ("config.json", lambda c: c["sampling"].update(population=9)),
     ],
 )
 def test_what_would_mislead_a_reader_is_caught_though_the_page_is_made_anew(run, name, change):
@@ -141,8 +154,8 @@ def change_config(run, change):
 
 SKIPPED = {
     "metrics.jsonl": lambda run: (run / "metrics.jsonl").unlink(),
-    "settings": lambda run: change_config(run, lambda c: c.pop("settings")),
-    "plan": lambda run: change_config(run, lambda c: c.pop("plan")),
+    "no settings": lambda run: change_config(run, lambda c: c.pop("settings")),
+    "no plan": lambda run: change_config(run, lambda c: c.pop("plan")),
 }
 
 

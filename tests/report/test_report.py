@@ -25,9 +25,16 @@ def test_page_is_self_contained_and_complete(run_folder):
         "mlp-tanh on digits",
         "7.25",
         "equipoise train --data digits",
+        "This page alone proves nothing",
+        "equipoise verify FOLDER",
+        "Once signed, also every *.sig.json.",
     ):
         assert text in re.sub("<[^>]*>", "", page)
     assert "prefers-color-scheme: dark" in page
+    assert "statement.sig.json" not in page
+    run, independence = read_run(run_folder), {"model": "compared", "data": "proved"}
+    page = render_page(Run(run.name, {**run.statement, "independence": independence}))
+    assert "private, if records are kept apart (compared): adding" in re.sub("<[^>]*>", "", page)
 
 
 def test_page_shows_nothing_private(run_folder):

@@ -51,6 +51,7 @@ def fits(findings):
     return all(finding.ok is not False for finding in findings)
 
 
+PUBLIC = {"records": 9, "digest": "x"}
 PUBLISHED = STATEMENT | {"recipe": "as_published"}
 
 
@@ -104,10 +105,22 @@ def test_the_metrics_tell_of_no_more_than_the_statement(statement, rows, right):
     assert fits(check_metrics(statement, CONFIG, rows)) is right
 
 
-SETTLED = {"recipe": "library", "plan": "a" * 64, "private": True, "delta": 1e-5}
+SAMPLING = {"scheme": "Poisson", "expected_batch_size": 20.0, "population": 100, "steps": 4}
+SETTLED = {
+    "recipe": "library",
+    "plan": "a" * 64,
+    "private": True,
+    "noise": "floating_point",
+    "relation": "add_or_remove_one",
+    "unit": "record",
+    "sampling": SAMPLING,
+    "delta": 1e-5,
+    "releases": [{"name": "gradient"}],
+}
 CONFIGURED = {
     "plan": "a" * 64,
-    "settings": {"reproducible": False},
+    "settings": {"reproducible": False, "hardened": False, "relation": "add_or_remove_one", "unit": "record"},
+    "sampling": SAMPLING,
     "budget": {"epsilon": 8.0, "delta": 1e-5},
 }
 
@@ -116,6 +129,14 @@ CONFIGURED = {
     ("key", "change"),
     [
         ("private", {"settings": {"reproducible": True}}),
+        ("noise", {"settings": {"hardened": True}}),
+        ("noise", {"settings": {"hardened": "no"}}),
+        ("relation", {"settings": {"relation": "replace_one"}}),
+        ("unit", {"settings": {"unit": "user"}}),
+        ("users", {"settings": {"unit": "user", "records_per_user": 4}}),
+        ("sampling", {"sampling": SAMPLING | {"population": 1000}}),
+        ("sampling", {"sampling": SAMPLING | {"steps": 5}}),
+        ("sampling", {"sampling": SAMPLING | {"steps": 3}} | method("dp-sgd", public=PUBLIC)),
         ("delta", {"budget": {"epsilon": 8.0, "delta": 1e-6}}),
         ("plan", {"plan": "0" * 64}),
     ],
@@ -125,3 +146,10 @@ def test_a_statement_and_its_configuration_must_not_differ(key, change):
     (wrong,) = check_settings(SETTLED, CONFIGURED | change)
     assert (wrong.subject, wrong.ok) == ("configuration", False)
     assert key in wrong.detail
+
+
+def test_a_plan_may_have_no_noise_to_harden_and_fewer_steps_where_some_draw_public_records_alone():
+    hardened = CONFIGURED | {"settings": {"hardened": True}}
+    assert fits(check_settings(SETTLED | {"releases": [], "unproven": []}, hardened))
+    longer = {"sampling": SAMPLING | {"steps": 5}} | method("public-warm-start", public=PUBLIC)
+    assert fits(check_settings(SETTLED, CONFIGURED | longer))

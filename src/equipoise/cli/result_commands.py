@@ -18,11 +18,13 @@ from equipoise.app.run_checks import (
     settings_of_run,
 )
 from equipoise.app.settings import EXPORTS
-from equipoise.cli.screen import answer, emit, loading, open_console, warn_of_numbers
+from equipoise.cli.screen import answer, emit, loading, open_console, quiet, warn_of_numbers
 from equipoise.cli.shared_options import (
+    OF_CLIENTS,
     DataDir,
     Device,
     Json,
+    LedgerFile,
     OwnModel,
     RunArgument,
     RunDir,
@@ -31,12 +33,16 @@ from equipoise.cli.shared_options import (
 )
 
 
-def report(run: RunArgument = None, json_output: Json = False, run_dir: RunDir = None) -> None:
-    """Write the report of a run again, from its publishable files."""
+def report(
+    run: RunArgument = None, ledger: LedgerFile = None, json_output: Json = False, run_dir: RunDir = None
+) -> None:
+    """Verify a run and write its report again, from its publishable files."""
     from equipoise.report import read_run, summary
 
     folder = chosen_folder(run, run_dir)
     if is_federation(folder):
+        if ledger is not None:
+            raise UsageError(OF_CLIENTS)
         with loading():
             from equipoise.app.federation.folder import report_federation
         from equipoise.report.federation_page import federation_summary
@@ -44,6 +50,10 @@ def report(run: RunArgument = None, json_output: Json = False, run_dir: RunDir =
         values = report_federation(folder)
         shown = federation_summary(values)
     else:
+        from equipoise.statements.verify import check_reportable
+
+        quiet()
+        check_reportable(folder, ledger)
         values = report_values(folder)
         shown = summary(read_run(folder), folder)
     answer(values, json_output, shown)

@@ -19,6 +19,15 @@ RunDir = Annotated[str | None, typer.Option("--run-dir", help="The run folder.",
 RunArgument = Annotated[str | None, typer.Argument(metavar="RUN", help="The run folder.", show_default=False)]
 
 
+LedgerFile = Annotated[
+    str | None,
+    typer.Option("--ledger", help="The run's journal, where it is not in the folder.", metavar="FILE"),
+]
+
+
+OF_CLIENTS = "--ledger names one journal, but every client of a federation has its own."
+
+
 DataDir = Annotated[
     str | None, typer.Option(help="Folder that holds the data files.", envvar="EQUIPOISE_DATA", metavar="DIR")
 ]

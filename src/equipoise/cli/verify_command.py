@@ -14,18 +14,18 @@ from equipoise._rounding import plain, rounded_up
 from equipoise._say import wrapped
 from equipoise.app.run_checks import is_federation
 from equipoise.cli.screen import answer, emit, loading, open_console, quiet
-from equipoise.cli.shared_options import Json, RunArgument, RunDir, UsageError, chosen_folder
+from equipoise.cli.shared_options import (
+    OF_CLIENTS,
+    Json,
+    LedgerFile,
+    RunArgument,
+    RunDir,
+    UsageError,
+    chosen_folder,
+)
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-
-LedgerFile = Annotated[
-    str | None,
-    typer.Option("--ledger", help="The run's journal, where it is not in the folder.", metavar="FILE"),
-]
-
-
-OF_CLIENTS = "--ledger names one journal, but every client of a federation has its own."
 
 
 def verify(

@@ -37,8 +37,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 _PUBLISHABLE = (
-    "federation.json", "federation.sig.json", "model.safetensors", "report.html", "clients/*/statement.json",
-    "clients/*/statement.sig.json",
+    "federation.json", "model.safetensors", "report.html", "clients/*/statement.json",
 )  # fmt: skip
 _WITHHELD = ("server/", "settings.json", "everything else under clients/")
 

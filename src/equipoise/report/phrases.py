@@ -89,16 +89,19 @@ _HUGE = 15.0
 """Above this epsilon somebody who guesses can be right but for less than one time in a million."""
 
 
-def promise_in_words(epsilon: float, delta: float, relation: str, unit: str = "record") -> str:
-    """The definition, with the run's figures.
+def promise_in_words(
+    epsilon: float, delta: float, relation: str, unit: str = "record", condition: str = ""
+) -> str:
+    """The definition, with the run's figures and what they rest on (`condition_in_words`).
 
     >>> promise_in_words(1.0, 1e-5, "replace_one")[:67]
     'Everything this run published is (1.000, 1e-5)-differentially priva'
     """
     change = "replacing" if relation.startswith("replace") else "adding or removing"
+    figures = f"({rounded_up(epsilon)}, {plain(delta)})"
     doubt = " A factor this large promises nothing in practice." if epsilon > _HUGE else ""
     return (
-        f"Everything this run published is ({rounded_up(epsilon)}, {plain(delta)})-differentially private: "
+        f"Everything this run published is {figures}-differentially private{condition}: "
         f"{change} any one training {unit} changes the probability of any outcome at most by the factor "
         f"{factor_in_words(epsilon)}, apart from an exception of probability at most {plain(delta)}.{doubt}"
     )

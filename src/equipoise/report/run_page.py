@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from equipoise._files import PathLike
+from equipoise._relations import condition_in_words
 from equipoise._rounding import noise_in_words, plain, rounded_up, times_in_words
 from equipoise.report.figures import chart
 from equipoise.report.pages import (
@@ -69,7 +70,9 @@ def render_page(run: Run) -> str:
         promise = []
         if run.epsilon is not None and run.delta is not None:
             promise = [
-                promise_in_words(run.epsilon, run.delta, relation, counted),
+                promise_in_words(
+                    run.epsilon, run.delta, relation, counted, condition_in_words(run.independence)
+                ),
                 epsilon_in_words(run.epsilon, run.delta, relation, counted),
                 unit_in_words(counted),
             ]

@@ -20,7 +20,6 @@ from equipoise.report.phrases import SCORES
 
 PUBLISHABLE_FILES = (
     "statement.json",
-    "statement.sig.json",
     "metrics.jsonl",
     "model.safetensors",
     "config.json",

@@ -36,10 +36,11 @@ What is checked, here and in `recompute`, `consistency` and `verify`:
 - **Metrics.** `metrics.jsonl` may name no more steps than configuration and releases hold. Its epsilons,
   computed coarsely, must not exceed the statement's by more than 4% (unless other runs or a search are in
   the figure).
-- **Configuration.** Plan (by its hash, which holds relation, unit, sampling and noise), `reproducible`,
-  recipe and the budget's delta of `config.json` must be the statement's, and the statement must name its
-  public records. No other setting is compared, not even its own `relation`, `unit`, `sampling` and
-  `hardened`: the plan counts, and the journal shows what was released.
+- **Configuration.** Plan (by its hash), `sampling`, `relation`, `unit` (with records and rows of a user),
+  `hardened`, `reproducible`, recipe and the budget's delta of `config.json` must be the statement's, and
+  the statement must name its public records. With these the plan may have fewer steps. What else the file
+  holds, such as seed, optimizer, `experiment` and options of the method, is compared with nothing, and
+  listed as not checked.
 - **Page.** `report.html` is not compared; a signature covers it, and a page that nobody signed is marked
   `?`.
 """

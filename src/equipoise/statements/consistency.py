@@ -1,7 +1,7 @@
 """Does a statement agree with config.json and metrics.jsonl, which a training writes with it?
 
 The statement's own figures are computed again in `recompute`. Here the statement is compared with the other
-two files: plan, recipe, assumptions, steps and the epsilon along the way. Nothing of this keeps off
+two files: settings, recipe, assumptions, steps and the epsilon along the way. Nothing of this keeps off
 somebody who makes up all three: the journal does, or the issuer's signature.
 """
 
@@ -23,6 +23,9 @@ With less their folders fail, which verify today; with more, a statement may be 
 spent.
 """
 
+SETTINGS = ("reproducible", "hardened", "relation", "unit", "records_per_user", "user_rows")
+"""The keys of config.json's settings that are compared."""
+
 Object = Mapping[str, Any]
 
 
@@ -30,16 +33,22 @@ Object = Mapping[str, Any]
 
 
 def check_settings(statement: Object, config: Object) -> list[Finding]:
-    """Whether plan, recipe, delta and secret noise are as in config.json; an absent key says nothing.
-
-    Relation, unit, sampling and noise follow from the plan, by whose hash it is compared.
-    """
+    """Whether plan, sampling, delta, recipe and `SETTINGS` are config.json's; an absent key says nothing."""
     settings, budget = config.get("settings"), config.get("budget")
-    configured: dict[str, object] = {}  # by key of the statement
+    settings = settings if isinstance(settings, Mapping) else {}
+    configured = {key: settings[key] for key in ("relation", "unit") if key in settings}  # by the statement's
     if config.get("plan") is not None:
         configured["plan"] = config["plan"]
-    if isinstance(settings, Mapping) and "reproducible" in settings:
+    if "reproducible" in settings:
         configured["private"] = settings["reproducible"] is False
+    if "hardened" in settings and (statement.get("releases") or statement.get("unproven")):
+        noises = ((True, "grid"), (False, "floating_point"))
+        configured["noise"] = next((noise for is_so, noise in noises if settings["hardened"] is is_so), None)
+    if settings.get("unit") == "user":
+        users = {"records": settings.get("records_per_user"), "rows": settings.get("user_rows")}
+        configured["users"] = users
+    if "sampling" in config:
+        configured["sampling"] = _planned(config, statement.get("sampling"))
     for method in _nested(config.get("method"))[-1:]:
         configured["recipe"] = method.get("recipe", "library")
     if isinstance(budget, Mapping) and "delta" in budget:
@@ -50,7 +59,17 @@ def check_settings(statement: Object, config: Object) -> list[Finding]:
         return [Finding("configuration", False, detail)]
     if "plan" not in config:
         return []
-    return [Finding("configuration", True, "config.json names the same plan and delta")]
+    return [Finding("configuration", True, "config.json names the same plan, sampling and delta")]
+
+
+def _planned(config: Object, stated: Any) -> Any:
+    """The configured sampling, of the stated steps if fewer: with public records some draw these alone."""
+    sampling = config["sampling"]
+    if _public_counts(config.get("method")) and isinstance(sampling, Mapping) and isinstance(stated, Mapping):
+        steps, fewer = finite_number(sampling.get("steps")), finite_number(stated.get("steps"))
+        if steps is not None and fewer is not None and fewer <= steps:
+            return {**sampling, "steps": stated["steps"]}
+    return sampling
 
 
 def _nested(described: Any) -> list[Object]:
@@ -79,7 +98,7 @@ def check_assumptions(statement: Object, config: Object) -> list[Finding]:
     if wrong:
         detail = f"the statement does not name what it rests on: {'; '.join(wrong)}"
         return [Finding("assumptions", False, detail[:300])]
-    findings = [Finding("assumptions", True, "data, draws and what config.json says of are named")]
+    findings = [Finding("assumptions", True, "the statement names each assumption that config.json asks for")]
     if any(text not in named for text in every):
         detail = "another version began the run: the sentences of every statement were not compared"
         findings.append(Finding("assumptions", None, detail))

@@ -152,7 +152,7 @@ def sign_files(
 def read_signature(
     path: Path, public_key: PathLike | None, what: str = "run"
 ) -> tuple[Signature | None, list[Finding]]:
-    """The signature of a file, if it is one, and whether it is valid and by the given key.
+    """The signature of a file, if it is a valid one by any key, and whether it is by the given key.
 
     Args:
         path: the signature file; it need not be there.
@@ -177,7 +177,7 @@ def read_signature(
         return None, [Finding("signature", False, str(error))]
     name = fingerprint(signature.public_key)
     if not signature.is_valid():
-        return signature, [Finding("signature", False, "it is not a signature of the hashes in the file")]
+        return None, [Finding("signature", False, "it is not a signature of the hashes in the file")]
     if key is not None and not signature.is_valid(key):
         other = fingerprint(key.public_bytes_raw())
         detail = f"it is by the key {name}, not by the given one, {other}"

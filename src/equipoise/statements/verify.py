@@ -29,7 +29,13 @@ from equipoise.privacy.errors import JournalError
 from equipoise.privacy.ledger.journal import Entry, Journal, SearchEntry
 from equipoise.privacy.ledger.journal_records import JournalRecords
 from equipoise.statements.checks import check_published, check_with_journal, statement_from_journal
-from equipoise.statements.consistency import check_assumptions, check_metrics, check_settings, texts_of
+from equipoise.statements.consistency import (
+    SETTINGS,
+    check_assumptions,
+    check_metrics,
+    check_settings,
+    texts_of,
+)
 from equipoise.statements.recompute import MALFORMED, Finding, finite_number, message
 from equipoise.statements.statement import SEEDED, Statement, independence_of
 
@@ -193,10 +199,23 @@ def check_signable(found: Verification) -> None:
     Raises:
         RunFolderError: naming the first thing that is wrong.
     """
-    wrong = [f"{f.subject}: {f.detail}" for f in found.findings if f.ok is False and f.subject != "signature"]
+    _refuse(found, ("signature",), "it was not signed")
+
+
+def check_reportable(run_dir: PathLike, ledger_file: PathLike | None = None) -> None:
+    """Refuse a run whose figures a page would show though they are wrong; its signature is not looked at.
+
+    Raises:
+        RunFolderError: naming the first thing that is wrong.
+    """
+    _refuse(verify_run(run_dir, ledger_file=ledger_file), ("signature", "files"), "no page was made")
+
+
+def _refuse(found: Verification, besides: Sequence[str], left_out: str) -> None:
+    wrong = [f"{f.subject}: {f.detail}" for f in found.findings if f.ok is False and f.subject not in besides]
     if wrong:
         raise RunFolderError(
-            f"run={found.run_dir!r} has a statement that is not consistent, so it was not signed. {wrong[0]}"
+            f"run={found.run_dir!r} has a statement that is not consistent, so {left_out}. {wrong[0]}"
         )
 
 
@@ -317,7 +336,7 @@ def _check_signature(
         detail = "not checked: install cryptography" if is_signed else "the run is not signed"
         return None, [Finding("signature", None, detail)]
     signature, findings = sign.read_signature(folder / SIGNATURE, public_key)
-    if signature is None or findings[0].ok is False:
+    if signature is None:
         return signature, findings
     # A page that was made after the signature is nobody's word; any other file next to a signed statement is.
     names = [name for name in SIGNED_RUN_FILES if name != PAGE or name in signature.files]
@@ -334,18 +353,27 @@ def _check_signature(
     return signature, findings
 
 
-_COMPARED = ("settings", "budget", "method", "plan", "assumptions")
+_COMPARED = ("settings", "sampling", "budget", "method", "plan", "assumptions")
 
 
 def _skipped(folder: Path, config: Mapping[str, Any]) -> list[Finding]:
-    """What cannot be looked at because a file or a key of it is not here."""
-    found = []
+    """What is not compared, because a file or a key of it is not here or nothing else says the same."""
+    found, settings = [], config.get("settings")
+    settings = settings if isinstance(settings, Mapping) else dict.fromkeys(SETTINGS)
     gone = [key for key in _COMPARED if key not in config]
+    gone += [f"settings.{key}" for key in SETTINGS if key not in settings]
     if not (folder / CONFIG).is_file():
         found.append(Finding("configuration", None, "config.json is not here, and was not compared"))
     elif gone:
         detail = f"config.json has no {', '.join(gone)}: what they would say was not compared"
         found.append(Finding("configuration", None, detail))
+    others = [key for key in settings if key not in SETTINGS]
+    others += [key for key in config if key not in (*_COMPARED, "conditions", "format")]
+    if config:
+        detail = (
+            f"of config.json not compared: {', '.join([*others, 'budget.epsilon', 'method but its recipe'])}"
+        )
+        found.append(Finding("further settings", None, detail[:600]))
     if not (folder / METRICS).is_file():
         found.append(Finding("metrics", None, f"{METRICS} is not here"))
     return found
