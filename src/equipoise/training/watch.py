@@ -157,7 +157,8 @@ class Watch:
         """
         optimizer, held = self._setup.optimizer, self._held() if self._fixed else {}
         # A write of theirs through `.data` leaves no mark. A wrapper (accelerate's) may have no hooks.
-        has_hooks = any(getattr(optimizer, f"_optimizer_step_{when}_hooks", None) for when in ("pre", "post"))
+        before, after = "_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"
+        has_hooks = bool(getattr(optimizer, before, None) or getattr(optimizer, after, None))
         if self._fixed and (has_hooks or self._marks_of_fixed(held) != self._marks):
             self._check_fixed()
         # What a loss left on a frozen parameter moves it in the step itself: it stays refused.
