@@ -11,7 +11,7 @@ from typing import Any
 from benchmarks.whole_data.cells import Tuned
 from benchmarks.whole_data.contenders import CONTENDERS
 from benchmarks.whole_data.problems import DESIGNS
-from equipoise.app.harness import told_apart
+from equipoise.report.comparison_page import told_apart
 
 Cell = tuple[str, str, float | None]
 Done = Mapping[Cell, Tuned]

@@ -75,7 +75,6 @@ KILLED = [
         for case in (
             ("threshold", 7, "checkpoint"),
             ("threshold", 5, "read 1"),
-            ("threshold", 5, "read 3"),
             ("bands in slots", 7, "checkpoint"),
             ("updates of users, bands", 6, "update"),
         )
