@@ -14,6 +14,6 @@ def test_a_step_waits_no_more_often_than_it_did(tmp_path, regime, micro_batch_si
     if regime == "lora":
         pytest.importorskip("peft", reason="needs an optional package")
     torch.manual_seed(0)
-    waits, _ = host_waits.of_a_step(host_waits.REGIMES[regime](), tmp_path / "run", micro_batch_size)
+    waits, *_ = host_waits.of_a_step(host_waits.REGIMES[regime](), tmp_path / "run", micro_batch_size)
     assert waits.total() == host_waits.WAITS  # the noise needs a digest, and so does the next draw
     assert all(place.startswith("_host.py") for place in waits)

@@ -36,7 +36,7 @@ from equipoise.statements.assumptions import Assumption, with_public_step
 from equipoise.statements.statement import MODEL
 from equipoise.training.arguments import Record, Run, TrainingInputs, Users, refuse_moved
 from equipoise.training.describe import Description, best_guarantee, describe
-from equipoise.training.folder.config_file import rebuild, rebuild_method, refuse_other_engine
+from equipoise.training.folder.config_file import rebuild, rebuild_method, refuse_other_engine, settings_of
 from equipoise.training.folder.run_folder import BOTH, LOAD, RunFolder, save_model
 from equipoise.training.interrupt import catch_interrupt
 from equipoise.training.one_answer import Answers, watch_answers
@@ -255,7 +255,8 @@ class PrivateTraining:
         folder = RunFolder(given.run.folder)
         found = processes.first(lambda: state_of(folder))
         if found in ("ended", "open"):
-            check_same_run(folder, rebuild(processes.first(folder.read_config)), given)
+            began = rebuild(processes.first(folder.read_config))
+            check_same_run(folder, began, given, {} if found == "ended" else settings_of(given))
         if found == "ended":
             return FinishedTraining(folder, model, processes)
         if found == "open":

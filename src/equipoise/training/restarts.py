@@ -91,14 +91,16 @@ def _check_unreleased(folder: RunFolder, entries: list[Any]) -> None:
         )
 
 
-def check_same_run(folder: RunFolder, began: Began, given: TrainingInputs) -> None:
+def check_same_run(
+    folder: RunFolder, began: Began, given: TrainingInputs, settings: Mapping[str, Any]
+) -> None:
     """Refuse to go on with a run under other sampling, budget or settings than it began with.
 
     Raises:
         ValueError: naming what differs.
     """
     before = {"sampling": began.sampling, "budget": began.budget, **began.settings}
-    _check_same(folder, {"sampling": given.sampling, "budget": given.budget, **settings_of(given)}, before)
+    _check_same(folder, {"sampling": given.sampling, "budget": given.budget, **settings}, before)
 
 
 def continued(folder: RunFolder, began: Began, given: TrainingInputs) -> TrainingInputs:
