@@ -139,12 +139,23 @@ class ReversedHistory(RecordingLedger):
         return super().release(draw, sums, checks)
 
 
-class Forgetful(PrivateRows):
-    """Rows whose norms leave one parameter out."""
+class OtherNorms:
+    """Rows with the norms of others, which `norms` makes of them."""
+
+    def __init__(self, rows: PrivateRows, norms: Callable[[Any], Any]) -> None:
+        self._rows, self._norms = rows._rows, norms
 
     def row_norms(self, groups: Any = None) -> Any:
-        """Norms over the first parameter alone."""
-        return PrivateRows(self._rows.select(self.names[:1]), self.draw).row_norms(groups)
+        """The others' norms."""
+        return self._norms(self._rows)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._rows, name)
+
+    @classmethod
+    def of(cls, rows: PrivateRows, norms: Callable[[Any], Any]) -> PrivateRows:
+        """As methods see them."""
+        return rows._like(cls(rows, norms))
 
 
 class ForgetsParameter(DPSGD):
@@ -153,8 +164,14 @@ class ForgetsParameter(DPSGD):
     def step(self, context: Context, state: State) -> tuple[dict[str, Tensor], State]:
         """As DP-SGD's."""
         draw = context.draw("batch")
+
+        def first(raw: Any) -> Any:
+            return raw.select(raw.names[:1]).row_norms()
+
         sums = draw.query(
-            lambda rows, ids: {"gradient": clip(Forgetful(rows), Abadi(), self.threshold.at(0, 0.0))}
+            lambda rows, ids: {
+                "gradient": clip(OtherNorms.of(rows, first), Abadi(), self.threshold.at(0, 0.0))
+            }
         )
         return context.ledger.release(draw, sums)["gradient"], state
 
@@ -196,21 +213,17 @@ class PrivateScale(ScaleThenPrivatise):
         return {name: value * largest for name, value in released.items()}, state
 
 
-class UnscaledSums(PrivateRows):
-    """Rows whose norms are those of scaled rows, and whose sums are those of the rows themselves."""
-
-    def row_norms(self, groups: Any = None) -> Any:
-        """Norms after a division by 2."""
-        return super().row_norms(groups) * 0.5
-
-
 class AddsUnscaledRows(AdaClip):
     """AdaClip that clips by the norms of scaled rows and adds the rows as they were."""
 
     def step(self, context: Context, state: State) -> tuple[dict[str, Tensor], State]:
         """As the method's at b = 2, whose release has the noise of scaled rows."""
         draw = context.draw("batch")
-        sums = draw.query(lambda rows, ids: {"gradient": clip(UnscaledSums(rows), Abadi(), 1.0)})
+
+        def halved(raw: Any) -> Any:
+            return 0.5 * raw.row_norms()
+
+        sums = draw.query(lambda rows, ids: {"gradient": clip(OtherNorms.of(rows, halved), Abadi(), 1.0)})
         return context.ledger.release(draw, sums)["gradient"], state
 
 

@@ -48,7 +48,7 @@ def test_neighbours(equipoise, trained):
     said = equipoise("audit neighbours --positions 1 --threads 2", trained[0])
     assert said.code == 0
     assert "no sum moved farther than it may" in said.out
-    assert "1 and 2 threads" in said.out
+    assert "1 and 2 thread(s)" in said.out
 
 
 def test_neighbours_of_a_table(equipoise, people):
