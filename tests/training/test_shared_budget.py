@@ -20,8 +20,10 @@ class HalfAgain(eq.DPSGD):
         return eq.methods.Plan(replace(found, releases=[one.scaled(1.5) for one in found.releases]))
 
 
-def begun(journal, epsilon, folder=None, kind=eq.DPSGD, **method):
-    options = {"method": kind(**method), "budget": eq.Budget(epsilon, 1e-4), "reproducible": False}
+def begun(journal, budget, folder=None, kind=eq.DPSGD, **method):
+    if isinstance(budget, float):
+        budget = eq.Budget(budget, 1e-4)
+    options = {"method": kind(**method), "budget": budget, "reproducible": False}
     return training(steps=3, journal=journal, folder=folder, **options)
 
 
@@ -29,9 +31,23 @@ def test_the_same_budget_twice_is_refused_and_nothing_is_booked(tmp_path):
     journal = tmp_path / "journal"
     begun(journal, 1.0)
     before = journal.read_bytes()
-    with pytest.raises(eq.privacy.BudgetError, match=r"equipoise calibrate.*noise_multiplier"):
+    with pytest.raises(eq.privacy.BudgetError, match=r"runs=52"):
         begun(journal, 1.0)
     assert journal.read_bytes() == before
+
+
+def test_runs_that_share_a_budget_get_the_same_noise_and_spend_it(tmp_path, capsys):
+    runs = []
+    for number in range(4):
+        budget = eq.Budget(2.0, 1e-4, runs=4)
+        runs.append(begun(tmp_path / "j", budget))
+        assert f"run {number + 1} of the 4" in str(runs[-1].describe())
+    noise = [run.plan.releases[0].noise_multiplier for run in runs]
+    assert max(noise) < 1.01 * min(noise)
+    assert 0.98 * 2 < runs[-1].describe().epsilon <= 2  # the last one's counts all of them
+    assert "run 4 of the 4" in capsys.readouterr().err
+    with pytest.raises(eq.privacy.BudgetError, match="other runs in the journal cost"):
+        begun(tmp_path / "j", budget)
 
 
 def test_a_larger_budget_and_stated_noise_are_taken(tmp_path, capsys, recwarn):

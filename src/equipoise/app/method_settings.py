@@ -53,7 +53,7 @@ def make_method(
             "M training records out of the private set. They get no protection."
         ) from None
     if settings.epsilon is not None:
-        return method, Budget(settings.epsilon, settings.delta)
+        return method, Budget(settings.epsilon, settings.delta, settings.runs or 1)
     setting = make_setting(settings, sampling)
     plan = method.plan(setting)
     total = compose_events([plan.releases.protecting(setting.unit).event(), *setting.other_runs])

@@ -273,6 +273,9 @@ class RunSettings:
     hardened: bool = setting(False, "Exact noise on a grid of integers; slower.")
     reproducible: bool = setting(False, "Noise follows the seed too: NOT PRIVATE.")
     ledger: str | None = setting(None, "Journal shared by runs over one data set.", path="FILE")
+    runs: Count | None = setting(
+        None, "With --ledger: how many runs share the budget, those before this one and those to come."
+    )
     model: str | None = setting(
         None, "Name of a model, or package.module:function.", group="Model and optimiser"
     )
@@ -364,6 +367,11 @@ class RunSettings:
             self.epsilon is not None and self.noise_multiplier is not None,
             f"--epsilon {self.epsilon} and --noise-multiplier {self.noise_multiplier} were both given, and "
             "each decides the other. Leave one of them out; `equipoise calibrate` translates between them.",
+        )
+        yield (
+            self.runs is not None and None in (self.epsilon, self.ledger),
+            f"--runs {self.runs} is how many runs of one journal share a budget. Give --epsilon, and the "
+            "same --ledger FILE to each of them.",
         )
         yield (
             ":" in (self.clip_rule or ""),

@@ -257,12 +257,12 @@ class RMSClipping(Method):
 
             return setting.calibrated(jointly)
         # The radius has its share of mu^2 in a run that has the budget to itself.
-        alone = replace(setting, other_runs=())
+        alone = replace(setting, other_runs=(), budget=setting.budget and replace(setting.budget, runs=1))
         budget = alone.required_budget("noise multipliers")
         # Squares of mu add up; all queries are counted without amplification, which errs towards more noise.
         radius = math.sqrt(query.steps / share) / gaussian_mu(budget.epsilon, budget.delta)
         plan = alone.calibrated(lambda scale: self._releases(setting, query, scale, radius))
-        if not setting.other_runs:
+        if not setting.shares_budget:
             return plan
         z = plan["gradient"].noise_multiplier
         return setting.calibrated(lambda scale: self._releases(setting, query, scale * z, scale * radius))

@@ -191,6 +191,11 @@ class Setting:
         """A new generator: plans that are made twice, or again at a resume, draw the same numbers."""
         return torch.Generator().manual_seed(self.public_seed)
 
+    @property
+    def shares_budget(self) -> bool:
+        """Whether the budget is for other runs, too: before this one, or to come."""
+        return bool(self.other_runs) or (self.budget is not None and self.budget.runs > 1)
+
     def required_budget(self, instead: str = "a noise_multiplier") -> Budget:
         """The budget, for a method that computes its noise from it without `calibrated`.
 
@@ -204,11 +209,11 @@ class Setting:
             raise ValueError(
                 f"budget is missing: give budget=Budget(epsilon, delta), or {instead} to the method"
             )
-        if self.other_runs:
+        if self.shares_budget:
             raise ValueError(
-                f"budget={self.budget} is shared with {len(self.other_runs)} other runs in the journal, and "
-                f"this method computes its noise from a budget of its own: give {instead} to the method, or "
-                "the run a journal of its own"
+                f"budget={self.budget} is shared with other runs of the journal, and this method computes "
+                f"its noise from a budget of its own: give {instead} to the method, or the run a journal "
+                "and a budget of its own"
             )
         return self.budget
 

@@ -27,7 +27,7 @@ from equipoise.privacy.noise.streams import ReleaseStreams, normals, way_of_nois
 from equipoise.training.forwards import forward_rows
 from equipoise.training.randomness import public_randomness
 from equipoise.training.setup.memory_use import step_bytes
-from equipoise.training.setup.training_setup import TrainingSetup
+from equipoise.training.setup.training_setup import TrainingSetup, run_of_budget
 
 CLIPPED = "a gradient above the clip norm is shortened to it, and a weight in the loss then adds nothing"
 
@@ -79,6 +79,7 @@ class Description:
         way_of_launching: how a device other than the CPU is given the operations; "" for the CPU.
         way_of_noise: how a device other than the CPU makes noise; "" for the CPU.
         compile_seconds: seconds that `torch.compile` took, in the first run on a machine; 0 without it.
+        run_of_budget: which run it is of those that share the budget; "" if it has the rest to itself.
     """
 
     method: str
@@ -116,6 +117,7 @@ class Description:
     way_of_launching: str = ""
     way_of_noise: str = ""
     compile_seconds: float = 0.0
+    run_of_budget: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, which commands print: without what follows from the number of private records."""
@@ -179,7 +181,10 @@ class Description:
         users = "" if self.unit == "record" else " of users"
         if self.records_per_user is not None:
             users += f", {self.records_per_user} record{'s'[: self.records_per_user > 1]} of each at most"
-        return f"epsilon {rounded_up(self.epsilon)} at delta {plain(self.delta)} ({relation}{users}){seeded}"
+        return (
+            f"epsilon {rounded_up(self.epsilon)} at delta {plain(self.delta)} ({relation}{users}){seeded}"
+            f"{self.run_of_budget and ', '}{self.run_of_budget}"
+        )
 
 
 def describe(setup: TrainingSetup, ledger: Ledger, steps_done: int) -> Description:
@@ -201,8 +206,8 @@ def describe(setup: TrainingSetup, ledger: Ledger, steps_done: int) -> Descripti
     # The plan's event knows nothing of unproven releases and disclosures: its epsilon is the run's only
     # where there are none.
     guarantee = best_guarantee(setup, ledger)
-    events = [plan.event(), *ledger.other_runs().values()]
-    total = epsilon(compose_events(events), setup.delta, plan.relation).value
+    others = ledger.other_runs().values()
+    total = epsilon(compose_events([plan.event(), *others]), setup.delta, plan.relation).value
     if not math.isfinite(total):  # a run in the shared journal is not private
         guarantee = "none"
     unit = plan.unit
@@ -248,6 +253,7 @@ def describe(setup: TrainingSetup, ledger: Ledger, steps_done: int) -> Descripti
         way_of_launching=setup.rows.engine.way_of_launching,
         way_of_noise=way_of_noise(setup.device),
         compile_seconds=setup.rows.engine.compile_seconds,
+        run_of_budget=run_of_budget(setup.budget, len(others)),
     )
 
 

@@ -38,13 +38,27 @@ class Budget:
     Args:
         epsilon: positive.
         delta: in (0, 1), and well below 1/population; it must be given.
+        runs: how many runs of one journal it is for, those before and those to come. Each run then gets the
+            noise at which it and as many like it as are left spend what the runs before it left. 1 leaves
+            the whole rest to the run that begins.
+
+    Example:
+        >>> from equipoise.privacy import Gaussian, Poisson
+        >>> def week(scale):
+        ...     return PrivacyPlan([Release("gradient", 1.0, Gaussian(scale))], Poisson(50, 400, 20))
+        >>> first = calibrate(week, Budget(3.0, 1e-4, runs=3))
+        >>> second = calibrate(week, Budget(3.0, 1e-4, runs=3), other_events=[first.event()])
+        >>> [round(plan["gradient"].noise_multiplier, 1) for plan in (first, second)]
+        [1.5, 1.5]
     """
 
     epsilon: float
     delta: float = math.nan
+    runs: int = 1
 
     def __post_init__(self) -> None:
         _validate.positive(_validate.NO_NOISE, epsilon=self.epsilon)
+        _validate.count("the number of runs that share the budget", runs=self.runs)
         if math.isnan(self.delta):
             raise TypeError(
                 f"Budget(epsilon={self.epsilon:g}) needs delta, a number well below 1/population: "
@@ -52,6 +66,13 @@ class Budget:
                 "for each ten times as many"
             )
         check_delta(self.delta)
+
+    def whole(
+        self, event: dp_accounting.DpEvent, other_events: Sequence[dp_accounting.DpEvent]
+    ) -> dp_accounting.DpEvent:
+        """What the other runs cost, a run of this event, and as many like it as are left."""
+        like_it = dp_accounting.SelfComposedDpEvent(event, max(1, self.runs - len(other_events)))
+        return dp_accounting.ComposedDpEvent([like_it, *other_events])
 
 
 def calibrate(
@@ -71,7 +92,8 @@ def calibrate(
             all of them together.
 
     Returns:
-        `plan_of_scale(s)` with 0.99 * budget.epsilon <= epsilon <= budget.epsilon, the other runs included.
+        `plan_of_scale(s)` with 0.99 * budget.epsilon <= epsilon <= budget.epsilon, the other runs included
+        and those that the budget leaves room for.
 
     Raises:
         BudgetError: if no scale reaches the target.
@@ -88,8 +110,8 @@ def calibrate(
 
     def spent(log_scale: float) -> float:
         plan = plan_of_scale(math.exp(log_scale))
-        event = dp_accounting.ComposedDpEvent([plan.event(), *other_events]) if other_events else plan.event()
-        return epsilon(event, budget.delta, plan.relation, cross_check=False).value
+        whole = budget.whole(plan.event(), other_events)
+        return epsilon(whole, budget.delta, plan.relation, cross_check=False).value
 
     # 1e-12: so much noise that the accountant gives 0, which has no logarithm.
     goal = math.log(0.999 * budget.epsilon)

@@ -28,7 +28,7 @@ from equipoise.gradients.compare import away_from_zero
 from equipoise.gradients.engine_inputs import fillers, repeat_to
 from equipoise.gradients.forward_only import LossEngine
 from equipoise.methods.base import Plan, Setting, by_author
-from equipoise.privacy import BudgetError, PrivacyPlan, WithoutReplacement, digest, epsilon
+from equipoise.privacy import Budget, BudgetError, PrivacyPlan, WithoutReplacement, digest, epsilon
 from equipoise.privacy.ledger.journal_records import other_runs
 from equipoise.privacy.ledger.run_record import compose_events
 from equipoise.statements.assumptions import (
@@ -472,28 +472,40 @@ def _check_elsewhere(given: TrainingInputs, processes: Processes) -> None:
         )
 
 
+def run_of_budget(budget: Budget | None, others: int) -> str:
+    """Which run it is of those that share the budget; "" if it has the rest to itself."""
+    if budget is None or budget.runs == 1:
+        return ""
+    return f"run {others + 1} of the {budget.runs} that the budget of epsilon {budget.epsilon:g} is for"
+
+
 def _check_left(given: TrainingInputs, others: tuple[DpEvent, ...]) -> None:
     """Say what a journal's other runs leave of the budget, and refuse a run that gets hardly any of it.
 
-    Each run plans for all that is left, so that the second one with the same budget would get next to
-    nothing: its noise grows twentyfold and more, and its model learns nothing.
+    A run of a budget that is for no other ones plans for all that is left. So the second one with the same
+    budget would get next to nothing: its noise grows twentyfold and more, and its model learns nothing.
 
     Raises:
-        BudgetError: less than a tenth is left.
+        BudgetError: less than a tenth is left, and the budget is for no more runs than have begun.
     """
     budget = given.budget
-    if budget is None or not others or getattr(given.method, "noise_multiplier", None) is not None:
+    if budget is None or getattr(given.method, "noise_multiplier", None) is not None:
+        return
+    if not others:
         return
     spent = epsilon(compose_events(others), budget.delta, given.unit.relation, cross_check=False).value
     left = (
         f"the other runs in the journal cost epsilon {rounded_up(spent)} of {budget.epsilon:g} at "
         f"{plain(budget.delta)}, their whole plans included"
     )
+    if len(others) < budget.runs:
+        say(f"{run_of_budget(budget, len(others))}: {left}")
+        return
     if spent > 0.9 * budget.epsilon:
         raise BudgetError(
-            f"{left}, so that noise would drown this run. A budget is that of all runs of the journal: state "
-            "a larger one from run to run, or compute the noise for the steps of all (equipoise calibrate), "
-            "and give each run this noise_multiplier"
+            f"{left}, so that noise would drown this run. A budget is that of all runs of the journal: say "
+            "from the first run on how many there will be, Budget(epsilon, delta, runs=52), or state a "
+            "larger budget from run to run"
         )
     say(f"{left}; this run may use the rest")
 
