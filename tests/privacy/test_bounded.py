@@ -29,6 +29,7 @@ from equipoise.privacy import (
     clip,
     clip_coordinates,
     clip_jointly,
+    histogram,
     indicator,
     input_moments,
     moment_action,
@@ -89,6 +90,8 @@ QUERIES = {
     "per layer, greedy": lambda g: clip(two_layers(g), Greedy(), 1.0, groups=[["b"], ["a"]]),
     "indicator": lambda g: indicator(Private(g.norm(dim=1) > 1, DRAW)),
     "centred": lambda g: centred_indicator(Private(g.norm(dim=1) > 1, DRAW)),
+    "histogram": lambda g: histogram(Private(g.norm(dim=1), DRAW), 5),
+    "histogram of users' records": lambda g: 3 * histogram(Private(g[:, 0] + 2, DRAW), 2),
     "capped": lambda g: capped(Private(g.norm(dim=1) ** 2, DRAW), 3.0),
     "coordinates": lambda g: clip_coordinates(Private(g[:, :3], DRAW), Greedy(), 0.5),
     "coordinates by whole norms": lambda g: clip_coordinates(
@@ -433,3 +436,9 @@ def test_what_counts_has_its_value_and_its_bounds(bounded, expected):
     found = bounded()
     assert (float(vector(found)), found.add_remove, found.replace) == expected
     assert {one.dtype for one in found.value.values()} == {torch.float32}
+
+
+def test_a_histogram_shares_a_record_out_between_two_places_and_leaves_out_what_is_no_number():
+    found = histogram(Private(torch.tensor([0.0, 1.25, 9.0, -1.0, math.nan, math.inf]), DRAW), 3, records=4)
+    assert unwrap(found.value["histogram"]).tolist() == [2.0, 0.75, 1.25]
+    assert (found.add_remove, found.replace) == (4.0, 4 * math.sqrt(2))

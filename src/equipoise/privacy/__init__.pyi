@@ -2,6 +2,7 @@ from equipoise.privacy.accounting.calibrate import Budget as Budget
 from equipoise.privacy.accounting.calibrate import calibrate as calibrate
 from equipoise.privacy.accounting.calibrate import calibrate_noise_multiplier as calibrate_noise_multiplier
 from equipoise.privacy.accounting.calibrate import calibrate_steps as calibrate_steps
+from equipoise.privacy.accounting.epsilon import Alternatives as Alternatives
 from equipoise.privacy.accounting.epsilon import EpsilonResult as EpsilonResult
 from equipoise.privacy.accounting.epsilon import epsilon as epsilon
 from equipoise.privacy.accounting.epsilon import gaussian_epsilon as gaussian_epsilon
@@ -15,6 +16,7 @@ from equipoise.privacy.bounds.clipping import clip_coordinates as clip_coordinat
 from equipoise.privacy.bounds.clipping import unbounded_sum as unbounded_sum
 from equipoise.privacy.bounds.counts import capped as capped
 from equipoise.privacy.bounds.counts import centred_indicator as centred_indicator
+from equipoise.privacy.bounds.counts import histogram as histogram
 from equipoise.privacy.bounds.counts import indicator as indicator
 from equipoise.privacy.bounds.counts import soft_indicator as soft_indicator
 from equipoise.privacy.bounds.joint import clip_jointly as clip_jointly

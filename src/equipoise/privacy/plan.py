@@ -20,6 +20,9 @@ covers the group (`unit.py`).
 different draws reach no release in common: where the memory is shorter than the sampling's separation.
 Elsewhere its event is one Gaussian for the whole run, of multiplier 1 / s, where s depends on how often a
 record takes part and at what separation.
+
+**Records held apart.** A record meets either the draws of releases that are `apart`, or all others. Under
+add-or-remove the plan costs the larger of the two (`Alternatives`); under replace-one they compose.
 """
 
 from __future__ import annotations
@@ -35,7 +38,7 @@ import dp_accounting
 
 from equipoise import _validate
 from equipoise._lazy import later
-from equipoise.privacy.accounting.epsilon import EpsilonResult, check_relation, epsilon
+from equipoise.privacy.accounting.epsilon import Alternatives, EpsilonResult, check_relation, epsilon
 from equipoise.privacy.errors import PlanError
 from equipoise.privacy.mechanisms import MECHANISMS, Mechanism, mechanism_from
 from equipoise.privacy.sampling import SAMPLINGS, Sampling, sampling_from
@@ -77,6 +80,7 @@ class Release(Planned):
         sampling: sampling of the draw; None takes the plan's.
         replace_ratio: largest ratio of the replace-one bound to the add-or-remove bound: 2 for clipped sums,
             1 for sums of values in [0, U].
+        apart: its draws hold only records that are held apart from those of all other draws (`Alternatives`).
     """
 
     name: str
@@ -86,6 +90,7 @@ class Release(Planned):
     draw: str = "batch"
     sampling: Sampling | None = None
     replace_ratio: float = 2.0
+    apart: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -194,6 +199,11 @@ class PrivacyPlan:
             raise PlanError(f"release names must be unique; repeated: {twice}")
         for release in self.releases:
             self._check_mechanism(release)
+            if type(release.apart) is not bool or release.apart is not self.is_apart(release.draw):
+                raise PlanError(
+                    f"release {release.name!r} has apart={release.apart!r}, and another one of draw "
+                    f"{release.draw!r} has not: the releases of a draw look at the same records"
+                )
         self.patterns()  # raises for inconsistent draws
 
     def _check_mechanism(self, release: Release) -> None:
@@ -276,8 +286,12 @@ class PrivacyPlan:
 
     @property
     def takes_turns(self) -> bool:
-        """Whether records are assigned to some of its draws (`Sampling.takes_turns`)."""
-        return any(self.sampling_of(one.draw).takes_turns for one in self.planned)
+        """Whether records are assigned to some of its draws (`Sampling.takes_turns`), or to a side."""
+        return any(self.sampling_of(one.draw).takes_turns or self.is_apart(one.draw) for one in self.planned)
+
+    def is_apart(self, draw: str) -> bool:
+        """Whether the draws of this name hold records that are in no others."""
+        return any(release.apart for release in self.releases if release.draw == draw)
 
     def count(self, release: Planned) -> int:
         """The number of releases of this kind."""
@@ -407,11 +421,11 @@ class PrivacyPlan:
                 # Patterns that differ in noise over steps alone have one multiplier and are one event.
                 key = (pattern.draw, self.combined_multiplier(pattern.names, pattern.first))
                 by_draw[key] = by_draw.get(key, 0) + made
-        events = []
+        events: list[tuple[str, dp_accounting.DpEvent]] = []
         # Noise that is fresh in every draw: the draws compose, each amplified by its sampling.
         for (draw, z), made in by_draw.items():
             if math.isfinite(z):
-                events.append(self.sampling_of(draw).event(z, made, self.unit.group))
+                events.append((draw, self.sampling_of(draw).event(z, made, self.unit.group)))
         # Parts that overlap: one Gaussian for all releases of a run, by how often a record may take part.
         for mechanism, members in self.groups(by_name):
             if self._overlaps(mechanism, members):
@@ -424,8 +438,12 @@ class PrivacyPlan:
                     times = epochs[draw]
                     length = min(times * sampling.draws_per_epoch, self.count(self[members[0]]))
                 square = self._square(mechanism, members, times, sampling.min_separation, length)
-                events.append(dp_accounting.GaussianDpEvent(square**-0.5))
-        return events[0] if len(events) == 1 else dp_accounting.ComposedDpEvent(events)
+                events.append((draw, dp_accounting.GaussianDpEvent(square**-0.5)))
+        sides = [[event for draw, event in events if self.is_apart(draw) is side] for side in (False, True)]
+        composed = [side[0] if len(side) == 1 else dp_accounting.ComposedDpEvent(side) for side in sides]
+        if sides[1] and self.relation == "add_or_remove_one":
+            return Alternatives(composed)
+        return dp_accounting.ComposedDpEvent(composed) if sides[1] else composed[0]
 
     @property
     def arithmetic(self) -> str:
@@ -468,6 +486,7 @@ class PrivacyPlan:
                     "draw": release.draw,
                     "sampling": sampling.describe(),
                     "replace_ratio": release.replace_ratio,
+                    **({"apart": True} if release.apart else {}),
                 }
             )
         described = {

@@ -10,6 +10,7 @@
 | Gaussians sampled without replacement, with or without plain ones | replace-one | RDP | none available |
 | without replacement | add-or-remove | none exists: an error | |
 | the best of a random number of runs of one of the above | where RDP has it | RDP | none available |
+| one of several of the above (`Alternatives`) | add-or-remove | that of the largest | as its accountant |
 
 **Convention.** Noise multipliers in events are relative to the sensitivity under the stated relation (see
 `PrivacyPlan.event`). A replaced record that moves a sum by 2 under noise z has the event of multiplier z / 2.
@@ -185,6 +186,50 @@ def check_delta(delta: float) -> float:
     return float(delta)
 
 
+class Alternatives(dp_accounting.ComposedDpEvent):
+    """Of these events a record, or a user, meets one: releases over records that are held apart.
+
+    The data are split into parts by random numbers that are secret, independent of each other and of what
+    records hold. Each release looks at the records of one part, and at whatever was released before.
+
+    *Proof.* Let a data set have record x more than its neighbour. Fix the side of every record. The releases
+    of the parts without x are the same functions of what was released before, in both. So the run is the
+    adaptive composition of the releases of x's own part alone, and whoever sees all of it learns no more
+    than its event says. The run is a mixture over the sides, in which x's side does not change the others',
+    and a divergence of mixtures is at most the largest of their parts. So is epsilon, at every delta. QED
+
+    A replaced record leaves one part and another one enters a part that may be a different one: the events
+    compose. So they do for an accountant that does not know this class, whose bound then holds as well.
+    """
+
+
+MOST_ALTERNATIVES = 64
+"""A choice: six runs of a journal with records held apart have as many, each of which takes some time.
+
+Of further runs the alternatives are composed, which is a bound too.
+"""
+
+
+def alternatives_of(event: dp_accounting.DpEvent) -> list[dp_accounting.DpEvent]:
+    """Events without alternatives, of which a record meets one.
+
+    >>> one, two, both = (dp_accounting.GaussianDpEvent(z) for z in (1.0, 2.0, 3.0))
+    >>> len(alternatives_of(dp_accounting.ComposedDpEvent([Alternatives([one, two]), both])))
+    2
+    """
+    if isinstance(event, Alternatives):
+        return [found for one in event.events for found in alternatives_of(one)]
+    if not isinstance(event, dp_accounting.ComposedDpEvent):
+        return [event]
+    found = [dp_accounting.ComposedDpEvent([])]
+    for one in event.events:
+        ways = alternatives_of(one)
+        if len(found) * len(ways) > MOST_ALTERNATIVES:
+            ways = [one]
+        found = [dp_accounting.ComposedDpEvent([*met.events, way]) for met in found for way in ways]
+    return found
+
+
 # ---- closed form
 def gaussian_log_delta(epsilon: float, mu: float) -> float:
     """ln delta(epsilon) of a mu-GDP mechanism, without overflow for any mu."""
@@ -242,6 +287,22 @@ def epsilon(
     if _holds_search(event):
         found = EpsilonResult(_search_epsilon(event, delta, relation), delta, relation, "rdp")
         return replace(found, noise_tail=_search_tail(event, delta))
+    if relation != "add_or_remove_one":
+        return _epsilon_of(event, delta, relation, cross_check)
+    met = [_epsilon_of(one, delta, relation, cross_check) for one in alternatives_of(event)]
+    most = max(met, key=float)
+    if most.cross_check is not None:
+        most = replace(
+            most, cross_check=max(most.cross_check, *(one.cross_check or one.value for one in met))
+        )
+    tails = [one.noise_tail for one in met if one.noise_tail is not None]
+    return replace(most, noise_tail=max(tails) if len(tails) == len(met) else None)
+
+
+def _epsilon_of(
+    event: dp_accounting.DpEvent, delta: float, relation: str, cross_check: bool
+) -> EpsilonResult:
+    """Epsilon of an event whose parts compose."""
     parts = parts_of(event)
     if parts is None:
         return EpsilonResult(math.inf, delta, relation, "none")

@@ -14,10 +14,12 @@ move everybody's vote. The ramp carries a relative change d of a score to at mos
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 import torch
 
+from equipoise import _validate
 from equipoise.privacy.bounds.bounded import Bounded, make_bounded
 from equipoise.privacy.bounds.requirements import one_value_a_record, public_threshold
 from equipoise.privacy.noise.streams import released_type
@@ -91,6 +93,35 @@ def capped(values: Private, upper: float, name: str = "sum") -> Bounded:
     raw = raw.to(released_type(raw))
     raw = torch.where(torch.isfinite(raw), raw, torch.zeros_like(raw)).clamp(0, upper)
     return make_bounded({name: Private(raw.sum(), values.draw)}, upper, upper, values.draw)
+
+
+def histogram(places: Private, bins: int, records: int = 1, name: str = "histogram") -> Bounded:
+    """How many records lie at each of so many places: bound 1, replace bound sqrt(2).
+
+    A record between two places counts at both, in the shares a and 1 - a by its distance from them. So its
+    part has the length (a^2 + (1 - a)^2)^(1/2) <= 1, moves continuously with the place, and two parts, whose
+    entries are at least 0, are at most sqrt(2) apart. A user of several records moves it by as many bounds.
+
+    Args:
+        places: [B], by record, in [0, bins - 1]; cut to it, and left out where not finite.
+        bins: K >= 2, public.
+        records: the most that one whose privacy is protected owns, where these are not drawn by themselves.
+        name: of the tensor that holds the sum, [K].
+
+    Example:
+        >>> found = histogram(Private(torch.tensor([0.0, 2.0, 1.25])), 3)
+        >>> found.add_remove, round(found.replace, 3)
+        (1.0, 1.414)
+    """
+    raw = one_value_a_record("places", places).double()
+    _validate.count("the places of a histogram", bins=bins - 1)
+    _validate.count("the records of a user", records=records)
+    finite = torch.isfinite(raw)
+    raw = torch.where(finite, raw, 0.0).clamp(0, bins - 1)
+    distances = (raw[:, None] - torch.arange(bins, device=raw.device)).abs()
+    total = ((1 - distances).clamp(min=0) * finite[:, None]).sum(0)
+    value = {name: Private(total, places.draw)}
+    return make_bounded(value, records, records * math.sqrt(2), places.draw)
 
 
 def centred_indicator(inside: Private, name: str = "count") -> Bounded:

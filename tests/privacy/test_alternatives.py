@@ -1,0 +1,135 @@
+"""Releases over records that are held apart: what they cost, by brute force and by dp-accounting."""
+
+import math
+
+import dp_accounting as dp
+import numpy as np
+import pytest
+from dp_accounting import pld
+from scipy import stats
+
+from equipoise.privacy import (
+    Alternatives,
+    FullBatch,
+    Gaussian,
+    Ledger,
+    PlanError,
+    Poisson,
+    PrivacyPlan,
+    PrivateSearch,
+    Release,
+    Unit,
+    epsilon,
+    gaussian_epsilon,
+)
+from equipoise.statements import statement_of
+from equipoise.statements.checks import check_published
+
+ADD, REPLACE = "add_or_remove_one", "replace_one"
+SAMPLED = Poisson(50, 1000, 40)
+
+
+def plan_of(z=2.0, of_score=3.0, relation=ADD, sampling=SAMPLED, unit=None, apart=True):
+    score = Release(
+        "score", 1.0, Gaussian(of_score), 5, "score", FullBatch(100, 5), math.sqrt(2), apart=apart
+    )
+    plan = PrivacyPlan([Release("gradient", 1.0, Gaussian(z)), score], sampling, relation)
+    return plan if unit is None else plan.protecting(unit)
+
+
+def training(z=2.0, factor=1.0):
+    return dp.SelfComposedDpEvent(dp.PoissonSampledDpEvent(0.05, dp.GaussianDpEvent(z / factor)), 40)
+
+
+def score(z=3.0, factor=1.0):
+    return dp.SelfComposedDpEvent(dp.GaussianDpEvent(z / factor), 5)
+
+
+def by_pld(events, delta):
+    accountant = pld.PLDAccountant(value_discretization_interval=1e-3)
+    return accountant.compose(dp.ComposedDpEvent(events)).get_epsilon(delta)
+
+
+@pytest.mark.parametrize(("z", "of_score"), [(0.8, 30.0), (2.0, 3.0), (2.0, 1.0)])
+def test_a_record_costs_the_larger_side_or_where_it_is_replaced_both(z, of_score):
+    found = plan_of(z, of_score).epsilon(1e-5)
+    each = [by_pld([training(z)], 1e-5), by_pld([score(of_score)], 1e-5)]
+    assert found.value == pytest.approx(max(each), rel=5e-3)
+    assert found.cross_check is None or found.cross_check >= max(each)
+    both = plan_of(z, of_score, REPLACE).epsilon(1e-5).value
+    moved = dp.ComposedDpEvent([training(z, 2), score(of_score, math.sqrt(2))])
+    assert both == pytest.approx(epsilon(moved, 1e-5, REPLACE).value, rel=1e-9)
+    alike = plan_of(z, of_score, apart=False).epsilon(1e-5).value
+    assert alike == pytest.approx(by_pld([training(z), score(of_score)], 1e-5), rel=5e-3)
+
+
+@pytest.mark.parametrize("share", [0.1, 0.5, 0.97])
+@pytest.mark.parametrize("adaptive", [0.0, 2.0])
+def test_brute_force_over_the_secret_side(share, adaptive):
+    """A record moves one of two sums, by chance; the noise of the second release may follow the first."""
+    first, second = 1.5, 2.5
+    x = np.linspace(-12, 14, 1301)
+    a, b = np.meshgrid(x, x, indexing="ij")
+
+    def density(move_a, move_b):
+        # What the second query adds follows what the first one gave, in both data sets alike.
+        drift = adaptive * np.tanh(a)
+        return stats.norm.pdf(a - move_a, scale=first) * stats.norm.pdf(b - drift - move_b, scale=second)
+
+    without, held = density(0, 0), share * density(0, 1) + (1 - share) * density(1, 0)
+    area = (x[1] - x[0]) ** 2
+    event = Alternatives([dp.GaussianDpEvent(first), dp.GaussianDpEvent(second)])
+    for delta in (0.01, 0.1):
+        claimed = epsilon(event, delta).value
+        for p, q in ((held, without), (without, held)):
+            assert np.maximum(p - math.exp(claimed) * q, 0).sum() * area <= delta * (1 + 1e-3)
+        smaller = gaussian_epsilon(1 / second, delta)  # it would not do to charge the smaller side
+        shown = np.maximum(held - math.exp(smaller) * without, 0).sum() * area
+        assert share > 0.5 or shown > delta
+
+
+def test_other_runs_compose_into_each_side():
+    """Their sides are drawn anew, so that a record may be on either one in each."""
+    runs = [plan_of(2.0, 3.0).event(), plan_of(1.0, 5.0).event(), dp.GaussianDpEvent(4.0)]
+    of_sides = [
+        epsilon(dp.ComposedDpEvent([one, other, runs[2]]), 1e-5).value
+        for one in (training(2.0), score(3.0))
+        for other in (training(1.0), score(5.0))
+    ]
+    assert epsilon(dp.ComposedDpEvent(runs), 1e-5).value == max(of_sides)
+    # Of many runs some are composed: more than the largest side, and no more than all of them.
+    event = Alternatives([dp.GaussianDpEvent(9.0), dp.GaussianDpEvent(8.0)])
+    many = epsilon(dp.ComposedDpEvent([event] * 9), 1e-5).value
+    sides, every = [math.sqrt(9 * sum(z**-2 for z in zs)) for zs in ((8,), (8, 9))]
+    assert gaussian_epsilon(sides, 1e-5) <= many <= gaussian_epsilon(every, 1e-5)
+    assert epsilon(dp.ComposedDpEvent([event, dp.NonPrivateDpEvent()]), 1e-5).value == math.inf
+
+
+def test_an_accountant_that_does_not_know_the_sides_composes_them():
+    search = PrivateSearch(mean=4).event(dp.ComposedDpEvent([plan_of().event()]))
+    composed = PrivateSearch(mean=4).event(dp.ComposedDpEvent([training(), score()]))
+    assert epsilon(search, 1e-5).value == epsilon(composed, 1e-5).value
+    by_theirs = dp.rdp.RdpAccountant().compose(plan_of().event()).get_epsilon(1e-5)
+    assert by_theirs == dp.rdp.RdpAccountant().compose(dp.ComposedDpEvent([training(), score()])).get_epsilon(
+        1e-5
+    )
+
+
+def test_users_of_several_records_and_descriptions():
+    of_users = plan_of(unit=Unit("user", 3), sampling=FullBatch(1000, 40))
+    assert of_users.epsilon(1e-5).value == gaussian_epsilon(math.sqrt(40) * 3 / 2, 1e-5)
+    again = PrivacyPlan.from_description(plan_of().describe())
+    assert (again.fingerprint(), again.event()) == (plan_of().fingerprint(), plan_of().event())
+    assert plan_of(apart=False).fingerprint() != plan_of().fingerprint()
+    assert "apart" not in str(plan_of(apart=False).describe())  # plans of before keep their names
+    with pytest.raises(PlanError, match="apart"):
+        PrivacyPlan([Release("a", 1.0, Gaussian(1.0), apart=True), Release("b", 1.0, Gaussian(1.0))], SAMPLED)
+
+
+def test_a_statement_is_computed_again_from_what_is_published():
+    statement = statement_of(Ledger(plan_of()), delta=1e-5)
+    assert statement.epsilon == plan_of().epsilon(1e-5).value
+    assert all(finding.ok is not False for finding in check_published(vars(statement)))
+    forged = {**vars(statement), "releases": [dict(row) for row in statement.releases]}
+    del forged["releases"][1]["apart"]
+    assert any(finding.ok is False for finding in check_published(forged))
