@@ -162,6 +162,50 @@ def test_class_weights_move_the_answers(equipoise, folder, tmp_path):
     assert "no, yes" in wrong.value["error"].replace("'", "")
 
 
+def test_weights_own_losses_and_columns_that_are_kept(equipoise, folder, tmp_path, monkeypatch):
+    """Half of the rows weigh nothing; a loss of the user's own is named again, and predict needs none."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tilted.py").write_text(
+        "def loss(outputs, target):\n    return (outputs[:, 0] - target).square()\n"
+    )
+    schema = (folder / "people.schema.toml").read_text()
+    schema = schema.replace('[columns.town]\ntype = "category"\nbuckets = 4', '[columns.town]\ntype = "skip"')
+    schema = schema.replace("high = 100", "high = 100\nlog = true").replace(
+        'target = "buys"', 'target = "wage"'
+    )
+    (tmp_path / "s.toml").write_text(schema + '[columns.counts]\ntype = "weight"\nhigh = 20\n')
+    for name in ("people.csv", "held_out.csv"):
+        with (folder / name).open() as file:
+            rows = [{**row, "counts": 30 if float(row["wage"]) > 50 else 0} for row in csv.DictReader(file)]
+        with (tmp_path / name).open("w", newline="") as file:
+            writer = csv.DictWriter(file, rows[0])
+            writer.writeheader()
+            writer.writerows(rows)
+    words = "--schema s.toml --data people.csv --test held_out.csv --run-dir run --loss tilted:loss"
+    found = equipoise(f"train {SMALL} --learning-rate 0.2 {words}")
+    assert found.code == 0, found.err
+    assert (
+        "a median" in json.loads((tmp_path / "run/config.json").read_text())["experiment"]["data_description"]
+    )
+    assert "--loss tilted:loss" in equipoise("resume --json run").value["error"]
+    assert equipoise("resume --json run --loss tilted:loss").code == 0
+    (tmp_path / "tilted.py").unlink()
+    (tmp_path / "people.csv").write_text(  # no weights, and an id that the schema knows nothing of
+        "id,age,wage,buys,member,town\n7,30,60.0,yes,no,Rome\n8,40,70.0,yes,yes,Oslo\n9,40,9.0,yes,yes,Oslo\n"
+    )
+    found = equipoise("predict --json run --data people.csv --output out.csv --keep id --keep town --by town")
+    assert "median" in found.value["warnings"][0]
+    assert found.value["by"]["Rome"]["records"] == 1
+    assert found.value["by"]["Oslo"]["evaluation"].keys() == {"rmse", "mae", "r2"}
+    with (tmp_path / "out.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["id"], row["town"]) for row in rows] == [("7", "Rome"), ("8", "Oslo"), ("9", "Oslo")]
+    assert all(float(row["prediction"]) > 50 for row in rows)  # the others had no weight
+    assert "town Oslo: 2 records, RMSE" in equipoise("predict run --data people.csv --by town").out
+    wrong = equipoise("predict --json run --data people.csv --by twon").value["error"]
+    assert "Did you mean town?" in wrong
+
+
 @pytest.mark.parametrize(
     "command",
     [

@@ -238,7 +238,7 @@ def test_a_first_row_of_data_is_no_header_and_is_not_shown(tmp_path):
         (
             'type = "number"',
             'type = "date"',
-            "there are number, category, text and skip",
+            "there are number, category, weight, text, skip",
         ),
         ("population = 4", "", "population is missing"),
         ('target = "income"', "", "target is missing"),
@@ -253,7 +253,7 @@ def test_a_first_row_of_data_is_no_header_and_is_not_shown(tmp_path):
         (
             'type = "number"',
             'type = ["number"]',
-            "there are number, category, text and skip",
+            "there are number, category, weight, text, skip",
         ),
         ('"skip"', '"text"\nvocabulary = 1000000000000', "vocabulary = 1000000000000.*less than or equal"),
         ("population = 4", "x = " + "[" * 9000, "is no TOML"),

@@ -19,7 +19,7 @@ from equipoise.app.method_settings import make_method
 from equipoise.app.models import build_model, default_model, prepare_data
 from equipoise.app.option_checks import SettingsError
 from equipoise.app.settings import RunSettings, steps_of
-from equipoise.app.tasks import TASKS, Task, loss_of
+from equipoise.app.tasks import Task, loss_of, task_of
 from equipoise.audit.canary_records import InsertedCanaries
 from equipoise.audit.canary_scores import WithCanaryScores
 from equipoise.data import DataSet, Records
@@ -136,13 +136,13 @@ class Experiment:
 
     @property
     def task(self) -> Task:
-        """Of the data."""
-        return TASKS[self.dataset.task]
+        """Of the data, with the loss of the settings."""
+        return task_of(self.dataset, self.settings.loss)
 
     @property
     def loss(self) -> Loss:
         """Of the task, with the weights of the classes, per record."""
-        return loss_of(self.dataset, self.settings.class_weights)
+        return loss_of(self.dataset, self.settings.class_weights, self.settings.loss)
 
     @property
     def baseline(self) -> tuple[dict[str, float], str]:

@@ -15,7 +15,7 @@ from equipoise.app.settings import RunSettings
 from equipoise.data import DataSet, Records
 from equipoise.data.readers.custom import load_dataset
 from equipoise.data.readers.image_folders import load_images
-from equipoise.data.records import OWNER
+from equipoise.data.records import OWNER, WEIGHT
 from equipoise.training.setup.private_copies import are_copies
 
 
@@ -58,8 +58,8 @@ def load_data(settings: RunSettings) -> DataSet:
             "task follows from its target: a column of numbers is a regression, a category is a "
             "classification, several categories of two values each are multi-label."
         )
-    unused = set(dataset.train.fields) - {"input", "label", "target", OWNER}
-    if unused:  # such as weights of records, which a reader would take to be applied
+    unused = set(dataset.train.fields) - {"input", "label", "target", OWNER, WEIGHT}
+    if unused:  # which a reader would take to be applied
         raise SettingsError(
             f"--data {settings.data_name!r} gives records with the fields {', '.join(sorted(unused))}, which "
             "no loss of the command line uses. Leave them out, or train from Python with a loss that uses "

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from equipoise.app.data_loading import cache_folder, load_data
 from equipoise.app.models import build_model, default_model, prepare_data
 from equipoise.app.option_checks import SettingsError, data_form
 from equipoise.app.settings import RunSettings
-from equipoise.app.tasks import TASKS, absent_warning, in_units, outputs_of
+from equipoise.app.tasks import absent_warning, in_units, outputs_of, task_of
 from equipoise.data import DataSet
 from equipoise.data.readers.image_folders import images_for_model
+from equipoise.data.records import MEDIAN
 from equipoise.training import load_model
 from equipoise.training.setup.argument_checks import existing_device
 
@@ -28,6 +30,8 @@ def predict_run(
     schema: Mapping[str, Any] | None = None,
     output: str | None = None,
     device: str | None = None,
+    keep: Sequence[str] = (),
+    by: str | None = None,
 ) -> dict[str, Any]:
     """Predict the test records of a data set with the model of a run.
 
@@ -39,10 +43,16 @@ def predict_run(
         output: file for the predictions, one row per record: the class and the probability of each, or the
             number.
         device: where to compute.
+        keep: columns of the table that stand before the predictions in the file.
+        by: a column of the table, by whose values the rows are counted and scored.
 
     Returns:
         Plain values: run_dir, data, records, the scores where the rows say what is right, whether all answers
-        are finite, and, where one was written, output.
+        are finite, and, where they were asked for, output and by.
+
+    Raises:
+        SettingsError: what is to be predicted is no table, or not of the kind that the model knows.
+        DataFileError: the data cannot be used, or lack the columns.
     """
     target = None if device is None else existing_device(device)
     raw, labelled = records_to_predict(settings, schema)
@@ -52,21 +62,46 @@ def predict_run(
     if target is not None:
         model = model.to(target)
     outputs = outputs_of(model, dataset.test)
-    task, scores = TASKS[dataset.task], {}
-    if labelled:
-        scores = task.scores_of(outputs, dataset)
+    task, found = task_of(dataset, settings.loss), dataset.test
+
+    def scores_of(rows: Tensor) -> dict[str, float]:
+        return task.scores_of(outputs[rows], replace(dataset, test=found.subset(rows))) if labelled else {}
+
+    scores = scores_of(torch.ones(len(found), dtype=torch.bool))
+    kept, groups = _columns(settings.data, schema, keep), dict[str, dict[str, Any]]()
+    for cells in _columns(settings.data, schema, [] if by is None else [by]):
+        for value in sorted(set(cells)):
+            rows = torch.tensor([cell == value for cell in cells])
+            groups[value] = {"records": int(rows.sum()), "evaluation": scores_of(rows)}
     if output is not None:
-        _write_rows(output, dataset, outputs)
+        header, written = _predictions(dataset, task.link(outputs))
+        _write_rows(
+            output, [*keep, *header], ([*own, *row] for *own, row in zip(*kept, written, strict=True))
+        )
     return {
         "run_dir": folder,
         "data": settings.data_name,
         "records": len(dataset.test),
         "accuracy": scores.get("accuracy"),
         "evaluation": scores,
-        "warnings": [warning] if labelled and (warning := absent_warning(dataset)) else [],
+        "warnings": [
+            *([warning] if labelled and (warning := absent_warning(dataset)) else []),
+            *([MEDIAN] if dataset.target_log else []),
+        ],
         "finite": bool(outputs.isfinite().all()),
         **({} if output is None else {"output": output}),
+        **({} if by is None else {"by": groups}),
     }
+
+
+def _columns(data: str, schema: Mapping[str, Any] | None, names: Sequence[str]) -> list[list[str]]:
+    if not names:
+        return []
+    if data_form(data) != "table" or schema is None:
+        raise SettingsError(f"--data is {data!r}, but --keep and --by name columns of a table.")
+    from equipoise.data.readers.schema import cells_of  # imports pydantic
+
+    return cells_of(data, schema, names)
 
 
 def records_to_predict(settings: RunSettings, schema: Mapping[str, Any] | None) -> tuple[DataSet, bool]:
@@ -89,9 +124,8 @@ def records_to_predict(settings: RunSettings, schema: Mapping[str, Any] | None) 
     return load_data(replace(settings, population=population)), True
 
 
-def _write_rows(path: str, dataset: DataSet, outputs: Tensor) -> None:
+def _write_rows(path: str, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
     """One row per record, under a header."""
-    header, rows = _predictions(dataset, outputs)
     with Path(path).open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(header)

@@ -45,6 +45,7 @@ from equipoise.app.option_checks import (
     data_form,
     flag,
     parse_clip_norm,
+    parse_loss,
 )
 from equipoise.methods.registry import registered
 
@@ -62,7 +63,7 @@ NAMED = {"metavar": "NAME=VALUE"}
 BY_DATA = "by data and model"
 
 OF_OWN_DATA = (
-    "population", "target", "schema", "test", "test_share", "task", "class_weights", "image_size",
+    "population", "target", "schema", "test", "test_share", "task", "loss", "class_weights", "image_size",
 )  # fmt: skip
 """The settings that say how files and functions of the user's own are read, and what is learnt of them."""
 
@@ -120,6 +121,7 @@ ClipNorm = Annotated[
     BeforeValidator(lambda value: str(value) if type(value) in (int, float) else value),
     AfterValidator(lambda text: parse_clip_norm(text) and text),
 ]
+Loss = Annotated[str, AfterValidator(lambda text: parse_loss(text))]
 Columns = Annotated[
     str, BeforeValidator(lambda value: ",".join(map(str, value)) if isinstance(value, list) else value)
 ]
@@ -222,6 +224,11 @@ class RunSettings:
     )
     task: Literal["classification", "regression", "multi-label"] | None = setting(
         None, "classification, regression or multi-label; by default what the target's column is."
+    )
+    loss: Loss | None = setting(
+        None,
+        "Loss of a record: squared, huber:D, quantile:T, poisson, logistic, or package.module:function; by "
+        "default squared for a number, logistic for classes.",
     )
     class_weights: Weights = setting(
         dict, "Weight of a class in the loss, a public number; repeatable.", **NAMED, option="class_weight"

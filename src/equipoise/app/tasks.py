@@ -4,7 +4,8 @@ The scores are those of scikit-learn, on the test records, whose figures are pub
 them stands what a model without inputs would reach there: the commonest class, or the mean.
 
 A class weight multiplies the losses of the class, before the gradient of a record is clipped. It is a public
-number that somebody chose: one that follows from the counts of the private records would reveal them.
+number that somebody chose: one that follows from the counts of the private records would reveal them. The
+weight of a record is a part of it; it multiplies its loss by at most 1.
 """
 
 from __future__ import annotations
@@ -12,15 +13,17 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from equipoise.app.option_checks import SettingsError
+from equipoise.app.option_checks import LOSSES, SettingsError, is_code
 from equipoise.data import DataSet, Records
+from equipoise.data.readers.custom import load_function
+from equipoise.data.records import WEIGHT
 from equipoise.gradients.engine_inputs import Loss
 
 
@@ -31,6 +34,7 @@ class Task:
     Attributes:
         field: of a record, which holds what is learnt.
         losses: (outputs ``[B, ...]``, what is learnt ``[B, ...]``, weights of classes or None) -> ``[B]``.
+        link: from outputs to predictions; of a regression to numbers between -1 and 1.
         scores: (outputs, what is learnt, the data set) -> figures by name.
         baseline: (what is learnt on the test records, the data set) -> figures of a model without inputs, and
             what it answers, in words.
@@ -42,6 +46,7 @@ class Task:
     scores: Callable[[Tensor, Tensor, DataSet], dict[str, float]]
     baseline: Callable[[Tensor, DataSet], tuple[dict[str, float], str]]
     main: tuple[str, bool]
+    link: Callable[[Tensor], Tensor] = staticmethod(lambda outputs: outputs)
 
     def evaluate(self, model: nn.Module, dataset: DataSet) -> dict[str, float]:
         """The scores on the test records."""
@@ -52,7 +57,7 @@ class Task:
         finite = outputs.isfinite().all(1)
         if not bool(finite.all()):
             return {"finite_answers": float(finite.double().mean())}
-        return self.scores(outputs, dataset.test.fields[self.field], dataset)
+        return self.scores(self.link(outputs), dataset.test.fields[self.field], dataset)
 
     def main_score(self, outputs: Tensor, records: Records, dataset: DataSet) -> float:
         """The main score of answers on records, always a finite number.
@@ -65,7 +70,7 @@ class Task:
         share = float(finite.double().mean())
         found = 0.0
         if share:
-            found = self.scores(outputs[finite], records.fields[self.field][finite], dataset)[name]
+            found = self.scores(self.link(outputs[finite]), records.fields[self.field][finite], dataset)[name]
         if more_is_better:
             return share * found
         low, high = dataset.target_range
@@ -106,18 +111,20 @@ def outputs_of(model: nn.Module, records: Records, chunk: int = 256) -> Tensor:
     return torch.cat(parts)
 
 
-def loss_of(dataset: DataSet, class_weights: Mapping[str, float]) -> Loss:
-    """The loss of a data set's task, per record.
+def loss_of(dataset: DataSet, class_weights: Mapping[str, float], name: str | None = None) -> Loss:
+    """The loss of a data set's task, per record, times the record's weight where it has one.
 
     Args:
         dataset: whose classes the weights name.
         class_weights: by the name of a class; 1 where none is given.
+        name: of the loss, as for `task_of`; or ``package.module:function`` of outputs ``[B, ...]`` and what
+            is learnt ``[B, ...]`` that returns losses ``[B]``.
 
     Raises:
         SettingsError: a class that there is not, or weights where there are no classes.
     """
-    task = TASKS[dataset.task]
-    weights = None
+    task, weights = task_of(dataset, name), None
+    own = load_function(str(name)) if is_code(name) else None
     if class_weights:
         numbered = () if dataset.task == "regression" else tuple(map(str, range(dataset.num_classes)))
         names = dataset.class_names or numbered
@@ -128,15 +135,63 @@ def loss_of(dataset: DataSet, class_weights: Mapping[str, float]) -> Loss:
                 f"{dataset.name!r} are {', '.join(map(repr, names)) or 'none: it is a regression'}."
             )
         weights = torch.tensor([float(class_weights.get(name, 1.0)) for name in names])
-    if weights is None and dataset.task == "classification":
+    weighted = WEIGHT in dataset.train.fields
+    if weights is None and name is None and not weighted and dataset.task == "classification":
         return cross_entropy
 
     def loss(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
-        outputs = model(batch["input"])
-        own = None if weights is None else weights.to(outputs.device)
-        return task.losses(outputs, batch[task.field], own)
+        outputs, learnt = model(batch["input"]), batch[task.field]
+        by_class = None if weights is None else weights.to(outputs.device)
+        losses = task.losses(outputs, learnt, by_class) if own is None else own(outputs, learnt)
+        return losses * batch[WEIGHT] if weighted else losses
 
     return loss
+
+
+def task_of(dataset: DataSet, loss: str | None = None) -> Task:
+    """The task of a data set, with another loss where one is named.
+
+    Args:
+        dataset: whose task and range of the target it is.
+        loss: a word of `equipoise.app.option_checks.LOSSES` and its number; of others scores know nothing.
+
+    Raises:
+        SettingsError: the loss is of another task, or of counts, and the range does not begin at 0.
+    """
+    task = TASKS[dataset.task]
+    word, _, number = (loss or "").partition(":")
+    if word not in LOSSES or (word == "logistic" and dataset.task != "regression"):
+        return task
+    low, high = dataset.target_range
+    if dataset.task != "regression":
+        raise SettingsError(
+            f"--loss is {loss}, a loss of numbers, and {dataset.name!r} is made for {dataset.task}. Leave it "
+            "out, take logistic, or learn a column of numbers."
+        )
+    if word == "poisson" and (low != 0 or dataset.target_log):
+        raise SettingsError(
+            "--loss is poisson, for counts from 0 on: the target must have low = 0 and no log = true. Take "
+            "another loss, or declare it so."
+        )
+    span = math.log1p(high - low) if dataset.target_log else high - low
+    value = float(number or 0)
+
+    def share(target: Tensor) -> Tensor:
+        return (target + 1) / 2
+
+    table: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], Callable[[Tensor], Tensor]]] = {
+        "squared": (lambda f, t: (f - t).square(), task.link),
+        "huber": (lambda f, t: F.huber_loss(f, t, reduction="none", delta=2 * value / span), task.link),
+        "quantile": (lambda f, t: torch.maximum(value * (t - f), (value - 1) * (t - f)), task.link),
+        # of the mean over the upper bound, which is public
+        "poisson": (lambda f, t: f.exp() - f * share(t), lambda f: 2 * f.exp() - 1),
+        "logistic": (
+            lambda f, t: F.binary_cross_entropy_with_logits(f, share(t), reduction="none"),
+            lambda f: 2 * f.sigmoid() - 1,
+        ),
+    }
+    losses, link = table[word]
+    return replace(task, losses=lambda outputs, learnt, weights: losses(outputs[:, 0], learnt), link=link)
 
 
 def absent_warning(dataset: DataSet) -> str | None:
@@ -210,8 +265,8 @@ def _errors(outputs: Tensor, target: Tensor, dataset: DataSet) -> dict[str, floa
 
 def in_units(values: Tensor, dataset: DataSet) -> Tensor:
     """Numbers in [-1, 1] in the units of the target's range, in double precision."""
-    low, high = dataset.target_range
-    return low + (values.double() + 1) / 2 * (high - low)
+    (low, high), shares = dataset.target_range, (values.double() + 1) / 2
+    return low + ((shares * math.log1p(high - low)).expm1() if dataset.target_log else shares * (high - low))
 
 
 def _mean_baseline(target: Tensor, dataset: DataSet) -> tuple[dict[str, float], str]:

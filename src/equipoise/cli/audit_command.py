@@ -21,6 +21,7 @@ from equipoise.cli.shared_options import (
     DataDir,
     Json,
     OwnData,
+    OwnLoss,
     OwnModel,
     RunArgument,
     RunDir,
@@ -56,13 +57,14 @@ def run(
     confidence: Confidence = 0.99,
     data: OwnData = None,
     model: OwnModel = None,
+    loss: OwnLoss = None,
     data_dir: DataDir = None,
     json_output: Json = False,
     run_dir: RunDir = None,
 ) -> None:
     """Guess which canaries a finished run was trained with (equipoise train --canaries)."""
     folder = chosen_folder(run, run_dir)
-    settings = _of_run(folder, data, model, data_dir)
+    settings = _of_run(folder, data_dir, data=data, model=model, loss=loss)
     with loading():
         from equipoise.app.audits.finished_run import audit_run
     quiet()
@@ -93,6 +95,7 @@ def run(
     helps={
         "data": "Data set, as of train; or the run's own function, named again.",
         "model": "Model, as of train; or the run's own function, named again.",
+        "loss": "Loss, as of train; or the run's own function, named again.",
         "epsilon": "What the method's noise is calibrated to.",
     },
 )  # fmt: skip
@@ -112,10 +115,11 @@ def neighbours(
     else:
         context = click.get_current_context()
         given = [n for n in vars(base) if context.get_parameter_source(n) is ParameterSource.COMMANDLINE]
-        if extra := [flag(name) for name in given if name not in ("data", "model", "data_dir")]:
+        if extra := [flag(name) for name in given if name not in ("data", "model", "loss", "data_dir")]:
             raise UsageError(f"leave {' and '.join(extra)} out: data, method and settings come from the run.")
         data = base.data if "data" in given else None
-        base = _of_run(chosen_folder(run, run_dir), data, base.model, base.data_dir)
+        own = {"data": data, "model": base.model, "loss": base.loss}
+        base = _of_run(chosen_folder(run, run_dir), base.data_dir, **own)
     with loading():
         from equipoise.app.audits.finished_run import neighbours_of
     _quieten()
@@ -284,10 +288,10 @@ def certificate_values(found: Certificate) -> dict[str, Any]:
     }
 
 
-def _of_run(folder: str, data: str | None, model: str | None, data_dir: str | None) -> RunSettings:
+def _of_run(folder: str, data_dir: str | None, **named: str | None) -> RunSettings:
     """The settings of a run, whose own code the user has named again."""
     settings = settings_of_run(folder)
-    check_own_code(folder, settings, data=data, model=model)
+    check_own_code(folder, settings, **named)
     return replace(settings, data_dir=data_dir or settings.data_dir)
 
 

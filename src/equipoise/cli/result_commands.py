@@ -73,6 +73,15 @@ def predict(
         str | None,
         typer.Option(help="Write the predictions and their probabilities there, as CSV.", metavar="FILE"),
     ] = None,
+    keep: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Column of the table to write before the predictions; repeatable.", metavar="COLUMN"
+        ),
+    ] = None,
+    by: Annotated[
+        str | None, typer.Option(help="Count and score the rows by this column, too.", metavar="COLUMN")
+    ] = None,
     device: Device = None,
     json_output: Json = False,
     run_dir: RunDir = None,
@@ -94,7 +103,7 @@ def predict(
     with loading():
         from equipoise.app.predict import predict_run
 
-    found = predict_run(folder, settings, schema=schema, output=output, device=device)
+    found = predict_run(folder, settings, schema=schema, output=output, device=device, keep=keep or [], by=by)
     console = open_console(json_output)
     warn_of_numbers(found, console)
     for warning in found["warnings"]:
@@ -105,6 +114,9 @@ def predict(
     console.print(f"{found['records']:,} records of {found['data']}", markup=False)
     for name, value in found["evaluation"].items():
         console.print(f"{score_name(name)} [bold]{score_in_words(name, value)}[/]")
+    for group, of_group in found.get("by", {}).items():
+        scores = [f", {score_name(n)} {score_in_words(n, v)}" for n, v in of_group["evaluation"].items()]
+        console.print(f"{by} {group}: {of_group['records']:,} records{''.join(scores)}", markup=False)
     written = "[dim]--output FILE writes the predictions with their probabilities, as CSV[/]"
     console.print(written if output is None else f"predictions in {output}")
 

@@ -238,7 +238,7 @@ def _check_code(config: str, values: Mapping[str, Any]) -> None:
 
     A TOML file is somebody's own words, as a command in a script is.
     """
-    code = {name: values[name] for name in ("data", "model", "method") if is_code(values.get(name))}
+    code = {name: values[name] for name in ("data", "model", "method", "loss") if is_code(values.get(name))}
     if code and Path(config).suffix == ".json":
         words = " ".join(f"{flag(name)} {shlex.quote(value)}" for name, value in code.items())
         raise UsageError(

@@ -42,6 +42,9 @@ OwnData = Annotated[str | None, typer.Option(help="The run's own function for th
 OwnModel = Annotated[str | None, typer.Option(help="The run's own function for the model, named again.")]
 
 
+OwnLoss = Annotated[str | None, typer.Option(help="The run's own function for the loss, named again.")]
+
+
 class UsageError(ValueError):
     """Options that do not fit together."""
 

@@ -32,6 +32,7 @@ from equipoise.cli.shared_options import (
     DryRun,
     Json,
     OwnData,
+    OwnLoss,
     OwnModel,
     RunArgument,
     RunDir,
@@ -84,6 +85,7 @@ def resume(
     device: Device = None,
     data: OwnData = None,
     model: OwnModel = None,
+    loss: OwnLoss = None,
     method: Annotated[
         str | None, typer.Option(help="The run's own class for the method, named again.")
     ] = None,
@@ -102,7 +104,7 @@ def resume(
 
     folder = chosen_folder(run, run_dir)
     settings = settings_of_run(folder)
-    check_own_code(folder, settings, data=data, model=model, method=method)
+    check_own_code(folder, settings, data=data, model=model, method=method, loss=loss)
     if is_federation(folder):
         if device is not None:
             raise typer.BadParameter("a federation runs where it was begun", param_hint="--device")
@@ -138,7 +140,7 @@ def _finish(found: dict[str, Any], as_json: bool, console: Console) -> None:
     warn_of_numbers(found, console)
     if not found["finished"]:
         said = "equipoise: stopped; the statement claims the whole plan, which covers every reason to stop. "
-        again = f"equipoise resume {folder}{named_again(settings, 'data', 'model', 'method')}"
+        again = f"equipoise resume {folder}{named_again(settings, 'data', 'model', 'method', 'loss')}"
         print(f"{at_width(said + 'Go on with:')}\n{continued(again, console.width)}", file=sys.stderr)
         raise typer.Exit(code)
     if not as_json:
@@ -209,7 +211,7 @@ def _run(settings: FederationSettings, folder: str, json_output: bool) -> None:
         found = run_federation(settings, folder, console)
     except KeyboardInterrupt:
         begun = (Path(folder) / FEDERATION_FILE).is_file()
-        again = named_again(settings.base, "data", "model", "method")
+        again = named_again(settings.base, "data", "model", "method", "loss")
         resume = f"go on with: equipoise resume {shlex.quote(folder)}{again}"
         remedy = resume if begun else "nothing was begun"
         raise typer.Exit(fail(f"stopped; {remedy}", json_output, 130)) from None

@@ -24,6 +24,10 @@ from equipoise.data.readers.files import DataFileError
 TASK_NAMES = ("classification", "regression", "multi-label")
 OWNER = "owner"
 """The field of a data set's training records that says whose they are, where users are protected."""
+WEIGHT = "weight"
+"""The field that holds what a record's loss is multiplied by, from 0 to 1, where records have weights."""
+MEDIAN = "the target is learnt as a logarithm, and a mean of logarithms carried back by exp is a median"
+"""What is said of a target with ``target_log``."""
 ASIDE = "aside"
 """The field of the rows of a table that says which ones to evaluate on and not to train on."""
 
@@ -192,7 +196,7 @@ class DataSet:
 
     Attributes:
         name: how the set is called in statements and file names.
-        train: the private records.
+        train: the private records. A field ``weight`` [n], from 0 to 1, multiplies their losses.
         test: records for evaluation, not covered by the guarantee.
         population: the public number of training records, which sets the sampling rate.
         num_classes: labels lie in ``0 .. num_classes - 1``; how many numbers a model answers with, which is 1
@@ -203,6 +207,8 @@ class DataSet:
         task: ``classification`` by the field ``label``; or by the field ``target`` of floating-point numbers
             ``regression``, ``[n]``, or ``multi-label``, ``[n, num_classes]`` of zeros and ones.
         target_range: of a regression, the public numbers that the targets -1 and 1 stand for.
+        target_log: whether a target t stands for low - 1 + (1 + high - low)^((t + 1) / 2) of that range, and
+            not for a number as far along it.
         schema: what was declared of a table, as plain values; with it a published model can be used.
         numeric_columns: of an input ``[d]``, those that a declaration makes numbers within [-1, 1]; all
             others of a table are zeros and ones. Empty where nothing is declared.
@@ -222,6 +228,7 @@ class DataSet:
     vocabulary_size: int | None = None
     task: str = "classification"
     target_range: tuple[float, float] = (-1.0, 1.0)
+    target_log: bool = False
     schema: Mapping[str, Any] | None = None
     numeric_columns: tuple[int, ...] = ()
 
@@ -248,6 +255,12 @@ class DataSet:
             if missing:
                 raise DataFileError(
                     f"{part} lacks the fields {sorted(missing)}; it has {sorted(records.fields)}."
+                )
+            weight = records.fields.get(WEIGHT)
+            if weight is not None and (weight.ndim != 1 or not bool(((weight >= 0) & (weight <= 1)).all())):
+                raise DataFileError(
+                    f"the field 'weight' of {part} must be one number from 0 to 1 per record, [n]: weights "
+                    "over their public upper bound. Divide them by it."
                 )
             if self.task == "classification":
                 _check_labels(records.fields["label"], self.num_classes)

@@ -22,7 +22,7 @@ from equipoise.app.data_loading import cache_folder, load_data, set_public_apart
 from equipoise.app.models import build_model, default_model, prepare_data
 from equipoise.app.option_checks import SettingsError
 from equipoise.app.settings import FederationSettings, RunSettings
-from equipoise.app.tasks import TASKS, loss_of
+from equipoise.app.tasks import loss_of, task_of
 from equipoise.data import DataSet
 from equipoise.federated import Client, Strategy, dirichlet, iid, one_class, shards
 from equipoise.federated.registry import FederatedMethod, FederationSetup, find_federated
@@ -83,7 +83,7 @@ class Federation:
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         """The scores of the task on the test records."""
-        return TASKS[self.dataset.task].evaluate(model, self.dataset)
+        return task_of(self.dataset, self.settings.base.loss).evaluate(model, self.dataset)
 
     @property
     def public_bytes(self) -> int:
@@ -226,7 +226,7 @@ def federation(text: str) -> Federation:
         local_steps=settings.local_steps,
         learning_rate=base.learning_rate,
         model=model,
-        loss=loss_of(dataset, base.class_weights),
+        loss=loss_of(dataset, base.class_weights, base.loss),
         clip_norm=_radius(base.clip_norm),
         recipe=_recipe(base, entry),
         options=_options(base, entry),

@@ -26,7 +26,7 @@ import reprlib
 import tomllib
 import warnings
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -40,7 +40,7 @@ from equipoise._validate import suggestion
 from equipoise.data.readers.files import DataFileError, MissingDataError, read_text, refuse_same
 from equipoise.data.readers.tables import Cells, read_cells
 from equipoise.data.readers.text import MOST_TOKENS, MOST_WORDS, HashingTokenizer
-from equipoise.data.records import ASIDE, OWNER, DataSet, Records, with_test_records
+from equipoise.data.records import ASIDE, MEDIAN, OWNER, WEIGHT, DataSet, Records, with_test_records
 
 with of_extra():
     import pandas as pd
@@ -54,6 +54,20 @@ MOST_CUT = 0.03
 
 class SchemaError(DataFileError):
     """A schema that cannot be used; the message names its file, the column, the key and the remedy."""
+
+
+def _finite(cell: str) -> float:
+    try:
+        # Python reads 9_9 and digits of other scripts as numbers; in a table they are damage.
+        number = float(cell) if cell.isascii() and "_" not in cell else math.nan
+    except ValueError:
+        number = math.nan
+    if not math.isfinite(number):
+        raise ValueError(
+            "the cell is not a finite number. Repair the row, drop it, declare the column a category, or "
+            "declare the sign for a missing number: missing = [...]."
+        )
+    return number
 
 
 # ---- columns: `encode` codes a cell of an input, `learn` one of a target; ValueError for a cell that misfits
@@ -93,17 +107,7 @@ class Number(_Declared):
         return [self.learn(cell), 0.0][: self.width]
 
     def learn(self, cell: str) -> float:
-        try:
-            # Python reads 9_9 and digits of other scripts as numbers; in a table they are damage.
-            number = float(cell) if cell.isascii() and "_" not in cell else math.nan
-        except ValueError:
-            number = math.nan
-        if not math.isfinite(number):
-            raise ValueError(
-                "the cell is not a finite number. Repair the row, drop it, declare the column a category, or "
-                "declare the sign for a missing number: missing = [...]."
-            )
-        value, span = min(max(number, self.low), self.high) - self.low, self.high - self.low
+        value, span = min(max(_finite(cell), self.low), self.high) - self.low, self.high - self.low
         if self.log:
             value, span = math.log1p(value), math.log1p(span)
         return 2.0 * value / span - 1.0
@@ -165,6 +169,27 @@ class Category(_Declared):
         return values.index(cell)
 
 
+class Weight(_Declared):
+    """A number above 0 that the loss of its row is multiplied by, over the public upper bound.
+
+    >>> Weight(type="weight", low=1, high=50).learn("20"), Weight(type="weight", low=1, high=50).learn("90")
+    (0.4, 1.0)
+    """
+
+    type: Literal["weight"]
+    low: Annotated[float, Field(ge=0)] = 0.0
+    high: float
+
+    @model_validator(mode="after")
+    def _is_a_range(self) -> Weight:
+        if not self.low < self.high < math.inf:
+            raise ValueError(f"the bounds low={self.low} .. high={self.high} must be finite and not empty")
+        return self
+
+    def learn(self, cell: str) -> float:
+        return min(max(_finite(cell), self.low), self.high) / self.high
+
+
 class _Text(_Declared):
     """Text as token ids; it is then the only input."""
 
@@ -180,8 +205,10 @@ class _Skip(_Declared):
     type: Literal["skip"]
 
 
-_Column = Annotated[Number | Category | _Text | _Skip, Field(discriminator="type")]
-_KINDS: dict[str, Any] = {"number": Number, "category": Category, "text": _Text, "skip": _Skip}
+_Column = Annotated[Number | Category | Weight | _Text | _Skip, Field(discriminator="type")]
+_KINDS: dict[str, Any] = {
+    "number": Number, "category": Category, "weight": Weight, "text": _Text, "skip": _Skip,
+}  # fmt: skip
 
 
 class Table(_Declared):
@@ -221,11 +248,13 @@ class Table(_Declared):
                 near = suggestion(name, self.columns)
                 raise ValueError(f"the target {name!r} is no column.{near} It has {', '.join(self.columns)}")
             column = self.columns[name]
-            if not (isinstance(column, Number) and not column.log) and not getattr(column, "values", None):
+            if not isinstance(column, Number) and not getattr(column, "values", None):
                 raise ValueError(
                     f"the target {name!r} must be a category with values = [...], its classes, or a number "
-                    "with its range and without log = true for a regression"
+                    "with its range for a regression"
                 )
+        if len(self.weights) > 1:
+            raise ValueError(f"{' and '.join(self.weights)} are weights, and a row has one")
         if len(self.targets) > 1 and any(len(getattr(c, "values", ())) != 2 for c in self.learnt):
             raise ValueError("several targets must be categories of two values each")
         kinds = [type(column) for column in self.inputs.values()]
@@ -249,9 +278,14 @@ class Table(_Declared):
 
     @property
     def inputs(self) -> dict[str, Number | Category | _Text]:
-        """The columns that are neither skipped nor learnt."""
+        """The columns that are neither skipped, nor learnt, nor weights."""
         columns = self.columns.items()
-        return {n: c for n, c in columns if n not in self.targets and not isinstance(c, _Skip)}
+        return {n: c for n, c in columns if n not in self.targets and not isinstance(c, _Skip | Weight)}
+
+    @property
+    def weights(self) -> dict[str, Weight]:
+        """The column of weights, where there is one."""
+        return {name: c for name, c in self.columns.items() if isinstance(c, Weight)}
 
     @property
     def task(self) -> str:
@@ -277,17 +311,19 @@ class Table(_Declared):
     ) -> DataSet:
         """Records of a file with what is publicly known of them."""
         first, texts = self.learnt[0], [c for c in self.inputs.values() if isinstance(c, _Text)]
+        is_log = isinstance(first, Number) and first.log
         return DataSet(
             name=Path(path).name,
             train=train,
             test=test,
             population=population,
             num_classes=len(self.class_names) or 1,
-            description="rows of a table, encoded by a declared schema",
+            description="rows of a table, encoded by a declared schema" + (f"; {MEDIAN}" if is_log else ""),
             class_names=self.class_names,
             vocabulary_size=texts[0].vocabulary if texts else None,
             task=self.task,
             target_range=(first.low, first.high) if isinstance(first, Number) else (-1.0, 1.0),
+            target_log=is_log,
             schema={**values, "target": list(self.targets)},
             numeric_columns=self.numeric_columns,
         )
@@ -370,8 +406,8 @@ def table_of(values: Mapping[str, Any], where: str = "config.json") -> Table:
         reason = f"there is no key {keys[0]!r}.{suggestion(keys[0], known)} It knows {', '.join(known)}"
     elif first["type"].startswith("union_tag"):
         reason = (
-            f"type = {reprlib.repr(first['input'].get('type'))}, but there are number, category, text and "
-            "skip. Make a date a number beforehand, such as the days since one that you choose"
+            f"type = {reprlib.repr(first['input'].get('type'))}, but there are {', '.join(_KINDS)}. Make a "
+            "date a number beforehand, such as the days since one that you choose"
         )
     elif keys:
         value = "" if first["type"] == "missing" else f" = {reprlib.repr(first['input'])}"
@@ -454,6 +490,23 @@ def records_for_model(path: PathLike, values: Mapping[str, Any]) -> tuple[DataSe
     return table.data_set(path, values, blank, Records(fields), 1), labelled
 
 
+def cells_of(path: PathLike, values: Mapping[str, Any], names: Sequence[str]) -> list[list[str]]:
+    """The cells of some columns of a table, declared or not, as they stand; by the form of a schema.
+
+    Raises:
+        DataFileError: the table has no such column, or no header.
+    """
+    form = {key: values[key] for key in ("header", "delimiter", "comment") if values.get(key) is not None}
+    cells = read_cells(path, **form)
+    there = cells.names or []
+    if wrong := [name for name in names if there.count(name) != 1]:
+        raise DataFileError(
+            f"{cells.place()}: the header names no one column {', '.join(map(repr, wrong))}."
+            f"{suggestion(wrong[0], there)} A file without header has no columns to name."
+        )
+    return [[cell.strip() for cell in cells.rows[there.index(name)]] for name in names]
+
+
 def read_rows(
     path: PathLike,
     table: Table,
@@ -466,6 +519,7 @@ def read_rows(
 
     Text gives the input int64 ``[n, length]``. What is learnt is ``label`` int64 ``[n]`` of a classification,
     ``target`` float32 ``[n]`` of a regression, in [-1, 1], or ``target`` ``[n, labels]`` of zeros and ones.
+    Where a column holds weights, ``weight`` float32 ``[n]`` is their share of the upper bound.
 
     Args:
         path: of the file; ``.gz`` is unpacked, ``.parquet`` needs the package pyarrow.
@@ -493,7 +547,8 @@ def read_rows(
     else:
         names = cells.names
     learnt = table.targets if targets or set(table.targets) <= set(names) else ()
-    read = [*table.inputs, *learnt, *([] if owner is None else [owner])]
+    weights = table.weights if targets else {}
+    read = [*table.inputs, *learnt, *weights, *([] if owner is None else [owner])]
     if wrong := [name for name in read if names.count(name) != 1]:
         raise DataFileError(_misfit(cells, names, wrong, owner))
     if cells.rows.empty:
@@ -509,6 +564,8 @@ def read_rows(
         found = torch.from_numpy(np.stack([coded(name, column.learn) for name, column in columns], 1))
         found = found.float() if table.task == "multi-label" else found[:, 0]
         fields["label" if table.task == "classification" else "target"] = found
+    for name, weight in weights.items():
+        fields[WEIGHT] = torch.from_numpy(coded(name, weight.learn))
     if owner is not None:
         fields[OWNER] = torch.from_numpy(coded(owner, lambda cell: _user(cell, table.missing)))
     if evaluated < 1 and (unused := [name for name in names if name not in (*declared, owner)]):
@@ -526,16 +583,18 @@ def read_rows(
     rows = f"{'test ' if evaluated < 1 else ''}rows of {Path(path).name!r}"
     for name in read if evaluated else ():
         column = table.columns[name]
-        if isinstance(column, Number) or name in table.inputs:  # a class that is not declared is an error
+        if (
+            isinstance(column, Number | Weight) or name in table.inputs
+        ):  # a class that is not declared is an error
             _warn_of_misfits(rows, name, column, public[names.index(name)].str.strip())
     return Records(fields, num_classes=len(table.class_names) if "label" in fields else None)
 
 
 def _warn_of_misfits(rows: str, name: str, column: Any, cells: pd.Series[str]) -> None:
     """Say how many public cells a range cuts, or are in no declared category where `other` is not chosen."""
-    if isinstance(column, Number):
+    if isinstance(column, Number | Weight):
         numbers = pd.to_numeric(cells, errors="coerce")
-        missing = cells.isin(column.missing or ())  # such as 999
+        missing = cells.isin(getattr(column, "missing", None) or ())  # such as 999
         misfits = ~missing & ((numbers < column.low) | (numbers > column.high))
         said = (
             f"lie beyond the range low = {column.low:g}, high = {column.high:g}, and count as its ends. "
