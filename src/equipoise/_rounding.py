@@ -70,6 +70,8 @@ def noise_in_words(mechanism: object, digits: int = 4) -> str:
     if not isinstance(multiplier, int | float):
         return str(multiplier)
     text = plain(multiplier, digits)
+    if "by" in mechanism:
+        text += f", by its author: {mechanism['by']}"
     factors = mechanism.get("factors")
     if isinstance(factors, list) and factors and isinstance(factors[-1], int | float):
         text += f" to {plain(multiplier * factors[-1], digits)}, in {len(factors)} stages"

@@ -23,6 +23,8 @@ from equipoise.privacy.bounds.joint import clip_jointly as clip_jointly
 from equipoise.privacy.bounds.second_moments import input_moments as input_moments
 from equipoise.privacy.bounds.second_moments import moment_action as moment_action
 from equipoise.privacy.bounds.second_moments import second_moment as second_moment
+from equipoise.privacy.by_author import OwnMechanism as OwnMechanism
+from equipoise.privacy.by_author import OwnSampling as OwnSampling
 from equipoise.privacy.digests import digest as digest
 from equipoise.privacy.errors import BudgetError as BudgetError
 from equipoise.privacy.errors import ChangedQueryError as ChangedQueryError

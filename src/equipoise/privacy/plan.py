@@ -39,6 +39,7 @@ import dp_accounting
 from equipoise import _validate
 from equipoise._lazy import later
 from equipoise.privacy.accounting.epsilon import Alternatives, EpsilonResult, check_relation, epsilon
+from equipoise.privacy.by_author import OwnMechanism, OwnSampling
 from equipoise.privacy.errors import PlanError
 from equipoise.privacy.mechanisms import MECHANISMS, Mechanism, mechanism_from
 from equipoise.privacy.sampling import SAMPLINGS, Sampling, sampling_from
@@ -127,12 +128,13 @@ def _check_known(what: str, value: object, *known: type) -> None:
     Raises:
         PlanError: naming the class.
     """
-    if type(value) not in known:
+    if type(value) not in known and not isinstance(value, OwnMechanism | OwnSampling):
         path = f"{type(value).__module__}:{type(value).__qualname__}"
         raise PlanError(
             f"{what} is {path} and not the library's own: whoever verifies the statement computes epsilon "
             "from a description, and would take another class for it. Give one of "
-            f"{', '.join(kind.__name__ for kind in known)}"
+            f"{', '.join(kind.__name__ for kind in known)}; noise and samplings of your own are subclasses "
+            "of OwnMechanism and OwnSampling, and the statement then names their author"
         )
 
 
@@ -247,6 +249,13 @@ class PrivacyPlan:
                 f"records_per_user={self.unit.records}: no accountant covers a user who is replaced where "
                 "records are sampled. Take relation='add_or_remove_one', or draw users (rows='mean')"
             )
+
+    @property
+    def by_author(self) -> list[OwnMechanism | OwnSampling]:
+        """Its noise and samplings that are a user's own, each once."""
+        samplings = [self.sampling_of(one.draw) for one in self.planned]
+        parts = [*(one.mechanism for one in self.releases), *samplings]
+        return list(dict.fromkeys(one for one in parts if isinstance(one, OwnMechanism | OwnSampling)))
 
     @property
     def planned(self) -> tuple[Planned, ...]:

@@ -71,10 +71,12 @@ from equipoise.privacy.errors import PlanError
 if TYPE_CHECKING:
     import torch
 
+    from equipoise.privacy import by_author
     from equipoise.privacy.noise import uniform
     from equipoise.privacy.noise.secrets import Secrets
 else:
     torch, uniform = later("torch"), later("equipoise.privacy.noise.uniform")
+    by_author = later("equipoise.privacy.by_author")
 
 #: To meet epsilon 8 at rate 0.001 over 1,000 steps, users of so many need noise 21; to find it takes 30 s. A
 #: choice: with a larger number the accountant takes longer, for noise that leaves nothing to learn.
@@ -666,6 +668,8 @@ def sampling_from(description: Mapping[str, Any]) -> Sampling:
     """The scheme that `Sampling.describe` wrote."""
     arguments = dict(description)
     scheme = arguments.pop("scheme")
+    if scheme == "own":
+        return by_author.OwnSampling.described(arguments)
     if scheme not in SAMPLINGS:
         raise ValueError(f"scheme={scheme!r} is no sampling; give one of {', '.join(SAMPLINGS)}")
     return SAMPLINGS[scheme](**arguments)

@@ -152,6 +152,9 @@ def sampling_in_words(sampling: Mapping[str, Any]) -> str:
     >>> sampling_in_words({"scheme": "Poisson", "expected_batch_size": 256, "population": 60000, "steps": 9})
     'Poisson, with rate 0.00427: expected batch size 256, population 60,000, steps 9'
     """
+    if "accounted_as" in sampling:
+        claim = sampling_in_words(sampling["accounted_as"])
+        return f"by its author: {sampling['by']}, accounted for as {claim}"
     size, population = sampling.get("expected_batch_size"), sampling.get("population")
     rate = f", with rate {plain(size / population, 3)}" if size and population else ""
     facts = (f"{key.replace('_', ' ')} {value:,}" for key, value in sampling.items() if key != "scheme")

@@ -314,8 +314,8 @@ def _release_in_words(release: Mapping[str, Any]) -> str:
 def sampling_assumptions(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """The assumptions on the draws of these releases (rows of a plan or statement), each once."""
     texts = [
-        f"population {row['sampling']['population']} and sampling {row['sampling']['scheme']} of draw "
-        f"{row['draw']!r}"
+        f"population {row['sampling']['population']} and sampling "
+        f"{row['sampling'].get('by', row['sampling']['scheme'])} of draw {row['draw']!r}"
         for row in rows
     ]
     return list(dict.fromkeys(texts))

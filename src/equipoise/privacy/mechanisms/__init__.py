@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from equipoise._lazy import later
 from equipoise.privacy.errors import PlanError
 from equipoise.privacy.mechanisms.banded_gaussian import BandedGaussian
 from equipoise.privacy.mechanisms.base import Mechanism
@@ -12,6 +13,11 @@ from equipoise.privacy.mechanisms.gaussian import Gaussian
 from equipoise.privacy.mechanisms.grid_gaussian import GridGaussian
 from equipoise.privacy.mechanisms.joint_gaussian import JointGaussian
 from equipoise.privacy.mechanisms.staged import Staged
+
+if TYPE_CHECKING:
+    from equipoise.privacy import by_author
+else:
+    by_author = later("equipoise.privacy.by_author")
 
 __all__ = [
     "MECHANISMS",
@@ -41,6 +47,8 @@ def mechanism_from(description: Mapping[str, Any]) -> Mechanism:
         Gaussian(noise_multiplier=1.5)
     """
     kind = description["kind"]
+    if kind == "own":
+        return by_author.OwnMechanism.described(description)
     if kind not in MECHANISMS:
         raise PlanError(f"mechanism kind={kind!r} is unknown; this version has {', '.join(MECHANISMS)}")
     values = dict(description)

@@ -174,7 +174,8 @@ class TrainingSetup(TrainingInputs):
     @property
     def conditions(self) -> list[str]:
         """What the method assumes."""
-        return [*dict.fromkeys(by_author(self.method)), *self.method.assumptions(self.method_plan)]
+        by_others = [*dict.fromkeys(by_author(self.method)), *(one.claim for one in self.plan.by_author)]
+        return [*by_others, *self.method.assumptions(self.method_plan)]
 
     @property
     def partition(self) -> str:
@@ -535,6 +536,8 @@ def _plan_of(
         unit=unit.protected,
     )
     plan = _planned(given, setting)
+    for one in plan.releases.by_author:
+        one.check()
     if mine is None or began is None:
         _check_left(given, others)
         return plan

@@ -1,0 +1,189 @@
+"""Noise and samplings of a user's own: a sound one trains under its author's name, a wrong one is refused."""
+
+import json
+from dataclasses import dataclass
+
+import jsonschema
+import pytest
+import torch
+from torch import nn
+
+import equipoise as eq
+from equipoise.methods import Plan
+from equipoise.privacy import (
+    FixedEpochs,
+    FullBatch,
+    OwnMechanism,
+    OwnSampling,
+    PlanError,
+    Poisson,
+    PrivacyPlan,
+    Release,
+)
+from equipoise.statements import verify_run
+from equipoise.statements.statement import statement_schema
+
+
+@dataclass(frozen=True)
+class Louder(OwnMechanism):
+    noise_multiplier: float
+    factor: float = 1.5
+    truth: float = 1.0
+
+    def standard_deviation(self, name, bound):
+        return self.factor * self.noise_multiplier * bound
+
+    def noise(self, normals, bound):
+        return self.truth * self.standard_deviation("", bound) * normals
+
+
+class OfItsOwnGenerator(Louder):
+    def noise(self, normals, bound):
+        return super().noise(torch.randn(normals.shape), bound)
+
+
+class OneForAll(Louder):
+    def noise(self, normals, bound):
+        generator = torch.Generator().manual_seed(0)
+        return super().noise(torch.randn(normals.shape, generator=generator), bound)
+
+
+class OfAnotherShape(Louder):
+    def noise(self, normals, bound):
+        return super().noise(normals[:1], bound)
+
+
+class WithMemory(Louder):
+    memory = property(lambda self: 1)
+
+
+@dataclass(frozen=True)
+class Coins(OwnSampling):
+    population: int
+    steps: int
+    expected: float = 50.0
+    rate: float | None = None
+
+    @property
+    def accounted_as(self):
+        return Poisson(self.expected, self.population, self.steps)
+
+    def sample(self, secrets, draw, records):
+        count = records if isinstance(records, int) else len(records)
+        rate = self.rate or self.expected / self.population
+        numbers = torch.rand(count, generator=secrets.sampling_generator(draw.index, draw.parameters))
+        return (numbers < rate).nonzero().flatten()
+
+
+class Shuffled(Coins):
+    """Slices of a shuffled epoch."""
+
+    def sample(self, secrets, draw, records):
+        slices = round(self.population / self.expected)
+        order = torch.randperm(records, generator=secrets.sampling_generator(draw.index // slices, "epoch"))
+        return order.chunk(slices)[draw.index % slices].sort().values
+
+
+class InPairs(Coins):
+    """Neighbours are drawn together."""
+
+    def sample(self, secrets, draw, records):
+        pairs = super().sample(secrets, draw, records // 2)
+        return torch.cat([2 * pairs, 2 * pairs + 1]).sort().values
+
+
+class Fresh(Coins):
+    def sample(self, secrets, draw, records):
+        return (torch.rand(records) < self.expected / self.population).nonzero().flatten()
+
+
+class AccountedOtherwise(Coins):
+    accounted_as = property(lambda self: FixedEpochs(50, self.population, self.steps))
+
+
+class Whole(Coins):
+    accounted_as = property(lambda self: FullBatch(self.population, self.steps))
+
+    def sample(self, secrets, draw, records):
+        return torch.arange(records)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Method(eq.DPSGD):
+    name = "with-own-noise"
+
+    def plan(self, setting):
+        return Plan(self.calibrated(setting, Louder))
+
+
+@pytest.mark.parametrize(
+    ("part", "why"),
+    [
+        (Louder(1.0, truth=0.95), "adds noise of deviation 1.4"),
+        (Louder(1.0, truth=1.05), "adds noise of deviation 1.5"),
+        (OfItsOwnGenerator(1.0), "random numbers of its own"),
+        (OneForAll(1.0), "random numbers of its own"),
+        (OfAnotherShape(1.0), "numbers of shape"),
+        (WithMemory(1.0), "its own memory"),
+        (Coins(300, 5, rate=0.19), "how often a record"),
+        (Shuffled(300, 5), "two draws in a row"),
+        (InPairs(300, 5), "sizes vary"),
+        (Fresh(300, 5), "when a draw is repeated"),
+        (AccountedOtherwise(300, 5), "give Poisson"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_what_differs_from_its_claim_is_refused(part, why):
+    with pytest.raises(PlanError, match=why):
+        part.check()
+
+
+@pytest.mark.parametrize("part", [Louder(0.7), Coins(300, 5), Coins(3000, 5, 10.0), Whole(40, 3)])
+def test_what_is_sound_is_taken(part):
+    part.check()
+
+
+def test_a_run_names_the_author_goes_on_and_is_verified_without_the_class(tmp_path, monkeypatch):
+    def arguments():
+        torch.manual_seed(0)
+        model = nn.Linear(5, 1)
+        return (model, torch.optim.SGD(model.parameters(), lr=0.01)), {
+            "loss": lambda model, batch: model(batch["x"]).square().sum(1),
+            "data": {"x": torch.arange(1500.0).view(300, 5) / 1500},
+            "method": Method(),
+        }
+
+    given, named = arguments()
+    whole = {"sampling": Coins(300, 4), "budget": eq.Budget(4.0, 1e-3), "run": tmp_path / "run"}
+    training = eq.PrivateTraining(*given, **named, **whole)
+    training.take_step()
+    training.save_checkpoint()
+    training.close()
+    given, named = arguments()
+    result = eq.PrivateTraining.resume(tmp_path / "run", *given, **named).run(progress=False)
+    plain = PrivacyPlan(
+        [Release("gradient", 1.0, eq.privacy.Gaussian(training.plan["gradient"].noise_multiplier))],
+        Poisson(50, 300, 4),
+    )
+    assert result.epsilon == pytest.approx(plain.epsilon(1e-3).value)
+    authors = [one for one in result.statement.assumptions if one.startswith("by its author")]
+    assert [Louder.__qualname__ in authors[0], Coins.__qualname__ in authors[1]] == [True, True]
+    jsonschema.validate(json.loads(result.statement.to_json()), statement_schema())
+    monkeypatch.setattr(OwnMechanism, "known", {})
+    monkeypatch.setattr(OwnSampling, "known", {})
+    assert verify_run(tmp_path / "run").consistent
+    described = training.plan.describe()
+    elsewhere = PrivacyPlan.from_description(described)
+    assert elsewhere.describe() == described
+    assert elsewhere.epsilon(1e-3) == training.plan.epsilon(1e-3)
+
+
+def test_a_class_that_is_neither_is_refused_still():
+    class Quiet(eq.privacy.Mechanism):
+        noise_multiplier = 1.0
+
+        def noised(self, sums, streams, over_steps=None):
+            return {}
+
+    with pytest.raises(PlanError, match="OwnMechanism"):
+        PrivacyPlan([Release("gradient", 1.0, Quiet())], Poisson(50, 300, 4))
