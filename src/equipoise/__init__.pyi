@@ -23,6 +23,7 @@ from equipoise.privacy import FullBatch as FullBatch
 from equipoise.privacy import Poisson as Poisson
 from equipoise.privacy import TruncatedPoisson as TruncatedPoisson
 from equipoise.privacy import WithoutReplacement as WithoutReplacement
+from equipoise.report.publish import publish as publish
 from equipoise.statements import Statement as Statement
 from equipoise.statements import sign_run as sign_run
 from equipoise.statements import verify_run as verify_run

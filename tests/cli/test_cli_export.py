@@ -8,7 +8,8 @@ from safetensors.torch import load_file
 
 import equipoise as eq
 from equipoise.app.build import assemble
-from equipoise.app.settings import EXPORTS, RunSettings
+from equipoise.app.settings import RunSettings
+from equipoise.report.publish import FORMS
 
 
 @pytest.mark.parametrize(("form", "read"), [("safetensors", load_file), ("state-dict", torch.load)])
@@ -62,7 +63,7 @@ def test_onnx_answers_as_the_model_does(equipoise, trained, tmp_path):
     assert torch.allclose(torch.from_numpy(outputs), model(inputs), atol=1e-5)
 
 
-@pytest.mark.parametrize("form", EXPORTS)
+@pytest.mark.parametrize("form", FORMS)
 def test_the_exported_folder_of_a_table_is_enough(equipoise, people, tmp_path, monkeypatch, form):
     if form == "onnx":
         pytest.importorskip("onnxscript")

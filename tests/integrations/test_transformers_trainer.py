@@ -316,6 +316,12 @@ def test_the_model_is_saved_with_its_statement(tmp_path):
     assert torch.equal(flat(again), flat(trainer.model))
     statement = json.loads((tmp_path / "model/statement.json").read_text())
     assert statement["guarantee"] == trainer.statement().guarantee
+    for _ in range(2):
+        trainer.create_model_card(model_name="small")
+        card = (tmp_path / "out/README.md").read_text()
+        assert card.count("## Differential privacy") == 1
+        assert trainer.statement().sections()[0][1][0] in card
+    assert "Released" in (tmp_path / "out/README.md").read_text()
 
 
 def test_the_best_model_is_loaded_at_the_end(tmp_path):
@@ -408,6 +414,7 @@ def test_adapters_alone_are_trained(tmp_path):
     assert all("lora_" in name for name in trainer.private_training.parameters)
     trainer.save_model(str(tmp_path / "adapters"))
     assert (tmp_path / "adapters/adapter_model.safetensors").exists()
+    assert "## Differential privacy" in (tmp_path / "adapters/README.md").read_text()  # PEFT's card
 
 
 # ---- the usual losses

@@ -49,7 +49,6 @@ from equipoise.app.option_checks import (
 )
 from equipoise.methods.registry import registered
 
-EXPORTS = {"safetensors": "model.safetensors", "state-dict": "model.pt", "onnx": "model.onnx"}
 """The forms in which a model is exported, each with the name of its file."""
 
 MOST_STEPS = 10**7

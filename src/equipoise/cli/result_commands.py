@@ -17,7 +17,6 @@ from equipoise.app.run_checks import (
     schema_of_run,
     settings_of_run,
 )
-from equipoise.app.settings import EXPORTS
 from equipoise.cli.screen import answer, emit, loading, open_console, quiet, warn_of_numbers
 from equipoise.cli.shared_options import (
     OF_CLIENTS,
@@ -31,6 +30,7 @@ from equipoise.cli.shared_options import (
     UsageError,
     chosen_folder,
 )
+from equipoise.report.publish import FORMS
 
 
 def report(
@@ -139,7 +139,7 @@ def export(
 ) -> None:
     """Write the model for other programs, with a card that holds its statement."""
 
-    check_name("format", form, EXPORTS)
+    check_name("format", form, FORMS)
     folder = chosen_folder(run, run_dir)
     if is_federation(folder):
         raise UsageError(

@@ -63,6 +63,10 @@ REFUSED = {
 }
 
 
+PRIVACY = "## Differential privacy"
+"""Where the section on privacy begins in a model card."""
+
+
 def check_arguments(args: TrainingArguments) -> None:
     """Refuse what has no meaning for private steps, or would break the guarantee.
 
@@ -454,6 +458,20 @@ class PrivateTrainer(Trainer):
         if self.private_training is not None and statement.exists() and not self.is_in_train:
             folder = Path(self.args.output_dir if output_dir is None else output_dir)
             write_atomically(folder / statement.name, statement.read_bytes(), mode=0o644)
+            self._write_privacy_section(folder)
+
+    def create_model_card(self, *args: Any, **kwargs: Any) -> None:
+        """The Trainer's card, with the statement of the run as its last section."""
+        super().create_model_card(*args, **kwargs)
+        self._write_privacy_section(Path(self.args.output_dir))
+
+    def _write_privacy_section(self, folder: Path) -> None:
+        """Say in the folder's card, the Trainer's or PEFT's, what the statement says; once, at its end."""
+        card = folder / "README.md"
+        if card.exists() and (self.run_dir / "statement.json").exists():
+            text = card.read_text(encoding="utf-8").partition(PRIVACY)[0].rstrip()
+            section = self.statement().markdown().replace("\n## ", "\n### ")
+            write_atomically(card, f"{text}\n\n{PRIVACY}\n\n#{section}".encode(), mode=0o644)
 
     def _save_checkpoint(self, model: Any, trial: Any = None) -> None:
         self._training().save_checkpoint()
