@@ -23,7 +23,7 @@ from equipoise.privacy import FullBatch as FullBatch
 from equipoise.privacy import Poisson as Poisson
 from equipoise.privacy import TruncatedPoisson as TruncatedPoisson
 from equipoise.privacy import WithoutReplacement as WithoutReplacement
-from equipoise.report.publish import publish as publish
+from equipoise.publishing import publish as publish
 from equipoise.statements import Statement as Statement
 from equipoise.statements import sign_run as sign_run
 from equipoise.statements import verify_run as verify_run
@@ -31,6 +31,7 @@ from equipoise.training import Data as Data
 from equipoise.training import PrivateTraining as PrivateTraining
 from equipoise.training import Record as Record
 from equipoise.training import Run as Run
+from equipoise.training import Stage as Stage
 from equipoise.training import Users as Users
 from equipoise.training import load_model as load_model
 

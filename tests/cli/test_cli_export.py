@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 import equipoise as eq
 from equipoise.app.build import assemble
 from equipoise.app.settings import RunSettings
-from equipoise.report.publish import FORMS
+from equipoise.publishing import FORMS
 
 
 @pytest.mark.parametrize(("form", "read"), [("safetensors", load_file), ("state-dict", torch.load)])

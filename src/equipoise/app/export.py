@@ -14,7 +14,7 @@ from equipoise.app.models import build_model, default_model, prepare_data
 from equipoise.app.option_checks import SettingsError
 from equipoise.app.predict import records_to_predict
 from equipoise.app.settings import RunSettings
-from equipoise.report.publish import publish
+from equipoise.publishing import publish
 from equipoise.report.run_reader import read_run
 
 _USE = """## Use
@@ -55,7 +55,7 @@ def export_run(
     form: str = "safetensors",
     schema: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Publish a run of the command line: as `report.publish`, with the schema and how to read rows by it.
+    """Publish a run of the command line: as `equipoise.publish`, with the schema and how to read rows by it.
 
     Args:
         folder: of the run, finished.

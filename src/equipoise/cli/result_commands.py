@@ -30,7 +30,7 @@ from equipoise.cli.shared_options import (
     UsageError,
     chosen_folder,
 )
-from equipoise.report.publish import FORMS
+from equipoise.publishing import FORMS
 
 
 def report(

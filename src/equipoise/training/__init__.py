@@ -7,6 +7,7 @@ from equipoise.training.folder.run_folder import load_model, save_model
 from equipoise.training.loop import PrivateTraining
 from equipoise.training.metrics import CSVWriter, MLflowWriter, TensorBoardWriter, WandbWriter
 from equipoise.training.record_source import DataError
+from equipoise.training.stages import Stage
 from equipoise.training.step import Result, StepReport
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "Record",
     "Result",
     "Run",
+    "Stage",
     "StepReport",
     "TensorBoardWriter",
     "Users",

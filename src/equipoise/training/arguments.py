@@ -24,6 +24,7 @@ from equipoise.privacy.accounting.epsilon import check_relation
 from equipoise.privacy.unit import RECORD, UserRows
 from equipoise.training.owners import column_of
 from equipoise.training.setup.step_number import with_step
+from equipoise.training.stages import Stage
 
 if TYPE_CHECKING:
     from equipoise.training.metrics import MetricWriter
@@ -313,6 +314,7 @@ class TrainingInputs:
     run: Run
     device: str | torch.device | None = None
     compile: bool = False
+    stages: Sequence[Stage] = ()
 
     @classmethod
     def of(
@@ -325,6 +327,7 @@ class TrainingInputs:
         """
         refuse_moved({name: one for name, one in others.items() if name not in cls.__dataclass_fields__})
         method = DPSGD() if method is None else method
+        others["stages"] = tuple(others.get("stages", ()))
         return cls(data=Data.of(data), method=method, unit=unit_of(unit), run=Run.of(run), **others)
 
     def __post_init__(self) -> None:

@@ -231,6 +231,8 @@ class TrainingDraw:
     ) -> tuple[list[PrivateRows], Private, Tensor]:
         """What a query gets of one forward."""
         seen = [self._rows.backend.rows(one, self._params) for one in rows]
+        if len(self._params) < len(seen[0].shapes):
+            seen = [one.select([*self._params]) for one in seen]
         guarded = [PrivateRows(one, self.token, _all_finite=self._attempt.all_finite) for one in seen]
         return guarded, Private(ids, self.token), places
 
@@ -384,7 +386,8 @@ class StepContext:
 
     def public_gradients(self, batch: Any, at: Parameters | None = None, step: int | None = None) -> Any:
         """The gradient rows of public records, unguarded."""
-        return self._attempt.rows.of_public(batch, at, self.step if step is None else step)
+        found = self._attempt.rows.of_public(batch, at, self.step if step is None else step)
+        return found.select([*self.params]) if len(self.params) < len(found.names) else found
 
     def public_rng(self, step: int) -> torch.Generator:
         """Public randomness of a step."""

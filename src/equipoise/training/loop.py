@@ -46,13 +46,14 @@ from equipoise.training.restarts import FinishedTraining, check_same_run, contin
 from equipoise.training.run_ledger import booked_plan
 from equipoise.training.setup.start import check_start
 from equipoise.training.setup.training_setup import prepare
+from equipoise.training.stages import Stage
 from equipoise.training.started_run import StartedRun, continue_run, start_run
 from equipoise.training.step import Result, StepReport
 from equipoise.training.traces import Traces, digests
 
 Evaluate = Callable[[nn.Module], "Mapping[str, float] | float"]
 
-OF_FOLDER = ("sampling", "budget", "compile")
+OF_FOLDER = ("sampling", "budget", "compile", "stages")
 """Arguments that a run which goes on takes from its folder alone."""
 
 
@@ -80,6 +81,9 @@ class PrivateTraining:
         compile: let `torch.compile` make kernels of what a step replays, which takes tens of seconds at the
             start (less once PyTorch has cached them) and may make steps faster or slower: try it. It needs a
             C++ compiler or a GPU. The statement says that the compiler is trusted.
+        stages: parameters to thaw and freeze at steps fixed beforehand, `[Stage(0, "head.*"), Stage(20,
+            "head.*", "layer2.*")]`; all trainable parameters in every step by default. What a method
+            remembers begins anew with each stage. A step takes as long as if all were trained.
 
     Attributes:
         ledger_class: what takes the releases; None for the ledger that the method names. A subclass that
@@ -107,6 +111,7 @@ class PrivateTraining:
         run: Run | PathLike | None = None,
         device: str | torch.device | None = None,
         compile: bool = False,
+        stages: Sequence[Stage] = (),
         **moved: Any,
     ) -> None:
         refuse_moved(moved)
@@ -122,6 +127,7 @@ class PrivateTraining:
             run=run,
             device=device,
             compile=compile,
+            stages=stages,
         )
         setup = prepare(given)
         # Once more before the first step: what a run left may be put into the model after the start.

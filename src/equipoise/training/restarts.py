@@ -28,6 +28,7 @@ from equipoise.training.arguments import Record, Run, TrainingInputs
 from equipoise.training.folder.config_file import ARGUMENTS, USUAL, Began, rebuild, settings_of
 from equipoise.training.folder.run_folder import RunFolder
 from equipoise.training.run_ledger import secrets_of
+from equipoise.training.stages import Stage
 from equipoise.training.step import Result, StepReport
 from equipoise.training.traces import loaded
 
@@ -119,7 +120,8 @@ def continued(folder: RunFolder, began: Began, given: TrainingInputs) -> Trainin
     run = replace(began.run, folder=path, scheduler=given.run.scheduler, writers=given.run.writers)
     unit = replace(given.unit, relation=began.settings["relation"])
     data = replace(given.data, **began.of_data)
-    found = replace(given, data=data, unit=unit, run=run, compile=began.settings["compile"])
+    kept = {"compile": began.settings["compile"], "stages": [Stage(*one) for one in began.settings["stages"]]}
+    found = replace(given, data=data, unit=unit, run=run, **kept)
     before = {"folder": folder.path, "optimizer": began.optimizer, **began.settings}
     now = {"folder": path, "optimizer": type(given.optimizer).__name__}
     _check_same(folder, now | settings_of(found) | stated, before)

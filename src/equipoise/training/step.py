@@ -31,6 +31,7 @@ from equipoise.training.constants import Constants
 from equipoise.training.context import Attempt, NotFiniteError, ReleaseNoise, StepContext
 from equipoise.training.setup.step_number import step_of
 from equipoise.training.setup.training_setup import TrainingSetup
+from equipoise.training.stages import trained_after
 from equipoise.training.watch import Watch
 
 
@@ -141,6 +142,8 @@ class StepRunner:
     ) -> None:
         self._setup, self._ledger, self._number = setup, ledger, step_of(setup.loss)
         self.done, self.state = done, state
+        self._trained = trained_after(setup.stages, setup.parameters, done)
+        self._stages_begin = frozenset(stage.begins for stage in setup.stages[1:])
         self.watch = Watch(setup, ledger)
         self.looks_at_once = setup.rows.backend.is_sharded or not host_waits(setup.device)
         # The ledger's place at the beginning of a step that has not ended.
@@ -217,6 +220,8 @@ class StepRunner:
     def _looked(self, look: Callable[[], _Answer]) -> _Answer:
         """What `look` makes of private records, in a step that begins here; it may fail."""
         self._setup.restore_modes()
+        if self.done in self._stages_begin:
+            self._trained = trained_after(self._setup.stages, self._setup.parameters, self.done)
         if self._number is not None:
             self._number.fill_(self.done + 1)
         self.watch.begin()
@@ -242,7 +247,7 @@ class StepRunner:
                 f"step() of method {method.name!r} gave a {type(estimate).__name__} for the estimate; "
                 "let it return (estimate, state), the first a dict of one tensor per parameter"
             )
-        missing = self._setup.parameters.keys() - estimate.keys()
+        missing = self._trained.keys() - estimate.keys()
         if missing:
             raise RuntimeError(
                 f"method {method.name!r} gave no estimate for the parameters {sorted(missing)}"
@@ -251,7 +256,7 @@ class StepRunner:
 
     def _first_state(self) -> State:
         """What the method carries to this step."""
-        if self.state is not None:
+        if self.state is not None and self.done not in self._stages_begin:
             return self.state
         return self._answer(None, lambda context, _: self._setup.method.init(context))[0]
 
@@ -269,7 +274,7 @@ class StepRunner:
             depends_on = ledger.digest({"step": self.done, "parameters": self.watch.before, "method": state})
             attempt = self._attempt
             context = StepContext(
-                attempt, setup.parameters, self.done, setup.sampling, setup.method_plan, depends_on
+                attempt, self._trained, self.done, setup.sampling, setup.method_plan, depends_on
             )
             try:
                 answer = question(context, state)
@@ -289,7 +294,7 @@ class StepRunner:
         """Move the parameters by an estimate of the gradient, and count the step."""
         parameters, done = self._setup.parameters, self.done
         try:
-            for name, parameter in parameters.items():
+            for name, parameter in self._trained.items():
                 parameter.grad = gradient[name].to(parameter.dtype)
             hooked = self.watch.step()
             if hooked and (named := HOOKED + ", ".join(hooked)) not in self.constants.also:

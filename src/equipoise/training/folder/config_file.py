@@ -38,6 +38,7 @@ USUAL: dict[str, Any] = {
     "records_per_user": None,
     "user_rows": None,
     "compile": False,
+    "stages": [],
 }
 """The settings of a run that states none."""
 
@@ -82,6 +83,7 @@ def settings_of(given: TrainingInputs) -> dict[str, Any]:
         "records_per_user": unit.records if unit.name == "user" else None,
         "user_rows": unit.rows,
         "compile": given.compile,
+        "stages": [stage.describe() for stage in given.stages],
     }
 
 

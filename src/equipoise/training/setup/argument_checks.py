@@ -14,6 +14,9 @@ from equipoise._dtensor import is_dtensor
 from equipoise.distributed.processes import Processes
 from equipoise.gradients.engine_inputs import check_model, trainable_parameters
 from equipoise.methods import METHODS, Method, find
+from equipoise.methods.estimator import Estimator
+from equipoise.privacy import PrivacyPlan
+from equipoise.training.stages import Stage, check_covered
 
 
 def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
@@ -115,6 +118,40 @@ def check_scheduler(scheduler: Any, optimizer: torch.optim.Optimizer) -> None:
         )
     if getattr(scheduler, "optimizer", optimizer) is not optimizer:
         raise ValueError("scheduler steers another optimiser than the one given: build it from that one")
+
+
+def check_stages(
+    stages: Sequence[Stage],
+    method: Method,
+    plan: PrivacyPlan,
+    steps: int,
+    parameters: dict[str, nn.Parameter],
+) -> None:
+    """Refuse stages of a training that cannot have them.
+
+    Raises:
+        ValueError, NotImplementedError: saying why, and what can.
+    """
+    for stage in stages:
+        _validate.instance(Stage, "[Stage(0, 'head.*'), Stage(20, 'head.*', 'body.*')]", stages=stage)
+    if not stages:
+        return
+    check_covered(stages, parameters)
+    remedy = "take dp-sgd, or a run for each stage with one journal for all, Run(journal=...)"
+    if stages[-1].begins >= steps:
+        raise ValueError(f"stages: the last begins after {stages[-1].begins} steps, and {steps} are planned")
+    if any(map(is_dtensor, parameters.values())):
+        raise NotImplementedError("stages are of models that every process holds whole: take a run for each")
+    if not isinstance(method, Estimator) or {release.draw for release in plan.releases} != {"batch"}:
+        raise ValueError(
+            f"stages: method={method.name!r} remembers parameters of earlier steps, which are other ones "
+            f"now: {remedy}"
+        )
+    if any(release.mechanism.memory for release in plan.releases):
+        raise ValueError(
+            f"stages: the noise of method={method.name!r} goes on from step to step, over one set of "
+            f"parameters: {remedy}"
+        )
 
 
 def check_sharding(

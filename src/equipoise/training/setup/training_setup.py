@@ -52,6 +52,7 @@ from equipoise.training.setup.argument_checks import (
     check_optimizer,
     check_scheduler,
     check_sharding,
+    check_stages,
     check_trust,
     move,
     trainable,
@@ -267,6 +268,8 @@ def prepare(
         method_plan = _plan_of(given, began, booked, processes)
         if method_plan.releases.takes_turns:
             found.append(_assigned_by(source, owners is not None or source.ids is not None, began))
+        plan, steps = method_plan.releases, given.sampling.steps
+        check_stages(given.stages, given.method, plan, steps, parameters)
         is_resumed = began is not None
         rows, written, of_trials = _try(given, place, processes, source, owners, example, probes, is_resumed)
         named = {THROWN_AWAY: written, HELD: held}

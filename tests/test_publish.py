@@ -8,7 +8,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 import equipoise as eq
-from equipoise.report.publish import FORMS
+from equipoise.publishing import FORMS
 
 
 @pytest.fixture(scope="module")

@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from safetensors import torch as safetensors
     from torch import nn
 
-    from equipoise.training.folder import run_folder
+    from equipoise import training
 else:
     torch, safetensors = later("torch"), later("safetensors.torch")
-    run_folder = later("equipoise.training.folder.run_folder")
+    training = later("equipoise.training")
 
 FORMS = {"safetensors": "model.safetensors", "state-dict": "model.pt", "onnx": "model.onnx"}
 """What the model's file is called, by its form."""
@@ -103,7 +103,7 @@ def publish(
         torch.save(safetensors.load_file(weights), path)
     else:
         assert model is not None
-        whole = run_folder.load_model(copy.deepcopy(model).cpu(), weights).eval()
+        whole = training.load_model(copy.deepcopy(model).cpu(), weights).eval()
         _write_onnx(whole, example if isinstance(example, tuple) else (example,), path)
     for name, content in {"README.md": card.encode(), **files}.items():
         write_atomically(place / name, content, mode=0o644)
