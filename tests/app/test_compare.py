@@ -11,8 +11,7 @@ import torch
 
 from equipoise.app import compare as module
 from equipoise.app.compare import compare
-from equipoise.app.contenders import Comparison, read_entries
-from equipoise.app.harness import TUNING_SEED, sampling_error
+from equipoise.app.contenders import Comparison
 from equipoise.app.settings import RunSettings, SettingsError
 from equipoise.app.tasks import TASKS
 from equipoise.data import DataSet, Records
@@ -82,13 +81,6 @@ def test_whole_comparison_goes_on_where_it_was_stopped(tmp_path, trained):
         assert row["statement"]["releases"][0]["sampling"]["population"] == 900
 
 
-def test_given_rates_are_tried_by_all(tmp_path, trained):
-    comparison = Comparison(methods="dp-sgd,psac", base=BASE, seeds=1, trials=2, learning_rates=[0.5, 1.0])
-    compare(comparison, tmp_path, MetricsLog(), print)
-    tried = [(rule, rate) for _, rule, rate, seed in trained if seed == TUNING_SEED]
-    assert tried == [("abadi", 0.5), ("abadi", 1.0), ("psac", 0.5), ("psac", 1.0)]
-
-
 def test_public_records_leave_the_private_set_of_all(tmp_path, trained):
     base = replace(BASE, public_records=100)
     found = compare(Comparison(methods="dp-sgd", base=base, seeds=1, trials=1), tmp_path, MetricsLog(), print)
@@ -130,15 +122,6 @@ def test_the_score_is_that_of_the_task_and_finite_whatever_is_answered(task):
     assert score(right) == (0.0 if more_is_better else 10.0)
 
 
-def test_options_reach_settings_and_methods():
-    words = ["q.momentum=0.5", "dp-sgd.noise-floor=1", "q.clip_rule=psac", "dp-sgd.clip_norm=0.2"]
-    entries = read_entries("dp-sgd,q=quantile-clipping", words, BASE)
-    plain, quantile = entries["dp-sgd"], entries["q"]
-    assert (plain.method, plain.options, plain.clip_norm) == ("dp-sgd", {"noise_floor": 1}, "0.2")
-    assert (quantile.momentum, quantile.clip_rule, quantile.clip_norm) == (0.5, "psac", "quantile")
-    assert (quantile.epochs, quantile.subset) == (BASE.epochs, BASE.subset)
-
-
 @pytest.mark.parametrize(
     ("methods", "options", "words"),
     [
@@ -164,18 +147,3 @@ def test_refuses_before_training(tmp_path, trained, methods, options, words):
             print,
         )
     assert trained == []
-
-
-def test_command_repeats_the_comparison():
-    text = Comparison(
-        methods="dp-sgd, s=auto-s", base=BASE, option=["s.learning_rate=2.0"], seeds=2, trials=3
-    ).command()
-    assert text.startswith("equipoise compare --methods dp-sgd,s=auto-s --data digits --subset 900")
-    assert "--seeds 2 --trials 3 --option s.learning_rate=2.0" in text
-    assert "None" not in text
-
-
-def test_the_sampling_error_is_that_of_a_share():
-    right = (torch.arange(400) % 5 > 0).double()
-    error = sampling_error(lambda ids: float(right[ids].mean()), 400)
-    assert error == pytest.approx(math.sqrt(0.8 * 0.2 / 400), rel=0.35)

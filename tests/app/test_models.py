@@ -5,20 +5,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from equipoise import data
-from equipoise.app.build import assemble, build_training
 from equipoise.app.model_table import IN_BENCHMARKS, MODELS
 from equipoise.app.models import (
-    PiecewiseLinear,
     build_model,
-    default_model,
     extractor_of,
     prepare_data,
 )
 from equipoise.app.option_checks import SettingsError, check_data_and_model
-from equipoise.app.settings import RunSettings
-from equipoise.data.features.extractors import features_of
-from equipoise.data.named import NAMED
 from equipoise.data.records import DataSet, Records
 
 
@@ -102,61 +95,6 @@ def test_initial_weights_follow_the_seed_alone(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "dataset", "parameters"),
-    [
-        ("cnn-tanh", images(1, 28), 26_010),
-        ("cnn-cifar", images(3, 32), 550_570),
-        ("mlp-tanh", images(1, 8), 4_810),
-        ("text-bag", texts(), 8 * 32 + 32 * 2 + 2),
-    ],
-)
-def test_parameter_counts(name: str, dataset: DataSet, parameters: int) -> None:
-    assert count(build_model(name, dataset)) == parameters
-
-
-@pytest.mark.parametrize(
-    ("features", "data", "mirrored", "upright"),
-    [
-        ("strokes", "fashion-mnist", False, False), ("things", "mnist", True, False),
-        (None, "mnist", False, True), (None, "fashion-mnist", True, False),
-        ("upright-strokes", "digits", False, True),
-        (None, "my.module:images", True, False),
-    ],
-)  # fmt: skip
-def test_the_features_that_are_named_beat_those_of_the_data(features, data, mirrored, upright) -> None:
-    found = extractor_of("patches-linear", replace(images(1, 28), name=data), features)
-    assert found is not None
-    assert found.config()["with_mirror_image"] == mirrored
-    assert found.config()["upright"] == upright
-    deep = features is None and data != "mnist"
-    assert found.config().get("network") == ("contrastive" if deep else None)
-
-
-def test_patches_linear_learns_digits_privately(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("EQUIPOISE_CACHE", str(tmp_path / "cache"))
-    settings = RunSettings(
-        data="digits", model="patches-linear", epsilon=3.0, batch_size=718.5, epochs=10, learning_rate=4.0,
-        clip_norm="0.5",
-    )  # fmt: skip
-    experiment = assemble(settings)
-    build_training(experiment, on_disk=False).run()
-    assert experiment.evaluate(experiment.model)["accuracy"] > 0.85
-    with pytest.raises(ValueError, match="prepare_data"):
-        build_model("patches-linear", images(1, 8))
-
-
-@pytest.mark.parametrize("name", ["text-bag", "benchmarks.models:text_gru"])
-def test_padding_does_not_count(name: str) -> None:
-    model = build_model(name, texts())
-    short, long = torch.tensor([[3, 5]]), torch.tensor([[3, 5, 0, 0, 0]])
-    torch.testing.assert_close(model(short), model(long))
-    model(long).sum().backward()
-    gradient = model.embedding.weight.grad
-    assert gradient[0].abs().sum() == 0
-    assert gradient[3].abs().sum() > 0
-
-
-@pytest.mark.parametrize(
     ("name", "dataset", "message"),
     [
         ("cnn-tahn", images(1, 28), "Known: mlp-tanh, cnn-tanh"),
@@ -170,53 +108,6 @@ def test_padding_does_not_count(name: str) -> None:
 def test_unsuitable_models_are_refused(name: str, dataset: DataSet, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         build_model(name, dataset)
-
-
-@pytest.mark.parametrize(
-    ("dataset", "name"),
-    [
-        (images(1, 8), "mlp-tanh"),
-        (images(1, 28), "cnn-tanh"),
-        (images(3, 32), "cnn-cifar"),
-        (table(), "logistic"),
-        (replace(table(), numeric_columns=(0,), population=4000), "additive"),
-        (replace(table(), numeric_columns=(0,), population=3999), "logistic"),
-        (texts(), "text-bag"),
-    ],
-)
-def test_default_model_suits(dataset: DataSet, name: str) -> None:
-    assert default_model(dataset) == name
-    build_model(name, dataset)
-
-
-class _Doubled:
-    def __call__(self, inputs):
-        return inputs * 2
-
-    def config(self):
-        return {"extractor": "doubled"}
-
-
-def test_named_tables_say_which_inputs_are_numbers_and_features_say_none(monkeypatch) -> None:
-    row = NAMED["adult"]
-    rows = Records({"input": torch.zeros(3, 104), "label": torch.tensor([0, 1, 1])})
-    monkeypatch.setitem(NAMED, "adult", replace(row, population=3, read=lambda folder, part: rows, files=()))
-    assert data.load("adult").numeric_columns == (0, 25, 60, 61, 62)
-    marked = replace(table(), numeric_columns=(1,), population=4000)
-    assert features_of(marked, _Doubled()).numeric_columns == ()
-
-
-def test_hat_functions_follow_every_line_between_their_knots() -> None:
-    rows = torch.tensor([[0.0, -1.0], [1.0, -0.37], [0.0, 0.25], [1.0, 1.0]])
-    bends = PiecewiseLinear((1,), knots=5)
-    out = bends(rows)
-    assert out.shape == (4, bends.width(2))
-    assert torch.equal(out[:, :2], rows)
-    hats, knots = out[:, 2:], torch.linspace(-1, 1, 5)
-    torch.testing.assert_close(hats.sum(1), torch.ones(4))
-    torch.testing.assert_close(hats @ knots, rows[:, 1])
-    torch.testing.assert_close(hats @ knots.abs(), rows[:, 1].abs())  # what a line cannot follow: a bend at 0
-    assert torch.equal(bends(torch.tensor([[0.0, 3.0]]))[:, 2:], hats[3:])  # beyond the range it is level
 
 
 def test_model_of_the_users_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,26 +10,6 @@ import torch
 
 from benchmarks import data
 from equipoise.data import DataFileError
-from equipoise.data.readers.text import HashingTokenizer
-
-PUBLISHED = {
-    "a9a": (32_561, 16_281, (123,)),
-    "mushroom": (6_499, 1_625, (125,)),
-    "sst2": (67_349, 872, (64,)),
-    "sst2_sentences": (6_920, 1_821, (64,)),
-    "pneumoniamnist": (4_708, 624, (1, 28, 28)),
-    "breastmnist": (546, 156, (1, 28, 28)),
-}
-
-
-@pytest.mark.parametrize("name", PUBLISHED)
-def test_real_sets(name: str) -> None:
-    folder = os.environ.get("EQUIPOISE_DATA")
-    if not folder:
-        pytest.skip("EQUIPOISE_DATA does not name a folder with the real data sets")
-    found = getattr(data, name)(folder)
-    assert (len(found.train), len(found.test), found.input_shape) == PUBLISHED[name]
-    assert found.population == len(found.train)
 
 
 def test_libsvm(tmp_path: Path) -> None:
@@ -41,14 +21,6 @@ def test_libsvm(tmp_path: Path) -> None:
     path.write_text("2 1:1\n")
     with pytest.raises(DataFileError, match="label"):
         data.read_libsvm(path, 4)
-
-
-def test_a_label_before_a_sentence(tmp_path: Path) -> None:
-    for part in ("train", "test"):
-        (tmp_path / f"stsa.binary.{part}").write_text('1 a "b c\n\n0 d\n', encoding="utf-8")
-    found = data.sst2_sentences(tmp_path)
-    assert found.train.fields["label"].tolist() == [1, 0]
-    assert torch.equal(found.train.fields["input"], HashingTokenizer()(['a "b c', "d"]))
 
 
 def pictures(n: int) -> np.ndarray:

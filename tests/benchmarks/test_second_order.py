@@ -5,9 +5,8 @@ import math
 import pytest
 import torch
 
-from benchmarks.whole_data import second_order
 from benchmarks.whole_data.least_squares import rows
-from benchmarks.whole_data.second_order import RATE, STEPS, deviations, fit, score
+from benchmarks.whole_data.second_order import RATE, STEPS, deviations, fit
 
 
 def clouds(count, classes):
@@ -66,23 +65,3 @@ def test_the_noise_of_gradients_has_its_deviation(head, monkeypatch):
     ridge = math.sqrt(8) * of_curvature / (4 if head == "newton" else 1)
     expected = math.sqrt(STEPS[head]) * of_gradient * 4 * RATE / ridge
     assert float(torch.stack(found).square().mean().sqrt()) == pytest.approx(expected, rel=0.05)
-
-
-def test_all_records_take_part_and_no_row_is_longer_than_one(monkeypatch):
-    seen = {}
-
-    def calibrated(sampling, budget):
-        seen["rate"] = sampling.expected_size / sampling.population
-        return 1e-6
-
-    def fitted(head, x, *rest):
-        seen["longest"] = float(x.norm(dim=1).max())
-        return fit(head, x, *rest)
-
-    monkeypatch.setattr(second_order, "calibrate_noise_multiplier", calibrated)
-    monkeypatch.setattr(second_order, "fit", fitted)
-    label = torch.arange(300) % 3
-    data = {"input": 30 * torch.eye(3)[label] + torch.randn(300, 3), "label": label}
-    assert score("covariance", 3.0, 3, (data, data), (1.0, 4.0), 0) == 100.0
-    assert seen["rate"] == 1
-    assert seen["longest"] <= 1 + 1e-6

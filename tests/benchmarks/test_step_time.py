@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import inspect
 import multiprocessing
 import threading
 
@@ -15,11 +14,6 @@ from equipoise.gradients import per_sample_gradients
 
 # Others are these with other sizes.
 SMALL = ["mlp", "cnn", "resnet20", "attention", "lstm", "gru", "lstm-tagger", "gru-tagger", "lm-64", "gpt2"]
-
-
-@pytest.mark.parametrize("name", tasks.TASKS)
-def test_a_task_takes_another_size_of_the_batch(name):
-    assert "batch_size" in inspect.signature(tasks.TASKS[name]).parameters
 
 
 @pytest.mark.parametrize("name", SMALL)
@@ -65,18 +59,3 @@ def test_a_method_that_fails_is_named_and_the_others_are_timed(monkeypatch, toge
     assert rows["plain"]["ratio"] == 1.0
     assert rows["ours"]["ratio"] > 1.0
     assert rows["peer"] == {"failed": "ValueError: not this network"}
-
-
-@pytest.mark.parametrize("kept", [True, False])
-def test_memory_counts_what_a_step_holds_and_what_the_method_keeps(monkeypatch, kept):
-    def hundred_megabytes():
-        return torch.ones(25 << 20)
-
-    def build(task):
-        held = hundred_megabytes() if kept else None
-        return lambda: held if kept else hundred_megabytes()
-
-    monkeypatch.setattr(step_time, "Process", Here)
-    monkeypatch.setitem(step_time.BUILDERS, "holds", build)
-    rows = step_time.measured("mlp-16", ["holds"], of("memory"))
-    assert 90 < rows["holds"]["extra_mb"] < 130

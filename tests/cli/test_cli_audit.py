@@ -31,13 +31,6 @@ def test_a_step_of_all_records_comes_close_to_the_claim(equipoise, monkeypatch):
     assert 1.5 < found["certified_epsilon"] <= found["claimed_epsilon"] <= 2
 
 
-def test_options_of_a_method_are_those_of_a_training(equipoise, monkeypatch):
-    small = replace(mechanism.AUDITS["dice-sgd"], canaries=100, trainings=1, steps=2)
-    monkeypatch.setitem(mechanism.AUDITS, "dice-sgd", small)
-    line = "audit method dice-sgd --variant independent --option feedback.rate=0.5 --json"
-    assert equipoise(line).value["holds"]
-
-
 @pytest.mark.wide
 def test_neighbours(equipoise, trained):
     """Of named data, and of the settings of a run."""
@@ -49,23 +42,6 @@ def test_neighbours(equipoise, trained):
     assert said.code == 0
     assert "no sum moved farther than it may" in said.out
     assert "1 and 2 thread(s)" in said.out
-
-
-def test_neighbours_of_a_table(equipoise, people):
-    """By the reader of `equipoise train`, and whatever its target asks for."""
-    for target in ("buys", "wage"):
-        found = equipoise(
-            f"audit neighbours --positions 1 --test-share 0.2 --target {target} --json --data", people
-        )
-        assert (found.code, found.value["holds"]) == (0, True)
-
-
-def test_neighbours_that_were_not_tried_are_told(equipoise):
-    command = "audit neighbours --positions 1 --method dc-dpsgd --variant top_share"
-    found = equipoise(f"{command} --json")
-    assert found.value["left_out"] == {"silent": "the method looks at all rows of a draw at once"}
-    said = equipoise(command).out
-    assert "Not tried: added, without its own part. The reason: the method looks at all rows" in said
 
 
 def test_neighbours_that_move_too_far_end_with_1(equipoise, monkeypatch):

@@ -48,14 +48,6 @@ def test_delta_follows_the_population(equipoise, population, given, delta):
     assert equipoise(command, *given.split()).value["delta"] == delta
 
 
-def test_delta_as_large_as_one_record_is_remarked_on(equipoise):
-    found = equipoise(
-        "calibrate --population 1000 --batch-size 1000 --steps 1 --noise-multiplier 20 --delta 0.01 --json"
-    )
-    assert "delta=0.01 is not below 1/population = 0.001" in found.err
-    assert found.value["delta"] == 0.01
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [

@@ -29,11 +29,6 @@ def test_a_file_gives_options_and_the_command_line_comes_first(dry):
     assert (settings["learning_rate"], settings["hardened"], settings["method"]) == (2.5, True, "dp-sgd")
 
 
-def test_a_table_of_the_files_holds_options_of_the_method(dry):
-    lines = 'method = "dp-c4"\nepochs = 4\n[option]\nschedule = { period = 4, fresh_noise = false }\n'
-    assert dry(lines)["settings"]["options"] == {"schedule.period": 4, "schedule.fresh_noise": False}
-
-
 def test_noise_on_the_command_line_displaces_the_budget_in_the_file(dry):
     settings = dry("epsilon = 3\nepochs = 4\n", "--noise-multiplier 2")["settings"]
     assert settings["noise_multiplier"] == 2
@@ -45,14 +40,6 @@ def test_the_configuration_of_a_run_repeats_its_settings(equipoise, trained):
     again = equipoise("train --dry-run --json --config", folder / "config.json", "--run-dir", "elsewhere")
     assert again.code == 0, again.out
     assert again.value["settings"] == found["settings"]
-
-
-def test_zeros_and_a_smaller_population_of_a_run_are_repeated(equipoise, tmp_path):
-    config = {"data": "digits", "subset": 900, "population": 900, "steps": 3, "momentum": 0.0, "epochs": 2.0}
-    path = tmp_path / "config.json"
-    path.write_text(json.dumps({"experiment": config}))
-    settings = equipoise("train --dry-run --json --ema 0 --config", path).value["settings"]
-    assert (settings["subset"], settings["momentum"], settings["ema"]) == (900, 0.0, 0.0)
 
 
 def test_what_the_command_line_says_displaces_what_means_nothing_beside_it(dry):
@@ -90,30 +77,6 @@ def test_what_a_run_wrote_never_says_what_to_import(equipoise, tmp_path):
     found = equipoise("train --dry-run --json --config", path)
     assert found.code == 2
     assert "name it again: --data somewhere.else:records" in found.value["error"]
-
-
-def test_other_commands_take_a_file_too(equipoise, tmp_path):
-    path = tmp_path / "noise.toml"
-    lines = "population = 60000\nbatch-size = 256\nepochs = 20\nepsilon = 2\n"
-    path.write_text(f'{lines}run-dir = "{tmp_path / "made"}"\n')
-    found = equipoise("calibrate --json --config", path)
-    assert found.code == 0
-    assert (tmp_path / "made" / "calibration.json").is_file()
-    assert found.value["epsilon"] == pytest.approx(2, rel=1e-2)
-    path.write_text('methods = ["dp-sgd", "nonsense"]\n')
-    found = equipoise("compare --json --config", path)
-    assert found.code == 2
-    assert "--methods names 'nonsense'" in found.value["error"]
-
-
-def test_a_recipe_is_a_file_to_copy(equipoise, dry, tmp_path):
-    recipe = equipoise("recipe digits").out
-    assert (
-        equipoise("train --dry-run --json --config digits --seed 3").value["settings"]
-        == (dry(recipe, "--seed 3")["settings"])
-    )
-    assert dry(recipe)["settings"] == equipoise("train --dry-run --json --data digits").value["settings"]
-    assert "there is no recipe 'digit'. Did you mean digits?" in equipoise("recipe digit").err
 
 
 def test_every_recipe_suits_the_schema_of_the_configuration(equipoise):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import shutil
 import signal
 import subprocess
@@ -12,10 +11,6 @@ import time
 from pathlib import Path
 
 import pytest
-
-from equipoise.app.federation.participants import federation
-from equipoise.app.settings import FederationSettings, RunSettings
-from equipoise.privacy import gaussian_mu
 
 SMALL = "federate --method adaptdp-fedavg --data digits --clients 3 --rounds 3 --local-steps 2"
 
@@ -66,34 +61,6 @@ def test_a_dry_run_says_what_a_client_would_do_and_spends_nothing(equipoise, tmp
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(("target", "score"), [("buys", "accuracy"), ("wage", "rmse"), ("buys,member", "f1")])
-def test_a_table_is_shared_out_to_the_owners(equipoise, people, tmp_path, target, score):
-    """By the reader of `equipoise train`; its stated population is shared out, not the number of rows."""
-    run = tmp_path / "run"
-    words = ("--data", people, "--target", target, "--test-share", "0.2", "--run-dir", run)
-    found = equipoise("federate --clients 3 --rounds 2 --epsilon 20 --json", *words)
-    assert found.code == 0, found.err
-    assert [one["population"] for one in found.value["clients"]] == [160, 160, 160]
-    assert found.value["settings"]["data"] == "people.csv"
-    assert score in found.value["evaluation"]
-    assert str(people.parent) not in (run / "report.html").read_text()
-    assert str(people.parent) not in (run / "federation.json").read_text()
-    assert equipoise("verify", run).code == 0
-    assert equipoise("resume --json", run).value["evaluation"] == found.value["evaluation"]
-    assert json.loads((run / "settings.json").read_text())["base"]["model"] == "logistic"
-    repeated = equipoise("federate --clients 3 --rounds 2 --epsilon 20 --json", *words)
-    assert repeated.value["evaluation"] == found.value["evaluation"]
-    (run / "settings.json").unlink()  # a published part lacks it
-    output, held_out = tmp_path / "out.csv", people.with_name("held_out.csv")
-    again = equipoise("predict --json", run, "--data", held_out, "--output", output)
-    assert again.code == 0, again.err
-    assert score in again.value["evaluation"]
-    assert len(output.read_text().splitlines()) == 201
-    refused = equipoise("export --json", run)
-    assert refused.code == 2
-    assert "is a federation" in refused.value["error"]
-
-
 def keys(folder):
     """The clients whose keys lie in the folder of a federation."""
     return sorted(path.parts[-3] for path in folder.glob("clients/*/private/key"))
@@ -125,23 +92,6 @@ def test_the_keys_go_when_all_rounds_are_over_also_after_a_kill(finished, tmp_pa
         **found, "seconds": 0, "run_dir": 0, "report": 0,
     }  # fmt: skip
     assert equipoise("verify", copied).code == 0
-
-
-def test_the_answer_and_the_files(finished):
-    folder, found = finished
-    assert [row["answered"] for row in found["rounds"]] == [3, 3, 3]
-    assert all(0 <= row["accuracy"] <= 1 and 0 < row["radius"] <= 1 for row in found["rounds"])
-    epsilons = [one["epsilon"] for one in found["clients"]]
-    assert found["epsilon"] == max(epsilons) <= 3
-    assert found["guarantee"] == "proven"
-    assert found["bytes_up"] == sum(row["bytes_up"] for row in found["rounds"])
-    assert len({one["population"] for one in found["clients"]}) > 1
-    for number, one in enumerate(found["clients"]):
-        statement = json.loads((folder / "clients" / f"{number:03d}" / "statement.json").read_text())
-        assert statement["epsilon"] == one["epsilon"]
-        assert {release["name"] for release in statement["releases"]} >= {"gradient"}
-    assert json.loads((folder / "federation.json").read_text())["accuracy"] == found["accuracy"]
-    assert (folder / "model.safetensors").is_file()
 
 
 def test_the_same_command_again_has_nothing_left_to_do(finished, equipoise):
@@ -253,22 +203,6 @@ def test_verify_report_and_predict_take_the_folder_of_a_federation(finished, tmp
     assert "client 001: epsilon 0.5000, NOT CONSISTENT" in answer.out
 
 
-def test_the_default_rate_follows_from_public_numbers():
-    """Not from the default settings of central training; a rate or a clip norm that is given stands."""
-
-    def settings(**given):
-        base = RunSettings(data="digits", method="dp-fedavg", epsilon=3.0, **given)
-        return federation(FederationSettings(base=base).to_json()).settings.base
-
-    found = settings()
-    n, M, T, d = 10 * found.batch_size, 10, 60 * 5, 4810
-    noise = math.sqrt(T * T * d / M) / (gaussian_mu(3.0, found.delta) * n)
-    assert found.learning_rate == pytest.approx(15 / noise, rel=0.05)
-    assert found.clip_norm == "1"
-    assert settings(clip_norm="0.1").learning_rate == pytest.approx(10 * found.learning_rate, rel=0.05)
-    assert settings(learning_rate=0.7).learning_rate == 0.7
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -340,12 +274,3 @@ def test_the_published_claim_and_the_owners_are_explained(tmp_path, equipoise):
     assert "Poisson sampling and add-or-remove-one neighbours" in words
     assert "the epsilons of these owners add up" in words
     assert equipoise("verify", tmp_path / "run").code == 0
-
-
-def test_public_records_are_counted_once_and_named(tmp_path, equipoise):
-    answer = equipoise(f"{QUICK} --method fedpcdp --public-records 20 --json --run-dir", tmp_path / "run")
-    found = answer.value
-    assert found["public_records"] == 20
-    assert found["bytes_public"] > 0
-    assert found["bytes_down"] == found["bytes_public"] + sum(row["bytes_down"] for row in found["rounds"])
-    assert "no protection at all" in (tmp_path / "run" / "report.html").read_text()

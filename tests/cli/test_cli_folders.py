@@ -43,24 +43,3 @@ def test_what_the_system_refuses_names_argument_and_remedy(tmp_path, monkeypatch
     monkeypatch.setattr(Path, "mkdir", refused)
     with pytest.raises(OSError, match=f"^folder='{tmp_path}/new': {words}"):
         RunFolder(tmp_path / "new").create()
-
-
-def test_a_disk_that_is_full_later_is_told_by_the_option(equipoise, tmp_path, monkeypatch):
-    def full(self, *args, **kwargs):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self))
-
-    monkeypatch.setattr(Path, "write_text", full)
-    found = equipoise(COMMANDS["calibrate"], "--run-dir", tmp_path / "run")
-    assert found.code == 2
-    assert f"'{tmp_path}/run/calibration.json': no space is left on the device" in found.err
-
-
-@pytest.mark.parametrize("command", ["resume", "predict", "audit neighbours", "audit run"])
-def test_a_run_that_was_begun_from_python(equipoise, tmp_path, command):
-    """Its folder names no data and no model; the message says what Python calls take it."""
-    (tmp_path / "config.json").write_text("{}")
-    found = equipoise(command, tmp_path)
-    assert found.code == 2
-    said = " ".join(found.err.split())
-    assert "serve runs of the command line. For one begun from Python call" in said
-    assert all(name in said for name in ("PrivateTraining.resume", "load_model", "audit_neighbours"))

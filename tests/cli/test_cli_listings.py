@@ -15,12 +15,6 @@ def test_methods_say_what_they_are(equipoise):
     assert equipoise("methods --json").value["methods"][0]["guarantee"] in ("proven", "worst_case")
 
 
-@pytest.mark.parametrize("columns", [80, 120])
-def test_methods_fit_the_terminal(equipoise, monkeypatch, columns):
-    monkeypatch.setenv("COLUMNS", str(columns))
-    assert max(map(len, equipoise("methods").out.splitlines())) <= columns
-
-
 def test_one_method_and_an_unknown_one(equipoise):
     assert [m["name"] for m in equipoise("methods dp-sgd --json").value["methods"]] == ["dp-sgd"]
     answer = equipoise("methods dpsgd")

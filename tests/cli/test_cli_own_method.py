@@ -10,10 +10,8 @@ import sys
 
 import pytest
 
-from equipoise.app.option_checks import check_federated
-from equipoise.federated.registry import find_federated
 from equipoise.methods.base import OWN_METHOD
-from equipoise.methods.registry import find, registered
+from equipoise.methods.registry import registered
 from equipoise.report import read_run
 from equipoise.training.folder.config_file import rebuild_method
 
@@ -158,57 +156,6 @@ def test_a_method_from_scratch_needs_no_card(package, equipoise, tmp_path):
     assert found.code == 0, found.err
     assert json.loads((run / "statement.json").read_text())["guarantee"] == "proven"
     assert equipoise("verify", run, "--json").code == 0
-
-
-def test_a_rule_is_found_in_the_module_of_a_method_with_a_name(package, equipoise, tmp_path):
-    words = "train --data digits --epochs 1 --batch-size 700 --json --clip-rule of-another-module --method"
-    found = equipoise(f"{words} own_rules:Plain --run-dir", tmp_path / "run")
-    assert found.code == 0, found.err
-    described = json.loads((tmp_path / "run" / "config.json").read_text())["method"]
-    assert (described["name"], described["clip_rule"]) == ("plain", {"kind": "of_another_module"})
-
-
-def test_an_installed_method_is_listed(package, equipoise):
-    assert equipoise("methods half-step").code == 2
-    install(package)
-    (row,) = equipoise("methods half-step --json").value["methods"]
-    assert row["options"]["factor"] == 0.5
-    assert find("half-step").__name__ == "HalfStep"
-    check_federated("fedavg:half-step")
-    assert find_federated("fedavg:half-step").summary == row["summary"]
-
-
-def test_a_class_is_shown_by_its_path(package, equipoise):
-    (row,) = equipoise("methods half_steps:HalfStep --json").value["methods"]
-    assert (row["summary"], row["guarantee"]) == ("DP-SGD whose estimate is scaled.", "proven")
-    assert (row["recipes"], row["options"]["factor"]) == (["library"], 0.5)
-    published = "equipoise.published.dice_sgd:DiceSGD"
-    (row,) = equipoise(f"methods {published} --json").value["methods"]
-    assert (row["recipes"], row["published_guarantee"]) == (["as_published"], None)
-
-
-def test_a_card_of_another_method_is_not_shown(package, equipoise):
-    (row,) = equipoise("methods half_steps:Cardless --json").value["methods"]
-    assert (row["claim"], row["guarantee"], row["summary"]) == (None, None, "The class has no docstring.")
-    out = equipoise("methods half_steps:Cardless").out
-    assert ("no card" in out, "proven" in out) == (True, False)
-
-
-def test_a_registered_method_has_a_card_of_its_own(package, equipoise):
-    install(package)
-    names = package / "half_steps-1.0.dist-info" / "entry_points.txt"
-    names.write_text(names.read_text() + "cardless = half_steps:Cardless\n")
-    registered.cache_clear()
-    assert find("half_steps:Cardless").card is find("dp-sgd").card  # by its path it need not have one
-    with pytest.raises(ValueError, match="has no card of its own"):
-        find("cardless")
-
-
-def test_a_path_names_the_class_whatever_the_recipe(package):
-    published = "equipoise.published.dice_sgd:DiceSGD"
-    assert find(published, "as-published") is find("dice-sgd", "as_published") is find(published)
-    with pytest.raises(ValueError, match="names the class itself, whose recipe is 'library'"):
-        find("half_steps:HalfStep", "as_published")
 
 
 @pytest.mark.parametrize(

@@ -14,19 +14,6 @@ from equipoise.data.named import NAMED
 from equipoise.training.metrics import MetricsLog
 
 
-def test_report_is_written_again(trained, equipoise):
-    folder, found = trained
-    (folder / "report.html").write_text("old")
-    again = equipoise("report", folder, "--json")
-    assert again.code == 0
-    assert again.value["accuracy"] == found["accuracy"]
-    assert again.value["epsilon"] == found["epsilon"]
-    assert "proven" in (folder / "report.html").read_text()
-    shown = equipoise("report", "--run-dir", folder)
-    assert "test accuracy" in shown.out
-    assert "guarantee" in shown.out
-
-
 def test_predict(trained, equipoise, tmp_path):
     folder, found = trained
     output = tmp_path / "classes.txt"
@@ -119,47 +106,6 @@ def test_interrupted_run_goes_on(equipoise, tmp_path):
     torch.testing.assert_close(*models, rtol=0, atol=0)  # the headers name two runs
 
 
-def test_finished_run_resumes_to_itself(trained, equipoise):
-    folder, found = trained
-    again = equipoise("resume", folder, "--json")
-    assert (again.value["epsilon"], again.value["steps"]) == (found["epsilon"], found["steps"])
-    assert "finished already: there is nothing to resume" in again.err
-
-
-@pytest.fixture
-def few_drawings(tmp_path, monkeypatch):
-    """Features of one length, so that nothing but the answers tells them apart; digits under another name."""
-    small = {"dictionaries": ((16, 3, 2),), "pictures": 200}
-    kinds = {"strokes": small, "deep-things": {**small, "with_mirror_image": True}}
-    monkeypatch.setattr("equipoise.app.models.DRAWN_FEATURES", kinds)
-    monkeypatch.setenv("EQUIPOISE_CACHE", str(tmp_path / "cache"))
-    code = "from equipoise import data\n\ndef digits():\n    return data.load('digits')\n"
-    (tmp_path / "other_digits.py").write_text(code)
-    monkeypatch.syspath_prepend(tmp_path)
-
-
-@pytest.mark.parametrize("command", ["train --epochs 4", "federate --clients 2 --rounds 2"])
-def test_a_model_predicts_other_data_by_the_features_of_its_run(few_drawings, equipoise, tmp_path, command):
-    run, other = tmp_path / "run", ("--data", "other_digits:digits", "--json")
-    found = equipoise(f"{command} --data digits --model patches-linear --json", "--run-dir", run)
-    assert found.code == 0, found.err
-    accuracy = equipoise("predict", run, "--json").value["accuracy"]
-    assert equipoise("predict", run, *other).value["accuracy"] == accuracy
-    for name in ("settings.json", "checkpoint/settings.json"):
-        (run / name).unlink(missing_ok=True)  # what is published is enough
-    assert equipoise("predict", run, *other).value["accuracy"] == accuracy
-
-
-def test_all_commands_say_the_same_of_a_folder_without_a_run(equipoise, tmp_path):
-    for command in ("verify", "report", "audit run", "resume", "predict", "export"):
-        assert (
-            "is not a folder. Give the folder that a training made" in equipoise(command, tmp_path / "x").err
-        )
-        assert "no run was begun in it. Give the folder that a" in equipoise(command, tmp_path).err
-        assert "missing" in equipoise(command).err
-        assert "given twice" in equipoise(command, tmp_path, "--run-dir", tmp_path / "other").err
-
-
 WITHOUT_TORCH = [
     ("--help", "calibrate"),
     ("--version", "equipoise"),
@@ -218,21 +164,6 @@ def test_help_and_slips_are_answered_before_torch_is_loaded(tmp_path):
     for (words, text), answer in zip(WITHOUT_TORCH, answers, strict=True):
         assert text in answer, words
         assert answer.endswith("False\n"), f"{words} loads torch"
-
-
-def test_a_warning_shows_no_line_of_the_source_and_speaks_of_options():
-    code = "import warnings; from equipoise.cli import main; main(); warnings.warn('give records_per_user=N')"
-    done = subprocess.run(
-        [sys.executable, "-c", code, "--version"], capture_output=True, text=True, check=True
-    )
-    assert done.stderr == "Warning: give --records-per-user N\n"
-
-
-def test_messages_name_options(equipoise):
-    found = equipoise("train --data digits --noise-multiplier 2 --device cuda:9 --dry-run --json")
-    assert found.code == 2
-    assert "cuda:9" in found.value["error"]
-    assert "device=" not in found.value["error"]
 
 
 def test_what_is_known_before_loading_is_the_librarys():

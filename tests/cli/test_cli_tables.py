@@ -143,25 +143,6 @@ def test_regression_and_several_labels(equipoise, folder, tmp_path, target, name
     assert "report.html" in equipoise("report", run).out
 
 
-def test_class_weights_move_the_answers(equipoise, folder, tmp_path):
-    data = ("--data", folder / "people.csv", "--test", folder / "held_out.csv")
-    shares = []
-    for number, weight in enumerate(("no=1", "no=0.05")):
-        run, output = tmp_path / str(number), tmp_path / f"{number}.csv"
-        words = ("--class-weight", weight, "--reproducible", "--clip-norm", "100")
-        assert equipoise(f"train {SMALL} --learning-rate 0.02", *data, *words, "--run-dir", run).code == 0
-        equipoise("predict --json", run, "--output", output)
-        with output.open() as file:
-            shares.append(np.mean([row["prediction"] == "yes" for row in csv.DictReader(file)]))
-    assert shares[1] > shares[0] + 0.1
-    config = json.loads((tmp_path / "1" / "config.json").read_text())
-    assert config["experiment"]["class_weights"] == {"no": 0.05}
-    assert "--class-weight no=0.05" in config["command"]
-    wrong = equipoise(f"train {SMALL} --class-weight maybe=2", *data)
-    assert "'maybe'" in wrong.value["error"]
-    assert "no, yes" in wrong.value["error"].replace("'", "")
-
-
 def test_weights_own_losses_and_columns_that_are_kept(equipoise, folder, tmp_path, monkeypatch):
     """Half of the rows weigh nothing; a loss of the user's own is named again, and predict needs none."""
     monkeypatch.chdir(tmp_path)
@@ -207,26 +188,6 @@ def test_weights_own_losses_and_columns_that_are_kept(equipoise, folder, tmp_pat
 
 
 @pytest.mark.parametrize(
-    "command",
-    [
-        "train --epochs 1 --epsilon 9",
-        "compare --methods dp-sgd --seeds 1 --trials 1 --epochs 1",
-        "federate --clients 2 --rounds 1 --epsilon 9",
-    ],
-)
-@pytest.mark.filterwarnings("error:the population is stated")
-def test_a_wrong_population_is_told_once_by_all_commands(equipoise, folder, tmp_path, command):
-    data = ("--data", folder / "people.csv", "--test", folder / "held_out.csv", "--run-dir", tmp_path / "run")
-    found = equipoise(f"{command} --batch-size 100 --population 1200 --json", *data)
-    assert found.code == 0, found.err
-    told = " ".join(found.err.split())
-    assert told.count("the population is stated as 1,200, but the data hold 600 records") == 1
-    assert "data hold" not in found.out
-    for path in (tmp_path / "run").rglob("*.json"):
-        assert "data hold" not in path.read_text()
-
-
-@pytest.mark.parametrize(
     ("words", "message"),
     [
         ("train --data people.csv --json", "does not exist"),
@@ -244,28 +205,6 @@ def test_what_is_refused(equipoise, words, message):
     found = equipoise(words)
     assert found.code == 2
     assert message in found.value["error"]
-
-
-def test_a_column_of_text_is_an_input_of_its_own(equipoise, tmp_path):
-    rng = np.random.default_rng(0)
-    words = [["a fine film", "yes"], ["a dull, slow film", "no"]]
-    rows = [words[i] for i in rng.integers(0, 2, 400)]
-    with (tmp_path / "reviews.csv").open("w", newline="") as file:
-        csv.writer(file).writerows([["review", "likes"], *rows])
-    (tmp_path / "reviews.schema.toml").write_text(
-        'target = "likes"\npopulation = 400\n[columns.review]\ntype = "text"\nlength = 8\nvocabulary = 99\n'
-        '[columns.likes]\ntype = "category"\nvalues = ["no", "yes"]\n'
-    )
-    run = tmp_path / "run"
-    words = ("--data", tmp_path / "reviews.csv", "--test-share", "0.25", "--run-dir", run)
-    found = equipoise(f"train {SMALL} --learning-rate 2", *words)
-    assert found.code == 0, found.err
-    assert found.value["settings"]["model"] == "text-bag"
-    assert found.value["accuracy"] == 1.0
-    (tmp_path / "new.csv").write_text('review\n"a dull,\nslow film"\na fine film\n')
-    equipoise("predict", run, "--data", tmp_path / "new.csv", "--output", tmp_path / "out.csv")
-    rows = (tmp_path / "out.csv").read_text().splitlines()
-    assert [row.split(",")[0] for row in rows] == ["prediction", "no", "yes"]
 
 
 @pytest.fixture(scope="module")
@@ -311,50 +250,6 @@ def test_no_command_evaluates_on_the_private_rows(equipoise, folder, command):
     found = equipoise(f"{command} --json --data", folder / "people.csv", "--test", folder / "people.csv")
     assert found.code == 2
     assert "holds private records of --data" in found.value["error"]
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ("--test-share 0.2 --image-size 8x8", "--population and --image-size"),
-        ("--image-size 8 --population 9 --test-share 0.2", "HEIGHTxWIDTH"),
-        ("--image-size 8x8 --population 9 --test-share 0.2 --schema a", "--schema is for tables"),
-    ],
-)
-def test_what_folders_of_images_need(equipoise, photos, words, message):
-    found = equipoise(f"train --json {words} --data", photos / "train")
-    assert found.code == 2
-    assert message in found.value["error"]
-
-
-@pytest.mark.few(1)
-@pytest.mark.parametrize(
-    ("target", "score", "name", "answer"),
-    [
-        ("wage", "rmse", "RMSE", "the mean of the test records"),
-        ("buys,member", "label_accuracy", "label accuracy", "the commonest answer for each label"),
-    ],
-)
-def test_methods_are_compared_by_the_main_score_of_the_task(
-    equipoise, folder, tmp_path, target, score, name, answer
-):
-    """That of `train`; of an error the least is taken, in the trials too."""
-    data = ("--data", folder / "people.csv", "--test-share", "0.25", "--target", target)
-    words = "--epochs 2 --batch-size 100 --epsilon 8 --json"
-    rates = "--seeds 1 --trials 2 --learning-rates 0.01,0.2"
-    found = equipoise(
-        f"compare {words} --methods dp-sgd,sgd {rates}", *data, "--run-dir", tmp_path / "compared"
-    )
-    assert found.code == 0, found.err
-    assert found.value["score"] == score
-    assert found.value["more_is_better"] is (score != "rmse")
-    best = max if found.value["more_is_better"] else min
-    for row in found.value["methods"]:
-        assert row["learning_rate"] == best(row["trials"], key=lambda trial: trial[1])[0]
-        assert row["curve"][-1][1] == row["score"] == row["scores"][0]
-    page = (tmp_path / "compared" / "comparison.html").read_text()
-    assert f"Best median {name}" in page
-    assert f"always giving {answer} would be at" in page
 
 
 def test_every_run_sets_the_same_rows_aside(folder):

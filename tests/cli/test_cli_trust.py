@@ -126,25 +126,6 @@ def test_journal_and_statement_edited_together_are_caught_by_the_signature(run, 
     assert equipoise("verify", run, "--json").code == 0, "without the signature nobody could tell"
 
 
-@pytest.mark.parametrize(
-    ("name", "change"),
-    [
-        ("statement.json", lambda s: s.update(epsilon_claimed=0.05)),
-        ("statement.json", lambda s: s.pop("noise")),
-        ("config.json", lambda c: c["budget"].update(delta=1e-9)),
-        ("config.json", lambda c: c["sampling"].update(population=9)),
-    ],
-)
-def test_what_would_mislead_a_reader_is_caught_though_the_page_is_made_anew(run, name, change):
-    """More such edits are tried in tests/statements/test_checks.py."""
-    values = json.loads((run / name).read_text())
-    change(values)
-    (run / name).write_text(json.dumps(values))
-    shutil.rmtree(run / "private")
-    write_report(run)
-    assert not eq.verify_run(run).consistent
-
-
 def change_config(run, change):
     values = json.loads((run / "config.json").read_text())
     change(values)
@@ -181,20 +162,6 @@ def test_every_signed_file_is_held_to_its_hash(run, equipoise, keys, name):
     assert name in next(f["detail"] for f in found.value["findings"] if f["subject"] == "files")
 
 
-def test_a_page_that_nobody_signed_is_not_checked(run, equipoise, keys):
-    def page():
-        found = equipoise("verify", run, "--key", keys[1], "--json").value
-        return found["consistent"], [f["ok"] for f in found["findings"] if f["subject"] == "page"]
-
-    (run / "report.html").unlink()
-    equipoise("sign", run, "--key", keys[0])
-    assert page() == (True, [])
-    write_report(run)
-    assert page() == (True, [None])
-    equipoise("sign", run, "--key", keys[0])
-    assert page() == (True, [])
-
-
 def test_an_edited_signature_file_is_caught(run, equipoise, keys):
     equipoise("sign", run, "--key", keys[0])
     made = json.loads((run / "statement.sig.json").read_text())
@@ -228,16 +195,6 @@ def test_keys_that_cannot_be_used(run, equipoise, tmp_path, monkeypatch):
         assert equipoise("sign", run, "--key", key, "--json").code == code
 
 
-def test_signing_at_the_end_of_a_training(equipoise, tmp_path, keys):
-    line = "train --data digits --epochs 1 --noise-multiplier 2 --json --run-dir"
-    found = equipoise(line, tmp_path / "run", "--sign", keys[0])
-    assert found.code == 0
-    assert equipoise("verify", tmp_path / "run", "--key", keys[1], "--json").code == 0
-    found = equipoise(line, tmp_path / "other", "--sign", tmp_path / "no")
-    assert found.code == 2
-    assert not (tmp_path / "other").exists(), "a key that cannot be used is found before anything is spent"
-
-
 def test_a_search_is_drawn_and_charged_once(run, equipoise, keys):
     assert equipoise("search --mean 5 --json").value["runs"] >= 1
     assert "runs" in equipoise("search --mean 5").err + equipoise("search --mean 5").out
@@ -267,26 +224,3 @@ def test_a_journal_elsewhere(run, equipoise, tmp_path):
     (tmp_path / "shared").unlink()
     assert "not there any more" in equipoise("verify", run, "--json").value["error"]
     assert equipoise("verify", run, "--ledger", tmp_path / "none", "--json").code == 2
-
-
-def test_a_run_without_a_guarantee_is_no_clean_bill(run, equipoise, tmp_path):
-    folder = tmp_path / "sgd"
-    assert equipoise(f"train --data digits --epochs 1 --method sgd --run-dir {folder}").code == 0
-    found = equipoise("verify", folder)
-    assert found.code == 0
-    reason = json.loads((folder / "statement.json").read_text())["holes"][0]["reason"]
-    assert found.out.splitlines()[-1] == f"Guarantee: none: {reason}"
-    assert equipoise("verify", folder, "--json").value["no_guarantee"] == reason
-    assert "Guarantee: none" not in equipoise("verify", run).out
-
-
-def test_a_reproducible_run_is_consistent_and_not_private(run, equipoise, tmp_path):
-    folder = tmp_path / "seeded"
-    words = f"train --data digits --epochs 1 --epsilon 8 --reproducible --run-dir {folder}"
-    assert equipoise(words).code == 0
-    found = equipoise("verify", folder)
-    assert found.code == 0
-    assert found.out.splitlines()[-1].startswith("NOT PRIVATE: Noise and sampling follow from a public seed")
-    assert equipoise("verify", folder, "--json").value["private"] is False
-    assert "NOT PRIVATE" not in equipoise("verify", run).out
-    assert equipoise("verify", run, "--json").value["private"] is True

@@ -31,14 +31,13 @@ from federated_problem import (
 
 import equipoise as eq
 from equipoise._run_files import RunFolderError
-from equipoise.federated import Refused, ServerRMS
+from equipoise.federated import Refused
 from equipoise.federated.methods.server_radius import SQUARES
 from equipoise.methods import PublicRecords, PublicSubspace, RandomSubspace
 from equipoise.methods.dp_c4 import Quantile
 from equipoise.methods.named_tensors import copied
 from equipoise.methods.two_thresholds import AdaptiveTail
 from equipoise.privacy import BudgetError, Journal, Ledger, Secrets
-from equipoise.privacy.errors import PlanUsedUpError
 from equipoise.statements import Statement
 from equipoise.statements.verify import verify_run
 from equipoise.training.folder.checkpoint import Checkpoints
@@ -115,16 +114,6 @@ def test_the_budget_ends_the_work():
     assert one.training.ledger.spent(1e-3).value == spent
     with pytest.raises(BudgetError, match="above the budget"):
         client(budget=eq.Budget(0.01, 1e-3))
-
-
-def test_all_rounds_together_stay_within_the_budget():
-    budget = eq.Budget(4.0, 1e-3)
-    one = client(ServerRMS(0.5, round_length=LOCAL_STEPS), budget=budget)
-    for number in range(1, ROUNDS + 1):
-        ask(one, number, start(), 0.25)
-        train(one, number, start(), clip_norm=0.2)
-    assert 0.95 * 4 < one.epsilon() <= 4
-    assert one.statement().guarantee == "proven"
 
 
 @pytest.mark.parametrize("reproducible", [True, False])
@@ -251,32 +240,6 @@ def test_without_a_checkpoint_a_run_that_released_is_not_started_anew(tmp_path, 
     assert journal.read_bytes() == before
 
 
-def test_a_refused_query_leaves_what_answers_a_repeated_round():
-    one = client(follower(), local_steps=LOCAL_STEPS, steps=4 * LOCAL_STEPS)
-    params = start()
-    for number in range(1, 4 + 1):
-        ask(one, number, params, 0.25)
-    answer = train(one, 4, params, clip_norm=0.2)
-    state = dict(one.training.method_state)
-    moved = {name: value + 7 for name, value in params.items()}
-    with pytest.raises(Refused, match=r"no query left$"):
-        ask(one, 5, moved, 0.1)
-    assert one.training.method_state == state
-    assert same(train(one, 4, params, clip_norm=0.2), answer)
-
-
-def test_a_used_up_plan_is_refused_without_the_ledgers_words(monkeypatch):
-    one = client(follower())
-
-    def fail(*args, **kwargs):
-        raise PlanUsedUpError("words of the ledger")
-
-    monkeypatch.setattr(Ledger, "release", fail)
-    for request, words in ((ask, r"no query left$"), (train, r"no release left$")):
-        with pytest.raises(Refused, match=words):
-            request(one, 1, start(), 0.25)
-
-
 def test_the_journal_is_on_the_device_before_an_answer_leaves(tmp_path, monkeypatch):
     one = client(follower(), folder=tmp_path / "a")
     synced = []
@@ -331,20 +294,6 @@ def test_users_of_several_records_are_refused_by_name(tmp_path):
         client(folder=tmp_path / "client", owner=["Ann"] * RECORDS, records_per_user=3)
     assert "Ann" not in str(caught.value)
     assert not (tmp_path / "client").exists()
-
-
-def test_a_client_that_is_never_asked_spends_what_dp_sgd_spends():
-    steered_one, plain = client(follower()), client()
-    for number in range(1, ROUNDS + 1):
-        train(steered_one, number, start(), clip_norm=0.5)
-    rounds_of(plain, start())
-    assert steered_one.training.ledger.spent(1e-3).value == plain.training.ledger.spent(1e-3).value
-    asked = client(follower())
-    ask(asked, 1, start(), 0.25)
-    train(asked, 1, start(), clip_norm=0.5)
-    once = client()
-    train(once, 1, start())
-    assert asked.training.ledger.spent(1e-3).value > once.training.ledger.spent(1e-3).value
 
 
 @pytest.mark.few(13)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 
 import pytest
 import torch
@@ -12,7 +11,6 @@ from federated_problem import (
     RECORDS,
     ROUNDS,
     adaptive,
-    ask,
     charges,
     client,
     follower,
@@ -27,7 +25,7 @@ from federated_problem import (
 import equipoise as eq
 from baselines.fedprox import Proximal
 from baselines.scaffold import ScaffoldAverage
-from equipoise.federated import AdaptDPFedAvg, FedAvg, Reply, Request, simulate
+from equipoise.federated import AdaptDPFedAvg, FedAvg, Reply, simulate
 from equipoise.federated.client_pool import ClientPool
 from equipoise.federated.methods.server_quantile import SHARE, QuantileFedAvg
 from equipoise.federated.methods.server_radius import SQUARES, SQUARES_NOISE
@@ -110,29 +108,6 @@ def test_the_mean_has_equal_weights_whatever_the_sizes():
         torch.testing.assert_close(value, (answers[0][name] + answers[1][name]) / 2, rtol=0, atol=0)
 
 
-def test_at_the_limit_the_answers_to_the_query_change_nothing():
-    """Asked for as always, a radius at its limit leaves the steps of a fixed one, bit for bit."""
-
-    class Asking(FedAvg):
-        def round(self, number, params):
-            replies = yield Request(number, params, {"square_limit": 0.25}, "query")
-            assert len(replies) == 2
-            return (yield from super().round(number, params))
-
-        def extras(self):
-            return {"clip_norm": 0.5}
-
-        def refusal(self, request, reply):
-            return None
-
-    found = [
-        simulate(strategy, [client(follower(), p) for p in range(2)], start(), ROUNDS)
-        for strategy in (Asking(), adaptive(2, tau=1e12))
-    ]
-    assert same(found[0].params, found[1].params)
-    assert [done.metrics["radius"] for done in found[1].rounds] == [0.5] * ROUNDS
-
-
 @pytest.mark.parametrize("scale", ["g_hat", "self"])
 def test_larger_losses_change_only_the_scale(scale):
     """Losses times a, G times a, rate over a, the same seeds: the same path, the radius times a."""
@@ -155,16 +130,6 @@ def test_larger_losses_change_only_the_scale(scale):
         torch.testing.assert_close(value, found[1][0][name], rtol=1e-9, atol=1e-12)
     assert found[0][1] == pytest.approx(found[1][1], rel=1e-9)
     assert max(found[0][1]) < 50.0
-
-
-def test_a_query_that_draws_nobody_is_answered_with_noise_and_booked():
-    method = follower(radius_sampling_rate=1e-9, radius_noise_multiplier=1e-9)
-    one = client(method)
-    reports = one.answer(Request(1, start(), {"square_limit": 0.25}, "query")).reports
-    assert reports[SQUARES] == pytest.approx(0, abs=10 * reports[SQUARES_NOISE])
-    assert charges(one) == 1
-    everybody = client(follower(radius_noise_multiplier=1e-9))
-    assert ask(everybody, 1, start(), 1e-12) == pytest.approx(1.0, abs=1e-6)
 
 
 def sending(requests, request):
@@ -219,16 +184,6 @@ def test_clients_that_drop_out_in_a_round():
     assert same(alone, fewer)
 
 
-def test_nobody_answers():
-    flaky = Flaky(client(follower()), asking=(1, 2), training=(1, 2))
-    with pytest.warns(RuntimeWarning, match="round 1: no client answered") as told:
-        history = simulate(adaptive(1), [flaky], start(), 2)
-    assert len(told) == 1  # the rounds after it are in the history
-    assert same(history.params, start())
-    assert [done.answered for done in history.rounds] == [(), ()]
-    assert history.rounds[1].metrics["radius"] == 0.5
-
-
 class Canned:
     """A client that answers with whatever it was given."""
 
@@ -272,19 +227,6 @@ def test_a_malformed_answer_counts_as_none_and_the_others_go_on(kind):
     assert all(math.isfinite(v) for done in history.rounds for v in done.metrics.values())
 
 
-def test_a_server_whose_radius_may_collapse_warns_once():
-    """The server knows the scale, the clients do not."""
-    strategy = adaptive(1, scale="self")
-    with pytest.warns(UserWarning, match="may collapse") as found:
-        done = simulate(strategy, [Canned(noise=0.05)], start(), 3).rounds
-    assert len(found) == 1
-    assert done[0].metrics["radius_noise"] == pytest.approx(0.05)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        simulate(adaptive(1), [Canned(noise=0.05)], start(), 1)
-        simulate(adaptive(4, scale="self"), [Canned(noise=0.05)] * 4, start(), 1)  # the mean of four
-
-
 def test_a_client_whose_budget_is_used_stays_away():
     clients = [client(steps=LOCAL_STEPS), client(None, 1)]
     history = simulate(FedAvg(), clients, start(), 2)
@@ -303,12 +245,6 @@ def test_partial_participation_charges_those_that_took_part():
         FedAvg(), [client(None, p) for p in range(4)], start(), ROUNDS, clients_per_round=2, seed=5
     )
     assert same(again.params, history.params)
-
-
-def test_a_servers_rate_is_the_share_of_the_way_to_the_mean():
-    replies = [Reply({"w": torch.tensor([value])}) for value in (4.0, 8.0)]
-    for rate, expected in ((0.25, 3.0), (0.75, 5.0), (1.0, 6.0), (2.0, 10.0)):
-        assert FedAvg(rate).aggregate({"w": torch.tensor([2.0])}, replies)["w"].item() == expected
 
 
 def test_one_open_client_at_a_time_is_as_good_as_all(tmp_path):
@@ -336,13 +272,6 @@ def test_the_clip_norm_goes_to_the_quantile(begin):
         share = float((norms <= clip_norm).double().mean())
         server.aggregate({"w": torch.zeros(1)}, [Reply({"w": torch.zeros(1)}, {SHARE: share})])
     assert 0.9 < clip_norm < 1.1
-
-
-def test_bytes_of_a_round():
-    size = sum(value.numel() * 8 for value in start().values())
-    (done,) = simulate(adaptive(2), [client(follower(), p) for p in range(2)], start(), 1).rounds
-    assert done.bytes_up == 2 * (size + 16)  # the mean and its noise
-    assert done.bytes_down == 2 * 2 * (size + 8)
 
 
 @pytest.mark.parametrize(

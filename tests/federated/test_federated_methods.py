@@ -39,7 +39,6 @@ from equipoise.federated import (
     RoundPDP,
     RoundSubspace,
     ServerQuantile,
-    ServerRMS,
     SubspaceAverage,
     simulate,
 )
@@ -162,11 +161,6 @@ def test_a_client_that_is_killed_goes_on_with_what_its_method_remembers(name, tm
 # ---- FedPCDP
 
 
-def displacement(seed=3):
-    rng = torch.Generator().manual_seed(seed)
-    return {name: torch.randn(v.shape, generator=rng, dtype=v.dtype) for name, v in start().items()}
-
-
 def distance(a, b):
     return max(float((a[name] - value).abs().max()) for name, value in b.items())
 
@@ -182,19 +176,6 @@ def test_what_is_sent_of_a_round_is_all_of_it(form, options):
     restored = SubspaceAverage(directions(**options)).received(start(), sent)
     assert distance(restored, end) < 1e-8
     assert set(sent) == {form}
-
-
-def test_the_combination_does_not_know_the_basis_and_coordinates_do():
-    basis = directions(dimension=4).at(start())
-    flipped = directions(dimension=4).at(start())
-    for weights, block in zip(flipped.weights, flipped.exact.blocks, strict=True):
-        weights[:, 0] *= -1
-        for columns in block[0].rows.tensors.values():
-            columns[0] *= -1
-    there = {form: flipped.encode(displacement(), form) for form in ("combination", "coordinates")}
-    expected = basis.decode(basis.encode(displacement(), "combination"))
-    assert distance(basis.decode(there["combination"]), expected) < 1e-10
-    assert distance(basis.decode(there["coordinates"]), expected) > 1e-3
 
 
 def test_one_client_and_one_step_a_round_are_central_training():
@@ -224,49 +205,7 @@ def test_one_client_and_one_step_a_round_are_central_training():
         assert distance(found, {name: p.detach() for name, p in model.named_parameters()}) < 1e-8
 
 
-def test_the_subspace_is_renewed_where_the_server_puts_the_client_and_fixed_in_between():
-    seen = []
-
-    class Counting(RoundSubspace):
-        def _basis(self, params):
-            seen.append(float(params["0.bias"][0]))
-            return super()._basis(params)
-
-    method = RoundPCDP(Counting(network(), loss, records(9, 20)), 0.5, noise_multiplier=1.0)
-    one = client(method, local_steps=3, steps=6)
-    train(one, 1, start())
-    moved = {name: value + 0.125 for name, value in start().items()}
-    train(one, 2, moved)
-    assert seen == [float(start()["0.bias"][0]), float(moved["0.bias"][0])]
-
-
-def test_projected_upload_projects_the_mean_and_nothing_else():
-    space = directions(dimension=3)
-    clients = [client(ProjectedUpload(dp_sgd(), space), p) for p in range(2)]
-    found = simulate(SubspaceAverage(space), clients, start(), 1).params
-    ends = [train(client(dp_sgd(), p), 1, start()).params for p in range(2)]
-    mean = {name: value - (ends[0][name] + ends[1][name]) / 2 for name, value in start().items()}
-    basis = space.at(start())
-    kept = basis.decode(basis.encode(mean, "coordinates"))
-    assert distance(found, {name: value - kept[name] for name, value in start().items()}) < 1e-10
-    assert distance(kept, mean) > 1e-3
-
-
-def test_an_upload_of_another_subspace_is_refused_by_the_server():
-    server = SubspaceAverage(directions(dimension=3))
-    sent = directions(dimension=4).at(start()).encode(displacement(), "coordinates")
-    for answer in (sent, {}, {"combination": torch.zeros(3, 4)}, start()):
-        with pytest.raises(ValueError, match="expected are coordinates"):
-            server.received(start(), answer)
-
-
 # ---- SCAFFOLD
-
-
-def test_a_single_client_needs_no_correction():
-    corrected_one = simulate(corrections(1), [client(corrected(dp_sgd()))], start(), ROUNDS)
-    plain = simulate(FedAvg(), [client(dp_sgd())], start(), ROUNDS)
-    assert same(corrected_one.params, plain.params)
 
 
 class Pull(nn.Module):
@@ -309,13 +248,6 @@ def test_without_noise_scaffold_reaches_the_joint_optimum_and_fedavg_does_not():
     assert abs(float(drifted) - 0.75) > 0.02
 
 
-def test_a_control_that_makes_no_sense_costs_nothing():
-    one = client(corrected(dp_sgd()))
-    with pytest.raises(Refused, match=r"control\['0\.bias'\] has shape"):
-        train(one, 1, start(), control={**start(), "0.bias": start()["0.bias"][:-1]})
-    assert charges(one) == 0
-
-
 # ---- MOON
 
 
@@ -332,38 +264,7 @@ def test_the_term_is_what_it_says():
     torch.testing.assert_close(found, torch.full((4,), expected, dtype=torch.float64))
 
 
-def test_the_term_acts_from_the_second_round_on():
-    """In the first round the models to compare with are one, and the term has no gradient."""
-    ends = []
-    for one in (make("moon"), client(dp_sgd())):
-        first = train(one, 1, start()).params
-        moved = {name: value + 0.1 for name, value in first.items()}
-        ends.append((first, train(one, 2, moved).params))
-    (first, second), (plain_first, plain_second) = ends
-    assert distance(first, plain_first) < 1e-12
-    assert distance(second, plain_second) > 1e-4
-
-
 # ---- FedLRS
-
-
-def test_what_is_sent_are_the_largest_entries():
-    one = client(FedLRS(dp_sgd(), strength=0.0, share=0.25))
-    sent = train(one, 1, start()).params
-    end = {name: value.detach() for name, value in one.training.parameters.items()}
-    update = torch.cat([(end[name] - value).flatten() for name, value in start().items()])
-    assert len(sent["values"]) == round(0.25 * len(update))
-    left_out = update.abs().sort().values[: -len(sent["values"])]
-    assert float(sent["values"].abs().min()) >= float(left_out.max())
-    whole = train(client(FedLRS(dp_sgd(), strength=0.0, share=1.0)), 1, start()).params
-    assert distance(SparseAverage().received(start(), whole), end) < 1e-12
-
-
-def test_positions_outside_are_refused_by_the_server():
-    for positions in ([10_000], [-1], [0, 1]):
-        sent = {"positions": torch.tensor(positions, dtype=torch.int32), "values": torch.ones(1)}
-        with pytest.raises(ValueError, match="a client sent"):
-            SparseAverage().received(start(), sent)
 
 
 # ---- the shared quantile
@@ -455,11 +356,6 @@ def test_around_a_follower_it_follows_the_server(follower):
     assert bounds == [0.1] * LOCAL_STEPS
 
 
-def test_around_a_follower_the_rounds_must_agree():
-    with pytest.raises(ValueError, match="round_length"):
-        client(Proximal(ServerRMS(0.5, round_length=LOCAL_STEPS + 1), 0.1), budget=eq.Budget(4.0, 1e-3))
-
-
 class Plain(MethodWrapper):
     """Adds nothing, and knows of no rounds."""
 
@@ -482,24 +378,3 @@ def test_a_method_that_would_keep_the_rounds_from_another_one_is_refused(around,
         client(around(), folder=tmp_path / "client")
     assert not (tmp_path / "client").exists()
     assert train(client(Plain(dp_sgd())), 1, start()).params.keys() == start().keys()
-
-
-class SparseQuantile(QuantileFedAvg, SparseAverage):
-    """One quantile of all clients, from sparse updates."""
-
-
-def test_what_is_sent_beside_the_parameters_stays_beside_a_short_upload():
-    """The clip norm of the next round is made of it, as it is without the short upload."""
-    clients = [client(FedLRS(FOLLOWERS["quantile"](), bound=100.0, share=0.5), p) for p in range(2)]
-    plain = [client(FOLLOWERS["quantile"](), p) for p in range(2)]
-    server, alone = SparseQuantile(QUANTILE), QuantileFedAvg(QUANTILE)
-    asked = server.extras()
-    sent = [train(one, 1, start(), **asked) for one in clients]
-    whole = [train(one, 1, start(), **asked) for one in plain]
-    for short, one in zip(sent, whole, strict=True):
-        assert short.reports == one.reports
-        assert set(short.params).isdisjoint(start())
-        assert server.refusal(Request(1, start(), asked), short) is None
-    assert same(server.aggregate(start(), sent), SparseAverage().aggregate(start(), sent))
-    alone.aggregate(start(), whole)
-    assert server.extras()["clip_norm"] == alone.extras()["clip_norm"] != asked["clip_norm"]

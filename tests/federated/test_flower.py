@@ -8,7 +8,7 @@ import pytest
 import torch
 from federated_problem import LOCAL_STEPS, ROUNDS, adaptive, charges, client, follower, same, start
 
-from equipoise.federated import FedAvg, Reply, Request, Strategy, simulate
+from equipoise.federated import FedAvg, Request, simulate
 
 pytest.importorskip("flwr", reason="needs the extra federated")
 
@@ -67,23 +67,6 @@ def test_flowers_simulation_gives_what_one_process_gives(tmp_path, monkeypatch):
     found = simulate_on_flower(adaptive(), build, CLIENTS, start(), ROUNDS, processes=2)
     close(found.params, in_process().params)
     assert charged(tmp_path / "clients") == [ROUNDS * (1 + LOCAL_STEPS)] * CLIENTS
-
-
-def test_a_node_that_is_lost_and_comes_back_under_another_name(tmp_path):
-    nodes = grid(tmp_path)
-
-    def change(done):
-        if done.number == 1:
-            nodes.away.add(101)
-        if done.number == 2:
-            nodes.away.clear()
-            del nodes.contexts[101]
-            nodes.contexts[207] = nodes.context(207, 1)
-
-    found = serve(nodes, adaptive(), CLIENTS, start(), ROUNDS, on_round=change)
-    assert [done.answered for done in found.rounds] == [(0, 1, 2), (0, 2), (0, 1, 2)]
-    whole = 1 + LOCAL_STEPS
-    assert charged(tmp_path) == [3 * whole, 2 * whole, 3 * whole]
 
 
 class SlowGrid(LocalGrid):
@@ -235,31 +218,3 @@ def test_answers_that_cannot_be_read_count_as_none(content):
     done = serve(nodes, FedAvg(), 2, start(), 1).rounds[0]
     assert done.answered == ()
     assert set(done.absent) == {0, 1}
-
-
-def test_groups_of_tensors_travel():
-    """A strategy may send named tensors beside the model, and plain values."""
-    heard = []
-
-    class Listening:
-        def answer(self, request):
-            heard.append((request.round, request.extras["control"], request.extras["strength"]))
-            return Reply({**request.params, "more": request.extras["control"]["w"]})
-
-        def close(self):
-            pass
-
-    class Sending(FedAvg):
-        def extras(self):
-            return {"control": {"w": torch.tensor(3.0, dtype=torch.float64)}, "strength": 0.5}
-
-        def aggregate(self, params, replies):
-            assert replies[0].params["more"].item() == 3.0
-            return dict(params)
-
-    strategy: Strategy = Sending()
-    serve(LocalGrid(client_app(lambda context: Listening()), 1), strategy, 1, start(), 1)
-    ((number, control, strength),) = heard
-    assert (number, strength) == (1, 0.5)
-    assert control["w"].dtype is torch.float64
-    assert control["w"].shape == ()

@@ -123,32 +123,6 @@ def test_the_grid_gives_what_one_process_gives(method, server):
     assert not any("refusal" in content for _, content in grid.replies)
 
 
-@pytest.mark.parametrize("counts", [(USERS,), (1,) * USERS])
-def test_how_users_lie_at_nodes_changes_no_bit(counts):
-    _, updates = over_flower(counts=counts)
-    _, others = over_flower()
-    assert torch.equal(trained(updates, updates.users), trained(others, others.users))
-
-
-def test_a_node_is_asked_once_in_a_step_for_its_users_that_are_drawn():
-    grid, updates = over_flower()
-    training = begun(updates, updates.users)
-    assert training.config()["settings"]["micro_batch_size"] < 8
-    at_start = [(kind, node) for kind, node, _ in grid.sent]
-    assert len(at_start) == len({*at_start}) + 3  # an introduction; a few users at two parameter points
-    for _ in range(2):
-        grid.sent.clear()
-        training.take_step()
-        assert [(kind, node) for kind, node, _ in grid.sent] == [
-            ("train", 100),
-            ("train", 101),
-            ("train", 102),
-        ]
-        drawn = updates.users.announced.tolist()
-        for node, (_, _, content) in enumerate(grid.sent):
-            assert content["extras"]["users"] == [user for at, user in drawn if at == node + 2]
-
-
 def test_no_message_to_a_node_follows_users_of_others():
     def sent_to_last(drawn):
         grid, updates = over_flower()
@@ -259,20 +233,6 @@ def test_both_points_of_a_step_have_the_same_random_numbers(method):
     assert {seed for *_, seed in points}.isdisjoint(seed for _, _, seed, _ in sent_to(grid))
 
 
-def test_a_draw_within_the_one_before_asks_for_its_own_users_only():
-    grid, updates = over_flower()
-    model = network()
-    for draw, (drawn, first) in enumerate([([0, 12, 20], 0), ([12], 12), ([12, 13], 12), ([12, 13], 13)]):
-        grid.sent.clear()
-        with torch.no_grad():
-            model[0].bias.add_(1)
-        updates.users.announce(torch.tensor(drawn), draw)
-        updates(model, places_of(updates, [first]))
-        assert {(node - 98, user) for node, user, _, _ in sent_to(grid)} == {
-            tuple(place) for place in places_of(updates, drawn).tolist()
-        }
-
-
 def empty(number, items):
     if number == 1:
         items[-1] = {**items[-1], "there": torch.zeros(PLACES, dtype=torch.bool)}
@@ -312,13 +272,6 @@ def network_with_dropout():
     return network(0.5)
 
 
-def raising(error):
-    def fail(*_, **__):
-        raise error
-
-    return fail
-
-
 def test_a_node_that_is_lost_in_a_step_books_nothing(tmp_path):
     """The step is taken again when it is there, under another name, and ends where it had ended."""
     node = Node(make=network_with_dropout)
@@ -340,150 +293,6 @@ def test_a_node_that_is_lost_in_a_step_books_nothing(tmp_path):
     training.run(progress=False)
     assert torch.equal(flat(training), expected)
     assert eq.verify_run(tmp_path / "run").consistent
-
-
-GRID_FAILS = {
-    "sending": ("send_and_receive", ConnectionError("patient Smith")),
-    "listing": ("get_node_ids", RuntimeError("patient Smith")),
-}
-
-
-@pytest.mark.parametrize("name", GRID_FAILS)
-def test_a_grid_that_fails_is_no_users_fault(name):
-    what, error = GRID_FAILS[name]
-    _, undisturbed = over_flower()
-    expected = trained(undisturbed, undisturbed.users)
-    grid, updates = over_flower()
-    training = begun(updates, updates.users)
-    works = getattr(grid, what)
-    setattr(grid, what, raising(error))
-    with pytest.raises(NoAnswerError, match=rf"{type(error).__name__} in fail \(test_flower_users") as found:
-        training.take_step()
-    assert "Smith" not in str(found.value)
-    assert found.value.__cause__ is error
-    assert (training.steps_done, training.epsilon_so_far()) == (0, 0.0)
-    setattr(grid, what, works)
-    training.run(progress=False)
-    assert torch.equal(flat(training), expected)
-
-
-@pytest.mark.parametrize(
-    "error",
-    [MemoryError(), torch.OutOfMemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory")],
-)
-def test_a_node_that_runs_out_of_memory_ends_the_step(error):
-    """It depends on who else is asked for, and so on no user alone."""
-    failing = []
-
-    def loss(model, batch):
-        if failing:
-            raise error
-        return LOSS(model, batch)
-
-    _, updates = over_flower(Node(loss))
-    training = begun(updates, updates.users)
-    failing.append(True)
-    with pytest.raises(NoAnswerError, match="gives no updates: 'the client could not answer"):
-        training.take_step()
-    assert (training.steps_done, training.epsilon_so_far()) == (0, 0.0)
-
-
-def test_users_of_one_loss_and_parts_of_them_are_no_other_data():
-    _, updates = over_flower()
-    _, others = over_flower()
-    some = torch.utils.data.Subset(updates.users, range(USERS))
-    for loss, data in [(updates, some), (updates, others.users), (LOSS, updates.users)]:
-        with pytest.raises(DataError, match=r"give data=updates\.users"):
-            begun(loss, data)
-
-
-def test_nothing_is_kept_of_a_draw_that_is_over():
-    _, updates = over_flower()
-    training = begun(updates, updates.users, "at two points", sampling=eq.FullBatch(USERS, 3))
-    for _ in range(2):
-        training.take_step()
-        assert {len(answers) for answers in updates.users.kept.values()} == {USERS}
-        assert len(updates.users.kept) <= 2
-    training.run(progress=False)
-    assert not updates.users.kept
-
-
-def test_a_node_that_comes_back_in_time_is_waited_for():
-    grid, updates = over_flower(wait=30.0)
-    training = begun(updates, updates.users)
-    send, lost = grid.send_and_receive, []
-
-    def lose_once(messages, *, timeout=None):
-        found = send(messages, timeout=timeout)
-        if not lost:
-            lost.append(found.pop())
-        return found
-
-    grid.send_and_receive = lose_once
-    training.run(progress=False)
-    _, undisturbed = over_flower()
-    assert lost
-    assert torch.equal(flat(training), trained(undisturbed, undisturbed.users))
-
-
-def test_a_node_that_nobody_needs_is_waited_for_once_and_not_for_long():
-    grid, updates = over_flower()
-    grid.contexts[900] = grid.context(900, 0)
-    grid.away.add(900)
-    send, waits = grid.send_and_receive, []
-
-    def noting(messages, *, timeout=None):
-        waits.extend(timeout for message in messages if message.metadata.dst_node_id == 900)
-        return send(messages, timeout=timeout)
-
-    grid.send_and_receive = noting
-    trained(updates, updates.users)
-    assert waits == [60.0]
-
-
-def test_two_nodes_with_one_number_are_told():
-    grid, updates = over_flower()
-    grid.contexts[500] = grid.context(500, 0)
-    with pytest.raises(NoAnswerError, match="the nodes 100 and 500 both say that they are client 0"):
-        rows(updates, [0])
-    del grid.contexts[500]
-    rows(updates, [0])
-    grid.contexts[500] = grid.context(500, 0)
-    rows(updates, [1])  # nobody asks who the new one is, nor uses it
-    assert ("train", 500) not in [(kind, node) for kind, node, _ in grid.sent]
-    del grid.contexts[101]
-    with pytest.raises(NoAnswerError, match="both say that they are client 0"):
-        rows(updates, [USERS - 8])
-    grid.away.add(100)  # it is gone, and still listed
-    with pytest.raises(NoAnswerError, match="no answer of node 1"):
-        rows(updates, [USERS - 8])
-    rows(updates, [2])
-    assert grid.sent[-1][:2] == ("train", 500)
-
-
-def test_users_that_all_fail_at_the_start_point_to_the_logs(caplog):
-    def loss(model, batch):
-        raise ValueError("patient Smith")
-
-    _, updates = over_flower(Node(loss))
-    with pytest.raises(DataError, match=r"none of the \d users .* at the nodes, whose logs say why") as error:
-        begun(updates, updates.users)
-    assert "Smith" not in str(error.value)
-    assert "Smith" in caplog.text
-
-
-def normalised(**options):
-    layers = nn.Linear(4, 8), nn.BatchNorm1d(8, **options), nn.Linear(8, 3)
-    return nn.Sequential(*layers).double()
-
-
-def test_running_statistics_would_never_move():
-    _, updates = over_flower(Node(make=normalised))
-    with pytest.raises(DataError, match=r"'1' \(BatchNorm1d\) keeps running statistics"):
-        begun(updates, updates.users, model=normalised())
-    still = normalised()
-    still[1].eval()
-    begun(updates, updates.users, model=still).take_step()
 
 
 class Centred(nn.Module):
@@ -526,22 +335,6 @@ def test_nodes_are_in_the_modes_of_the_server():
     assert torch.equal(found[0], plain)
     assert torch.equal(found[1], plain)
     assert not torch.equal(rows(over_flower(node)[1], [5, 7], model), plain)
-
-
-def test_sparse_gradients_stand_next_to_users_that_fail():
-    def make():
-        with torch.random.fork_rng():
-            torch.manual_seed(1)
-            return nn.Embedding(3, 2, sparse=True).double()
-
-    def loss(model, batch):
-        return model(batch["y"]).square().sum((1, 2))
-
-    _, updates = over_flower(Node(loss, make=make, change=fails))
-    last = COUNTS[0] + COUNTS[1] - 1
-    found = rows(updates, [0, last], make())
-    assert float(found[0].norm()) > 0
-    assert not torch.isfinite(found[1]).any()
 
 
 @pytest.mark.parametrize("loses_node", [False, True])
@@ -674,17 +467,6 @@ def test_a_request_that_makes_no_sense_is_refused(name):
     assert not fine.content["reports"].keys() - {"losses"}
     reply = grid.deliver("train", 100, asked(REQUESTS[name]))
     assert reply.content["refusal"]["reason"].startswith("Refused:")
-
-
-def test_a_nodes_own_text_is_cut_and_shows_no_control_characters():
-    grid = Spoilt(user_app(Node()), 3)
-    updates = FlowerUpdates(grid, COUNTS, wait=0.0)
-    text = ConfigRecord({"reason": "\x1b[31m" + "x" * 5000})
-    grid.spoil = lambda content: content.update({"refusal": text})
-    with pytest.raises(NoAnswerError) as error:
-        rows(updates, [USERS - 8])
-    assert len(str(error.value)) < 600
-    assert str(error.value).isprintable()
 
 
 def test_words_of_an_error_stay_at_the_node(caplog):

@@ -136,15 +136,6 @@ def test_what_a_batch_lacks_is_said_when_a_training_begins(loss, message):
         over_users(data=data if loss.present else {**data, "y": data["y"][:, 0]}, loss=loss)
 
 
-def test_an_error_of_a_users_own_loss_is_not_shown():
-    def loss(model, batch):
-        raise ValueError("a secret of the records")
-
-    with pytest.raises(DataError, match=r"ValueError in loss \(") as error:
-        over_users(loss=LocalUpdates(loss))
-    assert "secret" not in str(error.value)
-
-
 METHODS = {
     "fixed": eq.DPSGD(clip_norm=0.5, noise_multiplier=0.5),
     "learnt": eq.DPSGD(clip_norm=eq.methods.ReleasedQuantile(0.5), noise_multiplier=0.5),
@@ -287,17 +278,3 @@ def test_an_item_is_all_of_a_user():
         over_users(owner=torch.arange(20) // 2)
     with pytest.raises(ValueError, match="records_per_user=6 with rows='update'"):
         over_users(records_per_user=6)
-
-
-@pytest.mark.parametrize(
-    ("most", "words"),
-    [
-        (1, "Of a user at most 1 record is used, chosen by secret randomness; it is drawn and clipped"),
-        (2, "Of a user at most 2 records are used, chosen by secret randomness; each is drawn and clipped"),
-    ],
-)
-def test_records_that_are_drawn_by_themselves_are_named_as_such(most, words):
-    data = {name: leaf[:, 0] for name, leaf in users(20).items()}
-    owner = torch.arange(20) // most
-    run = over_users(owner=owner, data=data, loss=cross_entropy, rows=None, records_per_user=most)
-    assert words in " ".join(str(run.statement()).split())

@@ -97,31 +97,3 @@ def test_reopened_or_killed_it_answers_as_one_that_was_kept_open(around, killed,
     again, charged_again, voids = answers(around, tmp_path / "again", reopened=killed is None, killed=killed)
     assert (charged_again, voids) == (charged, 0)
     assert all(equal(a, b) for a, b in zip(kept, again, strict=True))
-
-
-def test_the_query_compares_with_the_models_of_its_round(tmp_path):
-    """By hand: the mean of the capped squared norms at the global model, against the model sent last."""
-    method, term = contrastive()
-    one = client(method, loss_function=term)
-    first = {name: value + 0.5 for name, value in start().items()}
-    ask(one, 1, first, LIMIT)
-    sent = train(one, 1, first, clip_norm=1.0)
-    second = {name: value + 0.3 for name, value in first.items()}
-    asked = ask(one, 2, second, LIMIT)
-    by_hand = MoonLoss(loss, term.features, network(), strength=5.0)
-    by_hand.compare_with(second, sent.params)
-    assert asked == pytest.approx(mean_square(by_hand, second), rel=1e-3)
-    by_hand.compare_with(first, first)  # the models of the round before: another answer
-    assert asked != pytest.approx(mean_square(by_hand, second), rel=1e-2)
-
-
-def mean_square(loss_function, params):
-    model, data = network(), records()
-    for name, value in model.named_parameters():
-        value.data.copy_(params[name])
-    squares = []
-    for i in range(len(data["label"])):
-        model.zero_grad()
-        loss_function(model, {name: value[i : i + 1] for name, value in data.items()}).sum().backward()
-        squares.append(min(sum(float(p.grad.square().sum()) for p in model.parameters()), LIMIT) / LIMIT)
-    return sum(squares) / len(squares)

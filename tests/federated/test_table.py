@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
-
 import pytest
 import torch
 from federated_problem import LOCAL_STEPS, client, loss, network, records, same, start
 
 import equipoise as eq
-from equipoise.federated import RoundSubspace, simulate
+from equipoise.federated import simulate
 from equipoise.federated.registry import FEDERATED, MOVED, FederationSetup, find_federated
 from equipoise.federated.round_protocol import protocol_of
 
@@ -66,21 +64,6 @@ def test_an_entry_trains_within_the_budget_and_goes_on(tmp_path, name, recipe, g
         torch.testing.assert_close(found.params[key], value, rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize(
-    ("given", "rate"),
-    [
-        ({"client_records": 6000}, 0.1),
-        ({"client_records": 60}, 1.0),
-        ({"client_records": 6000, "radius_sampling_rate": 0.5}, 0.5),
-        ({"client_records": 6000, "recipe": "as_published"}, None),
-        ({}, None),
-    ],
-)
-def test_a_radius_query_asks_some_hundred_records(given, rate):
-    found = find_federated("adaptdp-fedavg").method(setup_of("adaptdp-fedavg", **given))
-    assert found.radius_sampling_rate == rate
-
-
 def test_a_state_of_another_strategy_is_refused():
     for name in ("dp-fedavg", "adaptdp-fedavg", MOVED["scaffold"], "dp-fedavg-quantile"):
         strategy, _ = federation(name)
@@ -92,10 +75,3 @@ def test_an_unknown_method_is_named():
     for name in ("nobody", "fedavg:nobody", "fedprox:dp-sgd", "baselines.moon:Moon", "fedprox"):
         with pytest.raises(ValueError, match=name):
             find_federated(name)
-
-
-@pytest.mark.parametrize("name", ["fedpcdp", "fedpdp"])
-def test_a_subspace_has_one_default(name):
-    """The table's, the library's and that of the documented bytes: a block for every tensor."""
-    known = inspect.signature(RoundSubspace).parameters["blocks"].default
-    assert FEDERATED[name].options["blocks"] == known == "per_tensor"

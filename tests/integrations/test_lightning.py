@@ -154,35 +154,6 @@ def test_loggers_get_publishable_numbers(tmp_path):
     assert eq.verify_run(tmp_path / "run").consistent
 
 
-def test_checkpoints_of_lightning_hold_the_model(tmp_path):
-    saved = lightning.pytorch.callbacks.ModelCheckpoint(
-        tmp_path / "saved", every_n_train_steps=4, save_top_k=-1
-    )
-    trainer = trainer_of(tmp_path, enable_checkpointing=True, callbacks=[saved])
-    module = Classifier()
-    fitted(trainer, module)
-    assert len(list((tmp_path / "saved").iterdir())) == 2
-    state = torch.load(saved.best_model_path or saved.last_model_path or max((tmp_path / "saved").iterdir()))
-    assert state["state_dict"].keys() == module.state_dict().keys()
-
-
-class SeesGradients(lightning.Callback):
-    def __init__(self):
-        self.seen = []
-
-    def on_before_optimizer_step(self, trainer, module, optimizer):
-        assert module.trainer is trainer
-        self.seen.append(sum(float(p.grad.square().sum()) for p in module.parameters()) ** 0.5)
-
-
-def test_the_moment_before_the_optimisers_step_sees_the_released_estimate(tmp_path):
-    seen, rows = SeesGradients(), Rows()
-    fitted(trainer_of(tmp_path, callbacks=[seen], logger=rows), Classifier())
-    released = [row["released_norm"] for _, row in rows.rows if "released_norm" in row]
-    assert seen.seen == pytest.approx(released)
-    assert len(released) == SAMPLING.steps
-
-
 class Fail(lightning.Callback):
     def on_train_batch_end(self, trainer, *args):
         if trainer.global_step == 6:
@@ -217,30 +188,6 @@ def test_a_setting_that_does_not_go_with_private_steps_is_refused_by_name(tmp_pa
         fitted(trainer_of(tmp_path, **{option: value}), Classifier())
 
 
-def test_a_scheduler_of_epochs_is_refused(tmp_path):
-    module = Classifier("epoch")
-    with pytest.raises(ValueError, match="'interval': 'step'"):
-        fitted(trainer_of(tmp_path), module)
-    assert type(module) is Classifier
-    with pytest.raises(ValueError, match="needs run"):
-        fitted(trainer_of(tmp_path), module, resume=True)
-
-
-def test_bfloat16_is_the_trainers(tmp_path):
-    module = Classifier()
-    training = fitted(trainer_of(tmp_path, precision="bf16-mixed"), module)
-    assert {covered.how for covered in training.engine.coverage()} == {"rule"}
-    assert flat(module).dtype == torch.float32
-
-
-def test_a_second_fit_does_not_take_the_first_ones_module_for_a_new_one(tmp_path):
-    module, options = Classifier(), {"reproducible": False, "sampling": eq.Poisson(12, 60, 2)}
-    fitted(trainer_of(tmp_path), module, **options)
-    with pytest.raises(ValueError, match="journal"):
-        fitted(trainer_of(tmp_path), module, **options)
-    fitted(trainer_of(tmp_path), module, starts_from="public", **options)
-
-
 class Normed(Classifier):
     """A pretrained norm that stays as it is, in front of what is trained."""
 
@@ -262,46 +209,3 @@ def test_a_frozen_norm_stays_in_the_mode_that_it_has(tmp_path):
     assert module.net.training
     with pytest.raises(CrossRecordError, match=r"eval\(\)"):
         fitted(trainer_of(tmp_path, max_steps=2), Normed(norm_mode=True), loss=of_normed)
-
-
-class WithGenerator(Classifier):
-    def __init__(self):
-        super().__init__()
-        self.generator = torch.nn.Linear(2, 2)
-
-    def configure_optimizers(self):
-        return [torch.optim.SGD(part.parameters(), lr=0.1) for part in (self.net, self.generator)]
-
-
-def test_a_generator_belongs_outside_of_the_module(tmp_path):
-    with pytest.raises(ValueError, match=r"outside of the LightningModule.*callback"):
-        fitted(trainer_of(tmp_path), WithGenerator())
-
-
-class Generating(lightning.Callback):
-    """Steps a generator against the released module."""
-
-    def __init__(self, generator):
-        self.generator, self.optimizer = generator, torch.optim.SGD(generator.parameters(), lr=0.1)
-
-    def on_train_batch_end(self, trainer, module, *_):
-        self.optimizer.zero_grad()
-        with torch.enable_grad():
-            module.net(self.generator(torch.randn(4, 2))).square().mean().backward(
-                inputs=[*self.generator.parameters()]
-            )
-        self.optimizer.step()
-
-
-def test_a_generator_outside_of_the_module_is_trained_by_a_callback(tmp_path):
-    generator, module = torch.nn.Linear(2, records()["input"].shape[1]), Classifier()
-
-    def of_critic(module, batch):
-        made = generator(torch.rand(len(batch["label"]), 2)).detach()
-        return loss(module, batch) + module.net(made).square().mean(1)
-
-    before = [p.detach().clone() for p in (*generator.parameters(), *module.parameters())]
-    callbacks = [Generating(generator)]
-    fitted(trainer_of(tmp_path, max_steps=3, callbacks=callbacks), module, loss=of_critic)
-    after = [*generator.parameters(), *module.parameters()]
-    assert not any(torch.equal(a, b) for a, b in zip(before, after, strict=True))

@@ -181,60 +181,6 @@ def test_logs_are_public(tmp_path):
     assert trainer.state.total_flos == 0
 
 
-class Events(transformers.TrainerCallback):
-    def __init__(self):
-        self.seen = []
-
-    def on_train_begin(self, args, state, control, train_dataloader=None, **kwargs):
-        self.seen.append("train")
-        assert train_dataloader is None
-
-    def on_epoch_begin(self, args, state, control, **kwargs):
-        self.seen.append("epoch")
-
-    def on_step_begin(self, args, state, control, **kwargs):
-        self.seen.append("begin")
-
-    def on_pre_optimizer_step(self, args, state, control, model=None, **kwargs):
-        self.seen.append(("before", state.global_step, all(p.grad is not None for p in model.parameters())))
-
-    def on_optimizer_step(self, args, state, control, model=None, **kwargs):
-        self.seen.append(("after", state.global_step, all(p.grad is not None for p in model.parameters())))
-
-    def on_step_end(self, args, state, control, optimizer=None, lr_scheduler=None, model=None, **kwargs):
-        assert None not in (optimizer, lr_scheduler, model)
-        self.seen.append(state.global_step)
-
-    def on_epoch_end(self, args, state, control, **kwargs):
-        self.seen.append("over")
-
-    def on_evaluate(self, args, state, control, metrics=None, **kwargs):
-        self.seen.append("eval_accuracy" in metrics)
-
-    def on_save(self, args, state, control, **kwargs):
-        self.seen.append("saved")
-
-    def on_train_end(self, args, state, control, **kwargs):
-        self.seen.append("end")
-
-
-def test_callbacks_see_what_they_see_in_a_trainer(tmp_path):
-    options = {
-        "max_steps": -1, "num_train_epochs": 2, "per_device_train_batch_size": 32, "eval_strategy": "epoch",
-        "save_strategy": "epoch", "compute_metrics": accuracy, "eval_dataset": Sentences(20, seed=1),
-    }  # fmt: skip
-    private, plain = Events(), Events()
-    trainer_of(tmp_path / "a", callbacks=[private], **options).train()
-    for name in ("compute_metrics", "eval_dataset"):
-        options.pop(name)
-    plain.on_train_begin = lambda *args, **kwargs: plain.seen.append("train")
-    transformers.Trainer(
-        bert(), arguments(tmp_path / "b", **options), train_dataset=Sentences(), callbacks=[plain],
-        compute_metrics=accuracy, eval_dataset=Sentences(20, seed=1),
-    ).train()  # fmt: skip
-    assert private.seen == plain.seen
-
-
 def test_evaluation_is_published_with_its_assumption(tmp_path):
     trainer = trainer_of(
         tmp_path, eval_strategy="steps", eval_steps=3, compute_metrics=accuracy, eval_dataset=Sentences(20, 1)
@@ -281,13 +227,6 @@ def test_a_stopped_run_goes_on_as_if_it_had_not_stopped(tmp_path, same):
     assert trainer.statement().releases == whole.statement().releases
 
 
-def test_a_finished_run_is_not_to_be_resumed(tmp_path):
-    trainer_of(tmp_path, reproducible=False).train()
-    with pytest.raises(FileExistsError, match="finished") as ended:
-        trainer_of(tmp_path, reproducible=False).train()
-    assert "resume" not in str(ended.value)
-
-
 class Fail(transformers.TrainerCallback):
     def on_step_end(self, args, state, control, **kwargs):
         if state.global_step == 5:
@@ -322,34 +261,6 @@ def test_the_model_is_saved_with_its_statement(tmp_path):
         assert card.count("## Differential privacy") == 1
         assert trainer.statement().sections()[0][1][0] in card
     assert "Released" in (tmp_path / "out/README.md").read_text()
-
-
-def test_the_best_model_is_loaded_at_the_end(tmp_path):
-    trainer = trainer_of(
-        tmp_path, eval_strategy="steps", eval_steps=2, save_strategy="steps", save_steps=2,
-        save_total_limit=2, load_best_model_at_end=True, metric_for_best_model="eval_loss",
-        greater_is_better=True, learning_rate=0.5, eval_dataset=Sentences(20, seed=1),
-    )  # fmt: skip
-    trainer.train()
-    best = transformers.BertForSequenceClassification.from_pretrained(trainer.state.best_model_checkpoint)
-    assert torch.equal(flat(best), flat(trainer.model))
-
-
-def test_the_budget_is_kept(tmp_path):
-    trainer = trainer_of(
-        tmp_path, method=None, budget=eq.Budget(epsilon=4.0, delta=1e-3), reproducible=False, max_steps=3
-    )
-    metrics = trainer.train().metrics
-    assert 3.9 < metrics["epsilon"] <= 4.0
-    assert trainer.statement().guarantee == "proven"
-    assert eq.verify_run(trainer.run_dir).consistent
-
-
-def test_accumulation_says_what_goes_through_at_once(tmp_path):
-    trainer = trainer_of(tmp_path, per_device_train_batch_size=4, gradient_accumulation_steps=4, max_steps=1)
-    trainer.train()
-    assert trainer.sampling.expected_batch_size == 16
-    assert trainer.private_training.config()["settings"]["micro_batch_size"] < 16
 
 
 OTHER_VALUES = {
@@ -399,13 +310,6 @@ def test_private_records_are_not_evaluated(tmp_path):
         trainer_of(tmp_path, data=data).evaluate(data)
 
 
-def test_checkpointed_activations_change_no_number(tmp_path):
-    one, other = trainer_of(tmp_path / "a"), trainer_of(tmp_path / "b", gradient_checkpointing=True)
-    one.train()
-    other.train()
-    torch.testing.assert_close(flat(one.model), flat(other.model))
-
-
 def test_adapters_alone_are_trained(tmp_path):
     peft = pytest.importorskip("peft", reason="needs the extra hf")
     config = peft.LoraConfig(r=2, target_modules=["c_attn"], fan_in_fan_out=True, task_type="CAUSAL_LM")
@@ -453,29 +357,6 @@ def test_usual_losses_are_those_of_the_models():
         vocab_size=WORDS, d_model=16, d_kv=8, d_ff=24, num_layers=1, num_heads=2, decoder_start_token_id=0
     )
     check_loss(transformers.T5ForConditionalGeneration(t5), {"input_ids": ids, "labels": some})
-
-
-def test_a_model_without_a_usual_loss_is_refused():
-    config = transformers.BertConfig(
-        vocab_size=WORDS, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=24
-    )
-    with pytest.raises(TypeError, match="no usual loss"):
-        record_losses(bert(), {"input_ids": tokens(), "labels": tokens()[:, :4]})
-    with pytest.raises(TypeError, match="gives no logits"):
-        record_losses(transformers.BertModel(config), {"input_ids": tokens(), "labels": tokens()[:, 0]})
-
-
-def test_a_second_trainer_does_not_take_the_first_ones_model_for_a_new_one(tmp_path):
-    """Two phases: the second statement holds the first one's cost, or its user's word that it has none."""
-    model, options = bert(), {"reproducible": False, "max_steps": 2}
-    trainer_of(tmp_path / "first", model, **options).train()
-    with pytest.raises(ValueError, match="journal"):
-        trainer_of(tmp_path / "second", model, **options).train()
-    journal = tmp_path / "first" / "run" / "private" / "journal.jsonl"
-    trainer = trainer_of(tmp_path / "second", model, journal=journal, **options)
-    trainer.train()
-    assert trainer.statement().other_runs == 1
-    trainer_of(tmp_path / "third", model, starts_from="public", **options).train()
 
 
 class Normed(torch.nn.Module):

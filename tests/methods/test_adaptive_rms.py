@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import statistics
 
 import pytest
 import torch
@@ -12,17 +11,15 @@ from table import training as train
 
 import equipoise as eq
 from equipoise.gradients import DenseGradients
-from equipoise.methods.adaptive_rms import Fused, MeanSquareRule, RMSRadius, Round, _squares
+from equipoise.methods.adaptive_rms import Fused, RMSRadius, Round, _squares
 from equipoise.methods.base import Setting
-from equipoise.privacy import BudgetError, Draw, Private, PrivateRows
+from equipoise.privacy import Draw, Private, PrivateRows
 from equipoise.privacy.bounds.counts import capped
 from equipoise.privacy.private import unwrap
 from equipoise.published.adaptive_rms import AdaptiveRMS as PublishedAdaptiveRMS
 from equipoise.published.adaptive_rms import (
     claimed_epsilon,
-    order,
     published_noise,
-    subsampled_rdp,
 )
 
 DELTA = 1e-5
@@ -42,14 +39,6 @@ def test_the_radius_of_three_norms():
         mean = float(norms.square().clamp(max=g_hat**2).mean())
         assert mean == pytest.approx(square, rel=1e-6)
         assert rule.update(rule.start(), mean, 0.0, 1)["clip_norm"] == pytest.approx(radius, rel=1e-6)
-
-
-def test_the_papers_offset():
-    """sigma_C = 0.01 at two clients and 100 rounds: offset 0.0325525, radius 0.2551567 for zero gradients."""
-    rule = RMSRadius(g_hat=1.0, offset="paper")
-    after = rule.update(rule.start(), mean=0.0, noise=0.01 / math.sqrt(2), releases=200)
-    assert after["clip_norm"] == pytest.approx(0.2551567, rel=1e-6)
-    assert after["clip_norm"] ** 2 / 2 == pytest.approx(0.0325525, rel=1e-5)
 
 
 @pytest.mark.parametrize("scale", ["g_hat", "self"])
@@ -76,12 +65,6 @@ def test_without_noise_a_constant_norm_gives_its_double_square():
         assert state["clip_norm"] == pytest.approx(math.sqrt(2) * 0.01)
 
 
-def test_an_average_keeps_the_share_beta_of_the_past():
-    rule = RMSRadius(g_hat=10.0, ema_beta=0.8, offset="none")
-    first = rule.update(rule.start(), 4.0, 0.0, 1)
-    assert rule.update(first, 9.0, 0.0, 1)["mean"] == pytest.approx(0.8 * 4 + 0.2 * 9)
-
-
 @pytest.mark.parametrize("variant", [Fused(), Round()])
 def test_the_radius_follows_the_mean_square_of_the_draw(variant):
     """Over the expected size, and with noise of no size."""
@@ -94,27 +77,7 @@ def test_the_radius_follows_the_mean_square_of_the_draw(variant):
     assert state["clip_norm"] == pytest.approx(float(2 * squares.mean()) ** 0.5, rel=1e-5)
 
 
-def test_few_records_with_gradients_collapse_a_small_kappa():
-    """Below a share 1 / (2 tau kappa) of records with gradients the self-scaled radius goes to nothing."""
-    ends = {}
-    for kappa in (4.0, 32.0):
-        rule = RMSRadius(g_hat=1.0, scale="self", kappa=kappa, offset="none")
-        state = rule.start()
-        for _ in range(60):
-            state = rule.update(state, 0.05 * min(0.3**2, state["square_limit"]), 0.0, 1)
-        ends[kappa] = state["clip_norm"]
-    assert ends[4.0] < 1e-10
-    assert ends[32.0] == pytest.approx(math.sqrt(2 * 0.05) * 0.3)
-
-
 # ---- equation (1)
-
-
-def test_orders_and_divergences():
-    assert [order(*pair) for pair in ((1, 1e-5), (2, 1e-5), (8, 1e-5), (1, 1e-4))] == [25, 13, 4, 20]
-    for alpha, value in ((2, 5.4351e-4), (8, 2.68417e-3), (16, 3.13406)):
-        assert subsampled_rdp(2.0, 0.01, alpha) == pytest.approx(value, rel=2e-5)
-    assert math.isfinite(subsampled_rdp(1e-3, 0.01, 40))  # terms far beyond the floats
 
 
 @pytest.mark.parametrize(("target", "noise", "radius"), [(2, 0.07538, 0.02379), (8, 0.02134, 0.01289)])
@@ -128,14 +91,6 @@ def test_equation_1(target, noise, radius):
     assert back == pytest.approx(target, rel=1e-3)
 
 
-def test_equation_1_without_a_solution_raises():
-    with pytest.raises(BudgetError, match="out of reach for the gradient"):
-        published_noise(1, DELTA, population=10_000, batch=100, steps=2000)
-    method = PublishedAdaptiveRMS(round_length=20)
-    with pytest.raises(BudgetError, match="recipe='library'"):
-        planned(method, eq.WithoutReplacement(100, 10_000, 2000), "replace_one", eq.Budget(1.0, DELTA))
-
-
 def test_as_published_the_ledgers_epsilon_is_far_below_the_papers():
     """At epsilon 8 the paper's noise really costs 4.9 (RDP, without replacement, true sensitivities)."""
     method = PublishedAdaptiveRMS(round_length=20)
@@ -146,14 +101,6 @@ def test_as_published_the_ledgers_epsilon_is_far_below_the_papers():
     assert plan["squares"].noise_multiplier == pytest.approx(1.289, rel=1e-3)
     assert method.claimed_epsilon(made, DELTA) == pytest.approx(8, rel=1e-3)
     assert plan.epsilon(DELTA).value == pytest.approx(4.9, abs=0.1)
-
-
-def test_the_claim_does_not_cover_slices_of_an_epoch():
-    method = PublishedAdaptiveRMS(round_length=20)
-    given = PublishedAdaptiveRMS(round_length=20, noise_multiplier=2.0, radius_noise_multiplier=1.0)
-    for one, budget in ((method, eq.Budget(8.0, DELTA)), (given, None)):
-        with pytest.raises(ValueError, match="fresh sample"):
-            planned(one, eq.FixedEpochs(100, 10_000, 2000), "replace_one", budget)
 
 
 # ---- what it costs
@@ -245,71 +192,4 @@ def test_larger_losses_change_only_the_scale():
     assert len(set(paths[0][1])) > 1
 
 
-def test_a_query_of_its_own_needs_both_multipliers():
-    for method in (
-        eq.AdaptiveRMS(variant=Round(), noise_multiplier=1.0),
-        PublishedAdaptiveRMS(noise_multiplier=1.0),
-    ):
-        with pytest.raises(ValueError, match="without radius_noise_multiplier"):
-            planned(method, eq.Poisson(20, 60, 10))
-
-
-def test_self_scaling_warns_of_a_noisy_radius():
-    method = eq.AdaptiveRMS(
-        radius=MeanSquareRule(scale="self"), noise_multiplier=1.0, radius_noise_multiplier=3.0
-    )
-    with pytest.warns(UserWarning, match="1/32"):
-        planned(method, eq.Poisson(20, 60, 10))
-
-
 # ---- the small experiment: interpolation, 2,000 records, all of them at each of 100 steps, epsilon 8
-
-MU = 1.6660  # of epsilon 8 at delta 1e-5
-
-
-def fixed(clip_norm):
-    return eq.DPSGD(clip_norm=clip_norm, noise_multiplier=10 / MU)
-
-
-def excess(method, problems: int, learning_rate: float = 10, noise: float = 0.0) -> float:
-    """The loss after 100 steps over that of the best fit, the median over problems."""
-    found = []
-    for seed in range(problems):
-        rng = torch.Generator().manual_seed(seed)
-        z = torch.randn(2000, 20, generator=rng, dtype=torch.float64) / math.sqrt(20)
-        w = torch.randn(20, generator=rng, dtype=torch.float64)
-        y = z @ (w * math.sqrt(20) / w.norm()) + noise * torch.randn(2000, generator=rng, dtype=torch.float64)
-        run = Follower(
-            method, Linear(20), half_square, {"x": z, "y": y}, eq.FullBatch(2000, 100),
-            learning_rate=learning_rate, seed=seed,
-        ).run()  # fmt: skip
-        best = torch.linalg.lstsq(z, y[:, None]).solution[:, 0]
-        found.append(float(0.5 * ((z @ run.vector - y).square() - (z @ best - y).square()).mean()))
-    return statistics.median(found)
-
-
-def adaptive(clip_norm, share, **options):
-    z, radius_z = 10 / MU / math.sqrt(1 - share), 10 / MU / math.sqrt(share)
-    return eq.AdaptiveRMS(
-        clip_norm=clip_norm,
-        variant=Round(),
-        radius=MeanSquareRule(**options),
-        noise_multiplier=z,
-        radius_noise_multiplier=radius_z,
-    )
-
-
-@pytest.mark.parametrize("problems", [1, pytest.param(5, marks=pytest.mark.slow)])
-def test_under_interpolation_it_stalls_later_and_self_scaling_does_not_stall(problems):
-    """At C = G: fixed / published between 4 and 30, self below 1e-20."""
-    still = excess(fixed(0.1), problems)
-    assert 4 < still / excess(adaptive(0.1, 0.5, offset="paper"), problems) < 30
-    assert excess(adaptive(1.0, 0.2, scale="self", kappa=4.0), problems) < 1e-20
-
-
-@pytest.mark.slow
-def test_with_noisy_labels_it_gains_nothing():
-    """The control: excess over least squares against fixed, each at its own tuned radius and rate."""
-    still = excess(fixed(1.0), 5, 2, 0.5)
-    assert 0.8 < excess(adaptive(1.0, 0.5, offset="paper"), 5, 2, 0.5) / still < 3
-    assert 0.6 < excess(adaptive(3.0, 0.2, scale="self", kappa=4.0), 5, 2, 0.5) / still < 2.5

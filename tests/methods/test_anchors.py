@@ -10,11 +10,10 @@ from stepping import Follower, Linear, consistent, half_square
 
 import equipoise as eq
 from equipoise.audit.replay import RecordingLedger
-from equipoise.methods.anchored import AtRandom, Every, LeastDisplacement, NoiseFactor
+from equipoise.methods.anchored import AtRandom, Every
 from equipoise.methods.base import Setting
 from equipoise.methods.dp_c4 import Constant, Distance, ReleasedNorm
-from equipoise.privacy import FixedEpochs, FullBatch, Poisson, WithoutReplacement, epsilon
-from equipoise.privacy.errors import BudgetError
+from equipoise.privacy import FullBatch, Poisson, epsilon
 from equipoise.privacy.private import unwrap
 
 BUDGET = eq.Budget(4.0, 1e-5)
@@ -77,24 +76,6 @@ def test_the_anchor_is_the_iterate_that_the_routine_takes(routine):
             assert torch.equal(anchors[k], anchor)
             anchor = iterates[k + 1] if schedule.renews(k) else anchor  # taken at the start of step k + 1
     assert schedule.renewals
-
-
-def test_coins_follow_the_public_generator_and_the_probability():
-    def coins(seed):
-        return drawn(1, 5000, 8, seed).renewals
-
-    assert coins(0) == coins(0) != coins(1)
-    assert 0.11 < len(coins(0)) / 5000 < 0.14
-
-
-def test_counts_of_the_worked_example():
-    counts = {}
-    for routine in (2, 4):
-        found = plan(eq.DPC4Plus(schedule=moving(routine, 8), **SMALL), Poisson(256, 60_000, 5000))
-        counts[routine] = (found["coupled"].count, found["anchor"].count)
-    assert counts == {2: (4999, 626), 4: (4374, 626)}
-    fresh = plan(eq.DPC4Plus(schedule=Every(8, fresh_noise=True), **SMALL), Poisson(256, 60_000, 5000))
-    assert (fresh["coupled"].count, fresh["anchor"].count) == (4999, 5000)
 
 
 # ---- limits
@@ -237,57 +218,6 @@ def test_all_records_in_an_anchor_and_the_count_beside_it():
     assert counted.epsilon(1e-5).value == pytest.approx(4.013, rel=5e-3)
     calibrated = plan(eq.DPC4Plus(**options), sampling, BUDGET)
     assert 3.96 <= calibrated.epsilon(1e-5).value <= 4.0
-
-
-@pytest.mark.slow
-def test_the_best_split_is_found():
-    """Splits for expected ratios of the squared thresholds of 1, .1 and .01, toy sizes."""
-    sampling = Poisson(64, 2000, 3000)
-    for ratio, factor in ((1.0, 1.4), (0.1, 2.0), (0.01, 3.0)):
-        method = eq.DPC4Plus(
-            anchor=Constant(),
-            schedule=Every(16),
-            anchor_batch_size=2000,
-            split=LeastDisplacement(ratio),
-        )
-        found = plan(method, sampling, BUDGET)["coupled"].noise_multiplier / 2.044
-        assert factor / 1.3 < found < factor * 1.3
-
-
-@pytest.mark.slow
-def test_one_multiplier_may_be_given():
-    sampling = Poisson(30, 500, 20)
-    free = plan(eq.methods.DPSVRG(), sampling, BUDGET)
-    for name in ("noise_multiplier", "anchor_noise_multiplier"):
-        which = "coupled" if name == "noise_multiplier" else "anchor"
-        value = 1.2 * free[which].noise_multiplier
-        found = plan(eq.methods.DPSVRG(**{name: value}), sampling, BUDGET)
-        assert found[which].noise_multiplier == value
-        assert 0.99 * 4 <= found.epsilon(1e-5).value <= 4
-
-
-def test_samplings_beside_poisson():
-    by_size = plan(eq.DPC4Plus(**SMALL), WithoutReplacement(10, 400, 20), relation="replace_one")
-    assert by_size["anchor"].sampling == WithoutReplacement(160, 400, by_size["anchor"].count)
-    everybody = plan(eq.DPC4Plus(**SMALL), FullBatch(400, 20))
-    assert everybody["anchor"].sampling == FullBatch(400, everybody["anchor"].count)
-    dealt = plan(eq.DPC4Plus(**SMALL), FixedEpochs(10, 400, 20))
-    assert dealt["anchor"].sampling == FixedEpochs(160, 400, dealt["anchor"].count)
-
-
-def test_a_budget_that_the_coupled_terms_use_up_is_told():
-    with pytest.raises(BudgetError, match="split=NoiseFactor"):
-        plan(eq.DPC4Plus(split=NoiseFactor(0.5)), Poisson(10, 400, 50), eq.Budget(1.0, 1e-5))
-
-
-def test_one_method_object_serves_several_trainings():
-    """A plan is no part of the method: planning again changes nothing of the first training."""
-    data, _ = consistent(40, 3)
-    method = eq.DPC4Plus(**SMALL)
-    alone = Follower(eq.DPC4Plus(**SMALL), Linear(3), half_square, data, Poisson(10, 40, 5)).run()
-    first = Follower(method, Linear(3), half_square, data, Poisson(10, 40, 5))
-    Follower(method, Linear(3), half_square, data, Poisson(10, 40, 9)).run()
-    assert torch.equal(first.run().vector, alone.vector)
 
 
 def test_parameters_that_someone_else_moved():

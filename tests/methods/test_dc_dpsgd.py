@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import math
-import types
 
 import pytest
 import torch
-from dp_accounting import pld
 from table import parameters, records, training
 from torch import nn
 
@@ -18,7 +16,6 @@ from equipoise.methods.base import Setting
 from equipoise.methods.two_threshold_sums import clip_selected, top_share
 from equipoise.methods.two_thresholds import (
     AdaptiveTail,
-    NullTail,
     PerSample,
     Random,
     TopShare,
@@ -33,7 +30,6 @@ from equipoise.published.dc_dpsgd import (
 from equipoise.published.dc_dpsgd import (
     average_noise,
     printed_multiplier,
-    share_multipliers,
 )
 
 DRAW = Draw("batch", 0)
@@ -155,23 +151,6 @@ def test_worked_prices(options, noise, value):
     assert plan(method, WORKED).epsilon(1e-5).value == pytest.approx(value, rel=5e-3)
 
 
-@pytest.mark.slow
-def test_labels_by_lot_are_charged_without_their_amplification():
-    """Exactly, with p = 0.1 (body 0.1, tail 1), the price is 0.206; one threshold of 0.19 costs 0.182."""
-    method = eq.DCDPSGD(
-        clip_norm=1.0, body_clip_norm=0.1, score=Random(), tail_fraction=0.1, noise_multiplier=1.0
-    )
-    q, p = WORKED.sampling_rate, method.tail_fraction
-    one = pld.privacy_loss_distribution.from_mixture_gaussian_mechanism(
-        1.0, [0, 0.1, 1], [1 - q, q * (1 - p), q * p], value_discretization_interval=1e-4
-    )
-    exact = one.self_compose(WORKED.steps).get_epsilon_for_delta(1e-5)
-    assert exact == pytest.approx(0.206, rel=5e-3)
-    assert exact < plan(method, WORKED).epsilon(1e-5).value
-    single = eq.DPSGD(clip_norm=0.19, noise_multiplier=1 / 0.19)
-    assert plan(single, WORKED).epsilon(1e-5).value == pytest.approx(0.182, rel=5e-3)
-
-
 # ---- the learned threshold
 
 
@@ -193,19 +172,6 @@ def test_the_threshold_settles_at_the_wanted_share():
     assert rule.moved(1.0, -1e9, 0.2) == pytest.approx(math.exp(-0.9))
 
 
-def test_the_threshold_starts_at_a_public_number():
-    At = types.SimpleNamespace(params={"w": torch.zeros(50, 40)})
-    assert eq.DCDPSGD(clip_norm=2.0).init(At)["threshold"] == 2.0
-    assert eq.DCDPSGD(clip_norm=2.0, tail_threshold=AdaptiveTail(initial=0.7)).init(At)["threshold"] == 0.7
-    trace = eq.DCDPSGD(score=Trace(), tail_threshold=NullTail(), tail_fraction=0.1).init(At)
-    assert trace["threshold"] == pytest.approx(0.112315, abs=5e-7)
-    assert eq.DCDPSGD(score=Random()).init(At)["threshold"] == pytest.approx(0.8)
-    with pytest.raises(ValueError, match="exceeds the 2000 parameters"):
-        eq.DCDPSGD(score=Trace(dimension=3000)).init(At)
-    with pytest.raises(ValueError, match="no trainable parameters"):
-        eq.DCDPSGD(score=Trace(layers=("9.weight",))).init(At)
-
-
 # ---- as published
 
 
@@ -223,42 +189,6 @@ def test_noise_of_the_published_forms():
     for count in (60, 30):
         _, steps = train(published(noise_multiplier=2.0), steps=2, data=records(count=count))
         assert [step.noise_std for step in steps] == pytest.approx([multiplier * 1.9] * 2)
-
-
-MNIST = Poisson(128, 60_000, 40 * 60_000 // 128)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("epsilon", "sigma"), [(8.0, 0.577), (4.0, 0.705)])
-def test_multipliers_of_the_paper(epsilon, sigma):
-    gradient, trace = share_multipliers(eq.Budget(2 * epsilon, 1e-5), MNIST, 0.5)
-    assert gradient == trace == pytest.approx(sigma, rel=0.01)
-
-
-def test_claims_are_the_sum_of_both_shares():
-    sampling, budget = Poisson(30, 1000, 20), eq.Budget(4.0, 1e-4)
-    for variant in ("alg1", "code"):
-        method = published(variant=variant)
-        planned = method.plan(Setting(sampling=sampling, budget=budget))
-        assert method.claimed_epsilon(planned, 1e-4) == pytest.approx(4.0, rel=1e-3)
-    planned = eq.DCDPSGD().plan(Setting(sampling=sampling, budget=budget))
-    assert eq.DCDPSGD().claimed_epsilon(planned, 1e-4) is None
-
-
-def test_algorithm_1_is_proved_by_its_top_share():
-    run, _ = train(published(noise_multiplier=2.0), steps=2)
-    statement = run.statement()
-    assert statement.guarantee == "proven"
-    assert statement.epsilon < statement.epsilon_claimed
-
-
-def test_the_program_claims_an_epsilon_and_has_none():
-    run, _ = train(published(variant="code", noise_multiplier=2.0), steps=2)
-    statement = run.statement()
-    assert statement.guarantee == "none"
-    assert statement.epsilon is None
-    assert statement.epsilon_claimed > 0
-    assert len(statement.holes) == 2
 
 
 def test_the_noise_of_the_program_betrays_the_batch():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 
 import pytest
 import torch
@@ -55,53 +54,7 @@ def test_two_records_by_hand():
         assert state["memory_norm"] == pytest.approx(1.0)
 
 
-def test_feedback_rate_and_limits_by_hand():
-    """A memory of (0.6, 0.8) fed back at rate 1/2 and cut at 0.3, then cut itself."""
-    feedback = ErrorFeedback(rate=0.5, clip_norm=0.3, memory_clip_norm=0.9)
-    method = dice(residual_clip_norm=3.0, feedback=feedback)
-    out = run(method, TWO, torch.zeros(2).double(), steps=2, rate=0.1)
-    assert out.states[0]["memory"]["x"] == pytest.approx(torch.tensor([0.54, 0.72]))  # cut to 0.9
-    fed = torch.tensor([0.18, 0.24])  # half of it is 0.45 long, cut to 0.3
-    assert out.estimates[1] == pytest.approx(torch.tensor([0.3, 0.65]) + fed)
-    assert out.states[1]["memory_norm"] == pytest.approx(0.9)
-
-
-def test_normalised_gradients_and_feedback_by_hand():
-    method = dice(variant=Automatic(), residual_clip_norm=3.0)
-    out = run(method, TWO, torch.zeros(2).double(), steps=2, rate=0.1)
-    body = torch.tensor([0.3, 0.4 + 0.5])  # (0.6, 0.8) and (0, 1), over 2
-    assert out.estimates[0] == pytest.approx(body)
-    residual = torch.tensor([0.9, 1.45]) - body
-    assert out.states[0]["memory"]["x"] == pytest.approx(residual)
-    assert out.estimates[1] == pytest.approx(body + residual / residual.norm())
-
-
 # ---- limits
-
-
-def test_without_feedback_the_sum_is_dp_sgds():
-    gradients, _ = cloud()
-    ours = run(
-        dice(feedback=ErrorFeedback(clip_norm=0.0)), gradients, torch.zeros(3).double(), steps=5, rate=0.3
-    )
-    theirs = run(
-        eq.DPSGD(clip_norm=1.0, noise_multiplier=1.0), gradients, torch.zeros(3).double(), steps=5, rate=0.3
-    )
-    assert torch.allclose(ours.xs[-1], theirs.xs[-1], atol=1e-5)
-    factor = math.sqrt(2 * 10 / (10 + 1))
-    assert dice().noise.standard_deviations[0] == pytest.approx(factor)
-
-
-def test_unlimited_feedback_pays_the_last_residual_back_at_once():
-    gradients, _ = cloud()
-    method = dice(feedback=ErrorFeedback(clip_norm=math.inf))
-    out = run(method, gradients, torch.zeros(3).double(), steps=5, rate=0.3)
-    size = 40
-    for now, before, estimate in zip(
-        out.ledger.released[1:], out.ledger.released, out.estimates[1:], strict=False
-    ):
-        owed = (before["total"]["x"] - before["body"]["x"]) / size
-        assert torch.allclose(estimate, now["body"]["x"] / size + owed, atol=1e-6)
 
 
 def test_where_nothing_is_clipped_it_is_plain_sgd():
@@ -143,17 +96,6 @@ def test_the_bias_goes_for_any_small_radius(variant, clip_norm, distance):
     method = dice(clip_norm, residual_clip_norm=40.0, variant=variant)
     found = run(method, gradients, torch.zeros(3).double(), steps=300, rate=0.3).xs[-1]
     assert float((found - mean).norm()) < distance
-
-
-def test_a_radius_below_the_clip_norm_leaves_bias_and_is_told():
-    gradients, mean = cloud()
-    method = dice(1.0, residual_clip_norm=40.0, feedback=ErrorFeedback(clip_norm=0.005))
-    with pytest.warns(RuntimeWarning, match="above 20 times"):
-        out = run(method, gradients, torch.zeros(3).double(), steps=200, rate=0.3)
-    assert float((out.xs[-1] - mean).norm()) > 0.4
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        run(dice(1.0, residual_clip_norm=40.0), gradients, torch.zeros(3).double(), steps=200, rate=0.3)
 
 
 # ---- privacy and the loop

@@ -13,18 +13,14 @@ from table import training as train
 import equipoise as eq
 from equipoise import published
 from equipoise.methods.anchored import Every
-from equipoise.methods.base import Setting
 from equipoise.methods.dp_c4 import (
     Constant,
-    Curvature,
     Distance,
     Quantile,
     Released,
     ReleasedNorm,
-    Tracked,
 )
-from equipoise.privacy import FullBatch, Poisson, epsilon
-from equipoise.published.dp_c4 import claimed_epsilon, published_noise_multipliers
+from equipoise.privacy import FullBatch, Poisson
 from equipoise.statements import statement_of
 
 SMALL = {"noise_multiplier": 1.0, "anchor_noise_multiplier": 2.0}
@@ -55,20 +51,6 @@ def test_the_quantile_moves_by_the_share_inside():
     assert after(rule, 0.7, count=-50.0) == 1.0
     assert after(Quantile(minimum=0.5), 0.51, count=50.0) == 0.5
     assert after(Constant(), 0.7, cap=1.5) == 1.5
-
-
-def test_learned_factors_of_the_coupled_threshold():
-    def curvature(factor, norm, distance=0.5):
-        return Curvature().next_factor(factor, distance, Released(norm, 4, 0.1, None, 1))
-
-    debiased = math.sqrt(1 - 4 * 0.01)
-    assert curvature(1.0, 1.0) == pytest.approx(0.9 + 0.1 * debiased / 0.5)
-    assert curvature(1.0, 1e6) == 4.0
-    assert curvature(1.0, 0.0) == 0.9
-    assert curvature(1.0, 5.0, distance=0.0) == 1.0  # nothing to learn from a point that did not move
-    tracked = Tracked().next_factor(2.0, 0.5, Released(1.0, 4, 0.1, 30.0, 100.0))
-    assert tracked == pytest.approx(2.0)
-    assert Distance().next_factor(1.0, 0.5, Released(9.0, 4, 0.1, None, 1)) == 1.0
 
 
 def bounds_of(follower, name):
@@ -117,18 +99,6 @@ def test_no_threshold_falls_to_zero():
         learning_rate=0,
     ).run()
     assert set(bounds_of(follower, "coupled")) == {1e-30}
-
-
-def test_a_moved_quantile_is_used_by_the_next_anchor():
-    data, _ = consistent(60, 3)
-    method = eq.DPC4Plus(clip_norm=0.5, schedule=Every(2), anchor=Quantile(count_noise=0.1), **SMALL)
-    follower = Follower(method, Linear(3), half_square, data, Poisson(20, 60, 9)).run()
-    found = bounds_of(follower, "anchor")
-    assert found[0] == 0.5
-    counts = [float(a["anchor_count"]["count"]) for a in follower.ledger.transcript if "anchor" in a]
-    for before, count, after in zip(found, counts, found[1:], strict=False):
-        expected = min(before * math.exp(-3.0 * (count / 60 + 0.5 - 0.8)), 0.5)
-        assert after == pytest.approx(expected, rel=1e-12)
 
 
 def test_a_released_norm_is_rid_of_the_noise_of_its_mean():
@@ -192,20 +162,6 @@ def test_published_thresholds_are_those_of_the_paper():
 # ---- Theorem 3
 
 
-def test_the_noise_of_theorem_3():
-    given = {"steps": 1000, "batch": 64, "anchor_batch": 2000, "probability": 0.064}
-    z = published_noise_multipliers(1.0, 1e-5, takes_next=False, **given)
-    assert z == pytest.approx((311.258, 875.166), rel=1e-5)
-    assert (z[0] / 64, z[1] / 2000) == pytest.approx((4.86340, 0.437583), rel=1e-5)
-    assert published_noise_multipliers(1.0, 1e-5, takes_next=True, **given) == pytest.approx(
-        (301.173, 860.930), rel=1e-5
-    )
-    for takes_next in (False, True):
-        z = published_noise_multipliers(1.0, 1e-5, takes_next=takes_next, **given)
-        back = claimed_epsilon(*z, 1e-5, steps=1000, probability=0.064, takes_next=takes_next)
-        assert back == pytest.approx(1.0, rel=1e-12)
-
-
 def test_the_published_recipe_claims_its_target_and_guarantees_nothing():
     run = train(published.DPC4Plus(clip_norm=0.5))
     list(run)
@@ -213,13 +169,3 @@ def test_the_published_recipe_claims_its_target_and_guarantees_nothing():
     assert (statement.guarantee, statement.epsilon) == ("none", None)
     assert statement.epsilon_claimed == pytest.approx(8.0)
     assert eq.DPC4Plus().claimed_epsilon(run.method_plan, 1e-5) is None
-
-
-def test_theorem_3_cannot_have_made_the_published_runs():
-    """CIFAR-10, T = 6510, epsilon 5: noise so large that its true epsilon is far below the claim."""
-    method = published.DPC4Plus(anchor_batch_size=4096, schedule=Every(8))
-    sampling = Poisson(256, 50_000, 6510)
-    plan = method.plan(Setting(sampling=sampling, budget=eq.Budget(5.0, 1e-5))).releases
-    z = {release.name: release.noise_multiplier for release in plan.releases}
-    assert (z["coupled"], z["anchor"]) == pytest.approx((172.7, 410.8), rel=1e-3)
-    assert epsilon(plan.event(), 1e-5, plan.relation, cross_check=False).value < 0.05

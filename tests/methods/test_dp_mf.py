@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import dataclass, replace
 
@@ -14,7 +13,6 @@ import equipoise as eq
 from equipoise.audit.replay import RecordingLedger
 from equipoise.methods import (
     GivenCoefficients,
-    LeastError,
     NoiseStages,
 )
 from equipoise.methods.base import Setting
@@ -29,10 +27,7 @@ from equipoise.privacy import (
     Poisson,
     PrivacyPlan,
     TruncatedPoisson,
-    Unit,
     gaussian_epsilon,
-    optimal_coefficients,
-    prefix_error,
     square_root_coefficients,
 )
 from equipoise.privacy.mechanisms.toeplitz import squared_sensitivity
@@ -53,38 +48,6 @@ def planned(sampling, method=None, budget=BUDGET):
 # ---- what it plans
 
 
-RATIOS = [(1.0, 1, 1.0), (8.0, 32, 0.62)]
-
-
-@pytest.mark.parametrize(("epsilon", "bands", "ratio"), RATIOS)
-def test_bands_and_noise_in_prefix_sums_against_amplified_dp_sgd(epsilon, bands, ratio):
-    budget = Budget(epsilon, 1e-5)
-    plan, plain = planned(POISSON, budget=budget), planned(POISSON, eq.DPSGD(), budget)
-    # One band is DP-SGD, on its own draws.
-    assert plan.sampling_of("batch") == (CyclicPoisson(512, 60_000, 2400, bands) if bands > 1 else POISSON)
-    mechanism = plan["gradient"].mechanism
-    assert mechanism.coefficients == square_root_coefficients(bands)
-    error = mechanism.noise_multiplier * prefix_error(mechanism.coefficients, 2400)
-    fresh = plain["gradient"].noise_multiplier * prefix_error([1.0], 2400)
-    assert error / fresh == pytest.approx(ratio, abs=0.01)
-
-
-IN_SLOTS = [(6000, 100, 0.43), (1034, 1160, 0.20)]
-
-
-@pytest.mark.parametrize(("size", "steps", "ratio"), IN_SLOTS)
-def test_noise_without_amplification_against_the_same_without_bands(size, steps, ratio):
-    sampling = FixedEpochs(size, 60_000, steps)
-    slots = sampling.draws_per_epoch
-    plan = planned(sampling, eq.DPMF(bands=slots))
-    plain = planned(sampling, eq.DPSGD())
-    assert plan.sampling_of("batch") == replace(sampling, same_slots=True)
-    mechanism = plan["gradient"].mechanism
-    assert mechanism.noise_multiplier == pytest.approx(plain["gradient"].noise_multiplier, rel=1e-3)
-    errors = [prefix_error(c, steps) for c in (mechanism.coefficients, [1.0])]
-    assert errors[0] / errors[1] == pytest.approx(ratio, abs=0.01)
-
-
 @dataclass(frozen=True)
 class Weekdays(Poisson):
     """Draws of a user's own."""
@@ -99,26 +62,6 @@ class Shifts(FixedEpochs):
 def test_a_sampling_of_a_users_own_is_never_replaced(kind):
     with pytest.raises(PlanError, match=f"{kind.__name__} .*not the library's own"):
         planned(kind(512, 60_000, 2400))
-
-
-def test_strategies():
-    assert planned(POISSON, eq.DPMF(strategy=LeastError(), bands=8))["gradient"].mechanism.coefficients == (
-        optimal_coefficients(8, 2400)
-    )
-    given = planned(POISSON, eq.DPMF(strategy=GivenCoefficients((2.0, 1.0, 0.5))))
-    assert given["gradient"].mechanism.coefficients == (1.0, 0.5, 0.25)
-    assert given.sampling_of("batch").bands == 3
-    in_groups = planned(CyclicPoisson(512, 60_000, 2400, 12))
-    assert len(in_groups["gradient"].mechanism.coefficients) == 12
-
-
-def test_coefficients_from_a_file_are_kept_and_the_path_is_not(tmp_path):
-    path = tmp_path / "coefficients.json"
-    path.write_text("[1.0, 0.5, 0.25]")
-    method = eq.DPMF.from_config({"name": "dp-mf", "strategy": "given", "strategy.values": str(path)})
-    assert method.strategy == GivenCoefficients((1.0, 0.5, 0.25))
-    path.unlink()
-    assert eq.DPMF.from_config(json.loads(json.dumps(method.config()))) == method
 
 
 @pytest.mark.parametrize(
@@ -137,23 +80,6 @@ def test_coefficients_from_a_file_are_kept_and_the_path_is_not(tmp_path):
 def test_what_cannot_be_planned_is_refused(make, message):
     with pytest.raises((ValueError, PlanError), match=message):
         make()
-
-
-@pytest.mark.parametrize("sampling", [POISSON, FullBatch(60_000, 20), TruncatedPoisson(512, 60_000, 20)])
-def test_remedies_for_users_of_several_records(sampling):
-    """Their records drawn by themselves, noise over steps has no proof here; what the error offers has."""
-
-    def of_users(method, rows=None, by=sampling):
-        unit = Unit("user", 4, rows)
-        return method.plan(Setting(sampling=by, budget=BUDGET, unit=unit)).releases["gradient"].mechanism
-
-    with pytest.raises(PlanError):
-        of_users(eq.DPMF(bands=2))
-    assert of_users(eq.DPMF(), "mean").noise_multiplier > 0
-    by = POISSON if isinstance(sampling, TruncatedPoisson) else sampling  # what that one's error offers
-    assert of_users(eq.DPMF(bands=1), by=by) == BandedGaussian(
-        (1.0,), of_users(eq.DPSGD(), by=by).noise_multiplier
-    )
 
 
 # ---- what it does
@@ -313,14 +239,6 @@ def test_the_audit_stays_below_the_claim_and_finds_a_part_of_it():
 
 
 # ---- what it is not combined with
-
-
-@pytest.mark.parametrize("method", [eq.DPC4(), eq.DPC4Plus(), eq.methods.DPSVRG()])
-def test_methods_with_anchors_refuse_turns_of_records(method):
-    """Where they are not whole draws: an anchor of all records needs no turns, and takes none."""
-    cyclic = CyclicPoisson(512, 60_000, 2400, bands=8)
-    with pytest.raises(TypeError, match="take Poisson"):
-        method.plan(Setting(sampling=cyclic, budget=BUDGET))
 
 
 def test_noise_over_steps_is_no_part_of_a_joint_release():

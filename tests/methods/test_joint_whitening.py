@@ -8,16 +8,14 @@ import math
 import pytest
 import torch
 from stepping import Follower
-from table import CLASSES, FEATURES, loss, network, parameters, records
+from table import FEATURES, loss, network, parameters, records
 from table import training as train
 
 import equipoise as eq
 from equipoise.gradients import DenseGradients, FactoredGradients, dense_gradients
 from equipoise.gradients.factors import OuterFactor
-from equipoise.gradients.factors.base import DenseFactor
 from equipoise.methods import JointWhitening, scaled
 from equipoise.methods.base import Setting
-from equipoise.methods.scaled import whitening_root
 from equipoise.privacy import Draw, PrivateRows, input_moments
 from equipoise.privacy.private import unwrap
 
@@ -82,16 +80,6 @@ def test_the_moment_of_a_linear_layer_is_that_of_its_inputs():
     torch.testing.assert_close(found, unit.T @ unit)
 
 
-def test_a_root_keeps_the_length_of_an_average_input():
-    moment = torch.diag(torch.tensor([4.0, 1.0, 0.25, -0.1], dtype=torch.float64))
-    root = whitening_root(moment, 0.01)
-    assert float((root @ moment.clamp(min=0) @ root).trace()) == pytest.approx(5.25)
-    ratio = ((4 + 0.01 * 8**0.5) / (1 + 0.01 * 8**0.5)) ** 0.5
-    assert float(root[1, 1] / root[0, 0]) == pytest.approx(ratio)
-    # Nothing but noise: no direction is preferred.
-    assert torch.equal(whitening_root(-moment.clamp(min=0), 0.01), torch.eye(4, dtype=torch.float64))
-
-
 # ---- what is DP-SGD, is it bit for bit
 
 
@@ -116,14 +104,6 @@ def test_both_releases_are_one_gaussian_of_the_multiplier(share):
     assert plan["input_moments"].max_bound == 1.0
     same = eq.DPSGD(noise_multiplier=1.3).plan(Setting(sampling=ALL)).releases
     assert plan.epsilon(1e-5).value == pytest.approx(same.epsilon(1e-5).value)
-
-
-def test_stages_change_the_noise_of_gradients_and_are_accounted_for():
-    setting = Setting(sampling=ALL, budget=eq.Budget(4.0, 1e-5))
-    plan = JointWhitening(noise_multiplier=eq.methods.NoiseStages((1.0, 0.5))).plan(setting).releases
-    assert 0.98 * 4 <= plan.epsilon(1e-5).value <= 4
-    first, last = (plan["gradient"].mechanism.at(ordinal).noise_multiplier for ordinal in (0, 5))
-    assert (last / first, plan["input_moments"].noise_multiplier) == (0.5, pytest.approx(2 * first))
 
 
 def moments_of(rows: dict[str, torch.Tensor], names: list[str]) -> torch.Tensor:
@@ -181,29 +161,3 @@ def test_the_damping_knows_the_noise(monkeypatch):
 
 
 # ---- which weights, ghost norms, and what is refused
-
-
-def test_weights_with_too_many_inputs_stay_as_in_dp_sgd():
-    method = JointWhitening(clip_norm=0.5, most_inputs=5, noise_multiplier=1.0)
-    follower = follow(method)
-    follower.run(3)
-    assert set(follower.state["roots"]) == {"2.weight"}
-    with pytest.raises(ValueError, match="most_inputs=4: the model has no weight matrix"):
-        list(train(JointWhitening(clip_norm=0.5, most_inputs=4)))
-
-
-def test_no_rows_of_a_plain_network_are_formed(monkeypatch):
-    formed = []
-    original = DenseFactor.__init__
-
-    def noting(self, g, *rest):
-        formed.append(tuple(g.shape[1:]))
-        original(self, g, *rest)
-
-    follower = follow(JointWhitening(clip_norm=0.5, noise_multiplier=1.0))
-    follower.step()  # the gradients are looked at
-    monkeypatch.setattr(DenseFactor, "__init__", noting)
-    monkeypatch.setattr(OuterFactor, "materialise", None)
-    follower.run(4)
-    assert (5, FEATURES) not in formed
-    assert (CLASSES, 5) not in formed

@@ -31,16 +31,6 @@ def test_stages_of_equal_length_spend_the_budget():
     assert 0.5 * first < flat < first
 
 
-def test_a_given_multiplier_is_that_of_the_first_stage():
-    plan = planned(NoiseStages((2.0, 1.0), noise_multiplier=1.5), Poisson(512, 60_000, 1000))
-    assert [plan["gradient"].at(step).noise_multiplier for step in (0, 500)] == [1.5, 0.75]
-
-
-def test_stages_are_whole_epochs_where_records_take_turns():
-    sampling = FixedEpochs(10, 100, 75)  # seven epochs and a half
-    assert planned(FALLING, sampling)["gradient"].mechanism.starts == (0, 20, 50)
-
-
 @pytest.mark.parametrize(
     ("make", "message"),
     [

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 import torch
 from flat_arguments import arranged
@@ -11,7 +9,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import equipoise as eq
-from equipoise.gradients import DenseGradients, GradientEngine
+from equipoise.gradients import GradientEngine
 from equipoise.methods import (
     IterationSubspace,
     MomentSubspace,
@@ -24,11 +22,10 @@ from equipoise.methods import (
 from equipoise.methods.base import Setting
 from equipoise.methods.configuration import field_types
 from equipoise.methods.projected import groups_of
-from equipoise.methods.subspaces import held, principal_subspace
+from equipoise.methods.subspaces import principal_subspace
 from equipoise.privacy import (
     Poisson,
 )
-from equipoise.published.pcdp_sgd import check_orthonormal
 
 pytestmark = pytest.mark.filterwarnings("ignore:the subspace captures")
 HUGE = 1e9
@@ -160,14 +157,6 @@ def test_worked_numbers(clip_norm, dp, pdp, pcdp):
         torch.testing.assert_close(found, torch.tensor(expected).double(), rtol=0, atol=6e-5)
 
 
-@pytest.mark.parametrize(("kind", "refreshes"), [("GEP", 6), ("BiasedGEP", 6), ("PCDPSGD", 2)])
-def test_how_often_a_method_asks_for_a_subspace_by_default(kind, refreshes):
-    """GEP and biased GEP at every step, as their paper does; the others once per epoch."""
-    data, method = rows(), over(getattr(eq.methods, kind), rows(3, seed=1), noise_multiplier=2.0)
-    run = train(method, data, sampling=Poisson(4, 12, 6))
-    assert run.method_state["refreshes"] == refreshes
-
-
 @pytest.mark.parametrize(
     "source",
     [
@@ -192,14 +181,6 @@ def test_gep_takes_any_subspace_and_its_columns_are_orthonormal(source):
     gram = run.method._last_built["subspace"].subspace.gram()
     torch.testing.assert_close(gram, torch.eye(len(gram)).double(), rtol=0, atol=1e-12)
     assert run.statement().guarantee == "proven"
-
-
-def test_biased_gep_and_pcdp_are_one_method():
-    data, public = rows(), rows(3, seed=1)
-    settings = {"clip_norm": 0.7, "noise_multiplier": 2.0}
-    found = moved(over(eq.methods.BiasedGEP, public, **settings), data)
-    same = moved(over(eq.PCDPSGD, public, blocks="per_layer", refresh_every=1, **settings), data)
-    assert torch.equal(found, same)
 
 
 def test_sparsification_drops_before_clipping_and_on_the_noise():
@@ -233,13 +214,6 @@ def test_updates_lie_in_the_subspace_with_the_noise_of_k_dimensions(form):
     torch.testing.assert_close(steps @ public.t() @ public, steps, rtol=1e-9, atol=1e-9)
     mean = float(steps.square().sum(1).mean()) / (4 * (0.5 * 3.0 / 5) ** 2)
     assert 0.85 < mean < 1.15  # 1,600 squared normals: four standard deviations are 0.14
-
-
-def test_the_published_form_refuses_columns_that_are_not_orthonormal():
-    V = held({"w": basis(6, 2)})
-    check_orthonormal(V)
-    with pytest.raises(ValueError, match=r"differ from orthonormal ones by 0\.19"):
-        check_orthonormal(held({"w": 0.9 * basis(6, 2)}))
 
 
 # ---- the ways to coordinates
@@ -310,22 +284,6 @@ def projector(V, size):
     return columns.t() @ columns
 
 
-def test_the_gram_route_is_the_svd():
-    G = DenseGradients({"w": rows(10, 30)})
-    found = principal_subspace(G, [["w"]], 4).subspace
-    _, _, right = torch.linalg.svd(rows(10, 30), full_matrices=False)
-    torch.testing.assert_close(projector(found, 30), right[:4].t() @ right[:4], rtol=0, atol=1e-8)
-
-
-def test_more_columns_than_rank_are_truncated():
-    """Softmax gradients of ten biases sum to zero: rank 9."""
-    public = {"x": rows(20, 4, 1), "y": torch.arange(20) % 10}
-    G = GradientEngine(nn.Linear(4, 10).double(), entropy, public)(public)
-    found = principal_subspace(G, groups_of(G.names, "per_tensor"), 15)
-    assert found.subspace.sizes == [15, 9]
-    assert found.short == {"bias": 9}
-
-
 def test_public_gradients_that_span_nothing_or_little_are_told():
     def step(public, data, **options):
         train(over(eq.PCDPSGD, public, noise_multiplier=1.0, **options), data, steps=1)
@@ -339,82 +297,6 @@ def test_public_gradients_that_span_nothing_or_little_are_told():
     # Records that are a basis capture nothing of each other, and all of private gradients in their span.
     with pytest.warns(UserWarning, match="which the subspace in use holds too"):
         step(basis(40, 10), rows(50, 10, 4) @ basis(40, 10))
-
-
-def test_very_many_rows_go_by_subspace_iteration():
-    core = rows(3000, 5) * torch.tensor([9.0, 8, 7, 6, 5]).double()
-    data = core @ basis(60, 5) + 0.01 * rows(3000, 60, 8)
-    found = principal_subspace(DenseGradients({"w": data}), [["w"]], 5)
-    _, _, right = torch.linalg.svd(data, full_matrices=False)
-    torch.testing.assert_close(projector(found.subspace, 60), right[:5].t() @ right[:5], rtol=0, atol=1e-5)
-    assert found.capture is not None
-    assert found.capture > 0.9
-    fewer = principal_subspace(DenseGradients({"w": data}), [["w"]], 20, energy=0.5)
-    assert fewer.subspace.dimension <= 5
-
-
-def test_bad_public_rows_are_left_out():
-    good = rows(4)
-    bad = torch.cat([good, torch.full((1, 6), math.nan).double()])
-    first = principal_subspace(DenseGradients({"w": good}), [["w"]], 3).subspace
-    second = principal_subspace(DenseGradients({"w": bad}), [["w"]], 3).subspace
-    assert torch.equal(projector(first, 6), projector(second, 6))
-
-
-def test_normalising_keeps_large_rows_from_choosing_the_directions():
-    """Nine records along e_1, one a hundred times larger along e_2: one column."""
-    data = torch.eye(3).double()[[0] * 9 + [1]] * torch.tensor([1.0] * 9 + [100.0]).double().unsqueeze(1)
-    G = DenseGradients({"w": data})
-    plain = principal_subspace(G, [["w"]], 1).subspace
-    even = principal_subspace(G, [["w"]], 1, normalise=True).subspace
-    assert projector(plain, 3)[1, 1] == pytest.approx(1)
-    assert projector(even, 3)[0, 0] == pytest.approx(1)
-
-
-def test_the_capture_is_that_of_a_held_out_mean():
-    data = rows(20, 30) + 2
-    found = principal_subspace(DenseGradients({"w": data}), [["w"]], 3)
-    _, _, right = torch.linalg.svd(data[:16], full_matrices=False)
-    mean = data[16:].mean(0)
-    expected = float((right[:3] @ mean).square().sum() / mean.square().sum())
-    assert found.capture == pytest.approx(expected, rel=1e-9)
-
-
-def test_energy_takes_the_fewest_columns_that_capture_it():
-    data = rows(40, 30) * torch.linspace(3, 0.01, 30).double() + 1
-    shares = [principal_subspace(DenseGradients({"w": data}), [["w"]], k).capture for k in range(1, 31)]
-    wanted = next(k for k, share in enumerate(shares, 1) if share >= 0.95)
-    found = principal_subspace(DenseGradients({"w": data}), [["w"]], energy=0.95)
-    assert found.subspace.dimension == wanted
-    assert found.capture == pytest.approx(shares[wanted - 1])
-
-
-def test_disjoint_parts_and_fresh_subsets():
-    public = torch.eye(6).double()
-    method = eq.PCDPSGD(
-        source=PublicSubspace(PublicRecords(public), refresh_every=1, batch_size="disjoint"),
-        noise_multiplier=1e-24,
-        clip_norm=HUGE,
-    )
-    data = torch.ones(4, 6).double()
-    run = train(method, data, steps=3)
-    torch.testing.assert_close(run.model.w.detach(), -torch.ones(6).double())  # two coordinates a step
-    with pytest.raises(ValueError, match="a public record for each of the 7 refreshes"):
-        train(
-            eq.PCDPSGD(
-                source=PublicSubspace(PublicRecords(public), refresh_every=1, batch_size="disjoint"),
-                noise_multiplier=1.0,
-            ),
-            data,
-            steps=7,
-        )
-    drawn = eq.PCDPSGD(
-        source=PublicSubspace(PublicRecords(public), batch_size=2, refresh_every=1),
-        noise_multiplier=1e-24,
-        clip_norm=HUGE,
-    )
-    w = moved(drawn, data, steps=1)
-    assert sorted(w.tolist()) == pytest.approx([-1, -1, 0, 0, 0, 0])
 
 
 # ---- private and released subspaces, and what they cost
@@ -462,13 +344,6 @@ def test_a_released_subspace_follows_full_steps_and_costs_nothing():
     assert run.statement().guarantee == "proven"
 
 
-def test_a_released_subspace_forgets_the_oldest_sums():
-    source, key = ReleasedSubspace(history=2), None
-    for value in (1.0, 2.0, 3.0):
-        key = source.remember(key, {"w": torch.full((3,), value)})
-    assert key["history"]["w"][:, 0].tolist() == [2.0, 3.0]
-
-
 # ---- what it costs
 
 
@@ -503,27 +378,6 @@ def test_the_event_is_that_of_dp_sgd_whatever_the_dimension(make):
 )
 def test_worked_epsilons(make, sampling, expected):
     assert plan(make(), sampling).epsilon(1e-5).value == pytest.approx(expected, rel=0.005)
-
-
-@pytest.mark.parametrize(
-    ("free", "paid", "parts"),
-    [
-        (eq.DPSGD(), eq.PCDPSGD(source=IterationSubspace(share=0.5)), ("gradient",)),
-        (
-            eq.methods.GEP(source=RandomSubspace()),
-            eq.methods.GEP(source=IterationSubspace(share=0.5)),
-            ("gradient", "residual"),
-        ),
-        (eq.DPSGD(), eq.methods.GEP(source=RandomSubspace()), ("gradient", "residual")),
-    ],
-)
-def test_who_has_half_of_the_budget_has_sqrt_2_times_the_noise(free, paid, parts):
-    """Of a private subspace, of both parts of GEP, and of the two together."""
-    found, alone = (plan(m, Poisson(64, 1200, 300), eq.Budget(1.0, 1e-5)) for m in (paid, free))
-    assert 0.99 <= found.epsilon(1e-5).value <= 1.0
-    for part in parts:
-        without = alone[part if part in [r.name for r in alone.releases] else "gradient"].noise_multiplier
-        assert found[part].noise_multiplier == pytest.approx(math.sqrt(2) * without, rel=0.1)
 
 
 # ---- settings

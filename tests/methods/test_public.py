@@ -8,7 +8,7 @@ from table import loss, network, parameters, public_batch, training
 from torch import nn
 
 import equipoise as eq
-from equipoise.methods import PublicRecords, PublicSubspace, find
+from equipoise.methods import PublicRecords
 from equipoise.methods.base import Setting
 from equipoise.privacy import Poisson
 
@@ -96,29 +96,3 @@ def test_the_private_steps_alone_are_paid_for():
 
     warm = plan(eq.methods.PublicWarmStart(public=PublicRecords(public_batch()), warm_steps=4))
     assert warm.event() == plan(eq.DPSGD(), steps=6).event()
-
-
-def test_after_the_public_steps_the_inner_method_sees_its_own_steps():
-    """Where the public steps end, an ordinary training with the inner method would begin: same thresholds."""
-    seen = []
-
-    def schedule(step):
-        seen.append(step)
-        return 0.5
-
-    inner = eq.DPSGD(clip_norm=schedule, noise_multiplier=1.0)
-    list(
-        training(eq.methods.PublicWarmStart(public=PublicRecords(public_batch()), inner=inner, warm_steps=4))
-    )
-    assert seen[-2:] == [0, 1]
-    assert max(seen) == 1
-
-
-def test_an_inner_method_with_public_records_comes_back_from_a_file():
-    method = eq.methods.PublicWarmStart(
-        public=PublicRecords(public_batch()),
-        inner=eq.PCDPSGD(source=PublicSubspace(PublicRecords(public_batch())), clip_norm=0.5),
-        warm_steps=3,
-    )
-    again = find("public-warm-start").from_config(method.config(), public=PublicRecords(public_batch()))
-    assert again.config() == method.config()

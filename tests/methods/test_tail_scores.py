@@ -12,7 +12,6 @@ from equipoise.gradients.factors.outer import OuterFactor
 from equipoise.methods.subspaces import held as held_subspace
 from equipoise.methods.subspaces import random_subspace
 from equipoise.methods.two_thresholds import (
-    null_threshold,
     record_normals,
     record_uniforms,
     sub_weibull,
@@ -53,10 +52,6 @@ def test_the_cholesky_form_equals_the_orthonormal_one():
     basis = torch.linalg.qr(held.T).Q
     expected = (g @ basis).square().sum(1) / g.square().sum(1)
     torch.testing.assert_close(scores(g, held), expected, rtol=0, atol=1e-10)
-
-
-def test_all_of_the_space_gives_one():
-    torch.testing.assert_close(scores(gaussian_rows(5), columns(2, dimension=P)), torch.ones(5).double())
 
 
 def test_rows_without_a_direction_score_zero():
@@ -115,28 +110,6 @@ def test_the_trace_without_signs_is_that_of_the_absolute_rows(dense_limit):
     assert not torch.allclose(unwrap(subspace_trace(subspace)(PrivateRows(DenseGradients(signed)))), expected)
 
 
-def test_dependent_columns_are_refused():
-    held = columns(0)
-    held[1] = 2 * held[0]
-    with pytest.raises(ValueError, match="dimension=7"):
-        subspace_trace(held_subspace({"w": held}))
-
-
-@pytest.mark.parametrize("tail_index", [0.5, 1.0, 2.0])
-def test_the_sampler_has_the_tail_it_is_named_for(tail_index):
-    v = sub_weibull((100_000,), torch.Generator().manual_seed(0), tail_index)
-    uniform = torch.exp(-v.abs().double().pow(1 / tail_index)).sort().values
-    gap = (uniform - torch.arange(1, len(v) + 1) / len(v)).abs().max()
-    assert gap < 1.95 / math.sqrt(len(v))  # Kolmogorov and Smirnov at one in a thousand
-    assert abs(float((v > 0).double().mean()) - 0.5) < 0.01
-    assert (sub_weibull((1000,), torch.Generator().manual_seed(0), tail_index, "positive") >= 0).all()
-
-
-def test_null_quantiles():
-    assert null_threshold(0.1, 200, 2000) == pytest.approx(0.112315, abs=5e-7)
-    assert null_threshold(0.1, 200, 26_010) == pytest.approx(0.0086858, abs=5e-8)
-
-
 def test_records_keep_their_numbers():
     """Uniform, from the record's number and the seed alone, however the batch is cut."""
     ids = torch.arange(50_000)
@@ -154,12 +127,3 @@ def test_records_keep_their_numbers():
     assert abs(float(z.mean())) < 0.02
     assert abs(float(z.std()) - 1) < 0.02
     assert abs(float(z.pow(4).mean()) - 3) < 0.2
-
-
-def test_structured_columns_hold_no_more_than_their_sides():
-    """A layer of d_out x d_in costs k (d_out + d_in) numbers, not k d_out d_in."""
-    V = random_subspace(0, {"w": (96, 128)}, K)
-    (((rows, _),),) = V.blocks
-    (block,) = rows.factors["w"]
-    assert isinstance(block, OuterFactor)
-    assert block.a.numel() + block.b.numel() == K * (96 + 128)

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import pytest
 import torch
-from small_problems import training
 
-import equipoise as eq
 from equipoise.methods.thresholds import (
     ExponentialDecay,
     Fixed,
@@ -16,7 +12,6 @@ from equipoise.methods.thresholds import (
     ReleasedQuantile,
     resolve_threshold,
 )
-from equipoise.privacy import clip
 
 
 def test_fixed_and_schedules():
@@ -58,24 +53,3 @@ def test_what_users_may_write():
     for wrong in ("1.0", None, True):
         with pytest.raises(TypeError, match="clip_norm="):
             resolve_threshold(wrong)
-
-
-@dataclass(frozen=True, kw_only=True)
-class OwnClip(eq.methods.Estimator):
-    """Makes the clipped sum itself; the count of a learned threshold stays the estimator's."""
-
-    name = "own-clip"
-
-    def view(self, context, state):
-        limit = self.threshold.at(context.step, state["threshold"])
-        return eq.methods.View(sums=lambda rows: {"gradient": clip(rows, self.clip_rule, limit)})
-
-
-def test_a_view_that_clips_itself_learns_the_same_threshold():
-    def released(kind):
-        run = training(steps=3, method=kind(clip_norm=ReleasedQuantile(0.5), noise_multiplier=1.0))
-        run.run()
-        return [parameter.detach() for parameter in run.model.parameters()]
-
-    for one, other in zip(released(OwnClip), released(eq.DPSGD), strict=True):
-        assert torch.equal(one, other)

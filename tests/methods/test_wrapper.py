@@ -5,13 +5,10 @@ from __future__ import annotations
 import inspect
 
 import pytest
-import torch
 
-import equipoise as eq
 from baselines.fedprox import Proximal
 from equipoise.audit.canary_scores import WithCanaryScores
-from equipoise.methods import Method, PublicRecords
-from equipoise.methods.base import Setting
+from equipoise.methods import Method
 from equipoise.methods.wrapper import MethodWrapper
 
 # Every public method of an instance; classmethods make methods and are each class's own.
@@ -79,18 +76,3 @@ def test_wrappers_cost_and_claim_what_the_inner_method_does(wrap, name):
     count = len(inspect.signature(getattr(Method, name)).parameters) - 1
     assert getattr(outer, name)(*[OUTER] * count) == f"answer of {name}"
     assert [asked for asked, _ in inner.asked] == [name]
-
-
-def test_a_watched_method_is_described_with_the_gradients_that_it_computes():
-    sampling = eq.Poisson(20, 100, 10)
-    method = eq.DPC4Plus(clip_norm=0.5)
-    alone = method.plan(Setting(sampling=sampling, budget=eq.Budget(8.0, 1e-3)))
-    watched = WithCanaryScores(method, {})
-    assert watched.gradients_per_step(alone) == method.gradients_per_step(alone)
-    assert watched.passes_over("batch") == method.passes_over("batch") == 2
-
-
-def test_a_warm_start_tells_the_numbers_of_the_inner_method_once_it_has_begun():
-    method = eq.methods.PublicWarmStart(public=PublicRecords(torch.eye(3)), inner=spy())
-    assert method.metrics({"inner": None}) == {}
-    assert method.metrics(OUTER) == "answer of metrics"

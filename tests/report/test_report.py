@@ -1,15 +1,13 @@
-import io
 import json
 import math
 import re
 from xml.etree import ElementTree
 
 import pytest
-from rich.console import Console
 
-from equipoise.report import Run, RunFolderError, read_run, render_page, summary, write_report
+from equipoise.report import Run, RunFolderError, read_run, render_page, write_report
 from equipoise.report.figures import Curve, chart
-from equipoise.report.phrases import epsilon_in_words, guessing_bound, promise_in_words
+from equipoise.report.phrases import epsilon_in_words, guessing_bound
 
 
 def test_page_is_self_contained_and_complete(run_folder):
@@ -40,14 +38,6 @@ def test_page_is_self_contained_and_complete(run_folder):
 def test_page_shows_nothing_private(run_folder):
     page = render_page(read_run(run_folder))
     assert "123456" not in page
-
-
-def test_a_factor_beyond_all_floats_is_right_and_is_called_worthless():
-    said = promise_in_words(30_800.0, 1e-5, "add_or_remove_one")
-    assert "e^30,800, which is below 10^13,377," in said  # 30,800 / ln 10 = 13,376.2
-    assert "promises nothing in practice" in said
-    assert "e^20.00 = 4.9e+8," in promise_in_words(20.0, 1e-5, "replace_one")
-    assert "practice" not in promise_in_words(3.0, 1e-5, "replace_one")
 
 
 def test_text_from_files_is_escaped(run_folder):
@@ -81,12 +71,6 @@ def test_missing_proof_and_reproducible_noise_are_shouted(run_folder):
     assert "What the statement covers" in render_page(run)
 
 
-def test_cut_last_line_of_metrics_is_left_out(run_folder):
-    file = run_folder / "metrics.jsonl"
-    file.write_text(file.read_text() + '{"step": 81, "epsi')
-    assert read_run(run_folder).last("step") == 80
-
-
 def test_folders_that_are_not_runs(tmp_path, run_folder):
     with pytest.raises(RunFolderError, match="is not a folder"):
         read_run(tmp_path / "nothing")
@@ -105,72 +89,6 @@ def test_folders_that_are_not_runs(tmp_path, run_folder):
         read_run(run_folder)
 
 
-def test_every_evaluation_is_shown(run_folder):
-    rows = [{"step": step, "evaluation.<rmse>": 2.0 / step, "evaluation.odd": "none"} for step in (1, 2, 3)]
-    with (run_folder / "metrics.jsonl").open("a") as file:
-        file.writelines(json.dumps(row) + "\n" for row in rows)
-    run = read_run(run_folder)
-    assert run.other_evaluations == ["<rmse>"]
-    assert "&lt;rmse&gt;" in render_page(run)
-    console = Console(width=80, record=True, file=io.StringIO())
-    console.print(summary(run, "runs/digits-sample"))
-    assert "0.6667" in console.export_text()
-
-
-def test_a_run_without_an_accuracy_shows_what_says_most_beside_its_baseline(run_folder):
-    row = {"step": 80, "evaluation.mae": 1.5, "evaluation.r2": 0.75, "evaluation.rmse": 2.0}
-    details = {"baseline_rmse": 4.0, "baseline": "always giving the mean", "test_records": 9}
-    details["test_records_apart"] = True
-    page = render_page(Run("r", read_run(run_folder).statement, [row], {"experiment": details}))
-    headline = re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", page.partition("What this run promises")[0]))
-    assert "Test RMSE 2 on 9 test records, none of them trained on; 4 by always giving the mean" in headline
-    assert page.index(">RMSE<") < page.index(">MAE<")
-    assert "The RMSE was measured on the test records" in page
-
-
-def test_a_stopped_run_says_what_is_claimed_and_what_is_spent(run_folder):
-    rows = (run_folder / "metrics.jsonl").read_text().splitlines(keepends=True)
-    (run_folder / "metrics.jsonl").write_text("".join(rows[:20]))
-    run = read_run(run_folder)
-    early = Run(run.name, run.statement, run.metrics, {**run.config, "ended_after": 20})
-    assert early.ended_early
-    assert not early.is_unfinished
-    assert early.steps_in_words == "20 of 80"
-    console = Console(width=90, record=True, file=io.StringIO())
-    console.print(summary(run, "runs/digits-sample"))
-    text = console.export_text()
-    assert re.search("privacy claimed +ε = 2.994", text)
-    assert re.search("spent so far +ε = 1.497 by step 20", text)
-    assert re.search("steps +20 of 80 ", text)
-    assert "20 of 80 steps" in render_page(run)
-    ended = Run(run.name, {**run.statement, "stop_fixed_beforehand": True}, run.metrics, run.config)
-    console.print(summary(ended, "runs/digits-sample"))
-    assert re.search("privacy spent +ε = 2.994", console.export_text())
-
-
-def test_a_long_run_is_read_in_part(run_folder, monkeypatch):
-    steps = [{"step": k, "learning_rate": 0.1, "released_norm": 1.0} for k in range(1, 1001)]
-    scores = [{"step": k, "evaluation.accuracy": k / 1000} for k in range(100, 1001, 100)]
-    rows = sorted(steps + scores, key=lambda row: row["step"])
-    (run_folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    whole = read_run(run_folder)
-    assert whole.metrics == rows
-    monkeypatch.setattr("equipoise.report.run_reader.MOST_ROWS", 50)
-    part = read_run(run_folder)
-    assert len(part.metrics) <= 50 + 10 + 1
-    assert part.curve("evaluation.accuracy") == whole.curve("evaluation.accuracy")
-    assert part.metrics == sorted(part.metrics, key=rows.index)
-    assert part.last("released_norm") == whole.last("released_norm")
-    assert part.metrics[-1] == rows[-1]
-    assert part.last("step") == 1000
-    monkeypatch.setattr("equipoise.report.run_reader.MOST_ROWS", 3)
-    assert read_run(run_folder).accuracy == 1.0  # of the scores, too, the last one stays
-    rows = [{**row, "epsilon": 1.0} if "learning_rate" in row else row for row in rows]
-    (run_folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    monkeypatch.setattr("equipoise.report.run_reader.MOST_ROWS", 50)
-    assert read_run(run_folder).curve("evaluation.accuracy") == whole.curve("evaluation.accuracy")
-
-
 def drawn(*curves, **options):
     svg = chart("t <i>", "", curves, x_label="x", **options)[0]["svg"]
     root = ElementTree.fromstring(svg.replace("xlink:href", "href"))
@@ -184,21 +102,6 @@ def test_chart_leaves_out_what_is_not_finite():
     assert "inf" not in svg.replace("linejoin", "")
 
 
-@pytest.mark.parametrize(("low", "high"), [(0, 1), (0, 4700), (0.93, 0.941), (-3, 7), (1e-6, 3e-6)])
-def test_ticks_are_few_and_different(low, high):
-    _, texts = drawn(Curve("a", [low, high], [low, high]))
-    for anchor in ("middle", "end"):
-        found = [text for text, style in texts if f"anchor: {anchor}" in style and text != "x"]
-        assert 2 <= len(found) <= 8
-        assert len(set(found)) == len(found)
-
-
-def test_an_axis_of_shares_makes_no_drama_of_chance():
-    _, texts = drawn(Curve("a", (1, 2), (0.840, 0.846)), percent=True)
-    shown = [float(text[:-1]) for text, _ in texts if text.endswith("%")]
-    assert max(shown) - min(shown) >= 8
-
-
 def test_a_chart_loads_nothing_and_takes_the_colours_of_the_page():
     curve = Curve("a <b> $x$", [0, 1], [0.1, 0.2], [0.0, 0.1], [0.2, 0.3])
     svg, texts = drawn(curve, curve, target=(0.2, "$budget$ <3>"), percent=True)
@@ -208,12 +111,6 @@ def test_a_chart_loads_nothing_and_takes_the_colours_of_the_page():
     assert "$budget$ <3>" in [text for text, _ in texts]
     assert 'aria-label="t &lt;i&gt;"' in svg
     assert svg == drawn(curve, curve, target=(0.2, "$budget$ <3>"), percent=True)[0]
-
-
-def test_each_term_has_a_link_to_its_place_in_the_glossary(run_folder):
-    page = render_page(read_run(run_folder))
-    links, places = (set(re.findall(pattern, page)) for pattern in ('href="#([a-z-]+)"', 'id="([a-z-]+)"'))
-    assert {"epsilon", "delta", "guarantee", "noise-multiplier"} <= links <= places
 
 
 @pytest.mark.parametrize("epsilon", [0.1, 3.0, 8.0, 12.0, 20.0])

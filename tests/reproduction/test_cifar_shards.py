@@ -7,9 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from equipoise.data.readers.cifar import load_cifar, read_cifar_binary
-from equipoise.data.readers.files import DataFileError, MissingDataError
-from reproduction.data.cifar_shards import decode_images, read_shard, unpack_cifar10
+from equipoise.data.readers.files import DataFileError
+from reproduction.data.cifar_shards import decode_images, read_shard
 
 
 def pictures(n: int, seed: int = 0, size: int = 32) -> np.ndarray:
@@ -62,21 +61,3 @@ def test_shards_round_trip(tmp_path: Path) -> None:
     np.savez(path, **(arrays | {"residual": arrays["residual"][:-40]}))
     with pytest.raises(DataFileError, match="damaged"):
         read_shard(path)
-
-
-def test_unpacked_the_published_files_are_in_the_published_order(tmp_path: Path) -> None:
-    images = pictures(10)
-    source = tmp_path / "cifar10"
-    source.mkdir()
-    order = [9, 3, 5, 1, 0, 2, 4, 6, 8, 7]
-    write_shard(source / "train-00.npz", images[order[:6]], order[:6], order[:6])
-    write_shard(source / "train-01.npz", images[order[6:]], order[6:], order[6:])
-    with pytest.raises(MissingDataError, match="no test shards"):
-        unpack_cifar10(tmp_path, tmp_path / "out")
-    write_shard(source / "test-00.npz", images[:2], [4, 7], [1, 0])
-    made = unpack_cifar10(tmp_path, tmp_path / "out")
-    assert load_cifar(tmp_path / "out", "train").fields["label"].tolist() == list(range(10))
-    assert load_cifar(tmp_path / "out", "test").fields["label"].tolist() == [7, 4]
-    assert np.array_equal(read_cifar_binary(made / "data_batch_2.bin", 10)[0], images[2:4])
-    with pytest.raises(MissingDataError, match="no shards"):
-        unpack_cifar10(tmp_path / "nowhere", tmp_path / "out")

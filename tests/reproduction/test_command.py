@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import types
-import warnings
 
 import pytest
 import torch
@@ -74,46 +73,6 @@ def test_experiment_prints_and_writes_all_verdicts(reproduce, tiny, tmp_path):
     assert written["command"] == "python -m reproduction tiny --seeds 2"
     assert (tmp_path / "out" / "figure.png").read_bytes()[1:4] == b"PNG"
     assert str(tmp_path) not in json.dumps(written)
-
-
-def test_experiment_as_json_and_without_seeds(reproduce, tiny, tmp_path):
-    assert json.loads(reproduce("tiny --json --run-dir", tmp_path)[1])["seeds"] == 3
-    code, _, said = reproduce("tiny --seeds 0 --run-dir", tmp_path)
-    assert (code, "--seeds is 0" in said) == (2, True)
-    code, _, said = reproduce("tinny")
-    assert (code, "Did you mean 'tiny'?" in said) == (2, True)
-
-
-def test_a_warning_of_every_training_is_shown_once(reproduce, tiny, tmp_path, monkeypatch):
-    def run(seeds, progress):
-        for seed in seeds:
-            warnings.warn(f"the subspace captures {seed + 0.5:.1%}", stacklevel=1)
-            warnings.warn("another kind", stacklevel=1)
-        return Findings(Table(["what"], [["nothing"]]), [], [])
-
-    module = types.SimpleNamespace(EXPERIMENT=PaperExperiment("tiny", "Warns", "", run, default_seeds=3))
-    monkeypatch.setattr(papers, "import_module", {"tiny_module": module}.__getitem__)
-    with pytest.warns(UserWarning, match="subspace|kind") as said:
-        reproduce("tiny --run-dir", tmp_path)
-    assert [str(warning.message) for warning in said] == ["the subspace captures 50.0%", "another kind"]
-
-
-def test_other_seeds(reproduce, tiny, tmp_path):
-    written = json.loads(reproduce("tiny --seeds 2 --seed-offset 10 --json --run-dir", tmp_path)[1])
-    assert (written["seeds"], written["seed_offset"]) == (2, 10)
-    assert written["command"] == "python -m reproduction tiny --seeds 2 --seed-offset 10"
-    assert tiny == [10, 11]
-    code, _, said = reproduce("tiny --seed-offset -1 --run-dir", tmp_path)
-    assert (code, "--seed-offset is -1" in said) == (2, True)
-
-
-def test_an_attack_that_fails_and_a_bug_that_is_missed_end_with_1(reproduce, monkeypatch):
-    finding = Finding("dp-c4", "a target", 4.0, certify_known_law([1.0] * 20, 1e-5))
-    monkeypatch.setitem(ATTACKS, "dp-c4", lambda seed: finding)
-    assert reproduce("attacks dp-c4")[0] == 1
-    row = planted_bugs.Planted("a bug", Check("a check", 0.5), Check("a check", 0.6))
-    monkeypatch.setattr(planted_bugs, "find_planted", lambda seed: [row])
-    assert reproduce("planted-bugs")[0] == 1
 
 
 def test_an_attack(reproduce, monkeypatch):

@@ -5,12 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from reproduction.findings import PaperExperiment, Site
+from reproduction.findings import Site
 from reproduction.papers import (
     adaptive_rms,
     adaptive_rms_fl,
     adaptive_rms_images,
-    adaptive_rms_problems,
     fed_pcdp,
     fed_pcdp_images,
 )
@@ -42,45 +41,7 @@ def test_finished_runs_are_not_run_again(tmp_path):
     assert kept.result({"number": 1, "rounds": 2}, lambda: run(9)) == {"value": 9}  # other settings
 
 
-def test_after_a_broken_line_what_is_kept_can_be_read(tmp_path):
-    path = tmp_path / "runs.jsonl"
-    path.write_text('{"settings": {"number": 3}, "res')
-    ResultCache(path).result({"number": 4}, lambda: {"value": 4})
-    assert ResultCache(path).find({"number": 4}) == {"value": 4}
-
-
-def test_an_interrupt_leaves_what_is_finished():
-    def interrupted():
-        raise KeyboardInterrupt
-
-    planned = [({"n": 0}, lambda: {"value": 0}), ({"n": 1}, interrupted), ({"n": 2}, lambda: {"value": 2})]
-    kept = ResultCache(None)
-    assert kept.finish(planned, nothing) == [{"value": 0}, None, None]
-    # what an experiment asks for afterwards is not run either
-    assert kept.finish(planned[2:], nothing) == [None]
-
-
-def test_an_experiment_has_one_way_to_run():
-    with pytest.raises(ValueError, match="either run or run_on"):
-        PaperExperiment("a", "b", "c")
-
-
 # ---- problems
-
-
-def test_the_regression_is_what_it_says():
-    problem = adaptive_rms_problems.least_squares(0)
-    assert problem.error(problem.make_model()) == pytest.approx(0.5, rel=0.1)
-    x = problem.data["x"]
-    norms = (x * problem.data["y"][:, None]).norm(dim=1)
-    assert float(norms.square().mean().sqrt()) == pytest.approx(1, rel=0.1)
-    few = adaptive_rms_problems.least_squares(0, active=0.05)
-    assert int((few.data["x"].norm(dim=1) > 0).sum()) == 100
-    slow = adaptive_rms_problems.least_squares(0, slow=30).data["x"]
-    energy = slow.square().sum(0)
-    assert float(energy[20:].sum() / energy.sum()) == pytest.approx(1e-3, rel=0.1)
-    noisy = adaptive_rms_problems.least_squares(0, noise=0.5)
-    assert noisy.error(noisy.make_model()) == pytest.approx(0.5, rel=0.1)
 
 
 def test_every_line_has_its_method_and_its_verdicts():
@@ -96,28 +57,6 @@ def test_every_line_has_its_method_and_its_verdicts():
     for run in adaptive_rms_fl.runs():
         adaptive_rms_fl.halves(run)
     assert not all(verdict.met for verdict in adaptive_rms_fl.verdicts(federated))
-
-
-def test_shares_of_digits_hold_the_classes_they_say():
-    labels = torch.arange(1337) % 10
-    for part in fed_pcdp._dealt(labels, "two classes", 0):
-        assert len(labels[part].unique()) == 2
-    assert [len(part) for part in fed_pcdp._dealt(labels, "random", 0)] == [fed_pcdp.SHARE] * 5
-
-
-def test_bytes_of_fedpcdp():
-    """490 coordinates at most (a softmax layer's biases have rank 9) against 26,010 parameters."""
-    sent = fed_pcdp.sent_bytes()
-    assert 26_010 * 4 < sent["up: FedAvg, the parameters"] < 26_010 * 4 + 1000
-    assert 480 * 4 < sent["up: FedPCDP, coordinates"] < 490 * 4 + 200
-    assert 800 * 8 < sent["up: FedPCDP, a combination of public gradients"] < 800 * 8 + 200
-    assert sent["down, every round, if the columns were sent"] == pytest.approx(2_594_404 * 4, rel=0.01)
-    ends = {(run.part, run.kind): 0.5 for run in fed_pcdp.runs()}
-    ends |= {("clipping alone", kind): 0.5 for kind in ("FedPDP", "FedPCDP")}
-    ends |= {("bytes", what): float(count) for what, count in sent.items()}
-    met = {verdict.sentence: verdict.met for verdict in fed_pcdp.verdicts(ends)}
-    assert met["bytes up: FedAvg's over coordinates'"]
-    assert met["bytes down: columns over the public records that make them"]
 
 
 # ---- images, without images

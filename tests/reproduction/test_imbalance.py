@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 
 from equipoise.data import Records
@@ -30,18 +29,3 @@ def test_a_selection_has_these_counts_and_is_the_same_again():
     assert len(batch["input"].unique()) == len(first)
     assert first.fingerprint() == again.fingerprint() != other.fingerprint()
     assert len(imbalanced(whole)) == sum(imbalance_counts(946.9))
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"largest": 0.5}, "largest=0.5"),
-        ({"largest": 10, "num_classes": 1}, "num_classes=1"),
-        ({"largest": 10, "ratio": 0.0}, "ratio=0.0"),
-        ({"largest": 50}, "class 0 has 4 records"),
-    ],
-)
-def test_bad_settings_are_named(options, words):
-    records = Records({"input": torch.zeros(40, 1), "label": torch.arange(40) % 10})
-    with pytest.raises(ValueError, match=words):
-        imbalanced(records, **options)

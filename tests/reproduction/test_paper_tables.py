@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from functools import partial
 
 import pytest
@@ -17,7 +16,7 @@ from equipoise.privacy import Poisson
 from reproduction.findings import Site
 from reproduction.harness import Problem, follow
 from reproduction.papers import dice_sgd_images, dp_c4_mushroom
-from reproduction.papers.whole_sets import linear_problem, tuned
+from reproduction.papers.whole_sets import linear_problem
 from reproduction.result_cache import ResultCache
 
 
@@ -64,38 +63,6 @@ def test_no_test_record_is_read_while_the_rate_is_chosen():
         linear_problem(dataset, "test")
 
 
-def test_all_training_records_train_in_the_end():
-    problem = linear_problem(small_set(), "test")
-    assert problem.population == 6000
-    assert problem.loss(problem.make_model(), problem.data).tolist() == pytest.approx([math.log(2)] * 6000)
-    model = problem.make_model()
-    with torch.no_grad():
-        model.weight[1, 0] = 1.0
-    assert problem.error(model) < 0.5
-
-
-def test_the_rate_is_the_best_on_held_out_records_and_finished_runs_stay():
-    done = []
-
-    def run(rate, seed, split):
-        done.append((rate, seed, split))
-        return {"accuracy": (90 if split == "test" else 50) - abs(rate - 0.2) + seed}
-
-    site = Site(None, ResultCache(None))
-    for _ in range(2):
-        rate, found = tuned(run, {"method": "m"}, (0.1, 0.2, 0.4), (100,), (0, 1), site, nothing)
-        assert (rate, [result["accuracy"] for result in found]) == (0.2, [90, 91])
-    assert [split for _, _, split in done] == ["tuning"] * 3 + ["test"] * 2
-
-
-def test_an_interrupt_leaves_no_row():
-    def run(rate, seed, split):
-        raise KeyboardInterrupt
-
-    assert tuned(run, {}, (0.1, 0.2), (100,), (0,), Site(None, ResultCache(None)), nothing) is None
-    assert tuned(run, {}, (0.1,), (100,), (0,), Site(None, ResultCache(None)), nothing) is None
-
-
 def test_what_theorem_3_of_dp_c4_costs_in_truth():
     """Mushroom has 6,499 training records here: 1,269 steps, and 423 of the anchored methods."""
     found = {name: dp_c4_mushroom.noise_of(name, "Theorem 3", 6499)[1] for name in dp_c4_mushroom.PRINTED}
@@ -103,35 +70,6 @@ def test_what_theorem_3_of_dp_c4_costs_in_truth():
     assert steps == [1269, 423, 1269, 423, 423]
     expected = {"DP-SGD": 0.0098, "DP-SVRG": 0.0287, "DiceSGD": 841, "DP-C4": 0.0246, "DP-C4+": 0.0246}
     assert found == pytest.approx(expected, rel=0.01)
-
-
-def test_noise_for_a_true_epsilon_of_1():
-    for name in ("DP-SGD", "DP-SVRG", "DP-C4", "DP-C4+"):
-        noise, epsilon = dp_c4_mushroom.noise_of(name, "epsilon 1", 6499)
-        assert epsilon == pytest.approx(1, abs=0.01)
-        assert (noise.anchor > 0) == (name != "DP-SGD")
-    assert dp_c4_mushroom.noise_of("DiceSGD", "epsilon 1", 6499)[1] > 1e4
-
-
-@pytest.mark.parametrize(
-    ("epsilon", "population", "passes", "sgd", "c4"),
-    [
-        (5.0, 60_000, 100, 0.0044, 0.0126),
-        (5.0, 50_000, 100, 0.0055, 0.0154),
-        (2.0, 25_000, 50, 0.0045, 0.0129),
-        (2.0, 67_349, 50, 0.0014, 0.0041),
-    ],
-)
-def test_what_the_other_columns_of_the_table_cost_in_truth(epsilon, population, passes, sgd, c4):
-    assert dp_c4_mushroom.in_truth(epsilon, population, passes) == pytest.approx((sgd, c4), rel=0.02)
-
-
-def test_the_variances_of_dp_svrg_have_the_sum_that_the_paper_prints():
-    noise = dp_c4_mushroom.theorem_svrg(423)
-    z, share = dp_c4_mushroom.theorem_multiplier(423), 2 / 8 / 16**2
-    # of means: the pair's noise is 2 z_1 over 256 records, the anchor's z_2 over 4,096
-    total = (2 * noise.step / 256) ** 2 + (noise.anchor / 4096) ** 2
-    assert total == pytest.approx((z / 256) ** 2 * (1 + math.sqrt(share)) ** 2)
 
 
 @pytest.mark.parametrize("name", dp_c4_mushroom.PRINTED)
@@ -186,10 +124,6 @@ def test_what_dice_sgd_as_published_costs_in_truth():
     assert by_kind[dice_sgd_images.FORMULA] == pytest.approx(1.8e7, rel=0.05)
     assert by_kind[dice_sgd_images.PROGRAM] == pytest.approx(359, rel=0.02)
     assert by_kind[dice_sgd_images.DP_SGD] == by_kind[dice_sgd_images.DICE] == 2.0
-
-
-def test_every_row_is_there_once():
-    assert len(set(dice_sgd_images.cases())) == len(dice_sgd_images.cases())
 
 
 def test_both_tables_from_a_small_set(monkeypatch, tmp_path):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import pytest
 import torch
@@ -18,7 +16,6 @@ from reproduction.attacks import ATTACKS
 from reproduction.attacks.dc_noise import widest_noise
 from reproduction.attacks.dice_memory import attack_dice_sgd, update
 from reproduction.attacks.private_directions import attack_pcdp_sgd
-from reproduction.attacks.raw_thresholds import log_ratio
 from reproduction.attacks.shuffled_rounds import attack_adaptive_rms
 
 
@@ -67,16 +64,6 @@ def test_the_vectorised_update_is_the_librarys():
         (raw,) = training.ledger.sums[step]["update"].values()
         assert raw.item() == pytest.approx(found.item(), rel=1e-6, abs=1e-9)
         x = training.parameters.numpy().copy()
-
-
-def test_log_ratio_of_two_gaussians():
-    released = [{"a": {"w": torch.tensor([1.0, 2.0])}}]
-    worlds = [
-        ([{"a": {"w": torch.tensor([1.0, 1.0])}}], [{"a": 2.0}]),
-        ([{"a": {"w": torch.zeros(2)}}], [{"a": 1.0}]),
-    ]
-    by_hand = (-1 / 8 - 2 * math.log(2)) - (-5 / 2)
-    assert log_ratio(released, *worlds) == pytest.approx(by_hand)
 
 
 def test_directions_from_private_records_give_them_away():
