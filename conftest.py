@@ -55,7 +55,6 @@ WIDE = (
     "tests/training/test_processes.py",
     "tests/training/test_restarted_processes.py",
     "tests/training/test_sharded_",
-    "tests/training/test_transformers_use.py",
 )
 
 

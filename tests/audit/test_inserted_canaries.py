@@ -81,30 +81,6 @@ def test_one_training_record_changes_no_canary_and_nobody_elses_part(change):
     assert 0.1 < moved <= (2 if change == "replaced" else 1) + 1e-9
 
 
-def test_the_test_records_leave_their_directions_empty():
-    test = _records()
-    canaries = choose_canaries(test, 2, 50, seed=1, reproducible=True)
-    unit = F.normalize(canaries.fields["input"], dim=1) @ F.normalize(test.fields["input"], dim=1).T
-    assert unit.abs().max() < 0.01
-
-
-def test_tokens_are_a_test_records_with_a_wrong_label():
-    test = _records(integers=True)
-    canaries = choose_canaries(test, 2, 50, seed=1)
-    known = {
-        (*row.tolist(), 1 - int(label))
-        for row, label in zip(test.fields["input"], test.fields["label"], strict=True)
-    }
-    for row, label in zip(canaries.fields["input"], canaries.fields["label"], strict=True):
-        assert (*row.tolist(), int(label)) in known
-
-
-def test_canaries_of_another_shape_are_refused():
-    canaries = choose_canaries(_records(integers=True), 2, 10, seed=1)
-    with pytest.raises(ValueError, match="input: float32"):
-        canaries.insert(_records())
-
-
 def test_the_file_is_the_owners_alone(tmp_path):
     canaries = choose_canaries(_records(), 2, 20, seed=1)
     canaries.save(tmp_path)

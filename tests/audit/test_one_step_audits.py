@@ -12,8 +12,7 @@ from scipy import stats
 
 import equipoise as eq
 from equipoise.audit.bounds import certify_gaussian
-from equipoise.federated import ServerQuantile
-from equipoise.methods import METHODS, Automatic, Independent, ReleasedQuantile, Round, TopShare, TwoChannel
+from equipoise.methods import METHODS, Automatic, Independent, ReleasedQuantile, Round, TwoChannel
 from equipoise.methods.base import Setting
 from equipoise.privacy import Unit, clip
 from equipoise.privacy.private import unwrap
@@ -181,22 +180,6 @@ def test_steps_of_all_methods(line):
         assert found.clean.certified > close * found.clean.claimed
 
 
-@pytest.mark.slow
-def test_a_clients_quantile_and_gradient():
-    design = replace(ONE_STEP["dp-sgd"], make=lambda m: ServerQuantile(ReleasedQuantile(1.0)))
-    found = probe_method(design, confidence=EACH)
-    assert found.holds, found
-    assert found.finds, found
-
-
-@pytest.mark.slow
-def test_top_share_is_seen_in_part():
-    """The record that a canary pushes out of the tail moves in its own coordinate, which nobody looks at."""
-    found = probe_method("dc-dpsgd", options={"variant": TopShare()}, confidence=EACH)
-    assert found.holds
-    assert all(not quiet.passes for _, quiet in found.noise.values())
-
-
 USERS = (Unit("user", 4), Unit("user", 4, "mean"), Unit("user", 3, "sum"))
 
 
@@ -215,19 +198,6 @@ def test_steps_of_users_with_noise_over_steps():
     assert found.unit == unit
     assert found.holds
     assert found.certified > 0.75 * found.claimed
-
-
-@pytest.mark.parametrize("options", [{}, {"bands": 1}])
-def test_users_whose_records_are_dealt_to_slots_are_refused_before_a_training(options, monkeypatch):
-    monkeypatch.setattr(CanaryTraining, "open", lambda *given: pytest.fail("it trained"))
-    with pytest.raises(ValueError, match=r"to a slot by itself.*Unit\('user', 4, rows='mean'\)"):
-        audit_method("dp-mf", 2.0, one_step=True, canaries=20, unit=Unit("user", 4), options=options)
-
-
-def test_sampled_records_of_users():
-    found = audit_method("dp-sgd", 2.0, canaries=20_000, trainings=2, unit=Unit("user", 4))
-    assert found.holds
-    assert found.certified > 0.4
 
 
 def test_a_step_of_users_that_is_accounted_for_records_is_seen(monkeypatch):

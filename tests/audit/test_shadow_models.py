@@ -11,7 +11,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from scipy import stats
 
 from equipoise.app.settings import RunSettings
@@ -22,7 +21,6 @@ SPECIFICATION = spec_from_file_location("example_shadow_models", PATH)
 shadow_models = sys.modules["example_shadow_models"] = module_from_spec(SPECIFICATION)
 SPECIFICATION.loader.exec_module(shadow_models)
 audit_shadow, likelihood_ratios = shadow_models.audit_shadow, shadow_models.likelihood_ratios
-scaled_confidence, train_shadows = shadow_models.scaled_confidence, shadow_models.train_shadows
 
 MODELS, RECORDS = 300, 200
 
@@ -54,24 +52,6 @@ def test_the_targets_own_coin_does_not_leak(models):
     inside = rng.random((models, 20_000)) < 0.5
     found = roc(likelihood_ratios(rng.normal(size=inside.shape), inside), inside)
     assert found.area == pytest.approx(0.5, abs=5 * math.sqrt(1 / (3 * inside.size)))
-
-
-def test_confidence_is_the_log_odds_of_the_label():
-    logits = torch.randn(6, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    labels = torch.tensor([0, 1, 2, 3, 0, 1])
-    p = logits.softmax(1)[torch.arange(6), labels]
-    torch.testing.assert_close(scaled_confidence(logits, labels), (p / (1 - p)).log())
-    assert torch.isfinite(scaled_confidence(1000 * logits, labels)).all()
-
-
-def test_ties_count_half_and_are_told_together():
-    found = roc(np.array([1.0, 1.0, 1.0, 0.0]), np.array([True, False, True, False]))
-    assert found.area == pytest.approx(0.75)
-    assert found.at(0.4) == 0
-    assert found.at(0.5) == 1
-    assert roc([1.0, 2.0], [True, True]).area == 0.5
-    with pytest.raises(ValueError, match="one number for each"):
-        roc([1.0, math.nan], [True, False])
 
 
 def test_the_bound_is_attained_by_randomised_response():

@@ -5,32 +5,13 @@ import inspect
 import pytest
 import torch
 
-from benchmarks.contrastive import fit_contrastive, random_views
-from equipoise.data.features.contrastive import ContrastiveNet
 from equipoise.data.features.drawings import draw_pictures
 from equipoise.data.features.drawn import DrawnFeatures
 from equipoise.data.features.extractors import extract
 from equipoise.data.features.patches import PatchDictionary
 from equipoise.data.features.upright import set_upright
 from equipoise.data.features.whitening import Whitening
-from equipoise.data.readers.images import standardise_each
 from equipoise.data.records import Records
-
-
-@pytest.mark.parametrize("shape", [(1, 28, 28), (3, 32, 32), (1, 8, 12), (2, 9, 9)])
-def test_pictures_follow_the_seed_and_vary(shape) -> None:
-    state = torch.random.get_rng_state()
-    first = draw_pictures(40, shape, seed=3, chunk=16)
-    torch.rand(1)
-    assert torch.equal(first, draw_pictures(40, shape, seed=3, chunk=16))
-    assert not torch.equal(first, draw_pictures(40, shape, seed=4, chunk=16))
-    torch.random.set_rng_state(state)
-    draw_pictures(2, shape)
-    assert torch.equal(state, torch.random.get_rng_state())
-    assert first.shape == (40, *shape)
-    assert first.isfinite().all()
-    assert first.flatten(1).mean(1).abs().max() < 1e-4
-    assert first.flatten(1).std(0).min() > 0.1  # every pixel changes from picture to picture
 
 
 def test_a_dictionary_equals_its_definition() -> None:
@@ -43,32 +24,6 @@ def test_a_dictionary_equals_its_definition() -> None:
     normal = flat / (flat.square().mean() + layer.floor).sqrt()
     response = layer.filters.flatten(1) @ normal + layer.offsets
     torch.testing.assert_close(found[1, :, 5, 7], response.clamp(min=0).sqrt(), atol=1e-3, rtol=1e-3)
-
-
-def slanted(slope: float, shift: float = 0.0) -> torch.Tensor:
-    """A bar of five pixels' width that leans by `slope` columns per row."""
-    rows = torch.arange(28) - 13.5
-    far = rows - shift - slope * rows[:, None]
-    inside = (far.abs() < 2.5) & (rows[:, None].abs() < 9)
-    return standardise_each(inside.float().reshape(1, 1, 28, 28), scale=1.0, floor=1 / 255)
-
-
-@pytest.mark.parametrize(("slope", "shift"), [(0.6, 0.0), (-0.4, 0.0), (0.3, 4.0)])
-def test_a_slanted_bar_is_set_upright_in_the_middle(slope, shift) -> None:
-    image, upright = slanted(slope, shift), slanted(0.0)
-    before, after = (image - upright).abs().mean(), (set_upright(image) - upright).abs().mean()
-    assert after < before / 2
-
-
-def test_images_are_set_upright_one_by_one() -> None:
-    images = draw_pictures(20, (1, 28, 28))
-    found = set_upright(images)
-    assert found.shape == images.shape
-    torch.testing.assert_close(found.flatten(1).mean(1), torch.zeros(20), atol=1e-5, rtol=0)
-    other = torch.cat([images[:1], 9 * torch.randn(5, 1, 28, 28)])
-    assert torch.equal(set_upright(other)[0], found[0])
-    blank = set_upright(torch.zeros(1, 2, 9, 12))
-    assert torch.equal(blank, torch.zeros(1, 2, 9, 12))
 
 
 def test_whitened_features_have_the_covariance_of_white_noise() -> None:
@@ -148,39 +103,3 @@ def test_features_of_an_image_have_the_same_bits_beside_any_others(
 ) -> None:
     features = DrawnFeatures(**SMALL, upright=upright, with_mirror_image=mirrored, network=network)
     assert_each_by_itself(features, torch.randn(1027, 1, 8, 8))
-
-
-@pytest.mark.parametrize("channels", [1, 3])
-def test_packaged_weights_tell_views_of_one_drawing_from_all_others(channels) -> None:
-    """Of drawings that were not fitted on; 63 of 64 guesses would be wrong."""
-    pictures = draw_pictures(64, (channels, 28, 28), seed=123)
-    torch.manual_seed(0)
-    both = torch.cat([random_views(pictures), random_views(pictures)])
-
-    def found(net) -> float:
-        outputs = torch.nn.functional.normalize(net.maps(both)[-1].mean((2, 3)), dim=1)
-        outputs = torch.nn.functional.normalize(outputs - outputs.mean(0), dim=1)
-        return float(((outputs[:64] @ outputs[64:].T).argmax(1) == torch.arange(64)).float().mean())
-
-    assert found(ContrastiveNet.packaged("contrastive", channels)) > 0.5 > found(ContrastiveNet(channels))
-
-
-@pytest.mark.wide
-def test_fitting_lowers_the_loss_and_follows_the_seed() -> None:
-    state, losses = torch.random.get_rng_state(), []
-    net = fit_contrastive(1, steps=8, pictures=300, progress=lambda step, loss: losses.append(loss))
-    assert losses[-1] < losses[0] - 0.2
-    assert torch.equal(state, torch.random.get_rng_state())
-    torch.rand(1)
-    again = fit_contrastive(1, steps=8, pictures=300).state_dict()
-    assert all(torch.equal(value, again[key]) for key, value in net.state_dict().items())
-
-
-def test_mirrored_features_are_those_of_the_image_and_of_its_mirror_image() -> None:
-    plain, mirrored = DrawnFeatures(**SMALL), DrawnFeatures(**SMALL, with_mirror_image=True)
-    x = torch.randn(5, 1, 8, 8)
-    assert mirrored(x).shape == (5, 16 * 16 + 16 * 4)
-    torch.testing.assert_close(mirrored(x), mirrored(x.flip(-1)), atol=1e-3, rtol=1e-3)
-    mean = (plain._raw(x) + plain._raw(x.flip(-1))) / 2
-    torch.testing.assert_close(mirrored._raw(x), mean, atol=1e-6, rtol=1e-6)
-    assert (plain(x) - plain(x.flip(-1))).abs().max() > 0.1

@@ -1,11 +1,10 @@
-import os
 from pathlib import Path
 
 import pytest
 import torch
 
-from equipoise.data.features.extractors import extract, features_of
-from equipoise.data.records import DataSet, Records
+from equipoise.data.features.extractors import extract
+from equipoise.data.records import Records
 
 
 def pictures(n: int = 5, size: int = 8, channels: int = 1, seed: int = 0) -> Records:
@@ -76,25 +75,3 @@ def test_damaged_cache_is_computed_anew_and_mended(tmp_path: Path, damage) -> No
     assert torch.equal(good.fields["input"], again.fields["input"])
     extract(records, extractor, tmp_path)
     assert extractor.calls == 2
-
-
-def test_a_write_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "replace", full)
-    with pytest.raises(OSError, match="No space"):
-        extract(pictures(), Counting(), tmp_path)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_features_of_a_data_set_keep_its_public_numbers(tmp_path: Path) -> None:
-    dataset = DataSet("toy", pictures(6), pictures(3, seed=5), 6, 2, "noise", ("a", "b"))
-    seen: list[tuple[int, int]] = []
-    made = features_of(dataset, Counting(), tmp_path, progress=lambda i, n: seen.append((i, n)))
-    assert made.input_shape == (1, 8, 8)
-    assert (made.population, made.num_classes, made.class_names) == (6, 2, ("a", "b"))
-    assert made.description == "counting features of: noise"
-    assert torch.equal(made.train.fields["label"], dataset.train.fields["label"])
-    assert seen == [(0, 6), (6, 6), (0, 3), (3, 3)]
-    assert torch.equal(made.test.fields["input"], features_of(dataset, Counting()).test.fields["input"])

@@ -1,5 +1,4 @@
 import gzip
-import os
 import struct
 import sys
 from pathlib import Path
@@ -8,24 +7,6 @@ import pytest
 
 from equipoise import data
 from equipoise.data.readers.custom import load_dataset, load_function
-from reproduction.data.cifar_shards import unpack_cifar10
-
-# train size, test size, shape of one input: the published numbers
-PUBLISHED = {
-    "digits": (1_437, 360, (1, 8, 8)),
-    "mnist": (60_000, 10_000, (1, 28, 28)),
-    "fashion-mnist": (60_000, 10_000, (1, 28, 28)),
-    "adult": (32_561, 16_281, (104,)),
-    "cifar10": (50_000, 10_000, (3, 32, 32)),
-}
-
-
-@pytest.fixture
-def real() -> Path:
-    folder = os.environ.get("EQUIPOISE_DATA")
-    if not folder:
-        pytest.skip("EQUIPOISE_DATA does not name a folder with the real data sets")
-    return Path(folder)
 
 
 def test_unknown_name_lists_the_choices() -> None:
@@ -60,19 +41,6 @@ def test_a_part_of_a_named_set_is_refused(tmp_path: Path) -> None:
             (tmp_path / f"{part}-{kind}-ubyte.gz").write_bytes(gzip.compress(content))
     with pytest.raises(data.DataFileError, match=r"hold 2 training records.*60000"):
         data.load("mnist", tmp_path)
-
-
-@pytest.mark.parametrize(
-    "name", [*(n for n in PUBLISHED if n != "cifar10"), pytest.param("cifar10", marks=pytest.mark.slow)]
-)
-def test_real_sets(name: str, real: Path, tmp_path: Path) -> None:
-    train, test, shape = PUBLISHED[name]
-    if name == "cifar10" and (real / "cifar10" / "train-00.npz").exists():
-        unpack_cifar10(real, tmp_path)
-        real = tmp_path
-    dataset = data.load(name, real)
-    assert (len(dataset.train), len(dataset.test), dataset.input_shape) == (train, test, shape)
-    assert dataset.population == train
 
 
 SOURCE = """

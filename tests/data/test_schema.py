@@ -2,8 +2,6 @@
 
 import json
 import shutil
-import subprocess
-import sys
 import tomllib
 import warnings
 
@@ -202,22 +200,6 @@ def test_a_target_that_is_no_name_shows_no_row(tmp_path):
         first_schema(path, target="income")
 
 
-@pytest.mark.parametrize(("sign", "word"), [(";", '";"'), ("\t", '"\\t"'), ("|", '"|"')])
-def test_another_delimiter_is_named_and_no_cell_shown(people, sign, word):
-    path = people.with_name("other.csv")
-    path.write_text(people.read_text().replace(",", sign))
-    with pytest.raises(DataFileError) as caught:
-        first_schema(path)
-    assert f"delimiter = {word} in the schema, or give --delimiter" in str(caught.value)
-    schema = people.with_name("people.schema.toml")
-    with pytest.raises(DataFileError) as caught:
-        load_table(path, schema, test_share=0.5)
-    assert "declare delimiter" in str(caught.value)
-    said = str(caught.value).replace(str(path), "")
-    for cell in ("baker", "Rome", "41"):
-        assert cell not in said
-
-
 def test_a_first_row_of_data_is_no_header_and_is_not_shown(tmp_path):
     path = tmp_path / "bare.csv"
     path.write_text("61,secretary,yes\n30,baker,no\n")
@@ -330,17 +312,3 @@ def test_the_rest_of_the_rows_is_a_share_of_the_stated_population(people):
 
 def parts_of(numbers):
     return Records({"input": numbers}).set_aside(0.3, seed=1)
-
-
-def test_a_share_that_leaves_nothing():
-    with pytest.raises(DataFileError, match="leaves one part"):
-        Records({"input": torch.zeros(1, 1)}).set_aside(0.5, seed=0)
-    with pytest.raises(ValueError, match="strictly between"):
-        parts_of(torch.zeros(3, 1))[0].set_aside(1.0, seed=0)
-
-
-@pytest.mark.slow
-def test_pandas_is_imported_for_tables_alone():
-    modules = "equipoise.data, equipoise.app.predict, equipoise.cli"
-    code = f"import sys, {modules}; sys.exit('pandas' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code]).returncode == 0

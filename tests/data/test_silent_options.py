@@ -33,14 +33,3 @@ def test_a_statement_names_the_version_of_the_code_that_ran(monkeypatch):
         "equipoise.statements.statement.__version__", equipoise._version.__version__ + ".next"
     )
     assert versions.__wrapped__()["equipoise"].endswith(".next")
-
-
-def test_flowers_telemetry_is_off_though_flower_was_imported_first(monkeypatch):
-    telemetry = pytest.importorskip("flwr.supercore.telemetry")
-    monkeypatch.setattr(telemetry, "FLWR_TELEMETRY_ENABLED", "1")
-    monkeypatch.delenv("FLWR_TELEMETRY_ENABLED", raising=False)
-    for name in [name for name in sys.modules if name.startswith("equipoise.federated.flower")]:
-        monkeypatch.delitem(sys.modules, name)
-    import equipoise.federated.flower  # noqa: F401
-
-    assert telemetry.FLWR_TELEMETRY_ENABLED == "0"

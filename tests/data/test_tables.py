@@ -7,14 +7,10 @@ import tomllib
 from pathlib import Path
 
 import pytest
-import torch
 
-from equipoise.data import named
-from equipoise.data.named import NAMED
 from equipoise.data.readers.files import DataFileError, MissingDataError
 from equipoise.data.readers.schema import SchemaError, Table, read_rows, read_schema, table_of
 from equipoise.data.readers.tables import read_cells
-from equipoise.data.readers.text import HashingTokenizer
 
 
 def form(columns: str, **settings: object) -> Table:
@@ -61,13 +57,6 @@ def test_a_number_and_several_labels_as_targets(tmp_path: Path) -> None:
     table = form(x + 'wage = {type = "skip"}\n' + pairs, target="a, b")
     assert (table.task, table.class_names) == ("multi-label", ("a", "b"))
     assert read_rows(path, table).fields["target"].tolist() == [[0, 1], [1, 1], [0, 0]]
-
-
-def test_text_that_holds_line_breaks_is_one_cell(tmp_path: Path) -> None:
-    table = form('t = {type = "text", vocabulary = 50, length = 4}\n' + LABEL, header=True)
-    records = read_rows(write(tmp_path, 'y,t\na,"good\nfilm"\nb,"bad \u2028 one"\n'), table)
-    assert torch.equal(records.fields["input"][0], HashingTokenizer(50, 4)(["good film"])[0])
-    assert records.fields["label"].tolist() == [0, 1]
 
 
 def test_parquet_has_the_records_of_csv(tmp_path: Path) -> None:
@@ -159,20 +148,6 @@ def test_the_bits_of_records_stay(tmp_path: Path, columns: str, target: str, dig
     assert records.fingerprint()[:16] == digest
 
 
-def test_tabs_and_header(tmp_path: Path) -> None:
-    table = form('x = {type = "number", low = 0, high = 1}\n' + LABEL, delimiter="\t", header=True)
-    assert len(read_rows(write(tmp_path, "x\ty\n0.5\tb\n"), table)) == 1
-    swapped = read_rows(write(tmp_path, "more\ty\tx\n9\tb\t0.5\n"), table)
-    assert (swapped.fields["input"].tolist(), swapped.fields["label"].tolist()) == ([[0.0]], [1])
-    with pytest.raises(
-        DataFileError, match="line 1: the header lacks the declared columns 'x', 'y'"
-    ) as error:
-        read_rows(write(tmp_path, "0.5\tsecret\n0.5\tb\n"), table)
-    assert "secret" not in str(error.value)  # a file without header: its first row is data
-    with pytest.raises(DataFileError, match="repeats the declared columns 'x'"):
-        read_rows(write(tmp_path, "x\tx\ty\n1\t1\ta\n"), table)
-
-
 @pytest.mark.parametrize(
     ("row", "message"),
     [
@@ -206,20 +181,6 @@ def test_a_first_row_that_is_too_long_is_no_row(tmp_path: Path) -> None:
         read_rows(write(tmp_path, "1, baker, 1, 1, low, 9\n1, baker, 1, 1, low\n"), FORM)
 
 
-def test_a_quoted_cell_may_hold_what_looks_like_a_comment(tmp_path: Path) -> None:
-    text = 'a,"b\n#c",d\n  # a "remark, 3\n#e\n"f",5" pipe,"#"\n#\n'
-    cells = read_cells(write(tmp_path, text), header=False, comment="#")
-    assert cells.rows.to_numpy().tolist() == [["a", "b\n#c", "d"], ["f", '5" pipe', "#"]]
-    assert [cells.place(row)[-6:] for row in (0, 1)] == ["line 2", "line 5"]
-
-
-def test_empty_and_missing_tables(tmp_path: Path) -> None:
-    with pytest.raises(DataFileError, match="no rows"):
-        read_rows(write(tmp_path, "|only a comment\n"), FORM)
-    with pytest.raises(MissingDataError):
-        read_rows(tmp_path / "absent", FORM)
-
-
 NUMBER = 'x = {type = "number", low = 0, high = 1}\n'
 
 
@@ -239,12 +200,6 @@ def test_declarations_are_checked(columns: str) -> None:
         form(columns)
     with pytest.raises(SchemaError, match="two values each"):
         form(NUMBER + LABEL + 'z = {type = "category", values = ["a", "b", "c"]}', target=["y", "z"])
-
-
-def test_the_form_of_adult() -> None:
-    adult = table_of(read_schema(Path(named.__file__).with_name("adult.schema.toml")))
-    assert (len(adult.columns), sum(c.width for c in adult.inputs.values())) == (15, 104)
-    assert adult.numeric_columns == NAMED["adult"].numeric_columns == (0, 25, 60, 61, 62)
 
 
 def rows_by_csv(text: str) -> list[tuple[int, list[str]]]:

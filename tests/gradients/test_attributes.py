@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
-import enum
-import sys
 import threading
-import time
-import weakref
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable
 from functools import partial
 from types import SimpleNamespace
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
 from equipoise.gradients import CrossRecordError, ForwardWritesError, GradientEngine
-from equipoise.gradients.capture.attributes import HeldState, attributes_kept
+from equipoise.gradients.capture.attributes import attributes_kept
 from equipoise.gradients.engine_inputs import evaluate_loss
 
 X = torch.arange(12.0).reshape(4, 3)
@@ -232,20 +226,6 @@ class Function(torch.autograd.Function):
     mean = None
 
 
-class Mode(enum.Enum):
-    ONE = 1
-
-
-class Text(str):
-    """A text with attributes."""
-
-
-class Pair(NamedTuple):
-    """A tuple of one's own, without attributes."""
-
-    one: int = 1
-
-
 class ByCall:
     def __call__(self, x: Tensor) -> None:
         global LATE
@@ -406,55 +386,3 @@ def test_a_loss_that_settles_at_its_first_batch_is_refused():
     with pytest.raises(CrossRecordError):
         GradientEngine(nn.Linear(3, 2), centred, torch.randn(8, 3))
     assert not means
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "held",
-    [
-        {i: {j: {"": 1} for j in range(5)} for i in range(10_000)},
-        [(f"r{i}", i, [i]) for i in range(100_000)],
-        [torch.zeros(1) for _ in range(10_000)],
-    ],
-    ids=["nested dicts", "records", "tensors"],
-)
-def test_it_does_not_follow_what_is_large(held):
-    """That took up to 478 ms of every forward; the statement names it in place of that."""
-    model = nn.Linear(3, 2)
-    model.held, start = held, time.perf_counter()
-    for _ in range(10):
-        with attributes_kept(model, sums):
-            pass
-    assert time.perf_counter() - start < 0.01
-
-
-@dataclasses.dataclass(slots=True, weakref_slot=True)
-class Slotted:
-    beta: float = 1.0
-
-
-def test_slots_are_what_they_were_and_a_weak_reference_may_stay():
-    model = nn.Linear(3, 2)
-    model.held = Slotted()
-    with attributes_kept(model):
-        reference, model.held.beta = weakref.ref(model.held), 2.0
-    assert reference().beta == 1.0
-
-
-def test_nothing_changed_is_found_by_a_few_calls_whatever_is_held():
-    """Every step asks."""
-    model, called = nn.Sequential(*(nn.Linear(3, 3) for _ in range(50))), []
-    model.held, model.loss = [Helper() for _ in range(20)], in_a_closure()
-    model.array = np.full(3, np.nan)  # not equal to itself
-    model.array.flags.writeable = False
-    state = HeldState(model, sums)
-    sys.setprofile(lambda frame, event, _: called.append(frame) if event == "call" else None)
-    try:
-        assert state.changes() == []
-    finally:
-        sys.setprofile(None)
-    assert len(called) <= 4
-    state.put_back()
-    assert not state.differs
-    model[7].held = 1
-    assert [change.name for change in state.changes()] == ["7.held"]

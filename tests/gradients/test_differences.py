@@ -8,7 +8,6 @@ from itertools import pairwise
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from equipoise.gradients.factors import DenseFactor, IndexFactor, OuterFactor
 from equipoise.gradients.factors.convolution import ConvFactor, ConvGeometry
@@ -190,42 +189,3 @@ def test_points_that_use_a_parameter_differently():
             D = G - H
             torch.testing.assert_close(D.materialise().matrix(), expected)
             torch.testing.assert_close(D.row_norms(), expected.norm(dim=1))
-
-
-class _Made(TorchDispatchMode):
-    """Operations that make new numbers."""
-
-    def __init__(self):
-        super().__init__()
-        self.names = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if not func.is_view:
-            self.names.append(str(func))
-        return func(*args, **(kwargs or {}))
-
-
-def _outer(seed):
-    g = torch.Generator().manual_seed(seed)
-    return OuterFactor(torch.randn(4, 3, 5, generator=g), torch.randn(4, 3, 6, generator=g))
-
-
-def _conv(seed):
-    g = torch.Generator().manual_seed(seed)
-    x, b = torch.randn(4, 2, 7, generator=g), torch.randn(4, 3, 5, generator=g)
-    return ConvFactor(x, b, ConvGeometry.of((3,)))
-
-
-@pytest.mark.parametrize("make", [_outer, _conv])
-def test_a_difference_takes_no_memory_of_its_own(make):
-    left, right = make(0), make(1)
-    with _Made() as made:
-        difference = left.difference(right)
-        part = difference.rows(slice(1, 3))
-    assert made.names == [name for name in made.names if "detach" in name]
-    expected = left.materialise() - right.materialise()
-    torch.testing.assert_close(difference.materialise(), expected, rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(part.materialise(), expected[1:3], rtol=1e-5, atol=1e-5)
-    for kernel in difference.kernels():
-        norms = difference._with(kernel).norms_squared()
-        torch.testing.assert_close(norms, expected.double().flatten(1).square().sum(1), rtol=1e-4, atol=1e-4)

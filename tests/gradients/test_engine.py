@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import collections
 import copy
-import gc
 import warnings
-from queue import SimpleQueue
 
 import pytest
 import torch
 import torch.nn.functional as F
 from oracle_cases import Filling, close, compare, moved
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 from zoo import CASES
 
 from equipoise.gradients import (
@@ -24,8 +21,6 @@ from equipoise.gradients import (
     per_sample_gradients,
 )
 from equipoise.gradients.capture.recorder import PlanMismatch
-from equipoise.gradients.factors import lookup, outer
-from equipoise.gradients.numerics import lost_are_nan
 
 
 def floats(*shape):
@@ -79,27 +74,6 @@ def test_nothing_is_left_on_the_model(train):
     assert attributes(model) == before
     assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
     assert not torch.nn.modules.module._global_forward_hooks
-
-
-def test_a_compiled_layer_warns_of_nothing(recwarn):
-    model = network().eval()
-    model[0] = torch.compile(model[0], backend="eager")
-    GradientEngine(model, cross_entropy, images())
-    with pytest.raises(CrossRecordError):
-        GradientEngine(model, lambda m, b: cross_entropy(m, b) / cross_entropy(m, b).sum(), images())
-    assert [str(warning.message) for warning in recwarn if "torch.compile(" in str(warning.message)] == []
-
-
-def test_the_graph_and_the_inputs_are_freed():
-    def captures():
-        gc.collect()
-        return sum(1 for o in gc.get_objects() if type(o).__name__ == "Capture")
-
-    before = captures()
-    engine = GradientEngine(network(), cross_entropy, images())
-    engine(images())
-    del engine
-    assert captures() <= before
 
 
 def test_dropout_is_drawn_as_in_training():
@@ -203,37 +177,6 @@ def test_bad_arguments_are_explained():
         per_sample_gradients(model, cross_entropy, images(), params={"5.weight": floats(3)})
     with pytest.raises(TypeError):
         GradientEngine(model, cross_entropy, images(), chek=True)
-
-
-def test_it_works_under_no_grad_and_leaves_grad_mode_alone():
-    model = network().eval()
-    with torch.no_grad():
-        G = per_sample_gradients(model, cross_entropy, images())
-        assert not torch.is_grad_enabled()
-    assert torch.is_grad_enabled()
-    assert G.row_norms().min() > 0
-    assert not G.losses.requires_grad
-
-
-def test_looking_at_parameters_is_no_use_of_them():
-    """Logging that reads shapes or detached values between batches changes nothing in the plan."""
-    look = SimpleQueue()  # a list would be put back after the forward
-
-    class Looking(nn.Linear):
-        def forward(self, x):
-            if not look.empty():
-                assert self.weight.shape[0] == 2
-                look.put(float(self.weight.detach().norm()))
-            return super().forward(x)
-
-    model = Looking(3, 2)
-    engine = GradientEngine(model, lambda m, x: m(x).square().sum(1), torch.randn(4, 3))
-    before = engine(torch.ones(4, 3)).row_norms()
-    look.put(0.0)
-    after = engine(torch.ones(4, 3)).row_norms()
-    assert look.qsize() > 1
-    assert torch.equal(before, after)
-    assert {covered.how for covered in engine.coverage()} == {"rule"}
 
 
 def test_normalisation_layers_are_served_by_their_own_rules():
@@ -470,13 +413,6 @@ def test_what_a_forward_keeps_is_there_in_its_backward(make):
         close(rows[record], torch.cat([g.flatten() for g in own]), 1e-9)
 
 
-def test_what_is_kept_and_forgotten_is_no_part_of_the_plan():
-    """Tensors that a loss holds are looked at between two evaluations; every parameter was dense for it."""
-    weights = {"of": torch.ones(2)}
-    engine = GradientEngine(nn.Linear(3, 2), lambda m, x: (m(x) * weights["of"]).sum(1), torch.randn(4, 3))
-    assert [covered.how for covered in engine.coverage()] == ["rule", "rule"]
-
-
 def test_a_model_that_takes_no_fillers_serves_other_lengths():
     """A loss that knows a few labels only: records of a new length had no plan, and weight zero."""
     table = {2: 0.5, 3: -1.0}
@@ -492,50 +428,3 @@ def test_a_model_that_takes_no_fillers_serves_other_lengths():
     longer = records(7)
     expected = dense_gradients(engine.model, by_table, longer).matrix()
     close(engine.by_plan(longer).materialise().matrix(), expected, 1e-5)
-
-
-class _DoubleProducts(TorchDispatchMode):
-    """Counts matrix products and convolutions of float64."""
-
-    count = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        wide = any(isinstance(one, torch.Tensor) and one.dtype == torch.float64 for one in args)
-        self.count += wide and any(word in str(func) for word in ("mm", "bmm", "dot", "conv", "mv"))
-        return func(*args, **(kwargs or {}))
-
-
-class _Tied(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.table = nn.Embedding(30, 16)
-        self.layer = nn.Linear(16, 16)
-        self.norm = nn.LayerNorm(16)
-
-    def forward(self, ids):
-        return self.norm(self.layer(self.table(ids))) @ self.table.weight.t()
-
-
-@pytest.mark.parametrize(
-    ("make", "inputs"),
-    [
-        (network, torch.randn(5, 2, 5, 5)),
-        (lambda: nn.Linear(600, 40), torch.randn(5, 600)),
-        (lambda: nn.Linear(40, 300), torch.randn(5, 70, 40)),  # norms by Gram matrices
-        (lambda: nn.Linear(40, 3), torch.randn(5, 700, 40)),  # norms by products, long and narrow
-        (_Tied, torch.randint(30, (5, 9))),
-    ],
-)
-@pytest.mark.parametrize("waits", [True, False])
-def test_no_product_of_a_float32_model_is_taken_in_float64(monkeypatch, make, inputs, waits):
-    """A GPU for games takes 64 times as long for it. Float64 is for what is left of a row: its last sums."""
-    for module in (outer, lookup):
-        monkeypatch.setattr(module, "host_waits", lambda device: waits)
-    model = make().float()
-    engine = GradientEngine(model, lambda model, x: model(x).flatten(1).square().sum(1), inputs)
-    with lost_are_nan(), _DoubleProducts() as products:
-        rows = engine(inputs)
-        norms = rows.row_norms()
-        rows.weighted_sums(1 / (1 + norms))
-    assert bool(torch.isfinite(norms).all())
-    assert products.count == 0

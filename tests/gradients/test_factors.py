@@ -8,7 +8,6 @@ from equipoise.gradients import FactoredGradients, numerics
 from equipoise.gradients.factors import DenseFactor, Factor, IndexFactor, OuterFactor
 from equipoise.gradients.factors.convolution import ConvFactor, ConvGeometry
 from equipoise.gradients.factors.pair_products import gram, inner
-from equipoise.gradients.numerics import CHUNK_ELEMENTS, chunks
 
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}
 DTYPES = pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["float64", "float32"])
@@ -274,66 +273,6 @@ def test_float16_norms_do_not_overflow():
     assert factor.norms_squared().item() == pytest.approx(64 * 80_000.0**2, rel=1e-5)
 
 
-def test_chunks_bound_memory_and_change_nothing(monkeypatch):
-    # Dot products of rows whose positions cancel are known to the rounding of their terms alone.
-    cases = {name: make for name, make in CASES.items() if make is not outer_cancelling}
-    wanted = {}
-    for name, make in cases.items():
-        factor, _ = make(torch.float64)
-        wanted[name] = [(f.norms_squared(), gram(f, f)) for _, f in every_kernel(factor)]
-    for module in ("numerics", "factors.pair_products", "factors.convolution"):
-        monkeypatch.setattr(f"equipoise.gradients.{module}.CHUNK_ELEMENTS", 8)
-    assert [s.stop - s.start for s in chunks(5, 4)] == [2, 2, 1]
-    for name, make in cases.items():
-        factor, _ = make(torch.float64)
-        for (squares, products), (_, form) in zip(wanted[name], every_kernel(factor), strict=True):
-            close(form.norms_squared(), squares, 1e-10)
-            close(gram(form, form), products, 1e-10)
-
-
-def test_inputs_are_not_copied():
-    a, b = torch.randn(3, 4, 5), torch.randn(3, 4, 2)
-    factor = OuterFactor(a, b)
-    assert factor.a.data_ptr() == a.data_ptr()
-    assert factor.b.data_ptr() == b.data_ptr()
-    assert factor.rows(slice(1, 3)).a.data_ptr() == a[1].data_ptr()
-    assert OuterFactor(a[:1].expand(3, 4, 5), b).rows(torch.tensor([2, 1])).a.stride(0) == 0
-    assert CHUNK_ELEMENTS <= 1 << 24
-
-
-def images(size, c_in, c_out, kernel, stride=1, padding=0):
-    """Of a convolution over square images of this size."""
-    out = (size + 2 * padding - kernel) // stride + 1
-    geometry = ConvGeometry.of((kernel, kernel), stride, padding)
-    return ConvFactor(torch.ones(2, c_in, size, size), torch.ones(2, c_out, out, out), geometry)
-
-
-#: The way that took the least time by far where all were timed.
-FASTEST = {
-    "rows_correlate": images(28, 1, 16, 8, stride=2, padding=3),
-    "rows_grouped": images(16, 32, 32, 3, padding=1),
-    "grouped": images(8, 64, 64, 3, padding=1),  # rows of nine times its input
-    "gram": images(4, 512, 512, 3, padding=1),
-    "rows": OuterFactor(torch.ones(2, 256, 256), torch.ones(2, 256, 256)),
-    "sort": IndexFactor(torch.ones(2, 64, dtype=torch.long), torch.ones(2, 64, 64), 2000),
-}
-
-
-@pytest.mark.parametrize("name", FASTEST)
-def test_the_way_is_chosen_by_sizes(name):
-    factor = FASTEST[name]
-    assert factor.kernels()[0] == name
-    assert factor.fastest().kernel == ("rows" if name.startswith("rows") else name)
-    forced = factor._with(factor.kernels()[-1])
-    assert forced.fastest() is forced
-
-
-def test_many_short_products_are_taken_by_rows_and_few_wide_ones_by_gram():
-    assert OuterFactor(torch.ones(4, 512, 8), torch.ones(4, 512, 8)).route() == "product"
-    wide = OuterFactor(torch.ones(4, 64, 256), torch.ones(4, 64, 2000))
-    assert wide.kernels()[0] == wide.fastest().kernel == "gram"
-
-
 @pytest.mark.parametrize(("small", "large"), [(1e-23, 1e22), (1e-10, 1e22), (1e-25, 1e12), (1e-21, 1e15)])
 @pytest.mark.parametrize(("positions", "kernel"), [(1, "gram"), (3, "gram"), (3, "product")])
 @pytest.mark.parametrize("is_device", [False, True])
@@ -423,13 +362,3 @@ def test_wide_products_lose_less_than_is_stated():
         lost = 1 - float(OuterFactor(a, a, kernel="gram").norms_squared() / squares)
         assert lost < stated  # all positions are alike: M^2 is the square itself
         assert stated < 2.1e-5
-
-
-@DTYPES
-def test_look_ups_are_added_to_a_sum_in_its_memory_with_the_same_bits(dtype):
-    index = torch.tensor([[3, 3, 0], [900, 3, 7]])
-    factor = IndexFactor(index, randn(2, 3, 4, dtype=dtype), 1000)
-    total, weights = randn(2, 1000, 4, dtype=dtype), randn(2, 2, dtype=dtype)
-    expected = total + factor.weighted_sum(weights)
-    assert factor.add_weighted_sum(total, weights) is total
-    assert torch.equal(total, expected)

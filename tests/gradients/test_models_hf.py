@@ -57,16 +57,6 @@ def test_gpt2_as_shipped(attention):
     assert set(head.operations) == {"embedding", "linear"}  # tied: one parameter, two uses
 
 
-def test_gpt2_in_training_mode_attaches_and_other_lengths_work():
-    model = gpt2("sdpa").train()
-    engine = compare(model.eval(), language_loss, tokens())
-    longer = tokens(9)
-    G, D = engine(longer), dense_gradients(model, language_loss, longer)
-    torch.testing.assert_close(G.row_norms(), D.row_norms())
-    training = GradientEngine(model.train(), language_loss, tokens())
-    assert training(longer).row_norms().shape == (B,)
-
-
 @pytest.mark.parametrize("attention", ATTENTION)
 def test_t5_with_dropout(attention):
     """Its bias by relative position is a parameter inside the attention kernel."""
@@ -115,15 +105,6 @@ def mixtral(experts, **options):
     return transformers.MixtralForCausalLM(config)
 
 
-@pytest.mark.parametrize("experts", ["eager", "grouped_mm"])
-def test_experts_without_a_capacity(experts):
-    """Tokens are sorted by expert: an expert's rows are computed a record at a time, all others by rules."""
-    model = mixtral(experts)
-    engine = compare(model, language_loss, tokens(), 1e-4)
-    assert {c.how for c in engine.coverage() if ".experts." not in c.name} == {"rule"}
-    assert {c.how for c in engine.coverage() if ".experts." in c.name} == {"dense"}
-
-
 def test_a_loss_that_balances_experts_is_refused_for_what_it_is():
     def loss(model, batch):
         out = model(**batch, labels=batch["input_ids"])
@@ -164,33 +145,6 @@ def test_a_router_that_casts_its_layer():
     torch.testing.assert_close(engine(tokens()).row_norms(), expected, rtol=1e-4, atol=0)
 
 
-def test_half_precision_trimmed_to_the_longest():
-    """Another record's length rounds a record anew, and no more than that."""
-    torch.manual_seed(0)
-    config = transformers.GPT2Config(
-        vocab_size=V,
-        n_positions=64,
-        n_embd=64,
-        n_layer=4,
-        n_head=4,
-        resid_pdrop=0,
-        embd_pdrop=0,
-        attn_pdrop=0,
-    )
-    model = transformers.GPT2LMHeadModel(config).bfloat16()
-
-    def loss(model, batch):
-        longest = int(batch["attention_mask"].sum(1).max())
-        ids, mask = (batch[name][:, :longest] for name in ("input_ids", "attention_mask"))
-        logits = model(input_ids=ids, attention_mask=mask).logits.float()
-        losses = F.cross_entropy(logits[:, :-1].transpose(1, 2), ids[:, 1:], reduction="none")
-        return (losses * mask[:, 1:]).sum(1) / mask[:, 1:].sum(1)
-
-    lengths = torch.tensor([4, 11, 25, 36])
-    mask = (torch.arange(36) < lengths[:, None]).long()
-    GradientEngine(model, loss, {"input_ids": tokens(36)["input_ids"] * mask, "attention_mask": mask})
-
-
 def test_lora_adapted_gpt2():
     peft = pytest.importorskip("peft")
     config = peft.LoraConfig(
@@ -199,11 +153,6 @@ def test_lora_adapted_gpt2():
     model = peft.get_peft_model(gpt2(), config).double().eval()
     engine = compare(model, language_loss, tokens(), how="rule")
     assert all("lora_" in c.name for c in engine.coverage())
-
-
-def test_tokenizer_batch_encoding_is_a_batch():
-    encoding = transformers.BatchEncoding(tokens())
-    compare(gpt2().eval(), language_loss, encoding, how="rule")
 
 
 def test_checkpoints_with_dropout():

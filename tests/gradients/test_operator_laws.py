@@ -293,27 +293,6 @@ def test_inputs_may_be_multiplied_and_have_second_moments(make, dtype):
         close(moments[name], (rows.mT @ rows).sum(0), tolerance)
 
 
-def test_inputs_of_one_position_and_look_ups_are_multiplied_as_they_are(monkeypatch):
-    """Nothing of them is formed, for norms, sums or second moments."""
-    g = torch.Generator().manual_seed(4)
-    a, b = (torch.randn(7, 1, width, generator=g, dtype=torch.float64) for width in (5, 3))
-    index = torch.randint(4, (7, 6), generator=g)
-    looked = torch.randn(7, 6, 2, generator=g, dtype=torch.float64)
-    G = FactoredGradients({"w": (OuterFactor(a, b),), "e": (IndexFactor(index, looked, 4),)})
-    dense, C = G.materialise(), torch.rand(7, generator=g, dtype=torch.float64)
-    matrices = {"w": square(5), "e": square(2)}
-    expected = dense.multiplied(matrices)
-    moments = dense.input_moments(dict.fromkeys(matrices, C))
-    for kind in (OuterFactor, IndexFactor):
-        monkeypatch.setattr(kind, "materialise", None)
-    found = G.multiplied(matrices)
-    close(found.row_norms(), expected.row_norms(), 1e-10)
-    for name, total in found.weighted_sums(C).items():
-        close(total, expected.weighted_sums(C)[name], 1e-10)
-    for name, moment in G.input_moments(dict.fromkeys(matrices, C)).items():
-        close(moment, moments[name], 1e-10)
-
-
 @pytest.mark.parametrize("size", [1e-40, 1e-35, 1e-25, 1e15, 1e25, 1e37])
 def test_second_moments_keep_what_float32_squares_lose(size):
     """Inputs and errors of opposite sizes: the direction at length one, or shorter where a size is lost."""
@@ -323,16 +302,6 @@ def test_second_moments_keep_what_float32_squares_lose(size):
     assert float(moment.norm()) <= 1 + 1e-5
     if size in (1e-25, 1e15, 1e25):
         torch.testing.assert_close(moment, torch.full((4, 4), 0.25))
-
-
-def test_what_follows_a_factor_is_taken_in():
-    """No rows are formed for diagonals along the sides of a factor, nor for those of look-ups."""
-    G = factored()
-    kinds = {name: [factor.kind for factor in uses] for name, uses in G.scaled(sides()).factors.items()}
-    assert kinds == {name: [factor.kind for factor in uses] for name, uses in G.factors.items()}
-    whole = G.scaled(diagonal()).factors
-    assert [factor.kind for factor in whole["tied"]] == ["index", "scaled"]
-    assert [factor.kind for factor in (1.7 * G + G).factors["linear"]] == ["outer"]
 
 
 def test_a_single_outer_product_keeps_its_norm_under_any_diagonal(monkeypatch):

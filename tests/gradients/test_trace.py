@@ -13,11 +13,9 @@ from zoo import RIGHT_CASES
 
 from equipoise.gradients import GradientEngine
 from equipoise.gradients.capture.random_numbers import random_numbers_from
-from equipoise.gradients.checks.oracle import MOST_TRACED_ROWS
 from equipoise.gradients.forward_only import LossEngine
 from equipoise.gradients.operator import FactoredGradients
 from equipoise.gradients.trace import Replayed, line_of
-from equipoise.gradients.trials import MOST_TRACED
 
 #: They branch on values, ask Python for numbers, draw in a backward, or are compiled or dense.
 UNTRACED = {
@@ -277,14 +275,6 @@ def test_a_checkpoint_has_the_random_numbers_of_its_forward():
             assert torch.equal(found.row_norms(), eager(engine, records).row_norms())
 
 
-@pytest.mark.parametrize(("records", "outcome"), [(6, "proved"), (MOST_TRACED_ROWS + 1, "no trace")])
-def test_rows_of_a_loop_over_records_are_traced_if_they_are_few(records, outcome):
-    model = net()
-    model[1].register_full_backward_hook(lambda *given: None)
-    x = batch(records)
-    assert GradientEngine(model, entropy, x, check=False).trials.proof(x).outcome == outcome
-
-
 def causal(model, x):
     return model(x, mask=nn.Transformer.generate_square_subsequent_mask(3))
 
@@ -308,14 +298,6 @@ def test_a_layer_of_pytorch_that_reads_values_is_named(run, name):
     x = torch.randn(2, 3, 4)
     engine = GradientEngine(model, lambda model, x: run(model, x).sum((1, 2)), x, check=False)
     assert name in engine.trials.proof(x).untraced
-
-
-def test_forms_beyond_the_most_that_are_traced_run_eagerly():
-    model = nn.Linear(1, 1)
-    engine = GradientEngine(model, lambda m, x: m(x[..., None]).sum((1, 2)), torch.ones(2, 2), check=False)
-    found = [engine.by_plan(torch.ones(2, length)) for length in range(2, 4 + MOST_TRACED)]
-    assert [isinstance(one, Replayed) for one in found] == [True] * MOST_TRACED + [False] * 2
-    same(engine.by_plan(torch.ones(2, 3)), eager(engine, torch.ones(2, 3)))
 
 
 def seeded(model, x):
@@ -358,17 +340,6 @@ def test_a_row_that_is_lost_deals_the_others_no_other_numbers():
     with random_numbers_from(1):
         after = engine.by_plan(records).row_norms()
     torch.testing.assert_close(after[1:], before[1:])
-
-
-def test_another_type_of_autocast_is_another_trace():
-    def losses(model, batch):
-        return entropy(model, batch).float()
-
-    engine = GradientEngine(net(), losses, records := batch(), check=False)
-    for kind in (torch.bfloat16, torch.float16):
-        with torch.autocast("cpu", kind):
-            same(engine.by_plan(records), eager(engine, records))
-    assert engine.traces == 2
 
 
 class WritesThroughAView(nn.Module):

@@ -83,17 +83,3 @@ def test_lengths_by_which_a_loss_divides_are_planned_publicly():
     )
     assert engine.is_planned_publicly
     assert engine.independence.word == "proved"
-
-
-def test_a_model_of_two_types_rounds_as_the_coarser_one():
-    class TwoTypes(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.first, self.second = nn.Linear(5, 4), nn.Linear(4, 3).double()
-
-        def forward(self, x):
-            return self.second(self.first(x).double())
-
-    torch.manual_seed(0)
-    engine = GradientEngine(TwoTypes(), lambda model, x: model(x).square().sum(1), torch.randn(6, 5))
-    assert {one.how for one in engine.coverage()} == {"rule"}

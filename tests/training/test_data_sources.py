@@ -11,7 +11,7 @@ import torch
 from small_problems import FEATURES, RECORDS, parameters, records, training
 
 from equipoise.statements.assumptions import Assumption
-from equipoise.training.record_source import DataError, RecordSource
+from equipoise.training.record_source import RecordSource
 
 
 def as_memmap(folder):
@@ -123,12 +123,3 @@ def test_a_hugging_face_data_set_is_read_by_draw(tmp_path, monkeypatch):
     taken = source.take(torch.tensor([3, 5, 8]), lambda kind: torch.Generator())
     assert asked == [[3, 5, 8]]
     assert torch.equal(taken["input"], records()["input"][[3, 5, 8]])
-
-
-def test_a_hugging_face_data_set_without_tensors_is_told_how_to_give_them():
-    datasets = pytest.importorskip("datasets")
-    rows = datasets.Dataset.from_dict({"input": [[1.0, 2.0, 3.0, 4.0]] * 60, "label": [0] * 60})
-    with pytest.raises(DataError, match="with_format"):
-        training(data=rows)
-    with pytest.raises(DataError, match="train"):
-        training(data=datasets.DatasetDict({"train": rows}))

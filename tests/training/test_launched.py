@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-
 import pytest
 import torch
 from small_problems import loss, network, parameters, records, training
@@ -175,28 +173,3 @@ def test_what_cannot_be_captured_runs_by_operations(monkeypatch):
     run, found = result_of({})
     assert torch.equal(found, expected)
     assert "not permitted" in run.describe().way_of_launching
-
-
-def test_a_setting_that_chooses_kernels_captures_anew(graphs):
-    run = training(network(), steps=12)
-    steps, before = iter(run), torch.get_float32_matmul_precision()
-    for _ in range(6):
-        next(steps)
-    places = runs_of(run)[0]._captured_at
-    try:
-        torch.set_float32_matmul_precision("high")
-        for _ in range(4):
-            next(steps)
-        assert runs_of(run)[0]._captured_at != places
-    finally:
-        torch.set_float32_matmul_precision(before)
-
-
-def test_a_run_that_is_over_leaves_no_graph(graphs):
-    run, _ = result_of({})
-    graph = runs_of(run)[0]._graph
-    assert graph is not None
-    seen = len([o for o in gc.get_objects() if isinstance(o, RecordedGraph)])
-    del run, graph
-    gc.collect()
-    assert len([o for o in gc.get_objects() if isinstance(o, RecordedGraph)]) < seen

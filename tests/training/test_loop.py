@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import random
-from collections import UserDict
 from queue import SimpleQueue
 
 import numpy as np
@@ -25,7 +24,6 @@ from small_problems import (
 from torch import nn
 
 import equipoise as eq
-from equipoise import published
 from equipoise.gradients.capture.random_numbers import GlobalState
 from equipoise.methods import Abadi
 from equipoise.methods.base import Plan
@@ -36,7 +34,6 @@ from equipoise.statements.assumptions import Assumption
 from equipoise.statements.statement import STOPPED
 from equipoise.training.folder.run_folder import RunFolder
 from equipoise.training.forwards import forward_rows
-from equipoise.training.randomness import public_randomness
 
 
 def finished(**options):
@@ -169,36 +166,6 @@ def test_nothing_but_steps_moves_the_parameters_or_replaces_them(tmp_path, chang
         assert torch.equal(parameters(run.model), parameters(whole.model))
 
 
-class NoDict(eq.DPSGD):
-    def step(self, context, state):
-        draw = context.draw("batch")
-        released = context.ledger.release(draw, draw.query(lambda rows, ids: clip(rows, Abadi(), 0.5)))
-        return released["gradient"], state
-
-
-class NoState(eq.DPSGD):
-    def step(self, context, state):
-        return "an estimate", state
-
-
-class NoPlan(eq.DPSGD):
-    def plan(self, setting):
-        return super().plan(setting).releases
-
-
-@pytest.mark.parametrize(
-    ("method", "words"),
-    [
-        (NoDict, "dict of bounded sums"),
-        (NoState, r"\(estimate, state\)"),
-        (NoPlan, r"Plan\(releases\)"),
-    ],
-)
-def test_slips_of_an_own_method_are_named(method, words):
-    with pytest.raises(TypeError, match=words):
-        training(method=method(clip_norm=0.5, noise_multiplier=1.0)).take_step()
-
-
 def test_the_moving_average_is_what_the_formula_says(tmp_path):
     model = network(dtype=torch.float64)
     expect = parameters(model).clone()
@@ -238,39 +205,6 @@ def test_views_are_averaged_before_the_clip():
     torch.testing.assert_close(model.weight.detach(), before)
 
 
-def noised(model, batch):
-    """As of a diffusion model: random noise for each row."""
-    return (model(batch["x"] + torch.randn_like(batch["x"])) - batch["x"]).square().mean(1)
-
-
-def test_views_may_differ_by_the_random_numbers_of_the_loss_alone():
-    """The mean of 64 rows of one record has less noise of the loss's own than one row."""
-    data, lengths = {"x": torch.zeros(RECORDS, 2)}, {}
-    for views in (1, 64):
-        model = nn.Linear(2, 2, bias=False)
-        run = training(model, data=data, loss=noised, views=views)
-        norms = run.engine(run._setup.rows.prepare(data, public_randomness(0, "test"))).row_norms()
-        lengths[views] = float(norms.std() / norms.mean())
-    assert lengths[64] < lengths[1] / 3
-
-
-def test_what_all_records_share_stays_one_number_in_a_batch_of_views():
-    items = [{"input": x, "label": y} for x, y in zip(*records(20).values(), strict=True)]
-
-    def collate(chosen):
-        # A tokenizer's batches are of such a kind.
-        return UserDict(torch.utils.data.default_collate(chosen) | {"scale": torch.tensor(2.0)})
-
-    def scaled(model, batch):
-        return loss(model, batch) * batch["scale"]
-
-    run = training(
-        data=items, loss=scaled, collate=collate, population=20, batch=5, steps=1,
-        augmentation=lambda batch, rng: batch, views=2,
-    )  # fmt: skip
-    assert len(list(run)) == 1
-
-
 def test_describe_spends_nothing():
     model = network()
     run = training(model, steps=7)
@@ -284,23 +218,6 @@ def test_describe_spends_nothing():
     json.dumps(found.to_json())
     assert run.ledger.releases_left == {"batch": 7}
     assert run.ledger.journal.entries()[-1].kind == "run"
-
-
-@pytest.mark.parametrize(
-    ("options", "is_counted"),
-    [
-        ({"population": RECORDS + 1}, False),
-        # with one record replaced, their number is public
-        ({"sampling": eq.WithoutReplacement(12, RECORDS, 3), "relation": "replace_one"}, False),
-        ({"owner": torch.arange(RECORDS) // 2, "records_per_user": 2, "rows": "mean",
-          "population": RECORDS // 2}, True),
-    ],
-)  # fmt: skip
-def test_describe_remarks_on_a_population_that_may_have_been_counted(options, is_counted):
-    found = training(**options).describe()
-    assert found.is_counted is is_counted
-    assert "is_counted" not in found.to_json()  # which follows from the private number of records
-    assert ("exactly the number of" in str(found)) is is_counted
 
 
 class _OfCard(eq.DPSGD):
@@ -346,28 +263,6 @@ def test_describe_and_statement_agree_whatever_the_card_says(card, leaves, guara
     statement = run.statement()
     assert before.guarantee == statement.guarantee == run.describe().guarantee == guarantee
     assert before.epsilon == (statement.epsilon if guarantee == "proven" else None)
-
-
-def test_describe_counts_what_was_disclosed_against_the_card():
-    run = training(method=_OfCard("proven", "raw"), steps=2)
-    assert run.describe().guarantee == "worst_case"  # the plan's word: no plan holds a disclosure
-    run.take_step()
-    assert run.describe().guarantee == run.statement().guarantee == "none"
-
-
-@pytest.mark.parametrize("kind", [published.DiceSGD, published.DPC4])
-def test_a_recipe_without_a_proof_claims_none_before_its_first_step(kind):
-    run = training(method=kind(), steps=2, budget=eq.Budget(8.0, 1e-3))
-    assert run.statement().guarantee == "none"
-    assert run.statement().epsilon is None
-    run.take_step()
-    assert run.statement().guarantee == kind.card.guarantee != "proven"
-
-
-def test_a_finished_training_stops():
-    run = finished(steps=2)
-    with pytest.raises(RuntimeError, match="all 2 planned steps are done"):
-        run.take_step()
 
 
 def test_a_run_folder_keeps_public_and_private_apart(tmp_path):

@@ -219,17 +219,6 @@ def test_the_statement_says_whether_shapes_follow_the_records(collate, lengths, 
     assert other not in assumptions
 
 
-def test_batches_of_a_few_lengths_need_as_many_traces_and_train_alike():
-    ends = []
-    for collate, most in ((PadTo(padded, (8, 16, 24), {"words": 0}), 3), (padded, 99)):
-        torch.manual_seed(0)
-        run = started(Mean(), loss_of(True), collate=collate, steps=6, reproducible=True)
-        run.run(progress=False)
-        assert run.engine.traces <= most
-        ends.append(torch.cat([p.detach().flatten() for p in run.model.parameters()]))
-    torch.testing.assert_close(*ends)
-
-
 @pytest.mark.parametrize(("shape", "axis"), [((2, 3), 1), ((2, 3, 4), 1), ((2, 4, 3), -1)])
 def test_padding_is_behind_the_records_up_to_the_last_length(shape, axis):
     collate = PadTo(lambda items: {"x": torch.ones(shape), "y": 1}, (2, 5), {"x": 7}, axis)
@@ -241,37 +230,3 @@ def test_padding_is_behind_the_records_up_to_the_last_length(shape, axis):
         PadTo(lambda items: {"x": torch.ones(1, 9)}, (4, 8), {"x": 0})([])
     with pytest.raises(ValueError, match="lengths"):
         PadTo(padded, (8, 4), {"words": 0})
-
-
-class Unrolled(nn.Module):
-    """A recurrence up to the longest record of the batch: one of length 0 alone has no state."""
-
-    def __init__(self):
-        super().__init__()
-        self.step, self.head = nn.Linear(3, 2), nn.Linear(2, 2)
-
-    def forward(self, batch):
-        states, state = [], torch.zeros(len(batch["input"]), 2)
-        for place in range(int(batch["length"].max())):
-            states.append(state := torch.tanh(self.step(batch["input"][:, place]) + state))
-        assert torch.equal(states[-1], state)  # IndexError where there is none
-        return self.head(torch.stack(states, 1)[torch.arange(len(state)), batch["length"] - 1])
-
-
-def test_records_of_all_lengths_from_one_train(tmp_path):
-    rng = torch.Generator().manual_seed(0)
-    data = {
-        "input": torch.randn(60, 7, 3, generator=rng),
-        "length": torch.arange(60) % 7 + 1,
-        "label": torch.arange(60) % 2,
-    }
-    run = training(
-        Unrolled(),
-        loss=lambda model, batch: F.cross_entropy(model(batch), batch["label"], reduction="none"),
-        data=data,
-        sampling=eq.FixedEpochs(12, 60, 5),
-        folder=tmp_path / "run",
-    )
-    list(run)
-    run.finish()
-    assert "records_failed" not in (tmp_path / "run/private/diagnostics.jsonl").read_text()

@@ -96,10 +96,3 @@ def test_the_way_works(start):
     before = [p.detach().clone() for p in run.parameters.values()]
     run.take_step()
     assert not any(torch.equal(a, b) for a, b in zip(before, run.parameters.values(), strict=True))
-
-
-def test_a_dry_run_counts_whole_micro_batches_and_what_is_around_them(monkeypatch):
-    """Each forward is filled up; noise, digests and the journal's line come on top."""
-    monkeypatch.setattr("equipoise.training.describe.time_once", lambda run: (run(), 1.0)[1])
-    run = training(microbatch_size=8)  # 12 records expected: two micro-batches, one release
-    assert run.describe().seconds_per_step == pytest.approx(3.0)

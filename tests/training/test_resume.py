@@ -23,7 +23,6 @@ from equipoise.privacy import Secrets
 from equipoise.report import read_run
 from equipoise.statements.assumptions import Assumption
 from equipoise.training import CheckpointError
-from equipoise.training.folder.run_folder import RunFolder
 from equipoise.training.setup import micro_batches
 
 
@@ -290,23 +289,6 @@ def test_a_stop_among_steps_that_are_repeated_is_no_end(tmp_path):
     assert read_run(tmp_path / "run").is_unfinished
 
 
-@pytest.mark.parametrize(
-    ("method", "warned"), [(eq.DPSGD(clip_norm=0.5, noise_multiplier=1.0), 1), (eq.methods.PlainSGD(), 0)]
-)
-def test_another_number_of_processes_is_warned_of_where_it_costs(tmp_path, method, warned, recwarn):
-    run = begin(tmp_path / "run", 6, 2, method=method)
-    run.take_step()  # booked, and in no checkpoint
-    run.close()
-    files = RunFolder(tmp_path / "run").checkpoints
-    step, saved = files.load()
-    files.save(step, {**saved, "processes": 3})
-    recwarn.clear()
-    resumed(tmp_path / "run")
-    said = [str(one.message) for one in recwarn if "its checkpoint is of 3" in str(one.message)]
-    assert len(said) == warned
-    assert all("goes on in 1 process, " in words and "up to 1 draws" in words for words in said)
-
-
 def test_what_does_not_fit_is_named(tmp_path):
     folder = tmp_path / "run"
     begin(folder, 4, 1)
@@ -331,19 +313,6 @@ def test_what_does_not_fit_is_named(tmp_path):
         (folder / "config.json").write_text(json.dumps(config | change))
         with pytest.raises(ValueError, match=words):
             resumed(folder)
-
-
-def test_a_schedule_function_must_be_given_again(tmp_path):
-    folder = tmp_path / "run"
-
-    def schedule(step: int) -> float:
-        return 1.0 / (1 + step)
-
-    method = eq.DPSGD(clip_norm=schedule, noise_multiplier=1.0)
-    begin(folder, 4, 1, method=method)
-    with pytest.raises(ValueError, match="is a function of yours"):
-        resumed(folder)
-    assert resumed(folder, method=method).steps_done == 1
 
 
 def test_ctrl_c_finishes_the_step_and_leaves_a_checkpoint(tmp_path):

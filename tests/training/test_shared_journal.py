@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import pytest
 from small_problems import RECORDS, resumed, saved, training
 
 import equipoise as eq
-from equipoise.distributed.shared_ledger import SharedLedger
 from equipoise.methods import Abadi, Plan
-from equipoise.privacy import Gaussian, JournalError, Ledger, LedgerError, PrivacyPlan, Release, calibrate
+from equipoise.privacy import Gaussian, Ledger, LedgerError, PrivacyPlan, Release, calibrate
 from equipoise.training.folder.config_file import rebuild
 from equipoise.training.folder.run_folder import RunFolder
 from equipoise.training.run_ledger import booked_plan
@@ -148,40 +147,6 @@ def test_a_seed_names_one_run_in_a_journal(tmp_path, shared):
     training(folder=tmp_path / "b", **(shared | {"seed": 6})).take_step()
     saved(first, steps=0)
     resumed(tmp_path / "a").take_step()
-
-
-def test_a_journal_without_the_run_is_named(tmp_path, shared):
-    run = calibrated(tmp_path / "run", **shared)
-    elsewhere = str(tmp_path / "other.jsonl")
-    training(folder=tmp_path / "other", **(shared | {"journal": elsewhere}))
-    begun = replace(rebuild(run.folder.read_config()).run, journal=elsewhere)
-    with pytest.raises(JournalError, match="holds no run of this folder's key"):
-        booked_plan(run.folder, begun)
-
-
-class Broadcasts:
-    """Two processes, as rank 0 sees them: what it sends the other is kept."""
-
-    count = 2
-
-    def __init__(self):
-        self.sent = []
-
-    def first(self, compute):
-        self.sent.append(compute())
-        return self.sent[-1]
-
-
-def test_noise_over_steps_and_its_keys_stay_on_rank_0(tmp_path):
-    plan = PrivacyPlan([], SAMPLING)
-    history = {"gradient": [{"ordinal": 0, "key": "5e" * 32, "noise": {}}]}
-    processes = Broadcasts()
-    ledger = SharedLedger(plan, processes, lambda: Ledger(plan, history=history))
-    place = ledger.synced_place()
-    assert place["history"] == history
-    assert "5e" * 32 not in repr(processes.sent)
-    ledger.own = None
-    assert ledger.place == {}
 
 
 def test_a_run_that_takes_the_guarantee_of_others_away_is_named(tmp_path, shared):

@@ -326,21 +326,3 @@ def test_a_teacher_in_the_loss_is_known():
 
     with pytest.raises(ValueError, match="loss"):
         training(network(seed=3), loss=distilling, **USUAL)
-
-
-class Wrapped(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.trained_before = network()
-
-    def forward(self, x):
-        return self.trained_before(x)
-
-
-def test_an_attribute_with_the_name_of_a_global_variable_is_not_that_variable():
-    globals()["trained_before"] = Wrapped()
-    try:
-        training(trained_before, steps=1).run(progress=False)  # noqa: F821
-        training(Wrapped(), **USUAL)
-    finally:
-        del globals()["trained_before"]

@@ -21,7 +21,6 @@ from equipoise.data import Records
 from equipoise.gradients import GradientEngine
 from equipoise.privacy import JournalError, PlanError, Unit
 from equipoise.statements.verify import verify_run
-from equipoise.training.forwards import RowSource
 from equipoise.training.owners import Owners, UserSource, joined_over_users
 from equipoise.training.record_source import DataError, RecordSource
 from tests.shared_fixtures import in_processes
@@ -165,17 +164,6 @@ def test_owners_that_name_no_user_per_record_are_refused(owner, message):
     assert "secret-value" not in str(caught.value)
 
 
-def test_a_cap_far_above_what_users_own_is_the_same_where_nothing_is_sampled():
-    run = of_users(10**6, sampling=eq.FullBatch(RECORDS, 1), method=eq.DPSGD(noise_multiplier=4e6))
-    assert run.statement().epsilon < 1.2
-    assert len(*drawn(run)) == RECORDS
-
-
-def test_users_whose_names_an_array_would_take_for_one_are_two():
-    assert Owners(["a", "a\0", "a", "b"], Unit("user", records=2)).count == 3
-    assert Owners(np.array([2**70, 1, 2**70], dtype=object), Unit("user", records=2)).count == 2
-
-
 def test_draws_of_one_size_are_refused_where_users_own_several_records():
     """Whether a run began followed how many records the replaced user had."""
     exact = {"sampling": eq.WithoutReplacement(10, RECORDS, 4), "relation": "replace_one"}
@@ -273,6 +261,13 @@ def summed_rows(gradients, counts):
     return torch.stack([rows.sum(0) for rows in gradients.materialise().matrix().split(counts)])
 
 
+def convolutions():
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Unflatten(1, (3, 2, 2)), nn.Conv2d(3, 4, 2, padding=1), nn.Tanh(), nn.Flatten(), nn.Linear(36, 3)
+    )
+
+
 @pytest.mark.parametrize("rows", ["sum", "mean"])
 @pytest.mark.parametrize("make", [lambda: network(dtype=torch.float64), lambda: convolutions().double()])
 def test_rows_of_users_are_the_dense_sums_of_their_records(rows, make):
@@ -295,28 +290,6 @@ def test_rows_of_users_are_the_dense_sums_of_their_records(rows, make):
     torch.testing.assert_close(sums, weights @ wanted, rtol=1e-9, atol=1e-12)
     # in ghost form: the positions of a user's records merge, and no row is held
     assert {row.how for row in engine.coverage()} == {"rule"}
-
-
-def convolutions():
-    torch.manual_seed(0)
-    return nn.Sequential(
-        nn.Unflatten(1, (3, 2, 2)), nn.Conv2d(3, 4, 2, padding=1), nn.Tanh(), nn.Flatten(), nn.Linear(36, 3)
-    )
-
-
-def test_every_forward_has_as_many_rows_whatever_users_hold(monkeypatch):
-    of_batch, shapes = RowSource.of_batch, []
-
-    def watching(self, rows_of, batch, *rest):
-        shapes.append((batch["present"].shape, batch["records"]["input"].shape[:2]))
-        return of_batch(self, rows_of, batch, *rest)
-
-    monkeypatch.setattr(RowSource, "of_batch", watching)
-    run = of_users(MOST, owners(), rows="mean", batch=20, steps=12)
-    list(run)
-    rows = torch.Size([run.config()["settings"]["micro_batch_size"], MOST])
-    assert len(shapes) >= 10
-    assert set(shapes) == {(rows, rows)}
 
 
 def test_a_draw_of_all_users_is_the_mean_of_their_means():
@@ -343,27 +316,6 @@ def test_a_draw_of_all_users_is_the_mean_of_their_means():
     torch.stack(of_user).mean().backward()
     moved = torch.cat([p.grad.flatten() for p in again.parameters()])
     torch.testing.assert_close(start - parameters(model), moved, rtol=1e-5, atol=1e-6)
-
-
-def test_items_on_demand_and_augmented_views_of_users():
-    def flipped(batch, rng):
-        seen.append(batch["input"].shape[1:])
-        turn = torch.rand(len(batch["label"]), 1, generator=rng) < 0.5
-        return batch | {"input": torch.where(turn, batch["input"], -batch["input"])}
-
-    seen: list[torch.Size] = []
-    run = of_users(
-        3,
-        owners(),
-        data=OnDemand(records()),
-        augmentation=flipped,
-        views=2,
-        rows="sum",
-        batch=5,
-        steps=3,
-    )
-    assert run.run(progress=False).steps == 3
-    assert set(seen) == {torch.Size([12])}
 
 
 def test_a_user_with_a_record_that_fails_is_left_out_whole(tmp_path):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import pickle
 import random
 import re
 import signal
@@ -18,9 +17,8 @@ import numpy as np
 import pytest
 import torch
 from small_problems import RECORDS, network, parameters, records, resumed, training
-from torch import nn
 
-from equipoise.training.reading import ReadingWorkers, WorkersLostError
+from equipoise.training.reading import WorkersLostError
 from equipoise.training.record_source import RecordSource
 
 COUNTS = (0, 1, 3)
@@ -81,87 +79,6 @@ def test_any_number_of_workers_gives_the_same_bits(tmp_path, options):
         assert torch.equal(parameters(run.model), parameters(runs[0].model))
         assert rows_of(run) == rows_of(runs[0])
         assert run.ledger.record.used == runs[0].ledger.record.used
-
-
-@pytest.mark.parametrize("cut", [slice(0, 3), slice(0, 1)])
-def test_axes_of_images_whose_channels_are_last_keep_their_order_in_memory(cut):
-    source, ahead = (
-        RecordSource(Made(lambda i: torch.randn(12, 12, 3)[2:10, 1:9, cut].permute(2, 0, 1)), workers=workers)
-        for workers in (0, 2)
-    )
-    for _ in ahead.ahead([torch.arange(8)], nobodys):
-        assert len(ahead._read_ahead) == 8
-        here, there = source.take(torch.arange(8), nobodys), ahead.take(torch.arange(8), nobodys)
-    assert here.stride() == there.stride()
-    ahead.close()
-
-
-THINGS = {
-    "numbers": lambda i: {"a": torch.tensor(i), "b": [i, float(i)], "c": (np.float32(i), str(i), None)},
-    "types": lambda i: [
-        torch.full((2, 3), i).to(dtype)
-        for dtype in (torch.bfloat16, torch.float16, torch.bool, torch.uint8, torch.complex64, torch.int64)
-    ],
-    "empty": lambda i: [torch.empty(0), torch.empty(2, 0, 3), np.empty((0, 2))],
-    "a gradient": lambda i: torch.full((2,), float(i), requires_grad=True),
-    "a parameter": lambda i: nn.Parameter(torch.full((2,), float(i))),
-    "transposed": lambda i: np.arange(24).reshape(2, 3, 4).transpose(2, 0, 1)[:, ::-1],
-    "texts": lambda i: np.array(["a", "bc"], dtype=object),
-    "cannot be sent": lambda i: {"a": i, "b": lambda: None},
-}
-
-
-class Made:
-    def __init__(self, make):
-        self.make = make
-
-    def __len__(self):
-        return 10
-
-    def __getitem__(self, i):
-        return self.make(i)
-
-
-@pytest.mark.parametrize("kind", THINGS)
-def test_items_arrive_as_they_were_made(kind):
-    workers = ReadingWorkers(Made(THINGS[kind]), 2)
-    (items,) = workers.read([torch.arange(6)], nobodys)
-    if kind == "cannot be sent":
-        assert items == {}
-        return
-    assert sorted(items) == list(range(6))
-    for i, item in items.items():
-        assert_same(pickle.loads(item), THINGS[kind](i))
-    workers.close()
-
-
-def nobodys(kind):
-    return torch.Generator().manual_seed(0)
-
-
-def assert_same(one, other):
-    assert type(one) is type(other)
-    if isinstance(one, dict):
-        assert one.keys() == other.keys()
-        one, other = list(one.values()), list(other.values())
-    if isinstance(one, (list, tuple)):
-        assert len(one) == len(other)
-        for a, b in zip(one, other, strict=True):
-            assert_same(a, b)
-    elif isinstance(one, torch.Tensor):
-        assert (one.dtype, one.shape, one.stride()) == (other.dtype, other.shape, other.stride())
-        assert torch.equal(one, other)
-        assert one.requires_grad == other.requires_grad
-        with torch.no_grad():
-            one.zero_()  # it may be written to
-    elif isinstance(one, np.ndarray):
-        assert (one.dtype, one.shape) == (other.dtype, other.shape)
-        if not one.size:
-            return
-        assert np.argsort(one.strides).tolist() == np.argsort(np.abs(other.strides)).tolist()
-        assert (one == other).all()
-    else:
-        assert one == other
 
 
 # ---- processes that end
@@ -241,6 +158,10 @@ def test_workers_that_die_again_and_again_stop_the_step_which_can_be_repeated(tm
     list(again)
     assert torch.equal(parameters(model), parameters(whole.model))
     assert again.ledger.record.used == whole.ledger.record.used
+
+
+def nobodys(kind):
+    return torch.Generator().manual_seed(0)
 
 
 def ones(kind):
@@ -326,47 +247,3 @@ def test_nothing_shows_who_was_drawn(tmp_path, capfd, caplog):
     assert "cannot be read" not in out + err + caplog.text
     assert "record" not in out + err
     assert len(set(secret.read_bytes().split(b"\n"))) <= 3  # one title, whatever is read
-
-
-class Fresh(torch.utils.data.Dataset):
-    """Records made anew at every reading; some cannot be sent by a worker, some cannot be read."""
-
-    def __init__(self, unsendable=(), unreadable=()):
-        self.data, self.unsendable, self.unreadable = records(), unsendable, unreadable
-
-    def __len__(self):
-        return RECORDS
-
-    def __getitem__(self, i):
-        if i in self.unreadable:
-            raise OSError("gone")
-        item = {
-            "input": self.data["input"][i].clone(),
-            "label": self.data["label"][i],
-            "reader": torch.tensor(os.getpid()),
-        }
-        return item | {"undo": lambda: None} if i in self.unsendable else item
-
-
-def changing(items):
-    """A collate that changes its items, as many do."""
-    labels = torch.stack([item.pop("label") for item in items])
-    for item in items:
-        item["input"] *= 2
-    return {"input": torch.stack([item["input"] for item in items]), "label": labels}
-
-
-def test_a_collate_that_changes_its_items_gets_new_ones_when_records_are_joined_again():
-    """A record that cannot be read had all others vanish, with workers alone."""
-    runs = [trained(Fresh(unreadable=(7,)), n, collate=changing, reproducible=True) for n in (0, 2)]
-    assert torch.equal(*(parameters(run.model) for run in runs))
-
-
-def test_an_item_that_no_worker_can_send_is_read_here_alone():
-    """All items of its micro-batch were read in this process: what a worker held otherwise changed them."""
-    source = RecordSource(Fresh(unsendable=(5,)), lambda items: items, workers=2)
-    ids = torch.arange(RECORDS)
-    for _ in source.ahead([ids], nobodys):
-        here = [item["reader"] == os.getpid() for item in source.read(ids, source._read_by)]
-    source.close()
-    assert here == [i == 5 for i in range(RECORDS)]
