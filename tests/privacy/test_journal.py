@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from contextlib import closing
 
 import pytest
+import torch
 
 from equipoise.privacy import (
     FullBatch,
     Gaussian,
     Journal,
     JournalError,
+    Ledger,
+    PrivacyPlan,
     PrivateSearch,
     Release,
+    epsilon,
 )
+from equipoise.privacy.digests import as_digest, keyed_digest
 from equipoise.privacy.ledger.journal import (
     BookedDraw,
     CloseEntry,
@@ -23,7 +29,9 @@ from equipoise.privacy.ledger.journal import (
     RunEntry,
     SearchEntry,
     VoidEntry,
+    read_journal,
 )
+from equipoise.privacy.ledger.journal_records import other_runs
 from equipoise.published import PublishedPlan, Unproven
 from equipoise.published.record import DisclosureEntry, UnprovenEntry
 
@@ -125,3 +133,56 @@ def test_what_could_not_be_read_again_is_not_written(tmp_path):
 def test_a_line_of_no_known_type_is_named(kind):
     with pytest.raises(JournalError, match=r"line 7 .*type is of the unknown type"):
         Entry.from_json({"type": kind, "run": "a1"}, line=7)
+
+
+@pytest.mark.parametrize("whole", [0, 2])
+@pytest.mark.parametrize("torn", [0, 1, 65_535, 65_536, 65_537, 200_000])
+def test_a_torn_last_line_of_any_length_is_not_read_and_is_cut_by_who_writes(tmp_path, whole, torn):
+    path, entries = tmp_path / "journal.jsonl", [ENTRIES["release"]] * whole
+    with closing(Journal(tmp_path / "one.jsonl")) as journal:
+        journal.append(ENTRIES["release"])
+    written = (tmp_path / "one.jsonl").read_bytes()
+    lines = written * whole
+    path.write_bytes(lines + b"x" * torn)
+    assert read_journal(path) == entries
+    assert path.read_bytes() == lines + b"x" * torn
+    with closing(Journal(path)) as journal:
+        assert journal.entries() == entries
+        journal.append(ENTRIES["release"])
+    assert path.read_bytes() == lines + written
+
+
+def test_a_journal_that_is_only_read_is_not_made(tmp_path):
+    with pytest.raises(JournalError):
+        read_journal(tmp_path / "journal.jsonl")
+    assert not any(tmp_path.iterdir())
+
+
+def test_what_other_runs_cost_is_asked_for_one_relation_and_unit(tmp_path):
+    path = tmp_path / "journal.jsonl"
+    assert other_runs(None, "add_or_remove_one") == other_runs(path, "add_or_remove_one") == ()
+    assert not any(tmp_path.iterdir())
+    plan = PrivacyPlan([Release("gradient", 1.0, Gaussian(3.0))], FullBatch(40, 5))
+    first = Ledger(plan, journal=Journal(path))
+    lines = path.read_bytes()
+    cost = first.record.reserved_event
+    assert epsilon(cost, 1e-5).value == plan.epsilon(1e-5).value
+    assert other_runs(path, "add_or_remove_one") == (cost,)
+    second = Ledger(plan, journal=Journal(path))
+    assert other_runs(path, "add_or_remove_one") == (cost, cost)
+    assert first.other_runs() == {second.run: cost}
+    first.journal.close()
+    assert first.other_runs() == {second.run: cost}
+    assert path.read_bytes().startswith(lines)
+    for relation, unit in (("replace_one", "record"), ("add_or_remove_one", "user")):
+        with pytest.raises(JournalError, match=relation if unit == "record" else unit):
+            other_runs(path, relation, unit)
+
+
+def test_what_a_draw_depends_on_is_a_digest_under_the_key_or_given_as_one():
+    value, key = {"w": torch.ones(3)}, bytes(32)
+    found = as_digest(value, key)
+    assert found == as_digest(lambda: value, key) == keyed_digest(value, key, "what a draw depends on")
+    assert found != as_digest(value, b"1" * 32)
+    given = [as_digest(one, key) for one in (None, "ab", b"\xab", lambda: "ab", lambda: None)]
+    assert given == [None, "ab", "ab", "ab", None]

@@ -177,6 +177,16 @@ def test_the_event_gives_the_worked_epsilons(case):
 
 
 @every_mechanism
+def test_a_record_costs_what_its_draws_of_least_noise_cost(case):
+    """Where noise is fresh in every draw: so many times the largest square of one draw, in whatever stage."""
+    mechanism = case.make(2.0)
+    one = max(mechanism.at(ordinal).whitened_square() for ordinal in range(8))
+    assert mechanism.whitened_square() == pytest.approx(one)
+    for times in () if mechanism.memory else (2, 5):
+        assert mechanism.whitened_square(times, 1, 8) == pytest.approx(times * one)
+
+
+@every_mechanism
 @pytest.mark.parametrize("relation", ["add_or_remove_one", "replace_one"])
 def test_a_part_of_a_run_costs_no_more_than_the_whole(case, relation):
     plan = PrivacyPlan(case.plan().releases, EPOCHS, relation)
