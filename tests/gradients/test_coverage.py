@@ -6,7 +6,6 @@ import copy
 
 import pytest
 import torch
-import torch.nn.functional as F
 from oracle_cases import compare
 from torch import nn
 
@@ -40,53 +39,6 @@ def second_way(monkeypatch):
 
 def how(engine):
     return {c.name: c.how for c in engine.coverage()}
-
-
-class HiddenProduct(torch.autograd.Function):
-    """``x @ w`` where no mode can see it."""
-
-    @staticmethod
-    def forward(ctx, x, w):
-        ctx.save_for_backward(x, w)
-        return x @ w
-
-    @staticmethod
-    def backward(ctx, g):
-        x, w = ctx.saved_tensors
-        return g @ w.t(), x.t() @ g
-
-
-class Hidden(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.first, self.weight = nn.Linear(5, 5), nn.Parameter(torch.randn(5, 3))
-
-    def forward(self, x):
-        return HiddenProduct.apply(self.first(x), self.weight)
-
-
-def test_a_custom_function_is_found_and_computed_densely():
-    engine = compare(Hidden().double(), squared, floats(6, 5))
-    assert how(engine) == {"weight": "dense", "first.weight": "rule", "first.bias": "rule"}
-    assert "hidden" in {c.name: c.reason for c in engine.coverage()}["weight"]
-
-
-class UsedTwice(nn.Module):
-    """One use has a rule, the other is hidden: the parameter goes dense as a whole."""
-
-    def __init__(self):
-        super().__init__()
-        self.weight = nn.Parameter(torch.randn(5, 5))
-
-    def forward(self, x):
-        return HiddenProduct.apply(F.linear(x, self.weight), self.weight)
-
-
-def test_a_parameter_with_one_hidden_use_is_dense_as_a_whole():
-    compare(UsedTwice().double(), squared, floats(6, 5), how="dense")
-    with torch.no_grad():
-        rows = per_sample_gradients(UsedTwice().double(), squared, floats(6, 5))
-    assert rows.row_norms().min() > 0
 
 
 def test_a_model_that_needs_two_records_never_meets_one(second_way):
@@ -151,32 +103,6 @@ def test_a_custom_layer_that_mixes_records_is_refused_by_path(place):
         GradientEngine(nn.Sequential(*layers).double(), squared, floats(6, 5))
 
 
-class StatisticGiven(nn.Module):
-    """A model that gives its layer a statistic over the batch."""
-
-    def __init__(self):
-        super().__init__()
-        self.first, self.second = nn.Linear(5, 5), nn.Linear(5, 3)
-
-    def forward(self, x):
-        x = self.first(x)
-        return self.second(x - x.mean(0))
-
-
-@pytest.mark.parametrize(
-    ("model", "loss", "place"),
-    [
-        (StatisticGiven(), squared, ""),
-        (nn.Linear(5, 3), lambda model, x: squared(model, x / x.norm()), None),
-        (nn.Linear(5, 3), lambda model, x: squared(model, x) / squared(model, x).detach().sum(), None),
-    ],
-)
-def test_a_layer_is_not_blamed_for_what_it_is_given(model, loss, place):
-    with pytest.raises(CrossRecordError, match=r"test_coverage\.py, line \d") as caught:
-        GradientEngine(model.double(), loss, floats(6, 5))
-    assert caught.value.module_path == place
-
-
 @pytest.mark.parametrize("frozen", [False, True])
 @pytest.mark.parametrize("attach", [GradientEngine, per_sample_gradients])
 def test_an_embedding_that_renormalises_its_table_is_refused(attach, frozen):
@@ -225,16 +151,6 @@ def test_a_forward_that_writes_parameters_is_refused_and_undone(how, check):
         GradientEngine(model, squared, torch.ones(4, 3), check=check)
     assert model.mean is held
     assert all(torch.equal(p, before[name]) for name, p in model.named_parameters())
-
-
-@pytest.mark.parametrize("how", [how for how in WRITES if how != "data"])
-def test_a_parameter_that_moves_only_later_is_named(how):
-    model = FollowsRecords(how)
-    model.on = False
-    engine = GradientEngine(model, squared, torch.ones(4, 3))
-    model.on = True
-    with pytest.raises(ForwardWritesError, match="mean" if how != "trainable" else r"linear\.weight"):
-        engine(torch.ones(4, 3))
 
 
 FACTORS = {
@@ -331,25 +247,6 @@ def test_sharded_and_wrapped_models_are_refused_by_name(one_process):
     fully_shard(both, mesh=axes["data"])
     with pytest.raises(TypeError, match=r"\['0\.weight', .*parallelize_module and fully_shard both.*alone"):
         GradientEngine(both, squared, batch)
-
-
-class Borrowing(nn.Module):
-    """Reads a frozen weight as a parameter of its own, as DoRA's adapters do."""
-
-    def __init__(self):
-        super().__init__()
-        self.base, self.scale = nn.Linear(5, 3).requires_grad_(False), nn.Parameter(torch.rand(3) + 0.5)
-        self.down, self.up = nn.Linear(5, 2), nn.Linear(2, 3)
-
-    def forward(self, x):
-        plain = F.linear(x, nn.Parameter(self.base.weight))
-        return (self.scale - 1) * plain + self.scale * self.up(self.down(x))
-
-
-def test_a_leaf_that_the_forward_makes_hides_no_gradient():
-    """An input with a gradient has no operation behind it, and another operation is in the same sum."""
-    engine = compare(Borrowing().double(), squared, floats(4, 5), how="rule")
-    assert engine.coverage()[0].operations == ("mul",)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 from zoo import RIGHT_CASES
 
 from equipoise.gradients import GradientEngine
@@ -197,30 +196,6 @@ def test_rows_of_zeros_are_replayed():
     torch.testing.assert_close(found.row_norms(), eager(engine, records).row_norms(), rtol=0, atol=1e-11)
 
 
-def test_other_values_and_other_parameters_are_those_that_are_given():
-    model = net()
-    engine = GradientEngine(model, entropy, batch(), check=False)
-    engine.by_plan(batch())
-    with torch.no_grad():
-        model[0].weight.mul_(2)
-    other = {"0.bias": torch.randn(7)}
-    for params in (None, other):
-        same(engine.by_plan(records := batch(), params), eager(engine, records, params))
-    assert engine.traces == 1
-
-
-def test_dropout_follows_the_generator():
-    engine = GradientEngine(net(nn.Dropout(0.5)), entropy, records := batch(), check=False)
-    found = []
-    for seed in (1, 2, 1):
-        with random_numbers_from(seed):
-            found.append(engine.by_plan(records))
-        with random_numbers_from(seed):
-            same(found[-1], eager(engine, records))
-    assert torch.equal(found[0].row_norms(), found[2].row_norms())
-    assert not torch.equal(found[0].row_norms(), found[1].row_norms())
-
-
 class Writing(nn.Module):
     """A counter of forwards in a buffer."""
 
@@ -254,50 +229,6 @@ def test_a_forward_that_writes_to_a_tensor_of_its_own_has_no_trace():
     with pytest.raises(RuntimeError, match="hold"):
         line_of(losses, {"x": torch.ones(3, 2)})
     assert not held.any()
-
-
-def test_a_checkpoint_has_the_random_numbers_of_its_forward():
-    class Checkpointed(nn.Module):
-        def __init__(self, part):
-            super().__init__()
-            self.part = net(part)
-
-        def forward(self, x):
-            first = checkpoint(self.part, x, use_reentrant=False)
-            return first + checkpoint(self.part, x.flip(-1), use_reentrant=False, preserve_rng_state=keeps)
-
-    for part, keeps in ((nn.Tanh(), True), (nn.Dropout(0.5), True), (nn.Dropout(0.5), False)):
-        engine = GradientEngine(Checkpointed(part), entropy, records := batch(), check=False)
-        with random_numbers_from(3):
-            found = engine.by_plan(records)
-        assert isinstance(found, Replayed) == keeps
-        with random_numbers_from(3):
-            assert torch.equal(found.row_norms(), eager(engine, records).row_norms())
-
-
-def causal(model, x):
-    return model(x, mask=nn.Transformer.generate_square_subsequent_mask(3))
-
-
-@pytest.mark.parametrize(
-    ("run", "name"),
-    [
-        (
-            lambda model, x: F.gaussian_nll_loss(x, x, model(x).exp(), reduction="none"),
-            "gaussian_nll_loss",
-        ),
-        (
-            lambda model, x: -torch.distributions.Normal(model(x), 1.0, validate_args=True).log_prob(x),
-            "__init__",
-        ),
-        (causal, "_detect_is_causal_mask"),
-    ],
-)
-def test_a_layer_of_pytorch_that_reads_values_is_named(run, name):
-    model = nn.TransformerEncoder(nn.TransformerEncoderLayer(4, 2, 8, 0.0, batch_first=True), 1)
-    x = torch.randn(2, 3, 4)
-    engine = GradientEngine(model, lambda model, x: run(model, x).sum((1, 2)), x, check=False)
-    assert name in engine.trials.proof(x).untraced
 
 
 def seeded(model, x):
