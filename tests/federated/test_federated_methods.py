@@ -104,8 +104,8 @@ TABLE = {
         dp_sgd,
     ),
     "scaffold": (lambda: (corrected(dp_sgd()), {}), lambda: corrections(2), dp_sgd),
-    "moon": (moon, FedAvg, dp_sgd),
     "fedlrs": (lambda: (FedLRS(dp_sgd(), bound=0.01), {}), SparseAverage, dp_sgd),
+    "moon": (moon, FedAvg, dp_sgd),
     "quantile": (
         lambda: (ServerQuantile(QUANTILE, noise_multiplier=1.0), {}),
         lambda: QuantileFedAvg(QUANTILE),
@@ -138,7 +138,9 @@ def test_a_federated_method_trains_at_the_price_of_its_gradients(name):
         assert bool(public) is name.startswith(("fedpcdp", "fedpdp", "projected"))
 
 
-@pytest.mark.parametrize("name", ["fedpcdp", "scaffold", "moon", "quantile"])
+@pytest.mark.parametrize(
+    "name", ["fedpcdp", "scaffold", "quantile", pytest.param("moon", marks=pytest.mark.wide)]
+)
 def test_a_client_that_is_killed_goes_on_with_what_its_method_remembers(name, tmp_path):
     def rounds(folder, killed):
         one, strategy, params, sent = make(name, folder=folder), TABLE[name][1](), start(), []

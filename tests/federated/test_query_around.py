@@ -41,10 +41,10 @@ def inside():
 AROUND = {
     "proximal": lambda: (Proximal(follower(), 0.1), loss),
     "scaffold": lambda: (Scaffold(follower(), local_steps=LOCAL_STEPS, learning_rate=0.3), loss),
+    "moon": contrastive,  # slow, and so none of the few
     "fedlrs": lambda: (FedLRS(follower(), bound=0.1, share=0.3), loss),
     "projected upload": lambda: (ProjectedUpload(follower(), directions()), loss),
     "averaged iterate": lambda: (AveragedIterate(follower()), loss),
-    "moon": contrastive,
     "moon inside": inside,
 }
 

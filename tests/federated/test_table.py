@@ -38,7 +38,7 @@ def federation(name, recipe="library", rounds=2, **given):
     return entry.strategy(setup), clients
 
 
-@pytest.mark.few(5)
+@pytest.mark.few(7)
 @pytest.mark.parametrize(
     ("name", "recipe", "given"),
     [

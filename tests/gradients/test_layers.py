@@ -295,6 +295,7 @@ CASES["bilinear"] = (
 )
 
 
+@pytest.mark.few(42)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["float64", "float32"])
 @pytest.mark.parametrize("name", CASES)
 def test_layer(name, dtype):
@@ -321,6 +322,7 @@ CONVOLUTIONS = [
 ]
 
 
+@pytest.mark.few(9)
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
 @pytest.mark.parametrize("dims", [1, 2, 3])
 @pytest.mark.parametrize("options", CONVOLUTIONS, ids=str)
@@ -331,6 +333,7 @@ def test_convolution(dims, options):
     compare(model, squared, floats(4, *(6, 7, 5)[:dims]), how="rule")
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("dims", [1, 2, 3])
 @pytest.mark.parametrize(
     "options",
@@ -361,6 +364,7 @@ RECURRENT = {
 }
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("batch_first", [True, False], ids=["records first", "sequence first"])
 @pytest.mark.parametrize("name", RECURRENT)
 def test_recurrent_layer(name, batch_first):

@@ -332,6 +332,7 @@ ORDERS = {
 }
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("name", ORDERS)
 def test_orders_are_compared_since_they_may_be_undone(name):
     def losses_of(change):

@@ -11,7 +11,8 @@ import torch
 from small_problems import loss, network, parameters, records, resumed, saved, training
 
 import equipoise as eq
-from equipoise.privacy import FullBatch
+from equipoise.methods import ReleasedQuantile
+from equipoise.privacy import FullBatch, Ledger
 from equipoise.privacy.private import unwrap
 from equipoise.training.restarts import FinishedTraining
 
@@ -117,3 +118,27 @@ def test_hardened_noise_survives_a_resume(tmp_path):
     again = resumed(tmp_path / "b")
     again.run(progress=False)
     assert torch.equal(parameters(again.model), parameters(whole))
+
+
+@pytest.mark.parametrize("asked", ["parameters", "method's state"])
+def test_a_draw_depends_on_the_parameters_and_on_what_the_method_carries(monkeypatch, asked):
+    """A folder put back from an older copy that goes on otherwise draws other records, with other secrets."""
+    drawn, opened = [], Ledger.open
+
+    def noting(*given):
+        drawn.append(opened(*given))
+        return drawn[-1]
+
+    monkeypatch.setattr(Ledger, "open", noting)
+
+    def second_question(change):
+        run = training(method=eq.DPSGD(clip_norm=ReleasedQuantile(0.5), noise_multiplier=1.0))
+        run.take_step()
+        if asked == "parameters":
+            run.public_step(lambda: run.model[0].bias.data.add_(change))
+        else:
+            run._steps.state = {**run._steps.state, "threshold": 0.4 + change}
+        run.take_step()
+        return drawn[-1].parameters
+
+    assert second_question(0.0) == second_question(0.0) != second_question(1e-6)
