@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import gc
 import math
 import random
 import threading
-import weakref
 from collections import Counter
 from collections.abc import Callable
 from queue import SimpleQueue
@@ -32,7 +30,6 @@ from equipoise.training.forwards import _dealt, forward_rows
 from equipoise.training.randomness import public_randomness
 from equipoise.training.record_source import RecordSource
 from equipoise.training.setup import memory_use
-from equipoise.training.setup.memory_use import forward_cost
 
 SLACK = 1e-5  # rounding of the sum itself, in clip norms
 
@@ -983,25 +980,6 @@ def test_what_a_model_keeps_at_the_start_moves_nobody(nested):
         listening(model, of_rows, data, microbatch_size=8)
     assert model.mean is None
     assert not model.kept["means"]
-
-
-def test_nothing_is_kept_while_memory_is_measured():
-    model = Keeps(nested=False)
-    batch = {"x": torch.randn(8, 2), "y": torch.randn(8)}
-    assert forward_cost(model, least_squares, batch).record_bytes > 0
-
-
-def test_the_measured_forward_is_freed():
-    results = SimpleQueue()  # which is not put back after the forward
-
-    def loss(model, batch):
-        shares = model(batch["x"]).log_softmax(1)  # such a result is saved for the backward
-        results.put(weakref.ref(shares))
-        return -shares[:, 0]
-
-    assert forward_cost(nn.Linear(2, 3), loss, {"x": torch.randn(8, 2)}).record_bytes > 0
-    gc.collect()
-    assert results.get()() is None
 
 
 class Hungry(nn.Linear):

@@ -138,7 +138,9 @@ def started(model, loss, data=None, collate=padded, steps=2, **settings):
     return run
 
 
-@pytest.mark.parametrize(("make", "half"), [(Mean, True), (Packed, False), (bert, False)])
+@pytest.mark.parametrize(
+    ("make", "half"), [(Mean, True), pytest.param(Packed, False, marks=pytest.mark.wide), (bert, False)]
+)
 def test_models_that_mask_their_padding_are_taken(make, half):
     torch.manual_seed(0)
     assert not started(make(), loss_of(True, half)).statement().warnings
@@ -181,6 +183,7 @@ def test_a_largest_value_that_padding_cannot_reach_is_taken():
     started(Below(), loss_of(False))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("make", [Mean, bert])
 def test_one_long_text_among_short_ones_is_tried(make):
     """It is looked for: records at equal distances have one length here."""

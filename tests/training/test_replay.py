@@ -70,6 +70,7 @@ CHANGES = {
 }
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
 def test_what_the_loop_changes_is_traced_anew(change, monkeypatch):
     (run, found), (_, expected) = (end(monkeypatch, replays, change) for replays in (True, False))

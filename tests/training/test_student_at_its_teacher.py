@@ -54,6 +54,7 @@ def test_a_backward_that_mixes_records_is_refused_or_runs_on_one_record_at_a_tim
     assert {covered.how for covered in run.engine.coverage()} == {"dense"}
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("which", ["kl", "cosine"])
 def test_a_backward_that_follows_the_number_of_records_is_named(which):
     with pytest.warns(UserWarning, match="another function"):

@@ -87,6 +87,7 @@ MIXING = {
 }
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("part", "name"), MIXING.values(), ids=MIXING)
 def test_what_mixes_in_a_named_module_trains_unchecked(part, name, tmp_path):
     with pytest.raises(CrossRecordError, match="trust="):
