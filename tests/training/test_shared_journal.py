@@ -8,6 +8,7 @@ import pytest
 from small_problems import RECORDS, resumed, saved, training
 
 import equipoise as eq
+from equipoise.distributed.shared_ledger import SharedLedger
 from equipoise.methods import Abadi, Plan
 from equipoise.privacy import Gaussian, Ledger, LedgerError, PrivacyPlan, Release, calibrate
 from equipoise.training.folder.config_file import rebuild
@@ -158,3 +159,28 @@ def test_a_run_that_takes_the_guarantee_of_others_away_is_named(tmp_path, shared
     (warning,) = statement.warnings
     assert seeded.ledger.run in warning
     assert "public seed" in warning
+
+
+class Broadcasts:
+    """Two processes, as rank 0 sees them: what it sends the other is kept."""
+
+    count = 2
+
+    def __init__(self):
+        self.sent = []
+
+    def first(self, compute):
+        self.sent.append(compute())
+        return self.sent[-1]
+
+
+def test_noise_over_steps_and_its_keys_stay_on_rank_0(tmp_path):
+    plan = PrivacyPlan([], SAMPLING)
+    history = {"gradient": [{"ordinal": 0, "key": "5e" * 32, "noise": {}}]}
+    processes = Broadcasts()
+    ledger = SharedLedger(plan, processes, lambda: Ledger(plan, history=history))
+    place = ledger.synced_place()
+    assert place["history"] == history
+    assert "5e" * 32 not in repr(processes.sent)
+    ledger.own = None
+    assert ledger.place == {}
