@@ -186,3 +186,14 @@ def test_adambc_knows_the_noise_of_its_releases():
 
 
 # ---- ghost norms, and what is refused
+
+
+def test_adaclip_takes_the_noise_out_of_the_spread():
+    """Records without gradients: all that is seen is noise, and what is left of it is near nothing."""
+    data = records()
+    data["weight"].zero_()
+    method = AdaClip(clip_norm=1.0, decay=0.98, noise_multiplier=1.0)
+    follower = Follower(method, network(), loss, data, eq.FullBatch(60, 400), learning_rate=0.0)
+    follower.run(400)
+    spread = flat(follower.state["spread"])
+    assert abs(float(spread.mean())) < 0.1 / 60**2  # the noise's own is 1 / 60^2
