@@ -21,6 +21,7 @@ from equipoise.gradients import (
     per_sample_gradients,
 )
 from equipoise.gradients.capture.recorder import PlanMismatch
+from equipoise.gradients.checks import oracle
 
 
 def floats(*shape):
@@ -312,3 +313,25 @@ def test_what_few_of_the_first_records_run_is_dense_from_the_start():
         engine.by_plan(usual[record : record + 1])
     assert engine.coverage() == kept
     assert "dense" in {covered.how for covered in kept}
+
+
+def test_rows_of_a_gradient_penalty_are_formed_together(monkeypatch):
+    """By vmap, though the loss calls requires_grad_ inside; they are those of single records."""
+
+    def refuse(*_):
+        raise AssertionError("a record at a time")
+
+    torch.manual_seed(0)
+    critic = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 1))
+    batch = {"x": torch.randn(5, 6), "fake": torch.randn(5, 6), "share": torch.rand(5, 1)}
+
+    def loss(model, batch):
+        between = (batch["share"] * batch["x"] + (1 - batch["share"]) * batch["fake"]).requires_grad_()
+        (slope,) = torch.autograd.grad(model(between).sum(), between, create_graph=True)
+        return (model(batch["fake"]) - model(batch["x"])).squeeze(1) + (slope.norm(dim=1) - 1).square()
+
+    single = [{name: value[i : i + 1] for name, value in batch.items()} for i in range(5)]
+    expected = [torch.autograd.grad(loss(critic, one).sum(), critic[0].weight)[0] for one in single]
+    monkeypatch.setattr(oracle, "_loop", refuse)
+    rows, _ = oracle.dense_rows(critic, loss, batch)
+    torch.testing.assert_close(rows["0.weight"], torch.stack(expected))

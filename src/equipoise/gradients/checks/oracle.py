@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._functorch.eager_transforms import enable_inplace_requires_grad
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
@@ -62,7 +63,7 @@ def dense_rows(
             gradient = torch.func.grad(one_loss, has_aux=True)
             in_dims = (None,) + (0,) * len(leaves)
             rows = over_records(gradient, in_dims=in_dims, randomness="different")
-            with _DataIsKept():
+            with _InsideVmap():
                 grads, losses = rows(chosen, *leaves)
         except (RuntimeError, NotImplementedError, TypeError, AttributeError, IndexError):
             # The other trainable parameters keep their graph: in-place operations on views need it.
@@ -103,15 +104,23 @@ def _of_one_record(
     return chosen, values, one_loss
 
 
-class _DataIsKept(TorchFunctionMode):
-    """Nobody sets a tensor's ``data``: inside vmap that may crash the process.
+class _InsideVmap(TorchFunctionMode):
+    """What a model or loss does that functorch crashes on, or refuses.
 
-    A forward does it where it casts one of its layers, as the routers of Switch Transformers do.
+    Nobody sets a tensor's ``data``: that may crash the process. A forward does it where it casts one of its
+    layers, as the routers of Switch Transformers do.
+
+    A loss that differentiates (a gradient penalty) asks for gradients of what it has computed, by
+    ``requires_grad_`` and ``torch.autograd.grad``. functorch refuses that unless it is told to allow it; the
+    rows are compared with those of single records like all others.
     """
 
     def __torch_function__(self, func: Callable, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
         if func == Tensor.data.__set__:  # type: ignore[attr-defined]
             raise NotImplementedError("the data of a tensor are set inside vmap")
+        if func in (Tensor.requires_grad_, Tensor.requires_grad.__set__):  # type: ignore[attr-defined]
+            with enable_inplace_requires_grad(True):
+                return func(*args, **(kwargs or {}))
         return func(*args, **(kwargs or {}))
 
 
