@@ -5,12 +5,16 @@ import json
 import shutil
 from dataclasses import replace
 
+import dp_accounting
 import numpy as np
 import pytest
+from safetensors.torch import load_file
 from sklearn import metrics
 
 from equipoise.app.data_loading import load_data
+from equipoise.app.models import build_model, prepare_data
 from equipoise.app.settings import RunSettings
+from equipoise.app.statistics import statistics_loss
 from equipoise.statements.assumptions import Assumption
 
 SMALL = "--epochs 6 --batch-size 150 --noise-multiplier 1 --seed 1 --json"
@@ -262,3 +266,39 @@ def test_every_run_sets_the_same_rows_aside(folder):
     assert first.fingerprint() == second.fingerprint()
     rows = larger.fields["input"].tolist()
     assert all(row in rows for row in first.fields["input"].tolist())
+
+
+@pytest.mark.parametrize("name", ["statistics", "statistics-by-groups"])
+def test_statistics_of_a_table_are_one_release(equipoise, folder, tmp_path, name):
+    """Their noise is the ledger's, epsilon that of one Gaussian, and coefficients are exported."""
+    run, noise = tmp_path / "run", 0.3
+    data = ("--data", folder / "people.csv", "--test", folder / "held_out.csv", "--run-dir", run)
+    found = equipoise(f"train --model {name} --noise-multiplier {noise} --delta 1e-5 --json", *data)
+    assert found.code == 0, found.err
+    assert found.value["evaluation"]["accuracy"] > 0.9
+    event = dp_accounting.GaussianDpEvent(noise)
+    exact = dp_accounting.pld.PLDAccountant().compose(event).get_epsilon(1e-5)
+    assert found.value["epsilon"] == pytest.approx(exact, rel=1e-2)
+    assert equipoise("verify --json", run).code == 0
+    assert found.value["settings"]["sampling"] == "full-batch"
+
+    weights = load_file(run / "model.safetensors")
+    settings = RunSettings(data=str(folder / "people.csv"), test=str(folder / "held_out.csv"), model=name)
+    dataset = prepare_data(name, load_data(settings))
+    model = build_model(name, dataset)
+    statistics_loss(model, dict(dataset.train.fields)).sum().backward()
+    left = [weights[n] + p.grad / 600 for n, p in model.named_parameters()]
+    std = float(np.std(np.concatenate([one.flatten().numpy() for one in left])))
+    assert float(weights["noise"]) == pytest.approx(noise / 600)
+    assert std == pytest.approx(noise / 600, rel=0.25)  # about 90 numbers or more
+
+    for part in ("checkpoint", "private"):
+        shutil.rmtree(run / part)
+    again = equipoise("predict --json", run, "--data", folder / "held_out.csv")
+    assert again.value["evaluation"] == pytest.approx(found.value["evaluation"])
+    assert equipoise("export --json --format coefficients", run).code == 0
+    with (run / "export/coefficients.csv").open() as file:
+        wage = next(row for row in csv.DictReader(file) if row["term"] == "wage")
+    assert 0 < float(wage["low"]) < float(wage["coefficient"]) < float(wage["high"])
+    assert not (run / "export/prediction.sql").exists()  # the town is hashed
+    assert "--format coefficients" in equipoise("export --json --format onnx", run).value["error"]

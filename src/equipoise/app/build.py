@@ -15,10 +15,11 @@ import torch
 from torch import Tensor, nn
 
 from equipoise.app.data_loading import cache_folder, load_data, set_public_apart
-from equipoise.app.method_settings import make_method
+from equipoise.app.method_settings import make_method, make_setting
 from equipoise.app.models import build_model, default_model, prepare_data
 from equipoise.app.option_checks import SettingsError
 from equipoise.app.settings import RunSettings, steps_of
+from equipoise.app.statistics import SufficientStatistics, statistics_loss
 from equipoise.app.tasks import Task, loss_of, task_of
 from equipoise.audit.canary_records import InsertedCanaries
 from equipoise.audit.canary_scores import WithCanaryScores
@@ -142,6 +143,8 @@ class Experiment:
     @property
     def loss(self) -> Loss:
         """Of the task, with the weights of the classes, per record."""
+        if isinstance(self.model, SufficientStatistics):
+            return statistics_loss
         return loss_of(self.dataset, self.settings.class_weights, self.settings.loss)
 
     @property
@@ -216,6 +219,9 @@ def build_training(
     """
     settings = experiment.settings
     method, budget = make_method(settings, experiment.sampling, experiment.public)
+    if isinstance(experiment.model, SufficientStatistics):
+        noise = method.plan(make_setting(settings, experiment.sampling, budget)).releases["gradient"]
+        experiment.model.noise.fill_(noise.noise_multiplier / experiment.sampling.expected_size)
     if experiment.canaries is not None:
         method = experiment.with_scores(method)
     try:

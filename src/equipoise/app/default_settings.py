@@ -14,7 +14,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from equipoise.app.model_table import DEFAULT_FEATURES, ON_FEATURES
+from equipoise.app.model_table import DEFAULT_FEATURES, ON_FEATURES, STATISTICS
 from equipoise.app.option_checks import data_form
 
 RECIPES = Path(__file__).with_name("recipes")
@@ -65,9 +65,10 @@ def default_settings(data: str, model: str, epsilon: float | None = None) -> Any
     [100, 200, 400]
     """
     usual = "tables" if data_form(data) == "table" or model == "additive" else "other"
+    usual = "statistics" if model in STATISTICS else usual
     fitting = [one for one in recipes().values() if (one.get("data"), one.get("model")) == (data, model)]
     found = fitting[0] if fitting else recipes()[usual]
     if epsilon is not None and fitting:
         found = min(fitting, key=lambda one: abs(math.log(one["epsilon"] / epsilon)))
     features = DEFAULT_FEATURES if model == ON_FEATURES else None
-    return SimpleNamespace(**{"ema": None, "features": features, **found})
+    return SimpleNamespace(**{"ema": None, "features": features, "batch_size": None, **found})

@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
 
 from equipoise.app.data_loading import cache_folder
+from equipoise.app.model_table import LINEAR, STATISTICS
 from equipoise.app.models import build_model, default_model, prepare_data
 from equipoise.app.option_checks import SettingsError
 from equipoise.app.predict import records_to_predict
@@ -61,7 +64,8 @@ def export_run(
         folder: of the run, finished.
         settings: those of the run; for ONNX the data are loaded, for the shape of an input.
         output: the folder to write to.
-        form: safetensors, state-dict (of `torch.load`) or onnx.
+        form: safetensors, state-dict (of `torch.load`), onnx, or coefficients: safetensors, and CSV and SQL
+            of a linear model of a table.
         schema: of a table or of images, from the configuration of the run; it goes with the model.
 
     Returns:
@@ -72,21 +76,42 @@ def export_run(
         RunFolderError: the run is not finished, or damaged.
     """
     run = read_run(folder)
-    use = _USE.replace("CALL", _CALLS[form]).replace("MODEL", str(run.details.get("model")))
+    texts = {} if schema is None else {"schema.json": json.dumps(dict(schema), indent=2)}
+    if form == "coefficients":
+        texts |= _coefficients(folder, settings, schema)
+    if form == "onnx" and settings.model in STATISTICS:
+        raise SettingsError(f"--format onnx cannot hold {settings.model}. Take --format coefficients.")
+    weights = "safetensors" if form == "coefficients" else form
+    use = _USE.replace("CALL", _CALLS[weights]).replace("MODEL", str(run.details.get("model")))
     model, example = _model_and_example(settings, schema) if form == "onnx" else (None, None)
     try:
         files = publish(
             folder,
             output,
-            form=form,
+            form=weights,
             model=model,
             example=example,
-            files={} if schema is None else {"schema.json": json.dumps(dict(schema), indent=2).encode()},
+            files={name: text.encode() for name, text in texts.items()},
             use=use if "columns" in (run.config.get("schema") or {}) else "",
         )
     except ValueError as error:
         raise SettingsError(f"--{str(error).removeprefix('-')}") from None
     return {"run_dir": folder, "output": output, "format": form, "files": files}
+
+
+def _coefficients(folder: str, settings: RunSettings, schema: Mapping[str, Any] | None) -> dict[str, str]:
+    """The files that say a linear model in words of its columns."""
+    if settings.model not in LINEAR or "columns" not in (schema or {}):
+        raise SettingsError(
+            f"--format coefficients is for tables and the models {', '.join(LINEAR)}, and {folder!r} has "
+            f"{settings.model} on {settings.data_name}. Take another format."
+        )
+    from equipoise.app.coefficients import written
+    from equipoise.data.readers.schema import table_of  # imports pydantic
+
+    weights = load_file(Path(folder) / "model.safetensors")
+    table, sql = written(weights, table_of(schema or {}), settings.loss)
+    return {"coefficients.csv": table, **({} if sql is None else {"prediction.sql": sql})}
 
 
 def _model_and_example(settings: RunSettings, schema: Mapping[str, Any] | None) -> tuple[Any, Any]:

@@ -29,8 +29,14 @@ DEFAULT_FEATURES = "deep-things"
 ON_FEATURES = "patches-linear"
 """The model that is trained on drawn features instead of the inputs."""
 
+BY_GROUPS = "statistics-by-groups"
+STATISTICS = ("statistics", BY_GROUPS)
+"""The models whose parameters are noised sums over all rows, released once."""
+LINEAR = ("logistic", *STATISTICS)
+"""The models whose coefficients can be written in units of a table's columns."""
+
 MODELS: Final = (
-    "mlp-tanh", "cnn-tanh", "cnn-cifar", "logistic", "additive", ON_FEATURES, "text-bag",
+    "mlp-tanh", "cnn-tanh", "cnn-cifar", "logistic", "additive", *STATISTICS, ON_FEATURES, "text-bag",
 )  # fmt: skip
 """Functions of `equipoise.app.models`, with underscores there: data set (as prepared) -> module."""
 

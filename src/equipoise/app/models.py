@@ -13,6 +13,7 @@ training with sparse coding and vector quantization", ICML 2011, the network of
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from inspect import signature
@@ -25,12 +26,13 @@ from torch import Tensor, nn
 
 from equipoise._files import PathLike
 from equipoise.app.default_settings import default_settings
-from equipoise.app.model_table import DRAWN_FEATURES, MODELS, ON_FEATURES
+from equipoise.app.model_table import BY_GROUPS, DRAWN_FEATURES, MODELS, ON_FEATURES
 from equipoise.app.option_checks import refuse_moved
+from equipoise.app.statistics import GROUP, GROUPS, SufficientStatistics
 from equipoise.data.features.drawn import DrawnFeatures
 from equipoise.data.features.extractors import FeatureProgress, features_of
 from equipoise.data.readers.custom import load_function
-from equipoise.data.records import DataSet, Records
+from equipoise.data.records import OWNER, DataSet, Records
 from equipoise.gradients.capture.random_numbers import random_numbers_from
 
 RECORDS_FOR_ADDITIVE = 4_000
@@ -178,6 +180,25 @@ def additive(dataset: DataSet) -> nn.Module:
     return nn.Sequential(bends, _from_zero(bends.width(prod(dataset.input_shape)), dataset.num_classes))
 
 
+def statistics(dataset: DataSet, groups: int = 1) -> nn.Module:
+    """Noised sufficient statistics of a linear model (see `equipoise.app.statistics`)."""
+    declared = dataset.schema or {}
+    if dataset.num_classes > 2 or dataset.task == "multi-label" or "columns" not in declared:
+        raise _unsuitable("statistics", dataset, "a table with a schema, and learns a number or two classes")
+    from equipoise.app.coefficients import design_of
+    from equipoise.data.readers.schema import table_of  # imports pydantic
+
+    table = table_of(declared)
+    # a column's numbers have a length of at most 1, and so has the 1 before them
+    bound = math.sqrt(1 + len(table.inputs))
+    return SufficientStatistics(design_of(table)[0], bound, dataset.population, dataset.num_classes, groups)
+
+
+def statistics_by_groups(dataset: DataSet) -> nn.Module:
+    """The same of disjoint groups of rows, for intervals that assume nothing of the errors."""
+    return statistics(dataset, GROUPS)
+
+
 def patches_linear(dataset: DataSet) -> nn.Module:
     """One linear layer, started at zero, on drawn features."""
     if len(dataset.input_shape) != 1 or dataset.vocabulary_size is not None:
@@ -259,7 +280,7 @@ def prepare_data(
     progress: FeatureProgress | None = None,
     outline: bool = False,
 ) -> DataSet:
-    """The data set as the model takes it: fixed features where it is made for them, else unchanged.
+    """The data set as the model takes it: fixed features or groups where it is made for them, else unchanged.
 
     Args:
         name: the model's name.
@@ -270,6 +291,10 @@ def prepare_data(
         outline: put zeros of the features' shape in their place, for what depends on the shape alone.
     """
     extractor = extractor_of(name, dataset, features)
+    if name == BY_GROUPS and GROUP not in dataset.train.fields:
+        of_rows = dataset.train.groups(GROUPS, by=OWNER if OWNER in dataset.train.fields else None)
+        train = Records({**dataset.train.fields, GROUP: of_rows}, num_classes=dataset.train.num_classes)
+        return replace(dataset, train=train)
     if extractor is None:
         return dataset
     if outline:

@@ -37,7 +37,7 @@ from equipoise._rounding import plain
 from equipoise._run_files import read_json
 from equipoise._validate import suggestion
 from equipoise.app.default_settings import default_delta, default_model_of, default_settings
-from equipoise.app.model_table import ON_FEATURES
+from equipoise.app.model_table import ON_FEATURES, STATISTICS
 from equipoise.app.option_checks import (
     LARGEST,
     SettingsError,
@@ -325,6 +325,8 @@ class RunSettings:
                 f"--model is missing, and {self.data!r} has no default one. Name a model, or a function of "
                 "your own as package.module:function."
             )
+        if model in STATISTICS and self.sampling is None:
+            return replace(self, model=model, sampling="full-batch").resolved(population=population)
         usual = default_settings(self.data, model, self.epsilon)
         filled: dict[str, Any] = {
             name: getattr(usual, name)
@@ -390,6 +392,15 @@ class RunSettings:
             f"--features is {self.features}, but only {ON_FEATURES} can be trained on these. Give --model "
             f"{ON_FEATURES}, or leave --features out.",
         )
+        fixed = {**vars(default_settings(self.data, "statistics")), "clip_norm": "1", "method": "dp-sgd"}
+        others = ("loss", "class_weights", "canaries", "per_layer", "options", *fixed)
+        for name in others if self.model in STATISTICS else ():
+            value = getattr(self, name)
+            yield (
+                name not in ("epsilon", "model") and value not in (None, {}, False, fixed.get(name)),
+                f"{flag(name)} is {value}, but --model {self.model} takes one release of all rows at clip "
+                "norm 1, and no steps. Leave it out.",
+            )
         yield (
             self.sampling == SUBSETS and self.relation == "add_or_remove_one",
             "--relation is add-or-remove-one, but --sampling without-replacement draws subsets of a fixed "

@@ -124,7 +124,12 @@ def predict(
 def export(
     run: RunArgument = None,
     form: Annotated[
-        str, typer.Option("--format", help="safetensors, state-dict, or onnx (with the extra 'onnx').")
+        str,
+        typer.Option(
+            "--format",
+            help="safetensors, state-dict, onnx (with the extra 'onnx'), or coefficients: CSV and SQL of a "
+            "linear model of a table.",
+        ),
     ] = "safetensors",
     output: Annotated[
         str | None, typer.Option(help="Folder to write to; RUN/export by default.", metavar="DIR")
@@ -139,7 +144,7 @@ def export(
 ) -> None:
     """Write the model for other programs, with a card that holds its statement."""
 
-    check_name("format", form, FORMS)
+    check_name("format", form, (*FORMS, "coefficients"))
     folder = chosen_folder(run, run_dir)
     if is_federation(folder):
         raise UsageError(

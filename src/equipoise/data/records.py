@@ -156,12 +156,28 @@ class Records:
         """For each record, whether `set_aside` puts it into the second part: bool ``[n]``."""
         if not 0 < share < 1:
             raise ValueError(f"share={share} must lie strictly between 0 and 1.")
+        aside = torch.tensor([number < share * 2**64 for number in self._numbers(seed, by)])
+        if bool(aside.all()) or not bool(aside.any()):
+            raise DataFileError(f"share={share} leaves one part without records. Take another one.")
+        return aside
+
+    def groups(self, count: int, by: str | None = None) -> Tensor:
+        """The group of each record, from 0, among so many: int64 ``[n]``; one record moves no other one.
+
+        Args:
+            count: of the groups.
+            by: a field whose value alone decides: all records of a user go together.
+        """
+        return torch.tensor([number * count >> 64 for number in self._numbers(1, by)])
+
+    def _numbers(self, seed: int, by: str | None) -> Iterator[int]:
+        """A number below 2^64 for each record, which follows from what it holds and how many equal ones are
+        before it; or from the field ``by`` alone."""
         flat = [
             self._fields[name].detach().cpu().contiguous().reshape(self._length, -1).view(torch.uint8).numpy()
             for name in (sorted(self._fields) if by is None else [by])
         ]
         seen: dict[bytes, int] = {}
-        aside = torch.empty(self._length, dtype=torch.bool)
         for i in range(self._length):
             digest = hashlib.blake2b(digest_size=16, key=seed.to_bytes(8, "little", signed=True))
             for rows in flat:
@@ -169,10 +185,7 @@ class Records:
             before = seen.get(digest.digest(), 0) if by is None else 0
             seen[digest.digest()] = before + 1
             digest.update(before.to_bytes(8, "little"))
-            aside[i] = int.from_bytes(digest.digest()[:8], "little") < share * 2**64
-        if bool(aside.all()) or not bool(aside.any()):
-            raise DataFileError(f"share={share} leaves one part without records. Take another one.")
-        return aside
+            yield int.from_bytes(digest.digest()[:8], "little")
 
     def fingerprint(self) -> str:
         """SHA-256 (hexadecimal) of names, types, shapes and content; computed once.
