@@ -2,6 +2,7 @@ from equipoise import audit as audit
 from equipoise import data as data
 from equipoise import federated as federated
 from equipoise import gradients as gradients
+from equipoise import losses as losses
 from equipoise import methods as methods
 from equipoise import privacy as privacy
 from equipoise import published as published

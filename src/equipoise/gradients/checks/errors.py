@@ -65,8 +65,9 @@ _REMEDIES = {
     ("batch_norm",): "use F.group_norm, or the running statistics (training=False)",
     ("mm", "dot", "attention", "softmax", "cdist"): (
         "let attention run within a record (batch_first=True, if batches come first), and draw the negatives "
-        "of a softmax or contrastive loss from public ids or records in the loss, or let each item of data "
-        "hold its pair or triplet; of a product whose diagonal alone is used, write (a * b).sum(1)"
+        "of a softmax or contrastive loss from public ids or records in the loss, as "
+        "equipoise.losses.sampled_softmax does, or let each item of data hold its pair or triplet; of a "
+        "product whose diagonal alone is used, write (a * b).sum(1)"
     ),
     (
         *("sort", "topk", "kthvalue", "cumsum", "median", "quantile", "nonzero", "roll", "flip", "index"),
