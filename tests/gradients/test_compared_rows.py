@@ -96,6 +96,7 @@ def engine(layer, gate=False):
     return GradientEngine(model, squared, torch.randn(8, 4, generator=torch.Generator().manual_seed(7)))
 
 
+@pytest.mark.few(16)
 @pytest.mark.parametrize("gate", [False, True], ids=["", "behind zeros"])
 @pytest.mark.parametrize("name", WRONG)
 def test_mixtures_are_refused(name, gate):

@@ -72,7 +72,7 @@ def same(left, right):
         assert torch.equal(rows.materialise().matrix(), right.rows(slice(1, None)).materialise().matrix())
 
 
-@pytest.mark.few(24)
+@pytest.mark.few(16)
 @pytest.mark.parametrize("name", RIGHT_CASES)
 def test_every_right_model_replays_to_the_bits_of_the_engine(name):
     case = RIGHT_CASES[name]

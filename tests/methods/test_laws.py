@@ -277,7 +277,7 @@ def test_it_draws_users(make, monkeypatch):
     assert (run.statement().unit, run.statement().guarantee) == ("user", "proven")
 
 
-@pytest.mark.few(40)
+@pytest.mark.few(30)
 @proven
 def test_thresholds_are_functions_of_what_was_released(make, monkeypatch):
     first, second = scales_under_replay(make, monkeypatch)

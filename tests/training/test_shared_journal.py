@@ -90,6 +90,7 @@ METHODS = {kind.name: kind(clip_norm=0.5) for kind in (eq.DPSGD, eq.DiceSGD, eq.
 METHODS |= {"own": Own(), "own search": Own(searches=True)}
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("name", METHODS)
 def test_nothing_is_calibrated_again_where_a_run_goes_on(tmp_path, shared, monkeypatch, name):
     training(folder=tmp_path / "other", **shared).run(progress=False)

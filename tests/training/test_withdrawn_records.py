@@ -127,6 +127,7 @@ CASES = [
 ]
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize(("kind", "form", "change"), CASES)
 @pytest.mark.filterwarnings("ignore:data hold other records")
 def test_no_record_is_in_two_draws_of_an_epoch(tmp_path, kind, form, change):

@@ -62,6 +62,7 @@ def rows_of(run):
     return [{key: value for key, value in json.loads(row).items() if key != "seconds"} for row in rows]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "options",
     [
