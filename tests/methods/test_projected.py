@@ -328,6 +328,23 @@ def test_a_private_subspace_is_found_and_paid_for(source):
     assert run.ledger.releases_left == {"batch": 0, "subspace": 0}
 
 
+@pytest.mark.parametrize("share", [0.1, 0.5])
+def test_a_private_subspace_and_a_residual_have_their_share_of_the_budget(share):
+    """In the Gaussian limit T draws at rate q and multiplier z cost as T (q / z)^2."""
+    sampling, budget = Poisson(64, 1200, 300), eq.Budget(1.0, 1e-5)
+
+    def cost(releases, name):
+        release, own = releases[name], releases[name].sampling or sampling
+        return releases.count(release) * (own.sampling_rate / release.noise_multiplier) ** 2
+
+    source = MomentSubspace(dimension=2, refresh_every=3, share=share)
+    found = plan(eq.PCDPSGD(source=source), sampling, budget)
+    assert cost(found, "moment") == pytest.approx(share / (1 - share) * cost(found, "gradient"))
+    assert 0.99 <= found.epsilon(1e-5).value <= 1.0
+    both = plan(over(eq.methods.GEP, basis(8, 2), residual_share=share), sampling, budget)
+    assert cost(both, "residual") == pytest.approx(share / (1 - share) * cost(both, "gradient"))
+
+
 def test_a_released_subspace_follows_full_steps_and_costs_nothing():
     core = basis(30, 2)
     data = core.repeat(20, 1)
