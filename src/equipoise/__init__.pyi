@@ -32,6 +32,7 @@ from equipoise.training import Data as Data
 from equipoise.training import PrivateTraining as PrivateTraining
 from equipoise.training import Record as Record
 from equipoise.training import Run as Run
+from equipoise.training import Score as Score
 from equipoise.training import Stage as Stage
 from equipoise.training import Users as Users
 from equipoise.training import load_model as load_model

@@ -180,6 +180,9 @@ def test_options_reach_the_training(equipoise, tmp_path):
         ("--device nowhere", "nowhere"),
         ("--epsilon three", "valid"),
         ("--epsilonn 3", "--epsilonn"),
+        ("--score auc", "--score is auc"),
+        ("--private-validation 0.1 --score f1", "'f1' is none"),
+        ("--private-validation 0.1 --sampling without-replacement --batch-size 100", "fixed size"),
     ],
 )
 def test_bad_input_is_refused_before_anything_is_spent(equipoise, tmp_path, monkeypatch, words, message):
@@ -268,3 +271,18 @@ def test_own_data_and_model(equipoise, tmp_path, monkeypatch):
     found = equipoise(words, "--data", "my_own_records:not_data", "--population", "200")
     assert found.code == 2
     assert "DataSet" in found.value["error"]
+
+
+def test_a_private_score_keeps_the_best_step(equipoise, tmp_path):
+    folder = tmp_path / "run"
+    words = "train --data digits --epochs 8 --epsilon 4 --private-validation 0.2 --score calibration:6 --json"
+    found = equipoise(f"{words} --dry-run").value
+    assert found["noise"].keys() == {"gradient", "private score"}
+    assert found["passes"] == 1
+    assert equipoise(f"{words} --run-dir", folder).code == 0
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    scores = [row["evaluation.private_calibration_error"] for row in rows if len(row) == 3]
+    assert scores[-1] == min(scores)
+    assert json.loads((folder / "statement.json").read_text())["epsilon"] == pytest.approx(4, rel=0.01)
+    assert "calibration error" in (folder / "report.html").read_text()
+    assert equipoise("verify", folder).code == 0

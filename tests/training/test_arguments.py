@@ -22,6 +22,7 @@ WRONG = {
     "views": (lambda: eq.Data([0], views=0), ValueError, "views=0"),
     "ids": (lambda: eq.Data({"x": torch.zeros(2)}, ids="name"), eq.training.DataError, "ids='name'"),
     "microbatch_size": (lambda: eq.Data([0], microbatch_size=0), ValueError, "microbatch_size=0"),
+    "score": (lambda: eq.Data([0], score="auc"), TypeError, "score='auc'.*give a Score"),
     "folder": (lambda: eq.Run(3), TypeError, "folder=3.*give a path"),
     "journal": (lambda: eq.Run(journal=3), TypeError, "journal=3.*give a path"),
     "seed": (lambda: eq.Run(seed="a"), TypeError, "seed='a'"),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -31,9 +32,10 @@ from equipoise.gradients.engine_inputs import Loss
 from equipoise.methods import Method
 from equipoise.privacy import BudgetError, Sampling
 from equipoise.privacy.sampling import SAMPLING_WORDS
-from equipoise.training import Data, PrivateTraining, Record, Run, Users
+from equipoise.training import Data, PrivateTraining, Record, Run, Score, Users
 from equipoise.training.metrics import MetricWriter
 from equipoise.training.population import population_told_elsewhere, population_warning
+from equipoise.training.scores import Outputs
 
 
 @dataclass(frozen=True)
@@ -94,7 +96,19 @@ class Experiment:
     def data(self) -> Data:
         """The records, and how they become batches."""
         size, views = self.settings.micro_batch_size, self.settings.views or 1
-        return Data(self.records, augmentation=self.augmentation, views=views, microbatch_size=size)
+        own: dict[str, Any] = {"views": views, "microbatch_size": size, "score": self.score}
+        return Data(self.records, augmentation=self.augmentation, **own)
+
+    @cached_property
+    def score(self) -> Score | None:
+        """The private score that the settings ask for."""
+        settings, field, steps = self.settings, self.task.field, self.sampling.steps
+        if settings.private_validation is None:
+            return None
+        times = math.ceil(steps / (settings.evaluate_every or max(1, steps // 10)))
+        outputs: Outputs = lambda model, batch: (model(batch["input"]), batch[field])  # noqa: E731
+        metric = settings.score or "accuracy"
+        return Score(metric, share=settings.private_validation, times=times, outputs=outputs)
 
     @property
     def unit(self) -> Record | Users:
@@ -117,8 +131,9 @@ class Experiment:
         """Where the stated population is far from what the data hold: for the owner only, and in no file."""
         drawn = "record" if self.settings.user_rows is None else "user"
         sampling = self.sampling
+        trained = round(self.drawn * (1 - (self.settings.private_validation or 0)))
         return population_warning(
-            self.drawn, sampling.population, sampling.expected_size, drawn, self.settings.test_share
+            trained, sampling.population, sampling.expected_size, drawn, self.settings.test_share
         )
 
     def with_scores(self, method: Method) -> WithCanaryScores:
@@ -127,9 +142,9 @@ class Experiment:
         return WithCanaryScores(method, self.canaries.fields)
 
     @property
-    def evaluate(self) -> Evaluation:
-        """The scores of the task on the test records."""
-        return self.scored_by(lambda model: self.task.evaluate(model, self.dataset))
+    def evaluate(self) -> Evaluation | Score:
+        """The scores of the task on the test records, or the private one."""
+        return self.score or self.scored_by(lambda model: self.task.evaluate(model, self.dataset))
 
     def scored_by(self, scores: Callable[[nn.Module], dict[str, float]]) -> Evaluation:
         """These scores of the test records, which --test-share takes out of the private ones."""
@@ -185,7 +200,7 @@ def assemble(
     )
     dataset, public = set_public_apart(settings, dataset)
     model = build_model(settings.model, dataset, seed=settings.seed)
-    sampling = make_sampling(settings, dataset.population)
+    sampling = make_sampling(settings, round(dataset.population * (1 - (settings.private_validation or 0))))
     optimizer = make_optimizer(settings, model)
     return Experiment(
         settings=settings,

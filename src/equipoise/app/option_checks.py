@@ -19,7 +19,6 @@ from equipoise.methods.registry import registered
 
 DATA_NAMES = ("digits", "mnist", "fashion-mnist", "cifar10", "adult")
 
-
 FILES = "a table such as people.csv, a folder with a subfolder of images for each class"
 _TABLES = (".csv", ".tsv", ".csv.gz", ".tsv.gz", ".parquet")
 

@@ -218,6 +218,16 @@ class RunSettings:
         "Share of the rows to evaluate on, and not to train on; the result is published, and no epsilon "
         "covers these rows.",
     )
+    private_validation: Probability | None = setting(
+        None,
+        "Share of the private records to score on with noise, in place of the test records, and not to train "
+        "on; the best step is kept.",
+    )
+    score: str | None = setting(
+        None,
+        "With --private-validation: accuracy (default), balanced_accuracy:CLASSES, auc, calibration, "
+        "loss:BOUND, error:BOUND, recall:K or hits:K.",
+    )
     image_size: str | None = setting(
         None, "Resize images of a folder to this size: 32x32, or 28x28x1 for grey.", metavar="HxW[x1]"
     )
@@ -401,6 +411,11 @@ class RunSettings:
                 f"{flag(name)} is {value}, but --model {self.model} takes one release of all rows at clip "
                 "norm 1, and no steps. Leave it out.",
             )
+        yield (
+            self.score is not None and self.private_validation is None,
+            f"--score is {self.score}, but it is taken on records that are held apart. Give "
+            "--private-validation 0.1.",
+        )
         yield (
             self.sampling == SUBSETS and self.relation == "add_or_remove_one",
             "--relation is add-or-remove-one, but --sampling without-replacement draws subsets of a fixed "

@@ -148,6 +148,7 @@ def _run(training: PrivateTraining, experiment: Experiment, folder: str, console
         result = training.run(
             evaluate=experiment.evaluate,
             evaluate_every=experiment.settings.evaluate_every,
+            keep_best=experiment.score is not None,
             progress=console.is_terminal,
             stop="return",  # the command has an exit code of its own
         )

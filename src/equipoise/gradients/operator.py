@@ -744,6 +744,10 @@ class LossesOnly(PerSampleGradients):
         self.losses, self.shapes = losses, dict(shapes)
         self.num_records, self.dtype, self.device = len(losses), losses.dtype, losses.device
 
+    def select(self, names: Sequence[str]) -> LossesOnly:
+        assert self.losses is not None
+        return LossesOnly(self.losses, {name: self.shapes[name] for name in names})
+
     def rows(self, index: Tensor | slice) -> LossesOnly:
         assert self.losses is not None
         return LossesOnly(self.losses[index], self.shapes)
@@ -751,7 +755,7 @@ class LossesOnly(PerSampleGradients):
     def _refused(self, *_: Any, **__: Any) -> NoReturn:
         raise TypeError("the rows of a method with forward_only = True have losses and no gradients")
 
-    row_norms = weighted_sums = cross_gram = inner = select = materialise = _refused
+    row_norms = weighted_sums = cross_gram = inner = materialise = _refused
     __sub__ = __add__ = scaled = shifted = _refused
 
 

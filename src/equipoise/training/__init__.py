@@ -7,6 +7,7 @@ from equipoise.training.folder.run_folder import load_model, save_model
 from equipoise.training.loop import PrivateTraining
 from equipoise.training.metrics import CSVWriter, MLflowWriter, TensorBoardWriter, WandbWriter
 from equipoise.training.record_source import DataError
+from equipoise.training.scores import Metric, Score
 from equipoise.training.stages import Stage
 from equipoise.training.step import Result, StepReport
 
@@ -17,10 +18,12 @@ __all__ = [
     "DataError",
     "Description",
     "MLflowWriter",
+    "Metric",
     "PrivateTraining",
     "Record",
     "Result",
     "Run",
+    "Score",
     "Stage",
     "StepReport",
     "TensorBoardWriter",

@@ -23,6 +23,7 @@ from equipoise.privacy import Budget, Sampling, Unit
 from equipoise.privacy.accounting.epsilon import check_relation
 from equipoise.privacy.unit import RECORD, UserRows
 from equipoise.training.owners import column_of
+from equipoise.training.scores import Score
 from equipoise.training.setup.step_number import with_step
 from equipoise.training.stages import Stage
 
@@ -51,6 +52,7 @@ class Data:
         microbatch_size: private records per forward, at most; filler rows make whole tiles of the kernels.
             Chosen by default from what will be drawn and from the free memory. It changes the result only by
             rounding.
+        score: a private score, for which some of the records are held apart: `run(evaluate=score)`.
 
     Raises:
         TypeError, ValueError: naming the argument.
@@ -65,6 +67,7 @@ class Data:
     views: int = 1
     ids: Any = field(default=None, repr=False)
     microbatch_size: int | None = None
+    score: Score | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.records, Mapping):  # as tokenizers answer; records by number have no mapping
@@ -81,6 +84,8 @@ class Data:
         _validate.count("the number of augmented views of a record", views=self.views)
         if self.microbatch_size is not None:
             _validate.count("the number of records held at once", microbatch_size=self.microbatch_size)
+        if self.score is not None:
+            _validate.instance(Score, 'Score("accuracy", share=0.1)', score=self.score)
         if isinstance(self.ids, str):
             ids, records = column_of(self.records, self.ids, "ids")
             object.__setattr__(self, "ids", ids)

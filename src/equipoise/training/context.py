@@ -56,6 +56,7 @@ class Attempt:
         processes: who share the work.
         looks: at each forward.
         unmoved: what must hold of the parameters before anything leaves.
+        others: what makes rows for the draws of these names, in the place of `rows`.
 
     Attributes:
         all_finite: takes whether forwards and norms were finite, as tensors; None where each is looked at.
@@ -68,8 +69,10 @@ class Attempt:
         processes: Processes,
         looks: bool = True,
         unmoved: Callable[[], Sequence[Check]] = tuple,
+        others: Mapping[str, RowSource] | None = None,
     ) -> None:
         self.rows, self.ledger, self.processes, self._unmoved = rows, ledger, processes, unmoved
+        self.others = others or {}
         self.all_finite: list[Tensor] | None = None if looks else []
 
     def checks(self) -> list[Check]:
@@ -116,7 +119,7 @@ class TrainingDraw:
         params: Mapping[str, Tensor],
     ) -> None:
         self.token, self._attempt, self._diagnostics, self._params = token, attempt, diagnostics, params
-        self._rows, self._processes = attempt.rows, attempt.processes
+        self._rows, self._processes = attempt.others.get(token.name, attempt.rows), attempt.processes
         self._of_items = secret_randomness(token)
         # What a pass over the draw reads. A record that failed is left out of every later pass, and the
         # others keep their places and with them their random numbers.
@@ -377,8 +380,10 @@ class StepContext:
 
     def draw(self, name: str = "batch") -> TrainingDraw:
         """Take the next sample of records for the planned draw of this name."""
-        attempt, rows = self._attempt, self._attempt.rows
-        token, ids = attempt.ledger.open_and_sample(name, self._depends_on, len(rows.source))
+        attempt = self._attempt
+        rows = attempt.others.get(name, attempt.rows)
+        drawn_from = rows.source if rows.members is None else rows.members
+        token, ids = attempt.ledger.open_and_sample(name, self._depends_on, len(drawn_from))
         ids = rows.used(ids)
         # Only records that share random numbers are assigned to places; the bound takes a search.
         places = self.plan.releases.sampling_of(name).largest_size if rows.random_places else 0

@@ -12,7 +12,7 @@ import statistics
 import tempfile
 import timeit
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from typing import Any
 
@@ -27,6 +27,7 @@ from equipoise.privacy.noise.streams import ReleaseStreams, normals, way_of_nois
 from equipoise.training.forwards import forward_rows
 from equipoise.training.randomness import public_randomness
 from equipoise.training.setup.memory_use import step_bytes
+from equipoise.training.setup.private_scores import without_score
 from equipoise.training.setup.training_setup import TrainingSetup, run_of_budget
 
 CLIPPED = "a gradient above the clip norm is shortened to it, and a weight in the loss then adds nothing"
@@ -199,7 +200,8 @@ def describe(setup: TrainingSetup, ledger: Ledger, steps_done: int) -> Descripti
     of_steps = "batch" in [release.draw for release in plan.releases]
     sampling = plan.sampling_of("batch") if of_steps else setup.sampling
     coverage = rows.engine.coverage()
-    passes = setup.method.gradients_per_step(setup.method_plan) / sampling.expected_size
+    own = replace(setup.method_plan, releases=without_score(plan))
+    passes = setup.method.gradients_per_step(own) / sampling.expected_size
     seconds = passes * _seconds_a_pass(setup) + _seconds_of_a_release(setup, ledger) * (
         sum(plan.count(release) for release in plan.releases) / sampling.steps
     )

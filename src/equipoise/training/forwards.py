@@ -247,6 +247,7 @@ class RowSource:
             otherwise they take the first places in their order.
         owners: whose the records are, where the unit of privacy is the user.
         backend: runs the forwards of private records as the processes share the model.
+        members: numbers of those that draws may hold, where others are held apart; all when None.
     """
 
     engine: Any
@@ -261,6 +262,7 @@ class RowSource:
     random_places: bool = False
     owners: Owners | None = None
     backend: Backend = field(default_factory=lambda: Backend(Processes()))
+    members: Tensor | None = None
 
     def __post_init__(self) -> None:
         self._rows = forward_rows(self.micro_batch_size)
@@ -275,11 +277,14 @@ class RowSource:
     def keys(self, secrets: Secrets) -> Tensor | None:
         """What names each of those that are drawn for the whole run, int64 [n]; None for their numbers."""
         if self.owners is None:
-            return self.source.keys(secrets)
-        return self.owners.keys(secrets.stream_key(0, "keys of records"))
+            found = self.source.keys(secrets)
+        else:
+            found = self.owners.keys(secrets.stream_key(0, "keys of records"))
+        return found if found is None or self.members is None else found[self.members]
 
     def used(self, ids: Tensor) -> Tensor:
-        """Those of the records drawn that are used: of each user no more than the cap."""
+        """The records drawn, of those that draws may hold, that are used: of a user no more than the cap."""
+        ids = ids if self.members is None else self.members[ids]
         return ids if self.owners is None or self.prepare.of_users else self.owners.used(ids)
 
     def micro_batches(self, draw: Draw, ids: Tensor, places: int, processes: Processes) -> list[MicroBatch]:

@@ -8,11 +8,12 @@ wrapped, hooked or renamed.
 
 from __future__ import annotations
 
+import math
 import signal
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar, Literal, Self
@@ -39,11 +40,13 @@ from equipoise.training.describe import Description, best_guarantee, describe
 from equipoise.training.folder.config_file import rebuild, rebuild_method, refuse_other_engine, settings_of
 from equipoise.training.folder.run_folder import BOTH, LOAD, RunFolder, save_model
 from equipoise.training.interrupt import catch_interrupt
+from equipoise.training.moving_average import Values
 from equipoise.training.one_answer import Answers, watch_answers
 from equipoise.training.population import warn_of_delta, warn_of_population
 from equipoise.training.progress import progress_bar
 from equipoise.training.restarts import FinishedTraining, check_same_run, continued, state_of, undo_start
 from equipoise.training.run_ledger import booked_plan
+from equipoise.training.scores import Score
 from equipoise.training.setup.start import check_start
 from equipoise.training.setup.training_setup import prepare
 from equipoise.training.stages import Stage
@@ -51,7 +54,7 @@ from equipoise.training.started_run import StartedRun, continue_run, start_run
 from equipoise.training.step import Result, StepReport
 from equipoise.training.traces import Traces, digests
 
-Evaluate = Callable[[nn.Module], "Mapping[str, float] | float"]
+Evaluate = Callable[[nn.Module], "Mapping[str, float] | float"] | Score
 
 OF_FOLDER = ("sampling", "budget", "compile", "stages")
 """Arguments that a run which goes on takes from its folder alone."""
@@ -134,7 +137,7 @@ class PrivateTraining:
         self._check_start = partial(check_start, given, setup.processes)
         if setup.processes.is_first:
             warn_of_population(
-                len(setup.rows.source),
+                round(len(setup.rows.source) * (1 - ((setup.data.score and setup.data.score.share) or 0))),
                 setup.sampling.population,
                 setup.sampling.expected_size,
                 setup.unit.protected.drawn,
@@ -156,6 +159,8 @@ class PrivateTraining:
         self.processes, self.plan, self.engine = setup.processes, setup.plan, setup.rows.engine
         self.method_plan = setup.method_plan
         self._found, self._evaluation = setup.found, run.evaluation
+        # The best evaluation: its step, numbers and parameters, and how many followed that were not better.
+        self._best, self._is_out_of_patience = dict(run.best), False
         name = self.processes.first(lambda: own_ledger(self.ledger).record.run)
         started = frozenset[str]() if self.steps_done else digests(self.parameters.values())
         self._traces, self._is_traced = Traces(name, started), False
@@ -472,6 +477,8 @@ class PrivateTraining:
         *,
         evaluate_every: int | None = None,
         checkpoint_every: int | None = None,
+        keep_best: bool = False,
+        patience: int | None = None,
         stop: Literal["exit", "return"] | None = None,
     ) -> Result:
         """Take the remaining steps; Ctrl-C and SIGTERM finish the step under way and leave a checkpoint.
@@ -480,10 +487,16 @@ class PrivateTraining:
             evaluate: evaluate(model) -> a number or a dict of numbers, from *public* data: the numbers are
                 published. The model is in evaluation mode and has the averaged parameters where `ema_decay`
                 is set. If it looks at private records that were set aside, give it an attribute
-                `held_out = True`: the statement then says that epsilon does not cover those.
+                `held_out = True`: the statement then says that epsilon does not cover those. Or the
+                `Score` of the data, which is noised and paid for.
             progress: show a progress bar on standard error.
-            evaluate_every: steps between evaluations; 10 in all by default, and one at the end.
+            evaluate_every: steps between evaluations; 10 in all by default (of a `Score` its `times`), and
+                one at the end.
             checkpoint_every: steps between checkpoints; 20 in all by default.
+            keep_best: publish the parameters of the best evaluation, in the model at the end too. The first
+                number of an evaluation decides: that of a `Score` as its metric has it, else the largest.
+            patience: end the run after so many evaluations that were not better. Epsilon stays that of the
+                plan.
             stop: what SIGTERM does after the checkpoint. "exit" raises SystemExit(143), so that a scheduler
                 does not count the job as done; "return" returns a result with `finished` False, and says
                 nothing. By default "exit" in a script and "return" in an interactive session. Ctrl-C
@@ -492,13 +505,19 @@ class PrivateTraining:
         if stop not in (None, "exit", "return"):
             raise ValueError(f"stop={stop!r}: give 'exit' or 'return'")
         steps = self.sampling.steps
-        if not (evaluate is None or callable(evaluate)):
+        if not (evaluate is None or callable(evaluate) or isinstance(evaluate, Score)):
             raise TypeError(
                 f"evaluate is {_validate.what_is(evaluate)}; give a function evaluate(model) that returns a "
                 "number or a dict of numbers"
             )
+        if patience is not None:
+            _validate.count("the evaluations to wait for a better one", patience=patience)
+            keep_best = True
+        if keep_best and (evaluate is None or self._setup.is_sharded):
+            raise ValueError("keep_best needs evaluate, and a model that each process holds as a whole")
+        least = -(-steps // evaluate.times) if isinstance(evaluate, Score) else 1
         if evaluate_every is None:
-            evaluate_every = max(1, steps // 10)
+            evaluate_every = max(least, steps // 10)
         if checkpoint_every is None:
             checkpoint_every = max(1, steps // 20)
         unused = [one.name for one in self.engine.coverage() if one.how == "unused"]
@@ -511,6 +530,11 @@ class PrivateTraining:
             )
         _validate.count("the steps between evaluations", evaluate_every=evaluate_every)
         _validate.count("the steps between checkpoints", checkpoint_every=checkpoint_every)
+        if evaluate_every < least:
+            raise ValueError(
+                f"evaluate_every={evaluate_every} takes the score more often than planned: give {least} or "
+                "more, or Score(times=...)"
+            )
         speaks = self.processes.is_first and (progress or self.folder is not None)
         if speaks and 0 < self.steps_done < steps:
             say(f"going on from step {self.steps_done:,} of {steps:,}")
@@ -519,19 +543,21 @@ class PrivateTraining:
             catch_interrupt() as interrupt,
             progress_bar(steps, self.steps_done, progress and self.processes.is_first) as show,
         ):
-            for step in self:
+            for step in () if self._gives_up(patience) else self:
                 last = step.step == steps
                 evaluation: dict[str, float] = {}
                 if evaluate is not None and (last or step.step % evaluate_every == 0):
-                    evaluation = self.evaluate(evaluate)
+                    with suppress(PlanUsedUpError):  # by steps that were charged again
+                        evaluation = self._evaluated(evaluate, keep_best)
+                    last |= self._gives_up(patience)
                 show(step.step, step.epsilon, evaluation)
                 stopped = self.processes.first(lambda: interrupt.signal is not None)
                 if self.folder is not None and (last or stopped or step.step % checkpoint_every == 0):
                     self.save_checkpoint()
-                if stopped:
+                if stopped or self._is_out_of_patience:
                     break
         if evaluate is not None and not self._evaluation:
-            self.evaluate(evaluate)
+            self._evaluated(evaluate, keep_best)
         result = self.finish()
         stopped_by = None if result.finished else self.processes.first(lambda: interrupt.signal)
         result = replace(result, stopped_by=stopped_by)
@@ -556,11 +582,55 @@ class PrivateTraining:
             raise SystemExit(128 + signal.SIGTERM)
         return result
 
+    def _evaluated(self, evaluate: Evaluate, keep_best: bool) -> dict[str, float]:
+        """An evaluation in a run."""
+        found = self.evaluate(evaluate)
+        if keep_best:
+            self._keep_best(found, not isinstance(evaluate, Score) or evaluate.metric.larger_is_better)
+        return found
+
+    def _keep_best(self, found: dict[str, float], larger_is_better: bool) -> None:
+        """Keep what an evaluation judged, if the first of its numbers is the best so far."""
+        value = next(iter(found.values())) * (1 if larger_is_better else -1)
+        if self._best and not value > self._best["value"]:
+            self._best = {**self._best, "since": self._best["since"] + 1}
+            return
+        average = self._setup.average
+        judged = self.parameters if average is None else average.values
+        self._best = {
+            "step": self.steps_done,
+            "value": -math.inf if math.isnan(value) else value,
+            "since": 0,
+            "evaluation": found,
+            "values": {name: one.detach().clone() for name, one in judged.items()},
+        }
+
+    def _gives_up(self, patience: int | None) -> bool:
+        """Whether so many evaluations in a row were not better."""
+        self._is_out_of_patience = bool(patience and self._best and self._best["since"] >= patience)
+        return self._is_out_of_patience
+
     def evaluate(self, evaluate: Evaluate) -> dict[str, float]:
-        """Evaluate the (averaged) model on public data and write the numbers to the metrics."""
+        """Evaluate the (averaged) model and write the numbers to the metrics.
+
+        Args:
+            evaluate: as for `run`.
+
+        Raises:
+            PlanUsedUpError: a score was taken as often as it is planned.
+        """
         with self.processes.together():
             self._steps.check()
         average = self._setup.average
+        if isinstance(evaluate, Score):
+            prepared = self._setup.score
+            if prepared is None or prepared.score is not evaluate:
+                raise ValueError(
+                    "evaluate is a Score that this training has not planned: give it as data=Data(records, "
+                    "score=score), and the same one here"
+                )
+            at = None if average is None else average.values
+            return self._note_evaluation(self._steps.ask(lambda context, _: prepared.taken(context, at)))
         self.model.eval()
         try:
             with (
@@ -575,7 +645,7 @@ class PrivateTraining:
             self._setup.restore_modes()
         values = dict(found) if isinstance(found, Mapping) else {"score": found}
         try:
-            self._evaluation = {name: float(value) for name, value in values.items()}
+            numbers = {name: float(value) for name, value in values.items()}
         except (TypeError, ValueError):
             kinds = ", ".join(f"{name}: {_validate.what_is(value)}" for name, value in values.items())
             raise TypeError(
@@ -583,8 +653,12 @@ class PrivateTraining:
             ) from None
         is_held_out = getattr(evaluate, "held_out", False)
         self._assume([Assumption.HELD_OUT if is_held_out else Assumption.EVALUATED])
-        self._run.metrics.evaluation(self.steps_done, self._evaluation)
-        return self._evaluation
+        return self._note_evaluation(numbers)
+
+    def _note_evaluation(self, numbers: dict[str, float]) -> dict[str, float]:
+        self._evaluation = numbers
+        self._run.metrics.evaluation(self.steps_done, numbers)
+        return numbers
 
     def _assume(self, found: Sequence[str]) -> None:
         """Name these in the statement from now on, and for whoever goes on with the run."""
@@ -607,26 +681,29 @@ class PrivateTraining:
         """
         with self.processes.together():
             self._steps.check()
-        steps, average, folder = self.steps_done, self._setup.average, self.folder
-        finished = stop_fixed_beforehand or steps >= self.sampling.steps or not self._can_go_on()
+        steps, kept, folder = self.steps_done, self._kept, self.folder
+        is_over = stop_fixed_beforehand or self._is_out_of_patience or steps >= self.sampling.steps
+        finished = is_over or not self._can_go_on()
         statement = self._finished_with = self.processes.first(
             lambda: self._booked_statement(stop_fixed_beforehand)
         )
         if stop_fixed_beforehand:
             # Before it is published: a run that went on would make the smaller claim untrue.
             self.processes.first(lambda: own_ledger(self.ledger).close(stop_fixed_beforehand=True))
-        if finished and average is not None:
+        if finished and self._best and self._best["evaluation"] != self._evaluation:
+            self._note_evaluation(self._best["evaluation"])  # written last: it is of what is published
+        if finished and kept is not None:
             self._traces.left(self.parameters.values())
-            average.move_in()
+            kept.move_in()
             self._steps.watch.accept_parameters()
-        elif average is not None and self.processes.is_first:
+        elif kept is not None and self.processes.is_first:
             remedy = "give run=folder, whose model file holds them, or take the other steps"
             if folder is not None:
                 remedy = f"load_model(model, {str(folder.model)!r})"
             warnings.warn(
                 f"the run stopped after {steps} of its {self.sampling.steps} steps: the model in memory "
-                "holds the last parameters, from which a step goes on, not the averages (ema_decay), which "
-                f"evaluate() judges. For the averages: {remedy}",
+                "holds the last parameters, from which a step goes on, not the averages (ema_decay) or the "
+                f"best ones (keep_best). For those: {remedy}",
                 stacklevel=2,
             )
         ended_early = finished and not stop_fixed_beforehand and steps < self.sampling.steps
@@ -638,7 +715,7 @@ class PrivateTraining:
             self.processes.all_well()
         if finished:
             self.end(stop_fixed_beforehand)
-        if ended_early and self.processes.is_first:
+        if ended_early and not self._is_out_of_patience and self.processes.is_first:
             warnings.warn(
                 f"the run has ended after {steps} of its {self.sampling.steps} steps: steps that it computed "
                 "with other numbers after it was resumed (other processes, another device, other records) "
@@ -654,15 +731,21 @@ class PrivateTraining:
             evaluation=self._evaluation,
             run_dir=None if folder is None else folder.path,
             statement=statement,
+            best_step=self._best.get("step"),
         )
+
+    @property
+    def _kept(self) -> Values | None:
+        """What is published in place of the last parameters."""
+        return Values(self.parameters, self._best["values"]) if self._best else self._setup.average
 
     def _publish(self, folder: RunFolder, statement: Statement) -> None:
         """Write statement and model; every process helps with a sharded model."""
-        average, writes = self._setup.average, self.processes.is_first
+        kept, writes = self._kept, self.processes.is_first
         if writes:
             write_atomically(folder.statement, (statement.to_json() + "\n").encode(), mode=0o644)
         if writes or self._setup.is_sharded:
-            with average.swapped_in() if average is not None else nullcontext():
+            with kept.swapped_in() if kept is not None else nullcontext():
                 trained = "\n".join(self.parameters)
                 told = {"step": str(self.steps_done), "run": self._traces.run, "trained": trained}
                 save_model(self.model, folder.model, told, writes=writes)
@@ -711,7 +794,7 @@ class PrivateTraining:
             RuntimeError: the training has no run folder.
             CheckpointError: it could not be written; the checkpoint before is intact.
         """
-        self._run.save_checkpoint(self._evaluation)
+        self._run.save_checkpoint(self._evaluation, self._best)
 
     def synced_place(self) -> dict[str, Any]:
         """Where the ledger stands; the journal is on its device when this returns."""

@@ -16,7 +16,38 @@ import torch
 from torch import Tensor
 
 
-class MovingAverage:
+class Values:
+    """Values that stand in for a model's parameters where it is judged and published.
+
+    Args:
+        params: the parameters, live.
+        values: by the same names.
+    """
+
+    def __init__(self, params: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
+        self._params, self.values = dict(params), dict(values)
+
+    @contextmanager
+    @torch.no_grad()
+    def swapped_in(self) -> Iterator[None]:
+        """Inside, the parameters have the these values."""
+        kept = {name: p.detach().clone() for name, p in self._params.items()}
+        for name, p in self._params.items():
+            p.detach().copy_(self.values[name])
+        try:
+            yield
+        finally:
+            for name, p in self._params.items():
+                p.detach().copy_(kept[name])
+
+    @torch.no_grad()
+    def move_in(self) -> None:
+        """Give the parameters the these values, for good."""
+        for name, p in self._params.items():
+            p.detach().copy_(self.values[name])
+
+
+class MovingAverage(Values):
     """The moving average of named parameters.
 
     Args:
@@ -32,9 +63,8 @@ class MovingAverage:
     """
 
     def __init__(self, params: Mapping[str, Tensor], decay: float) -> None:
-        self.decay = decay
-        self._params, self._taken = dict(params), -1
-        self.values = {name: p.detach().clone() for name, p in params.items()}
+        super().__init__(params, {name: p.detach().clone() for name, p in params.items()})
+        self.decay, self._taken = decay, -1
 
     @torch.no_grad()
     def update(self, step: int) -> None:
@@ -47,22 +77,3 @@ class MovingAverage:
             for name, value in self.values.items()
         }
         self.values, self._taken = values, step  # together: an interrupt leaves the average as it was
-
-    @contextmanager
-    @torch.no_grad()
-    def swapped_in(self) -> Iterator[None]:
-        """Inside, the parameters have the averaged values."""
-        kept = {name: p.detach().clone() for name, p in self._params.items()}
-        for name, p in self._params.items():
-            p.detach().copy_(self.values[name])
-        try:
-            yield
-        finally:
-            for name, p in self._params.items():
-                p.detach().copy_(kept[name])
-
-    @torch.no_grad()
-    def move_in(self) -> None:
-        """Give the parameters the averaged values, for good."""
-        for name, p in self._params.items():
-            p.detach().copy_(self.values[name])

@@ -67,6 +67,11 @@ class Owners:
         """How many records have an owner."""
         return len(self.users)
 
+    @property
+    def names(self) -> Tensor:
+        """A number for the name of each user, int64 [count]."""
+        return self._names
+
     def choose(self, key: bytes) -> None:
         """Choose the records of each user that draws may hold.
 
@@ -236,7 +241,7 @@ class UserSource(RecordSource):
 
     def __init__(self, records: RecordSource, owners: Owners) -> None:
         vars(self).update(vars(records))
-        self._records, self._owners = records, owners
+        self._owners = owners
 
     def __len__(self) -> int:
         return self._owners.count
@@ -247,18 +252,18 @@ class UserSource(RecordSource):
 
     def read(self, ids: Tensor, randomness: Randomness | None = None) -> Any:
         records, present = self._owners.records_of(ids)
-        return self._records.read(records.flatten(), randomness), present
+        return self.of_records.read(records.flatten(), randomness), present
 
     def join(self, read: Any) -> Any:
         records, present = read
-        return {"records": by_user(self._records.join(records), present), "present": present}
+        return {"records": by_user(self.of_records.join(records), present), "present": present}
 
     def ahead(self, parts: Sequence[Tensor], randomness: Randomness) -> Iterator[None]:
         records = [self._owners.records_of(part)[0].flatten() for part in parts]
-        return self._records.ahead(records, randomness)
+        return self.of_records.ahead(records, randomness)
 
     def probes(self, count: int) -> Tensor:
-        return self._owners.users_of(self._records.probes(count))
+        return self._owners.users_of(self.of_records.probes(count))
 
 
 def flattened(batch: Any) -> Any:

@@ -99,6 +99,7 @@ class RecordSource:
 
     Attributes:
         ids: what names each record for the whole run, int64 [n], where the user names them; else None.
+        of_records: the source of single records, where users are drawn; else the same.
         items: takes note of the items that are read, in a run that has to compare them later; else None.
 
     Raises:
@@ -116,7 +117,7 @@ class RecordSource:
     def __init__(
         self, data: Any, collate: Callable[[list[Any]], Any] | None = None, workers: int = 0
     ) -> None:
-        self._collate = collate or default_collate
+        self.of_records, self._collate = self, collate or default_collate
         self._data = data
         self._nest: Any = None
         self._length: int | None = None  # of tensors; another data set is asked each time

@@ -51,6 +51,8 @@ def open_ledger(
         secrets = secrets_of(folder, run, existing=resume)
         if setup.rows.owners is not None:
             setup.rows.owners.choose(secrets.stream_key(0, _CHOICE))
+        if setup.score is not None:
+            setup.score.hold_apart(setup.rows, secrets)
         records, keys = setup.rows.fingerprint(), None
         if setup.plan.takes_turns:
             keys = setup.rows.keys(secrets)
@@ -75,7 +77,11 @@ def open_ledger(
             raise
 
     ledger = setup.rows.backend.ledger(setup.plan, on_rank_0)
-    owners = setup.rows.owners
+    owners, score = setup.rows.owners, setup.score
+    if score is not None and processes.count > 1:
+        setup.rows.members, score.rows.members = processes.first(
+            lambda: (setup.rows.members, score.rows.members)
+        )
     if owners is not None and processes.count > 1:
         owners.choose(processes.first(lambda: own_ledger(ledger).secrets.stream_key(0, _CHOICE)))
     return ledger

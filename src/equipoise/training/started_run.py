@@ -10,7 +10,7 @@ import time
 import warnings
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +55,7 @@ class StartedRun:
         steps: takes the steps, from the checkpoint's on.
         metrics: writes them down.
         evaluation: the numbers of the last evaluation before; empty without one.
+        best: the best evaluation before, where one is kept.
     """
 
     setup: TrainingSetup
@@ -63,17 +64,19 @@ class StartedRun:
     steps: StepRunner
     metrics: MetricsLog
     evaluation: dict[str, float]
+    best: Mapping[str, Any] = field(default_factory=dict)
 
     def synced_place(self) -> dict[str, Any]:
         """Where the ledger stands; the journal is on its device when this returns."""
         self.steps.settle()
         return self.ledger.synced_place()
 
-    def save_checkpoint(self, evaluation: Mapping[str, float]) -> None:
+    def save_checkpoint(self, evaluation: Mapping[str, float], best: Mapping[str, Any]) -> None:
         """Write the whole state.
 
         Args:
             evaluation: the numbers of the last one.
+            best: as the attribute, by now.
 
         Raises:
             RuntimeError: the training has no run folder, or was stopped.
@@ -90,6 +93,7 @@ class StartedRun:
             "method": mark(self.steps.state),
             "ledger": mark(self.synced_place()),
             "evaluation": dict(evaluation),
+            "best": dict(best),
             "processes": setup.processes.count,
         }
         done, processes = self.steps.done, setup.processes
@@ -135,7 +139,7 @@ def start_run(
             run = StartedRun(setup, folder, ledger, steps, metrics, {})
             if folder is not None:
                 processes.first(lambda: setup.run.created(folder.path))
-                run.save_checkpoint({})
+                run.save_checkpoint({}, {})
         undo.pop_all()
     return run
 
@@ -184,7 +188,8 @@ def continue_run(
             # Before its first release: a run that is killed later keeps what this process found.
             processes.first(lambda: folder.write_assumptions(setup.found))
         undo.pop_all()
-    return StartedRun(setup, folder, ledger, steps, metrics, evaluation)
+    best = moved(saved.get("best", {}), setup.device)
+    return StartedRun(setup, folder, ledger, steps, metrics, evaluation, best)
 
 
 def _note_items(

@@ -11,6 +11,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -29,6 +31,7 @@ from equipoise.statements.assumptions import HOOKED, TRACED
 from equipoise.statements.statement import MODEL
 from equipoise.training.constants import Constants
 from equipoise.training.context import Attempt, NotFiniteError, ReleaseNoise, StepContext
+from equipoise.training.setup.private_scores import SCORE
 from equipoise.training.setup.step_number import step_of
 from equipoise.training.setup.training_setup import TrainingSetup
 from equipoise.training.stages import trained_after
@@ -66,6 +69,7 @@ class Result:
         steps: steps done in all. They are fewer than planned where a resumed run was charged again for some.
         finished: whether no step is left; False after an interrupt.
         stopped_by: the signal that interrupted it, SIGINT or SIGTERM; None otherwise.
+        best_step: with `keep_best` the step whose parameters were published; `evaluation` is of it.
         epsilon: the statement's, at `delta`; None where nothing is guaranteed.
         delta: of the guarantee.
         evaluation: the last evaluation.
@@ -81,6 +85,7 @@ class Result:
     run_dir: Path | None = None
     statement: Statement | None = field(default=None, repr=False)
     stopped_by: int | None = None
+    best_step: int | None = None
 
     def __str__(self) -> str:
         """In a line, with epsilon rounded up as the statement shows it."""
@@ -141,9 +146,9 @@ class StepRunner:
         state: State | None = None,
     ) -> None:
         self._setup, self._ledger, self._number = setup, ledger, step_of(setup.loss)
-        self.done, self.state = done, state
         self._trained = trained_after(setup.stages, setup.parameters, done)
         self._stages_begin = frozenset(stage.begins for stage in setup.stages[1:])
+        self.done, self.state, self._engines = done, state, setup.engines
         self.watch = Watch(setup, ledger)
         self.looks_at_once = setup.rows.backend.is_sharded or not host_waits(setup.device)
         # The ledger's place at the beginning of a step that has not ended.
@@ -153,9 +158,9 @@ class StepRunner:
         self.constants = Constants(
             setup.model,
             setup.rows.engine.loss,
-            (setup.data.augmentation, setup.data.collate),
+            (setup.data.augmentation, setup.data.collate, setup.data.score),
             setup.try_again,
-            setup.rows.engine.trace_anew,
+            setup.trace_anew,
             () if self._number is None else (self._number,),
         )
         self._noted: tuple[Any, ...] | None = None
@@ -165,16 +170,12 @@ class StepRunner:
     @property
     def found(self) -> list[str]:
         """What a statement has to say of model and loss by now, and of what was done to them."""
-        engine = self._setup.rows.engine
-        return [
-            *self.constants.assumptions,
-            f"{MODEL}{engine.independence}",
-            f"{TRACED}{engine.traces}",
-        ]
+        of_engines = [(f"{MODEL}{one.independence}", f"{TRACED}{one.traces}") for one in self._engines]
+        return [*self.constants.assumptions, *chain.from_iterable(of_engines)]
 
     def _note(self) -> None:
-        engine = self._setup.rows.engine
-        state = engine.traces, engine.independence, len(self.constants.changed), len(self.constants.untried)
+        of_engines = map(attrgetter("traces", "independence"), self._engines)
+        state = *of_engines, len(self.constants.changed), len(self.constants.untried)
         if state != self._noted:
             self._noted = state
             self.note(self.found)
@@ -236,7 +237,8 @@ class StepRunner:
 
     def _new_attempt(self, looks: bool) -> Attempt:
         setup = self._setup
-        return Attempt(setup.rows, self._ledger, setup.processes, looks, self.watch.unmoved)
+        others = {} if setup.score is None else {SCORE: setup.score.rows}
+        return Attempt(setup.rows, self._ledger, setup.processes, looks, self.watch.unmoved, others)
 
     def _estimate(self) -> tuple[Mapping[str, Tensor], State, StepContext]:
         """The method's estimate of the gradient and its next state; nothing of the training changes."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -77,7 +78,7 @@ def audit_neighbours(
     for count in threads or [0]:
         _validate.count("the number of processor threads", threads=count)
     given: dict[str, Any] = {
-        "data": Data.of(data),
+        "data": replace(Data.of(data), score=None),  # no step asks for it
         "unit": unit_of(unit),
         "loss": loss,
         "method": method or DPSGD(noise_multiplier=1.0),

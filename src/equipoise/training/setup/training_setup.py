@@ -68,6 +68,13 @@ from equipoise.training.setup.loss_trials import (
 from equipoise.training.setup.micro_batches import choose_micro_batches
 from equipoise.training.setup.pipeline_trials import Pipeline, check_items, check_pipeline, runs_code
 from equipoise.training.setup.private_copies import check_held, check_public
+from equipoise.training.setup.private_scores import (
+    PreparedScore,
+    prepare_score,
+    setting_beside,
+    with_score,
+    without_score,
+)
 from equipoise.training.setup.repeated_records import warn_of_repeats
 from equipoise.training.setup.start import check_start
 from equipoise.training.setup.step_number import check_number
@@ -93,6 +100,7 @@ class TrainingSetup(TrainingInputs):
         written: what a forward gives other values, which is thrown away.
         average: the moving average of the parameters, or None.
         modes: training or evaluation, of every module of the model.
+        score: the private score, or None.
     """
 
     device: torch.device
@@ -105,6 +113,7 @@ class TrainingSetup(TrainingInputs):
     written: list[str]
     average: MovingAverage | None
     modes: Sequence[tuple[nn.Module, bool]]
+    score: PreparedScore | None = None
 
     def __post_init__(self) -> None:
         """What the user gave was checked; an audit puts objects of its own in the place of some."""
@@ -135,12 +144,24 @@ class TrainingSetup(TrainingInputs):
             engine.trace_anew()
             prepared = rows.prepare(rows.example, randomness)
             _check_rows(engine, rows.source, prepared, rows.micro_batch_size)
+            if self.score is not None:
+                self.score.check()
             if not runs_code(rows.source, rows.prepare):
                 return []
             params = away_from_zero(self.model, engine.loss, prepared)  # anew: it is a copy
             pipeline = Pipeline(engine, params, rows.source, rows.prepare, self.run.seed)
             was_tried = check_pipeline(pipeline, rows.micro_batch_size)
         return [] if was_tried else [Assumption.RANDOM_PIPELINE]
+
+    @property
+    def engines(self) -> list[GradientEngine]:
+        """What runs private records: for the training, and for its score."""
+        return [self.rows.engine, *([] if self.score is None else [self.score.rows.engine])]
+
+    def trace_anew(self) -> None:
+        """Forget what was traced: what model and loss hold has changed."""
+        for engine in self.engines:
+            engine.trace_anew()
 
     @property
     def is_sharded(self) -> bool:
@@ -268,10 +289,11 @@ def prepare(
         method_plan = _plan_of(given, began, booked, processes)
         if method_plan.releases.takes_turns:
             found.append(_assigned_by(source, owners is not None or source.ids is not None, began))
-        plan, steps = method_plan.releases, given.sampling.steps
+        plan, steps = without_score(method_plan.releases), given.sampling.steps
         check_stages(given.stages, given.method, plan, steps, parameters)
         is_resumed = began is not None
         rows, written, of_trials = _try(given, place, processes, source, owners, example, probes, is_resumed)
+        score = prepare_score(given, rows, processes)
         named = {THROWN_AWAY: written, HELD: held}
         found += [*of_trials, *(start + ", ".join(names) for start, names in named.items() if names)]
         before = [] if began is None else began.found
@@ -292,6 +314,7 @@ def prepare(
         written=written,
         average=None if run.ema_decay is None else MovingAverage(parameters, run.ema_decay),
         modes=[(module, module.training) for module in model.modules()],
+        score=score,
     )
 
 
@@ -556,14 +579,15 @@ def _plan_of(
 
 
 def _planned(given: TrainingInputs, setting: Setting) -> Plan:
-    """The method's plan as it is booked: for the unit of privacy, whatever the method did with it."""
-    plan = given.method.plan(setting)
+    """The plan as it is booked: the method's, for the unit whatever it did with that, and a score's."""
+    score = given.data.score
+    plan = given.method.plan(setting_beside(score, setting))
     if not isinstance(plan, Plan):
         raise TypeError(
             f"plan() of method {given.method.name!r} gave a {type(plan).__name__}; let it return "
             "Plan(releases), with a PrivacyPlan inside"
         )
-    releases = plan.releases.protecting(setting.unit)
+    releases = with_score(plan.releases.protecting(setting.unit), score, setting)
     return replace(plan, releases=releases.hardened() if given.run.hardened else releases)
 
 

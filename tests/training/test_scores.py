@@ -1,0 +1,568 @@
+"""Private scores: against brute force, on the records that are held apart, and for what they cost."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+from sklearn import metrics
+from small_problems import CLASSES, OnDemand, loss, network, parameters, records, resumed, saved, training
+from torch import nn
+
+import equipoise as eq
+from equipoise.audit.replay import RecordingLedger
+from equipoise.gradients import CrossRecordError
+from equipoise.privacy import Budget, PlanError, PlanUsedUpError, Private
+from equipoise.privacy.bounds.counts import histogram
+from equipoise.privacy.private import unwrap
+from equipoise.published.non_private import PlainSGD
+from equipoise.training.scores import METRICS, Metric, Score, metric_of
+from equipoise.training.setup.private_scores import SCORE
+
+COUNT, SHARE = 240, 0.25
+BUDGET = Budget(4.0, 1e-5)
+
+
+class ExactLedger(RecordingLedger):
+    """Adds no noise."""
+
+    def _noised(self, mechanism, sums, streams, over_steps):
+        return {name: {k: unwrap(v) for k, v in one.value.items()} for name, one in sums.items()}
+
+
+class Recorded(eq.PrivateTraining):
+    ledger_class = RecordingLedger
+
+
+class Exact(eq.PrivateTraining):
+    ledger_class = ExactLedger
+
+
+def scored(
+    score,
+    kind=Recorded,
+    *,
+    model=None,
+    data=None,
+    steps=6,
+    unit="record",
+    method=None,
+    budget=BUDGET,
+    folder=None,
+    sampling=None,
+    rate=0.5,
+    own_loss=loss,
+    stages=(),
+    **run,
+):
+    model = network(dropout=0.3) if model is None else model
+    return kind(
+        model,
+        torch.optim.SGD(model.parameters(), lr=rate),
+        loss=own_loss,
+        data=eq.Data(records(COUNT) if data is None else data, score=score),
+        sampling=sampling or eq.Poisson(40, round(COUNT * (1 - SHARE)), steps),
+        method=method,
+        budget=budget,
+        unit=unit,
+        stages=stages,
+        run=eq.Run(folder, **{"reproducible": True, "seed": 5} | run),
+    )
+
+
+def sides(run):
+    """Numbers of the records that are scored, and of those, or the users, that are trained on."""
+    return run._setup.score.rows.members, run._setup.rows.members
+
+
+# ---- the metrics
+
+
+def outputs_of(kind, count=400):
+    rng = torch.Generator().manual_seed(3)
+    label = torch.randint(CLASSES, (count,), generator=rng)
+    logits = torch.randn(count, CLASSES, generator=rng, dtype=torch.float64)
+    logits[torch.arange(count), label] += 1
+    if kind == "binary":
+        return logits[:, :1] - logits[:, 1:2], (label == 0).long()
+    if kind == "items":
+        items = torch.randn(count, 50, generator=rng)
+        relevant = torch.stack([torch.randperm(50, generator=rng)[:3] for _ in range(count)])
+        relevant[::4, 1:] = -1
+        return items, relevant
+    return logits, label
+
+
+def of_recall(items, relevant, at_least_one=False):
+    found = []
+    for scores, mine in zip(items.numpy(), relevant.numpy(), strict=True):
+        shown, mine = set(np.argsort(-scores)[:10]), {one for one in mine if one >= 0}
+        found.append(bool(shown & mine) if at_least_one else len(shown & mine) / len(mine))
+    return np.mean(found)
+
+
+def of_calibration(logits, label):
+    """On the grid, with each record shared out between the two values next to it."""
+    probability, chosen = logits.softmax(1).max(1)
+    total = 0.0
+    for at in np.linspace(0, 1, 11):
+        weight = (1 - (probability - at).abs() * 10).clamp(min=0)
+        total += abs(float((weight * ((chosen == label).double() - at)).sum()))
+    return total / len(label)
+
+
+WANTED = {
+    "accuracy": ("classes", lambda o, y: metrics.accuracy_score(y, o.argmax(1))),
+    "balanced-accuracy:3": ("classes", lambda o, y: metrics.balanced_accuracy_score(y, o.argmax(1))),
+    "auc": ("binary", lambda o, y: metrics.roc_auc_score(y, o[:, 0])),
+    "calibration": ("classes", of_calibration),
+    "error:1.5": ("binary", lambda o, y: (o[:, 0] - y).abs().clamp(max=1.5).mean()),
+    "recall:10": ("items", of_recall),
+    "hits:10": ("items", lambda o, y: of_recall(o, y, True)),
+}
+
+
+@pytest.mark.parametrize("name", WANTED)
+def test_each_metric_is_what_others_compute(name):
+    kind, wanted = WANTED[name]
+    outputs, labels = outputs_of(kind)
+    metric = metric_of(name)
+    places = metric.places(outputs, labels)
+    assert bool(((places >= 0) & (places <= metric.bins - 1)).all())
+    sums = unwrap(histogram(Private(places), metric.bins).value["histogram"])
+    # Within a step of the grid pairs are ranked by halves.
+    assert float(metric.read(sums)) == pytest.approx(
+        wanted(outputs, labels), abs=5e-3 if "auc" in name else 1e-6
+    )
+
+
+def test_on_the_grid_the_area_is_exact_ties_and_all():
+    rng = torch.Generator().manual_seed(0)
+    probability = torch.randint(1, 8, (300,), generator=rng) / 8
+    label = (torch.rand(300, generator=rng) < probability).long()
+    metric = metric_of("auc:9")
+    places = metric.places(probability.logit().double(), label)
+    found = metric.read(unwrap(histogram(Private(places), metric.bins).value["histogram"]))
+    assert float(found) == pytest.approx(metrics.roc_auc_score(label, probability), abs=1e-6)
+
+
+def test_every_metric_is_tried_and_the_error_holds_noise_and_chance():
+    assert {name.partition(":")[0].replace("-", "_") for name in WANTED} | {"loss"} == METRICS.keys()
+    rng, score = torch.Generator().manual_seed(1), Score("accuracy", share=0.1)
+    found = []
+    for _ in range(400):  # 80 of 100 are right on average, and each count has noise of 6
+        counts = torch.poisson(torch.tensor([20.0, 80.0]), generator=rng)
+        found.append(score.read(counts + 6 * torch.randn(2, generator=rng), 6.0))
+    spread = np.std([one["private_accuracy"] for one in found])
+    stated = np.mean([one["private_accuracy_error"] for one in found])
+    assert stated == pytest.approx(spread, rel=0.15)
+    assert math.isnan(score.read(torch.tensor([-5.0, 1.0]), 6.0)["private_accuracy"])
+
+
+# ---- a training with a score
+
+
+USERS = torch.arange(COUNT) // 3
+UNITS = {
+    "record": ("record", lambda data: data, {}),
+    "items on demand": ("record", OnDemand, {}),
+    "users drawn": (eq.Users(USERS, records_per_user=2, rows="mean"), lambda data: data, {}),
+    "users' records": (eq.Users(USERS, records_per_user=2), lambda data: data, {}),
+    "averages": ("record", lambda data: data, {"ema_decay": 0.9}),
+    "stages": ("record", lambda data: data, {"stages": [eq.Stage(0, "3.*"), eq.Stage(4, "*")]}),
+}
+
+
+@pytest.mark.parametrize("name", UNITS)
+def test_a_score_is_that_of_the_model_in_evaluation_on_the_records_held_apart(name):
+    unit, made, run = UNITS[name]
+    score, data = Score("accuracy", share=SHARE, times=3), records(COUNT)
+    drawn = COUNT if name != "users drawn" else COUNT // 3
+    sampling = eq.Poisson(20, round(drawn * (1 - SHARE)), 6)
+    training = scored(score, Exact, data=made(data), unit=unit, sampling=sampling, **run)
+    held, trained = sides(training)
+    owned = held if unit == "record" else training._setup.rows.owners.used(held)
+    of_training = trained if name != "users drawn" else torch.isin(USERS, trained).nonzero().flatten()
+    assert not torch.isin(of_training, held).any()
+    assert len(held) + len(of_training) == COUNT
+    assert 0.1 < len(held) / COUNT < 0.4
+    seen = []
+
+    def brute(model):
+        with torch.no_grad():
+            seen.append(metrics.accuracy_score(data["label"][owned], model(data["input"])[owned].argmax(1)))
+        return seen[-1]
+
+    for _ in range(3):
+        training.take_step()
+        training.take_step()
+        wanted = training.evaluate(brute)["score"]
+        assert training.evaluate(score)["private_accuracy"] == pytest.approx(wanted, abs=1e-6)
+        assert training.model.training
+    with pytest.raises(PlanUsedUpError):
+        training.evaluate(score)
+    bounds = [one[SCORE] for one in training.ledger.bounds if SCORE in one]
+    assert bounds == [2.0 if name == "users drawn" else 1.0] * 3
+
+
+@pytest.mark.parametrize("metric", ["loss:2", "calibration", "balanced-accuracy:3"])
+def test_further_metrics_of_a_whole_training(metric):
+    score, data = Score(metric, share=SHARE, times=1), records(COUNT)
+    training = scored(score, Exact)
+    training.take_step()
+    held, _ = sides(training)
+    model, batch = training.model.eval(), {name: value[held] for name, value in data.items()}
+    with torch.no_grad():
+        given = [loss(model, batch)] * 2 if "loss" in metric else [model(batch["input"]), batch["label"]]
+    model.train()
+    places = score.metric.places(*given)
+    wanted = score.metric.read(unwrap(histogram(Private(places), score.metric.bins).value["histogram"]))
+    assert training.evaluate(score)[f"private_{score.metric.name}"] == pytest.approx(float(wanted), abs=1e-5)
+
+
+def test_the_noise_has_the_scale_that_is_planned():
+    score = Score("auc", share=SHARE, times=12, outputs=lambda m, b: (m(b["input"])[:, :2], b["label"] % 2))
+    training = scored(score, method=eq.DPSGD(noise_multiplier=20.0), reproducible=False)
+    training.take_step()
+    for _ in range(12):
+        training.evaluate(score)
+    ledger = training.ledger
+    released = [
+        (out[SCORE]["histogram"] - raw[SCORE]["histogram"]).double()
+        for out, raw in zip(ledger.transcript, ledger.sums, strict=True)
+        if SCORE in out
+    ]
+    noise = torch.cat(released)
+    stated = training.plan[SCORE].noise_multiplier
+    ratio = float(noise.square().sum()) / stated**2 / len(noise)
+    spread = math.sqrt(2 / len(noise))
+    assert abs(ratio - 1) < 5 * spread < 0.3  # noise of 4/5 or 5/4 of the scale would fall outside
+
+
+def test_free_beside_the_training_and_paid_for_where_a_record_may_be_on_both_sides():
+    free = scored(Score("accuracy", share=SHARE))
+    alone = scored(None)
+    assert free.plan["gradient"] == alone.plan["gradient"]
+    assert free.statement().epsilon == pytest.approx(alone.statement().epsilon, rel=2e-3)
+    assert free.statement().epsilon <= 4.0
+    further = dict(list(records(50, seed=9).items()))
+    for paid in (
+        scored(Score("accuracy", data=further, population=50)),
+        scored(Score("accuracy", share=SHARE), unit=eq.Record(relation="replace_one")),
+    ):
+        relation = paid.plan.relation
+        training_alone = dataclasses.replace(paid.plan, releases=paid.plan.releases[:1])
+        assert training_alone.epsilon(1e-5).value == pytest.approx(3.6, rel=0.01)
+        assert 0.99 * 4 <= paid.statement().epsilon <= 4, relation
+    assert paid.plan[SCORE].replace_ratio == math.sqrt(2)
+
+
+def test_a_score_of_data_of_its_own_looks_at_nothing_else():
+    further = records(50, seed=9)
+    score = Score("accuracy", data=further, population=50, times=1)
+    training = scored(score, Exact)
+    training.take_step()
+    wanted = training.evaluate(
+        lambda model: (model(further["input"]).argmax(1) == further["label"]).double().mean()
+    )
+    assert training.evaluate(score)["private_accuracy"] == pytest.approx(wanted["score"], abs=1e-6)
+
+
+# ---- neighbours
+
+
+def without(data, number):
+    return {name: torch.cat([value[:number], value[number + 1 :]]) for name, value in data.items()}
+
+
+NAMED = {
+    "content": (lambda data: data, lambda n: {}, "record"),
+    "equal records": (
+        lambda data: {k: torch.cat([v[:40]] * 6) for k, v in data.items()},
+        lambda n: {},
+        "record",
+    ),
+    "ids": (lambda data: data, lambda n: {"ids": [str(7 * i) for i in range(COUNT) if i != n]}, "record"),
+    "users": (lambda data: data, lambda n: {}, "user"),
+}
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_a_record_less_moves_no_other_record_to_another_side(name):
+    make, options, unit = NAMED[name]
+    whole = make(records(COUNT))
+
+    def held(removed):
+        data = whole if removed is None else without(whole, removed)
+        users = torch.arange(COUNT) // 3
+        owner = users if removed is None else torch.cat([users[:removed], users[removed + 1 :]])
+        protected = unit if unit == "record" else eq.Users(owner, records_per_user=3, rows="sum")
+        model = network()
+        run = eq.PrivateTraining(
+            model,
+            torch.optim.SGD(model.parameters(), lr=0.1),
+            loss=loss,
+            data=eq.Data(data, score=Score("accuracy", share=SHARE), **options(removed)),
+            sampling=eq.Poisson(10, COUNT, 2),
+            budget=BUDGET,
+            unit=protected,
+            run=eq.Run(seed=3, reproducible=True),
+        )
+        return sorted(map(tuple, data["input"][sides(run)[0]].tolist()))
+
+    before = held(None)
+    moved = []
+    for removed in (0, 57, COUNT - 1):
+        after, gone = held(removed), tuple(whole["input"][removed].tolist())
+        expected = list(before)
+        if len(after) < len(before):
+            expected.remove(gone)
+        moved.append(len(before) - len(after))
+        assert after == expected
+    assert set(moved) <= {0, 1}
+
+
+@pytest.mark.parametrize("side", ["trained on", "scored"])
+@pytest.mark.parametrize("unit", ["record", "users"])
+def test_a_record_more_moves_the_sums_of_its_own_side_alone(side, unit):
+    """Forced to the same releases, the other side's sums stay to the last bit."""
+    data, runs = records(COUNT + 20), []
+
+    def of(chosen, replayed=None):
+        some = {name: value[chosen] for name, value in data.items()}
+        owner = torch.tensor(chosen)
+        protected = "record" if unit == "record" else eq.Users(owner, records_per_user=1, rows="sum")
+
+        class Replayed(eq.PrivateTraining):
+            ledger_class = staticmethod(functools.partial(RecordingLedger, replayed=replayed))
+
+        score = Score("accuracy", share=SHARE, times=3)
+        sampling = eq.FullBatch(round(COUNT * 0.75), 3)
+        return score, scored(score, Replayed, data=some, unit=protected, sampling=sampling)
+
+    held, trained = sides(of([*range(COUNT + 20)])[1])
+    number = (held if side == "scored" else trained)[-1].item()
+    others = [*range(COUNT)]
+    for chosen in (others, [*others, number]):
+        score, run = of(chosen, runs[0].ledger.transcript if runs else None)
+        runs.append(run)
+        for _ in range(3):
+            run.take_step()
+            run.evaluate(score)
+    assert number >= COUNT
+    moves = {"gradient": [], SCORE: []}
+    for one, other in zip(runs[0].ledger.sums, runs[1].ledger.sums, strict=True):
+        for name, sums in one.items():
+            moves[name].append(math.hypot(*(float((v - other[name][k]).norm()) for k, v in sums.items())))
+    own, others = (SCORE, "gradient") if side == "scored" else ("gradient", SCORE)
+    assert moves[others] == [0.0] * 3
+    assert min(moves[own]) > 0.1
+    assert max(moves[own]) <= 1 + 1e-5
+
+
+# ---- what mixes records
+
+
+class Centred(nn.Sequential):
+    """In evaluation its outputs are centred over the batch; in training they are not."""
+
+    def forward(self, x):
+        found = super().forward(x)
+        return found if self.training else found - found.mean(0)
+
+
+MIXED = {
+    "a model in evaluation": (lambda: Centred(*network()), Score("accuracy", share=SHARE)),
+    "outputs": (
+        network,
+        Score("accuracy", share=SHARE, outputs=lambda m, b: (m(b["input"]).softmax(0), b["label"])),
+    ),
+    "a metric": (
+        network,
+        Score(Metric("rank", lambda o, y: o[:, 0].argsort().argsort() / len(o)), share=SHARE),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MIXED)
+def test_a_score_that_mixes_records_is_refused_before_anything_is_spent(name):
+    make, score = MIXED[name]
+    with pytest.raises(CrossRecordError):
+        scored(score, model=make())
+
+
+def test_a_metric_of_ones_own_is_read_like_any():
+    own = Metric(
+        "margin", lambda o, y: (o[:, 0] - o[:, 1]).sigmoid() * 4, lambda counts: counts[..., -1], bins=5
+    )
+    score = Score(own, share=SHARE, times=2)
+    training = scored(score)
+    training.take_step()
+    assert training.evaluate(score).keys() == {"private_margin", "private_margin_error"}
+    assert training.independence.word == "proved"
+
+
+# ---- the best step, early stops, resuming
+
+
+class Stop(Exception):
+    pass
+
+
+class Killer:
+    """A writer that fails at an evaluation."""
+
+    def __init__(self, step):
+        self.step = step
+
+    def write(self, row):
+        if row["step"] == self.step and "evaluation.private_accuracy" in row:
+            raise Stop
+
+
+def end_of(folder):
+    lines = [json.loads(line) for line in (folder / "private" / "journal.jsonl").read_text().splitlines()]
+    return sum(line["type"] == "release" for line in lines), json.loads(
+        (folder / "statement.json").read_text()
+    )
+
+
+@pytest.mark.parametrize("patience", [None, 2])
+def test_a_killed_run_keeps_the_best_step_of_an_uninterrupted_one(tmp_path, patience):
+    options = {"keep_best": True, "patience": patience, "checkpoint_every": 5, "progress": False}
+    results, models = [], []
+    for name in ("whole", "killed", "killed late"):
+        killed = {"whole": 0, "killed": 4}.get(name, results and results[0].steps)
+        score = Score("accuracy", share=SHARE, times=8)
+        run = scored(
+            score, steps=16, folder=tmp_path / name, rate=3.0, writers=[Killer(killed)], ema_decay=0.5
+        )
+        if killed:
+            with pytest.raises(Stop):
+                run.run(evaluate=score, **options)
+            run.close()
+            score = Score("accuracy", share=SHARE, times=8)
+            run = resumed(tmp_path / name, network(dropout=0.3), data=records(COUNT), score=score)
+        results.append(run.run(evaluate=score, **options))
+        models.append(parameters(run.model))
+        verified = eq.verify_run(tmp_path / name)
+        assert verified.consistent, str(verified)
+    first = results[0]
+    assert first.finished
+    assert first.steps == 16 if patience is None else first.steps <= 16
+    assert first.epsilon == results[1].epsilon == scored(score, steps=16).statement().epsilon
+    loaded = network(dropout=0.3)
+    eq.load_model(loaded, tmp_path / "killed" / "model.safetensors")
+    assert torch.equal(parameters(loaded), models[0])
+    for result, model in zip(results, models, strict=True):
+        assert torch.equal(model, models[0])
+        fields = ("steps", "best_step", "evaluation", "epsilon", "finished")
+        assert [getattr(result, f) for f in fields] == [getattr(first, f) for f in fields]
+    ends = {end_of(tmp_path / name)[0] for name in ("whole", "killed", "killed late")}
+    assert len(ends) == 1  # nothing was charged twice
+
+
+def test_the_best_step_of_a_public_evaluation_is_published_and_patience_ends_the_run():
+    given = iter([0.1, 0.5, 0.9, 0.3, 0.8, math.nan, 0.95, 0.96])
+    seen = {}
+
+    def evaluate(model):
+        seen[run.steps_done] = parameters(model).clone()
+        return next(given)
+
+    run = training(steps=8, budget=None)
+    found = run.run(evaluate=evaluate, evaluate_every=1, patience=3, progress=False)
+    assert (found.steps, found.best_step, found.evaluation, found.finished) == (6, 3, {"score": 0.9}, True)
+    assert torch.equal(parameters(run.model), seen[3])
+    with pytest.raises(RuntimeError):
+        run.take_step()
+    kept = training(steps=3)
+    given = iter([3.0, 2.0, 1.0])
+    run = kept
+    assert kept.run(evaluate=evaluate, evaluate_every=1, keep_best=True, progress=False).best_step == 1
+
+
+def test_a_run_that_gave_up_has_ended_and_claims_its_plan(tmp_path):
+    score, folder = Score("loss:9", share=SHARE, times=8), tmp_path / "run"
+    run = scored(score, steps=40, folder=folder, rate=1e-9, reproducible=False)
+    found = run.run(evaluate=score, patience=1, progress=False)
+    assert found.finished
+    assert found.steps < 40
+    assert found.epsilon == pytest.approx(4, rel=0.01)
+    assert eq.verify_run(folder).consistent
+    with pytest.raises(RuntimeError, match="finished"):
+        resumed(folder, data=records(COUNT))
+
+
+def test_the_split_of_a_resumed_run_is_that_of_its_start(tmp_path):
+    score = Score("accuracy", share=SHARE)
+    run = scored(score, folder=tmp_path / "run")
+    before = sides(run)
+    saved(run)
+    again = resumed(
+        tmp_path / "run", network(dropout=0.3), data=records(COUNT), score=Score("auc", share=SHARE)
+    )
+    assert all(map(torch.equal, before, sides(again)))
+    again.close()
+    with pytest.raises(ValueError, match="plan differs"):
+        resumed(tmp_path / "run", network(dropout=0.3), data=records(COUNT))
+
+
+# ---- what is refused
+
+
+def evaluated(**options):
+    score = Score("accuracy", share=SHARE, times=2)
+    return scored(score).run(**{"evaluate": score, "progress": False} | options)
+
+
+REFUSED = {
+    "neither share nor data": (lambda: Score("auc"), TypeError, "either share, or data"),
+    "data without a population": (lambda: Score("auc", data=records(9)), TypeError, "public population"),
+    "a share of 1": (lambda: Score("auc", share=1.0), ValueError, "share=1.0"),
+    "an unknown metric": (lambda: Score("f1", share=0.1), ValueError, "'f1' is none: give a Metric"),
+    "a metric without its number": (lambda: Score("recall:x", share=0.1), ValueError, "recall:10"),
+    "another score": (lambda: evaluated(evaluate=Score("auc", share=0.1)), ValueError, "has not planned"),
+    "too often": (lambda: evaluated(evaluate_every=1), ValueError, "evaluate_every=1.*give 3"),
+    "best of nothing": (lambda: evaluated(evaluate=None, keep_best=True), ValueError, "keep_best needs"),
+    "no patience": (lambda: evaluated(patience=0), ValueError, "patience=0"),
+    "no budget": (
+        lambda: scored(Score("auc", share=0.1), budget=None, method=eq.DPSGD(noise_multiplier=1.0)),
+        ValueError,
+        "budget is missing",
+    ),
+    "draws of a fixed size": (
+        lambda: scored(
+            Score("accuracy", share=0.1),
+            sampling=eq.WithoutReplacement(40, COUNT, 4),
+            unit=eq.Record(relation="replace_one"),
+        ),
+        PlanError,
+        "fixed size",
+    ),
+    "no guarantee": (
+        lambda: scored(Score("accuracy", share=0.1), method=PlainSGD(), budget=None),
+        PlanError,
+        "proven",
+    ),
+    "users' data": (
+        lambda: scored(
+            Score("accuracy", data=records(9), population=9),
+            unit=eq.Users(torch.arange(COUNT), records_per_user=1),
+        ),
+        ValueError,
+        "some of their records",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_scored_is_refused(name):
+    make, error, words = REFUSED[name]
+    with pytest.raises(error, match=words):
+        make()
