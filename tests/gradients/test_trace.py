@@ -8,13 +8,15 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
 from zoo import RIGHT_CASES
 
 from equipoise.gradients import GradientEngine
 from equipoise.gradients.capture.random_numbers import random_numbers_from
 from equipoise.gradients.forward_only import LossEngine
 from equipoise.gradients.operator import FactoredGradients
-from equipoise.gradients.trace import Replayed, line_of
+from equipoise.gradients.trace import Line, Replayed, line_of
 
 #: They branch on values, ask Python for numbers, draw in a backward, or are compiled or dense.
 UNTRACED = {
@@ -86,6 +88,42 @@ def test_every_right_model_replays_to_the_bits_of_the_engine(name):
     if isinstance(found, Replayed):
         with random_numbers_from(1):
             same(found, eager(engine, records))
+
+
+class Asked(TorchDispatchMode):
+    """Notes each operation, its plain arguments, and the forms of its tensors."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        given = {one.name: one.default_value for one in func._schema.arguments if one.has_default_value()}
+        given |= dict(zip((one.name for one in func._schema.arguments), args, strict=False)) | (kwargs or {})
+        forms = tree_map_only(torch.Tensor, lambda one: (one.dtype, one.shape, one.stride()), given)
+        self.calls += [(func, forms)] if func.namespace == "aten" else []  # others note what runs
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.few(6)
+@pytest.mark.parametrize("name", sorted(RIGHT_CASES.keys() - UNTRACED - {"pairs in a record"}))
+def test_a_line_asks_for_the_operations_of_its_graph(name, monkeypatch):
+    """Functions for Python stand in the place of some, and modes for functions see none of them."""
+    case, met = RIGHT_CASES[name], []
+    if case.options.get("collate"):
+        pytest.skip("its records are joined by a function of its own")
+    engine = GradientEngine(case.model(), case.loss, records := dict(case.records()), check=False)
+    monkeypatch.setattr(
+        Line, "__call__", lambda line, *given: met.append((line, given)) or line.graph(*given)
+    )
+    engine.by_plan(records).weighted_sums(torch.ones(len(next(iter(records.values())))))
+    monkeypatch.undo()
+    for line, given in met[-3:]:
+        with torch.no_grad(), Asked() as of_graph:
+            line.graph(*given)
+        with torch.no_grad(), Asked() as own, torch.device("meta"):
+            line(*given)
+        assert repr(own.calls) == repr(of_graph.calls)  # a NaN is no NaN
 
 
 def written_apart(given):

@@ -11,6 +11,7 @@ from privacy_rows import DenseRows, Flat, Greedy, rows
 
 from equipoise.gradients import DenseGradients
 from equipoise.methods.adaptive_rms import _squares
+from equipoise.methods.clip_rules import NSGD, PSAC, Abadi, AutoS
 from equipoise.methods.two_threshold_sums import clip_channels, clip_either, clip_selected, top_share
 from equipoise.privacy import (
     Bounded,
@@ -39,7 +40,7 @@ from equipoise.privacy import (
 )
 from equipoise.privacy.bounds.bounded import after_exchange, make_bounded
 from equipoise.privacy.bounds.clipping import cut_to, limited_weights
-from equipoise.privacy.private import unwrap
+from equipoise.privacy.private import noted, unwrap
 
 DRAW = Draw("batch", 0)
 
@@ -403,6 +404,33 @@ def test_groups_have_shares_whose_squares_sum_to_one():
     """A record as long as its bound in every group makes the sum as long as its bound."""
     value = jointly(two_layers(torch.full((1, 5), 1e3)), LAYERS).value
     assert sum(float(unwrap(one).norm()) ** 2 for one in value.values()) == pytest.approx(1.0, rel=1e-5)
+
+
+@pytest.mark.parametrize("rule", [Abadi(), AutoS(0.5), NSGD(0.1), PSAC()])
+def test_a_rule_is_asked_once_for_each_threshold_and_its_operations_give_the_same_bits(rule, monkeypatch):
+    norms, few = torch.rand(2, 40) * 3
+    limited_weights(rule, norms, 0.7)
+    expected = rule.weights(few, 0.7)
+    monkeypatch.setattr(type(rule), "_weights", lambda *_: 1 / 0)
+    assert torch.equal(limited_weights(rule, few, 0.7), expected)
+    with pytest.raises(ZeroDivisionError):
+        limited_weights(rule, few, 1.3)
+
+
+@pytest.mark.parametrize(
+    ("function", "is_noted"),
+    [
+        (lambda some: 2 / some.clamp(max=1.0), True),
+        (lambda some: some - some.sort().values, False),
+        (lambda some: some * Private(torch.ones(3)), False),
+        (lambda some: some.clone().mul_(2), False),
+    ],
+)
+def test_only_operations_that_keep_entries_apart_are_noted(function, is_noted):
+    answer, again = noted(function, Private(torch.tensor([0.5, 2.0, 4.0])))
+    assert (again is not None) == is_noted
+    if again is not None:
+        assert torch.equal(again(torch.tensor([0.5, 2.0, 4.0])), unwrap(answer))
 
 
 def test_a_weight_that_is_no_number_or_too_large_moves_a_row_by_nothing_beyond_its_bound():

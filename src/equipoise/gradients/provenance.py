@@ -132,7 +132,7 @@ def _fault(traced: Traced, rows: Mapping[str, Kind], records: int) -> Fault | No
     norms = read(traced.norms, rows, records)
     sums = read(traced.sums, {**rows, "weights": ByRecord(Axis(0))}, records)
     faults = [not_by_record(rows["losses"], "the losses")]
-    faults += [not_by_record(norms[name], f"the norms of {name}") for name in traced.norms.outputs]
+    faults += [not_by_record(norms[name], f"the norms of {name or 'rows'}") for name in traced.norms.outputs]
     faults += [not_a_sum(sums[name], f"the sums of {name}") for name in traced.sums.outputs]
     faults += [kind for name, kind in rows.items() if name.startswith("written:") and isinstance(kind, Fault)]
     return min(filter(None, faults), key=lambda fault: not fault.mixes, default=None)

@@ -6,7 +6,7 @@ sums run once over fake tensors, which have shapes and no values
 none to follow and ends the trace. Later a step runs the lines and none of the model's Python.
 
     rows    parameters, buffers, records            -> losses [B], tensors of the factors, buffers written
-    norms   tensors of the factors                  -> squared row norms [B] by parameter
+    norms   tensors of the factors                  -> row norms [B], and their squares by parameter
     sums    tensors of the factors, weights [B]     -> the weighted sum of the rows by parameter
 
 There are three, since norms and sums are taken at full precision, whatever the user chose for the model,
@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import math
 import sys
 import warnings
 from bisect import bisect_right
@@ -42,6 +43,7 @@ from typing_extensions import override
 import equipoise
 from equipoise._foreign_errors import place_of_user
 from equipoise._host import nothing_read
+from equipoise.gradients.bindings import called_directly
 from equipoise.gradients.capture.random_numbers import is_random
 from equipoise.gradients.checks.replace_batch_norm import is_frozen_norm
 from equipoise.gradients.engine_inputs import record_leaves
@@ -63,7 +65,7 @@ class Line:
         inputs: what each tensor that it takes is called.
         outputs: what each tensor that it returns is called.
         written: inputs that it writes to.
-        run: the graph, or what a compiler made of it.
+        run: what a compiler made of it, or a device launches; None for the operations one by one.
     """
 
     graph: fx.GraphModule
@@ -74,11 +76,15 @@ class Line:
 
     def __call__(self, *tensors: Tensor) -> list[Tensor]:
         """What it returns for these."""
-        return (self.graph.forward if self.run is None else self.run)(*tensors)
+        return (self.run or self._operations)(*tensors)
 
     def compiled(self) -> Line:
         """The same, with kernels of `torch.compile`, which draw the same random numbers."""
         return replace(self, run=torch.compile(self.graph, dynamic=False, options={"fallback_random": True}))
+
+    @cached_property
+    def _operations(self) -> Callable[..., list[Tensor]]:
+        return called_directly(self.graph)
 
     @cached_property
     def draws(self) -> bool:
@@ -106,6 +112,12 @@ class Traced:
     buffers: tuple[str, ...]
     written: tuple[str, ...] = ()
 
+    @cached_property
+    def _left(self) -> list[str]:
+        """The buffers that `rows` returns behind all else, from the last one on."""
+        names = reversed(self.rows.outputs)
+        return [name.removeprefix("buffer:") for name in names if name.startswith("buffer:")]
+
     def gradients(
         self, parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor], batch: Any
     ) -> tuple[FactoredGradients, dict[str, Tensor]]:
@@ -122,14 +134,12 @@ class Traced:
         values += [buffers[name] for name in self.buffers]
         with torch.no_grad():
             losses, *tensors = self.rows(*values, *record_leaves(batch))
-        names = self.rows.outputs[1:]
-        left = {n: t for n, t in zip(names, tensors, strict=True) if n.startswith("buffer:")}
-        tensors = tensors[: len(tensors) - len(left)]
+        left = [tensors.pop() for _ in self._left]
         with full_precision(losses.device):
-            squares = self.norms(*tensors)
-        written = {name.removeprefix("buffer:"): value for name, value in left.items()}
-        found = Replayed(self, losses, tensors, dict(zip(self.norms.outputs, squares, strict=True)))
-        if are_lost_nan() or bool(found.row_norms().isfinite().all()):
+            norms, *squares = self.norms(*tensors)
+        written = dict(zip(self._left, left, strict=True))
+        found = Replayed(self, losses, tensors, norms, squares)
+        if are_lost_nan() or bool((norms < math.inf).all()):
             return found, written
         like = self.like
         exact = FactoredGradients(
@@ -150,7 +160,8 @@ class Replayed(FactoredGradients):
         traced: the lines.
         losses: [B].
         tensors: of the factors, all rows of a forward.
-        squares: squared norms by parameter name, [B].
+        norms: of these rows, [b].
+        squares: of the norms of all rows of a forward, [B] each, as the line of norms returns them.
         places: which rows are meant; None for all.
     """
 
@@ -159,13 +170,20 @@ class Replayed(FactoredGradients):
         traced: Traced,
         losses: Tensor,
         tensors: Sequence[Tensor],
-        squares: Mapping[str | tuple[str, ...], Tensor],
+        norms: Tensor,
+        squares: Sequence[Tensor],
         places: Tensor | None = None,
     ) -> None:
         self._traced, self._tensors, self._places = traced, tensors, places
         self.shapes, self.dtype, self.device = traced.like.shapes, traced.like.dtype, losses.device
         self.losses, self.num_records = losses, len(losses)
-        self._operands, self._squared = None, dict(squares)
+        self._operands, self._norms_of_all, self._squares_of_all = None, norms, squares
+
+    @cached_property
+    def _squared(self) -> dict[str | tuple[str, ...], Tensor]:  # type: ignore[override]
+        places = slice(None) if self._places is None else self._places
+        names = self._traced.norms.outputs[1:]
+        return {n: square[places] for n, square in zip(names, self._squares_of_all, strict=True)}
 
     @cached_property
     def factors(self) -> dict[str, tuple[Factor, ...]]:  # type: ignore[override]
@@ -181,16 +199,12 @@ class Replayed(FactoredGradients):
             return super().row_norms(groups)
         return self._norms_of_all
 
-    @cached_property
-    def _norms_of_all(self) -> Tensor:
-        return self._squared[tuple(self.shapes)].sqrt().to(self.dtype)
-
     @override
     def rows(self, index: Tensor | slice) -> FactoredGradients:
         assert self.losses is not None
         places = torch.arange(self._all, device=self.device) if self._places is None else self._places
-        squares = {name: square[index] for name, square in self._squared.items()}
-        return Replayed(self._traced, self.losses[index], self._tensors, squares, places[index])
+        norms, squares = self._norms_of_all[index], self._squares_of_all
+        return Replayed(self._traced, self.losses[index], self._tensors, norms, squares, places[index])
 
     @override
     def weighted_sums(self, weights: Tensor | Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -279,8 +293,7 @@ def trace(
 
     def norms(given: dict[str, Tensor]) -> dict[Any, Tensor]:
         gradients = again(given)
-        gradients.row_norms()
-        return gradients._squared  # of each parameter, and of all together
+        return {"": gradients.row_norms(), **gradients._squared}  # of each parameter, and of all together
 
     def sums(given: dict[str, Tensor]) -> dict[str, Tensor]:
         weights = given.pop("weights")
@@ -368,14 +381,16 @@ def _simplify(graph: fx.GraphModule) -> None:
         if schema.is_mutable:
             done = {key: kept for key, kept in done.items() if _is_view(kept)}
             continue
-        is_view = _is_view(node)
-        first = node.args[0] if node.args else None
-        if node.target in _GIVE_THEIR_ARGUMENT or (is_view and _lie_alike(first, node)):
-            found = first
+        shown, layout = [*_shown_by(node)], _layout(node)
+        if node.target in _GIVE_THEIR_ARGUMENT:
+            found = shown[0]
         else:
+            found = next((one for one in shown if layout is not None and _layout(one) == layout), node)
+        if found is node:
             module = repr(node.meta.get("nn_module_stack"))  # a trusted one excuses no other
-            found = done.setdefault((node.target, repr(node.args), repr(node.kwargs), module), node)
-            if found is node or (not is_view and (found in own or node in own)):
+            made: Hashable = node.target, repr(node.args), repr(node.kwargs)
+            found = done.setdefault((module, (shown[-1], layout) if shown and layout else made), node)
+            if found is node or (not shown and (found in own or node in own)):
                 continue
         node.replace_all_uses_with(found)
         graph.graph.erase_node(node)
@@ -389,16 +404,20 @@ def _is_view(node: fx.Node) -> bool:
     return last is not None and last.alias_info is not None and not last.alias_info.is_write
 
 
-def _lie_alike(one: Any, other: fx.Node) -> bool:
-    """Whether both are one tensor, if they are of one memory."""
-    kinds = []
-    for node in (one, other):
-        value = node.meta.get("val") if isinstance(node, fx.Node) else None
-        if not isinstance(value, Tensor):
-            return False
-        signs = value.is_conj(), value.is_neg()  # views that say how values are read
-        kinds.append((value.dtype, value.shape, value.stride(), value.storage_offset(), signs))
-    return kinds[0] == kinds[1]
+def _shown_by(node: fx.Node) -> Iterator[fx.Node]:
+    """What a view is of, and what that is of, up to what is no view; nothing for others."""
+    while _is_view(node) and isinstance(node.args[0], fx.Node):
+        node = node.args[0]
+        yield node
+
+
+def _layout(node: fx.Node) -> tuple[Any, ...] | None:
+    """How a tensor lies in its memory; None for what is no tensor."""
+    value = node.meta.get("val")
+    if not isinstance(value, Tensor):
+        return None
+    signs = value.is_conj(), value.is_neg()  # views that say how values are read
+    return value.dtype, value.shape, value.stride(), value.storage_offset(), signs
 
 
 def _compiled_parts() -> AbstractContextManager[Any]:

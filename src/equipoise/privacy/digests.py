@@ -25,6 +25,7 @@ Source: Wegman and Carter 1981, "New hash functions and their use in authenticat
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, lru_cache
@@ -106,14 +107,15 @@ class KeyedDigest:
         tensors: list[torch.Tensor] = []
         description: list[str] = []
         _describe(value, description.append, tensors.append)
+        near: list[torch.Tensor] = []
         places: list[int] = []
-        on_device: list[torch.Tensor] = []
         for at, raw in enumerate(tensors):
-            if raw.device.type in HASHED_WHERE_THEY_ARE:
+            if ("cpu" if raw.is_cpu else raw.device.type) in HASHED_WHERE_THEY_ARE:
                 places.append(at)
-                on_device.append(raw)
             else:
-                bulk.authenticate_additional_data(raw.cpu().view(-1).view(torch.uint8).numpy().data)
+                near.append(raw.cpu())
+        _authenticate(bulk, near)
+        on_device = [*map(tensors.__getitem__, places)]
         if places:
             description.append(f"hashed where they are: {places};")
         bulk.finalize()
@@ -124,8 +126,7 @@ class KeyedDigest:
             whole = state.copy()
             if lines:
                 far = self._bulk.encryptor()
-                for some in lines:
-                    far.authenticate_additional_data(some.reshape(-1).view(torch.uint8).numpy().data)
+                _authenticate(far, [some.contiguous() for some in lines])
                 far.finalize()
                 whole.update(far.tag)
             return whole.hexdigest()
@@ -207,9 +208,30 @@ def _multiplies_bytes(device: torch.device) -> bool:
         return False
 
 
+_SMALL = 2**14
+"""Bytes that are copied to be hashed with others in one call. A choice: more are copied in vain, of fewer
+each tensor takes a call."""
+
+
+def _authenticate(bulk: Any, tensors: Sequence[torch.Tensor]) -> None:
+    """Hash the bytes of contiguous tensors on the host, one after another."""
+    small: list[bytes] = []
+    for tensor in tensors:
+        if tensor.nbytes <= _SMALL:
+            small.append(ctypes.string_at(tensor.data_ptr(), tensor.nbytes))
+            continue
+        bulk.authenticate_additional_data(b"".join(small))
+        bulk.authenticate_additional_data(_bytes_of(tensor))
+        small = []
+    bulk.authenticate_additional_data(b"".join(small))
+
+
 def _bytes_of(tensor: torch.Tensor) -> memoryview:
     """The bytes of a contiguous tensor that is not empty, of any type and on any device."""
-    return tensor.cpu().view(-1).view(torch.uint8).numpy().data
+    host = tensor.cpu()
+    memory: Any = (ctypes.c_ubyte * host.nbytes).from_address(host.data_ptr())
+    memory.of = host  # stays as long as somebody reads it
+    return memoryview(memory).cast("B")
 
 
 def _describe(value: Any, say: Callable[[str], None], take: Callable[[torch.Tensor], None]) -> None:
@@ -219,10 +241,12 @@ def _describe(value: Any, say: Callable[[str], None], take: Callable[[torch.Tens
         words, value = pending.pop()
         say(words)
         if isinstance(value, torch.Tensor):
-            raw = (exact(value) if isinstance(value, Private) else value).detach()
+            raw = exact(value) if isinstance(value, Private) else value
             say(_said(raw.dtype, raw.shape))
-            # Of a DTensor, which several processes hold, the part that is here.
-            raw = getattr(raw, "_local_tensor", raw).contiguous()
+            if type(raw) not in _PLAIN:  # of a DTensor, which several processes hold, the part that is here
+                raw = getattr(raw, "_local_tensor", raw)
+            if not raw.is_contiguous() or raw.is_conj() or raw.is_neg():
+                raw = raw.detach().resolve_conj().resolve_neg().contiguous()
             if raw.numel():
                 take(raw)
         elif isinstance(value, (dict, Mapping)):  # `dict` is known sooner
@@ -238,6 +262,9 @@ def _describe(value: Any, say: Callable[[str], None], take: Callable[[torch.Tens
             raise TypeError(
                 f"digest takes tensors, plain values and nests of them, got {type(value).__name__}"
             )
+
+
+_PLAIN = {torch.Tensor, torch.nn.Parameter}
 
 
 @lru_cache(maxsize=4096)

@@ -39,6 +39,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -287,7 +288,10 @@ class Private(torch.Tensor):
             else:
                 return _dispatch(func, args, kwargs)
         out = func(*raw, **kwargs)
-        return _wrapped(out, draws[0] if len(draws) == 1 else None, _all_fit(tensors, out))
+        made = _wrapped(out, draws[0] if len(draws) == 1 else None, _all_fit(tensors, out))
+        if (notes := _NOTES.get()) is not None:
+            notes.append((func, args, kwargs, made))
+        return made
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return f"Private(shape={tuple(self.shape)}, dtype={self.dtype}, device={self.device})"
@@ -339,8 +343,57 @@ def _wrapped(
     return made
 
 
+_Note = tuple[Any, tuple, Mapping[str, Any], Private]
+_NOTES: ContextVar[list[_Note | None] | None] = ContextVar("notes of operations", default=None)
+
+
+def noted(
+    function: Callable[[Private], Any], given: Private
+) -> tuple[Any, Callable[[torch.Tensor], torch.Tensor] | None]:
+    """What a function of private numbers gives, and what computes the same from others, on raw tensors.
+
+    The second is None where the function asks for anything but elementwise operations that give one new
+    tensor, or where other private numbers go into them.
+
+    Example:
+        >>> answer, again = noted(lambda some: some.clamp(max=1.0) * 2, Private(torch.tensor([3.0, 0.5])))
+        >>> again(torch.tensor([0.25, 7.0]))
+        tensor([0.5000, 2.0000])
+    """
+    notes: list[_Note | None] = []
+    token = _NOTES.set(notes)
+    try:
+        answer = function(given)
+    finally:
+        _NOTES.reset(token)
+    places, steps = {id(given): 0}, []
+    for note in notes:
+        if note is None:
+            return answer, None
+        func, args, kwargs, made = note
+        if any(isinstance(one, Private) and id(one) not in places for one in args):
+            return answer, None
+        steps.append((func, [(places.get(id(one)), one) for one in args], kwargs))
+        places[id(made)] = len(steps)
+    if id(answer) not in places:
+        return answer, None
+    # No private number stays: where one went in, its place is known.
+    kept = [(f, [(at, None if at is not None else one) for at, one in args], k) for f, args, k in steps]
+    last = places[id(answer)]
+
+    def again(raw: torch.Tensor) -> torch.Tensor:
+        values = [raw]
+        for func, args, kwargs in kept:
+            values.append(func(*[one if at is None else values[at] for at, one in args], **kwargs))
+        return values[last]
+
+    return answer, again
+
+
 def _dispatch(func: Any, args: tuple, kwargs: Mapping[str, Any]) -> Any:
     """`Private.__torch_dispatch__` for any operation: nested arguments, writes, views, several results."""
+    if (notes := _NOTES.get()) is not None:
+        notes.append(None)
     operation = _operation(func)
     values = leaves((args, kwargs))
     private = [leaf for leaf in values if isinstance(leaf, Private)]

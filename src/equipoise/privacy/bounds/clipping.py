@@ -169,7 +169,7 @@ def limited_weights(rule: WeightRule, norms: torch.Tensor, threshold: float) -> 
             cut or not, the sum has no bound then. See `answers_by_record`.
     """
     name = f"{type(rule).__name__}.weights"
-    given = answers_by_record(name, rule, lambda some: rule.weights(some, threshold), norms)
+    given = answers_by_record(name, rule, lambda some: rule.weights(some, threshold), norms, threshold)
     if given.shape != norms.shape:
         raise ValueError(f"{name} returned {given.shape[1:].numel()} weights per record; it must return one")
     return cut_to(threshold, given.to(norms.dtype), norms)

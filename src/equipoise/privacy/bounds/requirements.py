@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import torch
 
 from equipoise import _validate
-from equipoise.privacy.private import Private, PrivateError, unwrap
+from equipoise.privacy.private import Private, PrivateError, noted, unwrap
 
 #: How many norms a clip rule sees at a time. Any constant would do: large enough for most draws to be one
 #: block, small enough to cost nothing for a single record.
@@ -88,19 +87,26 @@ def require_by_record(name: str, values: Private) -> torch.Tensor:
 
 
 def answers_by_record(
-    name: str, rule: object, ask: Callable[[torch.Tensor], torch.Tensor], norms: torch.Tensor
+    name: str,
+    rule: object,
+    ask: Callable[[torch.Tensor], torch.Tensor],
+    norms: torch.Tensor,
+    question: Hashable = None,
 ) -> torch.Tensor:
     """The raw answers [B] or [B, m] of a rule for records of these norms, each only for its own record.
 
     The rule computes on `Private` norms: its operations must keep records apart, and it can hold no other
     private number. It sees the norms in blocks of one length, the last filled up, so that it cannot tell how
-    many there are. A rule that answers the same question in two ways is refused at its first use.
+    many there are. A rule that answers the same question in two ways is refused at its first use. Of a rule
+    with a value of its own (a frozen dataclass) the operations are noted; to an equal question they alone
+    answer.
 
     Args:
         name: of the rule, for messages.
         rule: the object that stands behind `ask`.
         ask: from norms to one answer per record.
         norms: raw norms [B].
+        question: what the answers follow from, beside rule and norms.
 
     Raises:
         PrivateError: the rule looks at other records, or its answers differ from call to call.
@@ -108,12 +114,22 @@ def answers_by_record(
     """
     if _PURE.get(id(rule)) is not rule:
         _require_pure(name, rule, ask, norms)
-    answers = [*map(partial(_answer, name, ask), torch.split(norms, BLOCK))]
+    asked: Hashable = None
+    if question is not None and type(rule).__hash__ is not object.__hash__:
+        with contextlib.suppress(TypeError):  # a field of it may have no value of its own
+            key = rule, question, norms.dtype, norms.device
+            hash(key)
+            asked = key
+    answers = [_answer(name, ask, block, asked) for block in torch.split(norms, BLOCK)]
     return answers[0] if len(answers) == 1 else torch.cat(answers)
 
 
 #: Rules that gave one answer to one question, by identity; a rule that is gone leaves.
 _PURE: weakref.WeakValueDictionary[int, object] = weakref.WeakValueDictionary()
+
+_NOTED: dict[Hashable, Callable[[torch.Tensor], torch.Tensor]] = {}
+"""What gives the raw answers to a question once more, of the latest questions."""
+_MOST = 64
 
 
 def _require_pure(
@@ -132,11 +148,18 @@ def _require_pure(
         _PURE[id(rule)] = rule
 
 
-def _answer(name: str, ask: Callable[[torch.Tensor], torch.Tensor], block: torch.Tensor) -> torch.Tensor:
+def _answer(
+    name: str,
+    ask: Callable[[torch.Tensor], torch.Tensor],
+    block: torch.Tensor,
+    asked: Hashable = None,
+) -> torch.Tensor:
     """The rule's raw answers for at most `BLOCK` norms."""
     whole = torch.cat([block, block.new_ones(BLOCK - len(block))])
+    if asked in _NOTED:
+        return _NOTED[asked](whole)[: len(block)]
     try:
-        answer = ask(Private(whole))
+        answer, again = noted(ask, Private(whole))
     except PrivateError as error:
         raise PrivateError(
             f"{name} reads norms as numbers, or branches on them. It sees all of them at once: let it use "
@@ -154,6 +177,10 @@ def _answer(name: str, ask: Callable[[torch.Tensor], torch.Tensor], block: torch
             "sort, a mean, an index, a number of its own from private records: each may give a record "
             "another weight when other records are there, and the sum has no bound then"
         )
+    if asked is not None and again is not None:
+        _NOTED[asked] = again
+        if len(_NOTED) > _MOST:
+            del _NOTED[next(iter(_NOTED))]
     return unwrap(answer)[: len(block)]
 
 
