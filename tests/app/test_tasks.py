@@ -57,9 +57,28 @@ def test_the_best_constant_is_the_statistic(loss, log, weights, statistic):
 
 
 def test_losses_that_do_not_fit_are_refused():
-    for word in ("huber", "huber:0", "quantile:1", "squared:2", "poison", "a:b:c"):
+    for word in (
+        "huber",
+        "huber:0",
+        "quantile:1",
+        "squared:2",
+        "poison",
+        "a:b:c",
+        "huber:-1",
+        "quantile:0.0",
+    ):
         with pytest.raises(SettingsError, match="--loss is"):
-            RunSettings(loss=word)
+            RunSettings(loss=word).check()
+    for word in (
+        "huber:2",
+        "huber:.5",
+        "huber:1e3",
+        "quantile:.05",
+        "quantile:0.5",
+        "poisson",
+        "my.losses:tilted",
+    ):
+        RunSettings(loss=word).check()
     with pytest.raises(SettingsError, match="low = 0"):
         task_of(data_of(low=-1.0), "poisson")
     labels = Records({"input": torch.zeros(2, 1), "label": torch.tensor([0, 1])})

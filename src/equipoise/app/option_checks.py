@@ -81,32 +81,13 @@ def data_form(data: str) -> str:
     return "images" if "/" in data and not Path(data).suffix else "named"
 
 
-LOSSES = {"squared": 0, "huber": 1, "quantile": 1, "poisson": 0, "logistic": 0}
-"""The losses that a command names, and how many numbers follow the word, after colons."""
-
-
-def parse_loss(text: str) -> str:
-    """The text, where it names a loss.
-
-    Raises:
-        SettingsError: it names none.
-
-    >>> parse_loss("huber:2.5"), parse_loss("my_losses:tilted")
-    ('huber:2.5', 'my_losses:tilted')
-    """
-    word, *numbers = text.split(":")
-    try:
-        found = [float(number) for number in numbers] if word in LOSSES else []
-    except ValueError:
-        found = [math.nan]
-    highest = 1.0 if word == "quantile" else LARGEST
-    fits = len(found) == LOSSES.get(word) and all(0 < number < highest for number in found)
-    if fits or (word not in LOSSES and len(numbers) == 1):
-        return text
-    raise SettingsError(
-        f"--loss is {text!r}, but it must be squared, huber:D with D > 0 in the units of the target, "
-        "quantile:T with T between 0 and 1, poisson, logistic, or package.module:function."
-    )
+LOSSES = ("squared", "huber", "quantile", "poisson", "logistic")
+"""The losses that a command names; a number follows some, after a colon."""
+LOSS = (
+    r"squared|poisson|logistic|huber:(?=[0.]*[1-9])\d*\.?\d+([eE][-+]?\d+)?|quantile:0?\.0*[1-9]\d*"
+    rf"|(?!({'|'.join(LOSSES)}):)[\w.]+:[\w.]+"
+)
+"""The words of ``--loss``."""
 
 
 LITTLE_LEARNED = 0.5

@@ -68,9 +68,14 @@ def predict_run(
         return task.scores_of(outputs[rows], replace(dataset, test=found.subset(rows))) if labelled else {}
 
     scores = scores_of(torch.ones(len(found), dtype=torch.bool))
-    kept, groups = _columns(settings.data, schema, keep), dict[str, dict[str, Any]]()
-    for cells in _columns(settings.data, schema, [] if by is None else [by]):
-        for value in sorted(set(cells)):
+    kept, groups = list[list[str]](), dict[str, dict[str, Any]]()
+    if keep or by is not None:
+        if data_form(settings.data) != "table" or schema is None:
+            raise SettingsError(f"--data is {settings.data!r}, but --keep and --by name columns of a table.")
+        from equipoise.data.readers.schema import cells_of  # imports pydantic
+
+        cells, *kept = cells_of(settings.data, schema, [keep[0] if by is None else by, *keep])
+        for value in sorted(set(cells)) if by is not None else ():
             rows = torch.tensor([cell == value for cell in cells])
             groups[value] = {"records": int(rows.sum()), "evaluation": scores_of(rows)}
     if output is not None:
@@ -92,16 +97,6 @@ def predict_run(
         **({} if output is None else {"output": output}),
         **({} if by is None else {"by": groups}),
     }
-
-
-def _columns(data: str, schema: Mapping[str, Any] | None, names: Sequence[str]) -> list[list[str]]:
-    if not names:
-        return []
-    if data_form(data) != "table" or schema is None:
-        raise SettingsError(f"--data is {data!r}, but --keep and --by name columns of a table.")
-    from equipoise.data.readers.schema import cells_of  # imports pydantic
-
-    return cells_of(data, schema, names)
 
 
 def records_to_predict(settings: RunSettings, schema: Mapping[str, Any] | None) -> tuple[DataSet, bool]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
@@ -40,12 +41,12 @@ from equipoise.app.default_settings import default_delta, default_model_of, defa
 from equipoise.app.model_table import ON_FEATURES, STATISTICS
 from equipoise.app.option_checks import (
     LARGEST,
+    LOSS,
     SettingsError,
     check_federated,
     data_form,
     flag,
     parse_clip_norm,
-    parse_loss,
 )
 from equipoise.methods.registry import registered
 
@@ -120,7 +121,6 @@ ClipNorm = Annotated[
     BeforeValidator(lambda value: str(value) if type(value) in (int, float) else value),
     AfterValidator(lambda text: parse_clip_norm(text) and text),
 ]
-Loss = Annotated[str, AfterValidator(lambda text: parse_loss(text))]
 Columns = Annotated[
     str, BeforeValidator(lambda value: ",".join(map(str, value)) if isinstance(value, list) else value)
 ]
@@ -234,10 +234,10 @@ class RunSettings:
     task: Literal["classification", "regression", "multi-label"] | None = setting(
         None, "classification, regression or multi-label; by default what the target's column is."
     )
-    loss: Loss | None = setting(
+    loss: str | None = setting(
         None,
-        "Loss of a record: squared, huber:D, quantile:T, poisson, logistic, or package.module:function; by "
-        "default squared for a number, logistic for classes.",
+        "Loss of a record: squared, huber:D (in units of the target), quantile:T, poisson, logistic, or "
+        "package.module:function; by default squared for a number, logistic for classes.",
     )
     class_weights: Weights = setting(
         dict, "Weight of a class in the loss, a public number; repeatable.", **NAMED, option="class_weight"
@@ -390,6 +390,11 @@ class RunSettings:
             self.runs is not None and None in (self.epsilon, self.ledger),
             f"--runs {self.runs} is how many runs of one journal share a budget. Give --epsilon, and the "
             "same --ledger FILE to each of them.",
+        )
+        yield (
+            self.loss is not None and not re.fullmatch(LOSS, self.loss),
+            f"--loss is {self.loss!r}, but it must be squared, huber:D with D > 0 in units of the target, "
+            "quantile:T with T between 0 and 1, poisson, logistic, or package.module:function.",
         )
         yield (
             ":" in (self.clip_rule or ""),

@@ -77,28 +77,6 @@ class Task:
         return math.hypot(math.sqrt(share) * found, math.sqrt(1 - share) * (high - low))
 
 
-def cross_entropy(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
-    """Cross-entropy of every record, ``[B]``."""
-    _check_labelled(batch)
-    return F.cross_entropy(model(batch["input"]), batch["label"], reduction="none")
-
-
-def accuracy(model: nn.Module, records: Records, chunk: int = 256) -> float:
-    """The share of records whose label the model gives the highest score; NaN answers nothing."""
-    _check_labelled(records.fields)
-    outputs = outputs_of(model, records, chunk)
-    right = (outputs.argmax(1) == records.fields["label"]) & outputs.isfinite().all(1)
-    return float(right.double().mean())
-
-
-def _check_labelled(fields: Mapping[str, Tensor]) -> None:
-    if "label" not in fields:
-        raise SettingsError(
-            "--data has no classes, and this command knows classification only. Other tasks are trained by "
-            "`equipoise train` and used by `equipoise predict`."
-        )
-
-
 @torch.no_grad()
 def outputs_of(model: nn.Module, records: Records, chunk: int = 256) -> Tensor:
     """What the model answers for every record, ``[n, outputs]``, on the CPU."""
@@ -136,8 +114,6 @@ def loss_of(dataset: DataSet, class_weights: Mapping[str, float], name: str | No
             )
         weights = torch.tensor([float(class_weights.get(name, 1.0)) for name in names])
     weighted = WEIGHT in dataset.train.fields
-    if weights is None and name is None and not weighted and dataset.task == "classification":
-        return cross_entropy
 
     def loss(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
         outputs, learnt = model(batch["input"]), batch[task.field]

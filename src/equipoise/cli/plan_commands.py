@@ -264,3 +264,23 @@ def init(
     train += "" if output is None else f" --schema {shlex.quote(output)}"
     said += ["Next:", f"  edit {path}", continued(train, console.width)]
     console.print("\n".join(said), markup=False)
+
+
+@schema.command(epilog="equipoise schema ranges people.csv --epsilon 0.1 --ledger people.jsonl")
+def ranges(
+    table: Annotated[str, typer.Argument(metavar="TABLE", help="A CSV, TSV or Parquet file.")],
+    epsilon: Annotated[float, typer.Option(min=1e-6, help="Budget of all runs in the ledger.")],
+    ledger: Annotated[
+        str, typer.Option(help="Journal to book it in, which `train` is given too.", metavar="FILE")
+    ],
+    schema: Annotated[
+        str | None, typer.Option(help="The schema to fill in; TABLE.schema.toml by default.", metavar="FILE")
+    ] = None,
+    json_output: Json = False,
+) -> None:
+    """Fill in the ranges that a schema leaves open, from a noised histogram of the private rows."""
+    with loading():
+        from equipoise.app.ranges import fill_in_ranges
+    found = fill_in_ranges(table, schema, epsilon, ledger)
+    said = [f"{name}: {low:.10g} to {high:.10g}" for name, (low, high) in found.items()]
+    answer({"ranges": found}, json_output, *said, f"booked in {ledger}: give train the same --ledger")

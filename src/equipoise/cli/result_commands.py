@@ -126,9 +126,7 @@ def export(
     form: Annotated[
         str,
         typer.Option(
-            "--format",
-            help="safetensors, state-dict, onnx (with the extra 'onnx'), or coefficients: CSV and SQL of a "
-            "linear model of a table.",
+            "--format", help="safetensors, state-dict, onnx, or coefficients: CSV and SQL for tables."
         ),
     ] = "safetensors",
     output: Annotated[

@@ -177,14 +177,8 @@ class Weight(_Declared):
     """
 
     type: Literal["weight"]
-    low: Annotated[float, Field(ge=0)] = 0.0
-    high: float
-
-    @model_validator(mode="after")
-    def _is_a_range(self) -> Weight:
-        if not self.low < self.high < math.inf:
-            raise ValueError(f"the bounds low={self.low} .. high={self.high} must be finite and not empty")
-        return self
+    low: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    high: Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
     def learn(self, cell: str) -> float:
         return min(max(_finite(cell), self.low), self.high) / self.high

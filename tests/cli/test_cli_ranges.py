@@ -1,0 +1,81 @@
+"""`equipoise schema ranges`: ranges from a noised histogram, booked in the journal that trainings share."""
+
+import json
+
+import dp_accounting
+import numpy as np
+import pytest
+import torch
+
+from equipoise.app import ranges
+from equipoise.data.readers.schema import read_schema
+
+SCHEMA = """target = "y"
+missing = ["", "-1"]
+[columns.age]
+type = "number"
+low = "FILL IN"   # the least
+high = "FILL IN"
+[columns."in come"]
+type = "number"
+low = 0
+high = "FILL IN"
+[columns.y]
+type = "number"
+low = 0
+high = 1
+"""
+
+
+@pytest.fixture
+def table(tmp_path):
+    rng = np.random.default_rng(0)
+    ages = ["", "-1", *(f"{age:.2f}" for age in rng.uniform(21, 95, 5))] * 600
+    wages, answers = rng.uniform(150, 900, len(ages)), rng.integers(0, 2, len(ages))
+    rows = [f"{age},{wage:.2f},{y}" for age, wage, y in zip(ages, wages, answers, strict=True)]
+    rows[17] = "99999,150.0,0"  # one person alone moves no end
+    (tmp_path / "t.csv").write_text("\n".join(["age,in come,y", *rows]))
+    (tmp_path / "t.schema.toml").write_text(SCHEMA)
+    return tmp_path / "t.csv"
+
+
+def test_ranges_are_filled_in_and_booked(equipoise, table, tmp_path):
+    ledger, run = tmp_path / "people.jsonl", tmp_path / "run"
+    words = ("--epsilon", "1", "--ledger", ledger, "--json")
+    missing = equipoise("schema ranges", table, *words)
+    assert "no population is stated" in missing.value["error"]
+    assert not ledger.exists()
+    (tmp_path / "t.schema.toml").write_text(f"population = 4200\n{SCHEMA}")
+    found = equipoise("schema ranges", table, *words)
+    assert found.code == 0, found.err
+    assert found.value["ranges"] == {"age": [20, 100], "in come": [100, 1000]}
+    columns = read_schema(tmp_path / "t.schema.toml")["columns"]
+    assert (columns["age"]["low"], columns["age"]["high"], columns["in come"]["low"]) == (20, 100, 0)
+    assert columns["in come"]["high"] == 1000
+    assert "leaves no range" in equipoise("schema ranges", table, *words).value["error"]
+    data = ("--data", table, "--test-share", "0.2", "--run-dir", run)
+    trained = equipoise("train --model statistics --epsilon 2 --delta 1e-5 --json --ledger", ledger, *data)
+    assert trained.code == 0, trained.err
+    plans = [
+        line["plan"] for line in map(json.loads, ledger.read_text().splitlines()) if line["type"] == "run"
+    ]
+    assert len(plans) == 2
+    assert equipoise("verify --json", run, "--ledger", ledger).code == 0
+    multipliers = [plan["releases"][0]["mechanism"]["noise_multiplier"] for plan in plans]
+    accountant = dp_accounting.pld.PLDAccountant()
+    alone = accountant.compose(dp_accounting.GaussianDpEvent(multipliers[0])).get_epsilon(1e-5)
+    both = accountant.compose(dp_accounting.GaussianDpEvent(multipliers[1])).get_epsilon(1e-5)
+    assert (alone, both) == pytest.approx((1.0, 2.0), rel=0.01)
+
+
+def test_a_row_adds_at_most_one_and_the_noise_is_the_plans():
+    """Cells of many copies of one row are its part; those of no row are the noise."""
+    numbers = torch.tensor([[30.0] * 1000, [float("nan")] * 1000, [-7e12] * 1000], dtype=torch.double)
+    cells, noise = ranges.histogram(numbers, 1000, 1.0, None)
+    cells = cells[:, :-1]
+    assert float(cells[0].max()) == pytest.approx(3**-0.5, abs=5 * noise)
+    assert (int(cells[0].argmax()), int(cells[2].argmax())) == (int((ranges.GRID == 20).nonzero()), 0)
+    rest = torch.cat([cells[0][cells[0] < 0.3], cells[1], cells[2][1:]])
+    assert len(rest) > 200
+    assert float(rest.std()) == pytest.approx(noise, rel=0.2)
+    assert noise * 1000 == pytest.approx(3.73, rel=0.01)
