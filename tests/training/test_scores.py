@@ -273,6 +273,24 @@ def test_a_score_of_data_of_its_own_looks_at_nothing_else():
     assert training.evaluate(score)["private_accuracy"] == pytest.approx(wanted["score"], abs=1e-6)
 
 
+def test_runs_of_one_journal_share_a_budget_scores_and_all(tmp_path):
+    """A record may be scored in one run and trained on in the other, which is in the total of each side."""
+    for number in range(2):
+        score, folder = Score("accuracy", share=SHARE, times=2), tmp_path / str(number)
+        options = {
+            "journal": tmp_path / "journal",
+            "folder": folder,
+            "reproducible": False,
+            "hardened": number == 1,
+        }
+        run = scored(score, budget=Budget(3.0, 1e-5, runs=2), **options)
+        found = run.run(evaluate=score, progress=False)
+        assert run.plan.arithmetic == ("grid" if number else "floating_point")
+        assert eq.verify_run(folder).consistent
+    assert 2.5 < found.epsilon <= 3
+    assert found.statement.other_runs == 1
+
+
 # ---- neighbours
 
 
@@ -374,6 +392,17 @@ class Centred(nn.Sequential):
     def forward(self, x):
         found = super().forward(x)
         return found if self.training else found - found.mean(0)
+
+
+HELD = records(COUNT)["input"]
+
+
+def test_outputs_that_hold_the_records_are_refused():
+    def with_all(model, batch):
+        return model(batch["input"] + HELD.mean(0)), batch["label"]
+
+    with pytest.raises(ValueError, match="HELD"):
+        scored(Score("accuracy", share=SHARE, outputs=with_all))
 
 
 MIXED = {

@@ -37,6 +37,7 @@ from equipoise.training.record_source import RecordSource
 from equipoise.training.scores import Score
 from equipoise.training.setup.loss_trials import check_loss, refuse_followed
 from equipoise.training.setup.pipeline_trials import Pipeline
+from equipoise.training.setup.private_copies import check_held
 
 SCORE = "private score"
 """The name of its release and of its draw."""
@@ -197,6 +198,7 @@ def prepare_score(given: TrainingInputs, trained: RowSource, processes: Processe
         source = RecordSource(score.data, given.data.collate, given.data.workers)
     prepare, places = BatchPreparation(trained.prepare.device), _places(score, given.loss)
     example, probes = check_loss(model, places, source, prepare.device)
+    check_held(model, score.outputs, source, example, given.sampling.population)
     prepared = prepare(example, public_randomness(trained.seed, "example"))
     engine = LossEngine(model, places, prepared, check=False, trust=given.run.trust, publicly=True)
     params = away_from_zero(model, places, prepared)
