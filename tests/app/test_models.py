@@ -12,6 +12,7 @@ from equipoise.app.models import (
     prepare_data,
 )
 from equipoise.app.option_checks import SettingsError, check_data_and_model
+from equipoise.app.tasks import loss_of
 from equipoise.data.records import DataSet, Records
 
 
@@ -146,3 +147,14 @@ def test_what_moved_is_said_to_be_in_the_sources(moved: str) -> None:
     for names in ((moved, None), (None, moved)):
         with pytest.raises(SettingsError, match="benchmarks"):
             check_data_and_model(*names)
+
+
+def test_the_weight_of_a_class_multiplies_its_losses() -> None:
+    dataset, outputs = table(), torch.tensor([[1.0, 0.0], [0.0, 2.0], [3.0, 0.0], [0.0, 1.0]])
+    batch = dataset.train[:]
+    plain, weighted = (
+        loss_of(dataset, weights)(lambda inputs: outputs, batch) for weights in ({}, {"1": 0.25})
+    )
+    torch.testing.assert_close(weighted, plain * torch.tensor([1.0, 0.25, 0.25, 1.0]))
+    with pytest.raises(SettingsError, match="'2'"):
+        loss_of(dataset, {"2": 1.0})

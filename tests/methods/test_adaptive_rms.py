@@ -134,6 +134,16 @@ def test_worked_epsilons(method, sampling, value):
     assert found.epsilon(DELTA).value == pytest.approx(value, rel=5e-3)
 
 
+@pytest.mark.parametrize("share", [0.1, 0.5])
+@pytest.mark.parametrize("given", [{"noise_multiplier": 2.0}, {}], ids=["given", "calibrated"])
+def test_the_radius_has_its_share_of_a_joint_release(share, given):
+    """Of the sum of both 1 / z^2, what one release of a joint Gaussian costs."""
+    method, budget = eq.AdaptiveRMS(radius_share=share, **given), None if given else eq.Budget(2.0, DELTA)
+    found = planned(method, eq.FullBatch(60, 20), budget=budget)
+    z, of_squares = found["gradient"].noise_multiplier, found["squares"].noise_multiplier
+    assert (z / of_squares) ** 2 == pytest.approx(share / (1 - share))
+
+
 def test_replacing_a_record_moves_the_squares_by_their_cap_and_no_more():
     """The plan's ratio of 1: under replace-one with all records, the squares cost what they cost before."""
     method = eq.AdaptiveRMS(variant=Round(), noise_multiplier=1e4, radius_noise_multiplier=5.0)
