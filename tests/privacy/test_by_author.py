@@ -53,10 +53,6 @@ class OfAnotherShape(Louder):
         return super().noise(normals[:1], bound)
 
 
-class WithMemory(Louder):
-    memory = property(lambda self: 1)
-
-
 @dataclass(frozen=True)
 class Coins(OwnSampling):
     population: int
@@ -124,7 +120,6 @@ class Method(eq.DPSGD):
         (OfItsOwnGenerator(1.0), "random numbers of its own"),
         (OneForAll(1.0), "random numbers of its own"),
         (OfAnotherShape(1.0), "numbers of shape"),
-        (WithMemory(1.0), "its own memory"),
         (Coins(300, 5, rate=0.19), "how often a record"),
         (Shuffled(300, 5), "two draws in a row"),
         (InPairs(300, 5), "sizes vary"),

@@ -55,8 +55,6 @@ class _ByAuthor:
     """
 
     known: ClassVar[dict[str, Any]] = {}
-    fixed: ClassVar[tuple[str, ...]]
-    """What the accounting takes from this library's class, and no class of a user's may change."""
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -71,11 +69,6 @@ class _ByAuthor:
         """Its fields."""
         return {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
 
-    def _check_fixed(self, base: type) -> None:
-        changed = [name for name in self.fixed if getattr(type(self), name) is not getattr(base, name)]
-        if changed:
-            raise PlanError(f"{self.author} has its own {', '.join(changed)}, which is the accounting's")
-
 
 class OwnMechanism(_ByAuthor, Mechanism):
     """Fresh noise of your own: a frozen dataclass of plain values, `noise_multiplier` among them.
@@ -86,10 +79,6 @@ class OwnMechanism(_ByAuthor, Mechanism):
     """
 
     kind: ClassVar[str] = "own"
-    fixed: ClassVar[tuple[str, ...]] = (
-        "at", "changes", "made_for", "memory", "noise_over_steps", "noised", "question", "shared_by",
-        "whitened_square",
-    )  # fmt: skip
 
     @abstractmethod
     def noise(self, normals: torch.Tensor, bound: float) -> torch.Tensor:
@@ -147,7 +136,6 @@ class OwnMechanism(_ByAuthor, Mechanism):
         Raises:
             PlanError: its variance is not what it says, it does not follow its streams, or it repeats.
         """
-        self._check_fixed(OwnMechanism)
         zeros = {name: private.Private(torch.zeros(_NUMBERS)) for name in ("one", "other")}
         sums = {"tried": bounded.make_bounded(zeros, 1.0, 2.0, None)}
         key = secrets.Secrets(reproducible_seed=0)
@@ -176,11 +164,6 @@ class OwnSampling(_ByAuthor, Sampling):
     You say that a draw tells no more of one record than a draw of `accounted_as`, whatever the draws before
     were. Write `accounted_as` and `sample`, which takes all its random numbers from `secrets`.
     """
-
-    fixed: ClassVar[tuple[str, ...]] = (
-        "draws_by_itself", "draws_per_epoch", "expected_size", "min_separation", "participations",
-        "pushes_out", "sampling_rate", "takes_turns", "turn_rate",
-    )  # fmt: skip
 
     @property
     @abstractmethod
@@ -227,7 +210,6 @@ class OwnSampling(_ByAuthor, Sampling):
         Raises:
             PlanError: records are not drawn as often, or not as independently, as the claim says.
         """
-        self._check_fixed(OwnSampling)
         like, records = self.accounted_as, self.population
         may_be = type(like) in (Poisson, FullBatch, WithoutReplacement)
         if not may_be or (like.population, like.steps) != (records, self.steps):
