@@ -26,6 +26,11 @@ def test_tar_shards():
     assert statement.releases[0]["used"] == 5
 
 
+@pytest.mark.parametrize(("model", "views"), [("vae", 1), ("diffusion", 2)])
+def test_synthetic_digits(model, views):
+    assert 0 < load("synthetic_digits").main(model, views=views, steps=3) < 0.9
+
+
 @pytest.mark.slow
 def test_gpt2_with_adapters():
     pytest.importorskip("transformers", reason="needs the extra hf")
