@@ -1,5 +1,6 @@
 """Noise and samplings of a user's own: a sound one trains under its author's name, a wrong one is refused."""
 
+import contextlib
 import json
 from dataclasses import dataclass
 
@@ -11,14 +12,21 @@ from torch import nn
 import equipoise as eq
 from equipoise.methods import Plan
 from equipoise.privacy import (
+    ChangedQueryError,
     FixedEpochs,
     FullBatch,
+    Journal,
+    Ledger,
     OwnMechanism,
     OwnSampling,
     PlanError,
     Poisson,
     PrivacyPlan,
+    Private,
     Release,
+    Secrets,
+    WithoutReplacement,
+    capped,
 )
 from equipoise.statements import verify_run
 from equipoise.statements.statement import statement_schema
@@ -46,6 +54,11 @@ class OneForAll(Louder):
     def noise(self, normals, bound):
         generator = torch.Generator().manual_seed(0)
         return super().noise(torch.randn(normals.shape, generator=generator), bound)
+
+
+class ForgetsTheBound(Louder):
+    def noise(self, normals, bound):
+        return super().noise(normals, 1.0)
 
 
 class OfAnotherShape(Louder):
@@ -93,6 +106,18 @@ class Fresh(Coins):
         return (torch.rand(records) < self.expected / self.population).nonzero().flatten()
 
 
+class WithAPublicSeed(Coins):
+    def sample(self, secrets, draw, records):
+        generator = torch.Generator().manual_seed(draw.index)
+        return (
+            (torch.rand(records, generator=generator) < self.expected / self.population).nonzero().flatten()
+        )
+
+
+class OfFixedSize(Coins):
+    accounted_as = property(lambda self: WithoutReplacement(50, self.population, self.steps))
+
+
 class AccountedOtherwise(Coins):
     accounted_as = property(lambda self: FixedEpochs(50, self.population, self.steps))
 
@@ -120,6 +145,9 @@ class Method(eq.DPSGD):
         (OfItsOwnGenerator(1.0), "random numbers of its own"),
         (OneForAll(1.0), "random numbers of its own"),
         (OfAnotherShape(1.0), "numbers of shape"),
+        (ForgetsTheBound(1.0), "to a sum of bound 30"),
+        (WithAPublicSeed(300, 5), "under another key"),
+        (OfFixedSize(300, 5), "give Poisson or FullBatch"),
         (Coins(300, 5, rate=0.19), "how often a record"),
         (Shuffled(300, 5), "two draws in a row"),
         (InPairs(300, 5), "sizes vary"),
@@ -167,10 +195,38 @@ def test_a_run_names_the_author_goes_on_and_is_verified_without_the_class(tmp_pa
     monkeypatch.setattr(OwnMechanism, "known", {})
     monkeypatch.setattr(OwnSampling, "known", {})
     assert verify_run(tmp_path / "run").consistent
+    for name, key in (("statement.json", "assumptions"), ("config.json", "conditions")):
+        file = tmp_path / "run" / name
+        told = json.loads(file.read_text())
+        told[key] = [text for text in told[key] if not text.startswith("by its author")]
+        file.write_text(json.dumps(told))
+    assert not verify_run(tmp_path / "run").consistent
     described = training.plan.describe()
     elsewhere = PrivacyPlan.from_description(described)
     assert elsewhere.describe() == described
     assert elsewhere.epsilon(1e-3) == training.plan.epsilon(1e-3)
+
+
+def test_noise_of_an_edited_class_is_another_question(tmp_path, monkeypatch):
+    """The same normals under other noise, of the same sum, would show it."""
+    released, ledgers = [], []
+    secrets = Secrets(reproducible_seed=0)
+    for scale in (1.0, 0.5):
+        monkeypatch.setattr(Louder, "noise", lambda self, normals, bound, scale=scale: scale * normals)
+        plan = PrivacyPlan([Release("total", 5.0, Louder(1.0))], Poisson(50, 300, 4))
+        with contextlib.closing(Journal(tmp_path / "journal")) as journal:
+            ledger = Ledger(plan, journal=journal, secrets=secrets)
+            draw = ledger.open("batch", "here")
+            sums = {"total": capped(Private(torch.ones(3), draw), 5.0)}
+            if scale < 1:
+                with pytest.raises(ChangedQueryError):
+                    ledger.release(draw, sums)
+                draw = ledger.open("batch", "here")
+                sums = {"total": capped(Private(torch.ones(3), draw), 5.0)}
+            released.append(float(ledger.release(draw, sums)["total"]["sum"]) - 3.0)
+            ledgers.append(sum(ledger.record.used.values()))
+    assert ledgers == [1, 2]
+    assert released[1] != 0.5 * released[0]
 
 
 def test_a_class_that_is_neither_is_refused_still():

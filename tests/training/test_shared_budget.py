@@ -50,6 +50,20 @@ def test_runs_that_share_a_budget_get_the_same_noise_and_spend_it(tmp_path, caps
         begun(tmp_path / "j", budget)
 
 
+def test_a_run_that_released_nothing_takes_no_part_of_the_budget(tmp_path):
+    def noise():
+        return begun(tmp_path / "j", eq.Budget(2.0, 1e-4, runs=3))
+
+    first = noise()
+    first.take_step()
+    empty = noise()
+    empty.finish(stop_fixed_beforehand=True)
+    second = noise()
+    assert "run 2 of the 3" in str(second.describe())
+    multipliers = [run.plan.releases[0].noise_multiplier for run in (first, second)]
+    assert max(multipliers) < 1.01 * min(multipliers)
+
+
 def test_a_larger_budget_and_stated_noise_are_taken(tmp_path, capsys, recwarn):
     journal = tmp_path / "journal"
     begun(journal, 1.0)

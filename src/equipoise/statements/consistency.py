@@ -14,7 +14,7 @@ from equipoise._relations import ARE_PUBLIC
 from equipoise._version import ENGINE, __version__
 from equipoise.statements.assumptions import ALLOWED, EARLIER, NAMED, NOT_COMPARED, Assumption, always
 from equipoise.statements.recompute import MALFORMED, Finding, finite_number
-from equipoise.statements.statement import OF_THE_LEDGER, sampling_assumptions
+from equipoise.statements.statement import OF_THE_LEDGER, claims_of, sampling_assumptions
 
 PROGRESS = 0.04
 """How far a row's epsilon may be above the statement's, relatively: earlier versions computed rows coarsely.
@@ -91,6 +91,12 @@ def check_assumptions(statement: Object, config: Object) -> list[Finding]:
     if counts and Assumption.TRUSTED in named and ALLOWED not in named:
         wanted.append(NOT_COMPARED)
     wanted += texts_of(config.get("conditions"))
+    try:
+        rows = [*statement["releases"], *statement["unproven"]]
+        draws, claims = sampling_assumptions(rows), claims_of(rows)
+    except MALFORMED:
+        draws, claims = [], []  # the checks of the statement report it
+    wanted += claims
     found = texts_of(config.get("assumptions"))  # an edited file may hold the issuer's own words
     wrong = [text for text in dict.fromkeys([*wanted, *found]) if text not in named]
     if (Assumption.SCANNED in named) is (Assumption.TRUSTED in named):
@@ -102,10 +108,6 @@ def check_assumptions(statement: Object, config: Object) -> list[Finding]:
     if any(text not in named for text in every):
         detail = "another version began the run: the sentences of every statement were not compared"
         findings.append(Finding("assumptions", None, detail))
-    try:
-        draws = sampling_assumptions([*statement["releases"], *statement["unproven"]])
-    except MALFORMED:
-        return findings  # the checks of the statement report it
     known = {
         *wanted,
         *every,

@@ -25,6 +25,7 @@ from equipoise._validate import by_author
 from equipoise._version import __version__
 from equipoise.privacy.accounting.epsilon import EpsilonResult, epsilon
 from equipoise.privacy.accounting.noise_tail import END
+from equipoise.privacy.by_author import OwnMechanism, OwnSampling
 from equipoise.privacy.ledger.run_record import OtherRuns, RunRecord, compose_events
 
 if TYPE_CHECKING:
@@ -312,13 +313,23 @@ def _release_in_words(release: Mapping[str, Any]) -> str:
 
 
 def sampling_assumptions(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The assumptions on the draws of these releases (rows of a plan or statement), each once."""
+    """The assumptions on draws and noise of these releases (rows of a plan or statement), each once."""
     texts = [
         f"population {row['sampling']['population']} and sampling "
         f"{row['sampling'].get('by', row['sampling']['scheme'])} of draw {row['draw']!r}"
         for row in rows
     ]
-    return list(dict.fromkeys(texts))
+    return list(dict.fromkeys([*texts, *claims_of(rows)]))
+
+
+def claims_of(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What authors of own noise and samplings say of them, in these rows of a plan or statement."""
+    noise = [row["mechanism"] for row in rows if "by" in row.get("mechanism", ())]
+    draws = [row["sampling"] for row in rows if "by" in row["sampling"]]
+    return [
+        *(OwnMechanism.described(one).claim for one in noise),
+        *(OwnSampling.described(one).claim for one in draws),
+    ]
 
 
 def independence_of(assumptions: Iterable[Any]) -> dict[str, str]:

@@ -255,7 +255,7 @@ def describe(setup: TrainingSetup, ledger: Ledger, steps_done: int) -> Descripti
         way_of_launching=setup.rows.engine.way_of_launching,
         way_of_noise=way_of_noise(setup.device),
         compile_seconds=setup.rows.engine.compile_seconds,
-        run_of_budget=run_of_budget(setup.budget, len(others)),
+        run_of_budget=run_of_budget(setup.budget, others),
     )
 
 

@@ -10,7 +10,7 @@ found from the side where epsilon is small enough.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
 import dp_accounting
@@ -18,7 +18,7 @@ import dp_accounting
 from equipoise import _validate
 from equipoise._roots import NoCrossing, crossing
 from equipoise._rounding import plain
-from equipoise.privacy.accounting.epsilon import check_delta, epsilon
+from equipoise.privacy.accounting.epsilon import check_delta, costs, epsilon
 from equipoise.privacy.errors import BudgetError
 from equipoise.privacy.mechanisms import Gaussian
 from equipoise.privacy.plan import PrivacyPlan, Release
@@ -71,8 +71,12 @@ class Budget:
         self, event: dp_accounting.DpEvent, other_events: Sequence[dp_accounting.DpEvent]
     ) -> dp_accounting.DpEvent:
         """What the other runs cost, a run of this event, and as many like it as are left."""
-        like_it = dp_accounting.SelfComposedDpEvent(event, max(1, self.runs - len(other_events)))
+        like_it = dp_accounting.SelfComposedDpEvent(event, max(1, self.runs - self.begun(other_events)))
         return dp_accounting.ComposedDpEvent([like_it, *other_events])
+
+    def begun(self, other_events: Collection[dp_accounting.DpEvent]) -> int:
+        """How many other runs have a part of it: those that were closed before a release cost nothing."""
+        return sum(costs(event) for event in other_events)
 
 
 def calibrate(

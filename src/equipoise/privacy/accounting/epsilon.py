@@ -73,6 +73,15 @@ def parts_of(event: dp_accounting.DpEvent) -> Parts | None:
     return tuple(sorted(counts.items(), key=lambda item: (type(item[0]).__name__, repr(item[0]))))
 
 
+def costs(event: dp_accounting.DpEvent) -> bool:
+    """Whether the event tells anything at all.
+
+    >>> costs(dp_accounting.ComposedDpEvent([])), costs(dp_accounting.GaussianDpEvent(1.0))
+    (False, True)
+    """
+    return _holds_search(event) or parts_of(event) != ()
+
+
 def _collect(event: dp_accounting.DpEvent, count: int, counts: dict[dp_accounting.DpEvent, int]) -> bool:
     """Add `count` times the event to the parts; False if it is not private at all."""
     if count == 0 or isinstance(event, dp_accounting.NoOpDpEvent):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -196,8 +196,7 @@ class TrainingSetup(TrainingInputs):
     @property
     def conditions(self) -> list[str]:
         """What the method assumes."""
-        by_others = [*dict.fromkeys(by_author(self.method)), *(one.claim for one in self.plan.by_author)]
-        return [*by_others, *self.method.assumptions(self.method_plan)]
+        return [*dict.fromkeys(by_author(self.method)), *self.method.assumptions(self.method_plan)]
 
     @property
     def partition(self) -> str:
@@ -499,11 +498,12 @@ def _check_elsewhere(given: TrainingInputs, processes: Processes) -> None:
         )
 
 
-def run_of_budget(budget: Budget | None, others: int) -> str:
+def run_of_budget(budget: Budget | None, others: Collection[DpEvent]) -> str:
     """Which run it is of those that share the budget; "" if it has the rest to itself."""
     if budget is None or budget.runs == 1:
         return ""
-    return f"run {others + 1} of the {budget.runs} that the budget of epsilon {budget.epsilon:g} is for"
+    number = budget.begun(others) + 1
+    return f"run {number} of the {budget.runs} that the budget of epsilon {budget.epsilon:g} is for"
 
 
 def _check_left(given: TrainingInputs, others: tuple[DpEvent, ...]) -> None:
@@ -525,8 +525,8 @@ def _check_left(given: TrainingInputs, others: tuple[DpEvent, ...]) -> None:
         f"the other runs in the journal cost epsilon {rounded_up(spent)} of {budget.epsilon:g} at "
         f"{plain(budget.delta)}, their whole plans included"
     )
-    if len(others) < budget.runs:
-        say(f"{run_of_budget(budget, len(others))}: {left}")
+    if budget.begun(others) < budget.runs:
+        say(f"{run_of_budget(budget, others)}: {left}")
         return
     if spent > 0.9 * budget.epsilon:
         raise BudgetError(
