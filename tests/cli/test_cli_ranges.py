@@ -1,6 +1,7 @@
 """`equipoise schema ranges`: ranges from a noised histogram, booked in the journal that trainings share."""
 
 import json
+from unittest.mock import Mock
 
 import dp_accounting
 import numpy as np
@@ -66,6 +67,43 @@ def test_ranges_are_filled_in_and_booked(equipoise, table, tmp_path):
     alone = accountant.compose(dp_accounting.GaussianDpEvent(multipliers[0])).get_epsilon(1e-5)
     both = accountant.compose(dp_accounting.GaussianDpEvent(multipliers[1])).get_epsilon(1e-5)
     assert (alone, both) == pytest.approx((1.0, 2.0), rel=0.01)
+
+
+def test_an_end_is_written_where_it_stands_or_nothing_is_spent(equipoise, table, tmp_path):
+    """Neither the kind of quotes nor comments nor other columns mislead."""
+    schema, ledger = tmp_path / "t.schema.toml", tmp_path / "people.jsonl"
+    words = ("--epsilon", "1", "--ledger", ledger, "--json")
+    text = """population = 4200 # low = "FILL IN", 'FILL IN'\r
+target = "y"
+missing = ["", "-1", "FILL IN"]
+columns.age = {high = "FILL IN", type = "number", low = 'FILL IN'} # "FILL IN"
+columns.note = {type = "category", values = ["FILL IN", 'low = "FILL IN"']}
+columns.y = {type = "number", low = 0, high = 1}
+["columns"."in come"]
+"low" = 0
+type = "number"
+'high'='FILL IN' # high = "FILL IN"
+"""
+    for unclear in ('"""FILL IN"""', '"FILL\\u0020IN"'):
+        schema.write_bytes(text.replace("'high'='FILL IN'", f"high = {unclear}").encode())
+        before = schema.read_bytes()
+        assert "leaves high of 'in come' to be filled in" in equipoise("schema ranges", table, *words).err
+        assert schema.read_bytes() == before
+        assert not ledger.exists()
+    schema.write_bytes(text.encode())
+    assert equipoise("schema ranges", table, *words).code == 0
+    wanted = text.replace(
+        '{high = "FILL IN", type = "number", low = \'FILL IN\'}', '{high = 100, type = "number", low = 20}'
+    )
+    assert schema.read_bytes().decode() == wanted.replace("'high'='FILL IN'", "'high'=1000")
+
+
+def test_a_schema_that_cannot_be_written_costs_nothing(equipoise, table, tmp_path, monkeypatch):
+    (tmp_path / "t.schema.toml").write_text(f"population = 4200\n{SCHEMA}")
+    monkeypatch.setattr("os.replace", Mock(side_effect=PermissionError(13, "Permission denied")))
+    ledger = tmp_path / "people.jsonl"
+    assert equipoise("schema ranges", table, "--epsilon", "1", "--ledger", ledger).code != 0
+    assert not ledger.exists()
 
 
 def test_a_row_adds_at_most_one_and_the_noise_is_the_plans():

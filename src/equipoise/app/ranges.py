@@ -10,9 +10,15 @@ from __future__ import annotations
 
 import math
 import re
+import tomllib
 import warnings
+from collections.abc import Mapping
+from contextlib import suppress
+from copy import deepcopy
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor, nn
@@ -41,35 +47,60 @@ def fill_in_ranges(
         journal: the file in which the release is booked.
 
     Raises:
-        SettingsError: no range is left to be filled in, or the population is.
+        SettingsError: no range is left to be filled in, or the population is, or a place is not found.
         DataFileError: the table or the schema cannot be used.
+        OSError: the schema cannot be written. Nothing is spent then, or after the others.
     """
     path = Path(schema or schema_file(table))
     values = read_schema(path)
     columns, population = values.get("columns", {}), values.get("population")
-    left = [name for name, column in columns.items() if TO_FILL_IN in (column.get("low"), column.get("high"))]
+    ends = ((name, key) for name in columns for key in ("low", "high"))
+    open_ = [(name, key) for name, key in ends if columns[name].get(key) == TO_FILL_IN]
+    left = list(dict.fromkeys(name for name, _ in open_))
     if not left or not isinstance(population, int):
         raise SettingsError(
             f"the schema {str(path)!r} leaves no range of a number to be filled in, or no population is "
             "stated. That public number comes first: population = ..."
         )
+    text = path.read_bytes().decode("utf-8-sig", "replace")
+    places = _places(text, values, open_)
+    if lost := [f"{key} of {name!r}" for name, key in open_ if (name, key) not in places]:
+        raise SettingsError(
+            f"the schema {str(path)!r} leaves {', '.join(lost)} to be filled in, in words that cannot be "
+            f'replaced. Write "{TO_FILL_IN}" there, in plain quotes.'
+        )
     numbers = []
     for name, cells in zip(left, map(pd.Series, cells_of(table, values, left)), strict=True):
         missing = cells.isin(columns[name].get("missing", values.get("missing", ())))
         numbers.append(pd.to_numeric(cells.mask(missing), errors="coerce").to_numpy(float))
-    counts, noise = histogram(torch.tensor(numbers), population, epsilon, journal)
+    write_atomically(path, text.encode(), mode=0o644)  # where that fails, nothing is spent yet
+    counts, noise = histogram(torch.from_numpy(np.array(numbers)), population, epsilon, journal)
     found: dict[str, tuple[float, float]] = {}
     for name, held in zip(left, counts[:, :-1] > 4 * noise, strict=True):
         if bool(held.any()):  # else noise drowns it, and it stays to be filled in
             at = held.nonzero().flatten()
             found[name] = (float(GRID[at[0]]), float(GRID[at[-1] + 1]))
-    open_ = [(name, key) for name in left for key, end in columns[name].items() if end == TO_FILL_IN]
-    ends = (
-        f"{found[name][key == 'high']:.10g}" if name in found else f'"{TO_FILL_IN}"' for name, key in open_
-    )
-    place = rf'(\b(?:low|high)\s*=\s*)"{TO_FILL_IN}"'  # they stand in the order of the columns
-    text = re.sub(place, lambda match: match[1] + next(ends), path.read_text("utf-8"))
+    for (name, key), (start, stop) in sorted(places.items(), key=lambda place: place[1], reverse=True):
+        if name in found:
+            text = f"{text[:start]}{found[name][key == 'high']:.10g}{text[stop:]}"
     write_atomically(path, text.encode(), mode=0o644)
+    return found
+
+
+def _places(
+    text: str, values: Mapping[str, Any], open_: list[tuple[str, str]]
+) -> dict[tuple[str, str], tuple[int, int]]:
+    """Where in a schema's text the open ends stand: a number put there changes this end and nothing else."""
+    wanted: Any = deepcopy(values)
+    found = {}
+    for match in re.finditer(rf"""(["']){TO_FILL_IN}\1""", text):
+        with suppress(tomllib.TOMLDecodeError):
+            tried = tomllib.loads(f"{text[: match.start()]}0{text[match.end() :]}")
+            for name, key in open_:
+                wanted["columns"][name][key] = 0
+                if tried == wanted:
+                    found[name, key] = match.span()
+                wanted["columns"][name][key] = TO_FILL_IN
     return found
 
 
