@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from equipoise.app.build import assemble, build_training
 from equipoise.app.coefficients import design_of, written
 from equipoise.app.models import build_model, prepare_data
 from equipoise.app.option_checks import SettingsError
@@ -127,6 +128,23 @@ def test_intervals_cover_and_a_wrong_noise_shows(name, noise):
         reach = 1.96 if degrees > 100 else 2.262
         hits.append((model.coefficients() - truth).abs() < reach * covariance.diagonal().sqrt())
     assert 0.91 < float(torch.stack(hits).double().mean()) < 0.985
+
+
+def test_rows_of_a_private_score_are_not_counted(tmp_path):
+    """Scaled by the whole population, the sums would be those of 2000 rows and the intervals too narrow."""
+    columns = 'a = {type = "number", low = 0, high = 1}\ny = {type = "category", values = ["0", "1"]}'
+    text = f'population = 2000\ntarget = "y"\n[columns]\n{columns}\n'
+    (tmp_path / "t.schema.toml").write_text(text)
+    rows = [f"{row % 1000 / 1000},{row % 2}" for row in range(2000)]
+    for name, part in {"t": rows, "held_out": ["0.5,0", "0.5,1"]}.items():
+        (tmp_path / f"{name}.csv").write_text("\n".join(["a,y", *part]))
+    files = {"data": str(tmp_path / "t.csv"), "test": str(tmp_path / "held_out.csv")}
+    experiment = assemble(
+        RunSettings(**files, model="statistics", delta=1e-5, epsilon=8.0, private_validation=0.4)
+    )
+    build_training(experiment, on_disk=False).run(progress=False)
+    assert isinstance(experiment.model, SufficientStatistics)
+    assert float(experiment.model.sums()[0][0, 0, 0]) == pytest.approx(1200, rel=0.1)
 
 
 def fitted_sums(model, dataset, noise, generator):

@@ -199,8 +199,9 @@ def assemble(
         outline=outline,
     )
     dataset, public = set_public_apart(settings, dataset)
-    model = build_model(settings.model, dataset, seed=settings.seed)
-    sampling = make_sampling(settings, round(dataset.population * (1 - (settings.private_validation or 0))))
+    trained = round(dataset.population * (1 - (settings.private_validation or 0)))
+    model = build_model(settings.model, replace(dataset, population=trained), seed=settings.seed)
+    sampling = make_sampling(settings, trained)
     optimizer = make_optimizer(settings, model)
     return Experiment(
         settings=settings,
