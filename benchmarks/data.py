@@ -30,7 +30,8 @@ from equipoise.data.readers.images import standardise_each
 from equipoise.data.readers.schema import read_rows, read_schema, table_of
 from equipoise.data.readers.text import HashingTokenizer
 
-TOKENIZER = HashingTokenizer()
+TOKENIZER = HashingTokenizer(8192)
+"""Of the figures of texts by other models than `hashed-words`."""
 
 
 # ---- tables
@@ -64,13 +65,17 @@ def mushroom(folder: PathLike = "data") -> DataSet:
 # ---- texts
 
 
-def sst2(folder: PathLike = "data") -> DataSet:
+def sst2(folder: PathLike = "data", tokenizer: HashingTokenizer = TOKENIZER) -> DataSet:
     """Phrases of film reviews. GLUE's test file has no labels, so its development part is the test set."""
     parts = (find_file(folder, name, subfolders=["sst2"]) for name in ("train.tsv", "dev.tsv"))
     lines = [read_text(path).split("\n")[1:] for path in parts]
-    return _reviews(
-        "sst2", 67_349, *([line.strip().rpartition("\t")[::2] for line in part if line] for part in lines)
-    )
+    pairs = [[line.strip().rpartition("\t")[::2] for line in part if line] for part in lines]
+    return _reviews("sst2", 67_349, *pairs, tokenizer=tokenizer)
+
+
+def sst2_words(folder: PathLike = "data") -> DataSet:
+    """The same with so many token ids that few words share one, for `--model hashed-words`."""
+    return sst2(folder, HashingTokenizer())
 
 
 def sst2_sentences(folder: PathLike = "data") -> DataSet:
@@ -82,19 +87,21 @@ def sst2_sentences(folder: PathLike = "data") -> DataSet:
     )
 
 
-def _reviews(name: str, population: int, *parts: list[tuple[str, str]]) -> DataSet:
+def _reviews(
+    name: str, population: int, *parts: list[tuple[str, str]], tokenizer: HashingTokenizer = TOKENIZER
+) -> DataSet:
     """Of (text, label) pairs, with labels 0 and 1."""
     train, test = (
         Records(
             {
-                "input": TOKENIZER(text.strip() for text, _ in part),
+                "input": tokenizer(text.strip() for text, _ in part),
                 "label": torch.tensor([int(label) for _, label in part]),
             },
             num_classes=2,
         )
         for part in parts
     )
-    names, size = ("negative", "positive"), TOKENIZER.vocabulary_size
+    names, size = ("negative", "positive"), tokenizer.vocabulary_size
     return DataSet(name, train, test, population, 2, class_names=names, vocabulary_size=size)
 
 

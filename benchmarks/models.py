@@ -12,7 +12,6 @@ from math import prod
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from equipoise.app.models import mean_of_tokens
 from equipoise.data import DataSet
 
 
@@ -57,6 +56,27 @@ def resnet20(dataset: DataSet) -> nn.Module:
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, dataset.num_classes))
 
 
+class TextBag(nn.Module):
+    """The mean of a text's token embeddings, then a linear layer; token 0 is padding and does not count."""
+
+    def __init__(self, vocabulary_size: int, num_classes: int, width: int = 32) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(vocabulary_size, width)
+        nn.init.normal_(self.embedding.weight, std=0.1)
+        self.head = nn.Linear(width, num_classes)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Token ids ``[B, S]`` -> logits ``[B, num_classes]``; a text without tokens has the mean 0."""
+        return self.head(mean_of_tokens(self.embedding(tokens), tokens))
+
+
+def mean_of_tokens(values: Tensor, tokens: Tensor) -> Tensor:
+    """Of ``[B, S, width]`` over the tokens that are no padding."""
+    present = (tokens != 0).unsqueeze(-1).to(values.dtype)
+    # weighting by the mask keeps padding out of the gradient as well as out of the sum
+    return (values * present).sum(1) / present.sum(1).clamp(min=1.0)
+
+
 class TextGRU(nn.Module):
     """The mean of a GRU's states over a text's first 24 tokens, then a linear layer; token 0 is padding.
 
@@ -81,3 +101,9 @@ def text_gru(dataset: DataSet) -> nn.Module:
     """16-wide token embeddings, a GRU over 24 tokens, one linear layer."""
     assert dataset.vocabulary_size is not None
     return TextGRU(dataset.vocabulary_size, dataset.num_classes)
+
+
+def text_bag(dataset: DataSet) -> nn.Module:
+    """The mean of 32-wide token embeddings, one linear layer."""
+    assert dataset.vocabulary_size is not None
+    return TextBag(dataset.vocabulary_size, dataset.num_classes)

@@ -14,6 +14,7 @@ MEASURED = {
     ("fashion-mnist", "patches-linear"): (8192, 40, 2.7, 0.1, 50.0, 0.9),
     ("cifar10", "patches-linear"): (16_384, 20, 3.0, 0.1, 200.0, 0.95),
     ("fashion-mnist", "cnn-tanh"): (2048, 40, 2.7, 0.1, 4.0, 0.98),
+    ("notes.csv", "hashed-words"): (None, 100, 3.0, 0.2, 150.0, 0.95),
 }
 
 
@@ -30,6 +31,15 @@ def test_default_settings_are_those_that_were_measured(pair: tuple[str, str]) ->
     ) == MEASURED[pair]
     assert (defaults.optimizer, defaults.momentum, defaults.schedule) == ("sgd", 0.9, "constant")
     assert defaults.clip_rule == "abadi"
+
+
+@pytest.mark.parametrize("model", ["hashed-words", "statistics"])
+def test_a_recipe_may_take_all_records_unless_other_draws_are_named(model: str) -> None:
+    assert RunSettings(model=model).resolved().sampling == "full-batch"
+    assert RunSettings(model="hashed-words", batch_size=64).resolved().sampling is None
+    assert RunSettings(model="hashed-words", sampling="poisson", batch_size=64).resolved().batch_size == 64
+    with pytest.raises(SettingsError, match=r"--batch-size is 64.*one release of all rows"):
+        RunSettings(model="statistics", batch_size=64).resolved()
 
 
 def test_delta_is_below_one_over_the_population() -> None:

@@ -1,3 +1,4 @@
+import random
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,9 @@ from equipoise.app.models import (
 )
 from equipoise.app.option_checks import SettingsError, check_data_and_model
 from equipoise.app.tasks import loss_of
+from equipoise.data.readers.text import HashingTokenizer
 from equipoise.data.records import DataSet, Records
+from equipoise.gradients import FactoredGradients, dense_gradients, per_sample_gradients
 
 
 def images(channels: int, size: int, classes: int = 10, n: int = 4) -> DataSet:
@@ -53,7 +56,7 @@ SUITABLE = {
     "additive": replace(table(), numeric_columns=(1, 4)),
     **dict.fromkeys(STATISTICS, replace(table(), schema=DECLARED)),
     "patches-linear": images(1, 8),
-    "text-bag": texts(),
+    "hashed-words": texts(),
 }
 
 
@@ -100,7 +103,7 @@ def test_initial_weights_follow_the_seed_alone(name: str) -> None:
     again = build_model(name, dataset, seed=3).state_dict()
     other = build_model(name, dataset, seed=4).state_dict()
     assert all(torch.equal(first[k], again[k]) for k in first)
-    random_starts = ("mlp-tanh", "cnn-tanh", "cnn-cifar", "text-bag")
+    random_starts = ("mlp-tanh", "cnn-tanh", "cnn-cifar")
     starts_at_zero = name not in random_starts
     assert all(torch.equal(first[k], other[k]) for k in first) == starts_at_zero
 
@@ -111,14 +114,50 @@ def test_initial_weights_follow_the_seed_alone(name: str) -> None:
         ("cnn-tahn", images(1, 28), "Known: mlp-tanh, cnn-tanh"),
         ("cnn-tanh", images(1, 8), "at least 14"),
         ("cnn-cifar", table(), "images"),
-        ("text-bag", images(1, 8), "token ids"),
-        ("logistic", texts(), "text-bag"),
+        ("hashed-words", images(1, 8), "token ids"),
+        ("logistic", texts(), "hashed-words"),
         ("additive", table(), "declares as numbers"),
     ],
 )
 def test_unsuitable_models_are_refused(name: str, dataset: DataSet, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         build_model(name, dataset)
+
+
+ODD_TEXTS = (
+    "", " \n\t", "...!?", "a A a a", "word " * 500, "don't 10,000 _x_", "\u0130 \u00df \ufb01 \u00e9t\u00e9",
+    "\u4e2d\u6587 \u0939\u093f\u0928\u094d\u0926\u0940", "\u202e\ufffd\x00\ud800 \U0001f600\U0001f600",
+)  # fmt: skip
+
+
+def test_hashed_words_is_the_linear_model_of_its_definition() -> None:
+    """Logits by rows that are written out, of norm 1 or 0; gradients by looked-up rows, none held densely."""
+    drawn = random.Random(0)
+    letters = "ab\u00e9\u4e2d '.,_1\u0130\n"
+    fuzzed = ["".join(drawn.choices(letters, k=drawn.randrange(60))) for _ in range(200)]
+    tokens = HashingTokenizer(97, 12)([*ODD_TEXTS, *fuzzed])
+    distinct = [sorted(set(row) - {0}) for row in tokens.tolist()]
+    rows = torch.zeros(len(tokens), 97, dtype=torch.float64)
+    for row, words in zip(rows, distinct, strict=True):
+        row[words] = max(len(words), 1) ** -0.5
+    label = torch.arange(len(tokens)) % 3
+    records = Records({"input": tokens, "label": label})
+    model = build_model("hashed-words", DataSet("odd", records, records, 9, 3, vocabulary_size=97)).double()
+    torch.nn.init.normal_(model.words.weight)
+    torch.testing.assert_close(model(tokens), rows @ model.words.weight)
+
+    def loss(model, batch):
+        return torch.nn.functional.cross_entropy(model(batch["input"]), batch["label"], reduction="none")
+
+    batch = records[:]
+    found, dense = (of(model, loss, batch) for of in (per_sample_gradients, dense_gradients))
+    assert isinstance(found, FactoredGradients)
+    assert [factor.kind for factors in found.factors.values() for factor in factors] == ["index"]
+    weights = torch.rand(len(tokens), dtype=torch.float64)
+    torch.testing.assert_close(found.row_norms(), dense.row_norms())
+    torch.testing.assert_close(found.weighted_sums(weights), dense.weighted_sums(weights))
+    residual = model(tokens).softmax(1) - torch.nn.functional.one_hot(label, 3)
+    torch.testing.assert_close(found.row_norms(), residual.norm(dim=1).detach() * rows.norm(dim=1))
 
 
 def test_model_of_the_users_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

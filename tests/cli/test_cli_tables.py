@@ -229,6 +229,28 @@ def photos(tmp_path_factory):
     return folder
 
 
+def test_texts_train_hashed_words_on_all_records(equipoise, tmp_path):
+    rows = [
+        f'"{"good" if i % 2 else "Bad!"}, film {i % 7} \u4e2d",{"up" if i % 2 else "down"}'
+        for i in range(400)
+    ]
+    path, run = tmp_path / "notes.csv", tmp_path / "run"
+    path.write_text("\n".join(["note,mood", *rows, ",up"]))
+    path.with_suffix(".schema.toml").write_text(
+        'population = 320\ntarget = "mood"\n[columns]\nnote = {type = "text"}\n'
+        'mood = {type = "category", values = ["down", "up"]}\n'
+    )
+    found = equipoise("train --test-share 0.2 --epsilon 8 --epochs 20 --json --run-dir", run, "--data", path)
+    assert found.code == 0, found.err
+    assert (found.value["settings"]["model"], found.value["settings"]["sampling"]) == (
+        "hashed-words",
+        "full-batch",
+    )
+    assert found.value["statement"]["independence"] == {"data": "proved", "model": "proved"}
+    assert found.value["evaluation"]["accuracy"] > 0.9
+    assert equipoise("predict --json", run, "--data", path, "--output", tmp_path / "out.csv").code == 0
+
+
 def test_images_in_folders(equipoise, photos, tmp_path):
     run = tmp_path / "run"
     size = ("--image-size", "8x8x1", "--population", "300", "--model", "mlp-tanh")

@@ -53,7 +53,7 @@ def default_delta(population: int) -> float:
 
 
 def default_settings(data: str, model: str, epsilon: float | None = None) -> Any:
-    """The settings for a pair of data set and model, of tables, or for all others, by name.
+    """The settings for a pair of data set and model, for a model, of tables, or for all others, by name.
 
     Args:
         epsilon: the budget, if it is not the recipe's: of several recipes the nearest in ratio counts, and
@@ -65,10 +65,12 @@ def default_settings(data: str, model: str, epsilon: float | None = None) -> Any
     [100, 200, 400]
     """
     usual = "tables" if data_form(data) == "table" or model == "additive" else "other"
-    usual = "statistics" if model in STATISTICS else usual
+    usual = "statistics" if model in STATISTICS else model if model in recipes() else usual
     fitting = [one for one in recipes().values() if (one.get("data"), one.get("model")) == (data, model)]
     found = fitting[0] if fitting else recipes()[usual]
     if epsilon is not None and fitting:
         found = min(fitting, key=lambda one: abs(math.log(one["epsilon"] / epsilon)))
     features = DEFAULT_FEATURES if model == ON_FEATURES else None
-    return SimpleNamespace(**{"ema": None, "features": features, "batch_size": None, **found})
+    return SimpleNamespace(
+        **{"ema": None, "features": features, "batch_size": None, "sampling": None, **found}
+    )

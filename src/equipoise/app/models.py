@@ -69,25 +69,31 @@ class PiecewiseLinear(nn.Module):
         return torch.cat([rows, hats.flatten(1)], 1)
 
 
-class TextBag(nn.Module):
-    """The mean of a text's token embeddings, then a linear layer; token 0 is padding and does not count."""
+class HashedWords(nn.Module):
+    """A linear model, started at zero and without bias, of which words a text has.
 
-    def __init__(self, vocabulary_size: int, num_classes: int, width: int = 32) -> None:
+    The row ``x`` has a 1 for each distinct token of the text over the root of their number, so that its norm
+    is 1 (0 without tokens), and the logits are ``W x``. It is never made: a text's tokens look up their
+    columns of ``W``. Token 0 is padding, wherever it stands.
+
+    >>> model = HashedWords(8, 1)
+    >>> _ = nn.init.ones_(model.words.weight)
+    >>> model(torch.tensor([[3, 5, 3, 7, 6], [0, 0, 0, 0, 0]])).tolist()
+    [[2.0], [0.0]]
+    """
+
+    def __init__(self, vocabulary_size: int, num_classes: int) -> None:
         super().__init__()
-        self.embedding = nn.Embedding(vocabulary_size, width)
-        nn.init.normal_(self.embedding.weight, std=0.1)
-        self.head = nn.Linear(width, num_classes)
+        self.words = nn.Embedding(vocabulary_size, num_classes)
+        nn.init.zeros_(self.words.weight)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Token ids ``[B, S]`` -> logits ``[B, num_classes]``; a text without tokens has the mean 0."""
-        return self.head(mean_of_tokens(self.embedding(tokens), tokens))
-
-
-def mean_of_tokens(values: Tensor, tokens: Tensor) -> Tensor:
-    """Of ``[B, S, width]`` over the tokens that are no padding."""
-    present = (tokens != 0).unsqueeze(-1).to(values.dtype)
-    # weighting by the mask keeps padding out of the gradient as well as out of the sum
-    return (values * present).sum(1) / present.sum(1).clamp(min=1.0)
+        """Token ids ``[B, S]`` -> logits ``[B, num_classes]``."""
+        ordered = tokens.sort(1).values
+        # the first of its kind counts, and padding, which comes first, is of the kind before it
+        first = ordered != F.pad(ordered[:, :-1], (1, 0))
+        present = first.unsqueeze(2).to(self.words.weight.dtype)
+        return (self.words(ordered) * present).sum(1) / present.sum(1).clamp(min=1.0).sqrt()
 
 
 def _unsuitable(name: str, dataset: DataSet, wanted: str) -> ValueError:
@@ -206,11 +212,11 @@ def patches_linear(dataset: DataSet) -> nn.Module:
     return logistic(dataset)
 
 
-def text_bag(dataset: DataSet) -> nn.Module:
-    """The mean of 32-wide token embeddings, one linear layer."""
+def hashed_words(dataset: DataSet) -> nn.Module:
+    """One linear layer, started at zero, on which words a text has."""
     if dataset.vocabulary_size is None or len(dataset.input_shape) != 1:
-        raise _unsuitable("text-bag", dataset, "token ids [n, s] and a vocabulary_size")
-    return TextBag(dataset.vocabulary_size, dataset.num_classes)
+        raise _unsuitable("hashed-words", dataset, "token ids [n, s] and a vocabulary_size")
+    return HashedWords(dataset.vocabulary_size, dataset.num_classes)
 
 
 def build_model(name: str, dataset: DataSet, *, seed: int = 0) -> nn.Module:
@@ -319,7 +325,7 @@ def default_model(dataset: DataSet) -> str:
     'mlp-tanh'
     """
     if dataset.vocabulary_size is not None:
-        return "text-bag"
+        return "hashed-words"
     shape = dataset.input_shape
     if len(shape) == 3 and min(shape[1:]) >= 14:
         return "cnn-cifar" if shape[0] == 3 else "cnn-tanh"

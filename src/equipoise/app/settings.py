@@ -335,9 +335,9 @@ class RunSettings:
                 f"--model is missing, and {self.data!r} has no default one. Name a model, or a function of "
                 "your own as package.module:function."
             )
-        if model in STATISTICS and self.sampling is None:
-            return replace(self, model=model, sampling="full-batch").resolved(population=population)
         usual = default_settings(self.data, model, self.epsilon)
+        if usual.sampling is not None and self.sampling is None and self.batch_size is None:
+            return replace(self, model=model, sampling=usual.sampling).resolved(population=population)
         filled: dict[str, Any] = {
             name: getattr(usual, name)
             for name, field in facts(RunSettings).items()

@@ -199,6 +199,7 @@ def federation(text: str) -> Federation:
         )
     base = replace(
         filled,
+        sampling=base.sampling,
         batch_size=base.batch_size or SAMPLING_RATE * average,
         clip_norm=base.clip_norm or f"{CLIP_NORM:g}",
         learning_rate=base.learning_rate,  # the default is that of central training

@@ -36,7 +36,7 @@ class HashingTokenizer:
     (torch.Size([2, 4]), True, [0, 0, 0])
     """
 
-    vocabulary_size: int = 8192
+    vocabulary_size: int = 32_768
     length: int = 64
 
     def __post_init__(self) -> None:
@@ -57,7 +57,8 @@ class HashingTokenizer:
     def ids(self, text: str) -> list[int]:
         """The token ids of a text, ``length`` of them."""
         words = self.words(text)[: self.length]
-        found = [1 + zlib.crc32(word.encode()) % (self.vocabulary_size - 1) for word in words]
+        coded = (word.encode(errors="surrogatepass") for word in words)  # half of a pair is text to Python
+        found = [1 + zlib.crc32(word) % (self.vocabulary_size - 1) for word in coded]
         return found + [0] * (self.length - len(found))
 
     def __call__(self, texts: Iterable[str]) -> Tensor:
