@@ -29,6 +29,7 @@ from equipoise.statements import Statement as Statement
 from equipoise.statements import sign_run as sign_run
 from equipoise.statements import verify_run as verify_run
 from equipoise.training import Data as Data
+from equipoise.training import Metric as Metric
 from equipoise.training import PrivateTraining as PrivateTraining
 from equipoise.training import Record as Record
 from equipoise.training import Run as Run

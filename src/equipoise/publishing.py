@@ -15,7 +15,7 @@ from equipoise import _validate
 from equipoise._extras import lacking
 from equipoise._files import PathLike, make_folder, write_atomically
 from equipoise._lazy import later
-from equipoise.report.phrases import readable, score_in_words, score_name, unit_in_words
+from equipoise.report.phrases import evaluated_in_words, readable, score_in_words, score_name, unit_in_words
 from equipoise.report.run_reader import Run, damage_named, read_run
 from equipoise.statements import Statement
 
@@ -181,7 +181,8 @@ def model_card(run: Run, form: str = "safetensors", use: str = "") -> str:
     }
     rows = [f"- {readable(name)}: {value}" for name, value in facts.items() if value]
     rows += [
-        f"- {readable(score_name(name))} on the test records: {score_in_words(name, value)}"
+        f"- {readable(score_name(name))} on {evaluated_in_words(details, run.is_private_score(name))}: "
+        f"{score_in_words(name, value)}"
         for name, value in run.evaluation.items()
     ]
     promised = statement.guarantee != "none" and run.is_private

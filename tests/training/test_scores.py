@@ -15,13 +15,17 @@ from small_problems import CLASSES, OnDemand, loss, network, parameters, records
 from torch import nn
 
 import equipoise as eq
+from equipoise import Metric, Score
 from equipoise.audit.replay import RecordingLedger
 from equipoise.gradients import CrossRecordError
 from equipoise.privacy import Budget, PlanError, PlanUsedUpError, Private
 from equipoise.privacy.bounds.counts import histogram
 from equipoise.privacy.private import unwrap
 from equipoise.published.non_private import PlainSGD
-from equipoise.training.scores import METRICS, Metric, Score, metric_of
+from equipoise.publishing import model_card
+from equipoise.report.run_page import render_page
+from equipoise.report.run_reader import read_run
+from equipoise.training.scores import METRICS, metric_of
 from equipoise.training.setup.private_scores import SCORE
 
 COUNT, SHARE = 240, 0.25
@@ -287,6 +291,9 @@ def test_runs_of_one_journal_share_a_budget_scores_and_all(tmp_path):
         found = run.run(evaluate=score, progress=False)
         assert run.plan.arithmetic == ("grid" if number else "floating_point")
         assert eq.verify_run(folder).consistent
+    told = read_run(folder)
+    assert told.evaluation.keys() == {"private_accuracy", "private_accuracy_error"}
+    assert "test records" not in render_page(told) + model_card(told)
     assert 2.5 < found.epsilon <= 3
     assert found.statement.other_runs == 1
 
@@ -364,7 +371,7 @@ def test_a_record_more_moves_the_sums_of_its_own_side_alone(side, unit):
         return score, scored(score, Replayed, data=some, unit=protected, sampling=sampling)
 
     held, trained = sides(of([*range(COUNT + 20)])[1])
-    number = (held if side == "scored" else trained)[-1].item()
+    number = (trained if side == "trained on" else held)[-1].item()
     others = [*range(COUNT)]
     for chosen in (others, [*others, number]):
         score, run = of(chosen, runs[0].ledger.transcript if runs else None)
@@ -377,7 +384,7 @@ def test_a_record_more_moves_the_sums_of_its_own_side_alone(side, unit):
     for one, other in zip(runs[0].ledger.sums, runs[1].ledger.sums, strict=True):
         for name, sums in one.items():
             moves[name].append(math.hypot(*(float((v - other[name][k]).norm()) for k, v in sums.items())))
-    own, others = (SCORE, "gradient") if side == "scored" else ("gradient", SCORE)
+    own, others = ("gradient", SCORE) if side == "trained on" else (SCORE, "gradient")
     assert moves[others] == [0.0] * 3
     assert min(moves[own]) > 0.1
     assert max(moves[own]) <= 1 + 1e-5
@@ -423,6 +430,22 @@ def test_a_score_that_mixes_records_is_refused_before_anything_is_spent(name):
     make, score = MIXED[name]
     with pytest.raises(CrossRecordError):
         scored(score, model=make())
+
+
+def test_without_a_proof_each_record_is_scored_by_itself():
+    """No record is above the largest tenth of itself; next to others, that no trial moves, some are."""
+
+    def is_above(model, batch):
+        value = model(batch["input"])[:, 1]
+        above = value > value.quantile(0.9)
+        return torch.stack([~above, above], 1).float(), batch["label"] % 2
+
+    score, data = Score("accuracy", share=SHARE, times=1, outputs=is_above), records(COUNT)
+    training = scored(score, Exact, data=data)
+    training.take_step()
+    wanted = (data["label"][sides(training)[0]] % 2 == 0).double().mean()
+    assert training.evaluate(score)["private_accuracy"] == pytest.approx(float(wanted), abs=1e-6)
+    assert training.independence.word == "compared"
 
 
 def test_a_metric_of_ones_own_is_read_like_any():
@@ -496,6 +519,21 @@ def test_a_killed_run_keeps_the_best_step_of_an_uninterrupted_one(tmp_path, pati
     assert len(ends) == 1  # nothing was charged twice
 
 
+@pytest.mark.parametrize("times", [1, 6])
+def test_a_run_resumed_without_a_record_does_what_it_is_asked_now(tmp_path, times):
+    """Its score is used up, or there is a best step of before, which nobody asks for now."""
+    score = Score("accuracy", share=SHARE, times=times)
+    run = scored(score, folder=tmp_path / "run", writers=[Killer({1: 6, 6: 5}[times])], reproducible=False)
+    with pytest.raises(Stop):
+        run.run(evaluate=score, keep_best=True, checkpoint_every=1, progress=False)
+    run.close()
+    score, data = Score("accuracy", share=SHARE, times=times), without(records(COUNT), COUNT - 1)
+    run = resumed(tmp_path / "run", network(dropout=0.3), data=data, score=score)
+    found = run.run(evaluate=score, progress=False)
+    assert (found.finished, found.best_step) == (True, None)
+    assert bool(found.evaluation) is (times > 1)
+
+
 def test_the_best_step_of_a_public_evaluation_is_published_and_patience_ends_the_run():
     given = iter([0.1, 0.5, 0.9, 0.3, 0.8, math.nan, 0.95, 0.96])
     seen = {}
@@ -550,7 +588,15 @@ def evaluated(**options):
     return scored(score).run(**{"evaluate": score, "progress": False} | options)
 
 
+class HeldApart(eq.DPSGD):
+    def plan(self, setting):
+        plan = super().plan(setting)
+        releases = [dataclasses.replace(one, apart=True) for one in plan.releases.releases]
+        return dataclasses.replace(plan, releases=dataclasses.replace(plan.releases, releases=releases))
+
+
 REFUSED = {
+    "a method's own side": (lambda: scored(None, method=HeldApart()), PlanError, "apart=True"),
     "neither share nor data": (lambda: Score("auc"), TypeError, "either share, or data"),
     "data without a population": (lambda: Score("auc", data=records(9)), TypeError, "public population"),
     "a share of 1": (lambda: Score("auc", share=1.0), ValueError, "share=1.0"),

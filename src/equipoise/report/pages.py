@@ -127,7 +127,10 @@ def badge(guarantee: str) -> dict[str, str]:
 
 
 def score_charts(
-    names: Sequence[str], points: Callable[[str], Sequence[tuple[float, float]]], x_label: str
+    names: Sequence[str],
+    points: Callable[[str], Sequence[tuple[float, float]]],
+    x_label: str,
+    judges: str = "test records",
 ) -> list[dict[str, Any]]:
     """The main score by itself, the others together as far as they have one scale.
 
@@ -135,6 +138,7 @@ def score_charts(
         names: of the scores, the main one first.
         points: of a score along the training.
         x_label: what the points are counted in.
+        judges: the records that they are of.
     """
     main, others = names[:1], list(names[1:])
     groups = [main, *([n for n in others if n in kind] for kind in (SHARES, ERRORS))]
@@ -145,7 +149,7 @@ def score_charts(
         title = readable(score_name(group[0])) if len(group) == 1 else "Other scores"
         charts += chart(
             title,
-            "On the test records.",
+            f"On {judges}.",
             # the legend names a score with its last value
             [
                 curve_of(f"{score_name(name)} {score_in_words(name, line[-1][1])}", line)

@@ -195,14 +195,20 @@ def score_in_words(name: str, value: float) -> str:
 _SHORT = {"auc": "AUC", "f1": "F1", "rmse": "RMSE", "mae": "MAE", "r2": "R²"}
 
 
-def evaluated_in_words(values: Mapping[str, Any]) -> str:
+def evaluated_in_words(values: Mapping[str, Any], is_private_score: bool = False) -> str:
     """How many records were evaluated on, and that none was trained on where that is known.
+
+    Args:
+        values: what a run tells of itself.
+        is_private_score: the number is one of a `Score`.
 
     >>> evaluated_in_words({"test_records": 1200, "test_records_apart": True})
     '1,200 test records, none of them trained on'
     >>> evaluated_in_words({"test_records": 1200}), evaluated_in_words({})
     ('1,200 test records', 'test records')
     """
+    if is_private_score:
+        return "private records, with noise, which epsilon covers"
     count = values.get("test_records")
     records = f"{count:,} test records" if isinstance(count, int) else "test records"
     return records + (", none of them trained on" if values.get("test_records_apart") is True else "")

@@ -87,7 +87,8 @@ def render_page(run: Run) -> str:
             holes=_holes(run.statement),
             warnings=lines_of(run.statement.get("warnings")),
             promise=promise,
-            scored=next(map(score_name, run.evaluation), ""),
+            # What is known of a private score is the promise itself.
+            scored=next((score_name(n) for n in run.evaluation if not run.is_private_score(n)), ""),
             data=data_in_words(details.get("data"), details.get("data_description"), details, unit),
             charts=_charts(run),
             statement=_statement_rows(run),
@@ -104,11 +105,13 @@ def _figures(run: Run) -> list[dict[str, str]]:
     figures = []
     if run.evaluation:
         name, value = next(iter(run.evaluation.items()))
-        note = f"on {evaluated_in_words(run.details)}"
+        is_score = run.is_private_score(name)
+        note = f"on {evaluated_in_words(run.details, is_score)}"
         if name in run.baseline:
             words = run.details.get("baseline", "a model without inputs")
             note += f"; {score_in_words(name, run.baseline[name])} by {words}"
-        figures.append(figure(f"Test {score_name(name)}", score_in_words(name, value), note))
+        title = score_name(name) if is_score else f"test {score_name(name)}"
+        figures.append(figure(title[:1].upper() + title[1:], score_in_words(name, value), note))
     notes = [relation_in_words(run.statement)]
     accountant = run.statement.get("accountant")
     if accountant:
@@ -122,8 +125,10 @@ def _figures(run: Run) -> list[dict[str, str]]:
 
 def _charts(run: Run) -> list[dict[str, Any]]:
     spent, budget = run.curve("epsilon"), run.details.get("epsilon")
+    scores = list(run.evaluation)
+    judges = [evaluated_in_words({}, run.is_private_score(name)) for name in scores[:1]]
     return [
-        *score_charts(list(run.evaluation), lambda name: run.curve(f"evaluation.{name}"), "step"),
+        *score_charts(scores, lambda name: run.curve(f"evaluation.{name}"), "step", *judges),
         *chart(
             "Privacy loss so far",
             "Epsilon of everything released up to a step.",

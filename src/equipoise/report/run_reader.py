@@ -154,6 +154,11 @@ class Run:
         since = max(step for step, _ in last.values()) if "finite_answers" in last else 0.0
         return {name: value for name, (step, value) in last.items() if step >= since}
 
+    def is_private_score(self, name: str) -> bool:
+        """Whether this number of the evaluation is one of a `Score`, which the statement lists."""
+        releases = self.statement.get("releases", [])
+        return name.startswith("private_") and any(one.get("name") == "private score" for one in releases)
+
     @property
     def baseline(self) -> dict[str, float]:
         """What a model without inputs would reach on the same records, by the score's name."""

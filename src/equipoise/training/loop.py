@@ -515,6 +515,8 @@ class PrivateTraining:
             keep_best = True
         if keep_best and (evaluate is None or self._setup.is_sharded):
             raise ValueError("keep_best needs evaluate, and a model that each process holds as a whole")
+        if not keep_best:  # of what was given before
+            self._best = {}
         least = -(-steps // evaluate.times) if isinstance(evaluate, Score) else 1
         if evaluate_every is None:
             evaluate_every = max(least, steps // 10)
@@ -547,8 +549,7 @@ class PrivateTraining:
                 last = step.step == steps
                 evaluation: dict[str, float] = {}
                 if evaluate is not None and (last or step.step % evaluate_every == 0):
-                    with suppress(PlanUsedUpError):  # by steps that were charged again
-                        evaluation = self._evaluated(evaluate, keep_best)
+                    evaluation = self._evaluated(evaluate, keep_best)
                     last |= self._gives_up(patience)
                 show(step.step, step.epsilon, evaluation)
                 stopped = self.processes.first(lambda: interrupt.signal is not None)
@@ -583,11 +584,13 @@ class PrivateTraining:
         return result
 
     def _evaluated(self, evaluate: Evaluate, keep_best: bool) -> dict[str, float]:
-        """An evaluation in a run."""
-        found = self.evaluate(evaluate)
-        if keep_best:
-            self._keep_best(found, not isinstance(evaluate, Score) or evaluate.metric.larger_is_better)
-        return found
+        """An evaluation in a run; empty where those that were charged again used the score up."""
+        with suppress(PlanUsedUpError):
+            found = self.evaluate(evaluate)
+            if keep_best:
+                self._keep_best(found, not isinstance(evaluate, Score) or evaluate.metric.larger_is_better)
+            return found
+        return {}
 
     def _keep_best(self, found: dict[str, float], larger_is_better: bool) -> None:
         """Keep what an evaluation judged, if the first of its numbers is the best so far."""

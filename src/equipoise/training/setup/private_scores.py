@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,9 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from equipoise.distributed.processes import Processes
+from equipoise.gradients.capture.recorder import PlanMismatch
 from equipoise.gradients.compare import away_from_zero
+from equipoise.gradients.engine import Numbers
 from equipoise.gradients.engine_inputs import Loss, fillers, repeat_to
 from equipoise.gradients.forward_only import LossEngine
+from equipoise.gradients.operator import PerSampleGradients
 from equipoise.methods.base import Parameters, Setting
 from equipoise.privacy import (
     Bounded,
@@ -69,9 +73,16 @@ def with_score(plan: PrivacyPlan, score: Score | None, setting: Setting) -> Priv
     """The training's plan and the score's release, whose noise meets the whole budget beside it.
 
     Raises:
-        PlanError: what cannot be accounted for beside a score.
+        PlanError: what cannot be accounted for beside a score; or the method plans records held apart, or a
+            draw of the score's, and nothing would hold these records apart.
         ValueError: there is no budget.
     """
+    for one in plan.releases:
+        if one.apart or one.draw == SCORE:
+            raise PlanError(
+                f"release {one.name!r} of the method has apart={one.apart} and draw={one.draw!r}: records "
+                "are held apart for a private score alone. Leave apart out, and give the draw another name"
+            )
     if score is None:
         return plan
     fixed_size = any(isinstance(plan.sampling_of(one.draw), WithoutReplacement) for one in plan.releases)
@@ -108,6 +119,23 @@ def moved_by_a_row(unit: Unit) -> int:
 
 
 # ---- how it is computed
+
+
+class ScoreEngine(LossEngine):
+    """The places of records; each by itself, unless it is proved that a forward keeps them apart.
+
+    That no place moved when the others were exchanged shows little where places are few: most records stay
+    on their side of a quantile of their batch.
+    """
+
+    def by_plan(
+        self, batch: Any, params: Mapping[str, Tensor] | None = None, numbers: Numbers | None = None
+    ) -> PerSampleGradients:
+        if self.independence.word == "proved":
+            found = super().by_plan(batch, params, numbers)
+            if self.independence.word == "proved":  # of a form that is new, too
+                return found
+        raise PlanMismatch("nothing proves that the records of a forward are kept apart")
 
 
 @dataclass(frozen=True)
@@ -200,7 +228,7 @@ def prepare_score(given: TrainingInputs, trained: RowSource, processes: Processe
     example, probes = check_loss(model, places, source, prepare.device)
     check_held(model, score.outputs, source, example, given.sampling.population)
     prepared = prepare(example, public_randomness(trained.seed, "example"))
-    engine = LossEngine(model, places, prepared, check=False, trust=given.run.trust, publicly=True)
+    engine = ScoreEngine(model, places, prepared, check=False, trust=given.run.trust, publicly=True)
     params = away_from_zero(model, places, prepared)
     random_use = Pipeline(engine, params, source, prepare, trained.seed).random_use(probes)
     rows = replace(
