@@ -1,5 +1,5 @@
 # make train      set up an environment and train on real data with differential privacy
-# make test       set up an environment, check style, layers and types, and run the tests: 12 minutes on two cores
+# make test       set up an environment, check style, layers and types, and run the tests: about 10 minutes on two cores
 # make test-all   and those with optional packages (EXTRAS), processes, pages' examples and all combinations
 # make test-slow  the tests that train to accuracy or repeat many times; takes hours
 # make mutants    how many mistakes planted in privacy/ and in the proofs the tests notice; MUTANTS=all, SEED=7

@@ -44,7 +44,7 @@ else:
 # Deviations from what is claimed. A sound class is beyond them in one of 5e8 trials, and a scale that is
 # wrong by a twentieth is: it stands out by 7.
 _LIMIT = 6.0
-_NUMBERS = 20_000
+_NUMBERS = 20_000  # of each of two tensors; with fewer, a scale must be wrong by more to stand out
 # Of sums that a trial of noise is for: noise must grow with the bound.
 _BOUNDS = (1.0, 30.0)
 # Records of all draws of a trial together, and draws: fewer see less, these take about a second.

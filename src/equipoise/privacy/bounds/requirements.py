@@ -129,7 +129,7 @@ _PURE: weakref.WeakValueDictionary[int, object] = weakref.WeakValueDictionary()
 
 _NOTED: dict[Hashable, Callable[[torch.Tensor], torch.Tensor]] = {}
 """What gives the raw answers to a question once more, of the latest questions."""
-_MOST = 64
+_MOST = 64  # a choice: a rule and its thresholds of a run are a few; each further one holds a short graph
 
 
 def _require_pure(
