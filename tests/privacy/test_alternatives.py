@@ -1,5 +1,6 @@
 """Releases over records that are held apart: what they cost, by brute force and by dp-accounting."""
 
+import itertools
 import math
 
 import dp_accounting as dp
@@ -97,12 +98,22 @@ def test_other_runs_compose_into_each_side():
         for other in (training(1.0), score(5.0))
     ]
     assert epsilon(dp.ComposedDpEvent(runs), 1e-5).value == max(of_sides)
-    # Of many runs some are composed: more than the largest side, and no more than all of them.
+    # Of many equal ones the number on each side is all that counts.
     event = Alternatives([dp.GaussianDpEvent(9.0), dp.GaussianDpEvent(8.0)])
-    many = epsilon(dp.ComposedDpEvent([event] * 9), 1e-5).value
-    sides, every = [math.sqrt(9 * sum(z**-2 for z in zs)) for zs in ((8,), (8, 9))]
-    assert gaussian_epsilon(sides, 1e-5) <= many <= gaussian_epsilon(every, 1e-5)
+    for many in (dp.ComposedDpEvent([event] * 52), dp.SelfComposedDpEvent(event, 52)):
+        assert epsilon(many, 1e-5).value == pytest.approx(gaussian_epsilon(math.sqrt(52) / 8, 1e-5), rel=1e-9)
     assert epsilon(dp.ComposedDpEvent([event, dp.NonPrivateDpEvent()]), 1e-5).value == math.inf
+
+
+@pytest.mark.parametrize("drift", [1.002, 1.3])
+def test_of_many_runs_the_bound_lies_between_the_largest_side_and_all_of_them(drift):
+    pairs = [(9 * drift**week, 8 * drift**week) for week in range(7)]
+    sides = [dp.ComposedDpEvent([*map(dp.GaussianDpEvent, zs)]) for zs in itertools.product(*pairs)]
+    largest = max(epsilon(one, 1e-5).value for one in sides)
+    both = epsilon(dp.ComposedDpEvent([dp.GaussianDpEvent(z) for pair in pairs for z in pair]), 1e-5).value
+    events = [Alternatives([*map(dp.GaussianDpEvent, pair)]) for pair in pairs]
+    found = epsilon(dp.ComposedDpEvent(events), 1e-5).value
+    assert largest <= found <= min(both, 1.01 * largest if drift < 1.01 else both)
 
 
 def test_an_accountant_that_does_not_know_the_sides_composes_them():

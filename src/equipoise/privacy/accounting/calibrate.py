@@ -72,7 +72,7 @@ class Budget:
     ) -> dp_accounting.DpEvent:
         """What the other runs cost, a run of this event, and as many like it as are left."""
         like_it = dp_accounting.SelfComposedDpEvent(event, max(1, self.runs - self.begun(other_events)))
-        return dp_accounting.ComposedDpEvent([like_it, *other_events])
+        return dp_accounting.ComposedDpEvent([*other_events, like_it])
 
     def begun(self, other_events: Collection[dp_accounting.DpEvent]) -> int:
         """How many other runs have a part of it: those that were closed before a release cost nothing."""

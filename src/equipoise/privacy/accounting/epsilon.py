@@ -34,11 +34,15 @@ cached by, and what both accountants are fed with.
 from __future__ import annotations
 
 import functools
+import itertools
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import dp_accounting
+import numpy as np
 from absl import logging
 from dp_accounting import rdp
 from dp_accounting.dp_event import MixtureOfGaussiansDpEvent as _Mixture
@@ -212,10 +216,10 @@ class Alternatives(dp_accounting.ComposedDpEvent):
     """
 
 
-MOST_ALTERNATIVES = 64
-"""A choice: six runs of a journal with records held apart have as many, each of which takes some time.
+MOST_ALTERNATIVES = 8
+"""A choice: three runs of a journal with records held apart have as many, each of which takes some time.
 
-Of further runs the alternatives are composed, which is a bound too.
+Of further runs those with equally many releases of each kind are bounded by one (`_fewer`).
 """
 
 
@@ -225,18 +229,78 @@ def alternatives_of(event: dp_accounting.DpEvent) -> list[dp_accounting.DpEvent]
     >>> one, two, both = (dp_accounting.GaussianDpEvent(z) for z in (1.0, 2.0, 3.0))
     >>> len(alternatives_of(dp_accounting.ComposedDpEvent([Alternatives([one, two]), both])))
     2
+    >>> len(alternatives_of(dp_accounting.SelfComposedDpEvent(Alternatives([one, two]), 52)))
+    53
     """
+    return [
+        dp_accounting.ComposedDpEvent([dp_accounting.SelfComposedDpEvent(*row) for row in way])
+        for way in _ways(event)
+    ]
+
+
+def _ways(event: dp_accounting.DpEvent) -> list[Parts]:
+    """The parts of each alternative; equal ones are one."""
     if isinstance(event, Alternatives):
-        return [found for one in event.events for found in alternatives_of(one)]
-    if not isinstance(event, dp_accounting.ComposedDpEvent):
-        return [event]
-    found = [dp_accounting.ComposedDpEvent([])]
-    for one in event.events:
-        ways = alternatives_of(one)
-        if len(found) * len(ways) > MOST_ALTERNATIVES:
-            ways = [one]
-        found = [dp_accounting.ComposedDpEvent([*met.events, way]) for met in found for way in ways]
-    return found
+        return list(dict.fromkeys(way for one in event.events for way in _ways(one)))
+    if isinstance(event, dp_accounting.SelfComposedDpEvent):
+        ways = _ways(event.event)
+        if len(ways) == 1:
+            return [tuple((part, event.count * count) for part, count in ways[0])]
+        return _products([ways] * event.count)
+    if isinstance(event, dp_accounting.ComposedDpEvent):
+        return _products([_ways(one) for one in event.events])
+    parts = parts_of(event)
+    return [((dp_accounting.NonPrivateDpEvent(), 1),) if parts is None else parts]
+
+
+def _products(of_events: Sequence[list[Parts]]) -> list[Parts]:
+    """One way of each event, in every combination."""
+    found: tuple[Parts, ...] = ((),)
+    for number, ways in enumerate(
+        of_events, 2
+    ):  # of so many equal runs with two sides there are as many ways
+        found = _joined(found, tuple(ways), max(MOST_ALTERNATIVES, number))
+    return list(found)
+
+
+@functools.lru_cache(maxsize=1024)  # a calibration asks for those of the other runs again and again
+def _joined(found: tuple[Parts, ...], ways: tuple[Parts, ...], most: int) -> tuple[Parts, ...]:
+    sums = [Counter(dict(met)) + Counter(dict(way)) for met, way in itertools.product(found, ways)]
+    joined = list(dict.fromkeys(tuple(sorted(one.items(), key=repr)) for one in sums))
+    return tuple(joined if len(joined) <= most else _fewer(joined))
+
+
+def _fewer(ways: list[Parts]) -> list[Parts]:
+    """Of those that differ in their noise alone, one with no more than any has.
+
+    Sorted by noise, its parts have the least that stands at their place in one of them. So each of them is
+    it with more noise added, and costs no more. The composition of all alternatives costs as much or more.
+    """
+    least: dict[tuple, dict[dp_accounting.DpEvent, Any]] = {}
+    for way in ways:
+        noise: dict[dp_accounting.DpEvent, list[float]] = {}
+        for part, count in way:
+            z = _multiplier(part) if isinstance(part, _Gaussian | _Poisson) else 1.0
+            noise.setdefault(_with_noise(part, 1.0), []).extend([z] * count)
+        shape = tuple((kind, len(noise[kind])) for kind in sorted(noise, key=repr))
+        found = {kind: np.sort(values) for kind, values in noise.items()}
+        before = least.setdefault(shape, found)
+        least[shape] = {kind: np.minimum(values, before[kind]) for kind, values in found.items()}
+    return [
+        tuple(
+            (_with_noise(kind, float(z)), int(count))
+            for kind, values in one.items()
+            for z, count in zip(*np.unique(values, return_counts=True), strict=True)
+        )
+        for one in least.values()
+    ]
+
+
+def _with_noise(part: dp_accounting.DpEvent, z: float) -> dp_accounting.DpEvent:
+    """A Gaussian, plain or sampled, of this noise multiplier; other parts as they are."""
+    if isinstance(part, _Poisson):
+        return _Poisson(part.sampling_probability, _Gaussian(z))
+    return _Gaussian(z) if isinstance(part, _Gaussian) else part
 
 
 # ---- closed form
