@@ -191,6 +191,7 @@ def test_a_run_names_the_author_goes_on_and_is_verified_without_the_class(tmp_pa
     assert result.epsilon == pytest.approx(plain.epsilon(1e-3).value)
     authors = [one for one in result.statement.assumptions if one.startswith("by its author")]
     assert [Louder.__qualname__ in authors[0], Coins.__qualname__ in authors[1]] == [True, True]
+    assert "by the word of the author" in result.statement.sections()[0][0]
     jsonschema.validate(json.loads(result.statement.to_json()), statement_schema())
     monkeypatch.setattr(OwnMechanism, "known", {})
     monkeypatch.setattr(OwnSampling, "known", {})

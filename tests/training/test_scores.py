@@ -25,6 +25,7 @@ from equipoise.published.non_private import PlainSGD
 from equipoise.publishing import model_card
 from equipoise.report.run_page import render_page
 from equipoise.report.run_reader import read_run
+from equipoise.training.record_source import BatchFormError
 from equipoise.training.scores import METRICS, metric_of
 from equipoise.training.setup.private_scores import SCORE
 
@@ -123,7 +124,7 @@ def of_calibration(logits, label):
 WANTED = {
     "accuracy": ("classes", lambda o, y: metrics.accuracy_score(y, o.argmax(1))),
     "balanced-accuracy:3": ("classes", lambda o, y: metrics.balanced_accuracy_score(y, o.argmax(1))),
-    "auc": ("binary", lambda o, y: metrics.roc_auc_score(y, o[:, 0])),
+    "auc:32": ("binary", lambda o, y: metrics.roc_auc_score(y, o[:, 0])),
     "calibration": ("classes", of_calibration),
     "error:1.5": ("binary", lambda o, y: (o[:, 0] - y).abs().clamp(max=1.5).mean()),
     "recall:10": ("items", of_recall),
@@ -230,7 +231,9 @@ def test_further_metrics_of_a_whole_training(metric):
 
 
 def test_the_noise_has_the_scale_that_is_planned():
-    score = Score("auc", share=SHARE, times=12, outputs=lambda m, b: (m(b["input"])[:, :2], b["label"] % 2))
+    score = Score(
+        "auc:32", share=SHARE, times=12, outputs=lambda m, b: (m(b["input"])[:, :2], b["label"] % 2)
+    )
     training = scored(score, method=eq.DPSGD(noise_multiplier=20.0), reproducible=False)
     training.take_step()
     for _ in range(12):
@@ -572,7 +575,10 @@ def test_the_split_of_a_resumed_run_is_that_of_its_start(tmp_path):
     before = sides(run)
     saved(run)
     again = resumed(
-        tmp_path / "run", network(dropout=0.3), data=records(COUNT), score=Score("auc", share=SHARE)
+        tmp_path / "run",
+        network(dropout=0.3),
+        data=records(COUNT),
+        score=Score("balanced_accuracy:3", share=SHARE),
     )
     assert all(map(torch.equal, before, sides(again)))
     again.close()
@@ -599,6 +605,7 @@ REFUSED = {
     "a method's own side": (lambda: scored(None, method=HeldApart()), PlanError, "apart=True"),
     "neither share nor data": (lambda: Score("auc"), TypeError, "either share, or data"),
     "data without a population": (lambda: Score("auc", data=records(9)), TypeError, "public population"),
+    "an AUC of three classes": (lambda: scored(Score("auc", share=SHARE)), BatchFormError, "two classes"),
     "a share of 1": (lambda: Score("auc", share=1.0), ValueError, "share=1.0"),
     "an unknown metric": (lambda: Score("f1", share=0.1), ValueError, "'f1' is none: give a Metric"),
     "a metric without its number": (lambda: Score("recall:x", share=0.1), ValueError, "recall:10"),

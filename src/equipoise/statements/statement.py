@@ -190,6 +190,8 @@ class Statement:
         word = self.guarantee.replace("_", " ") if self.private else "NOT PRIVATE"
         if self.epsilon is not None and self.private:
             word += condition_in_words(self.independence)
+            if claims_of(self.releases):
+                word += ", by the word of the author of its own noise or sampling"
         found = [
             (f"Guarantee: {word}", self._promise()),
             ("Released", [_release_in_words(release) for release in self.releases]),

@@ -60,6 +60,11 @@ OF_FOLDER = ("sampling", "budget", "compile", "stages")
 """Arguments that a run which goes on takes from its folder alone."""
 
 
+# An error of a score beyond which its best step is one of noise. A choice: evaluations of a training that
+# goes well differ by some hundredths.
+UNSURE = 0.05
+
+
 class PrivateTraining:
     """A differentially private training of a model on private records.
 
@@ -589,6 +594,14 @@ class PrivateTraining:
             found = self.evaluate(evaluate)
             if keep_best:
                 self._keep_best(found, not isinstance(evaluate, Score) or evaluate.metric.larger_is_better)
+                value, *error = found.values()
+                if isinstance(evaluate, Score) and not error[0] <= UNSURE * max(1.0, abs(value)):
+                    warnings.warn(
+                        f"the score's noise alone is {error[0]:.2g}, so that the best step follows from "
+                        "noise rather than from the model: hold more records apart, score less often "
+                        "(times=...), or take 'accuracy', which has less noise",
+                        stacklevel=3,
+                    )
             return found
         return {}
 

