@@ -256,9 +256,8 @@ def _ways(event: dp_accounting.DpEvent) -> list[Parts]:
 def _products(of_events: Sequence[list[Parts]]) -> list[Parts]:
     """One way of each event, in every combination."""
     found: tuple[Parts, ...] = ((),)
-    for number, ways in enumerate(
-        of_events, 2
-    ):  # of so many equal runs with two sides there are as many ways
+    # As many as equal events with two sides have.
+    for number, ways in enumerate(of_events, 2):
         found = _joined(found, tuple(ways), max(MOST_ALTERNATIVES, number))
     return list(found)
 
