@@ -507,6 +507,7 @@ class Far(Tensor):
     """A tensor that says that it lies elsewhere."""
 
     device = property(lambda self: SimpleNamespace(type="far"))
+    is_cpu = property(lambda self: False)
 
 
 def test_a_digest_tells_which_tensors_were_hashed_on_a_device(monkeypatch):
