@@ -8,7 +8,8 @@ from safetensors.torch import load_file
 from torch import nn
 
 import equipoise as eq
-from equipoise.publishing import FORMS
+from equipoise.publishing import FORMS, privacy_section
+from equipoise.report.run_reader import Run
 
 
 @pytest.fixture(scope="module")
@@ -23,8 +24,9 @@ def trained(tmp_path_factory):
         sampling=eq.Poisson(20, population=200, steps=3),
         budget=eq.Budget(1.0, 1e-3),
         run=eq.Run(place, ema_decay=0.5),
+        stages=[eq.Stage(0, "bias"), eq.Stage(1, "*")],
     )
-    return training, training.run(lambda model: {"accuracy": 0.75}, progress=False)
+    return training, training.run(lambda model: {"accuracy": 0.75}, keep_best=True, progress=False)
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -50,7 +52,20 @@ def test_every_form_holds_the_weights_that_are_published(trained, tmp_path, form
     assert "# Linear" in card
     assert "75.0%" in card
     assert result.statement.markdown() in card
+    assert all(row in card for row in ("Parameters of step 1,", "from step 1 on: `bias`", "step 2 on: `*`"))
     assert eq.publish(result.run_dir, tmp_path) == ["model.safetensors", "README.md", "statement.json"]
+
+
+def test_scores_have_their_intervals(trained):
+    """Wilson's of 80 in 100 is that of the textbooks; a private score has that of its error."""
+    statement = json.loads(trained[1].statement.to_json())
+    statement["releases"][0]["name"] = "private score"
+    found = {"accuracy": 0.8, "private_auc": 0.7, "private_auc_error": 0.05}
+    row = {"step": 1, **{f"evaluation.{name}": value for name, value in found.items()}}
+    section = privacy_section(Run("run", statement, [row], {"experiment": {"test_records": 100}}))
+    assert "80.0% (95% interval 71.1% to 86.7%)" in section
+    assert "0.7 (95% interval 0.602 to 0.798)" in section
+    assert "error" not in section.partition("The unit")[0]
 
 
 @pytest.mark.parametrize(

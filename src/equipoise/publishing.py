@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import math
 import shutil
 import warnings
 from collections.abc import Mapping
@@ -167,7 +168,7 @@ def model_card(run: Run, form: str = "safetensors", use: str = "") -> str:
         form: of the model's file.
         use: the section that says how to call the model.
     """
-    details, statement = run.details, Statement(**run.statement)
+    details = run.details
     model = details.get("model")
     made_of = dict(model) if isinstance(model, Mapping) else {"class": model}
     title = " on ".join(map(str, filter(None, [made_of.get("class"), details.get("data")]))) or run.name
@@ -179,18 +180,10 @@ def model_card(run: Run, form: str = "safetensors", use: str = "") -> str:
         "begun": str(run.config.get("begun") or ""),
         "steps": run.steps_in_words,
     }
-    rows = [f"- {readable(name)}: {value}" for name, value in facts.items() if value]
-    rows += [
-        f"- {readable(score_name(name))} on {evaluated_in_words(details, run.is_private_score(name))}: "
-        f"{score_in_words(name, value)}"
-        for name, value in run.evaluation.items()
-    ]
-    promised = statement.guarantee != "none" and run.is_private
-    unit = f"{unit_in_words(statement.unit)}\n\n" if promised else ""
+    rows = [f"- {readable(name)}: {value}\n" for name, value in facts.items() if value]
     return (
         "---\nlibrary_name: pytorch\ntags:\n- differential-privacy\n- equipoise\n---\n\n"
-        f"# {title}\n\n" + "\n".join(rows) + "\n\n"
-        f"{unit}{statement.markdown()}\n"
+        f"# {title}\n\n{''.join(rows)}{privacy_section(run)}\n"
         f"{use}"
         "## Files\n\n"
         f"- `{FORMS[form]}`: the {'graph, weights included' if form == 'onnx' else 'weights'}\n"
@@ -198,3 +191,35 @@ def model_card(run: Run, form: str = "safetensors", use: str = "") -> str:
         "- `statement.json`: the statement above, for programs\n"
         "- `statement.sig.json`: its signature, where the run was signed\n"
     )
+
+
+def privacy_section(run: Run) -> str:
+    """What a card says of a run's scores, its best step, its stages and its privacy, in Markdown."""
+    statement, details, found = Statement(**run.statement), run.details, run.evaluation
+    of_errors = {f"{name}_error" for name in found if run.is_private_score(name)}
+    rows = [
+        f"{readable(score_name(name))} on {evaluated_in_words(details, run.is_private_score(name))}: "
+        f"{score_in_words(name, value)}{_interval(name, value, found, details)}"
+        for name, value in found.items()
+        if name not in of_errors
+    ]
+    if run.best_step is not None:
+        lucky = ", a score that noise may have made the best" if of_errors else ""
+        rows.append(f"Parameters of step {run.best_step:,.0f}, the best evaluation{lucky}")
+    for begins, *names in details.get("stages") or ():
+        rows.append(f"Trained from step {begins + 1:,} on: {', '.join(f'`{name}`' for name in names)}")
+    promised = statement.guarantee != "none" and run.is_private
+    unit = f"{unit_in_words(statement.unit)}\n\n" if promised else ""
+    return "".join(f"- {row}\n" for row in rows) + f"\n{unit}{statement.markdown()}"
+
+
+def _interval(name: str, value: float, found: Mapping[str, float], details: Mapping[str, Any]) -> str:
+    """The interval of 95% of a score whose error is known, or of a share of test records, by Wilson's."""
+    middle, records = value, details.get("test_records")
+    if (error := found.get(f"{name}_error")) is None:
+        if name != "accuracy" or not records:
+            return ""
+        middle = (value * records + 1.96**2 / 2) / (records + 1.96**2)
+        error = math.sqrt(value * (1 - value) * records + 1.96**2 / 4) / (records + 1.96**2)
+    low, high = (score_in_words(name, middle + 1.96 * side * error) for side in (-1, 1))
+    return f" (95% interval {low} to {high})"

@@ -193,6 +193,32 @@ def test_evaluation_is_published_with_its_assumption(tmp_path):
     assert any("public" in text and "evaluat" in text.lower() for text in trainer.statement().assumptions)
 
 
+@pytest.mark.parametrize("stops_at", [100, 4], ids=["whole", "stopped"])
+def test_the_best_step_of_a_private_score_is_what_is_published(tmp_path, stops_at):
+    score = eq.Score("accuracy", share=0.3)
+    options = {"save_strategy": "steps", "save_steps": 2, "eval_strategy": "steps", "eval_steps": 2}
+    trainer = trainer_of(
+        tmp_path, eval_dataset=score, method=eq.DPSGD(clip_norm=0.5), budget=eq.Budget(8.0, 1e-3),
+        load_best_model_at_end=True, callbacks=[Stop(stops_at)], **options,
+    )  # fmt: skip
+    with pytest.warns(UserWarning, match="noise alone"):
+        trainer.train()
+    (row,) = [row for row in trainer.statement().releases if row["name"] == "private score"]
+    assert (row["used"], row["count"], row["apart"]) == (min(stops_at // 2, 3), 3, True)
+    taken = [row for row in trainer.state.log_history if "eval_private_accuracy" in row]
+    assert [row["step"] for row in taken] == [2, 4, 6][: stops_at // 2]
+    best = max(taken, key=lambda row: row["eval_private_accuracy"])
+    assert trainer.state.best_global_step == best["step"]
+    saved = transformers.BertForSequenceClassification.from_pretrained(
+        tmp_path / f"checkpoint-{best['step']}"
+    )
+    published = eq.load_model(bert(), trainer.run_dir)
+    assert torch.equal(flat(published), flat(saved))
+    assert torch.equal(flat(trainer.model), flat(saved))
+    with pytest.raises(RuntimeError, match="which train"):
+        trainer.evaluate()
+
+
 class Stop(transformers.TrainerCallback):
     def __init__(self, at):
         self.at = at

@@ -25,8 +25,10 @@ from equipoise.integrations.precision import in_bfloat16
 from equipoise.integrations.train_mode import to_train_mode
 from equipoise.methods import Method
 from equipoise.privacy import Budget, Poisson
+from equipoise.publishing import privacy_section
+from equipoise.report.run_reader import read_run
 from equipoise.statements import Statement
-from equipoise.training import Data, PrivateTraining, Record, Run, StepReport, Users
+from equipoise.training import Data, PrivateTraining, Record, Run, Score, StepReport, Users, load_model
 from equipoise.training.folder.run_folder import RunFolder
 from equipoise.training.interrupt import catch_interrupt
 
@@ -108,18 +110,9 @@ def record_losses(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
     Raises:
         TypeError: the model gives no logits, or none that fit the labels.
     """
-    adapted: Any = getattr(model, "get_base_model", None)  # by adapters
-    base = model if adapted is None else adapted()
+    base = _base(model)
     config: Any = getattr(base, "config", None)
-    is_seq2seq = bool(getattr(config, "is_encoder_decoder", False))
-    labels = batch["labels"]
-    # Decoders make their inputs of the labels. Other models would compute a mean loss in vain.
-    inputs = batch if is_seq2seq else {name: value for name, value in batch.items() if name != "labels"}
-    outputs = model(**inputs)
-    logits = getattr(outputs, "logits", None)
-    if not isinstance(logits, Tensor):
-        raise TypeError(f"{type(base).__name__} gives no logits; give PrivateTrainer(loss=...), [B] losses")
-    logits = logits.float()
+    logits, labels = record_outputs(model, batch)
     if labels.ndim == 1 and logits.ndim == 2:
         if logits.shape[1] == 1:
             return (logits[:, 0] - labels).square()
@@ -129,7 +122,7 @@ def record_losses(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
             return (logits - labels).square().mean(1)
         return F.binary_cross_entropy_with_logits(logits, labels.float(), reduction="none").mean(1)
     if labels.ndim >= 2 and labels.shape == logits.shape[:-1]:
-        if not is_seq2seq and type(base).__name__ in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values():
+        if not getattr(config, "is_encoder_decoder", False) and type(base).__name__ in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values():
             logits, labels = logits[:, :-1], labels[:, 1:]
         losses = F.cross_entropy(logits.movedim(-1, 1), labels, reduction="none", ignore_index=-100)
         return losses.flatten(1).sum(1) / (labels != -100).flatten(1).sum(1).clamp(min=1)
@@ -137,6 +130,28 @@ def record_losses(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
         f"logits {tuple(logits.shape[1:])} and labels {tuple(labels.shape[1:])} of a record go with no usual "
         "loss; give PrivateTrainer(loss=...), [B] losses"
     )
+
+
+def record_outputs(model: nn.Module, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+    """Logits and labels of the records: what a `Score` is computed from.
+
+    Raises:
+        TypeError: the model gives no logits.
+    """
+    base = _base(model)
+    is_seq2seq = bool(getattr(getattr(base, "config", None), "is_encoder_decoder", False))
+    # Decoders make their inputs of the labels. Other models would compute a mean loss in vain.
+    inputs = batch if is_seq2seq else {name: value for name, value in batch.items() if name != "labels"}
+    logits = getattr(model(**inputs), "logits", None)
+    if not isinstance(logits, Tensor):
+        raise TypeError(f"{type(base).__name__} gives no logits; give PrivateTrainer(loss=...), [B] losses")
+    return logits.float(), batch["labels"]
+
+
+def _base(model: nn.Module) -> nn.Module:
+    """The model beneath adapters."""
+    adapted: Any = getattr(model, "get_base_model", None)
+    return model if adapted is None else adapted()
 
 
 def _refused(reason: str) -> Callable[..., Any]:
@@ -156,12 +171,13 @@ class PrivateTrainer(Trainer):
     The run folder is `run` in `output_dir`.
 
     The training loss is private, and neither logged nor returned. Evaluation is published: its data must be
-    public.
+    public. Or `eval_dataset` is a `Score`, on records that are held apart: it is noised, and taken as often
+    as the arguments evaluate. With `load_best_model_at_end` its best step is then what the run publishes.
 
     Args:
         model, args, data_collator, train_dataset, eval_dataset, processing_class: as for `Trainer`; the
             training records are private. Further arguments of `Trainer` go by name.
-        population: a public number of records; see `PrivateTraining`.
+        population: a public number of records that are trained on; see `PrivateTraining`.
         budget, method: of `PrivateTraining`.
         unit: "record", or `Record(relation="replace_one")`.
         run: a `Run` without folder, seed and scheduler, which `args` give.
@@ -213,6 +229,11 @@ class PrivateTrainer(Trainer):
         self._loss = record_losses if loss is None else loss
         self._unit, self._run = unit, Run.of(run)
         self.private_training: PrivateTraining | None = None
+        if isinstance(eval_dataset, Score):
+            outputs = record_outputs if eval_dataset.outputs is Score.outputs else eval_dataset.outputs
+            eval_dataset = dataclasses.replace(eval_dataset, outputs=outputs)
+            args.metric_for_best_model = f"private_{eval_dataset.metric.name}"
+            args.greater_is_better = eval_dataset.larger_is_better
         super().__init__(model, args, data_collator, train_dataset, eval_dataset, processing_class, **others)
 
     # ---- public constants of the run
@@ -361,6 +382,12 @@ class PrivateTrainer(Trainer):
         self.create_optimizer()
         self.create_scheduler(num_training_steps=sampling.steps)
         data, collate = self._records()
+        if isinstance(self.eval_dataset, Score):
+            per_epoch = math.ceil(self.population / sampling.expected_size)
+            self.state.compute_steps(args, sampling.steps)
+            every = self.state.eval_steps if args.eval_strategy == "steps" else per_epoch
+            times = max(1, args.eval_on_start + math.ceil(sampling.steps / every))
+            self.eval_dataset = dataclasses.replace(self.eval_dataset, times=times)
         shared: dict[str, Any] = {
             "loss": in_bfloat16(self._loss, args.device) if args.bf16 else self._loss,
             "data": Data(
@@ -370,6 +397,7 @@ class PrivateTrainer(Trainer):
                 microbatch_size=args.per_device_train_batch_size
                 if args.gradient_accumulation_steps > 1
                 else None,
+                score=self.eval_dataset if isinstance(self.eval_dataset, Score) else None,
             ),
             "method": self.method,
             "unit": self._unit,
@@ -424,7 +452,16 @@ class PrivateTrainer(Trainer):
 
         Raises:
             ValueError: these are the private records.
+            RuntimeError: a `Score` is asked for outside of `train`.
         """
+        if isinstance(score := self.eval_dataset if eval_dataset is None else eval_dataset, Score):
+            if not self.is_in_train:
+                raise RuntimeError("eval_dataset is a Score, which train() takes as often as it is planned")
+            taken = self._training().evaluate(score, keep_best=self.args.load_best_model_at_end)
+            metrics = {f"{metric_key_prefix}_{name}": value for name, value in taken.items()}
+            self.log(metrics)
+            self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+            return metrics
         _check_public(self.train_dataset, eval_dataset)
 
         def measured(model: nn.Module) -> dict[str, float]:
@@ -443,6 +480,13 @@ class PrivateTrainer(Trainer):
         else:
             measured(cast(nn.Module, self.model))
         return found
+
+    def _load_best_model(self) -> None:
+        """The best model of a `Score` is the one that the run publishes."""
+        if isinstance(self.eval_dataset, Score):
+            load_model(cast(nn.Module, self.model), self.run_dir)
+        else:
+            super()._load_best_model()
 
     def _unwrap(self, model: nn.Module) -> None:
         """Take back what accelerate hangs on the model's forward: steps run what was planned."""
@@ -470,8 +514,8 @@ class PrivateTrainer(Trainer):
         card = folder / "README.md"
         if card.exists() and (self.run_dir / "statement.json").exists():
             text = card.read_text(encoding="utf-8").partition(PRIVACY)[0].rstrip()
-            section = self.statement().markdown().replace("\n## ", "\n### ")
-            write_atomically(card, f"{text}\n\n{PRIVACY}\n\n#{section}".encode(), mode=0o644)
+            section = privacy_section(read_run(self.run_dir)).replace("\n## ", "\n### ")
+            write_atomically(card, f"{text}\n\n{PRIVACY}\n\n{section}".encode(), mode=0o644)
 
     def _save_checkpoint(self, model: Any, trial: Any = None) -> None:
         self._training().save_checkpoint()

@@ -189,7 +189,7 @@ def score_in_words(name: str, value: float) -> str:
     >>> score_in_words("accuracy", 0.8471), score_in_words("auc", 0.90461)
     ('84.7%', '0.9046')
     """
-    return f"{value:.1%}" if name in PERCENTAGES else f"{value:.4g}"
+    return f"{value:.1%}" if name.removeprefix("private_") in PERCENTAGES else f"{value:.4g}"
 
 
 _SHORT = {"auc": "AUC", "f1": "F1", "rmse": "RMSE", "mae": "MAE", "r2": "R²"}

@@ -68,7 +68,7 @@ class Run:
         """What was evaluated in addition to the accuracy, what says most first; a page has room for a few."""
         prefix = "evaluation."
         names = {key.removeprefix(prefix) for row in self.metrics for key in row if key.startswith(prefix)}
-        others = [name for name in SCORES if name in names] + sorted(names - set(SCORES))
+        others = [name for name in SCORES if name in names] + sorted(names - {*SCORES, "best_step"})
         return [name for name in others if name != "accuracy" and self.curve(prefix + name)][:6]
 
     @property
@@ -153,6 +153,11 @@ class Run:
         last = {name: points[-1] for name, points in curves.items() if points}
         since = max(step for step, _ in last.values()) if "finite_answers" in last else 0.0
         return {name: value for name, (step, value) in last.items() if step >= since}
+
+    @property
+    def best_step(self) -> float | None:
+        """The step whose parameters were published, where the best evaluation chose one."""
+        return self.last("evaluation.best_step")
 
     def is_private_score(self, name: str) -> bool:
         """Whether this number of the evaluation is one of a `Score`, which the statement lists."""

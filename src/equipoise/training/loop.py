@@ -499,7 +499,8 @@ class PrivateTraining:
                 one at the end.
             checkpoint_every: steps between checkpoints; 20 in all by default.
             keep_best: publish the parameters of the best evaluation, in the model at the end too. The first
-                number of an evaluation decides: that of a `Score` as its metric has it, else the largest.
+                number of an evaluation decides: the largest, or the least where `evaluate.larger_is_better`
+                is False, as of a `Score` by its metric.
             patience: end the run after so many evaluations that were not better. Epsilon stays that of the
                 plan.
             stop: what SIGTERM does after the checkpoint. "exit" raises SystemExit(143), so that a scheduler
@@ -591,23 +592,20 @@ class PrivateTraining:
     def _evaluated(self, evaluate: Evaluate, keep_best: bool) -> dict[str, float]:
         """An evaluation in a run; empty where those that were charged again used the score up."""
         with suppress(PlanUsedUpError):
-            found = self.evaluate(evaluate)
-            if keep_best:
-                self._keep_best(found, not isinstance(evaluate, Score) or evaluate.metric.larger_is_better)
-                value, *error = found.values()
-                if isinstance(evaluate, Score) and not error[0] <= UNSURE * max(1.0, abs(value)):
-                    warnings.warn(
-                        f"the score's noise alone is {error[0]:.2g}, so that the best step follows from "
-                        "noise rather than from the model: hold more records apart, score less often "
-                        "(times=...), or take 'accuracy', which has less noise",
-                        stacklevel=3,
-                    )
-            return found
+            return self.evaluate(evaluate, keep_best=keep_best)
         return {}
 
-    def _keep_best(self, found: dict[str, float], larger_is_better: bool) -> None:
+    def _keep_best(self, found: dict[str, float], evaluate: Evaluate) -> None:
         """Keep what an evaluation judged, if the first of its numbers is the best so far."""
-        value = next(iter(found.values())) * (1 if larger_is_better else -1)
+        value, *error = found.values()
+        if isinstance(evaluate, Score) and not error[0] <= UNSURE * max(1.0, abs(value)):
+            warnings.warn(
+                f"the score's noise alone is {error[0]:.2g}, so that the best step follows from noise rather "
+                "than from the model: hold more records apart, score less often (times=...), or take "
+                "'accuracy', which has less noise",
+                stacklevel=5,
+            )
+        value *= 1 if getattr(evaluate, "larger_is_better", True) else -1
         if self._best and not value > self._best["value"]:
             self._best = {**self._best, "since": self._best["since"] + 1}
             return
@@ -626,27 +624,35 @@ class PrivateTraining:
         self._is_out_of_patience = bool(patience and self._best and self._best["since"] >= patience)
         return self._is_out_of_patience
 
-    def evaluate(self, evaluate: Evaluate) -> dict[str, float]:
+    def evaluate(self, evaluate: Evaluate, *, keep_best: bool = False) -> dict[str, float]:
         """Evaluate the (averaged) model and write the numbers to the metrics.
 
         Args:
-            evaluate: as for `run`.
+            evaluate, keep_best: as for `run`.
 
         Raises:
             PlanUsedUpError: a score was taken as often as it is planned.
         """
         with self.processes.together():
             self._steps.check()
+        found = self._scored(evaluate) if isinstance(evaluate, Score) else self._measured(evaluate)
+        self._note_evaluation(found)
+        if keep_best:
+            self._keep_best(found, evaluate)
+        return found
+
+    def _scored(self, score: Score) -> dict[str, float]:
+        prepared, average = self._setup.score, self._setup.average
+        if prepared is None or prepared.score is not score:
+            raise ValueError(
+                "evaluate is a Score that this training has not planned: give it as data=Data(records, "
+                "score=score), and the same one here"
+            )
+        at = None if average is None else average.values
+        return self._steps.ask(lambda context, _: prepared.taken(context, at))
+
+    def _measured(self, evaluate: Callable[[nn.Module], Any]) -> dict[str, float]:
         average = self._setup.average
-        if isinstance(evaluate, Score):
-            prepared = self._setup.score
-            if prepared is None or prepared.score is not evaluate:
-                raise ValueError(
-                    "evaluate is a Score that this training has not planned: give it as data=Data(records, "
-                    "score=score), and the same one here"
-                )
-            at = None if average is None else average.values
-            return self._note_evaluation(self._steps.ask(lambda context, _: prepared.taken(context, at)))
         self.model.eval()
         try:
             with (
@@ -669,12 +675,11 @@ class PrivateTraining:
             ) from None
         is_held_out = getattr(evaluate, "held_out", False)
         self._assume([Assumption.HELD_OUT if is_held_out else Assumption.EVALUATED])
-        return self._note_evaluation(numbers)
-
-    def _note_evaluation(self, numbers: dict[str, float]) -> dict[str, float]:
-        self._evaluation = numbers
-        self._run.metrics.evaluation(self.steps_done, numbers)
         return numbers
+
+    def _note_evaluation(self, numbers: dict[str, float], **more: float) -> None:
+        self._evaluation = numbers
+        self._run.metrics.evaluation(self.steps_done, numbers | more)
 
     def _assume(self, found: Sequence[str]) -> None:
         """Name these in the statement from now on, and for whoever goes on with the run."""
@@ -706,8 +711,8 @@ class PrivateTraining:
         if stop_fixed_beforehand:
             # Before it is published: a run that went on would make the smaller claim untrue.
             self.processes.first(lambda: own_ledger(self.ledger).close(stop_fixed_beforehand=True))
-        if finished and self._best and self._best["evaluation"] != self._evaluation:
-            self._note_evaluation(self._best["evaluation"])  # written last: it is of what is published
+        if finished and self._best:  # written last: it is of what is published
+            self._note_evaluation(self._best["evaluation"], best_step=self._best["step"])
         if finished and kept is not None:
             self._traces.left(self.parameters.values())
             kept.move_in()

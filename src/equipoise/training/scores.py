@@ -260,6 +260,11 @@ class Score:
         _validate.share(budget_share=self.budget_share, **({"share": self.share} if self.share else {}))
         _validate.count("how often the score is taken", times=self.times)
 
+    @property
+    def larger_is_better(self) -> bool:
+        """As its metric has it."""
+        return bool(self.metric.larger_is_better)
+
     def read(self, counts: Tensor, noise_std: float) -> dict[str, float]:
         """The number that released counts [K] give, as "private_" and its name, and its error."""
         counts, generator = counts.detach().double().cpu(), torch.Generator().manual_seed(0)
