@@ -14,7 +14,7 @@ from equipoise.report.run_reader import Run
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    torch.manual_seed(0)
+    torch.manual_seed(44)  # a seed of its own: its weights are known from then on
     model, place = nn.Linear(3, 1), tmp_path_factory.mktemp("published") / "run"
     training = eq.PrivateTraining(
         model,

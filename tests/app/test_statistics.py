@@ -136,12 +136,10 @@ def test_rows_of_a_private_score_are_not_counted(tmp_path):
     text = f'population = 2000\ntarget = "y"\n[columns]\n{columns}\n'
     (tmp_path / "t.schema.toml").write_text(text)
     rows = [f"{row % 1000 / 1000},{row % 2}" for row in range(2000)]
-    for name, part in {"t": rows, "held_out": ["0.5,0", "0.5,1"]}.items():
-        (tmp_path / f"{name}.csv").write_text("\n".join(["a,y", *part]))
-    files = {"data": str(tmp_path / "t.csv"), "test": str(tmp_path / "held_out.csv")}
-    experiment = assemble(
-        RunSettings(**files, model="statistics", delta=1e-5, epsilon=8.0, private_validation=0.4)
-    )
+    (tmp_path / "t.csv").write_text("\n".join(["a,y", *rows]))
+    data = str(tmp_path / "t.csv")
+    settings = {"model": "statistics", "delta": 1e-5, "epsilon": 8.0, "private_validation": 0.4}
+    experiment = assemble(RunSettings(data=data, **settings))  # and no test rows
     build_training(experiment, on_disk=False).run(progress=False)
     assert isinstance(experiment.model, SufficientStatistics)
     assert float(experiment.model.sums()[0][0, 0, 0]) == pytest.approx(1200, rel=0.1)

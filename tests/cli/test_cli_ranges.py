@@ -49,7 +49,7 @@ def test_ranges_are_filled_in_and_booked(equipoise, table, tmp_path):
     (tmp_path / "t.schema.toml").write_text(f"population = 4200\n{SCHEMA}")
     found = equipoise("schema ranges", table, *words)
     assert found.code == 0, found.err
-    assert found.value["ranges"] == {"age": [20, 100], "in come": [100, 1000]}
+    assert found.value["ranges"] == {"age": [20, 100], "in come": [0, 1000]}
     columns = read_schema(tmp_path / "t.schema.toml")["columns"]
     assert (columns["age"]["low"], columns["age"]["high"], columns["in come"]["low"]) == (20, 100, 0)
     assert columns["in come"]["high"] == 1000
@@ -67,6 +67,21 @@ def test_ranges_are_filled_in_and_booked(equipoise, table, tmp_path):
     alone = accountant.compose(dp_accounting.GaussianDpEvent(multipliers[0])).get_epsilon(1e-5)
     both = accountant.compose(dp_accounting.GaussianDpEvent(multipliers[1])).get_epsilon(1e-5)
     assert (alone, both) == pytest.approx((1.0, 2.0), rel=0.01)
+
+
+def test_an_end_agrees_with_the_one_that_is_stated(monkeypatch, tmp_path, table):
+    """What lies beyond the stated end has no say: 150 to 900 are looked at from 400 on, or up to 300."""
+    for low, high, wanted in ((400, None, (400, 1000)), (None, 300, (100, 300)), (2000, None, None)):
+        text = SCHEMA.replace('low = 0\nhigh = "FILL IN"', f"low = {low}\nhigh = {high}")
+        (tmp_path / "t.schema.toml").write_text("population = 4200\n" + text.replace("None", '"FILL IN"'))
+        monkeypatch.setattr(ranges, "histogram", exact)
+        assert ranges.fill_in_ranges(str(table), None, 1.0, "unused").get("in come") == wanted
+
+
+def exact(numbers, population, epsilon, journal):
+    count = len(ranges.GRID)
+    places = torch.bucketize(numbers, ranges.GRID[1:-1], right=True).where(numbers.isfinite(), count - 1)
+    return torch.stack([row.bincount(minlength=count) for row in places]).double(), 1.0
 
 
 def test_an_end_is_written_where_it_stands_or_nothing_is_spent(equipoise, table, tmp_path):

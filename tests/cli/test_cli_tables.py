@@ -187,6 +187,11 @@ def test_weights_own_losses_and_columns_that_are_kept(equipoise, folder, tmp_pat
     assert [(row["id"], row["town"]) for row in rows] == [("7", "Rome"), ("8", "Oslo"), ("9", "Oslo")]
     assert all(float(row["prediction"]) > 50 for row in rows)  # the others had no weight
     assert "town Oslo: 2 records, RMSE" in equipoise("predict run --data people.csv --by town").out
+    both = equipoise("predict --json run --data people.csv --by town --by id").value["by"]
+    assert sum(group["records"] for group in both.values()) == sum(
+        group["records"] for group in found.value["by"].values()
+    )
+    assert all(", " in name for name in both)
     wrong = equipoise("predict --json run --data people.csv --by twon").value["error"]
     assert "Did you mean town?" in wrong
 

@@ -40,7 +40,6 @@ def test_indices_out_of_range(index: object) -> None:
         ({"input": [1.0, 2.0]}, "not a tensor"),
         ({"input": torch.tensor(1.0)}, "not a tensor"),
         ({"input": torch.zeros(3), "label": torch.tensor([0, 1])}, "numbers of records"),
-        ({"input": torch.zeros(0, 3)}, "numbers of records"),
         ({"input": torch.zeros(2), "label": torch.tensor([0, 3])}, "a label lies outside 0 .. 2"),
         (
             {"input": torch.zeros(2), "label": torch.tensor([-1, 0])},

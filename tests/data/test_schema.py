@@ -155,6 +155,10 @@ def test_what_is_described_is_left_to_be_filled_in(people):
     ids = people.with_name("ids.csv")
     ids.write_text(ROWS.replace("Rome,9", "Bern,9").replace("baker,,", "baker,Oulu,"))
     assert tomllib.loads(first_schema(ids)[0])["columns"]["city"] == {"type": "skip"}
+    notes = people.with_name("notes.csv")
+    seen = "seen on the ward on day {},no\n"
+    notes.write_text("note,y\n" + "".join(seen.format(day % 31) for day in range(100)))
+    assert tomllib.loads(first_schema(notes, target="y")[0])["columns"]["note"] == {"type": "skip"}
     path = people.with_name("new.toml")
     path.write_text(text)
     with pytest.raises(SchemaError, match=r"to be filled in: population, low of 'age'.*no epsilon"):

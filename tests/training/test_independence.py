@@ -17,7 +17,7 @@ from torch.nn.utils.rnn import pad_sequence
 import equipoise as eq
 from equipoise.distributed.backend import is_no_records_fault
 from equipoise.gradients import CrossRecordError, GradientEngine
-from equipoise.statements.statement import MODEL
+from equipoise.statements.assumptions import MODEL
 
 
 class Texts(torch.utils.data.Dataset):

@@ -8,8 +8,7 @@ import pytest
 from small_problems import resumed, saved, training
 
 import equipoise as eq
-from equipoise.statements.assumptions import EARLIER, ROUNDED
-from equipoise.statements.statement import DATA, MODEL
+from equipoise.statements.assumptions import DATA, EARLIER, MODEL, ROUNDED
 
 
 @pytest.fixture

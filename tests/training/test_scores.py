@@ -25,6 +25,7 @@ from equipoise.published.non_private import PlainSGD
 from equipoise.publishing import model_card
 from equipoise.report.run_page import render_page
 from equipoise.report.run_reader import read_run
+from equipoise.statements.assumptions import Assumption
 from equipoise.training.record_source import BatchFormError
 from equipoise.training.scores import METRICS, metric_of
 from equipoise.training.setup.private_scores import SCORE
@@ -584,6 +585,19 @@ def test_the_split_of_a_resumed_run_is_that_of_its_start(tmp_path):
     again.close()
     with pytest.raises(ValueError, match="plan differs"):
         resumed(tmp_path / "run", network(dropout=0.3), data=records(COUNT))
+
+
+def test_other_data_of_a_score_at_a_resume_are_named(tmp_path):
+    score = Score("accuracy", data=records(50, seed=9), population=50, times=2)
+    run = scored(score, folder=tmp_path / "run", writers=[Killer(3)], reproducible=False)
+    with pytest.raises(Stop):
+        run.run(evaluate=score, evaluate_every=3, checkpoint_every=1, progress=False)
+    run.close()
+    for seed, is_other in ((9, False), (8, True)):
+        score = Score("accuracy", data=records(50, seed=seed), population=50, times=2)
+        again = resumed(tmp_path / "run", network(dropout=0.3), data=records(COUNT), score=score)
+        assert (Assumption.OTHER_DATA in again.statement().assumptions) is is_other
+        again.close()
 
 
 # ---- what is refused

@@ -165,7 +165,8 @@ class Experiment:
     @property
     def baseline(self) -> tuple[dict[str, float], str]:
         """What a model without inputs would reach on the test records, and what it answers, in words."""
-        return self.task.baseline(self.dataset.test.fields[self.task.field], self.dataset)
+        learnt = self.dataset.test.fields[self.task.field]
+        return self.task.baseline(learnt, self.dataset) if len(learnt) else ({}, "")
 
 
 def assemble(

@@ -95,7 +95,9 @@ def _with_owner(dataset: DataSet, name: str) -> DataSet:
 
 
 def _load_whole(settings: RunSettings) -> DataSet:
-    form = data_form(settings.data)
+    form, share = data_form(settings.data), settings.test_share
+    if settings.private_validation is not None and settings.test is None:
+        share = share or 0.0
     if form == "table":
         from equipoise.data.readers.schema import load_table  # pydantic is imported where a table is read
 
@@ -104,7 +106,7 @@ def _load_whole(settings: RunSettings) -> DataSet:
             settings.schema,
             target=settings.target,
             test=settings.test,
-            test_share=settings.test_share,
+            test_share=share,
             population=settings.population,
             owner=settings.owner,
         )
@@ -115,7 +117,7 @@ def _load_whole(settings: RunSettings) -> DataSet:
             settings.data,
             settings.image_size,
             test=settings.test,
-            test_share=settings.test_share,
+            test_share=share,
             population=settings.population,
         )
     if form == "named":

@@ -31,7 +31,7 @@ def predict_run(
     output: str | None = None,
     device: str | None = None,
     keep: Sequence[str] = (),
-    by: str | None = None,
+    by: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Predict the test records of a data set with the model of a run.
 
@@ -44,7 +44,7 @@ def predict_run(
             number.
         device: where to compute.
         keep: columns of the table that stand before the predictions in the file.
-        by: a column of the table, by whose values the rows are counted and scored.
+        by: columns of the table, by whose values together the rows are counted and scored.
 
     Returns:
         Plain values: run_dir, data, records, the scores where the rows say what is right, whether all answers
@@ -69,13 +69,15 @@ def predict_run(
 
     scores = scores_of(torch.ones(len(found), dtype=torch.bool))
     kept, groups = list[list[str]](), dict[str, dict[str, Any]]()
-    if keep or by is not None:
+    if keep or by:
         if data_form(settings.data) != "table" or schema is None:
             raise SettingsError(f"--data is {settings.data!r}, but --keep and --by name columns of a table.")
         from equipoise.data.readers.schema import cells_of  # imports pydantic
 
-        cells, *kept = cells_of(settings.data, schema, [keep[0] if by is None else by, *keep])
-        for value in sorted(set(cells)) if by is not None else ():
+        found_cells = cells_of(settings.data, schema, [*by, *keep])
+        kept = found_cells[len(by) :]
+        cells = list(map(", ".join, zip(*found_cells[: len(by)], strict=True)))
+        for value in sorted(set(cells)):
             rows = torch.tensor([cell == value for cell in cells])
             groups[value] = {"records": int(rows.sum()), "evaluation": scores_of(rows)}
     if output is not None:
@@ -95,7 +97,7 @@ def predict_run(
         ],
         "finite": bool(outputs.isfinite().all()),
         **({} if output is None else {"output": output}),
-        **({} if by is None else {"by": groups}),
+        **({"by": groups} if by else {}),
     }
 
 

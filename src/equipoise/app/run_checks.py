@@ -68,9 +68,9 @@ def settings_of_run(folder: str, *, published: bool = False) -> RunSettings:
         "report and predict take it."
         if federation
         else "`equipoise train` did not begin this run, or its checkpoint was deleted. The commands resume, "
-        "predict and audit serve runs of the command line. For one begun from Python call "
-        "PrivateTraining.resume to go on, equipoise.load_model to use the model, and audit_neighbours of "
-        "equipoise.audit.neighbours."
+        "predict, export and audit serve runs of the command line. For one begun from Python call "
+        "PrivateTraining.resume to go on, equipoise.load_model to use the model, equipoise.publish to export "
+        "it, and audit_neighbours of equipoise.audit.neighbours."
     )
     return RunSettings(**read_object(file_of_run(folder, places[0][0], otherwise)))
 

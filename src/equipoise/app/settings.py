@@ -422,6 +422,11 @@ class RunSettings:
             "--private-validation 0.1.",
         )
         yield (
+            self.canaries is not None and self.private_validation is not None,
+            f"--canaries is {self.canaries}, but canaries are made of test records, in whose place "
+            "--private-validation scores. Leave one of them out.",
+        )
+        yield (
             self.sampling == SUBSETS and self.relation == "add_or_remove_one",
             "--relation is add-or-remove-one, but --sampling without-replacement draws subsets of a fixed "
             "size, which are accounted only under replace-one. Leave --relation out, or sample by poisson.",
@@ -461,7 +466,7 @@ class RunSettings:
             "numbers that you state, such as --population 5000 --image-size 32x32. Read from the private "
             "images they would reveal persons.",
         )
-        apart = self._given("test", "test_share")
+        apart = self._given("test", "test_share", "private_validation")
         yield not (apart or Path(self.data).exists()), f"--data {self.data!r} does not exist. Check the path."
         schema = Path(self.schema or schema_file(self.data))
         recipe = (
@@ -470,8 +475,8 @@ class RunSettings:
         )
         yield (
             not apart,
-            "the rows to evaluate on are missing: give --test FILE, or --test-share 0.2. What the evaluation "
-            "says of them is published, and no epsilon covers it."
+            "the rows to evaluate on are missing: give --test FILE or --test-share 0.2, of which what the "
+            "evaluation says is published, and no epsilon covers it; or --private-validation 0.1, with noise."
             + (recipe if form == "table" and not schema.exists() else ""),
         )
 

@@ -172,7 +172,7 @@ def task_of(dataset: DataSet, loss: str | None = None) -> Task:
 
 def absent_warning(dataset: DataSet) -> str | None:
     """A sentence where a class has no test record, so that scores that need all classes are not given."""
-    if dataset.task != "classification":
+    if dataset.task != "classification" or not len(dataset.test):
         return None
     counts = dataset.test.fields["label"].bincount(minlength=dataset.num_classes).tolist()
     names = dataset.class_names or tuple(map(str, range(dataset.num_classes)))

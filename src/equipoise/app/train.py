@@ -234,8 +234,11 @@ def _write_settings(folder: Path, experiment: Experiment) -> None:
         **settings.publishable(),
         "population": experiment.dataset.population,
         "steps": experiment.sampling.steps,
-        "test_records": len(experiment.dataset.test),
-        "test_records_apart": settings.test_records_apart,
+        **(
+            {"test_records": count, "test_records_apart": settings.test_records_apart}
+            if (count := len(experiment.dataset.test))
+            else {}
+        ),
         **{f"baseline_{name}": value for name, value in baseline.items()},
         "baseline": answer,
         **({"data_description": about} if (about := experiment.dataset.description) else {}),

@@ -80,7 +80,8 @@ def predict(
         ),
     ] = None,
     by: Annotated[
-        str | None, typer.Option(help="Count and score the rows by this column, too.", metavar="COLUMN")
+        list[str] | None,
+        typer.Option(help="Count and score the rows by this column, too; repeatable.", metavar="COLUMN"),
     ] = None,
     device: Device = None,
     json_output: Json = False,
@@ -103,7 +104,8 @@ def predict(
     with loading():
         from equipoise.app.predict import predict_run
 
-    found = predict_run(folder, settings, schema=schema, output=output, device=device, keep=keep or [], by=by)
+    columns = {"keep": keep or [], "by": by or []}
+    found = predict_run(folder, settings, schema=schema, output=output, device=device, **columns)
     console = open_console(json_output)
     warn_of_numbers(found, console)
     for warning in found["warnings"]:
@@ -116,7 +118,8 @@ def predict(
         console.print(f"{score_name(name)} [bold]{score_in_words(name, value)}[/]")
     for group, of_group in found.get("by", {}).items():
         scores = [f", {score_name(n)} {score_in_words(n, v)}" for n, v in of_group["evaluation"].items()]
-        console.print(f"{by} {group}: {of_group['records']:,} records{''.join(scores)}", markup=False)
+        said = f"{group}: {of_group['records']:,} records{''.join(scores)}"
+        console.print(", ".join(columns["by"]), said, markup=False)
     written = "[dim]--output FILE writes the predictions with their probabilities, as CSV[/]"
     console.print(written if output is None else f"predictions in {output}")
 

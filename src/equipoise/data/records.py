@@ -66,7 +66,7 @@ class Records:
                     "torch.as_tensor."
                 )
         lengths = {name: len(value) for name, value in fields.items()}
-        if len(set(lengths.values())) != 1 or 0 in lengths.values():
+        if len(set(lengths.values())) != 1:
             raise DataFileError(
                 f"fields have these numbers of records: {lengths}. Give at least the field 'input', and "
                 "every field one row per record."
@@ -262,6 +262,8 @@ class DataSet:
             raise DataFileError(
                 f"class_names has {len(self.class_names)} names for num_classes={self.num_classes} classes."
             )
+        if not len(self.train):
+            raise DataFileError("train holds no records.")
         learnt = "label" if self.task == "classification" else "target"
         for part, records in (("train", self.train), ("test", self.test)):
             missing = {"input", learnt} - set(records.fields)
@@ -305,8 +307,9 @@ def with_test_records(
     Args:
         rows: the private records; a field ``aside`` says which ones to set aside.
         test: others to evaluate on, or None.
-        share: without them, the share of the private ones to set aside. Every run sets the same ones aside,
-            whatever its seed: scores on them are published, so that training on them would protect nobody.
+        share: without them, the share of the private ones to set aside; 0 for none. Every run sets the same
+            ones aside, whatever its seed: scores on them are published, so that training on them would
+            protect nobody.
         population: the public number of private records.
 
     Raises:
@@ -325,8 +328,10 @@ def with_test_records(
     if ASIDE in rows.fields:
         which, rows = rows.fields[ASIDE], rows.without(ASIDE)
         train, aside = rows.subset(~which), rows.subset(which)
-    else:
+    elif share:
         train, aside = rows.set_aside(share, seed=0)
+    else:
+        train, aside = rows, rows.subset(torch.arange(0))
     if OWNER in aside.fields:
         aside = aside.without(OWNER)
     return train, aside, max(1, round(population * (1 - share)))
@@ -338,8 +343,7 @@ def _check_labels(label: Tensor, num_classes: int | None) -> None:
             f"label has type {label.dtype} and shape {list(label.shape)}; it must be one whole class number "
             "per record, [n]. Use label.long() or label.squeeze(1)."
         )
-    low, high = int(label.min()), int(label.max())
-    if low < 0 or (num_classes is not None and high >= num_classes):
+    if bool((label < 0).any()) or (num_classes is not None and bool((label >= num_classes).any())):
         bound = "is negative" if num_classes is None else f"lies outside 0 .. {num_classes - 1}"
         raise DataFileError(f"a label {bound}. Recode the classes from 0, or correct num_classes.")
 

@@ -122,7 +122,8 @@ def record_losses(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
             return (logits - labels).square().mean(1)
         return F.binary_cross_entropy_with_logits(logits, labels.float(), reduction="none").mean(1)
     if labels.ndim >= 2 and labels.shape == logits.shape[:-1]:
-        if not getattr(config, "is_encoder_decoder", False) and type(base).__name__ in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values():
+        is_causal = type(base).__name__ in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()
+        if is_causal and not getattr(config, "is_encoder_decoder", False):
             logits, labels = logits[:, :-1], labels[:, 1:]
         losses = F.cross_entropy(logits.movedim(-1, 1), labels, reduction="none", ignore_index=-100)
         return losses.flatten(1).sum(1) / (labels != -100).flatten(1).sum(1).clamp(min=1)
@@ -191,6 +192,7 @@ class PrivateTrainer(Trainer):
     """
 
     state: Any  # of transformers
+    eval_dataset: Any
     control: Any
 
     def __init__(

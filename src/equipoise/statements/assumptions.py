@@ -11,7 +11,12 @@ from collections.abc import Iterable, Sequence
 from enum import StrEnum
 from typing import Any
 
-from equipoise.statements.statement import DATA, MODEL
+from equipoise._relations import ARE_PUBLIC
+
+MODEL = "that a record's loss and gradient follow from that record alone is "
+DATA = "that reading, collating and augmenting treat each item by itself is "
+"""Before one of the words "proved" (for all values of the records), "compared" (on a few of them) and
+"unchecked"."""
 
 # ---- what follows from the settings of a run
 
@@ -213,6 +218,39 @@ class Assumption(StrEnum):
         weakest = [max(same, key=_strength) for start in (MODEL, DATA, TRACED) if (same := _of(start, named))]
         others = named - changed - {text for text in named if text.startswith((MODEL, DATA, TRACED))}
         return [*(one for one in cls if one in there), *weakest, *sorted(others), *joined]
+
+
+# ---- who is to check what
+
+_OWNERS = (
+    "population ", OF_RECORD, OF_USER, STATED, "every record belongs", "the other runs in this journal",
+    "no other run on these data", ALLOWED, NOT_COMPARED, Assumption.OTHER_DATA, Assumption.BY_NAME,
+    Assumption.BY_CONTENT, Assumption.BY_NUMBER, Assumption.BY_NUMBER_UNCOMPARED, Assumption.SHARED_NUMBERS,
+    Assumption.TRUSTED, Assumption.HELD_OUT, Assumption.ELSEWHERE,
+)  # fmt: skip
+_LIMITS = (
+    ROUNDED, TRACED, THROWN_AWAY, f"{MODEL}proved", f"{DATA}proved", Assumption.SCANNED, Assumption.ROUNDING,
+    Assumption.PLANNED_ON_RECORDS, Assumption.PADDED_WITH_COPIES, Assumption.SHAPES_ALIKE,
+    Assumption.SHAPES_FOLLOW, Assumption.COMPILED, Assumption.FOUND, Assumption.OWN_NUMBERS,
+)  # fmt: skip
+
+
+def by_reader(texts: Iterable[str]) -> list[tuple[str, list[str]]]:
+    """Assumptions under headings that say who is to check them.
+
+    >>> by_reader(["population 60000 and sampling Poisson of draw 'batch'"])[0]
+    ('For the owner of the data to check', ["population 60000 and sampling Poisson of draw 'batch'"])
+    """
+    found: dict[str, list[str]] = {
+        "For the owner of the data to check": [],
+        "For the author of the training to check": [],
+        "Found at the start, and limits": [],
+    }
+    of_owner, of_author, limits = found.values()
+    for text in texts:
+        is_owners = text.startswith(_OWNERS) or ARE_PUBLIC in text
+        (of_owner if is_owners else limits if text.startswith(_LIMITS) else of_author).append(text)
+    return list(found.items())
 
 
 def _of(start: str, texts: Iterable[str]) -> list[str]:

@@ -27,6 +27,7 @@ from equipoise.privacy.accounting.epsilon import EpsilonResult, epsilon
 from equipoise.privacy.accounting.noise_tail import END
 from equipoise.privacy.by_author import OwnMechanism, OwnSampling
 from equipoise.privacy.ledger.run_record import OtherRuns, RunRecord, compose_events
+from equipoise.statements.assumptions import DATA, MODEL, by_reader
 
 if TYPE_CHECKING:
     from equipoise.privacy.ledger.ledger import Ledger
@@ -66,11 +67,6 @@ ACCOUNTED_SEARCH = (
     "this run is the best of a random number of runs drawn before the first of them, each with a plan whose "
     "Renyi divergence is at no order above this one's, and of the others nothing was published or used"
 )
-
-MODEL = "that a record's loss and gradient follow from that record alone is "
-DATA = "that reading, collating and augmenting treat each item by itself is "
-"""Before one of the words "proved" (for all values of the records), "compared" (on a few of them) and
-"unchecked"."""
 
 OWNED = (
     "every record belongs to one user, whom the data owner named; who owns which record, and in which order "
@@ -195,7 +191,7 @@ class Statement:
         found = [
             (f"Guarantee: {word}", self._promise()),
             ("Released", [_release_in_words(release) for release in self.releases]),
-            ("Taken as public or assumed", self.assumptions),
+            *by_reader(self.assumptions),
             ("Not proved", [f"{hole['reason']} ({times_in_words(hole['count'])})" for hole in self.holes]),
             ("Warnings", self.warnings),
         ]

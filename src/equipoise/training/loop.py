@@ -33,8 +33,7 @@ from equipoise.gradients.engine_inputs import Loss
 from equipoise.methods import Method, State
 from equipoise.privacy import Budget, Ledger, PlanUsedUpError, Sampling
 from equipoise.statements import Statement, statement_of
-from equipoise.statements.assumptions import Assumption, with_public_step
-from equipoise.statements.statement import MODEL
+from equipoise.statements.assumptions import MODEL, Assumption, with_public_step
 from equipoise.training.arguments import Record, Run, TrainingInputs, Users, refuse_moved
 from equipoise.training.describe import Description, best_guarantee, describe
 from equipoise.training.folder.config_file import rebuild, rebuild_method, refuse_other_engine, settings_of

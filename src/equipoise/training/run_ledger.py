@@ -54,6 +54,8 @@ def open_ledger(
         if setup.score is not None:
             setup.score.hold_apart(setup.rows, secrets)
         records, keys = setup.rows.fingerprint(), None
+        if setup.score is not None and setup.score.score.data is not None:
+            records = digest({"records": records, "scored": setup.score.rows.fingerprint()})
         if setup.plan.takes_turns:
             keys = setup.rows.keys(secrets)
             records = records if keys is None else digest({"records": records, "keys": keys})

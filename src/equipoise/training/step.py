@@ -27,8 +27,7 @@ from equipoise.methods import Context, State
 from equipoise.methods.base import Parameters
 from equipoise.privacy import ChangedQueryError, Ledger, digest
 from equipoise.statements import Statement
-from equipoise.statements.assumptions import HOOKED, TRACED
-from equipoise.statements.statement import MODEL
+from equipoise.statements.assumptions import HOOKED, MODEL, TRACED
 from equipoise.training.constants import Constants
 from equipoise.training.context import Attempt, NotFiniteError, ReleaseNoise, StepContext
 from equipoise.training.setup.private_scores import SCORE

@@ -24,8 +24,9 @@ from equipoise.data.readers.tables import read_cells
 _MISSING = ["", "?", "NA", "nan"]
 _ROWS_LOOKED_AT = 1000
 _MOST_VALUES = 100
-_UNIQUE = 0.9
-"""The share of distinct cells above which a column is taken for a name or free text."""
+_UNIQUE, _OF_NOTES, _WORDS = 0.9, 0.1, 3
+"""The share of distinct cells above which a column is taken for a name or free text; and the share for cells
+of more than so many words on average, which are notes even if many are the same."""
 _HINTS = {
     "population": "for example 2000: the public number of rows; a round figure near it will do",
     "low": "for example 0: the least that the form allows",
@@ -114,7 +115,9 @@ def _drafted(cells: Iterable[str], public: Iterable[str], learnt: bool) -> dict[
         low, high = min(finite), max(finite)
         return {"type": "number", "low": low, "high": high if low < high else low + 1}
     values = sorted(set(known))
-    if not known and not learnt and len(set(answers)) > _UNIQUE * len(answers):
+    words = sum(len(answer.split()) for answer in answers)
+    distinct = _OF_NOTES if words > _WORDS * len(answers) else _UNIQUE
+    if not known and not learnt and len(set(answers)) > distinct * len(answers):
         return {"type": "skip"}
     if not 0 < len(values) <= _MOST_VALUES:
         return {"type": "category"} | ({"values": [TO_FILL_IN]} if learnt else {"buckets": 16})

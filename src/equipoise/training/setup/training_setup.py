@@ -33,13 +33,13 @@ from equipoise.privacy.ledger.journal_records import other_runs
 from equipoise.privacy.ledger.run_record import compose_events
 from equipoise.statements.assumptions import (
     COMPARED_DATA,
+    DATA,
     HELD,
     NOT_COMPARED,
     THROWN_AWAY,
     Assumption,
     always,
 )
-from equipoise.statements.statement import DATA
 from equipoise.training.arguments import TrainingInputs
 from equipoise.training.folder.config_file import Began, settings_of
 from equipoise.training.forwards import BatchPreparation, RowSource, averaged_over_views, forward_rows
