@@ -11,7 +11,8 @@ in 0.109 B, which P coordinates make visible); here k and B are the public ones.
 hold: it takes the partition for released and equal on neighbouring data. But given the noise on the scores
 the sum is a top-share sum of bound 2 c_1 - c_2, whatever the scores, so that it is one Gaussian release of
 multiplier sigma_dp (k c_1^2 + (B - k) c_2^2)^(1/2) / (2 c_1 - c_2), with nothing to pay for the trace. That
-is proved.
+is proved. Line 6 also prints V V^T = (1/k) sum_j v_j v_j^T, which would need columns of length k^(1/2) or
+makes the trace k times smaller: `alg1_mean` is that reading, lambda_i / k under the same noise.
 
 **The authors' program** (`code`). One parameter tensor; positive exponential entries; absolute values over
 the Frobenius norm of the whole batch; trace noise sigma / B; tail strictly above the sorted score at index
@@ -20,7 +21,7 @@ int(p |batch|); noise on the average of standard deviation
     (sigma / B) ((ph c_1)^2 + ((1 - ph) c_2)^2)^(1/2),      ph the realised tail fraction,
 
 0.1345 sigma c_1 / B at p = 0.1 and c_1 = 10 c_2, where one record can move the average by c_1 / B and more.
-No finite epsilon is reported.
+No finite epsilon is reported. The script for MNIST (`code_mnist`) does not divide the trace's noise by B.
 
 sigma_tr and sigma_dp are the multipliers of a Poisson-sampled Gaussian at the two shares of epsilon, by Renyi
 accounting, as in the authors' program (the printed formulas leave their constants open). What they claim is
@@ -62,7 +63,7 @@ class DCDPSGD(TwoClipNorms):
     Further arguments are those of the library's `TwoClipNorms`.
 
     Args:
-        variant: "alg1" or "code".
+        variant: "alg1" or "alg1_mean" (Algorithm 1), "code" or "code_mnist" (the program).
         trace: the score. The program takes its dimension, and looks at one layer, the first when None.
         trace_share: share of epsilon that is set aside for the trace.
         noise_multiplier: sigma_dp and sigma_tr; from the shares of the budget when None.
@@ -70,7 +71,7 @@ class DCDPSGD(TwoClipNorms):
 
     ledger_class = PublishedLedger
 
-    variant: Literal["alg1", "code"] = "alg1"
+    variant: Literal["alg1", "alg1_mean", "code", "code_mnist"] = "alg1"
     trace: Trace = Trace(structure="dense")
     tail_fraction: Share = 0.1
     trace_share: Share = 0.5
@@ -78,7 +79,11 @@ class DCDPSGD(TwoClipNorms):
     @property
     def guarantee(self) -> str:
         """Algorithm 1's one release is proven."""
-        return "proven" if self.variant == "alg1" else self.card.guarantee
+        return "proven" if self._printed else self.card.guarantee
+
+    @property
+    def _printed(self) -> bool:
+        return self.variant.startswith("alg1")
 
     def plan(self, setting: Setting) -> Plan:
         """Algorithm 1's one release; of the program nothing. The constants are (sigma_dp, sigma_tr)."""
@@ -87,7 +92,7 @@ class DCDPSGD(TwoClipNorms):
             multipliers = (self.noise_multiplier, self.noise_multiplier)
         else:
             multipliers = share_multipliers(setting.required_budget(), sampling, self.trace_share)
-        if self.variant == "code":
+        if not self._printed:
             return Plan(PublishedPlan([], sampling, relation, unproven=[Unproven("gradient")]), multipliers)
         tail, body = float(self.clip_norm), self.body
         multiplier = printed_multiplier(
@@ -104,16 +109,16 @@ class DCDPSGD(TwoClipNorms):
         return claimed(plan.constants, plan.releases.sampling, delta)
 
     def assumptions(self, plan: Plan | None = None) -> Sequence[str]:
-        return (ORDER,) if self.variant == "alg1" else ()
+        return (ORDER,) if self._printed else ()
 
     def init(self, context: Context) -> State:
-        if self.variant == "alg1":
+        if self._printed:
             self.trace.start(self.tail_fraction, self.clip_norm, context.params)  # refuses too many columns
         return {}
 
     def step(self, context: Context, state: State) -> tuple[dict[str, Tensor], State]:
         size = context.sampling.expected_size
-        if self.variant == "code":
+        if not self._printed:
             return mean_of(self._of_program(context), size), state
         draw = context.draw("batch")
         scorer = self._noised_trace(context, draw)
@@ -124,9 +129,10 @@ class DCDPSGD(TwoClipNorms):
         """The trace plus N(0, sigma_tr^2), noise that every record has of its own."""
         trace, secret = self.trace.of_step(context, draw), draw.secret_number("lots")
         _, sigma = context.plan.constants
+        scale = self.trace.dimension if self.variant == "alg1_mean" else 1
 
         def score(rows: PrivateRows, ids: Private) -> Private:
-            noisy = trace(rows, ids) + sigma * record_normals(ids, secret)
+            noisy = trace(rows, ids) / scale + sigma * record_normals(ids, secret)
             assert isinstance(noisy, Private)
             return noisy
 
@@ -137,7 +143,7 @@ class DCDPSGD(TwoClipNorms):
         (layer, *more), (sigma, sigma_trace) = self.trace.looked_at(context.params), context.plan.constants
         if self.trace.layers is not None and more:
             raise ValueError(
-                f"layers={self.trace.layers!r}: the variant 'code' looks at one parameter tensor"
+                f"layers={self.trace.layers!r}: variant={self.variant!r} looks at one parameter tensor"
             )
         tail, body, fraction = float(self.clip_norm), self.body, self.tail_fraction
         rng = context.public_rng(context.step)
@@ -156,9 +162,8 @@ class DCDPSGD(TwoClipNorms):
 
         found = draw.rows(traces)
         batch_norm = found["whole"].sum().clamp(min=1e-300)
-        noise = record_normals(found["id"], draw.secret_number("lots")) * (
-            sigma_trace / context.sampling.expected_size
-        )
+        divisor = 1.0 if self.variant == "code_mnist" else context.sampling.expected_size
+        noise = record_normals(found["id"], draw.secret_number("lots")) * (sigma_trace / divisor)
         scores = found["inside"] / batch_norm + noise
         count = scores.shape[0]
         chosen = scores > scores.sort(descending=True).values[int(fraction * count)] if count else scores > 0
