@@ -62,5 +62,6 @@ class ProjectedUpload(SubspaceUpload, RoundWrapper):
 PROJECTED_UPLOAD = replace(
     FEDERATED["fedpcdp"],
     summary="DP-SGD; what is sent is projected on the span of public gradients, after PFA",
+    published=None,
     method=lambda setup: ProjectedUpload(dp_sgd(setup), setup.directions, form=setup.options["form"]),
 )

@@ -24,13 +24,14 @@ from torch.nn import functional as F
 from equipoise.data import DataSet, load
 from equipoise.federated import FedAvg, Strategy, iid, simulate
 from equipoise.methods import DPSGD, Method
+from equipoise.methods.base import Parameters
 from equipoise.methods.named_tensors import copied
 from equipoise.privacy import Budget, Poisson
 from reproduction.findings import Curve, Findings, PaperExperiment, Progress, Site, Table, Verdict
 from reproduction.papers.adaptive_rms_fl import adaptive_halves
 from reproduction.papers.owners import largest_epsilon, make_clients
 
-__all__ = ["EXPERIMENT", "Case", "run_case", "verdicts"]
+__all__ = ["EXPERIMENT", "Case", "Task", "run_case", "verdicts"]
 
 RECORDS, HIDDEN, ROUNDS, LOCAL_STEPS, BATCH, DELTA = 1500, 512, 100, 15, 100, 1e-4
 KINDS = ("DP-FedAvg", "published", "self-scaled")
@@ -78,24 +79,65 @@ def _halves(case: Case) -> tuple[Callable[[], Method], Strategy]:
     return adaptive_halves(case.kind == "published", c, ROUNDS, case.clients, LOCAL_STEPS)
 
 
+@dataclass(frozen=True)
+class Task:
+    """What the clients train on: a linear layer on the hidden units of their images.
+
+    Attributes:
+        shares: each client's records.
+        x, y: all training records.
+        test_x, test_y: those that judge.
+        first: the layer that training begins with.
+    """
+
+    shares: Sequence[dict[str, Tensor]]
+    x: Tensor
+    y: Tensor
+    test_x: Tensor
+    test_y: Tensor
+    first: nn.Linear
+
+    @classmethod
+    def of(cls, dataset: DataSet, clients: int, seed: int, largest: float = 1.0) -> Task:
+        """Random training images for this many clients; pixels lie in [0, largest]."""
+        order = torch.randperm(len(dataset.train), generator=torch.Generator().manual_seed(seed))
+        chosen = dataset.train[order[: RECORDS * clients]]
+        test = dataset.test[slice(None)]
+        features = Features(chosen["input"][0].numel(), seed)
+        x, y = features(largest * chosen["input"]), chosen["label"]
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            first = nn.Linear(HIDDEN, dataset.num_classes)
+        shares = [{"x": x[part], "y": y[part]} for part in iid(len(y), clients, seed)]
+        return cls(shares, x, y, features(largest * test["input"]), test["label"], first)
+
+    def start(self) -> dict[str, Tensor]:
+        """The parameters that training begins with."""
+        return copied(dict(self.first.named_parameters()))
+
+    def measures(self, params: Parameters) -> dict[str, float]:
+        """Training loss and test accuracy."""
+
+        def outputs(features: Tensor) -> Tensor:
+            return F.linear(features, params["weight"], params["bias"])
+
+        right = outputs(self.test_x).argmax(1) == self.test_y
+        return {
+            "loss": float(F.cross_entropy(outputs(self.x), self.y)),
+            "accuracy": float(right.double().mean()),
+        }
+
+
 def run_case(case: Case, dataset: DataSet, seed: int, rounds: int = ROUNDS) -> dict[str, Any]:
     """Training loss, test accuracy and the largest epsilon of one training."""
-    order = torch.randperm(len(dataset.train), generator=torch.Generator().manual_seed(seed))
-    chosen = dataset.train[order[: RECORDS * case.clients]]
-    test = dataset.test[slice(None)]
-    features = Features(chosen["input"][0].numel(), seed)
-    x, y = features(chosen["input"]), chosen["label"]
-    parts = iid(len(y), case.clients, seed)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        first = nn.Linear(HIDDEN, dataset.num_classes)
-    start = copied(dict(first.named_parameters()))
+    task = Task.of(dataset, case.clients, seed)
     method, strategy = _halves(case)
+    sampling = Poisson(BATCH, RECORDS, rounds * LOCAL_STEPS)
     clients = make_clients(
-        [{"x": x[part], "y": y[part]} for part in parts],
+        task.shares,
         lambda: nn.Linear(HIDDEN, dataset.num_classes),
         _loss,
-        Poisson(BATCH, RECORDS, rounds * LOCAL_STEPS),
+        sampling,
         method,
         local_steps=LOCAL_STEPS,
         budget=Budget(case.epsilon, DELTA),
@@ -103,16 +145,10 @@ def run_case(case: Case, dataset: DataSet, seed: int, rounds: int = ROUNDS) -> d
         seed=1000 * seed,
         micro_batch_size=RECORDS,
     )
-    history = simulate(strategy, clients, start, rounds)
-    values = history.params
+    history = simulate(strategy, clients, task.start(), rounds)
     radii = [done.metrics["radius"] for done in history.rounds if "radius" in done.metrics]
-
-    def outputs(features: Tensor) -> Tensor:
-        return F.linear(features, values["weight"], values["bias"])
-
     return {
-        "loss": float(F.cross_entropy(outputs(x), y)),
-        "accuracy": float((outputs(features(test["input"])).argmax(1) == test["label"]).double().mean()),
+        **task.measures(history.params),
         "epsilon": largest_epsilon(clients, DELTA),
         "radius": radii[-1] if radii else case.clip_norm,
     }

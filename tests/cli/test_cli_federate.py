@@ -210,7 +210,7 @@ def test_verify_report_and_predict_take_the_folder_of_a_federation(finished, tmp
         ("--method baselines.moon:Moon", "is no federated method"),
         ("--method fedpcdp", "--public-records"),
         ("--method dp-fedavg --option tau=1", "is not an option of"),
-        ("--method dp-fedavg --recipe as-published", "has only library"),
+        ("--method dp-fedavg-quantile --recipe as-published", "has only library"),
         ("--clients-per-round 4", "there are 3 clients"),
         ("--batch-size 5000", "--batch-size"),
         ("--clip-norm quantile", "takes a number"),
@@ -263,8 +263,10 @@ def test_settings_that_cannot_be_used_begin_no_folder(tmp_path, equipoise):
     assert equipoise(f"{QUICK} --json --run-dir", tmp_path / "run").code == 0
 
 
-def test_the_published_claim_and_the_owners_are_explained(tmp_path, equipoise):
-    found = equipoise(f"{QUICK} --recipe as_published --json --run-dir", tmp_path / "run").value
+@pytest.mark.parametrize("method", ["adaptdp-fedavg", "dp-fedavg"])
+def test_the_published_claim_and_the_owners_are_explained(tmp_path, equipoise, method):
+    words = f"{QUICK} --method {method} --recipe as_published --json --run-dir"
+    found = equipoise(words, tmp_path / "run").value
     assert found["epsilon"] < found["epsilon_claimed"] == pytest.approx(3.0, rel=1e-6)
     page = (tmp_path / "run" / "report.html").read_text()
     assert "The publication claims ε = 3" in page
@@ -274,3 +276,13 @@ def test_the_published_claim_and_the_owners_are_explained(tmp_path, equipoise):
     assert "Poisson sampling and add-or-remove-one neighbours" in words
     assert "the epsilons of these owners add up" in words
     assert equipoise("verify", tmp_path / "run").code == 0
+
+
+@pytest.mark.parametrize("method", ["fedpcdp", "fedpdp"])
+def test_a_federation_in_a_subspace_as_published(tmp_path, equipoise, method):
+    own = "--option public_batch_size=10 --option server_rate=0.5 --option dimension=5"
+    words = f"{QUICK} --method {method} --recipe as_published --public-records 20 {own} --json --run-dir"
+    assert equipoise(words, tmp_path / "run").code == 0
+    statement = json.loads((tmp_path / "run" / "clients" / "000" / "statement.json").read_text())
+    assert statement["recipe"] == "as_published"
+    assert statement["releases"][0]["max_bound"] == 0.01

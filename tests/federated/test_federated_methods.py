@@ -31,6 +31,7 @@ from baselines.projected_upload import ProjectedUpload
 from baselines.scaffold import Scaffold, ScaffoldAverage
 from equipoise.audit.canary_scores import WithCanaryScores
 from equipoise.federated import (
+    AdaptDPFedAvg,
     FedAvg,
     QuantileFedAvg,
     Refused,
@@ -44,6 +45,7 @@ from equipoise.federated import (
 )
 from equipoise.federated.methods.server_quantile import SHARE
 from equipoise.methods import PublicRecords, PublicSubspace
+from equipoise.methods.adaptive_rms import RMSRadius
 from equipoise.methods.wrapper import MethodWrapper
 
 RATE, ROUNDS = 0.3, 3
@@ -168,7 +170,9 @@ def distance(a, b):
 
 
 @pytest.mark.parametrize("form", ["coordinates", "combination"])
-@pytest.mark.parametrize("options", [{}, {"dimension": 4}, {"blocks": "whole"}, {"normalise": True}])
+@pytest.mark.parametrize(
+    "options", [{}, {"dimension": 4}, {"blocks": "whole"}, {"normalise": True}, {"batch_size": 9}]
+)
 def test_what_is_sent_of_a_round_is_all_of_it(form, options):
     """Both ends compute the subspace themselves; local steps stay in it."""
     one = client(RoundPCDP(directions(**options), 0.5, noise_multiplier=1.0, form=form))
@@ -312,6 +316,8 @@ def test_a_client_that_does_not_train_on_moons_loss_is_refused(around):
         (lambda: Scaffold(dp_sgd(), local_steps=0, learning_rate=1.0), "local_steps=0"),
         (lambda: Scaffold(dp_sgd(), local_steps=1, learning_rate=0.0), "learning_rate=0.0"),
         (lambda: corrections(0), "clients=0"),
+        (lambda: AdaptDPFedAvg(RMSRadius(1.0), 1, 1, 0.0), "model_clip_norm=0.0"),
+        (lambda: directions(batch_size=0), "batch_size=0"),
         (lambda: FedAvg(0.0), "server_rate=0.0"),
         (lambda: FedLRS(dp_sgd(), bound=0.0), "bound=0.0"),
         (lambda: FedLRS(dp_sgd(), strength=-1.0), "strength=-1.0"),

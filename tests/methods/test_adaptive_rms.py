@@ -17,10 +17,6 @@ from equipoise.privacy import Draw, Private, PrivateRows
 from equipoise.privacy.bounds.counts import capped
 from equipoise.privacy.private import unwrap
 from equipoise.published.adaptive_rms import AdaptiveRMS as PublishedAdaptiveRMS
-from equipoise.published.adaptive_rms import (
-    claimed_epsilon,
-    published_noise,
-)
 
 DELTA = 1e-5
 
@@ -78,17 +74,6 @@ def test_the_radius_follows_the_mean_square_of_the_draw(variant):
 
 
 # ---- equation (1)
-
-
-@pytest.mark.parametrize(("target", "noise", "radius"), [(2, 0.07538, 0.02379), (8, 0.02134, 0.01289)])
-def test_equation_1(target, noise, radius):
-    given = {"population": 10_000, "batch": 100}
-    found = published_noise(target, DELTA, steps=2000, **given)
-    found_radius = published_noise(target, DELTA, steps=100, part="radius", **given)
-    assert found == pytest.approx(noise, rel=5e-4)
-    assert found_radius == pytest.approx(radius, rel=5e-4)
-    back = claimed_epsilon(found, found_radius, DELTA, steps=2000, rounds=100, **given)
-    assert back == pytest.approx(target, rel=1e-3)
 
 
 def test_as_published_the_ledgers_epsilon_is_far_below_the_papers():

@@ -3,6 +3,8 @@ from equipoise.federated.local_updates import LocalUpdates as LocalUpdates
 from equipoise.federated.messages import Refused as Refused
 from equipoise.federated.messages import Reply as Reply
 from equipoise.federated.messages import Request as Request
+from equipoise.federated.methods.fedpcdp import PublishedRoundPCDP as PublishedRoundPCDP
+from equipoise.federated.methods.fedpcdp import PublishedRoundPDP as PublishedRoundPDP
 from equipoise.federated.methods.fedpcdp import RoundPCDP as RoundPCDP
 from equipoise.federated.methods.fedpcdp import RoundPDP as RoundPDP
 from equipoise.federated.methods.fedpcdp import SubspaceAverage as SubspaceAverage

@@ -66,7 +66,8 @@ class FederationSetup:
     def directions(self) -> RoundSubspace:
         """The subspace of public gradients; in one process clients and server share it."""
         options = {name: self.options[name] for name in ("dimension", "blocks")}
-        return federated.RoundSubspace(self.model, self.loss, self.public, **options)
+        size = self.options["public_batch_size"]
+        return federated.RoundSubspace(self.model, self.loss, self.public, batch_size=size, **options)
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,8 @@ class FederatedMethod:
         method: what estimates the gradient at a client; every client gets one of its own.
         strategy: the server's side.
         options: the method's own settings and their defaults; `FederationSetup.options` holds all of them.
-        recipes: which the method has.
+        published: what the recipe as published has in place of these defaults, and of the usual clip norm
+            under `clip_norm`; None if there is no such recipe.
         needs_public: whether it asks for public records.
     """
 
@@ -86,8 +88,18 @@ class FederatedMethod:
     method: Callable[[FederationSetup], Method]
     strategy: Callable[[FederationSetup], Strategy]
     options: Mapping[str, Any] = field(default_factory=dict)
-    recipes: tuple[str, ...] = ("library",)
+    published: Mapping[str, Any] | None = None
     needs_public: bool = False
+
+    @property
+    def recipes(self) -> tuple[str, ...]:
+        """Which the method has."""
+        return ("library",) if self.published is None else ("library", "as_published")
+
+    def defaults(self, recipe: str) -> Mapping[str, Any]:
+        """The options and their defaults under a recipe."""
+        changed = (self.published or {}) if recipe == "as_published" else {}
+        return {name: changed.get(name, value) for name, value in self.options.items()}
 
 
 def find_federated(name: str) -> FederatedMethod:
@@ -130,12 +142,13 @@ def _local(name: str, setup: FederationSetup) -> Method:
 
 def average(setup: FederationSetup) -> Strategy:
     """The server's side of the methods that send parameters."""
-    return federated.FedAvg()
+    return federated.FedAvg(setup.options.get("server_rate", 1.0))
 
 
 def dp_sgd(setup: FederationSetup) -> Method:
     """DP-SGD at the clip norm of the federation, for methods that go around it."""
-    return methods.DPSGD(clip_norm=setup.clip_norm)
+    kind = methods.published.DPFedAvg if setup.recipe == "as_published" else methods.DPSGD
+    return kind(clip_norm=setup.clip_norm)
 
 
 def _quantile(setup: FederationSetup) -> ReleasedQuantile:
@@ -143,7 +156,16 @@ def _quantile(setup: FederationSetup) -> ReleasedQuantile:
 
 
 def _subspace_server(setup: FederationSetup) -> Strategy:
-    return federated.SubspaceAverage(setup.directions)
+    return federated.SubspaceAverage(setup.directions, setup.options["server_rate"])
+
+
+def _in_subspace(library: str, published: str) -> Callable[[FederationSetup], Method]:
+    def client(setup: FederationSetup) -> Method:
+        kind = getattr(federated, published if setup.recipe == "as_published" else library)
+        found: Method = kind(source=setup.directions, clip_norm=setup.clip_norm, form=setup.options["form"])
+        return found
+
+    return client
 
 
 def _radius_client(setup: FederationSetup) -> Method:
@@ -164,10 +186,9 @@ def _radius_server(setup: FederationSetup) -> Strategy:
     from equipoise.methods.adaptive_rms import RMSRadius
 
     options = {name: value for name, value in setup.options.items() if name not in _RADIUS_AT_CLIENTS}
-    if setup.recipe == "as_published":
-        options |= {"offset": "paper", "scale": "g_hat", "kappa": None}
+    limit = options.pop("model_clip_norm")
     rule = RMSRadius(setup.clip_norm, **options)
-    return federated.AdaptDPFedAvg(rule, setup.rounds, setup.clients_per_round)
+    return federated.AdaptDPFedAvg(rule, setup.rounds, setup.clients_per_round, limit)
 
 
 _RADIUS_AT_CLIENTS = ("radius_share", "radius_sampling_rate")
@@ -175,15 +196,23 @@ _RADIUS_AT_CLIENTS = ("radius_share", "radius_sampling_rate")
 
 _RADIUS = {
     "radius_share": 0.2, "radius_sampling_rate": None, "tau": 1.0, "offset": "sd", "scale": "g_hat",
-    "kappa": None, "ema_beta": 0.0, "minimum": None,
+    "kappa": None, "ema_beta": 0.0, "minimum": None, "failure": 0.01, "model_clip_norm": None,
 }  # fmt: skip
 
 
-_SUBSPACE = {"dimension": 100, "blocks": "per_tensor", "form": "combination"}
+_SUBSPACE = {
+    "dimension": 100, "blocks": "per_tensor", "form": "combination", "public_batch_size": None,
+    "server_rate": 1.0,
+}  # fmt: skip
+
+
+_SUBSPACE_PUBLISHED = {"clip_norm": 0.01, "blocks": "whole", "form": "coordinates"}
 
 
 FEDERATED: dict[str, FederatedMethod] = {
-    "dp-fedavg": FederatedMethod("DP-SGD at a fixed clip norm, averaged", dp_sgd, average),
+    "dp-fedavg": FederatedMethod(
+        "DP-SGD at a fixed clip norm, averaged", dp_sgd, average, {"server_rate": 1.0}, published={}
+    ),
     "dp-fedavg-quantile": FederatedMethod(
         "DP-SGD at a quantile of all clients' gradient norms, from noised counts",
         lambda setup: federated.ServerQuantile(_quantile(setup)),
@@ -200,20 +229,22 @@ FEDERATED: dict[str, FederatedMethod] = {
         _radius_client,
         _radius_server,
         _RADIUS,
-        recipes=("library", "as_published"),
+        published={"offset": "paper"},
     ),
     "fedpcdp": FederatedMethod(
         "local steps inside the span of public gradients, clipped after the projection",
-        lambda setup: federated.RoundPCDP(setup.directions, setup.clip_norm, form=setup.options["form"]),
+        _in_subspace("RoundPCDP", "PublishedRoundPCDP"),
         _subspace_server,
         _SUBSPACE,
+        _SUBSPACE_PUBLISHED,
         needs_public=True,
     ),
     "fedpdp": FederatedMethod(
         "local steps inside the span of public gradients, clipped before the projection",
-        lambda setup: federated.RoundPDP(setup.directions, setup.clip_norm, form=setup.options["form"]),
+        _in_subspace("RoundPDP", "PublishedRoundPDP"),
         _subspace_server,
         _SUBSPACE,
+        _SUBSPACE_PUBLISHED,
         needs_public=True,
     ),
 }

@@ -1,4 +1,5 @@
 from equipoise.published.adaptive_rms import AdaptiveRMS as AdaptiveRMS
+from equipoise.published.adaptive_rms import DPFedAvg as DPFedAvg
 from equipoise.published.dc_dpsgd import DCDPSGD as DCDPSGD
 from equipoise.published.dice_sgd import DiceSGD as DiceSGD
 from equipoise.published.dp_c4 import DPC4 as DPC4

@@ -18,6 +18,12 @@ order alpha = 1 + ceil(2 ln(1/delta) / epsilon); the other half of epsilon pays 
 (epsilon, delta). The terms with j >= 3 do not vanish as sigma grows, so that a target may be out of reach
 however much noise is added: that is reported, not searched for ever.
 
+`DPFedAvg` is the paper's baseline: DP-SGD, whose R K releases have epsilon/2 to themselves (equation (3)).
+
+Where this is not the letter of algorithm 1: b and b_C are expected sizes (lines 7 and 13); a root of a
+number below zero, which the paper leaves open, is that of (1e-6 G)^2 (line 9); and one client averages
+nothing (line 18), which is the server's, in `equipoise.federated`.
+
 Source: Fukami, Murata and Niwa, TMLR 2025, equations (1) and (3). What comes out is the paper's figure; what
 a run may claim is the ledger's, which also knows that the squared norm moves by G^2 and not by 2 G^2.
 """
@@ -27,17 +33,48 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 from equipoise._roots import NoCrossing, crossing
 from equipoise._rounding import plain
 from equipoise.methods.adaptive_rms import RMSClipping, RMSRadius, sampling_at
-from equipoise.methods.base import Plan, Setting
-from equipoise.methods.configuration import Count, Positive, UpToOne
+from equipoise.methods.base import Method, Plan, Setting
+from equipoise.methods.configuration import Count, Noise, Positive, UpToOne
+from equipoise.methods.dp_sgd import DPSGD
 from equipoise.privacy import BudgetError, FixedEpochs, PrivacyPlan, Sampling, WithoutReplacement
 
 
+class PrintedNoise(Method):
+    """A mixin of methods with the noise of equations (1) and (3): what these are proved for."""
+
+    def plan(self, setting: Setting) -> Plan:
+        """As without the mixin.
+
+        Raises:
+            ValueError: slices of an epoch, which equations (1) and (3) do not cover.
+        """
+        if isinstance(setting.sampling, FixedEpochs):
+            raise ValueError(
+                f"sampling={setting.sampling!r} with recipe='as_published': equation (1) assumes a fresh "
+                "sample for every step, which slices of an epoch are not. Give WithoutReplacement(...), as "
+                "its proof does, or use recipe='library'"
+            )
+        return super().plan(setting)  # type: ignore[safe-super]
+
+    def assumptions(self, plan: Plan | None = None) -> Sequence[str]:
+        own = super().assumptions(plan)
+        differs = "" if plan is None else " and ".join(_other_than_proved(plan.releases))
+        if not differs:
+            return own
+        return (
+            *own,
+            "the published claim alone, and no part of this guarantee: equation (1) is proved for subsets "
+            f"without replacement under replace-one, and this run has {differs}",
+        )
+
+
 @dataclass(frozen=True, kw_only=True)
-class AdaptiveRMS(RMSClipping):
+class AdaptiveRMS(PrintedNoise, RMSClipping):
     """RMS-adaptive clipping with a query before every round, and the noise of equation (1).
 
     Args:
@@ -67,20 +104,6 @@ class AdaptiveRMS(RMSClipping):
             return replace(sampling, steps=rounds)  # type: ignore[type-var]
         return sampling_at(self.radius_sampling_rate, sampling, rounds)
 
-    def plan(self, setting: Setting) -> Plan:
-        """The gradient of every step and the squares of every round.
-
-        Raises:
-            ValueError: slices of an epoch, which equation (1) does not cover.
-        """
-        if isinstance(setting.sampling, FixedEpochs):
-            raise ValueError(
-                f"sampling={setting.sampling!r} with recipe='as_published': equation (1) assumes a fresh "
-                "sample for every step, which slices of an epoch are not. Give WithoutReplacement(...), as "
-                "its proof does, or use recipe='library'"
-            )
-        return super().plan(setting)
-
     def _calibrated(self, setting: Setting, query: Sampling) -> PrivacyPlan:
         sampling, budget = setting.sampling, setting.required_budget("noise multipliers")
         target, records = (budget.epsilon, budget.delta), sampling.population
@@ -104,26 +127,46 @@ class AdaptiveRMS(RMSClipping):
             radius_batch=query.expected_size,
         )
 
-    def assumptions(self, plan: Plan | None = None) -> Sequence[str]:
-        if plan is None:
-            return ()
-        differs = " and ".join(_other_than_proved(plan.releases.sampling, plan.releases.relation))
-        if not differs:
-            return ()
-        return (
-            "the published claim alone, and no part of this guarantee: equation (1) is proved for subsets "
-            f"without replacement under replace-one, and this run has {differs}",
+
+@dataclass(frozen=True, kw_only=True)
+class DPFedAvg(PrintedNoise, DPSGD):
+    """The client's half of DP-FedAvg, the paper's baseline: DP-SGD with the noise of equation (3).
+
+    Args:
+        clip_norm, clip_rule, per_layer: as for `DPSGD`.
+        noise_multiplier: z; that of equation (3) when None.
+    """
+
+    name: ClassVar[str] = "dp-fedavg-client"
+    recipe: ClassVar[str] = "as_published"
+    card = DPSGD.card
+
+    noise_multiplier: Noise = None
+
+    def calibrated(self, setting: Setting, *arguments: Any, **options: Any) -> PrivacyPlan:
+        found = self
+        if self.noise_multiplier is None:
+            sampling, budget = setting.sampling, setting.required_budget()
+            size, records = sampling.expected_size, sampling.population
+            noise = published_noise(
+                budget.epsilon, budget.delta, population=records, batch=size, steps=sampling.steps, parts=1
+            )
+            found = replace(self, noise_multiplier=size * noise)
+        return super(DPFedAvg, found).calibrated(setting, *arguments, **options)
+
+    def claimed_epsilon(self, plan: Plan, delta: float) -> float | None:
+        sampling, size = plan.releases.sampling, plan.releases.sampling.expected_size
+        noise, records = plan.releases["gradient"].noise_multiplier / size, sampling.population
+        return claimed_epsilon(
+            noise, None, delta, population=records, batch=size, steps=sampling.steps, rounds=1
         )
 
 
-def _other_than_proved(sampling: Sampling, relation: str) -> list[str]:
+def _other_than_proved(plan: PrivacyPlan) -> list[str]:
     """Where a run differs from what equation (1) is proved for."""
+    sampling = plan.sampling
     found = [] if isinstance(sampling, WithoutReplacement) else [f"{type(sampling).__name__} sampling"]
-    return found + ([] if relation == "replace_one" else ["add-or-remove-one neighbours"])
-
-
-# Equation (1) grants the releases of training and those of the radius a quarter of epsilon each.
-_QUARTER = 4.0
+    return found + ([] if plan.relation == "replace_one" else ["add-or-remove-one neighbours"])
 
 
 # Up to here the least epsilon of a claim is sought. A choice: less noise than it takes is refused.
@@ -173,9 +216,10 @@ def subsampled_rdp(noise_multiplier: float, sampling_rate: float, alpha: int) ->
 
 
 def published_noise(
-    epsilon: float, delta: float, *, population: int, batch: float, steps: int, part: str = "gradient"
-) -> float:
-    """The least sigma, relative to the mean, whose `steps` releases stay within epsilon/4 of equation (1).
+    epsilon: float, delta: float, *, population: int, batch: float, steps: int, part: str = "gradient",
+    parts: int = 2,
+) -> float:  # fmt: skip
+    """The least sigma, relative to the mean, whose `steps` releases stay within their share of epsilon.
 
     Args:
         epsilon, delta: the paper's target for gradients and radii together.
@@ -183,26 +227,28 @@ def published_noise(
         batch: b, or b_C for the radius.
         steps: R K for gradients, R for the radius.
         part: what is noised, for the message.
+        parts: that share epsilon/2 alike: gradients and radii in equation (1), gradients alone in (3).
 
     Raises:
-        BudgetError: no noise reaches the target: equation (1) has no solution.
+        BudgetError: no noise reaches the target: the equation has no solution.
 
     Example:
         >>> round(published_noise(8.0, 1e-5, population=10_000, batch=100, steps=2000), 5)
         0.02134
     """
-    alpha, rate, share = order(epsilon, delta), min(batch / population, 1.0), epsilon / _QUARTER
+    alpha, rate, share = order(epsilon, delta), min(batch / population, 1.0), epsilon / (2 * parts)
 
     def excess(noise_multiplier: float) -> float:
         return steps * subsampled_rdp(noise_multiplier, rate, alpha) / share - 1
 
     least = steps * subsampled_rdp(math.inf, rate, alpha)
     if least >= share:
+        equation = 1 if parts == 2 else 3
         raise BudgetError(
             f"epsilon={epsilon:g} at delta={plain(delta)} is out of reach for the {part} as published: at "
-            f"order {alpha} even infinite noise leaves {steps} releases with {least:.4g}, above the quarter "
-            f"{share:.4g} of epsilon that equation (1) grants them. Raise epsilon, take smaller batches or "
-            "fewer steps, or use recipe='library', whose accounting has no such floor"
+            f"order {alpha} even infinite noise leaves {steps} releases with {least:.4g}, above the share "
+            f"{share:.4g} of epsilon that equation ({equation}) grants them. Raise epsilon, take "
+            "smaller batches or fewer steps, or use recipe='library', whose accounting has no such floor"
         )
     return _least(excess) / batch
 

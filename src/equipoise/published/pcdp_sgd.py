@@ -4,7 +4,12 @@
     PDP-SGD:                estimate = V V^T (sum_i clip_C(g_i)       + N(0, (z C)^2 I_P)) / B
 
 The noise is in all P coordinates and then projected. It equals our form in law for orthonormal columns, which
-is checked. The subspace is renewed every step, with a fixed number of directions of public records.
+is checked. The subspace is renewed every step, with a fixed number of directions of public records, taken
+of whole gradients as algorithm 1 of PCDP-SGD prints it. That paper's appendix counts a block of columns for
+each tensor: `PublicSubspace(records, blocks="per_tensor")`.
+
+Where this is not the letter of algorithm 1: B is the expected batch size, where a realised one would leak
+(line 13), and directions whose eigenvalue is rounding are left out (line 7).
 
 Sources: see `equipoise.methods.projected`.
 """
@@ -33,13 +38,14 @@ class PublishedProjection(ProjectedGradient, ABC):
     """What the three have in common. Arguments of `ProjectedGradient`."""
 
     orthonormal: ClassVar[bool] = True
+    default_blocks: ClassVar[Blocks] = "whole"
     default_refresh: ClassVar[int | None] = 1
 
     source: PublicSubspace
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.source.energy is not None:
+        if getattr(self.source, "energy", None) is not None:
             raise ValueError(
                 f"source={self.source!r}: the published recipe takes a fixed number of directions of public "
                 "records, PublicSubspace(records, dimension=100); use the library's recipe"
@@ -62,7 +68,7 @@ class PublishedProjection(ProjectedGradient, ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class PCDPSGD(PublishedProjection):
-    """PCDP-SGD, with the paper's clip norm. Arguments of `ProjectedGradient`."""
+    """PCDP-SGD, with the paper's clip norm and V of the whole gradient. Arguments of `ProjectedGradient`."""
 
     clip_norm: float = 0.01
 

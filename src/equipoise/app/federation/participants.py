@@ -201,7 +201,7 @@ def federation(text: str) -> Federation:
         filled,
         sampling=base.sampling,
         batch_size=base.batch_size or SAMPLING_RATE * average,
-        clip_norm=base.clip_norm or f"{CLIP_NORM:g}",
+        clip_norm=base.clip_norm or f"{_usual_clip_norm(base, entry):g}",
         learning_rate=base.learning_rate,  # the default is that of central training
         **_OF_OTHER_TRAININGS,
     )
@@ -293,6 +293,11 @@ def _recipe(base: RunSettings, entry: FederatedMethod) -> str:
     return recipe
 
 
+def _usual_clip_norm(base: RunSettings, entry: FederatedMethod) -> float:
+    own = (entry.published or {}) if _recipe(base, entry) == "as_published" else {}
+    return float(own.get("clip_norm", CLIP_NORM))
+
+
 def _options(base: RunSettings, entry: FederatedMethod) -> dict[str, Any]:
     unknown = sorted(set(base.options) - set(entry.options))
     if unknown:
@@ -300,4 +305,4 @@ def _options(base: RunSettings, entry: FederatedMethod) -> dict[str, Any]:
         raise SettingsError(
             f"--option {unknown[0]} is not an option of --method {base.method}; it has {has}."
         )
-    return {**entry.options, **base.options}
+    return {**entry.defaults(_recipe(base, entry)), **base.options}

@@ -23,8 +23,9 @@ from equipoise.federated.messages import Reply
 from equipoise.federated.methods.round_subspace import Form, RoundSubspace
 from equipoise.federated.round_protocol import RoundProtocol
 from equipoise.federated.server import FedAvg
-from equipoise.methods import PCDPSGD, PDPSGD, State
+from equipoise.methods import PCDPSGD, PDPSGD, State, published
 from equipoise.methods.base import Parameters
+from equipoise.methods.configuration import Positive
 from equipoise.methods.projected import ProjectedGradient
 
 
@@ -71,6 +72,35 @@ class RoundPDP(RoundProjection):
     name: ClassVar[str] = "pdp-client"
     card = PDPSGD.card
     clips_rows: ClassVar[bool] = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class PublishedRoundPCDP(SubspaceUpload, published.PCDPSGD):
+    """The client's half as published: noise in all P coordinates, then projected.
+
+    Where this is not the letter of algorithm 2: what is sent is the displacement after all T steps, rate_l
+    included, where line 12 names the point before the last step and prints a sum without the rate. The lines
+    of algorithm 1 differ as `published.PCDPSGD` says.
+
+    Args:
+        source, clip_norm, clip_rule, noise_multiplier, form: as for `RoundProjection`.
+    """
+
+    name: ClassVar[str] = "pcdp-client"
+
+    source: RoundSubspace  # type: ignore[assignment]
+    form: Form = "coordinates"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PublishedRoundPDP(SubspaceUpload, published.PDPSGD):
+    """FedPDP as published: clipped before the projection. Arguments of `PublishedRoundPCDP`."""
+
+    name: ClassVar[str] = "pdp-client"
+
+    source: RoundSubspace  # type: ignore[assignment]
+    clip_norm: Positive = 0.01
+    form: Form = "coordinates"
 
 
 class SubspaceAverage(FedAvg):

@@ -31,11 +31,12 @@ from torch import Tensor, nn
 from equipoise.gradients import DenseGradients, GradientEngine, PerSampleGradients
 from equipoise.gradients.engine_inputs import map_records
 from equipoise.methods.base import Context, Parameters
+from equipoise.methods.configuration import Count
 from equipoise.methods.named_tensors import copied
 from equipoise.methods.projected import DEFAULT_DIMENSION, Blocks, Key, RefreshedSource, groups_of
 from equipoise.methods.public_records import PublicRecords
 from equipoise.methods.subspaces import Part, PrincipalSubspace, Subspace, held, principal_subspace
-from equipoise.privacy import Sampling
+from equipoise.privacy import Sampling, digest
 
 Form = Literal["combination", "coordinates"]
 """What is sent of a displacement."""
@@ -111,6 +112,7 @@ class RoundSubspace(RefreshedSource):
         dimension: columns per block; the smaller of 100 and the number of public records when None.
         blocks: "per_tensor", "per_layer" or "whole".
         normalise: scale public gradients to norm one first.
+        batch_size: records of a round, drawn by the digest of its global model; all when None.
 
     The columns are held: memory for m P and K_l p_l numbers of float64.
 
@@ -132,6 +134,7 @@ class RoundSubspace(RefreshedSource):
     _: KW_ONLY
     blocks: Blocks = "per_tensor"
     normalise: bool = False
+    batch_size: Count | None = None
     refresh_every: int = field(default=10**9, init=False)
 
     def __post_init__(self) -> None:
@@ -145,14 +148,8 @@ class RoundSubspace(RefreshedSource):
         return PublicRecords(self.records)
 
     @functools.cached_property
-    def _batch(self) -> Any:
-        return map_records(
-            lambda leaf: leaf.double() if leaf.is_floating_point() else leaf, self.public.batch
-        )
-
-    @functools.cached_property
     def _engine(self) -> GradientEngine:
-        return GradientEngine(self.model, self.loss, self._batch)
+        return GradientEngine(self.model, self.loss, _doubled(self.public.batch))
 
     @functools.cached_property
     def _last(self) -> dict[str, Any]:
@@ -162,6 +159,7 @@ class RoundSubspace(RefreshedSource):
     def config(self) -> dict[str, Any]:
         """What is published of the subspace: its settings, and the public records by their digest."""
         own = {"dimension": self.dimension, "blocks": self.blocks, "normalise": self.normalise}
+        own |= {} if self.batch_size is None else {"batch_size": self.batch_size}
         return own | {"public": self.public.describe()}
 
     def at(self, params: Parameters) -> RoundBasis:
@@ -178,8 +176,11 @@ class RoundSubspace(RefreshedSource):
         return basis
 
     def _basis(self, params: Parameters) -> RoundBasis:
-        rows = self._engine(self._batch, params={name: value.double() for name, value in params.items()})
-        limit = min(DEFAULT_DIMENSION if self.dimension is None else self.dimension, len(self.public))
+        values = {name: value.double() for name, value in params.items()}
+        # By a seed that both ends know: the digest of the model that the server sent.
+        rng = torch.Generator().manual_seed(int(digest(dict(params))[:15], 16))
+        rows = self._engine(_doubled(self.public.drawn(self.batch_size, rng)), params=values)
+        limit = min(DEFAULT_DIMENSION if self.dimension is None else self.dimension, rows.num_records)
         found = principal_subspace(
             rows, groups_of(rows.names, self.blocks), limit, normalise=self.normalise, basis="kernel",
             measure=False,
@@ -204,13 +205,17 @@ class RoundSubspace(RefreshedSource):
         return self
 
     def public_gradients(self, sampling: Sampling) -> int:
-        return len(self.public)
+        return self.public.drawn_size(self.batch_size)
 
     def refresh(self, context: Context, number: int) -> Key:
         return {"anchor": copied(context.params)}
 
     def build(self, context: Context, key: Key, orthonormal: bool = False) -> PrincipalSubspace:
         return PrincipalSubspace(self.at(key["anchor"]).columns, None, {})
+
+
+def _doubled(batch: Any) -> Any:
+    return map_records(lambda leaf: leaf.double() if leaf.is_floating_point() else leaf, batch)
 
 
 def _signs(columns: Parameters) -> Tensor:

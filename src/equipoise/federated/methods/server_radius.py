@@ -14,6 +14,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, ClassVar
 
+from torch import Tensor
+
+from equipoise import _validate
 from equipoise.federated.messages import Reply, Request, check_number
 from equipoise.federated.round_protocol import Extra, RoundProtocol
 from equipoise.federated.server import FedAvg, RoundRequests
@@ -105,7 +108,10 @@ class ServerRMS(RadiusOfServer):
 
 
 class PublishedServerRMS(RadiusOfServer, published.AdaptiveRMS):
-    """The client's half as published: a query every round, and the noise of equation (1)."""
+    """The client's half as published: a query every round, and the noise of equation (1).
+
+    The bar x of line 16, the mean of the local iterates, is in `baselines/averaged_iterate.py`.
+    """
 
     name: ClassVar[str] = "adaptive-rms-client"
 
@@ -120,6 +126,8 @@ class AdaptDPFedAvg(FedAvg):
         radius: the rule; `RMSRadius(g_hat, offset="paper")` is the published one.
         rounds: R, and
         clients: P, for the paper's offset, which counts all R P released numbers.
+        model_clip_norm: B of the paper, the largest norm of the global model; None, as in its experiments,
+            takes the mean as it is.
 
     Example:
         >>> strategy = AdaptDPFedAvg(RMSRadius(1.0, offset="none"), rounds=10, clients=2)
@@ -131,8 +139,13 @@ class AdaptDPFedAvg(FedAvg):
         0.632456
     """
 
-    def __init__(self, radius: RMSRadius, rounds: int, clients: int) -> None:
+    def __init__(
+        self, radius: RMSRadius, rounds: int, clients: int, model_clip_norm: float | None = None
+    ) -> None:
         super().__init__()
+        if model_clip_norm is not None:
+            _validate.positive(model_clip_norm=model_clip_norm)
+        self.model_clip_norm = math.inf if model_clip_norm is None else model_clip_norm
         self.radius, self._releases = radius, rounds * clients
         self._state: RadiusState = radius.start()
         self._used = self._state["clip_norm"]
@@ -147,6 +160,14 @@ class AdaptDPFedAvg(FedAvg):
     def extras(self) -> dict[str, Any]:
         """The radius of the round."""
         return {"clip_norm": self._state["clip_norm"]}
+
+    def aggregate(self, params: Parameters, replies: Sequence[Reply]) -> dict[str, Tensor]:
+        """The mean of the clients' parameters, clipped to the largest norm of a model."""
+        mean = super().aggregate(params, replies)
+        norm = math.hypot(*(float(value.norm()) for value in mean.values()))
+        if norm <= self.model_clip_norm:
+            return mean
+        return {name: value * (self.model_clip_norm / norm) for name, value in mean.items()}
 
     def refusal(self, request: Request, reply: Reply) -> str | None:
         """Also where the squares, or their noise, are missing from a reply that must report them."""
