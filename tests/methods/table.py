@@ -23,12 +23,14 @@ from equipoise.methods import (
     AtRandom,
     Automatic,
     Constant,
+    Distance,
     ErrorFeedback,
     Every,
     FixedScale,
     Independent,
     IterationSubspace,
     LeastError,
+    LinearDecay,
     LowPass,
     MeanSquareRule,
     Method,
@@ -156,6 +158,7 @@ EXAMPLES: dict[str, Callable[[], Method]] = {
     "dp-svrg decaying threshold": lambda: eq.methods.DPSVRG(
         clip_norm=eq.methods.ExponentialDecay(0.5, rate=0.9), schedule=AtRandom(takes_next=True)
     ),
+    "dp-svrg as published": lambda: published.DPSVRG(clip_norm=0.5),
     "dp-c4": lambda: eq.DPC4(clip_norm=0.5, anchor=Quantile(count_noise=0.3)),
     "dp-c4 coins": lambda: eq.DPC4(clip_norm=0.5, anchor=ReleasedNorm(), schedule=AtRandom()),
     "dp-c4 as published": lambda: published.DPC4(clip_norm=0.5, anchor_scale=0.1),
@@ -166,6 +169,11 @@ EXAMPLES: dict[str, Callable[[], Method]] = {
         coupled=Tracked(),
         schedule=Every(takes_next=True),
         anchor_batch_size=40,
+    ),
+    "dp-c4-plus scheduled": lambda: eq.DPC4Plus(
+        clip_norm=LinearDecay(0.3, final=0.5, steps=4),
+        coupled=Distance(LinearDecay(1.0, final=0.5, steps=4)),
+        anchor=ReleasedNorm(LinearDecay(1.0, final=3.0, steps=4)),
     ),
     "dp-c4-plus noise at every step": lambda: eq.DPC4Plus(
         clip_norm=0.5, anchor=Constant(), schedule=Every(fresh_noise=True)

@@ -87,7 +87,6 @@ def test_settings_survive_json(make):
     [
         (eq.methods.DPZO(), "divided by twice the displacement"),
         (eq.DPC4(), "rounding of the two forward passes"),
-        (eq.DPC4Plus(schedule=eq.methods.Every(fresh_noise=True)), "one and the same sum"),
     ],
 )
 def test_what_a_proof_rests_on_stands_in_the_statement(method, words):

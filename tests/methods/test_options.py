@@ -40,9 +40,26 @@ def test_words_are_taken_however_they_are_spelt(word):
     assert eq.published.DiceSGD.from_config(config).variant == "algorithm_4"
 
 
+def test_a_schedule_is_one_word():
+    words = {"clip_norm": "decay:20:0.999", "anchor": "released", "anchor.scale": "line:1:61:3001"}
+    made = eq.DPC4Plus.from_config({"name": "dp-c4-plus", "coupled.scale": "linear_decay:2:1:10", **words})
+    assert made == eq.DPC4Plus(
+        clip_norm=eq.methods.ExponentialDecay(20, 0.999),
+        coupled=eq.methods.Distance(eq.methods.LinearDecay(2, final=1, steps=10)),
+        anchor=eq.methods.ReleasedNorm(eq.methods.LinearDecay(1, final=61, steps=3001)),
+    )
+    assert eq.DPC4Plus.from_config(made.config()) == made
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
+        (
+            {"clip_norm": "decay:1:x"},
+            r"^clip_norm=exponential_decay:1:x: after the kind follow its numbers, clip_norm:rate:floor$",
+        ),
+        ({"clip_norm": "line:1:2:3:4"}, r"^clip_norm=linear_decay:1:2:3:4: after the kind"),
+        ({"clip_norm": "decay:1:2"}, r"^clip_norm\.rate=2 is outside"),
         ({"clip_rule": "psac", "clip_rule.regulariser": -1.0}, r"^clip_rule\.regulariser=-1\.0 must be"),
         ({"clip_norm": {"kind": "fixed", "clip_norm": 0.0}}, r"^clip_norm\.clip_norm=0\.0 must be"),
         (
@@ -87,6 +104,9 @@ def test_what_is_wrong_inside_an_option_is_told_by_its_whole_name(words, message
         (eq.methods.NoiseFactor, {"factor": 0}),
         (eq.methods.LeastDisplacement, {"threshold_ratio": -1}),
         (eq.methods.DPSVRG, {"clip_norm": eq.methods.ReleasedQuantile()}),
+        (eq.DPC4Plus, {"clip_norm": eq.methods.ReleasedQuantile()}),
+        (eq.methods.ReleasedNorm, {"scale": eq.methods.ReleasedQuantile()}),
+        (published.DPC4, {"anchor_scale": "decay"}),
         (eq.methods.Distance, {"scale": 0.0}),
         (eq.methods.ReleasedNorm, {"shrink_limit": 0.0}),
         (eq.DPC4, {"anchor": "constant"}),

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from equipoise.app.option_checks import SettingsError, flag, parse_clip_norm
 from equipoise.app.settings import RunSettings
-from equipoise.methods import ExponentialDecay, Method, PublicRecords, ReleasedQuantile, Threshold, find
+from equipoise.methods import Method, PublicRecords, ReleasedQuantile, find
 from equipoise.methods.base import Setting
 from equipoise.methods.configuration import defaults
 from equipoise.methods.public_records import NeedsPublicRecords
@@ -135,10 +135,7 @@ def check_options(name: str, kind: type[Method], options: Mapping[str, Any]) -> 
     return dict(options)
 
 
-def read_clip_norm(text: str) -> float | Threshold:
-    """The clip norm, or its schedule, that the words of the command line mean."""
+def read_clip_norm(text: str) -> float | str | ReleasedQuantile:
+    """The clip norm that the words of the command line mean; those of a schedule as methods read them."""
     parsed = parse_clip_norm(text)
-    if isinstance(parsed, float):
-        return parsed
-    word, *numbers = parsed
-    return ExponentialDecay(*numbers) if word == "decay" else ReleasedQuantile(quantile=numbers[0])
+    return ReleasedQuantile(quantile=parsed[1]) if isinstance(parsed, tuple) else parsed

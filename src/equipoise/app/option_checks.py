@@ -135,31 +135,37 @@ def rate_warning(optimizer: str, learning_rate: float) -> str | None:
     )
 
 
-def parse_clip_norm(text: str) -> float | tuple[str, float] | tuple[str, float, float]:
-    """A fixed bound, ("quantile", share) for a learned one, or ("decay", start, rate) for start * rate^step.
+CLIP_WORDS = ("quantile", "decay", "line")
+
+
+def parse_clip_norm(text: str) -> float | tuple[str, float] | str:
+    """A fixed bound, ("quantile", share) for a learned one, or the words of a schedule as they are.
 
     Raises:
         SettingsError: none of them.
 
     >>> parse_clip_norm("0.5"), parse_clip_norm("quantile"), parse_clip_norm("quantile:0.9")
     (0.5, ('quantile', 0.5), ('quantile', 0.9))
-    >>> parse_clip_norm("decay:1:0.998")
-    ('decay', 1.0, 0.998)
+    >>> parse_clip_norm("decay:1:0.998"), parse_clip_norm("line:1:61:3000")
+    ('decay:1:0.998', 'line:1:61:3000')
     """
     word, *rest = text.split(":")
     try:
-        numbers = [float(part) for part in (rest if word in ("quantile", "decay") else [word, *rest])]
+        numbers = [float(part) for part in (rest if word in CLIP_WORDS else [word, *rest])]
     except ValueError:
         numbers = [math.nan]
     if word == "quantile" and len(numbers) <= 1 and all(0 < share < 1 for share in numbers):
         return "quantile", numbers[0] if numbers else 0.5
     if word == "decay" and len(numbers) == 2 and 0 < numbers[0] <= LARGEST and 0 < numbers[1] <= 1:
-        return "decay", numbers[0], numbers[1]
-    if word not in ("quantile", "decay") and len(numbers) == 1 and 0 < numbers[0] <= LARGEST:
+        return text
+    if word == "line" and len(numbers) == 3 and all(0 < n <= LARGEST for n in numbers) and rest[2].isdigit():
+        return text
+    if word not in CLIP_WORDS and len(numbers) == 1 and 0 < numbers[0] <= LARGEST:
         return numbers[0]
     raise SettingsError(
         f"--clip-norm is {text!r}, but it must be a number above 0, decay:START:RATE (a start above 0 and a "
-        "rate in (0, 1], for START * RATE^step), quantile, or quantile:SHARE with a share between 0 and 1."
+        "rate in (0, 1], for START * RATE^step), line:START:END:STEPS (straight from one to the other), "
+        "quantile, or quantile:SHARE with a share between 0 and 1."
     )
 
 

@@ -257,7 +257,8 @@ class RunSettings:
     options: Options = setting(dict, "Further setting of the method; repeatable.", **NAMED, option="option")
     clip_norm: ClipNorm | None = setting(
         None,
-        "Bound on one record's gradient: a number, decay:START:RATE, quantile or quantile:SHARE.",
+        "Bound on one record's gradient: a number, decay:START:RATE, line:START:END:STEPS, quantile or "
+        "quantile:SHARE.",
         usual=BY_DATA,
     )
     clip_rule: str | None = setting(None, "Name of a clip rule, such as abadi or psac.", usual=BY_DATA)

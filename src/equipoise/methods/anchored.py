@@ -33,7 +33,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -70,13 +70,6 @@ FACTORS = (1.05, 1.1, 1.15, 1.2, 1.3, 1.4, 1.6, 2.0, 2.5, 3.0, 4.0)
 Each costs a calibration; with fewer, or none near the best, the split of the budget is a worse one.
 """
 
-FRESH_NOISE = (
-    "fresh_noise=True takes new records for the anchor gradient in every step, and is charged for them; the "
-    "paper's pseudocode puts new noise on one and the same sum until the anchor moves, which is neither done "
-    "nor covered"
-)
-
-
 # ---- when the anchor is renewed
 
 
@@ -88,8 +81,9 @@ class Renewal(Option, ABC):
         period: m >= 1; by default half the anchor batch over the batch, so that the anchors cost two passes
             over a batch per step.
         takes_next: the new anchor is the iterate after the step, and not the one before.
-        fresh_noise: take new records and new noise for the anchor gradient in every step, and pay for each,
-            where it is noised once per anchor otherwise.
+        fresh_noise: release the anchor gradient anew in every step, and pay for each; once per anchor
+            otherwise. With all records as anchor batch that is line 10 of the box that DP-C4's authors print,
+            new noise on one sum; a drawn anchor batch is drawn anew, too.
     """
 
     period: FromOne | None = None
@@ -239,7 +233,7 @@ class AnchoredMethod(Method):
     coordinate of the same Gaussian. The use of g in later steps is post-processing.
 
     Args:
-        clip_norm: C > 0, the clip norm or its cap.
+        clip_norm: C > 0, the clip norm or its cap; a function of the step or a schedule, too.
         schedule: when the anchor moves: `Every` (default) or `AtRandom`.
         anchor_batch_size: n_A, expected records of an anchor gradient; the population means all records. By
             default 16 batches, at most the population.
@@ -251,6 +245,9 @@ class AnchoredMethod(Method):
     threshold_ratio: ClassVar[float] = 1.0
     """Expected ratio of the squared thresholds, coupled over anchor."""
 
+    coupled_releases: ClassVar[tuple[str, ...]] = ("coupled",)
+    """What leaves with the coupled term, each with noise z_1."""
+
     clip_norm: float | Callable[[int], float] | Threshold = 1.0
     schedule: Renewal = Every()
     anchor_batch_size: Positive | None = None
@@ -258,8 +255,22 @@ class AnchoredMethod(Method):
     noise_multiplier: Positive | None = None
     anchor_noise_multiplier: Positive | None = None
 
-    def assumptions(self, plan: Plan | None = None) -> Sequence[str]:
-        return (FRESH_NOISE,) if self.schedule.fresh_noise else ()
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if isinstance(self.threshold, ReleasedQuantile):
+            raise ValueError(
+                "clip_norm=ReleasedQuantile(...) is not offered for methods with anchors: one count cannot "
+                "steer two kinds of sums; give a number or a schedule"
+            )
+
+    @property
+    def threshold(self) -> Threshold:
+        """C_k."""
+        return resolve_threshold(self.clip_norm)
+
+    def clip_norm_at(self, step: int) -> float:
+        """C at a step."""
+        return self.threshold.at(step, 0.0)
 
     def passes_over(self, draw: str) -> int:
         """The coupled term takes the gradients of its records at two points."""
@@ -306,7 +317,8 @@ class AnchoredMethod(Method):
                 releases.append(Release(name, 0.5, Gaussian(counts["anchor"]), number, "anchor", anchor))
             if schedule.num_coupled:
                 number = schedule.num_coupled
-                releases.insert(0, Release("coupled", bounds[0], Gaussian(coupled), number))
+                names = self.coupled_releases
+                releases[:0] = [Release(name, bounds[0], Gaussian(coupled), number) for name in names]
                 if "coupled" in counts:
                     releases.append(Release("coupled_count", 0.5, Gaussian(counts["coupled"]), number))
             return PrivacyPlan(releases, sampling, setting.relation, unit=setting.unit)
@@ -456,14 +468,12 @@ class DPSVRG(AnchoredMethod):
         h = (sum_S [clip(g_i(x), C) - clip(g_i(w), C)] + N(0, (2 z_1 C)^2 I)) / B,    x <- x - eta (h + g),
         g = (sum_D clip(g_i(w), C) + N(0, (z_2 C)^2 I)) / n_A,  released once per anchor
 
-    The arguments are those of `AnchoredMethod`; `clip_norm` may also be a function of the step, or a schedule
-    such as `ExponentialDecay`, which makes it the authors' DP-SVRG-TD. Near the anchor the two clipped rows
-    nearly cancel while the noise keeps the size 2C: this baseline pays for the difference as if it were
-    large, which is what DP-C4 changes.
+    The arguments are those of `AnchoredMethod`; a schedule such as `ExponentialDecay` for `clip_norm` makes
+    it the authors' DP-SVRG-TD. Near the anchor the two clipped rows nearly cancel while the noise keeps the
+    size 2C: this baseline pays for the difference as if it were large, which is what DP-C4 changes.
 
     Guarantee: that of `AnchoredMethod` with C_1 = 2C and C_2 = C. The pair of clipped gradients of a record
-    is one row of norm at most 2C; the authors' pseudocode noises the two sums apart, with factors that do not
-    agree between its tables.
+    is one row of norm at most 2C; `equipoise.published.DPSVRG` noises the two sums apart, as the box does.
 
     Source: Lee 2017, "Differentially Private Variance Reduced Stochastic Gradient Descent", in the form that
     the authors of DP-C4 compare with.
@@ -479,25 +489,12 @@ class DPSVRG(AnchoredMethod):
     # The coupled bound is 2C and the anchor's C, and the ratio is of their squares.
     threshold_ratio: ClassVar[float] = 4.0
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if isinstance(self.threshold, ReleasedQuantile):
-            raise ValueError(
-                "clip_norm=ReleasedQuantile(...) is not offered for DP-SVRG: one count cannot steer a pair "
-                "of gradients; give a number or a schedule"
-            )
-
-    @property
-    def threshold(self) -> Threshold:
-        """C_k."""
-        return resolve_threshold(self.clip_norm)
-
     def max_bounds(self, steps: int) -> tuple[float, float]:
         upper = self.threshold.upper(steps)
         return 2 * upper, upper
 
     def release_anchor(self, context: Context, state: State, new: bool) -> State:
-        clip_norm = self.threshold.at(context.step, self.threshold.start())
+        clip_norm = self.clip_norm_at(context.step)
         draw = context.draw("anchor")
         sums = draw.query(lambda rows, ids: {"anchor": clip(rows, Abadi(), clip_norm)}, at=(state["anchor"],))
         released = context.ledger.release(draw, sums)["anchor"]
@@ -505,7 +502,7 @@ class DPSVRG(AnchoredMethod):
 
     def release_coupled(self, context: Context, state: State) -> tuple[dict[str, Tensor], State]:
         """The difference of the two clipped sums, as one query of bound 2C."""
-        clip_norm = self.threshold.at(context.step, self.threshold.start())
+        clip_norm = self.clip_norm_at(context.step)
         draw = context.draw("batch")
         sums = draw.query(
             lambda x, w, ids: {"coupled": clip(x, Abadi(), clip_norm) - clip(w, Abadi(), clip_norm)},

@@ -18,6 +18,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
+import json
 import re
 import types
 import typing
@@ -48,6 +49,8 @@ class Option:
     """
 
     kind: ClassVar[str]
+    word: ClassVar[str | None] = None
+    """Short for its kind where its fields follow: "decay:1:0.998" is ExponentialDecay(1, 0.998)."""
     usual_kind: ClassVar[str | None] = None
     """The kind that a command line takes where a method leaves the choice open."""
 
@@ -389,20 +392,31 @@ def _option(
         value = next((option.usual_kind for option in options if option.usual_kind), None)
         if value is None and not fields:
             return None
+    numbers: list[str] = []
     if isinstance(value, str):
-        value = {"kind": value}
+        kind, *numbers = value.split(":")
+        value = {"kind": kind}
     if not isinstance(value, Mapping):  # a number, a function or the object itself
         if fields:
             raise ValueError(f"{where}.{next(iter(fields))} is unknown: {where}={value!r} has no such field")
         return value
     kinds = {kind: found for option in options for kind, found in option.kinds().items()}
-    chosen = kinds.get(_word(str(value.get("kind"))))
+    kinds |= {found.word: found for found in kinds.values() if found.word}
+    chosen: Any = kinds.get(_word(str(value.get("kind"))))
     if chosen is None:
         raise NotInFileError(
             f"{where}={value.get('kind')!r} is no kind known here; give one of {', '.join(sorted(kinds))}. "
             "Of a run with a class of your own, give the method again, method=..."
         )
     given = {name: item for name, item in value.items() if name != "kind"} | dict(fields)
+    names = list(field_types(chosen))[: len(numbers)]
+    try:
+        given |= dict(zip(names, map(json.loads, numbers), strict=True))
+    except ValueError as error:
+        raise ValueError(
+            f"{where}={':'.join([chosen.kind, *numbers])}: after the kind follow its numbers, "
+            f"{':'.join(field_types(chosen))}"
+        ) from error
     settings = read_settings(chosen, given, public, f"{where}.")
     try:
         return chosen(**settings)

@@ -30,6 +30,10 @@ The anchor threshold starts at C; after anchor gradient g (noise deviation s = z
 `Constant`      C
 ==============  =======================================================================================
 
+C, c_1 and c_2 of `ReleasedNorm` may be schedules by the step (`ByStep`): with a constant c_2 the clipping
+bias stays wherever gradients of single records do not vanish, and the paper's remarks on Theorems 1 and 2
+raise it slowly while the step size falls. c_2 is taken at the step of the release that it scales.
+
 `R` is the norm of a released vector without the part that its noise adds on average; without it the
 threshold could never fall below its own noise.
 
@@ -53,7 +57,7 @@ from equipoise.methods.base import Context, DrawHandle, Parameters, Plan, State
 from equipoise.methods.clip_rules import Abadi
 from equipoise.methods.configuration import Option, Positive, UpToOne
 from equipoise.methods.named_tensors import mean_of
-from equipoise.methods.thresholds import ReleasedQuantile, moved
+from equipoise.methods.thresholds import ByStep, ReleasedQuantile, at_step, moved
 from equipoise.privacy import Bounded, PrivateRows, centred_indicator, clip, soft_indicator
 
 SOURCE = "DP-C4, anonymous submission nw0pePP5qd at OpenReview, 2025"
@@ -89,6 +93,7 @@ class Released:
         noise_std: standard deviation of its noise per coordinate.
         count: released centred count of the rows inside the threshold, or None.
         expected_size: public divisor of the count.
+        step: of the release.
     """
 
     norm: float
@@ -96,6 +101,7 @@ class Released:
     noise_std: float
     count: float | None
     expected_size: float
+    step: int = 0
 
     @property
     def debiased(self) -> float:
@@ -120,13 +126,13 @@ class CoupledRule(Option):
     """How the coupled threshold min(C, c_1 L ||x - w||) learns L; the base class does not.
 
     Args:
-        scale: c_1 > 0; with L = 1 a guess of the losses' smoothness.
+        scale: c_1 > 0, a number or a schedule; with L = 1 a guess of the losses' smoothness.
     """
 
     count_noise: ClassVar[float | None] = None
     """Noise of the count of rows inside, as a share of the expected batch; None where none is released."""
 
-    scale: Positive = 1.0
+    scale: Positive | ByStep = 1.0
 
     def next_factor(self, factor: float, distance: float, released: Released) -> float:
         """L after a release at this distance ||x - w||."""
@@ -231,7 +237,7 @@ class ReleasedNorm(AnchorRule):
 
     Args:
         minimum: floor of C_2.
-        scale: c_2 > 0.
+        scale: c_2 > 0, a number or a schedule.
         shrink_limit: gamma in (0, 1], the least ratio of consecutive thresholds; 1 never lets C_2 shrink.
 
     Example:
@@ -244,11 +250,11 @@ class ReleasedNorm(AnchorRule):
 
     kind: ClassVar[str] = "released"
     minimum: float = field(default=0.0, kw_only=True)
-    scale: Positive = 1.0
+    scale: Positive | ByStep = 1.0
     shrink_limit: UpToOne = 0.5
 
     def following(self, clip_norm: float, released: Released, cap: float) -> float:
-        value = max(self.scale * released.debiased, self.shrink_limit * clip_norm)
+        value = max(at_step(self.scale, released.step) * released.debiased, self.shrink_limit * clip_norm)
         return max(min(max(value, self.minimum), cap), FLOOR)
 
 
@@ -269,13 +275,11 @@ class ClippedDifferences(AnchoredMethod):
     The cap of both thresholds is C = `clip_norm`, which is also the first anchor threshold of DP-C4+.
     """
 
-    clip_norm: Positive = 1.0
-
     # ---- how the thresholds follow
 
     @abstractmethod
-    def at_new_anchor(self, context: Context, draw: DrawHandle, state: State) -> State:
-        """The state with C_2 of an anchor whose gradient is about to be released."""
+    def at_anchor(self, context: Context, draw: DrawHandle, state: State, new: bool) -> State:
+        """The state with C_2 of an anchor gradient about to be released; `new` at the anchor's first."""
 
     @abstractmethod
     def coupled_threshold(self, context: Context, draw: DrawHandle, state: State, distance: float) -> float:
@@ -292,19 +296,19 @@ class ClippedDifferences(AnchoredMethod):
     # ---- the steps
 
     def max_bounds(self, steps: int) -> tuple[float, float]:
-        return self.clip_norm, self.clip_norm
+        upper = self.threshold.upper(steps)
+        return upper, upper
 
     def assumptions(self, plan: Plan | None = None) -> Sequence[str]:
         return (ROUNDING_ASSUMPTION, *super().assumptions(plan))
 
     def init(self, context: Context) -> State:
-        cap = float(self.clip_norm)
+        cap = self.clip_norm_at(context.step)
         return super().init(context) | {"anchor_clip_norm": cap, "next_anchor_clip_norm": cap}
 
     def release_anchor(self, context: Context, state: State, new: bool) -> State:
         draw = context.draw("anchor")
-        if new:
-            state = self.at_new_anchor(context, draw, state)
+        state = self.at_anchor(context, draw, state, new)
         # A count is released once per anchor, however often its gradient is.
         gradient, found = self._sent(
             context, draw, "anchor", (state["anchor"],), state["anchor_clip_norm"], count=new
@@ -349,6 +353,7 @@ class ClippedDifferences(AnchoredMethod):
             noise_std=context.plan.releases[name].noise_multiplier * clip_norm / size,
             count=float(next(iter(sent[f"{name}_count"].values()))) if count else None,
             expected_size=size,
+            step=context.step,
         )
 
 
@@ -362,7 +367,8 @@ class ReleasedThresholds(ClippedDifferences):
     whatever the thresholds are. A count moves by at most 1/2.
 
     Args:
-        clip_norm: C > 0, cap of both thresholds and the first anchor threshold.
+        clip_norm: C > 0, cap of both thresholds and the first anchor threshold; a number, a function of the
+            step or a schedule.
         coupled: sets the coupled threshold: `Distance`, `Curvature` or `Tracked`.
         anchor: sets the anchor threshold: `Quantile` (default), `ReleasedNorm` or `Constant`.
     """
@@ -372,7 +378,7 @@ class ReleasedThresholds(ClippedDifferences):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.anchor.check(self.clip_norm)
+        self.anchor.check(self.threshold.start())
 
     def counts(self, batch: float, anchor_batch: float) -> Mapping[str, float]:
         rules = (("anchor", self.anchor, anchor_batch), ("coupled", self.coupled, batch))
@@ -383,15 +389,19 @@ class ReleasedThresholds(ClippedDifferences):
     def init(self, context: Context) -> State:
         return super().init(context) | {"coupled_factor": 1.0}
 
-    def at_new_anchor(self, context: Context, draw: DrawHandle, state: State) -> State:
-        return {**state, "anchor_clip_norm": state["next_anchor_clip_norm"]}
+    def at_anchor(self, context: Context, draw: DrawHandle, state: State, new: bool) -> State:
+        clip_norm = state["next_anchor_clip_norm" if new else "anchor_clip_norm"]
+        return {**state, "anchor_clip_norm": min(clip_norm, self.clip_norm_at(context.step))}
 
     def coupled_threshold(self, context: Context, draw: DrawHandle, state: State, distance: float) -> float:
-        threshold = self.coupled.scale * (state["coupled_factor"] * distance)
-        return max(min(self.clip_norm, threshold), FLOOR)
+        scale = at_step(self.coupled.scale, context.step)
+        threshold = scale * (state["coupled_factor"] * distance)
+        return max(min(self.clip_norm_at(context.step), threshold), FLOOR)
 
     def learn_anchor(self, state: State, released: Released) -> State:
-        following = self.anchor.following(state["anchor_clip_norm"], released, self.clip_norm)
+        following = self.anchor.following(
+            state["anchor_clip_norm"], released, self.clip_norm_at(released.step)
+        )
         return {**state, "next_anchor_clip_norm": following}
 
     def learn_coupled(self, state: State, distance: float, released: Released) -> State:

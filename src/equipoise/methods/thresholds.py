@@ -19,6 +19,9 @@ sigma_b)^-2)^(-1/2)`` costs. Then, from the *released* value and the public expe
     C_{t+1} = C_t exp(-eta (b / B + 1/2 - gamma)),      gamma the wanted share of unclipped records.
 
 Clipping and noise of a step use the same C_t. Nothing here reads a private number.
+
+All but the last are functions of the step alone (`ByStep`), and serve as well where a method multiplies
+something by a factor that changes: the scales of DP-C4's thresholds.
 """
 
 from __future__ import annotations
@@ -50,8 +53,22 @@ class Threshold(Option, ABC):
         return max(self.at(step, 0.0) for step in range(steps))
 
 
+class ByStep(Threshold):
+    """A sequence of numbers above zero that depends on the step alone."""
+
+
+def at_step(value: float | ByStep, step: int) -> float:
+    """What a number that may change over the training is at a step.
+
+    Example:
+        >>> at_step(4.0, 7), at_step(LinearDecay(1.0, final=61.0, steps=3001), 50)
+        (4.0, 2.0)
+    """
+    return value.at(step, 0.0) if isinstance(value, ByStep) else float(value)
+
+
 @dataclass(frozen=True)
-class Fixed(Threshold):
+class Fixed(ByStep):
     """The same clip norm at every step.
 
     Args:
@@ -73,7 +90,7 @@ class Fixed(Threshold):
 
 
 @dataclass(frozen=True)
-class ExponentialDecay(Threshold):
+class ExponentialDecay(ByStep):
     """The schedule max(floor, C rate^t).
 
     Args:
@@ -87,6 +104,7 @@ class ExponentialDecay(Threshold):
     """
 
     kind: ClassVar[str] = "exponential_decay"
+    word: ClassVar[str] = "decay"
     clip_norm: Positive
     rate: UpToOne
     floor: float = 0.0
@@ -103,8 +121,10 @@ class ExponentialDecay(Threshold):
 
 
 @dataclass(frozen=True)
-class LinearDecay(Threshold):
+class LinearDecay(ByStep):
     """The schedule that goes straight from C at step 0 to `final` at the last of `steps` steps, then stays.
+
+    It rises if `final` is above C.
 
     Args:
         clip_norm: C > 0.
@@ -117,6 +137,7 @@ class LinearDecay(Threshold):
     """
 
     kind: ClassVar[str] = "linear_decay"
+    word: ClassVar[str] = "line"
     clip_norm: Positive
     final: Positive
     steps: Count
@@ -127,7 +148,7 @@ class LinearDecay(Threshold):
 
 
 @dataclass(frozen=True)
-class Schedule(Threshold):
+class Schedule(ByStep):
     """Any public schedule: a function from the step (0, 1, ...) to the clip norm, fixed before the training.
 
     The function must depend only on the step; it is asked again after a resume and must answer the same.

@@ -3,6 +3,7 @@ from equipoise.published.adaptive_rms import DPFedAvg as DPFedAvg
 from equipoise.published.dc_dpsgd import DCDPSGD as DCDPSGD
 from equipoise.published.dice_sgd import DiceSGD as DiceSGD
 from equipoise.published.dp_c4 import DPC4 as DPC4
+from equipoise.published.dp_c4 import DPSVRG as DPSVRG
 from equipoise.published.dp_c4 import DPC4Plus as DPC4Plus
 from equipoise.published.ledger import PublishedLedger as PublishedLedger
 from equipoise.published.ledger import disclose as disclose
