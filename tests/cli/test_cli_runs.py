@@ -1,3 +1,4 @@
+import json
 import os
 import shutil
 import signal
@@ -43,10 +44,15 @@ def test_a_stop_has_the_exit_code_of_its_signal(equipoise, tmp_path, monkeypatch
 
     step = MetricsLog.step
     monkeypatch.setattr(MetricsLog, "step", stop)
-    words = "train --data digits --subset 100 --batch-size 50 --epochs 2 --noise-multiplier 8 --run-dir"
-    found = equipoise(words, tmp_path / "cut")
+    words = "train --log=json --data digits --subset 100 --batch-size 50 --epochs 2 --noise-multiplier 8"
+    found = equipoise(words, "--run-dir", tmp_path / "cut")
     assert found.code == code, found.err
     assert found.err.count("stopped") == 1
+    *events, answer = map(json.loads, found.out.splitlines())
+    kinds = [event["event"] for event in events]
+    assert [kind for kind in kinds if kind != "progress"] == ["start", "checkpoint", "stop"]
+    assert events[-1]["reason"] == number.name
+    assert not answer["finished"]
 
 
 def test_interrupted_run_goes_on(equipoise, tmp_path):

@@ -6,10 +6,10 @@ import json
 import os
 
 import pytest
-from small_problems import training
+from small_problems import resumed, training
 
 from equipoise.report import RunFolderError
-from equipoise.training import TensorBoardWriter
+from equipoise.training import Events, TensorBoardWriter
 from equipoise.training.metrics import rewind_jsonl
 
 PUBLIC = {"learning_rate", "clip_norm", "noise_std", "noise_norm", "released_norm", "epsilon"}
@@ -43,6 +43,32 @@ def test_rows_of_steps_to_be_repeated_are_cut_off(tmp_path, step, cut):
     assert path.read_text() == ""
     rewind_jsonl(tmp_path / "absent", 0, mode=0o600)
     assert not (tmp_path / "absent").exists()
+
+
+def test_an_operator_is_told_what_happens_and_why(tmp_path, capsys):
+    """Each event once and in order, with what decides; by default as lines that are JSON."""
+    told = []
+    run = training(folder=tmp_path / "run", steps=4, writers=[Events(told.append)])
+    for _ in range(2):
+        run.take_step()
+    run.save_checkpoint()
+    run.close()
+    again = resumed(tmp_path / "run", writers=[Events(told.append)])
+    again.run(lambda model: 0.5, progress=False, evaluate_every=4, checkpoint_every=4, patience=3)
+    kinds = [(event["event"], event["step"]) for event in told if event["event"] != "progress"]
+    assert kinds == [("start", 0), ("checkpoint", 2), ("resume", 2), ("checkpoint", 4), ("finish", 4)]
+    assert all(event["steps"] == 4 and event["time"].endswith("+00:00") for event in told if "steps" in event)
+    progress = [event for event in told if event["event"] == "progress"]
+    assert [event["step"] for event in progress] == [1, 2, 3, 4, 4, 4]
+    assert progress[-2]["evaluation.score"] == 0.5
+    assert progress[-1]["evaluation.best_step"] == 4
+    assert told[-1]["reason"] == "all steps"
+    assert told[-1]["epsilon"] == again.statement().epsilon
+    tired = training(steps=6, writers=[Events()])
+    tired.run(lambda model: 0.5, progress=False, evaluate_every=1, patience=2)
+    lines = [json.loads(line) for line in capsys.readouterr().err.splitlines() if line.startswith("{")]
+    assert lines[0]["event"] == "start"
+    assert (lines[-1]["event"], lines[-1]["step"], lines[-1]["reason"]) == ("finish", 3, "patience")
 
 
 def test_a_pipe_in_the_place_of_rows_is_refused(tmp_path):

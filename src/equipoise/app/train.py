@@ -11,7 +11,7 @@ import signal
 import tempfile
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -42,9 +42,13 @@ from equipoise.training.folder.run_folder import RunFolder
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from equipoise.training.metrics import MetricWriter
 
-def train_run(settings: RunSettings, console: Console) -> dict[str, Any]:
-    """Train and write the run folder; `runs/DATA-TIME` if the settings name none.
+
+def train_run(
+    settings: RunSettings, console: Console, writers: Sequence[MetricWriter] = ()
+) -> dict[str, Any]:
+    """Train and write the run folder; `runs/DATA-TIME` if the settings name none. `writers` as for `Run`.
 
     Returns:
         Plain values: run_dir, accuracy, whether the model is finite, epsilon, delta, guarantee, steps,
@@ -64,7 +68,7 @@ def train_run(settings: RunSettings, console: Console) -> dict[str, Any]:
             _write_settings(folder, experiment)
 
     with console.status("calibrating the noise and checking the gradients"):
-        training = build_training(experiment, make_run=WithSettings)
+        training = build_training(experiment, make_run=WithSettings, writers=writers)
     _introduce(training, experiment, console)
     return _run(training, experiment, settings.run_dir, console)
 
@@ -99,7 +103,12 @@ def independence_of(settings: RunSettings, console: Console) -> Independence:
 
 
 def resume_run(
-    folder: str, settings: RunSettings, console: Console, *, stop_fixed_beforehand: bool = False
+    folder: str,
+    settings: RunSettings,
+    console: Console,
+    writers: Sequence[MetricWriter] = (),
+    *,
+    stop_fixed_beforehand: bool = False,
 ) -> dict[str, Any]:
     """Go on with a run from its last checkpoint.
 
@@ -108,6 +117,7 @@ def resume_run(
         settings: those of the folder, where data files and device may be other ones; the code that they name
             is run (see `equipoise.app.run_checks.check_own_code`).
         console: for people.
+        writers: as for `Run`.
         stop_fixed_beforehand: take no further step, and end the run with this word
             (`PrivateTraining.finish`).
     """
@@ -131,7 +141,7 @@ def resume_run(
         data=experiment.data,
         method=method,
         unit=experiment.unit,
-        run=Run(scheduler=experiment.scheduler),
+        run=Run(scheduler=experiment.scheduler, writers=writers),
         device=settings.device,
     )
     if stop_fixed_beforehand:

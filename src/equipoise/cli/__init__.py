@@ -114,7 +114,7 @@ def run_app(
         name: of the program, as its help shows it.
         packages: whose errors are messages; an error from elsewhere is printed with its traceback.
     """
-    as_json = "--json" in words
+    as_json = any(word.split("=")[0] in ("--json", "--log") for word in words)
     try:
         code = chosen(words, standalone_mode=False, prog_name=name)
     except typer.Exit as stop:

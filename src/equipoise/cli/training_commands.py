@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import sys
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -38,11 +39,25 @@ from equipoise.cli.shared_options import (
     RunDir,
     chosen_folder,
 )
-from equipoise.cli.verify_command import read_key, sign_with
+from equipoise.cli.verify_command import Password, read_key, sign_with
 from equipoise.methods.registry import registered
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from equipoise.training.metrics import MetricWriter
+
+
+Log = Annotated[
+    Literal["json"] | None,
+    typer.Option(help="Print events as JSON lines on standard output, the answer last; words go to stderr."),
+]
+
+
+def _writers(log: str | None) -> list[MetricWriter]:
+    from equipoise.training import Events
+
+    return [] if log is None else [Events(lambda event: print(json.dumps(event), flush=True))]
 
 
 @settings_options(RunSettings, file=True)
@@ -52,7 +67,9 @@ def train(
         str | None,
         typer.Option("--sign", help="Sign the statement with this Ed25519 private key.", metavar="KEY"),
     ] = None,
+    password: Password = None,
     dry_run: DryRun = False,
+    log: Log = None,
     json_output: Json = False,
 ) -> None:
     """Train a model privately and write a run folder."""
@@ -62,18 +79,19 @@ def train(
     settings.check()
     if settings.run_dir is not None and not dry_run:
         check_new_folder(settings.run_dir)
-    key = None if signing_key is None else read_key(signing_key)
+    key = None if signing_key is None else read_key(signing_key, password)
     with loading():
         from equipoise.app.train import describe_run, train_run
 
     quiet()
+    json_output |= log is not None
     console = open_console(json_output)
     if dry_run:
         found = describe_run(settings, console)
         if json_output:
             emit(found)
         return
-    found = train_run(settings, console)
+    found = train_run(settings, console, _writers(log))
     if key is not None and found["finished"]:
         found |= {"signature": sign_with(found["run_dir"], key, settings.ledger)["signature"]}
     _finish(found, json_output, console)
@@ -97,6 +115,7 @@ def resume(
             "for a stop that was fixed before the run, or had nothing to do with its results.",
         ),
     ] = False,
+    log: Log = None,
     json_output: Json = False,
     run_dir: RunDir = None,
 ) -> None:
@@ -108,6 +127,8 @@ def resume(
     if is_federation(folder):
         if device is not None:
             raise typer.BadParameter("a federation runs where it was begun", param_hint="--device")
+        if log is not None:
+            raise typer.BadParameter("a federation prints no events", param_hint="--log")
         if stop_fixed_beforehand:
             raise typer.BadParameter(
                 "a federation ends with its last round; its clients claim what they planned",
@@ -120,8 +141,9 @@ def resume(
         from equipoise.app.train import resume_run
 
     quiet()
+    json_output |= log is not None
     console = open_console(json_output)
-    found = resume_run(folder, settings, console, stop_fixed_beforehand=stop_fixed_beforehand)
+    found = resume_run(folder, settings, console, _writers(log), stop_fixed_beforehand=stop_fixed_beforehand)
     _finish(found, json_output, console)
 
 

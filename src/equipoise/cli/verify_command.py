@@ -28,12 +28,22 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 
+Password = Annotated[
+    str | None,
+    typer.Option("--password-file", help="File with the password of the key, or env:NAME.", metavar="FILE"),
+]
+
+
 def verify(
     run: RunArgument = None,
     ledger: LedgerFile = None,
     key: Annotated[
         str | None,
-        typer.Option(help="The issuer's public key; the run must be signed with it.", metavar="FILE"),
+        typer.Option(
+            help="The issuer's public key; the run must be signed with it. A file may hold several, old and "
+            "new. env:NAME takes an environment variable.",
+            metavar="FILE",
+        ),
     ] = None,
     json_output: Json = False,
     run_dir: RunDir = None,
@@ -111,8 +121,9 @@ def _finite(values: dict[str, Any]) -> dict[str, Any]:
 def sign(
     run: RunArgument = None,
     key: Annotated[
-        str | None, typer.Option(help="Ed25519 private key, PEM or OpenSSH.", metavar="FILE")
+        str | None, typer.Option(help="Ed25519 private key, PEM or OpenSSH; or env:NAME.", metavar="FILE")
     ] = None,
+    password: Password = None,
     ledger: LedgerFile = None,
     json_output: Json = False,
     run_dir: RunDir = None,
@@ -128,24 +139,24 @@ def sign(
             f"then: equipoise sign {shlex.quote(folder)} --key key.pem. Keep the key outside of every "
             "repository and of the run folder: whoever has it signs in your name."
         )
-    found = sign_with(folder, read_key(key), ledger)
+    found = sign_with(folder, read_key(key, password), ledger)
     answer(found, json_output, f"signed by the key [bold]{found['signer']}[/]: {found['signature']}")
 
 
-def read_key(path: str) -> Ed25519PrivateKey:
-    """The private key of a file, before anything else is done; asks for its password if it has one."""
+def read_key(key: str, password: str | None) -> Ed25519PrivateKey:
+    """The private key, before anything else is done; asks for the password that it has, if none is given."""
     with loading():
         from equipoise.statements import KeyFileError
-        from equipoise.statements.sign import read_private_key
+        from equipoise.statements.sign import key_content, read_private_key
 
-    content = Path(path).read_bytes()
+    content = key_content(key)
+    given = None if password is None else key_content(password).rstrip(b"\r\n")
     try:
-        return read_private_key(content)
+        return read_private_key(content, given)
     except KeyFileError as error:
-        if "assword" not in str(error):
+        if "assword" not in str(error) or given is not None:
             raise
-    password = str(typer.prompt(f"password of {path}", hide_input=True, err=True)).encode()
-    return read_private_key(content, password)
+    return read_private_key(content, typer.prompt(f"password of {key}", hide_input=True, err=True).encode())
 
 
 def sign_with(folder: str, key: Ed25519PrivateKey, ledger: str | None) -> dict[str, Any]:

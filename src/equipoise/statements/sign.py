@@ -13,6 +13,8 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import os
+import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -113,6 +115,39 @@ def read_public_key(content: bytes) -> Ed25519PublicKey:
     return _loaded(Ed25519PublicKey, get, load, content.strip() + b"\n")
 
 
+def read_public_keys(content: bytes) -> list[Ed25519PublicKey]:
+    """The keys of a file with one or several, such as an issuer's old and new one, one after the other.
+
+    Raises:
+        KeyFileError: another kind of key, or no key.
+    """
+    found = re.findall(rb"-----BEGIN [^-]+-----.+?-----END [^-]+-----|^ssh-[^\r\n]+", content, re.S | re.M)
+    return [read_public_key(one) for one in found or [content]]
+
+
+def key_content(source: PathLike) -> bytes:
+    """What a key file holds; of `env:NAME` the environment variable.
+
+    Raises:
+        KeyFileError: no such file, or no such variable.
+
+    Example:
+        >>> key_content("env:NOT_SET_ANYWHERE")
+        Traceback (most recent call last):
+            ...
+        equipoise.statements.sign.KeyFileError: the environment has no variable 'NOT_SET_ANYWHERE' ...
+    """
+    kind, _, name = str(source).partition(":")
+    if kind == "env":
+        if name not in os.environ:
+            raise KeyFileError(f"the environment has no variable {name!r} for the key, or it is not exported")
+        return os.environ[name].encode()
+    try:
+        return Path(source).read_bytes()
+    except OSError as error:
+        raise KeyFileError(f"key={str(source)!r} cannot be read ({error}); name a key file") from None
+
+
 def _loaded(kind: Any, remedy: str, load: Callable[..., object], *given: bytes | None) -> Any:
     try:
         key = load(*given)
@@ -127,17 +162,14 @@ def _loaded(kind: Any, remedy: str, load: Callable[..., object], *given: bytes |
 
 
 def signing_key(key_file: PathLike | Ed25519PrivateKey, password: bytes | None = None) -> Ed25519PrivateKey:
-    """The private key of a file, or the key itself: what comes through a pipe can be read only once.
+    """The private key of a file or of `env:NAME`, or the key itself: a pipe can be read only once.
 
     Raises:
         KeyFileError: no such key.
     """
     if isinstance(key_file, Ed25519PrivateKey):
         return key_file
-    try:
-        return read_private_key(Path(key_file).read_bytes(), password)
-    except OSError as error:
-        raise KeyFileError(f"key={str(key_file)!r} cannot be read ({error}); name a key file") from None
+    return read_private_key(key_content(key_file), password)
 
 
 def sign_files(
@@ -156,20 +188,16 @@ def read_signature(
 
     Args:
         path: the signature file; it need not be there.
-        public_key: file with the issuer's Ed25519 public key; without a signature by it the finding is bad.
+        public_key: file with the issuer's Ed25519 public keys, or `env:NAME`; without a signature by one of
+            them the finding is bad.
         what: is signed, in a word.
 
     Raises:
         KeyFileError: no public key in its file.
     """
-    key = None
-    if public_key is not None:
-        try:
-            key = read_public_key(Path(public_key).read_bytes())
-        except OSError as error:
-            raise KeyFileError(f"public_key={str(public_key)!r} cannot be read ({error})") from None
+    keys = [] if public_key is None else read_public_keys(key_content(public_key))
     if not path.is_file():
-        ok = None if key is None else False
+        ok = False if keys else None
         return None, [Finding("signature", ok, f"the {what} is not signed: anybody could have written it")]
     try:
         signature = Signature.from_json(path.read_bytes())
@@ -178,14 +206,14 @@ def read_signature(
     name = fingerprint(signature.public_key)
     if not signature.is_valid():
         return None, [Finding("signature", False, "it is not a signature of the hashes in the file")]
-    if key is not None and not signature.is_valid(key):
-        other = fingerprint(key.public_bytes_raw())
-        detail = f"it is by the key {name}, not by the given one, {other}"
+    if keys and not any(map(signature.is_valid, keys)):
+        others = ", ".join(fingerprint(key.public_bytes_raw()) for key in keys)
+        detail = f"it is by the key {name}, not by the given one, {others}"
         return signature, [Finding("signature", False, detail)]
-    if key is None:  # anybody can sign with a key of their own
+    if not keys:  # anybody can sign with a key of their own
         detail = f"valid, by the key {name}: whose that is was not checked. Give the issuer's public key"
         return signature, [Finding("signature", None, detail)]
-    return signature, [Finding("signature", True, "valid, by the given key")]
+    return signature, [Finding("signature", True, f"valid, by the given key {name}")]
 
 
 def check_files(

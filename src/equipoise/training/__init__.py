@@ -5,7 +5,7 @@ from equipoise.training.arguments import Data, Record, Run, Users
 from equipoise.training.describe import Description
 from equipoise.training.folder.run_folder import load_model, save_model
 from equipoise.training.loop import PrivateTraining
-from equipoise.training.metrics import CSVWriter, MLflowWriter, TensorBoardWriter, WandbWriter
+from equipoise.training.metrics import CSVWriter, Events, MLflowWriter, TensorBoardWriter, WandbWriter
 from equipoise.training.record_source import DataError
 from equipoise.training.scores import Metric, Score
 from equipoise.training.stages import Stage
@@ -17,6 +17,7 @@ __all__ = [
     "Data",
     "DataError",
     "Description",
+    "Events",
     "MLflowWriter",
     "Metric",
     "PrivateTraining",

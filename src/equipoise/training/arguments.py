@@ -192,7 +192,7 @@ class Run:
         trust: paths of modules, as in `model.named_modules()`, in which records may be mixed: you answer for
             it, and epsilon then follows only if that moves no other record's gradient. The statement names
             them and what mixes there. What mixes elsewhere is refused as ever.
-        writers: further writers of publishable metrics, such as `CSVWriter`.
+        writers: further writers of publishable metrics, such as `CSVWriter`, and `Events`.
 
     Raises:
         TypeError, ValueError: naming the argument.

@@ -177,6 +177,9 @@ class PrivateTraining:
         self._plan_used_up = False
         if self.folder is not None and self.processes.is_first:  # no method of this: nobody could drop it
             self._steps.note = self.folder.add_assumptions
+        began = "resume" if self._check_start is None else "start"
+        place = None if self.folder is None else str(self.folder.path)
+        self._run.metrics.event(began, self.steps_done, folder=place)
         # A loaded state may not fit: the first step shows it.
         self._state_is_tried = self._check_start is not None
 
@@ -567,6 +570,8 @@ class PrivateTraining:
         result = self.finish()
         stopped_by = None if result.finished else self.processes.first(lambda: interrupt.signal)
         result = replace(result, stopped_by=stopped_by)
+        if stopped_by is not None:
+            self._run.metrics.event("stop", result.steps, reason=signal.Signals(stopped_by).name)
         if self._answers.are_one and self.processes.is_first:
             warnings.warn(
                 "the largest output of the model is the same one for all inputs of the evaluation. If "
@@ -735,6 +740,13 @@ class PrivateTraining:
             self.processes.all_well()
         if finished:
             self.end(stop_fixed_beforehand)
+            reason = (
+                "fixed beforehand" if stop_fixed_beforehand
+                else "patience" if self._is_out_of_patience
+                else "all steps" if steps >= self.sampling.steps
+                else "plan used up"
+            )  # fmt: skip
+            self._run.metrics.event("finish", steps, reason=reason, epsilon=statement.epsilon)
         if ended_early and not self._is_out_of_patience and self.processes.is_first:
             warnings.warn(
                 f"the run has ended after {steps} of its {self.sampling.steps} steps: steps that it computed "
@@ -815,6 +827,7 @@ class PrivateTraining:
             CheckpointError: it could not be written; the checkpoint before is intact.
         """
         self._run.save_checkpoint(self._evaluation, self._best)
+        self._run.metrics.event("checkpoint", self.steps_done)
 
     def synced_place(self) -> dict[str, Any]:
         """Where the ledger stands; the journal is on its device when this returns."""

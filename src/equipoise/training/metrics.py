@@ -6,8 +6,8 @@ norm of the released gradient, accuracy on public test data. Whoever may see the
 records that are not finite): no guarantee covers them.
 
 Both are JSON lines. `CSVWriter`, `TensorBoardWriter`, `WandbWriter` and `MLflowWriter` take the same
-publishable rows. Their times are step numbers where the tracker allows it: how long a step took follows how
-many records it drew. `MetricsLog` makes the rows of a step.
+publishable rows, and `Events` what an operator waits for. Times of a tracker are step numbers where it allows
+that: how long a step took follows how many records it drew. `MetricsLog` makes the rows of a step.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ import csv
 import json
 import math
 import os
-from collections.abc import Mapping
+import sys
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -45,6 +47,49 @@ class MetricWriter(Protocol):
         ...
 
 
+class Events:
+    """What happens to a run, as JSON lines or calls, for whoever operates it.
+
+    An event has `time` (UTC), `event`, `step`, `steps` and, if there is one, `epsilon`:
+
+    ============  ====================================================================================
+    `start`       the run can take its first step; with `folder`
+    `resume`      the run goes on from a checkpoint; with `folder`
+    `progress`    20 times in a run, and at each evaluation, with its numbers
+    `checkpoint`  it is on the disk
+    `stop`        a signal ended this process, not the run; `reason` is "SIGTERM" or "SIGINT"
+    `finish`      the run is over; `reason` is "all steps", "patience", "fixed beforehand" or "plan used up"
+    ============  ====================================================================================
+
+    The times tell how long steps took, and so how many records they drew, which epsilon does not cover: they
+    are for the owner of the data. All else is publishable.
+
+    Args:
+        on_event: takes an event, a dict; by default it is printed as a JSON line on standard error.
+
+    Example:
+        >>> Events(lambda event: print(event["event"], event["step"])).event({"event": "stop", "step": 20})
+        stop 20
+    """
+
+    def __init__(self, on_event: Callable[[dict[str, Any]], object] | None = None) -> None:
+        self._take = on_event or (lambda event: print(json.dumps(event), file=sys.stderr, flush=True))
+
+    def event(self, row: Mapping[str, Any]) -> None:
+        """Write one event down."""
+        now = datetime.now(UTC).isoformat(timespec="milliseconds")
+        self._take({"time": now, **_plain(row)})
+
+    def write(self, row: Mapping[str, Any]) -> None:
+        """Write a row down that tells of progress: an epsilon, or an evaluation."""
+        kept = {name: row[name] for name in row if name in ("step", "epsilon") or name.startswith("eval")}
+        if len(kept) > 1:
+            self.event({"event": "progress", **kept})
+
+    def close(self) -> None:
+        """Nothing to do: every line is written at once."""
+
+
 class JSONLines:
     """Rows appended to a file, one JSON object per line; writing gives nothing back that could steer a run.
 
@@ -60,17 +105,21 @@ class JSONLines:
 
     def write(self, row: Mapping[str, Any]) -> None:
         """Append one row of numbers, short vectors and words."""
-        plain = {}
-        for name, value in row.items():
-            found = unwrap(value).detach().cpu().tolist() if isinstance(value, torch.Tensor) else value
-            # JSON has no infinity; null says "no number" to every reader.
-            plain[name] = None if isinstance(found, float) and not math.isfinite(found) else found
         descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, self.mode)
         with os.fdopen(descriptor, "a") as file:
-            file.write(json.dumps(plain) + "\n")
+            file.write(json.dumps(_plain(row)) + "\n")
 
     def close(self) -> None:
         """Nothing to do: every row is written at once."""
+
+
+def _plain(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row as JSON has it, which has no infinity: null says "no number" to every reader."""
+    plain = {}
+    for name, value in row.items():
+        found = unwrap(value).detach().cpu().tolist() if isinstance(value, torch.Tensor) else value
+        plain[name] = None if isinstance(found, float) and not math.isfinite(found) else found
+    return plain
 
 
 def rewind_jsonl(path: PathLike, step: int, mode: int) -> None:
@@ -247,6 +296,13 @@ class MetricsLog:
     def evaluation(self, number: int, values: Mapping[str, float]) -> None:
         """Write down what was measured on public data after step `number`."""
         self._write({"step": number} | {f"evaluation.{name}": value for name, value in values.items()})
+
+    def event(self, kind: str, number: int, **values: Any) -> None:
+        """Tell the writers that take events what happened after step `number`."""
+        row = {"event": kind, "step": number, "steps": self._setup.sampling.steps, **values}
+        for writer in self._writers:
+            if isinstance(writer, Events):
+                writer.event(row)
 
     def _write(self, row: Mapping[str, Any]) -> None:
         for writer in self._writers:
