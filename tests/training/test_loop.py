@@ -465,3 +465,31 @@ def test_a_stop_is_booked_once(tmp_path):
     run.end()
     assert run.finish(stop_fixed_beforehand=True).epsilon == run.plan.epsilon(run.delta).value
     assert eq.verify_run(tmp_path / "run").consistent
+
+
+def test_diagnostics_of_a_run_that_is_not_private_are_those_of_its_gradients():
+    """By the gradients of all records, taken one by one: at the first step noise alone is random."""
+    model, data, found = network(), records(), {}
+    parts = [loss(model, {name: value[i : i + 1] for name, value in data.items()})[0] for i in range(RECORDS)]
+    rows = torch.stack(
+        [torch.cat([g.flatten() for g in torch.autograd.grad(one, [*model.parameters()])]) for one in parts]
+    ).double()
+    run = training(
+        model=model,
+        sampling=eq.FullBatch(RECORDS, steps=2),
+        learning_rate=1.0,
+        diagnostics=found.__setitem__,
+    )
+    before = parameters(model).clone()
+    run.take_step()
+    estimate = (before - parameters(model)).double()
+    run.take_step()
+    assert found.keys() == {1, 2}
+    true, norms = rows.sum(0), rows.norm(dim=1)
+    wanted = {
+        "median_norm": norms.median(), "largest_norm": norms.max(), "true_norm": true.norm() / RECORDS,
+        "cosine": torch.cosine_similarity(true, estimate, dim=0), "clipped": (norms > 0.5).double().mean(),
+    }  # fmt: skip
+    assert found[1] == pytest.approx({name: float(one) for name, one in wanted.items()}, rel=1e-4)
+    with pytest.raises(ValueError, match="no epsilon would cover"):
+        eq.Run(diagnostics=found.__setitem__)

@@ -50,13 +50,14 @@ def calibrate(
     if json_output:
         emit(found)
     else:
-        users = found["users"]
+        users, other = found["users"], found["cross_check_rdp"]
+        rdp = "" if other is None else f"; {rounded_up(other)} by RDP"
         of_users = "" if users is None else f"; users of at most {users['records']} records each"
         console.print(
             f"noise multiplier [bold]{significant(found['noise_multiplier'], 4)}[/]  gives  epsilon "
             f"[bold]{rounded_up(found['epsilon'])}[/] at delta {plain(found['delta'])}  [dim](by "
-            f"{found['accountant'].upper()}, {found['steps']:,} steps, {found['relation'].replace('_', ' ')}"
-            f"{of_users})[/]"
+            f"{found['accountant'].upper()}{rdp}, {found['steps']:,} steps, "
+            f"{found['relation'].replace('_', ' ')}{of_users})[/]"
         )
         console.print("\n[dim]epsilon at this noise, roughly, by batch size (across) and epochs (down)[/]")
         console.print(_shown(*table(asked, found["noise_multiplier"])))

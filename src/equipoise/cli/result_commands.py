@@ -119,7 +119,7 @@ def predict(
     for group, of_group in found.get("by", {}).items():
         scores = [f", {score_name(n)} {score_in_words(n, v)}" for n, v in of_group["evaluation"].items()]
         said = f"{group}: {of_group['records']:,} records{''.join(scores)}"
-        console.print(", ".join(columns["by"]), said, markup=False)
+        console.print(f"{', '.join(columns['by'])} {said}", markup=False)
     written = "[dim]--output FILE writes the predictions with their probabilities, as CSV[/]"
     console.print(written if output is None else f"predictions in {output}")
 

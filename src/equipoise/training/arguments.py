@@ -193,6 +193,10 @@ class Run:
             it, and epsilon then follows only if that moves no other record's gradient. The statement names
             them and what mixes there. What mixes elsewhere is refused as ever.
         writers: further writers of publishable metrics, such as `CSVWriter`, and `Events`.
+        diagnostics: of a run that is `reproducible`, so NOT PRIVATE, a function of the step's number and of
+            what noise and clipping hide: `median_norm` and `largest_norm` of the records' gradients,
+            `true_norm` of their sum over the expected batch size, the `cosine` between that and the estimate,
+            and the share of `clipped` ones.
 
     Raises:
         TypeError, ValueError: naming the argument.
@@ -209,6 +213,7 @@ class Run:
     hardened: bool = False
     trust: Sequence[str] = ()
     writers: Sequence[MetricWriter] = ()
+    diagnostics: Callable[[int, Mapping[str, float]], Any] | None = None
 
     def __post_init__(self) -> None:
         for name in ("folder", "journal"):
@@ -220,6 +225,11 @@ class Run:
         for name in ("reproducible", "hardened"):
             _validate.instance(bool, "False", **{name: getattr(self, name)})
         _validate.instance(int, "0", seed=self.seed)
+        if self.diagnostics is not None and not self.reproducible:
+            raise ValueError(
+                "diagnostics are computed from the private records without noise, and no epsilon would cover "
+                "them: give reproducible=True, which is NOT PRIVATE, on public records"
+            )
         if self.starts_from is not None:
             _validate.one_of(("public",), starts_from=self.starts_from)
         if self.ema_decay is not None:

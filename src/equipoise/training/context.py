@@ -197,6 +197,8 @@ class TrainingDraw:
             for few, rows in forwards.of(part):
                 left.append(part.index(few))
                 self._diagnostics.note_losses(rows[0].losses)
+                if self._rows is self._attempt.rows:  # of a score there are none
+                    self._diagnostics.note_rows(rows[0])
                 turns.wait_to_sum()
                 yield self._guarded(rows, few.ids, start + left[-1])
             if left:
@@ -245,9 +247,13 @@ class StepDiagnostics:
 
     The draws of the step write them while a method queries; its answers hold none. `MetricsLog` asks for the
     row when the step is over.
+
+    Args:
+        looks_at_rows: take note of the gradients, too (see `Run`).
     """
 
-    def __init__(self) -> None:
+    def __init__(self, looks_at_rows: bool = False) -> None:
+        self._looks_at_rows, self._norms, self._true = looks_at_rows, list[Tensor](), dict[str, Tensor]()
         self._row: dict[str, Any] = {}
         self._losses: list[Tensor] = []
         self._counts: dict[str, Private] = {}
@@ -260,6 +266,27 @@ class StepDiagnostics:
         """Per-record losses of a micro-batch."""
         if losses is not None:
             self._losses.append(losses.detach().clone())  # the next microbatch may write over them
+
+    def note_rows(self, rows: Any) -> None:
+        """The gradients of a micro-batch, where they are looked at."""
+        if self._looks_at_rows:
+            norms = rows.row_norms()
+            self._norms.append(norms[norms.isfinite()].clone())
+            for name, found in rows.weighted_sums(norms.isfinite().to(norms.dtype)).items():
+                self._true[name] = self._true.get(name, 0.0) + found.double()
+
+    def beside(self, estimate: Mapping[str, Tensor], size: float) -> dict[str, float]:
+        """What noise and clipping hide of the gradients that an estimate is of."""
+        norms = torch.cat(self._norms) if self._norms else torch.zeros(1)
+        true, released = (
+            torch.cat([of[name].flatten().double() for name in self._true]) for of in (self._true, estimate)
+        )
+        return {
+            "median_norm": float(norms.median()),
+            "largest_norm": float(norms.max()),
+            "true_norm": float(true.norm()) / size,
+            "cosine": float(torch.nn.functional.cosine_similarity(true, released, dim=0)),
+        }
 
     def note_failure(self, name: str, kind: str) -> None:
         """A record of draw `name` was left out because it fails with an error of this kind."""
@@ -362,6 +389,7 @@ class StepContext:
         sampling: the training's sampling.
         plan: of the method.
         depends_on: digest of what the step's releases depend on in addition to plan and records.
+        looks_at_rows: for the diagnostics.
     """
 
     def __init__(
@@ -372,10 +400,11 @@ class StepContext:
         sampling: Any,
         plan: Plan,
         depends_on: str,
+        looks_at_rows: bool = False,
     ) -> None:
         self.params: Parameters = MappingProxyType({name: p.detach() for name, p in params.items()})
         self.step, self.sampling, self.plan, self.relation = step, sampling, plan, plan.releases.relation
-        self.ledger, self.diagnostics = StepLedger(attempt), StepDiagnostics()
+        self.ledger, self.diagnostics = StepLedger(attempt), StepDiagnostics(looks_at_rows)
         self._attempt, self._depends_on = attempt, depends_on
 
     def draw(self, name: str = "batch") -> TrainingDraw:

@@ -208,7 +208,7 @@ class PrivateTraining:
                 as before, and `workers` from here on.
             method: only for methods with settings that no file can hold, such as a schedule function.
             unit: only for users: `Users(owner=..., ...)` as before.
-            run: `Run` with what no file holds: `scheduler` and `writers` as before.
+            run: `Run` with what no file holds: `scheduler`, `writers` and `diagnostics` as before.
             device: where to go on.
 
         Raises:

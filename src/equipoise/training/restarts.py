@@ -117,7 +117,8 @@ def continued(folder: RunFolder, began: Began, given: TrainingInputs) -> Trainin
             f"records_per_user={began.settings['records_per_user']}, rows={began.settings['user_rows']!r})"
         )
     path = folder.path if given.run.folder is None else Path(given.run.folder)
-    run = replace(began.run, folder=path, scheduler=given.run.scheduler, writers=given.run.writers)
+    unsaved = {name: getattr(given.run, name) for name in ("scheduler", "writers", "diagnostics")}
+    run = replace(began.run, folder=path, **unsaved)
     unit = replace(given.unit, relation=began.settings["relation"])
     data = replace(given.data, **began.of_data)
     kept = {"compile": began.settings["compile"], "stages": [Stage(*one) for one in began.settings["stages"]]}

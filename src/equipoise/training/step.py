@@ -197,6 +197,10 @@ class StepRunner:
         self._move(gradient, state)
         # All that the host needs of the step, and what the next one begins with, in one wait.
         read(norm, row, self.watch.left[0])
+        if setup.run.diagnostics is not None:
+            hidden = context.diagnostics.beside(gradient, setup.sampling.expected_size)
+            clipped = [value for name, value in row.value().items() if name.endswith(".clip_fraction")]
+            setup.run.diagnostics(self.done, hidden | ({"clipped": clipped[0]} if clipped else {}))
         # float() refuses private numbers
         metrics = {name: float(value) for name, value in setup.method.metrics(state).items()}
         seconds = time.perf_counter() - started
@@ -274,8 +278,9 @@ class StepRunner:
         while True:
             depends_on = ledger.digest({"step": self.done, "parameters": self.watch.before, "method": state})
             attempt = self._attempt
+            looks = setup.run.diagnostics is not None
             context = StepContext(
-                attempt, self._trained, self.done, setup.sampling, setup.method_plan, depends_on
+                attempt, self._trained, self.done, setup.sampling, setup.method_plan, depends_on, looks
             )
             try:
                 answer = question(context, state)
