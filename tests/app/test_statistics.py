@@ -5,6 +5,7 @@ import io
 import itertools
 import sqlite3
 from dataclasses import replace
+from datetime import date, timedelta
 
 import numpy as np
 import pytest
@@ -107,6 +108,26 @@ def test_without_noise_it_is_weighted_least_squares(tmp_path, name):
     best = torch.linalg.lstsq(x.double() * root[:, None], (t * root).double()[:, None]).solution[:, 0]
     assert torch.allclose(model.coefficients(), best, atol=1e-4)
     assert torch.allclose(model(dataset.train.fields["input"])[:, 0], (x.double() @ best).float(), atol=1e-3)
+
+
+def test_what_a_month_adds_is_its_coefficient(tmp_path):
+    """y = 3 + 2 in May + 1 on a Sunday + a thousandth of a day, exactly; and the row is no longer than R."""
+    visit = {"low": "2020-01-01", "high": "2020-12-31", "parts": ["days", "month", "weekday"]}
+    columns = {"visit": {"type": "date", **visit}, "y": {"type": "number", "low": 0, "high": 10}}
+    values = {"columns": columns, "target": "y", "population": 366}
+    days = [date(2020, 1, 1) + timedelta(days=number) for number in range(366)]
+    numbers = [3 + 2 * (day.month == 5) + (day.isoweekday() == 7) + n / 1000 for n, day in enumerate(days)]
+    rows = [f"{day},{number}" for day, number in zip(days, numbers, strict=True)]
+    (tmp_path / "rows.csv").write_text("\n".join(["visit,y", *rows]))
+    dataset, _ = records_for_model(tmp_path / "rows.csv", values)
+    dataset = prepare_data("statistics", replace(dataset, train=dataset.test, population=366))
+    model = fitted(build_model("statistics", dataset), dataset)
+    assert float(model.inputs(dataset.train.fields["input"]).norm(dim=1).max()) <= float(model.bound) + 1e-6
+    table, sql = written(dict(model.state_dict()), table_of(values))
+    found = {row["term"]: float(row["coefficient"]) for row in csv.DictReader(io.StringIO(table))}
+    assert sql is None
+    terms = ("intercept", "visit month 5", "visit month 6", "visit weekday 7", "visit days since 2020-01-01")
+    assert [found[term] for term in terms] == pytest.approx([3, 2, 0, 1, 1e-3], abs=2e-2)
 
 
 @pytest.mark.parametrize(("name", "noise"), [("statistics", 2e-3), ("statistics-by-groups", 5e-4)])

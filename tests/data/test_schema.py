@@ -4,6 +4,7 @@ import json
 import shutil
 import tomllib
 import warnings
+from datetime import date
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from equipoise.data.readers.files import DataFileError, MissingDataError
 from equipoise.data.readers.first_schema import first_schema
 from equipoise.data.readers.image_folders import load_images
 from equipoise.data.readers.schema import (
+    Date,
     SchemaError,
     load_table,
     read_schema,
@@ -204,6 +206,37 @@ def test_a_target_that_is_no_name_shows_no_row(tmp_path):
         first_schema(path, target="income")
 
 
+def test_a_date_is_one_column_of_parts(tmp_path):
+    """By hand for days of a leap year, beyond the range and missing; no row is longer than 1."""
+    parts = ["days", "year", "month", "weekday"]
+    range_ = {"low": "2020-02-28", "high": "2024-02-29"}
+    one = Date(type="date", **range_, format="%d.%m.%Y", parts=parts, missing=["?"])
+    names = [name for name, *_ in one.codes]
+    days = (date(2024, 2, 29) - date(2020, 2, 28)).days
+    for cell, day, inside in (
+        ("29.02.2020", date(2020, 2, 29), date(2020, 2, 29)),
+        ("31.12.2023", date(2023, 12, 31), date(2023, 12, 31)),
+        ("02.05.2031", date(2031, 5, 2), date(2024, 2, 29)),
+    ):
+        wanted = dict.fromkeys(names, 0.0)
+        wanted["days since 2020-02-28"] = (inside - date(2020, 2, 28)).days / days * 2 - 1
+        wanted["year"] = (inside.year - 2022) / 2
+        ones = {f"month {day.month}", f"weekday {day.isoweekday()}"}  # of January and Monday there are none
+        wanted |= dict.fromkeys(ones & wanted.keys(), 1.0)
+        found = one.encode(cell)
+        assert found == pytest.approx([*(value / 2 for value in wanted.values()), 0.0])
+        assert sum(number**2 for number in found) <= 1 + 1e-9
+    assert one.encode("?") == [0.0] * 19 + [1.0]
+    with pytest.raises(ValueError, match="no date of the form") as error:
+        one.encode("1988-03-17")
+    assert "1988" not in str(error.value)
+    path = tmp_path / "t.csv"
+    path.write_text("visit,y\n2024-03-01,1\n,2\n2024-03-02,3\n")
+    assert tomllib.loads(first_schema(path, target="y")[0])["columns"]["visit"] == {
+        "type": "date", "low": "FILL IN", "high": "FILL IN", "parts": ["days", "month", "weekday"],
+    }  # fmt: skip
+
+
 def test_a_first_row_of_data_is_no_header_and_is_not_shown(tmp_path):
     path = tmp_path / "bare.csv"
     path.write_text("61,secretary,yes\n30,baker,no\n")
@@ -223,8 +256,8 @@ def test_a_first_row_of_data_is_no_header_and_is_not_shown(tmp_path):
         ("low = 0", "low = 100", "must be finite and not empty"),
         (
             'type = "number"',
-            'type = "date"',
-            "there are number, category, weight, text, skip",
+            'type = "day"',
+            "there are number, category, date, weight, text, skip",
         ),
         ("population = 4", "", "population is missing"),
         ('target = "income"', "", "target is missing"),
@@ -232,6 +265,7 @@ def test_a_first_row_of_data_is_no_header_and_is_not_shown(tmp_path):
         ('target = "income"', 'target = "city"', "must be a category with values"),
         ('target = "income"', 'target = ["income", "age"]', "two values each"),
         ("buckets = 3", "", "either values or buckets"),
+        ('type = "number"\nlow = 0', 'type = "date"\nlow = "2020-01-01"', "column 'age': high = 100"),
         ("population = 4", "population =", "is no TOML"),
         ("low = 0\n", "", "column 'age': low. Field required"),
         ("buckets = 3", "buckets = 99999999999", "less than or equal to 65536"),
@@ -239,7 +273,7 @@ def test_a_first_row_of_data_is_no_header_and_is_not_shown(tmp_path):
         (
             'type = "number"',
             'type = ["number"]',
-            "there are number, category, weight, text, skip",
+            "there are number, category, date, weight, text, skip",
         ),
         ('"skip"', '"text"\nvocabulary = 1000000000000', "vocabulary = 1000000000000.*less than or equal"),
         ("population = 4", "x = " + "[" * 9000, "is no TOML"),

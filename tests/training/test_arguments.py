@@ -27,6 +27,8 @@ WRONG = {
     "journal": (lambda: eq.Run(journal=3), TypeError, "journal=3.*give a path"),
     "seed": (lambda: eq.Run(seed="a"), TypeError, "seed='a'"),
     "reproducible": (lambda: eq.Run(reproducible=1), TypeError, "reproducible=1"),
+    "diagnostics": (lambda: eq.Run(diagnostics=print), ValueError, "reproducible=True"),
+    "secret_seed": (lambda: eq.Run(secret_seed=__file__, reproducible=True), ValueError, "public seed"),
     "starts_from": (lambda: eq.Run(starts_from="imagenet"), ValueError, "starts_from='imagenet'.*'public'"),
     "ema_decay": (lambda: eq.Run(ema_decay=1.0), ValueError, r"ema_decay=1\.0"),
     "hardened": (lambda: eq.Run(hardened="yes"), TypeError, "hardened='yes'"),

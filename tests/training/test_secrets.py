@@ -12,8 +12,9 @@ from small_problems import loss, network, parameters, records, resumed, saved, t
 
 import equipoise as eq
 from equipoise.methods import ReleasedQuantile
-from equipoise.privacy import FullBatch, Ledger
+from equipoise.privacy import FullBatch, Ledger, LedgerError
 from equipoise.privacy.private import unwrap
+from equipoise.statements.assumptions import Assumption
 from equipoise.training.restarts import FinishedTraining
 
 
@@ -83,6 +84,35 @@ def test_no_file_holds_noise_after_the_end(tmp_path, ends):
         eq.PrivateTraining.start_or_resume(
             network(), run.optimizer, sampling=eq.FixedEpochs(12, 600, 6), **again
         )
+
+
+def test_the_keeper_of_a_secret_seed_repeats_a_run_and_nobody_else(tmp_path):
+    ends = []
+    for number, (content, seed) in enumerate(
+        [(b"a" * 32, 1), (b"a" * 32, 1), (b"a" * 32, 2), (b"b" * 32, 1)]
+    ):
+        (tmp_path / "file").write_bytes(content)
+        folder = tmp_path / str(number)
+        options = {"folder": folder, "seed": seed, "reproducible": False, "secret_seed": tmp_path / "file"}
+        run = training(network(), sampling=eq.Poisson(12, 60, 4), **options)
+        if number == 1:  # a run that goes on needs the file no more
+            saved(run)
+            (tmp_path / "file").unlink()
+            run = resumed(folder)
+        result = run.run(progress=False)
+        ends.append(parameters(run.model))
+        assert result.statement.private
+        assert Assumption.SECRET_SEED in result.statement.assumptions
+        assert eq.verify_run(folder).consistent
+    assert torch.equal(ends[0], ends[1])
+    assert not any(torch.equal(ends[0], other) for other in ends[2:])
+    options |= {"folder": None, "journal": tmp_path / "journal"}
+    training(**options).run(progress=False)
+    with pytest.raises(LedgerError, match="Give another seed"):
+        training(**options)
+    (tmp_path / "file").write_bytes(b"short")
+    with pytest.raises(ValueError, match="less than 32 bytes"):
+        training(**options)
 
 
 @pytest.mark.parametrize("hardened", [False, True])

@@ -257,6 +257,7 @@ def build_training(
                     journal=settings.ledger if on_disk else None,
                     seed=settings.seed,
                     reproducible=settings.reproducible,
+                    secret_seed=settings.secret_seed,
                     ema_decay=settings.ema or None,
                     scheduler=experiment.scheduler,
                     hardened=settings.hardened,

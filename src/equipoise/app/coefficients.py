@@ -21,12 +21,12 @@ from equipoise.app.option_checks import SettingsError
 from equipoise.app.statistics import SufficientStatistics
 
 if TYPE_CHECKING:
-    from equipoise.data.readers.schema import Category, Number, Table
+    from equipoise.data.readers.schema import Category, Date, Number, Table
 
 
 @dataclass(frozen=True)
 class Place:
-    """A number x of a row: scale * v + shift, where v is said in SQL; None of a hashed category."""
+    """A number x of a row: scale * v + shift, where v is said in SQL; None of a hashed category or a date."""
 
     name: str
     sql: str | None
@@ -42,7 +42,10 @@ def places_of(table: Table) -> list[list[Place]]:
     return [_of_column(name, column) for name, column in table.inputs.items()]  # type: ignore[arg-type]
 
 
-def _of_column(column: str, declared: Number | Category) -> list[Place]:
+def _of_column(column: str, declared: Number | Category | Date) -> list[Place]:
+    if declared.type == "date":
+        found_days = [Place(f"{column} {code}", None, *line) for code, *line in declared.codes]
+        return found_days + [Place(f"{column} is missing", None)] * bool(declared.missing)
     name, missing = '"' + column.replace('"', '""') + '"', declared.missing or []
     if declared.type == "number":
         numbers = [sign for sign in missing if sign.replace(".", "", 1).lstrip("-").isdigit()]
@@ -111,7 +114,7 @@ def written(
     """A model's coefficients as CSV, with intervals where it has some, and its prediction as SQL.
 
     The prediction is a number in the units of the target, or the probability of the second class; of classes
-    the coefficients are those of the logit. There is no SQL where a category is hashed.
+    the coefficients are those of the logit. There is no SQL where a category is hashed, or for dates.
 
     Args:
         weights: of a model of the kinds `logistic`, `statistics` and `statistics-by-groups`.

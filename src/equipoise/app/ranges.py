@@ -54,7 +54,9 @@ def fill_in_ranges(
     path = Path(schema or schema_file(table))
     values = read_schema(path)
     columns, population = values.get("columns", {}), values.get("population")
-    ends = ((name, key) for name in columns for key in ("low", "high"))
+    ends = (
+        (name, key) for name, one in columns.items() if one.get("type") != "date" for key in ("low", "high")
+    )
     open_ = [(name, key) for name, key in ends if columns[name].get(key) == TO_FILL_IN]
     left = list(dict.fromkeys(name for name, _ in open_))
     if not left or not isinstance(population, int):

@@ -289,6 +289,11 @@ class RunSettings:
     )
     hardened: bool = setting(False, "Exact noise on a grid of integers; slower.")
     reproducible: bool = setting(False, "Noise follows the seed too: NOT PRIVATE.")
+    secret_seed: str | None = setting(
+        None,
+        "File of 32 secret bytes that noise follows, with --seed: its keeper can repeat the run.",
+        path="FILE",
+    )
     ledger: str | None = setting(None, "Journal shared by runs over one data set.", path="FILE")
     runs: Count | None = setting(
         None, "With --ledger: how many runs share the budget, those before this one and those to come."

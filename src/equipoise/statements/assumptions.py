@@ -133,6 +133,10 @@ class Assumption(StrEnum):
         "more is refused, since random numbers are shared between records; that refusal tells of their "
         "number, and epsilon does not cover it"
     )
+    SECRET_SEED = (
+        "noise and sampling follow from a file that the owner keeps: they are secret as long as it is, and "
+        "whoever reads it can subtract the noise"
+    )
     PUBLIC_START = "the owner states that what the run starts from is public"
     PADDED_WITH_COPIES = (
         "copies of a few private records fill up micro-batches that are not full, with weight zero: on zeros "
@@ -226,7 +230,7 @@ _OWNERS = (
     "population ", OF_RECORD, OF_USER, STATED, "every record belongs", "the other runs in this journal",
     "no other run on these data", ALLOWED, NOT_COMPARED, Assumption.OTHER_DATA, Assumption.BY_NAME,
     Assumption.BY_CONTENT, Assumption.BY_NUMBER, Assumption.BY_NUMBER_UNCOMPARED, Assumption.SHARED_NUMBERS,
-    Assumption.TRUSTED, Assumption.HELD_OUT, Assumption.ELSEWHERE,
+    Assumption.SECRET_SEED, Assumption.TRUSTED, Assumption.HELD_OUT, Assumption.ELSEWHERE,
 )  # fmt: skip
 _LIMITS = (
     ROUNDED, TRACED, THROWN_AWAY, f"{MODEL}proved", f"{DATA}proved", Assumption.SCANNED, Assumption.ROUNDING,

@@ -181,6 +181,9 @@ class Run:
             augmentation of private records.
         reproducible: let noise and sampling follow the seed too. The result is then NOT PRIVATE, and the
             statement says so.
+        secret_seed: a file of at least 32 secret bytes that the key of noise and sampling follows from, with
+            `seed`: whoever keeps it can repeat the run bit by bit. The statement says that noise is secret as
+            long as the file is. Give each run a `seed` of its own.
         starts_from: "public" if no private record went into what model and optimizer hold at the start. It is
             asked for if another run of this process left the model, the model was loaded from the file of a
             run, or the optimizer remembers steps; the statement then names it as your word. With records of
@@ -207,6 +210,7 @@ class Run:
     journal: PathLike | None = None
     seed: int = 0
     reproducible: bool = False
+    secret_seed: PathLike | None = None
     starts_from: Literal["public"] | None = None
     ema_decay: float | None = None
     scheduler: Any = None
@@ -229,6 +233,13 @@ class Run:
             raise ValueError(
                 "diagnostics are computed from the private records without noise, and no epsilon would cover "
                 "them: give reproducible=True, which is NOT PRIVATE, on public records"
+            )
+        seed = self.secret_seed
+        if seed is not None and (self.reproducible or Path(seed).stat().st_size < 32):
+            raise ValueError(
+                f"secret_seed={str(seed)!r} is a file of less than 32 bytes, which could be guessed, or "
+                "stands beside reproducible=True, by which noise follows a public seed: give one of them, "
+                "and 32 random bytes (openssl rand -out FILE 32)"
             )
         if self.starts_from is not None:
             _validate.one_of(("public",), starts_from=self.starts_from)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 from dp_accounting import DpEvent
@@ -70,7 +71,7 @@ def open_ledger(
         try:
             # Held over both, so that of two runs that begin at once one finds the other.
             with journal.locked():
-                if run.reproducible and not resume:
+                if (run.reproducible or run.secret_seed is not None) and not resume:
                     _check_seed_is_new(journal, secrets, run)
                 kind = ledger_class or setup.method.ledger_class
                 return kind(setup.plan, setup.budget, journal, secrets, **options, **(place or {}))
@@ -121,15 +122,17 @@ def booked_plan(folder: RunFolder, begun: Run) -> tuple[PrivacyPlan, tuple[DpEve
 
 def secrets_of(folder: RunFolder | None, run: Run, existing: bool) -> Secrets:
     """The key of a run: its folder's, in memory, or of its public seed."""
-    seed = run.seed if run.reproducible else None
-    return Secrets(None if folder is None else folder.path, seed, existing=existing)
+    seed, secret = run.seed if run.reproducible else None, None
+    if run.secret_seed is not None:
+        secret = f"{run.seed} ".encode() + Path(run.secret_seed).read_bytes()
+    return Secrets(None if folder is None else folder.path, seed, existing=existing, secret_seed=secret)
 
 
 def _check_seed_is_new(journal: Journal, secrets: Secrets, run: Run) -> None:
     """The name of a run is that of its key, and a public seed gives every run the same one."""
     if secrets.identity in JournalRecords.of(journal).runs:
         raise LedgerError(
-            f"seed={run.seed} with reproducible=True names a run that journal={run.journal!r} holds "
-            "already: its noise would be repeated and nothing charged. Give another seed or another journal, "
-            "or go on with that run. Nothing was spent"
+            f"seed={run.seed} with reproducible=True or this secret_seed names a run that "
+            f"journal={run.journal!r} holds already: its noise would be repeated and nothing charged. Give "
+            "another seed or another journal, or go on with that run. Nothing was spent"
         )

@@ -114,6 +114,9 @@ def _drafted(cells: Iterable[str], public: Iterable[str], learnt: bool) -> dict[
             return {"type": "number", "low": TO_FILL_IN, "high": TO_FILL_IN}
         low, high = min(finite), max(finite)
         return {"type": "number", "low": low, "high": high if low < high else low + 1}
+    if answers and all(re.fullmatch(r"\d{4}-\d\d-\d\d", cell) for cell in (*answers, *known)):
+        ends = (min(known), max(known)) if known else (TO_FILL_IN, TO_FILL_IN)
+        return {"type": "date", "low": ends[0], "high": ends[1], "parts": ["days", "month", "weekday"]}
     values = sorted(set(known))
     words = sum(len(answer.split()) for answer in answers)
     distinct = _OF_NOTES if words > _WORDS * len(answers) else _UNIQUE

@@ -7,6 +7,7 @@ Every column is declared, from public knowledge of the form that was filled in, 
   range likewise; where a sign for "unknown" is declared, a second number says whether it stood there;
 * a category becomes a one-hot vector over the declared values, and over one more place for all others where
   that is declared; a declared sign for "unknown" becomes zeros;
+* a date becomes numbers in a declared range (days, year) and zeros and ones (month, weekday), as one column;
 * a category whose values nobody knows beforehand is hashed: one-hot over a declared number of places;
 * a text becomes token ids by a hash, which needs no vocabulary.
 
@@ -27,7 +28,8 @@ import tomllib
 import warnings
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from itertools import accumulate
+from datetime import date, datetime
+from itertools import accumulate, chain
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -169,6 +171,72 @@ class Category(_Declared):
         return values.index(cell)
 
 
+class Date(_Declared):
+    """A day by some of its parts, which share a length of at most 1; the range is public.
+
+    >>> visit = Date(type="date", low="2024-01-01", high="2024-12-31", parts=["days"], missing=[""])
+    >>> visit.encode("2024-12-31"), visit.encode(""), visit.encode("1999-05-05")
+    ([1.0, 0.0], [0.0, 1.0], [-1.0, 0.0])
+    """
+
+    type: Literal["date"]
+    low: str
+    high: str
+    parts: Annotated[list[Literal["days", "year", "month", "weekday"]], Field(min_length=1)] = ["days"]
+    format: str = "%Y-%m-%d"
+    missing: list[str] | None = None
+
+    @model_validator(mode="after")
+    def _is_a_range(self) -> Date:
+        if not date.fromisoformat(self.low) < date.fromisoformat(self.high):
+            raise ValueError(f"the range low={self.low!r} .. high={self.high!r} must not be empty")
+        return self
+
+    @property
+    def codes(self) -> list[tuple[str, float, float]]:
+        """The codes' names, and the scale and shift of each from the number or the truth value that it is."""
+        low, high = date.fromisoformat(self.low), date.fromisoformat(self.high)
+        share = len(self.parts) ** -0.5
+
+        def within(first: int, last: int) -> tuple[float, float]:
+            span = max(1, last - first)
+            return 2 * share / span, -share * (first + last) / span
+
+        found = {
+            "days": [(f"days since {low}", *within(0, (high - low).days))],
+            "year": [("year", *within(low.year, high.year))],
+            "month": [(f"month {number}", share, 0.0) for number in range(2, 13)],
+            "weekday": [(f"weekday {number}", share, 0.0) for number in range(2, 8)],
+        }
+        return [*chain(*(found[part] for part in self.parts))]
+
+    @property
+    def width(self) -> int:
+        return len(self.codes) + bool(self.missing)
+
+    def encode(self, cell: str) -> list[float]:
+        if cell in (self.missing or ()):
+            return [0.0] * (self.width - 1) + [1.0]
+        try:
+            day = datetime.strptime(cell, self.format).date()
+        except ValueError:
+            raise ValueError(
+                f"the cell is no date of the form {self.format}. Repair the row, drop it, or declare format "
+                "or the sign for a missing date."
+            ) from None
+        low, high = date.fromisoformat(self.low), date.fromisoformat(self.high)
+        inside = min(max(day, low), high)
+        numbers: dict[str, list[int]] = {
+            "days": [(inside - low).days],
+            "year": [inside.year],
+            "month": [day.month == number for number in range(2, 13)],
+            "weekday": [day.isoweekday() == number for number in range(2, 8)],
+        }
+        values = chain(*(numbers[part] for part in self.parts))
+        found = [scale * value + shift for value, (_, scale, shift) in zip(values, self.codes, strict=True)]
+        return found + [0.0] * bool(self.missing)
+
+
 class Weight(_Declared):
     """A number above 0 that the loss of its row is multiplied by, over the public upper bound.
 
@@ -199,9 +267,9 @@ class _Skip(_Declared):
     type: Literal["skip"]
 
 
-_Column = Annotated[Number | Category | Weight | _Text | _Skip, Field(discriminator="type")]
+_Column = Annotated[Number | Category | Date | Weight | _Text | _Skip, Field(discriminator="type")]
 _KINDS: dict[str, Any] = {
-    "number": Number, "category": Category, "weight": Weight, "text": _Text, "skip": _Skip,
+    "number": Number, "category": Category, "date": Date, "weight": Weight, "text": _Text, "skip": _Skip,
 }  # fmt: skip
 
 
@@ -223,7 +291,7 @@ class Table(_Declared):
     @model_validator(mode="after")
     def _is_usable(self) -> Table:
         for name, column in self.columns.items():
-            if isinstance(column, Number | Category) and column.missing is None:
+            if isinstance(column, Number | Category | Date) and column.missing is None:
                 column.missing = self.missing
             both = set(getattr(column, "values", None) or ()) & set(getattr(column, "missing", None) or ())
             if both:
@@ -271,7 +339,7 @@ class Table(_Declared):
         return [self.columns[name] for name in self.targets]  # type: ignore[misc]
 
     @property
-    def inputs(self) -> dict[str, Number | Category | _Text]:
+    def inputs(self) -> dict[str, Number | Category | Date | _Text]:
         """The columns that are neither skipped, nor learnt, nor weights."""
         columns = self.columns.items()
         return {n: c for n, c in columns if n not in self.targets and not isinstance(c, _Skip | Weight)}
@@ -399,10 +467,7 @@ def table_of(values: Mapping[str, Any], where: str = "config.json") -> Table:
     if keys and first["type"] == "extra_forbidden":
         reason = f"there is no key {keys[0]!r}.{suggestion(keys[0], known)} It knows {', '.join(known)}"
     elif first["type"].startswith("union_tag"):
-        reason = (
-            f"type = {reprlib.repr(first['input'].get('type'))}, but there are {', '.join(_KINDS)}. Make a "
-            "date a number beforehand, such as the days since one that you choose"
-        )
+        reason = f"type = {reprlib.repr(first['input'].get('type'))}, but there are {', '.join(_KINDS)}"
     elif keys:
         value = "" if first["type"] == "missing" else f" = {reprlib.repr(first['input'])}"
         reason = f"{keys[0]}{value}. {reason}"

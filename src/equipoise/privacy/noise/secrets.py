@@ -47,6 +47,8 @@ class Secrets:
         existing: the directory holds the key of a run that goes on; none is made.
         reproducible_seed: derive the key from this public number. Two runs then agree bit by bit, and
             nothing is private: the statement says NOT PRIVATE.
+        secret_seed: secret bytes that the key follows from, in place of a random one: whoever keeps them can
+            repeat the run. It is as private as they are secret.
 
     Raises:
         RuntimeError: `existing`, and the key is not there; or its file is damaged.
@@ -65,8 +67,11 @@ class Secrets:
         reproducible_seed: int | None = None,
         *,
         existing: bool = False,
+        secret_seed: bytes | None = None,
     ) -> None:
         self.is_private = reproducible_seed is None
+        # Two runs of one seed that ask other questions share no noise: streams are bound to the question.
+        made = os.urandom(32) if secret_seed is None else hashlib.sha256(b"equipoise " + secret_seed).digest()
         self.path: Path | None = None
         if reproducible_seed is not None:
             if isinstance(reproducible_seed, bool) or not isinstance(reproducible_seed, int):
@@ -75,10 +80,10 @@ class Secrets:
                 f"equipoise reproducible {reproducible_seed}".encode()
             ).digest()
         elif directory is None:
-            self._key = os.urandom(32)
+            self._key = made
         else:
             self.path = Path(directory) / "private" / "key"
-            self._key = _read_key(self.path) if existing else _make_or_read_key(self.path)
+            self._key = _read_key(self.path) if existing else _make_or_read_key(self.path, made)
 
     @property
     def key(self) -> bytes:
@@ -202,14 +207,13 @@ def _read_key(path: Path) -> bytes:
     return key
 
 
-def _make_or_read_key(path: Path) -> bytes:
+def _make_or_read_key(path: Path, key: bytes) -> bytes:
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     try:
         # O_EXCL: of two processes that start in one folder, one makes the key and the other reads it.
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:
         return _read_key(path)
-    key = os.urandom(32)
     with os.fdopen(descriptor, "wb") as file:
         file.write(key)
         file.flush()

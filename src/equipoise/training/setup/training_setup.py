@@ -394,6 +394,7 @@ def _try(
         Assumption.SHAPES_FOLLOW: not is_seen and pipeline.shapes_follow,
         Assumption.PADDED_WITH_COPIES: not micro_batches.takes_zeros,
         Assumption.SCHEDULED: given.run.scheduler is not None,
+        Assumption.SECRET_SEED: given.run.secret_seed is not None,
         Assumption.COMPILED: engine.compile_seconds > 0,
         Assumption.FOUND: True,
     }
