@@ -209,3 +209,53 @@ def test_a_frozen_norm_stays_in_the_mode_that_it_has(tmp_path):
     assert module.net.training
     with pytest.raises(CrossRecordError, match=r"eval\(\)"):
         fitted(trainer_of(tmp_path, max_steps=2), Normed(norm_mode=True), loss=of_normed)
+
+
+class Gan(lightning.LightningModule):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(3)
+        self.critic, self.generator = torch.nn.Linear(2, 1), torch.nn.Linear(1, 2)
+        self.register_buffer("draws", torch.linspace(-1, 1, 8).reshape(8, 1))
+
+    def configure_optimizers(self):
+        both = (self.critic, torch.optim.SGD), (self.generator, torch.optim.Adam)
+        return [kind(part.parameters(), lr=0.1) for part, kind in both]
+
+
+def against_samples(module, batch):
+    made = module.generator(batch["draw"]).detach()
+    return (module.critic(made) - module.critic(batch["input"]))[:, 0]
+
+
+def test_a_generator_moves_between_the_private_steps_of_its_critic(tmp_path):
+    """As in a loop of one's own, to the bit; the public step is named, and the published model is whole."""
+    torch.manual_seed(0)
+    data = {"input": torch.randn(60, 2), "draw": torch.randn(60, 1)}
+    module, alone = Gan(), Gan()
+
+    def public_step(module):
+        optimizer = getattr(module, "own", None) or module.trainer.optimizers[1]
+        optimizer.zero_grad()
+        (-module.critic(module.generator(module.draws)).mean()).backward()
+        optimizer.step()
+
+    options = {"loss": against_samples, "data": data, "sampling": SAMPLING} | PRIVATE
+    found = fit(
+        trainer_of(tmp_path), module, public_step=public_step, **arranged(folder=tmp_path / "r", **options)
+    )
+    critic, alone.own = alone.configure_optimizers()
+    alone.generator.requires_grad_(False)
+    training = eq.PrivateTraining(alone, critic, **arranged(**options))
+    for _ in training:
+        alone.generator.requires_grad_(True)
+        training.public_step(lambda: public_step(alone))
+        alone.generator.requires_grad_(False)
+    assert torch.equal(flat(module), flat(alone))
+    assert not torch.equal(flat(module.generator), flat(Gan().generator))
+    assert any("public_step moved the parameters 8 times" in text for text in found.statement().assumptions)
+    loaded = eq.load_model(Gan(), tmp_path / "r")
+    assert torch.equal(flat(loaded), flat(module))
+    assert eq.verify_run(tmp_path / "r").consistent
+    with pytest.raises(ValueError, match="public_step="):
+        fit(trainer_of(tmp_path), Gan(), **arranged(**options))

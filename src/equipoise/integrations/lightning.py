@@ -8,11 +8,13 @@ trainer.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import wraps
 from typing import Any
 
+from torch import nn
 from torch.utils.data import DataLoader
 
 from equipoise._extras import of_extra
@@ -40,6 +42,7 @@ def fit(
     data: Any,
     sampling: Sampling,
     val_dataloaders: Any = None,
+    public_step: Callable[[Any], Any] | None = None,
     run: Run | PathLike | None = None,
     resume: bool = False,
     checkpoint_every: int | None = None,
@@ -59,6 +62,9 @@ def fit(
             nothing there, since what it is given follows private records.
         data, sampling, run: of `PrivateTraining`; the scheduler is the module's.
         val_dataloaders: as for `trainer.fit`.
+        public_step: called with the module after each private step. The first of several optimizers is then
+            the private one; it steps the others (a GAN's generator), by public and released numbers alone
+            (see `PrivateTraining.public_step`). Their state is in no checkpoint.
         resume: go on with the run in the folder of `run`. Checkpoints of Lightning hold the model alone, and
             no run.
         checkpoint_every: steps between checkpoints in the folder; 20 in all by default.
@@ -74,7 +80,7 @@ def fit(
     begun = Run.of(run)
     if resume and begun.folder is None:
         raise ValueError("resume=True needs run=..., the folder of the run that goes on")
-    bridge = _Bridge(loss, data, sampling, begun, resume, checkpoint_every, options)
+    bridge = _Bridge(loss, data, sampling, begun, resume, checkpoint_every, public_step, options)
     own, was_automatic = type(module), module.automatic_optimization
     # The same object, so that its logging, hooks and checkpoints are the user's.
     module.__class__ = type(own.__name__, (_PrivateSteps, own), {"_bridge": bridge})
@@ -137,19 +143,25 @@ class _Bridge:
     run: Run
     resume: bool
     checkpoint_every: int | None
+    public_step: Callable[[Any], Any] | None
     options: dict[str, Any]
     training: PrivateTraining | None = field(default=None, init=False)
+    public: list[nn.Parameter] = field(default_factory=list, init=False)
 
     def start(self, module: Any) -> None:
         """Begin or go on, with the optimiser and the scheduler that Lightning made."""
         trainer = module.trainer
-        if len(trainer.strategy.optimizers) != 1 or len(trainer.strategy.lr_scheduler_configs) > 1:
+        optimizer, *others = trainer.strategy.optimizers
+        if (others and self.public_step is None) or len(trainer.strategy.lr_scheduler_configs) > 1:
             raise ValueError(
-                f"configure_optimizers() gives {len(trainer.strategy.optimizers)} optimizers and "
+                f"configure_optimizers() gives {1 + len(others)} optimizers and "
                 f"{len(trainer.strategy.lr_scheduler_configs)} schedulers; let it give one optimizer, and "
-                "one scheduler at most. A GAN's generator has an optimizer of its own: keep both outside "
-                "of the LightningModule, and step it in a callback"
+                "one scheduler at most. Others than the first, such as that of a GAN's generator, are "
+                "stepped by public_step=..., a function of the module"
             )
+        self.public = [one for other in others for group in other.param_groups for one in group["params"]]
+        for parameter in self.public:
+            parameter.requires_grad_(False)
         scheduler = None
         for config in trainer.strategy.lr_scheduler_configs:
             if config.interval != "step" or config.frequency != 1:
@@ -165,7 +177,6 @@ class _Bridge:
             "run": replace(self.run, scheduler=scheduler),
         }
         to_train_mode(module)
-        optimizer = trainer.strategy.optimizers[0]
 
         def before_step(*_: Any) -> None:
             module.trainer = trainer  # gradients are the released estimate
@@ -188,6 +199,23 @@ class _Bridge:
                 self.training = PrivateTraining(
                     module, optimizer, sampling=self.sampling, **shared, **self.options
                 )
+
+    def after_step(self, module: Any) -> None:
+        """The owner's step of the other optimizers, whose parameters are trained only here."""
+        if self.public_step is None:
+            return
+        assert self.training is not None
+        move = self.public_step
+
+        @wraps(move)
+        def step() -> None:
+            for parameter in self.public:
+                parameter.requires_grad_(True)
+            move(module)
+            for parameter in self.public:
+                parameter.requires_grad_(False)
+
+        self.training.public_step(step)
 
 
 class _PrivateSteps(LightningModule):
@@ -212,6 +240,7 @@ class _PrivateSteps(LightningModule):
         with _without_trainer(self):
             report = next(iter(training), None)
         if report is not None:
+            self._bridge.after_step(self)
             # `trainer.global_step` counts the first while this module is fitted, and the other one later.
             loop = trainer.fit_loop.epoch_loop
             automatic = loop.automatic_optimization.optim_progress.optimizer.step
