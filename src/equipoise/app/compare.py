@@ -109,15 +109,11 @@ def compare(
         note(done, total, f"{label}: {kind} with learning rate {rate:g}, seed {seed}")
         done += 1
         settings = replace(entries[label], learning_rate=rate, seed=seed)
-        identity = {"version": __version__, "format": FORMAT, "kind": kind, "scored_by": score}
-        identity["settings"] = settings.publishable()
-        digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:10]
-        name = f"{label}-{kind}-lr{rate:g}-seed{seed}-{digest}.json"
-        file = runs / name.replace(os.sep, "-")
+        file, identity = result_file(runs, f"{label}-{kind}-lr{rate:g}-seed{seed}", settings, kind, score)
         if file.is_file():
             return read_object(file)
-        found = {**identity, **_train(settings, raw, halves[kind], kind == "result")}
-        _write(file, found)
+        found = {**identity, **train_in_memory(settings, raw, halves[kind], kind == "result")}
+        write_result(file, found)
         return found
 
     rows = []
@@ -149,7 +145,7 @@ def compare(
         "command": comparison.command(),
         "methods": rows,
     }
-    _write(path, values)
+    write_result(path, values)
     return values
 
 
@@ -173,8 +169,18 @@ def run_comparison(comparison: Comparison, folder: str, console: Console) -> dic
     return found | {"run_dir": str(folder), "page": str(write_comparison(found, folder))}
 
 
-def _train(settings: RunSettings, raw: DataSet, judges: Records, is_result: bool) -> dict[str, Any]:
-    """One training in memory: its curve, score, its sampling error, statement, time and memory."""
+def result_file(
+    runs: Path, label: str, settings: RunSettings, kind: str, score: str
+) -> tuple[Path, dict[str, Any]]:
+    """The file of a run, named by what decides its result, and that."""
+    identity = {"version": __version__, "format": FORMAT, "kind": kind, "scored_by": score}
+    identity["settings"] = settings.publishable()
+    digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:10]
+    return runs / f"{label}-{digest}.json".replace(os.sep, "-"), identity
+
+
+def train_in_memory(settings: RunSettings, raw: DataSet, judges: Records, is_result: bool) -> dict[str, Any]:
+    """One training in memory: curve, score by these judges, its sampling error, statement, time, memory."""
     experiment = assemble(settings, raw=raw)
     task, device = experiment.task, torch.device(settings.device or "cpu")
     training = build_training(experiment, on_disk=False)
@@ -248,5 +254,6 @@ def _row(label: str, found: Tuned[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _write(path: Path, content: Mapping[str, Any]) -> None:
+def write_result(path: Path, content: Mapping[str, Any]) -> None:
+    """Write a result in one move: a file that is there is whole."""
     write_atomically(path, (json.dumps(content, indent=1) + "\n").encode(), mode=0o644)

@@ -102,7 +102,8 @@ def _numbers(value: Any) -> Any:
         ) from None
 
 
-def _texts(value: Any) -> Any:
+def texts(value: Any) -> Any:
+    """NAME=VALUE words of the command line, or a table of a file as such words."""
     if isinstance(value, Mapping):
         return [f"{name}={written(inner)}" for name, inner in flat(value).items()]
     return value
@@ -126,7 +127,7 @@ class Comparison:
     learning_rates: Annotated[list[Positive], BeforeValidator(_numbers)] | None = setting(
         None, "The rates to try with every method, such as 0.5,1,2."
     )
-    option: Annotated[list[str], BeforeValidator(_texts)] = setting(
+    option: Annotated[list[str], BeforeValidator(texts)] = setting(
         list,
         "Setting of one method, such as dp-sgd.clip_norm=0.1; repeatable.",
         metavar="METHOD.NAME=VALUE",

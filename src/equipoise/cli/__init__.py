@@ -33,7 +33,7 @@ from equipoise.cli.audit_command import audit
 from equipoise.cli.plan_commands import calibrate, check, methods, recipe, schema
 from equipoise.cli.result_commands import export, predict, report
 from equipoise.cli.screen import fail
-from equipoise.cli.training_commands import compare, federate, resume, train
+from equipoise.cli.training_commands import compare, federate, resume, sweep, train
 from equipoise.cli.verify_command import search, sign, verify
 
 CRASHED = 70
@@ -53,6 +53,7 @@ COMMANDS: dict[Callable[..., None], str] = {
     search: "equipoise search --mean 10",
     methods: "equipoise methods dp-sgd dice-sgd",
     compare: "equipoise compare --data digits --methods dp-sgd,auto-s --epsilon 3",
+    sweep: "equipoise sweep --data digits --grid epsilon=1,3,8 --grid seed=0,1,2 --jobs 2",
     federate: "equipoise federate --data digits --clients 5 --rounds 20",
 }
 """The commands, with the example that ``--help`` of each ends with."""

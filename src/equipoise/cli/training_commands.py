@@ -25,6 +25,7 @@ from equipoise.app.run_checks import (
     settings_of_run,
 )
 from equipoise.app.settings import OF_OWN_DATA, FederationSettings, RunSettings
+from equipoise.app.sweep import Sweep
 from equipoise.cli.screen import answer, emit, fail, loading, open_console, quiet, warn_of_numbers
 from equipoise.cli.settings_options import settings_options
 from equipoise.cli.shared_options import (
@@ -240,6 +241,32 @@ def _run(settings: FederationSettings, folder: str, json_output: bool) -> None:
     from equipoise.report.federation_page import federation_summary
 
     answer(found, json_output, "\n", federation_summary(found))
+
+
+@settings_options(Sweep, parameter="asked", file=True)
+def sweep(
+    asked: Sweep,
+    out: Annotated[str | None, typer.Option(help="The table; RUN_DIR/results.csv.", metavar="FILE")] = None,
+    json_output: Json = False,
+) -> None:
+    """Train every combination of settings: a table, and a picture; resumes an interrupted sweep."""
+    check_data_and_model(asked.base.data, asked.base.model)
+    asked.combinations()
+    with loading():
+        from equipoise.app.sweep import sweep as run
+
+    quiet()
+    console = open_console(json_output)
+    folder = asked.base.run_dir or f"runs/sweep-{asked.base.data_name.replace(':', '-')}"
+    found = run(asked, folder, out, console)
+    said = f"{found['runs']:,} runs, {found['failed']:,} of them failed (column error)"
+    if found["best"] is not None:
+        at = ", ".join(f"{name.replace('_', ' ')} {found['best'][name]}" for name in asked.axes())
+        said += f". Best {found['score']}: {found['best'][found['score']]:.4g} with {at}"
+    warned = "Epsilon of a row is that of its run alone; choosing among rows by private scores costs more."
+    answer(found, json_output, said, warned, found["results"], found["picture"])
+    if found["failed"]:
+        raise typer.Exit(1)
 
 
 @settings_options(
