@@ -17,6 +17,7 @@ TITLES: dict[str, str] = {
     "adaptive-rms": "A clipping radius that follows the gradients",
     "adaptive-rms-fl": "AdaptDP-FedAvg with ten clients",
     "adaptive-rms-images": "AdaptDP-FedAvg on MNIST and Fashion-MNIST at epsilons 1, 3 and 8",
+    "adaptive-rms-printed": "AdaptDP-FedAvg's table at its own noise levels",
     "dc-dpsgd": "Two thresholds on heavy-tailed regression",
     "dc-dpsgd-images": "Two thresholds on long-tailed CIFAR-10, MNIST and Fashion-MNIST",
     "dc-dpsgd-long-tail": "Two thresholds on rare classes",

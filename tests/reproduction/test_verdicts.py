@@ -19,6 +19,7 @@ from reproduction.papers import (
     adaptive_rms,
     adaptive_rms_fl,
     adaptive_rms_images,
+    adaptive_rms_printed,
     dc_dpsgd,
     dc_dpsgd_images,
     dc_dpsgd_long_tail,
@@ -47,6 +48,7 @@ JUDGES: dict[str, Callable[[Any], list[Verdict]]] = {
     "adaptive-rms": adaptive_rms.verdicts,
     "adaptive-rms-fl": adaptive_rms_fl.verdicts,
     "adaptive-rms-images": adaptive_rms_images.verdicts,
+    "adaptive-rms-printed": adaptive_rms_printed.verdicts,
     "dc-dpsgd": dc_dpsgd.verdicts,
     "dc-dpsgd-images": dc_dpsgd_images.verdicts,
     "dc-dpsgd-long-tail": dc_dpsgd_long_tail.verdicts,
@@ -68,6 +70,18 @@ MISSED = {
         f"{data}, epsilon {epsilon}, two clients: published less DP-FedAvg in points"
         for data in ("MNIST", "Fashion-MNIST")
         for epsilon in (1, 3, 8)
+    ],
+    "adaptive-rms-printed": [
+        f"{data}, pixels {pixels}, {how}: {claim}"
+        for data in ("MNIST", "Fashion-MNIST")
+        for pixels in ("[0, 1]", "0 to 255")
+        for how in ("100 rounds, paper", "100 rounds, here", "1000 rounds, here")
+        for claim in (
+            "losses of 6 within ten times of the printed ones",
+            "accuracies of 6 within 5 points of the printed ones",
+            "AdaptDP-FedAvg's loss over DP-FedAvg's, the largest",
+        )
+        if (data, how, claim[:7]) != ("Fashion-MNIST", "100 rounds, paper", "AdaptDP")
     ],
     "dc-dpsgd-images": [f"Fashion-MNIST-HT: {arm}, less DP-SGD in points" for arm in dc_dpsgd_images.TWO],
     "dc-dpsgd-long-tail": [
@@ -155,6 +169,32 @@ def test_nobody_may_stay_at_the_start(name):
         }
         if None not in false.values():
             assert failing(name, false), row
+
+
+IMPOSTORS = {
+    "adaptive-rms": ("published", "fixed"),
+    "adaptive-rms-fl": ("published", "DP-FedAvg"),
+    "adaptive-rms-images": ("published", "DP-FedAvg"),
+    "adaptive-rms-printed": ("AdaptDP-FedAvg", "DP-FedAvg"),
+    "fed-pcdp": ("FedPCDP", "FedAvg"),
+    "fed-pcdp-images": ("fedpcdp", "fedavg"),
+    "pcdp-sgd": ("PCDP", "DP-SGD"),
+    "pcdp-sgd-images": ("PCDP, same set", "DP-SGD"),
+}
+"""Experiment -> a method of a paper, and DP-SGD, which may not pass under that name."""
+
+
+@pytest.mark.parametrize("name", IMPOSTORS)
+def test_dp_sgd_does_not_pass_as_the_method(name):
+    numbers, _ = recorded(name)
+    method, plain = IMPOSTORS[name]
+
+    def in_its_place(key: Key) -> Key:
+        return tuple(plain if part == method else part for part in key)
+
+    false = {key: numbers.get(in_its_place(key), value) for key, value in numbers.items()}
+    assert false != numbers
+    assert failing(name, false)
 
 
 def _row(name: str, key: Key) -> Key:
