@@ -2,8 +2,9 @@
 
     OMP_NUM_THREADS=1 python benchmarks/gradient_penalty.py   # a minute, docs/how-to/synthetic-data.md
 
-Critics with tanh, medians of the processor time of ten steps on all of 256 records. "A record at a time" is what
-PyTorch does without `vmap`, and what the library did before. Many parameters are much memory: there it is faster.
+Critics with tanh, medians of the processor time of ten steps on all of 256 records. "A record at a time" is
+what PyTorch does without `vmap`, and what the library did before. Many parameters are much memory: there it
+is faster.
 """
 
 from __future__ import annotations

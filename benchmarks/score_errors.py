@@ -3,8 +3,8 @@
     OMP_NUM_THREADS=1 python benchmarks/score_errors.py   # half a minute, docs/how-to/private-scores.md
 
 Drawn records of two classes: an accuracy of 0.8, an AUC of 0.85. Ten evaluations at epsilon 3 and delta 1e-5
-have a noise multiplier of 4.4. Beside the deviation of the noised scores of many data sets stands the error that
-each of them states, in the middle.
+have a noise multiplier of 4.4. Beside the deviation of the noised scores of many data sets stands the error
+that each of them states, in the middle.
 """
 
 from __future__ import annotations
