@@ -17,6 +17,7 @@ from equipoise.methods import AdaptiveRMS as AdaptiveRMS
 from equipoise.methods import DiceSGD as DiceSGD
 from equipoise.methods import DPC4Plus as DPC4Plus
 from equipoise.methods import Method as Method
+from equipoise.privacy import BallsInBins as BallsInBins
 from equipoise.privacy import Budget as Budget
 from equipoise.privacy import CyclicPoisson as CyclicPoisson
 from equipoise.privacy import FixedEpochs as FixedEpochs

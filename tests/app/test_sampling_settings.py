@@ -10,7 +10,14 @@ from equipoise.app.method_settings import make_setting
 from equipoise.app.option_checks import SettingsError
 from equipoise.app.settings import FederationSettings, RunSettings
 from equipoise.methods.adaptive_rms import sampling_at
-from equipoise.privacy import FixedEpochs, FullBatch, Poisson, TruncatedPoisson, WithoutReplacement
+from equipoise.privacy import (
+    BallsInBins,
+    FixedEpochs,
+    FullBatch,
+    Poisson,
+    TruncatedPoisson,
+    WithoutReplacement,
+)
 from equipoise.privacy.sampling import SAMPLING_WORDS
 
 EXPECTED = {
@@ -19,6 +26,7 @@ EXPECTED = {
     "truncated-poisson": TruncatedPoisson(64.0, 1000, 32),
     "without-replacement": WithoutReplacement(64, 1000, 32),
     "full-batch": FullBatch(1000, 2),
+    "balls-in-bins": BallsInBins(64, 1000, 32),
     "fixed-epochs": FixedEpochs(64, 1000, 32),
 }
 

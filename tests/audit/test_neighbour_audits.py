@@ -52,6 +52,7 @@ whitening = eq.methods.JointWhitening(noise_multiplier=1.0)
         (network, {}, False),
         (network, {"sampling": eq.Poisson(20, 60, 2), "steps": 2}, False),
         (network, {"sampling": eq.FixedEpochs(20, 60, 100), "hardened": True}, False),
+        (network, {"sampling": eq.BallsInBins(20, 60, 100)}, False),
         (network, {"sampling": eq.WithoutReplacement(20, 60, 100), "relation": "replace_one"}, False),
         (
             network,
@@ -81,6 +82,7 @@ whitening = eq.methods.JointWhitening(noise_multiplier=1.0)
         "mlp",
         "Poisson",
         "FixedEpochs",
+        "BallsInBins",
         "WithoutReplacement",
         "DiceSGD",
         "joint whitening",

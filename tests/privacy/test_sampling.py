@@ -11,6 +11,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from scipy import stats
 
 from equipoise.privacy import (
+    BallsInBins,
     CyclicPoisson,
     Draw,
     FixedEpochs,
@@ -52,6 +53,7 @@ SCHEMES = [
     WithoutReplacement(8, N, 10),
     FullBatch(N, 10),
     FixedEpochs(8, N, 10),
+    BallsInBins(8, N, 10),
 ]
 every_scheme = pytest.mark.parametrize("sampling", SCHEMES, ids=lambda s: type(s).__name__)
 
@@ -64,13 +66,13 @@ def test_another_question_at_the_same_index_has_records_of_its_own(sampling):
         sampling.sample(secrets, Draw("batch", 3, 3, of), N).tolist() for of in ("a", "b", "a")
     )
     assert one == again
-    assert (one == two) == isinstance(sampling, FullBatch | FixedEpochs)
+    assert (one == two) == isinstance(sampling, FullBatch | FixedEpochs | BallsInBins)
 
 
 @pytest.mark.parametrize("size", [8, 8.0, 7.5])
 @pytest.mark.parametrize("sampling", SCHEMES[:1] + SCHEMES[3:], ids=repr)  # the others ask for more
 def test_a_scheme_is_made_of_a_size_as_far_as_it_has_one(sampling, size):
-    if size == 7.5 and isinstance(sampling, WithoutReplacement | FixedEpochs):
+    if size == 7.5 and isinstance(sampling, WithoutReplacement | FixedEpochs | BallsInBins):
         with pytest.raises((TypeError, ValueError), match=r"batch_size=7\.5"):
             type(sampling).of_size(size, N, 10)
         return

@@ -19,6 +19,12 @@ def _plan(asked: CalibrationSettings, noise_multiplier: float, batch_size: float
     )
 
 
+def _steps(asked: CalibrationSettings, epochs: float, batch_size: float, most: int = MOST_STEPS) -> int:
+    """The steps of so many epochs; where an epoch is a whole number of draws, these decide."""
+    one = SAMPLING_WORDS[asked.sampling].of_size(batch_size, asked.population, 1)
+    return steps_of(epochs, asked.population, one.expected_size, most)
+
+
 def _unit(asked: CalibrationSettings) -> Unit:
     return RECORD if asked.records_per_user == 1 else Unit("user", asked.records_per_user)
 
@@ -30,7 +36,7 @@ def answer(asked: CalibrationSettings) -> dict[str, Any]:
     >>> round(answer(asked)["epsilon"], 3)
     1.571
     """
-    size = asked.batch_size, asked.number_of_steps()
+    size = asked.batch_size, asked.steps or _steps(asked, asked.epochs or 0.0, asked.batch_size)
     if asked.epsilon is None:
         assert asked.noise_multiplier is not None
         plan = _plan(asked, asked.noise_multiplier, *size)
@@ -72,7 +78,7 @@ def table(asked: CalibrationSettings, noise: float) -> tuple[list[float], list[f
     columns = [size for size in sizes if size <= population]
 
     def spent(epochs: float, batch_size: float) -> float:
-        steps = steps_of(epochs, population, batch_size, most=10 * MOST_STEPS)  # 8 times those asked for
+        steps = _steps(asked, epochs, batch_size, most=10 * MOST_STEPS)  # 8 times those asked for
         event = _plan(asked, noise, batch_size, steps).event()
         return epsilon(event, asked.delta, asked.relation, cross_check=False).value
 

@@ -108,7 +108,9 @@ Probability = Annotated[float, Field(gt=0, lt=1)]
 UNDERSCORED = _words_to(lambda word: word.replace("-", "_"))
 Relation = Annotated[Literal["add_or_remove_one", "replace_one"], UNDERSCORED]
 SamplingWord = Annotated[
-    Literal["poisson", "truncated-poisson", "without-replacement", "full-batch", "fixed-epochs"],
+    Literal[
+        "poisson", "truncated-poisson", "balls-in-bins", "without-replacement", "full-batch", "fixed-epochs"
+    ],
     _words_to(lambda word: word.replace("_", "-")),
 ]
 Unit = Literal["record", "user"]
@@ -269,7 +271,9 @@ class RunSettings:
     delta: Probability | None = setting(None, "Failure probability of the guarantee.", usual=USUAL_DELTA)
     noise_multiplier: Positive | None = setting(None, "Noise, instead of a budget.", remedy=NO_NOISE)
     sampling: SamplingWord | None = setting(
-        None, "poisson (default), truncated-poisson, without-replacement, full-batch or fixed-epochs."
+        None,
+        "poisson (default), truncated-poisson, balls-in-bins (shuffled epochs), without-replacement, "
+        "full-batch or fixed-epochs.",
     )
     relation: Relation | None = setting(
         None,
@@ -675,7 +679,8 @@ class CalibrationSettings:
     )
     epsilon: Positive | None = setting(None, "Target; asks for the noise multiplier.")
     sampling: SamplingWord = setting(
-        "poisson", "poisson, truncated-poisson, without-replacement, full-batch or fixed-epochs."
+        "poisson",
+        "poisson, truncated-poisson, balls-in-bins, without-replacement, full-batch, fixed-epochs.",
     )
     records_per_user: Count = setting(1, "Protect users of so many records at most, sampled independently.")
     relation: Relation = setting(

@@ -50,6 +50,7 @@ from equipoise.privacy.errors import BudgetError
 from equipoise.privacy.mechanisms import Gaussian
 from equipoise.privacy.plan import PrivacyPlan, Release
 from equipoise.privacy.sampling import (
+    BallsInBins,
     FixedEpochs,
     FullBatch,
     Poisson,
@@ -451,7 +452,7 @@ def anchor_sampling(sampling: Sampling, size: float, count: int) -> Sampling:
         return Poisson(size, population, count)
     if isinstance(sampling, TruncatedPoisson):  # with a cap for this size
         return TruncatedPoisson(size, population, count)
-    if isinstance(sampling, (WithoutReplacement, FixedEpochs)):
+    if isinstance(sampling, (WithoutReplacement, FixedEpochs, BallsInBins)):
         # Of the training's kind, so that the neighbouring relation and the amplification are the same.
         return dataclasses.replace(sampling, batch_size=round(size), steps=count)
     raise TypeError(

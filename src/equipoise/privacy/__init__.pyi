@@ -58,6 +58,7 @@ from equipoise.privacy.private import mark as mark
 from equipoise.privacy.private import unmark as unmark
 from equipoise.privacy.rows import PrivateRows as PrivateRows
 from equipoise.privacy.sampling import SAMPLINGS as SAMPLINGS
+from equipoise.privacy.sampling import BallsInBins as BallsInBins
 from equipoise.privacy.sampling import CyclicPoisson as CyclicPoisson
 from equipoise.privacy.sampling import FixedEpochs as FixedEpochs
 from equipoise.privacy.sampling import FullBatch as FullBatch

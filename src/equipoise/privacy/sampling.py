@@ -65,6 +65,7 @@ from scipy import stats
 
 from equipoise import _validate
 from equipoise._lazy import later
+from equipoise.privacy.accounting.allocation import BallsInBinsDpEvent
 from equipoise.privacy.draw import Draw
 from equipoise.privacy.errors import PlanError
 
@@ -584,23 +585,13 @@ _DEALT_AT_ONCE = 2**20
 
 
 @dataclass(frozen=True)
-class FixedEpochs(Sampling):
-    """Epochs in which every record is used once, without privacy amplification.
-
-    For data that come in an order that is no fresh random sample. It costs more than Poisson sampling.
-
-    Args:
-        batch_size: expected records per draw, in (0, population].
-        population: public number of records.
-        steps: number of draws.
-        same_slots: assign the records once, so that every epoch has the same slots. The cost is the same; two
-            draws of a record are then `draws_per_epoch` apart, which noise over steps may need.
-    """
+class _Epochs(Sampling):
+    """Epochs in which every record is used once, in a slot that a secret hash of its name gives it."""
 
     batch_size: int
     population: int
     steps: int
-    same_slots: bool = False
+    same_slots = False
     takes_turns: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -620,7 +611,7 @@ class FixedEpochs(Sampling):
 
     @property
     def sampling_rate(self) -> float:
-        """Share of the records in a draw; it amplifies nothing here."""
+        """Share of the records in a draw."""
         return 1 / self.draws_per_epoch
 
     @property
@@ -649,10 +640,55 @@ class FixedEpochs(Sampling):
         return torch.cat(found)
 
 
+@dataclass(frozen=True)
+class FixedEpochs(_Epochs):
+    """Epochs in which every record is used once, without privacy amplification: their order may be known.
+
+    For data that come in an order that is no fresh random sample. It costs more than `BallsInBins`.
+
+    Args:
+        batch_size: expected records per draw, in (0, population].
+        population: public number of records.
+        steps: number of draws.
+        same_slots: assign the records once, so that every epoch has the same slots. The cost is the same; two
+            draws of a record are then `draws_per_epoch` apart, which noise over steps may need.
+    """
+
+    same_slots: bool = False
+
+
+@dataclass(frozen=True)
+class BallsInBins(_Epochs):
+    """Epochs in which every record is used once, in a draw that is secret and drawn anew in each epoch.
+
+    What shuffled epochs are to other libraries, with batches of random size and a proof (`allocation.py`). An
+    epoch costs somewhat less than as many steps of Poisson sampling, and leaves no record out. Only under
+    "add_or_remove_one"; users of several records are refused, and noise over steps (dp-mf) is not amplified.
+
+    Args:
+        batch_size: expected records per draw, in (0, population].
+        population: public number of records.
+        steps: number of draws.
+
+    Example:
+        >>> sampling = BallsInBins(batch_size=600, population=60_000, steps=1_000)
+        >>> sampling.draws_per_epoch, sampling.event(0.8, 1_000).count
+        (100, 10)
+    """
+
+    def event(self, noise_multiplier: float, count: int = 1, group: int = 1) -> dp_accounting.DpEvent:
+        if group > 1:
+            self._of_group(noise_multiplier, group)
+        one = BallsInBinsDpEvent(self.draws_per_epoch, noise_multiplier)
+        return dp_accounting.SelfComposedDpEvent(one, self.participations(count))
+
+
 SAMPLINGS: dict[str, type[Sampling]] = {
     c.__name__: c
-    for c in (Poisson, TruncatedPoisson, CyclicPoisson, WithoutReplacement, FullBatch, FixedEpochs)
-}
+    for c in (
+        Poisson, TruncatedPoisson, CyclicPoisson, BallsInBins, WithoutReplacement, FullBatch, FixedEpochs,
+    )
+}  # fmt: skip
 """Every scheme by its name. A new one is its class and a word here; options and readers follow."""
 
 

@@ -41,7 +41,7 @@ from equipoise.methods.adaptive_rms import RMSClipping, RMSRadius, sampling_at
 from equipoise.methods.base import Method, Plan, Setting
 from equipoise.methods.configuration import Count, Noise, Positive, UpToOne
 from equipoise.methods.dp_sgd import DPSGD
-from equipoise.privacy import BudgetError, FixedEpochs, PrivacyPlan, Sampling, WithoutReplacement
+from equipoise.privacy import BallsInBins, BudgetError, FixedEpochs, PrivacyPlan, Sampling, WithoutReplacement
 
 
 class PrintedNoise(Method):
@@ -53,7 +53,7 @@ class PrintedNoise(Method):
         Raises:
             ValueError: slices of an epoch, which equations (1) and (3) do not cover.
         """
-        if isinstance(setting.sampling, FixedEpochs):
+        if isinstance(setting.sampling, FixedEpochs | BallsInBins):
             raise ValueError(
                 f"sampling={setting.sampling!r} with recipe='as_published': equation (1) assumes a fresh "
                 "sample for every step, which slices of an epoch are not. Give WithoutReplacement(...), as "

@@ -6,6 +6,7 @@
 | Poisson-sampled Gaussians, with or without plain ones | add-or-remove | PLD | RDP |
 | the same | replace-one | PLD | none available |
 | Gaussians on Poisson samples with a cap, with or without the others | both | PLD | none |
+| epochs with balls in bins (`allocation.py`), with or without the others | add-or-remove | PLD | none |
 | mixtures of Gaussians (users of several records), with or without the others | add-or-remove | PLD | none |
 | Gaussians sampled without replacement, with or without plain ones | replace-one | RDP | none available |
 | without replacement | add-or-remove | none exists: an error | |
@@ -52,6 +53,7 @@ from scipy import special, stats
 from equipoise import _validate
 from equipoise._relations import RELATIONS
 from equipoise._roots import crossing
+from equipoise.privacy.accounting.allocation import BallsInBinsDpEvent
 from equipoise.privacy.accounting.loss_distribution import SampledGaussians, composed_epsilon
 from equipoise.privacy.accounting.noise_tail import WITHIN, leaves
 from equipoise.privacy.errors import PlanError
@@ -113,6 +115,10 @@ def _collect(event: dp_accounting.DpEvent, count: int, counts: dict[dp_accountin
             if event.sampling_probability == 0:
                 return True
             part = _Poisson(event.sampling_probability, part)
+    elif isinstance(event, BallsInBinsDpEvent):
+        part, z = event, event.noise_multiplier
+        if event.slots == 1:
+            part = _Gaussian(z)
     elif isinstance(event, _Mixture):
         part, z = event, event.standard_deviation
     elif isinstance(event, _Truncated):
@@ -134,7 +140,7 @@ def _multiplier(part: dp_accounting.DpEvent) -> float:
         return float(part.standard_deviation / max(part.sensitivities))
     if isinstance(part, _Truncated):
         return float(part.noise_multiplier / 2)  # where a record pushes another one out
-    return float((part if isinstance(part, _Gaussian) else part.event).noise_multiplier)
+    return float((part.event if isinstance(part, _Poisson | _Subset) else part).noise_multiplier)
 
 
 def pushed_out(part: _Truncated) -> float:
@@ -382,7 +388,7 @@ def _epsilon_of(
     # dp-accounting has no Renyi divergence of Poisson sampling under replace-one, of mixtures and of samples
     # with a cap.
     kinds = {type(part) for part, _ in parts}
-    known = _Poisson in kinds and not kinds & {_Mixture, _Truncated}
+    known = _Poisson in kinds and not kinds & {_Mixture, _Truncated, BallsInBinsDpEvent}
     if cross_check and relation == "add_or_remove_one" and known:
         found = replace(found, cross_check=_rdp(parts, delta, relation))
     return found
@@ -474,6 +480,11 @@ def _check_parts(parts: Parts, relation: str) -> None:
             "no accountant covers a user of several sampled records under replace_one; use "
             "relation='add_or_remove_one'"
         )
+    if BallsInBinsDpEvent in kinds and relation != "add_or_remove_one":
+        raise PlanError(
+            "no accountant covers balls in bins under replace_one, where a record and its replacement have "
+            "draws of their own; use relation='add_or_remove_one', or Poisson or FixedEpochs"
+        )
     if _Subset in kinds:
         if relation != "replace_one":
             raise PlanError(
@@ -523,6 +534,11 @@ def _by_loss_distribution(parts: Parts, delta: float, relation: str) -> tuple[fl
         SampledGaussians(scale * _multiplier(part), part.sampling_probability, count)
         for part, count in parts
         if isinstance(part, _Poisson)
+    ]
+    rows += [
+        SampledGaussians(part.noise_multiplier, 1.0, count, slots=part.slots)
+        for part, count in parts
+        if isinstance(part, BallsInBinsDpEvent)
     ]
     rows += [_mixture(part, count) for part, count in parts if isinstance(part, _Mixture)]
     rows += [

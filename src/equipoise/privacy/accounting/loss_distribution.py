@@ -20,6 +20,8 @@ end a Newton iteration finds (log M/N(0) is convex and grows).
 In draws with a cap a record may push another one out, and then moves a release twice as far (`sampling.py`).
 Whether it would is known to whoever sees the pair of laws, so that delta is the mean of both.
 
+An epoch in which a record is in one draw of several, at random, is one release here (`allocation.py`).
+
 For epsilon < 0, delta(epsilon) = 1 - e^epsilon + e^epsilon delta'(-epsilon) with delta' of P and Q exchanged.
 
 **Discretisation.** "Connect the dots": the pair of discrete laws whose delta agrees with the true one at the
@@ -46,6 +48,7 @@ import numpy as np
 from scipy import fft, special
 
 from equipoise._roots import NoCrossing, crossing
+from equipoise.privacy.accounting import allocation
 
 Array = np.ndarray
 
@@ -76,6 +79,7 @@ class SampledGaussians:
         count: how many there are.
         lengths, shares: by how much it moves then, and how likely each is.
         pushed: probability of a draw in which all moves are twice as long.
+        slots: of an epoch with balls in bins, which counts as one release: how many draws it has.
     """
 
     sigma: float
@@ -84,6 +88,7 @@ class SampledGaussians:
     lengths: tuple[float, ...] = (1.0,)
     shares: tuple[float, ...] = (1.0,)
     pushed: float = 0.0
+    slots: int = 1
 
     @property
     def mu(self) -> float:
@@ -101,6 +106,8 @@ class SampledGaussians:
         if self.pushed:
             return math.sqrt(sum(share * kind.deviation(direction) ** 2 for share, kind in self.kinds))
         square = min(1 / self.sigma**2, 700.0)
+        if self.slots > 1:
+            return min(self.mu, math.sqrt(math.expm1(square) / self.slots))
         if direction == "replace":
             return min(2 / self.sigma, self.rate * 2 * math.sqrt(math.sinh(square)))
         pairs = itertools.product(zip(self.lengths, self.shares, strict=True), repeat=2)
@@ -147,6 +154,8 @@ def divergence(epsilons: Array, part: SampledGaussians, direction: str) -> Array
             (share * divergence(epsilons, kind, direction) for share, kind in part.kinds),
             start=np.zeros(len(epsilons)),
         )
+    if part.slots > 1:
+        return allocation.divergence(epsilons, part.sigma, part.slots, direction)
     mu, sigma, rate = 1 / part.sigma, part.sigma, part.rate
 
     def moved(epsilons: Array) -> Array:

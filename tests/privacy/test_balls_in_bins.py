@@ -1,0 +1,140 @@
+"""Balls in bins: the law of an epoch against closed forms, brute force and simulation; never below them."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from scipy import integrate, special, stats
+
+from equipoise.privacy import BallsInBins, FixedEpochs, PlanError, Poisson
+from equipoise.privacy.accounting import allocation
+from equipoise.privacy.accounting.allocation import divergence, ratio_law
+from equipoise.privacy.accounting.epsilon import epsilon
+
+EPSILONS = np.array([0.0, 0.1, 0.5, 1.0, 2.0])
+
+
+def gaussian(epsilons, mu):
+    return stats.norm.cdf(mu / 2 - epsilons / mu) - np.exp(epsilons) * stats.norm.cdf(-mu / 2 - epsilons / mu)
+
+
+@pytest.mark.parametrize("sigma", [0.5, 1.0, 4.0])
+@pytest.mark.parametrize("direction", ["remove", "add"])
+def test_one_bin_is_a_plain_gaussian(sigma, direction):
+    found, wanted = divergence(EPSILONS, sigma, 1, direction), gaussian(EPSILONS, 1 / sigma)
+    assert (found >= wanted * (1 - 1e-12)).all()
+    assert found == pytest.approx(wanted, rel=2e-3, abs=1e-12)
+
+
+@pytest.mark.parametrize("sigma", [0.6, 1.5])
+def test_two_bins_by_integration(sigma):
+    """Over one coordinate in closed form, over the other by quadrature."""
+
+    def inner(z, eps, direction):
+        # with X_1 known, E (X_1 + X_2 - 2 e^eps)+ or E (2 - e^eps (X_1 + X_2))+ is that of a lognormal
+        x, k = math.exp(z / sigma - 0.5 / sigma**2), 0.0
+        if direction == "remove":
+            k = 2 * math.exp(eps) - x
+            if k <= 0:
+                return (1 - k) / 2
+            d = (-math.log(k) + 0.5 / sigma**2) * sigma
+            return (special.ndtr(d) - k * special.ndtr(d - 1 / sigma)) / 2
+        k = 2 * math.exp(-eps) - x
+        if k <= 0:
+            return 0.0
+        d = (math.log(k) + 0.5 / sigma**2) * sigma
+        return math.exp(eps) * (k * special.ndtr(d) - special.ndtr(d - 1 / sigma)) / 2
+
+    for eps, direction in itertools.product((0.1, 0.7, 1.5), ("remove", "add")):
+        wanted, error = integrate.quad(
+            lambda z, eps=eps, direction=direction: stats.norm.pdf(z) * inner(z, eps, direction),
+            -12, 12 + 1 / sigma, limit=400, epsabs=1e-13,
+        )  # fmt: skip
+        (found,) = divergence(np.array([eps]), sigma, 2, direction)
+        assert wanted * (1 - 1e-9) - error <= found <= wanted * 1.02 + 1e-12
+
+
+@pytest.mark.parametrize(("sigma", "slots"), [(1.0, 10), (0.8, 100), (3.0, 7)])
+def test_moments_of_whole_orders_are_those_of_the_series(sigma, slots):
+    """E_Q R^a = a! [x^a] (sum_k e^(k (k-1) / (2 sigma^2)) x^k / k!)^t / t^a; ours lie above, and close."""
+    values, masses = ratio_law(sigma, slots)
+    for order in (2, 3, 5):
+        one = [math.exp(k * (k - 1) / 2 / sigma**2) / math.factorial(k) for k in range(order + 1)]
+        power = np.array([1.0])
+        for _ in range(slots):
+            power = np.convolve(power, one)[: order + 1]
+        wanted = power[order] * math.factorial(order) / slots**order
+        assert wanted * (1 - 1e-12) <= values**order @ masses <= wanted * 1.02
+
+
+def test_delta_is_that_of_drawn_epochs():
+    """Within four standard errors of a simulation of the released numbers themselves, and not far above."""
+    sigma, slots, count = 0.7, 12, 400_000
+    rng = np.random.default_rng(0)
+    noise = rng.normal(0, sigma, (count, slots))
+    with_record = noise.copy()
+    with_record[np.arange(count), rng.integers(slots, size=count)] += 1
+    loss = {
+        name: special.logsumexp((2 * y - 1) / (2 * sigma**2), axis=1) - math.log(slots)
+        for name, y in (("remove", with_record), ("add", noise))
+    }
+    for direction, sign in (("remove", 1), ("add", -1)):
+        for eps in (0.1, 0.5, 1.0):
+            gain = np.maximum(0.0, -np.expm1(eps - sign * loss[direction]))
+            (found,) = divergence(np.array([eps]), sigma, slots, direction)
+            assert abs(found - gain.mean()) < 4 * gain.std() / math.sqrt(count) + 2e-4 * found
+
+
+def test_finer_grids_only_come_down():
+    for direction in ("remove", "add"):
+        deltas = []
+        for points in (75, 150, 300, 600):
+            values, masses = ratio_law(0.8, 50, points)
+            at = np.exp(EPSILONS)[:, None]
+            gain = values - at if direction == "remove" else 1 - at * values
+            deltas.append(np.maximum(gain, 0.0) @ masses)
+        assert (np.diff(deltas, axis=0) <= 1e-15).all()
+        # what `divergence` sums by parts is this sum
+        assert divergence(EPSILONS, 0.8, 50, direction) == pytest.approx(deltas[-1], rel=1e-9, abs=2e-18)
+
+
+def test_epochs_compose_and_cost_no_more_than_a_known_order():
+    """Two epochs against their simulation; always below `FixedEpochs`, and here below Poisson sampling."""
+    sampling = BallsInBins(100, 1_000, 20)
+    found = epsilon(sampling.event(0.8, 20), 1e-2)
+    assert found.accountant == "pld"
+    rng = np.random.default_rng(1)
+    noise = rng.normal(0, 0.8, (400_000, 2, 10))
+    for epoch in range(2):
+        noise[np.arange(len(noise)), epoch, rng.integers(10, size=len(noise))] += 1
+    loss = (special.logsumexp((2 * noise - 1) / (2 * 0.8**2), axis=2) - math.log(10)).sum(1)
+    gain = np.maximum(0.0, -np.expm1(found.value - loss))
+    assert gain.mean() == pytest.approx(1e-2, abs=4 * gain.std() / math.sqrt(len(gain)) + 1e-4)
+    assert found.value < epsilon(Poisson(100, 1_000, 20).event(0.8, 20), 1e-2).value
+    assert found.value < epsilon(FixedEpochs(100, 1_000, 20).event(0.8, 20), 1e-2).value
+    for z, slots, epochs in ((0.5, 5, 3), (1.0, 100, 30), (5.0, 3, 2)):
+        event = BallsInBins(100, 100 * slots, slots * epochs).event(z, slots * epochs)
+        known = FixedEpochs(100, 100 * slots, slots * epochs).event(z, slots * epochs)
+        assert epsilon(event, 1e-5).value <= epsilon(known, 1e-5).value
+
+
+def test_an_epoch_that_was_begun_counts_whole():
+    sampling = BallsInBins(10, 100, 40)
+    assert sampling.event(1.0, 11) == sampling.event(1.0, 20)
+    assert sampling.event(1.0, 20).count == 2
+
+
+def test_what_has_no_accountant_is_refused():
+    sampling = BallsInBins(10, 100, 40)
+    with pytest.raises(PlanError, match="replace_one"):
+        epsilon(sampling.event(1.0, 40), 1e-5, "replace_one")
+    with pytest.raises(PlanError, match="records_per_user=3"):
+        sampling.event(1.0, 40, group=3)
+
+
+def test_the_tests_see_a_record_that_is_drawn_twice(monkeypatch):
+    """With half the draws in the law, the simulation lies above it."""
+    monkeypatch.setattr(allocation, "ratio_law", lambda sigma, slots: ratio_law(sigma, 2 * slots))
+    with pytest.raises(AssertionError):
+        test_delta_is_that_of_drawn_epochs()
