@@ -24,7 +24,7 @@ TITLES: dict[str, str] = {
     "dice-sgd": "The bias of clipping and its removal at a true epsilon of 1",
     "dice-sgd-images": "DiceSGD's table on CIFAR-10, by a linear model on fixed features",
     "dp-c4": "DP-C4 under interpolation: thresholds that shrink, at a true epsilon of 4",
-    "dp-c4-misfit": "DP-C4 without interpolation: the claim that does not reproduce",
+    "dp-c4-misfit": "DP-C4 without interpolation: constant and rising c2, everybody tuned alike",
     "dp-c4-mushroom": "DP-C4's convex table: Mushroom at a printed epsilon of 1",
     "fed-pcdp": "FedPCDP on the digits, and the bytes that it sends",
     "fed-pcdp-images": "FedPCDP's setting on MNIST and Fashion-MNIST",

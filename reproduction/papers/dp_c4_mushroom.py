@@ -5,14 +5,8 @@ p = 1/8 (the iterate before the step), all thresholds 1, 50 passes over the reco
 size from {0.1, 0.05, 0.025, 0.0125}. A step of an anchored method takes three batches of gradients, as the
 paper counts, so that there are a third of the steps.
 
-The methods are written down here as the paper prints them, for many trainings at once:
-
-    DP-SGD     x - eta (mean clip(g_i(x), 1) + noise)
-    DP-SVRG    x - eta (mean [clip(g_i(x), 1) - clip(g_i(w), 1)] + noise + anchor gradient clipped at 1)
-    DiceSGD    x - eta (v + noise), v = mean clip(g_i(x), 1) + clip(e, 1), e <- e + mean g_i(x) - v
-    DP-C4      x - eta (mean clip(g_i(x) - g_i(w), C1) + noise + anchor gradient clipped at C2),
-               C1 = min(1, |mean of the differences|), C2 = min(1, |anchor gradient|)
-    DP-C4+     C1 = min(1, |x - w|), C2 = min(1, |gradient at the anchor before|)
+The paper does not say how the 22 attributes become numbers. `CODINGS` has four ways, and they decide who is
+ahead. The methods are those of `linear_trainings`.
 
 An anchor gradient is noised once and used until the anchor moves. Noise is that of the paper's Theorem 3,
 which ignores that batches are drawn, and then that of a true epsilon of 1: what DP-C4(+) and DiceSGD would
@@ -24,24 +18,28 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+import benchmarks
 from benchmarks.data import mushroom
 from equipoise import published as as_published
 from equipoise.data import DataSet
+from equipoise.data.readers.schema import read_schema, table_of
 from equipoise.methods import DPSGD, DPSVRG, Method
 from equipoise.methods.anchored import AtRandom
 from equipoise.methods.base import Setting
 from equipoise.privacy import Budget, Poisson, calibrate_noise_multiplier, gaussian_epsilon
 from reproduction.findings import Curve, Findings, PaperExperiment, Progress, Site, Table, Verdict
+from reproduction.papers.linear_trainings import ANCHORED, Arm, Design, LinearRecords, Noise, simulate
 
-__all__ = ["EXPERIMENT", "PRINTED", "Rows", "Training", "in_truth", "verdicts"]
+__all__ = ["CODINGS", "EXPERIMENT", "PRINTED", "Sets", "in_truth", "linear", "noise_of", "verdicts"]
 
 DELTA = 1e-5
 BUDGET = Budget(1.0, DELTA)
@@ -49,7 +47,7 @@ BATCH, ANCHOR_BATCH, PERIOD, PASSES = 256, 4096, 8, 50
 RATES = (0.1, 0.05, 0.025, 0.0125)
 TUNING_SEED, TUNING_RUNS, TUNING_SHARE = 100, 5, 0.8
 PRINTED = {"DP-SGD": 87.48, "DP-SVRG": 77.13, "DiceSGD": 90.65, "DP-C4": 91.76, "DP-C4+": 96.98}
-ANCHORED = ("DP-SVRG", "DP-C4", "DP-C4+")
+SCHEMA, FIRST = Path(benchmarks.__path__[0], "mushroom.schema.toml"), "one-hot"
 THEOREM, TRUE, WIDER, NONE = "Theorem 3", "epsilon 1", "epsilon 1, more rates", "no noise"
 MEASURED = {
     THEOREM: {"DP-SGD": 87.35, "DP-SVRG": 85.08, "DiceSGD": 88.25, "DP-C4": 87.85, "DP-C4+": 87.6},
@@ -57,134 +55,58 @@ MEASURED = {
     WIDER: {"DP-SGD": 99.54, "DP-SVRG": 98.06, "DiceSGD": 99.72, "DP-C4": 97.72, "DP-C4+": 96.37},
     NONE: {"DP-SGD": 97.85, "DP-SVRG": 93.54, "DiceSGD": 98.65, "DP-C4": 88.43, "DP-C4+": 88.43},
 }
-"""Medians of 20 trainings; the bars around them were set after the runs."""
+"""Medians of 20 trainings, one-hot; the bars around them were set after the runs."""
 
 SPREAD = {THEOREM: 4.0, TRUE: 0.6, WIDER: 0.9, NONE: 0.3}
 MORE_RATES = (6.4, 1.6, 0.4, *RATES)
 
 
-@dataclass(frozen=True)
-class Rows:
-    """Records of two classes, with a constant feature at the end: x [N, d], y [N] of zeros and ones."""
-
-    x: Tensor
-    y: Tensor
-
-    @classmethod
-    def of(cls, fields: Mapping[str, Tensor]) -> Rows:
-        """Of a data set's records."""
-        inputs = fields["input"].float().flatten(1)
-        return cls(torch.cat([inputs, torch.ones(len(inputs), 1)], 1), fields["label"].float())
-
-    def accuracy(self, weights: Tensor) -> list[float]:
-        """In percent, of K models [K, d]."""
-        right = (self.x @ weights.T > 0) == (self.y[:, None] > 0.5)
-        return (100 * right.double().mean(0)).tolist()
+def _codes(inputs: Tensor) -> Tensor:
+    """The place of each attribute's value in the alphabet of those that occur; a missing one is first."""
+    found, first = [], 0
+    schema: Any = table_of(read_schema(SCHEMA))
+    for name, column in schema.columns.items():
+        if name != schema.target:
+            block = inputs[:, first : first + len(column.values)]
+            first += len(column.values)
+            occurring = [k for k in range(len(column.values)) if block[:, k].any()]
+            ranks = {k: float(n) for n, k in enumerate(sorted(occurring, key=lambda k: column.values[k]))}
+            missing = float((block.sum(1) == 0).any())
+            weights = torch.tensor([ranks.get(k, 0.0) + missing for k in range(len(column.values))])
+            found.append(block @ weights)
+    return torch.stack(found, 1)
 
 
-@dataclass(frozen=True)
-class Noise:
-    """Noise of sums over what one record may add: z of the steps, z of the anchor gradients.
-
-    The pair of clipped gradients of DP-SVRG may add 2.
-    """
-
-    step: float
-    anchor: float = 0.0
+def _norm_1(rows: Tensor) -> Tensor:
+    return rows / rows.norm(dim=1, keepdim=True)
 
 
-class Training:
-    """K trainings of one method at once.
+def _standardised(rows: Tensor) -> Tensor:
+    return (rows - rows.mean(0)) / rows.std(0).clamp(min=1e-6)
 
-    Args:
-        method: a name in `PRINTED`.
-        rows: the records.
-        rates: eta of each, [K].
-        noise: of sums.
-        steps: T.
-        seed: of draws and noise.
-    """
 
-    def __init__(
-        self, method: str, rows: Rows, rates: Sequence[float], noise: Noise, steps: int, seed: int
-    ) -> None:
-        self.method, self.rows, self.noise, self.steps = method, rows, noise, steps
-        self.rates = torch.tensor(rates)[:, None]
-        self.rng = torch.Generator().manual_seed(seed)
-        self.x = torch.zeros(len(rates), rows.x.shape[1])
-        self.norms = rows.x.norm(dim=1)
+def _with_constant(rows: Tensor) -> Tensor:
+    return torch.cat([rows, torch.ones(len(rows), 1)], 1)
 
-    def draw(self, size: float) -> Tensor:
-        """Who is drawn, each record by itself: ones among zeros, [K, N]."""
-        chance = torch.rand(len(self.x), len(self.norms), generator=self.rng)
-        return (chance < size / len(self.norms)).float()
 
-    def factors(self, drawn: Tensor, at: Tensor) -> Tensor:
-        """Of each drawn record's row in its gradient at a point of its training, [K, N]."""
-        return ((at @ self.rows.x.T).sigmoid() - self.rows.y) * drawn
+CODINGS: dict[str, Callable[[Tensor], Tensor]] = {
+    "one-hot": _with_constant,
+    "norm 1": lambda rows: _norm_1(_with_constant(rows)),
+    "standardised": lambda rows: _with_constant(_standardised(rows)),
+    "integers": lambda rows: _with_constant(_codes(rows)),
+}
+"""By name: from one-hot attributes of all records, which are taken for public here, to rows."""
 
-    def sums(self, factors: Tensor, bound: Tensor | None = None) -> Tensor:
-        """Of rows times factors, each clipped at its training's bound [K]; [K, d]."""
-        if bound is not None:
-            lengths = (factors.abs() * self.norms).clamp(min=1e-30)
-            factors = factors * (bound[:, None] / lengths).clamp(max=1)
-        return factors @ self.rows.x
 
-    def mean_norm(self, factors: Tensor, drawn: Tensor) -> Tensor:
-        """Of the mean of the drawn records' rows times factors, at most 1; [K]."""
-        return (self.sums(factors).norm(dim=1) / drawn.sum(1).clamp(min=1)).clamp(max=1)
+def linear(rows: Tensor, labels: Tensor) -> LinearRecords:
+    """Logistic regression."""
+    return LinearRecords(rows, labels, lambda scores, y: scores.sigmoid() - y)
 
-    def normal(self, std: Tensor | float) -> Tensor:
-        """[K, d], of these standard deviations [K]."""
-        values = torch.randn(self.x.shape, generator=self.rng)
-        return values * (std[:, None] if isinstance(std, Tensor) else std)
 
-    def run(self) -> Tensor:
-        """The models in the end, [K, d]."""
-        if self.method in ANCHORED:
-            self._anchored()
-        else:
-            self._plain()
-        return self.x
-
-    def _plain(self) -> None:
-        one, memory = torch.ones(len(self.x)), torch.zeros_like(self.x)
-        for _ in range(self.steps):
-            factors = self.factors(self.draw(BATCH), self.x)
-            update = self.sums(factors, one) / BATCH
-            if self.method == "DiceSGD":
-                update = update + memory / memory.norm(dim=1, keepdim=True).clamp(min=1)
-                memory = memory + self.sums(factors) / BATCH - update
-            self.x = self.x - self.rates * (update + self.normal(self.noise.step / BATCH))
-
-    def _anchored(self) -> None:
-        one = torch.ones(len(self.x))
-        moves = torch.rand(self.steps, generator=self.rng) < 1 / PERIOD
-        anchor, new, gradient, following = self.x, True, self.x, one
-        for step in range(self.steps):
-            if new:
-                drawn = self.draw(ANCHOR_BATCH)
-                factors = self.factors(drawn, anchor)
-                raw = self.mean_norm(factors, drawn)
-                bound = {"DP-SVRG": one, "DP-C4": raw, "DP-C4+": following}[self.method]
-                following = raw
-                noise = self.normal(self.noise.anchor * bound)
-                gradient = (self.sums(factors, bound) + noise) / ANCHOR_BATCH
-            update = gradient
-            if step > 0:
-                update = update + self._difference(self.draw(BATCH), anchor, one)
-            new = bool(moves[step])
-            anchor = self.x if new else anchor
-            self.x = self.x - self.rates * update
-
-    def _difference(self, drawn: Tensor, anchor: Tensor, one: Tensor) -> Tensor:
-        here, there = self.factors(drawn, self.x), self.factors(drawn, anchor)
-        if self.method == "DP-SVRG":
-            pair = self.sums(here, one) - self.sums(there, one)
-            return (pair + self.normal(2 * self.noise.step)) / BATCH
-        moved = self.mean_norm(here - there, drawn)
-        bound = moved if self.method == "DP-C4" else (self.x - anchor).norm(dim=1).clamp(max=1)
-        return (self.sums(here - there, bound) + self.normal(self.noise.step * bound)) / BATCH
+def accuracy(records: LinearRecords, weights: Tensor) -> Tensor:
+    """In percent, of K models [K, d]."""
+    right = (records.x @ weights.T > 0) == (records.y[:, None] > 0.5)
+    return 100 * right.double().mean(0)
 
 
 def steps_of(method: str, population: int) -> int:
@@ -274,27 +196,35 @@ def guarantee(method: str, epsilon: float) -> str:
 class Sets:
     """Records that train and judge while the rate is chosen, then those of the results."""
 
-    tuning: tuple[Rows, Rows]
-    test: tuple[Rows, Rows]
+    tuning: tuple[LinearRecords, LinearRecords]
+    test: tuple[LinearRecords, LinearRecords]
 
     @classmethod
-    def of(cls, dataset: DataSet) -> Sets:
+    def of(cls, dataset: DataSet, coding: str) -> Sets:
         """80% of the training records tune, in a fixed order; no test record has a say in the rate."""
         order = torch.randperm(dataset.population, generator=torch.Generator().manual_seed(0))
-        cut = round(TUNING_SHARE * dataset.population)
-        parts = [Rows.of(dataset.train[part]) for part in (order[:cut], order[cut:], order)]
-        judges = Rows.of(dataset.test[torch.arange(len(dataset.test))])
-        return cls((parts[0], parts[1]), (parts[2], judges))
+        found = [dataset.train[order], dataset.test[torch.arange(len(dataset.test))]]
+        rows = CODINGS[coding](torch.cat([fields["input"].float().flatten(1) for fields in found]))
+        records = linear(rows, torch.cat([fields["label"] for fields in found]).float())
+        cut, end = round(TUNING_SHARE * dataset.population), dataset.population
+        parts = [slice(0, cut), slice(cut, end), slice(0, end), slice(end, None)]
+        few = [linear(records.x[part], records.y[part]) for part in parts]
+        return cls((few[0], few[1]), (few[2], few[3]))
 
 
 def measure(method: str, noise: str, sets: Sets, seeds: Sequence[int]) -> dict[str, Any]:
     """The rate that is best on held-out records, and the accuracies of as many trainings as seeds."""
 
-    def accuracies(part: tuple[Rows, Rows], rates: Sequence[float], seed: int) -> list[float]:
+    def accuracies(
+        part: tuple[LinearRecords, LinearRecords], rates: Sequence[float], seed: int
+    ) -> list[float]:
         population = len(part[0].y)
         level, _ = noise_of(method, noise, population)
-        training = Training(method, part[0], rates, level, steps_of(method, population), seed)
-        return part[1].accuracy(training.run())
+        steps = steps_of(method, population)
+        design = Design(steps, BATCH, ANCHOR_BATCH, PERIOD)
+        arms = [Arm(rate) for rate in rates]
+        judged = partial(accuracy, part[1])
+        return simulate(method, part[0], arms, level, design, seed, judged, own_draws=True)[steps]
 
     rates = MORE_RATES if noise == WIDER else RATES
     tried = accuracies(sets.tuning, [rate for rate in rates for _ in range(TUNING_RUNS)], TUNING_SEED)
@@ -307,39 +237,61 @@ def measure(method: str, noise: str, sets: Sets, seeds: Sequence[int]) -> dict[s
 
 def _run(seeds: Sequence[int], progress: Progress, site: Site) -> Findings:
     dataset = mushroom(site.data_dir or "data")
-    sets = Sets.of(dataset)
-    runs = [(method, noise) for noise in (THEOREM, TRUE, WIDER, NONE) for method in PRINTED]
+    sets = {coding: Sets.of(dataset, coding) for coding in CODINGS}
+    runs = [
+        (coding, method, noise)
+        for coding in CODINGS
+        for noise in (THEOREM, TRUE, WIDER, NONE)
+        for method in PRINTED
+        if noise in (THEOREM, TRUE) or coding == FIRST
+    ]
     results = site.kept.finish(
         [
             (
-                {"method": method, "noise": noise, "seeds": list(seeds)},
-                partial(measure, method, noise, sets, seeds),
+                {"coding": coding, "method": method, "noise": noise, "seeds": list(seeds)},
+                partial(measure, method, noise, sets[coding], seeds),
             )
-            for method, noise in runs
+            for coding, method, noise in runs
         ],
         progress,
     )
     rows: list[Sequence[str | float | int | None]] = []
     numbers: dict[tuple[str, str], float] = {}
     curves = []
-    for (method, noise), result in zip(runs, results, strict=True):
+    for (coding, method, noise), result in zip(runs, results, strict=True):
         if result is None:
             continue
-        accuracy = result["accuracy"]
-        middle = statistics.median(accuracy)
+        found = result["accuracy"]
+        middle = statistics.median(found)
         _, epsilon = noise_of(method, noise, dataset.population)
-        numbers[noise, method] = middle
-        numbers[f"{noise}, epsilon", method] = epsilon
+        numbers[in_coding(noise, coding), method] = middle
+        if coding == FIRST:
+            numbers[f"{noise}, epsilon", method] = epsilon
         printed = PRINTED[method] if noise == THEOREM else None
         rows.append(
-            [noise, method, guarantee(method, epsilon), result["rate"], printed, round(middle, 2),
-             round(min(accuracy), 2), round(max(accuracy), 2)]
+            [coding, noise, method, guarantee(method, epsilon), result["rate"], printed, round(middle, 2),
+             round(min(found), 2), round(max(found), 2)]
         )  # fmt: skip
-        errors = sorted(100 - value for value in accuracy)
-        curves.append(Curve(method, list(range(1, len(errors) + 1)), errors, panel=noise))
-    columns = ["noise", "method", "epsilon in truth", "rate", "printed", "measured", "lowest", "highest"]
+        errors = sorted(100 - value for value in found)
+        curves.append(Curve(method, list(range(1, len(errors) + 1)), errors, panel=in_coding(noise, coding)))
+    columns = [
+        "coding",
+        "noise",
+        "method",
+        "epsilon in truth",
+        "rate",
+        "printed",
+        "measured",
+        "lowest",
+        "highest",
+    ]
     note = f"test accuracy in percent, medians of {len(seeds)} trainings; the paper prints an epsilon of 1"
     return Findings(Table(columns, rows, note), curves, verdicts(numbers))
+
+
+def in_coding(noise: str, coding: str) -> str:
+    """The noise of a row, and its coding where that is not the first one."""
+    return noise if coding == FIRST else f"{noise}, {coding}"
 
 
 def verdicts(numbers: Mapping[tuple[str, str], float]) -> list[Verdict]:

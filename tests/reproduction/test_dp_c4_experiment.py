@@ -8,10 +8,11 @@ from equipoise.methods import DPSGD, DPC4Plus
 from equipoise.methods.anchored import Every
 from equipoise.methods.dp_c4 import Distance, ReleasedNorm
 from equipoise.privacy import Poisson
-from reproduction.findings import Findings
+from reproduction.findings import Findings, Site
 from reproduction.harness import follow
 from reproduction.papers import dp_c4, dp_c4_misfit
 from reproduction.papers.small_regressions import POPULATION, regression
+from reproduction.result_cache import ResultCache
 
 
 def nothing(done: int, total: int, what: str) -> None:
@@ -41,7 +42,8 @@ def test_a_short_look_at_interpolation():
 @pytest.mark.slow
 @pytest.mark.parametrize("module", [dp_c4, dp_c4_misfit])
 def test_the_verdicts_hold(module):
-    found = module.EXPERIMENT.run(range(module.EXPERIMENT.default_seeds), nothing)
+    seeds = range(module.EXPERIMENT.default_seeds)
+    found = module.EXPERIMENT.carry_out(seeds, nothing, Site(None, ResultCache(None)))
     missed = [verdict for verdict in found.verdicts if not verdict.met]
     assert not missed, missed
     assert Findings.from_json(found.to_json()).verdicts == list(found.verdicts)

@@ -2,19 +2,11 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import pytest
 import torch
-from torch import nn
-from torch.nn import functional as F
 
 from equipoise.data import DataSet, Records
-from equipoise.methods import DPSGD, DPSVRG, published
-from equipoise.methods.anchored import AtRandom
-from equipoise.privacy import Poisson
 from reproduction.findings import Site
-from reproduction.harness import Problem, follow
 from reproduction.papers import dice_sgd_images, dp_c4_mushroom
 from reproduction.papers.whole_sets import linear_problem
 from reproduction.result_cache import ResultCache
@@ -22,14 +14,6 @@ from reproduction.result_cache import ResultCache
 
 def nothing(done, total, what):
     pass
-
-
-class ZeroStart(nn.Linear):
-    """One output without a bias, zero at first."""
-
-    def __init__(self, width):
-        super().__init__(width, 1, bias=False)
-        nn.init.zeros_(self.weight)
 
 
 class Unreadable:
@@ -72,49 +56,6 @@ def test_what_theorem_3_of_dp_c4_costs_in_truth():
     assert found == pytest.approx(expected, rel=0.01)
 
 
-@pytest.mark.parametrize("name", dp_c4_mushroom.PRINTED)
-def test_the_methods_as_written_down_are_those_of_the_library(monkeypatch, name):
-    """Without noise, on all records in every step, with a new anchor after each."""
-    count, steps = 300, 12
-    for setting in ("BATCH", "ANCHOR_BATCH"):
-        monkeypatch.setattr(dp_c4_mushroom, setting, count)
-    monkeypatch.setattr(dp_c4_mushroom, "PERIOD", 1)
-    fields = small_set().train[torch.arange(count)]
-    rows = dp_c4_mushroom.Rows.of({**fields, "input": 3 * fields["input"]})
-    training = dp_c4_mushroom.Training(name, rows, [0.5, 0.2], dp_c4_mushroom.Noise(0.0), steps, 0)
-    expected = training.run()
-    anchors = {"anchor_batch_size": float(count), "schedule": AtRandom(1), "anchor_noise_multiplier": 1e-9}
-    kind = {
-        "DP-SGD": DPSGD,
-        "DP-SVRG": partial(DPSVRG, **anchors),
-        "DiceSGD": published.DiceSGD,
-        "DP-C4": partial(published.DPC4, **anchors),
-        "DP-C4+": partial(published.DPC4Plus, **anchors),
-    }[name]
-
-    def loss(model, batch):
-        return F.binary_cross_entropy_with_logits(model(batch["x"])[:, 0], batch["y"], reduction="none")
-
-    for rate, weights in zip((0.5, 0.2), expected, strict=True):
-        problem = Problem(
-            name="two classes",
-            make_model=lambda: ZeroStart(rows.x.shape[1]),
-            loss=loss,
-            data={"x": rows.x, "y": rows.y},
-            population=count,
-            error=lambda model, weights=weights: float((model.weight[0].detach() - weights).norm()),
-        )
-        found = follow(
-            kind(noise_multiplier=1e-9),
-            problem,
-            sampling=Poisson(count, count, steps),
-            learning_rate=rate,
-            seed=0,
-            measure_at=[steps],
-        )
-        assert found[steps] < 1e-3 * float(weights.norm())
-
-
 def test_what_dice_sgd_as_published_costs_in_truth():
     by_kind = {
         case.kind: case.provable(50_000)
@@ -126,9 +67,26 @@ def test_what_dice_sgd_as_published_costs_in_truth():
     assert by_kind[dice_sgd_images.DP_SGD] == by_kind[dice_sgd_images.DICE] == 2.0
 
 
+def test_codings_of_attributes():
+    """Three of Mushroom's 22: of what occurs, in the alphabet, a missing one before all."""
+    inputs = torch.zeros(3, 125)
+    inputs[0, 2] = inputs[1, 0] = inputs[2, 5] = 1  # cap-shape: x, b, s
+    inputs[:, 6] = 1  # cap-surface: always f
+    inputs[0, 19] = inputs[1, 10] = 1  # cap-color: y, n, and one is missing
+    codes = dp_c4_mushroom.CODINGS["integers"](inputs)
+    assert codes.shape == (3, 23)
+    assert codes[:, :3].tolist() == [[2, 0, 2], [0, 0, 1], [1, 0, 0]]
+    rows = dp_c4_mushroom.CODINGS["norm 1"](inputs)
+    assert rows.norm(dim=1).tolist() == pytest.approx([1, 1, 1])
+    spread = dp_c4_mushroom.CODINGS["standardised"](inputs)
+    assert spread[:, 2].std().item() == pytest.approx(1)
+    assert spread[:, 6].tolist() == [0, 0, 0]
+
+
 def test_both_tables_from_a_small_set(monkeypatch, tmp_path):
     """Two passes over made-up records: rows, curves and verdicts of every row."""
     monkeypatch.setattr(dp_c4_mushroom, "mushroom", lambda folder: small_set())
+    monkeypatch.setitem(dp_c4_mushroom.CODINGS, "integers", dp_c4_mushroom.CODINGS["one-hot"])
     monkeypatch.setattr(dice_sgd_images, "cifar10_pooled", lambda folder: small_set())
     for module in (dp_c4_mushroom, dice_sgd_images):
         monkeypatch.setattr(module, "PASSES", 1)
@@ -137,10 +95,14 @@ def test_both_tables_from_a_small_set(monkeypatch, tmp_path):
     few = [case for case in dice_sgd_images.cases() if case.clip_norm == 1 and case.epsilon == 2][:6]
     monkeypatch.setattr(dice_sgd_images, "cases", lambda: few)
     table = dp_c4_mushroom.EXPERIMENT.carry_out((0, 1), nothing, Site(None, ResultCache(tmp_path / "a")))
-    assert [row[1] for row in table.table.rows] == 4 * list(dp_c4_mushroom.PRINTED)
-    assert all(0 <= row[5] <= 100 for row in table.table.rows)
-    assert "public thresholds" in table.table.rows[4][2]
-    assert table.to_json()["table"]["rows"][15][2] == "none"
+    codings = list(dp_c4_mushroom.CODINGS)
+    assert [row[0] for row in table.table.rows] == [
+        c for c in codings for _ in range(20 if c == "one-hot" else 10)
+    ]
+    assert [row[2] for row in table.table.rows] == 10 * list(dp_c4_mushroom.PRINTED)
+    assert all(0 <= row[6] <= 100 for row in table.table.rows)
+    assert "public thresholds" in table.table.rows[4][3]
+    assert table.to_json()["table"]["rows"][15][3] == "none"
     table = dice_sgd_images.EXPERIMENT.carry_out((0,), nothing, Site(None, ResultCache(tmp_path / "b")))
     assert [row[1] for row in table.table.rows] == [case.kind for case in few]
     assert table.verdicts
