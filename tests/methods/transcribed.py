@@ -6,13 +6,16 @@ numbers are the papers'. Every function yields after each step.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
 Gradients = Callable[[Array, Array], Array]  # (x, numbers of the records) -> [B, d], a row per record
+Owner = tuple[Gradients, Sequence[Array], Sequence[Array]]  # a client: its gradients, samples and noise
 
 
 def clip(u: Array, radius: float) -> Array:
@@ -152,3 +155,117 @@ def dc_program(
         std = np.hypot(share * sigma * c1 / batch, (1 - share) * sigma * c2 / batch)
         w = w - eta * (average + std * z)
         yield w, float(std)
+
+
+# ---- PCDP-SGD and FedPCDP (arXiv 2312.03792)
+
+
+def leading(rows: Array, k: int) -> Array:
+    """V_k of sum_j g_j g_j^T."""
+    return np.linalg.eigh(rows.T @ rows)[1][:, -k:]
+
+
+def pcdp_step(
+    w: Array, g: Array, V: Array, w_noise: Array, *, c: float, gamma: float, B: float, before: bool
+) -> Array:
+    """Lines 8 to 15 of algorithm 1; PDP-SGD clips whole gradients and projects their sum (`before` False)."""
+    P = V @ V.T
+    clipped = [clip(P @ g_i, c) if before else P @ clip(g_i, c) for g_i in g]  # 8 to 11
+    g_tilde = (sum(clipped, np.zeros_like(w)) + P @ w_noise) / B  # 13
+    return w - gamma * g_tilde  # 15
+
+
+def pcdp_algorithm_1(
+    w: Array, gradients: Gradients, public: Gradients, samples: Sequence[Array],
+    public_samples: Sequence[Array], noise: Sequence[Array], *, k: int, **given: Any,
+) -> Iterator[Array]:  # fmt: skip
+    """w after each step; the noise N(0, c^2 sigma^2 I) is of R^d."""
+    for drawn, of_public, w_noise in zip(samples, public_samples, noise, strict=True):  # 4, 5
+        V = leading(public(w, of_public), k)  # 7
+        w = pcdp_step(w, gradients(w, drawn), V, w_noise, **given)
+        yield w
+
+
+def fed_pcdp_algorithm_2(
+    w_g: Array, clients: Sequence[Owner], public: Gradients, public_samples: Sequence[Array],
+    *, k: int, T: int, gamma_g: float, **given: Any,
+) -> Iterator[Array]:  # fmt: skip
+    """w_g after each round, all clients taking part; line 12 with the displacement after all T steps."""
+    for r, of_public in enumerate(public_samples):  # 2; line 3 of algorithm 3
+        V = leading(public(w_g, of_public), k)  # lines 4 and 5 of algorithm 3
+        sent = []
+        for gradients, samples, noise in clients:  # 7
+            w = w_g  # 8
+            for t in range(r * T, (r + 1) * T):  # 9
+                w = pcdp_step(w, gradients(w, samples[t]), V, noise[t], **given)  # 10
+            sent.append(V.T @ (w_g - w))  # 12, 13
+        w_g = w_g - gamma_g * np.mean([V @ u for u in sent], axis=0)  # 16
+        yield w_g
+
+
+# ---- AdaptDP-FedAvg and DP-FedAvg (Fukami, Murata and Niwa, TMLR 2025)
+
+
+def dp_local_steps(x: Array, owner: Owner, steps: range, *, C: float, sigma: float, eta: float) -> Array:
+    """Lines 11 to 15 of algorithm 1, and 4 to 9 of algorithm 2; the noise is standard normal."""
+    gradients, samples, noise = owner
+    for k in steps:
+        g = np.mean([clip(g_i, C) for g_i in gradients(x, samples[k])], axis=0)
+        x = x - eta * (g + sigma * C * noise[k])
+    return x
+
+
+def adaptdp_algorithm_1(
+    x: Array, clients: Sequence[Owner], queried: Sequence[Sequence[Array]], xi: Array,
+    *, G: float, sigma: float, sigma_C: float, eta: float, K: int, B: float = math.inf, tau: float = 1.0,
+    u: float = 0.01,
+) -> Iterator[tuple[Array, float]]:  # fmt: skip
+    """(x_r, C_r) after each round.
+
+    Args:
+        queried: the samples of the radius, by client and round.
+        xi: standard normal numbers of the radius, [P, R].
+    """
+    P, R = xi.shape
+    nu = math.sqrt(2 * sigma_C**2 * G**4 / P) * math.sqrt(math.log(2 * P * R / u))  # proposition 2
+    for r in range(R):  # 5
+        received = []
+        for (gradients, *_), drawn, normal in zip(clients, queried, xi, strict=True):
+            squares = (gradients(x, drawn[r]) ** 2).sum(1)
+            received.append(np.minimum(squares, G**2).mean() + sigma_C * G**2 * normal[r])  # 7, 9
+        C = min(math.sqrt(2 * tau * (np.mean(received) + nu)), G)  # 9
+        steps = range(r * K, (r + 1) * K)
+        x = np.mean([dp_local_steps(x, one, steps, C=C, sigma=sigma, eta=eta) for one in clients], axis=0)
+        x = clip(x, B)  # 18
+        yield x, C
+
+
+def dp_fedavg_algorithm_2(
+    x: Array, clients: Sequence[Owner], rounds: int, K: int, **given: float
+) -> Iterator[Array]:
+    for r in range(rounds):  # 1
+        steps = range(r * K, (r + 1) * K)
+        x = np.mean([dp_local_steps(x, one, steps, **given) for one in clients], axis=0)  # 2 to 11
+        yield x
+
+
+def least_sigma(target: float, releases: int, b: int, n: int, alpha: int) -> float:
+    """Equations (1) and (3): the least sigma with releases x S(alpha) <= target, by bisection."""
+
+    def S(sigma: float) -> float:
+        def epsilon(order: int) -> float:
+            return order * (2 / b) ** 2 / (2 * sigma**2)
+
+        gamma = b / n
+        inside = 1 + gamma**2 * math.comb(alpha, 2) * min(
+            4 * (math.exp(epsilon(2)) - 1), 2 * math.exp(epsilon(2))
+        )
+        for j in range(3, alpha + 1):
+            inside += 2 * gamma**j * math.comb(alpha, j) * math.exp((j - 1) * epsilon(j))
+        return math.log(inside) / (alpha - 1)
+
+    low, high = 1e-3, 10.0
+    for _ in range(100):
+        middle = math.sqrt(low * high)
+        low, high = (low, middle) if releases * S(middle) <= target else (middle, high)
+    return high
