@@ -16,6 +16,7 @@ from equipoise import _validate
 from equipoise._extras import lacking
 from equipoise._files import PathLike, make_folder, write_atomically
 from equipoise._lazy import later
+from equipoise._run_files import read_object
 from equipoise.report.phrases import evaluated_in_words, readable, score_in_words, score_name, unit_in_words
 from equipoise.report.run_reader import Run, damage_named, read_run
 from equipoise.statements import Statement
@@ -90,7 +91,7 @@ def publish(
     with damage_named(found.name):
         card = model_card(found, form, use)
     place = Path(output)
-    _refuse_foreign(place, (FORMS[form], "README.md", *files, *_COPIED), found, use)
+    _refuse_foreign(place, (FORMS[form], "README.md", *files, *_COPIED), found)
     if form == "onnx":
         model = getattr(run, "model", None) if model is None else model
         if model is None or example is None:
@@ -125,20 +126,16 @@ def _folder_of(run: Any) -> Path:
     return Path(found or run)
 
 
-def _refuse_foreign(place: Path, names: tuple[str, ...], run: Run, use: str) -> None:
-    """Write over files of an earlier export of the same run only, which its card tells."""
-    there = [name for name in names if (place / name).exists()]
-    card = place / "README.md"
-    if there and not (card.is_file() and _told_by(card.read_text()) == _told_by(model_card(run, use=use))):
+def _refuse_foreign(place: Path, names: tuple[str, ...], run: Run) -> None:
+    """Write over files of an earlier export of the same run only, which its statement tells."""
+    there, statement = [name for name in names if (place / name).exists()], place / _COPIED[0]
+    # a run's own folder has a statement and no card
+    is_export = (place / "README.md").is_file() and statement.is_file()
+    if there and not (is_export and read_object(statement).get("run") == run.statement.get("run")):
         raise ValueError(
-            f"output is {str(place)!r}, where {', '.join(there)} would be written over, and no card of an "
-            "export of this run lies there. Name an empty or a new folder"
+            f"output is {str(place)!r}, where {', '.join(there)} would be written over, and no export of "
+            "this run lies there. Name an empty or a new folder"
         )
-
-
-def _told_by(card: str) -> str:
-    """A card without what its form says: the sections on use and files."""
-    return card.partition("## Use\n")[0].partition("## Files\n")[0]
 
 
 def _write_onnx(model: nn.Module, example: tuple[Any, ...], path: Path) -> None:

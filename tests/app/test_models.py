@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from equipoise.app.model_table import IN_BENCHMARKS, MODELS, STATISTICS
+from equipoise.app.model_table import MODELS, STATISTICS
 from equipoise.app.models import (
     build_model,
     extractor_of,
     prepare_data,
 )
-from equipoise.app.option_checks import SettingsError, check_data_and_model
+from equipoise.app.option_checks import SettingsError
 from equipoise.app.tasks import loss_of
 from equipoise.data.readers.text import HashingTokenizer
 from equipoise.data.records import DataSet, Records
@@ -179,13 +179,6 @@ def test_model_of_the_users_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         build_model("my_models_for_test:bad", table())
     assert extractor_of("my_models_for_test:good", table()) is None
     assert str(tmp_path) not in sys.path
-
-
-@pytest.mark.parametrize("moved", IN_BENCHMARKS)
-def test_what_moved_is_said_to_be_in_the_sources(moved: str) -> None:
-    for names in ((moved, None), (None, moved)):
-        with pytest.raises(SettingsError, match="benchmarks"):
-            check_data_and_model(*names)
 
 
 def test_the_weight_of_a_class_multiplies_its_losses() -> None:

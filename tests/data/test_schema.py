@@ -211,7 +211,7 @@ def test_a_date_is_one_column_of_parts(tmp_path):
     parts = ["days", "year", "month", "weekday"]
     range_ = {"low": "2020-02-28", "high": "2024-02-29"}
     one = Date(type="date", **range_, format="%d.%m.%Y", parts=parts, missing=["?"])
-    names = [name for name, *_ in one.codes]
+    names = [name for name, *_ in one.codes()]
     days = (date(2024, 2, 29) - date(2020, 2, 28)).days
     for cell, day, inside in (
         ("29.02.2020", date(2020, 2, 29), date(2020, 2, 29)),

@@ -8,11 +8,15 @@ from federated_problem import LOCAL_STEPS, client, loss, network, records, same,
 
 import equipoise as eq
 from equipoise.federated import simulate
-from equipoise.federated.registry import FEDERATED, MOVED, FederationSetup, find_federated
+from equipoise.federated.registry import FEDERATED, FederationSetup, find_federated
 from equipoise.federated.round_protocol import protocol_of
 
 SETTINGS = [(name, recipe, {}) for name, entry in FEDERATED.items() for recipe in entry.recipes]
-BESIDE = [*MOVED.values(), "baselines.averaged_iterate:ADAPTDP"]
+SCAFFOLD = "baselines.scaffold:SCAFFOLD"
+BESIDE = [
+    "baselines.fedprox:FEDPROX", SCAFFOLD, "baselines.moon:MOON", "baselines.fedlrs:FEDLRS",
+    "baselines.projected_upload:PROJECTED_UPLOAD", "baselines.averaged_iterate:ADAPTDP",
+]  # fmt: skip
 SMALL = {"dimension": 6, "quantile": 0.5}
 
 
@@ -65,7 +69,7 @@ def test_an_entry_trains_within_the_budget_and_goes_on(tmp_path, name, recipe, g
 
 
 def test_a_state_of_another_strategy_is_refused():
-    for name in ("dp-fedavg", "adaptdp-fedavg", MOVED["scaffold"], "dp-fedavg-quantile"):
+    for name in ("dp-fedavg", "adaptdp-fedavg", SCAFFOLD, "dp-fedavg-quantile"):
         strategy, _ = federation(name)
         with pytest.raises(ValueError, match="state has"):
             strategy.load_state_dict({"something": 1.0})

@@ -7,6 +7,7 @@ from torch import nn
 
 import equipoise as eq
 from equipoise._rounding import rounded_up
+from equipoise.statements.assumptions import MODEL, OF_RECORD, ROUNDED, START, Assumption, always, by_reader
 
 
 def test_a_statement_is_shown_in_a_line():
@@ -30,3 +31,18 @@ def test_a_statement_is_shown_in_a_line():
     assert "Not all planned releases were made." in " ".join(str(empty).split())
     assert "figure" not in dict(empty.sections())["Guarantee: none"][-1]
     assert "epsilon" not in repr(replace(statement, guarantee="none", epsilon=None))
+
+
+def test_every_assumption_stands_under_who_is_to_check_it():
+    """None is lost; what was proved needs nobody, and what was compared the author of the model."""
+    texts = [
+        *map(str, Assumption),
+        *always("record"),
+        f"{MODEL}proved, for all",
+        f"{MODEL}compared, on a few",
+    ]
+    owner, author, limits = (rows for _, rows in by_reader(texts))
+    assert sorted([*owner, *author, *limits]) == sorted(texts)
+    assert {OF_RECORD, Assumption.BY_CONTENT, Assumption.HELD_OUT} <= {*owner}
+    assert {START, Assumption.SCHEDULED, f"{MODEL}compared, on a few"} <= {*author}
+    assert {ROUNDED, Assumption.FOUND, f"{MODEL}proved, for all"} <= {*limits}

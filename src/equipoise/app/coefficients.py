@@ -44,7 +44,7 @@ def places_of(table: Table) -> list[list[Place]]:
 
 def _of_column(column: str, declared: Number | Category | Date) -> list[Place]:
     if declared.type == "date":
-        found_days = [Place(f"{column} {code}", None, *line) for code, *line in declared.codes]
+        found_days = [Place(f"{column} {code}", None, *line) for code, *line, _ in declared.codes()]
         return found_days + [Place(f"{column} is missing", None)] * bool(declared.missing)
     name, missing = '"' + column.replace('"', '""') + '"', declared.missing or []
     if declared.type == "number":

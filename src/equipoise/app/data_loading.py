@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from equipoise import data
-from equipoise.app.option_checks import SettingsError, data_form, refuse_moved
+from equipoise.app.option_checks import SettingsError, data_form
 from equipoise.app.settings import RunSettings
 from equipoise.data import DataSet, Records
 from equipoise.data.readers.custom import load_dataset
@@ -121,7 +121,6 @@ def _load_whole(settings: RunSettings) -> DataSet:
             population=settings.population,
         )
     if form == "named":
-        refuse_moved("data", settings.data)
         dataset = data.load(settings.data, settings.data_dir)
         if settings.population is not None and settings.population != dataset.population:
             raise SettingsError(

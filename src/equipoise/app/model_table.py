@@ -39,9 +39,3 @@ MODELS: Final = (
     "mlp-tanh", "cnn-tanh", "cnn-cifar", "logistic", "additive", *STATISTICS, ON_FEATURES, "hashed-words",
 )  # fmt: skip
 """Functions of `equipoise.app.models`, with underscores there: data set (as prepared) -> module."""
-
-IN_BENCHMARKS: Final = (
-    "resnet20-gn", "linear", "text-bag", "text-gru", "text-signs", "scatter-linear", "scatter-pooled",
-    "cifar100", "a9a", "mushroom", "sst2", "sst2-sentences", "pneumoniamnist", "breastmnist",
-)  # fmt: skip
-"""Models and data sets that stood in the package once and are in benchmarks/ of the sources."""

@@ -27,7 +27,6 @@ from torch import Tensor, nn
 from equipoise._files import PathLike
 from equipoise.app.default_settings import default_settings
 from equipoise.app.model_table import BY_GROUPS, DRAWN_FEATURES, MODELS, ON_FEATURES
-from equipoise.app.option_checks import refuse_moved
 from equipoise.app.statistics import GROUP, GROUPS, SufficientStatistics
 from equipoise.data.features.drawn import DrawnFeatures
 from equipoise.data.features.extractors import FeatureProgress, features_of
@@ -237,7 +236,6 @@ def build_model(name: str, dataset: DataSet, *, seed: int = 0) -> nn.Module:
     4810
     """
     if ":" not in name and name not in MODELS:
-        refuse_moved("model", name)
         raise ValueError(
             f"model={name!r} is not a known model. Known: {', '.join(MODELS)}. For a model of your own pass "
             "package.module:function, a function from the data set to a module."

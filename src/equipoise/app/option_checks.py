@@ -13,8 +13,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from equipoise._validate import suggestion
-from equipoise.app.model_table import IN_BENCHMARKS, MODELS
-from equipoise.federated.registry import FEDERATED, MOVED, PLAIN_AVERAGING
+from equipoise.app.model_table import MODELS
+from equipoise.federated.registry import FEDERATED, PLAIN_AVERAGING
 from equipoise.methods.registry import registered
 
 DATA_NAMES = ("digits", "mnist", "fashion-mnist", "cifar10", "adult")
@@ -189,25 +189,10 @@ def check_name(option: str, value: str | None, names: Iterable[str], own: str = 
     known = tuple(names)
     if value is None or value in known or (own and ":" in value):
         return
-    refuse_moved(option, value)
     end = f", or {own}" if own else ""
     raise SettingsError(
         f"{flag(option)} is {value!r}.{suggestion(value, known)} It must be one of {', '.join(known)}{end}."
     )
-
-
-def refuse_moved(option: str, value: str) -> None:
-    """Say where a data set or a model is that stood in the package once.
-
-    Raises:
-        SettingsError: it did.
-    """
-    if value in IN_BENCHMARKS and option in ("data", "model"):
-        raise SettingsError(
-            f"{flag(option)} is {value!r}, which is no longer in the package. In a checkout of the sources "
-            "give a function of benchmarks.data: or benchmarks.models: by its name there. A run that was "
-            "begun with the old name needs the version of equipoise that began it."
-        )
 
 
 def check_data_and_model(data: str | None, model: str | None) -> None:
@@ -234,12 +219,6 @@ def check_federated(method: str) -> None:
         ...
     equipoise.app.option_checks.SettingsError: --method is 'fedpcpd'. Did you mean fedpcdp? It must be ...
     """
-    if method in MOVED:
-        raise SettingsError(
-            f"--method is {method!r}, which is now in baselines/ of the repository: from a checkout, give "
-            f"--method {MOVED[method]}. A federation that was begun under the old name goes on with the "
-            "version that began it."
-        )
     names = (*FEDERATED, *(f"{PLAIN_AVERAGING}{name}" for name in registered()))
     plain = method.startswith(PLAIN_AVERAGING)
     check_name("method", method, names, "" if plain else "package.module:NAME of a FederatedMethod")

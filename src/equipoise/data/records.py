@@ -117,8 +117,6 @@ class Records:
         >>> len(first), len(second)
         (8, 2)
         """
-        if not 0 < fraction < 1:
-            raise ValueError(f"fraction={fraction} must lie strictly between 0 and 1.")
         size = round(fraction * self._length)
         if size in (0, self._length):
             raise DataFileError(
@@ -154,8 +152,6 @@ class Records:
 
     def which_aside(self, share: float, seed: int, by: str | None = None) -> Tensor:
         """For each record, whether `set_aside` puts it into the second part: bool ``[n]``."""
-        if not 0 < share < 1:
-            raise ValueError(f"share={share} must lie strictly between 0 and 1.")
         aside = torch.tensor([number < share * 2**64 for number in self._numbers(seed, by)])
         if bool(aside.all()) or not bool(aside.any()):
             raise DataFileError(f"share={share} leaves one part without records. Take another one.")

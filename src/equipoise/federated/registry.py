@@ -249,13 +249,3 @@ FEDERATED: dict[str, FederatedMethod] = {
     ),
 }
 """name -> its two halves."""
-
-
-MOVED = {
-    "fedprox": "baselines.fedprox:FEDPROX",
-    "scaffold": "baselines.scaffold:SCAFFOLD",
-    "moon": "baselines.moon:MOON",
-    "fedlrs": "baselines.fedlrs:FEDLRS",
-    "projected-upload": "baselines.projected_upload:PROJECTED_UPLOAD",
-}
-"""Names of earlier versions, and where the methods are in the repository."""

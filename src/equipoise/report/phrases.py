@@ -223,29 +223,6 @@ def score_name(name: str) -> str:
     return _SHORT.get(name, name.replace("_", " "))
 
 
-def learned_nothing(name: str, found: float, baseline: float, answer: str) -> str | None:
-    """A sentence where a model is no better than one without inputs; None where it is.
-
-    Args:
-        name: of the score.
-        found: the model's.
-        baseline: that of a model without inputs.
-        answer: what that one answers, in words.
-
-    >>> learned_nothing("accuracy", 0.25, 0.5, "always giving the commonest class")
-    'accuracy is 25.0% on the test records, and always giving the commonest class would be at 50.0%.'
-    >>> learned_nothing("rmse", 0.25, 0.5, "always giving the mean of the test records")
-    """
-    is_error = name in ERRORS
-    # Nothing does better than the perfect score of test records that all have one answer.
-    if baseline == (0.0 if is_error else 1.0) or (found < baseline if is_error else found > baseline):
-        return None
-    return (
-        f"{score_name(name)} is {score_in_words(name, found)} on the test records, and {answer} would be at "
-        f"{score_in_words(name, baseline)}."
-    )
-
-
 BYTE_UNITS = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1, "bytes"))
 
 

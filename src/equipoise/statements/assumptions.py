@@ -227,10 +227,10 @@ class Assumption(StrEnum):
 # ---- who is to check what
 
 _OWNERS = (
-    "population ", OF_RECORD, OF_USER, STATED, "every record belongs", "the other runs in this journal",
-    "no other run on these data", ALLOWED, NOT_COMPARED, Assumption.OTHER_DATA, Assumption.BY_NAME,
-    Assumption.BY_CONTENT, Assumption.BY_NUMBER, Assumption.BY_NUMBER_UNCOMPARED, Assumption.SHARED_NUMBERS,
-    Assumption.SECRET_SEED, Assumption.TRUSTED, Assumption.HELD_OUT, Assumption.ELSEWHERE,
+    "population ", "draws are assigned by ", "every record belongs", "no other run on these data",
+    "the other runs in this journal", OF_RECORD, OF_USER, STATED, ALLOWED, NOT_COMPARED,
+    Assumption.OTHER_DATA, Assumption.SHARED_NUMBERS, Assumption.SECRET_SEED, Assumption.TRUSTED,
+    Assumption.HELD_OUT, Assumption.ELSEWHERE,
 )  # fmt: skip
 _LIMITS = (
     ROUNDED, TRACED, THROWN_AWAY, f"{MODEL}proved", f"{DATA}proved", Assumption.SCANNED, Assumption.ROUNDING,

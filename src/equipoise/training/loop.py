@@ -40,7 +40,6 @@ from equipoise.training.folder.config_file import rebuild, rebuild_method, refus
 from equipoise.training.folder.run_folder import BOTH, LOAD, RunFolder, save_model
 from equipoise.training.interrupt import catch_interrupt
 from equipoise.training.moving_average import Values
-from equipoise.training.one_answer import Answers, watch_answers
 from equipoise.training.population import warn_of_delta, warn_of_population
 from equipoise.training.progress import progress_bar
 from equipoise.training.restarts import FinishedTraining, check_same_run, continued, state_of, undo_start
@@ -171,8 +170,6 @@ class PrivateTraining:
         self._trace()
         # What `finish` gave all processes; None where a step was taken since.
         self._finished_with: Statement | None = None
-        # Of the last evaluation.
-        self._answers = Answers()
         # The next step needs a release of which the plan has none left.
         self._plan_used_up = False
         if self.folder is not None and self.processes.is_first:  # no method of this: nobody could drop it
@@ -572,13 +569,6 @@ class PrivateTraining:
         result = replace(result, stopped_by=stopped_by)
         if stopped_by is not None:
             self._run.metrics.event("stop", result.steps, reason=signal.Signals(stopped_by).name)
-        if self._answers.are_one and self.processes.is_first:
-            warnings.warn(
-                "the largest output of the model is the same one for all inputs of the evaluation. If "
-                "outputs are classes, it learned nothing: try more steps, another learning rate or clip "
-                "norm; each further run over these records costs epsilon again (one journal adds it up)",
-                stacklevel=2,
-            )
         exits = stop == "exit" or (stop is None and not (hasattr(sys, "ps1") or "ipykernel" in sys.modules))
         exits = exits and stopped_by == signal.SIGTERM
         if stopped_by is not None and speaks and stop != "return":
@@ -662,7 +652,6 @@ class PrivateTraining:
             with (
                 torch.no_grad(),
                 average.swapped_in() if average is not None else nullcontext(),
-                watch_answers(self.model) as self._answers,
             ):
                 if self.steps_done:  # the parameters that are judged are the ones that get copied
                     self._traces.left(self.parameters.values())

@@ -44,10 +44,6 @@ def draw_pictures(count: int, shape: tuple[int, int, int], *, seed: int = 0, chu
     >>> draw_pictures(3, (1, 28, 28)).shape
     torch.Size([3, 1, 28, 28])
     """
-    if count < 1 or len(shape) != 3 or min(shape) < 1:
-        raise ValueError(
-            f"count={count} and shape={shape} must be at least 1: a number of pictures and their (c, h, w)."
-        )
     generator = torch.Generator().manual_seed(seed)
     drawn = [
         _Canvas(min(chunk, count - start), shape, generator).pictures() for start in range(0, count, chunk)

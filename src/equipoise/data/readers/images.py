@@ -33,12 +33,6 @@ def standardise_each(
     >>> x.flatten(1).tolist()
     [[-1.0, 1.0, -1.0, 1.0], [0.0, 0.0, 0.0, 0.0]]
     """
-    if images.ndim < 2:
-        raise ValueError(
-            f"images has shape {list(images.shape)}; it needs a record axis and at least one pixel axis."
-        )
-    if not scale > 0:
-        raise ValueError(f"scale={scale} must be positive: it is the largest pixel value.")
     least = 1.0 / scale if floor is None else floor
     result = torch.empty(images.shape, dtype=torch.float32)
     for start in range(0, len(images), chunk):

@@ -192,27 +192,26 @@ class Date(_Declared):
             raise ValueError(f"the range low={self.low!r} .. high={self.high!r} must not be empty")
         return self
 
-    @property
-    def codes(self) -> list[tuple[str, float, float]]:
-        """The codes' names, and the scale and shift of each from the number or the truth value that it is."""
+    def codes(self, day: date = date.min) -> list[tuple[str, float, float, float]]:
+        """Of each code its name, the scale and shift that it has, and the number of the day that it is of."""
         low, high = date.fromisoformat(self.low), date.fromisoformat(self.high)
-        share = len(self.parts) ** -0.5
+        share, inside = len(self.parts) ** -0.5, min(max(day, low), high)
 
-        def within(first: int, last: int) -> tuple[float, float]:
+        def within(name: str, number: int, first: int, last: int) -> tuple[str, float, float, float]:
             span = max(1, last - first)
-            return 2 * share / span, -share * (first + last) / span
+            return name, 2 * share / span, -share * (first + last) / span, number
 
-        found = {
-            "days": [(f"days since {low}", *within(0, (high - low).days))],
-            "year": [("year", *within(low.year, high.year))],
-            "month": [(f"month {number}", share, 0.0) for number in range(2, 13)],
-            "weekday": [(f"weekday {number}", share, 0.0) for number in range(2, 8)],
+        found: dict[str, list[tuple[str, float, float, float]]] = {
+            "days": [within(f"days since {low}", (inside - low).days, 0, (high - low).days)],
+            "year": [within("year", inside.year, low.year, high.year)],
+            "month": [(f"month {n}", share, 0.0, day.month == n) for n in range(2, 13)],
+            "weekday": [(f"weekday {n}", share, 0.0, day.isoweekday() == n) for n in range(2, 8)],
         }
         return [*chain(*(found[part] for part in self.parts))]
 
     @property
     def width(self) -> int:
-        return len(self.codes) + bool(self.missing)
+        return len(self.codes()) + bool(self.missing)
 
     def encode(self, cell: str) -> list[float]:
         if cell in (self.missing or ()):
@@ -224,16 +223,7 @@ class Date(_Declared):
                 f"the cell is no date of the form {self.format}. Repair the row, drop it, or declare format "
                 "or the sign for a missing date."
             ) from None
-        low, high = date.fromisoformat(self.low), date.fromisoformat(self.high)
-        inside = min(max(day, low), high)
-        numbers: dict[str, list[int]] = {
-            "days": [(inside - low).days],
-            "year": [inside.year],
-            "month": [day.month == number for number in range(2, 13)],
-            "weekday": [day.isoweekday() == number for number in range(2, 8)],
-        }
-        values = chain(*(numbers[part] for part in self.parts))
-        found = [scale * value + shift for value, (_, scale, shift) in zip(values, self.codes, strict=True)]
+        found = [scale * number + shift for _, scale, shift, number in self.codes(day)]
         return found + [0.0] * bool(self.missing)
 
 
