@@ -38,7 +38,7 @@ SHORTHANDS: dict[str, dict[str, Any]] = {
 _COMMON = {
     "data", "data_dir", "subset", "public_records", "epsilon", "delta", "seed", "device", "reproducible",
     "ledger", "run_dir", "noise_multiplier", "method", "options", "model", "unit", "owner",
-    "records_per_user", "user_rows", *OF_OWN_DATA,
+    "records_per_user", "user_rows", "private_validation", "score", "secret_seed", "runs", *OF_OWN_DATA,
 }  # fmt: skip
 """Settings that all methods of a comparison share."""
 

@@ -197,9 +197,9 @@ class Run:
             them and what mixes there. What mixes elsewhere is refused as ever.
         writers: further writers of publishable metrics, such as `CSVWriter`, and `Events`.
         diagnostics: of a run that is `reproducible`, so NOT PRIVATE, a function of the step's number and of
-            what noise and clipping hide: `median_norm` and `largest_norm` of the records' gradients,
-            `true_norm` of their sum over the expected batch size, the `cosine` between that and the estimate,
-            and the share of `clipped` ones.
+            what noise and clipping hide: `median_norm` and `largest_norm` of the gradients of this process'
+            records, `true_norm` of their sum over the expected batch size, the `cosine` between that and the
+            estimate, and the share of `clipped` ones.
 
     Raises:
         TypeError, ValueError: naming the argument.
