@@ -30,6 +30,7 @@ TITLES: dict[str, str] = {
     "fed-pcdp-images": "FedPCDP's setting on MNIST and Fashion-MNIST",
     "pcdp-sgd": "Projecting gradients before clipping them",
     "pcdp-sgd-images": "PCDP-SGD on images, with public records of the same set and of others",
+    "pcdp-sgd-printed": "PCDP-SGD's table in its own schedule of 3,200 steps",
     "pcdp-sgd-subspaces": "Where the directions of a projection come from",
 }
 EXPERIMENTS: dict[str, str] = {name: f"reproduction.papers.{name.replace('-', '_')}" for name in TITLES}

@@ -44,7 +44,18 @@ from equipoise.privacy import Budget, Poisson
 from reproduction.findings import Curve, Findings, PaperExperiment, Progress, Site, Table, Verdict
 from reproduction.harness import Problem, classification, follow, tuned_runs
 
-__all__ = ["ARMS", "CELLS", "EXPERIMENT", "Cell", "measure", "method_of", "problem_of", "verdicts"]
+__all__ = [
+    "ARMS",
+    "CELLS",
+    "EXPERIMENT",
+    "Cell",
+    "images",
+    "measure",
+    "method_of",
+    "parts",
+    "problem_of",
+    "verdicts",
+]
 
 RECORDS, PUBLIC, HELD, BATCH, STEPS, DELTA = 10_000, 100, 5_000, 250, 200, 1e-5
 EPOCH, CLIP_NORM, HIDDEN, CLASSES = 40, 0.1, 32, 10
@@ -101,7 +112,7 @@ HEAVY = tuple(cell for cell in CELLS if cell.noise > 10)
 
 
 @cache
-def _images(data: str, data_dir: str | None) -> dict[str, dict[str, Tensor]]:
+def images(data: str, data_dir: str | None) -> dict[str, dict[str, Tensor]]:
     """Training and test images of a set, colour ones averaged to 16 x 16."""
     found = load(data, data_dir)
 
@@ -113,9 +124,9 @@ def _images(data: str, data_dir: str | None) -> dict[str, dict[str, Tensor]]:
     return {"train": whole(found.train), "test": whole(found.test)}
 
 
-def _parts(data: str, seed: int, data_dir: str | None) -> dict[str, dict[str, Tensor]]:
+def parts(data: str, seed: int, data_dir: str | None) -> dict[str, dict[str, Tensor]]:
     """Disjoint training images: private, public, and held out for the choice of a rate."""
-    train = _images(data, data_dir)["train"]
+    train = images(data, data_dir)["train"]
     order = torch.randperm(len(train["y"]), generator=torch.Generator().manual_seed(seed))
     places = {"private": order[:RECORDS], "public": order[RECORDS : RECORDS + PUBLIC], "held": order[-HELD:]}
     return {name: {key: value[index] for key, value in train.items()} for name, index in places.items()}
@@ -125,7 +136,7 @@ def _public(arm: str, data: str, seed: int, data_dir: str | None) -> PublicRecor
     """The public records of an arm."""
     source = arm.partition(", ")[2]
     if source == "other set":
-        batch = _parts(OTHER[data], seed, data_dir)["public"]
+        batch = parts(OTHER[data], seed, data_dir)["public"]
         if data == "cifar10":
             x = F.interpolate(batch["x"], (16, 16), mode="area").expand(-1, 3, -1, -1)
             batch = {**batch, "x": x.contiguous()}
@@ -134,7 +145,7 @@ def _public(arm: str, data: str, seed: int, data_dir: str | None) -> PublicRecor
         by_lot = torch.randint(CLASSES, (PUBLIC,), generator=torch.Generator().manual_seed(seed))
         batch = {"x": draw_pictures(PUBLIC, shape, seed=seed), "y": by_lot}
     else:
-        batch = _parts(data, seed, data_dir)["public"]
+        batch = parts(data, seed, data_dir)["public"]
     return PublicRecords(batch)
 
 
@@ -164,14 +175,14 @@ def method_of(arm: str, cell: Cell, seed: int, data_dir: str | None) -> Method:
 
 def problem_of(cell: Cell, seed: int, data_dir: str | None) -> Problem:
     """The training of a seed; its errors are those on the test images, or on held-out ones to tune."""
-    parts = _parts(cell.data, seed, data_dir)
-    judged = parts["held"] if seed == TUNING_SEED else _images(cell.data, data_dir)["test"]
-    inputs = parts["private"]["x"][0].numel()
+    own = parts(cell.data, seed, data_dir)
+    judged = own["held"] if seed == TUNING_SEED else images(cell.data, data_dir)["test"]
+    inputs = own["private"]["x"][0].numel()
 
     def make_model() -> nn.Module:
         return nn.Sequential(nn.Flatten(), nn.Linear(inputs, HIDDEN), nn.Tanh(), nn.Linear(HIDDEN, CLASSES))
 
-    return classification(str(cell), make_model, parts["private"], judged)
+    return classification(str(cell), make_model, own["private"], judged)
 
 
 def measure(

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from equipoise.data import DataSet, Records
-from reproduction.papers import dc_dpsgd_images, pcdp_sgd_images
+from reproduction.papers import dc_dpsgd_images, pcdp_sgd_images, pcdp_sgd_printed
 
 SHAPES = {"mnist": (1, 28, 28), "fashion-mnist": (1, 28, 28), "cifar10": (3, 32, 32)}
 
@@ -26,11 +26,13 @@ def small(monkeypatch):
     for module, numbers in (
         (dc_dpsgd_images, {"LARGEST": 140, "HELD": 20, "BATCH": 50}),
         (pcdp_sgd_images, {"RECORDS": 1000, "HELD": 100, "BATCH": 100}),
+        (pcdp_sgd_printed, {"RECORDS": 1000, "BATCH": 100}),
     ):
-        monkeypatch.setattr(module, "load", lambda name, folder: images(1600, SHAPES[name], name))
+        if module is not pcdp_sgd_printed:  # which has the images of the other one
+            monkeypatch.setattr(module, "load", lambda name, folder: images(1600, SHAPES[name], name))
         for name, value in numbers.items():
             monkeypatch.setattr(module, name, value)
-    caches = (dc_dpsgd_images._features, pcdp_sgd_images._images)
+    caches = (dc_dpsgd_images._features, pcdp_sgd_images.images)
     for cache in caches:
         cache.cache_clear()
     yield
@@ -51,10 +53,9 @@ def test_every_arm_trains(module, part, arm, steps):
     assert all(0 <= error <= 1 for error in found.values())
 
 
-# ---- DC-DPSGD
-
-
-# ---- PCDP-SGD
-
-
-# ---- both
+@pytest.mark.filterwarnings("ignore:the subspace captures")
+@pytest.mark.parametrize("arm", pcdp_sgd_printed.ARMS)
+def test_every_arm_trains_in_its_own_schedule(arm):
+    found = pcdp_sgd_printed.measure(pcdp_sgd_images.CELLS[0], arm, 0, None, steps=8)
+    assert len(found) == 9
+    assert found["0"] != found["8"]
