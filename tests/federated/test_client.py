@@ -31,8 +31,9 @@ from federated_problem import (
 
 import equipoise as eq
 from equipoise._run_files import RunFolderError
-from equipoise.federated import Refused
+from equipoise.federated import FedAvg, Refused, Reply, Request, simulate
 from equipoise.federated.methods.server_radius import SQUARES
+from equipoise.federated.round_protocol import RoundProtocol
 from equipoise.methods import PublicRecords, PublicSubspace, RandomSubspace
 from equipoise.methods.dp_c4 import Quantile
 from equipoise.methods.named_tensors import copied
@@ -41,6 +42,11 @@ from equipoise.privacy import BudgetError, Journal, Ledger, Secrets
 from equipoise.statements import Statement
 from equipoise.statements.verify import verify_run
 from equipoise.training.folder.checkpoint import Checkpoints
+
+
+class SentElsewhere(RoundProtocol, eq.DPSGD):
+    def reply(self, state, start, end):
+        return Reply({})
 
 
 def rounds_of(one, params, count=ROUNDS):
@@ -289,11 +295,86 @@ LOCAL = {
 }
 
 
-def test_users_of_several_records_are_refused_by_name(tmp_path):
-    with pytest.raises(ValueError, match=r"unit=Users.*one record per user.*LocalUpdates") as caught:
-        client(folder=tmp_path / "client", owner=["Ann"] * RECORDS, records_per_user=3)
-    assert "Ann" not in str(caught.value)
-    assert not (tmp_path / "client").exists()
+@pytest.mark.parametrize("rows", [None, "mean"])
+def test_a_client_protects_patients_with_all_of_their_records(rows):
+    """Bit for bit the training of one process with the same users, and its epsilon."""
+    users = RECORDS // 3
+    sampling = eq.Poisson(20, RECORDS, 4) if rows is None else eq.Poisson(7, users, 4)
+    unit = eq.Users([n // 3 for n in range(RECORDS)], records_per_user=3, rows=rows)
+    model = network()
+    central = eq.PrivateTraining(
+        model,
+        torch.optim.SGD(model.parameters(), lr=0.3),
+        loss=loss,
+        data=records(),
+        sampling=sampling,
+        method=eq.DPSGD(clip_norm=0.5, noise_multiplier=2.0),
+        budget=None,
+        unit=unit,
+        run=eq.Run(reproducible=True),
+    )
+    list(central)
+    one = client(eq.DPSGD(clip_norm=0.5, noise_multiplier=2.0), sampling=sampling, unit=unit)
+    found = rounds_of(one, start(), 2)
+    assert same(found, {name: p.detach() for name, p in model.named_parameters()})
+    assert (one.statement().unit, one.statement().epsilon) == ("user", central.statement().epsilon)
+
+
+def test_local_parameters_are_trained_and_never_sent(tmp_path):
+    """The rest goes to the server; what stays survives rounds and a restart, whatever the server sends."""
+    one = client(folder=tmp_path, local=["2.*"], reproducible=False)
+    shared = {name: value for name, value in start().items() if name.startswith("0.")}
+    first = train(one, 1, shared)
+    assert first.params.keys() == shared.keys()
+    head = copied({name: p for name, p in one.training.parameters.items() if name.startswith("2.")})
+    assert not any(torch.equal(head[name], start()[name]) for name in head)
+    with pytest.raises(Refused, match="tensors"):
+        train(one, 2, start())
+    one.close()
+    again = client(folder=tmp_path, local=["2.*"], reproducible=False)
+    assert all(torch.equal(again.training.parameters[name], head[name]) for name in head)
+    train(again, 2, {name: value + 1 for name, value in first.params.items()})
+    assert charges(again) == 2 * LOCAL_STEPS
+
+
+def test_weights_by_size_are_those_of_the_stated_populations():
+    """Two sites of 60 and 180 records count 1 to 3; the mean of one size is the plain mean, bit for bit."""
+    sites = [
+        client(number=0, sampling=eq.Poisson(20, RECORDS, LOCAL_STEPS)),
+        client(number=1, sampling=eq.Poisson(60, 3 * RECORDS, LOCAL_STEPS), data=records(1, 3 * RECORDS)),
+    ]
+    replies = [site.answer(Request(1, start(), FedAvg(weights="size").extras())) for site in sites]
+    found = FedAvg(weights="size").aggregate(start(), replies)
+    for name, value in found.items():
+        wanted = 0.25 * replies[0].params[name] + 0.75 * replies[1].params[name]
+        assert torch.allclose(value, wanted, rtol=1e-14, atol=0)
+    alike = [Reply(reply.params, {"population": 60.0}) for reply in replies]
+    assert same(FedAvg(weights="size").aggregate(start(), alike), FedAvg().aggregate(start(), alike))
+    told = simulate(FedAvg(weights="size"), [Silent()], start(), 1).rounds[0]
+    assert "states no population" in str(told)
+
+
+class Silent:
+    def answer(self, request):
+        return Reply(request.params)
+
+
+@pytest.mark.parametrize(
+    ("local", "method", "said"),
+    [
+        (["hat.*"], None, "matches no trainable parameter"),
+        (["*"], None, "every trainable parameter"),
+        ("2.*", None, r"local=\['2"),
+        (
+            ["2.*"],
+            lambda: SentElsewhere(clip_norm=0.5, noise_multiplier=1.0),
+            "something else than parameters",
+        ),
+    ],
+)
+def test_local_parameters_that_make_no_sense_are_refused(local, method, said):
+    with pytest.raises(ValueError, match=said):
+        client(method and method(), local=local)
 
 
 @pytest.mark.few(13)

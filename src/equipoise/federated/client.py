@@ -9,8 +9,9 @@ request again gets the same reply and costs nothing.
 No loss, accuracy, batch size or true number of records leaves; the sampling's population is the client's
 public size.
 
-The unit of the guarantee is one record at one client, and every client's own noise protects its records
-against everybody else. A whole client can move a report by U, not U / B, and its K steps by far more than K
+The unit of the guarantee is one record at one client, or one user with all of their records there
+(`unit=Users(...)`: a patient of a hospital), and every client's own noise protects its records against
+everybody else. A whole client can move a report by U, not U / B, and its K steps by far more than K
 clipped records, so that no guarantee for clients follows. Noise that is right only in the sum over clients
 would need that nobody sees a single reply; after K > 1 steps a client has moved along its own under-noised
 path, which no sum hides, and there is no proof of composition.
@@ -18,7 +19,8 @@ path, which no sum hides, and there is no proof of composition.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import fnmatch
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -29,7 +31,7 @@ from torch import nn
 
 from equipoise import _validate
 from equipoise._files import PathLike, write_atomically
-from equipoise.federated.messages import Refused, Reply, Request, check_round, check_tensors
+from equipoise.federated.messages import POPULATION, Refused, Reply, Request, check_round, check_tensors
 from equipoise.federated.round_protocol import RoundProtocol, check_passed_on, protocol_of
 from equipoise.gradients.engine_inputs import Loss
 from equipoise.methods import Method, State
@@ -58,11 +60,13 @@ class Client:
         budget: `Budget(epsilon, delta)` for all rounds together.
         learning_rate: of plain SGD, unless `optimizer` is given.
         optimizer: parameters -> optimiser of the local steps; what it remembers lasts across rounds.
-        unit: of the guarantee; "record", or `Record(relation="replace_one")`.
+        unit: of the guarantee; "record", `Record(relation="replace_one")` or `Users(...)`.
         run: a folder for key, journal, rounds and checkpoints, or a `Run`; None keeps everything in memory. A
             client whose folder holds a run goes on with it, and takes only the same budget, sampling,
             settings and `local_steps`. `Run(journal=...)` names a journal that this owner's runs over the
             same records share: their costs compose.
+        local: patterns of parameters that stay here, such as `["head.*", "*.norm*"]`: they are trained with
+            the others and never sent, and the global model is without them.
 
     Raises:
         ValueError, TypeError, BudgetError: as `PrivateTraining`; nothing is spent then.
@@ -95,12 +99,14 @@ class Client:
         budget: Budget | None = None,
         learning_rate: float | None = None,
         optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer] | None = None,
-        unit: Record | str = "record",
+        unit: Record | Users | str = "record",
         run: Run | PathLike | None = None,
+        local: Sequence[str] = (),
     ) -> None:
-        _check_claim(unit, local_steps)
+        _validate.count(local_steps=local_steps)
         check_passed_on(method)
         self.method, self.local_steps, self._protocol = method, local_steps, protocol_of(method)
+        self._local = _matched(local, model, self._protocol)
         self._protocol.check_local_steps(local_steps)
         wanted = self._protocol.client_loss
         if wanted is not None and wanted is not loss:
@@ -235,7 +241,8 @@ class Client:
             Refused: parameters of wrong names or shapes or not finite, extras that the method does not take
                 or that lie outside of what was agreed, a round that is over, or no steps left.
         """
-        parameters, takes = self.training.parameters, self._protocol.takes(request.kind)
+        mine, takes = self.training.parameters, self._protocol.takes(request.kind)
+        parameters = {name: value for name, value in mine.items() if name not in self._local}
         if takes is None:
             raise Refused(
                 f"method {self.method.name!r} answers no request of kind {request.kind!r:.80}; nothing was "
@@ -243,18 +250,24 @@ class Client:
             )
         check_round(request.round)
         params = check_tensors("params", request.params, parameters)
-        for name in request.extras.keys() - takes.keys():
+        given = dict(request.extras)
+        states_population = given.pop(POPULATION, None) is not None
+        for name in given.keys() - takes.keys():
             raise Refused(
                 f"extras[{name!r:.80}] is not supported by method {self.method.name!r}; nothing was spent"
             )
         extras = {}
         for name, extra in takes.items():
-            if name in request.extras:
-                extras[name] = extra.check(request.extras[name], parameters)
+            if name in given:
+                extras[name] = extra.check(given[name], parameters)
             elif extra.required:
                 raise Refused(f"{name} is missing: method {self.method.name!r} needs it; nothing was spent")
         checked = Request(request.round, params, extras, request.kind)
-        return self._query(checked) if request.kind == "query" else self._train(checked)
+        reply = self._query(checked) if request.kind == "query" else self._train(checked)
+        if states_population:
+            population = float(self.training.sampling.population)
+            reply = replace(reply, reports={**reply.reports, POPULATION: population})
+        return reply
 
     def _query(self, request: Request) -> Reply:
         number, question, known = request.round, request.fingerprint(), self._queried
@@ -302,7 +315,8 @@ class Client:
             training.state = protocol.end_round(training.state, ended)
             if training.folder is not None:
                 training.save_checkpoint()  # syncs the journal first: what leaves is booked on the device
-        return protocol.reply(training.state, request.params, copied(training.parameters))
+        sent = {name: value for name, value in training.parameters.items() if name not in self._local}
+        return protocol.reply(training.state, request.params, copied(sent))
 
     def _check_new(self, number: int, last: int) -> None:
         """Refuse a round that is not after the last, or that the plan has no steps for."""
@@ -318,15 +332,29 @@ class Client:
             )
 
 
-def _check_claim(unit: Any, local_steps: int) -> None:
-    """Refuse a claim that no proof covers."""
-    _validate.count(local_steps=local_steps)
-    if isinstance(unit, Users):
+def _matched(patterns: Sequence[str], model: nn.Module, protocol: RoundProtocol) -> frozenset[str]:
+    """The trainable parameters that stay at the client.
+
+    Raises:
+        ValueError: a pattern matches none, all are matched, or the method sends something else than
+            parameters.
+    """
+    names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+    if isinstance(patterns, str):
+        raise ValueError(f"local={patterns!r} is one text: give a list, such as local=[{patterns!r}]")
+    for pattern in patterns:
+        if not fnmatch.filter(names, pattern):
+            near = _validate.suggestion(pattern, names)
+            raise ValueError(f"local names {pattern!r}, which matches no trainable parameter.{near}")
+    found = frozenset(name for pattern in patterns for name in fnmatch.filter(names, pattern))
+    if len(found) == len(names):
+        raise ValueError("local names every trainable parameter: nothing would be left to share")
+    if found and type(protocol).reply is not RoundProtocol.reply:
         raise ValueError(
-            "unit=Users(...): a client accounts for one record at one client, and not for users of several "
-            "records. Keep one record per user and leave this out. If one process sees all records, train "
-            "with PrivateTraining(unit=Users(...)), or on users' updates with LocalUpdates. Nothing was spent"
+            f"local={list(patterns)!r}: method {type(protocol).__name__} sends something else than "
+            "parameters; take one that sends them, such as DPSGD, or leave local out"
         )
+    return found
 
 
 def _latest(path: Path | None) -> tuple[dict[str, Any] | None, ...]:
@@ -356,8 +384,8 @@ class LocalTraining(PrivateTraining):
     """`PrivateTraining`, with the parameters moved from outside and questions asked between steps."""
 
     def move(self, values: Parameters) -> None:
-        """Put other parameters into the model; the method's state is rebased."""
-        self._steps.move(values)
+        """Put other parameters into the model; those that are not given stay. The state is rebased."""
+        self._steps.move({**self.parameters, **values})
 
     @property
     def state(self) -> State:

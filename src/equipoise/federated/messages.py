@@ -27,6 +27,10 @@ RequestKind = Literal["train", "query"]
 
 _MACHINES_APART = 1 + 1e-6
 
+POPULATION = "population"
+"""The report of the public number of records, or users, that a client's sampling states; and the extra of a
+request that asks for it."""
+
 #: Errors of a client's own ledger, journal or folder. The other clients go on without it.
 CLIENT_FAILURES = (LedgerError, JournalError, CheckpointError, RunFolderError)
 

@@ -1,10 +1,10 @@
 """The server: strategies, and the loop that runs their rounds over any exchange of messages.
 
 A strategy is a generator of requests. It yields a request, is sent the usable replies, and returns the next
-global model. `FedAvg` averages the clients' parameters with equal weights: x' = (1/P) sum_p y_p over the P
-that answered. Weights by size would be public too, but the sizes are then part of the claim; equal ones ask
-for nothing. With clients that clip at a fixed or learned radius this is DP-FedAvg. The server holds released
-values only; nothing here is private, and nothing here adds noise.
+global model. `FedAvg` averages the clients' parameters: x' = sum_p w_p y_p / sum_p w_p over those that
+answered, with equal weights, or by the public population that each client states. With clients that clip at
+a fixed or learned radius this is DP-FedAvg. The server holds released values only; nothing here is private,
+and nothing here adds noise.
 
 Each round a public generator picks the clients. Clients that refuse or cannot be reached, before a query or
 in the middle of the round, are left out of it, and so are those whose own ledger or folder is broken; the
@@ -26,14 +26,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
 
 from equipoise import _validate
 from equipoise._files import PathLike
-from equipoise.federated.messages import CLIENT_FAILURES, Refused, Reply, Request, size_in_bytes
+from equipoise.federated.messages import CLIENT_FAILURES, POPULATION, Refused, Reply, Request, size_in_bytes
 from equipoise.methods.base import Parameters
 from equipoise.methods.named_tensors import copied
 from equipoise.training.folder.checkpoint import Checkpoints
@@ -108,10 +108,12 @@ class Strategy(ABC):
 
 
 class FedAvg(Strategy):
-    """The unweighted mean of the clients' parameters.
+    """The mean of the clients' parameters.
 
     Args:
         server_rate: the step from the global model to the mean; 1 goes all the way.
+        weights: "equal", or "size": each client counts as often as the public population that it states. A
+            client that states too large a one has too large a say.
 
     Example:
         >>> replies = [Reply({"w": torch.ones(1)}), Reply({"w": 3 * torch.ones(1)})]
@@ -119,9 +121,10 @@ class FedAvg(Strategy):
         2.0
     """
 
-    def __init__(self, server_rate: float = 1.0) -> None:
+    def __init__(self, server_rate: float = 1.0, weights: Literal["equal", "size"] = "equal") -> None:
         _validate.positive(server_rate=server_rate)
-        self.server_rate = float(server_rate)
+        _validate.one_of(("equal", "size"), weights=weights)
+        self.server_rate, self.weights = float(server_rate), weights
 
     def round(self, number: int, params: Parameters) -> RoundRequests:
         replies = yield Request(number, params, self.extras())
@@ -129,7 +132,7 @@ class FedAvg(Strategy):
 
     def extras(self) -> dict[str, Any]:
         """Numbers and named tensors that are sent with the global model."""
-        return {}
+        return {POPULATION: 1.0} if self.weights == "size" else {}
 
     def received(self, params: Parameters, sent: Parameters) -> Parameters:
         """The parameters of a client, from the tensors that it sent: here they are what it sent."""
@@ -144,6 +147,8 @@ class FedAvg(Strategy):
             end = self.received(request.params, reply.params)
         except (KeyError, TypeError, ValueError, RuntimeError, IndexError) as error:
             return f"what it sent does not fit the model ({type(error).__name__})"
+        if self.weights == "size" and not reply.reports.get(POPULATION, 0) >= 1:
+            return "it states no population, by which weights='size' would count it"
         return misfit(request.params, end)
 
     def aggregate(self, params: Parameters, replies: Sequence[Reply]) -> dict[str, Tensor]:
@@ -151,10 +156,18 @@ class FedAvg(Strategy):
         if not replies:
             raise ValueError("replies is empty: keep the global model where nobody answered")
         ends = [self.received(params, reply.params) for reply in replies]
-        mean = {
-            name: torch.stack([end[name] for end in ends]).mean(0) if len(ends) > 1 else ends[0][name].clone()
-            for name in params
-        }
+        sizes = {reply.reports[POPULATION] for reply in replies} if self.weights == "size" else {1.0}
+        if len(ends) == 1:
+            mean = {name: ends[0][name].clone() for name in params}
+        elif len(sizes) == 1:
+            mean = {name: torch.stack([end[name] for end in ends]).mean(0) for name in params}
+        else:
+            counts = torch.tensor([reply.reports[POPULATION] for reply in replies], dtype=torch.float64)
+            shares = counts / counts.sum()
+            mean = {
+                name: torch.tensordot(shares.to(value), torch.stack([end[name] for end in ends]), 1)
+                for name, value in params.items()
+            }
         if self.server_rate == 1:
             return mean
         return {name: value + self.server_rate * (mean[name] - value) for name, value in params.items()}
