@@ -23,6 +23,7 @@ TITLES: dict[str, str] = {
     "dc-dpsgd-long-tail": "Two thresholds on rare classes",
     "dice-sgd": "The bias of clipping and its removal at a true epsilon of 1",
     "dice-sgd-images": "DiceSGD's table on CIFAR-10, by a linear model on fixed features",
+    "dp-c4-ablations": "DP-C4's ablations, on Mushroom: C, C1 x C2, routines, anchor batch, p",
     "dp-c4": "DP-C4 under interpolation: thresholds that shrink, at a true epsilon of 4",
     "dp-c4-misfit": "DP-C4 without interpolation: constant and rising c2, everybody tuned alike",
     "dp-c4-mushroom": "DP-C4's convex table: Mushroom at a printed epsilon of 1",

@@ -201,7 +201,7 @@ class _Trainings:
         return self.of["clip_norm"] * self.of["decay"] ** k
 
     def draw(self, size: int) -> tuple[Tensor, Tensor]:
-        """Who is drawn, each record by itself, and who of them is live: [n] and [1, n], or both [K, n]."""
+        """Records of which some are drawn, each by itself, and which: [n] or [K, n], and [1 or K, n]."""
         count = len(self.records.y)
         if size >= count:
             return torch.arange(count), torch.ones(1, count, dtype=self.dtype)
@@ -210,6 +210,8 @@ class _Trainings:
         if not self.own_draws:
             found = drawn[0].nonzero().flatten()
             return found, torch.ones(1, len(found), dtype=self.dtype)
+        if 4 * size > count:  # then all rows are fewer than each one's drawn ones
+            return torch.arange(count), drawn.to(self.dtype)
         counts = drawn.sum(1)
         arm, record = drawn.nonzero().unbind(1)
         place = torch.arange(len(arm)) - (counts.cumsum(0) - counts)[arm]

@@ -7,7 +7,7 @@ import torch
 
 from equipoise.data import DataSet, Records
 from reproduction.findings import Site
-from reproduction.papers import dice_sgd_images, dp_c4_mushroom
+from reproduction.papers import dice_sgd_images, dp_c4_ablations, dp_c4_mushroom
 from reproduction.papers.whole_sets import linear_problem
 from reproduction.result_cache import ResultCache
 
@@ -81,6 +81,25 @@ def test_codings_of_attributes():
     spread = dp_c4_mushroom.CODINGS["standardised"](inputs)
     assert spread[:, 2].std().item() == pytest.approx(1)
     assert spread[:, 6].tolist() == [0, 0, 0]
+
+
+def test_the_ablations_from_a_small_set(monkeypatch, tmp_path):
+    """A hundredth of the passes over made-up records: every cell is there."""
+    module = dp_c4_ablations
+    monkeypatch.setattr(module, "mushroom", lambda folder: small_set())
+    for name, value in (
+        ("PASSES", 0.5),
+        ("SIZES", (0.5, 2.0)),
+        ("ANCHOR_BATCHES", (512,)),
+        ("PERIODS", (4,)),
+    ):
+        monkeypatch.setattr(module, name, value)
+    monkeypatch.setattr(module, "verdicts", lambda numbers: [])
+    monkeypatch.setattr(module, "steps_of", lambda method, population: 3)
+    found = module.EXPERIMENT.carry_out((0,), nothing, Site(None, ResultCache(tmp_path / "c")))
+    # C: three methods, two sizes; of two methods four routines, an anchor batch, a period, 4 pairs of scales
+    assert len(found.table.rows) == 2 * 2 * (3 * 2 + 2 * (4 + 1 + 1) + 2 * 4)
+    assert all(0 <= row[-1] <= 100 for row in found.table.rows)
 
 
 def test_both_tables_from_a_small_set(monkeypatch, tmp_path):

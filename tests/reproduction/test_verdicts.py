@@ -26,6 +26,7 @@ from reproduction.papers import (
     dice_sgd,
     dice_sgd_images,
     dp_c4,
+    dp_c4_ablations,
     dp_c4_misfit,
     dp_c4_mushroom,
     fed_pcdp,
@@ -56,6 +57,7 @@ JUDGES: dict[str, Callable[[Any], list[Verdict]]] = {
     "dice-sgd": dice_sgd.verdicts,
     "dice-sgd-images": dice_sgd_images.verdicts,
     "dp-c4": dp_c4.verdicts,
+    "dp-c4-ablations": dp_c4_ablations.verdicts,
     "dp-c4-misfit": dp_c4_misfit.verdicts,
     "dp-c4-mushroom": dp_c4_mushroom.verdicts,
     "fed-pcdp": fed_pcdp.verdicts,
@@ -114,6 +116,37 @@ MISSED = {
         ),
         "epsilon 2: DP-SGD, C = 0.1 less C = 1 (the paper: -0.7)",
     ],
+    "dp-c4-ablations": [
+        *(
+            f"{part}: {method}, a small C2 is fatal, points"
+            for part, methods in (
+                ("one-hot, Theorem 3", ("DP-C4",)),
+                ("one-hot, epsilon 1", ("DP-C4", "DP-C4+")),
+                ("norm 1, Theorem 3", ("DP-C4",)),
+                ("norm 1, epsilon 1", ("DP-C4", "DP-C4+")),
+            )
+            for method in methods
+        ),
+        *(
+            f"{part}: {method}, p = 1/8 less the better of 1/2, 1/32"
+            for part, method in (
+                ("one-hot, Theorem 3", "DP-C4"),
+                ("one-hot, epsilon 1", "DP-C4"),
+                ("one-hot, epsilon 1", "DP-C4+"),
+                ("norm 1, Theorem 3", "DP-C4"),
+                ("norm 1, epsilon 1", "DP-C4+"),
+            )
+        ),
+        *(
+            f"{coding}, epsilon 1: {method}{claim}"
+            for coding in ("one-hot", "norm 1")
+            for method, ahead, anchors in (("DP-C4", "8.8", "17.7"), ("DP-C4+", "11.5", "23.4"))
+            for claim in (
+                f" less DP-SGD at C = 1 (the paper: +{ahead})",
+                f", 4,096 in an anchor less 512 (the paper: +{anchors})",
+            )
+        ),
+    ],
     "dp-c4-misfit": [
         f"{problem}, epsilon {epsilon}: {method}, is ahead of DP-SGD (ratio)"
         for problem, epsilon, methods in (
@@ -126,7 +159,10 @@ MISSED = {
         for method in methods
     ],
     "dp-c4-mushroom": [
-        "Theorem 3: DP-C4+ less DiceSGD in points (the paper: +6.33)",
+        *(
+            f"epsilon 1, {coding}: DP-C4+ less DP-SGD in points (the paper: +9.50)"
+            for coding in ("norm 1", "standardised", "integers")
+        ),
         *(
             f"{noise}: {first} less {second} in points (the paper: {said})"
             for noise in ("epsilon 1", "epsilon 1, more rates")
@@ -196,6 +232,7 @@ IMPOSTORS = (
     ("adaptive-rms-printed", "AdaptDP-FedAvg", "DP-FedAvg"),
     *(("dp-c4", label, "DP-SGD") for label in dp_c4.CONVERGING),
     *(("dp-c4-misfit", label, "DP-SGD") for label in dp_c4_misfit.ARMS if label.startswith("DP-C4")),
+    *(("dp-c4-ablations", label, "DP-SGD") for label in ("DP-C4", "DP-C4+")),
     *(("dp-c4-mushroom", label, "DP-SGD") for label in ("DP-C4", "DP-C4+")),
     ("fed-pcdp", "FedPCDP", "FedAvg"),
     ("fed-pcdp-images", "fedpcdp", "fedavg"),
