@@ -11,6 +11,9 @@ from equipoise.privacy import BallsInBins, FixedEpochs, PlanError, Poisson
 from equipoise.privacy.accounting import allocation
 from equipoise.privacy.accounting.allocation import divergence, ratio_law
 from equipoise.privacy.accounting.epsilon import epsilon
+from equipoise.privacy.accounting.loss_distribution import SampledGaussians, composed_epsilon
+from equipoise.privacy.mechanisms.banded_gaussian import BandedGaussian
+from equipoise.training.owners import keys_of_ids
 
 EPSILONS = np.array([0.0, 0.1, 0.5, 1.0, 2.0])
 
@@ -119,14 +122,44 @@ def test_epochs_compose_and_cost_no_more_than_a_known_order():
         assert epsilon(event, 1e-5).value <= epsilon(known, 1e-5).value
 
 
+@pytest.mark.parametrize("delta", [1e-3, 1e-9])
+@pytest.mark.parametrize("slots", [2, 3, 10, 100])
+def test_it_never_costs_more_than_poisson_sampling_or_a_known_order(slots, delta):
+    """Low noise and few bins too, where the grid near zero decides; and epsilon falls with the noise."""
+    before = math.inf
+    for z in (0.04, 0.1, 0.3, 0.5, 0.6, 1.0, 2.0, 8.0):
+        steps = 10 * slots
+        found = epsilon(BallsInBins(10, 10 * slots, steps).event(z, steps), delta, cross_check=False).value
+        assert found < before
+        for other in (Poisson, FixedEpochs):
+            event = other(10, 10 * slots, steps).event(z, steps)
+            assert found <= epsilon(event, delta, cross_check=False).value * (1 + 1e-3)
+        before = found
+
+
+def test_mass_at_infinite_loss_is_no_epsilon(monkeypatch):
+    """Where more than delta is lost at once, one direction has no epsilon, whatever the other has."""
+    coarse = SampledGaussians(0.5, 1.0, 10, slots=2)
+    monkeypatch.setattr(allocation, "ratio_law", lambda *_: (np.array([0.0, 2.0]), np.array([0.5, 0.5])))
+    assert composed_epsilon([coarse], 1e-5, "add", 16)[0] == math.inf
+
+
 def test_an_epoch_that_was_begun_counts_whole():
     sampling = BallsInBins(10, 100, 40)
     assert sampling.event(1.0, 11) == sampling.event(1.0, 20)
     assert sampling.event(1.0, 20).count == 2
 
 
+def test_different_names_have_different_keys():
+    """Records of one key would be drawn together, and show where each of them is."""
+    ids = [5 + k * 2**64 for k in range(50)] + [-k for k in range(1, 50)] + [2**63 + k for k in range(50)]
+    assert len(keys_of_ids(ids, len(ids)).unique()) == len(ids)
+
+
 def test_what_has_no_accountant_is_refused():
     sampling = BallsInBins(10, 100, 40)
+    with pytest.raises(PlanError, match="not amplified by BallsInBins"):
+        BandedGaussian((1.0, 0.5), 1.0).check_sampling(sampling)
     with pytest.raises(PlanError, match="replace_one"):
         epsilon(sampling.event(1.0, 40), 1e-5, "replace_one")
     with pytest.raises(PlanError, match="records_per_user=3"):

@@ -21,8 +21,11 @@ def _plan(asked: CalibrationSettings, noise_multiplier: float, batch_size: float
 
 def _steps(asked: CalibrationSettings, epochs: float, batch_size: float, most: int = MOST_STEPS) -> int:
     """The steps of so many epochs; where an epoch is a whole number of draws, these decide."""
-    one = SAMPLING_WORDS[asked.sampling].of_size(batch_size, asked.population, 1)
-    return steps_of(epochs, asked.population, one.expected_size, most)
+    return steps_of(epochs, asked.population, _draw_size(asked, batch_size), most)
+
+
+def _draw_size(asked: CalibrationSettings, batch_size: float) -> float:
+    return SAMPLING_WORDS[asked.sampling].of_size(batch_size, asked.population, 1).expected_size
 
 
 def _unit(asked: CalibrationSettings) -> Unit:
@@ -71,11 +74,13 @@ def table(asked: CalibrationSettings, noise: float) -> tuple[list[float], list[f
         (epochs [R], batch sizes [C], epsilon [R][C]).
     """
     size, population = asked.batch_size, asked.population
-    epochs = asked.number_of_steps() * size / population
+    steps = asked.steps or _steps(asked, asked.epochs or 0.0, size)
+    epochs = steps * _draw_size(asked, size) / population
     rows = [epochs * factor for factor in (0.5, 1, 2)]
     # The asked size stands as it is; its neighbours are whole numbers where they hold at least one record.
     sizes = [size * 0.25 if size < 4 else float(round(size * 0.25)), size, float(round(size * 4))]
-    columns = [size for size in sizes if size <= population]
+    whole = "batch_size" in SAMPLING_WORDS[asked.sampling].of_size(1, population, 1).describe()
+    columns = [size for size in sizes if size <= population and (size.is_integer() or not whole)]
 
     def spent(epochs: float, batch_size: float) -> float:
         steps = _steps(asked, epochs, batch_size, most=10 * MOST_STEPS)  # 8 times those asked for

@@ -457,8 +457,8 @@ def anchor_sampling(sampling: Sampling, size: float, count: int) -> Sampling:
         return dataclasses.replace(sampling, batch_size=round(size), steps=count)
     raise TypeError(
         f"sampling={sampling!r}: anchors can be sampled with Poisson, TruncatedPoisson, WithoutReplacement, "
-        "FullBatch and FixedEpochs draws. Turns of records serve noise over steps (dp-mf), which methods "
-        "with anchors do not offer: take Poisson"
+        "FullBatch, FixedEpochs and BallsInBins draws. Turns of records serve noise over steps (dp-mf), "
+        "which methods with anchors do not offer: take Poisson"
     )
 
 

@@ -16,7 +16,7 @@ from equipoise.privacy import Mechanism, Sampling, Staged
 
 @dataclass(frozen=True)
 class NoiseStages(Option):
-    """Stages of equal length, each with noise of its own; under `FixedEpochs` they are whole epochs.
+    """Stages of equal length, each with noise of its own; whole epochs where records take turns.
 
     Args:
         factors: the noise multipliers of the stages over the first one's, such as (1.0, 0.8, 0.6).

@@ -8,21 +8,23 @@
 | `WithoutReplacement` | a uniform subset of batch_size | Gaussian sampled without replacement |
 | `FullBatch` | all records | Gaussian |
 | `FixedEpochs` | each record once per epoch | one Gaussian per epoch |
+| `BallsInBins` | the same, in a draw that nobody knows | one mixture of Gaussians per epoch |
 
 `population` is a public constant that the user states. It sets q, and nothing here is computed from the
 number of records that are really there.
 
-`FixedEpochs` assigns every record independently to one of the `round(population / batch_size)` draws of an
-epoch. The draw of one record does not depend on the presence of another. So a record meets one Gaussian per
-epoch, under both relations, however the others are assigned. Consecutive slices of one permutation would not
-have this under add-or-remove.
+`FixedEpochs` and `BallsInBins` assign every record independently to one of the `round(population /
+batch_size)` draws of an epoch. The draw of one record does not depend on the presence of another. So a
+record meets one Gaussian per epoch, under both relations, however the others are assigned. Consecutive
+slices of one permutation would not have this under add-or-remove.
 
 **Keys of records.** A scheme that assigns records to draws (`takes_turns`) assigns each one by a number that
-names it for the whole run: a secret hash of what it holds, or of an id. Dealt by their positions, the records
-behind one that is withdrawn while a run is interrupted would change their draws, and meet a second Gaussian
-in the epoch under way. Two records that have one key share their draws, which costs nothing: each is still in
-one draw per epoch. The other schemes draw afresh every time, independently of all draws before. Each draw is
-accounted for by itself, whoever is in it, so a position may belong to another record in every draw.
+names it for the whole run: a secret hash of what it holds, or of an id. Dealt by their positions, the
+records behind one that is withdrawn while a run is interrupted would change their draws, and meet a second
+Gaussian in the epoch under way. Two records that have one key share their draws: each is still in one draw
+per epoch, and where amplification rests on a secret draw (`BallsInBins`) no two have one (`owners.py`). The
+other schemes draw afresh every time, independently of all draws before. Each draw is accounted for by
+itself, whoever is in it, so a position may belong to another record in every draw.
 
 `CyclicPoisson` assigns every record once, independently, to one of b groups, and draws in turn from each. A
 record is in at most one draw of b, there with probability b q, and whether it is decides itself
@@ -663,7 +665,7 @@ class BallsInBins(_Epochs):
 
     What shuffled epochs are to other libraries, with batches of random size and a proof (`allocation.py`). An
     epoch costs somewhat less than as many steps of Poisson sampling, and leaves no record out. Only under
-    "add_or_remove_one"; users of several records are refused, and noise over steps (dp-mf) is not amplified.
+    "add_or_remove_one"; users of several records and noise over steps (dp-mf) are refused.
 
     Args:
         batch_size: expected records per draw, in (0, population].
@@ -675,6 +677,10 @@ class BallsInBins(_Epochs):
         >>> sampling.draws_per_epoch, sampling.event(0.8, 1_000).count
         (100, 10)
     """
+
+    @property
+    def turn_rate(self) -> float:
+        return self.sampling_rate
 
     def event(self, noise_multiplier: float, count: int = 1, group: int = 1) -> dp_accounting.DpEvent:
         if group > 1:

@@ -47,7 +47,7 @@ class Data:
             such as the time and the noise of a diffusion model.
         ids: one number or text per record that names it for the whole run, or the name of the column of
             `records` that holds them. With it a run can be resumed after records were withdrawn or added if
-            `sampling` assigns records to draws (`FixedEpochs`, `CyclicPoisson`, `dp-mf`); without it what a
+            `sampling` assigns records to draws (`BallsInBins`, `FixedEpochs`, `dp-mf`); without it what a
             record holds names it, and of a dataset that makes its items on demand the number.
         microbatch_size: private records per forward, at most; filler rows make whole tiles of the kernels.
             Chosen by default from what will be drawn and from the free memory. It changes the result only by

@@ -189,7 +189,8 @@ def column_of(data: Any, name: str, argument: str = "owner") -> tuple[Any, Any]:
 def _numbered(argument: str, given: Any) -> tuple[Tensor, Tensor]:
     """Numbers of names from 0 on, LongTensor [n], and for each name an int64 that follows from it alone.
 
-    Two names may get one number: no proof rests on it, since nothing is drawn more often for that.
+    Two different names get one number with probability 2^-64 (texts, and numbers beyond 64 bits), or never.
+    `BallsInBins` rests on that: records of one number would be drawn together, which shows where each is.
     """
     remedy = "give one whole number or text per record, such as a tensor of numbers"
     if isinstance(given, Tensor):
@@ -220,10 +221,10 @@ def _numbered(argument: str, given: Any) -> tuple[Tensor, Tensor]:
 
 def _name(value: int | str | bytes) -> int:
     """A signed number of 64 bits that follows from a name alone, whether it stands in a list or an array."""
-    if isinstance(value, (int, np.integer)):
+    if isinstance(value, (int, np.integer)) and -(2**63) <= value < 2**64:
         number = int(value) % 2**64
     else:
-        text = value.encode("utf-8", "surrogatepass") if isinstance(value, str) else value
+        text = value if isinstance(value, bytes) else str(value).encode("utf-8", "surrogatepass")
         number = int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
     return number - 2**64 if number >= 2**63 else number
 

@@ -117,7 +117,8 @@ def _collect(event: dp_accounting.DpEvent, count: int, counts: dict[dp_accountin
             part = _Poisson(event.sampling_probability, part)
     elif isinstance(event, BallsInBinsDpEvent):
         part, z = event, event.noise_multiplier
-        if event.slots == 1:
+        # With so little noise nothing is amplified, and the ratio of the laws has no float64.
+        if event.slots == 1 or not 0.05 < z < math.inf:
             part = _Gaussian(z)
     elif isinstance(event, _Mixture):
         part, z = event, event.standard_deviation
@@ -400,7 +401,8 @@ def noise_tail(parts: Parts, delta: float) -> float:
     Multipliers are relative to the distance of neighbouring sums. Noise on a grid has no end, and is counted
     alike.
     """
-    scaled = delta * math.expm1(min(1.0, 2 * WITHIN * sum(times for _, times in parts)))
+    draws = sum(times * getattr(part, "slots", 1) for part, times in parts)
+    scaled = delta * math.expm1(min(1.0, 2 * WITHIN * draws))
     return min(1.0, scaled + math.fsum(times * _tail(part) for part, times in parts))
 
 
@@ -467,7 +469,7 @@ def _search_accountant(event: dp_accounting.DpEvent, relation: str) -> rdp.RdpAc
     if not accountant.supports(event):
         raise PlanError(
             f"no accountant covers a search over these runs under {relation}; without replacement needs "
-            "replace_one"
+            "replace_one, and balls in bins have none"
         )
     return accountant
 
@@ -576,6 +578,8 @@ def rdp_epsilon(event: dp_accounting.DpEvent, delta: float, relation: str = "add
         1.759
     """
     parts = parts_of(event)
+    if any(isinstance(part, BallsInBinsDpEvent) for part, _ in parts or ()):
+        raise PlanError("balls in bins have no Renyi divergence here: take Poisson sampling, or `epsilon`")
     return math.inf if parts is None else _rdp(parts, check_delta(delta), check_relation(relation))
 
 

@@ -374,6 +374,8 @@ class _Composition:
 
 def _solved(epsilons: Array, log_masses: Array, rest: float, delta: float) -> float:
     """The smallest epsilon >= 0 with rest + sum of masses (1 - e^(epsilon - loss)) above it <= delta."""
+    if rest > delta:
+        return math.inf
     # Sums over all cells from one on.
     sums = np.logaddexp.accumulate(log_masses[::-1])[::-1]
     weighted = np.logaddexp.accumulate((log_masses - epsilons)[::-1])[::-1]

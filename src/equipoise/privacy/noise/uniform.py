@@ -41,7 +41,7 @@ def uniform_integers(bound: int, count: int, generator: torch.Generator) -> Tens
 def keyed_integers(bound: int, numbers: Tensor, key: bytes) -> Tensor:
     """For each number its own integer in [0, bound), int64, the same at every call under one key.
 
-    They are AES of the numbers, of which the bias of a remainder leaves bound / 2^63: no proof rests on it.
+    They are AES of the numbers; the remainder makes some of them more likely by a share of bound / 2^63.
 
     Args:
         bound: how many integers there are.
