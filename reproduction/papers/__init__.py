@@ -29,6 +29,7 @@ TITLES: dict[str, str] = {
     "dp-c4-mushroom": "DP-C4's convex table: Mushroom at a printed epsilon of 1",
     "fed-pcdp": "FedPCDP on the digits, and the bytes that it sends",
     "fed-pcdp-images": "FedPCDP's setting on MNIST and Fashion-MNIST",
+    "fed-pcdp-one-class": "FedPCDP and its rivals with one class per client, on the digits",
     "pcdp-sgd": "Projecting gradients before clipping them",
     "pcdp-sgd-images": "PCDP-SGD on images, with public records of the same set and of others",
     "pcdp-sgd-printed": "PCDP-SGD's table in its own schedule of 3,200 steps",

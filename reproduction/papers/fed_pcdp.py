@@ -47,7 +47,17 @@ from reproduction.harness import Problem
 from reproduction.papers.owners import make_clients
 from reproduction.papers.pcdp_sgd import CORE, digits, means, span
 
-__all__ = ["EXPERIMENT", "Run", "biases", "errors", "runs", "sent_bytes", "verdicts"]
+__all__ = [
+    "EXPERIMENT",
+    "Run",
+    "biases",
+    "cross_entropy",
+    "errors",
+    "followed",
+    "runs",
+    "sent_bytes",
+    "verdicts",
+]
 
 CLIENTS, ROUNDS, LOCAL_STEPS, BATCH, CLIP_NORM = 5, 20, 5, 64, 0.1
 SHARE = 267  # records a client; the last two are left out
@@ -71,7 +81,8 @@ class Run:
         return f"{self.shares} shares, z = {self.noise:g}"
 
 
-def _loss(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+def cross_entropy(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
+    """[B] losses."""
     return F.cross_entropy(model(batch["x"]), batch["y"], reduction="none")
 
 
@@ -83,7 +94,7 @@ def _halves(
 
     if run.kind == "FedAvg":
         return plain, FedAvg()
-    space = RoundSubspace(model, _loss, dict(public))
+    space = RoundSubspace(model, cross_entropy, dict(public))
     if run.kind == "projected upload":
         return lambda: ProjectedUpload(plain(), space), SubspaceAverage(space)
     kind = RoundPCDP if run.kind == "FedPCDP" else RoundPDP
@@ -108,7 +119,7 @@ def errors(run: Run, seed: int) -> dict[int, float]:
     clients = make_clients(
         [{name: value[part] for name, value in problem.data.items()} for part in parts],
         problem.make_model,
-        _loss,
+        cross_entropy,
         Poisson(BATCH, SHARE, ROUNDS * LOCAL_STEPS),
         method,
         local_steps=LOCAL_STEPS,
@@ -117,10 +128,10 @@ def errors(run: Run, seed: int) -> dict[int, float]:
         micro_batch_size=SHARE,
     )
     start = copied(dict(model.named_parameters()))
-    return _followed(model, problem, strategy, clients, start)
+    return followed(model, problem, strategy, clients, start)
 
 
-def _followed(
+def followed(
     model: nn.Module, problem: Problem, strategy: Strategy, clients: Sequence[Client], start: Parameters
 ) -> dict[int, float]:
     """The error after some of the rounds."""
@@ -172,7 +183,7 @@ def biases(kind: str, seed: int) -> dict[int, float]:
         micro_batch_size=MEANS,
     )
     start = copied(dict(model.named_parameters()))
-    return _followed(model, problem, SubspaceAverage(space), clients, start)
+    return followed(model, problem, SubspaceAverage(space), clients, start)
 
 
 # ---- bytes

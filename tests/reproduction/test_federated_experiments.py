@@ -12,6 +12,7 @@ from reproduction.papers import (
     adaptive_rms_images,
     fed_pcdp,
     fed_pcdp_images,
+    fed_pcdp_one_class,
 )
 from reproduction.result_cache import ResultCache
 
@@ -98,6 +99,14 @@ def test_a_case_on_made_up_images(method, monkeypatch):
     found = fed_pcdp_images.run_case(case, images(3400), seed=0, rounds=2)
     assert found["bytes_up"] == (6400 if method in ("fedpdp", "fedpcdp") else 104_040)
     assert set(found["accuracy"]) == {"2"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arm", fed_pcdp_one_class.ARMS)
+def test_a_rival_with_one_class_a_client(arm, monkeypatch):
+    for module in (fed_pcdp, fed_pcdp_one_class):
+        monkeypatch.setattr(module, "ROUNDS", 1)
+    assert 0 < fed_pcdp_one_class.measure(arm, 0)["1"] < 1
 
 
 @pytest.mark.slow

@@ -31,6 +31,7 @@ from reproduction.papers import (
     dp_c4_mushroom,
     fed_pcdp,
     fed_pcdp_images,
+    fed_pcdp_one_class,
     pcdp_sgd,
     pcdp_sgd_images,
     pcdp_sgd_printed,
@@ -62,6 +63,7 @@ JUDGES: dict[str, Callable[[Any], list[Verdict]]] = {
     "dp-c4-mushroom": dp_c4_mushroom.verdicts,
     "fed-pcdp": fed_pcdp.verdicts,
     "fed-pcdp-images": fed_images,
+    "fed-pcdp-one-class": fed_pcdp_one_class.verdicts,
     "pcdp-sgd": pcdp_sgd.verdicts,
     "pcdp-sgd-images": pcdp_sgd_images.verdicts,
     "pcdp-sgd-printed": pcdp_sgd_printed.verdicts,
@@ -236,6 +238,7 @@ IMPOSTORS = (
     *(("dp-c4-mushroom", label, "DP-SGD") for label in ("DP-C4", "DP-C4+")),
     ("fed-pcdp", "FedPCDP", "FedAvg"),
     ("fed-pcdp-images", "fedpcdp", "fedavg"),
+    ("fed-pcdp-one-class", "FedPCDP", "FedAvg"),
     ("pcdp-sgd", "PCDP", "DP-SGD"),
     ("pcdp-sgd-images", "PCDP, same set", "DP-SGD"),
     # not pcdp-sgd-printed: there DP-SGD is as accurate as PCDP
