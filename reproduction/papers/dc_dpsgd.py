@@ -26,7 +26,7 @@ from equipoise.methods import DCDPSGD, DPSGD, Method, Random, TopShare, Trace, p
 from equipoise.methods.two_thresholds import sub_weibull
 from equipoise.privacy import Budget, Poisson
 from reproduction.findings import Curve, Findings, PaperExperiment, Progress, Table, Verdict, over_seeds
-from reproduction.harness import Problem, follow
+from reproduction.harness import Problem, follow, zero_linear
 
 __all__ = ["ARMS", "EXPERIMENT", "Arm", "error_of", "regression", "verdicts"]
 
@@ -78,12 +78,12 @@ def _arms() -> list[Arm]:
 ARMS = _arms()
 
 
-def regression(noise: str, seed: int, records: int = RECORDS) -> Problem:
+def regression(noise: str, seed: int, records: int = RECORDS, features: int = FEATURES) -> Problem:
     """The problem of one seed: `noise` is "skewed", "Gaussian" or "symmetric"."""
     rng = torch.Generator().manual_seed(1000 + seed)
-    answer = torch.randn(FEATURES + 1, generator=rng)
+    answer = torch.randn(features + 1, generator=rng)
     answer /= answer.norm()
-    x = torch.randn(records, FEATURES, generator=rng)
+    x = torch.randn(records, features, generator=rng)
     if noise == "Gaussian":
         xi = math.sqrt(20) * torch.randn(records, generator=rng)  # the variance of E^2
     elif noise == "symmetric":
@@ -92,12 +92,6 @@ def regression(noise: str, seed: int, records: int = RECORDS) -> Problem:
         xi = sub_weibull((records,), rng, 2.0, "positive") - 2.0
     y = x @ answer[:-1] + answer[-1] + xi
 
-    def make_model() -> nn.Module:
-        model = nn.Linear(FEATURES, 1)
-        nn.init.zeros_(model.weight)
-        nn.init.zeros_(model.bias)
-        return model
-
     def loss(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
         return 0.5 * (model(batch["x"])[:, 0] - batch["y"]).square()
 
@@ -105,7 +99,7 @@ def regression(noise: str, seed: int, records: int = RECORDS) -> Problem:
         found = torch.cat([p.detach().flatten() for p in model.parameters()])
         return float((found - answer).square().sum())
 
-    return Problem(noise, make_model, loss, {"x": x, "y": y}, records, error)
+    return Problem(noise, partial(zero_linear, features, 1), loss, {"x": x, "y": y}, records, error)
 
 
 def error_of(arm: Arm, seed: int, steps: int = STEPS) -> dict[int, float]:

@@ -1,6 +1,6 @@
 """DiceSGD as published and its references: limits, what the statement says, what stays private.
 
-The algorithms themselves: `test_transcribed.py`.
+The algorithms themselves: `test_boxes_of_dice_and_dc.py`.
 """
 
 from __future__ import annotations

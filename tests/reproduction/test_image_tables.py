@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from equipoise.data import DataSet, Records
-from reproduction.papers import dc_dpsgd_images, pcdp_sgd_images, pcdp_sgd_printed
+from reproduction.papers import dc_dpsgd_ablations, dc_dpsgd_images, pcdp_sgd_images, pcdp_sgd_printed
+from reproduction.papers.dc_dpsgd_ablations import ALGORITHM, PROGRAM, Arm
 
 SHAPES = {"mnist": (1, 28, 28), "fashion-mnist": (1, 28, 28), "cifar10": (3, 32, 32)}
 
@@ -27,12 +28,17 @@ def small(monkeypatch):
         (dc_dpsgd_images, {"LARGEST": 140, "HELD": 20, "BATCH": 50}),
         (pcdp_sgd_images, {"RECORDS": 1000, "HELD": 100, "BATCH": 100}),
         (pcdp_sgd_printed, {"RECORDS": 1000, "BATCH": 100}),
+        (dc_dpsgd_ablations, {"RECORDS": {"images": 1600}, "STEPS": {"images": 4}, "BATCH": {"images": 40}}),
     ):
         if module is not pcdp_sgd_printed:  # which has the images of the other one
             monkeypatch.setattr(module, "load", lambda name, folder: images(1600, SHAPES[name], name))
         for name, value in numbers.items():
             monkeypatch.setattr(module, name, value)
-    caches = (dc_dpsgd_images._features, pcdp_sgd_images.images)
+    caches = (
+        dc_dpsgd_images._features,
+        pcdp_sgd_images.images,
+        dc_dpsgd_ablations._images,
+    )
     for cache in caches:
         cache.cache_clear()
     yield
@@ -59,3 +65,16 @@ def test_every_arm_trains_in_its_own_schedule(arm):
     found = pcdp_sgd_printed.measure(pcdp_sgd_images.CELLS[0], arm, 0, None, steps=8)
     assert len(found) == 9
     assert found["0"] != found["8"]
+
+
+@pytest.mark.parametrize(
+    "arm",
+    [
+        Arm("images", ALGORITHM, "k", "100"),
+        Arm("images", PROGRAM, "split", "2+6"),
+        Arm("images", PROGRAM, "k", "none"),
+    ],
+    ids=str,
+)
+def test_an_ablation_trains(arm):
+    assert 0 <= dc_dpsgd_ablations.measure(arm, 0.1, 0, None)["result"] <= 100

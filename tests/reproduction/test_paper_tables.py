@@ -7,7 +7,7 @@ import torch
 
 from equipoise.data import DataSet, Records
 from reproduction.findings import Site
-from reproduction.papers import dice_sgd_images, dp_c4_ablations, dp_c4_mushroom
+from reproduction.papers import dice_sgd_ablations, dice_sgd_images, dp_c4_ablations, dp_c4_mushroom
 from reproduction.papers.whole_sets import linear_problem
 from reproduction.result_cache import ResultCache
 
@@ -126,3 +126,31 @@ def test_both_tables_from_a_small_set(monkeypatch, tmp_path):
     assert [row[1] for row in table.table.rows] == [case.kind for case in few]
     assert table.verdicts
     assert table.curves
+
+
+def test_the_ablations_of_dice_sgd_choose_a_rate_and_then_vary_the_feedback(monkeypatch):
+    """The best product of rate and C1 is 0.3, and C2 = C1 is best; less is better on the regression alone."""
+
+    def measured(case, seed, data_dir):
+        lost = abs(case.product - 0.3) + case.ratio / 100
+        return {"result": lost if case.part == "regression" else 100 - lost}
+
+    monkeypatch.setattr(dice_sgd_ablations, "measure", measured)
+    found = dice_sgd_ablations.EXPERIMENT.carry_out((0, 1), nothing, Site(None, ResultCache(None)))
+    rows = [dict(zip(found.table.columns, row, strict=True)) for row in found.table.rows]
+    assert [sum(row["figure"] == figure for row in rows) for figure in "12"] == [
+        2 * (4 + 16 + 16),
+        2 * 3 * 24,
+    ]
+    assert {row["rate x C1"] for row in rows if row["figure"] == "1"} == {0.3}
+    assert [verdict.value for verdict in found.verdicts[:8]] == [4, 1] * 4
+
+
+@pytest.mark.parametrize("form", [dice_sgd_ablations.FORMULA, dice_sgd_ablations.JOINT])
+def test_an_ablation_of_dice_sgd_trains(monkeypatch, form):
+    monkeypatch.setattr(dice_sgd_ablations, "cifar10_pooled", lambda folder: small_set())
+    monkeypatch.setattr(dice_sgd_ablations, "STEPS", {"images": 3})
+    dice_sgd_ablations._problem.cache_clear()
+    found = dice_sgd_ablations.measure(dice_sgd_ablations.Case("images", form, 0.1, 3.0, 0.3), 0, None)
+    dice_sgd_ablations._problem.cache_clear()
+    assert 0 <= found["result"] <= 100

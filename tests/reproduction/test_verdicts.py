@@ -21,9 +21,11 @@ from reproduction.papers import (
     adaptive_rms_images,
     adaptive_rms_printed,
     dc_dpsgd,
+    dc_dpsgd_ablations,
     dc_dpsgd_images,
     dc_dpsgd_long_tail,
     dice_sgd,
+    dice_sgd_ablations,
     dice_sgd_images,
     dp_c4,
     dp_c4_ablations,
@@ -53,9 +55,11 @@ JUDGES: dict[str, Callable[[Any], list[Verdict]]] = {
     "adaptive-rms-images": adaptive_rms_images.verdicts,
     "adaptive-rms-printed": adaptive_rms_printed.verdicts,
     "dc-dpsgd": dc_dpsgd.verdicts,
+    "dc-dpsgd-ablations": dc_dpsgd_ablations.verdicts,
     "dc-dpsgd-images": dc_dpsgd_images.verdicts,
     "dc-dpsgd-long-tail": dc_dpsgd_long_tail.verdicts,
     "dice-sgd": dice_sgd.verdicts,
+    "dice-sgd-ablations": dice_sgd_ablations.verdicts,
     "dice-sgd-images": dice_sgd_images.verdicts,
     "dp-c4": dp_c4.verdicts,
     "dp-c4-ablations": dp_c4_ablations.verdicts,
@@ -89,6 +93,16 @@ MISSED = {
         )
         if (data, how, claim[:7]) != ("Fashion-MNIST", "100 rounds, paper", "AdaptDP")
     ],
+    "dc-dpsgd-ablations": [
+        f"images, {form}: {what} in points (the paper: {said})"
+        for form, what, said in (
+            ("Algorithm 1", "k 200 less none", "+2.02"),
+            ("Algorithm 1", "theta 2 less 1/2", "+0.40"),
+            ("Algorithm 1", "split 4+4 less 2+6", "+0.10"),
+            ("the program", "split 4+4 less 6+2", "+0.54"),
+            ("the program", "split 4+4 less 2+6", "+0.10"),
+        )
+    ],
     "dc-dpsgd-images": [f"Fashion-MNIST-HT: {arm}, less DP-SGD in points" for arm in dc_dpsgd_images.TWO],
     "dc-dpsgd-long-tail": [
         f"DP-SGD's accuracy less {what}, {word} {epsilon}"
@@ -103,6 +117,10 @@ MISSED = {
         "MNIST, z = 30: DP-SGD's accuracy less the printed 34.43, in points",
         "MNIST, z = 30: PCDP's accuracy less the printed 79.46, in points",
         "MNIST, z = 30: PCDP less DP-SGD (the paper: +45.0)",
+    ],
+    "dice-sgd-ablations": [
+        "regression, joint: C1 = 0.1 over C1 = 100, at C2 = C1",
+        "images, joint: C2 = C1 is best for so many of four C1",
     ],
     "dice-sgd-images": [
         *(
@@ -232,6 +250,23 @@ IMPOSTORS = (
     ("adaptive-rms-fl", "published", "DP-FedAvg"),
     ("adaptive-rms-images", "published", "DP-FedAvg"),
     ("adaptive-rms-printed", "AdaptDP-FedAvg", "DP-FedAvg"),
+    *(("dc-dpsgd", label, "DP-SGD") for label in ("norm", "trace", "top share by norm", "Algorithm 1")),
+    *(("dc-dpsgd-ablations", form, "DP-SGD") for form in ("Algorithm 1", "the program", "top share")),
+    *(("dc-dpsgd-images", arm, "DP-SGD") for arm in (*dc_dpsgd_images.TWO, dc_dpsgd_images.PROGRAM)),
+    *(
+        ("dc-dpsgd-long-tail", label, "DP-SGD")
+        for label in ("trace, p=0.1", "Algorithm 1", "authors' program")
+    ),
+    *(
+        ("dice-sgd", f"DiceSGD joint, clip norm {c}, residual 10", f"DP-SGD, clip norm {c}")
+        for c in ("0.3", "1", "3")
+    ),
+    ("dice-sgd", "DiceSGD as published, algorithm 4 noise", "DP-SGD, clip norm 1"),
+    *(("dice-sgd-ablations", form, "DP-SGD") for form in ("its formula", "joint")),
+    *(
+        ("dice-sgd-images", kind, "DP-SGD")
+        for kind in (dice_sgd_images.DICE, dice_sgd_images.FORMULA, dice_sgd_images.PROGRAM)
+    ),
     *(("dp-c4", label, "DP-SGD") for label in dp_c4.CONVERGING),
     *(("dp-c4-misfit", label, "DP-SGD") for label in dp_c4_misfit.ARMS if label.startswith("DP-C4")),
     *(("dp-c4-ablations", label, "DP-SGD") for label in ("DP-C4", "DP-C4+")),

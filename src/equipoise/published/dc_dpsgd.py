@@ -23,6 +23,12 @@ int(p |batch|); noise on the average of standard deviation
 0.1345 sigma c_1 / B at p = 0.1 and c_1 = 10 c_2, where one record can move the average by c_1 / B and more.
 No finite epsilon is reported. The script for MNIST (`code_mnist`) does not divide the trace's noise by B.
 
+To the letter, but for these: one noise vector for the sum in place of one for each record, of the same
+variance; public counts in it; top floor(p |batch|) with ties by the record's number; division by the expected
+B; a record whose gradient is not finite has score 0, counts as body and adds nothing. The paper leaves the
+sign of V's entries open: symmetric here, positive in the program. Momentum, Adam and the falling rates of the
+program are the optimiser's.
+
 sigma_tr and sigma_dp are the multipliers of a Poisson-sampled Gaussian at the two shares of epsilon, by Renyi
 accounting, as in the authors' program (the printed formulas leave their constants open). What they claim is
 the sum of both, each at the same delta.

@@ -9,6 +9,13 @@ error-feedback approach", Algorithm 2; Algorithm 4 with u / |u| for clip(u, C); 
 as optimiser. The memory holds raw gradients and never leaves the private side; only the estimate does, as an
 un-proven release with the worst case that can be proved of it.
 
+To the letter, but for these: batches are Poisson draws of expected size B; a record whose gradient is not
+finite is left out of both sums; min{C^2, G'^2} in the noise is C^2, since nothing enforces G'; Algorithm 3
+prints 1 - beta^2 for 1 - beta_2, bias corrections that divide by zero in its first step, and epsilon inside
+the root, where Adam has none of these. In Algorithm 4 the radius is `clip_norm`, printed as 1. The authors'
+program is not a variant: its "C2" is C2 / C1, on the scale of the sum, and its memory keeps less than line 7
+says.
+
 The paper's proof fails: the memory is a sum of raw gradients and is not noised, so that a record drawn once
 moves every later release by up to 2 C2. What is proved here is `worst_case_multiplier`, without
 amplification.
