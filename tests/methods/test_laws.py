@@ -94,6 +94,7 @@ def test_what_a_proof_rests_on_stands_in_the_statement(method, words):
     assert not any(words in line for line in train(eq.DPSGD()).statement().assumptions)
 
 
+@pytest.mark.few(24)
 @own
 def test_it_is_calibrated_from_below(make):
     plan = make().plan(Setting(sampling=eq.Poisson(20, RECORDS, STEPS), budget=BUDGET)).releases
@@ -102,6 +103,7 @@ def test_it_is_calibrated_from_below(make):
     assert plan.guarantee == "proven" or make().card.guarantee != "proven"
 
 
+@pytest.mark.few(20)
 @proven_kind
 def test_it_completes_where_nothing_unproven_may_leave(make, monkeypatch):
     monkeypatch.setattr(eq.PrivateTraining, "ledger_class", Ledger)
@@ -116,6 +118,7 @@ def test_it_completes_where_nothing_unproven_may_leave(make, monkeypatch):
     assert not any(run.ledger.releases_left.values())
 
 
+@pytest.mark.few(14)
 @proven_kind
 def test_it_protects_users_of_several_records(make, monkeypatch):
     """It completes, and what it claims for users is calibrated for them; or no accountant covers it."""
@@ -264,7 +267,7 @@ def test_counts_leave_room_for_users_of_many_records(method):
     assert 0.98 * BUDGET.epsilon <= plan.epsilon(BUDGET.delta).value <= BUDGET.epsilon
 
 
-@pytest.mark.few(24)
+@pytest.mark.few(12)
 @proven_kind
 def test_it_draws_users(make, monkeypatch):
     """Rows of users in the place of rows of records: the plan is the same, and it completes."""
@@ -276,7 +279,7 @@ def test_it_draws_users(make, monkeypatch):
     assert (run.statement().unit, run.statement().guarantee) == ("user", "proven")
 
 
-@pytest.mark.few(30)
+@pytest.mark.few(20)
 @proven
 def test_thresholds_are_functions_of_what_was_released(make, monkeypatch):
     first, second = scales_under_replay(make, monkeypatch)
@@ -301,6 +304,7 @@ def test_the_law_of_thresholds_sees_one_that_is_kept_and_never_released(monkeypa
     assert first[-1] != second[-1]
 
 
+@pytest.mark.few(24)
 @proven_kind
 def test_how_many_records_were_drawn_steers_nothing(make, monkeypatch):
     """Sizes of private tensors are there to be read; given the releases, nothing may follow from them.
@@ -329,6 +333,7 @@ def test_the_law_of_sizes_sees_a_divisor_that_is_counted(monkeypatch):
     assert noise_scales(first) == noise_scales(second)
 
 
+@pytest.mark.few(24)
 @every_kind
 def test_a_step_computes_as_many_gradients_as_it_is_said_to(make, monkeypatch):
     """So that `describe` tells the time of methods of several passes, too."""
@@ -357,7 +362,7 @@ def test_a_step_computes_as_many_gradients_as_it_is_said_to(make, monkeypatch):
     assert told == pytest.approx(computed / STEPS)
 
 
-@pytest.mark.few(24)
+@pytest.mark.few(14)
 @every_kind
 def test_micro_batches_change_nothing(make):
     ends = []
@@ -368,6 +373,7 @@ def test_micro_batches_change_nothing(make):
     torch.testing.assert_close(*ends, rtol=1e-7, atol=1e-9)
 
 
+@pytest.mark.few(20)
 @every_kind
 def test_stopped_and_resumed(make, tmp_path):
     """A run that lost the steps after its checkpoint ends where the uninterrupted one ends, and pays once."""
@@ -395,7 +401,7 @@ def test_stopped_and_resumed(make, tmp_path):
     assert not any(again.ledger.releases_left.values()) or again.method.card.guarantee == "none"
 
 
-@pytest.mark.few(24)
+@pytest.mark.few(14)
 @every_kind
 def test_draws_without_records(make, monkeypatch):
     class Nobody(PublishedLedger):
@@ -413,7 +419,7 @@ def test_draws_without_records(make, monkeypatch):
         assert not torch.equal(before, parameters(model))
 
 
-@pytest.mark.few(24)
+@pytest.mark.few(14)
 @every_kind
 def test_a_record_without_a_finite_gradient_has_no_weight(make, monkeypatch):
     """On a device, too, where the sums of a draw are looked at when all are there."""

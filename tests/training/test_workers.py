@@ -201,6 +201,7 @@ time.sleep(60)
 """
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
 def test_workers_end_when_the_process_that_trains_is_killed(how):
     process = subprocess.Popen(
