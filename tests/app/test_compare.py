@@ -28,13 +28,13 @@ class MetricsLog(list):
 def trained(monkeypatch):
     """The trainings that were really done, as (method, clip rule, rate, seed); each takes a moment."""
     calls = []
-    real = module._train
+    real = module.train_in_memory
 
     def counting(settings, *rest):
         calls.append((settings.method, settings.clip_rule, settings.learning_rate, settings.seed))
         return real(settings, *rest)
 
-    monkeypatch.setattr(module, "_train", counting)
+    monkeypatch.setattr(module, "train_in_memory", counting)
     return calls
 
 
