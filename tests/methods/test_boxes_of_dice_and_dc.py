@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from functools import partial
 
-import boxes_of_dice_and_dc as boxes
 import numpy as np
 import pytest
 import torch
+import transcribed as boxes
 from stepping import Follower
 from torch import nn
 
