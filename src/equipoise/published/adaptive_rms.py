@@ -20,9 +20,10 @@ however much noise is added: that is reported, not searched for ever.
 
 `DPFedAvg` is the paper's baseline: DP-SGD, whose R K releases have epsilon/2 to themselves (equation (3)).
 
-Where this is not the letter of algorithm 1: b and b_C are expected sizes (lines 7 and 13); a root of a
-number below zero, which the paper leaves open, is that of (1e-6 G)^2 (line 9); and one client averages
-nothing (line 18), which is the server's, in `equipoise.federated`.
+Where this is not the letter of algorithm 1: b and b_C are expected sizes (lines 7 and 13); the gradient of
+line 13 is at x_{k-1} (the box has x_k, which line 14 makes of it); a root of a number below zero, which the
+paper leaves open, is that of (1e-6 G)^2 (line 9); and one client averages nothing (line 18), which is the
+server's, in `equipoise.federated`.
 
 Source: Fukami, Murata and Niwa, TMLR 2025, equations (1) and (3). What comes out is the paper's figure; what
 a run may claim is the ledger's, which also knows that the squared norm moves by G^2 and not by 2 G^2.

@@ -8,7 +8,8 @@ records, and gets new noise in every step (line 10). `schedule`, `anchor_batch_s
 text and the experiments have instead: the other routines, one noise per anchor, a drawn anchor batch. c_1,
 c_2 and C may be schedules, as the remarks on Theorems 1 and 2 want c_2. Not to the letter:
 
-- means divide by the expected size of a drawn batch, which is the realised one for draws of a fixed size;
+- means of clipped rows divide by the expected size of a drawn batch, which is the realised one for draws of a
+  fixed size; thresholds (lines 6 and 7) by the realised size;
 - where x and w are one point by the schedule, nothing coupled is released: of DP-C4(+) it would be zero with
   zero noise; Algorithm 2 prints two noises there, and Appendix D leaves them out;
 - thresholds have a floor of 1e-30;
