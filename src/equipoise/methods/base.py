@@ -331,6 +331,10 @@ class Method(ABC):
     """How processes may hold parts of a model that it trains: by "fully_shard", where rows give nothing but
     norms, differences and weighted sums, or "tensor parallel". A subclass says so anew."""
 
+    takes_weights: ClassVar[bool] = False
+    """Whether records may have weights: its estimate is made of sums of clipped rows, and of no other
+    numbers of theirs. A subclass says so anew."""
+
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         row: Mapping[str, Any] = {}
@@ -341,6 +345,7 @@ class Method(ABC):
             cls.card = Card(**{field.name: row[field.name] for field in dataclasses.fields(Card)})
         if "split_models" not in vars(cls):
             cls.split_models = frozenset(row.get("split_models", ()))
+        cls.takes_weights = vars(cls).get("takes_weights", row.get("takes_weights", False))
 
     def __post_init__(self) -> None:
         check_fields(self)

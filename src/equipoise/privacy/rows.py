@@ -41,6 +41,7 @@ class PrivateRows:
     Args:
         rows: the wrapped matrix; B rows.
         draw: the draw that the rows belong to; bounded sums made from them carry it.
+        weights: [B], what each record's clipped row is multiplied by (`bounds.clipping`); ones when None.
         _all_finite: takes of all norms, and from each sum, whether every record was finite, as a tensor. Then
             none is left out, and who gives the list throws the sums away where one was not.
     """
@@ -49,12 +50,13 @@ class PrivateRows:
         self,
         rows: Any,
         draw: Draw | None = None,
+        weights: torch.Tensor | None = None,
         _places: tuple[tuple[int, ...], ...] = (),
         _all_finite: list[torch.Tensor] | None = None,
     ) -> None:
         if isinstance(rows, PrivateRows):
-            draw, _places, _all_finite = draw or rows.draw, rows._places, rows._all_finite
-            rows = rows._rows
+            draw, weights = draw or rows.draw, rows._weights if weights is None else weights
+            _places, _all_finite, rows = rows._places, rows._all_finite, rows._rows
         if not hasattr(rows, "row_norms") or not hasattr(rows, "weighted_sums"):
             raise TypeError(
                 f"rows must offer row_norms and weighted_sums, got {type(rows).__name__}; pass the result of "
@@ -62,6 +64,7 @@ class PrivateRows:
             )
         self._rows: Any = rows
         self.draw: Draw | None = draw
+        self._weights: torch.Tensor | None = weights
         # What `rows` chose, so that rows of two choices never meet.
         self._places: tuple[tuple[int, ...], ...] = _places
         self._all_finite: list[torch.Tensor] | None = _all_finite
@@ -128,9 +131,9 @@ class PrivateRows:
                 "index holds a row more than once: its record would count as often in every sum, beyond "
                 "the bound; give every row once and use weights"
             )
-        return PrivateRows(
-            self._rows.rows(index), self.draw, (*self._places, tuple(places)), self._all_finite
-        )
+        weights = None if self._weights is None else self._weights[places]
+        chosen = (*self._places, tuple(places))
+        return PrivateRows(self._rows.rows(index), self.draw, weights, chosen, self._all_finite)
 
     def select(self, names: Sequence[str]) -> PrivateRows:
         """The same rows on some of the parameters."""
@@ -225,7 +228,7 @@ class PrivateRows:
         return other._rows
 
     def _like(self, rows: Any) -> PrivateRows:
-        return PrivateRows(rows, self.draw, self._places, self._all_finite)
+        return PrivateRows(rows, self.draw, self._weights, self._places, self._all_finite)
 
     def __len__(self) -> int:
         return self.num_records

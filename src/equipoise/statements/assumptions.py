@@ -116,6 +116,10 @@ class Assumption(StrEnum):
         "only from it, the parameters and a seed of its own; this machine, that of a record and the way "
         "between them are trusted with its gradients and with when it is drawn (none of this was tried)"
     )
+    WEIGHTED = (
+        "records are weighted: each one's clipped gradient is multiplied by a number from 0 to 1, which "
+        "follows from that record and from public numbers alone"
+    )
     ROUNDING = (
         "a record's gradient may round differently with its place in a micro-batch (not measured); where the "
         "loss has no kinks this moves the sum by rounding alone"
@@ -230,7 +234,7 @@ _OWNERS = (
     "population ", "draws are assigned by ", "every record belongs", "no other run on these data",
     "the other runs in this journal", OF_RECORD, OF_USER, STATED, ALLOWED, NOT_COMPARED,
     Assumption.OTHER_DATA, Assumption.SHARED_NUMBERS, Assumption.SECRET_SEED, Assumption.TRUSTED,
-    Assumption.HELD_OUT, Assumption.ELSEWHERE,
+    Assumption.HELD_OUT, Assumption.ELSEWHERE, Assumption.WEIGHTED,
 )  # fmt: skip
 _LIMITS = (
     ROUNDED, TRACED, THROWN_AWAY, f"{MODEL}proved", f"{DATA}proved", Assumption.SCANNED, Assumption.ROUNDING,

@@ -49,6 +49,13 @@ class Data:
             `records` that holds them. With it a run can be resumed after records were withdrawn or added if
             `sampling` assigns records to draws (`BallsInBins`, `FixedEpochs`, `dp-mf`); without it what a
             record holds names it, and of a dataset that makes its items on demand the number.
+        weights: one number in [0, 1] per record, or the name of the column of `records` that holds them,
+            which leaves the batch: what its clipped gradient is multiplied by, before the noised sum. The
+            bound, and with it epsilon, stays what it is. Unlike a weight in the loss it makes long gradients
+            shorter, too. A weight may depend on its own record and on public numbers alone: state the
+            classes' shares, do not count them. A row of all of a user's records has the mean of their
+            weights. Noised counts, of a learned threshold for example, count each record once. Not for
+            methods that release other sums, which refuse it.
         microbatch_size: private records per forward, at most; filler rows make whole tiles of the kernels.
             Chosen by default from what will be drawn and from the free memory. It changes the result only by
             rounding.
@@ -56,7 +63,7 @@ class Data:
 
     Raises:
         TypeError, ValueError: naming the argument.
-        DataError: the records hold no column of the name that `ids` is.
+        DataError: the records hold no column of the name that `ids` or `weights` is.
     """
 
     records: Any = field(repr=False)
@@ -66,6 +73,7 @@ class Data:
     augmentation: Callable[[Any, torch.Generator], Any] | None = None
     views: int = 1
     ids: Any = field(default=None, repr=False)
+    weights: Any = field(default=None, repr=False)
     microbatch_size: int | None = None
     score: Score | None = None
 
@@ -86,10 +94,11 @@ class Data:
             _validate.count("the number of records held at once", microbatch_size=self.microbatch_size)
         if self.score is not None:
             _validate.instance(Score, 'Score("accuracy", share=0.1)', score=self.score)
-        if isinstance(self.ids, str):
-            ids, records = column_of(self.records, self.ids, "ids")
-            object.__setattr__(self, "ids", ids)
-            object.__setattr__(self, "records", records)
+        for name in ("ids", "weights"):
+            if isinstance(column := getattr(self, name), str):
+                values, records = column_of(self.records, column, name)
+                object.__setattr__(self, name, values)
+                object.__setattr__(self, "records", records)
 
     @classmethod
     def of(cls, given: Any) -> Data:

@@ -238,7 +238,9 @@ class TrainingDraw:
         seen = [self._rows.backend.rows(one, self._params) for one in rows]
         if len(self._params) < len(seen[0].shapes):
             seen = [one.select([*self._params]) for one in seen]
-        guarded = [PrivateRows(one, self.token, _all_finite=self._attempt.all_finite) for one in seen]
+        weights = self._rows.source.weights
+        weights = None if weights is None else weights[ids].to(seen[0].device)
+        guarded = [PrivateRows(one, self.token, weights, (), self._attempt.all_finite) for one in seen]
         return guarded, Private(ids, self.token), places
 
 

@@ -159,6 +159,27 @@ def keys_of_ids(ids: Any, count: int) -> Tensor:
     return names[numbers]
 
 
+def weights_of(given: Any, count: int) -> Tensor:
+    """What each record counts after the clip, float32 [n].
+
+    Raises:
+        DataError: not one number in [0, 1] for each.
+    """
+    try:
+        weights = torch.as_tensor(given, device="cpu").detach().to(torch.float32)
+    except (TypeError, ValueError, RuntimeError):
+        weights = torch.zeros(0)
+    if weights.shape != (count,):
+        raise DataError(
+            "weights must hold one number per record, in the order of data, or be the name of a column"
+        )
+    if not bool(((weights >= 0) & (weights <= 1)).all()):  # nor NaN
+        raise DataError(
+            "weights holds numbers outside [0, 1], which no bound covers, or NaN: divide by a public number"
+        )
+    return weights
+
+
 def column_of(data: Any, name: str, argument: str = "owner") -> tuple[Any, Any]:
     """The column of this name, and the data without it.
 
@@ -243,6 +264,8 @@ class UserSource(RecordSource):
     def __init__(self, records: RecordSource, owners: Owners) -> None:
         vars(self).update(vars(records))
         self._owners = owners
+        if self.weights is not None:  # a user's is the mean of those of all their records
+            self.weights = torch.bincount(owners.users, self.weights) / torch.bincount(owners.users)
 
     def __len__(self) -> int:
         return self._owners.count

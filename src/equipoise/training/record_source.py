@@ -99,6 +99,7 @@ class RecordSource:
 
     Attributes:
         ids: what names each record for the whole run, int64 [n], where the user names them; else None.
+        weights: what each record counts after the clip, float [n] in [0, 1]; None where all count alike.
         of_records: the source of single records, where users are drawn; else the same.
         items: takes note of the items that are read, in a run that has to compare them later; else None.
 
@@ -112,6 +113,7 @@ class RecordSource:
     """
 
     ids: Tensor | None = None
+    weights: Tensor | None = None
     items: ReadItems | None = None
 
     def __init__(
@@ -263,10 +265,12 @@ class RecordSource:
     def fingerprint(self) -> str:
         """A digest of the records or of their places, which is private; empty for those read on demand."""
         if not (self.is_scanned or self.is_elsewhere):
-            return ""
-        if isinstance(self._data, Records):
-            return self._data.fingerprint()
-        return digest({"data": leaves(self._nest)})
+            found = ""
+        elif isinstance(self._data, Records):
+            found = self._data.fingerprint()
+        else:
+            found = digest({"data": leaves(self._nest)})
+        return found if self.weights is None else digest({"records": found, "weights": self.weights})
 
     def keys(self, secrets: Secrets) -> Tensor | None:
         """A number for each record, of its id or of what it holds, int64 [n]; None for items without ids.
@@ -286,6 +290,8 @@ class RecordSource:
         )
         for leaf in mapped:
             _advise(leaf, "MADV_RANDOM")
+        if self.weights is not None:  # records of two weights are not equal; 1, or 0x3F800000, changes no key
+            held = held + (self.weights.view(torch.int32).long() - 0x3F800000 << 32)
         one_of_equals = torch.stack([held, occurrences(held)], dim=1)
         return keyed_integers(KEYS, one_of_equals, secrets.stream_key(0, "keys of records"))
 

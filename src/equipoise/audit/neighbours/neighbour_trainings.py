@@ -125,6 +125,9 @@ class NeighbourTrainings:
         ]
         self._rows = copy.copy(setup.rows)
         self._rows.source = with_copies(source, records, list(itertools.chain(*copies)), collate)
+        if (weights := setup.rows.source.of_records.weights) is not None:
+            copied = [one.number for group in copies for one in group]
+            self._rows.source.weights = torch.cat([weights, weights[copied]])
         if self._owners is not None:
             self._rows.owners = self._owners.with_newcomers([len(one) for one in copies])
             if self._users_drawn:

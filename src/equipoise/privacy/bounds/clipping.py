@@ -3,17 +3,27 @@
 `clip` limits every weight to C / |g_i| whatever the clip rule asked for. Records with a non-finite norm get
 weight zero and their rows are left out of the sums (0 * inf would poison them).
 
+Records may have weights v_i of their own in [0, 1] (`PrivateRows(weights=...)`), which multiply what the clip
+left of them:
+
+    S = sum_i v_i w_i g_i,   0 <= v_i <= 1,  |w_i g_i| <= C   =>   |v_i w_i g_i| <= v_i C <= C
+
+So a record that enters or leaves still moves S by at most C. One that is replaced moves it by at most
+v_i C + v_j C <= 2C. Whatever is less at every w_i g_i of norm up to C keeps its bound: v_i w_i g_i is one of
+these. v_i may depend on record i and on public values alone, as g_i does.
+
 Source: Abadi et al. 2016 for clipped sums.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
 
+from equipoise._tree import map_leaves
 from equipoise.privacy.bounds.bounded import Bounded, make_bounded, weighted_sums
 from equipoise.privacy.bounds.requirements import (
     answers_by_record,
@@ -237,7 +247,7 @@ def without_bad(rows: PrivateRows, norms: torch.Tensor, finite: torch.Tensor) ->
         norms: [B] or [B, m], or other numbers of the records.
         finite: which records are usable, [B].
     """
-    raw = rows._rows
+    raw = rows._rows if rows._weights is None else Weighted(rows._rows, rows._weights)
     if rows._all_finite is not None:
         rows._all_finite.append(finite.all())
         # Such a record's weights are NaN or zero: a sum that is not thrown away is refused, or lacks it.
@@ -247,6 +257,35 @@ def without_bad(rows: PrivateRows, norms: torch.Tensor, finite: torch.Tensor) ->
     # A bad row is left out, not weighted by zero: 0 * inf would make the whole sum NaN.
     keep = finite.nonzero().flatten()
     return raw.rows(keep), norms[keep]
+
+
+class Weighted:
+    """Raw rows of records that have weights of their own: sums of the clipped rows count each by its weight.
+
+    Args:
+        rows: raw, B x P; all that is asked of them is sums, and which to leave out.
+        of_records: [B]. Their bounds rest on the cut to [0, 1] here, and on nothing that was checked before.
+    """
+
+    def __init__(self, rows: Any, of_records: torch.Tensor) -> None:
+        self._rows, self._own = rows, torch.nan_to_num(of_records, nan=0.0).clamp(0, 1)
+
+    def rows(self, index: torch.Tensor) -> Weighted:
+        """Some of the rows."""
+        return Weighted(self._rows.rows(index), self._own[index])
+
+    def summed_in(self, unit: float) -> Weighted:
+        """The same rows, whose sums over processes are whole numbers of this unit."""
+        return Weighted(self._rows.summed_in(unit), self._own) if hasattr(self._rows, "summed_in") else self
+
+    def weighted_sums(self, weights: torch.Tensor | Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """{name: sum} for weights [B], [B, m] or a mapping from parameter name to these."""
+
+        def counted(of_clip: torch.Tensor) -> torch.Tensor:
+            return of_clip * self._own.to(of_clip).view(-1, *[1] * (of_clip.ndim - 1))
+
+        found: dict[str, torch.Tensor] = self._rows.weighted_sums(map_leaves(counted, weights))
+        return found
 
 
 def is_shorter(weights: torch.Tensor) -> torch.Tensor:

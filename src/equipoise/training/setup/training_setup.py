@@ -44,7 +44,7 @@ from equipoise.training.arguments import TrainingInputs
 from equipoise.training.folder.config_file import Began, settings_of
 from equipoise.training.forwards import BatchPreparation, RowSource, averaged_over_views, forward_rows
 from equipoise.training.moving_average import MovingAverage
-from equipoise.training.owners import Owners, UserSource, joined_over_users, keys_of_ids
+from equipoise.training.owners import Owners, UserSource, joined_over_users, keys_of_ids, weights_of
 from equipoise.training.randomness import derive_seed, public_randomness
 from equipoise.training.read_items import are_fixed
 from equipoise.training.record_source import DataError, RecordPlaces, RecordSource
@@ -384,6 +384,7 @@ def _try(
         Assumption.SCANNED: is_seen,
         Assumption.TRUSTED: not is_seen,
         Assumption.ELSEWHERE: source.is_elsewhere,
+        Assumption.WEIGHTED: source.weights is not None,
         Assumption.ROUNDING: True,
         Assumption.PLANNED_ON_RECORDS: not (engine.is_planned_publicly and micro_batches.takes_zeros),
         Assumption.OWN_NUMBERS: micro_batches.random_use == "own",
@@ -413,6 +414,14 @@ def _records_of(given: TrainingInputs) -> tuple[RecordSource, Owners | None]:
     source = RecordSource(data.records, data.collate, data.workers)
     if data.ids is not None:
         source.ids = keys_of_ids(data.ids, len(source))
+    if data.weights is not None:
+        if not given.method.takes_weights:
+            raise ValueError(
+                f"weights: method={given.method.said()!r} releases other sums than of clipped gradients, or "
+                "does not say takes_weights = True, so that its estimate may be wrong with them: take DPSGD, "
+                "DPC4, DiceSGD or AdaptiveRMS, for example, or weigh the loss"
+            )
+        source.weights = weights_of(data.weights, len(source))
     if owners is None:
         return source, None
     if len(owners) != len(source):
