@@ -276,6 +276,7 @@ IMPOSTORS = (
     ("fed-pcdp-one-class", "FedPCDP", "FedAvg"),
     ("pcdp-sgd", "PCDP", "DP-SGD"),
     ("pcdp-sgd-images", "PCDP, same set", "DP-SGD"),
+    ("pcdp-sgd-subspaces", "released", "DP-SGD"),
     # not pcdp-sgd-printed: there DP-SGD is as accurate as PCDP
 )
 """Experiment, a method of a paper, and DP-SGD, which may not pass under that name."""
