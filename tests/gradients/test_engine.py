@@ -335,3 +335,24 @@ def test_rows_of_a_gradient_penalty_are_formed_together(monkeypatch):
     monkeypatch.setattr(oracle, "_loop", refuse)
     rows, _ = oracle.dense_rows(critic, loss, batch)
     torch.testing.assert_close(rows["0.weight"], torch.stack(expected))
+    engine = GradientEngine(critic, loss, batch)
+    assert engine.independence.word == "proved"
+    for G in (engine(batch), engine.by_plan(batch)):
+        (factor,) = G.factors["0.weight"]
+        assert (factor.kind, factor.uses) == ("outer", 4)  # x, fake, and between them twice
+        torch.testing.assert_close(factor.materialise(), torch.stack(expected))
+
+
+def test_sums_of_products_are_noted_as_their_terms_and_nothing_else_is():
+    torch.manual_seed(0)
+    a, b, c, d = (torch.randn(shape) for shape in ((5, 3, 2), (5, 2, 4), (5, 4, 1), (5, 1, 3)))
+    with oracle.SumsOfProducts() as noted:
+        total = (torch.bmm(a, b).transpose(1, 2) + torch.bmm(c, d)).view(5, 4, 3)
+        others = [total + 1, 2 * total, total + torch.bmm(c[:1], d[:1]), torch.add(total, total, alpha=2)]
+        others += [total + a.sum(), total[:, :2], total.transpose(0, 1), total.to(torch.float64)]
+        factor, kinds = noted.factor(total), [noted.factor(other).kind for other in others]
+        a.mul_(2)
+        kinds.append(noted.factor(total).kind)  # what it is of is another now
+    assert (factor.kind, factor.uses) == ("outer", 3)
+    torch.testing.assert_close(factor.materialise(), total)
+    assert kinds == ["dense"] * 9

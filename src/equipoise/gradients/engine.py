@@ -35,7 +35,7 @@ from equipoise.gradients.capture.random_numbers import GlobalState, are_constant
 from equipoise.gradients.capture.recorder import Capture, CapturePlan, PlanMismatch
 from equipoise.gradients.capture.sharded import SHARDED, begin_sharded, leaves_told, tensor_parallel_mesh
 from equipoise.gradients.checks.errors import BufferWritesError, ForwardWritesError
-from equipoise.gradients.checks.oracle import dense_rows
+from equipoise.gradients.checks.oracle import SumsOfProducts, dense_rows
 from equipoise.gradients.compare import Independence
 from equipoise.gradients.engine_inputs import (
     Loss,
@@ -647,8 +647,9 @@ class GradientEngine:
                 capture, losses = self._run(plan, batch, leaves, substitute)
                 factors = capture.collect(losses, upstream)
         if plan.dense:
-            rows, dense_losses = dense_rows(self.model, self.loss, batch, params, names=tuple(plan.dense))
-            factors |= {name: [DenseFactor(g)] for name, g in rows.items()}
+            with SumsOfProducts() as sums:
+                rows, dense_losses = dense_rows(self.model, self.loss, batch, params, names=tuple(plan.dense))
+            factors |= {name: [sums.factor(g)] for name, g in rows.items()}
             losses = dense_losses if losses is None else losses
         assert losses is not None
         return factors, losses.detach()

@@ -19,9 +19,10 @@ from torch import Tensor, nn
 from torch._functorch.eager_transforms import enable_inplace_requires_grad
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from equipoise._host import host_waits
-from equipoise.gradients.capture.random_numbers import random_numbers_from
+from equipoise.gradients.capture.random_numbers import SeenOperations, random_numbers_from
 from equipoise.gradients.engine_inputs import (
     Loss,
     backward_at,
@@ -31,6 +32,7 @@ from equipoise.gradients.engine_inputs import (
     replace_leaves,
     trainable_parameters,
 )
+from equipoise.gradients.factors import DenseFactor, Factor, OuterFactor
 from equipoise.gradients.operator import DenseGradients
 from equipoise.gradients.rules.local import over_records
 
@@ -54,8 +56,18 @@ def dense_rows(
         params: other values for some parameters.
         names: the parameters to differentiate; by default all trainable ones.
     """
-    chosen, values, one_loss = _of_one_record(model, loss, batch, params, names)
-    leaves = record_leaves(batch)
+    values: dict[str, Tensor] = {name: p.detach() for name, p in model.named_parameters()}
+    values |= {name: p.detach() for name, p in check_params(model, params).items()}
+    trainable = tuple(trainable_parameters(model))
+    chosen = {name: values.pop(name) for name in (trainable if names is None else names)}
+    buffers, leaves = dict(model.named_buffers()), record_leaves(batch)
+
+    def one_loss(chosen: dict[str, Tensor], *record: Tensor) -> tuple[Tensor, Tensor]:
+        single = replace_leaves(batch, [leaf.unsqueeze(0) for leaf in record])
+        # Fresh copies of the buffers: a forward in training mode may write to them.
+        constants = values | {name: b.clone() for name, b in buffers.items()}
+        value = evaluate_loss(model, loss, single, constants | chosen)[0]
+        return value, value.detach()
 
     # Fused attention has no rule for vmap.
     with sdpa_kernel(SDPBackend.MATH), torch.enable_grad():
@@ -67,41 +79,51 @@ def dense_rows(
                 grads, losses = rows(chosen, *leaves)
         except (RuntimeError, NotImplementedError, TypeError, AttributeError, IndexError):
             # The other trainable parameters keep their graph: in-place operations on views need it.
-            live = {name: values[name] for name in trainable_parameters(model) if name in values}
+            live = {name: values[name] for name in trainable if name in values}
             grads, losses = _loop(model, one_loss, chosen, live, leaves)
     return {name: g.detach() for name, g in grads.items()}, losses.detach()
+
+
+#: How many sums what these return adds up.
+_ADDED = {f"aten.{name}.default": 1 for name in ("view", "_unsafe_view", "detach")} | {"aten.add.Tensor": 2}
+
+
+class SumsOfProducts(SeenOperations):  # type: ignore[no-untyped-call]
+    """Inside, each result that is a sum of matrix products of records is noted as these products.
+
+    So rows that vmap adds up from products need not be formed, and a trace leaves them out. To form those of
+    a gradient penalty takes up to 97% of a step (`benchmarks/gradient_penalty.py`, 784-128-1).
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._terms = WeakTensorKeyDictionary()
+
+    def factor(self, rows: Tensor) -> Factor:
+        """Of rows [B, *shape]; they themselves, where they are no such sum."""
+        if rows not in self._terms:
+            return DenseFactor(rows)
+        left, right = zip(*self._terms[rows], strict=True)
+        return OuterFactor(torch.cat(right, 1), torch.cat([part.mT for part in left], 1))
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
+        out, name = func(*args, **(kwargs or {})), str(func)
+        given = [one for one in args if isinstance(one, Tensor)]
+        if func._schema.is_mutable:  # it may write to a product, or to what one is of
+            self._terms.clear()
+        elif name == "aten.bmm.default":
+            self._terms[out] = [args]
+        elif given and not kwargs and all(one in self._terms for one in given):
+            if len(given) == _ADDED.get(name) and all(one.shape == out.shape for one in given):
+                self._terms[out] = [term for one in given for term in self._terms[one]]
+            elif name == "aten.transpose.int" and args[1:] == (1, 2):
+                self._terms[out] = [(right.mT, left.mT) for left, right in self._terms[args[0]]]
+        return out
 
 
 #: A trace has the operations of each record that is computed alone: 0.1 s for a small network. A choice: more
 #: make the start longer; a micro-batch of more has no trace, and is compared instead of proved.
 MOST_TRACED_ROWS = 32
-
-OneLoss = Callable[..., tuple[Tensor, Tensor]]
-
-
-def _of_one_record(
-    model: nn.Module,
-    loss: Loss,
-    batch: Any,
-    params: Mapping[str, Tensor] | None,
-    names: Iterable[str] | None,
-) -> tuple[dict[str, Tensor], dict[str, Tensor], OneLoss]:
-    """The parameters to differentiate, the others, and the loss of a record as a function of the first."""
-    values: dict[str, Tensor] = {name: p.detach() for name, p in model.named_parameters()}
-    values |= {name: p.detach() for name, p in check_params(model, params).items()}
-    chosen = {
-        name: values.pop(name) for name in tuple(trainable_parameters(model) if names is None else names)
-    }
-    buffers = dict(model.named_buffers())
-
-    def one_loss(chosen: dict[str, Tensor], *record: Tensor) -> tuple[Tensor, Tensor]:
-        single = replace_leaves(batch, [leaf.unsqueeze(0) for leaf in record])
-        # Fresh copies of the buffers: a forward in training mode may write to them.
-        constants = values | {name: b.clone() for name, b in buffers.items()}
-        value = evaluate_loss(model, loss, single, constants | chosen)[0]
-        return value, value.detach()
-
-    return chosen, values, one_loss
 
 
 class _InsideVmap(TorchFunctionMode):
@@ -175,7 +197,7 @@ def _own_numbers(leaves: Sequence[Tensor]) -> Callable[[int], AbstractContextMan
 
 def _loop(
     model: nn.Module,
-    one_loss: OneLoss,
+    one_loss: Callable[..., tuple[Tensor, Tensor]],
     chosen: dict[str, Tensor],
     others: dict[str, Tensor],
     leaves: list[Tensor],
