@@ -41,6 +41,11 @@ def test_keys_and_passwords_come_from_the_environment_and_rotate(tmp_path, key, 
     assert read_key("env:KEY", str(tmp_path / "password")).private_bytes_raw() == new.private_bytes_raw()
     with pytest.raises(KeyFileError, match="assword"):
         read_key("env:KEY", "env:KEY")
+    for source in (locked.decode(), "env:WRONGPW77", "WRONGPW77"):  # the secret in the place of its name
+        with pytest.raises(KeyFileError) as caught:
+            read_key(source, None)
+        assert "WRONGPW77" not in str(caught.value)
+        assert "BEGIN" not in str(caught.value)
     pem = old.public_key().public_bytes(form.Encoding.PEM, form.PublicFormat.SubjectPublicKeyInfo)
     line = new.public_key().public_bytes(form.Encoding.OpenSSH, form.PublicFormat.OpenSSH)
     (tmp_path / "keys").write_bytes(pem + b"\n" + line)

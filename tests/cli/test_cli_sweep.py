@@ -70,6 +70,7 @@ def test_processes_give_the_same_table(equipoise, tmp_path):
         ("--grid epsilon=1,none", "--epsilon is"),
         ("--grid epsilon", "NAME=VALUE"),
         ("--grid no_such=1,2", "no_such"),
+        ("--grid seed=0,1 --secret-seed README.md", "the same noise and sampling"),
     ],
 )
 def test_slips_are_answered_before_anything_is_trained(equipoise, tmp_path, words, said):

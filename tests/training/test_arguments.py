@@ -21,6 +21,7 @@ WRONG = {
     "augmentation": (lambda: eq.Data([0], augmentation="flip"), TypeError, "augmentation='flip'.*give"),
     "views": (lambda: eq.Data([0], views=0), ValueError, "views=0"),
     "ids": (lambda: eq.Data({"x": torch.zeros(2)}, ids="name"), eq.training.DataError, "ids='name'"),
+    "weights": (lambda: eq.Data({"x": torch.zeros(2)}, weights="w"), eq.training.DataError, "weights='w'"),
     "microbatch_size": (lambda: eq.Data([0], microbatch_size=0), ValueError, "microbatch_size=0"),
     "score": (lambda: eq.Data([0], score="auc"), TypeError, "score='auc'.*give a Score"),
     "folder": (lambda: eq.Run(3), TypeError, "folder=3.*give a path"),

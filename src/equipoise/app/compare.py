@@ -172,10 +172,13 @@ def run_comparison(comparison: Comparison, folder: str, console: Console) -> dic
 def result_file(
     runs: Path, label: str, settings: RunSettings, kind: str, score: str
 ) -> tuple[Path, dict[str, Any]]:
-    """The file of a run, named by what decides its result, and that."""
+    """The file of a run, named by what decides its result (files of data by place and time), and that."""
     identity = {"version": __version__, "format": FORMAT, "kind": kind, "scored_by": score}
     identity["settings"] = settings.publishable()
-    digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:10]
+    given = filter(None, (settings.data, settings.schema, settings.test))
+    files = [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns)
+             for path in map(Path, given) if path.exists()]  # fmt: skip
+    digest = hashlib.sha256(json.dumps([identity, files], sort_keys=True).encode()).hexdigest()[:10]
     return runs / f"{label}-{digest}.json".replace(os.sep, "-"), identity
 
 

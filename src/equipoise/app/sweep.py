@@ -35,7 +35,10 @@ if TYPE_CHECKING:
 
     from equipoise.data import DataSet
 
-_SHARED = {"data", "data_dir", "subset", "public_records", "ledger", "run_dir", "options", *OF_OWN_DATA}
+_SHARED = {
+    "data", "data_dir", "subset", "public_records", "ledger", "run_dir", "options", "secret_seed",
+    *OF_OWN_DATA,
+}  # fmt: skip
 """What no axis can be: data are loaded once, and no run of a sweep has a folder."""
 
 CURVES = 8
@@ -90,6 +93,11 @@ class Sweep:
         Raises:
             SettingsError: settings of a run that do not.
         """
+        if self.base.secret_seed is not None:
+            raise SettingsError(
+                "--secret-seed would give all runs of a sweep the same noise and sampling, whose costs would "
+                "not add up. Leave it out, and repeat the run that you choose with it"
+            )
         axes, own = self.axes(), {field.name for field in fields(RunSettings)}
         found = []
         for values in product(*axes.values()):

@@ -150,7 +150,7 @@ def read_key(key: str, password: str | None) -> Ed25519PrivateKey:
         from equipoise.statements.sign import key_content, read_private_key
 
     content = key_content(key)
-    given = None if password is None else key_content(password).rstrip(b"\r\n")
+    given = None if password is None else key_content(password, "password").rstrip(b"\r\n")
     try:
         return read_private_key(content, given)
     except KeyFileError as error:

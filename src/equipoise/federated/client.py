@@ -131,6 +131,14 @@ class Client:
                 f"the run in folder={str(run.folder)!r} began with: give the same, or name a new folder. "
                 "Nothing was spent"
             )
+        kept = sorted(local)
+        if begun is not None and begun.get("local", []) != kept:
+            raise ValueError(
+                f"local={kept} differs from the local={begun.get('local', [])} that the run in "
+                f"folder={str(run.folder)!r} began with: what stays at the client would be sent. Give the "
+                "same. Nothing was spent"
+            )
+        self._kept = kept
         self._training: LocalTraining | None = None
         if self._end is None or run.reproducible or _is_whole(private):
             start: Any = LocalTraining if private is None else LocalTraining.start_or_resume
@@ -292,7 +300,7 @@ class Client:
         if begun is None or begun["request"] != question:
             self._check_new(number, begun["round"] if begun else 0)
             begun = {"type": "train", "round": number, "request": question}
-            begun |= {"step": training.steps_done, "local_steps": self.local_steps}
+            begun |= {"step": training.steps_done, "local_steps": self.local_steps, "local": self._kept}
             self._log.write(begun)  # before anything is released: a client killed now goes on with it
             self._begun = begun
         elif self._queried is not None and self._queried["round"] > number:

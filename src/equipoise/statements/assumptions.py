@@ -139,7 +139,8 @@ class Assumption(StrEnum):
     )
     SECRET_SEED = (
         "noise and sampling follow from a file that the owner keeps: they are secret as long as it is, and "
-        "whoever reads it can subtract the noise"
+        "whoever reads it can subtract the noise; no other run has this file and this seed, as two of them "
+        "would show whether their records are the same"
     )
     PUBLIC_START = "the owner states that what the run starts from is public"
     PADDED_WITH_COPIES = (

@@ -125,27 +125,31 @@ def read_public_keys(content: bytes) -> list[Ed25519PublicKey]:
     return [read_public_key(one) for one in found or [content]]
 
 
-def key_content(source: PathLike) -> bytes:
+def key_content(source: PathLike, what: str = "key") -> bytes:
     """What a key file holds; of `env:NAME` the environment variable.
 
     Raises:
-        KeyFileError: no such file, or no such variable.
+        KeyFileError: no such file, or no such variable. It does not say which: that may be the secret itself.
 
     Example:
         >>> key_content("env:NOT_SET_ANYWHERE")
         Traceback (most recent call last):
             ...
-        equipoise.statements.sign.KeyFileError: the environment has no variable 'NOT_SET_ANYWHERE' ...
+        equipoise.statements.sign.KeyFileError: the environment has no such variable for the key, ...
     """
     kind, _, name = str(source).partition(":")
     if kind == "env":
         if name not in os.environ:
-            raise KeyFileError(f"the environment has no variable {name!r} for the key, or it is not exported")
+            raise KeyFileError(f"the environment has no such variable for the {what}, or it is not exported")
         return os.environ[name].encode()
     try:
         return Path(source).read_bytes()
     except OSError as error:
-        raise KeyFileError(f"key={str(source)!r} cannot be read ({error}); name a key file") from None
+        why = type(error).__name__
+        raise KeyFileError(
+            f"the {what} cannot be read ({why}): give the path of a file, or env:NAME with the name of an "
+            "environment variable, and not the secret itself"
+        ) from None
 
 
 def _loaded(kind: Any, remedy: str, load: Callable[..., object], *given: bytes | None) -> Any:

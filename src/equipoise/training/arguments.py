@@ -244,11 +244,13 @@ class Run:
                 "them: give reproducible=True, which is NOT PRIVATE, on public records"
             )
         seed = self.secret_seed
-        if seed is not None and (self.reproducible or Path(seed).stat().st_size < 32):
+        if seed is not None and (
+            self.reproducible or Path(seed).stat().st_size < 32 or len(set(Path(seed).read_bytes())) < 8
+        ):
             raise ValueError(
-                f"secret_seed={str(seed)!r} is a file of less than 32 bytes, which could be guessed, or "
-                "stands beside reproducible=True, by which noise follows a public seed: give one of them, "
-                "and 32 random bytes (openssl rand -out FILE 32)"
+                f"secret_seed={str(seed)!r} is a file of less than 32 bytes, or of few different ones, which "
+                "could be guessed, or stands beside reproducible=True, by which noise follows a public seed: "
+                "give one of them, and 32 random bytes (openssl rand -out FILE 32)"
             )
         if self.starts_from is not None:
             _validate.one_of(("public",), starts_from=self.starts_from)
