@@ -13,6 +13,7 @@ from table import training as train
 import equipoise as eq
 from equipoise import published
 from equipoise.methods.anchored import Every
+from equipoise.methods.base import Setting
 from equipoise.methods.dp_c4 import (
     Constant,
     Distance,
@@ -20,7 +21,8 @@ from equipoise.methods.dp_c4 import (
     Released,
     ReleasedNorm,
 )
-from equipoise.privacy import FullBatch, Poisson
+from equipoise.methods.thresholds import Schedule
+from equipoise.privacy import Budget, FullBatch, Poisson
 from equipoise.statements import statement_of
 
 SMALL = {"noise_multiplier": 1.0, "anchor_noise_multiplier": 2.0}
@@ -169,3 +171,18 @@ def test_the_published_recipe_claims_its_target_and_guarantees_nothing():
     assert (statement.guarantee, statement.epsilon) == ("none", None)
     assert statement.epsilon_claimed == pytest.approx(8.0)
     assert eq.DPC4Plus().claimed_epsilon(run.method_plan, 1e-5) is None
+
+
+@pytest.mark.parametrize("value", [0.0, math.inf, math.nan])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda scale: eq.DPC4Plus(coupled=Distance(scale=scale)),
+        lambda scale: eq.DPC4Plus(anchor=ReleasedNorm(scale=scale)),
+        lambda scale: published.DPC4Plus(anchor_scale=scale),
+    ],
+)
+def test_a_schedule_that_ends_at_no_number_is_refused_before_the_start(make, value):
+    method = make(Schedule(lambda step: 1.0 if step < 5 else value))
+    with pytest.raises(ValueError, match="5"):
+        method.plan(Setting(sampling=Poisson(64, 2000, 100), budget=Budget(4.0, 1e-5)))

@@ -295,7 +295,15 @@ class ClippedDifferences(AnchoredMethod):
 
     # ---- the steps
 
+    @property
+    @abstractmethod
+    def scales(self) -> tuple[object, ...]:
+        """c_1 and c_2, where there are such: numbers or schedules."""
+
     def max_bounds(self, steps: int) -> tuple[float, float]:
+        for scale in self.scales:
+            if isinstance(scale, ByStep):
+                scale.upper(steps)  # refuses what is no number above zero before a step is paid for
         upper = self.threshold.upper(steps)
         return upper, upper
 
@@ -379,6 +387,10 @@ class ReleasedThresholds(ClippedDifferences):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.anchor.check(self.threshold.start())
+
+    @property
+    def scales(self) -> tuple[object, ...]:
+        return self.coupled.scale, getattr(self.anchor, "scale", None)
 
     def counts(self, batch: float, anchor_batch: float) -> Mapping[str, float]:
         rules = (("anchor", self.anchor, anchor_batch), ("coupled", self.coupled, batch))

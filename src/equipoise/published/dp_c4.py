@@ -235,6 +235,10 @@ class RawThresholds(AsPrinted, ClippedDifferences):
             takes_next=self.schedule.takes_next,
         )
 
+    @property
+    def scales(self) -> tuple[object, ...]:
+        return self.coupled_scale, self.anchor_scale
+
     def passes_over(self, draw: str) -> int:
         """A threshold from raw gradients takes them once more, at a new anchor."""
         return super().passes_over(draw) * (2 if draw == "anchor" else 1)
