@@ -181,7 +181,7 @@ def model_card(run: Run, form: str = "safetensors", use: str = "") -> str:
     return (
         "---\nlibrary_name: pytorch\ntags:\n- differential-privacy\n- equipoise\n---\n\n"
         f"# {title}\n\n{''.join(rows)}{privacy_section(run)}\n"
-        f"{use}"
+        f"{use.rstrip()}{chr(10) * 2 if use else ''}"
         "## Files\n\n"
         f"- `{FORMS[form]}`: the {'graph, weights included' if form == 'onnx' else 'weights'}\n"
         "- `schema.json`: where the data are a table or images, what the inputs are made of, in order\n"
@@ -213,7 +213,9 @@ def privacy_section(run: Run) -> str:
 def _interval(name: str, value: float, found: Mapping[str, float], details: Mapping[str, Any]) -> str:
     """The interval of 95% of a score whose error is known, or of a share of test records, by Wilson's."""
     middle, records = value, details.get("test_records")
-    if (error := found.get(f"{name}_error")) is None:
+    if math.isnan(error := found.get(f"{name}_error", 0.0)):
+        return " (its error is unknown: too few records, too much noise)"
+    if f"{name}_error" not in found:
         if name != "accuracy" or not records:
             return ""
         middle = (value * records + 1.96**2 / 2) / (records + 1.96**2)

@@ -329,3 +329,26 @@ def test_statistics_of_a_table_are_one_release(equipoise, folder, tmp_path, name
     assert 0 < float(wage["low"]) < float(wage["coefficient"]) < float(wage["high"])
     assert not (run / "export/prediction.sql").exists()  # the town is hashed
     assert "--format coefficients" in equipoise("export --json --format onnx", run).value["error"]
+
+
+@pytest.mark.parametrize(
+    ("score", "said"),
+    [
+        ("accuracy", "of one class per record"),
+        ("auc", "of one class per record"),
+        ("error:2000", "error:0.5"),
+    ],
+)
+def test_a_score_that_says_nothing_of_a_number_is_refused(equipoise, people, tmp_path, score, said):
+    words = f"train --data {people} --target wage --batch-size 60 --epochs 1 --private-validation 0.2"
+    found = equipoise(words, "--score", score, "--run-dir", tmp_path / "run")
+    assert found.code == 2
+    assert said in found.err
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_number_is_scored_by_its_error(equipoise, people, tmp_path):
+    words = f"train --data {people} --target wage --batch-size 60 --epochs 1 --private-validation 0.2 --json"
+    found = equipoise(words, "--run-dir", tmp_path / "run")
+    assert found.code == 0, found.err
+    assert 0 < found.value["evaluation"]["private_error"] < 1

@@ -558,6 +558,17 @@ def test_the_best_step_of_a_public_evaluation_is_published_and_patience_ends_the
     assert kept.run(evaluate=evaluate, evaluate_every=1, keep_best=True, progress=False).best_step == 1
 
 
+def test_a_number_of_unknown_error_is_not_the_best(monkeypatch):
+    """The largest of four, which has no error, loses to the others."""
+    given = iter([(0.5, 0.01), (1.0, math.nan), (0.6, 0.01), (0.55, 0.01)])
+    names = ("private_accuracy", "private_accuracy_error")
+    monkeypatch.setattr(Score, "read", lambda *_, **__: dict(zip(names, next(given), strict=True)))
+    score = Score("accuracy", share=SHARE, times=4)
+    with pytest.warns(UserWarning, match="noise alone is nan"):
+        found = scored(score, steps=4).run(evaluate=score, evaluate_every=1, keep_best=True, progress=False)
+    assert found.best_step == 3
+
+
 def test_a_run_that_gave_up_has_ended_and_claims_its_plan(tmp_path):
     score, folder = Score("loss:9", share=SHARE, times=8), tmp_path / "run"
     run = scored(score, steps=40, folder=folder, rate=1e-9, reproducible=False)

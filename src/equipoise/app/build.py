@@ -107,7 +107,19 @@ class Experiment:
             return None
         times = math.ceil(steps / (settings.evaluate_every or max(1, steps // 10)))
         outputs: Outputs = lambda model, batch: (model(batch["input"]), batch[field])  # noqa: E731
-        metric = settings.score or "accuracy"
+        of_classes = self.dataset.task == "classification"
+        metric = settings.score or ("accuracy" if of_classes else "error:1")
+        name, _, bound = metric.partition(":")
+        if not of_classes and name not in ("loss", "error"):
+            raise SettingsError(
+                f"--score is {metric}, which is of one class per record, and the target is none. Give "
+                "--score error:BOUND, at most 2 as targets are scaled to [-1, 1], or loss:BOUND."
+            )
+        if not of_classes and name == "error" and float(bound or 1) > 2:
+            raise SettingsError(
+                f"--score is {metric}, but targets are scaled to [-1, 1], where no error is above 2: noise "
+                "would hide it. Give --score error:BOUND in that scale, such as error:0.5."
+            )
         return Score(metric, share=settings.private_validation, times=times, outputs=outputs)
 
     @property

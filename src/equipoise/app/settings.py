@@ -228,7 +228,7 @@ class RunSettings:
     score: str | None = setting(
         None,
         "With --private-validation: accuracy (default), balanced_accuracy:CLASSES, auc, calibration, "
-        "loss:BOUND, error:BOUND, recall:K or hits:K.",
+        "loss:BOUND, recall:K or hits:K; of numbers error:BOUND (default error:1) on targets from -1 to 1.",
     )
     image_size: str | None = setting(
         None, "Resize images of a folder to this size: 32x32, or 28x28x1 for grey.", metavar="HxW[x1]"

@@ -29,7 +29,7 @@ _UNIQUE, _OF_NOTES, _WORDS = 0.9, 0.1, 3
 of more than so many words on average, which are notes even if many are the same."""
 _HINTS = {
     "population": "for example 2000: the public number of rows; a round figure near it will do",
-    "low": "for example 0: the least that the form allows",
+    "low": "for example 0, or of a date 2024-01-01: the least that the form allows",
     "high": "for example 120: the most that the form allows; what lies beyond counts as this",
     "values": 'for example ["no", "yes"]: all classes',
     "missing": "signs of no answer: a number gets a second one that says so, a category zeros",
