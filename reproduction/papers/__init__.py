@@ -22,6 +22,7 @@ TITLES: dict[str, str] = {
     "dc-dpsgd-ablations": "DC-DPSGD's ablations: dimension, tail index and split of epsilon",
     "dc-dpsgd-images": "Two thresholds on long-tailed CIFAR-10, MNIST and Fashion-MNIST",
     "dc-dpsgd-long-tail": "Two thresholds on rare classes",
+    "dc-dpsgd-whole": "DC-DPSGD's table on MNIST and Fashion-MNIST at full size",
     "dice-sgd": "The bias of clipping and its removal at a true epsilon of 1",
     "dice-sgd-ablations": "DiceSGD's ablations: feedback radius and rate beside C1",
     "dice-sgd-images": "DiceSGD's table on CIFAR-10, by a linear model on fixed features",

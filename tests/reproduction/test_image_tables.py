@@ -6,7 +6,13 @@ import pytest
 import torch
 
 from equipoise.data import DataSet, Records
-from reproduction.papers import dc_dpsgd_ablations, dc_dpsgd_images, pcdp_sgd_images, pcdp_sgd_printed
+from reproduction.papers import (
+    dc_dpsgd_ablations,
+    dc_dpsgd_images,
+    dc_dpsgd_whole,
+    pcdp_sgd_images,
+    pcdp_sgd_printed,
+)
 from reproduction.papers.dc_dpsgd_ablations import ALGORITHM, PROGRAM, Arm
 
 SHAPES = {"mnist": (1, 28, 28), "fashion-mnist": (1, 28, 28), "cifar10": (3, 32, 32)}
@@ -29,6 +35,7 @@ def small(monkeypatch):
         (pcdp_sgd_images, {"RECORDS": 1000, "HELD": 100, "BATCH": 100}),
         (pcdp_sgd_printed, {"RECORDS": 1000, "BATCH": 100}),
         (dc_dpsgd_ablations, {"RECORDS": {"images": 1600}, "STEPS": {"images": 4}, "BATCH": {"images": 40}}),
+        (dc_dpsgd_whole, {}),
     ):
         if module is not pcdp_sgd_printed:  # which has the images of the other one
             monkeypatch.setattr(module, "load", lambda name, folder: images(1600, SHAPES[name], name))
@@ -38,6 +45,7 @@ def small(monkeypatch):
         dc_dpsgd_images._features,
         pcdp_sgd_images.images,
         dc_dpsgd_ablations._images,
+        dc_dpsgd_whole._problem,
     )
     for cache in caches:
         cache.cache_clear()
@@ -78,3 +86,9 @@ def test_every_arm_trains_in_its_own_schedule(arm):
 )
 def test_an_ablation_trains(arm):
     assert 0 <= dc_dpsgd_ablations.measure(arm, 0.1, 0, None)["result"] <= 100
+
+
+@pytest.mark.parametrize("arm", dc_dpsgd_whole.METHODS)
+def test_the_table_at_full_size_trains(arm):
+    found = dc_dpsgd_whole.measure("mnist", arm, 0.1, 0, None, passes=1)
+    assert list(found)[-1] == str(round(1600 / 128))
