@@ -118,6 +118,7 @@ CLIENT_DEATHS = {
 }
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("reproducible", [True, False])
 @pytest.mark.parametrize("when", CLIENT_DEATHS)
 def test_a_client_process_is_killed(tmp_path, begin, when, reproducible):

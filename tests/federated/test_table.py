@@ -42,7 +42,7 @@ def federation(name, recipe="library", rounds=2, **given):
     return entry.strategy(setup), clients
 
 
-@pytest.mark.few(7)
+@pytest.mark.few(4)
 @pytest.mark.parametrize(
     ("name", "recipe", "given"),
     [

@@ -295,7 +295,7 @@ CASES["bilinear"] = (
 )
 
 
-@pytest.mark.few(42)
+@pytest.mark.few(24)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["float64", "float32"])
 @pytest.mark.parametrize("name", CASES)
 def test_layer(name, dtype):

@@ -161,7 +161,7 @@ def check(name: str, mode: str) -> None:
         assert (with_last - without).norm() <= clip_norm * (1 + 1e-5)
 
 
-@pytest.mark.few(48)
+@pytest.mark.few(28)
 @pytest.mark.parametrize("name", CASES)
 def test_zoo(name):
     check(name, "float32")

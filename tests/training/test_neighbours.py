@@ -562,6 +562,7 @@ NEIGHBOURS = {
 }  # fmt: skip
 
 
+@pytest.mark.few(10)
 @pytest.mark.parametrize("name", NEIGHBOURS)
 def test_one_record_more_moves_its_own_row_alone(name):
     torch.manual_seed(0)

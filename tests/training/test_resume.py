@@ -81,6 +81,7 @@ KILLED = [
 ]
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize(("what", "step", "where"), KILLED)
 def test_killed_and_resumed(tmp_path, whole, what, step, where):
     """What the noise goes on from is in the checkpoint: it ends at the same bits and the same epsilon."""

@@ -197,7 +197,7 @@ class TrainingDraw:
             for few, rows in forwards.of(part):
                 left.append(part.index(few))
                 self._diagnostics.note_losses(rows[0].losses)
-                if self._rows is self._attempt.rows:  # of a score there are none
+                if self._diagnostics.looks_at_rows and self._rows is self._attempt.rows:  # not a score's
                     self._diagnostics.note_rows(rows[0])
                 turns.wait_to_sum()
                 yield self._guarded(rows, few.ids, start + left[-1])
@@ -255,7 +255,7 @@ class StepDiagnostics:
     """
 
     def __init__(self, looks_at_rows: bool = False) -> None:
-        self._looks_at_rows, self._norms, self._true = looks_at_rows, list[Tensor](), dict[str, Tensor]()
+        self.looks_at_rows, self._norms, self._true = looks_at_rows, list[Tensor](), dict[str, Tensor]()
         self._row: dict[str, Any] = {}
         self._losses: list[Tensor] = []
         self._counts: dict[str, Private] = {}
@@ -271,11 +271,10 @@ class StepDiagnostics:
 
     def note_rows(self, rows: Any) -> None:
         """The gradients of a micro-batch, where they are looked at."""
-        if self._looks_at_rows:
-            norms = rows.row_norms()
-            self._norms.append(norms[norms.isfinite()].clone())
-            for name, found in rows.weighted_sums(norms.isfinite().to(norms.dtype)).items():
-                self._true[name] = self._true.get(name, 0.0) + found.double()
+        norms = rows.row_norms()
+        self._norms.append(norms[norms.isfinite()].clone())
+        for name, found in rows.weighted_sums(norms.isfinite().to(norms.dtype)).items():
+            self._true[name] = self._true.get(name, 0.0) + found.double()
 
     def beside(self, estimate: Mapping[str, Tensor], size: float) -> dict[str, float]:
         """What noise and clipping hide of the gradients that an estimate is of."""

@@ -78,7 +78,10 @@ class Events:
     def event(self, row: Mapping[str, Any]) -> None:
         """Write one event down."""
         now = datetime.now(UTC).isoformat(timespec="milliseconds")
-        self._take({"time": now, **_plain(row)})
+        unknown = [
+            name for name, value in row.items() if isinstance(value, float) and not math.isfinite(value)
+        ]
+        self._take({"time": now, **row, **dict.fromkeys(unknown)})
 
     def write(self, row: Mapping[str, Any]) -> None:
         """Write a row down that tells of progress: an epsilon, or an evaluation."""
@@ -105,21 +108,17 @@ class JSONLines:
 
     def write(self, row: Mapping[str, Any]) -> None:
         """Append one row of numbers, short vectors and words."""
+        plain = {}
+        for name, value in row.items():
+            found = unwrap(value).detach().cpu().tolist() if isinstance(value, torch.Tensor) else value
+            # JSON has no infinity; null says "no number" to every reader.
+            plain[name] = None if isinstance(found, float) and not math.isfinite(found) else found
         descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, self.mode)
         with os.fdopen(descriptor, "a") as file:
-            file.write(json.dumps(_plain(row)) + "\n")
+            file.write(json.dumps(plain) + "\n")
 
     def close(self) -> None:
         """Nothing to do: every row is written at once."""
-
-
-def _plain(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A row as JSON has it, which has no infinity: null says "no number" to every reader."""
-    plain = {}
-    for name, value in row.items():
-        found = unwrap(value).detach().cpu().tolist() if isinstance(value, torch.Tensor) else value
-        plain[name] = None if isinstance(found, float) and not math.isfinite(found) else found
-    return plain
 
 
 def rewind_jsonl(path: PathLike, step: int, mode: int) -> None:
