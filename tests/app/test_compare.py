@@ -41,19 +41,19 @@ def trained(monkeypatch):
 @pytest.mark.wide
 def test_whole_comparison_goes_on_where_it_was_stopped(tmp_path, trained):
     comparison = Comparison(methods="dp-sgd,auto-s", base=BASE, seeds=2, trials=2)
-    real = module._write
+    real = module.write_result
 
     def stops_after_three(path, content):
         if len(trained) > 3:
             raise KeyboardInterrupt
         real(path, content)
 
-    module._write = stops_after_three
+    module.write_result = stops_after_three
     try:
         with pytest.raises(KeyboardInterrupt):
             compare(comparison, tmp_path, MetricsLog(), print)
     finally:
-        module._write = real
+        module.write_result = real
     assert len(list((tmp_path / "runs").iterdir())) == 3
     trained.clear()
     notes = MetricsLog()
