@@ -206,7 +206,6 @@ def test_verify_report_and_predict_take_the_folder_of_a_federation(finished, tmp
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("--method scaffold", "--method baselines.scaffold:SCAFFOLD"),
         ("--method baselines.moon:Moon", "is no federated method"),
         ("--method fedpcdp", "--public-records"),
         ("--method dp-fedavg --option tau=1", "is not an option of"),
