@@ -77,3 +77,18 @@ def test_slips_are_answered_before_anything_is_trained(equipoise, tmp_path, word
     found = equipoise(f"sweep --data digits {words}", "--run-dir", tmp_path / "runs")
     assert found.code == 2
     assert said in found.err
+
+
+def test_other_files_of_the_same_name_are_trained_on_anew(equipoise, people, tmp_path, monkeypatch):
+    """An edited table or schema has results of its own, though no name in the settings differs."""
+    for name in ("people.csv", "people.schema.toml", "held_out.csv"):
+        (tmp_path / name).write_bytes((people.parent / name).read_bytes())
+    trained, train = [], compare.train_in_memory
+    monkeypatch.setattr(compare, "train_in_memory", lambda *given: trained.append(given[0]) or train(*given))
+    words = f"sweep --data {tmp_path / 'people.csv'} --test {tmp_path / 'held_out.csv'} --batch-size 60"
+    for edited, count in ((None, 1), (None, 1), ("people.csv", 2), ("people.schema.toml", 3)):
+        if edited:
+            (tmp_path / edited).write_bytes((tmp_path / edited).read_bytes() + b"\n")
+        found = equipoise(words, "--epochs", "1", "--grid", "epsilon=8", "--run-dir", tmp_path / "runs")
+        assert found.code == 0, found.out
+        assert len(trained) == count

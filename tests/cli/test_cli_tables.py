@@ -337,6 +337,7 @@ def test_statistics_of_a_table_are_one_release(equipoise, folder, tmp_path, name
         ("accuracy", "of one class per record"),
         ("auc", "of one class per record"),
         ("error:2000", "error:0.5"),
+        ("error:many", "many"),
     ],
 )
 def test_a_score_that_says_nothing_of_a_number_is_refused(equipoise, people, tmp_path, score, said):

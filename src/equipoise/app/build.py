@@ -35,7 +35,7 @@ from equipoise.privacy.sampling import SAMPLING_WORDS
 from equipoise.training import Data, PrivateTraining, Record, Run, Score, Users
 from equipoise.training.metrics import MetricWriter
 from equipoise.training.population import population_told_elsewhere, population_warning
-from equipoise.training.scores import Outputs
+from equipoise.training.scores import Outputs, metric_of
 
 
 @dataclass(frozen=True)
@@ -109,6 +109,7 @@ class Experiment:
         outputs: Outputs = lambda model, batch: (model(batch["input"]), batch[field])  # noqa: E731
         of_classes = self.dataset.task == "classification"
         metric = settings.score or ("accuracy" if of_classes else "error:1")
+        metric_of(metric)  # answers a name or a bound that is none
         name, _, bound = metric.partition(":")
         if not of_classes and name not in ("loss", "error"):
             raise SettingsError(

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from equipoise._files import PathLike, make_folder, write_atomically
+from equipoise._files import PathLike, make_folder, schema_file, write_atomically
 from equipoise._run_files import read_object
 from equipoise._version import __version__
 from equipoise.app.build import assemble, build_training
@@ -175,7 +175,8 @@ def result_file(
     """The file of a run, named by what decides its result (files of data by place and time), and that."""
     identity = {"version": __version__, "format": FORMAT, "kind": kind, "scored_by": score}
     identity["settings"] = settings.publishable()
-    given = filter(None, (settings.data, settings.schema, settings.test))
+    schema = settings.schema or str(schema_file(settings.data))
+    given = filter(None, (settings.data, schema, settings.test))
     files = [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns)
              for path in map(Path, given) if path.exists()]  # fmt: skip
     digest = hashlib.sha256(json.dumps([identity, files], sort_keys=True).encode()).hexdigest()[:10]
