@@ -69,8 +69,9 @@ class DiceSGD(Method):
         clip_norm: C1 > 0.
         variant: "algorithm_2" (clipping) or "algorithm_4" (normalising, at one radius).
         feedback_clip_norm: C2 >= 0 and finite, on the mean scale; C1 when None.
-        noise: "algorithm_4" (the formula with C = C2), "theorem" (Theorem 3.8 with C = B C2), or "worst_case"
-            (what would have to be added to meet the budget).
+        noise: "algorithm_4" (the formula with C = C2; for Algorithm 2 the paper prints the theorem's),
+            "theorem" (Theorem 3.8 with C = B C2), or "worst_case" (what would have to be added to meet the
+            budget).
         noise_multiplier: B sigma1 / C1; from `noise` at the budget when None.
 
     Raises:
