@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
 
+import dp_accounting
 import pytest
 import torch
 from federated_problem import (
@@ -25,12 +27,13 @@ from federated_problem import (
 import equipoise as eq
 from baselines.fedprox import Proximal
 from baselines.scaffold import ScaffoldAverage
-from equipoise.federated import AdaptDPFedAvg, FedAvg, Reply, simulate
+from equipoise.federated import AdaptDPFedAvg, FedAvg, Refused, Reply, Request, simulate
 from equipoise.federated.client_pool import ClientPool
 from equipoise.federated.methods.server_quantile import SHARE, QuantileFedAvg
 from equipoise.federated.methods.server_radius import SQUARES, SQUARES_NOISE
 from equipoise.methods import AutoS, ReleasedQuantile
 from equipoise.methods.adaptive_rms import RMSRadius
+from equipoise.methods.named_tensors import copied
 from equipoise.privacy.errors import ChangedQueryError, JournalError, LedgerError
 from equipoise.training.folder.checkpoint import CheckpointError
 
@@ -309,3 +312,81 @@ def test_baselines_learn(method):
 def test_bad_settings_are_named(options, words):
     with pytest.raises(ValueError, match=words):
         simulate(FedAvg(), [], start(), **options)
+
+
+def scored(number, times=10, **options):
+    """A client that holds a share of its records apart."""
+    score = eq.Score("accuracy", share=0.3, times=times)
+    data, budget = eq.Data(records(number), score=score), eq.Budget(8.0, 1e-3)
+    sampling = eq.Poisson(20, 42, WHOLE)  # of those that are trained on
+    method = eq.DPSGD(clip_norm=0.5)
+    return client(method, number, data=data, budget=budget, sampling=sampling, **options)
+
+
+def test_scores_of_sites_are_booked_repeated_and_sent_once_each_round(tmp_path):
+    """A client without a score, and one whose plan has no further one, are left out of the scores alone."""
+    clients = [scored(0, folder=tmp_path / "0"), client(None, 1), scored(2, times=1)]
+    history = simulate(FedAvg(), clients, start(), ROUNDS, score_every=2, folder=tmp_path / "server")
+    assert [set(done.scores) for done in history.rounds] == [set(), {0, 2}, {0}]
+    assert all(done.answered == (0, 1, 2) for done in history.rounds)
+    last = history.rounds[-1].scores[0]
+    assert 0 <= last["private_accuracy"] <= 1
+    # the same question costs nothing and changes nothing, also of another process
+    releases, request = charges(clients[0]), Request(ROUNDS, history.params, kind="score")
+    before = copied(clients[0].training.parameters)
+    assert clients[0].answer(request).reports == last
+    assert (charges(clients[0]), same(clients[0].training.parameters, before)) == (releases, True)
+    name = "evaluation.private_accuracy"
+    log = [json.loads(row) for row in (tmp_path / "0" / "metrics.jsonl").read_text().splitlines()]
+    assert [row[name] for row in log if name in row] == [
+        done.scores[0]["private_accuracy"] for done in history.rounds if done.scores
+    ]
+    clients[0].close()
+    clients[0] = scored(0, folder=tmp_path / "0")
+    assert clients[0].answer(request).reports == last
+    with pytest.raises(Refused, match="asked for already"):
+        clients[0].answer(Request(1, history.params, kind="score"))
+    again = simulate(FedAvg(), clients, start(), ROUNDS, score_every=2, folder=tmp_path / "server")
+    assert again.rounds == history.rounds
+
+
+def test_a_score_costs_by_its_own_side_alone():
+    """By dp_accounting: a record is trained on or scored, and either side meets the whole budget."""
+    one = scored(0, times=ROUNDS)
+    simulate(FedAvg(), [one], start(), ROUNDS, score_every=1)
+    of_method, of_score = one.training.plan.releases
+    sides = [
+        dp_accounting.SelfComposedDpEvent(
+            dp_accounting.PoissonSampledDpEvent(
+                20 / 42, dp_accounting.GaussianDpEvent(of_method.mechanism.noise_multiplier)
+            ),
+            WHOLE,
+        ),
+        dp_accounting.SelfComposedDpEvent(
+            dp_accounting.GaussianDpEvent(of_score.mechanism.noise_multiplier), ROUNDS
+        ),
+    ]
+    exact = [dp_accounting.pld.PLDAccountant().compose(side).get_epsilon(1e-3) for side in sides]
+    assert max(exact) == pytest.approx(one.statement().epsilon, rel=1e-3)
+    assert min(exact) == pytest.approx(max(exact), rel=0.02)
+
+
+def test_clients_join_and_leave():
+    """The mean of a round is that of the members; a server's folder goes on with one client more."""
+    clients = [client(None, p) for p in range(3)]
+    there = {1: [0], 2: [2, 0], 3: [1, 2]}
+    history = simulate(FedAvg(), clients, start(), ROUNDS, members=there.__getitem__)
+    assert [done.asked for done in history.rounds] == [(0,), (0, 2), (1, 2)]
+    assert [one.rounds_done for one in clients] == [2, 1, 2]
+    with pytest.raises(ValueError, match=r"members\(1\)"):
+        simulate(FedAvg(), clients, start(), 1, members=lambda number: [3])
+
+
+def test_a_servers_folder_goes_on_with_a_client_more_and_without_one_that_left(tmp_path):
+    clients = [client(None, p) for p in range(3)]
+    for count, rounds in ((2, 1), (3, 2)):
+        history = simulate(FedAvg(), clients[:count], start(), rounds, folder=tmp_path / "server")
+    clients[0].finish()
+    history = simulate(FedAvg(), clients, start(), 3, folder=tmp_path / "server")
+    assert [done.answered for done in history.rounds] == [(0, 1), (0, 1, 2), (1, 2)]
+    assert "has finished" in history.rounds[-1].absent[0]

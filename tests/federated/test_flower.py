@@ -6,8 +6,9 @@ import math
 
 import pytest
 import torch
-from federated_problem import LOCAL_STEPS, ROUNDS, adaptive, charges, client, follower, same, start
+from federated_problem import LOCAL_STEPS, ROUNDS, adaptive, charges, client, follower, records, same, start
 
+import equipoise as eq
 from equipoise.federated import FedAvg, Request, simulate
 
 pytest.importorskip("flwr", reason="needs the extra federated")
@@ -67,6 +68,15 @@ def test_flowers_simulation_gives_what_one_process_gives(tmp_path, monkeypatch):
     found = simulate_on_flower(adaptive(), build, CLIENTS, start(), ROUNDS, processes=2)
     close(found.params, in_process().params)
     assert charged(tmp_path / "clients") == [ROUNDS * (1 + LOCAL_STEPS)] * CLIENTS
+
+
+def scored(context, folder):
+    """A client that holds a share of its records apart."""
+    number = context.node_config["partition-id"]
+    data = eq.Data(records(number), score=eq.Score("accuracy", share=0.3))
+    budget, sampling = eq.Budget(8.0, 1e-3), eq.Poisson(20, 42, ROUNDS * LOCAL_STEPS)
+    options = {"data": data, "budget": budget, "sampling": sampling, "folder": folder / str(number)}
+    return client(eq.DPSGD(clip_norm=0.5), number, **options)
 
 
 class SlowGrid(LocalGrid):
@@ -218,3 +228,12 @@ def test_answers_that_cannot_be_read_count_as_none(content):
     done = serve(nodes, FedAvg(), 2, start(), 1).rounds[0]
     assert done.answered == ()
     assert set(done.absent) == {0, 1}
+
+
+def test_scores_come_over_the_grid_as_in_one_process(tmp_path):
+    nodes = LocalGrid(client_app(lambda context: scored(context, tmp_path)), 2)
+    found = serve(nodes, FedAvg(), 2, start(), 2, score_every=2)
+    with_folders = [scored(nodes.contexts[100 + p], tmp_path / "here") for p in range(2)]
+    expected = simulate(FedAvg(), with_folders, start(), 2, score_every=2)
+    assert [done.scores for done in found.rounds] == [done.scores for done in expected.rounds]
+    assert [len(done.scores) for done in found.rounds] == [0, 2]

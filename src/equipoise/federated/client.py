@@ -6,8 +6,9 @@ client's folder, was synced to its device before the reply left, and outlives re
 request that makes no sense, comes out of order or exceeds the plan is refused and costs nothing; the same
 request again gets the same reply and costs nothing.
 
-No loss, accuracy, batch size or true number of records leaves; the sampling's population is the client's
-public size.
+No loss, accuracy, batch size or true number of records leaves, unless the client holds records apart for a
+private score (`Data(records, score=Score(...))`): its noised number is then booked, sent, and noted in the
+folder's `metrics.jsonl`. The sampling's population is the client's public size.
 
 The unit of the guarantee is one record at one client, or one user with all of their records there
 (`unit=Users(...)`: a patient of a hospital), and every client's own noise protects its records against
@@ -42,7 +43,7 @@ from equipoise.privacy.ledger.write_ahead_log import WriteAheadLog
 from equipoise.privacy.noise.secrets import delete_key
 from equipoise.statements import Statement
 from equipoise.statements.verify_federation import DISJOINT
-from equipoise.training import PrivateTraining
+from equipoise.training import PrivateTraining, Score
 from equipoise.training.arguments import Record, Run, Users
 
 
@@ -52,7 +53,7 @@ class Client:
     Args:
         model: the client's own copy of the module; its trainable parameters are exchanged.
         loss: loss(model, batch) -> [B].
-        data: the client's private records, or `Data`.
+        data: the client's private records, or `Data`, with a `Score` if the server may ask for one.
         sampling: of the local steps; `steps` is the number of rounds that the client may take part in, times
             `local_steps`.
         method: any method; one that is a `RoundProtocol` can follow the server.
@@ -124,7 +125,7 @@ class Client:
         run = Run.of(run)
         private = None if run.folder is None else Path(run.folder) / "private"
         log = None if private is None else private / "rounds.jsonl"
-        begun, _, self._end = _latest(log)
+        begun, *_, self._end = _latest(log)
         if begun is not None and begun["local_steps"] != local_steps:
             raise ValueError(
                 f"local_steps={local_steps} differs from the local_steps={begun['local_steps']} that "
@@ -155,7 +156,7 @@ class Client:
             )
         self._log = WriteAheadLog(log, durable=True)
         # Again, now that the training's lock keeps other processes out.
-        self._begun, self._queried, self._end = _latest(log)
+        self._begun, self._queried, self._judged, self._end = _latest(log)
         if self._end is not None:
             self.finish()  # which a process that was killed may have left half done
             if private is not None:
@@ -243,13 +244,16 @@ class Client:
     # ---- what the server may ask
 
     def answer(self, request: Request) -> Reply:
-        """Train for the local steps of a round, or answer a query about the global model.
+        """Train for the local steps of a round, or answer a query about the global model, or score it.
 
         Raises:
             Refused: parameters of wrong names or shapes or not finite, extras that the method does not take
-                or that lie outside of what was agreed, a round that is over, or no steps left.
+                or that lie outside of what was agreed, a round that is over, no steps left, or no score
+                planned.
         """
         mine, takes = self.training.parameters, self._protocol.takes(request.kind)
+        if request.kind == "score" and self.training.score is not None:
+            takes = {}
         parameters = {name: value for name, value in mine.items() if name not in self._local}
         if takes is None:
             raise Refused(
@@ -271,27 +275,36 @@ class Client:
             elif extra.required:
                 raise Refused(f"{name} is missing: method {self.method.name!r} needs it; nothing was spent")
         checked = Request(request.round, params, extras, request.kind)
-        reply = self._query(checked) if request.kind == "query" else self._train(checked)
+        reply = self._train(checked) if request.kind == "train" else self._query(checked)
         if states_population:
             population = float(self.training.sampling.population)
             reply = replace(reply, reports={**reply.reports, POPULATION: population})
         return reply
 
     def _query(self, request: Request) -> Reply:
-        number, question, known = request.round, request.fingerprint(), self._queried
+        number, question, is_score = request.round, request.fingerprint(), request.kind == "score"
+        known = self._judged if is_score else self._queried
         if known is not None and known["request"] == question:
             return Reply(reports=known["reports"])
-        self._check_new(number, max(one["round"] if one else 0 for one in (known, self._begun)))
+        last = known["round"] if known else 0
+        if is_score:
+            self._check_later(number, last)
+        else:
+            self._check_new(number, max(last, self._begun["round"] if self._begun else 0))
         try:
             # A query leaves no trace in the training: one that is answered from the log after a restart
             # leaves none either, and the steps that follow must depend on the same. A round that is over
             # may be asked for again: a refused query leaves what answers it.
             reports = self.training.ask(request, self._protocol)
         except PlanUsedUpError as error:
-            raise Refused(f"round {number}: the plan has no query left") from error
+            raise Refused(f"round {number}: the plan has no {request.kind} left") from error
         # Remembered first: what was released is not released again where the log cannot be written.
-        self._queried = {"type": "query", "round": number, "request": question, "reports": reports}
-        self._log.write(self._queried)
+        answered = {"type": request.kind, "round": number, "request": question, "reports": reports}
+        if is_score:
+            self._judged = answered
+        else:
+            self._queried = answered
+        self._log.write(answered)
         return Reply(reports=reports)
 
     def _train(self, request: Request) -> Reply:
@@ -328,15 +341,18 @@ class Client:
 
     def _check_new(self, number: int, last: int) -> None:
         """Refuse a round that is not after the last, or that the plan has no steps for."""
-        if number <= last:
-            raise Refused(
-                f"round={number}: round {last} was asked for already, with another request; a round is "
-                "answered once. Nothing was spent"
-            )
+        self._check_later(number, last)
         if self.rounds_left < 1:
             raise Refused(
                 f"the {self.training.sampling.steps} planned steps leave no further round of "
                 f"{self.local_steps}: the client's budget is used. Nothing was spent"
+            )
+
+    def _check_later(self, number: int, last: int) -> None:
+        if number <= last:
+            raise Refused(
+                f"round={number}: round {last} was asked for already, with another request; a round is "
+                "answered once. Nothing was spent"
             )
 
 
@@ -366,17 +382,17 @@ def _matched(patterns: Sequence[str], model: nn.Module, protocol: RoundProtocol)
 
 
 def _latest(path: Path | None) -> tuple[dict[str, Any] | None, ...]:
-    """The last round that was begun, the last query that was answered, and the end, of the client's log.
+    """The last round that was begun, the last query and score that were answered, and the end, of the log.
 
-    A line has `type`, "train", "query" or "finish". Those of rounds and queries have `round` and `request`, a
-    digest by which the request is known again; a round has the `step` before it and `local_steps`, a query
-    the `reports` that answer it again. The end has `rounds`, `epsilon` and `statement`.
+    A line has `type`, "train", "query", "score" or "finish". Those of requests have `round` and `request`, a
+    digest by which the request is known again; a round has the `step` before it and `local_steps`, a query or
+    score the `reports` that answer it again. The end has `rounds`, `epsilon` and `statement`.
     """
     found: dict[str, dict[str, Any]] = {}
     if path is not None and path.exists():
         with closing(WriteAheadLog(path, read_only=True)) as log:
             found = {row["type"]: row for row in log.read()}
-    return tuple(found.get(kind) for kind in ("train", "query", "finish"))
+    return tuple(found.get(kind) for kind in ("train", "query", "score", "finish"))
 
 
 def _is_whole(private: Path | None) -> bool:
@@ -407,17 +423,24 @@ class LocalTraining(PrivateTraining):
     def state(self, state: State) -> None:
         self._steps.state = state
 
+    @property
+    def score(self) -> Score | None:
+        """The private score that is planned."""
+        return None if self._setup.score is None else self._setup.score.score
+
     def ask(self, request: Request, protocol: RoundProtocol) -> dict[str, float]:
-        """What a query releases at the parameters of the request; parameters and state are as before then."""
+        """What a query or score releases at the parameters of the request; nothing is changed then."""
         before, state = copied(self.parameters), self._steps.state
         try:
             self.move(request.params)
-            self.state = protocol.follow(self.state, request.extras)
-            reports = self._steps.ask(protocol.query)
+            if request.kind == "score":
+                assert self.score is not None
+                reports = self.evaluate(self.score)
+            else:
+                self.state = protocol.follow(self.state, request.extras)
+                reports = self._steps.ask(protocol.query)
         finally:
-            with torch.no_grad():
-                for name, parameter in self.parameters.items():
-                    parameter.copy_(before[name])
+            self.move(before)
             self._steps.state = state
         self.synced_place()  # an answer that has left cannot be uncharged any more
         return reports

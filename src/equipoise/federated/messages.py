@@ -23,7 +23,7 @@ from equipoise.methods.base import Parameters
 from equipoise.privacy import digest
 from equipoise.privacy.errors import JournalError, LedgerError
 
-RequestKind = Literal["train", "query"]
+RequestKind = Literal["train", "query", "score"]
 
 _MACHINES_APART = 1 + 1e-6
 
@@ -50,7 +50,8 @@ class Request:
         round: from 1, rising; rounds may be left out.
         params: the global model.
         extras: name -> number, or named tensors. A client refuses names that its method does not take.
-        kind: "train" for the local steps, "query" for released numbers about the global model.
+        kind: "train" for the local steps, "query" for released numbers about the global model, "score" for
+            the client's private score of it.
     """
 
     round: int

@@ -23,7 +23,7 @@ from __future__ import annotations
 import logging
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -268,6 +268,7 @@ class RoundReport:
         absent: client -> why it is not among them.
         metrics: the strategy's public numbers, and those of `evaluate`.
         bytes_down, bytes_up: of tensors and numbers sent to and by the clients.
+        scores: client -> the private score of the new model on its records, and the score's error.
     """
 
     number: int
@@ -277,6 +278,7 @@ class RoundReport:
     metrics: Mapping[str, float]
     bytes_down: int
     bytes_up: int
+    scores: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
 
 
 @dataclass
@@ -313,6 +315,8 @@ def run_rounds(
     evaluate: Callable[[Parameters], Mapping[str, float]] | None = None,
     on_round: Callable[[RoundReport], None] | None = None,
     folder: PathLike | None = None,
+    members: Callable[[int], Iterable[int]] | None = None,
+    score_every: int | None = None,
 ) -> FederationHistory:
     """Run rounds of federated training over any exchange of messages.
 
@@ -328,24 +332,36 @@ def run_rounds(
         evaluate: what the training gives so far -> public numbers, from public data.
         on_round: called after every round that is run now, when it is on disk.
         folder: the server's own; model, strategy and rounds lie there after every round, and a folder that
-            holds some goes on after the last. None keeps everything in memory.
+            holds some goes on after the last, also with further clients, whose numbers follow. None keeps
+            everything in memory.
+        members: round -> the clients that take part in the federation then; all when None. For those that
+            join late or leave.
+        score_every: so many rounds apart, and after the last, the clients that answered are asked for their
+            private score of the new model; never when None.
 
     Raises:
         ValueError: numbers that make no sense, or a folder of another training.
     """
-    _validate.count(rounds=rounds, first_round=first_round)
-    count = picked_per_round(len(exchange), clients_per_round)
+    _validate.count(rounds=rounds, first_round=first_round, score_every=score_every or 1)
+    clients = len(exchange)
+    if clients_per_round is not None and not 1 <= clients_per_round <= clients:
+        raise ValueError(f"clients_per_round={clients_per_round!r}: give 1 to {clients} or None")
     history, disk = FederationHistory(copied(params)), None
     if folder is not None:
-        settings = {"clients": len(exchange), "clients_per_round": count}
-        disk = ServerFolder(folder, settings | {"seed": seed, "first_round": first_round})
+        disk = ServerFolder(folder, {"seed": seed, "first_round": first_round})
         history = disk.load(strategy, params) or history
     history.output = strategy.output(history.params)
     silent = False
-    for number in range(first_round + len(history.rounds), first_round + rounds):
-        asked = pick_clients(len(exchange), count, seed, number)
+    end = first_round + rounds
+    for number in range(first_round + len(history.rounds), end):
+        there = range(clients) if members is None else sorted(set(members(number)))
+        if any(not 0 <= index < clients for index in there):
+            raise ValueError(f"members({number}) gives {there}: clients have numbers from 0 to {clients - 1}")
+        asked = pick_clients(there, clients_per_round, seed, number)
         history.params, done = _one_round(strategy, exchange, number, asked, history.params)
-        if not done.answered and not silent:
+        if score_every is not None and (number % score_every == 0 or number == end - 1):
+            done = _scored(strategy, exchange, done, history.params)
+        if done.absent and not done.answered and not silent:
             silent = True
             client, why = next(iter(done.absent.items()))
             warnings.warn(
@@ -389,26 +405,31 @@ def _one_round(
             return dict(finished.value), report
 
 
-def picked_per_round(clients: int, clients_per_round: int | None) -> int:
-    """How many of the clients take part in a round: all of them when None."""
-    count = clients if clients_per_round is None else clients_per_round
-    if not 1 <= count <= clients:
-        raise ValueError(f"clients_per_round={clients_per_round!r}: give 1 to {clients} or None")
-    return count
+def _scored(strategy: Strategy, exchange: Exchange, done: RoundReport, params: Parameters) -> RoundReport:
+    """The round with the scores of those that answered; who gives none has none."""
+    request = Request(done.number, params, kind="score")
+    found = exchange.send(request, done.answered)
+    replies, _ = usable_replies(strategy, request, done.answered, found)
+    return replace(
+        done,
+        bytes_down=done.bytes_down + len(done.answered) * size_in_bytes(request),
+        bytes_up=done.bytes_up + sum(map(size_in_bytes, replies.values())),
+        scores={index: dict(reply.reports) for index, reply in replies.items()},
+    )
 
 
-def pick_clients(clients: int, count: int, seed: int, number: int) -> tuple[int, ...]:
-    """The clients of round `number`, sorted: `count` of them, by the public seed.
+def pick_clients(there: Sequence[int], count: int | None, seed: int, number: int) -> tuple[int, ...]:
+    """The clients of round `number`, of those that are there: at most `count` of them, by the public seed.
 
     Example:
-        >>> [pick_clients(5, 2, seed=0, number=r) for r in (1, 2)]
+        >>> [pick_clients(range(5), 2, seed=0, number=r) for r in (1, 2)]
         [(0, 4), (3, 4)]
     """
-    if count == clients:
-        return tuple(range(clients))
+    if count is None or count >= len(there):
+        return tuple(there)
     # A generator for each round: a server that restarts picks the same clients without the rounds before.
     rng = torch.Generator().manual_seed((seed << 20) ^ number)
-    return tuple(sorted(torch.randperm(clients, generator=rng)[:count].tolist()))
+    return tuple(sorted(there[i] for i in torch.randperm(len(there), generator=rng)[:count].tolist()))
 
 
 class ServerFolder:

@@ -210,7 +210,7 @@ def federation(text: str) -> Federation:
     planned = Counter(
         number
         for r in range(1, settings.rounds + 1)
-        for number in pick_clients(settings.clients, picked, base.seed, r)
+        for number in pick_clients(range(settings.clients), picked, base.seed, r)
     )
     assert base.model is not None
     model = build_model(base.model, dataset, seed=base.seed)

@@ -60,7 +60,7 @@ def client_app(build: Callable[[Context], OpenClient]) -> ClientApp:
             message. It must be picklable where Flower's simulation runs it.
 
     Returns:
-        An app with `train`, `query.reports` and `query.introduce`.
+        An app with `train`, `query.reports`, `query.score` and `query.introduce`.
     """
     app = introduction_app()
 
@@ -70,6 +70,10 @@ def client_app(build: Callable[[Context], OpenClient]) -> ClientApp:
     @app.query(MESSAGE_TYPES["query"].removeprefix("query."))
     def query(message: Message, context: Context) -> Message:
         return answer_message(message, context, build, partial(reply, kind="query"))
+
+    @app.query(MESSAGE_TYPES["score"].removeprefix("query."))
+    def score(message: Message, context: Context) -> Message:
+        return answer_message(message, context, build, partial(reply, kind="score"))
 
     @app.train()
     def train(message: Message, context: Context) -> Message:

@@ -19,7 +19,11 @@ from equipoise.federated.messages import Refused, Reply, Request, RequestKind
 from equipoise.methods.base import Parameters
 
 #: Flower's message type of each kind of request.
-MESSAGE_TYPES: Mapping[RequestKind, str] = {"train": "train", "query": "query.reports"}
+MESSAGE_TYPES: Mapping[RequestKind, str] = {
+    "train": "train",
+    "query": "query.reports",
+    "score": "query.score",
+}
 
 # Names of records in a message, and of the round in a record.
 MODEL, EXTRAS, GROUP = "model", "extras", "group."
