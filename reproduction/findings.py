@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from reproduction.figures import Curve, curves_figure
@@ -124,11 +124,13 @@ class Findings:
         table: the numbers.
         curves: the lines of the figure.
         verdicts: claims and whether they held.
+        numbers: what the verdicts were judged by: medians over the seeds, by part, method and the like.
     """
 
     table: Table
     curves: Sequence[Curve] = ()
     verdicts: Sequence[Verdict] = ()
+    numbers: Mapping[Any, float] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """Plain values; numbers that are not finite become their names, since JSON has no word for them.
@@ -142,20 +144,11 @@ class Findings:
             "table": asdict(self.table),
             "curves": [asdict(curve) for curve in self.curves],
             "verdicts": [asdict(verdict) | {"met": verdict.met} for verdict in self.verdicts],
+            "numbers": [[*key, float(f"{value:.6g}")] for key, value in self.numbers.items()],
         }
         plain = _finite(values)
         assert isinstance(plain, dict)
         return plain
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> Findings:
-        """The findings that `to_json` wrote."""
-        numbers = _numbers(values)
-        return cls(
-            Table(**numbers["table"]),
-            [Curve(**curve) for curve in numbers["curves"]],
-            [Verdict(**{k: v for k, v in verdict.items() if k != "met"}) for verdict in numbers["verdicts"]],
-        )
 
 
 def over_seeds(
@@ -209,9 +202,6 @@ def end_as_before(before: Mapping[str, Mapping[str, float]], ends: Ends) -> list
     ]
 
 
-_NAMES = ("nan", "inf", "-inf")
-
-
 def _finite(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
@@ -219,16 +209,6 @@ def _finite(value: Any) -> Any:
         return {key: _finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_finite(item) for item in value]
-    return value
-
-
-def _numbers(value: Any) -> Any:
-    if isinstance(value, str) and value in _NAMES:
-        return float(value)
-    if isinstance(value, Mapping):
-        return {key: _numbers(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_numbers(item) for item in value]
     return value
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from equipoise._files import PathLike
 
-__all__ = ["ResultCache"]
+__all__ = ["ResultCache", "processor_seconds"]
 
 
 class ResultCache:
@@ -33,12 +33,17 @@ class ResultCache:
     def __init__(self, path: PathLike | None) -> None:
         self._path = None if path is None else Path(path)
         self._runs: dict[str, dict[str, Any]] = {}
+        self._seconds: dict[str, float] = {}
+        self.seconds_before = 0.0
+        """Processor seconds of the results that an earlier process had found and this one asked for."""
         self._interrupted = False
         if self._path is not None and self._path.exists():
             for line in self._path.read_bytes().splitlines():
                 try:
                     entry = json.loads(line)
-                    self._runs[_key(entry["settings"])] = entry["result"]
+                    key = _key(entry["settings"])
+                    self._runs[key] = entry["result"]
+                    self._seconds[key] = entry.get("processor_seconds", 0.0)
                 except (ValueError, KeyError, TypeError, RecursionError):
                     continue  # the line that a kill cut off
 
@@ -48,7 +53,9 @@ class ResultCache:
 
     def find(self, settings: Mapping[str, Any]) -> dict[str, Any] | None:
         """The result of a run, if it is finished."""
-        return self._runs.get(_key(settings))
+        key = _key(settings)
+        self.seconds_before += self._seconds.pop(key, 0.0)
+        return self._runs.get(key)
 
     def result(self, settings: Mapping[str, Any], run: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         """The result of the run with these settings: the kept one, or that of `run`, which is kept.
@@ -60,13 +67,19 @@ class ResultCache:
         found = self.find(settings)
         if found is not None:
             return found
+        began = processor_seconds()
         result = run()
+        entry = {
+            "settings": dict(settings),
+            "result": result,
+            "processor_seconds": round(processor_seconds() - began, 2),
+        }
         if self._path is not None:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             # a kill may have cut the last line off: what follows begins a line of its own
             cut = self._path.exists() and self._path.read_bytes()[-1:] not in (b"", b"\n")
             with self._path.open("a", encoding="utf-8") as file:
-                file.write("\n" * cut + json.dumps({"settings": dict(settings), "result": result}) + "\n")
+                file.write("\n" * cut + json.dumps(entry) + "\n")
                 file.flush()
                 os.fsync(file.fileno())
         self._runs[_key(settings)] = result
@@ -90,6 +103,11 @@ class ResultCache:
         except KeyboardInterrupt:
             self._interrupted = True
         return [self.find(settings) for settings, _ in runs]
+
+
+def processor_seconds() -> float:
+    """What this process and the workers that it waited for have used so far, for itself and in the system."""
+    return sum(os.times()[:4])
 
 
 def _key(settings: Mapping[str, Any]) -> str:

@@ -14,12 +14,15 @@ from typing import TYPE_CHECKING, Any
 from equipoise import __version__
 from reproduction.findings import Findings, Site
 from reproduction.papers import EXPERIMENTS, find_experiment
-from reproduction.result_cache import ResultCache
+from reproduction.result_cache import ResultCache, processor_seconds
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 __all__ = ["list_experiments", "run_experiment"]
+
+RECORDED = ("experiment", "command", "seeds", "seed_offset", "processor_seconds")
+"""What the line of a result says beside its verdicts and numbers."""
 
 
 def list_experiments() -> list[dict[str, Any]]:
@@ -40,7 +43,10 @@ def run_experiment(
     folder: str | None = None,
     data_dir: str | None = None,
 ) -> tuple[Findings, dict[str, Any]]:
-    """Run an experiment with the seeds offset, offset + 1, ... and write `findings.json` and `figure.png`.
+    """Run an experiment with the seeds offset, offset + 1, ... and write what it found.
+
+    `findings.json` has all of it, `figure.png` the curves, `result.jsonl` the line that
+    `docs/measurements/data/papers-results.jsonl` keeps.
 
     Args:
         name: of the experiment.
@@ -76,7 +82,8 @@ def run_experiment(
         transient=True,
         disable=not console.is_terminal,
     )
-    began = time.perf_counter()
+    began, used = time.perf_counter(), processor_seconds()
+    kept = ResultCache(path / "runs.jsonl")
     with bar:
         task = bar.add_task(name, total=None)
 
@@ -85,13 +92,14 @@ def run_experiment(
 
         chosen = range(seed_offset, seed_offset + count)
         with _similar_warnings_once():
-            findings = experiment.carry_out(chosen, note, Site(data_dir, ResultCache(path / "runs.jsonl")))
+            findings = experiment.carry_out(chosen, note, Site(data_dir, kept))
     values = {
         "experiment": name,
         "title": experiment.title,
         "seeds": count,
         "seed_offset": seed_offset,
         "seconds": time.perf_counter() - began,
+        "processor_seconds": round(processor_seconds() - used + kept.seconds_before, 1),
         "version": __version__,
         "command": f"python -m reproduction {name} --seeds {count}"
         + (f" --seed-offset {seed_offset}" if seed_offset else "")
@@ -101,6 +109,12 @@ def run_experiment(
     (path / "findings.json").write_text(
         json.dumps(values, indent=2, allow_nan=False) + "\n", encoding="utf-8"
     )
+    line = {key: values[key] for key in RECORDED} | {
+        "met": sum(verdict.met for verdict in findings.verdicts),
+        "missed": [verdict.sentence for verdict in findings.verdicts if not verdict.met],
+        "numbers": values["numbers"],
+    }
+    (path / "result.jsonl").write_text(json.dumps(line) + "\n", encoding="utf-8")
     figure = experiment.draw(findings)
     figure.savefig(path / "figure.png", dpi=150)
     return findings, values | {"run_dir": str(path), "figure": str(path / "figure.png")}

@@ -291,7 +291,7 @@ def _run(seeds: Sequence[int], progress: Progress) -> Findings:
         curves.append(Curve.of_seeds(run.label, drawn, run.part))
     note = f"{len(seeds)} seeds; medians of the loss above the least one."
     return Findings(
-        Table(["part", "method", "loss", "lowest", "highest"], rows, note), curves, verdicts(ends)
+        Table(["part", "method", "loss", "lowest", "highest"], rows, note), curves, verdicts(ends), ends
     )
 
 

@@ -180,7 +180,7 @@ def _run(seeds: Sequence[int], progress: Progress) -> Findings:
         curves.append(Curve.of_seeds(run.kind, drawn, run.part))
     note = f"{len(seeds)} seeds; medians of the loss, ten clients, 60 rounds of 5 steps."
     columns = ["part", "method", "C or G", "rate", "loss", "lowest", "highest"]
-    return Findings(Table(columns, rows, note), curves, verdicts(ends))
+    return Findings(Table(columns, rows, note), curves, verdicts(ends), numbers=ends)
 
 
 def verdicts(ends: Ends) -> list[Verdict]:

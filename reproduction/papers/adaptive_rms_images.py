@@ -220,7 +220,7 @@ def summarise(found: Mapping[Case, Sequence[Mapping[str, Any]]]) -> Findings:
                 x, y = zip(*points, strict=True)
                 curves.append(Curve(kind, x, [1 - value / 100 for value in y], panel=f"{name}, two clients"))
     note = "Medians over the seeds; delta 1e-4; curves: test errors by epsilon."
-    return Findings(Table(columns, rows, note), curves, verdicts(middle))
+    return Findings(Table(columns, rows, note), curves, verdicts(middle), numbers=middle)
 
 
 def verdicts(middle: Mapping[tuple[str, int, float, str], float]) -> list[Verdict]:

@@ -262,7 +262,7 @@ def summarise(found: Mapping[tuple[str, Case], Sequence[Mapping[str, Any]]]) -> 
         "loss", "printed loss", "accuracy %", "printed %", "rounds at G", "seeds",
     ]  # fmt: skip
     note = "Medians over the seeds of the lowest training loss and the highest test accuracy of the rounds."
-    return Findings(Table(columns, rows, note), curves, verdicts(middle))
+    return Findings(Table(columns, rows, note), curves, verdicts(middle), numbers=middle)
 
 
 def verdicts(middle: Mapping[Key, float]) -> list[Verdict]:

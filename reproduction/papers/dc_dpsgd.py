@@ -195,7 +195,7 @@ def summarise(runs: Mapping[Arm, Sequence[dict[int, float]]]) -> tuple[dict[Any,
 def _run(seeds: Sequence[int], progress: Progress) -> Findings:
     runs = over_seeds(ARMS, error_of, lambda arm: f"{arm.label}, {arm.noise}", seeds, progress)
     median, curves, table = summarise(dict(runs))
-    return Findings(table, curves, verdicts(median))
+    return Findings(table, curves, verdicts(median), numbers=median)
 
 
 EXPERIMENT = PaperExperiment(

@@ -212,8 +212,8 @@ def _run(seeds: Sequence[int], progress: Progress, site: Site) -> Findings:
         "Excess risk (regression, less is better), test accuracy in percent (images): medians, range. "
         "Paired: median over the seeds of the ratio to, or difference from, the usual settings."
     )
-    finished = len(rows) == len(ARMS)
-    return Findings(Table(COLUMNS, rows, note), verdicts=verdicts(numbers) if finished else [])
+    judged = verdicts(numbers) if len(rows) == len(ARMS) else []
+    return Findings(Table(COLUMNS, rows, note), verdicts=judged, numbers=numbers)
 
 
 COLUMNS = [

@@ -138,7 +138,7 @@ def summarise(
         curves.append(Curve.of_seeds(arm, [{int(k): v for k, v in run.items()} for run in runs], NAMES[data]))
     columns = ["data", "method", "rate", "accuracy %", "lowest", "highest", "paper %", "seeds"]
     note = f"Balanced test accuracy at epsilon {EPSILON:g}, medians over the seeds; curves show test errors."
-    return Findings(Table(columns, rows, note), curves, verdicts(middle))
+    return Findings(Table(columns, rows, note), curves, verdicts(middle), numbers=middle)
 
 
 def verdicts(middle: Mapping[tuple[str, str], float]) -> list[Verdict]:

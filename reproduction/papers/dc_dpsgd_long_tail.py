@@ -187,7 +187,7 @@ def _run(seeds: Sequence[int], progress: Progress) -> Findings:
             curves.append(Curve.of_seeds(arm.label, runs, f"epsilon {arm.epsilon:g}"))
     note = f"Accuracy on balanced classes, in percent, after {STEPS} steps: median and range of {len(seeds)} "
     table = Table(["epsilon", "method", "accuracy", "lowest", "highest"], rows, note + "seeds.")
-    return Findings(table, curves, verdicts(accuracy))
+    return Findings(table, curves, verdicts(accuracy), numbers=accuracy)
 
 
 EXPERIMENT = PaperExperiment(

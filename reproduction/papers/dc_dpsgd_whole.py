@@ -96,7 +96,7 @@ def _run(seeds: Sequence[int], progress: Progress, site: Site) -> Findings:
         curves.append(Curve.of_seeds(f"{arm}, rate {rate:g}", runs, data))
     columns = ["data", "method", "rate", "accuracy %", "lowest", "highest", "paper %", "seeds"]
     note = "Test accuracy after 40 passes; medians over the seeds; curves show test errors."
-    return Findings(Table(columns, rows, note), curves, verdicts(accuracy))
+    return Findings(Table(columns, rows, note), curves, verdicts(accuracy), numbers=accuracy)
 
 
 def verdicts(accuracy: Mapping[tuple[str, str, float], float]) -> list[Verdict]:

@@ -236,7 +236,7 @@ def run(seeds: Sequence[int], progress: Progress) -> Findings:
         "published rows claim 1."
     )
     columns = ["problem", "method", "epsilon", "error", "lowest", "highest"]
-    return Findings(Table(columns, table, note), curves, verdicts(ends))
+    return Findings(Table(columns, table, note), curves, verdicts(ends), numbers=ends)
 
 
 def verdicts(ends: Mapping[tuple[str, str], float]) -> list[Verdict]:

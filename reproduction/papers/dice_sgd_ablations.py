@@ -123,7 +123,7 @@ def _run(seeds: Sequence[int], progress: Progress, site: Site) -> Findings:
                     middle = numbers[part, form, c1, ratio] = statistics.median(runs)
                     rows.append(["1", part, form, c1, ratio, best, middle, min(runs), max(runs), len(runs)])
     note = "Loss above least squares (regression, less is better), test accuracy in percent (images)."
-    return Findings(Table(COLUMNS, rows, note), verdicts=verdicts(numbers))
+    return Findings(Table(COLUMNS, rows, note), verdicts=verdicts(numbers), numbers=numbers)
 
 
 COLUMNS = [

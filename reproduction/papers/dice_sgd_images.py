@@ -160,7 +160,7 @@ def _run(seeds: Sequence[int], progress: Progress, site: Site) -> Findings:
         "highest", "seeds",
     ]  # fmt: skip
     note = "test accuracy, medians over the seeds; curves: test errors by clip norm"
-    return Findings(Table(columns, rows, note), _curves(numbers), verdicts(numbers))
+    return Findings(Table(columns, rows, note), _curves(numbers), verdicts(numbers), numbers=numbers)
 
 
 def _curves(numbers: Mapping[tuple[float, str, float], float]) -> list[Curve]:

@@ -178,7 +178,7 @@ def run(seeds: Sequence[int], progress: Progress) -> Findings:
         f"(4, 1e-5) over {STEPS} steps (the published rows have no guarantee)"
     )
     curves = [Curve.of_seeds(label, runs) for label, runs in errors.items()]
-    return Findings(table_of(errors, SHOWN, note), curves, verdicts(medians))
+    return Findings(table_of(errors, SHOWN, note), curves, verdicts(medians), numbers=medians)
 
 
 def verdicts(median: Mapping[tuple[str, int], float]) -> list[Verdict]:

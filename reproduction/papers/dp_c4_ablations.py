@@ -231,7 +231,7 @@ def _run(seeds: Sequence[int], progress: Progress, site: Site) -> Findings:
         if (coding, kind, "C", method, "1") in numbers
     ]
     return Findings(
-        Table(columns, rows, note), by_clip_norm, verdicts(numbers) if None not in results else []
+        Table(columns, rows, note), by_clip_norm, verdicts(numbers) if None not in results else [], numbers
     )
 
 

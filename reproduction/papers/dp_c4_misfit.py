@@ -282,7 +282,8 @@ def _run(seeds: Sequence[int], progress: Progress, site: Site) -> Findings:
         "settings",
     ]
     note = f"median ||x - x*|| over {len(seeds)} seeds at the best settings of a grid; delta {DELTA:g}"
-    return Findings(Table(columns, rows, note), curves, verdicts(numbers) if len(rows) > len(who) else [])
+    judged = verdicts(numbers) if len(rows) > len(who) else []
+    return Findings(Table(columns, rows, note), curves, judged, numbers)
 
 
 def verdicts(numbers: Mapping[tuple[Any, ...], float]) -> list[Verdict]:

@@ -328,7 +328,7 @@ def _run(seeds: Sequence[int], progress: Progress, site: Site) -> Findings:
         "highest",
     ]
     note = f"test accuracy in percent, medians of {len(seeds)} trainings; the paper prints an epsilon of 1"
-    return Findings(Table(columns, rows, note), curves, verdicts(numbers))
+    return Findings(Table(columns, rows, note), curves, verdicts(numbers), numbers)
 
 
 def in_coding(noise: str, coding: str) -> str:

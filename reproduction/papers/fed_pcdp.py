@@ -248,7 +248,7 @@ def _run(seeds: Sequence[int], progress: Progress) -> Findings:
         f"{len(seeds)} seeds; medians of the test error; bytes for 26,010 parameters and 100 public images."
     )
     table = Table(["part", "method", "error or bytes", "lowest", "highest"], rows, note)
-    return Findings(table, curves, verdicts(ends))
+    return Findings(table, curves, verdicts(ends), numbers=ends)
 
 
 def verdicts(ends: Mapping[tuple[str, str], float]) -> list[Verdict]:

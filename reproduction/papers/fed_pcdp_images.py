@@ -245,7 +245,7 @@ def summarise(found: Mapping[Case, Sequence[Mapping[str, Any]]]) -> Findings:
         "bytes up",
     ]
     note = "Medians over the seeds; delta 1e-5; bytes up: of a client and round. Curves show test errors."
-    return Findings(Table(columns, rows, note), curves, verdicts(ends))
+    return Findings(Table(columns, rows, note), curves, verdicts(ends), numbers=ends)
 
 
 def verdicts(ends: Mapping[Case, float]) -> list[Verdict]:

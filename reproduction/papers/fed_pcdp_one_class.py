@@ -112,7 +112,7 @@ def summarise(found: Mapping[str, Sequence[Mapping[str, float]]]) -> Findings:
         curves.append(Curve.of_seeds(arm, paths, "one class each"))
     note = "Medians of the test error."
     table = Table(["method", "error", "lowest", "highest", "seeds"], rows, note)
-    return Findings(table, curves, verdicts(ends))
+    return Findings(table, curves, verdicts(ends), numbers=ends)
 
 
 def verdicts(ends: Mapping[tuple[str], float]) -> list[Verdict]:

@@ -269,7 +269,7 @@ def _run(seeds: Sequence[int], progress: Progress) -> Findings:
         curves.append(Curve.of_seeds(run.label, paths, run.part))
     note = f"{len(seeds)} seeds; medians. Means: distance to the answer, 0.29 at the start; digits: errors."
     table = Table(["part", "method", "error", "lowest", "highest"], rows, note)
-    return Findings(table, curves, verdicts(ends))
+    return Findings(table, curves, verdicts(ends), numbers=ends)
 
 
 def verdicts(ends: dict[tuple[str, str], float]) -> list[Verdict]:

@@ -234,7 +234,7 @@ def summarise(found: Mapping[tuple[Cell, str], tuple[float, Sequence[Mapping[str
         "highest", "paper %", "seeds",
     ]  # fmt: skip
     note = "Test accuracy after 200 steps, medians over the seeds; the paper's after 3,200; delta 1e-5."
-    return Findings(Table(columns, rows, note), curves, verdicts(middle))
+    return Findings(Table(columns, rows, note), curves, verdicts(middle), numbers=middle)
 
 
 def verdicts(middle: Mapping[tuple[str, str], float]) -> list[Verdict]:

@@ -316,7 +316,7 @@ def _run(seeds: Sequence[int], progress: Progress) -> Findings:
         rows.append([arm.part, arm.label, statistics.median(last), min(last), max(last)])
     note = f"{len(seeds)} seeds; median distance to the answer, 0.29 at the start, and the range."
     table = Table(["part", "method", "error", "lowest", "highest"], rows, note)
-    return Findings(table, _curves(runs), verdicts(ends))
+    return Findings(table, _curves(runs), verdicts(ends), numbers=ends)
 
 
 EXPERIMENT = PaperExperiment(

@@ -44,6 +44,7 @@ def tiny(monkeypatch):
             Table(["what", "count"], [["seeds", value]], note="counted"),
             [Curve("seeds", (0, 1), (1.0, value))],
             [Verdict.at_least("many seeds", value, 2), Verdict.at_most("hardly any", value, 1)],
+            {("seeds", 1): value},
         )
 
     module = types.SimpleNamespace(
@@ -71,6 +72,17 @@ def test_experiment_prints_and_writes_all_verdicts(reproduce, tiny, tmp_path):
     written = json.loads((tmp_path / "out" / "findings.json").read_text())
     assert [v["met"] for v in written["verdicts"]] == [True, False]
     assert written["command"] == "python -m reproduction tiny --seeds 2"
+    line = json.loads((tmp_path / "out" / "result.jsonl").read_text())
+    assert line.pop("processor_seconds") >= 0
+    assert line == {
+        "experiment": "tiny",
+        "command": "python -m reproduction tiny --seeds 2",
+        "seeds": 2,
+        "seed_offset": 0,
+        "met": 1,
+        "missed": ["hardly any"],
+        "numbers": [["seeds", 1, 2.0]],
+    }
     assert (tmp_path / "out" / "figure.png").read_bytes()[1:4] == b"PNG"
     assert str(tmp_path) not in json.dumps(written)
 

@@ -8,9 +8,9 @@ from equipoise.methods import DPSGD, DPC4Plus
 from equipoise.methods.anchored import Every
 from equipoise.methods.dp_c4 import Distance, ReleasedNorm
 from equipoise.privacy import Poisson
-from reproduction.findings import Findings, Site
+from reproduction.findings import Site
 from reproduction.harness import follow
-from reproduction.papers import dp_c4, dp_c4_misfit
+from reproduction.papers import dp_c4
 from reproduction.papers.small_regressions import POPULATION, regression
 from reproduction.result_cache import ResultCache
 
@@ -40,10 +40,6 @@ def test_a_short_look_at_interpolation():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("module", [dp_c4, dp_c4_misfit])
-def test_the_verdicts_hold(module):
-    seeds = range(module.EXPERIMENT.default_seeds)
-    found = module.EXPERIMENT.carry_out(seeds, nothing, Site(None, ResultCache(None)))
-    missed = [verdict for verdict in found.verdicts if not verdict.met]
-    assert not missed, missed
-    assert Findings.from_json(found.to_json()).verdicts == list(found.verdicts)
+def test_the_verdicts_hold():
+    found = dp_c4.EXPERIMENT.carry_out(range(5), nothing, Site(None, ResultCache(None)))
+    assert not [verdict for verdict in found.verdicts if not verdict.met]

@@ -75,6 +75,15 @@ def test_every_arm_trains_in_its_own_schedule(arm):
     assert found["0"] != found["8"]
 
 
+@pytest.mark.filterwarnings("ignore:the subspace captures")
+@pytest.mark.parametrize(
+    ("arm", "low", "high"), [("DP-SGD", 0, 0.1), ("PDP", 0.99, 1.01), ("PCDP", 0.99, 1.01)]
+)
+def test_only_a_projected_step_lies_in_the_public_span(arm, low, high):
+    (share,) = pcdp_sgd_printed.inside(pcdp_sgd_images.CELLS[0], arm, 0, None).values()
+    assert low <= share <= high
+
+
 @pytest.mark.parametrize(
     "arm",
     [
