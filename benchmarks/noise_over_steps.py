@@ -4,7 +4,8 @@
 
 Root mean squared noise of the prefix sums, relative to DP-SGD's with the same sampling of batches. Groups in
 turn (`CyclicPoisson`) are held against Poisson sampling, the same slots in every epoch (`FixedEpochs`)
-against fresh noise on them. Square root, and in brackets the coefficients of least error.
+against fresh noise on them. Square root, and in brackets the coefficients of least error; in the last column
+noise that takes back a share of the step before (`OneStepGaussian`), which keeps no copy of the model.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from equipoise.privacy import (
     BandedGaussian,
     Budget,
     CyclicPoisson,
+    OneStepGaussian,
     Poisson,
     PrivacyPlan,
     Release,
@@ -26,6 +28,7 @@ from equipoise.privacy import (
     prefix_error,
     square_root_coefficients,
 )
+from equipoise.privacy.mechanisms.toeplitz import least_error_decay
 
 DELTA = 1e-5
 SETTINGS = ((60_000, 1024, 1200), (60_000, 512, 2400), (50_000, 500, 2000), (50_000, 4096, 2500))
@@ -66,6 +69,14 @@ def in_slots(steps: int, draws_per_epoch: int) -> list[float]:
     return [prefix_error(coefficients(kind, draws_per_epoch, steps), steps) / fresh for kind in STRATEGIES]
 
 
+def one_step(steps: int, draws_per_epoch: int) -> float:
+    """The same ratio of noise that takes back a share of the step before."""
+    times = -(-steps // draws_per_epoch)
+    noise = OneStepGaussian(least_error_decay(times, draws_per_epoch, steps), 1.0)
+    longer = math.sqrt(noise.whitened_square(times, draws_per_epoch, steps) / times)
+    return longer * noise.prefix_error(steps) / prefix_error([1.0], steps)
+
+
 def tree_error(steps: int) -> float:
     """Root mean squared noise of prefix sums from a binary tree of all sums, read in the best way.
 
@@ -89,10 +100,10 @@ def main() -> None:
             cells.append(f"{root:.2f} [{least:.2f}], {bands} bands")
         print(f"| {population:,}, {size:,}, {steps:,} | " + " | ".join(cells) + " |")
     print("\nthe same slots in every epoch, relative to DP-SGD on them")
-    print("| draws per epoch, T | ratio |\n|---|---|")
+    print("| draws per epoch, T | ratio | one step |\n|---|---|---|")
     for steps, slots in SLOTS:
         root, least = in_slots(steps, slots)
-        print(f"| {slots}, {steps:,} | {root:.2f} [{least:.2f}] |")
+        print(f"| {slots}, {steps:,} | {root:.2f} [{least:.2f}] | {one_step(steps, slots):.2f} |")
     print("\none epoch: the square root with as many bands as steps, and a binary tree")
     print("| T | square root | tree, read in the best way |\n|---|---|---|")
     for steps in (16, 256, 1024):

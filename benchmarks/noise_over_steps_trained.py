@@ -1,4 +1,4 @@
-"""Trained at one budget with four kinds of noise and draws, each at its best learning rate.
+"""Trained at one budget with five kinds of noise and draws, each at its best learning rate.
 
     python -m benchmarks.noise_over_steps_trained --data mnist [--folder FOLDER] [--epsilon 8 3 1] [--out F]
 
@@ -15,6 +15,7 @@ from pathlib import Path
 
 import equipoise as eq
 from benchmarks.trained_contenders import Contender, Images, append, tuned
+from equipoise.methods import OneStep
 
 POISSON = eq.Poisson(1_100, 55_000, 400)
 EPOCHS = eq.FixedEpochs(1_100, 55_000, 400)
@@ -25,6 +26,9 @@ CONTENDERS = {
     "dp-sgd, Poisson": Contender(lambda: eq.DPSGD(clip_norm=0.3), POISSON, RATES),
     "dp-mf, groups in turn": Contender(lambda: eq.DPMF(clip_norm=0.3), POISSON, RATES),
     "dp-mf, no sampling assumed": Contender(lambda: eq.DPMF(clip_norm=0.3), EPOCHS, RATES),
+    "dp-mf of one step, no sampling assumed": Contender(
+        lambda: eq.DPMF(clip_norm=0.3, strategy=OneStep()), EPOCHS, RATES
+    ),
     "dp-sgd, no sampling assumed": Contender(lambda: eq.DPSGD(clip_norm=0.3), EPOCHS, RATES),
 }
 
@@ -36,12 +40,13 @@ def main() -> None:
     parser.add_argument("--data", choices=("mnist", "fashion-mnist"), required=True)
     parser.add_argument("--folder", default=None)
     parser.add_argument("--epsilon", type=float, nargs="+", default=EPSILONS)
+    parser.add_argument("--only", nargs="+", choices=CONTENDERS, default=list(CONTENDERS))
     parser.add_argument("--out", type=Path, default=Path("noise_over_steps.jsonl"))
     given = parser.parse_args()
     images = Images.load(given.data, given.folder, POISSON.population)
     for epsilon in given.epsilon:
-        for name, contender in CONTENDERS.items():
-            found = tuned(contender, images, epsilon, seeds=(1, 2, 3))
+        for name in given.only:
+            found = tuned(CONTENDERS[name], images, epsilon, seeds=(1, 2, 3))
             append(given.out, {"data": given.data, "epsilon": epsilon, "name": name, **found})
 
 

@@ -83,7 +83,12 @@ def correlation_in_words(mechanism: Mapping[str, object]) -> str:
 
     >>> correlation_in_words({"coefficients": [1, 0.5, 0.375, 0.3125, 0.273]})
     ', correlated over 5 steps by 1, 0.5, 0.375, ...'
+    >>> correlation_in_words({"kind": "one_step_gaussian", "decay": 0.925})
+    ', of which each step takes back 0.925 of the step before'
     """
+    decay = mechanism.get("decay")
+    if isinstance(decay, int | float):
+        return f", of which each step takes back {plain(decay, 3)} of the step before"
     coefficients = mechanism.get("coefficients")
     if not isinstance(coefficients, list) or not all(isinstance(c, int | float) for c in coefficients):
         return ""

@@ -14,6 +14,7 @@ from equipoise.audit.replay import RecordingLedger
 from equipoise.methods import (
     GivenCoefficients,
     NoiseStages,
+    OneStep,
 )
 from equipoise.methods.base import Setting
 from equipoise.privacy import (
@@ -75,6 +76,9 @@ def test_a_sampling_of_a_users_own_is_never_replaced(kind):
         (lambda: planned(TruncatedPoisson(5, 100, 5), eq.DPMF(bands=2)), "or bands=1"),
         (lambda: planned(CyclicPoisson(5, 100, 5, 2), eq.DPMF(bands=3)), "overlap"),
         (lambda: training(eq.DPMF(bands=3), hardened=True), "bands=1"),
+        (lambda: eq.DPMF(strategy=OneStep(), bands=3), "leave bands out"),
+        (lambda: OneStep(1.0), "decay=1.0"),
+        (lambda: planned(POISSON, eq.DPMF(strategy=OneStep())), "FixedEpochs"),
     ],
 )
 def test_what_cannot_be_planned_is_refused(make, message):
@@ -92,11 +96,12 @@ def end_of(method, **options):
     return parameters(model), run
 
 
-def test_closed_after_any_step_and_resumed_exactly(tmp_path):
+@pytest.mark.parametrize("options", [{"bands": 3}, {"strategy": OneStep(0.5)}], ids=["bands", "one step"])
+def test_closed_after_any_step_and_resumed_exactly(tmp_path, options):
     """The history of the noise is in the checkpoint: steps after it are the same, bit for bit, and free."""
-    method, sampling = eq.DPMF(clip_norm=0.5, bands=3), FixedEpochs(15, RECORDS, 12)
+    method, sampling = eq.DPMF(clip_norm=0.5, **options), FixedEpochs(15, RECORDS, 12)
     whole, reference = end_of(method, sampling=sampling)
-    assert reference.plan["gradient"].mechanism.memory == 2
+    assert reference.plan["gradient"].mechanism.memory == options.get("bands", 2) - 1
     for kept in (1, 4):
         folder = tmp_path / str(kept)
         first = training(method, sampling=sampling, folder=folder)
@@ -116,6 +121,23 @@ def test_closed_after_any_step_and_resumed_exactly(tmp_path):
         assert statement.epsilon == reference.statement().epsilon
         assert statement.guarantee == "proven"
         assert eq.verify_run(folder).consistent
+
+
+def test_noise_of_the_step_before_costs_the_sensitivity_of_the_run_and_is_not_kept(tmp_path):
+    """Four draws an epoch, three epochs: steps 0, 4 and 8 of the columns 1, d, d^2, ..."""
+    method = eq.DPMF(clip_norm=0.5, strategy=OneStep(0.8))
+    _, run = end_of(method, sampling=FixedEpochs(15, RECORDS, 12), folder=tmp_path / "run")
+    z, slots = run.plan["gradient"].noise_multiplier, run.sampling.draws_per_epoch
+    rows = [sum(0.8 ** (t - s) for s in range(0, 12, slots) if s <= t) for t in range(12)]
+    length = (0.36 * sum(row**2 for row in rows)) ** 0.5
+    kept = sum(
+        t.numel() for _, left in run.ledger._state.history.values["gradient"] for t in left.noise.values()
+    )
+    assert kept == 0
+    statement = run.finish().statement
+    assert statement.guarantee == "proven"
+    assert statement.epsilon == pytest.approx(gaussian_epsilon(length / z, 1e-3))
+    assert eq.verify_run(tmp_path / "run").consistent
 
 
 def test_whole_batches_cost_the_sensitivity_of_the_run_and_verify(tmp_path):
@@ -173,6 +195,7 @@ class SameNoise(RecordingLedger):
 
 
 BANDS = eq.DPMF(bands=4, noise_multiplier=1.0), FixedEpochs(5, 40, 12)
+ONE_STEP = eq.DPMF(strategy=OneStep(0.8), noise_multiplier=1.0), FixedEpochs(5, 40, 12)
 STAGES = eq.DPSGD(noise_multiplier=NoiseStages((1.0, 0.5), noise_multiplier=1.0)), Poisson(5, 40, 6)
 
 
@@ -183,6 +206,9 @@ STAGES = eq.DPSGD(noise_multiplier=NoiseStages((1.0, 0.5), noise_multiplier=1.0)
         (BANDS, Forgetful, False),
         (BANDS, Reversed, False),
         (BANDS, SameNoise, False),
+        (ONE_STEP, RecordingLedger, True),
+        (ONE_STEP, Forgetful, False),
+        (ONE_STEP, SameNoise, False),
         (STAGES, RecordingLedger, True),
         (STAGES, LastStage, False),
         (STAGES, OneStageAhead, False),

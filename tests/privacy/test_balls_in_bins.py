@@ -12,7 +12,7 @@ from equipoise.privacy.accounting import allocation
 from equipoise.privacy.accounting.allocation import divergence, ratio_law
 from equipoise.privacy.accounting.epsilon import epsilon
 from equipoise.privacy.accounting.loss_distribution import SampledGaussians, composed_epsilon
-from equipoise.privacy.mechanisms.banded_gaussian import BandedGaussian
+from equipoise.privacy.mechanisms.correlated_gaussian import BandedGaussian
 from equipoise.training.owners import keys_of_ids
 
 EPSILONS = np.array([0.0, 0.1, 0.5, 1.0, 2.0])

@@ -19,6 +19,7 @@ from equipoise.privacy import (
     Gaussian,
     Ledger,
     LedgerError,
+    OneStepGaussian,
     Poisson,
     PrivacyPlan,
     Private,
@@ -32,7 +33,10 @@ from equipoise.privacy import (
 )
 from equipoise.privacy.bounds.bounded import make_bounded
 from equipoise.privacy.mechanisms.toeplitz import (
+    geometric_coefficients,
+    geometric_prefix_error,
     inverse_coefficients,
+    least_error_decay,
     non_increasing_majorant,
     squared_sensitivity,
 )
@@ -132,6 +136,29 @@ def test_the_search_meets_no_coefficients_that_explode():
     # of an autoregressive process: 1 - c is of the order of 1 / sqrt(count)
     assert two[1] == pytest.approx(0.97322, abs=1e-4)
     assert prefix_error(two, 100_000) < 0.95 * prefix_error(square_root_coefficients(2), 100_000)
+
+
+@pytest.mark.parametrize(("times", "apart", "count"), [(8, 54, 400), (21, 117, 2400), (1, 50, 50), (4, 1, 4)])
+def test_the_decay_of_least_error_is_a_minimum(times, apart, count):
+    """Among a thousand others, of the error by the dense formula."""
+
+    def error(decay):
+        c = geometric_coefficients(decay, count)
+        return (
+            geometric_prefix_error(decay, count) ** 2
+            * (1 - decay**2)
+            * squared_sensitivity(c, times, apart, count)
+        )
+
+    least = min(error(1 - gap) for gap in np.geomspace(1e-5, 0.999, 1000))
+    assert error(least_error_decay(times, apart, count)) <= least * (1 + 1e-4)
+
+
+@pytest.mark.parametrize("decay", [0.3, 0.95])
+def test_geometric_prefix_error_is_that_of_the_dense_matrices(decay):
+    dense = np.tril(np.ones((30, 30))) @ np.linalg.inv(strategy(geometric_coefficients(decay, 30), 30))
+    expected = np.sqrt((dense**2).sum() / 30) / math.sqrt(1 - decay**2)
+    assert geometric_prefix_error(decay, 30) == pytest.approx(expected)
 
 
 # ---- the mechanism
@@ -270,14 +297,18 @@ def runs_with_gaps():
             yield [ordinal for ordinal in range(8) if made[ordinal]]
 
 
-@pytest.mark.parametrize("bands", [2, 4, 6, 8])
-def test_a_run_with_gaps_costs_no_less_than_its_matrix(bands):
+@pytest.mark.parametrize(
+    "mechanism",
+    [*(BandedGaussian(square_root_coefficients(b), 2.0) for b in (2, 4, 6, 8)), OneStepGaussian(0.9, 2.0)],
+)
+def test_a_run_with_gaps_costs_no_less_than_its_matrix(mechanism):
     """Noise starts afresh after a gap: the strategy of what is left, for every set of draws."""
     sampling = FixedEpochs(10, 40, 8, same_slots=True)
-    coefficients = square_root_coefficients(bands)
-    plan = plan_of(BandedGaussian(coefficients, 2.0), sampling)
+    coefficients = mechanism.first_coefficients(8)
+    plan = plan_of(mechanism, sampling)
     (pattern,) = plan.patterns()
-    norm = np.linalg.norm(coefficients) * 2.0
+    # Of all its coefficients, those beyond the run too.
+    norm = np.linalg.norm(mechanism.first_coefficients(1000)) * 2.0
     for made in runs_with_gaps():
         matrix, begun = strategy(coefficients, 8) / norm, 0
         for ordinal in range(8):
@@ -298,13 +329,14 @@ def test_a_run_with_gaps_costs_no_less_than_its_matrix(bands):
 # ---- what it is refused for
 
 
+@pytest.mark.parametrize("mechanism", [BandedGaussian((1.0, 0.5), 2.0), OneStepGaussian(0.5, 2.0)])
 @pytest.mark.parametrize("sizes", [(5, 4), (1, 5)])
-def test_sums_of_other_shapes_than_before_are_refused_and_cost_nothing(sizes):
+def test_sums_of_other_shapes_than_before_are_refused_and_cost_nothing(sizes, mechanism):
     """Noise of one number, stretched to five, would be the same for all of them."""
-    ledger = Ledger(plan_of(BandedGaussian((1.0, 0.5), 2.0)))
+    ledger = Ledger(plan_of(mechanism))
     take(ledger, sizes[0], "p0")
     spent = ledger.spent(DELTA).value
-    with pytest.raises(LedgerError, match=rf"'v': \({sizes[1]},\).*Nothing was released"):
+    with pytest.raises(LedgerError, match=rf"'v': \[{sizes[1]}\].*Nothing was released"):
         take(ledger, sizes[1], "p1")
     assert ledger.spent(DELTA).value == spent
     assert sum(ledger.record.used.values()) == 1

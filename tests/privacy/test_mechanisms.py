@@ -25,6 +25,7 @@ from equipoise.privacy import (
     Journal,
     Ledger,
     Mechanism,
+    OneStepGaussian,
     PlanError,
     Poisson,
     PrivacyPlan,
@@ -57,6 +58,12 @@ def dice(scale: float = 1.0) -> JointGaussian:
 
 
 EPOCHS = FixedEpochs(10, 40, 8, same_slots=True)  # four draws an epoch, two epochs
+
+
+def geometric_length(steps) -> float:
+    """What a record in these of eight steps adds, of columns 1, 1/2, 1/4, ... brought to length 1."""
+    columns = [[0.5 ** (t - s) if t >= s else 0.0 for t in range(8)] for s in steps]
+    return math.sqrt(0.75 * sum(sum(row) ** 2 for row in zip(*columns, strict=True)))
 
 
 @dataclass(frozen=True)
@@ -92,6 +99,16 @@ CASES = {
     "banded_gaussian": Case(
         lambda z: BandedGaussian((1.0, 0.5), z), {"a": 1.5}, FRESH[1:2], (-0.799397, -4.027673)
     ),
+    # Its draws overlap: the length of the sum of a record's columns of the dense strategy.
+    "one_step_gaussian": Case(
+        lambda z: OneStepGaussian(0.5, z),
+        {"a": 1.5},
+        (
+            (EPOCHS, gaussian_epsilon(geometric_length([0, 4]), DELTA)),
+            (FullBatch(40, 8), gaussian_epsilon(geometric_length(range(8)), DELTA)),
+        ),
+        (-4.786584, -1.303716),
+    ),
     # Half the noise from the fifth draw on, which is the second epoch: 1 + 4, and 4 + 4 * 4 of eight draws.
     "staged": Case(
         lambda z: Staged(Gaussian(z), (0, 4), (1.0, 0.5)),
@@ -126,9 +143,9 @@ def whitened_run(ledger, mechanism, case, steps):
     past: NoiseHistory[Past] = NoiseHistory()
     rows = []
     for ordinal in range(steps):
-        earlier = past.before("all", ordinal, mechanism.memory)
+        earlier = past.before("all", ordinal, mechanism.reach)
         noise = take(ledger, f"p{ordinal}")
-        past.add("all", ordinal, (noise, case.bounds), mechanism.memory)
+        past.add("all", ordinal, (noise, case.bounds), mechanism.reach)
         at = mechanism.at(ordinal)
         rows += [at.whitened(noise, case.bounds, earlier)[name]["w"] for name in case.bounds]
     return torch.stack(rows)
@@ -271,11 +288,13 @@ def test_a_resumed_run_gives_the_same_noise_without_a_charge(case, tmp_path):
 
 
 BANDED = CASES["banded_gaussian"]
+over_steps = pytest.mark.parametrize("case", [BANDED, CASES["one_step_gaussian"]], ids=["banded", "one step"])
 
 
-def test_a_voided_step_starts_the_noise_afresh_and_its_z_is_not_used_again(tmp_path):
+@over_steps
+def test_a_voided_step_starts_the_noise_afresh_and_its_z_is_not_used_again(tmp_path, case):
     """Steps 0, 1 are made; resumed before step 1, its sums have changed: void, and step 1 is taken again."""
-    secrets, path, plan = Secrets(tmp_path), tmp_path / "journal", BANDED.plan()
+    secrets, path, plan = Secrets(tmp_path), tmp_path / "journal", case.plan()
     ledger = Ledger(plan, journal=Journal(path), secrets=secrets)
     zero = take(ledger, "p0")["a"]["w"]
     saved = ledger.position, ledger.history
@@ -287,24 +306,27 @@ def test_a_voided_step_starts_the_noise_afresh_and_its_z_is_not_used_again(tmp_p
     pairs = [(new, zero), (new, one), (after, zero), (after, one)]
     assert max(abs(float(torch.corrcoef(torch.stack(p))[0, 1])) for p in pairs) < 5 / SIZE**0.5
     # its own noise alone: the history is empty
-    assert float(new.std()) == pytest.approx(2.0 * 1.5 * math.hypot(1, 0.5), rel=0.03)
+    length = math.hypot(*case.make(2.0).first_coefficients(50))
+    assert float(new.std()) == pytest.approx(2.0 * 1.5 * length, rel=0.02)
     assert float(torch.corrcoef(torch.stack([new, after]))[0, 1]) == pytest.approx(
         -0.5 / math.hypot(1, 0.5), abs=0.03
     )
     assert again.spent(DELTA).value <= plan.epsilon(DELTA).value
 
 
-def test_a_draw_that_is_not_released_starts_the_noise_afresh():
-    ledger = Ledger(BANDED.plan(), secrets=Secrets(reproducible_seed=3))
+@over_steps
+def test_a_draw_that_is_not_released_starts_the_noise_afresh(case):
+    ledger = Ledger(case.plan(), secrets=Secrets(reproducible_seed=3))
     before = take(ledger, "p0")["a"]["w"]
     ledger.open("batch", "skipped")
     after = take(ledger, "p2")["a"]["w"]
     assert abs(float(torch.corrcoef(torch.stack([before, after]))[0, 1])) < 5 / SIZE**0.5
 
 
-def test_a_ledger_without_its_history_does_not_mix_the_old_noise_in_another_way(tmp_path):
+@over_steps
+def test_a_ledger_without_its_history_does_not_mix_the_old_noise_in_another_way(tmp_path, case):
     """y - y' would be the raw noise of the step before; so the digest of the history keys the noise."""
-    secrets, path, plan = Secrets(tmp_path), tmp_path / "journal", BANDED.plan()
+    secrets, path, plan = Secrets(tmp_path), tmp_path / "journal", case.plan()
     ledger = Ledger(plan, journal=Journal(path), secrets=secrets)
     take(ledger, "p0")
     position = ledger.position
@@ -325,6 +347,11 @@ def test_history_is_kept_as_long_as_it_is_needed():
     for step in range(4):
         take(ledger, f"p{step}", size=3)
     assert [row["ordinal"] for row in ledger.history["a"]] == [2, 3]
+    ledger = Ledger(PrivacyPlan([Release("a", 5.0, OneStepGaussian(0.9, 2.0))], EPOCHS))
+    for step in range(4):
+        take(ledger, f"p{step}", size=3)
+    (row,) = ledger.history["a"]
+    assert (row["ordinal"], row["noise"]) == (3, {})
     held = NoiseHistory({"a": [(ordinal, ordinal) for ordinal in (0, 2, 3, 4)]})
     found = [held.before("a", ordinal, memory) for ordinal, memory in ((5, 2), (5, 9), (6, 1))]
     assert found == [(4, 3), (4, 3, 2), ()]
@@ -334,8 +361,9 @@ def test_history_is_kept_as_long_as_it_is_needed():
 
 
 def test_a_mechanism_says_what_it_asks_of_the_sampling():
-    with pytest.raises(PlanError, match="min_separation=1"):
-        BANDED.plan(sampling=Poisson(10, 40, 8))
+    for case in (BANDED, CASES["one_step_gaussian"]):
+        with pytest.raises(PlanError, match="min_separation=1"):
+            case.plan(sampling=Poisson(10, 40, 8))
     BANDED.plan(sampling=replace(EPOCHS, same_slots=False))  # nothing to amplify
 
 

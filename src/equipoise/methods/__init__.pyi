@@ -40,6 +40,7 @@ from equipoise.methods.estimator import View as View
 from equipoise.methods.matrix_factorisation import DPMF as DPMF
 from equipoise.methods.matrix_factorisation import GivenCoefficients as GivenCoefficients
 from equipoise.methods.matrix_factorisation import LeastError as LeastError
+from equipoise.methods.matrix_factorisation import OneStep as OneStep
 from equipoise.methods.matrix_factorisation import SquareRoot as SquareRoot
 from equipoise.methods.noise_stages import NoiseStages as NoiseStages
 from equipoise.methods.projected import GEP as GEP

@@ -3,8 +3,8 @@ adds up.
 
     estimate_t = (sum_i w_i g_i + z C_t n_t) / B,      n = (C / |c|)^-1 w,     w_t ~ N(0, I)
 
-with a banded Toeplitz strategy C of coefficients c_0, ..., c_{b-1} (`BandedGaussian`). A single estimate has
-more noise than DP-SGD's, and their sum over many steps less.
+with a Toeplitz strategy C of coefficients c_0, c_1, ...: b of them (`BandedGaussian`), or 1, d, d^2, ...
+(`OneStepGaussian`). A single estimate has more noise than DP-SGD's, and their sum over many steps less.
 
 **Which draws.** Noise over b steps is proved where the draws of a record are b steps apart:
 
@@ -16,20 +16,23 @@ more noise than DP-SGD's, and their sum over many steps less.
 | `FullBatch` | itself; b = 1 unless given | the whole run's sensitivity, for b > 1 |
 | others, and subclasses of these | themselves; b = `min_separation` unless given | DP-SGD, where that is 1 |
 
+`OneStep` is for `FixedEpochs` and `FullBatch` alone: its noise hides all participations of a record together,
+and d has the least noise for that.
+
 **How many bands.** More bands cancel more noise and weaken the amplification. The number is the one among
 powers of two, at most 64, with the least
 
     z(b) E(b),     E(b) = |c| (1/T sum_t |first t rows summed of C^-1|^2)^(1/2),
 
 where z(b) meets the budget and E is the root mean squared noise of the prefix sums (`prefix_error`). Each
-band keeps the noise of one more step, of the size of the model.
+band keeps the noise of one more step, of the size of the model; `OneStep` keeps none.
 
 DP-FTRL's binary tree (Kairouz et al. 2021) is no case of it. The tree's strategy has a row per node, 2 T - 1
 for T steps, and which nodes a step is in depends on its number: it is neither square nor Toeplitz. It has
 more error than the square root at every length (`python benchmarks/noise_over_steps.py`).
 
 Sources: Choquette-Choo et al. 2023, "(Amplified) Banded Matrix Factorization", arXiv 2306.08153; Kalinin and
-Lampert 2024, arXiv 2405.13763.
+Lampert 2024, arXiv 2405.13763; DP-lambda-CGD, arXiv 2601.22334.
 """
 
 from __future__ import annotations
@@ -37,21 +40,26 @@ from __future__ import annotations
 import json
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
 from equipoise.methods.base import Plan, Setting
-from equipoise.methods.configuration import Count, Option
+from equipoise.methods.configuration import Count, Option, Share
 from equipoise.methods.dp_sgd import DPSGD
 from equipoise.methods.noise_stages import NoiseStages
 from equipoise.privacy.errors import BudgetError, PlanError
-from equipoise.privacy.mechanisms.banded_gaussian import BandedGaussian, relative_to_first
+from equipoise.privacy.mechanisms.correlated_gaussian import (
+    BandedGaussian,
+    CorrelatedGaussian,
+    OneStepGaussian,
+    relative_to_first,
+)
 from equipoise.privacy.mechanisms.toeplitz import (
+    least_error_decay,
     optimal_coefficients,
-    prefix_error,
     square_root_coefficients,
 )
 from equipoise.privacy.sampling import CyclicPoisson, FixedEpochs, Poisson, Sampling
@@ -64,11 +72,11 @@ A choice: more bands take memory, and may cancel more noise over steps; whoever 
 
 
 class NoiseStrategy(Option, ABC):
-    """The coefficients of noise over steps."""
+    """By what noise is correlated over steps."""
 
     @abstractmethod
-    def coefficients(self, bands: int, steps: int) -> tuple[float, ...]:
-        """c_0, c_1, ..., at most `bands` of them."""
+    def noise(self, bands: int, sampling: Sampling) -> Callable[[float], CorrelatedGaussian]:
+        """From a noise multiplier to the mechanism, of at most so many bands."""
 
     @property
     def bands(self) -> int | None:
@@ -78,22 +86,39 @@ class NoiseStrategy(Option, ABC):
 
 @dataclass(frozen=True)
 class SquareRoot(NoiseStrategy):
-    """Those of the square root of the matrix of prefix sums: 1, 1/2, 3/8, ..."""
+    """The coefficients of the square root of the matrix of prefix sums: 1, 1/2, 3/8, ..."""
 
     kind: ClassVar[str] = "square_root"
 
-    def coefficients(self, bands: int, steps: int) -> tuple[float, ...]:
-        return square_root_coefficients(bands)
+    def noise(self, bands: int, sampling: Sampling) -> Callable[[float], CorrelatedGaussian]:
+        return partial(BandedGaussian, square_root_coefficients(bands))
 
 
 @dataclass(frozen=True)
 class LeastError(NoiseStrategy):
-    """Those of least noise in the prefix sums of the run, found before it begins."""
+    """The coefficients of least noise in the prefix sums of the run, found before it begins."""
 
     kind: ClassVar[str] = "least_error"
 
-    def coefficients(self, bands: int, steps: int) -> tuple[float, ...]:
-        return optimal_coefficients(bands, steps)
+    def noise(self, bands: int, sampling: Sampling) -> Callable[[float], CorrelatedGaussian]:
+        return partial(BandedGaussian, optimal_coefficients(bands, sampling.steps))
+
+
+@dataclass(frozen=True)
+class OneStep(NoiseStrategy):
+    """Each step takes back a share of the noise of the step before, which is made again: no noise is kept.
+
+    Args:
+        decay: the share; the one of least noise in the prefix sums of the run when None.
+    """
+
+    kind: ClassVar[str] = "one_step"
+    decay: Share | None = None
+
+    def noise(self, bands: int, sampling: Sampling) -> Callable[[float], CorrelatedGaussian]:
+        steps, apart = sampling.steps, sampling.min_separation
+        found = self.decay or least_error_decay(sampling.participations(steps), apart, steps)
+        return partial(OneStepGaussian, found)
 
 
 @dataclass(frozen=True)
@@ -127,8 +152,8 @@ class GivenCoefficients(NoiseStrategy):
         # The numbers are kept and not the path: a configuration says what was used.
         object.__setattr__(self, "values", relative_to_first(values=values))
 
-    def coefficients(self, bands: int, steps: int) -> tuple[float, ...]:
-        return tuple(self.values)  # type: ignore[arg-type]
+    def noise(self, bands: int, sampling: Sampling) -> Callable[[float], CorrelatedGaussian]:
+        return partial(BandedGaussian, tuple(self.values))  # type: ignore[arg-type]
 
     @property
     def bands(self) -> int:
@@ -149,7 +174,7 @@ class DPMF(DPSGD):
         clip_rule: as for DP-SGD.
         per_layer: as for DP-SGD.
         noise_multiplier: z, of one participation of a record; calibrated to the budget when None.
-        strategy: of the noise: `SquareRoot`, `LeastError`, or `GivenCoefficients`.
+        strategy: of the noise: `SquareRoot`, `LeastError`, `OneStep`, or `GivenCoefficients`.
         bands: b, over how many steps noise is correlated; chosen from the plan when None.
 
     Example:
@@ -169,6 +194,8 @@ class DPMF(DPSGD):
                 f"noise_multiplier={self.noise_multiplier!r:.80} changes over the run, and noise over steps "
                 "is proved at one scale; give a number or None, or take dp-sgd"
             )
+        if isinstance(self.strategy, OneStep) and self.bands is not None:
+            raise ValueError(f"bands={self.bands}: noise by OneStep() goes over all steps; leave bands out")
         own = self.strategy.bands
         if own is not None and self.bands not in (None, own):
             raise ValueError(
@@ -176,18 +203,17 @@ class DPMF(DPSGD):
             )
 
     def plan(self, setting: Setting) -> Plan:
-        steps = setting.sampling.steps
         found: list[tuple[float, Plan]] = []
         for sampling, bands in self._candidates(setting.sampling):
-            coefficients = self.strategy.coefficients(bands, steps)
+            noise = self.strategy.noise(bands, sampling)
             try:
-                made = self.calibrated(setting, partial(BandedGaussian, coefficients), sampling)
+                made = self.calibrated(setting, noise, sampling)
             except BudgetError:
                 if found:  # more bands cost more
                     break
                 raise
             z = made["gradient"].noise_multiplier
-            found.append((z * prefix_error(coefficients, steps), Plan(made)))
+            found.append((z * noise(z).prefix_error(setting.sampling.steps), Plan(made)))
         return min(found, key=lambda pair: pair[0])[1]
 
     def _candidates(self, sampling: Sampling) -> Iterator[tuple[Sampling, int]]:
@@ -195,6 +221,8 @@ class DPMF(DPSGD):
         asked = self.bands or self.strategy.bands
         if asked == 1:  # DP-SGD, bit for bit
             yield sampling, 1
+        elif isinstance(self.strategy, OneStep):
+            yield replace(sampling, same_slots=True) if type(sampling) is FixedEpochs else sampling, 1
         elif type(sampling) is Poisson:  # a subclass draws in its own way, which groups would replace
             size, population, steps = sampling.expected_batch_size, sampling.population, sampling.steps
             if asked is None and self.noise_multiplier is not None:

@@ -41,6 +41,7 @@ from equipoise.privacy.mechanisms import Gaussian as Gaussian
 from equipoise.privacy.mechanisms import GridGaussian as GridGaussian
 from equipoise.privacy.mechanisms import JointGaussian as JointGaussian
 from equipoise.privacy.mechanisms import Mechanism as Mechanism
+from equipoise.privacy.mechanisms import OneStepGaussian as OneStepGaussian
 from equipoise.privacy.mechanisms import Staged as Staged
 from equipoise.privacy.mechanisms import mechanism_from as mechanism_from
 from equipoise.privacy.mechanisms.joint_gaussian import radial_sensitivity as radial_sensitivity

@@ -397,12 +397,12 @@ class PrivacyPlan:
         for mechanism, members in self.groups(names, ordinal):
             if not self._overlaps(mechanism, members):
                 # all that one participation reaches
-                total += self._square(mechanism, members, 1, 1, mechanism.memory + 1)
+                total += self._square(mechanism, members, 1, 1, int(mechanism.reach) + 1)
         return total**-0.5 if total else math.inf
 
     def _overlaps(self, mechanism: Mechanism, members: Sequence[str]) -> bool:
         """Whether what a record adds to two draws may reach a release in common, once whitened."""
-        return mechanism.memory >= self.sampling_of(self[members[0]].draw).min_separation
+        return mechanism.reach >= self.sampling_of(self[members[0]].draw).min_separation
 
     def event(
         self, counts: Mapping[Pattern, int] | None = None, epochs: Mapping[str, int] | None = None

@@ -352,8 +352,9 @@ def _exponent(
     # Sums of many steps would lose digits in float32.
     inner, half = torch.zeros(2, canaries, dtype=torch.float64)
     name, ordinal = ledger.draws[number].name, ledger.draws[number].ordinal
-    reach = 1 + max(mechanism.memory for mechanism, _ in ledger.plan.groups(sums, ordinal))
-    reached = [i for i in range(number, len(white)) if ledger.draws[i].name == name][:reach]
+    reach = 1 + max(mechanism.reach for mechanism, _ in ledger.plan.groups(sums, ordinal))
+    reached = [i for i in range(number, len(white)) if ledger.draws[i].name == name]
+    reached = reached[: int(min(reach, len(reached)))]
     # This part and nothing after it: whitened, what is left of it in the later releases.
     rest = [map_leaves(torch.zeros_like, ledger.sums[i]) for i in reached[1:]]
     parts = whitened(ledger, [sums, *rest], reached)
@@ -397,9 +398,9 @@ def whitened(
         draw, bounds = ledger.draws[number], ledger.bounds[number]
         white: Sums = {}
         for mechanism, members in ledger.plan.groups(sums, draw.ordinal):
-            earlier = past.before(members[0], draw.ordinal, mechanism.memory)
+            earlier = past.before(members[0], draw.ordinal, mechanism.reach)
             own = {name: sums[name] for name in members}
-            past.add(members[0], draw.ordinal, (own, bounds), mechanism.memory)
+            past.add(members[0], draw.ordinal, (own, bounds), mechanism.reach)
             white |= mechanism.whitened(own, bounds, earlier)
         out.append(white)
     return out

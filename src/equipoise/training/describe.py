@@ -21,8 +21,9 @@ from equipoise._say import page_width, wrapped
 from equipoise.gradients.capture.recorder import PlanMismatch
 from equipoise.gradients.compare import Independence
 from equipoise.gradients.engine_inputs import repeat_to
-from equipoise.privacy import BandedGaussian, Ledger, PrivacyPlan, Release, epsilon, prefix_error
+from equipoise.privacy import Ledger, PrivacyPlan, Release, epsilon, prefix_error
 from equipoise.privacy.ledger.run_record import GUARANTEES, compose_events
+from equipoise.privacy.mechanisms.correlated_gaussian import CorrelatedGaussian
 from equipoise.privacy.noise.streams import ReleaseStreams, normals, way_of_noise
 from equipoise.training.forwards import forward_rows
 from equipoise.training.randomness import public_randomness
@@ -262,9 +263,9 @@ def describe(setup: TrainingSetup, ledger: Ledger, steps_done: int) -> Descripti
 def _noise(release: Release, count: int) -> str:
     """The noise of a release in words, and what correlation over steps leaves of it in their sum."""
     words, mechanism = noise_in_words(release.mechanism.describe()), release.mechanism
-    if not isinstance(mechanism, BandedGaussian) or not mechanism.memory:
+    if not isinstance(mechanism, CorrelatedGaussian) or not mechanism.memory:
         return words
-    left = prefix_error(mechanism.coefficients, count) / prefix_error([1.0], count)
+    left = mechanism.prefix_error(count) / prefix_error([1.0], count)
     return f"{words} (sums of steps have {left:.2f} times the noise of dp-sgd at this multiplier)"
 
 

@@ -218,22 +218,29 @@ def _check_shapes(sums: Mapping[str, Bounded], past: Sequence[NoiseOverSteps]) -
     Raises:
         LedgerError: naming the sum.
     """
-    for name, bounded in sums.items():
-        shapes = {tensor: tuple(value.shape) for tensor, value in bounded.value.items()}
+    for name, shapes in _shapes(sums).items():
         for left in past:
-            before = {tensor: tuple(value.shape) for tensor, value in left.noise[name].items()}
-            if before != shapes:
+            if left.shapes[name] != shapes:
                 raise LedgerError(
-                    f"sums[{name!r}] has the tensors {shapes!r:.200}, the release before {before!r:.200}. "
+                    f"sums[{name!r}] has the tensors {shapes!r:.200}, the release before "
+                    f"{left.shapes[name]!r:.200}. "
                     "Noise over steps goes on between releases of the same tensors: release one kind of sum "
                     "under the name, or take noise that is fresh in every step. Nothing was released"
                 )
 
 
+def _shapes(sums: Mapping[str, Bounded]) -> dict[str, dict[str, list[int]]]:
+    return {name: {key: [*v.shape] for key, v in bounded.value.items()} for name, bounded in sums.items()}
+
+
 def _read_history(history: Mapping[str, Any]) -> NoiseHistory[NoiseOverSteps]:
     return NoiseHistory(
         {
-            name: [(row["ordinal"], NoiseOverSteps(bytes.fromhex(row["key"]), row["noise"])) for row in rows]
+            name: [
+                (row["ordinal"], NoiseOverSteps(bytes.fromhex(row["key"]), row["shapes"], row["noise"]))
+                for row in rows
+                if "shapes" in row  # not of version 0.1, after which noise starts afresh
+            ]
             for name, rows in unmark(history).items()
         }
     )
@@ -403,7 +410,10 @@ class Ledger:
     def history(self) -> dict[str, list[dict[str, Any]]]:
         """The noise that later releases use again, with its keys; private, for the checkpoint (`mark`)."""
         return {
-            name: [{"ordinal": o, "key": left.key.hex(), "noise": left.noise} for o, left in rows]
+            name: [
+                {"ordinal": o, "key": left.key.hex(), "shapes": left.shapes, "noise": left.noise}
+                for o, left in rows
+            ]
             for name, rows in self._state.history.values.items()
         }
 
@@ -486,10 +496,11 @@ class Ledger:
         out: Sums = {}
         for (mechanism, members), earlier in zip(booked.groups, booked.past, strict=True):
             parts = {name: sums[name] for name in members}
-            noise = mechanism.noise_over_steps(parts, booked.streams, [left.noise for left in earlier])
+            noise = mechanism.noise_over_steps(parts, booked.streams, earlier)
             out |= self._noised(mechanism, parts, booked.streams, noise)
             if mechanism.memory:
-                left = NoiseOverSteps(history_key(booked.streams, members[0]), map_leaves(Private, noise))
+                kept = map_leaves(Private, noise) if mechanism.keeps_noise else {}
+                left = NoiseOverSteps(history_key(booked.streams, members[0]), _shapes(parts), kept)
                 self._state.history.add(members[0], draw.ordinal, left, mechanism.memory)
         return {name: out[name] for name in sums}
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from equipoise._lazy import later
 from equipoise.privacy.errors import PlanError
-from equipoise.privacy.mechanisms.banded_gaussian import BandedGaussian
 from equipoise.privacy.mechanisms.base import Mechanism
+from equipoise.privacy.mechanisms.correlated_gaussian import BandedGaussian, OneStepGaussian
 from equipoise.privacy.mechanisms.gaussian import Gaussian
 from equipoise.privacy.mechanisms.grid_gaussian import GridGaussian
 from equipoise.privacy.mechanisms.joint_gaussian import JointGaussian
@@ -26,12 +26,13 @@ __all__ = [
     "GridGaussian",
     "JointGaussian",
     "Mechanism",
+    "OneStepGaussian",
     "Staged",
     "mechanism_from",
 ]
 
 MECHANISMS: dict[str, type[Mechanism]] = {
-    c.kind: c for c in (Gaussian, JointGaussian, GridGaussian, BandedGaussian, Staged)
+    c.kind: c for c in (Gaussian, JointGaussian, GridGaussian, BandedGaussian, OneStepGaussian, Staged)
 }
 """Every mechanism by its kind. A new one is its file and a word here."""
 

@@ -9,19 +9,21 @@ Everything that the ledger, the accountant and the audits need follows from that
 |---|---|
 | ledger | `noised`: the sums with their noise, from streams keyed by the release |
 | ledger | `check_sums`: can the noise be carried? `question`: what else must key the noise? |
-| ledger | `memory`: how many earlier releases' noise it uses again; `noise_over_steps` |
+| ledger | `memory`: how many earlier releases' noise it uses again; `noise_over_steps`, `keeps_noise` |
 | accountant | `whitened_square`: s^2, of one release or of a run |
 | plan | `check_sampling`: what it asks of the sampling; `shared_by`: the releases that share its noise |
+| plan, audits | `reach`: how many later releases a record's part reaches |
 | plan, ledger | `changes` and `at`: the mechanism of one draw, where noise changes on the way |
 | audits | `whitened` |
 | journal, statement | `describe`, and `from_description` as its inverse |
 
-**Noise over steps.** A mechanism with `memory` m may use again the noise of up to m releases before
-(`noise_over_steps`), so the ledger keeps it (`NoiseHistory`) and hands it over. It does so only while draw
-follows draw without a gap. After a draw that was opened and not released, a void draw, or another question
-at a booked index, the noise starts afresh. What is kept is private state and goes into the checkpoint. Each
-has the secret key of its release. The keys' digest is part of the next release's question, so that no noise
-is mixed in two ways. Whitened, what one record adds to a release must reach m further ones at most.
+**Noise over steps.** A mechanism with `memory` m may use again the noise of up to m releases before it
+(`noise_over_steps`), so the ledger keeps it (`NoiseHistory`), or the key that it is made of, and hands it
+over. It does so only while draw follows draw without a gap. After a draw that was opened and not released, a
+void draw, or another question at a booked index, the noise starts afresh. What is kept is private state and
+goes into the checkpoint. Each has the secret key of its release. The keys' digest is part of the next
+release's question, so that no noise is mixed in two ways. Whitened, what one record adds to a release must
+reach `reach` further ones at most.
 """
 
 from __future__ import annotations
@@ -59,11 +61,13 @@ class Mechanism(ABC):
     Attributes:
         kind: its name in descriptions.
         arithmetic: "floating_point", or "grid" for exact noise on integers.
+        keeps_noise: whether the ledger keeps `noise_over_steps` for later releases, or its key alone.
         noise_multiplier: 1 / s of one participation: the noise over what one record may add.
     """
 
     kind: ClassVar[str]
     arithmetic: ClassVar[str] = "floating_point"
+    keeps_noise: ClassVar[bool] = True
     noise_multiplier: float
 
     def __post_init__(self) -> None:
@@ -81,8 +85,13 @@ class Mechanism(ABC):
 
     @property
     def memory(self) -> int:
-        """How many earlier releases' noise it uses again, and how many later ones a record's part reaches."""
+        """How many earlier releases' noise it uses again."""
         return 0
+
+    @property
+    def reach(self) -> float:
+        """How many later releases the part that a record adds to one reaches, once whitened."""
+        return self.memory
 
     @property
     def changes(self) -> tuple[int, ...]:
@@ -134,15 +143,14 @@ class Mechanism(ABC):
         return hashlib.sha256(b"".join([(self.made_for or "").encode(), *past])).hexdigest()[:32]
 
     def noise_over_steps(
-        self, sums: Mapping[str, Bounded], streams: ReleaseStreams, past: Sequence[Sums] = ()
+        self, sums: Mapping[str, Bounded], streams: ReleaseStreams, past: Sequence[NoiseOverSteps] = ()
     ) -> Sums:
         """The noise of this release that later ones use again; nothing where each has noise of its own.
 
         Args:
             sums: as for `noised`.
             streams: of this release.
-            past: what this gave for the releases just before, newest first, as `Private` tensors; at most
-                `memory`.
+            past: what the releases just before left, newest first; at most `memory`.
         """
         return {}
 
@@ -205,7 +213,7 @@ class Mechanism(ABC):
 
 
 def history_key(streams: ReleaseStreams, name: str) -> bytes:
-    """What tells a release's noise from all other; it keys nothing."""
+    """What tells a release's noise from all other, and keys it where it is made again."""
     return streams.key(f"noise over steps of {name}")
 
 
@@ -215,10 +223,12 @@ class NoiseOverSteps:
 
     Attributes:
         key: `history_key` of the release.
-        noise: `Mechanism.noise_over_steps` of it, as `Private` tensors.
+        shapes: of the tensors of each sum.
+        noise: `Mechanism.noise_over_steps` of it, as `Private` tensors, if its mechanism keeps it.
     """
 
     key: bytes
+    shapes: Mapping[str, Mapping[str, Sequence[int]]]
     noise: Sums
 
 
@@ -239,7 +249,7 @@ class NoiseHistory(Generic[Value]):
     def __init__(self, values: Mapping[str, Sequence[tuple[int, Value]]] | None = None) -> None:
         self.values = {name: [(int(o), value) for o, value in rows] for name, rows in (values or {}).items()}
 
-    def before(self, name: str, ordinal: int, memory: int) -> tuple[Value, ...]:
+    def before(self, name: str, ordinal: int, memory: float) -> tuple[Value, ...]:
         """Of the releases just before the draw of this ordinal, newest first; at most `memory`."""
         found: list[Value] = []
         for earlier, value in reversed(self.values.get(name, [])):
@@ -248,12 +258,12 @@ class NoiseHistory(Generic[Value]):
             found.append(value)
         return tuple(found)
 
-    def add(self, name: str, ordinal: int, value: Value, memory: int) -> None:
+    def add(self, name: str, ordinal: int, value: Value, memory: float) -> None:
         """Note what the draw of this ordinal left, for as many draws as the memory is long."""
         if memory:
             # What does not lead up to this draw without a gap is never asked for again.
             rows = self.values.get(name, []) if self.before(name, ordinal, 1) else []
-            self.values[name] = [*rows, (ordinal, value)][-memory:]
+            self.values[name] = [*rows, (ordinal, value)][-int(min(memory, len(rows) + 1)) :]
 
 
 def require_carried(what: str, value: Mapping[str, torch.Tensor], stds: Sequence[float]) -> None:

@@ -11,6 +11,7 @@ optimiser adds up, the prefix sums A x with A[t, s] = 1 for s <= t, gets the noi
 | what one record adds | `squared_sensitivity` |
 | noise of prefix sums | `prefix_error` |
 | c of least prefix error | `optimal_coefficients` |
+| c = 1, d, d^2, ..., and its best d | `geometric_coefficients`, `least_error_decay` |
 
 **Sensitivity.** A record is in at most k steps S, two of them at least m apart, and adds C d with |d_s| <=
 1. So
@@ -36,7 +37,7 @@ from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import minimize
+from scipy.optimize import minimize, minimize_scalar
 from scipy.signal import lfilter
 
 from equipoise import _validate
@@ -166,3 +167,46 @@ def optimal_coefficients(bands: int, count: int) -> tuple[float, ...]:
     )
     best = coefficients(found.x)
     return tuple((best if prefix_error(best, count) < prefix_error(start, count) else start).tolist())
+
+
+def geometric_coefficients(decay: float, count: int) -> _Array:
+    """1, d, d^2, ..., [count]; the inverse is 1, -d and zeros.
+
+    Example:
+        >>> inverse_coefficients(geometric_coefficients(0.5, 4), 4).tolist()
+        [1.0, -0.5, 0.0, 0.0]
+    """
+    return np.asarray(decay ** np.arange(count), dtype=np.float64)
+
+
+def geometric_prefix_error(decay: float, count: int) -> float:
+    """`prefix_error` of all coefficients 1, d, d^2, ... without end.
+
+    The sum of n_0 to n_t is w_t + (1 - d) (w_0 + ... + w_{t-1}).
+
+    Example:
+        >>> round(geometric_prefix_error(0.0, 2400) ** 2, 6)
+        1200.5
+    """
+    return math.sqrt((1 + (1 - decay) ** 2 * (count - 1) / 2) / (1 - decay**2))
+
+
+def least_error_decay(participations: int, separation: int, count: int) -> float:
+    """The d of least noise in the prefix sums of a run whose noise hides all participations of a record.
+
+    Args:
+        participations, separation, count: as for `squared_sensitivity`.
+
+    Example:
+        >>> round(least_error_decay(participations=8, separation=54, count=400), 3)
+        0.925
+    """
+
+    def log_error(log_gap: float) -> float:
+        decay = -math.expm1(log_gap)
+        square = squared_sensitivity(geometric_coefficients(decay, count), participations, separation, count)
+        # the length of all coefficients cancels
+        return math.log(1 + (1 - decay) ** 2 * (count - 1) / 2) + math.log(square)
+
+    found = minimize_scalar(log_error, bounds=(math.log(1e-6), math.log(1 - 1e-6)), method="bounded")
+    return float(-math.expm1(found.x))
