@@ -53,9 +53,10 @@ __all__ = [
     "biases",
     "cross_entropy",
     "errors",
-    "followed",
+    "halves",
     "runs",
     "sent_bytes",
+    "trained",
     "verdicts",
 ]
 
@@ -86,19 +87,23 @@ def cross_entropy(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
     return F.cross_entropy(model(batch["x"]), batch["y"], reduction="none")
 
 
-def _halves(
-    run: Run, model: nn.Module, public: Mapping[str, Tensor]
-) -> tuple[Callable[[], Method], Strategy]:
-    def plain() -> Method:
-        return DPSGD(clip_norm=CLIP_NORM, noise_multiplier=run.noise)
+Halves = tuple[Callable[[], Method], Strategy]
+"""How a client's method is made, and the server's strategy."""
 
-    if run.kind == "FedAvg":
+
+def halves(kind: str, noise: float, model: nn.Module, public: Mapping[str, Tensor]) -> Halves:
+    """Of one of `KINDS`, with this noise multiplier."""
+
+    def plain() -> Method:
+        return DPSGD(clip_norm=CLIP_NORM, noise_multiplier=noise)
+
+    if kind == "FedAvg":
         return plain, FedAvg()
     space = RoundSubspace(model, cross_entropy, dict(public))
-    if run.kind == "projected upload":
+    if kind == "projected upload":
         return lambda: ProjectedUpload(plain(), space), SubspaceAverage(space)
-    kind = RoundPCDP if run.kind == "FedPCDP" else RoundPDP
-    return lambda: kind(space, CLIP_NORM, noise_multiplier=run.noise), SubspaceAverage(space)
+    made = RoundPCDP if kind == "FedPCDP" else RoundPDP
+    return lambda: made(space, CLIP_NORM, noise_multiplier=noise), SubspaceAverage(space)
 
 
 def _dealt(labels: Tensor, shares: str, seed: int) -> list[Tensor]:
@@ -110,28 +115,53 @@ def _dealt(labels: Tensor, shares: str, seed: int) -> list[Tensor]:
 
 def errors(run: Run, seed: int) -> dict[int, float]:
     """The share of wrong answers after some of the rounds."""
+    return trained(
+        partial(halves, run.kind, run.noise),
+        lambda labels: _dealt(labels, run.shares, seed),
+        SHARE,
+        1.0 if (run.kind, run.noise) == ("FedAvg", 8.0) else 3.0,
+        seed,
+    )
+
+
+def trained(
+    make: Callable[[nn.Module, Mapping[str, Tensor]], Halves],
+    deal: Callable[[Tensor], Sequence[Tensor]],
+    share: int,
+    rate: float,
+    seed: int,
+) -> dict[int, float]:
+    """The share of wrong answers to the digits after some of the rounds.
+
+    Args:
+        make: (model, public records) -> the halves of a method.
+        deal: labels -> each client's records.
+        share: records a client.
+        rate: of the local steps.
+        seed: of everything.
+    """
     problem, public = digits(seed)
-    parts = _dealt(problem.data["y"], run.shares, seed)
+    parts = deal(problem.data["y"])
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = problem.make_model()
-    method, strategy = _halves(run, model, public)
+    method, strategy = make(model, public)
     clients = make_clients(
         [{name: value[part] for name, value in problem.data.items()} for part in parts],
         problem.make_model,
         cross_entropy,
-        Poisson(BATCH, SHARE, ROUNDS * LOCAL_STEPS),
+        Poisson(BATCH, share, ROUNDS * LOCAL_STEPS),
         method,
         local_steps=LOCAL_STEPS,
-        learning_rate=1.0 if (run.kind, run.noise) == ("FedAvg", 8.0) else 3.0,
+        learning_rate=rate,
         seed=100 * seed,
-        micro_batch_size=SHARE,
+        micro_batch_size=share,
     )
     start = copied(dict(model.named_parameters()))
-    return followed(model, problem, strategy, clients, start)
+    return _followed(model, problem, strategy, clients, start)
 
 
-def followed(
+def _followed(
     model: nn.Module, problem: Problem, strategy: Strategy, clients: Sequence[Client], start: Parameters
 ) -> dict[int, float]:
     """The error after some of the rounds."""
@@ -183,7 +213,7 @@ def biases(kind: str, seed: int) -> dict[int, float]:
         micro_batch_size=MEANS,
     )
     start = copied(dict(model.named_parameters()))
-    return followed(model, problem, SubspaceAverage(space), clients, start)
+    return _followed(model, problem, SubspaceAverage(space), clients, start)
 
 
 # ---- bytes

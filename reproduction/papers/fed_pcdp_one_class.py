@@ -10,33 +10,19 @@ training takes ten times as long.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from baselines.fedlrs import FedLRS, SparseAverage
 from baselines.fedprox import Proximal
-from baselines.projected_upload import ProjectedUpload
 from baselines.scaffold import Scaffold, ScaffoldAverage
-from equipoise.federated import (
-    FedAvg,
-    RoundPCDP,
-    RoundPDP,
-    RoundSubspace,
-    Strategy,
-    SubspaceAverage,
-    one_class,
-)
-from equipoise.methods import DPSGD, Method
-from equipoise.methods.named_tensors import copied
-from equipoise.privacy import Poisson
+from equipoise.federated import FedAvg, one_class
+from equipoise.methods import DPSGD
 from reproduction.findings import Curve, Findings, PaperExperiment, Progress, Site, Table, Verdict
-from reproduction.papers.fed_pcdp import BATCH, CLIP_NORM, LOCAL_STEPS, ROUNDS, cross_entropy, followed
-from reproduction.papers.owners import make_clients
-from reproduction.papers.pcdp_sgd import digits
+from reproduction.papers.fed_pcdp import CLIP_NORM, LOCAL_STEPS, ROUNDS, Halves, halves, trained
 
 __all__ = ["ARMS", "EXPERIMENT", "measure", "verdicts"]
 
@@ -45,49 +31,24 @@ NOISE, RATE = 8.0, 1.0
 ARMS = ("FedAvg", "FedProx", "SCAFFOLD", "FedLRS", "projected upload", "FedPDP", "FedPCDP")
 
 
-def _halves(
-    arm: str, model: nn.Module, public: Mapping[str, Tensor]
-) -> tuple[Callable[[], Method], Strategy]:
-    """How a client's method is made, and the server's strategy."""
-
+def _halves(arm: str, model: nn.Module, public: Mapping[str, Tensor]) -> Halves:
     def plain() -> DPSGD:
         return DPSGD(clip_norm=CLIP_NORM, noise_multiplier=NOISE)
 
-    space = RoundSubspace(model, cross_entropy, dict(public))
     of_steps: dict[str, Any] = {"local_steps": LOCAL_STEPS, "learning_rate": RATE}
-    found: dict[str, tuple[Callable[[], Method], Strategy]] = {
-        "FedAvg": (plain, FedAvg()),
-        "FedProx": (lambda: Proximal(plain(), 0.1), FedAvg()),
-        "SCAFFOLD": (lambda: Scaffold(plain(), **of_steps), ScaffoldAverage(CLIENTS, **of_steps)),
-        "FedLRS": (lambda: FedLRS(plain()), SparseAverage()),
-        "projected upload": (lambda: ProjectedUpload(plain(), space), SubspaceAverage(space)),
-        "FedPDP": (lambda: RoundPDP(space, CLIP_NORM, noise_multiplier=NOISE), SubspaceAverage(space)),
-        "FedPCDP": (lambda: RoundPCDP(space, CLIP_NORM, noise_multiplier=NOISE), SubspaceAverage(space)),
-    }
-    return found[arm]
+    if arm == "FedProx":
+        return lambda: Proximal(plain(), 0.1), FedAvg()
+    if arm == "SCAFFOLD":
+        return lambda: Scaffold(plain(), **of_steps), ScaffoldAverage(CLIENTS, **of_steps)
+    if arm == "FedLRS":
+        return lambda: FedLRS(plain()), SparseAverage()
+    return halves(arm, NOISE, model, public)
 
 
 def measure(arm: str, seed: int) -> dict[str, float]:
     """The share of wrong test answers after some of the rounds, by their number in words."""
-    problem, public = digits(seed)
-    parts = one_class(problem.data["y"], CLIENTS, seed)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        model = problem.make_model()
-    make, strategy = _halves(arm, model, public)
-    clients = make_clients(
-        [{name: value[part] for name, value in problem.data.items()} for part in parts],
-        problem.make_model,
-        cross_entropy,
-        Poisson(BATCH, SHARE, ROUNDS * LOCAL_STEPS),
-        make,
-        local_steps=LOCAL_STEPS,
-        learning_rate=RATE,
-        seed=100 * seed,
-        micro_batch_size=SHARE,
-    )
-    start = copied(dict(model.named_parameters()))
-    return {str(r): error for r, error in followed(model, problem, strategy, clients, start).items()}
+    found = trained(partial(_halves, arm), lambda labels: one_class(labels, CLIENTS, seed), SHARE, RATE, seed)
+    return {str(round_): error for round_, error in found.items()}
 
 
 def _run(seeds: Sequence[int], progress: Progress, site: Site) -> Findings:
