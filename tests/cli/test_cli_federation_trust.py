@@ -5,16 +5,23 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import math
 import re
 import shutil
 
+import dp_accounting
 import pytest
+import torch
 from cryptography.hazmat.primitives import serialization as ser
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from federated_problem import LOCAL_STEPS, RECORDS, ROUNDS, loss, network, records, start
 
+import equipoise as eq
 from equipoise.app.federation.folder import verify_federation
 from equipoise.cli import main
+from equipoise.federated import Client, FedAvg, simulate
 from equipoise.report.federation_page import _PUBLISHABLE, write_federation_report
+from equipoise.statements import sign_run
 from equipoise.statements.verify_federation import DISJOINT
 
 LINE = "federate --data digits --method dp-fedavg --clients 3 --rounds 2 --local-steps 1"
@@ -258,3 +265,90 @@ def test_a_published_part_that_is_damaged_is_refused_with_file_reason_and_remedy
     found = equipoise(f"{line.replace('RUN', str(run))} --json")
     assert found.code == 2
     assert re.search(message, found.value["error"])
+
+
+@pytest.fixture(scope="module")
+def consortium(tmp_path_factory):
+    """A server's folder and three sites: two signed by keys of their own, one late and unsigned."""
+    place = tmp_path_factory.mktemp("consortium")
+    sites, budget = [], eq.Budget(8.0, 1e-3)
+    for number in range(3):
+        score = eq.Score("accuracy", share=0.3)
+        owner = torch.arange(RECORDS) // 2
+        sites.append(
+            Client(
+                network(),
+                loss,
+                eq.Data(records(number), score=score),
+                eq.Poisson(7, 42, ROUNDS * LOCAL_STEPS),
+                eq.DPSGD(clip_norm=0.5),
+                local_steps=LOCAL_STEPS,
+                learning_rate=0.3,
+                budget=budget,
+                unit=eq.Users(owner, records_per_user=2) if number else "record",
+                run=place / f"site-{number}",
+            )
+        )
+    late = {1: [0, 1]}
+    options = {"folder": place / "server", "score_every": 1, "members": lambda r: late.get(r, range(3))}
+    simulate(FedAvg(), sites, start(), ROUNDS, **options)
+    for number, one in enumerate(sites):
+        one.finish()
+        if number < 2:
+            key = write_key(place, f"key-{number}")
+            sign_run(place / f"site-{number}", key)
+    return place
+
+
+def exact_epsilon(statement, most):
+    """By dp_accounting: a unit of `most` records is trained on or scored, and pays for one side."""
+    training, score = (row["mechanism"]["noise_multiplier"] for row in statement["releases"])
+    q, counts = 7 / 42, list(range(most + 1))
+    chances = [math.comb(most, k) * q**k * (1 - q) ** (most - k) for k in counts]
+    step = dp_accounting.dp_event.MixtureOfGaussiansDpEvent(training, counts, chances)
+    sides = (step, ROUNDS * LOCAL_STEPS), (dp_accounting.GaussianDpEvent(score / most), 10)
+    events = [dp_accounting.SelfComposedDpEvent(*side) for side in sides]
+    return max(dp_accounting.pld.PLDAccountant().compose(one).get_epsilon(1e-3) for one in events)
+
+
+def gathered(equipoise, place, sites=(0, 1), keys=(0, 1), code=0):
+    words = [place / f"site-{number}" for number in sites]
+    for number in keys:
+        words += ["--key", place / f"key-{number}.pub"]
+    found = equipoise("report", *words, "--federation", place / "server", "--json")
+    assert found.code == code, found.err
+    return found
+
+
+def test_the_statements_of_sites_become_one_report(consortium, tmp_path, equipoise):
+    """Every epsilon against dp_accounting; the folder then verifies and is signed by whoever gathered it."""
+    place = shutil.copytree(consortium, tmp_path / "consortium")
+    values = gathered(equipoise, place, (0, 1, 2), ()).value
+    assert [one["rounds"] for one in values["clients"]] == [ROUNDS, ROUNDS, ROUNDS - 1]
+    assert [one["site"] for one in values["clients"]] == ["site-0", "site-1", "site-2"]
+    assert values["epsilon"] == max(one["epsilon"] for one in values["clients"])
+    for number, one in enumerate(values["clients"]):
+        text = (place / f"site-{number}" / "statement.json").read_text()
+        assert one["epsilon"] == pytest.approx(exact_epsilon(json.loads(text), 1 + (number > 0)), rel=2e-3)
+    page = (place / "server" / "report.html").read_text()
+    assert all(f"site-{number}" in page for number in range(3))
+    assert "one record or user at one client" in page
+    assert equipoise("verify", place / "server").code == 0
+    equipoise("sign", place / "server", "--key", write_key(place, "own"))
+    pem = [(place / f"{name}.pub").read_bytes() for name in ("key-0", "key-1", "own")]
+    (place / "all.pub").write_bytes(b"".join(pem))
+    found = equipoise("verify", place / "server", "--key", place / "all.pub")
+    assert "client 002" in found.out + found.err  # which nobody signed
+
+
+def test_each_site_is_verified_under_its_own_key(consortium, tmp_path, equipoise):
+    place = shutil.copytree(consortium, tmp_path / "consortium")
+    values = gathered(equipoise, place).value
+    assert values["epsilon"] is None  # the third took part, and its statement is not here
+    signers = [one.get("signer") for one in values["clients"]]
+    assert len(set(signers)) == 3
+    assert all(signers[:2])
+    assert "client 002: took part in 2 rounds" in equipoise("verify", place / "server").out
+    for sites, keys in (((0, 1), (1, 0)), ((0, 1, 2), (0,)), ((0, 0), ()), ((0, 1), (0, 1, 1))):
+        found = gathered(equipoise, place, sites, keys, code=2)
+        assert "so no page was made" in found.err or "keys are given" in found.err

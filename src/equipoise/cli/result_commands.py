@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -34,12 +35,50 @@ from equipoise.publishing import FORMS
 
 
 def report(
-    run: RunArgument = None, ledger: LedgerFile = None, json_output: Json = False, run_dir: RunDir = None
+    runs: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[RUN]", help="The run folder; of --federation the sites' folders.", show_default=False
+        ),
+    ] = None,
+    ledger: LedgerFile = None,
+    federation: Annotated[
+        str | None,
+        typer.Option(
+            help="Gather: folder of a federation's server. Then name the sites' statements, in the order of "
+            "the clients' numbers, by their folders.",
+            metavar="SERVER",
+        ),
+    ] = None,
+    key: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Public key of a site, or env:NAME; one for all, or one for each in their order.",
+            metavar="FILE",
+        ),
+    ] = None,
+    json_output: Json = False,
+    run_dir: RunDir = None,
 ) -> None:
-    """Verify a run and write its report again, from its publishable files."""
+    """Verify a run and write its report again, from its publishable files; or gather those of sites."""
     from equipoise.report import read_run, summary
 
-    folder = chosen_folder(run, run_dir)
+    if federation is not None:
+        if ledger is not None or run_dir is not None:
+            raise UsageError("--federation takes folders of sites and --key, no --ledger and no --run-dir.")
+        with loading():
+            from equipoise.app.federation.gather import gather_federation
+        from equipoise.report.federation_page import federation_summary
+
+        quiet()
+        words = " ".join(shlex.quote(one) for one in runs or [])
+        command = f"equipoise report {words} --federation SERVER" + " --key KEY" * len(key or [])
+        values = gather_federation(federation, runs or [], key or [], command)
+        answer(values, json_output, federation_summary(values))
+        return
+    if key or len(runs or []) > 1:
+        raise UsageError("several folders, or --key, need --federation SERVER.")
+    folder = chosen_folder(runs[0] if runs else None, run_dir)
     if is_federation(folder):
         if ledger is not None:
             raise UsageError(OF_CLIENTS)

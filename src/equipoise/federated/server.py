@@ -289,11 +289,13 @@ class FederationHistory:
         params: the global model, from which further rounds go on.
         rounds: in order.
         output: what the training gives: the global model, or what the strategy makes of all rounds.
+        strategy: its name, where the rounds were read from a server's folder.
     """
 
     params: dict[str, Tensor]
     rounds: list[RoundReport] = field(default_factory=list)
     output: Parameters = field(default_factory=dict)
+    strategy: str = ""
 
 
 def simulate(
@@ -485,8 +487,24 @@ class ServerFolder:
                 "with, or another folder."
             )
         strategy.load_state_dict(state["strategy"])
-        rounds = [
-            RoundReport(**{**values, "asked": tuple(values["asked"]), "answered": tuple(values["answered"])})
-            for values in state["rounds"]
-        ]
-        return FederationHistory(dict(state["params"]), rounds)
+        return _history(state)
+
+    @staticmethod
+    def read(path: PathLike) -> FederationHistory:
+        """The rounds in a server's folder, whatever their strategy.
+
+        Raises:
+            ValueError: it holds none.
+        """
+        store = Checkpoints(Path(path) / "checkpoint")
+        if not store.steps():
+            raise ValueError(f"folder={str(path)!r} holds no rounds: name the server's folder of run_rounds")
+        return _history(store.load()[1])
+
+
+def _history(state: Mapping[str, Any]) -> FederationHistory:
+    rounds = [
+        RoundReport(**{**values, "asked": tuple(values["asked"]), "answered": tuple(values["answered"])})
+        for values in state["rounds"]
+    ]
+    return FederationHistory(dict(state["params"]), rounds, strategy=state["plan"]["strategy"])

@@ -51,13 +51,14 @@ def render_federation(values: Mapping[str, Any]) -> str:
     """The page as text; it loads nothing and runs nothing."""
     settings = values["settings"]
     promise, claimed = [], values.get("epsilon_claimed")
+    has_scores = any(row.get("scores") for row in values["rounds"])
     if values["epsilon"] is not None:
         given = values["epsilon"], values["delta"], str(values["relation"])
         promise = [promise_in_words(*given), epsilon_in_words(*given)]
     return render(
         kind="federated training report",
         what="federation",
-        title=f"{settings['method']} on {settings['data']}",
+        title=" on ".join(str(settings[name]) for name in ("method", "data") if settings[name]),
         subtitle=_subtitle(values),
         figures=_figures(values),
         seeded=not values["private"],
@@ -68,13 +69,21 @@ def render_federation(values: Mapping[str, Any]) -> str:
         public_records=values.get("public_records"),
         data=_data(values),
         charts=score_charts(_scores(values)[:1], partial(_points, values), "round"),
+        columns=[
+            *("Client", "Records, public size", "Rounds", "ε spent", "Guarantee"),
+            *(["Private score"] if has_scores else []),
+            *(["Signed by the key"] if values.get("gathered") else []),
+        ],
+        unit=_unit(values),
         clients=[
             [
-                f"Client {one['client']}",
-                f"{one['population']:,}",
+                [f"Client {one['client']}", *([one["site"]] if "site" in one else [])],
+                f"{one['population']:,}" if one["population"] else "none",
                 str(one["rounds"]),
                 "none" if one["epsilon"] is None else rounded_up(one["epsilon"]),
                 badge(one["guarantee"]),
+                *([_score_of(values, one["client"])] if has_scores else []),
+                *([one.get("signer") or "not signed"] if values.get("gathered") else []),
             ]
             for one in values["clients"]
         ],
@@ -95,7 +104,10 @@ def federation_summary(values: Mapping[str, Any]) -> RenderableType:
     rows: list[tuple[str, RenderableType]] = [
         *(score_row(name, [y for _, y in _points(values, name)]) for name in _scores(values)),
         ("privacy spent", f"{spent} at δ = {plain(values['delta'])}, the most at any client"),
-        ("guarantee", guarantee_text(values["guarantee"], values["private"], "", "one record at one client")),
+        (
+            "guarantee",
+            guarantee_text(values["guarantee"], values["private"], "", f"one {_unit(values)} at one client"),
+        ),
         *(
             ("published claim", f"ε = {rounded_up(claimed)}, not proved here")
             for claimed in [values.get("epsilon_claimed")]
@@ -119,11 +131,27 @@ def _subtitle(values: Mapping[str, Any]) -> str:
 def _data(values: Mapping[str, Any]) -> list[str]:
     """What the records are, by public facts."""
     total = sum(one["population"] for one in values["clients"])
+    simulated = "" if values.get("gathered") else "; which client holds which was simulated"
     return [
         *data_in_words(values["settings"]["data"], values.get("data_description"), {}),
-        f"{total:,} training records by the clients' public sizes; which client holds which was simulated.",
-        f"{evaluated_in_words(values)}.",
+        f"{total:,} training records by the clients' public sizes{simulated}.",
+        *([] if values.get("gathered") else [f"{evaluated_in_words(values)}."]),
     ]
+
+
+def _unit(values: Mapping[str, Any]) -> str:
+    """What is protected at a client."""
+    return " or ".join(sorted({one.get("unit", "record") for one in values["clients"]}))
+
+
+def _score_of(values: Mapping[str, Any], client: int) -> str:
+    """The last private score of a client and its error."""
+    for row in reversed(values["rounds"]):
+        if found := row.get("scores", {}).get(str(client)):
+            (name, value), (_, error) = found.items()
+            words = f"{score_name(name.removeprefix('private_'))} {score_in_words(name, value)}"
+            return f"{words} ± {score_in_words(name, error)}"
+    return "none"
 
 
 def _figures(values: Mapping[str, Any]) -> list[dict[str, str]]:
@@ -135,13 +163,13 @@ def _figures(values: Mapping[str, Any]) -> list[dict[str, str]]:
         figure(
             f"Test {score_name(first)}",
             shown,
-            "; ".join([f"on {values['test_records']:,} test records, after the last round", *more]),
+            "; ".join([f"on {evaluated_in_words(values)}, after the last round", *more]),
         ),
         loss_figure(
             "Privacy loss ε, largest of all clients",
             values["epsilon"],
             values["delta"],
-            f"for one record at one client; {relation}",
+            f"for one {_unit(values)} at one client; {relation}",
         ),
         guarantee_figure(values["guarantee"], values["private"]),
         figure(

@@ -202,6 +202,15 @@ def check_signable(found: Verification) -> None:
     _refuse(found, ("signature",), "it was not signed")
 
 
+def check_consistent(found: Verification, left_out: str) -> None:
+    """Refuse what is not consistent, its signature included.
+
+    Raises:
+        RunFolderError: naming the first thing that is wrong, and what was therefore left out.
+    """
+    _refuse(found, (), left_out)
+
+
 def check_reportable(run_dir: PathLike, ledger_file: PathLike | None = None) -> None:
     """Refuse a run whose figures a page would show though they are wrong; its signature is not looked at.
 

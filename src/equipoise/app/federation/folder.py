@@ -120,8 +120,9 @@ def sign_federation(
         raise RunFolderError(f"run={folder!r} is not consistent, so it was not signed. {problems[0]}")
     for client in clients.values():
         check_signable(client)
-    for client in clients.values():
-        sign_verified(client.run_dir, key)
+    if not read_result(folder).get("gathered"):  # there the sites have signed
+        for client in clients.values():
+            sign_verified(client.run_dir, key)
     made = sign_files(key, Path(folder), (*SIGNED_FEDERATION_FILES, *map(_signature_of, clients)))
     write_atomically(Path(folder) / SIGNATURE, made.to_json().encode(), mode=0o644)
     return made

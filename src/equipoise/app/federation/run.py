@@ -193,7 +193,7 @@ def _values(made: Federation, history: FederationHistory, clients: list[dict[str
         "parameters": sum(value.numel() for value in history.params.values()),
         "test_records": len(made.dataset.test),
         "test_records_apart": settings.base.test_records_apart,
-        "rounds": [_round_values(done) for done in history.rounds],
+        "rounds": [round_values(done) for done in history.rounds],
         "accuracy": last.get("accuracy"),
         "evaluation": {name: last[name] for name in last if name in SCORES},
         **headline(clients),
@@ -205,12 +205,12 @@ def _values(made: Federation, history: FederationHistory, clients: list[dict[str
         "bytes_public": public_bytes,
         "public_records": 0 if made.public is None else len(next(iter(made.public.values()))),
         "warnings": [] if doubt is None else [doubt],
-        "assumptions": _shared([one["assumptions"] for one in statements]),
+        "assumptions": shared_assumptions([one["assumptions"] for one in statements]),
         "clients": [{k: v for k, v in one.items() if k != "statement"} for one in clients],
     }
 
 
-def _shared(assumptions: Sequence[Sequence[str]]) -> list[str]:
+def shared_assumptions(assumptions: Sequence[Sequence[str]]) -> list[str]:
     """What all clients' statements take as true, and how much else single ones do."""
     if not assumptions:
         return []
@@ -220,13 +220,15 @@ def _shared(assumptions: Sequence[Sequence[str]]) -> list[str]:
     return common + (own if more else [])
 
 
-def _round_values(done: RoundReport) -> dict[str, Any]:
+def round_values(done: RoundReport) -> dict[str, Any]:
+    """A row of federation.json."""
     return {
         "round": done.number,
         "asked": len(done.asked),
         "answered": len(done.answered),
         "absent": {str(index): reason for index, reason in done.absent.items()},
         **{name: float(value) for name, value in done.metrics.items()},
+        **({"scores": {str(index): dict(one) for index, one in done.scores.items()}} if done.scores else {}),
         "bytes_up": done.bytes_up,
         "bytes_down": done.bytes_down,
     }
