@@ -400,14 +400,17 @@ def test_packed_sequences_are_dense_not_skipped():
         compare(Packed().double(), squared, floats(4, 6), how="dense")
 
 
-@pytest.mark.parametrize("form", ["classes", "classes last", "one each"])
+@pytest.mark.parametrize("form", ["classes", "classes last", "images", "one each"])
 @pytest.mark.parametrize("options", [{}, {"label_smoothing": 0.1}, {"ignore_index": 3}])
 def test_a_cross_entropy_in_parts_has_the_same_bits(monkeypatch, form, options):
     monkeypatch.setattr(compositions, "SMALL_LOGITS", 1)
     rng = torch.Generator().manual_seed(0)
-    shape, positions = {"classes": ((6, 50, 37), (6, 37)), "classes last": ((6, 37, 50), (6, 37))}.get(
-        form, ((7, 1001), (7,))
-    )
+    shape, positions = {
+        "classes": ((6, 50, 37), (6, 37)),
+        "classes last": ((6, 37, 50), (6, 37)),
+        "images": ((6, 50, 9, 11), (6, 9, 11)),
+        "one each": ((7, 1001), (7,)),
+    }[form]
     values, classes = torch.randn(shape, generator=rng), torch.randint(50, positions, generator=rng)
     weights = torch.rand(positions, generator=rng)
     found = []
@@ -427,14 +430,14 @@ def test_equal_records_have_equal_losses_in_parts_by_two_threads(monkeypatch, fo
     torch.set_num_threads(2)
     try:
         for _ in range(5):
-            logits = torch.randn(1, 50257, generator=rng).repeat(5, 1).requires_grad_()
-            target = torch.randint(50257, (1,), generator=rng).repeat(5)
+            logits = torch.randn(1, 5025, 37, generator=rng).repeat(5, 1, 1).requires_grad_()
+            target = torch.randint(5025, (1, 37), generator=rng).repeat(5, 1)
             if form == "shares":
-                target = torch.randn(1, 50257, generator=rng).softmax(1).repeat(5, 1)
+                target = torch.randn(1, 5025, 37, generator=rng).softmax(1).repeat(5, 1, 1)
             options = {"reduction": "none", "label_smoothing": 0.1 if form == "smoothed" else 0.0}
             losses = compositions.cross_entropy(logits, target, **options)
             assert torch.equal(losses, F.cross_entropy(logits, target, **options))
-            assert len(losses.unique()) == 1
+            assert len(losses.unique(dim=0)) == 1
             gradient = torch.autograd.grad(losses.sum(), logits)[0]
             whole = torch.autograd.grad(F.cross_entropy(logits, target, **options).sum(), logits)[0]
             assert torch.equal(gradient, whole)

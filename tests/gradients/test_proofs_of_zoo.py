@@ -151,6 +151,23 @@ def test_so_are_narrow_layers_of_many_records_and_positions(shape, records_first
     assert str(engine.check(torch.randn(*shape, 8))).startswith("proved")
 
 
+@pytest.mark.parametrize("shape", [(), (40,), (5, 9)])
+def test_so_are_cross_entropies_of_many_logits(shape, monkeypatch):
+    """Which are taken in parts, but never of a part of the records."""
+    monkeypatch.setattr("equipoise.gradients.capture.compositions.SMALL_LOGITS", 1)
+    model = nn.Linear(4, 6)
+
+    def loss(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        losses = F.cross_entropy(model(batch[0]).movedim(-1, 1), batch[1], reduction="none")
+        return losses.reshape(len(losses), -1).sum(1)
+
+    def records(count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.randn(count, *shape, 4), torch.randint(6, (count, *shape))
+
+    engine = GradientEngine(model, loss, records(4), check=False)
+    assert str(engine.check(records(32))).startswith("proved")
+
+
 class Density(nn.Module):
     """Rows of its scale are computed record by record; a part of them is the same for all records."""
 

@@ -180,18 +180,19 @@ def cross_entropy(input: Tensor, target: Tensor, *args: Any, **kwargs: Any) -> T
     On a GPU the classes come to lie side by side first, as most models have made them: PyTorch's softmax is
     many times faster there, and its values are the same within rounding.
 
-    On the CPU a few records come after the others. At once the backward holds three tensors of their size:
-    the logarithms of the softmax, their gradient and that of the logits. In parts it holds two. The values
-    are the same bits. Shares of classes and smoothed labels are taken as they are: their loss is a sum over
-    the classes, which threads cut by the size of a part.
+    On the CPU a few places of all records, such as tokens, come after the others. At once the backward holds
+    three tensors of their size: the logarithms of the softmax, their gradient and that of the logits. In
+    parts it holds two. The values are the same bits. Parts of the records would end the proof, which knows
+    no place of a record, so that one class for each record is taken at once. So are shares of classes and
+    smoothed labels: their loss is a sum over the classes, which threads cut by the size of a part.
     """
     suited = (
         {type(input), type(target)} <= {Tensor, FakeTensor}
         and kwargs.get("reduction") == "none"
         and not args
         and kwargs.get("size_average") is kwargs.get("reduce") is None
-        and input.ndim >= 2
-        and len(target) == len(input) > 1
+        and input.ndim >= (3 if input.device.type in IN_PARTS_ON else 2)
+        and len(target) == len(input)
         and input.numel() >= SMALL_LOGITS
         and input.requires_grad
         and not target.is_floating_point()
@@ -202,9 +203,11 @@ def cross_entropy(input: Tensor, target: Tensor, *args: Any, **kwargs: Any) -> T
     if input.device.type not in IN_PARTS_ON:
         rows = input.movedim(1, -1).flatten(0, -2)
         return F.cross_entropy(rows, target.flatten(), **kwargs).view(target.shape)
-    each = math.ceil(len(input) / LOGIT_PARTS)
-    parts = zip(torch.split(input, each), torch.split(target, each), strict=True)
-    return torch.cat([F.cross_entropy(*part, **kwargs) for part in parts])
+    places, target = input.flatten(2), target.flatten(1)
+    each = 16 * math.ceil(places.shape[2] / LOGIT_PARTS / 16)  # whole vectors of AVX-512 have the same bits
+    parts = zip(torch.split(places, each, 2), torch.split(target, each, 1), strict=True)
+    found = torch.cat([F.cross_entropy(*part, **kwargs) for part in parts], 1)
+    return found.view(input.shape[:1] + input.shape[2:])
 
 
 _CELLS: dict[Callable, Callable] = {
