@@ -51,6 +51,9 @@ def test_every_form_holds_the_weights_that_are_published(trained, tmp_path, form
     card = (tmp_path / "README.md").read_text()
     assert "# Linear" in card
     assert "75.0%" in card
+    assert [row[3:].partition("`")[0] for row in card.partition("## Files\n\n")[2].splitlines()] == [
+        FORMS[form], "statement.json",
+    ]  # fmt: skip
     assert result.statement.markdown() in card
     assert all(row in card for row in ("Parameters of step 1,", "from step 1 on: `bias`", "step 2 on: `*`"))
     assert eq.publish(result.run_dir, tmp_path) == ["model.safetensors", "README.md", "statement.json"]

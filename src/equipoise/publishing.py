@@ -7,7 +7,7 @@ import logging
 import math
 import shutil
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,6 +35,13 @@ FORMS = {"safetensors": "model.safetensors", "state-dict": "model.pt", "onnx": "
 """What the model's file is called, by its form."""
 
 _COPIED = ("statement.json", "statement.sig.json")
+_OF_FILES = {
+    "schema.json": "what the inputs are made of, in order",
+    "coefficients.csv": "the model in the units of the columns",
+    "prediction.sql": "the prediction as an expression of SQL",
+    "statement.json": "the statement above, for programs",
+    "statement.sig.json": "its signature",
+}
 
 
 def publish(
@@ -89,7 +96,8 @@ def publish(
     folder = _folder_of(run)
     found, files = read_run(folder), dict(files or {})
     with damage_named(found.name):
-        card = model_card(found, form, use)
+        copied = [name for name in _COPIED if (folder / name).is_file()]
+        card = model_card(found, form, use, [*files, *copied])
     place = Path(output)
     _refuse_foreign(place, (FORMS[form], "README.md", *files, *_COPIED), found)
     if form == "onnx":
@@ -109,7 +117,6 @@ def publish(
         _write_onnx(whole, example if isinstance(example, tuple) else (example,), path)
     for name, content in {"README.md": card.encode(), **files}.items():
         write_atomically(place / name, content, mode=0o644)
-    copied = [name for name in _COPIED if (folder / name).is_file()]
     for name in copied:
         shutil.copyfile(folder / name, place / name)
     return [path.name, "README.md", *files, *copied]
@@ -157,20 +164,21 @@ def _write_onnx(model: nn.Module, example: tuple[Any, ...], path: Path) -> None:
         )
 
 
-def model_card(run: Run, form: str = "safetensors", use: str = "") -> str:
+def model_card(run: Run, form: str = "safetensors", use: str = "", files: Iterable[str] = ()) -> str:
     """A card in Markdown, from the publishable files of a run.
 
     Args:
         run: as `read_run` gives it.
         form: of the model's file.
         use: the section that says how to call the model.
+        files: names of the others that go with the model.
     """
     details = run.details
     model = details.get("model")
     made_of = dict(model) if isinstance(model, Mapping) else {"class": model}
     title = " on ".join(map(str, filter(None, [made_of.get("class"), details.get("data")]))) or run.name
     facts = {
-        "parameters": made_of.get("parameters"),
+        "parameters that were trained privately": made_of.get("parameters"),
         "method": details.get("method"),
         "data": ": ".join(str(details[k]) for k in ("data", "data_description") if details.get(k)),
         "training records, a public number": details.get("population"),
@@ -182,11 +190,8 @@ def model_card(run: Run, form: str = "safetensors", use: str = "") -> str:
         "---\nlibrary_name: pytorch\ntags:\n- differential-privacy\n- equipoise\n---\n\n"
         f"# {title}\n\n{''.join(rows)}{privacy_section(run)}\n"
         f"{use.rstrip()}{chr(10) * 2 if use else ''}"
-        "## Files\n\n"
-        f"- `{FORMS[form]}`: the {'graph, weights included' if form == 'onnx' else 'weights'}\n"
-        "- `schema.json`: where the data are a table or images, what the inputs are made of, in order\n"
-        "- `statement.json`: the statement above, for programs\n"
-        "- `statement.sig.json`: its signature, where the run was signed\n"
+        f"## Files\n\n- `{FORMS[form]}`: the {'graph, weights included' if form == 'onnx' else 'weights'}\n"
+        + "".join(f"- `{name}`: {_OF_FILES.get(name, 'public')}\n" for name in files)
     )
 
 

@@ -10,6 +10,7 @@ import torch
 
 from equipoise.app import ranges
 from equipoise.data.readers.schema import read_schema
+from equipoise.training import Users
 
 SCHEMA = """target = "y"
 missing = ["", "-1"]
@@ -78,7 +79,7 @@ def test_an_end_agrees_with_the_one_that_is_stated(monkeypatch, tmp_path, table)
         assert ranges.fill_in_ranges(str(table), None, 1.0, "unused").get("in come") == wanted
 
 
-def exact(numbers, population, epsilon, journal):
+def exact(numbers, population, epsilon, journal, unit):
     count = len(ranges.GRID)
     places = torch.bucketize(numbers, ranges.GRID[1:-1], right=True).where(numbers.isfinite(), count - 1)
     return torch.stack([row.bincount(minlength=count) for row in places]).double(), 1.0
@@ -132,3 +133,33 @@ def test_a_row_adds_at_most_one_and_the_noise_is_the_plans():
     assert len(rest) > 200
     assert float(rest.std()) == pytest.approx(noise, rel=0.2)
     assert noise * 1000 == pytest.approx(3.73, rel=0.01)
+
+
+@pytest.mark.parametrize("rows", [1, 5])
+def test_all_rows_of_a_user_together_add_at_most_one(rows):
+    """A hundred users with fifty rows each at one place add a hundred; five hundred of one row add that."""
+    numbers = torch.tensor([[30.0] * 5000 + [3000.0] * 500], dtype=torch.double)
+    owner = torch.tensor([*(number // 50 for number in range(5000)), *range(100, 600)])
+    unit = Users(owner, records_per_user=rows, rows="mean")
+    cells, noise = ranges.histogram(numbers, 600, 30.0, None, unit)
+    one, many = (int((start == ranges.GRID).nonzero()) for start in (20, 2000))
+    assert (600 * cells[0, [one, many]]).tolist() == pytest.approx([100, 500], abs=6 * 600 * noise)
+    assert 600 * noise < 1
+
+
+def test_ranges_of_users_and_of_rows_do_not_share_a_journal(equipoise, table, tmp_path):
+    rows = table.read_text().splitlines()
+    users = ["who", *(str(number // 3) for number in range(len(rows) - 1))]
+    table.write_text("\n".join(f"{row},{user}" for row, user in zip(rows, users, strict=True)))
+    (tmp_path / "t.schema.toml").write_text(f"population = 4200\n{SCHEMA}")
+    ledger = ("--ledger", tmp_path / "people.jsonl", "--json")
+    words = ("--epsilon", "8", "--owner", "who", "--records-per-user", "3", *ledger)
+    assert equipoise("schema ranges", table, *words).value["ranges"]["in come"] == [0, 1000]
+    named = "--unit user --owner who --records-per-user 3 --user-rows mean --population 1400"
+    train = "train --model statistics --test-share 0.2 --epsilon 9 --delta 1e-5 --run-dir"
+    trained = equipoise(f"{train} {tmp_path / 'run'} {named} --data", table, *ledger)
+    assert trained.code == 0, trained.err
+    assert (
+        "for one user, this one for one record"
+        in (equipoise(f"{train} {tmp_path / 'other'} --data", table, *ledger).value["error"])
+    )

@@ -151,7 +151,9 @@ def test_what_is_described_is_left_to_be_filled_in(people):
     assert left == ["population", *ranges, "values of 'income'"]
     values = tomllib.loads(text)
     assert list(values["columns"]) == ["age", "job", "city", "note", "income"]
-    assert values["columns"]["job"] == {"type": "category", "buckets": 16}
+    signs = ["", "?", "NA", "nan"]
+    assert values["columns"]["job"] == {"type": "category", "buckets": 16, "missing": signs}
+    assert "missing" not in values.keys() | values["columns"]["income"].keys()
     for cell in ("30", "41", "50", "baker", "smith", "Rome", "Oslo"):
         assert cell not in text, cell
     ids = people.with_name("ids.csv")
@@ -159,8 +161,9 @@ def test_what_is_described_is_left_to_be_filled_in(people):
     assert tomllib.loads(first_schema(ids)[0])["columns"]["city"] == {"type": "skip"}
     notes = people.with_name("notes.csv")
     seen = "seen on the ward on day {},no\n"
-    notes.write_text("note,y\n" + "".join(seen.format(day % 31) for day in range(100)))
-    assert tomllib.loads(first_schema(notes, target="y")[0])["columns"]["note"] == {"type": "skip"}
+    for days in (2, 31):
+        notes.write_text("note,y\n" + "".join(seen.format(day % days) for day in range(100)))
+        assert tomllib.loads(first_schema(notes, target="y")[0])["columns"]["note"] == {"type": "skip"}
     path = people.with_name("new.toml")
     path.write_text(text)
     with pytest.raises(SchemaError, match=r"to be filled in: population, low of 'age'.*no epsilon"):
@@ -177,6 +180,9 @@ def test_public_rows_fill_in_ranges_and_categories(people):
     assert left == ["population"]
     assert (columns["age"]["low"], columns["age"]["high"]) == (20, 80)
     assert columns["job"]["values"] == ["baker"]
+    assert {name: column.get("missing") for name, column in columns.items()} == {
+        "age": None, "job": ["?"], "city": None, "note": None, "income": None,
+    }  # fmt: skip
     assert columns["income"]["values"] == ["high", "low"]
     with pytest.raises(SchemaError, match="names the private rows themselves"):
         first_schema(people, public_rows=people)
@@ -234,6 +240,7 @@ def test_a_date_is_one_column_of_parts(tmp_path):
     path.write_text("visit,y\n2024-03-01,1\n,2\n2024-03-02,3\n")
     assert tomllib.loads(first_schema(path, target="y")[0])["columns"]["visit"] == {
         "type": "date", "low": "FILL IN", "high": "FILL IN", "parts": ["days", "month", "weekday"],
+        "missing": ["", "?", "NA", "nan"],
     }  # fmt: skip
 
 

@@ -14,7 +14,9 @@ import equipoise as eq
 from equipoise.methods import ReleasedQuantile
 from equipoise.privacy import FullBatch, Ledger, LedgerError
 from equipoise.privacy.private import unwrap
+from equipoise.report import read_run, render_page
 from equipoise.statements.assumptions import Assumption
+from equipoise.statements.recompute import differences
 from equipoise.training.restarts import FinishedTraining
 
 
@@ -104,6 +106,10 @@ def test_the_keeper_of_a_secret_seed_repeats_a_run_and_nobody_else(tmp_path):
         ends.append(parameters(run.model))
         assert result.statement.private
         assert Assumption.SECRET_SEED in result.statement.assumptions
+        assert result.statement.secret_seed
+        assert "from a file that the owner keeps" in render_page(read_run(folder))
+        denied = json.loads(result.statement.to_json()) | {"secret_seed": False}
+        assert differences(denied, result.statement) == ["secret_seed"]
         assert eq.verify_run(folder).consistent
     assert torch.equal(ends[0], ends[1])
     assert not any(torch.equal(ends[0], other) for other in ends[2:])

@@ -125,6 +125,8 @@ def test_owners_are_a_column_of_the_data():
     assert all(names == {"input", "label"} for names in seen)
     texts = Owners([f"user {number}" for number in numbers.tolist()], Unit("user", 2))
     assert texts.partition() == Owners(digests, Unit("user", 2)).partition()
+    of_numpy = Owners([np.str_(f"user {number}") for number in numbers.tolist()], Unit("user", 2))
+    assert torch.equal(of_numpy.names, texts.names)
 
 
 @pytest.mark.parametrize(

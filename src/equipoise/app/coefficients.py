@@ -110,11 +110,12 @@ def design_of(table: Table) -> tuple[Tensor, list[Place]]:
 
 def written(
     weights: Mapping[str, Tensor], table: Table, loss: str | None = None, level: float = 0.95
-) -> tuple[str, str | None]:
+) -> tuple[str, str | None, str]:
     """A model's coefficients as CSV, with intervals where it has some, and its prediction as SQL.
 
     The prediction is a number in the units of the target, or the probability of the second class; of classes
-    the coefficients are those of the logit. There is no SQL where a category is hashed, or for dates.
+    the coefficients are those of the logit. There is no SQL where a category is hashed, or for dates; the
+    third text then says so.
 
     Args:
         weights: of a model of the kinds `logistic`, `statistics` and `statistics-by-groups`.
@@ -158,11 +159,13 @@ def written(
     for place, row in zip(named, torch.stack(found, 1).tolist(), strict=True):
         writer.writerow([place.name, *(f"{number:.10g}" for number in row)])
     if any(place.sql is None for place in places):
-        return file.getvalue(), None
+        unsaid = [n for n, c in table.inputs.items() if c.type == "date" or getattr(c, "buckets", None)]
+        why = f"no prediction.sql: SQL has no common words for {', '.join(unsaid)}"
+        return file.getvalue(), None, f"{why} (dates, and categories in buckets)"
     of_places = factor * scale * _to_columns(places) @ (design.double() @ theta)
     of_places[0] += constant
     terms = [f"{value:.17g} * ({place.sql})" for place, value in zip(places, of_places.tolist(), strict=True)]
-    return file.getvalue(), form.format("\n  + ".join(terms)) + "\n"
+    return file.getvalue(), form.format("\n  + ".join(terms)) + "\n", ""
 
 
 def _to_columns(places: Sequence[Place]) -> Tensor:

@@ -69,7 +69,7 @@ def export_run(
         schema: of a table or of images, from the configuration of the run; it goes with the model.
 
     Returns:
-        Plain values: run_dir, output, format and files.
+        Plain values: run_dir, output, format, files, and warnings of what is left out.
 
     Raises:
         SettingsError: ONNX without its packages, or files in the folder that are not of an export of the run.
@@ -77,8 +77,10 @@ def export_run(
     """
     run = read_run(folder)
     texts = {} if schema is None else {"schema.json": json.dumps(dict(schema), indent=2)}
+    unsaid = ""
     if form == "coefficients":
-        texts |= _coefficients(folder, settings, schema)
+        table, sql, unsaid = _coefficients(folder, settings, schema)
+        texts |= {"coefficients.csv": table, **({} if sql is None else {"prediction.sql": sql})}
     if form == "onnx" and settings.model in STATISTICS:
         raise SettingsError(f"--format onnx cannot hold {settings.model}. Take --format coefficients.")
     weights = "safetensors" if form == "coefficients" else form
@@ -96,11 +98,12 @@ def export_run(
         )
     except ValueError as error:
         raise SettingsError(f"--{str(error).removeprefix('-')}") from None
-    return {"run_dir": folder, "output": output, "format": form, "files": files}
+    found = {"run_dir": folder, "output": output, "format": form, "files": files}
+    return {**found, "warnings": [unsaid] if unsaid else []}
 
 
-def _coefficients(folder: str, settings: RunSettings, schema: Mapping[str, Any] | None) -> dict[str, str]:
-    """The files that say a linear model in words of its columns."""
+def _coefficients(folder: str, settings: RunSettings, schema: Mapping[str, Any] | None) -> Any:
+    """A linear model in words of its columns: as `written` gives it."""
     if settings.model not in LINEAR or "columns" not in (schema or {}):
         raise SettingsError(
             f"--format coefficients is for tables and the models {', '.join(LINEAR)}, and {folder!r} has "
@@ -110,8 +113,7 @@ def _coefficients(folder: str, settings: RunSettings, schema: Mapping[str, Any] 
     from equipoise.data.readers.schema import table_of  # imports pydantic
 
     weights = load_file(Path(folder) / "model.safetensors")
-    table, sql = written(weights, table_of(schema or {}), settings.loss)
-    return {"coefficients.csv": table, **({} if sql is None else {"prediction.sql": sql})}
+    return written(weights, table_of(schema or {}), settings.loss)
 
 
 def _model_and_example(settings: RunSettings, schema: Mapping[str, Any] | None) -> tuple[Any, Any]:

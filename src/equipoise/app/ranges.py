@@ -3,7 +3,7 @@
 A row adds m^(-1/2) to one cell of each of m columns, so that its gradient for the loss -sum(cells) has length
 1 at most: a full batch of DP-SGD is the histogram, with noise of multiplier z in each cell. A range goes from
 the first to the last cell that holds more than 4 standard deviations of the noise; of empty ones, one in
-30,000 does.
+30,000 does. Of a user that `owner` names the rows together add the mean of what they add alone.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from equipoise.app.option_checks import SettingsError
 from equipoise.data.readers.schema import TO_FILL_IN, cells_of, read_schema
 from equipoise.methods import DPSGD
 from equipoise.privacy import Budget, FullBatch
-from equipoise.training import PrivateTraining, Run
+from equipoise.training import PrivateTraining, Run, Users
 
 _STEPS = [digit * 10.0**power for power in range(-3, 10) for digit in (1, 2, 5)]
 GRID = torch.tensor([*(-step for step in reversed(_STEPS)), 0.0, *_STEPS], dtype=torch.double)
@@ -37,7 +37,7 @@ GRID = torch.tensor([*(-step for step in reversed(_STEPS)), 0.0, *_STEPS], dtype
 
 
 def fill_in_ranges(
-    table: str, schema: str | None, epsilon: float, journal: str
+    table: str, schema: str | None, epsilon: float, journal: str, owner: str | None = None, most: int = 1
 ) -> dict[str, tuple[float, float]]:
     """Write noised ranges into a schema where it leaves them to be filled in, unless noise drowns a column.
 
@@ -45,6 +45,8 @@ def fill_in_ranges(
         table, schema: the files.
         epsilon: the budget of all runs in the journal, at the delta of the population.
         journal: the file in which the release is booked.
+        owner: the column that names the user of a row, where users are protected.
+        most: of a user so many rows are looked at, drawn in secret.
 
     Raises:
         SettingsError: no range is left to be filled in, or the population is, or a place is not found.
@@ -71,12 +73,13 @@ def fill_in_ranges(
             f"the schema {str(path)!r} leaves {', '.join(lost)} to be filled in, in words that cannot be "
             f'replaced. Write "{TO_FILL_IN}" there, in plain quotes.'
         )
-    numbers = []
+    numbers, of_users = [], cells_of(table, values, [owner])[0] if owner else None
     for name, cells in zip(left, map(pd.Series, cells_of(table, values, left)), strict=True):
         missing = cells.isin(columns[name].get("missing", values.get("missing", ())))
         numbers.append(pd.to_numeric(cells.mask(missing), errors="coerce").to_numpy(float))
     write_atomically(path, text.encode(), mode=0o644)  # where that fails, nothing is spent yet
-    counts, noise = histogram(torch.from_numpy(np.array(numbers)), population, epsilon, journal)
+    unit = "record" if of_users is None else Users(of_users, records_per_user=most, rows="mean")
+    counts, noise = histogram(torch.from_numpy(np.array(numbers)), population, epsilon, journal, unit)
     found: dict[str, tuple[float, float]] = {}
     for name, held in zip(left, counts[:, :-1] > 4 * noise, strict=True):
         stated = (columns[name].get(key) for key in ("low", "high"))
@@ -114,13 +117,16 @@ def _places(
     return found
 
 
-def histogram(numbers: Tensor, population: int, epsilon: float, journal: str | None) -> tuple[Tensor, float]:
+def histogram(
+    numbers: Tensor, population: int, epsilon: float, journal: str | None, unit: Users | str = "record"
+) -> tuple[Tensor, float]:
     """Noised cells [columns, cells] of numbers [columns, rows], NaN in the last, and the noise in each."""
     columns, count = len(numbers), len(GRID)
     places = torch.bucketize(numbers, GRID[1:-1], right=True).where(numbers.isfinite(), count - 1)
     model = nn.Embedding(columns * count, 1, _weight=torch.zeros(columns * count, 1))
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "data holds")  # rows with the same cells are no surprise
+        # rows with the same cells are no surprise, nor are fewer users than rows
+        warnings.filterwarnings("ignore", "data holds|the population is stated")
         training = PrivateTraining(
             model,
             torch.optim.SGD(model.parameters(), lr=1.0),
@@ -130,6 +136,7 @@ def histogram(numbers: Tensor, population: int, epsilon: float, journal: str | N
             method=DPSGD(clip_norm=1.0),
             budget=Budget(epsilon, default_delta(population)),
             run=Run(journal=journal),
+            unit=unit,
         )
     training.run(progress=False)
     noise = training.plan.releases[0].noise_multiplier / population

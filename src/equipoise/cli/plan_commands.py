@@ -277,11 +277,15 @@ def ranges(
     schema: Annotated[
         str | None, typer.Option(help="The schema to fill in; TABLE.schema.toml by default.", metavar="FILE")
     ] = None,
+    owner: Annotated[
+        str | None, typer.Option(help="Column of a row's user, where users are protected.", metavar="COLUMN")
+    ] = None,
+    records_per_user: Annotated[int, typer.Option(min=1, help="Rows of a user to look at, at most.")] = 1,
     json_output: Json = False,
 ) -> None:
     """Fill in the ranges that a schema leaves open, from a noised histogram of the private rows."""
     with loading():
         from equipoise.app.ranges import fill_in_ranges
-    found = fill_in_ranges(table, schema, epsilon, ledger)
+    found = fill_in_ranges(table, schema, epsilon, ledger, owner, records_per_user)
     said = [f"{name}: {low:.10g} to {high:.10g}" for name, (low, high) in found.items()]
     answer({"ranges": found}, json_output, *said, f"booked in {ledger}: give train the same --ledger")

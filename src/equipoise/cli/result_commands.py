@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from equipoise.app.option_checks import check_data_and_model, check_name
+from equipoise.app.option_checks import check_data_and_model, check_name, data_form
 from equipoise.app.run_checks import (
     check_model_file,
     check_own_code,
@@ -145,6 +145,8 @@ def predict(
 
     columns = {"keep": keep or [], "by": by or []}
     found = predict_run(folder, settings, schema=schema, output=output, device=device, **columns)
+    if data and data != settings.test and data_form(data) != "named":
+        found["warnings"].append(UNPROTECTED)
     console = open_console(json_output)
     warn_of_numbers(found, console)
     for warning in found["warnings"]:
@@ -161,6 +163,12 @@ def predict(
         console.print(f"{', '.join(columns['by'])} {said}", markup=False)
     written = "[dim]--output FILE writes the predictions with their probabilities, as CSV[/]"
     console.print(written if output is None else f"predictions in {output}")
+
+
+UNPROTECTED = (
+    "numbers of records and scores are exact, and no epsilon covers them: publish them, and predictions, of "
+    "public records alone"
+)
 
 
 def export(
@@ -206,5 +214,7 @@ def export(
     if json_output:
         emit(found)
     else:
+        for warning in found["warnings"]:
+            open_console(False).print(f"[bold yellow]Warning[/]: {warning}")
         said = f"{', '.join(found['files'])} in {found['output']}; README.md is the model card"
         open_console(False).print(said, markup=False)

@@ -192,7 +192,7 @@ def _statement_rows(run: Run) -> list[tuple[str, list[str]]]:
         "private": "from a public seed: NOT PRIVATE"
         if seeded
         else "from a file that the owner keeps"
-        if any("follow from a file that the owner" in one for one in statement["assumptions"] or ())
+        if statement["secret_seed"]
         else "from a secret key of the operating system",
         "relation": relation_in_words(run.statement) or statement["relation"],
         "accountant": statement["accountant"] and ACCOUNTANTS.get(accountant, readable(accountant)),

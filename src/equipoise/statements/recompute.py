@@ -9,6 +9,7 @@ from typing import Any
 
 from equipoise._rounding import plain, rounded_up
 from equipoise.privacy.errors import JournalError
+from equipoise.statements.assumptions import Assumption
 from equipoise.statements.statement import Statement, independence_of
 
 # Keys of a statement that no journal holds: only their form can be checked.
@@ -104,12 +105,14 @@ def differences(statement: Mapping[str, Any], again: Statement, above: float | N
             if own or key not in statement or not ON_TRUST[key](statement[key]):
                 found.append(key)
             continue
-        since = key in (STOP_KEY, "noise_tail") or (key == USERS_KEY and computed[key] is None)
+        since = key in (STOP_KEY, "noise_tail", "secret_seed") or (key == USERS_KEY and computed[key] is None)
         if since and key not in statement:
             continue  # it was made before there was such a key
-        if key == "independence":  # follows from the sentences
+        if key in ("independence", "secret_seed"):  # these follow from the sentences
             given = statement.get("assumptions")
-            same = isinstance(given, list) and statement.get(key, {}) == independence_of(given)
+            texts = given if isinstance(given, list) else []
+            follows = independence_of(texts) if key == "independence" else Assumption.SECRET_SEED in texts
+            same = _close(statement.get(key, {}), follows, EXACT)
         elif key == "assumptions":
             given = statement.get(key)
             texts = given if isinstance(given, list) else [None]

@@ -27,7 +27,7 @@ from equipoise.privacy.accounting.epsilon import EpsilonResult, epsilon
 from equipoise.privacy.accounting.noise_tail import END
 from equipoise.privacy.by_author import OwnMechanism, OwnSampling
 from equipoise.privacy.ledger.run_record import OtherRuns, RunRecord, compose_events
-from equipoise.statements.assumptions import DATA, MODEL, by_reader
+from equipoise.statements.assumptions import DATA, MODEL, Assumption, by_reader
 
 if TYPE_CHECKING:
     from equipoise.privacy.ledger.ledger import Ledger
@@ -129,6 +129,7 @@ class Statement:
         versions: of Python and the packages that the figures come from.
         independence: "proved", "compared" or "unchecked", of "model" and "data": whether a record's gradient
             follows from that record alone. Empty if no model was trained.
+        secret_seed: whether noise and sampling follow from a file that the owner keeps.
         noise_tail: what the end of the noise's tail adds to delta.
         users: of the unit "user": the most records of one that are drawn from, and how they make a row; None
             for records.
@@ -165,6 +166,7 @@ class Statement:
     users: dict[str, Any] | None = None
     noise_tail: float | None = None
     independence: dict[str, str] = field(default_factory=dict)
+    secret_seed: bool = False
 
     def to_json(self) -> str:
         """The statement as indented JSON."""
@@ -465,6 +467,7 @@ def make_statement(
         stop_fixed_beforehand=record.stop_fixed_beforehand,
         users=plan.unit.describe(),
         independence=independence_of(stated),
+        secret_seed=Assumption.SECRET_SEED in stated,
     )
 
 

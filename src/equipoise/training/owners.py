@@ -230,8 +230,8 @@ def _numbered(argument: str, given: Any) -> tuple[Tensor, Tensor]:
         names, numbers = np.unique(found, return_inverse=True)
         return torch.from_numpy(numbers.astype(np.int64)), torch.from_numpy(names.astype(np.int64))
     # An array made of a list would take 1 and "1" for one name, and "a" and "a\0".
-    every = list(found) if is_list else found.tolist()
-    kinds = {int if isinstance(value, np.integer) else type(value) for value in every}
+    every = [value.item() if isinstance(value, np.generic) else value for value in found]
+    kinds = set(map(type, every))
     if kinds not in ({int}, {str}, {bytes}):
         types = ", ".join(sorted(kind.__name__ for kind in kinds)) or "nothing"
         raise DataError(f"{argument} holds values of the types: {types}; {remedy}, all of one type")
@@ -242,8 +242,8 @@ def _numbered(argument: str, given: Any) -> tuple[Tensor, Tensor]:
 
 def _name(value: int | str | bytes) -> int:
     """A signed number of 64 bits that follows from a name alone, whether it stands in a list or an array."""
-    if isinstance(value, (int, np.integer)) and -(2**63) <= value < 2**64:
-        number = int(value) % 2**64
+    if isinstance(value, int) and -(2**63) <= value < 2**64:
+        number = value % 2**64
     else:
         text = value if isinstance(value, bytes) else str(value).encode("utf-8", "surrogatepass")
         number = int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")

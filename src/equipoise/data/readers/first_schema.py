@@ -24,16 +24,16 @@ from equipoise.data.readers.tables import read_cells
 _MISSING = ["", "?", "NA", "nan"]
 _ROWS_LOOKED_AT = 1000
 _MOST_VALUES = 100
-_UNIQUE, _OF_NOTES, _WORDS = 0.9, 0.1, 3
-"""The share of distinct cells above which a column is taken for a name or free text; and the share for cells
-of more than so many words on average, which are notes even if many are the same."""
+_UNIQUE, _WORDS = 0.9, 3
+"""The share of distinct cells above which a column is taken for a name, and the words of a cell, on average,
+above which it is taken for notes, even if many are the same."""
 _HINTS = {
     "population": "for example 2000: the public number of rows; a round figure near it will do",
     "low": "for example 0, or of a date 2024-01-01: the least that the form allows",
     "high": "for example 120: the most that the form allows; what lies beyond counts as this",
     "values": 'for example ["no", "yes"]: all classes',
-    "missing": "signs of no answer: a number gets a second one that says so, a category zeros",
-    "skip": "no input: nearly every row has a cell of its own, as ids, names and free text do",
+    "missing": "signs of no answer, coded by an input more; leave the line out if there is always one",
+    "skip": "no input: cells that nearly every row has to itself, or of many words, as ids, names and notes",
     "buckets": 'hashed; better, where they are publicly known: values = ["north", "south"]',
 }
 
@@ -78,13 +78,16 @@ def first_schema(
             )
         public = _columns(public_rows, delimiter, header, None)
     columns = {name: _drafted(cells, public.get(name, ()), name in wanted) for name, cells in private.items()}
+    for name, part in columns.items():  # an answer that may be missing costs the column an input
+        signs = [sign for sign in _MISSING if not public or sign in public.get(name, ())]
+        if name not in wanted and part["type"] != "skip" and signs:
+            part["missing"] = signs
     values = {
         "format": 1,
         "population": TO_FILL_IN,
         **({"target": wanted if len(wanted) > 1 else wanted[0]} if wanted else {}),
         "header": header,
         "delimiter": delimiter,
-        "missing": _MISSING,
     }
     text = (
         f"# The form of {Path(path).name}, written by `equipoise schema init`. Edit it: what stands here is\n"
@@ -119,8 +122,8 @@ def _drafted(cells: Iterable[str], public: Iterable[str], learnt: bool) -> dict[
         return {"type": "date", "low": ends[0], "high": ends[1], "parts": ["days", "month", "weekday"]}
     values = sorted(set(known))
     words = sum(len(answer.split()) for answer in answers)
-    distinct = _OF_NOTES if words > _WORDS * len(answers) else _UNIQUE
-    if not known and not learnt and len(set(answers)) > distinct * len(answers):
+    is_free = words > _WORDS * len(answers) or len(set(answers)) > _UNIQUE * len(answers)
+    if not known and not learnt and is_free:
         return {"type": "skip"}
     if not 0 < len(values) <= _MOST_VALUES:
         return {"type": "category"} | ({"values": [TO_FILL_IN]} if learnt else {"buckets": 16})

@@ -630,7 +630,7 @@ def read_rows(
         fields[ASIDE] = aside
         public = public[aside.numpy()]
     rows = f"{'test ' if evaluated < 1 else ''}rows of {Path(path).name!r}"
-    for name in read if evaluated else ():
+    for name in [*table.inputs, *learnt, *weights] if evaluated else ():
         column = table.columns[name]
         if (
             isinstance(column, Number | Weight) or name in table.inputs
