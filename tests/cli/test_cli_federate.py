@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import shutil
 import signal
 import subprocess
@@ -10,6 +11,7 @@ import sys
 import time
 from pathlib import Path
 
+import dp_accounting
 import pytest
 
 SMALL = "federate --method adaptdp-fedavg --data digits --clients 3 --rounds 3 --local-steps 2"
@@ -285,3 +287,80 @@ def test_a_federation_in_a_subspace_as_published(tmp_path, equipoise, method):
     statement = json.loads((tmp_path / "run" / "clients" / "000" / "statement.json").read_text())
     assert statement["recipe"] == "as_published"
     assert statement["releases"][0]["max_bound"] == 0.01
+
+
+HOSPITALS = """population = 900
+target = "buys"
+[columns.wage]
+type = "number"
+low = 0
+high = 100
+[columns.buys]
+type = "category"
+values = ["no", "yes"]
+"""
+SIZES = {"ulm": 200, "bonn": 500, "kiel": 200}
+SITES = " ".join(f"--site {name}.population={size}" for name, size in SIZES.items())
+
+
+@pytest.fixture(scope="module")
+def hospitals(tmp_path_factory):
+    """Rows of three hospitals in one table, and public ones to evaluate on."""
+    folder, rng = tmp_path_factory.mktemp("hospitals"), random.Random(0)
+    for name, sizes in (("rows", SIZES), ("test", {"ulm": 200})):
+        rows = [(rng.uniform(0, 100), site) for site, size in sizes.items() for _ in range(size)]
+        lines = [f"{wage:.2f},{site},{['no', 'yes'][wage > 50]}" for wage, site in rows]
+        (folder / f"{name}.csv").write_text("\n".join(["wage,hospital,buys", *lines]))
+    (folder / "rows.schema.toml").write_text(HOSPITALS)
+    return folder
+
+
+def of_hospitals(hospitals, words):
+    table = f"federate --data {hospitals}/rows.csv --test {hospitals}/test.csv --rounds 4 --local-steps 2"
+    return f"{table} --json --delta 1e-4 {words}"
+
+
+def test_owners_of_a_column_have_a_budget_size_and_time_of_their_own(hospitals, tmp_path, equipoise):
+    """A row of the dry run for each; the statements are of these budgets, and dp_accounting's epsilons."""
+    own = f"--site-column hospital {SITES} --site kiel.epsilon=8 --site kiel.first=2 --site ulm.last=3"
+    planned = equipoise(of_hospitals(hospitals, f"{own} --dry-run")).value["clients"]
+    assert [(row["site"], row["population"], row["rounds"]) for row in planned] == [
+        ("ulm", 200, 3), ("bonn", 500, 4), ("kiel", 200, 3),
+    ]  # fmt: skip
+    folder = tmp_path / "run"
+    found = equipoise(of_hospitals(hospitals, f"{own} --run-dir {folder}"))
+    assert found.code == 0, found.err
+    assert [row["asked"] for row in found.value["rounds"]] == [2, 3, 3, 2]
+    for row, client in zip(planned, found.value["clients"], strict=True):
+        assert {name: client[name] for name in ("site", "population", "rounds")} == {
+            name: row[name] for name in ("site", "population", "rounds")
+        }
+        step = dp_accounting.PoissonSampledDpEvent(
+            0.1, dp_accounting.GaussianDpEvent(row["noise_multiplier"])
+        )
+        event = dp_accounting.SelfComposedDpEvent(step, 2 * row["rounds"])
+        exact = dp_accounting.pld.PLDAccountant().compose(event).get_epsilon(1e-4)
+        assert client["epsilon"] == pytest.approx(row["epsilon"])
+        assert client["epsilon"] == pytest.approx(exact, rel=2e-3)
+    assert 7.9 < found.value["clients"][2]["epsilon"] <= 8
+    assert equipoise("verify", folder).code == 0
+    assert "kiel" in (folder / "report.html").read_text()
+    assert "--site kiel.epsilon=8" in found.value["command"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--site-column hospital --site ulm.population=900", "a row has another owner"),
+        (f"--site-column hospital {SITES} --site hof.population=9", "a named owner has no row"),
+        ("--site-column hospital --site ulm.epsilon=3", "--site ulm.population is missing"),
+        (f"--site-column hospital {SITES} --partition shards", "no --partition"),
+        ("--site 12.epsilon=3", "the owners are 0 to 9"),
+        ("--site 3.population=30", "follow from --partition"),
+        ("--site 3.first=1.5", "3.first=1.5"),
+        ("--site 3.epsilon=-1", "a number above zero"),
+    ],
+)
+def test_slips_of_owners_are_named(hospitals, equipoise, words, message):
+    found = equipoise(of_hospitals(hospitals, f"{words} --dry-run"))
+    assert (found.code, message in " ".join(found.err.split())) == (2, True), found.err

@@ -602,9 +602,64 @@ class FederationSettings:
         "iid", "iid, dirichlet, shards (two of the records sorted by class) or one-class."
     )
     alpha: Positive = setting(0.5, "Concentration of dirichlet; small: few classes each.")
+    site_column: str | None = setting(None, "Column of a table that names the owner of each row.")
+    sites: Options = setting(
+        dict,
+        "Of an owner its epsilon, public population, first or last round: ulm.epsilon=3; repeatable. Owners "
+        "are numbers, or the cells of --site-column, each with its population.",
+        metavar="SITE.WHAT=VALUE",
+        option="site",
+    )
     driver: Literal["inline", "flower"] = setting(
         "inline", "inline, or flower: its simulation, with the extra 'federated'."
     )
+
+    def __post_init__(self) -> None:
+        if self.site_column is not None:
+            object.__setattr__(self, "clients", len(self.site_names()) or 1)
+
+    def site_names(self) -> list[str]:
+        """The owners: those that are named for a column, else numbers."""
+        if self.site_column is None:
+            return list(map(str, range(self.clients)))
+        return list(dict.fromkeys(key.rpartition(".")[0] for key in self.sites))
+
+    def of_site(self, number: int, what: str, usual: Any) -> Any:
+        """What `sites` says of an owner."""
+        return self.sites.get(f"{self.site_names()[number]}.{what}", usual)
+
+    def members(self, number: int) -> list[int]:
+        """The owners that are there in round `number`."""
+        there = range(self.clients)
+        return [p for p in there if self.of_site(p, "first", 1) <= number <= self.of_site(p, "last", number)]
+
+    def _check_sites(self) -> None:
+        names = self.site_names()
+        for key, value in self.sites.items():
+            name, _, what = key.rpartition(".")
+            of_number = isinstance(value, int | float) and not isinstance(value, bool) and value > 0
+            whole = what == "epsilon" or isinstance(value, int)
+            if what not in ("epsilon", "population", "first", "last") or not (of_number and whole):
+                raise SettingsError(
+                    f"--site {key}={value}: give SITE.epsilon, SITE.population, SITE.first or SITE.last, a "
+                    "number above zero, such as ulm.epsilon=3."
+                )
+            if name not in names or (what == "population" and self.site_column is None):
+                raise SettingsError(
+                    f"--site {key}: without --site-column the owners are 0 to {self.clients - 1}, and their "
+                    "populations follow from --partition."
+                )
+        if self.site_column is None:
+            return
+        if lacking := [name for name in names or ["SITE"] if f"{name}.population" not in self.sites]:
+            raise SettingsError(
+                f"--site {lacking[0]}.population is missing: the size of each owner of --site-column "
+                f"{self.site_column} must be a public number that you state."
+            )
+        if data_form(self.base.data) != "table" or self.base.test is None or self.partition != "iid":
+            raise SettingsError(
+                "--site-column takes a table and --test, a file of rows to evaluate on, and no --partition."
+            )
 
     def check(self) -> None:
         """Refuse values that cannot be used.
@@ -613,6 +668,7 @@ class FederationSettings:
             SettingsError: naming the option.
         """
         self.base.check()
+        self._check_sites()
         if self.clients_per_round is not None and self.clients_per_round > self.clients:
             raise SettingsError(
                 f"--clients-per-round is {self.clients_per_round}, but there are {self.clients} clients."
@@ -630,14 +686,16 @@ class FederationSettings:
         """The command that repeats it, with placeholders for paths."""
         words = self.base.command().replace("equipoise train", "equipoise federate", 1)
         for name, value in self.own().items():
-            words += f" {flag(name)} {value}"
+            several = value.items() if isinstance(value, dict) else ()
+            words += "".join(f" --site {shlex.quote(f'{n}={written(v)}')}" for n, v in several)
+            words += "" if isinstance(value, dict) else f" {flag(name)} {value}"
         return words
 
     def own(self) -> dict[str, Any]:
         """Those of the federation itself that are of use."""
         left_out = {"base"} if self.partition == "dirichlet" else {"base", "alpha"}
         own = {item.name: getattr(self, item.name) for item in fields(self) if item.name not in left_out}
-        return {name: value for name, value in own.items() if value is not None}
+        return {name: value for name, value in own.items() if value not in (None, {})}
 
     def to_json(self) -> str:
         """All settings, to continue a folder and for other processes."""

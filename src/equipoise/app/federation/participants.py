@@ -15,6 +15,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from equipoise.app.build import sampling_kind, whole_draws
@@ -24,6 +25,7 @@ from equipoise.app.option_checks import SettingsError
 from equipoise.app.settings import FederationSettings, RunSettings
 from equipoise.app.tasks import loss_of, task_of
 from equipoise.data import DataSet
+from equipoise.data.records import OWNER
 from equipoise.federated import Client, Strategy, dirichlet, iid, one_class, shards
 from equipoise.federated.registry import FederatedMethod, FederationSetup, find_federated
 from equipoise.federated.round_protocol import protocol_of
@@ -109,6 +111,8 @@ class Federation:
 
     def population(self, number: int) -> int:
         """A client's public size: its share of the public population; the partition itself is public."""
+        if self.settings.site_column is not None:
+            return int(self.settings.of_site(number, "population", 0))
         share = len(self.parts[number]) / sum(map(len, self.parts))
         return max(1, round(self.dataset.population * share))
 
@@ -122,7 +126,8 @@ class Federation:
         method = self.entry.method(self.setup)
         kind = sampling_kind(base)
         size = max(1, round(rate * n)) if whole_draws(kind) else rate * n
-        budget = None if base.epsilon is None else Budget(base.epsilon, base.delta)
+        epsilon = self.settings.of_site(number, "epsilon", base.epsilon)
+        budget = None if epsilon is None else Budget(epsilon, base.delta)
         with population_told_elsewhere():  # once, for all clients together
             return Client(
                 self.model(),
@@ -178,7 +183,10 @@ def federation(text: str) -> Federation:
     settings = FederationSettings.from_json(text)
     settings.check()
     base, entry = settings.base, find_federated(settings.base.method)
-    raw = load_data(base)
+    raw = load_data(replace(base, owner=settings.site_column))
+    if settings.site_column is not None:
+        stated = sum(settings.of_site(p, "population", 0) for p in range(settings.clients))
+        raw = replace(raw, population=stated)
     # Small networks are what federations were measured with, on named data sets too.
     # No client has more records than there are, so that delta suits each of them.
     filled = replace(base, model=base.model or default_model(raw)).resolved(population=raw.population)
@@ -191,6 +199,8 @@ def federation(text: str) -> Federation:
         )
     dataset, public = set_public_apart(filled, whole)
     parts = _partition(settings, dataset)
+    if settings.site_column is not None:
+        dataset = replace(dataset, train=dataset.train.without(OWNER))
     average = dataset.population / len(parts)
     if base.batch_size is not None and base.batch_size > average:  # the default is a share of the average
         raise SettingsError(
@@ -210,7 +220,7 @@ def federation(text: str) -> Federation:
     planned = Counter(
         number
         for r in range(1, settings.rounds + 1)
-        for number in pick_clients(range(settings.clients), picked, base.seed, r)
+        for number in pick_clients(settings.members(r), picked, base.seed, r)
     )
     assert base.model is not None
     model = build_model(base.model, dataset, seed=base.seed)
@@ -259,6 +269,18 @@ def _learning_rate(settings: FederationSettings, average: float, model: nn.Modul
 
 def _partition(settings: FederationSettings, dataset: DataSet) -> list[Tensor]:
     labels, seed, P = dataset.train.fields.get("label"), settings.base.seed, settings.clients
+    if settings.site_column is not None:
+        from equipoise.data.readers.schema import digest_of  # pydantic is imported where a table is read
+
+        owner = dataset.train.fields[OWNER]
+        held = [(owner == torch.tensor(digest_of(name))).all(1) for name in settings.site_names()]
+        if any(not one.any() for one in held) or sum(map(int, map(torch.sum, held))) < len(owner):
+            raise SettingsError(
+                f"--site-column {settings.site_column}: a named owner has no row, or a row has another "
+                f"owner. Named are {', '.join(settings.site_names())}; give --site SITE.population=NUMBER "
+                "for each, as the cells have it."
+            )
+        return [torch.nonzero(one).flatten() for one in held]
     if settings.partition == "iid":
         return iid(len(dataset.train), P, seed)
     if labels is None or dataset.task != "classification":

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -72,7 +73,7 @@ def run_federation(settings: FederationSettings, folder: str, console: Console) 
 def _with_model(settings: FederationSettings, begun: bool) -> FederationSettings:
     """The folder must name model and features: they follow from data, and others may be predicted."""
     base = settings.base
-    model = base.model or default_model(load_data(base))
+    model = base.model or default_model(load_data(replace(base, owner=settings.site_column)))
     features = base.features or default_settings(base.data, model).features
     return replace(settings, base=replace(base, model=model, features=features))
 
@@ -93,17 +94,42 @@ def describe_federation(settings: FederationSettings, console: Console) -> dict[
         client = made.rehearse()
         description = client.training.describe()
         client.close()
+        rows = _rows(made)
     warnings = _introduce(made, console)
+    for row in rows:
+        console.print(
+            f"client {row['site']}: {row['population']:,} records, {row['rounds']} rounds, epsilon "
+            f"{plain(row['epsilon'], 4)}, noise multiplier {plain(row['noise_multiplier'], 4)}",
+            highlight=False,
+        )
     rounds = f"{made.planned[made.busiest]} of the {made.setup.rounds} rounds"
     console.print(f"The busiest client, number {made.busiest}, takes part in {rounds}:", highlight=False)
     console.print(str(description), markup=False)
     return {
         "dry_run": True,
         "client": made.busiest,
+        "clients": rows,
         **description.to_json(),
         "settings": made.settings.public(),
         "warnings": warnings,
     }
+
+
+def _rows(made: Federation) -> list[dict[str, Any]]:
+    """What each client would do; those of one budget, size and number of rounds add the same noise."""
+    found, known = list[dict[str, Any]](), dict[Any, tuple[float, float]]()
+    for number, rounds in enumerate(made.planned):
+        population = made.population(number)
+        asked = population, rounds, made.settings.of_site(number, "epsilon", made.settings.base.epsilon)
+        if asked not in known and rounds:
+            client = made.client(number, None)
+            noise = min(client.training.describe().noise_multipliers.values())
+            known[asked] = client.statement().epsilon or math.inf, noise
+            client.close()
+        epsilon, noise = known.get(asked, (0.0, 0.0))
+        found.append({"site": made.settings.site_names()[number], "population": population, "rounds": rounds})
+        found[-1] |= {"epsilon": epsilon, "noise_multiplier": noise}
+    return found
 
 
 def _train(text: str, path: Path, console: Console) -> tuple[dict[str, Any], Path]:
@@ -152,6 +178,7 @@ def _run_rounds(
         "evaluate": evaluate,
         "on_round": on_round,
         "folder": path / "server",
+        "members": made.settings.members,
     }
     if made.settings.driver == "inline":
         return simulate(made.strategy(), pool, start, made.setup.rounds, **options)
@@ -165,6 +192,8 @@ def _client_values(
 ) -> dict[str, Any]:
     """What a client claims at its end, after which its key is gone; nothing if its ledger is broken."""
     values: dict[str, Any] = {"client": number, "population": made.population(number)}
+    if made.settings.site_column is not None:
+        values["site"] = made.settings.site_names()[number]
     if not maker.place(number).exists():  # never picked: nothing left it
         return {**values, "rounds": 0, "epsilon": 0.0, "guarantee": "proven", "statement": None}
     try:

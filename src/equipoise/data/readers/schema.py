@@ -625,7 +625,9 @@ def read_rows(
         if owner is not None:  # a user is trained on or evaluated on, never both
             aside = Records({OWNER: fields[OWNER]}).which_aside(evaluated, seed=0, by=OWNER)
         else:  # by the cells as they stand, so that another schema sets the same rows aside
-            written = [_digest("\0".join(map(str.strip, row))) for row in cells.rows.itertuples(index=False)]
+            written = [
+                digest_of("\0".join(map(str.strip, row))) for row in cells.rows.itertuples(index=False)
+            ]
             aside = Records({"cells": torch.tensor(written)}).which_aside(evaluated, seed=0)
         fields[ASIDE] = aside
         public = public[aside.numpy()]
@@ -681,10 +683,11 @@ def _user(cell: str, missing: list[str]) -> list[int]:
             "the cell names no user, and rows of unknown users would count as one user's. Name the user, or "
             "drop the row."
         )
-    return _digest(cell)
+    return digest_of(cell)
 
 
-def _digest(text: str) -> list[int]:
+def digest_of(text: str) -> list[int]:
+    """The 16 bytes, as two numbers, that stand for an owner's name."""
     return np.frombuffer(hashlib.blake2b(text.encode(), digest_size=16).digest(), np.int64).tolist()
 
 
