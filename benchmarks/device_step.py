@@ -29,8 +29,8 @@ from step_time import private_training
 from tasks import TASKS
 
 PACKAGE = str(Path(eq.__file__).parent) + "/"
-SETTLED = 8  # steps until each line of the trace is launched as a graph
-WAITS, LAUNCHES = 2, 60  # of a step at most: small networks, DP-SGD
+SETTLED = 10  # steps until all that can be captured is launched as a graph
+WAITS, LAUNCHES = 2, 30  # of a step at most: small networks, DP-SGD
 LAUNCHED_BY = (
     "cudaLaunchKernel",
     "cudaLaunchKernelExC",

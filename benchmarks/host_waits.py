@@ -1,6 +1,6 @@
 """How often one DP-SGD step would make the host wait for a device, and how many operations it runs there.
 
-No device is needed. Tensors that would lie on one are followed through the fourth step: parameters, rows of
+No device is needed. Tensors that would lie on one are followed through a step: parameters, rows of
 private records, random numbers that become one of their shapes, and all that is computed from these. Counted
 is each time the host reads a value of them: `item`, `bool`, `tolist`, `nonzero`, a mask as an index, a copy
 to the host.
@@ -8,10 +8,10 @@ to the host.
 Operations stand for kernels: all that PyTorch runs in the step, but for views and memory without values.
 They are counted in a step of plain training, too. Norms are taken in the way that is the cheapest by count.
 
-Launches are what the host starts on the device where the network is captured as graphs (the module
-`gradients.launched`), noise is one kernel and the optimizer goes over all tensors at once: each line of the
-trace counts once, with the copy of what it is given, each stretch of noise once, and so does each copy to or
-from the host.
+Launches are what the host starts on the device where stretches of a step are captured as graphs (the module
+`_launched`; here each is recorded and run again), noise is one kernel and the optimizer goes over all tensors
+at once: each graph counts once, with the copy of what it is given, so does the noise, and so does each copy
+to or from the host.
 
 What keeps a step at two waits: its records follow from a digest of the parameters' values, so that a step
 that is repeated with other parameters has other records, even after a journal was put back from an older
@@ -20,9 +20,10 @@ digest stands in the journal before any noise is made, are known after the forwa
 was released needs no wait; it would not tell another learning rate, hook or optimizer, and two questions
 would have the same records.
 
-What keeps it above 20 launches: a clip rule is the user's code and is asked anew in each step; what follows
-it has the length of the draw, which is private and another in each step, where a graph has one shape.
-Estimate and optimizer are the method's and the user's code, whose numbers may change from step to step.
+What is launched: copies of the records, of which rows are theirs and of both to where graphs read them; rows
+with their norms; weights with sums; what is looked at before the release; noise, sums, the mean and its
+norm, which lie elsewhere in each step; the optimizer, which is the user's code with numbers that may change;
+and the digest of what it leaves.
 
     python benchmarks/host_waits.py                          # small networks of every regime
     python benchmarks/host_waits.py --regimes gpt2 --places  # and where the host waits
@@ -51,22 +52,24 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils._pytree import tree_leaves
 
 import equipoise as eq
-from equipoise import _host
+from equipoise import _host, _launched
 from equipoise.gradients.factors import lookup, outer
-from equipoise.gradients.trace import Line
 from equipoise.privacy import digests
 from equipoise.privacy.ledger import ledger
 from equipoise.privacy.noise.streams import NormalStream
 from equipoise.privacy.private import unwrap
 from equipoise.training import forwards
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parent))
 import tasks
 from step_time import BUILDERS, private_training
 from tasks import Task
+from tests.recorded_graphs import RecordedGraph
 
 WAITS = 2  # the limit of a step, whatever its number of micro-batches: sums before the noise, then the end
-LAUNCHES = 64  # the limit of a step of one micro-batch, 52 but for embeddings; the aim is 20
+LAUNCHES = 20  # the limit of a step of one micro-batch
+SETTLED = 10  # steps until all that can be captured is: a graph reads what another one left
 PACKAGE = str(Path(eq.__file__).parent) + "/"
 READS = {
     getattr(Tensor, name)
@@ -143,7 +146,8 @@ class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
         views = [given.alias_info and not given.alias_info.is_write for given in func._schema.returns]
         computes = not (any(views) or func in NOTHING_COMPUTED)
-        self.count += computes
+        # What is recorded writes its results where they were before.
+        self.count += computes and not (self._within and func is torch.ops.aten.copy_.default)
         is_there = computes and self.device is not None and self.device.holds(args, kwargs)
         self.launches += is_there and not self._within
         return func(*args, **(kwargs or {}))
@@ -214,10 +218,11 @@ def operations_of_plain_training(task: Task) -> int:
     return found.count
 
 
+@mock.patch.dict(_launched.GRAPHS, {"cpu": RecordedGraph})
 def of_a_step(
     task: Task, run_dir: Path, micro_batch_size: int | None = None
 ) -> tuple[collections.Counter[str], int, int]:
-    """Where the host would wait for a device in the fourth step, and how often; operations and launches.
+    """Where the host would wait for a device in a later step, and how often; operations and launches.
 
     Args:
         task: the network; a step draws its whole batch.
@@ -227,8 +232,6 @@ def of_a_step(
     size = len(task.labels) if micro_batch_size is None else micro_batch_size
     training = private_training(task, microbatch_size=size, run=run_dir)
     training._steps.looks_at_once = False  # as on a device
-    training.take_step()
-    training.take_step()
     device = Device()
     state = tree_leaves(list(training.optimizer.state.values()))
     # Frozen parameters and buffers too; counts of the optimizer stay on the host.
@@ -245,18 +248,17 @@ def of_a_step(
         _Reads(device),
     ):
         training._steps.watch.accept_parameters()  # from here on digests are taken on the device
-        training.take_step()
+        for _ in range(SETTLED):
+            training.take_step()
         device.waits.clear()
-        found = _Operations(device)
-        copied = {"record:", "weights"}
+        found, launch = _Operations(device), _launched.Launched._launch
         with (
-            # All inputs of one kind are copied at once, from the host or from elsewhere on the device.
+            # All inputs that lie elsewhere are copied at once.
             mock.patch.object(
-                Line,
-                "__call__",
-                found.as_one(Line.__call__, lambda line, *_: any(map(line.inputs[-1].startswith, copied))),
+                _launched.Launched, "_launch", found.as_one(launch, lambda one, *_: bool(one._given))
             ),
-            mock.patch.object(NormalStream, "_fill", found.as_one(NormalStream._fill, lambda *_: 0)),
+            # A device makes 2^24 numbers at once.
+            mock.patch.object(NormalStream, "_ranges", found.as_one(NormalStream._ranges, lambda *_: 0)),
             mock.patch.object(forwards, "moved", found.counted(forwards.moved)),
             mock.patch("torch.optim.sgd._default_to_fused_or_foreach", return_value=(False, True)),
             found,

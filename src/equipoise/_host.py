@@ -9,10 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, Generic, TypeVar
+from itertools import islice
+from typing import Any, Generic, Self, TypeVar
 
 import torch
 from torch import Tensor
+
+from equipoise._launched import Stretch, launched
 
 _T = TypeVar("_T")
 
@@ -41,44 +44,110 @@ class Unread(Generic[_T]):
     Args:
         tensors: that it follows from.
         make: the value, from the same tensors on the host; called once, where the value is asked for.
+        compute: what is made of the tensors, all on one device, before and when they are read.
 
     Example:
         >>> is_finite = Unread([torch.isfinite(torch.ones(3)).all()], bool)
-        >>> total = Unread([torch.ones(3).sum()], float)
+        >>> total = Unread([torch.ones(3)], float, lambda ones: [ones.sum()])
         >>> read(is_finite, total)
         >>> is_finite.value(), total.value()
         (True, 3.0)
     """
 
-    def __init__(self, tensors: Sequence[Tensor], make: Callable[..., _T]) -> None:
-        self._tensors, self._make = list(tensors), make
+    def __init__(
+        self, tensors: Sequence[Tensor], make: Callable[..., _T], compute: Stretch | None = None
+    ) -> None:
+        self._tensors, self._make, self._compute = list(tensors), make, compute
         self._is_read = False
         self._made: list[_T] = []  # the value, once it was asked for
+
+    def begin(self) -> Self:
+        """Compute now what is to be read: the tensors may move later."""
+        if self._compute is not None:
+            found = self._compute(*self._tensors)
+            self._tensors, self._compute = found, None  # no call between them, so no interrupt comes there
+        return self
 
     def value(self) -> _T:
         """The value; the host waits for it unless `read` has brought it."""
         if not self._made:
             if self._tensors and not self._is_read:
                 read(self)
+            if self._compute is not None:
+                self.begin()
             self._made.append(self._make(*self._tensors))
             self._tensors = []
         return self._made[0]
 
 
-def read(*values: Unread[Any]) -> None:
-    """Bring to the host what these values follow from: one copy from each device, for all of them."""
-    far: dict[torch.device, list[tuple[list[Tensor], int]]] = {}
+def read(*values: Unread[Any], launches: dict[Any, Any] | None = None) -> None:
+    """Bring to the host what these values follow from: one copy from each device, for all of them.
+
+    Args:
+        values: what to read.
+        launches: holds what a device launches as one where the same is read in each step.
+    """
+    far: dict[torch.device, list[Unread[Any]]] = {}
     for value in values:
-        for at, tensor in enumerate(value._tensors):
-            if host_waits(tensor.device):
-                far.setdefault(tensor.device, []).append((value._tensors, at))
-    for places in far.values():
-        raw = [tensors[at].reshape(-1).view(torch.uint8) for tensors, at in places]
-        parts = torch.split(torch.cat(raw).cpu(), [len(part) for part in raw])
-        for (tensors, at), part in zip(places, parts, strict=True):
-            like = tensors[at]
-            # Cloned, since a part may begin where numbers of its type may not.
-            tensors[at] = part.clone().view(like.dtype).view(like.shape)
+        for tensor in value._tensors[:1] if value._compute else value._tensors:
+            if host_waits(tensor.device) and value not in (there := far.setdefault(tensor.device, [])):
+                there.append(value)
+    for device, there in far.items():
+        _read_from(device, there, {} if launches is None else launches)
     # Last: after an interrupt in a copy they are copied again.
     for value in values:
         value._is_read = True
+
+
+def _read_from(device: torch.device, values: Sequence[Unread[Any]], launches: dict[Any, Any]) -> None:
+    places = [
+        [at for at, tensor in enumerate(value._tensors) if value._compute or tensor.device == device]
+        for value in values
+    ]
+    parts = [(value._compute, len(at)) for value, at in zip(values, places, strict=True)]
+    tensors = [value._tensors[at] for value, some in zip(values, places, strict=True) for at in some]
+    key = device, *parts, *((tensor.dtype, tensor.shape) for tensor in tensors)
+    if key not in launches:
+        if len(launches) == MOST_READ:
+            del launches[next(iter(launches))]
+        gathered = _Gathered(parts)
+        launches[key] = gathered, launched(gathered, [False] * len(tensors), device)
+    gathered, run = launches[key]
+    (raw,) = run(*tensors)
+    found = iter(torch.split(raw.cpu(), [size for part in gathered.layout for *_, size in part]))
+    for value, some, part in zip(values, places, gathered.layout, strict=True):
+        # Cloned, since a part may begin where numbers of its type may not.
+        here = [next(found).clone().view(dtype).view(shape) for dtype, shape, _ in part]
+        if value._compute:
+            value._tensors, value._compute = here, None  # as in `begin`
+        else:
+            for at, tensor in zip(some, here, strict=True):
+                value._tensors[at] = tensor
+
+
+MOST_READ = 4
+"""Kinds of reading of which a graph is held. A choice: a step has one or two, and each takes memory."""
+
+
+class _Gathered:
+    """Makes one tensor of bytes of what is computed.
+
+    Args:
+        parts: what computes each, or None, and from how many tensors.
+
+    Attributes:
+        layout: of each part types, shapes and bytes of its results; they follow from those of the tensors.
+    """
+
+    def __init__(self, parts: Sequence[tuple[Stretch | None, int]]) -> None:
+        self._parts = parts
+        self.layout: list[list[tuple[torch.dtype, torch.Size, int]]] = []
+
+    def __call__(self, *tensors: Tensor) -> list[Tensor]:
+        given = iter(tensors)
+        found = []
+        for compute, count in self._parts:
+            mine = [*islice(given, count)]
+            found.append(mine if compute is None else compute(*mine))
+        self.layout = [[(one.dtype, one.shape, one.nbytes) for one in part] for part in found]
+        return [torch.cat([one.reshape(-1).view(torch.uint8) for part in found for one in part])]

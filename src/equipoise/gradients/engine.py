@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from equipoise._dtensor import device_of, local_part, part_like
 from equipoise._foreign_errors import cause_of, where_raised
+from equipoise._launched import GRAPHS
 from equipoise._tree import leaves
 from equipoise.gradients.capture.attributes import attributes_kept
 from equipoise.gradients.capture.isolation import (
@@ -57,7 +58,6 @@ from equipoise.gradients.engine_inputs import (
     trainable_parameters,
 )
 from equipoise.gradients.factors.base import DenseFactor, Factor
-from equipoise.gradients.launched import GRAPHS, launched, runs_of
 from equipoise.gradients.numerics import accumulation_dtype
 from equipoise.gradients.operator import FactoredGradients, PerSampleGradients
 from equipoise.gradients.split import SplitGradients
@@ -241,10 +241,10 @@ class GradientEngine:
             return "operation by operation, since steps run the model's own code"
         if self.forward_only:
             return "operation by operation, since each step asks at other parameters"
-        refused = {run.refused for one in self._traced.values() if one for run in runs_of(one)} - {""}
+        refused = {run.refused for one in self._traced.values() if one for run in one.launches} - {""}
         if refused:
             return f"operation by operation, since the graph cannot be used: {min(refused)}"
-        return "as one graph each: rows, norms and sums"
+        return "as two graphs: rows with norms, weights with sums"
 
     @property
     def runs_model(self) -> bool:
@@ -312,7 +312,7 @@ class GradientEngine:
             traced = self.line(batch)
             held = vars(traced).items()
             lines: dict[str, Any] = {name: one.compiled() for name, one in held if isinstance(one, Line)}
-            traced = launched(replace(traced, **lines), self.device)
+            traced = replace(traced, **lines)
             found, _ = traced.gradients(*self.values(None), batch)
             found.weighted_sums(torch.ones(found.num_records, device=self.device))
         except Exception as error:  # whatever its layers raise
@@ -359,7 +359,7 @@ class GradientEngine:
         """As `traced`, once for each form."""
         form = self.form(batch)
         if form not in self._lines:
-            self._lines[form] = launched(self.traced(batch), self.device)
+            self._lines[form] = self.traced(batch)
         return self._lines[form]
 
     def form(self, batch: Any) -> tuple[Any, ...]:

@@ -27,6 +27,7 @@ class TracedLosses:
     rows: Line
     shapes: Mapping[str, torch.Size]
     written: tuple[str, ...] = ()
+    launches: ClassVar[tuple[()]] = ()
 
     @torch.no_grad()
     def gradients(

@@ -10,10 +10,10 @@ none to follow and ends the trace. Later a step runs the lines and none of the m
     sums    tensors of the factors, weights [B]     -> the weighted sum of the rows by parameter
 
 There are three, since norms and sums are taken at full precision, whatever the user chose for the model,
-and since a method decides between them. No line reads a value. A norm that lost digits is NaN, and that of a
-row that is not finite is none either; then norms and sums are computed from the factors by code that
-reads values and loses no digits. So a row of weight zero is finite when it meets a sum, and changes no bit
-of it.
+and since a method decides between them. A device launches rows with their norms as one, and weights with
+their sums (`_launched`). No line reads a value. A norm that lost digits is NaN, and that of a row that is not
+finite is none either; then norms and sums are computed from the factors by code that reads values and loses
+no digits. So a row of weight zero is finite when it meets a sum, and changes no bit of it.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ from typing_extensions import override
 import equipoise
 from equipoise._foreign_errors import place_of_user
 from equipoise._host import nothing_read
+from equipoise._launched import Launched, Stretch, launched
 from equipoise.gradients.bindings import called_directly
 from equipoise.gradients.capture.random_numbers import is_random
 from equipoise.gradients.checks.replace_batch_norm import is_frozen_norm
@@ -65,7 +66,7 @@ class Line:
         inputs: what each tensor that it takes is called.
         outputs: what each tensor that it returns is called.
         written: inputs that it writes to.
-        run: what a compiler made of it, or a device launches; None for the operations one by one.
+        run: what a compiler made of it; None for the operations one by one.
     """
 
     graph: fx.GraphModule
@@ -118,6 +119,52 @@ class Traced:
         names = reversed(self.rows.outputs)
         return [name.removeprefix("buffer:") for name in names if name.startswith("buffer:")]
 
+    @cached_property
+    def _forward(self) -> Stretch:
+        """Whether all norms are finite, what `norms` returns for what `rows` returns, and that."""
+
+        def both(*given: Tensor) -> list[Tensor]:
+            with torch.no_grad():
+                found = self.rows(*given)
+            with full_precision(self.like.device):
+                norms = self.norms(*found[1 : len(found) - len(self._left)])
+                return [(norms[0] < math.inf).all(), *norms, *found]
+
+        return launched(both, [name.startswith("record:") for name in self.rows.inputs], self.like.device)
+
+    @cached_property
+    def _summed(self) -> Stretch:
+        """`sums`."""
+        return launched(self.sums, [name == "weights" for name in self.sums.inputs], self.like.device)
+
+    @cached_property
+    def _weighed(self) -> dict[Hashable, Stretch]:
+        return {}
+
+    def weighed(self, key: Hashable, weights_of: WeightsOf) -> Stretch:
+        """What takes norms and places of all rows and tensors of factors, and returns counts and sums.
+
+        Args:
+            key: tells what is computed, for `Replayed.weighed`.
+            weights_of: see `WeightsOf`.
+        """
+
+        def both(norms: Tensor, here: Tensor, *tensors: Tensor) -> list[Tensor]:
+            weights, counts = weights_of(norms, here.to(norms.device, non_blocking=True))
+            return [counts, *self.sums(*tensors, weights.to(self.like.dtype))]
+
+        if len(self._weighed) == MOST_WEIGHED:
+            del self._weighed[next(iter(self._weighed))]
+        copied = [False, True, *[False] * (len(self.sums.inputs) - 1)]
+        self._weighed[key] = launched(both, copied, self.like.device)
+        return self._weighed[key]
+
+    @property
+    def launches(self) -> list[Launched]:
+        """What a device launches as one."""
+        every = (self._forward, self._summed, *self._weighed.values())
+        return [one for one in every if isinstance(one, Launched)]
+
     def gradients(
         self, parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor], batch: Any
     ) -> tuple[FactoredGradients, dict[str, Tensor]]:
@@ -132,25 +179,29 @@ class Traced:
         """
         values = [parameters[name].detach() for name in self.parameters]
         values += [buffers[name] for name in self.buffers]
-        with torch.no_grad():
-            losses, *tensors = self.rows(*values, *record_leaves(batch))
-        left = [tensors.pop() for _ in self._left]
-        with full_precision(losses.device):
-            norms, *squares = self.norms(*tensors)
-        written = dict(zip(self._left, left, strict=True))
-        found = Replayed(self, losses, tensors, norms, squares)
-        if are_lost_nan() or bool((norms < math.inf).all()):
-            return found, written
+        found = self._forward(*values, *record_leaves(batch))
+        written = {name: found.pop() for name in self._left}
+        rows = Replayed(self, found)
+        if are_lost_nan() or bool(rows.all_finite):
+            return rows, written
         like = self.like
         exact = FactoredGradients(
-            found.factors,
-            losses=losses,
+            rows.factors,
+            losses=rows.losses,
             shapes=like.shapes,
             num_records=like.num_records,
             dtype=like.dtype,
-            device=losses.device,
+            device=rows.device,
         )
         return exact, written
+
+
+#: Norms [B] of all rows of a forward, and which of them are meant, bool [B] -> their weights [B], zero
+#: elsewhere, and counts of them. It reads no value.
+WeightsOf = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+
+MOST_WEIGHED = 4
+"""Kinds of weights of which a graph is held. A choice: a method has one or two, and each takes memory."""
 
 
 class Replayed(FactoredGradients):
@@ -158,26 +209,21 @@ class Replayed(FactoredGradients):
 
     Args:
         traced: the lines.
-        losses: [B].
-        tensors: of the factors, all rows of a forward.
-        norms: of these rows, [b].
-        squares: of the norms of all rows of a forward, [B] each, as the line of norms returns them.
+        found: what `Traced._forward` returns, but for buffers.
         places: which rows are meant; None for all.
+
+    Attributes:
+        all_finite: whether all norms of the forward are finite, bool [].
     """
 
-    def __init__(
-        self,
-        traced: Traced,
-        losses: Tensor,
-        tensors: Sequence[Tensor],
-        norms: Tensor,
-        squares: Sequence[Tensor],
-        places: Tensor | None = None,
-    ) -> None:
-        self._traced, self._tensors, self._places = traced, tensors, places
+    def __init__(self, traced: Traced, found: Sequence[Tensor], places: Tensor | slice | None = None) -> None:
+        self._traced, self._found, self._places = traced, found, places
+        count = 1 + len(traced.norms.outputs)
+        self.all_finite, self._norms_of_all, *self._squares_of_all = found[:count]
+        losses, *self._tensors = found[count:]
+        self.losses = losses if places is None else losses[places]
         self.shapes, self.dtype, self.device = traced.like.shapes, traced.like.dtype, losses.device
-        self.losses, self.num_records = losses, len(losses)
-        self._operands, self._norms_of_all, self._squares_of_all = None, norms, squares
+        self._operands, self.num_records = None, len(self.losses)
 
     @cached_property
     def _squared(self) -> dict[str | tuple[str, ...], Tensor]:  # type: ignore[override]
@@ -197,14 +243,14 @@ class Replayed(FactoredGradients):
     def row_norms(self, groups: Sequence[Sequence[str]] | None = None) -> Tensor:
         if groups is not None:
             return super().row_norms(groups)
-        return self._norms_of_all
+        return self._norms_of_all if self._places is None else self._norms_of_all[self._places]
 
     @override
     def rows(self, index: Tensor | slice) -> FactoredGradients:
-        assert self.losses is not None
-        places = torch.arange(self._all, device=self.device) if self._places is None else self._places
-        norms, squares = self._norms_of_all[index], self._squares_of_all
-        return Replayed(self._traced, self.losses[index], self._tensors, norms, squares, places[index])
+        if self._places is not None or not isinstance(index, slice):
+            every = torch.arange(self._all, device=self.device)
+            index = (every if self._places is None else every[self._places])[index]
+        return Replayed(self._traced, self._found, index)
 
     @override
     def weighted_sums(self, weights: Tensor | Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -212,10 +258,38 @@ class Replayed(FactoredGradients):
             return super().weighted_sums(weights)
         given = self._weights_for("", weights).to(self.dtype)
         if self._places is not None:  # the others have weight zero
-            given = given.new_zeros(self._all).index_copy_(0, self._places, given)
+            whole = given.new_zeros(self._all)
+            whole[self._places] = given
+            given = whole
         with full_precision(self.device):
-            sums = self._traced.sums(*self._tensors, given)
+            sums = self._traced._summed(*self._tensors, given)
         return dict(zip(self._traced.sums.outputs, sums, strict=True))
+
+    def weighed(
+        self, key: Hashable, make: Callable[[], WeightsOf | None]
+    ) -> tuple[dict[str, Tensor], Tensor] | None:
+        """Weighted sums whose weights follow from the norms, and counts of these; None if `make` has none.
+
+        All rows of the forward are computed, so that no shape follows the draw.
+
+        Args:
+            key: tells what `make` makes, which is asked once for it.
+            make: gives what weights and counts follow by.
+        """
+        run = self._traced._weighed.get(key)
+        if run is None:
+            if (weights_of := make()) is None:
+                return None
+            run = self._traced.weighed(key, weights_of)
+        if self._places is None:
+            here = torch.ones(self._all, dtype=torch.bool)
+        else:
+            where = self._places
+            here = torch.zeros(self._all, dtype=torch.bool, device=getattr(where, "device", None))
+            here[where] = True
+        with full_precision(self.device):
+            counts, *sums = run(self._norms_of_all, here, *self._tensors)
+        return dict(zip(self._traced.sums.outputs, sums, strict=True)), counts
 
     @property
     def _all(self) -> int:

@@ -97,11 +97,12 @@ class KeyedDigest:
         self._bulk = Cipher(algorithms.AES(self._hashing), modes.GCM(bytes(12)))
         self._state = hashlib.blake2b(words + b";", key=key, person=b"equipoise digest", digest_size=16)
 
-    def __call__(self, value: Any) -> Unread[str]:
+    def __call__(self, value: Any, when_read: bool = False) -> Unread[str]:
         """The digest of the value as it is now, without a wait for a device.
 
         Args:
             value: as for `digest`.
+            when_read: as it is when it is read, where it lies on a device: with what else is read then.
         """
         bulk, state = self._bulk.encryptor(), self._state.copy()
         tensors: list[torch.Tensor] = []
@@ -113,7 +114,7 @@ class KeyedDigest:
             if ("cpu" if raw.is_cpu else raw.device.type) in HASHED_WHERE_THEY_ARE:
                 places.append(at)
             else:
-                near.append(raw.cpu())
+                near.append(raw.cpu().contiguous())
         _authenticate(bulk, near)
         on_device = [*map(tensors.__getitem__, places)]
         if places:
@@ -131,7 +132,11 @@ class KeyedDigest:
                 whole.update(far.tag)
             return whole.hexdigest()
 
-        return Unread([*compressed(on_device, self._hashing)] if on_device else [], finished)
+        unread = Unread(on_device, finished, self._lines if on_device else None)
+        return unread.begin() if on_device and not when_read else unread
+
+    def _lines(self, *tensors: torch.Tensor) -> list[torch.Tensor]:
+        return [*compressed(tensors, self._hashing)]
 
 
 HASHED_WHERE_THEY_ARE = ("cuda",)
@@ -155,7 +160,7 @@ def compressed(tensors: Sequence[torch.Tensor], key: bytes) -> Iterator[torch.Te
     """Numbers that tell these tensors from others of their types and shapes, on their device.
 
     Args:
-        tensors: on one device, contiguous and not empty.
+        tensors: on one device and not empty.
         key: 32 secret bytes.
 
     Yields:
@@ -227,15 +232,15 @@ def _authenticate(bulk: Any, tensors: Sequence[torch.Tensor]) -> None:
 
 
 def _bytes_of(tensor: torch.Tensor) -> memoryview:
-    """The bytes of a contiguous tensor that is not empty, of any type and on any device."""
-    host = tensor.cpu()
+    """The bytes of a tensor, as if contiguous, that is not empty, of any type and on any device."""
+    host = tensor.cpu().contiguous()
     memory: Any = (ctypes.c_ubyte * host.nbytes).from_address(host.data_ptr())
     memory.of = host  # stays as long as somebody reads it
     return memoryview(memory).cast("B")
 
 
 def _describe(value: Any, say: Callable[[str], None], take: Callable[[torch.Tensor], None]) -> None:
-    """Describe `value` in words; its tensors, contiguous and not empty, go to `take`."""
+    """Describe `value` in words; its tensors that are not empty go to `take`."""
     pending = [("", value)]  # and no recursion: every step describes all parameters, three times
     while pending:
         words, value = pending.pop()
@@ -245,8 +250,8 @@ def _describe(value: Any, say: Callable[[str], None], take: Callable[[torch.Tens
             say(_said(raw.dtype, raw.shape))
             if type(raw) not in _PLAIN:  # of a DTensor, which several processes hold, the part that is here
                 raw = getattr(raw, "_local_tensor", raw)
-            if not raw.is_contiguous() or raw.is_conj() or raw.is_neg():
-                raw = raw.detach().resolve_conj().resolve_neg().contiguous()
+            if raw.is_conj() or raw.is_neg():
+                raw = raw.detach().resolve_conj().resolve_neg()
             if raw.numel():
                 take(raw)
         elif isinstance(value, (dict, Mapping)):  # `dict` is known sooner

@@ -373,18 +373,22 @@ def noted(
         func, args, kwargs, made = note
         if any(isinstance(one, Private) and id(one) not in places for one in args):
             return answer, None
-        steps.append((func, [(places.get(id(one)), one) for one in args], kwargs))
+        # No private number stays: where one went in, its place is known.
+        known = [None if id(one) in places else one for one in args]
+        private = [(at, places[id(one)]) for at, one in enumerate(args) if id(one) in places]
+        steps.append((func, known, private, kwargs))
         places[id(made)] = len(steps)
     if id(answer) not in places:
         return answer, None
-    # No private number stays: where one went in, its place is known.
-    kept = [(f, [(at, None if at is not None else one) for at, one in args], k) for f, args, k in steps]
     last = places[id(answer)]
 
     def again(raw: torch.Tensor) -> torch.Tensor:
         values = [raw]
-        for func, args, kwargs in kept:
-            values.append(func(*[one if at is None else values[at] for at, one in args], **kwargs))
+        for func, known, private, kwargs in steps:
+            all_args = known.copy()
+            for at, place in private:
+                all_args[at] = values[place]
+            values.append(func(*all_args, **kwargs))
         return values[last]
 
     return answer, again

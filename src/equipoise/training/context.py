@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import starmap
 from operator import attrgetter
 from types import MappingProxyType
 from typing import Any
@@ -23,6 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from equipoise._host import Unread
+from equipoise._launched import Kept
 from equipoise.distributed.backend import Turns, is_no_records_fault
 from equipoise.distributed.processes import Processes
 from equipoise.distributed.shared_ledger import SharedLedger
@@ -73,7 +75,7 @@ class Attempt:
     ) -> None:
         self.rows, self.ledger, self.processes, self._unmoved = rows, ledger, processes, unmoved
         self.others = others or {}
-        self.all_finite: list[Tensor] | None = None if looks else []
+        self.all_finite: Kept | None = None if looks else Kept()
 
     def checks(self) -> list[Check]:
         """What must hold before anything leaves; no sum is used where a record was not finite.
@@ -89,7 +91,7 @@ class Attempt:
         """See that no number of the try is used where a record was not finite, if nothing was released."""
         if self.all_finite is not None:
             _refuse_not_finite(self.rows.backend.all_of(self.all_finite).value())
-            self.all_finite = []
+            self.all_finite = Kept()
 
 
 def _refuse_not_finite(are_finite: bool) -> None:
@@ -148,12 +150,11 @@ class TrainingDraw:
                 of the micro-batch's records.
         """
         fn = self._rows.backend.query(fn)
-        each = self._pass(at)
-        if along is None:
-            sums = sums_of(fn(*rows, ids) for rows, ids, _ in each)
-        else:
-            sums = sums_of(fn(*rows, ids, along[place]) for rows, ids, place in each)
-        sums = self._rows.backend.total(sums)
+
+        def asked(rows: list[PrivateRows], ids: Private, place: Tensor) -> Mapping[str, Bounded]:
+            return fn(*rows, ids) if along is None else fn(*rows, ids, along[place])
+
+        sums = self._rows.backend.total(sums_of(starmap(asked, self._pass(at))))
         self._diagnostics.note_sums(self.token.name, sums)
         return sums
 
@@ -194,6 +195,9 @@ class TrainingDraw:
         ahead = self._rows.source.ahead([part.ids for part in self._micro_batches], self._of_items)
         for _, part in zip(ahead, self._micro_batches, strict=True):
             left = []
+            self._diagnostics.losses.let_go()
+            if self._attempt.all_finite is not None:
+                self._attempt.all_finite.let_go()
             for few, rows in forwards.of(part):
                 left.append(part.index(few))
                 self._diagnostics.note_losses(rows[0].losses)
@@ -201,6 +205,7 @@ class TrainingDraw:
                     self._diagnostics.note_rows(rows[0])
                 turns.wait_to_sum()
                 yield self._guarded(rows, few.ids, start + left[-1])
+                del rows  # a device writes the next ones where they lie
             if left:
                 is_whole = sum(map(len, left)) == len(part.ids)
                 following.append(part if is_whole else part.of(torch.cat(left).sort().values))
@@ -252,12 +257,15 @@ class StepDiagnostics:
 
     Args:
         looks_at_rows: take note of the gradients, too (see `Run`).
+
+    Attributes:
+        losses: per record, of the forwards so far.
     """
 
     def __init__(self, looks_at_rows: bool = False) -> None:
+        self.losses = Kept()
         self.looks_at_rows, self._norms, self._true = looks_at_rows, list[Tensor](), dict[str, Tensor]()
         self._row: dict[str, Any] = {}
-        self._losses: list[Tensor] = []
         self._counts: dict[str, Private] = {}
 
     def note_draw(self, name: str, records: int) -> None:
@@ -267,7 +275,7 @@ class StepDiagnostics:
     def note_losses(self, losses: Tensor | None) -> None:
         """Per-record losses of a micro-batch."""
         if losses is not None:
-            self._losses.append(losses.detach().clone())  # the next microbatch may write over them
+            self.losses.append(losses.detach())
 
     def note_rows(self, rows: Any) -> None:
         """The gradients of a micro-batch, where they are looked at."""
@@ -304,7 +312,7 @@ class StepDiagnostics:
     def row(self) -> Unread[dict[str, Any]]:
         """The row of the diagnostics; `covered` says that no guarantee covers it."""
         row: dict[str, Any] = {"covered": False, **self._row}
-        parts, names = len(self._losses), list(self._counts)
+        parts, names = len(self.losses), list(self._counts)
 
         def filled(*found: Tensor) -> dict[str, Any]:
             if parts:
@@ -317,7 +325,7 @@ class StepDiagnostics:
                     row[f"{name}.clip_fraction"] = cut[0] / max(1, usable)
             return row
 
-        return Unread([*self._losses, *map(unwrap, self._counts.values())], filled)
+        return Unread([*self.losses, *map(unwrap, self._counts.values())], filled)
 
 
 @dataclass(frozen=True)

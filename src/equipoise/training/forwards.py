@@ -351,10 +351,10 @@ class RowSource:
             return found
 
         whole = self.backend.forwards(with_norms, len(at))
+        if all_finite is not None and not self.engine.forward_only:
+            all_finite += [_all_finite(gradients) for gradients in whole]
         if count == self._rows:
             return whole
-        if all_finite is not None and not self.engine.forward_only:
-            all_finite += [gradients.row_norms().isfinite().all() for gradients in whole]
         # The first places as a slice: nothing is copied.
         if int(part.places[-1]) == count - 1:
             return [gradients.rows(slice(count)) for gradients in whole]
@@ -485,6 +485,12 @@ class RowSource:
             f"memory ran out in a forward of {forward_rows(size)} rows. Nothing of this draw was released. "
             + remedy
         )
+
+
+def _all_finite(gradients: Any) -> Tensor:
+    """Whether the norms of all rows of a forward are finite."""
+    found: Tensor | None = getattr(gradients, "all_finite", None)  # of rows that are replayed it is known
+    return gradients.row_norms().isfinite().all() if found is None else found
 
 
 @dataclass(frozen=True, repr=False)

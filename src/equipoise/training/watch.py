@@ -174,7 +174,7 @@ class Watch:
 
     def unmoved(self) -> list[Check]:
         """What must hold before anything leaves: the parameters are those that the last step left."""
-        return [(self._digest(), self._refuse_written)]
+        return [(self._ledger.unread_digest(self._setup.parameters, when_read=True), self._refuse_written)]
 
     def has_moved(self) -> bool:
         """Whether the parameters are others than where the step began."""

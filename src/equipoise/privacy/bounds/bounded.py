@@ -10,6 +10,7 @@ its ingredients is in `requirements`.
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -227,7 +228,8 @@ def sums_of(parts: Iterable[Mapping[str, Bounded]]) -> dict[str, Bounded]:
         ValueError: for no parts, a part given twice, or parts of different draws, names or bounds.
     """
     unions: dict[str, _Union] = {}
-    for part in parts:
+
+    def unite(part: Mapping[str, Bounded]) -> None:
         if not isinstance(part, Mapping):
             raise TypeError(
                 f"a query gave a {type(part).__name__}; let it give a dict of bounded sums by name, such as "
@@ -243,6 +245,9 @@ def sums_of(parts: Iterable[Mapping[str, Bounded]]) -> dict[str, Bounded]:
                 unions[name].add(bounded)
             else:
                 unions[name] = _Union(bounded)
+
+    # No part is held while the next one is made: a device may write it where this one lies.
+    deque(map(unite, parts), maxlen=0)
     if not unions:
         raise ValueError(
             "no micro-batch results to unite; run the query at least once, on an empty batch if need be"
@@ -261,6 +266,7 @@ class _Union:
 
     def __init__(self, first: Bounded) -> None:
         self._first = first
+        self._types = {name: one.dtype for name, one in first.value.items()}
         self._values: dict[str, WholeSum] | None = None  # of two parts or more
         self._counts = None if first.counts is None else unwrap(first.counts)
         self._seen = {first._identity}
@@ -273,8 +279,8 @@ class _Union:
         self._seen.add(part._identity)
         if part.draw != first.draw:
             raise ValueError(f"parts come from different draws: {first.draw} and {part.draw}")
-        if part.value.keys() != first.value.keys():
-            raise ValueError(f"parts hold different tensors: {sorted(first.value)} and {sorted(part.value)}")
+        if part.value.keys() != self._types.keys():
+            raise ValueError(f"parts hold different tensors: {sorted(self._types)} and {sorted(part.value)}")
         if (part.add_remove, part.replace, part.joint) != (first.add_remove, first.replace, first.joint):
             raise ValueError(
                 f"parts have different bounds: {(first.add_remove, first.replace)} and "
@@ -285,16 +291,18 @@ class _Union:
             # A copy, once: the first part is the caller's and must not grow.
             unit = _unit(first.add_remove, first.draw)
             self._values = {n: WholeSum.of(summed(one), unit) for n, one in first.value.items()}
+            # What it was made of lies where a device may write the next part.
+            self._first = make_bounded({}, first.add_remove, first.replace, first.draw, None, first.joint)
         for name, total in self._values.items():
             total.add(summed(part.value[name]))
         if part.counts is not None:
             counts = unwrap(part.counts)
-            self._counts = counts if self._counts is None else self._counts + counts
+            self._counts = counts.clone() if self._counts is None else self._counts + counts
 
     def total(self) -> Bounded:
         first, values = self._first, self._values
         if values is None:
             return first
         counts = None if self._counts is None else Private(self._counts, first.draw)
-        private = {n: as_sum(total, first.value[n].dtype, first.draw) for n, total in values.items()}
+        private = {n: as_sum(total, self._types[n], first.draw) for n, total in values.items()}
         return make_bounded(private, first.add_remove, first.replace, first.draw, counts, first.joint)

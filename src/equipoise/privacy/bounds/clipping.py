@@ -18,7 +18,8 @@ Source: Abadi et al. 2016 for clipped sums.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -28,8 +29,10 @@ from equipoise.privacy.bounds.bounded import Bounded, make_bounded, weighted_sum
 from equipoise.privacy.bounds.requirements import (
     answers_by_record,
     check_groups,
+    known_answers,
     one_value_a_record,
     public_threshold,
+    question_of,
     require_by_record,
 )
 from equipoise.privacy.noise.streams import released_type
@@ -80,11 +83,13 @@ def clip(
     """
     if groups is None:
         total = public_threshold("threshold", threshold)
-        kept, norms, usable = usable_rows(rows)
-        weights = limited_weights(rule, norms, total)
-        value = as_private(weighted_sums(kept, weights, total, rows.draw), rows.draw)
-        counts = counts_of(usable, is_shorter(weights), rows.draw)
-        return make_bounded(value, total, 2 * total, rows.draw, counts)
+        found = _clipped_at_once(rows, rule, total)
+        if found is None:
+            kept, norms, usable = usable_rows(rows)
+            weights = limited_weights(rule, norms, total)
+            counts = counts_of(usable, is_shorter(weights), rows.draw)
+            found = weighted_sums(kept, weights, total, rows.draw), counts
+        return make_bounded(as_private(found[0], rows.draw), total, 2 * total, rows.draw, found[1])
     require_rows(rows)
     groups = check_groups(groups, rows.names)
     if isinstance(threshold, Private):
@@ -108,6 +113,39 @@ def clip(
     bound = math.hypot(*limits)
     value = as_private(weighted_sums(kept, per_tensor, bound, rows.draw), rows.draw)
     return make_bounded(value, bound, 2 * bound, rows.draw, counts_of(usable, cut, rows.draw))
+
+
+def _clipped_at_once(
+    rows: PrivateRows, rule: WeightRule, threshold: float
+) -> tuple[dict[str, torch.Tensor], Private] | None:
+    """The raw clipped sum and its counts, where the rows are replayed and it is known what the rule computes.
+
+    All rows of the forward are there, those of no record with weight zero, so that a device can launch it
+    whatever the draw. They are finite, or it is known that they are not (`Attempt`).
+    """
+    require_rows(rows)
+    raw = rows._rows
+    if rows._weights is not None or not hasattr(raw, "weighed"):
+        return None
+    asked = question_of(rule, threshold, raw.dtype, raw.device)
+    if asked is None:
+        return None
+
+    def make() -> Any:
+        ask = known_answers(asked)
+        return None if ask is None else partial(_weights_and_counts, ask, threshold)
+
+    found = raw.weighed(asked, make)
+    return None if found is None else (found[0], Private(found[1], rows.draw))
+
+
+def _weights_and_counts(
+    ask: Callable[[torch.Tensor], torch.Tensor], threshold: float, norms: torch.Tensor, here: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Cut weights of the rows that are meant, zero for others; and their counts, as `counts_of`."""
+    weights = cut_to(threshold, ask(norms).to(norms.dtype), norms)
+    counts = torch.stack([here, torch.zeros_like(here), here & is_shorter(weights)]).sum(1)
+    return torch.where(here, weights, 0.0), counts
 
 
 def clip_coordinates(
@@ -204,7 +242,9 @@ def weights_for(lengths: float | torch.Tensor, norms: torch.Tensor) -> torch.Ten
         norms: [B] or [B, m], raw.
     """
     # A number stays on the processor: a device takes it along with the operation, and nobody waits.
-    lengths = torch.as_tensor(lengths, dtype=norms.dtype)
+    if not isinstance(lengths, torch.Tensor):
+        lengths = torch.full((), lengths, dtype=norms.dtype)
+    lengths = lengths.to(norms.dtype)
     if lengths.ndim > norms.ndim:
         norms = norms.unsqueeze(1)
     weights = lengths / norms.clamp_min(SMALLEST_NORM)

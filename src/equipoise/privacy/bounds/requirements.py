@@ -114,14 +114,37 @@ def answers_by_record(
     """
     if _PURE.get(id(rule)) is not rule:
         _require_pure(name, rule, ask, norms)
-    asked: Hashable = None
-    if question is not None and type(rule).__hash__ is not object.__hash__:
-        with contextlib.suppress(TypeError):  # a field of it may have no value of its own
-            key = rule, question, norms.dtype, norms.device
-            hash(key)
-            asked = key
+    asked = question_of(rule, question, norms.dtype, norms.device)
     answers = [_answer(name, ask, block, asked) for block in torch.split(norms, BLOCK)]
     return answers[0] if len(answers) == 1 else torch.cat(answers)
+
+
+def known_answers(asked: Hashable) -> Callable[[torch.Tensor], torch.Tensor] | None:
+    """What gives the raw answers for raw norms, if operations are noted that answer the question."""
+    again = _NOTED.get(asked)
+    if again is None:
+        return None
+
+    def answers(norms: torch.Tensor) -> torch.Tensor:
+        found = [again(_whole(block))[: len(block)] for block in torch.split(norms, BLOCK)]
+        return found[0] if len(found) == 1 else torch.cat(found)
+
+    return answers
+
+
+def question_of(rule: object, question: Hashable, dtype: torch.dtype, device: torch.device) -> Hashable:
+    """What answers are noted by; None where rule or question have no value of their own."""
+    if question is not None and type(rule).__hash__ is not object.__hash__:
+        with contextlib.suppress(TypeError):  # a field of it may have none
+            key = rule, question, dtype, device
+            hash(key)
+            return key
+    return None
+
+
+def _whole(block: torch.Tensor) -> torch.Tensor:
+    """The norms, filled up to a whole block."""
+    return torch.cat([block, block.new_ones(BLOCK - len(block))])
 
 
 #: Rules that gave one answer to one question, by identity; a rule that is gone leaves.
@@ -155,7 +178,7 @@ def _answer(
     asked: Hashable = None,
 ) -> torch.Tensor:
     """The rule's raw answers for at most `BLOCK` norms."""
-    whole = torch.cat([block, block.new_ones(BLOCK - len(block))])
+    whole = _whole(block)
     if asked in _NOTED:
         return _NOTED[asked](whole)[: len(block)]
     try:

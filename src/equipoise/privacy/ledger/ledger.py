@@ -73,14 +73,15 @@ Check = tuple[Unread[Any], Callable[[Any], None]]
 """A value, and what raises if nothing may leave with that value."""
 
 
-def run_checks(checks: Sequence[Check], *also: Unread[Any]) -> None:
+def run_checks(checks: Sequence[Check], *also: Unread[Any], launches: dict[Any, Any] | None = None) -> None:
     """Run these in their order.
 
     Args:
         checks: see `Check`.
         also: what else the host needs here; it waits once for all.
+        launches: as for `read`.
     """
-    read(*map(itemgetter(0), checks), *also)
+    read(*map(itemgetter(0), checks), *also, launches=launches)
     for value, check in checks:
         check(value.value())
 
@@ -203,13 +204,16 @@ def check_finite(sums: Mapping[str, Mapping[str, torch.Tensor]]) -> list[Check]:
         # Of DTensors the parts that are here.
         raw = {t: getattr(v, "_local_tensor", v) for t, v in values.items()}
         if raw:
-            each = [*raw.values()]
-            # Of many tensors a device takes norms at once; a processor takes sums much faster.
-            on_device = host_waits(each[0].device)
-            total = torch.stack([*torch._foreach_norm(each, 1)] if on_device else [v.sum() for v in each])
-            is_finite = Unread([total], lambda found: bool(torch.isfinite(found).all()))
+            is_finite = Unread([*raw.values()], lambda found: bool(torch.isfinite(found).all()), _totals)
             found.append((is_finite, partial(refuse, name, raw)))
     return found
+
+
+def _totals(*values: torch.Tensor) -> list[torch.Tensor]:
+    """A number for each that is not finite if one of its entries is not."""
+    # Of many tensors a device takes norms at once; a processor takes sums much faster.
+    on_device = host_waits(values[0].device)
+    return [torch.stack([*torch._foreach_norm(values, 1)] if on_device else [one.sum() for one in values])]
 
 
 def _check_shapes(sums: Mapping[str, Bounded], past: Sequence[NoiseOverSteps]) -> None:
@@ -344,6 +348,7 @@ class Ledger:
         self.unread_digest = KeyedDigest(self.secrets.key, "what a step depends on")
         # Of exact raw sums: who holds the key alone can tell whether two are the same.
         self._digest_of_sums = KeyedDigest(self.secrets.key, "what a draw answers")
+        self._launches: dict[Any, Any] = {}  # what a device launches before a release
         self._fingerprint = plan.fingerprint()
         self._state = self._state_at(position, history or {})
 
@@ -532,8 +537,10 @@ class Ledger:
             pattern = pattern_for(record.patterns, record.used, draw, frozenset(sums))
         bounds = {name: float(sums[name].add_remove) for name in sorted(sums)}
         values = {name: exact_values(bounded.value) for name, bounded in sums.items()}
-        unread = self._digest_of_sums(values if not parts else {"here": values, "elsewhere": list(parts)})
-        run_checks([*checks, *check_finite(values)], unread)
+        unread = self._digest_of_sums(
+            values if not parts else {"here": values, "elsewhere": list(parts)}, when_read=True
+        )
+        run_checks([*checks, *check_finite(values)], unread, launches=self._launches)
         answer = unread.value()
         past = [self._state.history.before(names[0], draw.ordinal, m.memory) for m, names in groups]
         for (_, names), of in zip(groups, past, strict=True):

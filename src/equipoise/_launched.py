@@ -1,26 +1,26 @@
-"""Lines that a device launches as a whole.
+"""Stretches of operations that a device launches as a whole.
 
-The host starts each operation of a line by itself, which takes it some five microseconds; most kernels of a
-small network take less. A CUDA graph holds the kernels of a line together with the addresses that they read
-and write, and is launched as one. It computes what the operations compute, to the bit: that is compared when
-a graph is captured, and a graph that differs is not used.
+The host starts each operation by itself, which takes it some five microseconds; most kernels of a small
+network take less. A CUDA graph holds the kernels of a stretch together with the addresses that they read and
+write, and is launched as one. It computes what the operations compute, to the bit: that is compared when a
+graph is captured, and a graph that differs is not used.
 
 What follows from the fixed addresses:
 
-- Parameters, buffers and tensors of factors are read where they lie. Records and weights, which lie elsewhere
-  in each step, are copied to where the graph reads them.
+- Parameters, buffers and tensors of factors are read where they lie. Records, and which rows are theirs, lie
+  elsewhere in each step and are copied to where the graph reads them.
 - A launch writes over what the last one returned. While anything of that is still in use (the rows of another
-  parameter point, the sums of the first microbatch), the line runs operation by operation.
+  parameter point, the sums of the first microbatch), the stretch runs operation by operation. Who keeps a
+  result while others follow keeps a copy (`Kept`).
 - Random numbers are those of the device's generator, whose seed a launch takes over.
 
-A graph holds as much memory as the line takes; the microbatch size leaves room for it (`fitting` counts on a
-quarter of what is free).
+A graph holds as much memory as the stretch takes; the microbatch size leaves room for it (`fitting` counts on
+a quarter of what is free).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
 
@@ -28,8 +28,9 @@ import torch
 from torch import Tensor
 
 from equipoise._foreign_errors import where_raised
-from equipoise.gradients.capture.random_numbers import GlobalState
-from equipoise.gradients.trace import Line
+
+Stretch = Callable[..., list[Tensor]]
+"""A function of tensors that reads no value, and whose shapes follow none."""
 
 
 class Graph(Protocol):
@@ -71,21 +72,30 @@ class CudaGraph:
 GRAPHS: dict[str, Callable[[Callable[[], list[Tensor]], torch.device], Graph]] = {"cuda": CudaGraph}
 
 
-class Launched:
-    """What runs a line as one launch where it can, and operation by operation elsewhere.
+def launched(stretch: Stretch, copied: Sequence[bool], device: torch.device) -> Stretch:
+    """The same as one launch if a device can do that.
 
     Args:
-        line: the operations.
-        copied: inputs that lie elsewhere in each step, by their names' first part.
+        stretch: the operations.
+        copied: for each input whether it lies elsewhere in each step.
+        device: where they run.
+    """
+    return Launched(stretch, copied, device) if device.type in GRAPHS else stretch
+
+
+class Launched:
+    """What runs a stretch as one launch where it can, and operation by operation elsewhere.
+
+    Args:
+        stretch, copied, device: as for `launched`.
 
     Attributes:
         count: launches so far.
-        refused: why the line is not captured; "" where it is, or may be.
+        refused: why it is not captured; "" where it is, or may be.
     """
 
-    def __init__(self, line: Line, copied: str) -> None:
-        self._line = line
-        self._copied = [name.partition(":")[0] == copied for name in line.inputs]
+    def __init__(self, stretch: Stretch, copied: Sequence[bool], device: torch.device) -> None:
+        self._stretch, self._copied, self._device = stretch, copied, device
         self._graph: Graph | None = None
         self._given: list[Tensor] = []  # copies, which the graph reads
         self._places: tuple[Any, ...] = ()  # of what stays where it is, and settings, in the last call
@@ -94,22 +104,22 @@ class Launched:
         self.count, self.refused = 0, ""
 
     def __call__(self, *tensors: Tensor) -> list[Tensor]:
-        """What the line returns for these."""
+        """What the stretch returns for these."""
         places, before = self._places_of(tensors), self._places
         self._places = places
         if self.refused:
-            return self._line(*tensors)
+            return self._stretch(*tensors)
         if self._graph is None or self._captured_at != places:
             # Twice at the same places: they will be met again. One form of records may come only once.
-            return self._capture(tensors) if places == before else self._line(*tensors)
+            return self._capture(tensors) if places == before else self._stretch(*tensors)
         if self._uses != self._uses_now(self._uses):
-            return self._line(*tensors)
+            return self._stretch(*tensors)
         return self._launch(self._graph, tensors)
 
     def _launch(self, graph: Graph, tensors: Sequence[Tensor]) -> list[Tensor]:
         if self._given:
             given = [t for t, is_copied in zip(tensors, self._copied, strict=True) if is_copied]
-            torch._foreach_copy_(self._given, given)
+            torch._foreach_copy_(self._given, given, non_blocking=True)
         graph.launch()
         self.count += 1
         # Others in each launch, so that their memory tells whether one of them is still in use.
@@ -124,15 +134,17 @@ class Launched:
         return {storage: torch._C._storage_Use_Count(storage) for storage in memory}
 
     def _capture(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Capture the line, and run it."""
-        device = tensors[-1].device
-        state = GlobalState(device)
+        """Capture the stretch, and run it."""
+        device = self._device
+        state = _Generators(device)
         self._graph, self._uses = None, {}
-        read = [t.clone() if copied else t for t, copied in zip(tensors, self._copied, strict=True)]
+        read = [
+            t.to(device, copy=True) if copied else t for t, copied in zip(tensors, self._copied, strict=True)
+        ]
         self._given = [t for t, copied in zip(read, self._copied, strict=True) if copied]
-        run = partial(self._line, *read)
-        expected = self._line(*tensors)
-        after = GlobalState(device)
+        run = partial(self._stretch, *read)
+        expected = self._stretch(*tensors)
+        after = _Generators(device)
         state.restore()
         try:
             graph = GRAPHS[device.type](run, device)
@@ -157,11 +169,36 @@ class Launched:
             t.untyped_storage()._cdata for t, copied in zip(tensors, self._copied, strict=True) if not copied
         }
         memory = {t.untyped_storage()._cdata for t in [*graph.outputs, *self._given]} - stay
-        # Last the graph: before that, an interrupt leaves the line to its operations.
+        # Last the graph: before that, an interrupt leaves the stretch to its operations.
         self._captured_at = self._places
         self._uses = self._uses_now(memory)
         self._graph = graph
         return expected
+
+
+class _Generators:
+    """Where PyTorch's generators stand."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._all = [torch.default_generator]
+        if device.type == "cuda":
+            self._all.append(torch.cuda.default_generators[device.index or 0])
+        self._states = [one.get_state() for one in self._all]
+
+    def restore(self) -> None:
+        for one, state in zip(self._all, self._states, strict=True):
+            one.set_state(state)
+
+
+class Kept(list[Tensor]):
+    """Results that are kept for the end of a step."""
+
+    _copies = 0
+
+    def let_go(self) -> None:
+        """Keep copies from here on: the next launch may write over them."""
+        self[self._copies :] = [one.clone() for one in self[self._copies :]]
+        self._copies = len(self)
 
 
 def _settings() -> tuple[Any, ...]:
@@ -182,23 +219,3 @@ def _same(found: Sequence[Tensor], expected: Sequence[Tensor]) -> bool:
 
 def _bytes(tensor: Tensor) -> Tensor:
     return tensor.contiguous().view(-1).view(torch.uint8)
-
-
-#: The lines of a trace, and the inputs of each that lie elsewhere in each step.
-LINES = {"rows": "record", "norms": "", "sums": "weights"}
-
-
-def launched(traced: Any, device: torch.device) -> Any:
-    """The same trace with each line launched as one where a device can do that."""
-    if device.type not in GRAPHS or "sums" not in vars(traced):
-        return traced  # losses alone are asked for at other parameters in each step, which lie elsewhere
-    lines = {name: line for name, line in vars(traced).items() if name in LINES}
-    return replace(
-        traced, **{name: replace(line, run=Launched(line, LINES[name])) for name, line in lines.items()}
-    )
-
-
-def runs_of(traced: Any) -> list[Launched]:
-    """What launches the lines of a trace."""
-    lines = [line for name, line in vars(traced).items() if name in LINES]
-    return [line.run for line in lines if isinstance(line.run, Launched)]
