@@ -26,7 +26,7 @@ from typing import Any
 
 import equipoise
 
-FILES, CALLS = 46, 469  # the limits of a step without accounting; the aim is 20 and 300
+FILES, CALLS = 46, 470  # the limits of a step without accounting; the aim is 20 and 300
 # One forward holds any draw: its number follows neither the secret draw nor what memory is free.
 FEW = ("--epochs", "5")
 WHOLE = ("--micro-batch-size", "1438")
