@@ -25,7 +25,7 @@ from benchmarks.data import cifar10_pooled
 from equipoise.methods import DPSGD, DiceSGD, Method, PlainSGD, published
 from equipoise.methods.base import Setting
 from equipoise.privacy import Budget, Poisson, calibrate_noise_multiplier, gaussian_epsilon
-from reproduction.findings import Curve, Findings, PaperExperiment, Progress, Site, Table, Verdict
+from reproduction.findings import Curve, Findings, PaperExperiment, Progress, Site, Table, Verdict, reported
 from reproduction.harness import Problem, follow
 from reproduction.papers.whole_sets import Split, linear_problem, tuned
 
@@ -37,26 +37,6 @@ TUNING_SEEDS = (100,)
 SGD, DP_SGD, WIDE = "SGD, no noise", "DP-SGD", "DiceSGD, residual 10"
 DICE, PROGRAM = "DiceSGD, residual 10 C", "DiceSGD as published, its program"
 FORMULA = "DiceSGD as published, its formula"
-MEASURED = {
-    (math.inf, SGD, 1.0): 61.04,
-    (2.0, DP_SGD, 10.0): 58.55,
-    (2.0, DP_SGD, 1.0): 59.69,
-    (2.0, DP_SGD, 0.1): 60.02,
-    (2.0, DP_SGD, 0.01): 59.89,
-    (2.0, DICE, 10.0): 51.38,
-    (2.0, DICE, 1.0): 56.66,
-    (2.0, DICE, 0.1): 54.62,
-    (2.0, DICE, 0.01): 53.6,
-    (2.0, FORMULA, 10.0): 54.85,
-    (2.0, FORMULA, 1.0): 50.32,
-    (2.0, FORMULA, 0.1): 47.4,
-    (2.0, PROGRAM, 1.0): 57.69,
-    (2.0, PROGRAM, 0.1): 57.98,
-    (8.0, DP_SGD, 1.0): 60.6,
-    (8.0, DICE, 1.0): 58.07,
-    (2.0, WIDE, 0.1): 46.13,
-}
-"""Medians of three seeds; the bars around them were set after the runs."""
 
 
 @dataclass(frozen=True)
@@ -192,7 +172,7 @@ def verdicts(numbers: Mapping[tuple[float, str, float], float]) -> list[Verdict]
             gain(sentence, (epsilon, kind, 0.1), (epsilon, as_wide, 1.0), low=-0.5)
         sentence = f"epsilon {epsilon:g}: DP-SGD, C = 0.1 less C = 1 (the paper: -0.7)"
         gain(sentence, (epsilon, DP_SGD, 0.1), (epsilon, DP_SGD, 1.0), high=0)
-    for key, median in MEASURED.items():
+    for key, median in reported("dice-sgd-images").items():
         epsilon, kind, c = key
         sentence = f"epsilon {epsilon:g}: {kind}, C = {c:g}, as before"
         out.append(Verdict.within(sentence, numbers.get(key, math.nan), median - 0.9, median + 0.9))

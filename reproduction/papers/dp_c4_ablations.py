@@ -21,7 +21,7 @@ from equipoise.methods.base import Setting
 from equipoise.methods.dp_c4 import ReleasedNorm
 from equipoise.privacy import Poisson
 from equipoise.published.dp_c4 import published_noise_multipliers
-from reproduction.findings import Curve, Findings, PaperExperiment, Progress, Site, Table, Verdict
+from reproduction.findings import Curve, Findings, PaperExperiment, Progress, Site, Table, Verdict, reported
 from reproduction.papers.dp_c4_mushroom import (
     ANCHOR_BATCH,
     BATCH,
@@ -65,53 +65,8 @@ KEPT = {
 }
 """The values that verdicts speak of."""
 
-BEFORE: Mapping[tuple[str, str], Mapping[tuple[str, str], tuple[float, ...]]] = {
-    ("one-hot", THEOREM): {
-        ("C", SGD): (87.69, 78.95, 32.49),
-        ("C", RAW): (89.23, 88.92, 88.55),
-        ("routine", RAW): (88.25, 88.31, 87.38, 87.75),
-        ("anchor batch", RAW): (80.62, 88.25),
-        ("1 / p", RAW): (88.31, 88.25, 85.48),
-        ("C1 x C2", RAW): (87.94, 87.63, 88.12, 77.05),
-    },
-    ("one-hot", TRUE): {
-        ("C", SGD): (87.82, 97.72, 86.28),
-        ("C", RAW): (88.12, 87.88, 87.82),
-        ("C", PLUS): (87.82, 87.82, 88.06),
-        ("routine", RAW): (87.75, 87.82, 87.82, 87.75),
-        ("routine", PLUS): (87.75, 87.82, 87.82, 87.75),
-        ("anchor batch", RAW): (88.86, 87.75),
-        ("anchor batch", PLUS): (88.92, 87.75),
-        ("1 / p", RAW): (88.43, 87.75, 88.12),
-        ("1 / p", PLUS): (88.31, 87.75, 88.31),
-        ("C1 x C2", RAW): (87.75, 87.82, 87.88, 94.15),
-        ("C1 x C2", PLUS): (87.75, 87.82, 87.75, 93.72),
-    },
-    ("norm 1", THEOREM): {
-        ("C", SGD): (79.57, 77.85, 31.26),
-        ("C", RAW): (88.06, 88.49, 87.88),
-        ("routine", RAW): (87.88, 88.31, 87.32, 87.82),
-        ("anchor batch", RAW): (83.2, 87.88),
-        ("1 / p", RAW): (88.18, 87.88, 85.91),
-        ("C1 x C2", RAW): (87.88, 87.57, 88.37, 80.68),
-    },
-    ("norm 1", TRUE): {
-        ("C", SGD): (88.43, 90.09, 68.68),
-        ("C", RAW): (88.43, 88.43, 88.43),
-        ("C", PLUS): (88.43, 88.37, 87.88),
-        ("routine", RAW): (88.43, 88.43, 88.37, 88.43),
-        ("routine", PLUS): (88.37, 88.37, 88.37, 88.37),
-        ("anchor batch", RAW): (88.49, 88.43),
-        ("anchor batch", PLUS): (88.49, 88.37),
-        ("1 / p", RAW): (88.43, 88.43, 88.37),
-        ("1 / p", PLUS): (88.43, 88.37, 88.18),
-        ("C1 x C2", RAW): (88.43, 88.43, 88.43, 87.88),
-        ("C1 x C2", PLUS): (88.37, 88.37, 88.12, 87.75),
-    },
-}
-"""Medians of three trainings, in the order of `KEPT`; bars were set after runs with two sets of seeds."""
-
 SPREAD = {THEOREM: 15.0, TRUE: 4.0}
+"""Points around the medians of the docs; set after runs with two sets of seeds."""
 
 Part = tuple[LinearRecords, LinearRecords]
 
@@ -271,12 +226,9 @@ def verdicts(numbers: Mapping[tuple[str, ...], float]) -> list[Verdict]:
             ends = max(here["1 / p", method, value] for value in ("2", "32"))
             inside = here["1 / p", method, "8"] - ends
             out.append(Verdict.at_least(f"{part}: {method}, p = 1/8 less the better of 1/2, 1/32", inside, 0))
-    for (coding, kind), rows in BEFORE.items():
-        for (name, method), values in rows.items():
-            for value, before in zip(KEPT[name], values, strict=True):
-                key = (coding, kind, name, method, value)
-                low, high = before - SPREAD[kind], before + SPREAD[kind]
-                out.append(Verdict.within(f"{', '.join(key)}: as before", numbers[key], low, high))
+    for key, before in reported("dp-c4-ablations").items():
+        low, high = before - SPREAD[key[1]], before + SPREAD[key[1]]
+        out.append(Verdict.within(f"{', '.join(key)}: as before", numbers[key], low, high))
     return out
 
 

@@ -5,15 +5,13 @@ The results are those of the docs, a line of JSON each; a run of an experiment m
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from reproduction.findings import Verdict
+from reproduction.findings import Verdict, numbers_of, read_results, reported
 from reproduction.papers import (
     TITLES,
     adaptive_rms,
@@ -44,7 +42,6 @@ from reproduction.papers import (
 Key = tuple[Any, ...]
 Numbers = Mapping[Key, float]
 PAGE = Path(__file__).parents[2] / "docs" / "measurements" / "papers.md"
-FILE = PAGE.parent / "data" / "papers-results.jsonl"
 BARRED = {
     "dc-dpsgd-images": ("fashion-mnist",),
     "pcdp-sgd-images": ("MNIST, z = 30",),
@@ -120,22 +117,9 @@ START: dict[str, dict[str, float | None]] = {
 """What each part of an experiment has before any training ("" for all other parts); None: no such thing."""
 
 
-def numbers_of(result: dict[str, Any]) -> dict[Key, float]:
-    """What the verdicts are judged by."""
-    return {
-        tuple(math.inf if part == "inf" else part for part in key): float(value)
-        for *key, value in result["numbers"]
-    }
-
-
-RESULTS: list[dict[str, Any]] = [json.loads(line) for line in FILE.read_text().splitlines()]
+RESULTS = read_results()
 FIRST = {result["experiment"]: result for result in RESULTS if not result["seed_offset"]}
 AGAIN = {result["experiment"]: result for result in RESULTS if result["seed_offset"]}
-
-
-def recorded(name: str) -> dict[Key, float]:
-    """The numbers of an experiment that the docs report."""
-    return numbers_of(FIRST[name])
 
 
 def failing(name: str, numbers: Numbers) -> set[str]:
@@ -180,7 +164,7 @@ def test_the_table_of_the_page_is_that_of_the_results():
 @pytest.mark.parametrize("name", JUDGES)
 def test_nobody_may_stay_at_the_start(name):
     """A method that never trains is seen, contender and baseline alike."""
-    numbers, start = recorded(name), START[name]
+    numbers, start = reported(name), START[name]
     barred = {
         key for key in numbers if not _is_reference(name, key) and key[0] in BARRED.get(name, (key[0],))
     }
@@ -232,7 +216,7 @@ IMPOSTORS = (
 
 @pytest.mark.parametrize(("name", "method", "plain"), IMPOSTORS)
 def test_dp_sgd_does_not_pass_as_the_method(name, method, plain):
-    numbers = recorded(name)
+    numbers = reported(name)
     names = {method: plain, f"{method}, early": f"{plain}, early"}
 
     def in_its_place(key: Key) -> Key:
