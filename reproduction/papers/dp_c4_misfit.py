@@ -54,12 +54,15 @@ DESIGN = Design(STEPS, 64, POPULATION, 16, routine=2)
 MEASURED, EARLY = (100, 300, 1000, 2000, STEPS), 300
 REST = "||x_u - x*||"
 TUNING_SEED = 1000
-RATES = (0.2, 0.1, 0.05, 0.02)
+RATES = (0.2, 0.1, 0.05, 0.02, 0.01)
 HALVED = (math.inf, 300, 100, 30)
-CLIP_NORMS = (1.0, 5.0, 20.0)
+CLIP_NORMS = (1.0, 5.0, 20.0, 80.0)
 DECAYS = (1.0, 0.999)
 C1 = 5.0
-C2 = {"constant c2": ((1, 0), (4, 0), (16, 0), (64, 0)), "rising c2": ((1, 0.02), (1, 0.1), (1, 0.5))}
+C2 = {
+    "constant c2": ((1, 0), (4, 0), (16, 0), (64, 0), (256, 0)),
+    "rising c2": ((1, 0.02), (1, 0.1), (1, 0.5), (1, 2.5)),
+}
 QUANTILES = (0.5, 0.8, 0.95)
 CONSTANT, RISING = C2
 
