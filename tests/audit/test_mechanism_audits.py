@@ -75,6 +75,15 @@ def test_noise_that_is_too_small_refutes_the_claim():
     assert certify_thresholds(*split, 1e-5).epsilon > 1.0
 
 
+@pytest.mark.parametrize(("scale", "holds"), [(1.0, True), (0.85, False)])
+def test_a_sampled_audit_sees_noise_that_is_a_little_too_small(scale, holds):
+    """Against the plan's whole trade-off: at delta = 1e-5 alone half of the noise passed."""
+    ledger = type("Scaled", (Quieter,), {"scale": scale})
+    found = audit_method("dp-sgd", 2.0, canaries=50_000, trainings=1, make_ledger=ledger)
+    assert found.holds is holds
+    assert found.certified > 0.75 * found.claimed
+
+
 def _certified(epsilon, relation, **options):
     """One step at full batch, 200,000 canaries that certify: the sharpest audit that takes a second."""
     plan = eq.FullBatch(400_000, 1)

@@ -5,11 +5,16 @@ limits, whatever the statistic: with P the law without the record and Q the law 
 
     Q(S > t) <= e^epsilon P(S > t) + delta,      P(S <= t) <= e^epsilon Q(S <= t) + delta.
 
-So rates that were measured refute small values of epsilon. Three ways, by what is known:
+So rates that were measured refute small values of epsilon. Four ways, by what is known:
 
 - *threshold*: nothing is known. Clopper and Pearson's exact limits of both rates, each with half of the
   error probability, give epsilon >= log((Q - delta) / P). Threshold and side are chosen on one half of the
   runs and certified on the other; n runs cannot certify more than about log n.
+- *plan*: the same rates, held against all pairs (epsilon, delta) of a plan at once. With its delta(epsilon),
+  Q(S > t) <= e^epsilon P(S > t) + delta(epsilon) and 1 - P(S > t) <= e^epsilon (1 - Q(S > t)) +
+  delta(epsilon) for every epsilon >= 0. Rates half way up tell noise of another scale from that of the plan,
+  where at delta = 1e-5 the far tail alone does. What is certified is epsilon of the plan with as much noise
+  as the rates do not refute, which is the least epsilon if noise of some scale is all that is in doubt.
 - *gaussian law*: S is normal under both, N(m_0, s^2) and N(m_1, s^2), with three unknown numbers, as the
   log-likelihood ratio of full-batch Gaussian releases is. Then the trade-off of S alone is a Gaussian's of
   mu = (m_1 - m_0) / s, and epsilon is at least that one's. A normal limit of m_1 - m_0 and a chi-squared one
@@ -19,28 +24,33 @@ So rates that were measured refute small values of epsilon. Three ways, by what 
   Markov's inequality, and only Q is measured: epsilon >= t + log(Q(L > t) - delta), whatever the number of
   runs.
 
-Sources: Jagielski, Ullman and Oprea 2020 (Clopper and Pearson's limits); Nasr et al. 2023 (Gaussian fit).
+Sources: Jagielski, Ullman and Oprea 2020 (Clopper and Pearson's limits); Nasr et al. 2023 (Gaussian fit, and
+rates against the trade-off of a mechanism).
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import stats
 
 from equipoise.audit.roc import Numbers
-from equipoise.privacy import gaussian_epsilon
+from equipoise.privacy import PrivacyPlan, epsilon, gaussian_epsilon
 
 __all__ = [
     "Certificate",
     "certify_gaussian",
     "certify_known_law",
+    "certify_plan",
     "certify_thresholds",
     "clopper_pearson",
     "epsilon_of_rates",
+    "spent_by",
 ]
 
 
@@ -52,7 +62,8 @@ class Certificate:
         epsilon: lower bound on epsilon at `delta`, at least 0, true at `confidence`.
         delta: as claimed.
         confidence: probability that the bound is true.
-        law: "unknown" (threshold test), "gaussian" (two normal laws) or "known" (likelihood ratio).
+        law: "unknown" (threshold test), "plan" (its whole trade-off), "gaussian" (two normal laws) or "known"
+            (likelihood ratio).
         runs: how many runs certified it: (without, with).
         false_positives, true_positives: counts at the chosen threshold; of normal laws, half way between
             the two means.
@@ -67,6 +78,57 @@ class Certificate:
     false_positives: int
     true_positives: int
     threshold: float
+
+
+DELTAS = np.geomspace(1e-3, 0.9, 20)
+"""Each pair (epsilon, delta) of a plan is a line under its trade-off; so many lie close together."""
+
+
+class TradeOffs:
+    """The trade-offs of a claim with more or less noise.
+
+    Args:
+        spent: epsilon of the claim, if it had so many times its noise, at a delta. More noise tells less.
+        deltas: of the pairs that are looked at.
+    """
+
+    def __init__(self, spent: Callable[[float, float], float], deltas: Numbers = DELTAS) -> None:
+        self._spent, self.deltas = spent, deltas
+
+    @cache  # noqa: B019 - as long as an audit
+    def growth(self, scale: float) -> Numbers:
+        """e^epsilon at each delta; above e^700 it is e^700, which allows everything."""
+        return np.exp(np.minimum([self._spent(scale, delta) for delta in self.deltas], 700.0))
+
+    def least_refuted(self, refutes: Callable[[Numbers], bool], tolerance: float = 0.003) -> float:
+        """The least scale of noise, to a relative tolerance, whose trade-off is refuted; infinite if none is.
+
+        Args:
+            refutes: from `growth` to whether what was seen is not allowed by it.
+            tolerance: of the scale.
+        """
+        refuted = 1.0
+        while refuted < 64 and not refutes(self.growth(refuted)):
+            refuted *= 2
+        if refuted == 64:
+            return math.inf
+        allowed = refuted / 2
+        while allowed > 1 / 64 and refutes(self.growth(allowed)):
+            refuted, allowed = allowed, allowed / 2
+        while refuted > (1 + tolerance) * allowed:
+            middle = math.sqrt(refuted * allowed)
+            if refutes(self.growth(middle)):
+                refuted = middle
+            else:
+                allowed = middle
+        return refuted
+
+
+def spent_by(plan: PrivacyPlan) -> Callable[[float, float], float]:
+    """Epsilon of the plan with so many times its noise, at a delta."""
+    return lambda scale, delta: (
+        epsilon(plan.scaled(scale).event(), delta, plan.relation, cross_check=False).value
+    )
 
 
 def clopper_pearson(successes: int, trials: int, alpha: float) -> tuple[float, float]:
@@ -131,6 +193,52 @@ def certify_thresholds(
     )
     sizes = len(halves[1][0]), len(halves[1][1])
     return Certificate(found, delta, confidence, "unknown", sizes, fp, tp, choice)
+
+
+def certify_plan(
+    without: ArrayLike,
+    with_record: ArrayLike,
+    spent: Callable[[float, float], float],
+    delta: float,
+    confidence: float = 0.99,
+) -> Certificate:
+    """The threshold test against the trade-offs of a plan with more or less noise.
+
+    Args:
+        without, with_record: as for `certify_thresholds`.
+        spent: as for `TradeOffs`.
+        delta: as claimed.
+        confidence: of the certificate.
+
+    Example:
+        >>> rng = np.random.default_rng(0)
+        >>> samples = rng.normal(size=20_000), rng.normal(1.0, 1.0, 20_000)
+        >>> found = certify_plan(*samples, lambda z, delta: gaussian_epsilon(1 / z, delta), 1e-5)
+        >>> 0.85 < found.epsilon / gaussian_epsilon(1.0, 1e-5) < 1
+        True
+    """
+    p, q = _two_samples(without, with_record)
+    alpha = (1 - confidence) / 2
+    offs = TradeOffs(spent)
+
+    def excess(growth: Numbers, high: Numbers, low: Numbers) -> Numbers:
+        """By how much true positives exceed what is allowed at these false positives."""
+        fp = high[..., None]
+        return low - np.minimum(growth * fp + DELTAS, 1 - (1 - fp - DELTAS) / growth).min(axis=-1)
+
+    def least_refuted(high: Numbers, low: Numbers, tolerance: float) -> float:
+        return offs.least_refuted(lambda growth: bool((excess(growth, high, low) > 0).any()), tolerance)
+
+    thresholds, high, low = _rate_limits(p[: len(p) // 2], q[: len(q) // 2], alpha)
+    best = least_refuted(high, low, 0.05)
+    table = excess(offs.growth(1.0 if best == math.inf else best), high, low)
+    row, column = np.unravel_index(table.argmax(), table.shape)
+    choice, side = float(thresholds[row]), (1, -1)[column]
+    fp, tp, runs = _counts(p[len(p) // 2 :], q[len(q) // 2 :], choice, side)
+    most, least = clopper_pearson(fp, runs[0], alpha)[1], clopper_pearson(tp, runs[1], alpha)[0]
+    scale = least_refuted(np.array([most]), np.array([least]), 0.003)
+    found = 0.0 if scale == math.inf else spent(scale, delta)
+    return Certificate(found, delta, confidence, "plan", runs, fp, tp, choice)
 
 
 def certify_gaussian(
@@ -215,7 +323,16 @@ def _two_samples(without: ArrayLike, with_record: ArrayLike) -> tuple[Numbers, N
 
 
 def _select(p: Numbers, q: Numbers, delta: float, alpha: float) -> tuple[float, int]:
-    """Threshold and side of the largest bound on the selection half.
+    """Threshold and side of the largest bound on the selection half."""
+    thresholds, high, low = _rate_limits(p, q, alpha)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        table = np.where(low > delta, np.maximum(np.log((low - delta) / high), 0.0), 0.0)
+    row, column = np.unravel_index(table.argmax(), table.shape)
+    return float(thresholds[row]), (1, -1)[column]
+
+
+def _rate_limits(p: Numbers, q: Numbers, alpha: float) -> tuple[Numbers, Numbers, Numbers]:
+    """Thresholds [n], and upper limits of false positives and lower ones of true positives, [n, 2 sides].
 
     The limits hold for all thresholds at once. At alpha for each of them the best would be a lucky one far in
     the tail, whose few positives certify little on the other half.
@@ -230,14 +347,11 @@ def _select(p: Numbers, q: Numbers, delta: float, alpha: float) -> tuple[float, 
     # every threshold with either side, as `_counts` counts
     absent = np.searchsorted(np.sort(p), thresholds, side="right")
     missed = np.searchsorted(np.sort(q), thresholds, side="right")
-    (n, m), grid = (len(p), len(q)), []
+    (n, m), high, low = (len(p), len(q)), [], []
     for fp, negatives, tp, positives in ((n - absent, n, m - missed, m), (missed, m, absent, n)):
-        high, low = _limits(fp, negatives, alpha)[1], _limits(tp, positives, alpha)[0]
-        with np.errstate(invalid="ignore", divide="ignore"):
-            grid.append(np.where(low > delta, np.maximum(np.log((low - delta) / high), 0.0), 0.0))
-    table = np.stack(grid, axis=1)
-    row, column = np.unravel_index(table.argmax(), table.shape)
-    return float(thresholds[row]), (1, -1)[column]
+        high.append(_limits(fp, negatives, alpha)[1])
+        low.append(_limits(tp, positives, alpha)[0])
+    return thresholds, np.stack(high, axis=1), np.stack(low, axis=1)
 
 
 def _counts(p: Numbers, q: Numbers, threshold: float, side: int) -> tuple[int, int, tuple[int, int]]:

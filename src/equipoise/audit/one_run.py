@@ -3,38 +3,44 @@
 Let each of m canaries be in with probability 1/2, independently of the others. An attacker guesses r of them,
 and v guesses are right. What (epsilon, delta)-DP allows:
 
-*Pure.* Given the guesses T and the assignment of the other canaries, the odds that a guess is right are at
-most e^epsilon (both assignments of its canary give neighbouring data sets, and were equally likely before).
-So whatever the order in which the guesses are uncovered, each is right with probability at most
-p = e^epsilon / (1 + e^epsilon) given those before, and v is stochastically below Binomial(r, p).
+Let the training be f-DP: with F(x) = 1 - f(x), an event of probability x on one of two neighbouring data sets
+has one of at most F(x) on the other. For a pair (epsilon, delta), F(x) is at most e^epsilon x + delta and at
+most 1 - (1 - x - delta) e^-epsilon; for a plan it is at most the least of these over all its pairs.
 
-*Approximate.* Outside of an event of probability at most delta for each canary and assignment of it,
-the same odds hold. Let Y be the number of canaries that such an event has spoilt: E[Y] <= 2 m delta, and
-v <= Binomial(r, p) + Y. The spoiling may be arranged as the adversary likes, so that all that is known of Y
-is its mean. With f(v) = P(Binomial(r, p) >= v), the worst is to spoil i canaries at once with probability
-at most 2 m delta / i:
+**What that allows.** Let p_i be the probability that i guesses are right. For every c >= 1
 
-    P(at least v right) <= f(v) + 2 m delta max_{1 <= i <= v} (f(v - i) - f(v)) / i.
+    sum_{i >= c} (i / m) p_i  <=  F( sum_{i >= c - 1} ((r - i) / m) p_i ).
 
-The largest epsilon at which the right side is at most 1 - confidence is refuted, and all below it.
+*Proof.* Take a canary j at random, and fix the assignment of the others. Let A be the event that j is guessed
+to be g, and that at least c - 1 of the other guesses are right. Neighbouring data sets assign g to j, or not
+g; so P(A | g) <= F(P(A | not g)). With the mean over j, g and the others, and since F is concave, the left
+side becomes the probability that j's guess is right and at least c are in all, which is sum_{i >= c} (i / m)
+p_i; the right one that of a wrong guess of j where at least c - 1 are right. QED
 
-Source: Steinke, Nasr and Jagielski 2023, "Privacy auditing with one (1) training run", Theorem 5.2.
+**When v right guesses refute it.** Suppose that P(at least v right) >= alpha. Then p_v, p_{v-1}, ..., p_0 can
+be bounded from below one after another by the inequality for c = v, v - 1, ..., 1. The least total comes of
+all of alpha in v and the least p_{c-1} that each allows: mass that is moved down from c to c - 1 makes the
+left side of all later inequalities smaller and what is under F larger. If that total is above 1, f is refuted
+at confidence 1 - alpha.
+
+Source: Mahloujifar, Melis and Chaudhuri 2024, "Auditing f-differential privacy in one run", arXiv 2410.22235.
+With one pair (epsilon, 0) the bound is within 3% of Binomial(r, e^epsilon / (1 + e^epsilon)), that of
+Steinke, Nasr and Jagielski 2023.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy import stats
 
-from equipoise._roots import NoCrossing, crossing
+from equipoise.audit.bounds import DELTAS, TradeOffs
+from equipoise.audit.roc import Numbers
 
-__all__ = ["OneRun", "certify_guesses", "guess_by_score", "p_value"]
-
-_LARGEST = 64.0  # no more is certified: a number of canaries that would refute it does not exist
+__all__ = ["OneRun", "certify_guesses", "guess_by_score", "is_refuted"]
 
 
 @dataclass(frozen=True)
@@ -56,56 +62,74 @@ class OneRun:
     correct: int
 
 
-def p_value(epsilon: float, delta: float, canaries: int, guesses: int, correct: int) -> float:
-    """An upper limit of P(at least v of r guesses right) under (epsilon, delta)-DP.
+def is_refuted(
+    growth: Numbers, deltas: Numbers, canaries: int, guesses: int, correct: int, alpha: float
+) -> bool:
+    """Whether so many right guesses, or more, have a probability below alpha under these pairs.
 
     Args:
-        epsilon, delta: of the hypothesis.
-        canaries: m.
-        guesses: r <= m.
-        correct: v <= r.
+        growth, deltas: e^epsilon and delta of each pair.
+        canaries, guesses, correct: m, r and v.
+        alpha: of the error.
 
     Example:
-        >>> round(p_value(0.0, 0.0, 10, 10, 10), 6)  # ten right guesses at random: 2^-10
-        0.000977
+        >>> is_refuted(np.array([1.0]), np.array([0.0]), 10, 10, 10, 0.002)  # of random guesses: 2^-10
+        True
     """
     if not 0 <= correct <= guesses <= canaries:
         raise ValueError(
             f"correct={correct}, guesses={guesses}, canaries={canaries}: none may exceed the next"
         )
-    p = 1 / (1 + math.exp(-epsilon))
-    tail = float(stats.binom.sf(correct - 1, guesses, p))
-    if delta == 0 or correct == 0:
-        return min(1.0, tail)
-    spoilt = np.arange(1, correct + 1)
-    below = stats.binom.sf(correct - spoilt - 1, guesses, p)
-    return float(min(1.0, tail + 2 * canaries * delta * ((below - tail) / spoilt).max()))
+    right, wrong = alpha * correct / canaries, alpha * (guesses - correct) / canaries
+    for below in range(correct - 1, -1, -1):
+        # the least x with F(x) >= `right`
+        needed = max(0.0, ((right - deltas) / growth).max(), (1 - deltas - growth * (1 - right)).max())
+        mass = max(0.0, needed - wrong) / (guesses - below)
+        right, wrong = right + below * mass, wrong + (guesses - below) * mass
+        if (right + wrong) * canaries > guesses:
+            return True
+    return False
 
 
 def certify_guesses(
-    canaries: int, guesses: int, correct: int, delta: float, confidence: float = 0.95
+    canaries: int,
+    guesses: int,
+    correct: int,
+    delta: float,
+    confidence: float = 0.95,
+    spent: Callable[[float, float], float] | None = None,
 ) -> OneRun:
-    """The largest epsilon that the guesses refute; 0 if they refute none.
+    """Epsilon of the claim with as much noise as the guesses do not refute; 0 if they refute none.
+
+    Args:
+        canaries, guesses, correct: m, r and v.
+        delta: as claimed.
+        confidence: of the bound.
+        spent: as for `TradeOffs`, of a plan. Without it nothing but (epsilon, delta) is claimed.
 
     Example:
-        >>> round(certify_guesses(100, 100, 100, 0.0, 0.95).epsilon, 2)
-        3.49
+        >>> round(certify_guesses(100, 100, 100, 0.0, 0.95).epsilon, 1)
+        3.5
     """
-    alpha = 1 - confidence
 
-    def excess(epsilon: float) -> float:
-        return alpha - p_value(epsilon, delta, canaries, guesses, correct)
+    def alone(scale: float, at: float) -> float:
+        return 1 / scale if at >= delta else math.inf
 
-    low = 0.0
-    if guesses and excess(0.0) > 0:
-        try:
-            low, _ = crossing(excess, 0.0, 1.0, most=_LARGEST, tolerance=1e-12)
-        except NoCrossing:
-            low = _LARGEST
-    return OneRun(low, delta, confidence, canaries, guesses, correct)
+    offs = TradeOffs(spent or alone, DELTAS if spent else np.array([delta]))
+    scale = offs.least_refuted(
+        lambda growth: is_refuted(growth, offs.deltas, canaries, guesses, correct, 1 - confidence)
+    )
+    found = 0.0 if scale == math.inf else (spent or alone)(scale, delta)
+    return OneRun(found, delta, confidence, canaries, guesses, correct)
 
 
-def guess_by_score(scores: ArrayLike, present: ArrayLike, delta: float, confidence: float = 0.95) -> OneRun:
+def guess_by_score(
+    scores: ArrayLike,
+    present: ArrayLike,
+    delta: float,
+    confidence: float = 0.95,
+    spent: Callable[[float, float], float] | None = None,
+) -> OneRun:
     """Guess the canaries of the highest scores present and those of the lowest absent.
 
     How many are guessed may not be chosen by how many come out right. So several numbers are tried, each at
@@ -116,6 +140,7 @@ def guess_by_score(scores: ArrayLike, present: ArrayLike, delta: float, confiden
         present: [m], who was in.
         delta: as claimed.
         confidence: of the best bound.
+        spent: as for `certify_guesses`.
     """
     order = np.argsort(np.asarray(scores, dtype=np.float64), kind="stable")
     inside = np.asarray(present, dtype=bool)[order]
@@ -126,7 +151,7 @@ def guess_by_score(scores: ArrayLike, present: ArrayLike, delta: float, confiden
     for size in sizes:
         lowest, highest = size // 2, size - size // 2
         correct = int((~inside[:lowest]).sum() + inside[m - highest :].sum())
-        found = certify_guesses(m, size, correct, delta, share)
+        found = certify_guesses(m, size, correct, delta, share, spent)
         if found.epsilon > best.epsilon or best.guesses == 0:
             best = OneRun(found.epsilon, delta, confidence, m, size, correct)
     return best

@@ -266,6 +266,10 @@ def _certified(found: Audit) -> list[str]:
             f"[dim]({c.true_positives:,} of {c.runs[1]:,} seen, {c.false_positives:,} of {c.runs[0]:,} "
             "falsely)[/]"
         )
+    # Of a plan's whole trade-off the scale of its noise is certified, and epsilon at delta follows from it.
+    what = f"the true epsilon at delta {delta} is at least {found.certified:.3f}"
+    if any(c.law == "plan" for c in found.certificates):
+        what = f"the releases tell what this plan tells at epsilon {found.certified:.3f} (delta {delta})"
     verdict = "[green]no contradiction[/]" if found.holds else REFUTED
     rest = (
         "whatever anybody claims; that this attack found no more proves no privacy: only the proof bounds "
@@ -276,7 +280,7 @@ def _certified(found: Audit) -> list[str]:
     return [
         *lines,
         f"{verdict}; all of it with confidence {found.confidence:g}",
-        f"In plain words: the true epsilon at delta {delta} is at least {found.certified:.3f}, {rest}",
+        f"In plain words: {what}, {rest}",
     ]
 
 

@@ -460,6 +460,11 @@ class PrivacyPlan:
         kinds = {release.mechanism.arithmetic for release in self.releases}
         return kinds.pop() if len(kinds) == 1 else "floating_point"
 
+    def scaled(self, factor: float) -> PrivacyPlan:
+        """The same plan with so many times its noise."""
+        releases = [replace(one, mechanism=one.mechanism.scaled(factor)) for one in self.releases]
+        return replace(self, releases=tuple(releases))
+
     def hardened(self) -> PrivacyPlan:
         """The same plan with exact noise on a grid of integers, which resists floating-point attacks.
 

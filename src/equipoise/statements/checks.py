@@ -227,7 +227,7 @@ def check_published(statement: Mapping[str, Any]) -> list[Finding]:
         statement: as `statement.json` holds it; nothing about it is assumed.
     """
     try:
-        record = _published_record(statement)
+        record = published_record(statement)
         again = make_statement(record, delta_of(statement), {})
         alone = _epsilon_alone(statement, again) if statement.get("other_runs") else None
         findings = compared(statement, again, alone)
@@ -237,7 +237,8 @@ def check_published(statement: Mapping[str, Any]) -> list[Finding]:
     return [*findings, Finding("releases", None, detail), *_stop(record)]
 
 
-def _published_record(statement: Mapping[str, Any]) -> RunRecord:
+def published_record(statement: Mapping[str, Any]) -> RunRecord:
+    """The plan and the counts that a statement holds."""
     counts = ("used", "used_by_stage", "epochs")
     rows = [{key: value for key, value in row.items() if key not in counts} for row in statement["releases"]]
     description = {"relation": statement["relation"], "sampling": statement["sampling"]}

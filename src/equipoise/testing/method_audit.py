@@ -3,20 +3,21 @@
 Every method runs, with its default settings or with others, in trainings of canaries (`rehearsal`) calibrated
 to the claimed epsilon. The statistic is the log-likelihood ratio of all noised releases; a method that
 releases nothing with noise is judged by whether a canary's parameters moved. Where records are sampled, half
-of the canaries choose the threshold and the other half certify; where all are there at every step, the ratio
-is normal and its law is fitted (`bounds`). Under replace-one a canary's neighbour is its opposite
-(`rehearsal`).
+of the canaries choose the threshold and the other half certify, against all of the plan's trade-off if the
+plan is proven; where all are there at every step, the ratio is normal and its law is fitted (`bounds`). Under
+replace-one a canary's neighbour is its opposite (`rehearsal`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 
-from equipoise.audit.bounds import Certificate, certify_gaussian, certify_thresholds
+from equipoise.audit.bounds import Certificate, certify_gaussian, certify_plan, certify_thresholds, spent_by
 from equipoise.audit.replay import RecordingLedger
 from equipoise.methods import Method
 from equipoise.privacy import RECORD, Budget, PrivacyPlan, Unit
@@ -147,11 +148,17 @@ def audit_method(
             without.append(statistic[~present])
             with_record.append(statistic[present])
         assert plan is not None
-        certify = certify_gaussian if _is_normal(plan, design) else certify_thresholds
-        certificates.append(certify(torch.cat(without).numpy(), torch.cat(with_record).numpy(), delta, each))
+        claimed = _claim(make(), plan, delta)
+        if _is_normal(plan, design):
+            certify: Callable[..., Certificate] = certify_gaussian
+        elif claimed:
+            certify = partial(certify_plan, spent=spent_by(plan))
+        else:
+            certify = certify_thresholds
+        samples = (torch.cat(without).numpy(), torch.cat(with_record).numpy())
+        certificates.append(certify(*samples, delta=delta, confidence=each))
     assert plan is not None
     made = make()
-    claimed = _claim(made, plan, delta)
     return Audit(made.name, epsilon, claimed, delta, relation, tuple(certificates), confidence, unit)
 
 

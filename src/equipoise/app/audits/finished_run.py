@@ -19,12 +19,14 @@ from equipoise.app.build import assemble
 from equipoise.app.method_settings import make_method
 from equipoise.app.run_checks import check_model_file, is_finished
 from equipoise.app.settings import RunSettings
+from equipoise.audit.bounds import spent_by
 from equipoise.audit.canary_records import SCORES_FILE, InsertedCanaries
 from equipoise.audit.neighbours import NeighbourAudit, audit_neighbours
 from equipoise.audit.one_run import guess_by_score
 from equipoise.audit.roc import Roc, bound_on_roc, roc
 from equipoise.report import RunFolderError, read_run
 from equipoise.report.figures import Curve, plot
+from equipoise.statements.checks import published_record
 from equipoise.statements.recompute import finite_number
 from equipoise.training.folder.run_folder import load_model
 
@@ -98,6 +100,7 @@ def audit_run(folder: str, settings: RunSettings, confidence: float = 0.95) -> d
         scores["white box"] = _read_scores(path, len(canaries))
     present = canaries.present.numpy()
     delta = float(run.delta or 1e-5)
+    spent = spent_by(published_record(run.statement).plan) if run.guarantee == "proven" else None
     curves = {name: roc(values, present) for name, values in scores.items()}
     figure = Path(folder) / "private" / "audit.png"
     found: dict[str, Any] = {
@@ -108,7 +111,7 @@ def audit_run(folder: str, settings: RunSettings, confidence: float = 0.95) -> d
         "confidence": confidence,
         "attacks": {
             name: {
-                **asdict(guess_by_score(values, present, delta, confidence)),
+                **asdict(guess_by_score(values, present, delta, confidence, spent)),
                 "auc": curves[name].area,
             }
             for name, values in scores.items()
