@@ -117,7 +117,7 @@ def test_guesses_all_right():
 
 
 def most_probable(deltas, growth, m, r, v):
-    """The largest P(at least v of r right) that the inequalities of `one_run` allow, by linear programming."""
+    """The largest P(at least v of r right) under the inequalities of `one_run`, by linear programming."""
     rows, limits = [], []
     for c in range(1, r + 1):
         left = np.array([i / m if i >= c else 0.0 for i in range(r + 1)])

@@ -2,7 +2,8 @@ import csv
 
 import pytest
 
-from equipoise.app import compare
+from equipoise.app import compare, train
+from equipoise.privacy import PrivateSearch
 
 WORDS = "sweep --data digits --subset 200 --batch-size 50 --epochs 1 --grid seed=0,1 --grid epsilon=1,8"
 
@@ -92,3 +93,50 @@ def test_other_files_of_the_same_name_are_trained_on_anew(equipoise, people, tmp
         found = equipoise(words, "--epochs", "1", "--grid", "epsilon=8", "--run-dir", tmp_path / "runs")
         assert found.code == 0, found.out
         assert len(trained) == count
+
+
+SEARCH = (
+    "search --data digits --subset 400 --batch-size 50 --epochs 1 --epsilon 3 --private-validation 0.2 "
+    "--grid learning_rate=0.01,0.3,1 --mean 3"
+)
+
+
+def test_the_best_of_a_random_number_of_runs_is_kept_and_charged(equipoise, tmp_path, monkeypatch):
+    """Stopped in its second run, it goes on with the number that it drew; of the others nothing is left."""
+    folder, made, real = tmp_path / "search", [], train.train_run
+
+    def noted(settings, console):
+        if len(made) == 1:
+            made.append(None)
+            raise KeyboardInterrupt
+        made.append(settings)
+        return real(settings, console)
+
+    monkeypatch.setattr(train, "train_run", noted)
+    monkeypatch.setattr(PrivateSearch, "draw", lambda law: 3)
+    assert equipoise(SEARCH, "--run-dir", folder).code != 0
+    monkeypatch.setattr(PrivateSearch, "draw", lambda law: 7)
+    found = equipoise(SEARCH, "--run-dir", folder, "--json").value
+    assert len(made) == 4
+    assert 0.99 * 3 < found["epsilon"] <= 3
+    assert found["statement"]["search"] == {"mean": 3.0, "shape": 1.0}
+    assert all(one.epsilon < 2 for one in made if one is not None)
+    assert sorted(path.name for path in folder.iterdir()) == ["chosen", "private"]
+    assert [path.name for path in (folder / "private").iterdir()] == ["search.json"]
+    assert equipoise("verify", folder / "chosen").code == 0
+    again = equipoise(SEARCH, "--run-dir", folder, "--json").value  # it has ended
+    assert (again["statement"], len(made)) == (found["statement"], 4)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (SEARCH.replace("learning_rate=0.01,0.3,1", "clip_norm=1,quantile"), "different privacy plans"),
+        (SEARCH.replace("--epsilon 3", "--noise-multiplier 3"), "--epsilon is missing"),
+    ],
+)
+def test_what_a_search_does_not_cover_is_refused(equipoise, tmp_path, words, message):
+    answer = equipoise(words, "--run-dir", tmp_path / "search")
+    assert answer.code == 2
+    assert message in answer.err
+    assert not (tmp_path / "search" / "chosen").exists()

@@ -6,10 +6,13 @@ import math
 from itertools import accumulate
 
 import dp_accounting
+import numpy as np
 import pytest
+from dp_accounting import rdp
 from scipy import stats
 
 from equipoise.privacy import (
+    Alternatives,
     FullBatch,
     Gaussian,
     Journal,
@@ -133,3 +136,27 @@ def test_a_number_of_runs_is_the_quantile_of_53_random_bits(bits, uniform, monke
     monkeypatch.setattr("secrets.randbits", lambda count: asked.append(count) or bits)
     assert PrivateSearch(10).draw() == PrivateSearch(10).quantile(uniform)
     assert asked == [53]
+
+
+def test_a_search_of_alternatives_costs_what_the_largest_divergence_at_each_order_does():
+    """Two curves that cross: more than a search of either, and no more than one of both composed."""
+    sampled = dp_accounting.SelfComposedDpEvent(
+        dp_accounting.PoissonSampledDpEvent(0.01, dp_accounting.GaussianDpEvent(0.8)), 100
+    )
+    plain, law = dp_accounting.GaussianDpEvent(2.0), PrivateSearch(5)
+    either = [epsilon(law.event(one), 1e-5).value for one in (sampled, plain)]
+    found = epsilon(law.event(Alternatives([sampled, plain])), 1e-5).value
+    both = epsilon(law.event(dp_accounting.ComposedDpEvent([sampled, plain])), 1e-5).value
+    assert max(either) <= found < both
+    orders = [*range(2, 64), 128, 256, 512, 1024, 1.25, 1.5, 1.75, 2.5, 3.5, 4.5]
+    curves = [rdp.RdpAccountant(orders).compose(one)._rdp for one in (sampled, plain)]
+    crossing = dict(zip(orders, np.maximum(*curves), strict=True))
+    assert len({bool(a > b) for a, b in zip(*curves, strict=True)}) == 2
+    price = min(2 * (1 - 1 / b) * crossing[b] + 2 * math.log(1 / law.gamma) / b for b in orders)
+    best = min(
+        crossing[a] + price + math.log(law.mean) / (a - 1) + math.log1p(-1 / a) - math.log(1e-5 * a) / (a - 1)
+        for a in orders
+    )
+    assert found == pytest.approx(best, rel=1e-6)
+    same = epsilon(law.event(Alternatives([plain, plain])), 1e-5).value
+    assert same == pytest.approx(either[1])

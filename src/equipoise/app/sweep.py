@@ -28,7 +28,15 @@ from equipoise._files import make_folder
 from equipoise._run_files import read_object
 from equipoise.app.contenders import texts
 from equipoise.app.option_checks import SettingsError
-from equipoise.app.settings import OF_OWN_DATA, Count, RunSettings, parse_option, setting, settings, written
+from equipoise.app.settings import (
+    OF_OWN_DATA,
+    Count,
+    RunSettings,
+    parse_option,
+    setting,
+    settings,
+    written,
+)
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -46,8 +54,8 @@ CURVES = 8
 
 
 @settings
-class Sweep:
-    """What is swept.
+class Grid:
+    """Combinations of settings.
 
     Attributes:
         base: the settings that all runs share.
@@ -58,9 +66,8 @@ class Sweep:
         list,
         "A setting of the training or an argument of the method, and its values; repeatable.",
         metavar="NAME=VALUES",
-        group="Sweep",
+        group="Combinations",
     )
-    jobs: Count = setting(1, "Processes that train side by side, with one thread each.")
 
     def axes(self) -> dict[str, list[Any]]:
         """The values of each setting that varies.
@@ -68,14 +75,14 @@ class Sweep:
         Raises:
             SettingsError: none varies, one twice, or one that all runs share.
 
-        >>> Sweep(grid=["epsilon=1,3", "clip-norm=0.1", "method=dp-sgd,dice-sgd"]).axes()
+        >>> Grid(grid=["epsilon=1,3", "clip-norm=0.1", "method=dp-sgd,dice-sgd"]).axes()
         {'epsilon': [1, 3], 'clip_norm': [0.1], 'method': ['dp-sgd', 'dice-sgd']}
         """
         found: dict[str, list[Any]] = {}
         for text in self.grid:
             name, value = parse_option(text)
             if name in found or name in _SHARED:
-                why = "is there twice" if name in found else "is shared by all runs of a sweep"
+                why = "is there twice" if name in found else "is shared by all runs"
                 raise SettingsError(f"--grid is {text!r}, but {name} {why}.")
             found[name] = value if isinstance(value, list) else str(value).split(",")
             if not isinstance(value, list | str):
@@ -95,7 +102,7 @@ class Sweep:
         """
         if self.base.secret_seed is not None:
             raise SettingsError(
-                "--secret-seed would give all runs of a sweep the same noise and sampling, whose costs would "
+                "--secret-seed would give all runs the same noise and sampling, whose costs would "
                 "not add up. Leave it out, and repeat the run that you choose with it"
             )
         axes, own = self.axes(), {field.name for field in fields(RunSettings)}
@@ -110,6 +117,13 @@ class Sweep:
             made.check()
             found.append((row, made))
         return found
+
+
+@settings
+class Sweep(Grid):
+    """Combinations that are all trained."""
+
+    jobs: Count = setting(1, "Processes that train side by side, with one thread each.")
 
 
 def sweep(asked: Sweep, folder: str, out: str | None, console: Console) -> dict[str, Any]:

@@ -33,8 +33,8 @@ from equipoise.cli.audit_command import audit
 from equipoise.cli.plan_commands import calibrate, check, methods, recipe, schema
 from equipoise.cli.result_commands import export, predict, report
 from equipoise.cli.screen import fail
-from equipoise.cli.training_commands import compare, federate, resume, sweep, train
-from equipoise.cli.verify_command import search, sign, verify
+from equipoise.cli.training_commands import compare, federate, resume, search, sweep, train
+from equipoise.cli.verify_command import sign, verify
 
 CRASHED = 70
 """The exit code of a crash (EX_SOFTWARE): Python's own, 1, means to `verify` that a statement is wrong."""
@@ -50,10 +50,10 @@ COMMANDS: dict[Callable[..., None], str] = {
     export: "equipoise export runs/NAME --format state-dict",
     verify: "equipoise verify runs/NAME --key issuer.pub",
     sign: "equipoise sign runs/NAME --key issuer.pem",
-    search: "equipoise search --mean 10",
     methods: "equipoise methods dp-sgd dice-sgd",
     compare: "equipoise compare --data digits --methods dp-sgd,auto-s --epsilon 3",
     sweep: "equipoise sweep --data digits --grid epsilon=1,3,8 --grid seed=0,1,2 --jobs 2",
+    search: "equipoise search --data digits --grid learning_rate=0.3,1,3 --private-validation 0.1",
     federate: "equipoise federate --data digits --clients 5 --rounds 20",
 }
 """The commands, with the example that ``--help`` of each ends with."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from equipoise._rounding import plain, rounded_up
 from equipoise._say import at_width, continued
 from equipoise.app.contenders import Comparison
 from equipoise.app.option_checks import check_data_and_model, check_name
@@ -25,7 +26,7 @@ from equipoise.app.run_checks import (
     settings_of_run,
 )
 from equipoise.app.settings import OF_OWN_DATA, FederationSettings, RunSettings
-from equipoise.app.sweep import Sweep
+from equipoise.app.sweep import Grid, Sweep
 from equipoise.cli.screen import answer, emit, fail, loading, open_console, quiet, warn_of_numbers
 from equipoise.cli.settings_options import settings_options
 from equipoise.cli.shared_options import (
@@ -267,6 +268,38 @@ def sweep(
     answer(found, json_output, said, warned, found["results"], found["picture"])
     if found["failed"]:
         raise typer.Exit(1)
+
+
+@settings_options(
+    Grid,
+    parameter="asked",
+    file=True,
+    helps={
+        "epsilon": "Privacy budget of the whole search.",
+        "grid": "A setting that no plan follows from, and the values to draw from; repeatable.",
+    },
+)
+def search(
+    asked: Grid,
+    mean: Annotated[float, typer.Option(help="Expected number of runs.")] = 5.0,
+    shape: Annotated[
+        float, typer.Option(help="Of the law of their number: 1 geometric, 0 logarithmic.", min=-0.99)
+    ] = 1.0,
+    json_output: Json = False,
+) -> None:
+    """Train a random number of runs with settings drawn at random, keep the best, and charge it for all."""
+    check_data_and_model(asked.base.data, asked.base.model)
+    asked.combinations()
+    with loading():
+        from equipoise.app.search import search as run
+        from equipoise.privacy import PrivateSearch
+
+    quiet()
+    folder = asked.base.run_dir or f"runs/search-{asked.base.data_name.replace(':', '-')}"
+    found = run(asked, PrivateSearch(mean, shape), folder, open_console(json_output))
+    at = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in found["chosen"].items())
+    spent = f"epsilon [bold]{rounded_up(found['epsilon'])}[/] at delta {plain(found['delta'])}"
+    answer(found, json_output, f"kept: {at}; {spent}, the search included", found["run_dir"])
 
 
 @settings_options(

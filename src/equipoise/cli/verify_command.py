@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from equipoise._rounding import plain, rounded_up
+from equipoise._rounding import rounded_up
 from equipoise._say import wrapped
 from equipoise.app.run_checks import is_federation
 from equipoise.cli.screen import answer, emit, loading, open_console, quiet
@@ -173,40 +173,3 @@ def sign_with(folder: str, key: Ed25519PrivateKey, ledger: str | None) -> dict[s
         "signature": str(Path(folder) / (SIGNATURE if federation else "statement.sig.json")),
         "files": made.files,
     }
-
-
-def search(
-    run: RunArgument = None,
-    mean: Annotated[float, typer.Option(help="Expected number of runs.")] = 10.0,
-    shape: Annotated[
-        float, typer.Option(help="Of the law of their number: 1 geometric, 0 logarithmic, inf Poisson.")
-    ] = 1.0,
-    ledger: LedgerFile = None,
-    json_output: Json = False,
-    run_dir: RunDir = None,
-) -> None:
-    """Draw the number of runs of a search for settings; with RUN, charge the chosen run for the search."""
-    with loading():
-        from equipoise.privacy import PrivateSearch
-        from equipoise.report import write_report
-        from equipoise.statements import charge_search
-
-    quiet()
-    law = PrivateSearch(mean, shape)
-    if run is None and run_dir is None:
-        runs = law.draw()
-        found = {**law.describe(), "runs": runs}
-        said = (
-            f"[bold]{runs}[/] runs. Make that many, each with settings drawn at random from a list that you "
-            "fixed, with one plan for all (sampling, noise multipliers, steps), or none that costs more than "
-            "the chosen one at any Renyi order; publish and use only the best, and charge it with: equipoise "
-            f"search RUN --mean {mean:g} --shape {shape:g}"
-        )
-    else:
-        folder = chosen_folder(run, run_dir)
-        made = charge_search(folder, law, ledger_file=ledger)
-        write_report(folder)
-        found = {"run_dir": folder, **law.describe(), "epsilon": made.epsilon, "delta": made.delta}
-        spent = "no value" if made.epsilon is None else rounded_up(made.epsilon)
-        said = f"epsilon [bold]{spent}[/] at delta {plain(made.delta or 0.0)}, the search included"
-    answer(found, json_output, said)

@@ -457,6 +457,25 @@ def _search_epsilon(event: dp_accounting.DpEvent, delta: float, relation: str) -
     return float(_search_accountant(event, relation).compose(event).get_epsilon(delta))
 
 
+class _OfAlternatives(rdp.RdpAccountant):
+    """Of alternatives a record meets one: a mixture, whose divergence is at most the largest of its parts'.
+
+    So it is at each order, of a run and of runs that are chosen among.
+    """
+
+    def _maybe_compose(self, event: dp_accounting.DpEvent, count: int, do_compose: bool) -> Any:
+        if not isinstance(event, Alternatives) or not do_compose:
+            return super()._maybe_compose(event, count, do_compose)
+        before: np.ndarray = self._rdp  # type: ignore[has-type]
+        most = np.zeros_like(before)
+        for one in event.events:
+            self._rdp = np.zeros_like(before)
+            super()._maybe_compose(one, count, do_compose)
+            most = np.maximum(most, self._rdp)
+        self._rdp = before + most
+        return None
+
+
 def _search_accountant(event: dp_accounting.DpEvent, relation: str) -> rdp.RdpAccountant:
     inside = _events_of(event)
     poisson = any(isinstance(e, dp_accounting.PoissonSampledDpEvent) for e in inside)
@@ -465,7 +484,8 @@ def _search_accountant(event: dp_accounting.DpEvent, relation: str) -> rdp.RdpAc
             "a search over runs with Poisson sampling is accounted for by RDP, which covers it only "
             "under add_or_remove_one; use that relation"
         )
-    accountant = rdp.RdpAccountant(_SEARCH_ORDERS, neighboring_relation=_NEIGHBORING[relation])
+    kind = _OfAlternatives if relation == "add_or_remove_one" else rdp.RdpAccountant
+    accountant = kind(_SEARCH_ORDERS, neighboring_relation=_NEIGHBORING[relation])
     if not accountant.supports(event):
         raise PlanError(
             f"no accountant covers a search over these runs under {relation}; without replacement needs "
