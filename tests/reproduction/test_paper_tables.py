@@ -116,9 +116,9 @@ def test_both_tables_from_a_small_set(monkeypatch, tmp_path):
     table = dp_c4_mushroom.EXPERIMENT.carry_out((0, 1), nothing, Site(None, ResultCache(tmp_path / "a")))
     codings = list(dp_c4_mushroom.CODINGS)
     assert [row[0] for row in table.table.rows] == [
-        c for c in codings for _ in range(20 if c == "one-hot" else 10)
+        c for c in codings for _ in range(20 if c == "one-hot" else 15)
     ]
-    assert [row[2] for row in table.table.rows] == 10 * list(dp_c4_mushroom.PRINTED)
+    assert [row[2] for row in table.table.rows] == 13 * list(dp_c4_mushroom.PRINTED)
     assert all(0 <= row[6] <= 100 for row in table.table.rows)
     assert "public thresholds" in table.table.rows[4][3]
     assert table.to_json()["table"]["rows"][15][3] == "none"
