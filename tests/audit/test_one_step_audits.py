@@ -12,7 +12,7 @@ from scipy import stats
 
 import equipoise as eq
 from equipoise.audit.bounds import certify_gaussian
-from equipoise.methods import METHODS, Automatic, Independent, ReleasedQuantile, Round, TwoChannel
+from equipoise.methods import METHODS, Automatic, Independent, OneStep, ReleasedQuantile, Round, TwoChannel
 from equipoise.methods.base import Setting
 from equipoise.privacy import Unit, clip
 from equipoise.privacy.private import unwrap
@@ -192,9 +192,11 @@ def test_a_step_of_users(unit):
     assert found.certified > found.claimed / 2
 
 
-def test_steps_of_users_with_noise_over_steps():
+@pytest.mark.parametrize("options", [{"bands": 4}, {"strategy": OneStep(0.8)}], ids=["bands", "one step"])
+def test_steps_of_users_with_noise_over_steps(options):
     unit = Unit("user", 4, "mean")
-    found = audit_method("dp-mf", 2.0, one_step=True, canaries=20_000, unit=unit)
+    design = replace(ONE_STEP["dp-mf"], options=options)
+    found = audit_method(design, 2.0, canaries=20_000, unit=unit)
     assert found.unit == unit
     assert found.holds
     assert found.certified > 0.75 * found.claimed

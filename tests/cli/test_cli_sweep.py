@@ -97,7 +97,7 @@ def test_other_files_of_the_same_name_are_trained_on_anew(equipoise, people, tmp
 
 SEARCH = (
     "search --data digits --subset 400 --batch-size 50 --epochs 1 --epsilon 3 --private-validation 0.2 "
-    "--grid learning_rate=0.01,0.3,1 --mean 3"
+    "--grid learning_rate=0.01,0.3,1 --grid clip_norm=0.3,1 --mean 3"
 )
 
 
@@ -131,7 +131,7 @@ def test_the_best_of_a_random_number_of_runs_is_kept_and_charged(equipoise, tmp_
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (SEARCH.replace("learning_rate=0.01,0.3,1", "clip_norm=1,quantile"), "different privacy plans"),
+        (SEARCH.replace("clip_norm=0.3,1", "clip_norm=1,quantile"), "different privacy plans"),
         (SEARCH.replace("--epsilon 3", "--noise-multiplier 3"), "--epsilon is missing"),
     ],
 )

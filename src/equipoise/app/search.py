@@ -112,7 +112,8 @@ def _of_one_run(asked: Grid, law: PrivateSearch, wanted: list[RunSettings]) -> f
         return training.plan, training.budget.delta
 
     kinds = {repr(replace(one, **_PLAN_KEPT)): one for one in wanted}.values()
-    plans = {planned(made, budget)[0].fingerprint() for made in kinds}
+    # by what they cost: a clip norm is in a plan, and in no event
+    plans = {repr(planned(made, budget)[0].event()) for made in kinds}
     if len(plans) > 1:
         raise SettingsError(
             f"--grid has combinations of {len(plans)} different privacy plans, and the best of a search is "

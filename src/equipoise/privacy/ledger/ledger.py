@@ -233,8 +233,12 @@ def _check_shapes(sums: Mapping[str, Bounded], past: Sequence[NoiseOverSteps]) -
                 )
 
 
-def _shapes(sums: Mapping[str, Bounded]) -> dict[str, dict[str, list[int]]]:
-    return {name: {key: [*v.shape] for key, v in bounded.value.items()} for name, bounded in sums.items()}
+def _shapes(sums: Mapping[str, Bounded]) -> dict[str, dict[str, str]]:
+    """Type and shape of each tensor, on which the numbers of its noise depend."""
+    return {
+        name: {key: f"{v.dtype}{list(v.shape)}" for key, v in bounded.value.items()}
+        for name, bounded in sums.items()
+    }
 
 
 def _read_history(history: Mapping[str, Any]) -> NoiseHistory[NoiseOverSteps]:

@@ -223,12 +223,12 @@ class NoiseOverSteps:
 
     Attributes:
         key: `history_key` of the release.
-        shapes: of the tensors of each sum.
+        shapes: of the tensors of each sum, with their types.
         noise: `Mechanism.noise_over_steps` of it, as `Private` tensors, if its mechanism keeps it.
     """
 
     key: bytes
-    shapes: Mapping[str, Mapping[str, Sequence[int]]]
+    shapes: Mapping[str, Mapping[str, str]]
     noise: Sums
 
 
