@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
+import torch
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -29,6 +30,26 @@ def test_tar_shards():
 @pytest.mark.parametrize(("model", "views"), [("vae", 1), ("diffusion", 2)])
 def test_synthetic_digits(model, views):
     assert 0 < load("synthetic_digits").main(model, views=views, steps=3) < 0.9
+
+
+def test_fine_tuning_learns_completions_alone_and_packs_one_user_into_a_row(tmp_path):
+    pytest.importorskip("transformers", reason="needs the extra hf")
+    example = load("fine_tuning")
+    tokenizer, users = example.make_tokenizer(), example.conversations(20, seed=0, shift=5)
+    rows, single = example.Rows(tokenizer, users), example.Rows(tokenizer, users, packed=False)
+    assert len(rows) == 20
+    for number, mine in enumerate(users):
+        said = [word for one in mine for word in f"{one[1]['content']} [end]".split()]
+        learnt = [label for label in rows[number]["labels"].tolist() if label != -100]
+        assert tokenizer.convert_ids_to_tokens(learnt) == said
+        own = [single[i]["input_ids"] for i, owner in enumerate(single.owner) if owner == number]
+        assert rows[number]["input_ids"].tolist() == torch.cat(own).tolist()
+    small = "--users 200 --steps 4 --batch-size 32 --public-steps 2"
+    for more, unit in (("", "user"), ("--no-packing", "user"), ("--plain", "none")):
+        found = example.main([str(tmp_path / (more or "packed")), *f"{small} {more}".split()])
+        assert (found["unit"], found["loss"] < found["loss_before"]) == (unit, True)
+        if unit == "user":
+            assert 7.9 < found["epsilon"] <= 8
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from flat_arguments import arranged
 
 import equipoise as eq
+from equipoise.data import PadTo
 from equipoise.gradients import CrossRecordError
 from equipoise.statements.assumptions import CHANGED, TRACED
 
@@ -35,11 +36,12 @@ def bert(**options):
     return transformers.BertForSequenceClassification(config)
 
 
-def gpt2():
+def gpt2(**options):
     torch.manual_seed(0)
     config = transformers.GPT2Config(
-        vocab_size=WORDS, n_positions=LENGTH, n_embd=16, n_layer=1, n_head=2, bos_token_id=1, eos_token_id=2
-    )
+        vocab_size=WORDS, n_positions=LENGTH, n_embd=16, n_layer=1, n_head=2, bos_token_id=1, eos_token_id=2,
+        **options,
+    )  # fmt: skip
     return transformers.GPT2LMHeadModel(config)
 
 
@@ -326,6 +328,58 @@ def test_what_belongs_to_the_other_loop_is_refused(tmp_path):
 
     with pytest.raises(TypeError, match="compute_loss would not be called"):
         Own(bert(), arguments(tmp_path), population=COUNT)
+
+
+@pytest.mark.parametrize("rows", [None, "mean"])
+def test_users_are_the_values_of_a_column_that_the_model_does_not_take(tmp_path, rows):
+    """As `PrivateTraining` with the same owners, bit for bit; a batch counts users where these are drawn."""
+    datasets = pytest.importorskip("datasets", reason="needs the package datasets")
+    items = [{**Sentences()[i], "patient": f"p{i // 4}"} for i in range(COUNT)]
+    columns = {name: [item[name] for item in items] for name in items[0] if name != "note"}
+    columns = {k: [v.tolist() if torch.is_tensor(v) else v for v in c] for k, c in columns.items()}
+    found = []
+    for owner in ("patient", columns["patient"]):
+        unit = eq.Users(owner, records_per_user=2, rows=rows)
+        method = eq.DPSGD(clip_norm=0.5, noise_multiplier=0.8)
+        trainer = PrivateTrainer(
+            bert(),
+            arguments(tmp_path / str(type(owner)), per_device_train_batch_size=8),
+            collated,
+            datasets.Dataset.from_dict(columns).with_format("torch"),
+            unit=unit, method=method, population=COUNT // 4 if rows else COUNT, run=eq.Run(reproducible=True),
+        )  # fmt: skip
+        trainer.train()
+        found.append(flat(trainer.model))
+        statement = trainer.statement()
+        assert (statement.unit, statement.users) == ("user", {"records": 2, "rows": rows})
+    assert torch.equal(*found)
+
+
+def test_batches_of_public_widths_train_as_batches_of_the_widest(tmp_path):
+    """Texts of three lengths: what is padded is masked, so the parameters are the same but for rounding."""
+
+    class Lengths(Texts):
+        def __getitem__(self, i):
+            ids = self.ids[i][: 4 + 3 * (i % 3)]
+            return {"input_ids": ids, "labels": ids, "attention_mask": torch.ones_like(ids)}
+
+    def joined(items):
+        fill = {"input_ids": 0, "labels": -100, "attention_mask": 0}
+        pad = torch.nn.utils.rnn.pad_sequence
+        return {name: pad([item[name] for item in items], True, value) for name, value in fill.items()}
+
+    found = []
+    for lengths in ((4, 7, LENGTH), (LENGTH,)):
+        collate = PadTo(joined, lengths, {"input_ids": 0, "labels": -100, "attention_mask": 0})
+        trainer = PrivateTrainer(
+            gpt2(resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0),
+            arguments(tmp_path / str(len(lengths)), per_device_train_batch_size=3, optim="sgd"),
+            collate, Lengths(), population=COUNT, run=eq.Run(reproducible=True),
+            method=eq.DPSGD(clip_norm=0.5, noise_multiplier=0.8),
+        )  # fmt: skip
+        trainer.train()
+        found.append(flat(trainer.model))
+    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-6)
 
 
 def test_private_records_are_not_evaluated(tmp_path):

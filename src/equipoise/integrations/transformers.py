@@ -178,9 +178,9 @@ class PrivateTrainer(Trainer):
     Args:
         model, args, data_collator, train_dataset, eval_dataset, processing_class: as for `Trainer`; the
             training records are private. Further arguments of `Trainer` go by name.
-        population: a public number of records that are trained on; see `PrivateTraining`.
+        population: a public number of records, or of users that are drawn; see `PrivateTraining`.
         budget, method: of `PrivateTraining`.
-        unit: "record", or `Record(relation="replace_one")`.
+        unit: "record", `Record(relation="replace_one")`, or `Users(...)`, whose owner may be a column.
         run: a `Run` without folder, seed and scheduler, which `args` give.
         loss: loss(model, batch) -> [B]; by default `record_losses`.
 
@@ -402,7 +402,7 @@ class PrivateTrainer(Trainer):
                 score=self.eval_dataset if isinstance(self.eval_dataset, Score) else None,
             ),
             "method": self.method,
-            "unit": self._unit,
+            "unit": self._protected(),
             "run": dataclasses.replace(
                 self._run, folder=self.run_dir, seed=args.seed, scheduler=self.lr_scheduler
             ),
@@ -422,6 +422,13 @@ class PrivateTrainer(Trainer):
             self.state.log_history = []
         self.private_training = training
         return training
+
+    def _protected(self) -> Any:
+        """The unit, with the column of owners as its values: the model does not take that column."""
+        unit, columns = self._unit, getattr(self.train_dataset, "column_names", ())
+        if isinstance(unit, Users) and isinstance(unit.owner, str) and unit.owner in columns:
+            return dataclasses.replace(unit, owner=list(self.train_dataset[unit.owner]))
+        return unit
 
     def _records(self) -> tuple[Any, Callable[[list[Any]], Any]]:
         """The private records and what joins them, without the columns that the model does not take."""
