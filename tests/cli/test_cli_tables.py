@@ -351,6 +351,15 @@ def test_a_score_that_says_nothing_of_a_number_is_refused(equipoise, people, tmp
     assert not (tmp_path / "run").exists()
 
 
+def test_several_labels_are_scored_by_the_share_of_right_ones(equipoise, people, tmp_path):
+    words = f"train --data {people} --target buys,member --batch-size 60 --epochs 1 --private-validation 0.2"
+    found = equipoise(f"{words} --json --run-dir", tmp_path / "run")
+    assert found.code == 0, found.err
+    assert 0 < found.value["evaluation"]["private_accuracy"] < 1
+    refused = equipoise(f"{words} --score auc --json --run-dir", tmp_path / "other")
+    assert "of one class per record" in refused.value["error"]
+
+
 def test_a_number_is_scored_by_its_error(equipoise, people, tmp_path):
     words = f"train --data {people} --target wage --batch-size 60 --epochs 1 --private-validation 0.2 --json"
     found = equipoise(words, "--run-dir", tmp_path / "run")

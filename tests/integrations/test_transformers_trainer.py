@@ -221,6 +221,42 @@ def test_the_best_step_of_a_private_score_is_what_is_published(tmp_path, stops_a
         trainer.evaluate()
 
 
+def test_early_stopping_ends_the_run_and_its_key(tmp_path, monkeypatch):
+    options = {"save_strategy": "steps", "save_steps": 1, "eval_strategy": "steps", "eval_steps": 1}
+    trainer = trainer_of(
+        tmp_path, eval_dataset=eq.Score("accuracy", share=0.3), budget=eq.Budget(8.0, 1e-3),
+        load_best_model_at_end=True, callbacks=[transformers.EarlyStoppingCallback(1)],
+        reproducible=False, **options,
+    )  # fmt: skip
+    taken = iter([0.9, 0.8])
+    monkeypatch.setattr(
+        eq.PrivateTraining,
+        "_scored",
+        lambda *_: {"private_accuracy": next(taken), "private_accuracy_error": 0.0},
+    )
+    trainer.train()
+    assert trainer.state.global_step == 2
+    assert not (trainer.run_dir / "private" / "key").exists()
+    assert trainer.statement().epsilon == pytest.approx(trainer.private_training.plan.epsilon(1e-3).value)
+    with pytest.raises(FileExistsError, match="It is finished"):
+        trainer_of(tmp_path).train()
+
+
+def test_a_score_is_taken_no_more_often_than_it_is_booked(tmp_path):
+    class Often(transformers.TrainerCallback):
+        def on_step_end(self, args, state, control, **kwargs):
+            control.should_evaluate = True
+
+    trainer = trainer_of(
+        tmp_path, eval_dataset=eq.Score("accuracy", share=0.3), eval_strategy="steps", eval_steps=3,
+        budget=eq.Budget(8.0, 1e-3), callbacks=[Often()],
+    )  # fmt: skip
+    with pytest.warns(UserWarning, match="as often as it was booked"):
+        trainer.train()
+    (row,) = [row for row in trainer.statement().releases if row["name"] == "private score"]
+    assert (row["used"], row["count"], trainer.state.global_step) == (2, 2, 6)
+
+
 class Stop(transformers.TrainerCallback):
     def __init__(self, at):
         self.at = at

@@ -26,7 +26,7 @@ from equipoise.publishing import model_card
 from equipoise.report.run_page import render_page
 from equipoise.report.run_reader import read_run
 from equipoise.statements.assumptions import Assumption
-from equipoise.training.record_source import BatchFormError
+from equipoise.training.record_source import BatchFormError, DataError
 from equipoise.training.scores import METRICS, metric_of
 from equipoise.training.setup.private_scores import SCORE
 
@@ -94,6 +94,8 @@ def outputs_of(kind, count=400):
     label = torch.randint(CLASSES, (count,), generator=rng)
     logits = torch.randn(count, CLASSES, generator=rng, dtype=torch.float64)
     logits[torch.arange(count), label] += 1
+    if kind == "labels":
+        return logits, (torch.rand(count, CLASSES, generator=rng) < 0.3).double()
     if kind == "binary":
         return logits[:, :1] - logits[:, 1:2], (label == 0).long()
     if kind == "items":
@@ -122,7 +124,12 @@ def of_calibration(logits, label):
     return total / len(label)
 
 
+SEVERAL = "accuracy, of several labels"
 WANTED = {
+    SEVERAL: (
+        "labels",
+        lambda o, y: np.mean([metrics.accuracy_score(*of) for of in zip(y, o > 0, strict=True)]),
+    ),
     "accuracy": ("classes", lambda o, y: metrics.accuracy_score(y, o.argmax(1))),
     "balanced-accuracy:3": ("classes", lambda o, y: metrics.balanced_accuracy_score(y, o.argmax(1))),
     "auc:32": ("binary", lambda o, y: metrics.roc_auc_score(y, o[:, 0])),
@@ -137,7 +144,7 @@ WANTED = {
 def test_each_metric_is_what_others_compute(name):
     kind, wanted = WANTED[name]
     outputs, labels = outputs_of(kind)
-    metric = metric_of(name)
+    metric = metric_of(name.partition(",")[0])
     places = metric.places(outputs, labels)
     assert bool(((places >= 0) & (places <= metric.bins - 1)).all())
     sums = unwrap(histogram(Private(places), metric.bins).value["histogram"])
@@ -158,7 +165,8 @@ def test_on_the_grid_the_area_is_exact_ties_and_all():
 
 
 def test_every_metric_is_tried_and_the_error_holds_noise_and_chance():
-    assert {name.partition(":")[0].replace("-", "_") for name in WANTED} | {"loss"} == METRICS.keys()
+    named = {name.partition(":")[0].replace("-", "_") for name in WANTED if name != SEVERAL}
+    assert named | {"loss"} == METRICS.keys()
     rng, score = torch.Generator().manual_seed(1), Score("accuracy", share=0.1)
     found = []
     for _ in range(400):  # 80 of 100 are right on average, and each count has noise of 6
@@ -170,7 +178,35 @@ def test_every_metric_is_tried_and_the_error_holds_noise_and_chance():
     assert math.isnan(score.read(torch.tensor([-5.0, 1.0]), 6.0)["private_accuracy"])
 
 
+@pytest.mark.parametrize("name", ["auc", "calibration", "balanced-accuracy:2"])
+def test_a_score_of_one_class_says_how_several_labels_are_scored(name):
+    with pytest.raises(BatchFormError, match=r"'accuracy'.*outputs="):
+        metric_of(name).places(torch.randn(5, 2), torch.ones(5, 2))
+
+
 # ---- a training with a score
+
+
+@pytest.mark.parametrize("outputs", [lambda m, b: (m(b["x"]), b["label"]), lambda m, b: (m(b["input"]), 1)])
+def test_outputs_that_fail_are_named_and_spend_nothing(outputs):
+    with pytest.raises(DataError, match=r"outputs of the Score.*outputs=lambda.*Nothing was spent"):
+        scored(Score("accuracy", share=SHARE, outputs=outputs))
+
+
+@pytest.mark.parametrize("metric", ["accuracy", "auc:4", "error:2"])
+def test_the_error_is_known_beforehand(metric):
+    """As by drawing records of the stated number evenly over the places, and the noise of the plan."""
+    score = Score(metric, share=SHARE, outputs=lambda m, b: (m(b["input"])[:, :2], b["label"].clamp(max=1)))
+    if metric == "error:2":
+        score = dataclasses.replace(score, outputs=lambda m, b: (m(b["input"])[:, 0], b["label"].float()))
+    run = scored(score)
+    noise, bins = run.plan[SCORE].noise_multiplier, score.metric.bins
+    drawn = torch.poisson(torch.full((2000, bins), COUNT * SHARE / bins, dtype=torch.float64))
+    found = score.metric.read(drawn + noise * torch.randn(drawn.shape))
+    spread = found[found.isfinite()].std()
+    told = run.describe()
+    assert told.score_error == pytest.approx(float(spread), rel=0.2)
+    assert f"{told.score_error:.2g}" in str(told)
 
 
 USERS = torch.arange(COUNT) // 3

@@ -107,7 +107,7 @@ class Experiment:
             return None
         times = math.ceil(steps / (settings.evaluate_every or max(1, steps // 10)))
         outputs: Outputs = lambda model, batch: (model(batch["input"]), batch[field])  # noqa: E731
-        of_classes = self.dataset.task == "classification"
+        of_classes = self.dataset.task != "regression"
         metric = settings.score or ("accuracy" if of_classes else "error:1")
         metric_of(metric)  # answers a name or a bound that is none
         name, _, bound = metric.partition(":")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,7 +25,7 @@ from equipoise.gradients.engine_inputs import Loss
 from equipoise.integrations.precision import in_bfloat16
 from equipoise.integrations.train_mode import to_train_mode
 from equipoise.methods import Method
-from equipoise.privacy import Budget, Poisson
+from equipoise.privacy import Budget, PlanUsedUpError, Poisson
 from equipoise.publishing import privacy_section
 from equipoise.report.run_reader import read_run
 from equipoise.statements import Statement
@@ -33,7 +34,7 @@ from equipoise.training.folder.run_folder import RunFolder
 from equipoise.training.interrupt import catch_interrupt
 
 with of_extra():
-    from transformers import Trainer, TrainerState, TrainingArguments
+    from transformers import EarlyStoppingCallback, Trainer, TrainerState, TrainingArguments
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
     from transformers.trainer_utils import SaveStrategy, TrainOutput
 
@@ -296,7 +297,13 @@ class PrivateTrainer(Trainer):
             self._take_steps(training, per_epoch, ignore_keys_for_eval)
         finally:
             self.is_in_train = False
-        result = training.finish()
+        # Any other stop, as of a clock, is one from which train(resume_from_checkpoint=True) goes on.
+        early = any(
+            isinstance(one, EarlyStoppingCallback)
+            and one.early_stopping_patience_counter >= one.early_stopping_patience
+            for one in handler.callbacks
+        )
+        result = training.finish(early=early)
         figures = {} if result.epsilon is None else {"epsilon": result.epsilon, "delta": result.delta}
         self.log(dict(figures))
         self.save_state()
@@ -354,7 +361,7 @@ class PrivateTrainer(Trainer):
             self.log({name: value for name, value in found.items() if value is not None})
         if self.control.should_evaluate:
             metrics = self._evaluate(None, ignore_keys)
-            is_best = self._determine_best_metric(metrics=metrics, trial=None)
+            is_best = bool(metrics) and self._determine_best_metric(metrics=metrics, trial=None)
             if self.args.save_strategy == SaveStrategy.BEST:
                 self.control.should_save = is_best
         if self.control.should_save:
@@ -466,7 +473,11 @@ class PrivateTrainer(Trainer):
         if isinstance(score := self.eval_dataset if eval_dataset is None else eval_dataset, Score):
             if not self.is_in_train:
                 raise RuntimeError("eval_dataset is a Score, which train() takes as often as it is planned")
-            taken = self._training().evaluate(score, keep_best=self.args.load_best_model_at_end)
+            try:
+                taken = self._training().evaluate(score, keep_best=self.args.load_best_model_at_end)
+            except PlanUsedUpError:  # by those of steps that were taken again, or that a callback asked for
+                warnings.warn("the Score was taken as often as it was booked, and is not again", stacklevel=2)
+                return {}
             metrics = {f"{metric_key_prefix}_{name}": value for name, value in taken.items()}
             self.log(metrics)
             self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)

@@ -28,7 +28,7 @@ from equipoise.privacy.noise.streams import ReleaseStreams, normals, way_of_nois
 from equipoise.training.forwards import forward_rows
 from equipoise.training.randomness import public_randomness
 from equipoise.training.setup.memory_use import step_bytes
-from equipoise.training.setup.private_scores import without_score
+from equipoise.training.setup.private_scores import SCORE, without_score
 from equipoise.training.setup.training_setup import TrainingSetup, run_of_budget
 
 CLIPPED = "a gradient above the clip norm is shortened to it, and a weight in the loss then adds nothing"
@@ -82,6 +82,8 @@ class Description:
         way_of_noise: how a device other than the CPU makes noise; "" for the CPU.
         compile_seconds: seconds that `torch.compile` took, in the first run on a machine; 0 without it.
         run_of_budget: which run it is of those that share the budget; "" if it has the rest to itself.
+        score_error: standard error of a private score's number if its records, of which the stated population
+            tells how many, were spread evenly over the places of its metric.
     """
 
     method: str
@@ -120,6 +122,7 @@ class Description:
     way_of_noise: str = ""
     compile_seconds: float = 0.0
     run_of_budget: str = ""
+    score_error: float | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, which commands print: without what follows from the number of private records."""
@@ -140,6 +143,7 @@ class Description:
             *([f"  made by     {self.way_of_noise}"] if self.way_of_noise else []),
             *([f"  launched    {self.way_of_launching}"] if self.way_of_launching else []),
             f"  privacy     {self._privacy()}",
+            *([] if self.score_error is None else [f"  score       standard error {self._score_error()}"]),
             f"  parameters  {self.parameters:,}"
             + (f", {len(self.dense)} tensors one record at a time, which is slow" if self.dense else ""),
             *(f"  dense       {name}: {reason}" for name, reason in self.dense.items()),
@@ -172,6 +176,10 @@ class Description:
                 f"  not updated {', '.join(self.written)}: what a forward writes there is thrown away"
             )
         return wrapped("\n".join(lines), page_width(), indent=14)
+
+    def _score_error(self) -> str:
+        unknown = "unknown: noise may hide its records, so hold more of them apart or score less often"
+        return unknown if math.isnan(self.score_error or 0.0) else f"about {self.score_error:.2g}, each time"
 
     def _privacy(self) -> str:
         if self.guarantee == "none":
@@ -257,7 +265,16 @@ def describe(setup: TrainingSetup, ledger: Ledger, steps_done: int) -> Descripti
         way_of_noise=way_of_noise(setup.device),
         compile_seconds=setup.rows.engine.compile_seconds,
         run_of_budget=run_of_budget(setup.budget, others),
+        score_error=_score_error(setup),
     )
+
+
+def _score_error(setup: TrainingSetup) -> float | None:
+    if setup.score is None:
+        return None
+    release, records = setup.plan[SCORE], setup.plan.sampling_of(SCORE).population
+    std = release.at(0).standard_deviation(SCORE, release.max_bound)
+    return setup.score.score.expected_error(records, std)
 
 
 def _noise(release: Release, count: int) -> str:

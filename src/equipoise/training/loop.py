@@ -163,7 +163,7 @@ class PrivateTraining:
         self.method_plan = setup.method_plan
         self._found, self._evaluation = setup.found, run.evaluation
         # The best evaluation: its step, numbers and parameters, and how many followed that were not better.
-        self._best, self._is_out_of_patience = dict(run.best), False
+        self._best = dict(run.best)
         name = self.processes.first(lambda: own_ledger(self.ledger).record.run)
         started = frozenset[str]() if self.steps_done else digests(self.parameters.values())
         self._traces, self._is_traced = Traces(name, started), False
@@ -550,21 +550,22 @@ class PrivateTraining:
             catch_interrupt() as interrupt,
             progress_bar(steps, self.steps_done, progress and self.processes.is_first) as show,
         ):
-            for step in () if self._gives_up(patience) else self:
+            over = self._gives_up(patience)
+            for step in () if over else self:
                 last = step.step == steps
                 evaluation: dict[str, float] = {}
                 if evaluate is not None and (last or step.step % evaluate_every == 0):
                     evaluation = self._evaluated(evaluate, keep_best)
-                    last |= self._gives_up(patience)
+                    over = self._gives_up(patience)
                 show(step.step, step.epsilon, evaluation)
                 stopped = self.processes.first(lambda: interrupt.signal is not None)
-                if self.folder is not None and (last or stopped or step.step % checkpoint_every == 0):
+                if self.folder is not None and (last or over or stopped or step.step % checkpoint_every == 0):
                     self.save_checkpoint()
-                if stopped or self._is_out_of_patience:
+                if stopped or over:
                     break
         if evaluate is not None and not self._evaluation:
             self._evaluated(evaluate, keep_best)
-        result = self.finish()
+        result = self.finish(early=over)
         stopped_by = None if result.finished else self.processes.first(lambda: interrupt.signal)
         result = replace(result, stopped_by=stopped_by)
         if stopped_by is not None:
@@ -617,8 +618,7 @@ class PrivateTraining:
 
     def _gives_up(self, patience: int | None) -> bool:
         """Whether so many evaluations in a row were not better."""
-        self._is_out_of_patience = bool(patience and self._best and self._best["since"] >= patience)
-        return self._is_out_of_patience
+        return bool(patience and self._best and self._best["since"] >= patience)
 
     def evaluate(self, evaluate: Evaluate, *, keep_best: bool = False) -> dict[str, float]:
         """Evaluate the (averaged) model and write the numbers to the metrics.
@@ -683,7 +683,7 @@ class PrivateTraining:
         if new and self.folder is not None and self.processes.is_first:
             self.folder.add_assumptions(new)
 
-    def finish(self, *, stop_fixed_beforehand: bool = False) -> Result:
+    def finish(self, *, stop_fixed_beforehand: bool = False, early: bool = False) -> Result:
         """Write statement and model.
 
         After the last step also put the average into the model, book the end of the run and delete the key:
@@ -694,11 +694,12 @@ class PrivateTraining:
                 the steps taken, not of the plan. It is right only if this stop was fixed before the training,
                 or followed from nothing that the training released: a clock, and not an accuracy, a loss or
                 a gradient. The statement names that as an assumption.
+            early: end the run here, whatever decided it. Epsilon stays that of the plan.
         """
         with self.processes.together():
             self._steps.check()
         steps, kept, folder = self.steps_done, self._kept, self.folder
-        is_over = stop_fixed_beforehand or self._is_out_of_patience or steps >= self.sampling.steps
+        is_over = stop_fixed_beforehand or early or steps >= self.sampling.steps
         finished = is_over or not self._can_go_on()
         statement = self._finished_with = self.processes.first(
             lambda: self._booked_statement(stop_fixed_beforehand)
@@ -733,12 +734,12 @@ class PrivateTraining:
             self.end(stop_fixed_beforehand)
             reason = (
                 "fixed beforehand" if stop_fixed_beforehand
-                else "patience" if self._is_out_of_patience
+                else "patience" if early
                 else "all steps" if steps >= self.sampling.steps
                 else "plan used up"
             )  # fmt: skip
             self._run.metrics.event("finish", steps, reason=reason, epsilon=statement.epsilon)
-        if ended_early and not self._is_out_of_patience and self.processes.is_first:
+        if ended_early and not early and self.processes.is_first:
             warnings.warn(
                 f"the run has ended after {steps} of its {self.sampling.steps} steps: steps that it computed "
                 "with other numbers after it was resumed (other processes, another device, other records) "

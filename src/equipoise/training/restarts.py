@@ -197,7 +197,7 @@ class FinishedTraining:
         """As `PrivateTraining.run`, which has nothing left to do."""
         return self.finish()
 
-    def finish(self) -> Result:
+    def finish(self, **_: bool) -> Result:
         """As `PrivateTraining.finish`; nothing is written."""
         statement = self._statement
         return Result(

@@ -76,13 +76,34 @@ def _probabilities(outputs: Tensor) -> Tensor:
     return torch.softmax(outputs, 1)
 
 
+def _class_of(labels: Tensor) -> Tensor:
+    """[B], of labels [B] or [B, 1].
+
+    Raises:
+        BatchFormError: there are several labels of a record.
+    """
+    if labels.numel() != len(labels):
+        raise BatchFormError(
+            f"the score is of one class per record, and labels are {list(labels.shape)}: take 'accuracy', "
+            "which is the share of right labels, or one of them: outputs=lambda model, batch: "
+            "(model(...)[:, 0], batch[...][:, 0])"
+        )
+    return labels.reshape(-1)
+
+
 def _is_right(outputs: Tensor, labels: Tensor) -> Tensor:
-    return (_probabilities(outputs).argmax(1) == labels.reshape(-1)).float()
+    return (_probabilities(outputs).argmax(1) == _class_of(labels)).float()
 
 
 def accuracy() -> Metric:
-    """The share of records whose largest logit is that of their class."""
-    return Metric("accuracy", _is_right)
+    """The share of records whose largest logit is that of their class; of labels [B, K], of right ones."""
+
+    def places(outputs: Tensor, labels: Tensor) -> Tensor:
+        if labels.ndim > 1 and labels.shape[1] > 1 and labels.shape == outputs.shape:
+            return ((outputs > 0) == (labels > 0.5)).float().flatten(1).mean(1)
+        return _is_right(outputs, labels)
+
+    return Metric("accuracy", places)
 
 
 def balanced_accuracy(classes: int = 2) -> Metric:
@@ -92,7 +113,7 @@ def balanced_accuracy(classes: int = 2) -> Metric:
         return _share(counts[..., 1::2], counts[..., ::2] + counts[..., 1::2]).nanmean(-1)
 
     def places(outputs: Tensor, labels: Tensor) -> Tensor:
-        return 2 * labels.reshape(-1) + _is_right(outputs, labels)
+        return 2 * _class_of(labels) + _is_right(outputs, labels)
 
     return Metric("balanced_accuracy", places, read, 2 * classes)
 
@@ -115,7 +136,7 @@ def auc(grid: int = 8) -> Metric:
                 f"auc is of two classes, and outputs hold {outputs.shape[1]}: take "
                 f"'balanced_accuracy:{outputs.shape[1]}', or outputs= that gives two"
             )
-        return labels.reshape(-1) * grid + _probabilities(outputs)[:, 1] * (grid - 1)
+        return _class_of(labels) * grid + _probabilities(outputs)[:, 1] * (grid - 1)
 
     def read(counts: Tensor) -> Tensor:
         negative, positive = counts.chunk(2, -1)
@@ -162,7 +183,9 @@ def loss(bound: float = 1.0) -> Metric:
 def error(bound: float = 1.0) -> Metric:
     """The mean distance of output and label, cut to [0, bound]."""
     return _bounded(
-        "error", lambda out, label: (out - label.reshape(out.shape)).abs().flatten(1).mean(1), bound
+        "error",
+        lambda out, label: (out - label.reshape(out.shape)).abs().reshape(len(out), -1).mean(1),
+        bound,
     )
 
 
@@ -264,6 +287,11 @@ class Score:
     def larger_is_better(self) -> bool:
         """As its metric has it."""
         return bool(self.metric.larger_is_better)
+
+    def expected_error(self, records: float, noise_std: float) -> float:
+        """The error of the number if so many records were spread evenly over the places."""
+        even = torch.full((self.metric.bins,), records / self.metric.bins)
+        return self.read(even, noise_std)[f"private_{self.metric.name}_error"]
 
     def read(self, counts: Tensor, noise_std: float) -> dict[str, float]:
         """The number that released counts [K] give, as "private_" and its name, and its error."""

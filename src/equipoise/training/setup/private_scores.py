@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from equipoise._foreign_errors import where_raised
 from equipoise.distributed.processes import Processes
 from equipoise.gradients.capture.recorder import PlanMismatch
 from equipoise.gradients.compare import away_from_zero
@@ -37,7 +38,7 @@ from equipoise.privacy.noise.uniform import KEYS, keyed_integers
 from equipoise.training.arguments import TrainingInputs
 from equipoise.training.forwards import BatchPreparation, RowSource, forward_rows
 from equipoise.training.randomness import public_randomness
-from equipoise.training.record_source import RecordSource
+from equipoise.training.record_source import BatchFormError, DataError, RecordSource
 from equipoise.training.scores import Score
 from equipoise.training.setup.loss_trials import check_loss, refuse_followed
 from equipoise.training.setup.pipeline_trials import Pipeline
@@ -225,7 +226,17 @@ def prepare_score(given: TrainingInputs, trained: RowSource, processes: Processe
     if score.data is not None:
         source = RecordSource(score.data, given.data.collate, given.data.workers)
     prepare, places = BatchPreparation(trained.prepare.device), _places(score, given.loss)
-    example, probes = check_loss(model, places, source, prepare.device)
+    try:
+        example, probes = check_loss(model, places, source, prepare.device)
+    except BatchFormError:
+        raise
+    except DataError as error:
+        why = where_raised(error.__cause__) if error.__cause__ else str(error)
+        raise DataError(
+            f"outputs of the Score, or its metric, fails: {why}. By default "
+            "outputs are model(batch['input']) and batch['label']; give Score(..., outputs=lambda model, "
+            "batch: (model(...), batch[...])). Nothing was spent."
+        ) from error
     check_held(model, score.outputs, source, example, given.sampling.population)
     prepared = prepare(example, public_randomness(trained.seed, "example"))
     engine = ScoreEngine(model, places, prepared, check=False, trust=given.run.trust, publicly=True)
