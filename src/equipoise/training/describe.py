@@ -83,7 +83,7 @@ class Description:
         compile_seconds: seconds that `torch.compile` took, in the first run on a machine; 0 without it.
         run_of_budget: which run it is of those that share the budget; "" if it has the rest to itself.
         score_error: standard error of a private score's number if its records, of which the stated population
-            tells how many, were spread evenly over the places of its metric.
+            tells how many, were spread evenly over the places of its metric; None if noise would hide them.
     """
 
     method: str
@@ -143,7 +143,7 @@ class Description:
             *([f"  made by     {self.way_of_noise}"] if self.way_of_noise else []),
             *([f"  launched    {self.way_of_launching}"] if self.way_of_launching else []),
             f"  privacy     {self._privacy()}",
-            *([] if self.score_error is None else [f"  score       standard error {self._score_error()}"]),
+            *([f"  score       {self._score_error()}"] if SCORE in self.noise else []),
             f"  parameters  {self.parameters:,}"
             + (f", {len(self.dense)} tensors one record at a time, which is slow" if self.dense else ""),
             *(f"  dense       {name}: {reason}" for name, reason in self.dense.items()),
@@ -178,8 +178,9 @@ class Description:
         return wrapped("\n".join(lines), page_width(), indent=14)
 
     def _score_error(self) -> str:
-        unknown = "unknown: noise may hide its records, so hold more of them apart or score less often"
-        return unknown if math.isnan(self.score_error or 0.0) else f"about {self.score_error:.2g}, each time"
+        if self.score_error is None:
+            return "hidden by its noise: hold more records apart, or score less often"
+        return f"standard error about {self.score_error:.2g}, each time"
 
     def _privacy(self) -> str:
         if self.guarantee == "none":
@@ -274,7 +275,8 @@ def _score_error(setup: TrainingSetup) -> float | None:
         return None
     release, records = setup.plan[SCORE], setup.plan.sampling_of(SCORE).population
     std = release.at(0).standard_deviation(SCORE, release.max_bound)
-    return setup.score.score.expected_error(records, std)
+    found = setup.score.score.expected_error(records, std)
+    return None if math.isnan(found) else found
 
 
 def _noise(release: Release, count: int) -> str:
