@@ -35,13 +35,6 @@ FORMS = {"safetensors": "model.safetensors", "state-dict": "model.pt", "onnx": "
 """What the model's file is called, by its form."""
 
 _COPIED = ("statement.json", "statement.sig.json")
-_OF_FILES = {
-    "schema.json": "what the inputs are made of, in order",
-    "coefficients.csv": "the model in the units of the columns",
-    "prediction.sql": "the prediction as an expression of SQL",
-    "statement.json": "the statement above, for programs",
-    "statement.sig.json": "its signature",
-}
 
 
 def publish(
@@ -191,7 +184,7 @@ def model_card(run: Run, form: str = "safetensors", use: str = "", files: Iterab
         f"# {title}\n\n{''.join(rows)}{privacy_section(run)}\n"
         f"{use.rstrip()}{chr(10) * 2 if use else ''}"
         f"## Files\n\n- `{FORMS[form]}`: the {'graph, weights included' if form == 'onnx' else 'weights'}\n"
-        + "".join(f"- `{name}`: {_OF_FILES.get(name, 'public')}\n" for name in files)
+        + "".join(f"- `{name}`\n" for name in files)
     )
 
 

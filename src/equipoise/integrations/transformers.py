@@ -542,14 +542,10 @@ class PrivateTrainer(Trainer):
         super()._save_checkpoint(model, trial)
         self.save_state()
 
-    def _save_optimizer_and_scheduler(self, output_dir: Any) -> None:
-        """Nothing: the run folder has them."""
+    def _save_nothing(self, output_dir: Any) -> None:
+        """The run folder has the optimiser, the scheduler and what is random; bfloat16 needs no scaler."""
 
-    def _save_scaler(self, output_dir: Any) -> None:
-        """Nothing: bfloat16 needs none."""
-
-    def _save_rng_state(self, output_dir: Any) -> None:
-        """Nothing: the run folder has what is random."""
+    _save_optimizer_and_scheduler = _save_scaler = _save_rng_state = _save_nothing
 
     def _read_state(self, steps: int) -> None:
         """The log of the run that goes on, without steps that will be repeated."""

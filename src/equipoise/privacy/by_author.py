@@ -64,6 +64,11 @@ class _ByAuthor:
         super().__init_subclass__(**options)
         cls.known[f"{cls.__module__}:{cls.__qualname__}"] = cls
 
+    @classmethod
+    def imported(cls, author: str, **values: Any) -> Any:
+        """The object of a class that is imported here, or None."""
+        return cls.known[author](**values) if author in cls.known else None
+
     @property
     def author(self) -> str:
         """The class, as module:Class."""
@@ -118,13 +123,9 @@ class OwnMechanism(_ByAuthor, Mechanism):
     @staticmethod
     def described(description: Mapping[str, Any]) -> OwnMechanism:
         """What `describe` wrote; if the class is not imported here, enough of it to account for it."""
-        author, multiplier = description["by"], description["noise_multiplier"]
-        if author in OwnMechanism.known:
-            found: OwnMechanism = OwnMechanism.known[author](
-                noise_multiplier=multiplier, **description["settings"]
-            )
-            return found
-        return _NoiseElsewhere(author, multiplier, json.dumps(description["settings"], sort_keys=True))
+        author, multiplier, given = (description[key] for key in ("by", "noise_multiplier", "settings"))
+        elsewhere = _NoiseElsewhere(author, multiplier, json.dumps(given, sort_keys=True))
+        return OwnMechanism.imported(author, noise_multiplier=multiplier, **given) or elsewhere
 
     @property
     def claim(self) -> str:
@@ -206,14 +207,11 @@ class OwnSampling(_ByAuthor, Sampling):
     @staticmethod
     def described(description: Mapping[str, Any]) -> OwnSampling:
         """What `describe` wrote; if the class is not imported here, enough of it to account for it."""
-        author, like = description["by"], sampling_from(description["accounted_as"])
+        author, given, like = (description[key] for key in ("by", "settings", "accounted_as"))
         public = {name: description[name] for name in ("population", "steps")}
-        if author in OwnSampling.known:
-            found: OwnSampling = OwnSampling.known[author](**public, **description["settings"])
-            return found
-        return _DrawnElsewhere(
-            **public, by=author, given=json.dumps(description["settings"], sort_keys=True), like=like
-        )
+        text = json.dumps(given, sort_keys=True)
+        elsewhere = _DrawnElsewhere(**public, by=author, given=text, like=sampling_from(like))
+        return OwnSampling.imported(author, **public, **given) or elsewhere
 
     @property
     def claim(self) -> str:

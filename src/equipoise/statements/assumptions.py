@@ -52,24 +52,6 @@ def always(unit: Any) -> list[str]:
 
 ALLOWED = "public and private records belong to different persons, also where they are equal"
 
-#: Said before statements had a field `independence`, forwards were filled up with zeros, and equal public
-#: records were refused, and while rounding was measured at the start; those that stand verify as they did.
-EARLIER = (
-    ALLOWED,
-    "loss, collate and augmentation treat each record by itself: which records stand next to it or came "
-    "before it, and where it stands, change nothing (tried on a few records before the start)",
-    "how rows are computed was planned on a few private records: the model fails on made-up ones, or runs "
-    "other operations for them",
-    "copies of a drawn record fill up the micro-batches, with weight zero: the model takes no made-up "
-    "records",
-    "a record's gradient is the same to the last digit at every place of a batch (tried on a few records "
-    "before the start)",
-    "a record's gradient rounds differently with its place in a micro-batch (measured before the start); "
-    "where the loss has no kinks this moves the sum by rounding alone",
-    "whether a record's gradient rounds differently with its place in a micro-batch was not measured: the "
-    "model draws random numbers",
-)
-
 # ---- what a process finds out, with the names of what it found
 
 COMPARED_DATA = "compared, on a few records; what it keeps of those that it met before is not looked for"

@@ -12,7 +12,7 @@ from typing import Any
 
 from equipoise._relations import ARE_PUBLIC
 from equipoise._version import ENGINE, __version__
-from equipoise.statements.assumptions import ALLOWED, EARLIER, NAMED, NOT_COMPARED, Assumption, always
+from equipoise.statements.assumptions import ALLOWED, NAMED, NOT_COMPARED, Assumption, always
 from equipoise.statements.recompute import MALFORMED, Finding, finite_number
 from equipoise.statements.statement import OF_THE_LEDGER, claims_of, sampling_assumptions
 
@@ -113,7 +113,6 @@ def check_assumptions(statement: Object, config: Object) -> list[Finding]:
         *every,
         *draws,
         *Assumption,
-        *EARLIER,
         *OF_THE_LEDGER,
         *(one for one in found if one.startswith(NAMED)),
     }

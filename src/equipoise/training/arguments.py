@@ -289,10 +289,6 @@ MOVED = {
     **dict.fromkeys(("owner", "records_per_user"), "now unit=Users(owner=..., records_per_user=...)"),
     "user_rows": "now unit=Users(owner=..., records_per_user=..., rows=...)",
     "relation": "now unit=Record(relation=...), or of users unit=Users(..., relation=...)",
-    "epsilon_every": "gone: epsilon is computed 20 times in a run",
-    "allow_public_duplicates": "gone: leave records that are public out of data",
-    "on_create": "gone: a subclass of Run may have a method created(folder)",
-    "noise_for_cohort": "gone: a run with a smaller noise multiplier states its own epsilon",
 }
 """Where an argument that training took by itself stands now."""
 

@@ -131,50 +131,40 @@ class Description:
     def __str__(self) -> str:
         noise = [f"multiplier {name} {words}" for name, words in self.noise.items()]
         noise += [f"no proven noise for {name}" for name in self.unproven]
-        passes = f"{self.passes:.1f}"
-        taken = f"{self.steps_done} taken, " if self.steps_done else ""
+        passes, taken = f"{self.passes:.1f}", f"{self.steps_done} taken, " if self.steps_done else ""
+        slow = f", {len(self.dense)} tensors one record at a time, which is slow" if self.dense else ""
+        unused, held, written = map(", ".join, (self.unused, self.held, self.written))
+        rows = [
+            ("population", self.is_counted and f"exactly the number of {self.drawn}s in the data: if it was "
+            "counted, state a public round number near it (this line is for the data's owner)"),
+            ("sampling", f"{self.sampling}, rate {self.sampling_rate:.4g}, {self.expected_batch_size:g} "
+            f"{self.drawn}s expected per step, in microbatches of up to {self.micro_batch_size}"
+            + f", {self.processes} processes" * (self.processes > 1)),
+            ("noise", ", ".join(noise) or "none"),
+            ("made by", self.way_of_noise),
+            ("launched", self.way_of_launching),
+            ("privacy", self._privacy()),
+            ("score", SCORE in self.noise and self._score_error()),
+            ("parameters", f"{self.parameters:,}{slow}"),
+            *(("dense", f"{name}: {reason}") for name, reason in self.dense.items()),
+            ("clipping", self.noise and CLIPPED),
+            ("records", self.independence),
+            ("compiled", self.compile_seconds and f"in {self.compile_seconds:.0f} s"),
+            ("memory", f"about {self.memory_bytes / 1e6:,.0f} MB in addition to the model"),
+            ("time", f"about {self.seconds_per_step * 1e3:,.0f} ms per step"
+            + f" for {passes} passes over each drawn {self.drawn}" * (passes != "1.0")
+            + f", {timedelta(seconds=round(self.seconds))} in all"),
+            ("unused", unused and f"{unused}: no record that was tried reaches them, and noise alone moves "
+            "them until one does; if none can, freeze them with requires_grad_(False)"),
+            ("held", held and f"{held}: as long as the data, or equal to records of it; no epsilon covers "
+            "what is held at the start, so private records must not be in it"),
+            ("not updated", written and f"{written}: what a forward writes there is thrown away"),
+        ]  # fmt: skip
         lines = [
             f"{self.method}: {self.steps} steps planned, {taken}{self.epochs:.1f} passes over the population"
-            + ("" if self.steps_done else "; nothing spent yet"),
-            f"  sampling    {self.sampling}, rate {self.sampling_rate:.4g}, {self.expected_batch_size:g} "
-            f"{self.drawn}s expected per step, in microbatches of up to {self.micro_batch_size}"
-            + (f", {self.processes} processes" if self.processes > 1 else ""),
-            f"  noise       {', '.join(noise) or 'none'}",
-            *([f"  made by     {self.way_of_noise}"] if self.way_of_noise else []),
-            *([f"  launched    {self.way_of_launching}"] if self.way_of_launching else []),
-            f"  privacy     {self._privacy()}",
-            *([f"  score       {self._score_error()}"] if SCORE in self.noise else []),
-            f"  parameters  {self.parameters:,}"
-            + (f", {len(self.dense)} tensors one record at a time, which is slow" if self.dense else ""),
-            *(f"  dense       {name}: {reason}" for name, reason in self.dense.items()),
-            *([f"  clipping    {CLIPPED}"] if self.noise else []),
-            f"  records     {self.independence}",
-            *([f"  compiled    in {self.compile_seconds:.0f} s"] if self.compile_seconds else []),
-            f"  memory      about {self.memory_bytes / 1e6:,.0f} MB in addition to the model",
-            f"  time        about {self.seconds_per_step * 1e3:,.0f} ms per step"
-            + (f" for {passes} passes over each drawn {self.drawn}" if passes != "1.0" else "")
-            + f", {timedelta(seconds=round(self.seconds))} in all",
+            + "; nothing spent yet" * (not self.steps_done),
+            *(f"  {name:<11} {said}" for name, said in rows if said),
         ]
-        if self.is_counted:
-            lines.insert(
-                2,
-                f"  population  exactly the number of {self.drawn}s in the data: if it was counted, state a "
-                "public round number near it (this line is for the data's owner)",
-            )
-        if self.unused:
-            lines.append(
-                f"  unused      {', '.join(self.unused)}: no record that was tried reaches them, and noise "
-                "alone moves them until one does; if none can, freeze them with requires_grad_(False)"
-            )
-        if self.held:
-            lines.append(
-                f"  held        {', '.join(self.held)}: as long as the data, or equal to records of it; no "
-                "epsilon covers what is held at the start, so private records must not be in it"
-            )
-        if self.written:
-            lines.append(
-                f"  not updated {', '.join(self.written)}: what a forward writes there is thrown away"
-            )
         return wrapped("\n".join(lines), page_width(), indent=14)
 
     def _score_error(self) -> str:
