@@ -102,7 +102,7 @@ def federation_summary(values: Mapping[str, Any]) -> RenderableType:
 
     spent = "no value" if values["epsilon"] is None else f"ε = {rounded_up(values['epsilon'])}"
     rows: list[tuple[str, RenderableType]] = [
-        *(score_row(name, [y for _, y in _points(values, name)]) for name in _scores(values)),
+        *(score_row(name, _points(values, name)[-1][1]) for name in _scores(values)),
         ("privacy spent", f"{spent} at δ = {plain(values['delta'])}, the most at any client"),
         (
             "guarantee",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from equipoise._relations import condition_in_words
@@ -13,25 +13,6 @@ from equipoise.report.run_reader import Run
 if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.text import Text
-
-BLOCKS = "▁▂▃▄▅▆▇█"
-
-
-def sparkline(values: Sequence[float], width: int = 32) -> str:
-    """A curve as one line of block characters, from the least value to the greatest.
-
-    >>> sparkline([0, 1, 2, 3])
-    '▁▃▆█'
-    >>> sparkline([])
-    ''
-    """
-    if not values:
-        return ""
-    count = min(width, len(values))
-    picked = [values[round(i * (len(values) - 1) / max(count - 1, 1))] for i in range(count)]
-    low, high = min(picked), max(picked)
-    span = (high - low) or 1.0
-    return "".join(BLOCKS[round((v - low) / span * (len(BLOCKS) - 1))] for v in picked)
 
 
 def panel(rows: Iterable[tuple[str, RenderableType]], title: str, *, bad: bool = False) -> RenderableType:
@@ -47,13 +28,11 @@ def panel(rows: Iterable[tuple[str, RenderableType]], title: str, *, bad: bool =
     return Panel(grid, title=title, title_align="left", border_style="red" if bad else "dim", expand=False)
 
 
-def score_row(name: str, values: Sequence[float], beside: str = "") -> tuple[str, RenderableType]:
-    """The row of a score: its last value, and the way there as a sparkline."""
+def score_row(name: str, value: float, beside: str = "") -> tuple[str, RenderableType]:
+    """The row of a score."""
     from rich.text import Text
 
-    line = Text(score_in_words(name, values[-1]), style="bold")
-    if len(values) > 2:
-        line.append("  " + sparkline(values), style="blue")
+    line = Text(score_in_words(name, value), style="bold")
     line.append(beside, style="not bold dim")
     return "test accuracy" if name == "accuracy" else score_name(name), line
 
@@ -86,7 +65,7 @@ def summary(run: Run, folder: str, seconds: float | None = None) -> RenderableTy
         beside = ""
         if name in run.baseline:
             beside = f"  ({score_in_words(name, run.baseline[name])} by {run.details.get('baseline')})"
-        rows.append(score_row(name, [y for _, y in run.curve(f"evaluation.{name}")], beside))
+        rows.append(score_row(name, run.evaluation[name], beside))
     if run.epsilon is None:
         spent = Text("no value: at least one step has no proof", style="bold red")
     else:
