@@ -15,7 +15,7 @@ from equipoise.audit.bounds import (
     clopper_pearson,
     epsilon_of_rates,
 )
-from equipoise.audit.one_run import certify_guesses, guess_by_score, is_refuted
+from equipoise.audit.one_run import certify_guesses, guess_by_score, is_refuted, trade_offs
 from equipoise.privacy import gaussian_epsilon
 
 
@@ -154,16 +154,23 @@ def test_a_mechanism_that_attains_the_bound_is_not_accused():
 def test_one_run_of_gaussian_coins_is_right_as_often_as_it_says():
     """Each canary's score is normal, at distance mu: against the whole trade-off, at confidence 0.8."""
     rng, mu = np.random.default_rng(6), 0.8
-    found = []
+    offs, found, plain = trade_offs(lambda z, d: gaussian_epsilon(mu / z, d)), [], []
     for _ in range(40):
         coins = rng.random(200) < 0.5
         scores = rng.normal(size=200) + mu * coins
-        found.append(
-            guess_by_score(scores, coins, 1e-5, 0.8, lambda z, d: gaussian_epsilon(mu / z, d)).epsilon
-        )
+        found.append(guess_by_score(scores, coins, 1e-5, 0.8, offs).epsilon)
+        plain.append(guess_by_score(scores, coins, 1e-5, 0.8).epsilon)
     truth = gaussian_epsilon(mu, 1e-5)
     assert np.mean(np.array(found) > truth) < 0.2 + 3 * math.sqrt(0.2 * 0.8 / 40)
-    assert np.median(found) > 0.3 * truth
+    assert np.median(found) > 1.3 * np.median(plain)
+
+
+def test_few_guesses_at_a_small_error_certify_more_against_a_trade_off():
+    """Their probability is below 1e-3, which pairs of a smaller delta bound."""
+    offs = trade_offs(lambda z, d: gaussian_epsilon(1 / z, d))
+    for guesses, correct in ((1000, 617), (160, 110)):
+        alone = certify_guesses(1000, guesses, correct, 1e-5, 0.994).epsilon
+        assert certify_guesses(1000, guesses, correct, 1e-5, 0.994, offs).epsilon > 1.3 * alone
 
 
 def test_scores_are_guessed_from_both_ends():

@@ -93,12 +93,12 @@ class TradeOffs:
     """
 
     def __init__(self, spent: Callable[[float, float], float], deltas: Numbers = DELTAS) -> None:
-        self._spent, self.deltas = spent, deltas
+        self.spent, self.deltas = spent, deltas
 
     @cache  # noqa: B019 - as long as an audit
     def growth(self, scale: float) -> Numbers:
         """e^epsilon at each delta; above e^700 it is e^700, which allows everything."""
-        return np.exp(np.minimum([self._spent(scale, delta) for delta in self.deltas], 700.0))
+        return np.exp(np.minimum([self.spent(scale, delta) for delta in self.deltas], 700.0))
 
     def least_refuted(self, refutes: Callable[[Numbers], bool], tolerance: float = 0.003) -> float:
         """The least scale of noise, to a relative tolerance, whose trade-off is refuted; infinite if none is.

@@ -37,10 +37,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-from equipoise.audit.bounds import DELTAS, TradeOffs
+from equipoise.audit.bounds import TradeOffs
 from equipoise.audit.roc import Numbers
 
-__all__ = ["OneRun", "certify_guesses", "guess_by_score", "is_refuted"]
+__all__ = ["OneRun", "certify_guesses", "guess_by_score", "is_refuted", "trade_offs"]
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ def certify_guesses(
     correct: int,
     delta: float,
     confidence: float = 0.95,
-    spent: Callable[[float, float], float] | None = None,
+    offs: TradeOffs | None = None,
 ) -> OneRun:
     """Epsilon of the claim with as much noise as the guesses do not refute; 0 if they refute none.
 
@@ -105,22 +105,23 @@ def certify_guesses(
         canaries, guesses, correct: m, r and v.
         delta: as claimed.
         confidence: of the bound.
-        spent: as for `TradeOffs`, of a plan. Without it nothing but (epsilon, delta) is claimed.
+        offs: of a plan (`trade_offs`). Without it nothing but (epsilon, delta) is claimed.
 
     Example:
         >>> round(certify_guesses(100, 100, 100, 0.0, 0.95).epsilon, 1)
         3.5
     """
-
-    def alone(scale: float, at: float) -> float:
-        return 1 / scale if at >= delta else math.inf
-
-    offs = TradeOffs(spent or alone, DELTAS if spent else np.array([delta]))
-    scale = offs.least_refuted(
-        lambda growth: is_refuted(growth, offs.deltas, canaries, guesses, correct, 1 - confidence)
+    claim = offs or TradeOffs(lambda scale, at: 1 / scale, np.array([delta]))
+    scale = claim.least_refuted(
+        lambda growth: is_refuted(growth, claim.deltas, canaries, guesses, correct, 1 - confidence)
     )
-    found = 0.0 if scale == math.inf else (spent or alone)(scale, delta)
+    found = 0.0 if scale == math.inf else claim.spent(scale, delta)
     return OneRun(found, delta, confidence, canaries, guesses, correct)
+
+
+def trade_offs(spent: Callable[[float, float], float]) -> TradeOffs:
+    """Those of a plan. That many guesses are right is rare, and bounded by the pairs of the least deltas."""
+    return TradeOffs(spent, np.geomspace(1e-5, 0.9, 30))
 
 
 def guess_by_score(
@@ -128,7 +129,7 @@ def guess_by_score(
     present: ArrayLike,
     delta: float,
     confidence: float = 0.95,
-    spent: Callable[[float, float], float] | None = None,
+    offs: TradeOffs | None = None,
 ) -> OneRun:
     """Guess the canaries of the highest scores present and those of the lowest absent.
 
@@ -140,7 +141,7 @@ def guess_by_score(
         present: [m], who was in.
         delta: as claimed.
         confidence: of the best bound.
-        spent: as for `certify_guesses`.
+        offs: as for `certify_guesses`.
     """
     order = np.argsort(np.asarray(scores, dtype=np.float64), kind="stable")
     inside = np.asarray(present, dtype=bool)[order]
@@ -151,7 +152,7 @@ def guess_by_score(
     for size in sizes:
         lowest, highest = size // 2, size - size // 2
         correct = int((~inside[:lowest]).sum() + inside[m - highest :].sum())
-        found = certify_guesses(m, size, correct, delta, share, spent)
+        found = certify_guesses(m, size, correct, delta, share, offs)
         if found.epsilon > best.epsilon or best.guesses == 0:
             best = OneRun(found.epsilon, delta, confidence, m, size, correct)
     return best

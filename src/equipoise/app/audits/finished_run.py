@@ -22,7 +22,7 @@ from equipoise.app.settings import RunSettings
 from equipoise.audit.bounds import spent_by
 from equipoise.audit.canary_records import SCORES_FILE, InsertedCanaries
 from equipoise.audit.neighbours import NeighbourAudit, audit_neighbours
-from equipoise.audit.one_run import guess_by_score
+from equipoise.audit.one_run import guess_by_score, trade_offs
 from equipoise.audit.roc import Roc, bound_on_roc, roc
 from equipoise.report import RunFolderError, read_run
 from equipoise.report.figures import Curve, plot
@@ -100,7 +100,7 @@ def audit_run(folder: str, settings: RunSettings, confidence: float = 0.95) -> d
         scores["white box"] = _read_scores(path, len(canaries))
     present = canaries.present.numpy()
     delta = float(run.delta or 1e-5)
-    spent = spent_by(published_record(run.statement).plan) if run.guarantee == "proven" else None
+    offs = trade_offs(spent_by(published_record(run.statement).plan)) if run.guarantee == "proven" else None
     curves = {name: roc(values, present) for name, values in scores.items()}
     figure = Path(folder) / "private" / "audit.png"
     found: dict[str, Any] = {
@@ -111,7 +111,7 @@ def audit_run(folder: str, settings: RunSettings, confidence: float = 0.95) -> d
         "confidence": confidence,
         "attacks": {
             name: {
-                **asdict(guess_by_score(values, present, delta, confidence, spent)),
+                **asdict(guess_by_score(values, present, delta, confidence, offs)),
                 "auc": curves[name].area,
             }
             for name, values in scores.items()
