@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 
@@ -35,10 +37,12 @@ def test_finished_runs_are_not_run_again(tmp_path):
     assert [r["value"] for r in ResultCache(path).finish(planned, nothing)] == [0, 1, 2]
     with path.open("a") as file:
         file.write('{"settings": {"number": 3}, "res')  # a kill in the middle of a line
+    path.write_text(re.sub(r'("processor_seconds": )[\d.]+', r"\g<1>2.5", path.read_text()))
     kept = ResultCache(path)
     assert len(kept) == 3
     assert [r["value"] for r in kept.finish(planned, nothing)] == [0, 1, 2]
     assert done == [0, 1, 2]
+    assert kept.seconds_before == 7.5
     assert kept.result({"number": 1, "rounds": 2}, lambda: run(9)) == {"value": 9}  # other settings
 
 

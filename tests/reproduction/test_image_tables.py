@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from equipoise.data import DataSet, Records
+from reproduction.findings import reported
 from reproduction.papers import (
     dc_dpsgd_ablations,
     dc_dpsgd_images,
@@ -95,6 +96,10 @@ def test_only_a_projected_step_lies_in_the_public_span(arm, low, high):
 )
 def test_an_ablation_trains(arm):
     assert 0 <= dc_dpsgd_ablations.measure(arm, 0.1, 0, None)["result"] <= 100
+
+
+def test_what_is_proved_of_a_step():
+    assert dc_dpsgd_whole.proven().items() <= reported("dc-dpsgd-whole").items()
 
 
 @pytest.mark.parametrize("arm", dc_dpsgd_whole.METHODS)
