@@ -101,53 +101,40 @@ def read(*values: Unread[Any], launches: dict[Any, Any] | None = None) -> None:
 
 def _read_from(device: torch.device, values: Sequence[Unread[Any]], launches: dict[Any, Any]) -> None:
     places = [
-        [at for at, tensor in enumerate(value._tensors) if value._compute or tensor.device == device]
+        [at for at, one in enumerate(value._tensors) if value._compute or one.device == device]
         for value in values
     ]
-    parts = [(value._compute, len(at)) for value, at in zip(values, places, strict=True)]
     tensors = [value._tensors[at] for value, some in zip(values, places, strict=True) for at in some]
-    key = device, *parts, *((tensor.dtype, tensor.shape) for tensor in tensors)
+    computes = [(value._compute, len(some)) for value, some in zip(values, places, strict=True)]
+    key = device, *computes, *((one.dtype, one.shape) for one in tensors)
     if key not in launches:
         if len(launches) == MOST_READ:
             del launches[next(iter(launches))]
-        gathered = _Gathered(parts)
-        launches[key] = gathered, launched(gathered, [False] * len(tensors), device)
-    gathered, run = launches[key]
+        made: list[list[tuple[torch.dtype, torch.Size, int]]] = []  # the same for each call of one key
+
+        def gathered(*tensors: Tensor) -> list[Tensor]:
+            rest = iter(tensors)
+            found = [(compute or _as_given)(*islice(rest, count)) for compute, count in computes]
+            made[:] = [[(one.dtype, one.shape, one.nbytes) for one in part] for part in found]
+            return [torch.cat([one.reshape(-1).view(torch.uint8) for part in found for one in part])]
+
+        launches[key] = made, launched(gathered, [False] * len(tensors), device)
+    kinds, run = launches[key]
     (raw,) = run(*tensors)
-    found = iter(torch.split(raw.cpu(), [size for part in gathered.layout for *_, size in part]))
-    for value, some, part in zip(values, places, gathered.layout, strict=True):
+    found = iter(torch.split(raw.cpu(), [size for part in kinds for *_, size in part]))
+    for value, some, part in zip(values, places, kinds, strict=True):
         # Cloned, since a part may begin where numbers of its type may not.
         here = [next(found).clone().view(dtype).view(shape) for dtype, shape, _ in part]
         if value._compute:
             value._tensors, value._compute = here, None  # as in `begin`
         else:
-            for at, tensor in zip(some, here, strict=True):
-                value._tensors[at] = tensor
+            for at, one in zip(some, here, strict=True):
+                value._tensors[at] = one
+
+
+def _as_given(*tensors: Tensor) -> list[Tensor]:
+    return [*tensors]
 
 
 MOST_READ = 4
 """Kinds of reading of which a graph is held. A choice: a step has one or two, and each takes memory."""
-
-
-class _Gathered:
-    """Makes one tensor of bytes of what is computed.
-
-    Args:
-        parts: what computes each, or None, and from how many tensors.
-
-    Attributes:
-        layout: of each part types, shapes and bytes of its results; they follow from those of the tensors.
-    """
-
-    def __init__(self, parts: Sequence[tuple[Stretch | None, int]]) -> None:
-        self._parts = parts
-        self.layout: list[list[tuple[torch.dtype, torch.Size, int]]] = []
-
-    def __call__(self, *tensors: Tensor) -> list[Tensor]:
-        given = iter(tensors)
-        found = []
-        for compute, count in self._parts:
-            mine = [*islice(given, count)]
-            found.append(mine if compute is None else compute(*mine))
-        self.layout = [[(one.dtype, one.shape, one.nbytes) for one in part] for part in found]
-        return [torch.cat([one.reshape(-1).view(torch.uint8) for part in found for one in part])]

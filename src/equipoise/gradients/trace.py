@@ -139,25 +139,8 @@ class Traced:
 
     @cached_property
     def _weighed(self) -> dict[Hashable, Stretch]:
+        """By what is asked: from norms and places of all rows and tensors of factors to counts and sums."""
         return {}
-
-    def weighed(self, key: Hashable, weights_of: WeightsOf) -> Stretch:
-        """What takes norms and places of all rows and tensors of factors, and returns counts and sums.
-
-        Args:
-            key: tells what is computed, for `Replayed.weighed`.
-            weights_of: see `WeightsOf`.
-        """
-
-        def both(norms: Tensor, here: Tensor, *tensors: Tensor) -> list[Tensor]:
-            weights, counts = weights_of(norms, here.to(norms.device, non_blocking=True))
-            return [counts, *self.sums(*tensors, weights.to(self.like.dtype))]
-
-        if len(self._weighed) == MOST_WEIGHED:
-            del self._weighed[next(iter(self._weighed))]
-        copied = [False, True, *[False] * (len(self.sums.inputs) - 1)]
-        self._weighed[key] = launched(both, copied, self.like.device)
-        return self._weighed[key]
 
     @property
     def launches(self) -> list[Launched]:
@@ -276,20 +259,25 @@ class Replayed(FactoredGradients):
             key: tells what `make` makes, which is asked once for it.
             make: gives what weights and counts follow by.
         """
-        run = self._traced._weighed.get(key)
-        if run is None:
+        traced, known = self._traced, self._traced._weighed
+        if key not in known:
             if (weights_of := make()) is None:
                 return None
-            run = self._traced.weighed(key, weights_of)
-        if self._places is None:
-            here = torch.ones(self._all, dtype=torch.bool)
-        else:
-            where = self._places
-            here = torch.zeros(self._all, dtype=torch.bool, device=getattr(where, "device", None))
-            here[where] = True
+
+            def both(norms: Tensor, here: Tensor, *tensors: Tensor) -> list[Tensor]:
+                weights, counts = weights_of(norms, here.to(norms.device, non_blocking=True))
+                return [counts, *traced.sums(*tensors, weights.to(traced.like.dtype))]
+
+            if len(known) == MOST_WEIGHED:
+                del known[next(iter(known))]
+            copied = [False, True, *[False] * len(self._tensors)]
+            known[key] = launched(both, copied, self.device)
+        where = slice(None) if self._places is None else self._places
+        here = torch.zeros(self._all, dtype=torch.bool, device=getattr(where, "device", None))
+        here[where] = True
         with full_precision(self.device):
-            counts, *sums = run(self._norms_of_all, here, *self._tensors)
-        return dict(zip(self._traced.sums.outputs, sums, strict=True)), counts
+            counts, *sums = known[key](self._norms_of_all, here, *self._tensors)
+        return dict(zip(traced.sums.outputs, sums, strict=True)), counts
 
     @property
     def _all(self) -> int:

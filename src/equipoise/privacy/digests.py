@@ -93,6 +93,7 @@ class KeyedDigest:
         if len(key) != 32:
             raise ValueError(f"key has {len(key)} bytes; a keyed digest takes 32")
         words = purpose.encode()
+        self._weights: dict[torch.device, torch.Tensor] = {}
         self._hashing = hashlib.blake2b(words, key=key, person=b"equipoise ghash").digest()[:32]
         self._bulk = Cipher(algorithms.AES(self._hashing), modes.GCM(bytes(12)))
         self._state = hashlib.blake2b(words + b";", key=key, person=b"equipoise digest", digest_size=16)
@@ -136,7 +137,10 @@ class KeyedDigest:
         return unread.begin() if on_device and not when_read else unread
 
     def _lines(self, *tensors: torch.Tensor) -> list[torch.Tensor]:
-        return [*compressed(tensors, self._hashing)]
+        device = tensors[0].device
+        if device not in self._weights:  # held as long as a graph may read them
+            self._weights[device] = weights_of(self._hashing, device)
+        return [*compressed(tensors, self._weights[device])]
 
 
 HASHED_WHERE_THEY_ARE = ("cuda",)
@@ -156,22 +160,21 @@ HASHED_AT_ONCE = 2**25
 """Bytes that are worked on at a time. A choice between memory (32 MiB, and their copy) and calls."""
 
 
-def compressed(tensors: Sequence[torch.Tensor], key: bytes) -> Iterator[torch.Tensor]:
+def compressed(tensors: Sequence[torch.Tensor], weights: torch.Tensor) -> Iterator[torch.Tensor]:
     """Numbers that tell these tensors from others of their types and shapes, on their device.
 
     Args:
         tensors: on one device and not empty.
-        key: 32 secret bytes.
+        weights: secret, on the same device.
 
     Yields:
         Tensors int32 [lines, 16], a line for each 16 KiB of all bytes in their order, and lines of zeros.
     """
-    weights = _weights(key, tensors[0].device)
     group: list[torch.Tensor] = []
     for tensor in [*tensors, None]:
         size = sum(part.numel() for part in group)
         if size >= HASHED_AT_ONCE or (tensor is None and size):
-            rest = _zeros(-size % (LINES * HASHED_BYTES), weights.device)
+            rest = weights.new_zeros(-size % (LINES * HASHED_BYTES))
             lines = torch.cat([*group, rest]).view(-1, HASHED_BYTES)
             for some in torch.split(lines, HASHED_AT_ONCE // HASHED_BYTES):
                 yield _products(some, weights)
@@ -180,13 +183,7 @@ def compressed(tensors: Sequence[torch.Tensor], key: bytes) -> Iterator[torch.Te
             group.append(tensor.reshape(-1).view(torch.int8))
 
 
-@lru_cache(maxsize=4)
-def _zeros(count: int, device: torch.device) -> torch.Tensor:
-    return torch.zeros(count, dtype=torch.int8, device=device)
-
-
-@lru_cache(maxsize=4)  # a run has one key for what a step depends on, and one for what it answers
-def _weights(key: bytes, device: torch.device) -> torch.Tensor:
+def weights_of(key: bytes, device: torch.device) -> torch.Tensor:
     """The secret numbers k, int8 [16 KiB, 16], as they lie best for products: the 16 KiB side by side."""
     # Counters that GCM does not use: the weights must not follow from GHASH's key.
     stream = Cipher(algorithms.AES(key), modes.CTR(b"\x80" + bytes(15))).encryptor()

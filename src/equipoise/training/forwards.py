@@ -352,7 +352,9 @@ class RowSource:
 
         whole = self.backend.forwards(with_norms, len(at))
         if all_finite is not None and not self.engine.forward_only:
-            all_finite += [_all_finite(gradients) for gradients in whole]
+            for rows in whole:  # of rows that are replayed it is known
+                known = hasattr(rows, "all_finite")
+                all_finite.append(rows.all_finite if known else rows.row_norms().isfinite().all())
         if count == self._rows:
             return whole
         # The first places as a slice: nothing is copied.
@@ -485,12 +487,6 @@ class RowSource:
             f"memory ran out in a forward of {forward_rows(size)} rows. Nothing of this draw was released. "
             + remedy
         )
-
-
-def _all_finite(gradients: Any) -> Tensor:
-    """Whether the norms of all rows of a forward are finite."""
-    found: Tensor | None = getattr(gradients, "all_finite", None)  # of rows that are replayed it is known
-    return gradients.row_norms().isfinite().all() if found is None else found
 
 
 @dataclass(frozen=True, repr=False)

@@ -145,7 +145,7 @@ def _weights_and_counts(
     """Cut weights of the rows that are meant, zero for others; and their counts, as `counts_of`."""
     weights = cut_to(threshold, ask(norms).to(norms.dtype), norms)
     counts = torch.stack([here, torch.zeros_like(here), here & is_shorter(weights)]).sum(1)
-    return torch.where(here, weights, 0.0), counts
+    return torch.where(here, weights, torch.zeros_like(weights)), counts
 
 
 def clip_coordinates(
