@@ -4,7 +4,6 @@ import json
 import math
 import os
 import signal
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -503,17 +502,22 @@ def test_keyed_digest(monkeypatch, is_far):
         keyed_digest(a, b"short", "test")
 
 
+class Elsewhere:
+    type = "far"
+
+
 class Far(Tensor):
     """A tensor that says that it lies elsewhere."""
 
-    device = property(lambda self: SimpleNamespace(type="far"))
+    device = property(lambda self: Elsewhere)
     is_cpu = property(lambda self: False)
 
 
 def test_a_digest_tells_which_tensors_were_hashed_on_a_device(monkeypatch):
     """Or two tensors that change places between host and device would have one digest."""
     monkeypatch.setattr(digests, "HASHED_WHERE_THEY_ARE", ("far",))
-    monkeypatch.setattr(digests, "compressed", lambda far, key: [one.as_subclass(Tensor) for one in far])
+    monkeypatch.setattr(digests, "weights_of", lambda key, device: None)
+    monkeypatch.setattr(digests, "compressed", lambda far, _: [one.as_subclass(Tensor) for one in far])
     one, other = torch.arange(5.0), torch.arange(5.0) + 1
     nests = [
         {"a": one, "b": other.as_subclass(Far)},

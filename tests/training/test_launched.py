@@ -80,7 +80,8 @@ def test_a_launched_training_ends_as_one_of_operations(name, device, monkeypatch
     # Losses alone are asked for at other parameters in each step, which lie elsewhere.
     assert not launches or sum(of.count for of in runs_of(run)) >= 9
     assert not any(of.refused for of in runs_of(run))
-    assert run.describe().way_of_launching.startswith("as two graphs" if launches else "operation by")
+    words = {"two sums": "rows with norms as one graph"}.get(name, "as two graphs")
+    assert run.describe().way_of_launching.startswith(words if launches else "operation by")
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
@@ -173,3 +174,12 @@ def test_what_cannot_be_captured_runs_by_operations(monkeypatch):
     run, found = result_of({})
     assert torch.equal(found, expected)
     assert "not permitted" in run.describe().way_of_launching
+
+
+def test_no_microbatch_of_a_draw_runs_by_operations_because_of_the_one_before(graphs):
+    """Rows are free for the next microbatch when their sums are taken, and sums when they are added up."""
+    options = {"microbatch_size": 5, "sampling": eq.FullBatch(41, 6), "data": records(41)}  # nine a step
+    run, _ = result_of(options)
+    forward, _, weighed = runs_of(run)
+    assert forward.count == 6 * 9
+    assert weighed.count == 6 * 8 - 1  # the second of a draw is made while the first is not added up

@@ -143,6 +143,11 @@ class Traced:
         return {}
 
     @property
+    def is_weighed(self) -> bool:
+        """Whether sums came with their weights."""
+        return bool(self._weighed)
+
+    @property
     def launches(self) -> list[Launched]:
         """What a device launches as one."""
         every = (self._forward, self._summed, *self._weighed.values())
