@@ -15,7 +15,7 @@ from typing import Any, Generic, Self, TypeVar
 import torch
 from torch import Tensor
 
-from equipoise._launched import Stretch, launched
+from equipoise._launched import launched
 
 _T = TypeVar("_T")
 
@@ -44,18 +44,18 @@ class Unread(Generic[_T]):
     Args:
         tensors: that it follows from.
         make: the value, from the same tensors on the host; called once, where the value is asked for.
-        compute: what is made of the tensors, all on one device, before and when they are read.
+        compute: makes a tensor of them before, when they are read; then all lie on one device.
 
     Example:
         >>> is_finite = Unread([torch.isfinite(torch.ones(3)).all()], bool)
-        >>> total = Unread([torch.ones(3)], float, lambda ones: [ones.sum()])
+        >>> total = Unread([torch.ones(3)], float, torch.sum)
         >>> read(is_finite, total)
         >>> is_finite.value(), total.value()
         (True, 3.0)
     """
 
     def __init__(
-        self, tensors: Sequence[Tensor], make: Callable[..., _T], compute: Stretch | None = None
+        self, tensors: Sequence[Tensor], make: Callable[..., _T], compute: Callable[..., Tensor] | None = None
     ) -> None:
         self._tensors, self._make, self._compute = list(tensors), make, compute
         self._is_read = False
@@ -65,7 +65,7 @@ class Unread(Generic[_T]):
         """Compute now what is to be read: the tensors may move later."""
         if self._compute is not None:
             found = self._compute(*self._tensors)
-            self._tensors, self._compute = found, None  # no call between them, so no interrupt comes there
+            self._tensors, self._compute = [found], None  # no call between them, so no interrupt comes there
         return self
 
     def value(self) -> _T:
@@ -110,30 +110,25 @@ def _read_from(device: torch.device, values: Sequence[Unread[Any]], launches: di
     if key not in launches:
         if len(launches) == MOST_READ:
             del launches[next(iter(launches))]
-        made: list[list[tuple[torch.dtype, torch.Size, int]]] = []  # the same for each call of one key
 
         def gathered(*tensors: Tensor) -> list[Tensor]:
-            rest = iter(tensors)
-            found = [(compute or _as_given)(*islice(rest, count)) for compute, count in computes]
-            made[:] = [[(one.dtype, one.shape, one.nbytes) for one in part] for part in found]
-            return [torch.cat([one.reshape(-1).view(torch.uint8) for part in found for one in part])]
+            rest, found = iter(tensors), list[Tensor]()
+            for compute, count in computes:
+                mine = [*islice(rest, count)]
+                found += mine if compute is None else [compute(*mine)]
+            return [torch.cat([one.reshape(-1).view(torch.uint8) for one in found]), *found]
 
-        launches[key] = made, launched(gathered, [False] * len(tensors), device)
-    kinds, run = launches[key]
-    (raw,) = run(*tensors)
-    found = iter(torch.split(raw.cpu(), [size for part in kinds for *_, size in part]))
-    for value, some, part in zip(values, places, kinds, strict=True):
-        # Cloned, since a part may begin where numbers of its type may not.
-        here = [next(found).clone().view(dtype).view(shape) for dtype, shape, _ in part]
+        launches[key] = launched(gathered, [False] * len(tensors), device)
+    raw, *found = launches[key](*tensors)
+    parts = torch.split(raw.cpu(), [one.nbytes for one in found])
+    # Cloned, since a part may begin where numbers of its type may not.
+    here = iter([p.clone().view(like.dtype).view(like.shape) for p, like in zip(parts, found, strict=True)])
+    for value, some in zip(values, places, strict=True):
         if value._compute:
-            value._tensors, value._compute = here, None  # as in `begin`
-        else:
-            for at, one in zip(some, here, strict=True):
-                value._tensors[at] = one
-
-
-def _as_given(*tensors: Tensor) -> list[Tensor]:
-    return [*tensors]
+            value._tensors, value._compute = [next(here)], None  # as in `begin`
+            continue
+        for at in some:
+            value._tensors[at] = next(here)
 
 
 MOST_READ = 4

@@ -244,12 +244,11 @@ class GradientEngine:
         refused = {run.refused for one in self._traced.values() if one for run in one.launches} - {""}
         if refused:
             return f"operation by operation, since the graph cannot be used: {min(refused)}"
-        if not any(one.is_weighed for one in self._traced.values() if one):
-            return (
-                "rows with norms as one graph; weights and sums operation by operation, until two steps clip "
-                "whole rows at one norm"
-            )
-        return "as two graphs: rows with norms, weights with sums"
+        if any(one._weighed for one in self._traced.values() if one):
+            return "as two graphs: rows with norms, weights with sums"
+        return (
+            "rows with norms as one graph; others until two steps clip whole rows at one norm: by operations"
+        )
 
     @property
     def runs_model(self) -> bool:

@@ -143,14 +143,9 @@ class Traced:
         return {}
 
     @property
-    def is_weighed(self) -> bool:
-        """Whether sums came with their weights."""
-        return bool(self._weighed)
-
-    @property
     def launches(self) -> list[Launched]:
         """What a device launches as one."""
-        every = (self._forward, self._summed, *self._weighed.values())
+        every = self._forward, self._summed, *self._weighed.values()
         return [one for one in every if isinstance(one, Launched)]
 
     def gradients(
@@ -253,21 +248,17 @@ class Replayed(FactoredGradients):
             sums = self._traced._summed(*self._tensors, given)
         return dict(zip(self._traced.sums.outputs, sums, strict=True))
 
-    def weighed(
-        self, key: Hashable, make: Callable[[], WeightsOf | None]
-    ) -> tuple[dict[str, Tensor], Tensor] | None:
-        """Weighted sums whose weights follow from the norms, and counts of these; None if `make` has none.
+    def weighed(self, key: Hashable, weights_of: WeightsOf) -> tuple[dict[str, Tensor], Tensor]:
+        """Weighted sums whose weights follow from the norms, and counts of these.
 
         All rows of the forward are computed, so that no shape follows the draw.
 
         Args:
-            key: tells what `make` makes, which is asked once for it.
-            make: gives what weights and counts follow by.
+            key: tells what `weights_of` computes: the first one of each is asked for all.
+            weights_of: see `WeightsOf`.
         """
         traced, known = self._traced, self._traced._weighed
         if key not in known:
-            if (weights_of := make()) is None:
-                return None
 
             def both(norms: Tensor, here: Tensor, *tensors: Tensor) -> list[Tensor]:
                 weights, counts = weights_of(norms, here.to(norms.device, non_blocking=True))

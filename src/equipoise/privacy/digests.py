@@ -128,7 +128,7 @@ class KeyedDigest:
             whole = state.copy()
             if lines:
                 far = self._bulk.encryptor()
-                _authenticate(far, [some.contiguous() for some in lines])
+                _authenticate(far, [lines[0].contiguous()])
                 far.finalize()
                 whole.update(far.tag)
             return whole.hexdigest()
@@ -136,11 +136,12 @@ class KeyedDigest:
         unread = Unread(on_device, finished, self._lines if on_device else None)
         return unread.begin() if on_device and not when_read else unread
 
-    def _lines(self, *tensors: torch.Tensor) -> list[torch.Tensor]:
+    def _lines(self, *tensors: torch.Tensor) -> torch.Tensor:
         device = tensors[0].device
         if device not in self._weights:  # held as long as a graph may read them
             self._weights[device] = weights_of(self._hashing, device)
-        return [*compressed(tensors, self._weights[device])]
+        lines = [*compressed(tensors, self._weights[device])]
+        return lines[0] if len(lines) == 1 else torch.cat(lines)
 
 
 HASHED_WHERE_THEY_ARE = ("cuda",)

@@ -32,7 +32,6 @@ from equipoise.privacy.bounds.requirements import (
     known_answers,
     one_value_a_record,
     public_threshold,
-    question_of,
     require_by_record,
 )
 from equipoise.privacy.noise.streams import released_type
@@ -83,13 +82,20 @@ def clip(
     """
     if groups is None:
         total = public_threshold("threshold", threshold)
-        found = _clipped_at_once(rows, rule, total)
-        if found is None:
+        require_rows(rows)
+        raw, ask = rows._rows, None
+        if rows._weights is None and hasattr(raw, "weighed"):
+            ask = known_answers(rule, total, raw.dtype, raw.device)
+        if ask is not None:
+            # Rows that are replayed are finite, or it is known that some are not (`Attempt`).
+            value, numbers = raw.weighed((rule, total), partial(_weights_and_counts, ask, total))
+            counts = Private(numbers, rows.draw)
+        else:
             kept, norms, usable = usable_rows(rows)
             weights = limited_weights(rule, norms, total)
+            value = weighted_sums(kept, weights, total, rows.draw)
             counts = counts_of(usable, is_shorter(weights), rows.draw)
-            found = weighted_sums(kept, weights, total, rows.draw), counts
-        return make_bounded(as_private(found[0], rows.draw), total, 2 * total, rows.draw, found[1])
+        return make_bounded(as_private(value, rows.draw), total, 2 * total, rows.draw, counts)
     require_rows(rows)
     groups = check_groups(groups, rows.names)
     if isinstance(threshold, Private):
@@ -113,30 +119,6 @@ def clip(
     bound = math.hypot(*limits)
     value = as_private(weighted_sums(kept, per_tensor, bound, rows.draw), rows.draw)
     return make_bounded(value, bound, 2 * bound, rows.draw, counts_of(usable, cut, rows.draw))
-
-
-def _clipped_at_once(
-    rows: PrivateRows, rule: WeightRule, threshold: float
-) -> tuple[dict[str, torch.Tensor], Private] | None:
-    """The raw clipped sum and its counts, where the rows are replayed and it is known what the rule computes.
-
-    All rows of the forward are there, those of no record with weight zero, so that a device can launch it
-    whatever the draw. They are finite, or it is known that they are not (`Attempt`).
-    """
-    require_rows(rows)
-    raw = rows._rows
-    if rows._weights is not None or not hasattr(raw, "weighed"):
-        return None
-    asked = question_of(rule, threshold, raw.dtype, raw.device)
-    if asked is None:
-        return None
-
-    def make() -> Any:
-        ask = known_answers(asked)
-        return None if ask is None else partial(_weights_and_counts, ask, threshold)
-
-    found = raw.weighed(asked, make)
-    return None if found is None else (found[0], Private(found[1], rows.draw))
 
 
 def _weights_and_counts(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections.abc import Callable, Hashable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -114,25 +115,22 @@ def answers_by_record(
     """
     if _PURE.get(id(rule)) is not rule:
         _require_pure(name, rule, ask, norms)
-    asked = question_of(rule, question, norms.dtype, norms.device)
-    answers = [_answer(name, ask, block, asked) for block in torch.split(norms, BLOCK)]
-    return answers[0] if len(answers) == 1 else torch.cat(answers)
+    known = known_answers(rule, question, norms.dtype, norms.device)
+    if known is not None:
+        return known(norms)
+    asked = _question(rule, question, norms.dtype, norms.device)
+    return _in_blocks(partial(_answer, name, ask, asked), norms)
 
 
-def known_answers(asked: Hashable) -> Callable[[torch.Tensor], torch.Tensor] | None:
-    """What gives the raw answers for raw norms, if operations are noted that answer the question."""
-    again = _NOTED.get(asked)
-    if again is None:
-        return None
-
-    def answers(norms: torch.Tensor) -> torch.Tensor:
-        found = [again(_whole(block))[: len(block)] for block in torch.split(norms, BLOCK)]
-        return found[0] if len(found) == 1 else torch.cat(found)
-
-    return answers
+def known_answers(
+    rule: object, question: Hashable, dtype: torch.dtype, device: torch.device
+) -> Callable[[torch.Tensor], torch.Tensor] | None:
+    """What gives a rule's raw answers for raw norms, if operations are noted that answer the question."""
+    again = _NOTED.get(_question(rule, question, dtype, device))
+    return None if again is None else partial(_in_blocks, again)
 
 
-def question_of(rule: object, question: Hashable, dtype: torch.dtype, device: torch.device) -> Hashable:
+def _question(rule: object, question: Hashable, dtype: torch.dtype, device: torch.device) -> Hashable:
     """What answers are noted by; None where rule or question have no value of their own."""
     if question is not None and type(rule).__hash__ is not object.__hash__:
         with contextlib.suppress(TypeError):  # a field of it may have none
@@ -142,9 +140,13 @@ def question_of(rule: object, question: Hashable, dtype: torch.dtype, device: to
     return None
 
 
-def _whole(block: torch.Tensor) -> torch.Tensor:
-    """The norms, filled up to a whole block."""
-    return torch.cat([block, block.new_ones(BLOCK - len(block))])
+def _in_blocks(ask: Callable[[torch.Tensor], torch.Tensor], norms: torch.Tensor) -> torch.Tensor:
+    """Answers [B] from norms [B] that are seen as whole blocks, the last one filled up."""
+    answers = []
+    for block in torch.split(norms, BLOCK):
+        whole = torch.cat([block, block.new_ones(BLOCK - len(block))])
+        answers.append(ask(whole)[: len(block)])
+    return answers[0] if len(answers) == 1 else torch.cat(answers)
 
 
 #: Rules that gave one answer to one question, by identity; a rule that is gone leaves.
@@ -160,7 +162,7 @@ def _require_pure(
 ) -> None:
     """Ask the same three times; a counter or a random number inside the rule shows."""
     public = torch.logspace(-6, 6, BLOCK, dtype=like.dtype, device=like.device)
-    first, *others = (_answer(name, ask, public) for _ in range(3))
+    first, *others = (_answer(name, ask, None, public) for _ in range(3))
     if any(not torch.equal(first.nan_to_num(), other.nan_to_num()) for other in others):
         raise PrivateError(
             f"{name} gave other answers when it was asked the same again; it must follow from norm "
@@ -172,15 +174,9 @@ def _require_pure(
 
 
 def _answer(
-    name: str,
-    ask: Callable[[torch.Tensor], torch.Tensor],
-    block: torch.Tensor,
-    asked: Hashable = None,
+    name: str, ask: Callable[[torch.Tensor], torch.Tensor], asked: Hashable, whole: torch.Tensor
 ) -> torch.Tensor:
-    """The rule's raw answers for at most `BLOCK` norms."""
-    whole = _whole(block)
-    if asked in _NOTED:
-        return _NOTED[asked](whole)[: len(block)]
+    """The rule's raw answers for `BLOCK` norms."""
     try:
         answer, again = noted(ask, Private(whole))
     except PrivateError as error:
@@ -204,7 +200,8 @@ def _answer(
         _NOTED[asked] = again
         if len(_NOTED) > _MOST:
             del _NOTED[next(iter(_NOTED))]
-    return unwrap(answer)[: len(block)]
+    found: torch.Tensor = unwrap(answer)
+    return found
 
 
 def require_length(name: str, values: torch.Tensor, norms: torch.Tensor) -> None:

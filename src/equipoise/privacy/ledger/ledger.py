@@ -209,11 +209,11 @@ def check_finite(sums: Mapping[str, Mapping[str, torch.Tensor]]) -> list[Check]:
     return found
 
 
-def _totals(*values: torch.Tensor) -> list[torch.Tensor]:
+def _totals(*values: torch.Tensor) -> torch.Tensor:
     """A number for each that is not finite if one of its entries is not."""
     # Of many tensors a device takes norms at once; a processor takes sums much faster.
     on_device = host_waits(values[0].device)
-    return [torch.stack([*torch._foreach_norm(values, 1)] if on_device else [one.sum() for one in values])]
+    return torch.stack([*torch._foreach_norm(values, 1)] if on_device else [one.sum() for one in values])
 
 
 def _check_shapes(sums: Mapping[str, Bounded], past: Sequence[NoiseOverSteps]) -> None:
