@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, Generic, Self, TypeVar
 
 import torch
@@ -104,31 +104,37 @@ def _read_from(device: torch.device, values: Sequence[Unread[Any]], launches: di
         [at for at, one in enumerate(value._tensors) if value._compute or one.device == device]
         for value in values
     ]
-    tensors = [value._tensors[at] for value, some in zip(values, places, strict=True) for at in some]
+    given = [[value._tensors[at] for at in some] for value, some in zip(values, places, strict=True)]
     computes = [(value._compute, len(some)) for value, some in zip(values, places, strict=True)]
+    tensors = [*chain.from_iterable(given)]
     key = device, *computes, *((one.dtype, one.shape) for one in tensors)
     if key not in launches:
         if len(launches) == MOST_READ:
             del launches[next(iter(launches))]
 
         def gathered(*tensors: Tensor) -> list[Tensor]:
-            rest, found = iter(tensors), list[Tensor]()
+            rest, made, found = iter(tensors), list[Tensor](), list[Tensor]()
             for compute, count in computes:
                 mine = [*islice(rest, count)]
-                found += mine if compute is None else [compute(*mine)]
-            return [torch.cat([one.reshape(-1).view(torch.uint8) for one in found]), *found]
+                if compute is not None:
+                    made += (mine := [compute(*mine)])
+                found += mine
+            # Not what was given, which would be held as long as a graph.
+            return [torch.cat([one.reshape(-1).view(torch.uint8) for one in found]), *made]
 
         launches[key] = launched(gathered, [False] * len(tensors), device)
-    raw, *found = launches[key](*tensors)
-    parts = torch.split(raw.cpu(), [one.nbytes for one in found])
-    # Cloned, since a part may begin where numbers of its type may not.
-    here = iter([p.clone().view(like.dtype).view(like.shape) for p, like in zip(parts, found, strict=True)])
-    for value, some in zip(values, places, strict=True):
+    raw, *made = launches[key](*tensors)
+    following = iter(made)
+    found = [[next(following)] if value._compute else some for value, some in zip(values, given, strict=True)]
+    parts = iter(torch.split(raw.cpu(), [one.nbytes for one in chain.from_iterable(found)]))
+    for value, some, likes in zip(values, places, found, strict=True):
+        # Cloned, since a part may begin where numbers of its type may not.
+        here = [next(parts).clone().view(like.dtype).view(like.shape) for like in likes]
         if value._compute:
-            value._tensors, value._compute = [next(here)], None  # as in `begin`
+            value._tensors, value._compute = here, None  # as in `begin`
             continue
-        for at in some:
-            value._tensors[at] = next(here)
+        for at, one in zip(some, here, strict=True):
+            value._tensors[at] = one
 
 
 MOST_READ = 4

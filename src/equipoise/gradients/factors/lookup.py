@@ -111,7 +111,11 @@ class IndexFactor(Factor):
         weights = weights.to(b.dtype)
         out = b.new_zeros(weights.shape[1], num_rows, b.shape[2])
         for k in range(weights.shape[1]):
-            out[k].index_add_(0, index, (b * weights[:, k, None, None]).reshape(-1, b.shape[2]))
+            terms = (b * weights[:, k, None, None]).reshape(-1, b.shape[2])
+            if out.is_cpu:
+                out[k].index_add_(0, index, terms)
+            else:  # which sorts: atomics would give a repeated step other bits
+                out[k].index_put_((index,), terms, accumulate=True)
         return out
 
     @override
