@@ -1,9 +1,11 @@
 import csv
+from pathlib import Path
 
 import pytest
 
 from equipoise.app import compare, train
 from equipoise.privacy import PrivateSearch
+from equipoise.statements import verify
 
 WORDS = "sweep --data digits --subset 200 --batch-size 50 --epochs 1 --grid seed=0,1 --grid epsilon=1,8"
 
@@ -101,42 +103,81 @@ SEARCH = (
 )
 
 
-def test_the_best_of_a_random_number_of_runs_is_kept_and_charged(equipoise, tmp_path, monkeypatch):
-    """Stopped in its second run, it goes on with the number that it drew; of the others nothing is left."""
-    folder, made, real = tmp_path / "search", [], train.train_run
+@pytest.fixture
+def trials(monkeypatch):
+    """What the runs of a search were given; a number to draw; and what befalls a run, by its number."""
+    real = train.train_run
+
+    class Trials(list):
+        drawn = 3
+
+    made = Trials()
+    made.befalls = {}
 
     def noted(settings, console):
-        if len(made) == 1:
-            made.append(None)
-            raise KeyboardInterrupt
         made.append(settings)
+        if (befallen := made.befalls.pop(len(made), None)) is not None:
+            raise befallen
         return real(settings, console)
 
     monkeypatch.setattr(train, "train_run", noted)
-    monkeypatch.setattr(PrivateSearch, "draw", lambda law: 3)
+    monkeypatch.setattr(PrivateSearch, "draw", lambda law: made.drawn)
+    return made
+
+
+def test_the_best_of_a_random_number_of_runs_is_kept_and_charged(equipoise, tmp_path, trials):
+    """Stopped in its first and second run, it goes on with the number drawn; a run that fails is made."""
+    folder = tmp_path / "search"
+    trials.befalls = {1: KeyboardInterrupt(), 3: KeyboardInterrupt(), 4: ValueError("no such luck")}
     assert equipoise(SEARCH, "--run-dir", folder).code != 0
-    monkeypatch.setattr(PrivateSearch, "draw", lambda law: 7)
+    trials.drawn = 7
+    assert equipoise(SEARCH, "--run-dir", folder).code != 0
     found = equipoise(SEARCH, "--run-dir", folder, "--json").value
-    assert len(made) == 4
+    assert len(trials) == 5
     assert 0.99 * 3 < found["epsilon"] <= 3
     assert found["statement"]["search"] == {"mean": 3.0, "shape": 1.0}
-    assert all(one.epsilon < 2 for one in made if one is not None)
+    assert all(one.epsilon < 2 for one in trials)
     assert sorted(path.name for path in folder.iterdir()) == ["chosen", "private"]
-    assert [path.name for path in (folder / "private").iterdir()] == ["search.json"]
+    assert not list((folder / "private").glob("run-*"))
+    assert (folder / "private").stat().st_mode & 0o77 == 0
     assert equipoise("verify", folder / "chosen").code == 0
     again = equipoise(SEARCH, "--run-dir", folder, "--json").value  # it has ended
-    assert (again["statement"], len(made)) == (found["statement"], 4)
+    assert (again["statement"], len(trials)) == (found["statement"], 5)
+    other = equipoise(SEARCH.replace("--epsilon 3", "--epsilon 1"), "--run-dir", folder)
+    assert (other.code, "holds a search with other settings" in other.err) == (2, True)
+
+
+def test_a_search_that_was_killed_at_its_charge_ends_as_it_should(equipoise, tmp_path, trials, monkeypatch):
+    """Between the journal's line and the statement, and before the run gets its name."""
+    folder = tmp_path / "search"
+    for where in ("write_atomically", None):
+        with monkeypatch.context() as kill:
+            if where:
+                kill.setattr(verify, where, lambda *args, **options: (_ for _ in ()).throw(KeyboardInterrupt))
+            else:
+                kill.setattr(Path, "rename", lambda *args: (_ for _ in ()).throw(KeyboardInterrupt))
+            assert equipoise(SEARCH, "--run-dir", folder).code != 0
+    found = equipoise(SEARCH, "--run-dir", folder, "--json").value
+    assert (found["epsilon"] <= 3, len(trials)) == (True, 3)
+    assert equipoise("verify", folder / "chosen").code == 0
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         (SEARCH.replace("clip_norm=0.3,1", "clip_norm=1,quantile"), "different privacy plans"),
-        (SEARCH.replace("--epsilon 3", "--noise-multiplier 3"), "--epsilon is missing"),
+        (SEARCH.replace("clip_norm=0.3,1", "batch_size=20,50"), "different privacy plans"),
+        (SEARCH.replace("clip_norm=0.3,1", "relation=add_or_remove_one,replace_one"), "other guarantees"),
+        (SEARCH.replace("clip_norm=0.3,1", "epsilon=1,30"), "other guarantees"),
+        (SEARCH.replace("--epsilon 3", "--noise-multiplier 3"), "--noise-multiplier has no use"),
+        (SEARCH.replace("--private-validation 0.2 ", "") + " --method sgd", "without a proven guarantee"),
+        (SEARCH + " --method dp-c4 --recipe as_published", "without a proven guarantee"),
+        (SEARCH + " --reproducible", "--reproducible has no use"),
+        (SEARCH + " --ledger all.jsonl --runs 10", "--ledger has no use"),
     ],
 )
-def test_what_a_search_does_not_cover_is_refused(equipoise, tmp_path, words, message):
+def test_what_a_search_does_not_cover_is_refused(equipoise, tmp_path, trials, words, message):
     answer = equipoise(words, "--run-dir", tmp_path / "search")
     assert answer.code == 2
-    assert message in answer.err
-    assert not (tmp_path / "search" / "chosen").exists()
+    assert message in answer.err.replace("\n", " ")
+    assert not trials

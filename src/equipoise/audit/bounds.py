@@ -40,7 +40,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy import stats
 
 from equipoise.audit.roc import Numbers
-from equipoise.privacy import PrivacyPlan, epsilon, gaussian_epsilon
+from equipoise.privacy import PrivacyPlan, PrivateSearch, epsilon, gaussian_epsilon
 
 __all__ = [
     "Certificate",
@@ -108,6 +108,8 @@ class TradeOffs:
             tolerance: of the scale.
         """
         refuted = 1.0
+        if refutes(self.growth(1.0)):  # what is refuted at 1 is so a little below, too
+            refuted = 1 - 1e-9
         while refuted < 64 and not refutes(self.growth(refuted)):
             refuted *= 2
         if refuted == 64:
@@ -124,11 +126,15 @@ class TradeOffs:
         return refuted
 
 
-def spent_by(plan: PrivacyPlan) -> Callable[[float, float], float]:
-    """Epsilon of the plan with so many times its noise, at a delta."""
-    return lambda scale, delta: (
-        epsilon(plan.scaled(scale).event(), delta, plan.relation, cross_check=False).value
-    )
+def spent_by(plan: PrivacyPlan, search: PrivateSearch | None = None) -> Callable[[float, float], float]:
+    """Epsilon of the plan, or of the best of a search over it, with so many times its noise, at a delta."""
+
+    def spent(scale: float, delta: float) -> float:
+        event = plan.scaled(scale).event()
+        event = event if search is None else search.event(event)
+        return epsilon(event, delta, plan.relation, cross_check=False).value
+
+    return spent
 
 
 def clopper_pearson(successes: int, trials: int, alpha: float) -> tuple[float, float]:

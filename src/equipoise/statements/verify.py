@@ -268,24 +268,27 @@ def charge_search(
         raise RunFolderError(f"run={str(run_dir)!r} has no journal here; name it with ledger_file=...")
     run = str(statement["run"])
     with closing(Journal(path, durable=True, existing=True)) as journal:
+        record = JournalRecords.of(journal).runs[run]
+        # Killed between the journal's line and the statement: the line stands, and the statement follows.
+        half_done = record.search == search and statement["search"] is None
         wrong = [f for f in check_with_journal(statement, journal) if f.ok is False]
-        if wrong:
+        if wrong and not half_done:
             found = f"{wrong[0].subject}: {wrong[0].detail}"
             raise RunFolderError(f"run={str(run_dir)!r} is not consistent: {found}")
-        record = JournalRecords.of(journal).runs[run]
         if not record.closed:
             raise RunFolderError(f"run={str(run_dir)!r} is not finished; a search ends with a finished run")
-        if record.search is not None:
+        if record.search is not None and not half_done:
             raise RunFolderError(f"run={str(run_dir)!r} was charged for a search already")
-        charge = SearchEntry(run=run, search=search)
+        charge = [] if half_done else [SearchEntry(run=run, search=search)]
         kept = {key: statement[key] for key in ("recipe", "epsilon_claimed")}
         before = statement_from_journal(journal, run, statement["delta"]).assumptions
         # Those that follow from the journal are made anew; the training's own are carried over.
         kept["assumptions"] = [text for text in statement["assumptions"] if text not in before]
-        made = statement_from_journal(chain(journal, [charge]), run, statement["delta"], **kept)
+        made = statement_from_journal(chain(journal, charge), run, statement["delta"], **kept)
         # The charge first, and on its device: a statement that names it must not lie next to a journal
         # without.
-        journal.append(charge)
+        for entry in charge:
+            journal.append(entry)
     for name in (SIGNATURE, PAGE):  # they are of another statement
         (folder / name).unlink(missing_ok=True)
     write_atomically(folder / STATEMENT, (made.to_json() + "\n").encode(), mode=0o644)

@@ -73,7 +73,7 @@ def audit_run(folder: str, settings: RunSettings, confidence: float = 0.95) -> d
     Args:
         folder: of the run.
         settings: those of the folder, where data files may be elsewhere.
-        confidence: of each certificate.
+        confidence: of the certificates together.
 
     Returns:
         Plain values: claimed epsilon, delta, and of either attack its certificate and the area under its
@@ -100,7 +100,9 @@ def audit_run(folder: str, settings: RunSettings, confidence: float = 0.95) -> d
         scores["white box"] = _read_scores(path, len(canaries))
     present = canaries.present.numpy()
     delta = float(run.delta or 1e-5)
-    offs = trade_offs(spent_by(published_record(run.statement).plan)) if run.guarantee == "proven" else None
+    record = published_record(run.statement) if run.guarantee == "proven" else None
+    offs = None if record is None else trade_offs(spent_by(record.plan, record.search))
+    each = 1 - (1 - confidence) / len(scores)
     curves = {name: roc(values, present) for name, values in scores.items()}
     figure = Path(folder) / "private" / "audit.png"
     found: dict[str, Any] = {
@@ -111,7 +113,7 @@ def audit_run(folder: str, settings: RunSettings, confidence: float = 0.95) -> d
         "confidence": confidence,
         "attacks": {
             name: {
-                **asdict(guess_by_score(values, present, delta, confidence, offs)),
+                **asdict(guess_by_score(values, present, delta, each, offs)),
                 "auc": curves[name].area,
             }
             for name, values in scores.items()
