@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 from pathlib import Path
 
+import dp_accounting
 import pytest
 import torch
 
@@ -50,6 +52,26 @@ def test_fine_tuning_learns_completions_alone_and_packs_one_user_into_a_row(tmp_
         assert (found["unit"], found["loss"] < found["loss_before"]) == (unit, True)
         if unit == "user":
             assert 7.9 < found["epsilon"] <= 8
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork and SIGKILL")
+def test_consortium(tmp_path):
+    """One comes late, one leaves, one is killed; each epsilon is dp_accounting's of its own statement."""
+    folder = tmp_path / "out"
+    found = load("consortium").main([str(folder), "--rounds", "3"])
+    assert found["rounds"] == {"ulm": 3, "bonn": 2, "kiel": 2, "hof": 3, "trier": 2}
+    assert found["absent"] == {"1": {1: "ConnectionError: the hospital's process is gone"}}
+    for hospital, epsilon in found["epsilons"].items():
+        statement = json.loads((folder / hospital / "statement.json").read_text())
+        training, score = (row["mechanism"]["noise_multiplier"] for row in statement["releases"])
+        step = dp_accounting.PoissonSampledDpEvent(0.2, dp_accounting.GaussianDpEvent(training))
+        scored = dp_accounting.GaussianDpEvent(score)  # of a patient's bound, as that of the training
+        sides = dp_accounting.SelfComposedDpEvent(step, 15), dp_accounting.SelfComposedDpEvent(scored, 3)
+        exact = [dp_accounting.pld.PLDAccountant().compose(one).get_epsilon(1e-4) for one in sides]
+        assert epsilon == pytest.approx(max(exact), rel=2e-3)
+        assert (statement["unit"], statement["users"]) == ("user", {"records": 3, "rows": "mean"})
+    assert all(name in Path(found["page"]).read_text() for name in found["epsilons"])
 
 
 @pytest.mark.slow
