@@ -30,7 +30,7 @@ from tasks import TASKS
 
 PACKAGE = str(Path(eq.__file__).parent) + "/"
 SETTLED = 10  # steps until all that can be captured is launched as a graph
-WAITS, LAUNCHES = 2, 30  # of a step at most: small networks, DP-SGD
+WAITS, LAUNCHES = 2, 20  # of a step at most: small networks, DP-SGD
 LAUNCHED_BY = (
     "cudaLaunchKernel",
     "cudaLaunchKernelExC",
