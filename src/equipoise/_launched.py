@@ -127,7 +127,7 @@ class Launched:
 
     def _places_of(self, tensors: Sequence[Tensor]) -> tuple[Any, ...]:
         given = zip(tensors, self._copied, strict=True)
-        places = [(t.shape, t.dtype) if copied else t.data_ptr() for t, copied in given]
+        places = [(t.shape, t.dtype) if copied else (t.data_ptr(), t.stride()) for t, copied in given]
         return (*places, *_settings())
 
     def _uses_now(self, memory: Iterable[int]) -> dict[int, int]:
@@ -148,7 +148,8 @@ class Launched:
         state.restore()
         try:
             graph = GRAPHS[device.type](run, device)
-            held = {tensor.untyped_storage()._cdata for tensor in read}
+            # What was there before, a constant among the outputs too: it is no memory of the graph.
+            held = {tensor.untyped_storage()._cdata for tensor in [*read, *expected]}
             for storage in (output.untyped_storage() for output in graph.outputs):
                 if storage._cdata not in held:
                     # So that a launch that does nothing shows.
@@ -165,10 +166,8 @@ class Launched:
         finally:
             after.restore()
         del found
-        stay = {
-            t.untyped_storage()._cdata for t, copied in zip(tensors, self._copied, strict=True) if not copied
-        }
-        memory = {t.untyped_storage()._cdata for t in [*graph.outputs, *self._given]} - stay
+        memory = {t.untyped_storage()._cdata for t in graph.outputs} - held
+        memory |= {t.untyped_storage()._cdata for t in self._given}
         # Last the graph: before that, an interrupt leaves the stretch to its operations.
         self._captured_at = self._places
         self._uses = self._uses_now(memory)

@@ -6,9 +6,12 @@ import pytest
 import torch
 from small_problems import loss, network, parameters, records, training
 from torch import nn
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import equipoise as eq
 from equipoise import _launched as launched
+from equipoise.gradients.trace import Line
+from equipoise.training.setup.step_number import step_of, with_step, with_step_on
 from tests.recorded_graphs import RecordedGraph
 
 
@@ -183,3 +186,52 @@ def test_no_microbatch_of_a_draw_runs_by_operations_because_of_the_one_before(gr
     forward, _, weighed = runs_of(run)
     assert forward.count == 6 * 9
     assert weighed.count == 6 * 8 - 1  # the second of a draw is made while the first is not added up
+
+
+class Grid(nn.Module):
+    """It multiplies by a constant, which is a factor of the rows as it lies there."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.places, self.last = nn.Linear(12, 6), nn.Linear(6, 6), nn.Linear(6, 3)
+        self.grid = torch.randn(1, 6)
+
+    def forward(self, x):
+        return self.last(torch.tanh(self.first(x) * self.places(self.grid.expand(len(x), 6))))
+
+
+def test_a_constant_that_a_graph_returns_stays_as_it_is(graphs, monkeypatch):
+    """The capture marks the memory of its results, to see that a launch writes them; not a constant's."""
+    found = []
+    for _ in range(2):
+        torch.manual_seed(0)
+        model = Grid()
+        before = model.grid.clone()
+        run = training(model, sampling=eq.FullBatch(41, 6), data=records(41))
+        list(run)
+        assert torch.equal(model.grid, before)
+        found.append(parameters(model))
+        monkeypatch.delitem(launched.GRAPHS, "cpu", raising=False)
+    assert torch.equal(*found)
+    assert not any(of.refused for of in runs_of(run))
+
+
+def test_a_number_of_the_host_is_in_no_graph():
+    """A graph of a device would keep the value that it had."""
+    moved = with_step_on(with_step(lambda model, batch, step: batch * step), torch.device("meta"))
+    assert step_of(moved).device.type == "meta"
+    held = torch.ones(())
+    line = Line(make_fx(lambda x: [x * held])(torch.ones(2)), ("x",), ("y",))
+    assert line.is_on(torch.device("cpu"))
+    assert not line.is_on(torch.device("meta"))
+
+
+def test_a_parameter_turned_where_it_lies_is_read_anew(graphs):
+    """Its address is the same, and its strides are others."""
+    turned = launched.launched(lambda t: [t.flatten() * 1], [False], torch.device("cpu"))
+    matrix = torch.arange(6.0).view(2, 3)
+    for _ in range(4):
+        turned(matrix)
+    assert turned.count > 0
+    matrix.data = matrix.data.t()
+    assert torch.equal(turned(matrix)[0], matrix.flatten())

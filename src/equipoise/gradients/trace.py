@@ -28,6 +28,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
+from operator import attrgetter
 from pathlib import Path
 from traceback import StackSummary, walk_tb
 from typing import Any
@@ -87,6 +88,12 @@ class Line:
     def _operations(self) -> Callable[..., list[Tensor]]:
         return called_directly(self.graph)
 
+    def is_on(self, device: torch.device) -> bool:
+        """Whether the tensors that it holds lie there: of one on the host a graph would keep the number."""
+        held = (node.target for node in self.graph.graph.nodes if node.op == "get_attr")
+        tensors = (attrgetter(str(name))(self.graph) for name in held)
+        return all(tensor.device == device for tensor in tensors if isinstance(tensor, Tensor))
+
     @cached_property
     def draws(self) -> bool:
         """Whether it draws random numbers."""
@@ -130,7 +137,10 @@ class Traced:
                 norms = self.norms(*found[1 : len(found) - len(self._left)])
                 return [(norms[0] < math.inf).all(), *norms, *found]
 
-        return launched(both, [name.startswith("record:") for name in self.rows.inputs], self.like.device)
+        device = self.like.device
+        if not (self.rows.is_on(device) and self.norms.is_on(device)):
+            return both
+        return launched(both, [name.startswith("record:") for name in self.rows.inputs], device)
 
     @cached_property
     def _summed(self) -> Stretch:

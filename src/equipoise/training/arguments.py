@@ -24,7 +24,7 @@ from equipoise.privacy.accounting.epsilon import check_relation
 from equipoise.privacy.unit import RECORD, UserRows
 from equipoise.training.owners import column_of
 from equipoise.training.scores import Score
-from equipoise.training.setup.step_number import with_step
+from equipoise.training.setup.step_number import with_step, with_step_on
 from equipoise.training.stages import Stage
 
 if TYPE_CHECKING:
@@ -362,6 +362,10 @@ class TrainingInputs:
         method = DPSGD() if method is None else method
         others["stages"] = tuple(others.get("stages", ()))
         return cls(data=Data.of(data), method=method, unit=unit_of(unit), run=Run.of(run), **others)
+
+    def move_step(self, device: torch.device) -> None:
+        """Let the number of the step, if the loss takes it, lie on this device."""
+        object.__setattr__(self, "loss", with_step_on(self.loss, device))
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "loss", with_step(self.loss))

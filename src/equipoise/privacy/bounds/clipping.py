@@ -125,7 +125,10 @@ def _weights_and_counts(
     ask: Callable[[torch.Tensor], torch.Tensor], threshold: float, norms: torch.Tensor, here: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Cut weights of the rows that are meant, zero for others; and their counts, as `counts_of`."""
-    weights = cut_to(threshold, ask(norms).to(norms.dtype), norms)
+    given = ask(norms)
+    if given.shape != norms.shape:
+        raise ValueError(f"a clip rule returned {given.shape[1:].numel()} weights per record: return one")
+    weights = cut_to(threshold, given.to(norms.dtype), norms)
     counts = torch.stack([here, torch.zeros_like(here), here & is_shorter(weights)]).sum(1)
     return torch.where(here, weights, torch.zeros_like(weights)), counts
 

@@ -47,6 +47,12 @@ def _at(loss: Callable[[Any, Any, Tensor], Tensor], step: Tensor) -> Loss:
     return of_step
 
 
+def with_step_on(loss: Any, device: torch.device) -> Any:
+    """The same loss, with the number on this device: one on the host would be a constant of a CUDA graph."""
+    step = step_of(loss)
+    return loss if step is None or step.device == device else _at(loss.loss, step.to(device))
+
+
 def step_of(loss: Any) -> Tensor | None:
     """What the loss takes for the number of the step, int64 without dimensions, from 1 on; or None."""
     return getattr(loss, "step", None) if getattr(loss, "__module__", None) == __name__ else None

@@ -266,6 +266,7 @@ def prepare(
     check_optimizer(given.optimizer, parameters)
     check_scheduler(run.scheduler, given.optimizer)
     place = move(model, given.optimizer, given.device)
+    given.move_step(place)
     processes = Processes(same_records=tensor_parallel_mesh(model) is not None)
     check_sharding(parameters, given.method, run.hardened, processes)
     _check_elsewhere(given, processes)
