@@ -123,9 +123,10 @@ def test_what_a_month_adds_is_its_coefficient(tmp_path):
     dataset = prepare_data("statistics", replace(dataset, train=dataset.test, population=366))
     model = fitted(build_model("statistics", dataset), dataset)
     assert float(model.inputs(dataset.train.fields["input"]).norm(dim=1).max()) <= float(model.bound) + 1e-6
-    table, sql = written(dict(model.state_dict()), table_of(values))
+    table, sql, why = written(dict(model.state_dict()), table_of(values))
     found = {row["term"]: float(row["coefficient"]) for row in csv.DictReader(io.StringIO(table))}
     assert sql is None
+    assert "date" in why
     terms = ("intercept", "visit month 5", "visit month 6", "visit weekday 7", "visit days since 2020-01-01")
     assert [found[term] for term in terms] == pytest.approx([3, 2, 0, 1, 1e-3], abs=2e-2)
 
@@ -196,7 +197,7 @@ def test_sql_predicts_what_the_model_does(tmp_path, name, target, loss):
         parameter.data = 0.3 * torch.randn(parameter.shape, generator=generator)
     if isinstance(model, SufficientStatistics):
         model.noise.fill_(0.1)
-    text, sql = written(model.state_dict(), table_of(dataset.schema), loss)
+    text, sql, _ = written(model.state_dict(), table_of(dataset.schema), loss)
     place = sqlite3.connect(":memory:")
     for function in ("EXP", "LN"):
         place.create_function(function, 1, {"EXP": np.exp, "LN": np.log}[function])

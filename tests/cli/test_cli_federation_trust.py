@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import json
 import math
@@ -308,7 +309,8 @@ def exact_epsilon(statement, most):
     step = dp_accounting.dp_event.MixtureOfGaussiansDpEvent(training, counts, chances)
     sides = (step, ROUNDS * LOCAL_STEPS), (dp_accounting.GaussianDpEvent(score / most), 10)
     events = [dp_accounting.SelfComposedDpEvent(*side) for side in sides]
-    return max(dp_accounting.pld.PLDAccountant().compose(one).get_epsilon(1e-3) for one in events)
+    accountant = functools.partial(dp_accounting.pld.PLDAccountant, value_discretization_interval=2e-3)
+    return max(accountant().compose(one).get_epsilon(1e-3) for one in events)
 
 
 def gathered(equipoise, place, sites=(0, 1), keys=(0, 1), code=0):

@@ -147,6 +147,7 @@ def test_the_best_of_a_random_number_of_runs_is_kept_and_charged(equipoise, tmp_
     assert (other.code, "holds a search with other settings" in other.err) == (2, True)
 
 
+@pytest.mark.wide
 def test_a_search_that_was_killed_at_its_charge_ends_as_it_should(equipoise, tmp_path, trials, monkeypatch):
     """Between the journal's line and the statement, and before the run gets its name."""
     folder = tmp_path / "search"

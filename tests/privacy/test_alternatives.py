@@ -17,7 +17,6 @@ from equipoise.privacy import (
     PlanError,
     Poisson,
     PrivacyPlan,
-    PrivateSearch,
     Release,
     Unit,
     epsilon,
@@ -117,9 +116,6 @@ def test_of_many_runs_the_bound_lies_between_the_largest_side_and_all_of_them(dr
 
 
 def test_an_accountant_that_does_not_know_the_sides_composes_them():
-    search = PrivateSearch(mean=4).event(dp.ComposedDpEvent([plan_of().event()]))
-    composed = PrivateSearch(mean=4).event(dp.ComposedDpEvent([training(), score()]))
-    assert epsilon(search, 1e-5).value == epsilon(composed, 1e-5).value
     by_theirs = dp.rdp.RdpAccountant().compose(plan_of().event()).get_epsilon(1e-5)
     assert by_theirs == dp.rdp.RdpAccountant().compose(dp.ComposedDpEvent([training(), score()])).get_epsilon(
         1e-5

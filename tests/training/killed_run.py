@@ -80,12 +80,12 @@ def start(
     if where.startswith("read"):
         reads = []
 
-        def dying_read(*values):
+        def dying_read(*values, **options):
             if training.steps_done == kill_step:
                 reads.append(values)
             if len(reads) == int(where.removeprefix("read ")):
                 die()
-            read(*values)
+            read(*values, **options)
 
         step_module.read = ledger_module.read = dying_read
     if where == "update":

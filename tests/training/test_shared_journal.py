@@ -177,7 +177,7 @@ class Broadcasts:
 
 def test_noise_over_steps_and_its_keys_stay_on_rank_0(tmp_path):
     plan = PrivacyPlan([], SAMPLING)
-    history = {"gradient": [{"ordinal": 0, "key": "5e" * 32, "noise": {}}]}
+    history = {"gradient": [{"ordinal": 0, "key": "5e" * 32, "shapes": {}, "noise": {}}]}
     processes = Broadcasts()
     ledger = SharedLedger(plan, processes, lambda: Ledger(plan, history=history))
     place = ledger.synced_place()

@@ -94,7 +94,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Run the command line and return its exit code.
 
     >>> main(["--version"])
-    equipoise 0.1.0
+    equipoise 0.2.0
     0
     """
     if arguments is None:  # a program of its own: who runs it wants no line of our source with a warning
