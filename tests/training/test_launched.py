@@ -235,3 +235,21 @@ def test_a_parameter_turned_where_it_lies_is_read_anew(graphs):
     assert turned.count > 0
     matrix.data = matrix.data.t()
     assert torch.equal(turned(matrix)[0], matrix.flatten())
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_loss_follows_the_number_of_its_step(device, graphs, monkeypatch):
+    """On a device the number lies there, too: a graph would keep one of the host as it was when it was made."""
+
+    def warmed(model, batch, step):
+        return loss(model, batch) * torch.clamp(step / 20, max=1)
+
+    found = []
+    for _ in range(2):
+        model = network()
+        run = training(model, loss=warmed, sampling=eq.FullBatch(41, 9), data=records(41), device=device)
+        list(run)
+        found.append(parameters(model).cpu())
+        for kind in ("cpu", "cuda"):
+            monkeypatch.delitem(launched.GRAPHS, kind, raising=False)
+    assert torch.equal(*found)

@@ -235,7 +235,7 @@ def weights_for(lengths: float | torch.Tensor, norms: torch.Tensor) -> torch.Ten
     weights = lengths / norms.clamp_min(SMALLEST_NORM)
     # The quotient is rounded, coarsely so among the smallest floats: a step down where it is above.
     over = weights * norms.double() > lengths.double() * (1 + WEIGHT_SLACK)
-    down = torch.nextafter(weights, torch.zeros((), dtype=norms.dtype))
+    down = torch.nextafter(weights, torch.zeros_like(weights))
     return torch.where(over, down, weights)
 
 
