@@ -10,7 +10,7 @@ cd "$(dirname "$0")/.."
 out=${1:-on-device}
 python=${PYTHON:-python}
 mkdir -p "$out"
-export PYTHONUNBUFFERED=1
+export PYTHONUNBUFFERED=1 EQUIPOISE_GRAPHS=${EQUIPOISE_GRAPHS:-0}  # 1: with CUDA graphs
 
 has_gpu=$($python -c 'import torch; print(int(torch.cuda.is_available()))')
 if [ "$has_gpu" = 1 ]; then

@@ -20,6 +20,7 @@ a quarter of what is free).
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, Protocol
@@ -68,8 +69,11 @@ class CudaGraph:
             self._graph.replay()
 
 
-#: What captures on each kind of device.
-GRAPHS: dict[str, Callable[[Callable[[], list[Tensor]], torch.device], Graph]] = {"cuda": CudaGraph}
+#: What captures on each kind of device. None unless EQUIPOISE_GRAPHS=1: on an H200 (PyTorch 2.11) trainings
+#: by graphs ended at other bits than those by operations, or launched none, and nobody knows yet why.
+GRAPHS: dict[str, Callable[[Callable[[], list[Tensor]], torch.device], Graph]] = (
+    {"cuda": CudaGraph} if os.environ.get("EQUIPOISE_GRAPHS") == "1" else {}
+)
 
 
 def launched(stretch: Stretch, copied: Sequence[bool], device: torch.device) -> Stretch:

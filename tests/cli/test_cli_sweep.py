@@ -171,6 +171,7 @@ def test_a_search_that_was_killed_at_its_charge_ends_as_it_should(equipoise, tmp
         (SEARCH.replace("clip_norm=0.3,1", "relation=add_or_remove_one,replace_one"), "other guarantees"),
         (SEARCH.replace("clip_norm=0.3,1", "epsilon=1,30"), "other guarantees"),
         (SEARCH.replace("--epsilon 3", "--noise-multiplier 3"), "--noise-multiplier has no use"),
+        (SEARCH + " --option noise_multiplier=3", "--noise-multiplier has no use"),
         (SEARCH.replace("--private-validation 0.2 ", "") + " --method sgd", "without a proven guarantee"),
         (SEARCH + " --method dp-c4 --recipe as_published", "without a proven guarantee"),
         (SEARCH + " --reproducible", "--reproducible has no use"),

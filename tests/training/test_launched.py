@@ -239,7 +239,7 @@ def test_a_parameter_turned_where_it_lies_is_read_anew(graphs):
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_loss_follows_the_number_of_its_step(device, graphs, monkeypatch):
-    """On a device the number lies there, too: a graph would keep one of the host as it was when it was made."""
+    """On a device the number lies there, too: a graph would keep one of the host as it was at first."""
 
     def warmed(model, batch, step):
         return loss(model, batch) * torch.clamp(step / 20, max=1)

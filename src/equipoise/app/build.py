@@ -109,7 +109,7 @@ class Experiment:
         outputs: Outputs = lambda model, batch: (model(batch["input"]), batch[field])  # noqa: E731
         of_classes = self.dataset.task != "regression"
         metric = settings.score or ("accuracy" if of_classes else "error:1")
-        metric_of(metric)  # answers a name or a bound that is none
+        metric_of(metric)  # refuses a name or a bound that is none
         name, _, bound = metric.partition(":")
         if not of_classes and name not in ("loss", "error"):
             raise SettingsError(

@@ -102,7 +102,9 @@ def export_run(
     return {**found, "warnings": [unsaid] if unsaid else []}
 
 
-def _coefficients(folder: str, settings: RunSettings, schema: Mapping[str, Any] | None) -> Any:
+def _coefficients(
+    folder: str, settings: RunSettings, schema: Mapping[str, Any] | None
+) -> tuple[str, str | None, str]:
     """A linear model in words of its columns: as `written` gives it."""
     if settings.model not in LINEAR or "columns" not in (schema or {}):
         raise SettingsError(

@@ -100,7 +100,7 @@ def _check(asked: Grid) -> None:
         SettingsError: naming the option.
     """
     for name in _NO_USE:
-        if getattr(asked.base, name) not in (None, False):
+        if getattr(asked.base, name) not in (None, False) or name in asked.base.options:
             raise SettingsError(
                 f"{flag(name)} has no use in a search, whose runs share a budget: leave it out."
             )

@@ -40,7 +40,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy import stats
 
 from equipoise.audit.roc import Numbers
-from equipoise.privacy import PrivacyPlan, PrivateSearch, epsilon, gaussian_epsilon
+from equipoise.privacy import PrivacyPlan, epsilon, gaussian_epsilon
 
 __all__ = [
     "Certificate",
@@ -126,15 +126,11 @@ class TradeOffs:
         return refuted
 
 
-def spent_by(plan: PrivacyPlan, search: PrivateSearch | None = None) -> Callable[[float, float], float]:
-    """Epsilon of the plan, or of the best of a search over it, with so many times its noise, at a delta."""
-
-    def spent(scale: float, delta: float) -> float:
-        event = plan.scaled(scale).event()
-        event = event if search is None else search.event(event)
-        return epsilon(event, delta, plan.relation, cross_check=False).value
-
-    return spent
+def spent_by(plan: PrivacyPlan) -> Callable[[float, float], float]:
+    """Epsilon of the plan with so many times its noise, at a delta."""
+    return lambda scale, delta: (
+        epsilon(plan.scaled(scale).event(), delta, plan.relation, cross_check=False).value
+    )
 
 
 def clopper_pearson(successes: int, trials: int, alpha: float) -> tuple[float, float]:

@@ -18,6 +18,10 @@ from equipoise.privacy.private import as_sum
 from equipoise.privacy.whole_sums import WholeSum
 
 
+class NotMadeYet(NotImplementedError, AttributeError):
+    """What other rows have and these have not, so that `hasattr` says so."""
+
+
 class ShardedRows:
     """Rows whose weighted sums are those of all processes, each of which gets its part.
 
@@ -96,7 +100,7 @@ class ShardedRows:
         return ShardedRows(self._rows - other._rows, self._params)
 
     def __getattr__(self, name: str) -> Any:
-        raise NotImplementedError(
+        raise NotMadeYet(
             f"{name} of the rows of a sharded model is not made yet: take DPSGD, or train a model that is "
             "not sharded"
         )

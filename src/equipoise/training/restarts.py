@@ -197,7 +197,7 @@ class FinishedTraining:
         """As `PrivateTraining.run`, which has nothing left to do."""
         return self.finish()
 
-    def finish(self, **_: bool) -> Result:
+    def finish(self, *, stop_fixed_beforehand: bool = False, early: bool = False) -> Result:
         """As `PrivateTraining.finish`; nothing is written."""
         statement = self._statement
         return Result(

@@ -100,8 +100,8 @@ def audit_run(folder: str, settings: RunSettings, confidence: float = 0.95) -> d
         scores["white box"] = _read_scores(path, len(canaries))
     present = canaries.present.numpy()
     delta = float(run.delta or 1e-5)
-    record = published_record(run.statement) if run.guarantee == "proven" else None
-    offs = None if record is None else trade_offs(spent_by(record.plan, record.search))
+    is_proven = run.guarantee == "proven"
+    offs = trade_offs(spent_by(published_record(run.statement).plan)) if is_proven else None
     each = 1 - (1 - confidence) / len(scores)
     curves = {name: roc(values, present) for name, values in scores.items()}
     figure = Path(folder) / "private" / "audit.png"

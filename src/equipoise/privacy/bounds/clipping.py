@@ -84,7 +84,7 @@ def clip(
         total = public_threshold("threshold", threshold)
         require_rows(rows)
         raw, ask = rows._rows, None
-        if rows._weights is None and hasattr(type(raw), "weighed"):
+        if rows._weights is None and hasattr(raw, "weighed"):
             ask = known_answers(rule, total, raw.dtype, raw.device)
         if ask is not None:
             # Rows that are replayed are finite, or it is known that some are not (`Attempt`).
