@@ -14,9 +14,10 @@ import json
 import os
 import shutil
 import stat
+import weakref
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -58,7 +59,7 @@ class RunFolder:
         self.journal = self.private / "journal.jsonl"
         self.diagnostics = self.private / "diagnostics.jsonl"
         self.items = self.private / "items.jsonl"
-        self._lock: IO[str] | None = None
+        self._lock: weakref.finalize[..., RunFolder] | None = None
 
     @property
     def key_is_gone(self) -> bool:
@@ -101,12 +102,12 @@ class RunFolder:
             RuntimeError: another one has it.
         """
         self._check_own()
-        self._lock = (self.private / "lock").open("a")
-        os.chmod(self._lock.fileno(), 0o600)
+        lock = os.open(self.private / "lock", os.O_WRONLY | os.O_CREAT, 0o600)
+        self._lock = weakref.finalize(self, os.close, lock)  # a training that is dropped lets the run go, too
         try:
             # A lock of this opening of the file. One by `lockf` belongs to the process: it would not keep out
             # this one, and would go with any descriptor of the file that is closed. NFS keeps both kinds.
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             self.unlock()
             raise RuntimeError(
@@ -118,7 +119,7 @@ class RunFolder:
     def unlock(self) -> None:
         """Let others have the run."""
         if self._lock is not None:
-            self._lock.close()
+            self._lock()
             self._lock = None
 
     def _check_own(self) -> None:
