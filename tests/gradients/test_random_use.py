@@ -1,6 +1,7 @@
 """Whose random numbers a model takes, and a forward that needs no backward."""
 
 import random
+from threading import Thread
 
 import numpy as np
 import pytest
@@ -84,6 +85,28 @@ def test_whose_numbers_a_model_takes(name):
         return found, torch.autograd.grad(found, [*model.layer.parameters()], weights)
 
     assert use_of_random_numbers(run, 2, 4) == whose
+
+
+@pytest.mark.parametrize("times", [1, 10])
+def test_only_a_model_that_asks_each_time_has_no_trace(times):
+    """Another thread may ask while a trace runs: a heartbeat of Flower's does."""
+    beats = iter(range(times))  # a list would be put back
+
+    def heard(model, x):
+        if is_on and next(beats, None) is not None:
+            thread = Thread(target=random.random)
+            thread.start()
+            thread.join()
+        return losses(model, x)
+
+    x, is_on = torch.randn(4, 4), False
+    engine = GradientEngine(Runs(torch.tanh), heard, x, check=False)
+    is_on = True
+    if times == 1:
+        assert engine.line(x).rows.graph is not None
+    else:
+        with pytest.raises(RuntimeError, match="the model asks Python for random numbers"):
+            engine.line(x)
 
 
 class Longer(nn.Module):

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -81,6 +81,7 @@ class Covered:
 
 #: Gives what random numbers begin from.
 Numbers = Callable[[], torch.Generator]
+Found = TypeVar("Found")
 
 
 class GradientEngine:
@@ -339,25 +340,9 @@ class GradientEngine:
             leaves = [given.pop(name) for name in records]
             return {"losses": evaluate_loss(self.model, self.loss, replace_leaves(batch, leaves), given)}
 
-        with self._read_by_trace():
-            line, _, written = line_on_copies(losses, held | records, self.model)
+        line, _, written = _read_by_trace(lambda: line_on_copies(losses, held | records, self.model))
         _refuse_shared(written, held)
         return line
-
-    @contextmanager
-    def _read_by_trace(self) -> Iterator[None]:
-        """Inside, a trace runs the model, which leaves nothing behind.
-
-        Raises:
-            RuntimeError: it asks Python or NumPy for random numbers.
-        """
-        state = GlobalState()
-        try:
-            yield
-            if moved := {"NumPy", "Python"}.intersection(state.moved()):
-                raise RuntimeError(f"the model asks {' and '.join(sorted(moved))} for random numbers")
-        finally:
-            state.restore()
 
     def line(self, batch: Any) -> Traced:
         """As `traced`, once for each form."""
@@ -406,8 +391,7 @@ class GradientEngine:
             assert isinstance(gradients, FactoredGradients)
             return gradients
 
-        with self._read_by_trace():
-            traced = trace(compute, own | frozen, buffers, batch, sources)
+        traced = _read_by_trace(lambda: trace(compute, own | frozen, buffers, batch, sources))
         if plan.dense and traced.rows.draws:  # another forward draws them again
             raise RuntimeError("the model draws random numbers, and some rows are dense")
         if written := [name for name in traced.written if name in traced.parameters]:
@@ -685,6 +669,24 @@ def per_sample_gradients(
     engine = GradientEngine(model, loss, batch, check=False)
     engine.trials.refuse_mixing(engine.trials.proof(batch))
     return engine(batch, params)
+
+
+def _read_by_trace(trace: Callable[[], Found]) -> Found:
+    """What a trace gives, which runs the model and leaves nothing behind.
+
+    Raises:
+        RuntimeError: the model asks Python or NumPy for random numbers.
+    """
+    for _ in range(3):  # other threads ask too (a heartbeat of Flower's, every 20 s); a model does each time
+        state = GlobalState()
+        try:
+            found = trace()
+            moved = {"NumPy", "Python"}.intersection(state.moved())
+        finally:
+            state.restore()
+        if not moved:
+            return found
+    raise RuntimeError(f"the model asks {' and '.join(sorted(moved))} for random numbers")
 
 
 def _refuse_shared(written: Sequence[str], held: Mapping[str, Tensor]) -> None:
