@@ -45,12 +45,7 @@ class Follower:
     ) -> None:
         self.method, self.sampling, self.learning_rate = method, sampling, learning_rate
         self.method_plan = method.plan(
-            Setting(
-                sampling=sampling,
-                budget=budget,
-                relation=relation,
-                public_seed=seed,
-            )
+            Setting(sampling=sampling, budget=budget, relation=relation, public_seed=seed)
         )
         self.plan = self.method_plan.releases
         options: dict[str, Any] = {"secrets": Secrets(None, seed)}

@@ -14,19 +14,10 @@ from equipoise.gradients import DenseGradients
 from equipoise.methods import find
 from equipoise.methods.base import Setting
 from equipoise.methods.two_threshold_sums import clip_selected, top_share
-from equipoise.methods.two_thresholds import (
-    AdaptiveTail,
-    PerSample,
-    Random,
-    TopShare,
-    Trace,
-    TwoChannel,
-)
+from equipoise.methods.two_thresholds import AdaptiveTail, PerSample, Random, TopShare, Trace, TwoChannel
 from equipoise.privacy import Draw, Poisson, Private, PrivateRows
 from equipoise.privacy.private import unwrap
-from equipoise.published.dc_dpsgd import (
-    DCDPSGD as PublishedDCDPSGD,
-)
+from equipoise.published.dc_dpsgd import DCDPSGD as PublishedDCDPSGD
 from equipoise.published.dc_dpsgd import printed_multiplier
 
 DRAW = Draw("batch", 0)

@@ -10,12 +10,7 @@ import torch
 
 from equipoise.gradients import DenseGradients
 from equipoise.methods import dice_sgd as dn
-from equipoise.privacy import (
-    Draw,
-    PrivateRows,
-    clip_jointly,
-    gaussian_epsilon,
-)
+from equipoise.privacy import Draw, PrivateRows, clip_jointly, gaussian_epsilon
 from equipoise.privacy.mechanisms.joint_gaussian import radial_grid
 from equipoise.privacy.private import unwrap
 from equipoise.published import dice_sgd as published

@@ -14,13 +14,7 @@ import equipoise as eq
 from equipoise import published
 from equipoise.methods.anchored import Every
 from equipoise.methods.base import Setting
-from equipoise.methods.dp_c4 import (
-    Constant,
-    Distance,
-    Quantile,
-    Released,
-    ReleasedNorm,
-)
+from equipoise.methods.dp_c4 import Constant, Distance, Quantile, Released, ReleasedNorm
 from equipoise.methods.thresholds import Schedule
 from equipoise.privacy import Budget, FullBatch, Poisson
 from equipoise.statements import statement_of

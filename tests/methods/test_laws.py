@@ -160,16 +160,7 @@ def edited(values, path):
 
 @pytest.mark.parametrize(
     "name",
-    [
-        "dp-mf",
-        "scale-then-privatise",
-        "joint-whitening",
-        "adaclip",
-        "dp-adam-bc",
-        "disk",
-        "doppler",
-        "dp-zo",
-    ],
+    ["dp-mf", "scale-then-privatise", "joint-whitening", "adaclip", "dp-adam-bc", "disk", "doppler", "dp-zo"],
 )
 def test_what_epsilon_depends_on_cannot_be_edited(name):
     """In the statement, and in the journal: each field by itself is caught."""

@@ -23,9 +23,7 @@ from equipoise.methods.base import Setting
 from equipoise.methods.configuration import field_types
 from equipoise.methods.projected import groups_of
 from equipoise.methods.subspaces import principal_subspace
-from equipoise.privacy import (
-    Poisson,
-)
+from equipoise.privacy import Poisson
 
 pytestmark = pytest.mark.filterwarnings("ignore:the subspace captures")
 HUGE = 1e9
@@ -169,10 +167,7 @@ def test_gep_takes_any_subspace_and_its_columns_are_orthonormal(source):
     """Its two parts are the whole gradient, whatever the subspace: with hardly any noise, SGD."""
     data = rows(40, 6, seed=4)
     method = eq.methods.GEP(
-        source=source,
-        clip_norm=HUGE,
-        noise_multiplier=1e-20,
-        residual_noise_multiplier=1e-20,
+        source=source, clip_norm=HUGE, noise_multiplier=1e-20, residual_noise_multiplier=1e-20
     )
     run = train(method, data, steps=5, sampling=eq.FullBatch(population=40, steps=5))
     torch.testing.assert_close(run.model.w.detach(), -5 * data.mean(0), rtol=1e-7, atol=1e-7)

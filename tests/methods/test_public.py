@@ -40,10 +40,7 @@ def test_public_only_spends_nothing_and_says_so():
     assert any("20 records are public" in line for line in statement.assumptions)
 
 
-@pytest.mark.parametrize(
-    ("warm", "expected"),
-    [("inner", 0.05), (0.05, 0.05), (None, None)],
-)
+@pytest.mark.parametrize(("warm", "expected"), [("inner", 0.05), (0.05, 0.05), (None, None)])
 def test_public_gradients_are_clipped_as_the_private_ones_will_be(warm, expected):
     model, other = network(), network()
     run = training(

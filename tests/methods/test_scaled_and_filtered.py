@@ -10,15 +10,7 @@ from torch import nn
 
 import equipoise as eq
 from equipoise.gradients import dense_gradients
-from equipoise.methods import (
-    AdaClip,
-    DiSK,
-    Doppler,
-    DPAdamBC,
-    LowPass,
-    ScaleThenPrivatise,
-    SecondMoment,
-)
+from equipoise.methods import AdaClip, DiSK, Doppler, DPAdamBC, LowPass, ScaleThenPrivatise, SecondMoment
 
 QUIET = {"noise_multiplier": 1e-9}
 ALL = eq.FullBatch(60, 6)

@@ -41,11 +41,7 @@ def seeded(dense_limit=0):
     return random_subspace(3, SHAPES, K, dtype=torch.float64, dense_limit=dense_limit)
 
 
-KINDS = pytest.mark.parametrize(
-    "make",
-    [held, seeded, lambda: seeded(40)],
-    ids=["held", "seeded", "mixed"],
-)
+KINDS = pytest.mark.parametrize("make", [held, seeded, lambda: seeded(40)], ids=["held", "seeded", "mixed"])
 
 
 def columns(subspace):

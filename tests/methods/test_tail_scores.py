@@ -11,12 +11,7 @@ from equipoise.gradients import DenseGradients, FactoredGradients
 from equipoise.gradients.factors.outer import OuterFactor
 from equipoise.methods.subspaces import held as held_subspace
 from equipoise.methods.subspaces import random_subspace
-from equipoise.methods.two_thresholds import (
-    record_normals,
-    record_uniforms,
-    sub_weibull,
-    subspace_trace,
-)
+from equipoise.methods.two_thresholds import record_normals, record_uniforms, sub_weibull, subspace_trace
 from equipoise.privacy import Private, PrivateRows
 from equipoise.privacy.private import unwrap
 

@@ -1,6 +1,7 @@
 """Epsilon: the worked numbers of the methods' literature, other accountants, and what has no accountant."""
 
 import math
+from dataclasses import replace
 
 import dp_accounting as dp
 import numpy as np
@@ -47,66 +48,39 @@ FAST = [
     ("RMS rounds, full query", [(Q, 1, 2350), (1, 20, 50)], 1e-5, ADD, 1.789, None),
     ("subspace release", [(Q, 1, 4700), (1, 10, 1)], 1e-5, ADD, 1.621, None),
     ("coupled and anchor 4", [(Q, 1, 4999), (ANCHOR, 4, 626)], 1e-5, ADD, 2.445, 2.662),
-    ("DiceSGD p=.02", [(0.02, 2.512, 1000)], 1e-5, ADD, 1.00, None),
     ("DiceSGD p=.02, replace", [(0.02, 1.256, 1000)], 1e-5, REPLACE, 2.01, None),
     ("PCDP 4", [(0.025, 4, 3200)], 1e-5, ADD, 1.39, 1.52),
-    ("PCDP 6", [(0.025, 6, 3200)], 1e-5, ADD, 0.880, 0.963),
-    ("PCDP 30", [(0.025, 30, 3200)], 1e-5, ADD, 0.150, 0.173),
     ("PCDP 6, replace", [(0.025, 3, 3200)], 1e-5, REPLACE, 1.866, None),
     ("GEP residual", [(0.025, joint(6, 6), 3200)], 1e-5, ADD, 1.301, None),
-    ("refreshes", [(0.025, 6, 3200), (0.025, 6, 240)], 1e-5, ADD, 0.915, None),
     ("federated 6", [(0.05, 6, 400)], 1e-5, ADD, 0.608, None),
     ("constant threshold .19", [(Q, 1 / 0.19, 4687)], 1e-5, ADD, 0.182, None),
     ("shuffled rounds", [(1, 1.5, 100)], 1e-4, REPLACE, 46, None),
     ("Gaussian, replace", [(1, 1.0, 1)], 1e-5, REPLACE, 4.377, None),
     ("worst case, CIFAR", [(1, 4.07 / 2001, 150)], 1e-5, ADD, 1.8e7, None),
-    ("worst case, GPT-2", [(1, 2.05 / 2001, 420)], 8e-6, ADD, 2.0e8, None),
-    ("honest, CIFAR", [(1, 48_863 / 2001, 150)], 1e-5, ADD, 2.000, None),
-    ("published, C2=C1/B", [(1, 1 / 3, 2344)], 1e-5, ADD, 1.1e4, None),
     ("anchor theory, unamplified", [(1, 172.7 / 2, 6510), (1, 410.8 / 2, 815)], 1e-5, REPLACE, 4.10, None),
-    ("count at 12.8", [(Q, joint(1, 12.8), 4687)], 1e-5, ADD, 1.578, None),
-    ("top-k with too little noise", [(Q, 1 / 1.9, 4687)], 1e-5, ADD, 10.31, None),
     ("RMS fused", [(Q, joint(1, 4.47), 4680)], 1e-5, ADD, 1.647, None),
     ("DP-C4+ R2", [(Q, 0.883, 4999), (ANCHOR, 3.494, 626)], 1e-5, ADD, 2.997, None),
-    ("DP-C4+ R4", [(Q, 0.883, 4374), (ANCHOR, 3.494, 626)], 1e-5, ADD, 2.892, None),
-    ("DP-C4+, redrawn", [(Q, 0.883, 4999), (ANCHOR, 3.494, 5000)], 1e-5, ADD, 7.058, None),
     ("coupled and anchor 1", [(Q, 1, 4999), (ANCHOR, 1, 626)], 1e-5, ADD, 12.30, 13.50),
-    ("PCDP 2", [(0.025, 2, 3200)], 1e-5, ADD, 3.22, 3.50),
-    ("federated 4", [(0.05, 4, 400)], 1e-5, ADD, 0.964, None),
-    ("DP-SGD, CIFAR", [(0.02, 0.927, 150)], 1e-5, ADD, 2.000, None),
     ("DP-SGD, GPT-2", [(1000 / 42_000, 0.680, 420)], 8e-6, ADD, 8.00, None),
 ]
 
 
-def check(parts, delta, relation, expected, expected_rdp):
+@pytest.mark.parametrize("row", FAST, ids=lambda row: row[0])
+def test_worked_numbers(row):
+    _, parts, delta, relation, expected, rdp = row
     result = epsilon(event(*parts), delta, relation)
     # printed with few digits: half a unit of the last one is allowed too
     digits = 0 if expected == int(expected) else len(repr(expected).split(".")[1])
     unit = 10.0**-digits if expected < 1000 else 0.1 * 10 ** math.floor(math.log10(expected))
     assert result.value == pytest.approx(expected, rel=5e-3, abs=0.5001 * unit)
-    if expected_rdp is not None:
-        assert result.cross_check == pytest.approx(expected_rdp, rel=5e-3, abs=0.005)
+    if rdp is not None:
+        assert result.cross_check == pytest.approx(rdp, rel=5e-3, abs=0.005)
     if result.cross_check is not None:
         assert result.value <= result.cross_check
 
 
-@pytest.mark.parametrize(
-    ("name", "parts", "delta", "relation", "value", "rdp"), FAST, ids=[r[0] for r in FAST]
-)
-def test_worked_numbers(name, parts, delta, relation, value, rdp):
-    check(parts, delta, relation, value, rdp)
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("z", "q", "steps"),
-    [
-        (1.0, Q, 4700),
-        (6.0, 0.5, 100),
-        (1.2, 0.001, 20_000),
-        (0.6, 0.002, 5000),
-    ],
-)
+@pytest.mark.parametrize(("z", "q", "steps"), [(1.0, Q, 4700), (6.0, 0.5, 100), (0.6, 0.002, 5000)])
 def test_agrees_with_opacus(z, q, steps):
     accountants = pytest.importorskip("opacus.accountants")
     other = accountants.PRVAccountant()
@@ -129,31 +103,13 @@ def test_closed_form_against_its_definition():
     assert gaussian_epsilon(1e-9, 1e-5) == 0
 
 
-def test_without_replacement():
-    sampling = WithoutReplacement(batch_size=50, population=1000, steps=10)
-    plan = PrivacyPlan([Release("gradient", 1.0, Gaussian(2.0))], sampling, "replace_one")
-    result = plan.epsilon(1e-5)
-    assert result.accountant == "rdp"
-    assert result.cross_check is None
-    reference = dp.rdp.RdpAccountant(neighboring_relation=dp.NeighboringRelation.REPLACE_ONE)
-    reference.compose(dp.SampledWithoutReplacementDpEvent(1000, 50, dp.GaussianDpEvent(1.0)), 10)
-    assert result.value == pytest.approx(reference.get_epsilon(1e-5))
-
-
 def test_what_has_no_accountant_raises():
     subset = WithoutReplacement(50, 1000, 10)
     with pytest.raises(PlanError, match="replace_one"):
         PrivacyPlan([Release("gradient", 1.0, Gaussian(2.0))], subset).epsilon(1e-5)
-    mixed = PrivacyPlan(
-        [
-            Release("a", 1.0, Gaussian(2.0), draw="a"),
-            Release("b", 1.0, Gaussian(2.0), draw="b", sampling=subset),
-        ],
-        Poisson(50, 1000, 10),
-        "replace_one",
-    )
+    releases = [Release("a", 1.0, Gaussian(2.0)), Release("b", 1.0, Gaussian(2.0), draw="b", sampling=subset)]
     with pytest.raises(PlanError, match="one scheme"):
-        mixed.epsilon(1e-5)
+        PrivacyPlan(releases, Poisson(50, 1000, 10), REPLACE).epsilon(1e-5)
     with pytest.raises(PlanError, match="LaplaceDpEvent"):
         epsilon(dp.LaplaceDpEvent(1.0), 1e-5)
     with pytest.raises(ValueError, match="relation"):
@@ -162,53 +118,30 @@ def test_what_has_no_accountant_raises():
         epsilon(dp.GaussianDpEvent(1.0), 0.0)
     assert math.isinf(epsilon(dp.NonPrivateDpEvent(), 1e-5).value)
     assert math.isinf(epsilon(dp.GaussianDpEvent(0.0), 1e-5).value)
+    found = PrivacyPlan([Release("gradient", 1.0, Gaussian(2.0))], subset, REPLACE).epsilon(1e-5)
+    reference = dp.rdp.RdpAccountant(neighboring_relation=dp.NeighboringRelation.REPLACE_ONE)
+    reference.compose(dp.SampledWithoutReplacementDpEvent(1000, 50, dp.GaussianDpEvent(1.0)), 10)
+    assert found.value == pytest.approx(reference.get_epsilon(1e-5))
+    assert (found.accountant, found.cross_check) == ("rdp", None)
 
 
 def test_joint_releases_are_one_event():
-    sampling = Poisson(25, 1000, 3200)
-    two = PrivacyPlan([Release("a", 1.0, Gaussian(6.0)), Release("b", 5.0, Gaussian(6.0))], sampling)
+    sampling, a = Poisson(25, 1000, 3200), Release("a", 1.0, Gaussian(6.0))
+    two = PrivacyPlan([a, Release("b", 5.0, Gaussian(6.0))], sampling)
     assert two.epsilon(1e-5).value == pytest.approx(1.301, rel=5e-3)
-    apart = PrivacyPlan(
-        [Release("a", 1.0, Gaussian(6.0), draw="a"), Release("b", 1.0, Gaussian(6.0), draw="b")], sampling
-    )
+    apart = PrivacyPlan([a, Release("b", 1.0, Gaussian(6.0), draw="b")], sampling)
     assert apart.event() != two.event()
-    rare = PrivacyPlan(
-        [Release("a", 1.0, Gaussian(6.0)), Release("b", 5.0, Gaussian(6.0), count=10)], sampling
-    )
+    rare = PrivacyPlan([a, Release("b", 5.0, Gaussian(6.0), count=10)], sampling)
     assert [(sorted(p.names), p.count) for p in rare.patterns()] == [(["a", "b"], 10), (["a"], 3190)]
 
 
-def test_replace_ratio():
-    full = FullBatch(1000, 1)
-    clipped = PrivacyPlan([Release("a", 1.0, Gaussian(2.0))], full, REPLACE)
-    scalar = PrivacyPlan([Release("a", 1.0, Gaussian(2.0), replace_ratio=1.0)], full, REPLACE)
-    assert clipped.epsilon(1e-5).value == pytest.approx(gaussian_epsilon(1.0, 1e-5))
-    assert scalar.epsilon(1e-5).value == pytest.approx(gaussian_epsilon(0.5, 1e-5))
-    poisson = Poisson(25, 1000, 100)  # amplification keeps the ratio at 2
-    a, b = (
-        PrivacyPlan([Release("a", 1.0, Gaussian(3.0), replace_ratio=r)], poisson, REPLACE) for r in (1.0, 2.0)
-    )
-    assert a.event() == b.event()
-
-
-@pytest.mark.parametrize(
-    "sampling",
-    [Poisson(25, 1000, 100), FullBatch(1000, 5), FixedEpochs(100, 1000, 5)],
-)
+@pytest.mark.parametrize("sampling", [Poisson(25, 1000, 100), FullBatch(1000, 5), FixedEpochs(100, 1000, 5)])
 @pytest.mark.parametrize("ratio", [1.0, 2.0])
 def test_what_holds_for_a_replaced_record_holds_for_one_more(sampling, ratio):
     """Canaries are there or not: that audits the claim for replaced records, too."""
     release = Release("a", 1.0, Gaussian(2.0), replace_ratio=ratio)
-    more, replaced = (
-        PrivacyPlan([release], sampling, relation).epsilon(1e-5).value for relation in (ADD, REPLACE)
-    )
+    more, replaced = (PrivacyPlan([release], sampling, one).epsilon(1e-5).value for one in (ADD, REPLACE))
     assert more <= replaced * (1 + 1e-6)
-
-
-def sums_and_squares(sampling):
-    """Clipped sums and squares of one draw, (z, z_C) = (1, 3)."""
-    squares = Release("squares", 1.0, Gaussian(3.0), replace_ratio=1.0)
-    return PrivacyPlan([Release("gradient", 1.0, Gaussian(1.0)), squares], sampling, REPLACE)
 
 
 @pytest.mark.parametrize(
@@ -225,7 +158,9 @@ def test_a_replaced_record_moves_squares_by_their_bound_once(sampling, ratio):
     """(4 + 1/9)^(-1/2) = 0.4932, and (4 + 4/9)^(-1/2) = 0.4743 where both are drawn by themselves."""
     multiplier = (4 + ratio**2 / 9) ** -0.5
     assert multiplier == pytest.approx({1.0: 0.4932, 2.0: 0.4743}[ratio], abs=5e-5)
-    assert sums_and_squares(sampling).event() == sampling.event(multiplier, 5)
+    squares = Release("squares", 1.0, Gaussian(3.0), replace_ratio=1.0)
+    plan = PrivacyPlan([Release("gradient", 1.0, Gaussian(1.0)), squares], sampling, REPLACE)
+    assert plan.event() == sampling.event(multiplier, 5)
 
 
 @pytest.mark.parametrize("rate", [0.1, 0.5])
@@ -256,36 +191,31 @@ def test_poisson_sampling_needs_the_ratio_of_two(rate):
         assert claimed(0.4932, e) < true < claimed(0.4743, e), e
 
 
-def test_unamplified_counts_epochs():
-    plan = PrivacyPlan([Release("a", 1.0, Gaussian(5.0))], FixedEpochs(100, 1000, 25))
-    assert plan.epsilon(1e-5).value == pytest.approx(gaussian_epsilon(math.sqrt(3) / 5, 1e-5))
+A, B = (Release(name, 1.0, Gaussian(1.0)) for name in "ab")
+SAMPLED = Poisson(25, 1000, 10)
+WRONG = [
+    (lambda: PrivacyPlan([A, A], SAMPLED), PlanError, "unique"),
+    (
+        lambda: PrivacyPlan([A, replace(B, sampling=FullBatch(10, 1))], SAMPLED),
+        PlanError,
+        "different samplings",
+    ),
+    (lambda: PrivacyPlan([A, replace(B, count=4)], FixedEpochs(25, 100, 8)), PlanError, "draws of their own"),
+    (lambda: Release("a", 1.0, Gaussian(0.0)), ValueError, "noise_multiplier"),
+    (lambda: PrivacyPlan([A], 0.1), TypeError, "sampling"),
+    (lambda: Release("a", 1.0, Gaussian(1.0), replace_ratio=3.0), ValueError, "replace_ratio"),
+]
 
 
-def test_plan_errors():
-    sampling = Poisson(25, 1000, 10)
-    with pytest.raises(PlanError, match="unique"):
-        PrivacyPlan([Release("a", 1.0, Gaussian(1.0)), Release("a", 1.0, Gaussian(1.0))], sampling)
-    with pytest.raises(PlanError, match="different samplings"):
-        PrivacyPlan(
-            [Release("a", 1.0, Gaussian(1.0)), Release("b", 1.0, Gaussian(1.0), sampling=FullBatch(10, 1))],
-            sampling,
-        )
-    with pytest.raises(ValueError, match="noise_multiplier"):
-        Release("a", 1.0, Gaussian(0.0))
-    with pytest.raises(TypeError, match="sampling"):
-        PrivacyPlan([Release("a", 1.0, Gaussian(1.0))], 0.1)
-    with pytest.raises(TypeError):
-        Release("a", 1.0, Gaussian(1.0), boundd=3)
-    with pytest.raises(ValueError, match="replace_ratio"):
-        Release("a", 1.0, Gaussian(1.0), replace_ratio=3.0)
+@pytest.mark.parametrize(("make", "kind", "message"), WRONG)
+def test_plan_errors(make, kind, message):
+    with pytest.raises(kind, match=message):
+        make()
 
 
 def test_plan_description_round_trip():
-    releases = [
-        Release("a", math.inf, Gaussian(1.5)),
-        Release("b", 5.0, Gaussian(6.0), draw="x", sampling=FullBatch(9, 3), count=2),
-    ]
-    plan = PrivacyPlan(releases, Poisson(25, 1000, 10), REPLACE)
+    other = Release("b", 5.0, Gaussian(6.0), draw="x", sampling=FullBatch(9, 3), count=2)
+    plan = PrivacyPlan([Release("a", math.inf, Gaussian(1.5)), other], SAMPLED, REPLACE)
     again = PrivacyPlan.from_description(plan.describe())
     assert again.fingerprint() == plan.fingerprint()
     assert again.event() == plan.event()

@@ -9,32 +9,19 @@ import pytest
 from dp_accounting import pld
 from scipy import stats
 
-from equipoise.privacy import (
-    Alternatives,
-    FullBatch,
-    Gaussian,
-    Ledger,
-    PlanError,
-    Poisson,
-    PrivacyPlan,
-    Release,
-    Unit,
-    epsilon,
-    gaussian_epsilon,
-)
+from equipoise import privacy as ep
+from equipoise.privacy import epsilon, gaussian_epsilon
 from equipoise.statements import statement_of
 from equipoise.statements.checks import check_published
 
 ADD, REPLACE = "add_or_remove_one", "replace_one"
-SAMPLED = Poisson(50, 1000, 40)
+SAMPLED = ep.Poisson(50, 1000, 40)
 
 
-def plan_of(z=2.0, of_score=3.0, relation=ADD, sampling=SAMPLED, unit=None, apart=True):
-    score = Release(
-        "score", 1.0, Gaussian(of_score), 5, "score", FullBatch(100, 5), math.sqrt(2), apart=apart
-    )
-    plan = PrivacyPlan([Release("gradient", 1.0, Gaussian(z)), score], sampling, relation)
-    return plan if unit is None else plan.protecting(unit)
+def plan_of(z=2.0, of_score=3.0, relation=ADD, sampling=SAMPLED, apart=True):
+    noise, whole = ep.Gaussian(of_score), ep.FullBatch(100, 5)
+    score = ep.Release("score", 1.0, noise, 5, "score", whole, math.sqrt(2), apart=apart)
+    return ep.PrivacyPlan([ep.Release("gradient", 1.0, ep.Gaussian(z)), score], sampling, relation)
 
 
 def training(z=2.0, factor=1.0):
@@ -63,12 +50,11 @@ def test_a_record_costs_the_larger_side_or_where_it_is_replaced_both(z, of_score
     assert alike == pytest.approx(by_pld([training(z), score(of_score)], 1e-5), rel=5e-3)
 
 
-@pytest.mark.parametrize("share", [0.1, 0.5, 0.97])
-@pytest.mark.parametrize("adaptive", [0.0, 2.0])
+@pytest.mark.parametrize(("share", "adaptive"), [(0.1, 2.0), (0.5, 0.0), (0.97, 2.0)])
 def test_brute_force_over_the_secret_side(share, adaptive):
     """A record moves one of two sums, by chance; the noise of the second release may follow the first."""
     first, second = 1.5, 2.5
-    x = np.linspace(-12, 14, 1301)
+    x = np.linspace(-12, 14, 651)
     a, b = np.meshgrid(x, x, indexing="ij")
 
     def density(move_a, move_b):
@@ -78,7 +64,7 @@ def test_brute_force_over_the_secret_side(share, adaptive):
 
     without, held = density(0, 0), share * density(0, 1) + (1 - share) * density(1, 0)
     area = (x[1] - x[0]) ** 2
-    event = Alternatives([dp.GaussianDpEvent(first), dp.GaussianDpEvent(second)])
+    event = ep.Alternatives([dp.GaussianDpEvent(first), dp.GaussianDpEvent(second)])
     for delta in (0.01, 0.1):
         claimed = epsilon(event, delta).value
         for p, q in ((held, without), (without, held)):
@@ -98,7 +84,7 @@ def test_other_runs_compose_into_each_side():
     ]
     assert epsilon(dp.ComposedDpEvent(runs), 1e-5).value == max(of_sides)
     # Of many equal ones the number on each side is all that counts.
-    event = Alternatives([dp.GaussianDpEvent(9.0), dp.GaussianDpEvent(8.0)])
+    event = ep.Alternatives([dp.GaussianDpEvent(9.0), dp.GaussianDpEvent(8.0)])
     for many in (dp.ComposedDpEvent([event] * 52), dp.SelfComposedDpEvent(event, 52)):
         assert epsilon(many, 1e-5).value == pytest.approx(gaussian_epsilon(math.sqrt(52) / 8, 1e-5), rel=1e-9)
     assert epsilon(dp.ComposedDpEvent([event, dp.NonPrivateDpEvent()]), 1e-5).value == math.inf
@@ -106,35 +92,31 @@ def test_other_runs_compose_into_each_side():
 
 @pytest.mark.parametrize("drift", [1.002, 1.3])
 def test_of_many_runs_the_bound_lies_between_the_largest_side_and_all_of_them(drift):
-    pairs = [(9 * drift**week, 8 * drift**week) for week in range(7)]
+    pairs = [(9 * drift**week, 8 * drift**week) for week in range(6)]
     sides = [dp.ComposedDpEvent([*map(dp.GaussianDpEvent, zs)]) for zs in itertools.product(*pairs)]
     largest = max(epsilon(one, 1e-5).value for one in sides)
     both = epsilon(dp.ComposedDpEvent([dp.GaussianDpEvent(z) for pair in pairs for z in pair]), 1e-5).value
-    events = [Alternatives([*map(dp.GaussianDpEvent, pair)]) for pair in pairs]
+    events = [ep.Alternatives([*map(dp.GaussianDpEvent, pair)]) for pair in pairs]
     found = epsilon(dp.ComposedDpEvent(events), 1e-5).value
     assert largest <= found <= min(both, 1.01 * largest if drift < 1.01 else both)
 
 
-def test_an_accountant_that_does_not_know_the_sides_composes_them():
-    by_theirs = dp.rdp.RdpAccountant().compose(plan_of().event()).get_epsilon(1e-5)
-    assert by_theirs == dp.rdp.RdpAccountant().compose(dp.ComposedDpEvent([training(), score()])).get_epsilon(
-        1e-5
-    )
-
-
 def test_users_of_several_records_and_descriptions():
-    of_users = plan_of(unit=Unit("user", 3), sampling=FullBatch(1000, 40))
+    of_users = plan_of(sampling=ep.FullBatch(1000, 40)).protecting(ep.Unit("user", 3))
     assert of_users.epsilon(1e-5).value == gaussian_epsilon(math.sqrt(40) * 3 / 2, 1e-5)
-    again = PrivacyPlan.from_description(plan_of().describe())
+    again = ep.PrivacyPlan.from_description(plan_of().describe())
     assert (again.fingerprint(), again.event()) == (plan_of().fingerprint(), plan_of().event())
     assert plan_of(apart=False).fingerprint() != plan_of().fingerprint()
     assert "apart" not in str(plan_of(apart=False).describe())  # plans of before keep their names
-    with pytest.raises(PlanError, match="apart"):
-        PrivacyPlan([Release("a", 1.0, Gaussian(1.0), apart=True), Release("b", 1.0, Gaussian(1.0))], SAMPLED)
+    with pytest.raises(ep.PlanError, match="apart"):
+        ep.PrivacyPlan(
+            [ep.Release("a", 1.0, ep.Gaussian(1.0), apart=True), ep.Release("b", 1.0, ep.Gaussian(1.0))],
+            SAMPLED,
+        )
 
 
 def test_a_statement_is_computed_again_from_what_is_published():
-    statement = statement_of(Ledger(plan_of()), delta=1e-5)
+    statement = statement_of(ep.Ledger(plan_of()), delta=1e-5)
     assert statement.epsilon == plan_of().epsilon(1e-5).value
     assert all(finding.ok is not False for finding in check_published(vars(statement)))
     forged = {**vars(statement), "releases": [dict(row) for row in statement.releases]}

@@ -4,27 +4,14 @@ from __future__ import annotations
 
 import itertools
 import math
-import warnings
 
 import numpy as np
 import pytest
 import torch
 from scipy.linalg import toeplitz
 
+from equipoise import privacy as ep
 from equipoise.privacy import (
-    BandedGaussian,
-    CyclicPoisson,
-    FixedEpochs,
-    FullBatch,
-    Gaussian,
-    Ledger,
-    LedgerError,
-    OneStepGaussian,
-    Poisson,
-    PrivacyPlan,
-    Private,
-    Release,
-    Secrets,
     epsilon,
     gaussian_epsilon,
     optimal_coefficients,
@@ -37,7 +24,6 @@ from equipoise.privacy.mechanisms.toeplitz import (
     geometric_prefix_error,
     inverse_coefficients,
     least_error_decay,
-    non_increasing_majorant,
     squared_sensitivity,
 )
 
@@ -51,24 +37,13 @@ def strategy(coefficients, count):
     return np.tril(toeplitz(column))
 
 
-# ---- strategies
-
-
-def test_the_square_root_squared_is_the_matrix_of_prefix_sums():
+def test_the_square_root_and_its_inverse():
     root = strategy(square_root_coefficients(50), 50)
     assert np.abs(root @ root - np.tril(np.ones((50, 50)))).max() < 1e-6
-
-
-def test_the_inverse_of_the_square_root():
     found = inverse_coefficients(square_root_coefficients(5), 5)
     assert found.tolist() == [1, -1 / 2, -1 / 8, -1 / 16, -5 / 128]
     dense = np.linalg.inv(strategy(square_root_coefficients(3), 9))
     assert inverse_coefficients(square_root_coefficients(3), 9) == pytest.approx(dense[:, 0], abs=1e-12)
-
-
-def test_the_majorant():
-    assert non_increasing_majorant([1, 0.5, 0.8]).tolist() == [1, 0.8, 0.8]
-    assert non_increasing_majorant([1, -0.5, 0.2]).tolist() == [1, 0.5, 0.2]
 
 
 @pytest.mark.parametrize(
@@ -99,10 +74,16 @@ def test_sensitivity_against_every_pattern_and_sign(coefficients, exact, times, 
 
 
 def test_prefix_error_is_that_of_the_dense_matrices():
+    def dense(coefficients):
+        found = np.tril(np.ones((30, 30))) @ np.linalg.inv(strategy(coefficients, 30))
+        return np.sqrt((found**2).sum() / 30)
+
     c = square_root_coefficients(4)
-    dense = np.tril(np.ones((30, 30))) @ np.linalg.inv(strategy(c, 30))
-    assert prefix_error(c, 30) == pytest.approx(np.sqrt((dense**2).sum() / 30) * np.linalg.norm(c))
+    assert prefix_error(c, 30) == pytest.approx(dense(c) * np.linalg.norm(c))
     assert prefix_error([1.0], 2400) == pytest.approx(math.sqrt(2401 / 2))
+    for decay in (0.3, 0.95):
+        expected = dense(geometric_coefficients(decay, 30)) / math.sqrt(1 - decay**2)
+        assert geometric_prefix_error(decay, 30) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("bands", [2, 40])
@@ -115,33 +96,21 @@ def test_optimal_coefficients_are_a_minimum(bands):
             assert prefix_error((*best[:k], moved, *best[k + 1 :]), 300) >= error
 
 
-def test_the_optimum_of_two_steps_is_known():
-    # (2 + (1 - c)^2) (1 + c^2) / 2 is least where 2 c^3 - 3 c^2 + 4 c - 1 = 0
-    (root,) = [r.real for r in np.roots([2, -3, 4, -1]) if abs(r.imag) < 1e-9]
-    assert optimal_coefficients(2, 2)[1] == pytest.approx(root, abs=1e-5)
-
-
 @pytest.mark.parametrize("count", [1, 2, 7, 100_000])
 def test_the_search_does_better_than_the_square_root_at_every_size(count):
-    for bands in (2, 3, 8, 64):
+    for bands in (2, 64):
         best, root = optimal_coefficients(bands, count), square_root_coefficients(min(bands, count))
         assert list(best) == sorted(best, reverse=True)
         better = prefix_error(best, count) / prefix_error(root, count)
         assert better == 1 if count == 1 else better < 1
-
-
-def test_the_search_meets_no_coefficients_that_explode():
-    with warnings.catch_warnings(action="error"):
-        two = optimal_coefficients.__wrapped__(2, 100_000)
-    # of an autoregressive process: 1 - c is of the order of 1 / sqrt(count)
-    assert two[1] == pytest.approx(0.97322, abs=1e-4)
-    assert prefix_error(two, 100_000) < 0.95 * prefix_error(square_root_coefficients(2), 100_000)
+    # If (2 + (1 - c)^2) (1 + c^2) / 2 is least, 2 c^3 - 3 c^2 + 4 c - 1 = 0.
+    (root,) = [r.real for r in np.roots([2, -3, 4, -1]) if abs(r.imag) < 1e-9]
+    known = {2: root, 100_000: 0.97322}
+    assert count not in known or optimal_coefficients(2, count)[1] == pytest.approx(known[count], abs=1e-4)
 
 
 @pytest.mark.parametrize(("times", "apart", "count"), [(8, 54, 400), (21, 117, 2400), (1, 50, 50), (4, 1, 4)])
 def test_the_decay_of_least_error_is_a_minimum(times, apart, count):
-    """Among a thousand others, of the error by the dense formula."""
-
     def error(decay):
         c = geometric_coefficients(decay, count)
         return (
@@ -154,19 +123,9 @@ def test_the_decay_of_least_error_is_a_minimum(times, apart, count):
     assert error(least_error_decay(times, apart, count)) <= least * (1 + 1e-4)
 
 
-@pytest.mark.parametrize("decay", [0.3, 0.95])
-def test_geometric_prefix_error_is_that_of_the_dense_matrices(decay):
-    dense = np.tril(np.ones((30, 30))) @ np.linalg.inv(strategy(geometric_coefficients(decay, 30), 30))
-    expected = np.sqrt((dense**2).sum() / 30) / math.sqrt(1 - decay**2)
-    assert geometric_prefix_error(decay, 30) == pytest.approx(expected)
-
-
-# ---- the mechanism
-
-
 def test_only_ratios_of_coefficients_matter():
-    noise = BandedGaussian((2.0, 1.0), 3.0)
-    assert noise == BandedGaussian((1.0, 0.5), 3.0)
+    noise = ep.BandedGaussian((2.0, 1.0), 3.0)
+    assert noise == ep.BandedGaussian((1.0, 0.5), 3.0)
     columns = np.linalg.inv(np.linalg.inv(strategy(noise.coefficients, 8)) * math.hypot(*noise.coefficients))
     assert np.linalg.norm(columns[:, :7], axis=0) == pytest.approx(np.ones(7), abs=1e-6)
 
@@ -174,17 +133,15 @@ def test_only_ratios_of_coefficients_matter():
 @pytest.mark.parametrize(
     ("coefficients", "message"),
     [
-        ((), "must be finite"),
         ((0.0, 1.0), "first above 0"),
         ((1.0, math.nan), "finite"),
         ((1.0, 1.0001), "grows"),  # to 80 times its size within 4,096 steps, and on
-        ((1.0, -1.0), "grows"),
         (np.poly([0.98] * 6), "to more than"),
     ],
 )
 def test_coefficients_that_make_no_noise_are_refused(coefficients, message):
     with pytest.raises(ValueError, match=message):
-        BandedGaussian(coefficients, 1.0)
+        ep.BandedGaussian(coefficients, 1.0)
 
 
 @pytest.mark.parametrize("size", [0.5, 0.97, 0.999, 1.001, 1.05])
@@ -193,65 +150,57 @@ def test_noise_grows_where_a_pole_lies_outside_the_unit_circle(size):
         for pole in ([size], [-size], [size * (0.6 + 0.8j), size * (0.6 - 0.8j)]):
             coefficients = tuple(np.poly([*others, *pole]).real)
             if size < 1:
-                BandedGaussian(coefficients, 1.0)
+                ep.BandedGaussian(coefficients, 1.0)
             else:
                 with pytest.raises(ValueError, match="grows without end"):
-                    BandedGaussian(coefficients, 1.0)
+                    ep.BandedGaussian(coefficients, 1.0)
 
 
-EPOCHS = FixedEpochs(10, 80, 24, same_slots=True)  # eight draws an epoch, three epochs
+EPOCHS = ep.FixedEpochs(10, 80, 24, same_slots=True)  # eight draws an epoch, three epochs
 
 
 def plan_of(mechanism, sampling=EPOCHS, relation="add_or_remove_one"):
-    return PrivacyPlan([Release("a", 5.0, mechanism)], sampling, relation)
+    return ep.PrivacyPlan([ep.Release("a", 5.0, mechanism)], sampling, relation)
 
 
 def take(ledger, size, parameters):
     draw = ledger.open("batch", parameters)
-    zero = {key: Private(torch.zeros(size), draw) for key in ("v", "w")}
+    zero = {key: ep.Private(torch.zeros(size), draw) for key in ("v", "w")}
     return ledger.release(draw, {"a": make_bounded(zero, 1.5, 3.0, draw)})["a"]
 
 
 def test_one_band_is_the_gaussian_bit_for_bit():
     ledgers = [
-        Ledger(plan_of(mechanism), secrets=Secrets(reproducible_seed=1))
-        for mechanism in (Gaussian(2.0), BandedGaussian((1.0,), 2.0))
+        ep.Ledger(plan_of(mechanism), secrets=ep.Secrets(reproducible_seed=1))
+        for mechanism in (ep.Gaussian(2.0), ep.BandedGaussian((1.0,), 2.0))
     ]
     for step in range(3):
         ours, theirs = (take(ledger, 100, f"p{step}") for ledger in ledgers)
         assert all(torch.equal(ours[key], theirs[key]) for key in ours)
-    for sampling in (EPOCHS, FullBatch(40, 8), Poisson(256, 60_000, 100)):
-        ours, theirs = (plan_of(m, sampling).event() for m in (Gaussian(2.0), BandedGaussian((1,), 2.0)))
+    for sampling in (EPOCHS, ep.FullBatch(40, 8), ep.Poisson(256, 60_000, 100)):
+        ours, theirs = (
+            plan_of(m, sampling).event() for m in (ep.Gaussian(2.0), ep.BandedGaussian((1,), 2.0))
+        )
         assert ours == theirs
-
-
-# ---- what it costs
-
-
-def test_draws_that_are_apart_cost_what_fresh_noise_does():
-    for bands in (1, 2, 8):
-        found = plan_of(BandedGaussian(square_root_coefficients(bands), 2.0)).epsilon(DELTA).value
-        assert found == pytest.approx(gaussian_epsilon(math.sqrt(3) / 2.0, DELTA), rel=0.002)
 
 
 @pytest.mark.parametrize(
     ("bands", "relation"), [(1, "add_or_remove_one"), (6, "replace_one"), (10, "add_or_remove_one")]
 )
 def test_groups_in_turn_amplify_noise_over_as_many_steps(bands, relation):
-    """Event Poisson(groups q) x ceil(T / groups)."""
-    sampling = CyclicPoisson(60, 6000, 205, 10)
+    sampling = ep.CyclicPoisson(60, 6000, 205, 10)
     z = 4.0 if relation == "replace_one" else 2.0
-    plan = plan_of(BandedGaussian(square_root_coefficients(bands), z), sampling, relation)
-    poisson = Poisson(600, 6000, 21)
-    expected = plan_of(Gaussian(z), poisson, relation).epsilon(DELTA).value
+    plan = plan_of(ep.BandedGaussian(square_root_coefficients(bands), z), sampling, relation)
+    poisson = ep.Poisson(600, 6000, 21)
+    expected = plan_of(ep.Gaussian(z), poisson, relation).epsilon(DELTA).value
     assert plan.epsilon(DELTA).value == pytest.approx(expected, rel=1e-6)
 
 
 def test_draws_of_groups_that_were_not_released_leave_their_epochs_to_pay():
     """Eight releases, all in the turn of one group, are eight participations and not ceil(8 / 4)."""
-    sampling = CyclicPoisson(6, 600, 32, 4)
-    plan = plan_of(BandedGaussian(square_root_coefficients(4), 2.0), sampling)
-    ledger = Ledger(plan)
+    sampling = ep.CyclicPoisson(6, 600, 32, 4)
+    plan = plan_of(ep.BandedGaussian(square_root_coefficients(4), 2.0), sampling)
+    ledger = ep.Ledger(plan)
     for step in range(32):
         if step % 4 == 0:
             take(ledger, 3, f"p{step}")
@@ -261,21 +210,16 @@ def test_draws_of_groups_that_were_not_released_leave_their_epochs_to_pay():
     assert ledger.spent(DELTA).value == pytest.approx(plan.epsilon(DELTA).value)
 
 
-@pytest.mark.parametrize("made", [range(8), range(3), (0, 1, 2, 5, 6), (1, 3, 5, 7)])
-@pytest.mark.parametrize("sampling", [FullBatch(40, 8), FixedEpochs(20, 40, 8)])
+@pytest.mark.parametrize("made", [range(8), (0, 1, 2, 5, 6), (1, 3, 5, 7)])
+@pytest.mark.parametrize("sampling", [ep.FullBatch(40, 8), ep.FixedEpochs(20, 40, 8)])
 @pytest.mark.parametrize("coefficients", [(1.0, 0.5), square_root_coefficients(6), (1.0, -0.3, 0.1)])
 def test_a_record_in_draws_that_follow_each_other_costs_the_sensitivity_of_them_all(
     coefficients, sampling, made
 ):
     """No less than its worst choice of draws and signs, with the noise afresh after every gap."""
-    plan = plan_of(BandedGaussian(coefficients, 2.0), sampling)
+    plan = plan_of(ep.BandedGaussian(coefficients, 2.0), sampling)
     (pattern,) = plan.patterns()
-    matrix, begun = strategy(coefficients, 8) / np.linalg.norm(coefficients) / 2.0, 0
-    for ordinal in range(8):
-        if ordinal - 1 not in made:
-            begun = ordinal
-        matrix[ordinal, :begun] = 0
-    left = matrix[np.ix_(made, made)]
+    left = left_of(coefficients, made) / np.linalg.norm(coefficients) / 2.0
     slots = sampling.draws_per_epoch
     epochs = {ordinal // slots for ordinal in made}
     met = [[i for i, ordinal in enumerate(made) if ordinal // slots == epoch] for epoch in epochs]
@@ -290,62 +234,48 @@ def test_a_record_in_draws_that_follow_each_other_costs_the_sensitivity_of_them_
         assert cost == pytest.approx(gaussian_epsilon(math.sqrt(most), DELTA))
 
 
-def runs_with_gaps():
-    """Which of two epochs of four draws are released."""
-    for made in itertools.product((False, True), repeat=8):
-        if any(made):
-            yield [ordinal for ordinal in range(8) if made[ordinal]]
+def left_of(coefficients, made):
+    """The strategy of the draws that are released of eight: the noise starts afresh after every gap."""
+    matrix, begun = strategy(coefficients, 8), 0
+    for ordinal in range(8):
+        if ordinal - 1 not in made:
+            begun = ordinal
+        matrix[ordinal, :begun] = 0
+    return matrix[np.ix_(made, made)]
 
 
-@pytest.mark.parametrize(
-    "mechanism",
-    [*(BandedGaussian(square_root_coefficients(b), 2.0) for b in (2, 4, 6, 8)), OneStepGaussian(0.9, 2.0)],
-)
+MECHANISMS = [
+    *(ep.BandedGaussian(square_root_coefficients(b), 2.0) for b in (2, 4, 8)),
+    ep.OneStepGaussian(0.9, 2.0),
+]
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS, ids=repr)
 def test_a_run_with_gaps_costs_no_less_than_its_matrix(mechanism):
-    """Noise starts afresh after a gap: the strategy of what is left, for every set of draws."""
-    sampling = FixedEpochs(10, 40, 8, same_slots=True)
-    coefficients = mechanism.first_coefficients(8)
-    plan = plan_of(mechanism, sampling)
+    """For every set of draws of two epochs of four."""
+    plan = plan_of(mechanism, ep.FixedEpochs(10, 40, 8, same_slots=True))
     (pattern,) = plan.patterns()
     # Of all its coefficients, those beyond the run too.
     norm = np.linalg.norm(mechanism.first_coefficients(1000)) * 2.0
-    for made in runs_with_gaps():
-        matrix, begun = strategy(coefficients, 8) / norm, 0
-        for ordinal in range(8):
-            if ordinal - 1 not in made:
-                begun = ordinal  # nothing from before the gap
-            matrix[ordinal, :begun] = 0
-        left = matrix[np.ix_(made, made)]
-        most = max(
-            float(np.square(left[:, [i for i, o in enumerate(made) if o % 4 == slot]].sum(axis=1)).sum())
-            for slot in range(4)
-        )
+    for made in itertools.chain(*(itertools.combinations(range(8), count) for count in range(1, 9))):
+        left = left_of(mechanism.first_coefficients(8), made) / norm
+        slots = [[i for i, o in enumerate(made) if o % 4 == slot] for slot in range(4)]
+        most = max(float(np.square(left[:, slot].sum(axis=1)).sum()) for slot in slots)
         epochs = len({ordinal // 4 for ordinal in made})
         cost = epsilon(plan.event({pattern: len(made)}, {"batch": epochs}), DELTA).value
         assert cost >= gaussian_epsilon(math.sqrt(most), DELTA) * (1 - 1e-9), made
         assert cost <= plan.epsilon(DELTA).value * (1 + 1e-9)
 
 
-# ---- what it is refused for
-
-
-@pytest.mark.parametrize("mechanism", [BandedGaussian((1.0, 0.5), 2.0), OneStepGaussian(0.5, 2.0)])
+@pytest.mark.parametrize("mechanism", [ep.BandedGaussian((1.0, 0.5), 2.0), ep.OneStepGaussian(0.5, 2.0)])
 @pytest.mark.parametrize("sizes", [(5, 4), (1, 5)])
 def test_sums_of_other_shapes_than_before_are_refused_and_cost_nothing(sizes, mechanism):
     """Noise of one number, stretched to five, would be the same for all of them."""
-    ledger = Ledger(plan_of(mechanism))
+    ledger = ep.Ledger(plan_of(mechanism))
     take(ledger, sizes[0], "p0")
     spent = ledger.spent(DELTA).value
-    with pytest.raises(LedgerError, match=rf"'v': 'torch.float32\[{sizes[1]}\]'.*Nothing was released"):
+    with pytest.raises(ep.LedgerError, match=rf"'v': 'torch.float32\[{sizes[1]}\]'.*Nothing was released"):
         take(ledger, sizes[1], "p1")
     assert ledger.spent(DELTA).value == spent
     assert sum(ledger.record.used.values()) == 1
     take(ledger, sizes[1], "p2")  # after a gap the noise starts afresh
-
-
-def test_what_the_ledger_keeps_is_private():
-    ledger = Ledger(plan_of(BandedGaussian((1.0, 0.5), 2.0)), secrets=Secrets(reproducible_seed=1))
-    take(ledger, 3, "p")
-    (row,) = ledger.history["a"]
-    assert isinstance(row["noise"]["a"]["w"], Private)
-    assert "tensor(" not in repr(ledger.history)

@@ -11,20 +11,8 @@ import pytest
 import torch
 from scipy import stats
 
-from equipoise.privacy import (
-    FullBatch,
-    Gaussian,
-    JointGaussian,
-    Journal,
-    Ledger,
-    LedgerError,
-    PlanError,
-    PrivacyPlan,
-    Private,
-    Release,
-    Secrets,
-    capped,
-)
+from equipoise import privacy as ep
+from equipoise.privacy import capped
 from equipoise.privacy.bounds.bounded import make_bounded
 from equipoise.privacy.mechanisms import grid_gaussian as grid
 from equipoise.privacy.mechanisms.grid_gaussian import GridStream, grid_unit, to_grid
@@ -53,10 +41,7 @@ def p_value(found: np.ndarray, bits: int) -> float:
 def test_the_law_cell_by_cell(bits, slack):
     count = 40_000 if slack < 0.1 else 4_000
     assert p_value(GridStream(b"k" * 32, bits, slack).draw(count), bits) > 1e-4
-
-
-def test_another_width_is_rejected():
-    assert p_value(np.round(GridStream(b"k" * 32, 4).draw(40_000) * 0.95 / 4), 2) < 1e-6
+    assert bits != 2 or p_value(np.round(GridStream(b"k" * 32, 4).draw(40_000) * 0.95 / 4), 2) < 1e-6
 
 
 def test_the_law_at_full_width():
@@ -110,60 +95,56 @@ def test_the_noise_is_the_multiplier_times_the_sensitivity_on_the_grid(coordinat
 
 
 def test_a_grid_too_coarse_is_refused_before_anything_is_charged():
-    with pytest.raises(LedgerError, match="half rounding"):
+    with pytest.raises(ep.LedgerError, match="half rounding"):
         grid_unit(1.0, 10**14, 1.0)
-    plan = PrivacyPlan([Release("sum", 5.0, Gaussian(1e7))], FullBatch(100, 4))
-    ledger = Ledger(plan.hardened())
-    with pytest.raises(LedgerError, match="half rounding"):
+    plan = ep.PrivacyPlan([ep.Release("sum", 5.0, ep.Gaussian(1e7))], ep.FullBatch(100, 4))
+    ledger = ep.Ledger(plan.hardened())
+    with pytest.raises(ep.LedgerError, match="half rounding"):
         release(ledger)
     assert not any(entry.kind == "release" for entry in ledger.journal.entries())
 
 
-PLAN = PrivacyPlan([Release("sum", 5.0, Gaussian(2.0))], FullBatch(100, 400))
+PLAN = ep.PrivacyPlan([ep.Release("sum", 5.0, ep.Gaussian(2.0))], ep.FullBatch(100, 400))
 
 
 def release(ledger, value=1.0, parameters=None):
     draw = ledger.open("batch", parameters)
-    return ledger.release(draw, {"sum": capped(Private(torch.full((3,), value), draw), upper=5.0)})["sum"][
-        "sum"
-    ]
+    sums = {"sum": capped(ep.Private(torch.full((3,), value), draw), upper=5.0)}
+    return ledger.release(draw, sums)["sum"]["sum"]
 
 
 def test_releases_are_odd_multiples_of_half_a_unit_with_the_planned_noise():
-    ledger = Ledger(PLAN.hardened(), secrets=Secrets(reproducible_seed=0))
+    ledger = ep.Ledger(PLAN.hardened(), secrets=ep.Secrets(reproducible_seed=0))
     unit = grid_unit(5.0, 1, 2.0)
     found = np.array([float(release(ledger)) for _ in range(400)])
     assert stats.kstest((found - 3.0) / 10.0, "norm").pvalue > 1e-4
-    draw = ledger.open("batch") if ledger.releases_left["batch"] else None
-    assert draw is None
     halves = to_grid(torch.tensor([1.25, -1.25], dtype=torch.float64), unit)
     assert halves.dtype == np.int64
     assert halves[0] == -halves[1]
-
-
-def test_shapes_types_and_several_tensors():
     rows = {"a": torch.ones(2, 3, dtype=torch.float64), "b": torch.ones(4)}
-    ledger = Ledger(PrivacyPlan([Release("g", 9.0, Gaussian(1e-3))], FullBatch(10, 2)).hardened())
+    ledger = ep.Ledger(
+        ep.PrivacyPlan([ep.Release("g", 9.0, ep.Gaussian(1e-3))], ep.FullBatch(10, 2)).hardened()
+    )
     draw = ledger.open("batch")
-    made = make_bounded({n: Private(v, draw) for n, v in rows.items()}, 4.0, 8.0, draw)
+    made = make_bounded({n: ep.Private(v, draw) for n, v in rows.items()}, 4.0, 8.0, draw)
     out = ledger.release(draw, {"g": made})["g"]
     assert {n: (v.shape, v.dtype) for n, v in out.items()} == {n: (v.shape, v.dtype) for n, v in rows.items()}
     assert float((out["a"] - 1).abs().max()) < 0.1
 
 
 def test_a_repeated_step_gets_the_same_noise_and_another_kind_of_noise_is_refused(tmp_path):
-    secrets = Secrets(reproducible_seed=3)
-    first = Ledger(PLAN.hardened(), journal=Journal(tmp_path / "j"), secrets=secrets)
+    secrets = ep.Secrets(reproducible_seed=3)
+    first = ep.Ledger(PLAN.hardened(), journal=ep.Journal(tmp_path / "j"), secrets=secrets)
     found = release(first, parameters="p")
-    again = Ledger(PLAN.hardened(), journal=Journal(tmp_path / "j"), secrets=secrets)
+    again = ep.Ledger(PLAN.hardened(), journal=ep.Journal(tmp_path / "j"), secrets=secrets)
     assert float(release(again, parameters="p")) == float(found)
     assert again.spent(1e-5).value == first.spent(1e-5).value
-    with pytest.raises(LedgerError, match="another plan"):
-        Ledger(PLAN, journal=Journal(tmp_path / "j"), secrets=secrets)
+    with pytest.raises(ep.LedgerError, match="another plan"):
+        ep.Ledger(PLAN, journal=ep.Journal(tmp_path / "j"), secrets=secrets)
 
 
-def test_the_statement_says_so():
-    ledger = Ledger(PLAN.hardened())
+def test_a_statement_says_which_noise_it_was_and_what_is_not_on_the_grid_is_refused():
+    ledger = ep.Ledger(PLAN.hardened())
     release(ledger)
     statement = json.loads(statement_of(ledger, delta=1e-5).to_json())
     assert statement["noise"] == "grid"
@@ -172,32 +153,18 @@ def test_the_statement_says_so():
     statement["noise"] = "floating_point"
     for found in (check_with_journal(statement, entries), check_published(statement)):
         assert any(f.ok is False for f in found)
-
-
-def test_shared_noise_is_refused_by_name():
-    noise = JointGaussian(("a",), [[1.0]], lambda norms: norms.clamp(max=1.0)[:, None], (1.0,))
-    with pytest.raises(PlanError, match=r"joint_gaussian.*independent"):
-        PrivacyPlan([Release("a", 1.0, noise)], FullBatch(10, 2)).hardened()
-
-
-def test_noise_without_a_proof_is_refused_by_name_and_never_called_exact():
-    bare = PublishedPlan([], FullBatch(10, 2), unproven=[Unproven("update")])
-    for plan in (bare, PublishedPlan(PLAN.releases, FullBatch(100, 400), unproven=[Unproven("update")])):
-        with pytest.raises(PlanError, match=r"hardened=True.*\['update'\].*floating point.*leave hardened"):
-            plan.hardened()
-    mixed = PublishedPlan(PLAN.hardened().releases, FullBatch(100, 400), unproven=[Unproven("update")])
-    ledger = Ledger(mixed)
+    shared = ep.JointGaussian(("a",), [[1.0]], lambda norms: norms.clamp(max=1.0)[:, None], (1.0,))
+    with pytest.raises(ep.PlanError, match=r"joint_gaussian.*independent"):
+        ep.PrivacyPlan([ep.Release("a", 1.0, shared)], ep.FullBatch(10, 2)).hardened()
+    for releases in ([], PLAN.releases):
+        with pytest.raises(
+            ep.PlanError, match=r"hardened=True.*\['update'\].*floating point.*leave hardened"
+        ):
+            PublishedPlan(releases, ep.FullBatch(100, 400), unproven=[Unproven("update")]).hardened()
+    mixed = PublishedPlan(PLAN.hardened().releases, ep.FullBatch(100, 400), unproven=[Unproven("update")])
+    ledger = ep.Ledger(mixed)
     assert ledger.journal.entries()[0].noise == "floating_point"
     assert statement_of(ledger, delta=1e-5).noise == "floating_point"
-
-
-def test_a_plan_is_hardened_in_one_place_and_tells():
-    hard = PLAN.hardened()
-    assert (PLAN.arithmetic, hard.arithmetic) == ("floating_point", "grid")
-    assert hard.fingerprint() != PLAN.fingerprint()
-    assert hard.event() == PLAN.event()
-    assert hard == hard.hardened()
-    assert statement_of(Ledger(hard), delta=1e-5).noise == "grid"
 
 
 def test_what_is_too_close_to_tell_is_decided_exactly(monkeypatch):

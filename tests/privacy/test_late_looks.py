@@ -7,15 +7,7 @@ import torch
 from privacy_rows import DenseRows, Flat
 
 from equipoise.methods.two_threshold_sums import clip_channels, clip_either, clip_selected, top_share
-from equipoise.privacy import (
-    Draw,
-    JointGaussian,
-    Private,
-    PrivateRows,
-    clip,
-    clip_jointly,
-    unbounded_sum,
-)
+from equipoise.privacy import Draw, JointGaussian, Private, PrivateRows, clip, clip_jointly, unbounded_sum
 from equipoise.privacy.bounds.second_moments import moment_action, second_moment
 from equipoise.privacy.private import unwrap
 

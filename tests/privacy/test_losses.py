@@ -1,6 +1,5 @@
 """Distributions of the privacy loss: divergences of a pair, dp-accounting's own accountant, long plans."""
 
-import itertools
 import math
 
 import dp_accounting as dp
@@ -22,16 +21,17 @@ ADD, REPLACE = RELATIONS
 DIRECTIONS = {ADD: ("remove", "add"), REPLACE: ("replace",)}
 
 # sigma, rate, interval of dp-accounting
+# sigma, rate, interval of dp-accounting
 CASES = [
-    (1.0, 0.004, 1e-4),
-    (6.3, 0.5, 1e-4),
-    (0.3, 0.02, 1e-3),
+    (1.0, 0.004, 1e-3),
+    (6.3, 0.5, 1e-3),
     (0.02, 0.5, 0.1),  # losses of thousands: nothing overflows
-    (30.0, 0.01, 1e-5),
-    (1.0, 0.999, 1e-4),
-    (2.0, 1e-7, 1e-6),
-    (2.0, 1.0, 1e-4),
+    (1.0, 0.999, 1e-3),
+    (2.0, 1e-7, 1e-5),
 ]
+
+
+GROUPS = [(2, 1.0, 0.01), (7, 4.0, 0.3), (7, 0.7, 1e-4)]
 
 
 def theirs(sigma, rate, interval, relation):
@@ -63,8 +63,7 @@ def test_a_discrete_law_dominates_and_touches(sigma, rate, interval, direction):
 
 
 @pytest.mark.parametrize("direction", ["remove", "add"])
-@pytest.mark.parametrize("group", [2, 7])
-@pytest.mark.parametrize(("sigma", "rate"), [(1.0, 0.01), (4.0, 0.3), (0.7, 1e-4)])
+@pytest.mark.parametrize(("group", "sigma", "rate"), GROUPS)
 def test_the_discrete_law_of_a_group_dominates_and_touches(sigma, rate, group, direction):
     dominates_and_touches(of_group(sigma, rate, group), direction, 1e-3)
 
@@ -78,8 +77,7 @@ def of_group(sigma, rate, group):
     )
 
 
-@pytest.mark.parametrize("group", [2, 7])
-@pytest.mark.parametrize(("sigma", "rate"), [(1.0, 0.01), (4.0, 0.3), (0.7, 1e-4)])
+@pytest.mark.parametrize(("group", "sigma", "rate"), GROUPS)
 def test_divergences_of_a_group_are_integrals(sigma, rate, group):
     """Of the densities themselves, at the accuracy of a sum over a fine grid."""
     x = np.linspace(-40 * sigma, group + 40 * sigma, 400_001)
@@ -115,26 +113,18 @@ def dominates_and_touches(part, direction, interval):
         )
 
 
-@pytest.mark.few(6)
 @pytest.mark.parametrize("relation", RELATIONS)
-@pytest.mark.parametrize(
-    ("sigma", "rate", "count", "interval"),
-    [
-        (0.927, 0.02, 2, 1e-4),
-        (0.6, 0.002, 5000, 1e-4),
-        (6.0, 0.5, 100, 1e-4),
-    ],
-)
-@pytest.mark.parametrize("delta", [1e-3, 1e-5, 1e-8])
-def test_compositions_are_those_of_the_library(sigma, rate, count, interval, relation, delta):
-    expected = theirs(sigma, rate, interval, relation).self_compose(count).get_epsilon_for_delta(delta)
-    parts = [SampledGaussians(sigma, rate, count)]
-    ours = max(composed_epsilon(parts, delta, direction, 64)[0] for direction in DIRECTIONS[relation])
-    assert ours == pytest.approx(expected, rel=5e-4, abs=1e-6)
+@pytest.mark.parametrize(("sigma", "rate", "count"), [(0.927, 0.02, 2), (6.0, 0.5, 100)])
+def test_compositions_are_those_of_the_library(sigma, rate, count, relation):
+    expected = theirs(sigma, rate, 1e-4, relation).self_compose(count)
+    halves = [SampledGaussians(sigma, rate, count // 2)] * 2
+    for delta in (1e-3, 1e-8):
+        ours = max(composed_epsilon(halves, delta, one, 64)[0] for one in DIRECTIONS[relation])
+        assert ours == pytest.approx(expected.get_epsilon_for_delta(delta), rel=5e-4, abs=1e-6)
 
 
-@pytest.mark.parametrize("delta", [1e-3, 1e-5, 1e-10])
-@pytest.mark.parametrize("mu", [1e-3, 0.1, 1.0, 5.0, 30.0])
+@pytest.mark.parametrize("delta", [1e-3, 1e-10])
+@pytest.mark.parametrize("mu", [1e-3, 1.0, 30.0])
 def test_gaussians_in_parts_are_one_gaussian(mu, delta):
     """Composed numerically without sampling; never below the closed form."""
     true = gaussian_epsilon(mu, delta)
@@ -161,37 +151,29 @@ def test_a_rate_that_rounds_to_one_is_almost_one(sigma):
             assert found <= whole * (1 + 1e-9)
 
 
-def test_parts_of_one_kind_may_be_split():
-    whole = [SampledGaussians(1.1, 0.01, 1000)]
-    split = [SampledGaussians(1.1, 0.01, 400), SampledGaussians(1.1, 0.01, 600)]
-    assert composed_epsilon(whole, 1e-6, "remove", 16) == pytest.approx(
-        composed_epsilon(split, 1e-6, "remove", 16), rel=1e-9
-    )
-
-
 def poisson(rate, z, steps):
     return dp.SelfComposedDpEvent(dp.PoissonSampledDpEvent(rate, dp.GaussianDpEvent(z)), steps)
 
 
 @pytest.mark.parametrize(
-    ("population", "batch", "steps", "z", "expected"),
+    ("population", "steps", "z", "expected"),
     [
         # Converged values: dp-accounting's own accountant on finer and finer grids, where it has enough
         # memory, at delta = 0.1 / population.
-        (1e8, 4096, 10**5, 1.0, 0.0862),
-        (1e9, 4096, 10**6, 1.0, 0.0280),
-        (1e9, 4096, 10**6, 0.6, 0.4887),
+        (1e8, 10**5, 1.0, 0.0862),
+        pytest.param(1e9, 10**6, 1.0, 0.0280, marks=pytest.mark.wide),
+        pytest.param(1e9, 10**6, 0.6, 0.4887, marks=pytest.mark.wide),
     ],
 )
-def test_long_plans_over_large_populations(population, batch, steps, z, expected):
-    found = epsilon(poisson(batch / population, z, steps), 0.1 / population, cross_check=False).value
+def test_long_plans_over_large_populations(population, steps, z, expected):
+    found = epsilon(poisson(4096 / population, z, steps), 0.1 / population, cross_check=False).value
     assert found == pytest.approx(expected, rel=0.01)
 
 
 def test_epsilon_falls_with_the_noise_and_never_jumps():
     """On the plan where a coarse grid jumped between 0.45 and 5.5."""
-    values = [epsilon(poisson(4e-6, z, 10**6), 1e-5, cross_check=False).value for z in (0.6, 0.605, 0.61)]
-    assert all(0.9 * before < after < before for before, after in itertools.pairwise(values))
+    before, after = (epsilon(poisson(4e-6, z, 10**6), 1e-5, cross_check=False).value for z in (0.6, 0.605))
+    assert 0.9 * before < after < before < 0.6
 
 
 def test_the_cross_check_equals_all_orders_and_is_silent(capfd):

@@ -24,7 +24,7 @@ def log(u: torch.Tensor) -> torch.Tensor:
     return polynomials.log_of((bits - (exponent << 23)).view(torch.float32) - 1.0, exponent.float())
 
 
-@pytest.mark.parametrize("exponent", [-65, -64, -31, -8, -3, -2, -1])
+@pytest.mark.parametrize("exponent", [-65, -31, -3, -1])
 def test_the_logarithm_is_right_from_2_to_the_minus_65_to_1(exponent):
     significands = torch.cat([torch.arange(0, 2**23, 17), 2**23 - torch.arange(1, 1000)]).int()
     u = (significands + ((127 + exponent) << 23)).view(torch.float32)
@@ -33,7 +33,7 @@ def test_the_logarithm_is_right_from_2_to_the_minus_65_to_1(exponent):
     assert float(log(torch.ones(1))) == 0.0
 
 
-@pytest.mark.parametrize("exponent", [-24, -23, -4, -3, 0, 1, 5, 6])
+@pytest.mark.parametrize("exponent", [-24, -3, 0, 1, 6])
 def test_the_root_is_right_for_all_that_a_logarithm_gives(exponent):
     x = (torch.arange(0, 2**23, 17).int() + ((127 + exponent) << 23)).view(torch.float32)
     guess = (0x5F3759DF - (x.view(torch.int32) >> 1)).view(torch.float32)
@@ -44,7 +44,7 @@ def test_the_functions_of_an_angle_are_right_for_all_words():
     ends = [
         sign * (end + near) for sign in (1, -1) for end in (0, 2**29, 2**30, 3 * 2**29) for near in range(99)
     ]
-    angle = torch.cat([torch.arange(-(2**31), 2**31, 1009), torch.tensor([*ends, -(2**31), 2**31 - 1])]).int()
+    angle = torch.cat([torch.arange(-(2**31), 2**31, 5003), torch.tensor([*ends, -(2**31), 2**31 - 1])]).int()
     u = torch.full_like(angle, 2**30)  # u is a half: the length is known
     x, y = polynomials.box_muller(u, torch.zeros_like(angle), angle, 1.0)
     length = polynomials.box_muller(u[:1], u[:1] * 0, u[:1] * 0, 1.0)[0].double()
@@ -55,16 +55,6 @@ def test_the_functions_of_an_angle_are_right_for_all_words():
     for got, expected in ((x, exact.cos()), (y, exact.sin())):
         assert units(got[~quarter], (length * expected)[~quarter]) <= 2 * WORST
         assert float((got.double() - length * expected)[quarter].abs().max()) <= 1e-6
-
-
-def test_each_function_of_the_smaller_angle_is_right():
-    rest = torch.cat([torch.arange(-(2**29), 2**29 + 1, 517), torch.arange(1, 1000)])
-    rest = rest[rest != 0].int()
-    t = rest.float() * 2.0**-29
-    lost = (rest - rest.float().int()).float() * 2.0**-29
-    angle = rest.double() * (math.pi / 2**31)
-    assert units(polynomials.sine(t, lost), angle.sin()) <= WORST
-    assert units(polynomials.cosine(t), angle.cos()) <= WORST
 
 
 @pytest.mark.parametrize(("radius", "low"), [(0, 0), (1, -1), (-(2**31), 0), (2**31 - 1, 2**31 - 1), (-5, 7)])

@@ -7,18 +7,8 @@ import pytest
 import torch
 from scipy import stats
 
-from equipoise.privacy import (
-    Budget,
-    BudgetError,
-    FullBatch,
-    Gaussian,
-    Ledger,
-    Poisson,
-    PrivacyPlan,
-    PrivateSearch,
-    Release,
-    epsilon,
-)
+from equipoise import privacy as ep
+from equipoise.privacy import epsilon
 from equipoise.privacy.accounting import noise_tail
 from equipoise.privacy.accounting.epsilon import noise_tail as tail_of
 from equipoise.privacy.accounting.epsilon import parts_of
@@ -43,15 +33,11 @@ def test_the_radius_goes_from_zero_to_the_end_that_is_accounted():
 
 
 @pytest.mark.parametrize(
-    ("high", "low", "u"), [(0, 2**20, 2.0**-43), (0, -(2**30), 2.0**-33), (1, 0, 2.0**-31)]
+    ("high", "low", "u"), [(0, 2**10, 2.0**-53), (0, -(2**30), 2.0**-33), (1, 0, 2.0**-31)]
 )
 def test_the_tail_follows_the_normal_law(high, low, u):
-    # P(R > r) = exp(-r^2 / 2) of a pair, and u is uniform
+    # P(R > r) = exp(-r^2 / 2) of a pair, and u is uniform; 32 bits would reach 6.76
     assert math.exp(-(radius(high, low) ** 2) / 2) == pytest.approx(u, rel=1e-4)
-
-
-def test_lower_bits_reach_beyond_what_32_bits_can():
-    assert radius(0, 2**10) > 8.3 > math.sqrt(66 * math.log(2))
 
 
 @pytest.mark.parametrize("move", [0.2, 1.0, 1.5])
@@ -62,7 +48,7 @@ def test_the_bound_is_above_what_pairs_do(monkeypatch, move):
     noise_tail.leaves.cache_clear()
     bound = noise_tail.leaves(move)
     noise_tail.leaves.cache_clear()
-    noise = torch.randn(400_000, 8, 2, generator=torch.Generator().manual_seed(0))
+    noise = torch.randn(150_000, 8, 2, generator=torch.Generator().manual_seed(0))
     noise = noise[(noise.norm(dim=2) <= 4.0).all(1)]
     for share in (torch.eye(8)[0], torch.full((8,), 8**-0.5), torch.tensor([0.8, 0.6] + [0.0] * 6)):
         moved = noise + torch.stack([move * share, torch.zeros(8)], 1)
@@ -88,17 +74,10 @@ def test_beta_counts_the_releases_that_a_record_takes_part_in(event, participati
     assert noise_tail.leaves(move) > one > noise_tail.leaves(move) / 100
 
 
-def test_the_tail_no_longer_breaks_small_deltas():
-    event = Poisson(expected_batch_size=10, population=100_000, steps=20_000).event(0.6, 20_000)
-    assert 0 < epsilon(event, 1e-10).noise_tail < 1e-12
-    short = 2 * stats.norm.sf(math.sqrt(66 * math.log(2)) - 1 / 0.6)  # with 32 bits, at every epsilon
-    assert short > 1e-7
-
-
 def test_a_statement_says_what_the_tail_adds():
     def stated(noise):
-        plan = PrivacyPlan([Release("gradient", 1.0, Gaussian(noise))], FullBatch(100, 1))
-        return statement_of(Ledger(plan), delta=1e-5)
+        plan = ep.PrivacyPlan([ep.Release("gradient", 1.0, ep.Gaussian(noise))], ep.FullBatch(100, 1))
+        return statement_of(ep.Ledger(plan), delta=1e-5)
 
     assert 0 < stated(1.0).noise_tail < 1e-13
     assert not any("tail" in warning for warning in stated(1.0).warnings)
@@ -106,20 +85,20 @@ def test_a_statement_says_what_the_tail_adds():
 
 
 def test_each_of_the_runs_of_a_search_adds_its_own_tail():
+    long = ep.Poisson(expected_batch_size=10, population=100_000, steps=20_000).event(0.6, 20_000)
+    assert 0 < epsilon(long, 1e-10, cross_check=False).noise_tail < 1e-12
     event = dp_accounting.SelfComposedDpEvent(dp_accounting.GaussianDpEvent(2.0), 100)
     alone = epsilon(event, 1e-5).noise_tail
-    both = dp_accounting.ComposedDpEvent([event, PrivateSearch(mean=10).event(event)])
+    both = dp_accounting.ComposedDpEvent([event, ep.PrivateSearch(mean=10).event(event)])
     assert alone > 0
     assert epsilon(both, 1e-5).noise_tail == pytest.approx(11 * alone)
 
 
 def test_a_plan_whose_tail_alone_takes_delta_is_refused():
-    """Whatever epsilon the budget allows."""
-
     def opened(delta):
-        plan = PrivacyPlan([Release("gradient", 1.0, Gaussian(0.3))], Poisson(10, 1000, 1000))
-        return Ledger(plan, Budget(1e6, delta))
+        plan = ep.PrivacyPlan([ep.Release("gradient", 1.0, ep.Gaussian(0.3))], ep.Poisson(10, 1000, 1000))
+        return ep.Ledger(plan, ep.Budget(1e6, delta))
 
     assert 1e-9 < epsilon(opened(1e-2).plan.event(), 1e-2).noise_tail < 1e-2
-    with pytest.raises(BudgetError, match="noise_multiplier"):
+    with pytest.raises(ep.BudgetError, match="noise_multiplier"):
         opened(1e-9)

@@ -2,6 +2,7 @@
 
 import copy
 import io
+import itertools
 import logging
 import math
 import pickle
@@ -33,64 +34,42 @@ WAYS = {
     "float": lambda p: float(p[0]),
     "int": lambda p: int(p[0]),
     "bool": lambda p: bool(p[0]),
-    "complex": lambda p: complex(p[0]),
     "if": _if,
-    "and": lambda p: p[0] > 1 and 1,
     "item": lambda p: p[0].item(),
-    "tolist": lambda p: p.tolist(),
     "numpy": lambda p: p.numpy(),
-    "numpy force": lambda p: p.numpy(force=True),
     "np.asarray": lambda p: np.asarray(p),
-    "np.array": lambda p: np.array(p),
     "np.float64": lambda p: np.float64(p[0]),
-    "np of list": lambda p: np.array([p[0], p[1]], dtype=float),
     "str": lambda p: str(p),
-    "print": lambda p: print(p),
     "format": lambda p: f"{p}",
-    "format spec": lambda p: f"{p[0]:.2f}",
     "percent": lambda p: "%s" % p,  # noqa: UP031
-    "percent f": lambda p: "%f" % p[0],  # noqa: UP031
     "index": lambda p: [1, 2, 3, 4][p.long()[0]],
     "range": lambda p: range(p.long()[0]),
-    "slice": lambda p: torch.zeros(5)[: p.long()[0]],
     "in": lambda p: 3.0 in p,
-    "max builtin": lambda p: max(p),
     "sorted": lambda p: sorted(p),
     "math": lambda p: math.sqrt(p[0]),
     "pickle": lambda p: pickle.dumps(p),
     "torch.save": lambda p: torch.save(p, io.BytesIO()),
-    "save in a dict": lambda p: torch.save({"a": p}, io.BytesIO()),
     "__dlpack__": lambda p: p.__dlpack__(),
     "from_dlpack": lambda p: torch.from_dlpack(p),
-    "np.from_dlpack": lambda p: np.from_dlpack(p),
     "data_ptr": lambda p: p.data_ptr(),
-    "storage": lambda p: p.storage(),
     "untyped_storage": lambda p: p.untyped_storage(),
     "equal": lambda p: torch.equal(p, SECRET),
-    "allclose": lambda p: torch.allclose(p, SECRET),
     "is_nonzero": lambda p: torch.is_nonzero(p[0]),
     "nonzero": lambda p: torch.nonzero(p > 1),
-    "where of one argument": lambda p: torch.where(p > 1),
     "masked_select": lambda p: torch.masked_select(torch.arange(3), p > 1),
     "unique": lambda p: torch.unique(p),
     "mask index": lambda p: torch.arange(3)[p > 1],
-    "own mask index": lambda p: p[p > 1],
     "bincount": lambda p: torch.bincount(p.long()),
     "repeat_interleave": lambda p: torch.arange(3).repeat_interleave(p.long()),
     "add_ into public": lambda p: torch.zeros(3).add_(p),
-    "copy_ into public": lambda p: torch.zeros(3).copy_(p),
     "setitem into public": lambda p: torch.zeros(3).__setitem__(0, p[0]),
-    "+= into public": lambda p: torch.zeros(3).__iadd__(p),
     "out=": lambda p: torch.add(p, 1, out=torch.zeros(3)),
     "index_add_": lambda p: torch.zeros(3).index_add_(0, torch.arange(3), p),
     "scatter_": lambda p: torch.zeros(4).scatter_(0, p.long(), 1.0),
     "fill_": lambda p: torch.zeros(3).fill_(p[0]),
-    "tolist of sum": lambda p: p.sum().tolist(),
     "alpha": lambda p: torch.add(torch.zeros(3), torch.ones(3), alpha=p[0]),
-    "clamp by float": lambda p: torch.ones(3).clamp(max=float(p[0])),
     "torch.full": lambda p: torch.full((2,), p[0]),
     "share_memory_": lambda p: p.share_memory_(),
-    "array of rows": lambda p: memoryview(p),
     "bytes": lambda p: bytes(p.to(torch.uint8)),
 }
 
@@ -100,42 +79,28 @@ def test_value_does_not_leave(way, p):
     with pytest.raises((PrivateError, TypeError)) as error:
         WAYS[way](p)
     assert "3.0" not in str(error.value)
-
-
-def test_error_says_how_to_release(p):
-    with pytest.raises(PrivateError, match=r"ledger\.release"):
-        float(p[0])
+    assert way != "float" or "ledger.release" in str(error.value)
 
 
 STAYS = {
     "torch.tensor": lambda p: torch.tensor(p),
-    "as_tensor": lambda p: torch.as_tensor(p),
-    "data": lambda p: p.data,
     "detach": lambda p: p.detach(),
     "as_subclass": lambda p: p.as_subclass(torch.Tensor),
     "clone": lambda p: p.clone(),
-    "cpu": lambda p: p.cpu(),
     "to": lambda p: p.to(torch.float64),
     "deepcopy": lambda p: copy.deepcopy(p),
-    "copy": lambda p: copy.copy(p) if hasattr(p, "__copy__") else p,
     "stack": lambda p: torch.stack([p[0], torch.tensor(1.0)]),
     "cat": lambda p: torch.cat([torch.zeros(1), p]),
     "public + private": lambda p: torch.ones(3) + p,
-    "number - private": lambda p: 1 - p,
     "where": lambda p: torch.where(p > 1, 1.0, 0.0),
-    "public where": lambda p: torch.where(p > 1, torch.ones(3), torch.zeros(3)),
     "matmul": lambda p: torch.ones(2, 3) @ p,
     "norm": lambda p: p.norm(),
     "topk": lambda p: torch.topk(p, 2).indices,
-    "sort": lambda p: p.sort().values,
     "gather": lambda p: torch.arange(5.0)[p.long()],
     "einsum": lambda p: torch.einsum("i,i->", p, SECRET),
     "isfinite any": lambda p: torch.isfinite(p).any(),
-    "iteration": lambda p: next(iter(p)),
     "in place": lambda p: p.clone().add_(1),
-    "new_tensor": lambda p: p.new_zeros(3) + p,
     "parameter": lambda p: torch.nn.Parameter(p).data,
-    "median": lambda p: p.median(),
 }
 
 
@@ -152,11 +117,8 @@ def test_arithmetic_is_right(p):
     q[0] = 7.0
     q += 1
     assert torch.equal(unwrap(q), torch.tensor([8.0, 2.0, 3.0]))
-
-
-def test_repr_shows_shape_alone(p):
-    assert repr(p) == "Private(shape=(3,), dtype=torch.float32, device=cpu)"
-    assert repr([p]) == f"[{p!r}]"
+    assert (p * 2).sum().draw == Draw("batch", 0)
+    assert (p + Private(torch.ones(3), Draw("batch", 1))).draw is None
 
 
 def test_logging_shows_nothing(p, monkeypatch):
@@ -169,52 +131,34 @@ def test_logging_shows_nothing(p, monkeypatch):
     logger.warning("norm %f", p[0])
     logger.warning("public")
     assert stream.getvalue() == "public\n"
-
-
-def test_draw_is_carried_and_lost_when_mixed(p):
-    assert (p * 2).sum().draw == Draw("batch", 0)
-    other = Private(torch.ones(3), Draw("batch", 1))
-    assert (p + other).draw is None
+    assert repr(p) == "Private(shape=(3,), dtype=torch.float32, device=cpu)"
 
 
 def test_rows_wrap_everything():
     raw = rows([3.0, 4.0], [0.0, 1.0])
     private = PrivateRows(raw, Draw("batch", 0))
-    for result in (
-        private.row_norms(),
-        private.row_norms([["w"]]),
-        private.inner(private),
-        private.cross_gram(raw),
-        private.weighted_sums(private.row_norms())["w"],
-    ):
+    norms = private.row_norms()
+    sums = private.weighted_sums(norms)["w"]
+    for result in (norms, private.row_norms([["w"]]), private.inner(private), private.cross_gram(raw), sums):
         assert isinstance(result, Private)
         assert result.draw == Draw("batch", 0)
-    for result in (
-        private - private,
-        private.rows(torch.tensor([0])),
-        private.select(["w"]),
-        private.materialise(),
-    ):
+    of_one = private.rows(torch.tensor([0]))
+    for result in (private - private, of_one, private.select(["w"]), private.materialise()):
         assert isinstance(result, PrivateRows)
         assert not isinstance(result, DenseRows)
     assert (private.num_parameters, private.names) == (2, ("w",))
-    for look in (lambda: private.num_records, lambda: len(private)):
-        with pytest.raises(PrivateError, match="number of records"):
-            look()
-    with pytest.raises(PrivateError, match="mask"):
-        private.rows(private.row_norms() > 2)
-    with pytest.raises(PrivateError):
-        pickle.dumps(private)
-
-
-def test_no_record_gets_into_a_sum_twice():
-    private = PrivateRows(rows([3.0, 4.0], [0.0, 1.0]), Draw("batch", 0))
-    for index in (torch.tensor([0, 0]), torch.tensor([1, -1])):
-        with pytest.raises(ValueError, match="more than once"):
-            private.rows(index)
-    with pytest.raises(PrivateError, match="choice of rows"):
-        private.rows(private.row_norms().argsort(descending=True)[:1])
     assert unwrap(private.rows(torch.tensor([1, 0])).row_norms()).tolist() == [1.0, 5.0]
+    for refused, match in {
+        lambda: private.num_records: "number of records",
+        lambda: len(private): "number of records",
+        lambda: private.rows(norms > 2): "mask",
+        lambda: private.rows(norms.argsort(descending=True)[:1]): "choice of rows",
+        lambda: private.rows(torch.tensor([0, 0])): "more than once",
+        lambda: private.rows(torch.tensor([1, -1])): "more than once",
+        lambda: pickle.dumps(private): "",
+    }.items():
+        with pytest.raises((PrivateError, ValueError), match=match):
+            refused()
 
 
 def test_writing_to_the_coordinates_leaves_the_residual_as_it_is():
@@ -258,8 +202,7 @@ def test_parts_of_a_draw_are_joined_in_an_order(p):
 
 
 @pytest.mark.parametrize("turned", [False, True])
-@pytest.mark.parametrize("kept", [torch.float32, torch.float64])
-@pytest.mark.parametrize("added", [torch.float32, torch.float64])
+@pytest.mark.parametrize(("kept", "added"), itertools.product([torch.float32, torch.float64], repeat=2))
 def test_a_sum_is_added_in_the_memory_of_the_total(kept, added, turned):
     total, more = torch.ones(4, 4, dtype=kept), torch.arange(16.0).view(4, 4).to(added)
     given = {"w": more.t() if turned else more, "v": Private(more)}

@@ -11,27 +11,17 @@ import pytest
 from dp_accounting import rdp
 from scipy import stats
 
-from equipoise.privacy import (
-    Alternatives,
-    FullBatch,
-    Gaussian,
-    Journal,
-    Ledger,
-    Poisson,
-    PrivacyPlan,
-    PrivateSearch,
-    Release,
-    epsilon,
-)
+from equipoise import privacy as ep
+from equipoise.privacy import epsilon
 from equipoise.privacy.errors import JournalError, PlanError
 from equipoise.privacy.ledger.journal import SearchEntry
 from equipoise.privacy.ledger.journal_records import JournalRecords, events_of
 from equipoise.privacy.ledger.run_record import compose_events
 
-POISSON = PrivateSearch(6.0, math.inf)
+POISSON = ep.PrivateSearch(6.0, math.inf)
 
 
-def probabilities(search: PrivateSearch, most: int = 4000) -> list[float]:
+def probabilities(search: ep.PrivateSearch, most: int = 4000) -> list[float]:
     """P[K = 0], P[K = 1], ... by the definitions."""
     if math.isinf(search.shape):
         return [float(p) for p in stats.poisson.pmf(range(most), search.mean)]
@@ -44,7 +34,9 @@ def probabilities(search: PrivateSearch, most: int = 4000) -> list[float]:
     return [w / total for w in weights]
 
 
-@pytest.mark.parametrize("search", [PrivateSearch(10), PrivateSearch(5, 0), PrivateSearch(8, 0.5), POISSON])
+@pytest.mark.parametrize(
+    "search", [ep.PrivateSearch(10), ep.PrivateSearch(5, 0), ep.PrivateSearch(8, 0.5), POISSON]
+)
 def test_the_law_has_its_mean_and_its_quantiles(search):
     law = probabilities(search)
     assert sum(k * p for k, p in enumerate(law)) == pytest.approx(search.mean, rel=1e-6)
@@ -56,12 +48,12 @@ def test_the_law_has_its_mean_and_its_quantiles(search):
 @pytest.mark.parametrize("shape", [1.0, 0.0, 0.5, 2.0])
 def test_the_price_is_that_of_the_theorem(shape):
     """Theorem 2 for a Gaussian, whose divergence at order a is a / (2 z^2), minimised over both orders."""
-    z, delta, search = 20.0, 1e-6, PrivateSearch(10, shape)
+    z, delta, search = 20.0, 1e-6, ep.PrivateSearch(10, shape)
 
     def rdp(a: float) -> float:
         return a / (2 * z * z)
 
-    orders = [1 + 0.05 * k for k in range(1, 8000)]
+    orders = [1 + 0.1 * k for k in range(1, 4000)]
     price = min(
         (1 + shape) * (1 - 1 / b) * rdp(b) + (1 + shape) * math.log(1 / search.gamma) / b for b in orders
     )
@@ -78,64 +70,41 @@ def test_the_price_is_that_of_the_theorem(shape):
     assert best * (1 - 1e-3) <= found.value <= 1.05 * best  # fewer orders than here: looser
 
 
-def test_many_runs_cost_less_searched_than_composed_and_a_few_more():
+def test_many_runs_cost_less_searched_than_composed_and_a_few_more(monkeypatch):
     run = dp_accounting.GaussianDpEvent(2.0)
     alone = epsilon(run, 1e-5).value
     assert epsilon(POISSON.event(run), 1e-5).value > alone
     for runs, dearer in ((2, True), (300, False)):
-        chosen = epsilon(PrivateSearch(runs).event(run), 1e-5).value
+        chosen = epsilon(ep.PrivateSearch(runs).event(run), 1e-5).value
         composed = epsilon(dp_accounting.SelfComposedDpEvent(run, runs), 1e-5).value
         assert alone < min(chosen, composed)
         assert (chosen > composed) is dearer
-
-
-def test_where_no_accountant_covers_it_is_said():
-    run = Poisson(20, 1000, 100).event(1.0)
     with pytest.raises(PlanError, match="add_or_remove_one"):
-        epsilon(PrivateSearch(10).event(run), 1e-5, "replace_one")
-    assert epsilon(PrivateSearch(10).event(dp_accounting.NonPrivateDpEvent()), 1e-5).value == math.inf
-
-
-@pytest.mark.parametrize(
-    ("mean", "shape", "error"),
-    [
-        (1, 1, ValueError),
-        (10, -1, ValueError),
-        ("10", 1, TypeError),
-        (10, math.nan, TypeError),
-        (True, 1, TypeError),
-    ],
-)
-def test_laws_that_there_are_not(mean, shape, error):
-    with pytest.raises(error):
-        PrivateSearch(mean, shape)
+        epsilon(ep.PrivateSearch(10).event(ep.Poisson(20, 1000, 100).event(1.0)), 1e-5, "replace_one")
+    assert epsilon(ep.PrivateSearch(10).event(dp_accounting.NonPrivateDpEvent()), 1e-5).value == math.inf
+    for mean, shape in ((1, 1), (10, -1)):
+        with pytest.raises(ValueError):
+            ep.PrivateSearch(mean, shape)
+    for bits, uniform in ((0, 2.0**-54), (2**52, 0.5 + 2.0**-54), (2**53 - 1, 1 - 2.0**-54)):
+        monkeypatch.setattr("secrets.randbits", lambda count, bits=bits: bits if count == 53 else None)
+        assert ep.PrivateSearch(10).draw() == ep.PrivateSearch(10).quantile(uniform)
 
 
 def test_a_shared_journal_counts_the_search_of_another_run():
-    plan = PrivacyPlan([Release("g", 1.0, Gaussian(5.0))], FullBatch(100, 4))
-    journal = Journal()
-    first = Ledger(plan, journal=journal)
+    plan = ep.PrivacyPlan([ep.Release("g", 1.0, ep.Gaussian(5.0))], ep.FullBatch(100, 4))
+    journal = ep.Journal()
+    first = ep.Ledger(plan, journal=journal)
     others = events_of(JournalRecords.of(journal).runs, plan.relation)
     without = epsilon(compose_events(others.values()), 1e-5, plan.relation)
-    charge = SearchEntry(run=first.run, search=PrivateSearch(10))
+    charge = SearchEntry(run=first.run, search=ep.PrivateSearch(10))
     journal.append(charge)
-    second = Ledger(plan, journal=journal)
+    second = ep.Ledger(plan, journal=journal)
     charged = second.spent(1e-5)
     assert charged.accountant == "rdp"
     assert charged.value > without.value
     journal.append(charge)
     with pytest.raises(JournalError, match="second search"):
-        Ledger(plan, journal=journal)
-
-
-@pytest.mark.parametrize(
-    ("bits", "uniform"), [(0, 2.0**-54), (2**52, 0.5 + 2.0**-54), (2**53 - 1, 1 - 2.0**-54)]
-)
-def test_a_number_of_runs_is_the_quantile_of_53_random_bits(bits, uniform, monkeypatch):
-    asked = []
-    monkeypatch.setattr("secrets.randbits", lambda count: asked.append(count) or bits)
-    assert PrivateSearch(10).draw() == PrivateSearch(10).quantile(uniform)
-    assert asked == [53]
+        ep.Ledger(plan, journal=journal)
 
 
 def test_a_search_of_alternatives_costs_what_the_largest_divergence_at_each_order_does():
@@ -143,9 +112,9 @@ def test_a_search_of_alternatives_costs_what_the_largest_divergence_at_each_orde
     sampled = dp_accounting.SelfComposedDpEvent(
         dp_accounting.PoissonSampledDpEvent(0.01, dp_accounting.GaussianDpEvent(0.8)), 100
     )
-    plain, law = dp_accounting.GaussianDpEvent(2.0), PrivateSearch(5)
+    plain, law = dp_accounting.GaussianDpEvent(2.0), ep.PrivateSearch(5)
     either = [epsilon(law.event(one), 1e-5).value for one in (sampled, plain)]
-    found = epsilon(law.event(Alternatives([sampled, plain])), 1e-5).value
+    found = epsilon(law.event(ep.Alternatives([sampled, plain])), 1e-5).value
     both = epsilon(law.event(dp_accounting.ComposedDpEvent([sampled, plain])), 1e-5).value
     assert max(either) <= found < both
     orders = [*range(2, 64), 128, 256, 512, 1024, 1.25, 1.5, 1.75, 2.5, 3.5, 4.5]
@@ -158,5 +127,5 @@ def test_a_search_of_alternatives_costs_what_the_largest_divergence_at_each_orde
         for a in orders
     )
     assert found == pytest.approx(best, rel=1e-6)
-    same = epsilon(law.event(Alternatives([plain, plain])), 1e-5).value
+    same = epsilon(law.event(ep.Alternatives([plain, plain])), 1e-5).value
     assert same == pytest.approx(either[1])

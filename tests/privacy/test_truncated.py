@@ -10,21 +10,8 @@ import torch
 from dp_accounting import NeighboringRelation, TruncatedSubsampledGaussianDpEvent, pld
 from scipy import stats
 
-import equipoise as eq
-from equipoise.privacy import (
-    BandedGaussian,
-    Budget,
-    Gaussian,
-    PlanError,
-    Poisson,
-    PrivacyPlan,
-    PrivateSearch,
-    Release,
-    Secrets,
-    TruncatedPoisson,
-    Unit,
-    epsilon,
-)
+from equipoise import privacy as ep
+from equipoise.privacy import epsilon
 from equipoise.privacy.accounting.epsilon import pushed_out
 from equipoise.privacy.accounting.loss_distribution import SampledGaussians, divergence
 from equipoise.published import PublishedPlan, Unproven
@@ -33,16 +20,13 @@ DELTA = 1e-6
 
 
 def plan_of(sampling, z=1.0, relation="add_or_remove_one", **options):
-    return PrivacyPlan([Release("gradient", 1.0, Gaussian(z))], sampling, relation, **options)
+    return ep.PrivacyPlan([ep.Release("gradient", 1.0, ep.Gaussian(z))], sampling, relation, **options)
 
 
-# ---- the cost
-
-
-@pytest.mark.parametrize(("cap", "theirs"), [(1200, 2.125), (1100, 4.490), (1000, 13.009)])
+@pytest.mark.parametrize(("cap", "theirs"), [(1200, 2.125), (1000, 13.009)])
 def test_the_cost_beside_another_accountant(cap, theirs):
     """The figures are dp-accounting's, which takes the pair of a replaced record wherever a draw is cut."""
-    found = plan_of(TruncatedPoisson(1000, 100_000, 1000, cap)).epsilon(DELTA)
+    found = plan_of(ep.TruncatedPoisson(1000, 100_000, 1000, cap)).epsilon(DELTA)
     assert 0.9 * theirs < found.value < theirs * 1.001
     assert (found.accountant, found.cross_check) == ("pld", None)
 
@@ -51,7 +35,7 @@ def test_the_cost_beside_another_accountant(cap, theirs):
 def test_another_accountant_is_near(relation):
     """It knows how often a record is in a batch that was cut, and takes a looser pair of laws there."""
     for size, cap in ((30, 34), (30, 30), (12, 25)):
-        event = plan_of(TruncatedPoisson(size, 100, 5, cap), 3.0, relation).event()
+        event = plan_of(ep.TruncatedPoisson(size, 100, 5, cap), 3.0, relation).event()
         sampled = event.event
         if relation == "replace_one":  # its events name the noise over one record's part
             sampled = type(sampled)(100, size / 100, cap, 3.0)
@@ -84,7 +68,7 @@ EPSILONS = np.array([0.0, 0.1, 0.3, 1.0, 2.0, 4.0])
 
 def exceeded(sigma, rate, cap, population, pushed):
     """By how much the exact delta of some number of records is above the bound, relatively."""
-    grid, step = np.linspace(-30, 30, 60_001, retstep=True)
+    grid, step = np.linspace(-30, 30, 20_001, retstep=True)
     row = SampledGaussians(sigma, rate, 1, pushed=pushed)
     bounds = {side: divergence(EPSILONS, row, side) for side in ("add", "remove")}
     replaced = divergence(EPSILONS, row, "replace")
@@ -101,8 +85,9 @@ def exceeded(sigma, rate, cap, population, pushed):
     return worst
 
 
-@pytest.mark.parametrize("sigma", [0.3, 1.0, 3.0])
-@pytest.mark.parametrize(("rate", "cap"), [(0.5, 3), (0.3, 2), (0.95, 5)])
+@pytest.mark.parametrize(
+    ("sigma", "rate", "cap"), [(0.3, 0.5, 3), (1.0, 0.3, 2), (3.0, 0.95, 5), (1.0, 0.5, 3)]
+)
 def test_no_number_of_records_has_a_larger_delta_than_the_bound(sigma, rate, cap):
     pushed = pushed_out(TruncatedSubsampledGaussianDpEvent(6, rate, cap, sigma))
     assert exceeded(sigma, rate, cap, 6, pushed) < 1e-6
@@ -115,30 +100,19 @@ def test_the_exact_law_rejects_the_cost_of_samples_without_a_cap():
 
 
 def test_a_cap_that_is_never_reached_is_poisson_sampling():
-    capped, plain = TruncatedPoisson(20, 100, 10, 100), Poisson(20, 100, 10)
+    capped, plain = ep.TruncatedPoisson(20, 100, 10, 100), ep.Poisson(20, 100, 10)
     assert plan_of(capped).epsilon(DELTA) == plan_of(plain).epsilon(DELTA)
-    secrets = Secrets(reproducible_seed=1)
+    secrets = ep.Secrets(reproducible_seed=1)
     for index in range(10):
         assert torch.equal(capped.sample(secrets, index, 100), plain.sample(secrets, index, 100))
-    whole = TruncatedPoisson(100, 100, 10)
+    whole = ep.TruncatedPoisson(100, 100, 10)
     assert plan_of(whole, 5.0).epsilon(DELTA).accountant == "gdp"
-
-
-def test_it_composes_with_other_samples():
-    releases = [
-        Release("gradient", 1.0, Gaussian(2.0)),
-        Release("other", 1.0, Gaussian(2.0), draw="other", sampling=Poisson(50, 1000, 20)),
-    ]
-    both = PrivacyPlan(releases, TruncatedPoisson(50, 1000, 20, 60)).epsilon(DELTA).value
-    alone = plan_of(TruncatedPoisson(50, 1000, 20, 60), 2.0).epsilon(DELTA).value
-    assert alone < both < 2 * alone
-
-
-# ---- the draws
+    unit = ep.Unit("user", 8, rows="mean")  # users are drawn whole
+    assert plan_of(CAPPED, unit=unit).event() == plan_of(CAPPED).event()
 
 
 def test_draws_are_cut_to_uniform_subsets():
-    sampling, secrets, draws = TruncatedPoisson(8, 40, 6000, 9), Secrets(reproducible_seed=11), 6000
+    sampling, secrets, draws = ep.TruncatedPoisson(8, 40, 2500, 9), ep.Secrets(reproducible_seed=11), 2500
     found = [sampling.sample(secrets, index, 40) for index in range(draws)]
     sizes = np.array([len(ids) for ids in found])
     assert sizes.max() == 9 == sampling.largest_size
@@ -154,53 +128,21 @@ def test_draws_are_cut_to_uniform_subsets():
     assert all(torch.equal(ids, ids.unique()) for ids in found[:100])
 
 
-# ---- what it is refused for
-
-
-CAPPED = TruncatedPoisson(20, 100, 10, 30)
+CAPPED = ep.TruncatedPoisson(20, 100, 10, 30)
 
 
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: plan_of(CAPPED, unit=Unit("user", 3)), "records_per_user=3"),
-        (lambda: PrivacyPlan([Release("a", 1.0, BandedGaussian((1, 0.5), 1.0))], CAPPED), "min_separation=1"),
+        (lambda: plan_of(CAPPED, unit=ep.Unit("user", 3)), "records_per_user=3"),
+        (
+            lambda: ep.PrivacyPlan([ep.Release("a", 1.0, ep.BandedGaussian((1, 0.5), 1.0))], CAPPED),
+            "min_separation=1",
+        ),
         (lambda: PublishedPlan([], CAPPED, unproven=[Unproven("raw")]), "push another one out"),
-        (lambda: epsilon(PrivateSearch(10.0, 1.0).event(plan_of(CAPPED).event()), DELTA), "search"),
+        (lambda: epsilon(ep.PrivateSearch(10.0, 1.0).event(plan_of(CAPPED).event()), DELTA), "search"),
     ],
 )
 def test_what_is_refused(make, message):
-    with pytest.raises(PlanError, match=message):
+    with pytest.raises(ep.PlanError, match=message):
         make()
-
-
-def test_users_drawn_whole_are_capped_like_records():
-    unit = Unit("user", 8, rows="mean")
-    sampling = TruncatedPoisson(20, 100, 10, 30)
-    assert plan_of(sampling, unit=unit).event() == plan_of(sampling).event()
-
-
-# ---- trainings
-
-
-def test_a_training_never_draws_more_and_says_what_it_assumed(tmp_path):
-    torch.manual_seed(0)
-    model = torch.nn.Linear(4, 2)
-    sampling = TruncatedPoisson(20, 60, 12, 22)
-    training = eq.PrivateTraining(
-        model,
-        torch.optim.SGD(model.parameters(), lr=0.1),
-        loss=lambda model, batch: model(batch["x"]).square().sum(1),
-        data={"x": torch.randn(60, 4)},
-        sampling=sampling,
-        method=eq.DPSGD(clip_norm=0.5),
-        budget=Budget(8.0, 1e-3),
-        run=tmp_path / "run",
-    )
-    list(training)
-    statement = training.finish().statement
-    assert statement.guarantee == "proven"
-    assert 7.9 < statement.epsilon <= 8
-    assert "population 60 and sampling TruncatedPoisson of draw 'batch'" in statement.assumptions
-    assert statement.releases[0]["sampling"]["max_batch_size"] == 22
-    assert eq.verify_run(tmp_path / "run").consistent
