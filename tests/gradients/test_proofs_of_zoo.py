@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from zoo import REFUSED_CASES, RIGHT_CASES
+from zoo import REFUSED_CASES, RIGHT_CASES, UNPROVED
 
 from benchmarks.proofs import ARCHITECTURES, ELSEWHERE, LISTS, outcome
 from equipoise.gradients import CrossRecordError
@@ -25,27 +25,6 @@ BLOCKS = [
     "factors.convolution.ROWS_ELEMENTS",
     "factors.convolution.UNFOLDED_ELEMENTS",
 ]
-
-#: Honest, and not proved: why.
-UNPROVED = {
-    "a parameter that has to be a probability": "no trace",
-    "a queue in the loss": "no rule",
-    "an error of its own where a result is not finite": "no trace",
-    "attention of learned queries with dropout": "no trace",
-    "branches per record": "no trace",
-    "embedding bag with offsets": "no rule",
-    "embedding scaled by frequency": "no rule",
-    "experts with a gate that is cast": "no trace",
-    "experts with sorted tokens": "no rule",
-    "experts": "no trace",
-    "hook that gives nothing where some gradient is not finite": "no trace",
-    "instance norm with running statistics": "no rule",  # its operation hides what it writes
-    "labels looked up in a table": "no trace",
-    "packed GRU": "no trace",
-    "records sorted by sign": "no rule",
-    "sparse embedding bag with offsets": "no rule",
-    "temporal classification": "no trace",
-}
 
 
 def plainly(model, loss, batch) -> Fault | str | None:

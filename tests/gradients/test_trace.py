@@ -1,7 +1,5 @@
 """Replaying a trace gives the bits of the engine, whatever the model is; what has no trace runs eagerly."""
 
-from __future__ import annotations
-
 import math
 
 import pytest
@@ -10,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
-from zoo import RIGHT_CASES
+from zoo import RIGHT_CASES, UNPROVED, Net
 
 from equipoise.gradients import GradientEngine
 from equipoise.gradients.capture.random_numbers import random_numbers_from
@@ -19,36 +17,35 @@ from equipoise.gradients.operator import FactoredGradients
 from equipoise.gradients.trace import Line, Replayed, line_of
 
 #: They branch on values, ask Python for numbers, draw in a backward, or are compiled or dense.
-UNTRACED = {
-    "a parameter that has to be a probability",  # by validate_args=True
-    "an error of its own where a result is not finite",
-    "attention of learned queries with dropout",
-    "branches per record",
-    "experts",
-    "experts with a gate that is cast",
-    "hook that gives nothing where some gradient is not finite",
-    "labels looked up in a table",
-    "packed GRU",
-    "temporal classification",
-}
+UNTRACED = {name for name, why in UNPROVED.items() if why == "no trace"}
+EXACT = "pairs in a record"
 
 
 def entropy(model, batch):
     return F.cross_entropy(model(batch["x"]), batch["y"], reduction="none")
 
 
-def batch(records=6, features=5):
-    return {"x": torch.randn(records, features), "y": torch.randint(3, (records,))}
+def batch():
+    return {"x": torch.randn(6, 5), "y": torch.randint(3, (6,))}
 
 
 def net(*parts):
     return nn.Sequential(nn.Linear(5, 7), *(parts or [nn.Tanh()]), nn.Linear(7, 3))
 
 
-def eager(engine, records, params=None):
+def started(model=None, loss=entropy):
+    return GradientEngine(model or net(), loss, records := batch(), check=False), records
+
+
+def of_case(name):
+    case = RIGHT_CASES[name]
+    return GradientEngine(case.model(), case.loss, records := dict(case.records()), check=False), records
+
+
+def eager(engine, records):
     engine.never_replay("to compare")
     try:
-        return engine.by_plan(records, params)
+        return engine.by_plan(records)
     finally:
         engine.never_replay("")
 
@@ -74,22 +71,6 @@ def same(left, right):
         assert torch.equal(rows.materialise().matrix(), right.rows(slice(1, None)).materialise().matrix())
 
 
-@pytest.mark.few(16)
-@pytest.mark.parametrize("name", RIGHT_CASES)
-def test_every_right_model_replays_to_the_bits_of_the_engine(name):
-    case = RIGHT_CASES[name]
-    if case.options.get("collate"):
-        pytest.skip("its records are joined by a function of its own")
-    torch.manual_seed(0)
-    engine = GradientEngine(case.model(), case.loss, records := dict(case.records()), check=False)
-    with random_numbers_from(1):
-        found = engine.by_plan(records)
-    assert (not isinstance(found, Replayed)) == (name in UNTRACED | {"pairs in a record"})
-    if isinstance(found, Replayed):
-        with random_numbers_from(1):
-            same(found, eager(engine, records))
-
-
 class Asked(TorchDispatchMode):
     """Notes each operation, its plain arguments, and the forms of its tensors."""
 
@@ -105,25 +86,32 @@ class Asked(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-@pytest.mark.few(6)
-@pytest.mark.parametrize("name", sorted(RIGHT_CASES.keys() - UNTRACED - {"pairs in a record"}))
-def test_a_line_asks_for_the_operations_of_its_graph(name, monkeypatch):
-    """Functions for Python stand in the place of some, and modes for functions see none of them."""
-    case, met = RIGHT_CASES[name], []
-    if case.options.get("collate"):
-        pytest.skip("its records are joined by a function of its own")
-    engine = GradientEngine(case.model(), case.loss, records := dict(case.records()), check=False)
-    monkeypatch.setattr(
-        Line, "__call__", lambda line, *given: met.append((line, given)) or line.graph(*given)
-    )
-    engine.by_plan(records).weighted_sums(torch.ones(len(next(iter(records.values())))))
-    monkeypatch.undo()
+def check_lines(engine, records, monkeypatch):
+    """Functions for Python stand in the place of some operations; modes for functions see none of them."""
+    met = []
+    with monkeypatch.context() as patch:
+        patch.setattr(Line, "__call__", lambda line, *given: met.append((line, given)) or line.graph(*given))
+        engine.by_plan(records).weighted_sums(torch.ones(len(next(iter(records.values())))))
     for line, given in met[-3:]:
         with torch.no_grad(), Asked() as of_graph:
             line.graph(*given)
         with torch.no_grad(), Asked() as own, torch.device("meta"):
             line(*given)
         assert repr(own.calls) == repr(of_graph.calls)  # a NaN is no NaN
+
+
+@pytest.mark.few(16)
+@pytest.mark.parametrize("name", RIGHT_CASES)
+def test_every_right_model_replays_to_the_bits_of_the_engine(name, monkeypatch):
+    """And its line asks for the operations of its graph."""
+    engine, records = of_case(name)
+    with random_numbers_from(1):
+        found = engine.by_plan(records)
+    assert (not isinstance(found, Replayed)) == (name in UNTRACED | {EXACT})
+    if isinstance(found, Replayed):
+        with random_numbers_from(1):
+            same(found, eager(engine, records))
+        check_lines(engine, records, monkeypatch)
 
 
 def written_apart(given):
@@ -147,55 +135,52 @@ def test_what_is_left_out_of_a_line_changes_nothing(function):
         assert torch.equal(found, expected)
 
 
-@pytest.mark.parametrize("wrong", ["row_norms", "weighted_sums"])
-def test_a_replay_of_other_gradients_is_found_at_the_start(monkeypatch, wrong):
-    def doubled(self, *given):
+def times(value, wrong):
+    def others(self, *given):
         found = getattr(FactoredGradients, wrong)(self, *given)
-        return 2 * found if wrong == "row_norms" else {name: 2 * total for name, total in found.items()}
+        return (
+            value * found if wrong == "row_norms" else {name: value * total for name, total in found.items()}
+        )
 
-    monkeypatch.setattr(Replayed, wrong, doubled)
+    return others
+
+
+@pytest.mark.parametrize(
+    ("wrong", "value"), [("row_norms", 2.0), ("row_norms", math.nan), ("weighted_sums", 2.0)]
+)
+def test_a_replay_of_other_gradients_is_found_at_the_start(monkeypatch, wrong, value):
+    monkeypatch.setattr(Replayed, wrong, times(value, wrong))
+    monkeypatch.setattr("equipoise.gradients.trace.are_lost_nan", lambda: True)  # it takes no other way
     engine = GradientEngine(net(), entropy, batch())
     assert engine.independence.word == "compared"
-    assert "gradients" in engine.independence.reason
+    assert "other gradients" in engine.independence.reason
 
 
 def test_what_a_model_says_of_its_records_stands_in_no_reason(monkeypatch):
     def fails(*given):
         raise RuntimeError("record 7 holds 4.25")
 
-    engine = GradientEngine(net(), entropy, batch(), check=False)
+    engine, records = started()
     monkeypatch.setattr(engine.trials, "_other_replay", fails)
-    assert engine.check(batch()).word == "compared"
+    assert engine.check(records).word == "compared"
     assert "4.25" not in engine.independence.reason
 
 
-@pytest.mark.parametrize("value", [2.0, math.nan])
-def test_a_replay_whose_norms_are_others_is_refused(monkeypatch, value):
-    def others(self, *given):
-        return value * FactoredGradients.row_norms(self, *given)
-
-    engine = GradientEngine(net(), entropy, records := batch(), check=False)
-    monkeypatch.setattr(Replayed, "row_norms", others)
-    monkeypatch.setattr("equipoise.gradients.trace.are_lost_nan", lambda: True)  # it takes no other way
-    assert "other gradients" in engine.check(records).reason
-
-
 def test_a_pair_whose_norm_loses_digits_is_taken_exactly():
-    case = RIGHT_CASES["pairs in a record"]
-    engine = GradientEngine(case.model(), case.loss, records := dict(case.records()), check=False)
+    engine, records = of_case(EXACT)
     values = [dict(f()) for f in (engine.model.named_parameters, engine.model.named_buffers)]
     found, _ = engine.traced(records).gradients(*values, records)
     assert not isinstance(found, Replayed)
     assert torch.equal(engine.by_plan(records).row_norms(), eager(engine, records).row_norms())
 
 
-@pytest.mark.parametrize("bad", [math.nan, math.inf, 1e30, 1e-30])
-def test_records_whose_norms_float32_does_not_hold_are_computed_exactly(bad):
-    engine = GradientEngine(net(), entropy, records := batch(), check=False)
+def test_records_whose_norms_float32_does_not_hold_are_computed_exactly():
+    engine, records = started()
     assert isinstance(engine.by_plan(records), Replayed)
-    records["x"][2] = bad
-    found, expected = engine.by_plan(records).row_norms(), eager(engine, records).row_norms()
-    torch.testing.assert_close(found, expected, equal_nan=True, rtol=1e-6, atol=0)
+    for bad in (math.nan, math.inf, 1e30, 1e-30):
+        records["x"][2] = bad
+        found, expected = engine.by_plan(records).row_norms(), eager(engine, records).row_norms()
+        torch.testing.assert_close(found, expected, equal_nan=True, rtol=1e-6, atol=0)
 
 
 def test_a_vanished_square_makes_a_norm_longer_and_never_shorter():
@@ -208,27 +193,19 @@ def test_a_vanished_square_makes_a_norm_longer_and_never_shorter():
     assert (found <= expected + 1e-8).all()  # next to every clipping norm
 
 
-class TiedText(nn.Module):
-    """Look-ups, products over positions, and a table that is used twice."""
-
-    def __init__(self):
-        super().__init__()
-        self.table, self.mid = nn.Embedding(7, 4), nn.Linear(4, 4)
+def test_rows_of_zeros_are_replayed():
+    """Look-ups, products over positions, and a table that is used twice; a record has weight zero."""
 
     def forward(self, x):
         return self.mid(self.table(x)).tanh() @ self.table.weight.t()
-
-
-def test_rows_of_zeros_are_replayed():
-    model = TiedText()
-    texts, mask = torch.randint(7, (6, 40)), torch.ones(6)
-    mask[2] = 0.0
 
     def masked(model, batch):
         each = F.cross_entropy(model(batch["x"]).transpose(1, 2), batch["x"], reduction="none")
         return each.mean(1) * batch["mask"]
 
-    engine = GradientEngine(model, masked, records := {"x": texts, "mask": mask}, check=False)
+    records = {"x": torch.randint(7, (6, 40)), "mask": (torch.arange(6) != 2).float()}
+    model = Net(forward, table=nn.Embedding(7, 4), mid=nn.Linear(4, 4))
+    engine = GradientEngine(model, masked, records, check=False)
     found = engine.by_plan(records)
     assert isinstance(found, Replayed)
     torch.testing.assert_close(found.row_norms(), eager(engine, records).row_norms(), rtol=0, atol=1e-11)
@@ -249,9 +226,8 @@ class Writing(nn.Module):
 
 
 def test_what_a_forward_writes_stays_as_it_was():
-    model = Writing()
-    engine = GradientEngine(model, entropy, batch(), check=False)
-    found = engine.by_plan(records := batch())
+    engine, records = started(model := Writing())
+    found = engine.by_plan(records)
     assert isinstance(found, Replayed)
     assert model.count == 0
     same(found, eager(engine, {name: values.clone() for name, values in records.items()}))
@@ -290,10 +266,7 @@ def twice_the_same(model, x):
 
 @pytest.mark.parametrize("run", [seeded, forked, twice_the_same])
 def test_a_forward_that_sets_a_generator_is_not_replayed(run):
-    def losses(model, batch):
-        return F.cross_entropy(run(model, batch["x"]), batch["y"], reduction="none")
-
-    engine = GradientEngine(net(), losses, records := batch(), check=False)
+    engine, records = started(loss=lambda model, batch: entropy(lambda x: run(model, x), batch))
     with random_numbers_from(3):
         found = engine.by_plan(records)
     assert not isinstance(found, Replayed)
@@ -302,7 +275,7 @@ def test_a_forward_that_sets_a_generator_is_not_replayed(run):
 
 
 def test_a_row_that_is_lost_deals_the_others_no_other_numbers():
-    engine = GradientEngine(net(nn.Dropout(0.5)), entropy, records := batch(), check=False)
+    engine, records = started(net(nn.Dropout(0.5)))
     with random_numbers_from(1):
         before = engine.by_plan(records).row_norms()
     records["x"][0] = math.nan
@@ -327,12 +300,10 @@ class WritesThroughAView(nn.Module):
 
 @pytest.mark.parametrize("kind", [GradientEngine, LossEngine])
 def test_buffers_that_share_their_memory(kind):
-    x = torch.randn(6, 4)
-    model = WritesThroughAView()
-
     def loss(model, x):
         return model(x).square().sum(1)
 
+    x, model = torch.randn(6, 4), WritesThroughAView()
     engine = kind(model, loss, x)
     assert "compared" in str(engine.independence)
     found = engine.by_plan(x).losses
