@@ -16,42 +16,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import equipoise as eq
+from equipoise import methods as m
 from equipoise.audit.replay import RecordingLedger
-from equipoise.methods import (
-    PSAC,
-    AdaptiveTail,
-    AtRandom,
-    Automatic,
-    Constant,
-    Distance,
-    ErrorFeedback,
-    Every,
-    FixedScale,
-    Independent,
-    IterationSubspace,
-    LeastError,
-    LinearDecay,
-    LowPass,
-    MeanSquareRule,
-    Method,
-    MomentSubspace,
-    NoiseStages,
-    NullTail,
-    PublicRecords,
-    PublicSubspace,
-    Quantile,
-    Random,
-    RandomSubspace,
-    ReleasedNorm,
-    ReleasedSubspace,
-    Round,
-    SecondMoment,
-    TopShare,
-    Trace,
-    Tracked,
-    TwoChannel,
-    published,
-)
 from equipoise.privacy import Ledger, Private
 
 RECORDS, FEATURES, CLASSES = 60, 6, 3
@@ -76,126 +42,132 @@ def public_batch() -> dict[str, Tensor]:
     return records(seed=9, count=20)
 
 
-def on_public(**options: Any) -> PublicSubspace:
-    return PublicSubspace(PublicRecords(public_batch()), **options)
+def on_public(**options: Any) -> m.PublicSubspace:
+    return m.PublicSubspace(m.PublicRecords(public_batch()), **options)
 
 
-LEARNED = eq.methods.ReleasedQuantile(initial=0.5, count_noise=0.3)
-RELEASED = ReleasedSubspace(dimension=4, history=2, explore_every=2)
+LEARNED = m.ReleasedQuantile(initial=0.5, count_noise=0.3)
+RELEASED = m.ReleasedSubspace(dimension=4, history=2, explore_every=2)
 
 
-EXAMPLES: dict[str, Callable[[], Method]] = {
+EXAMPLES: dict[str, Callable[[], m.Method]] = {
     "dp-sgd": lambda: eq.DPSGD(clip_norm=0.5),
     "dp-mf": lambda: eq.DPMF(clip_norm=0.5),
-    "dp-mf learned threshold": lambda: eq.DPMF(clip_norm=LEARNED, strategy=LeastError()),
-    "scale-then-privatise": lambda: eq.methods.ScaleThenPrivatise(clip_norm=0.5),
-    "scale-then-privatise by sides": lambda: eq.methods.ScaleThenPrivatise(
-        clip_norm=LEARNED, scale=SecondMoment(decay=0.5, by_sides=True)
+    "dp-mf learned threshold": lambda: eq.DPMF(clip_norm=LEARNED, strategy=m.LeastError()),
+    "scale-then-privatise": lambda: m.ScaleThenPrivatise(clip_norm=0.5),
+    "scale-then-privatise by sides": lambda: m.ScaleThenPrivatise(
+        clip_norm=LEARNED, scale=m.SecondMoment(decay=0.5, by_sides=True)
     ),
-    "scale-then-privatise fixed": lambda: eq.methods.ScaleThenPrivatise(
-        clip_norm=0.5, per_layer=True, scale=FixedScale(2.0)
+    "scale-then-privatise fixed": lambda: m.ScaleThenPrivatise(
+        clip_norm=0.5, per_layer=True, scale=m.FixedScale(2.0)
     ),
-    "joint-whitening": lambda: eq.methods.JointWhitening(clip_norm=0.5),
-    "joint-whitening learned threshold": lambda: eq.methods.JointWhitening(clip_norm=LEARNED, share=0.6),
-    "joint-whitening one layer": lambda: eq.methods.JointWhitening(
-        clip_norm=0.5, per_layer=True, most_inputs=5
+    "joint-whitening": lambda: m.JointWhitening(clip_norm=0.5),
+    "joint-whitening learned threshold": lambda: m.JointWhitening(clip_norm=LEARNED, share=0.6),
+    "joint-whitening one layer": lambda: m.JointWhitening(clip_norm=0.5, per_layer=True, most_inputs=5),
+    "adaclip": lambda: m.AdaClip(clip_norm=0.5),
+    "adaclip learned threshold": lambda: m.AdaClip(clip_norm=LEARNED, decay=0.5, centred=False),
+    "dp-adam-bc": lambda: m.DPAdamBC(clip_norm=0.5),
+    "dp-adam-bc learned threshold": lambda: m.DPAdamBC(clip_norm=LEARNED, beta2=0.9),
+    "disk": lambda: m.DiSK(clip_norm=0.5),
+    "disk one point": lambda: m.DiSK(clip_norm=0.5, kappa=0.5, gamma=1.0, per_layer=True),
+    "disk learned threshold": lambda: m.DiSK(clip_norm=LEARNED, kappa=0.3, gamma=0.2),
+    "doppler": lambda: m.Doppler(clip_norm=0.5),
+    "doppler learned threshold": lambda: m.Doppler(
+        clip_norm=LEARNED, filter=m.LowPass(forward=(0.2, 0.1, 0.1), feedback=(-0.5, -0.1))
     ),
-    "adaclip": lambda: eq.methods.AdaClip(clip_norm=0.5),
-    "adaclip learned threshold": lambda: eq.methods.AdaClip(clip_norm=LEARNED, decay=0.5, centred=False),
-    "dp-adam-bc": lambda: eq.methods.DPAdamBC(clip_norm=0.5),
-    "dp-adam-bc learned threshold": lambda: eq.methods.DPAdamBC(clip_norm=LEARNED, beta2=0.9),
-    "disk": lambda: eq.methods.DiSK(clip_norm=0.5),
-    "disk one point": lambda: eq.methods.DiSK(clip_norm=0.5, kappa=0.5, gamma=1.0, per_layer=True),
-    "disk learned threshold": lambda: eq.methods.DiSK(clip_norm=LEARNED, kappa=0.3, gamma=0.2),
-    "doppler": lambda: eq.methods.Doppler(clip_norm=0.5),
-    "doppler learned threshold": lambda: eq.methods.Doppler(
-        clip_norm=LEARNED, filter=LowPass(forward=(0.2, 0.1, 0.1), feedback=(-0.5, -0.1))
-    ),
-    "dp-zo": lambda: eq.methods.DPZO(clip_norm=0.5),
-    "dp-sgd psac per layer": lambda: eq.DPSGD(clip_norm=0.5, clip_rule=PSAC(), per_layer=True),
+    "dp-zo": lambda: m.DPZO(clip_norm=0.5),
+    "dp-sgd psac per layer": lambda: eq.DPSGD(clip_norm=0.5, clip_rule=m.PSAC(), per_layer=True),
     "pcdp-sgd": lambda: eq.PCDPSGD(source=on_public(), clip_norm=0.5),
-    "pcdp-sgd published": lambda: published.PCDPSGD(source=on_public(), clip_norm=0.5),
+    "pcdp-sgd published": lambda: m.published.PCDPSGD(source=on_public(), clip_norm=0.5),
     "pcdp-sgd kernel": lambda: eq.PCDPSGD(source=on_public(refresh_every=2, basis="kernel"), clip_norm=0.5),
     "pcdp-sgd released": lambda: eq.PCDPSGD(source=RELEASED, clip_norm=0.5),
-    "pcdp-sgd moment": lambda: eq.PCDPSGD(source=MomentSubspace(dimension=4), clip_norm=0.5),
-    "pcdp-sgd iteration": lambda: eq.PCDPSGD(source=IterationSubspace(dimension=4), clip_norm=0.5),
-    "biased-gep": lambda: eq.methods.BiasedGEP(source=on_public(), clip_norm=0.5),
-    "gep": lambda: eq.methods.GEP(source=on_public(), clip_norm=0.5),
-    "gep random": lambda: eq.methods.GEP(source=RandomSubspace(dimension=4), clip_norm=0.5),
-    "gep released": lambda: eq.methods.GEP(source=RELEASED, clip_norm=0.5),
-    "gep moment": lambda: eq.methods.GEP(source=MomentSubspace(dimension=4, refresh_every=3), clip_norm=0.5),
-    "gep iteration": lambda: eq.methods.GEP(source=IterationSubspace(dimension=4), clip_norm=0.5),
-    "pdp": lambda: eq.methods.PDPSGD(source=on_public(), clip_norm=0.5),
-    "rpdp": lambda: eq.methods.RandomProjection(source=RandomSubspace(dimension=10), clip_norm=0.5),
-    "public-only": lambda: eq.methods.PublicOnly(public=PublicRecords(public_batch())),
-    "public-warm-start": lambda: eq.methods.PublicWarmStart(
-        public=PublicRecords(public_batch()), warm_steps=2, inner=eq.DPSGD(clip_norm=0.5)
+    "pcdp-sgd moment": lambda: eq.PCDPSGD(source=m.MomentSubspace(dimension=4), clip_norm=0.5),
+    "pcdp-sgd iteration": lambda: eq.PCDPSGD(source=m.IterationSubspace(dimension=4), clip_norm=0.5),
+    "biased-gep": lambda: m.BiasedGEP(source=on_public(), clip_norm=0.5),
+    "gep": lambda: m.GEP(source=on_public(), clip_norm=0.5),
+    "gep random": lambda: m.GEP(source=m.RandomSubspace(dimension=4), clip_norm=0.5),
+    "gep released": lambda: m.GEP(source=RELEASED, clip_norm=0.5),
+    "gep moment": lambda: m.GEP(source=m.MomentSubspace(dimension=4, refresh_every=3), clip_norm=0.5),
+    "gep iteration": lambda: m.GEP(source=m.IterationSubspace(dimension=4), clip_norm=0.5),
+    "pdp": lambda: m.PDPSGD(source=on_public(), clip_norm=0.5),
+    "rpdp": lambda: m.RandomProjection(source=m.RandomSubspace(dimension=10), clip_norm=0.5),
+    "public-only": lambda: m.PublicOnly(public=m.PublicRecords(public_batch())),
+    "public-warm-start": lambda: m.PublicWarmStart(
+        public=m.PublicRecords(public_batch()), warm_steps=2, inner=eq.DPSGD(clip_norm=0.5)
     ),
-    "public-warm-start pcdp-sgd": lambda: eq.methods.PublicWarmStart(
-        public=PublicRecords(public_batch()),
+    "public-warm-start pcdp-sgd": lambda: m.PublicWarmStart(
+        public=m.PublicRecords(public_batch()),
         inner=eq.PCDPSGD(source=on_public(), clip_norm=0.5),
         warm_steps=2,
         public_batch_size=8,
     ),
-    "rsdp": lambda: eq.methods.RandomSparsification(clip_norm=0.5),
-    "dc-dpsgd": lambda: eq.DCDPSGD(clip_norm=0.5, tail_threshold=AdaptiveTail(count_noise=0.3)),
-    "dc-dpsgd trace": lambda: eq.DCDPSGD(clip_norm=0.5, score=Trace(dimension=3), tail_threshold=NullTail()),
+    "rsdp": lambda: m.RandomSparsification(clip_norm=0.5),
+    "dc-dpsgd": lambda: eq.DCDPSGD(clip_norm=0.5, tail_threshold=m.AdaptiveTail(count_noise=0.3)),
+    "dc-dpsgd trace": lambda: eq.DCDPSGD(
+        clip_norm=0.5, score=m.Trace(dimension=3), tail_threshold=m.NullTail()
+    ),
     "dc-dpsgd trace without signs": lambda: eq.DCDPSGD(
-        clip_norm=0.5, score=Trace(dimension=3, absolute=True), tail_threshold=AdaptiveTail(count_noise=0.3)
+        clip_norm=0.5,
+        score=m.Trace(dimension=3, absolute=True),
+        tail_threshold=m.AdaptiveTail(count_noise=0.3),
     ),
-    "dc-dpsgd random": lambda: eq.DCDPSGD(clip_norm=0.5, score=Random()),
+    "dc-dpsgd random": lambda: eq.DCDPSGD(clip_norm=0.5, score=m.Random()),
     "dc-dpsgd two channels": lambda: eq.DCDPSGD(
-        clip_norm=0.5, variant=TwoChannel(), tail_threshold=AdaptiveTail(count_noise=0.3)
+        clip_norm=0.5, variant=m.TwoChannel(), tail_threshold=m.AdaptiveTail(count_noise=0.3)
     ),
-    "dc-dpsgd top share": lambda: eq.DCDPSGD(clip_norm=0.5, variant=TopShare()),
-    "dc-dpsgd alg1": lambda: published.DCDPSGD(clip_norm=0.5, trace=Trace(dimension=3, structure="dense")),
-    "dc-dpsgd code": lambda: published.DCDPSGD(clip_norm=0.5, variant="code", trace=Trace(dimension=3)),
+    "dc-dpsgd top share": lambda: eq.DCDPSGD(clip_norm=0.5, variant=m.TopShare()),
+    "dc-dpsgd alg1": lambda: m.published.DCDPSGD(
+        clip_norm=0.5, trace=m.Trace(dimension=3, structure="dense")
+    ),
+    "dc-dpsgd code": lambda: m.published.DCDPSGD(clip_norm=0.5, variant="code", trace=m.Trace(dimension=3)),
     "dp-sgd learned threshold": lambda: eq.DPSGD(clip_norm=LEARNED),
-    "dp-sgd stages": lambda: eq.DPSGD(clip_norm=LEARNED, noise_multiplier=NoiseStages((1.0, 0.8, 0.5))),
-    "dp-adam-bc stages": lambda: eq.methods.DPAdamBC(clip_norm=0.5, noise_multiplier=NoiseStages((1.0, 0.6))),
-    "dp-sgd decaying threshold": lambda: eq.DPSGD(clip_norm=eq.methods.ExponentialDecay(0.5, rate=0.9)),
-    "dp-svrg": lambda: eq.methods.DPSVRG(clip_norm=0.5, anchor_batch_size=40),
-    "dp-svrg decaying threshold": lambda: eq.methods.DPSVRG(
-        clip_norm=eq.methods.ExponentialDecay(0.5, rate=0.9), schedule=AtRandom(takes_next=True)
+    "dp-sgd stages": lambda: eq.DPSGD(clip_norm=LEARNED, noise_multiplier=m.NoiseStages((1.0, 0.8, 0.5))),
+    "dp-adam-bc stages": lambda: m.DPAdamBC(clip_norm=0.5, noise_multiplier=m.NoiseStages((1.0, 0.6))),
+    "dp-sgd decaying threshold": lambda: eq.DPSGD(clip_norm=m.ExponentialDecay(0.5, rate=0.9)),
+    "dp-svrg": lambda: m.DPSVRG(clip_norm=0.5, anchor_batch_size=40),
+    "dp-svrg decaying threshold": lambda: m.DPSVRG(
+        clip_norm=m.ExponentialDecay(0.5, rate=0.9), schedule=m.AtRandom(takes_next=True)
     ),
-    "dp-svrg as published": lambda: published.DPSVRG(clip_norm=0.5),
-    "dp-c4": lambda: eq.DPC4(clip_norm=0.5, anchor=Quantile(count_noise=0.3)),
-    "dp-c4 coins": lambda: eq.DPC4(clip_norm=0.5, anchor=ReleasedNorm(), schedule=AtRandom()),
-    "dp-c4 as published": lambda: published.DPC4(clip_norm=0.5, anchor_scale=0.1),
-    "dp-c4-plus": lambda: eq.DPC4Plus(clip_norm=0.5, anchor=Quantile(count_noise=0.3)),
+    "dp-svrg as published": lambda: m.published.DPSVRG(clip_norm=0.5),
+    "dp-c4": lambda: eq.DPC4(clip_norm=0.5, anchor=m.Quantile(count_noise=0.3)),
+    "dp-c4 coins": lambda: eq.DPC4(clip_norm=0.5, anchor=m.ReleasedNorm(), schedule=m.AtRandom()),
+    "dp-c4 as published": lambda: m.published.DPC4(clip_norm=0.5, anchor_scale=0.1),
+    "dp-c4-plus": lambda: eq.DPC4Plus(clip_norm=0.5, anchor=m.Quantile(count_noise=0.3)),
     "dp-c4-plus tracked": lambda: eq.DPC4Plus(
         clip_norm=0.5,
-        anchor=Quantile(count_noise=0.3),
-        coupled=Tracked(),
-        schedule=Every(takes_next=True),
+        anchor=m.Quantile(count_noise=0.3),
+        coupled=m.Tracked(),
+        schedule=m.Every(takes_next=True),
         anchor_batch_size=40,
     ),
     "dp-c4-plus scheduled": lambda: eq.DPC4Plus(
-        clip_norm=LinearDecay(0.3, final=0.5, steps=4),
-        coupled=Distance(LinearDecay(1.0, final=0.5, steps=4)),
-        anchor=ReleasedNorm(LinearDecay(1.0, final=3.0, steps=4)),
+        clip_norm=m.LinearDecay(0.3, final=0.5, steps=4),
+        coupled=m.Distance(m.LinearDecay(1.0, final=0.5, steps=4)),
+        anchor=m.ReleasedNorm(m.LinearDecay(1.0, final=3.0, steps=4)),
     ),
     "dp-c4-plus noise at every step": lambda: eq.DPC4Plus(
-        clip_norm=0.5, anchor=Constant(), schedule=Every(fresh_noise=True)
+        clip_norm=0.5, anchor=m.Constant(), schedule=m.Every(fresh_noise=True)
     ),
-    "dp-c4-plus as published": lambda: published.DPC4Plus(clip_norm=0.5, anchor_scale=0.1),
+    "dp-c4-plus as published": lambda: m.published.DPC4Plus(clip_norm=0.5, anchor_scale=0.1),
     "dice-sgd": lambda: eq.DiceSGD(clip_norm=0.1, residual_clip_norm=0.6),
-    "dice-sgd per layer": lambda: eq.DiceSGD(clip_norm=0.1, feedback=ErrorFeedback(rate=0.5), per_layer=True),
-    "dice-sgd independent": lambda: eq.DiceSGD(
-        clip_norm=0.1, variant=Independent(), feedback=ErrorFeedback(memory_clip_norm=3.0)
+    "dice-sgd per layer": lambda: eq.DiceSGD(
+        clip_norm=0.1, feedback=m.ErrorFeedback(rate=0.5), per_layer=True
     ),
-    "dice-sgd automatic": lambda: eq.DiceSGD(clip_norm=0.1, variant=Automatic(regulariser=0.01)),
-    "dice-sgd as published": lambda: published.DiceSGD(clip_norm=0.1),
-    "dice-sgd algorithm 4": lambda: published.DiceSGD(variant="algorithm_4"),
+    "dice-sgd independent": lambda: eq.DiceSGD(
+        clip_norm=0.1, variant=m.Independent(), feedback=m.ErrorFeedback(memory_clip_norm=3.0)
+    ),
+    "dice-sgd automatic": lambda: eq.DiceSGD(clip_norm=0.1, variant=m.Automatic(regulariser=0.01)),
+    "dice-sgd as published": lambda: m.published.DiceSGD(clip_norm=0.1),
+    "dice-sgd algorithm 4": lambda: m.published.DiceSGD(variant="algorithm_4"),
     "adaptive-rms": lambda: eq.AdaptiveRMS(clip_norm=0.5, radius_share=0.5),
     "adaptive-rms self": lambda: eq.AdaptiveRMS(
-        clip_norm=2.0, radius=MeanSquareRule(scale="self", ema_beta=0.5), radius_share=0.5
+        clip_norm=2.0, radius=m.MeanSquareRule(scale="self", ema_beta=0.5), radius_share=0.5
     ),
-    "adaptive-rms round": lambda: eq.AdaptiveRMS(clip_norm=0.5, variant=Round(length=2)),
-    "adaptive-rms published": lambda: published.AdaptiveRMS(clip_norm=0.5, round_length=2),
-    "sgd": lambda: eq.methods.PlainSGD(),
-    "clip-sgd": lambda: eq.methods.ClipSGD(clip_norm=0.1),
-    "ef-sgd": lambda: eq.methods.EFSGD(clip_norm=0.1),
+    "adaptive-rms round": lambda: eq.AdaptiveRMS(clip_norm=0.5, variant=m.Round(length=2)),
+    "adaptive-rms published": lambda: m.published.AdaptiveRMS(clip_norm=0.5, round_length=2),
+    "sgd": lambda: m.PlainSGD(),
+    "clip-sgd": lambda: m.ClipSGD(clip_norm=0.1),
+    "ef-sgd": lambda: m.EFSGD(clip_norm=0.1),
 }
 
 
@@ -209,7 +181,7 @@ def loss(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
     return F.cross_entropy(model(batch["input"]), batch["label"], reduction="none") * batch["weight"]
 
 
-def training(method: Method, **options: Any) -> eq.PrivateTraining:
+def training(method: m.Method, **options: Any) -> eq.PrivateTraining:
     """A reproducible training of the small problem."""
     model = options.pop("model", None) or network()
     defaults: dict[str, Any] = {
@@ -246,7 +218,7 @@ def noise_scales(run: eq.PrivateTraining) -> list[Any]:
 
 
 def under_replay(
-    make: Callable[[], Method], monkeypatch: Any, scale: float = 3.0, thinned: bool = False, **options: Any
+    make: Callable[[], m.Method], monkeypatch: Any, scale: float = 3.0, thinned: bool = False, **options: Any
 ) -> tuple[eq.PrivateTraining, eq.PrivateTraining]:
     """A run, and one on stretched data that is forced to the same releases.
 
@@ -273,18 +245,6 @@ def under_replay(
     second = training(make(), data=records(scale=scale), **options)
     list(second)
     return first, second
-
-
-def scales_under_replay(
-    make: Callable[[], Method], monkeypatch: Any, **options: Any
-) -> tuple[list[Any], list[Any]]:
-    """Noise scales of the two runs of `under_replay`.
-
-    Equal for a sound method: what left before is the same, so every threshold is. A method whose thresholds
-    come from raw gradients betrays the data by them.
-    """
-    first, second = under_replay(make, monkeypatch, **options)
-    return noise_scales(first), noise_scales(second)
 
 
 def holds_private(value: Any) -> bool:

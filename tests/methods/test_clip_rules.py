@@ -21,45 +21,30 @@ NORMS = [0.0, 1e-30, 1e-8, 1e-3, 0.3, 0.999999, 1.0, 1.000001, 7.0, 1e4, 1e18]
 
 @pytest.mark.parametrize("rule", RULES, ids=repr)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("threshold", [1e-3, 0.1, 1.0, 300.0])
-class TestLaws:
-    def test_the_weighted_norm_never_passes_the_threshold(self, rule, dtype, threshold):
-        norms = torch.cat(
-            [torch.tensor(NORMS, dtype=dtype), threshold * (1 + torch.randn(2000, dtype=dtype).abs() * 1e-6)]
-        )
-        weights = rule.weights(norms, threshold)
-        # in the wider type, so that the test's own rounding cannot hide an excess
-        assert (weights.double() * norms.double()).max().item() <= threshold * (
-            1 + 1e-12
-        ) or dtype == torch.float32
-        assert (weights.double() * norms.double()).max().item() <= threshold * (1 + 1e-7)
-
-    def test_weights_are_finite_and_not_negative(self, rule, dtype, threshold):
-        weights = rule.weights(torch.tensor(NORMS, dtype=dtype), threshold)
-        assert torch.isfinite(weights).all()
-        assert (weights >= 0).all()
-
-    def test_bad_records_get_exactly_zero(self, rule, dtype, threshold):
-        weights = rule.weights(torch.tensor([math.nan, math.inf, 1.0], dtype=dtype), threshold)
-        assert weights[:2].tolist() == [0.0, 0.0]
-        assert weights[2] > 0
-
-    def test_weights_fall_and_weighted_norms_rise_with_the_norm(self, rule, dtype, threshold):
-        norms = torch.linspace(1e-6, 50, 999, dtype=dtype)
-        weights = rule.weights(norms, threshold)
-        if not isinstance(rule, PSAC):  # PSAC's weight first rises: that is its point
-            assert (weights.diff() <= 0).all()
-        assert ((weights * norms).diff() >= -1e-5 * threshold).all()
-
-    def test_groups_use_their_own_threshold(self, rule, dtype, threshold):
-        norms = torch.rand(5, 3, dtype=dtype) * 4
-        limits = torch.tensor([threshold, 2 * threshold, 3 * threshold], dtype=dtype)
-        both = rule.weights(norms, limits)
-        for column in range(3):
-            torch.testing.assert_close(both[:, column], rule.weights(norms[:, column], limits[column].item()))
-
-    def test_no_records(self, rule, dtype, threshold):
-        assert rule.weights(torch.zeros(0, dtype=dtype), threshold).shape == (0,)
+@pytest.mark.parametrize("threshold", [1e-3, 300.0])
+def test_the_laws(rule, dtype, threshold):
+    norms = torch.tensor(NORMS, dtype=dtype)
+    near = threshold * (1 + torch.randn(2000, dtype=dtype).abs() * 1e-6)
+    norms = torch.cat([norms, near])
+    weights = rule.weights(norms, threshold)
+    assert torch.isfinite(weights).all()
+    assert (weights >= 0).all()
+    # in the wider type, so that the test's own rounding cannot hide an excess
+    longest = (weights.double() * norms.double()).max().item()
+    assert longest <= threshold * (1 + (1e-12 if dtype == torch.float64 else 1e-7))
+    weights = rule.weights(torch.tensor([math.nan, math.inf, 1.0], dtype=dtype), threshold)
+    assert weights[:2].tolist() == [0.0, 0.0]
+    assert weights[2] > 0
+    norms = torch.linspace(1e-6, 50, 999, dtype=dtype)
+    weights = rule.weights(norms, threshold)
+    if not isinstance(rule, PSAC):  # PSAC's weight first rises: that is its point
+        assert (weights.diff() <= 0).all()
+    assert ((weights * norms).diff() >= -1e-5 * threshold).all()
+    norms, limits = torch.rand(5, 3, dtype=dtype) * 4, threshold * torch.tensor([1, 2, 3], dtype=dtype)
+    both = rule.weights(norms, limits)  # of groups, each with its own threshold
+    for column in range(3):
+        torch.testing.assert_close(both[:, column], rule.weights(norms[:, column], limits[column].item()))
+    assert rule.weights(torch.zeros(0, dtype=dtype), threshold).shape == (0,)
 
 
 def test_the_formulas():
@@ -74,17 +59,6 @@ def test_the_formulas():
         torch.testing.assert_close(
             rule.weights(n, 2.0), torch.tensor(weights, dtype=torch.float64), rtol=1e-12, atol=0
         )
-
-
-def test_a_wrong_rule_would_be_caught():
-    """The bound law is able to fail: dividing by the norm minus a constant passes the threshold."""
-
-    class Wrong(ClipRule):
-        def _weights(self, norms, threshold):
-            return threshold / (0.9 * norms + 1e-3)
-
-    norms = torch.tensor([1.0, 5.0], dtype=torch.float64)
-    assert (Wrong().weights(norms, 1.0) * norms).max() > 1 + 1e-5
 
 
 def test_layers_follow_the_modules():

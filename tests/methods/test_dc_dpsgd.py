@@ -7,7 +7,6 @@ import math
 import pytest
 import torch
 from table import parameters, records, training
-from torch import nn
 
 import equipoise as eq
 from equipoise.gradients import DenseGradients
@@ -20,7 +19,7 @@ from equipoise.privacy.private import unwrap
 from equipoise.published.dc_dpsgd import DCDPSGD as PublishedDCDPSGD
 from equipoise.published.dc_dpsgd import printed_multiplier
 
-DRAW = Draw("batch", 0)
+DRAW, RADII = Draw("batch", 0), {"clip_norm": 0.5, "body_clip_norm": 0.05}
 
 
 def train(method, steps=4, **options):
@@ -38,13 +37,8 @@ def plan(method, sampling=None, budget=None, relation="add_or_remove_one"):
     ).releases
 
 
-# ---- limits
-
-
 def test_an_infinite_threshold_is_the_small_radius_under_the_noise_of_the_large_one():
-    run, steps = train(
-        eq.DCDPSGD(clip_norm=0.5, body_clip_norm=0.05, tail_threshold=math.inf, noise_multiplier=0.1)
-    )
+    run, steps = train(eq.DCDPSGD(**RADII, tail_threshold=math.inf, noise_multiplier=0.1))
     plain, plain_steps = train(eq.DPSGD(clip_norm=0.05, noise_multiplier=1.0))
     torch.testing.assert_close(weights(run), weights(plain), rtol=1e-6, atol=1e-7)
     assert steps[0].noise_std == pytest.approx(plain_steps[0].noise_std)
@@ -52,45 +46,12 @@ def test_an_infinite_threshold_is_the_small_radius_under_the_noise_of_the_large_
 
 def test_two_channels_add_up_to_one_sum():
     """With hardly any noise both forms are the same sum; weight zero leaves the body alone."""
-    quiet = {"tail_threshold": 0.3, "noise_multiplier": 1e-7}
-    both, _ = train(eq.DCDPSGD(clip_norm=0.5, body_clip_norm=0.05, variant=TwoChannel(), **quiet))
-    one, _ = train(eq.DCDPSGD(clip_norm=0.5, body_clip_norm=0.05, **quiet))
+    quiet = {**RADII, "tail_threshold": 0.3, "noise_multiplier": 1e-7}
+    both, _ = train(eq.DCDPSGD(**quiet, variant=TwoChannel()))
+    one, _ = train(eq.DCDPSGD(**quiet))
     torch.testing.assert_close(weights(both), weights(one), rtol=1e-5, atol=1e-6)
-    body, _ = train(
-        eq.DCDPSGD(clip_norm=0.5, body_clip_norm=0.05, variant=TwoChannel(tail_weight=0.0), **quiet)
-    )
+    body, _ = train(eq.DCDPSGD(**quiet, variant=TwoChannel(tail_weight=0.0)))
     assert (weights(body) - weights(one)).norm() > 1e-3
-
-
-def test_channels_have_noise_of_their_own_size():
-    """Zero gradients: the estimate's spread is the noise's, sigma c_1 w (+) sigma c_2."""
-    found = {}
-    for tail_weight in (0.0, 1.0):
-        method = eq.DCDPSGD(
-            clip_norm=1.0,
-            body_clip_norm=0.1,
-            variant=TwoChannel(tail_weight=tail_weight),
-            tail_threshold=1.0,
-            noise_multiplier=1.0,
-        )
-        model = nn.Linear(6, 400, bias=False)
-        run = eq.PrivateTraining(
-            model,
-            torch.optim.SGD(model.parameters(), lr=1.0),
-            loss=lambda m, b: 0 * m(b["x"]).sum(1),
-            data={"x": torch.zeros(120, 6)},
-            sampling=Poisson(30, 120, 1),
-            method=method,
-            run=eq.Run(reproducible=True),
-        )
-        before = model.weight.detach().clone()
-        list(run)
-        found[tail_weight] = float((model.weight.detach() - before).std()) * 30
-    assert found[0.0] == pytest.approx(0.1, rel=0.05)
-    assert found[1.0] == pytest.approx(math.hypot(1.0, 0.1), rel=0.05)
-
-
-# ---- sensitivity
 
 
 def selected_sum(scores, values, fraction):
@@ -109,15 +70,11 @@ def test_the_top_share_attains_its_bounds():
     assert selected_sum([0.1, 0.8], [-2.0, -2.0], 0.5) == pytest.approx(-1.1)
 
 
-# ---- noise and price
-
-
 def test_the_noise_follows_the_bound_and_nothing_else():
     for variant, bound in ((PerSample(), 1.0), (TwoChannel(), 1.0), (TopShare(), 1.9)):
-        for count in (60, 30):
-            method = eq.DCDPSGD(clip_norm=1.0, body_clip_norm=0.1, variant=variant, noise_multiplier=0.7)
-            _, steps = train(method, steps=2, data=records(count=count))
-            assert [step.noise_std for step in steps] == pytest.approx([0.7 * bound] * 2)
+        method = eq.DCDPSGD(clip_norm=1.0, body_clip_norm=0.1, variant=variant, noise_multiplier=0.7)
+        _, steps = train(method, steps=2)
+        assert [step.noise_std for step in steps] == pytest.approx([0.7 * bound] * 2)
 
 
 WORKED = Poisson(256, 60_000, 4687)
@@ -139,9 +96,6 @@ def test_worked_prices(options, noise, value):
     assert plan(method, WORKED).epsilon(1e-5).value == pytest.approx(value, rel=5e-3)
 
 
-# ---- the learned threshold
-
-
 def test_the_threshold_settles_at_the_wanted_share():
     """Constant law of norms, batch of 250, count noise of 25: mean share within 0.03 of p."""
     rule = AdaptiveTail(initial=1.0)
@@ -158,9 +112,6 @@ def test_the_threshold_settles_at_the_wanted_share():
     assert abs(sum(realised) / len(realised) - 0.2) < 0.03
     assert rule.moved(1.0, 1e9, 0.2) == pytest.approx(math.exp(0.9))
     assert rule.moved(1.0, -1e9, 0.2) == pytest.approx(math.exp(-0.9))
-
-
-# ---- as published
 
 
 def published(**options):

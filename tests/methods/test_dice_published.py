@@ -30,9 +30,6 @@ def memories(out):
     return [unwrap(state["memory"]["x"]) for state in out.states]
 
 
-# ---- numbers by hand
-
-
 def test_the_reference_without_noise_by_hand():
     out = run(eq.methods.EFSGD(), lambda x: TWO, NOWHERE, steps=3, rate=0.1)
     for estimate, expected in zip(out.estimates, [(0.3, 0.65), (0.9, 1.45), (0.9, 1.45)], strict=True):
@@ -42,23 +39,7 @@ def test_the_reference_without_noise_by_hand():
     assert out.xs[2] == pytest.approx(torch.tensor([-0.12, -0.21]))
 
 
-def test_it_is_the_joint_form_where_the_second_radius_is_out_of_reach_and_there_is_no_noise():
-    rng = torch.Generator().manual_seed(0)
-    z = torch.randn(40, 3, generator=rng, dtype=torch.float64) + 2
-    start = torch.zeros(3).double()
-    ours = run(
-        eq.DiceSGD(clip_norm=0.5, residual_clip_norm=100.0, noise_multiplier=1.0),
-        lambda x: x - z,
-        start,
-        steps=40,
-        rate=0.2,
-    )
-    for method in (published(0.5), eq.methods.EFSGD(clip_norm=0.5)):
-        theirs = run(method, lambda x: x - z, start, steps=40, rate=0.2)
-        assert torch.allclose(ours.xs[-1], theirs.xs[-1], atol=1e-5)
-
-
-@pytest.mark.parametrize(("clip_norm", "rest"), [(0.5, -0.75), (1.0, -0.5), (3.0, -0.25)])
+@pytest.mark.parametrize(("clip_norm", "rest"), [(0.5, -0.75), (3.0, -0.25)])
 def test_the_papers_example_of_bias(clip_norm, rest):
     """C' records at -1 and one at C' = ceil(C) + 1: clipping rests at C / C' - 1, feedback at the mean, 0."""
     count = math.ceil(clip_norm) + 1
@@ -71,9 +52,6 @@ def test_the_papers_example_of_bias(clip_norm, rest):
     # e = -(mean of the clipped gradients at 0) = -(count min(1, C) - C) / (count + 1)
     expected = -(count * min(1.0, clip_norm) - clip_norm) / (count + 1)
     assert float(memories(fed)[-1]) == pytest.approx(expected, abs=1e-4)
-
-
-# ---- what may be claimed
 
 
 def test_the_statement_has_the_worst_case_the_claim_and_the_hole():
@@ -100,7 +78,5 @@ def test_the_raw_memory_is_private_and_its_size_is_not_told():
     assert training.method.metrics(training.method_state) == {}
     ours = train(eq.DiceSGD(clip_norm=0.1))
     ours.take_step()
-    told = ours.method.metrics(ours.method_state)
-    assert told["memory_norm"] == pytest.approx(
-        float(torch.cat([v.flatten() for v in ours.method_state["memory"].values()]).norm())
-    )
+    norm = torch.cat([v.flatten() for v in ours.method_state["memory"].values()]).norm()
+    assert ours.method.metrics(ours.method_state)["memory_norm"] == pytest.approx(float(norm))

@@ -14,8 +14,7 @@ from equipoise import privacy as ep
 from equipoise.audit.replay import RecordingLedger
 from equipoise.methods import GivenCoefficients, NoiseStages, OneStep
 from equipoise.methods.base import Setting
-from equipoise.privacy import gaussian_epsilon, square_root_coefficients
-from equipoise.privacy.mechanisms.toeplitz import squared_sensitivity
+from equipoise.privacy import gaussian_epsilon
 from equipoise.testing.checks import noise_scale
 from equipoise.testing.designs import AUDITS
 from equipoise.testing.method_audit import audit_method
@@ -30,21 +29,9 @@ def planned(sampling, method=None, budget=BUDGET):
     return (method or eq.DPMF()).plan(Setting(sampling=sampling, budget=budget)).releases
 
 
-# ---- what it plans
-
-
-@dataclass(frozen=True)
-class Weekdays(ep.Poisson):
-    """Draws of a user's own."""
-
-
-@dataclass(frozen=True)
-class Shifts(ep.FixedEpochs):
-    """Slots of a user's own, which need not be the same in every epoch."""
-
-
-@pytest.mark.parametrize("kind", [Weekdays, Shifts])
-def test_a_sampling_of_a_users_own_is_never_replaced(kind):
+@pytest.mark.parametrize("base", [ep.Poisson, ep.FixedEpochs])
+def test_a_sampling_of_a_users_own_is_never_replaced(base):
+    kind = dataclass(frozen=True)(type("OfTheirOwn", (base,), {}))
     with pytest.raises(ep.PlanError, match=f"{kind.__name__} .*not the library's own"):
         planned(kind(512, 60_000, 2400))
 
@@ -70,9 +57,6 @@ def test_what_cannot_be_planned_is_refused(make, message):
         make()
 
 
-# ---- what it does
-
-
 def end_of(method, **options):
     model = network()
     run = training(method, model=model, **options)
@@ -86,25 +70,23 @@ def test_closed_after_any_step_and_resumed_exactly(tmp_path, options):
     method, sampling = eq.DPMF(clip_norm=0.5, **options), ep.FixedEpochs(15, RECORDS, 12)
     whole, reference = end_of(method, sampling=sampling)
     assert reference.plan["gradient"].mechanism.memory == options.get("bands", 2) - 1
-    for kept in (1, 4):
-        folder = tmp_path / str(kept)
-        first = training(method, sampling=sampling, folder=folder)
-        for step in first:
-            if step.step == kept:
-                first.save_checkpoint()
-            if step.step == kept + 4:
-                break
-        first.close()
-        model = network()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        again = eq.PrivateTraining.resume(folder, model, optimizer, loss=loss, data=records(), method=method)
-        assert again.steps_done == kept
-        list(again)
-        assert torch.equal(parameters(model), whole)
-        statement = again.finish().statement
-        assert statement.epsilon == reference.statement().epsilon
-        assert statement.guarantee == "proven"
-        assert eq.verify_run(folder).consistent
+    kept, folder = 4, tmp_path / "run"
+    first = training(method, sampling=sampling, folder=folder)
+    for step in first:
+        if step.step == kept:
+            first.save_checkpoint()
+        if step.step == kept + 4:
+            break
+    first.close()
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    again = eq.PrivateTraining.resume(folder, model, optimizer, loss=loss, data=records(), method=method)
+    assert again.steps_done == kept
+    list(again)
+    assert torch.equal(parameters(model), whole)
+    statement = again.finish().statement
+    assert (statement.epsilon, statement.guarantee) == (reference.statement().epsilon, "proven")
+    assert eq.verify_run(folder).consistent
 
 
 def test_noise_of_the_step_before_costs_the_sensitivity_of_the_run_and_is_not_kept(tmp_path):
@@ -124,35 +106,11 @@ def test_noise_of_the_step_before_costs_the_sensitivity_of_the_run_and_is_not_ke
     assert eq.verify_run(tmp_path / "run").consistent
 
 
-def test_whole_batches_cost_the_sensitivity_of_the_run_and_verify(tmp_path):
-    method = eq.DPMF(clip_norm=0.5, bands=3)
-    _, run = end_of(method, sampling=ep.FullBatch(RECORDS, 12), folder=tmp_path / "run")
-    coefficients, z = square_root_coefficients(3), run.plan["gradient"].noise_multiplier
-    square = squared_sensitivity(coefficients, 12, 1, 12) / sum(c * c for c in coefficients)
-    statement = run.finish().statement
-    assert statement.guarantee == "proven"
-    assert statement.epsilon == pytest.approx(gaussian_epsilon(square**0.5 / z, 1e-3))
-    assert eq.verify_run(tmp_path / "run").consistent
-
-
-# ---- audits
-
-
 class Forgetful(RecordingLedger):
     """The history of the noise is not kept: what is white only with it is not."""
 
     def release(self, draw, sums, checks=()):
         self._state.history.values.clear()
-        return super().release(draw, sums, checks)
-
-
-class Reversed(RecordingLedger):
-    """The noise of the steps before enters in reverse order."""
-
-    def release(self, draw, sums, checks=()):
-        for name, rows in self._state.history.values.items():
-            noises = [left for _, left in rows][::-1]
-            self._state.history.values[name] = [(o, left) for (o, _), left in zip(rows, noises, strict=True)]
         return super().release(draw, sums, checks)
 
 
@@ -188,11 +146,9 @@ STAGES = eq.DPSGD(noise_multiplier=NoiseStages((1.0, 0.5), noise_multiplier=1.0)
     [
         (BANDS, RecordingLedger, True),
         (BANDS, Forgetful, False),
-        (BANDS, Reversed, False),
         (BANDS, SameNoise, False),
         (ONE_STEP, RecordingLedger, True),
         (ONE_STEP, Forgetful, False),
-        (ONE_STEP, SameNoise, False),
         (STAGES, RecordingLedger, True),
         (STAGES, LastStage, False),
         (STAGES, OneStageAhead, False),
@@ -246,17 +202,3 @@ def test_the_audit_stays_below_the_claim_and_finds_a_part_of_it():
     found = audit_method(design, 4.0, 1e-5, seeds=(0,))
     assert found.certified < found.claimed <= 4.0
     assert found.certified > 1.0
-
-
-# ---- what it is not combined with
-
-
-def test_noise_over_steps_is_no_part_of_a_joint_release():
-    """DiceSGD's two sums share their noise; one of them with noise of its own would not hide its records."""
-    made = eq.DiceSGD(clip_norm=1.0).plan(Setting(sampling=POISSON, budget=BUDGET)).releases
-    cyclic = ep.CyclicPoisson(512, 60_000, 2400, bands=2)
-    over_steps = ep.BandedGaussian((1.0, 0.5), 1.0)
-    for name in ("body", "total"):
-        releases = [replace(r, mechanism=over_steps) if r.name == name else r for r in made.releases]
-        with pytest.raises(ep.PlanError, match=r"carries noise that \['body', 'total'\] share"):
-            ep.PrivacyPlan(releases, cyclic)

@@ -39,9 +39,6 @@ def silent():
     return data
 
 
-# ---- the formulas
-
-
 def test_it_is_its_formulas_on_formed_rows():
     """The oracle: every gradient formed, every root by a decomposition of its own."""
     method = JointWhitening(clip_norm=0.5, share=0.3, noise_multiplier=1e-9)
@@ -80,9 +77,6 @@ def test_the_moment_of_a_linear_layer_is_that_of_its_inputs():
     torch.testing.assert_close(found, unit.T @ unit)
 
 
-# ---- what is DP-SGD, is it bit for bit
-
-
 def test_a_root_that_is_the_identity_changes_no_bit_of_dp_sgd(monkeypatch):
     quiet = {"clip_norm": 0.5, "noise_multiplier": 1e-30}  # below what a sum can hold
     monkeypatch.setattr(scaled, "whitening_root", identity)
@@ -92,9 +86,6 @@ def test_a_root_that_is_the_identity_changes_no_bit_of_dp_sgd(monkeypatch):
         list(run)
         ends.append(parameters(run.model))
     assert torch.equal(*ends)
-
-
-# ---- privacy
 
 
 @pytest.mark.parametrize("share", [0.2, 0.7])
@@ -119,7 +110,7 @@ def test_a_bad_record_leaves_the_second_moments():
     assert torch.equal(moments_of(good, ["a", "b"]), moments_of(bad, ["a", "b"]))
 
 
-@pytest.mark.parametrize(("share", "layers"), [(0.5, 2), (0.2, 1)])
+@pytest.mark.parametrize(("share", "layers"), [(0.5, 2), pytest.param(0.2, 1, marks=pytest.mark.wide)])
 def test_the_noise_of_moments_and_gradients_is_what_it_says(share, layers):
     """Where there is nothing but noise: z (1 - s)^(-1/2) C, and z (L / s)^(1/2) on the diagonal."""
     steps = 300
@@ -147,17 +138,11 @@ def test_the_noise_of_moments_and_gradients_is_what_it_says(share, layers):
 def test_the_damping_knows_the_noise(monkeypatch):
     """The deviation that a root is told is that of the mean moment's diagonal."""
     told = []
-    monkeypatch.setattr(
-        scaled,
-        "whitening_root",
-        lambda moment, std: told.append((moment, std)) or torch.eye(len(moment)).double(),
-    )
+    root = lambda moment, std: told.append((moment, std)) or identity(moment, std)  # noqa: E731
+    monkeypatch.setattr(scaled, "whitening_root", root)
     method = JointWhitening(noise_multiplier=2.0, share=0.5)
-    follow(method, eq.FullBatch(60, 600), silent(), rate=0.0).run(600)
-    assert len(told) == 2 * 10  # after 1, 2, 4, ... 512 steps
+    follow(method, eq.FullBatch(60, 128), silent(), rate=0.0).run(128)
+    assert len(told) == 2 * 8  # after 1, 2, 4, ... 128 steps
     scores = torch.cat([moment.diagonal() / std for moment, std in told])
-    assert float(scores.square().mean()) == pytest.approx(1, rel=0.35)  # 110 numbers that hang together
+    assert float(scores.square().mean()) == pytest.approx(1, rel=0.35)  # 88 numbers that hang together
     assert told[0][1] == pytest.approx(2.0 * (2 / 0.5) ** 0.5 / 60)
-
-
-# ---- which weights, ghost norms, and what is refused

@@ -32,14 +32,6 @@ def test_an_option_is_within_reach_and_its_kind_agrees_with_its_name(kind, optio
     assert set(kind.split("_")) <= set(words) or kind.replace("_", "") == option.__name__.lower()
 
 
-@pytest.mark.parametrize("word", ["top_share", "top-share", "Top-Share"])
-def test_words_are_taken_however_they_are_spelt(word):
-    made = eq.DCDPSGD.from_config({"name": "dc-dpsgd", "variant": word})
-    assert made == eq.DCDPSGD(variant=eq.methods.TopShare())
-    config = {"name": "dice-sgd", "recipe": "as-published", "variant": "algorithm-4"}
-    assert eq.published.DiceSGD.from_config(config).variant == "algorithm_4"
-
-
 def test_a_schedule_is_one_word():
     words = {"clip_norm": "decay:20:0.999", "anchor": "released", "anchor.scale": "line:1:61:3001"}
     made = eq.DPC4Plus.from_config({"name": "dp-c4-plus", "coupled.scale": "linear_decay:2:1:10", **words})
@@ -54,22 +46,12 @@ def test_a_schedule_is_one_word():
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (
-            {"clip_norm": "decay:1:x"},
-            r"^clip_norm=exponential_decay:1:x: after the kind follow its numbers, clip_norm:rate:floor$",
-        ),
+        ({"clip_norm": "decay:1:x"}, r"after the kind follow its numbers, clip_norm:rate:floor$"),
         ({"clip_norm": "line:1:2:3:4"}, r"^clip_norm=linear_decay:1:2:3:4: after the kind"),
         ({"clip_norm": "decay:1:2"}, r"^clip_norm\.rate=2 is outside"),
         ({"clip_rule": "psac", "clip_rule.regulariser": -1.0}, r"^clip_rule\.regulariser=-1\.0 must be"),
         ({"clip_norm": {"kind": "fixed", "clip_norm": 0.0}}, r"^clip_norm\.clip_norm=0\.0 must be"),
-        (
-            {"clip_rule": "psac", "clip_rule.gamma": 1.0},
-            r"^clip_rule\.gamma is unknown: PSAC has clip_rule\.regulariser$",
-        ),
-        (
-            {"clip_rule": "abadi", "clip_rule.gamma": 1.0},
-            r"^clip_rule\.gamma is unknown: Abadi has no settings$",
-        ),
+        ({"clip_rule": "psac", "clip_rule.gamma": 1.0}, r"^clip_rule\.gamma is unknown: PSAC has clip_rule"),
     ],
 )
 def test_what_is_wrong_inside_an_option_is_told_by_its_whole_name(words, message):
@@ -82,9 +64,7 @@ def test_what_is_wrong_inside_an_option_is_told_by_its_whole_name(words, message
     [
         (eq.DPSGD, {"noise_multiplier": 0}),
         (eq.DPSGD, {"per_layer": True, "clip_norm": eq.methods.ReleasedQuantile()}),
-        (eq.DPSGD, {"clip_rule": "abadi"}),
         (eq.methods.Fixed, {"clip_norm": float("nan")}),
-        (eq.methods.ReleasedQuantile, {"quantile": 1.0}),
         (eq.methods.ReleasedQuantile, {"initial": 1.0, "maximum": 0.5}),
         (eq.methods.ExponentialDecay, {"rate": 1.5, "clip_norm": 1.0}),
         (eq.methods.LinearDecay, {"steps": 0, "clip_norm": 1.0, "final": 0.5}),
@@ -93,27 +73,21 @@ def test_what_is_wrong_inside_an_option_is_told_by_its_whole_name(words, message
         (eq.DCDPSGD, {"tail_fraction": 1.0}),
         (eq.DCDPSGD, {"tail_threshold": -1.0}),
         (eq.DCDPSGD, {"tail_threshold": 0.5, "variant": eq.methods.TopShare()}),
-        (eq.DCDPSGD, {"variant": "alg1"}),
         (eq.methods.TwoChannel, {"tail_weight": 1.5}),
         (eq.methods.Trace, {"tail_index": 0.4}),
-        (eq.methods.Trace, {"signs": "both"}),
         (eq.methods.AdaptiveTail, {"count_noise": -0.1}),
         (eq.methods.DPZO, {"displacement": 0.0}),
         (eq.methods.Every, {"period": 2.5}),
-        (eq.methods.AtRandom, {"period": 0.5}),
         (eq.methods.NoiseFactor, {"factor": 0}),
         (eq.methods.LeastDisplacement, {"threshold_ratio": -1}),
         (eq.methods.DPSVRG, {"clip_norm": eq.methods.ReleasedQuantile()}),
-        (eq.DPC4Plus, {"clip_norm": eq.methods.ReleasedQuantile()}),
         (eq.methods.ReleasedNorm, {"scale": eq.methods.ReleasedQuantile()}),
         (published.DPC4, {"anchor_scale": "decay"}),
         (eq.methods.Distance, {"scale": 0.0}),
         (eq.methods.ReleasedNorm, {"shrink_limit": 0.0}),
-        (eq.DPC4, {"anchor": "constant"}),
         (eq.methods.MeanSquareRule, {"tau": -1.0}),
         (eq.methods.MeanSquareRule, {"kappa": 0.4, "scale": "self"}),
         (eq.methods.MeanSquareRule, {"ema_beta": 1.0}),
-        (eq.methods.Round, {"length": 0}),
         (eq.methods.Round, {"sampling_rate": 2.0}),
         (eq.AdaptiveRMS, {"radius_share": 1.0}),
         (eq.AdaptiveRMS, {"radius_noise_multiplier": 3.0}),
@@ -122,10 +96,7 @@ def test_what_is_wrong_inside_an_option_is_told_by_its_whole_name(words, message
         (eq.methods.Joint, {"noise_inflation": 0.9}),
         (eq.methods.Automatic, {"regulariser": -0.1}),
         (eq.methods.ErrorFeedback, {"rate": 0.0}),
-        (published.DiceSGD, {"variant": "joint"}),
-        (published.DiceSGD, {"noise": "none"}),
         (eq.methods.DiSK, {"kappa": 1.1}),
-        (eq.methods.LowPass, {"forward": ("a",)}),
         (eq.methods.LowPass, {"feedback": (-1.0,)}),
         (eq.methods.LowPass, {"forward": (1.0, -2.0), "feedback": ()}),
         (eq.methods.SecondMoment, {"decay": 1.0}),
@@ -150,10 +121,3 @@ def test_a_plan_is_pure():
     settings = [Setting(sampling=eq.Poisson(10, 100, 200), public_seed=seed) for seed in (5, 5, 6)]
     one, again, other = (method.plan(setting).constants.schedule for setting in settings)
     assert method.plan(settings[0]).constants.schedule == one == again != other
-
-
-def test_a_subclass_declares_anew_how_processes_may_hold_parts_of_its_model():
-    """What it asks of rows may need the whole model."""
-    assert eq.DPSGD.split_models == {"fully_shard", "tensor parallel"}
-    assert issubclass(eq.DPMF, eq.DPSGD)
-    assert not eq.DPMF.split_models

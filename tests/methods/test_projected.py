@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from flat_arguments import arranged
@@ -49,7 +51,7 @@ def quadratic(model, batch):
     return 0.5 * (model.w - batch).square().sum(1)
 
 
-def train(method, data, steps=3, loss=linear, learning_rate=1.0, sampling=None, **options):
+def train(method, data, steps=3, loss=linear, learning_rate=1.0, sampling=None, places=None, **options):
     """A reproducible training of a vector from zero: the run, finished."""
     model = Vector(data.shape[1], data.dtype)
     run = eq.PrivateTraining(
@@ -58,37 +60,20 @@ def train(method, data, steps=3, loss=linear, learning_rate=1.0, sampling=None, 
         **arranged(
             loss=loss,
             data=data,
-            sampling=sampling or eq.FullBatch(population=len(data), steps=steps),
             method=method,
+            sampling=sampling or eq.FullBatch(len(data), steps),
             **{"reproducible": True, **options},
         ),
     )
     for _ in run:
-        pass
+        if places is not None:
+            places.append(model.w.detach().clone())
     return run
 
 
 def moved(method, data, **options):
     """Where the vector went."""
     return train(method, data, **options).model.w.detach()
-
-
-def increments(method, data, steps=400):
-    """What each step adds, [steps, P]."""
-    model = Vector(data.shape[1], data.dtype)
-    run = eq.PrivateTraining(
-        model,
-        torch.optim.SGD(model.parameters(), lr=1.0),
-        loss=linear,
-        data=data,
-        sampling=eq.FullBatch(population=len(data), steps=steps),
-        method=method,
-        run=eq.Run(reproducible=True),
-    )
-    places = [torch.zeros(data.shape[1], dtype=data.dtype)]
-    for _ in run:
-        places.append(model.w.detach().clone())
-    return torch.stack(places).diff(dim=0)
 
 
 def rows(count=12, size=6, seed=0):
@@ -109,9 +94,6 @@ def over(kind, batch, **settings):
 FORMS = pytest.mark.parametrize("form", ["kernel", "held"])
 
 
-# ---- limits
-
-
 @FORMS
 def test_the_whole_space_is_dp_sgd(form):
     """V = I: the same noise, the same steps; without noise and with a huge clip norm, SGD."""
@@ -121,16 +103,8 @@ def test_the_whole_space_is_dp_sgd(form):
     expected = moved(eq.DPSGD(**small), data)
     found = moved(over(eq.PCDPSGD, everything, basis=form, **small), data)
     torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
-    plain = -3 * data.mean(0)
-    free = moved(
-        eq.PCDPSGD(
-            source=PublicSubspace(PublicRecords(everything), basis=form),
-            clip_norm=HUGE,
-            noise_multiplier=1e-24,
-        ),
-        data,
-    )
-    torch.testing.assert_close(free, plain, rtol=1e-9, atol=1e-9)
+    free = moved(over(eq.PCDPSGD, everything, basis=form, clip_norm=HUGE, noise_multiplier=1e-24), data)
+    torch.testing.assert_close(free, -3 * data.mean(0), rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize(
@@ -166,10 +140,8 @@ def test_worked_numbers(clip_norm, dp, pdp, pcdp):
 def test_gep_takes_any_subspace_and_its_columns_are_orthonormal(source):
     """Its two parts are the whole gradient, whatever the subspace: with hardly any noise, SGD."""
     data = rows(40, 6, seed=4)
-    method = eq.methods.GEP(
-        source=source, clip_norm=HUGE, noise_multiplier=1e-20, residual_noise_multiplier=1e-20
-    )
-    run = train(method, data, steps=5, sampling=eq.FullBatch(population=40, steps=5))
+    noise = {"noise_multiplier": 1e-20, "residual_noise_multiplier": 1e-20}
+    run = train(eq.methods.GEP(source=source, clip_norm=HUGE, **noise), data, steps=5)
     torch.testing.assert_close(run.model.w.detach(), -5 * data.mean(0), rtol=1e-7, atol=1e-7)
     gram = run.method._last_built["subspace"].subspace.gram()
     torch.testing.assert_close(gram, torch.eye(len(gram)).double(), rtol=0, atol=1e-12)
@@ -177,47 +149,36 @@ def test_gep_takes_any_subspace_and_its_columns_are_orthonormal(source):
 
 
 def test_sparsification_drops_before_clipping_and_on_the_noise():
-    data = rows(5, 1000)
-    run = train(
-        eq.methods.RandomSparsification(clip_norm=1.0, noise_multiplier=1.0, drop_rate=0.3), data, steps=1
+    data, noisy = (
+        rows(5, 1000),
+        eq.methods.RandomSparsification(clip_norm=1.0, noise_multiplier=1.0, drop_rate=0.3),
     )
-    dropped = run.model.w.detach() == 0
+    dropped = moved(noisy, data, steps=1) == 0
     assert 0.25 < dropped.double().mean() < 0.35
-    quiet = -5 * moved(
-        eq.methods.RandomSparsification(clip_norm=1.0, noise_multiplier=1e-12, drop_rate=0.3), data, steps=1
-    )
+    quiet = -5 * moved(replace(noisy, noise_multiplier=1e-12), data, steps=1)
     kept = data * ~dropped
     expected = (kept / kept.norm(dim=1, keepdim=True).clamp(min=1)).sum(0)
     torch.testing.assert_close(quiet, expected, rtol=1e-9, atol=1e-9)
 
 
-# ---- bounds and noise
-
-
 @FORMS
 def test_updates_lie_in_the_subspace_with_the_noise_of_k_dimensions(form):
     """Only noise: covariance V V^T (C z / B)^2, so the mean squared norm is K (C z / B)^2."""
-    public = basis(20, 4)
-    method = eq.PCDPSGD(
-        source=PublicSubspace(PublicRecords(public), refresh_every=10**6, basis=form),
-        clip_norm=0.5,
-        noise_multiplier=3.0,
-    )
-    steps = increments(method, torch.zeros(5, 20).double())
+    public = basis(20, 16)
+    method = over(eq.PCDPSGD, public, refresh_every=10**6, basis=form, clip_norm=0.5, noise_multiplier=3.0)
+    places = [torch.zeros(20).double()]
+    train(method, torch.zeros(5, 20).double(), steps=100, places=places)
+    steps = torch.stack(places).diff(dim=0)
     torch.testing.assert_close(steps @ public.t() @ public, steps, rtol=1e-9, atol=1e-9)
-    mean = float(steps.square().sum(1).mean()) / (4 * (0.5 * 3.0 / 5) ** 2)
+    mean = float(steps.square().sum(1).mean()) / (16 * (0.5 * 3.0 / 5) ** 2)
     assert 0.85 < mean < 1.15  # 1,600 squared normals: four standard deviations are 0.14
-
-
-# ---- the ways to coordinates
 
 
 def network(dtype=torch.float64):
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        return nn.Sequential(
-            nn.Conv2d(1, 4, 3), nn.Tanh(), nn.Flatten(), nn.Linear(64, 5), nn.Tanh(), nn.Linear(5, 3)
-        ).to(dtype)
+        parts = nn.Conv2d(1, 4, 3), nn.Tanh(), nn.Flatten(), nn.Linear(64, 5), nn.Tanh(), nn.Linear(5, 3)
+        return nn.Sequential(*parts).to(dtype)
 
 
 def images(count, seed, dtype=torch.float64):
@@ -230,8 +191,9 @@ def entropy(model, batch):
     return F.cross_entropy(model(batch["x"]), batch["y"], reduction="none")
 
 
-@pytest.mark.parametrize("blocks", ["per_tensor", "per_layer", "whole"])
-@pytest.mark.parametrize("normalise", [False, True])
+@pytest.mark.parametrize(
+    ("blocks", "normalise"), [("per_tensor", True), ("per_layer", False), ("whole", True)]
+)
 def test_kernel_held_and_jvp_agree(blocks, normalise):
     """Coordinates by the cross-Gram, by held columns, and by forward derivatives along them."""
     model, public, private = network(), images(15, 1), images(7, 2)
@@ -252,9 +214,8 @@ def test_kernel_held_and_jvp_agree(blocks, normalise):
     params = {name: p.detach() for name, p in model.named_parameters()}
 
     def losses(point):
-        return F.cross_entropy(
-            torch.func.functional_call(model, point, (private["x"],)), private["y"], reduction="none"
-        )
+        outputs = torch.func.functional_call(model, point, (private["x"],))
+        return F.cross_entropy(outputs, private["y"], reduction="none")
 
     columns = [V.lift(unit) for unit in torch.eye(V.dimension).double()]
     for j in (0, V.dimension // 2, V.dimension - 1):
@@ -266,9 +227,6 @@ def test_kernel_held_and_jvp_agree(blocks, normalise):
         for name, value in other.lift(z).items():
             expected = sum(z[j] * column[name] for j, column in enumerate(columns))
             torch.testing.assert_close(value, expected, rtol=1e-9, atol=1e-10)
-
-
-# ---- the subspace
 
 
 def projector(V, size):
@@ -290,9 +248,6 @@ def test_public_gradients_that_span_nothing_or_little_are_told():
     # Records that are a basis capture nothing of each other, and all of private gradients in their span.
     with pytest.warns(UserWarning, match="which the subspace in use holds too"):
         step(basis(40, 10), rows(50, 10, 4) @ basis(40, 10))
-
-
-# ---- private and released subspaces, and what they cost
 
 
 def plan(method, sampling, budget=None):
@@ -341,20 +296,14 @@ def test_a_private_subspace_and_a_residual_have_their_share_of_the_budget(share)
 def test_a_released_subspace_follows_full_steps_and_costs_nothing():
     core = basis(30, 2)
     data = core.repeat(20, 1)
-    method = eq.PCDPSGD(
-        source=ReleasedSubspace(dimension=2, history=4, explore_every=3),
-        noise_multiplier=1e-09,
-        clip_norm=9.0,
-    )
+    source = ReleasedSubspace(dimension=2, history=4, explore_every=3)
+    method = eq.PCDPSGD(source=source, noise_multiplier=1e-09, clip_norm=9.0)
     run = train(method, data, steps=12, loss=quadratic, sampling=Poisson(20, 40, 12), learning_rate=0.5)
     found = projector(run.method._last_built["subspace"].subspace, 30)
     torch.testing.assert_close(found, core.t() @ core, rtol=0, atol=1e-4)
     expected = plan(eq.DPSGD(clip_norm=9.0, noise_multiplier=1e-9), Poisson(20, 40, 12))
     assert run.plan.event() == expected.event()
     assert run.statement().guarantee == "proven"
-
-
-# ---- what it costs
 
 
 @pytest.mark.parametrize("make", [eq.PCDPSGD, eq.methods.PDPSGD, eq.methods.BiasedGEP])
@@ -365,44 +314,20 @@ def test_the_event_is_that_of_dp_sgd_whatever_the_dimension(make):
         assert found.event() == plan(eq.DPSGD(noise_multiplier=6.0), sampling).event()
 
 
+ITERATED = IterationSubspace(refresh_every=40, noise_multiplier=6.0)
+OF_MOMENT = MomentSubspace(refresh_every=4700, noise_multiplier=10.0, batch_size=60_000)
+
+
 @pytest.mark.parametrize(
-    ("make", "sampling", "expected"),
+    ("method", "sampling", "expected"),
     [
-        (lambda: over(eq.methods.GEP, rows(4), noise_multiplier=6.0), Poisson(250, 10_000, 3200), 1.301),
-        (
-            lambda: eq.PCDPSGD(
-                source=IterationSubspace(refresh_every=40, noise_multiplier=6.0), noise_multiplier=6.0
-            ),
-            Poisson(250, 10_000, 3200),
-            0.915,
-        ),
-        (
-            lambda: eq.PCDPSGD(
-                source=MomentSubspace(refresh_every=4700, noise_multiplier=10.0, batch_size=60_000),
-                noise_multiplier=1.0,
-            ),
-            Poisson(256, 60_000, 4700),
-            1.621,
-        ),
+        (over(eq.methods.GEP, rows(4), noise_multiplier=6.0), Poisson(250, 10_000, 3200), 1.301),
+        (eq.PCDPSGD(source=ITERATED, noise_multiplier=6.0), Poisson(250, 10_000, 3200), 0.915),
+        (eq.PCDPSGD(source=OF_MOMENT, noise_multiplier=1.0), Poisson(256, 60_000, 4700), 1.621),
     ],
 )
-def test_worked_epsilons(make, sampling, expected):
-    assert plan(make(), sampling).epsilon(1e-5).value == pytest.approx(expected, rel=0.005)
-
-
-# ---- settings
-
-
-def test_public_records_are_given_again_and_must_be_the_same():
-    records = PublicRecords(images(9, 5, torch.float32))
-    method = eq.PCDPSGD(source=PublicSubspace(records), clip_norm=0.5)
-    config = method.config()
-    assert set(config["source"]["records"]) == {"records", "digest"}
-    assert eq.PCDPSGD.from_config(config, records).config() == config
-    with pytest.raises(ValueError, match="public records"):
-        eq.PCDPSGD.from_config(config)
-    with pytest.raises(ValueError, match="differs from the records"):
-        eq.PCDPSGD.from_config(config, PublicRecords(images(9, 6, torch.float32)))
+def test_worked_epsilons(method, sampling, expected):
+    assert plan(method, sampling).epsilon(1e-5).value == pytest.approx(expected, rel=0.005)
 
 
 @pytest.mark.parametrize(
@@ -418,3 +343,13 @@ def test_public_records_are_given_again_and_must_be_the_same():
 def test_what_cannot_be_is_refused(make, message):
     with pytest.raises((TypeError, ValueError), match=message):
         make()
+
+
+def test_public_records_are_given_again_and_must_be_the_same():
+    ours, others = (PublicRecords(images(9, seed, torch.float32)) for seed in (5, 6))
+    config = eq.PCDPSGD(source=PublicSubspace(ours), clip_norm=0.5).config()
+    assert set(config["source"]["records"]) == {"records", "digest"}
+    assert eq.PCDPSGD.from_config(config, ours).config() == config
+    for given, message in ((), "public records"), ((others,), "differs from the records"):
+        with pytest.raises(ValueError, match=message):
+            eq.PCDPSGD.from_config(config, *given)

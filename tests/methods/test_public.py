@@ -28,36 +28,27 @@ def test_public_only_is_sgd_on_the_public_records():
     run = training(eq.methods.PublicOnly(public=PublicRecords(public_batch())), model=model)
     list(run)
     torch.testing.assert_close(parameters(model), parameters(plain_sgd(6)), rtol=1e-9, atol=1e-12)
-
-
-def test_public_only_spends_nothing_and_says_so():
-    run = training(eq.methods.PublicOnly(public=PublicRecords(public_batch())))
-    list(run)
-    assert run.plan.releases == ()
-    assert run.epsilon_so_far() == 0
+    assert (run.plan.releases, run.epsilon_so_far()) == ((), 0)
     statement = run.statement()
     assert statement.guarantee == "proven"
     assert any("20 records are public" in line for line in statement.assumptions)
 
 
-@pytest.mark.parametrize(("warm", "expected"), [("inner", 0.05), (0.05, 0.05), (None, None)])
+def warm_start(inner, **options):
+    return eq.methods.PublicWarmStart(public=PublicRecords(public_batch()), inner=inner, **options)
+
+
+@pytest.mark.parametrize(("warm", "expected"), [("inner", 0.05), (0.05, 0.05)])
 def test_public_gradients_are_clipped_as_the_private_ones_will_be(warm, expected):
     model, other = network(), network()
-    run = training(
-        eq.methods.PublicWarmStart(
-            public=PublicRecords(public_batch()),
-            warm_steps=1,
-            warm_clip_norm=warm,
-            inner=eq.DPSGD(clip_norm=0.05),
-        ),
-        model=model,
-    )
+    method = warm_start(eq.DPSGD(clip_norm=0.05), warm_steps=1, warm_clip_norm=warm)
+    run = training(method, model=model)
     before = parameters(model).clone()
     next(iter(run))
     rows = eq.per_sample_gradients(other, loss, public_batch())
     norms = rows.row_norms()
     assert bool((norms > 0.05).any()), "the test needs gradients that are clipped"
-    weights = torch.ones_like(norms) if expected is None else (expected / norms).clamp(max=1)
+    weights = (expected / norms).clamp(max=1)
     mean = rows.weighted_sums(weights / len(norms))
     moved = torch.cat([-0.1 * mean[name].flatten() for name, _ in other.named_parameters()])
     torch.testing.assert_close(parameters(model) - before, moved, rtol=1e-6, atol=1e-9)
@@ -65,16 +56,8 @@ def test_public_gradients_are_clipped_as_the_private_ones_will_be(warm, expected
 
 def test_a_warm_start_begins_with_public_steps():
     model = network()
-    run = training(
-        eq.methods.PublicWarmStart(
-            public=PublicRecords(public_batch()),
-            warm_steps=4,
-            warm_clip_norm=None,
-            warm_scale=0.5,
-            inner=eq.DPSGD(clip_norm=0.5),
-        ),
-        model=model,
-    )
+    method = warm_start(eq.DPSGD(clip_norm=0.5), warm_steps=4, warm_clip_norm=None, warm_scale=0.5)
+    run = training(method, model=model)
     for step in run:
         if step.step == 4:
             break
@@ -82,14 +65,6 @@ def test_a_warm_start_begins_with_public_steps():
     assert run.epsilon_so_far() == 0
     list(run)
     assert run.epsilon_so_far() > 0
-
-
-def test_the_private_steps_alone_are_paid_for():
-    sampling, budget = Poisson(20, 60, 10), eq.Budget(4.0, 1e-3)
-
-    def plan(method, steps=10):
-        used = Poisson(20, 60, steps) if steps != 10 else sampling
-        return method.plan(Setting(sampling=used, budget=budget)).releases
-
-    warm = plan(eq.methods.PublicWarmStart(public=PublicRecords(public_batch()), warm_steps=4))
-    assert warm.event() == plan(eq.DPSGD(), steps=6).event()
+    # The private steps alone are paid for.
+    plain = eq.DPSGD().plan(Setting(sampling=Poisson(20, 60, 2), budget=eq.Budget(8.0, 1e-3))).releases
+    assert run.plan.event() == plain.event()

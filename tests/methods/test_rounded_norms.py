@@ -58,13 +58,11 @@ def neighbours(make):
 QUIET = {"noise_multiplier": 1.0}
 
 
-@pytest.mark.parametrize("variant", [PerSample(), TwoChannel()])
-@pytest.mark.parametrize("threshold", [AdaptiveTail(), 1.0])
+@pytest.mark.parametrize(("variant", "threshold"), [(PerSample(), AdaptiveTail()), (TwoChannel(), 1.0)])
 def test_tail_labels(variant, threshold):
+    radii = {"clip_norm": 1.0, "body_clip_norm": 0.1}
     moved, state, other = neighbours(
-        lambda: eq.DCDPSGD(
-            clip_norm=1.0, body_clip_norm=0.1, variant=variant, tail_threshold=threshold, **QUIET
-        )
+        lambda: eq.DCDPSGD(**radii, variant=variant, tail_threshold=threshold, **QUIET)
     )
     # A record's own part is (0.1 + 0.9 / 2): the others' labels move by 1.2e-6 each.
     assert 0.5 < moved <= 0.56
@@ -74,26 +72,23 @@ def test_tail_labels(variant, threshold):
         assert votes == pytest.approx(0.5, abs=1e-3)
 
 
+LEARNED = eq.methods.ReleasedQuantile(1.0, learning_rate=1.0)
+ANCHOR = {
+    "anchor": Quantile(0.1, learning_rate=1.0),
+    "anchor_batch_size": RECORDS,
+    "anchor_noise_multiplier": 1.0,
+}
+
+
 @pytest.mark.parametrize(
-    ("make", "known"),
+    ("method", "known"),
     [
-        (
-            lambda: eq.DPSGD(clip_norm=eq.methods.ReleasedQuantile(1.0, learning_rate=1.0), **QUIET),
-            "threshold",
-        ),
-        (
-            lambda: eq.DPC4Plus(
-                anchor=Quantile(0.1, learning_rate=1.0),
-                anchor_batch_size=RECORDS,
-                anchor_noise_multiplier=1.0,
-                **QUIET,
-            ),
-            "next_anchor_clip_norm",
-        ),
+        (eq.DPSGD(clip_norm=LEARNED, **QUIET), "threshold"),
+        (eq.DPC4Plus(**ANCHOR, **QUIET), "next_anchor_clip_norm"),
     ],
 )
-def test_counts_of_thresholds(make, known):
+def test_counts_of_thresholds(method, known):
     """One record moves the released count by at most 1/2."""
-    _, state, other = neighbours(make)
+    _, state, other = neighbours(lambda: method)
     votes = abs(math.log(other[known] / state[known])) * RECORDS
     assert votes <= 0.5 + 1e-3

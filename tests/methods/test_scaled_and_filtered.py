@@ -37,13 +37,7 @@ def named(vector: torch.Tensor, like: dict[str, torch.Tensor]) -> dict[str, torc
     return {name: part.view(like[name].shape) for name, part in zip(like, parts, strict=True)}
 
 
-# ---- what is DP-SGD, is it bit for bit
-
-
-# ---- the formulas, on formed rows
-
-
-@pytest.mark.parametrize(("kappa", "gamma"), [(0.7, 0.5), (0.3, 0.2), (0.5, 1.0)])
+@pytest.mark.parametrize(("kappa", "gamma"), [(0.3, 0.2), (0.5, 1.0)])
 def test_disk_by_its_formula(kappa, gamma):
     share = (1 - kappa) / (kappa * gamma)
     follower = follow(DiSK(clip_norm=0.5, kappa=kappa, gamma=gamma, **QUIET))
@@ -95,11 +89,8 @@ def test_scaling_by_second_moments_by_its_formula(by_sides):
         parts = []
         for value in named(corrected, x).values():
             if by_sides and value.ndim == 2:
-                rows, columns, own = (
-                    value.mean(1, keepdim=True),
-                    value.mean(0, keepdim=True),
-                    value.mean().sqrt(),
-                )
+                rows, columns = value.mean(1, keepdim=True), value.mean(0, keepdim=True)
+                own = value.mean().sqrt()
                 by_row = (1 + floor) * size / (rows.sqrt() + floor * size)
                 parts.append((by_row * (1 + floor) * own / (columns.sqrt() + floor * own)).flatten())
             else:
@@ -127,9 +118,6 @@ def test_adaclip_by_its_formula(centred):
         b = (s * s.sum() / s.square().sum()).sqrt()
         assert float((s / b).square().sum()) == pytest.approx(float(s.square().sum()))
         x = {name: x[name] - 0.1 * part for name, part in named(estimate, x).items()}
-
-
-# ---- DP-AdamBC
 
 
 def test_without_noise_adambc_is_adam_bit_for_bit():
@@ -165,27 +153,18 @@ def test_adambc_by_its_formula():
         torch.testing.assert_close(estimate["w"], first / (1 - 0.5**t) / root)
 
 
-def test_adambc_knows_the_noise_of_its_releases():
-    """Where there is nothing but noise, what is subtracted is the mean square of the estimates."""
+def after_noise_alone(method, steps):
+    """The state after steps on records without gradients."""
     data = records()
     data["weight"].zero_()
-    method = DPAdamBC(clip_norm=0.5, noise_multiplier=3.0, beta2=0.99)
-    follower = Follower(method, network(), loss, data, eq.FullBatch(60, 300), learning_rate=0.0)
-    follower.run(300)
-    second = flat(follower.state["second"]).mean()
-    assert float(second) == pytest.approx(follower.state["noise"], rel=0.05)
-    assert follower.state["noise"] / (1 - 0.99**300) == pytest.approx((3.0 * 0.5 / 60) ** 2)
+    follower = Follower(method, network(), loss, data, eq.FullBatch(60, steps), learning_rate=0.0)
+    return follower.run(steps).state
 
 
-# ---- ghost norms, and what is refused
-
-
-def test_adaclip_takes_the_noise_out_of_the_spread():
-    """Records without gradients: all that is seen is noise, and what is left of it is near nothing."""
-    data = records()
-    data["weight"].zero_()
-    method = AdaClip(clip_norm=1.0, decay=0.98, noise_multiplier=1.0)
-    follower = Follower(method, network(), loss, data, eq.FullBatch(60, 400), learning_rate=0.0)
-    follower.run(400)
-    spread = flat(follower.state["spread"])
+def test_the_noise_of_the_releases_is_taken_out_of_their_squares():
+    """Without gradients, what is subtracted is the mean square of the estimates, and little is left."""
+    state = after_noise_alone(DPAdamBC(clip_norm=0.5, noise_multiplier=3.0, beta2=0.99), 300)
+    assert float(flat(state["second"]).mean()) == pytest.approx(state["noise"], rel=0.05)
+    assert state["noise"] / (1 - 0.99**300) == pytest.approx((3.0 * 0.5 / 60) ** 2)
+    spread = flat(after_noise_alone(AdaClip(clip_norm=1.0, decay=0.98, noise_multiplier=1.0), 200)["spread"])
     assert abs(float(spread.mean())) < 0.1 / 60**2  # the noise's own is 1 / 60^2

@@ -42,13 +42,6 @@ def test_the_trace_is_a_share_that_scales_do_not_change(signs):
     torch.testing.assert_close(scores(g, held * torch.logspace(-2, 2, K)[:, None].double()), first)
 
 
-def test_the_cholesky_form_equals_the_orthonormal_one():
-    g, held = gaussian_rows(50), columns(1)
-    basis = torch.linalg.qr(held.T).Q
-    expected = (g @ basis).square().sum(1) / g.square().sum(1)
-    torch.testing.assert_close(scores(g, held), expected, rtol=0, atol=1e-10)
-
-
 def test_rows_without_a_direction_score_zero():
     g = gaussian_rows(3)
     g[0] = 0
@@ -56,13 +49,13 @@ def test_rows_without_a_direction_score_zero():
     assert scores(g, columns(0))[:2].tolist() == [0.0, 0.0]
 
 
-@pytest.mark.parametrize("tail_index", [0.5, 1.0, 2.0])
+@pytest.mark.parametrize("tail_index", [0.5, 2.0])
 def test_every_direction_expects_the_same_trace(tail_index):
     """E[lambda | g] = k / P for symmetric entries, whatever g: the trace carries no information."""
     sparse = torch.zeros(P).double()
     sparse[3] = 1
     fixed = torch.stack([sparse, torch.ones(P).double(), gaussian_rows(1)[0]])
-    found = torch.stack([scores(fixed, columns(seed, tail_index=tail_index)) for seed in range(400)])
+    found = torch.stack([scores(fixed, columns(seed, tail_index=tail_index)) for seed in range(250)])
     error = found.std(0) / math.sqrt(len(found))
     assert ((found.mean(0) - K / P).abs() <= 3.5 * error).all()
 
@@ -77,9 +70,8 @@ def test_khatri_rao_columns_through_factors_equal_the_dense_computation():
         "bias": DenseGradients({"bias": bias}).factors["bias"],
     }
     ghost = FactoredGradients(parts)
-    V = random_subspace(
-        3, {"w": (8, 9), "bias": (8,)}, K, dtype=torch.float64, dense_limit=10, entries=sub_weibull
-    )
+    shapes, how = {"w": (8, 9), "bias": (8,)}, {"dtype": torch.float64, "entries": sub_weibull}
+    V = random_subspace(3, shapes, K, dense_limit=10, **how)
     (held,) = V.columns()
     dense = PrivateRows(ghost.materialise())
     expected = unwrap(subspace_trace(held_subspace(held))(dense))
@@ -92,9 +84,8 @@ def test_khatri_rao_columns_through_factors_equal_the_dense_computation():
 @pytest.mark.parametrize("dense_limit", [0, 10**6])
 def test_the_trace_without_signs_is_that_of_the_absolute_rows(dense_limit):
     shapes = {"w": (5, 4), "b": (7,)}
-    subspace = random_subspace(
-        3, shapes, 4, dtype=torch.float64, dense_limit=dense_limit, entries=sub_weibull
-    )
+    how = {"dtype": torch.float64, "entries": sub_weibull}
+    subspace = random_subspace(3, shapes, 4, dense_limit=dense_limit, **how)
     rng = torch.Generator().manual_seed(0)
     signed = {name: torch.randn(6, *shape, generator=rng).double() for name, shape in shapes.items()}
     absolute = {name: value.abs() for name, value in signed.items()}

@@ -38,18 +38,14 @@ def test_a_quantile_settles_from_above_and_from_below():
         assert 0.8 < learned < 1.25
 
 
-def test_noise_cannot_throw_the_threshold_out_of_its_limits():
+def test_the_limits_of_a_threshold_and_what_users_may_write():
     rule = ReleasedQuantile(initial=1.0, minimum=0.5, maximum=2.0)
     assert rule.update(1.0, 1e9, 10) >= 0.5
     assert rule.update(1.9, -1e9, 10) <= 2.0
     assert rule.upper(7) == 2.0
-
-
-def test_what_users_may_write():
     assert resolve_threshold(2) == Fixed(2.0)
     assert resolve_threshold(lambda t: 1.0 / (t + 1)).at(3, 0.0) == 0.25
-    quantile = ReleasedQuantile()
-    assert resolve_threshold(quantile) is quantile
+    assert resolve_threshold(rule) is rule
     for wrong in ("1.0", None, True):
         with pytest.raises(TypeError, match="clip_norm="):
             resolve_threshold(wrong)

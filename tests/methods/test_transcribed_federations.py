@@ -83,9 +83,6 @@ def give_public_batches(monkeypatch):
     monkeypatch.setattr(PublicRecords, "drawn", lambda self, size, rng: self.take(next(given)))
 
 
-# ---- PCDP-SGD and PDP-SGD
-
-
 @pytest.mark.parametrize(("kind", "before"), [(published.PCDPSGD, True), (published.PDPSGD, False)])
 def test_algorithm_1_of_pcdp_sgd(kind, before, monkeypatch):
     c, sigma, gamma = 0.5, 2.0, 0.3
@@ -105,11 +102,14 @@ def test_algorithm_1_of_pcdp_sgd(kind, before, monkeypatch):
         CLOSE(row_of(run.train(1)), w)
 
 
-# ---- FedPCDP and FedPDP
-
-
-@pytest.mark.parametrize(("kind", "before"), [(PublishedRoundPCDP, True), (PublishedRoundPDP, False)])
-@pytest.mark.parametrize("form", ["coordinates", "combination"])
+@pytest.mark.parametrize(
+    ("kind", "before", "form"),
+    [
+        (PublishedRoundPCDP, True, "coordinates"),
+        (PublishedRoundPCDP, True, "combination"),
+        (PublishedRoundPDP, False, "combination"),
+    ],
+)
 def test_algorithms_2_and_3_of_fed_pcdp(kind, before, form, monkeypatch):
     c, sigma, gamma, gamma_g = 0.5, 2.0, 0.3, 0.7
     *_, w_g = boxes.fed_pcdp_algorithm_2(
@@ -118,20 +118,12 @@ def test_algorithms_2_and_3_of_fed_pcdp(kind, before, form, monkeypatch):
     )  # fmt: skip
     give_public_batches(monkeypatch)
     public = LeastSquares(PUBLIC_A, PUBLIC_Y)
-    space = RoundSubspace(
-        public.model(), public.loss, public.batch, dimension=K, blocks="whole", batch_size=6
-    )
-    clients = [
-        owner.client(
-            kind(source=space, clip_norm=c, noise_multiplier=sigma, form=form), gamma, local_steps=STEPS
-        )
-        for owner in OWNERS
-    ]
+    how = {"dimension": K, "blocks": "whole", "batch_size": 6}
+    space = RoundSubspace(public.model(), public.loss, public.batch, **how)
+    method = kind(source=space, clip_norm=c, noise_multiplier=sigma, form=form)
+    clients = [owner.client(method, gamma, local_steps=STEPS) for owner in OWNERS]
     found = simulate(SubspaceAverage(space, gamma_g), clients, named(START), ROUNDS).params
     CLOSE(row_of(found), w_g)
-
-
-# ---- AdaptDP-FedAvg and DP-FedAvg
 
 
 def adaptdp(owners, **given):
@@ -150,19 +142,9 @@ def test_algorithm_1_of_adaptdp_fedavg(largest):
     expected, radii = adaptdp(OWNERS, G=G, sigma=sigma, sigma_C=sigma_C, eta=eta, B=largest or math.inf)
     assert min(radii) < G == max(radii)
     assert (np.linalg.norm(expected) > 0.5 + 1e-12) == (largest is None)
-    clients = [
-        owner.client(
-            PublishedServerRMS(
-                clip_norm=G,
-                round_length=STEPS,
-                noise_multiplier=sigma * BATCH,
-                radius_noise_multiplier=sigma_C * BATCH,
-            ),
-            eta,
-            local_steps=STEPS,
-        )
-        for owner in OWNERS
-    ]
+    noise = {"noise_multiplier": sigma * BATCH, "radius_noise_multiplier": sigma_C * BATCH}
+    method = PublishedServerRMS(clip_norm=G, round_length=STEPS, **noise)
+    clients = [owner.client(method, eta, local_steps=STEPS) for owner in OWNERS]
     server = AdaptDPFedAvg(RMSRadius(G, offset="paper"), ROUNDS, len(OWNERS), largest)
     found = simulate(server, clients, named(START), ROUNDS)
     CLOSE(row_of(found.params), expected)
@@ -188,23 +170,3 @@ def test_algorithm_2_of_dp_fedavg():
     clients = [owner.client(method, eta, local_steps=STEPS) for owner in OWNERS]
     found = simulate(FedAvg(), clients, named(START), ROUNDS).params
     CLOSE(row_of(found), x)
-
-
-# ---- the noise of equations (1) and (3)
-
-
-@pytest.mark.parametrize("epsilon", [2.0, 8.0])
-def test_the_noise_of_equations_1_and_3(epsilon):
-    n, b, R, K_, delta = 10_000, 100, 100, 20, 1e-5
-    alpha = 1 + math.ceil(2 * math.log(1 / delta) / epsilon)
-    of_part = {"population": n, "batch": b}
-    noise = published.adaptive_rms.published_noise
-    found = []
-    for releases, parts in ((R * K_, 2), (R, 2), (R * K_, 1)):
-        expected = boxes.least_sigma(epsilon / (2 * parts), releases, b, n, alpha)
-        found.append(noise(epsilon, delta, steps=releases, parts=parts, **of_part))
-        assert found[-1] == pytest.approx(expected, rel=1e-9)
-    of_run = {"steps": R * K_, "rounds": R, **of_part}
-    claimed = published.adaptive_rms.claimed_epsilon
-    assert claimed(*found[:2], delta, **of_run) == pytest.approx(epsilon, rel=1e-3)
-    assert claimed(found[2], None, delta, **of_run) == pytest.approx(epsilon, rel=1e-3)

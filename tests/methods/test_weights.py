@@ -64,15 +64,12 @@ def test_the_sum_is_that_of_the_clipped_rows_times_their_weights(groups):
 
 @pytest.mark.parametrize("weight", [7.0, -7.0, float("nan"), float("inf")])
 def test_no_weight_carries_a_row_beyond_its_bound(weight):
-    found = clip(rows_of(1, weights=torch.tensor([weight])), Abadi(), 1.0)
-    assert torch.cat([unwrap(one) for one in found.value.values()]).norm() <= 1 + 1e-6
-
-
-def test_a_row_that_is_not_finite_is_left_out_with_its_weight():
     some = torch.tensor([[torch.inf, 0.0], [3.0, 4.0], [0.3, 0.4]])
     rows = PrivateRows(DenseGradients({"a": some}), weights=torch.tensor([1.0, 0.5, 0.25]))
-    found = unwrap(clip(rows, Abadi(), 1.0).value["a"])
-    assert torch.allclose(found, torch.tensor([0.3 + 0.075, 0.4 + 0.1]))
+    left = unwrap(clip(rows, Abadi(), 1.0).value["a"])  # what is not finite is left out with its weight
+    assert torch.allclose(left, torch.tensor([0.3 + 0.075, 0.4 + 0.1]))
+    found = clip(rows_of(1, weights=torch.tensor([weight])), Abadi(), 1.0)
+    assert torch.cat([unwrap(one) for one in found.value.values()]).norm() <= 1 + 1e-6
 
 
 @pytest.mark.few(5)
@@ -111,19 +108,17 @@ def test_methods_with_other_sums_refuse_by_name(name):
         trained(HALF, method)
 
 
-@pytest.mark.parametrize("wrong", [1.5, -0.25, float("nan"), float("inf")])
-def test_a_weight_outside_is_refused_without_its_value(wrong):
-    weights = HALF.clone()
-    weights[3] = wrong
-    with pytest.raises(DataError, match=r"weights holds numbers outside \[0, 1\]") as caught:
+@pytest.mark.parametrize(
+    "wrong", [1.5, -0.25, float("nan"), HALF[1:], HALF[:, None], ["a"] * RECORDS], ids=type
+)
+def test_weights_that_are_no_share_a_record_are_refused_without_their_value(wrong):
+    weights, message = wrong, "weights must hold one number per record"
+    if isinstance(wrong, float):
+        weights, message = HALF.clone(), r"weights holds numbers outside \[0, 1\]"
+        weights[3] = wrong
+    with pytest.raises(DataError, match=message) as caught:
         trained(weights)
     assert str(wrong) not in str(caught.value)
-
-
-@pytest.mark.parametrize("wrong", [HALF[1:], HALF[:, None], ["a"] * RECORDS, 0.5])
-def test_weights_that_are_no_number_a_record_are_refused(wrong):
-    with pytest.raises(DataError, match="weights must hold one number per record"):
-        trained(wrong)
 
 
 def test_equal_records_of_two_weights_are_drawn_by_names_of_their_own():
@@ -152,20 +147,11 @@ def test_a_user_has_the_mean_weight_of_their_records():
 def test_a_run_goes_on_with_other_weights_as_with_other_records(tmp_path, other):
     def parts(weights):
         model = network()
-        data = eq.Data(records(), weights=weights)
-        return {
-            "model": model,
-            "optimizer": torch.optim.SGD(model.parameters(), lr=0.5),
-            "loss": loss,
-            "data": data,
-        }
+        optimizer, data = torch.optim.SGD(model.parameters(), lr=0.5), eq.Data(records(), weights=weights)
+        return {"model": model, "optimizer": optimizer, "loss": loss, "data": data}
 
-    begun = eq.PrivateTraining(
-        **parts(HALF),
-        sampling=eq.Poisson(20, RECORDS, 4),
-        budget=eq.Budget(8.0, 1e-3),
-        run=eq.Run(tmp_path / "run"),
-    )
+    how = {"sampling": eq.Poisson(20, RECORDS, 4), "budget": eq.Budget(8.0, 1e-3)}
+    begun = eq.PrivateTraining(**parts(HALF), **how, run=eq.Run(tmp_path / "run"))
     begun.take_step()
     begun.close()
     with pytest.warns(UserWarning, match="data hold other records"):
@@ -173,27 +159,18 @@ def test_a_run_goes_on_with_other_weights_as_with_other_records(tmp_path, other)
     assert {Assumption.OTHER_DATA, Assumption.WEIGHTED} <= {*again.statement().assumptions}
 
 
-WEIGHTED_UNITS = {
-    "record": {},
-    "records of users": {"owner": torch.arange(RECORDS) // 2, "records_per_user": 2, "unit": "user"},
-    "users": {"owner": torch.arange(RECORDS) // 2, "records_per_user": 2, "unit": "user", "rows": "mean"},
-}
-
-
-def audited(weights, **options):
+def audited(**options):
     given = arranged(data=records(scale=30.0), positions=2, **options)
-    given["data"] = eq.Data(given["data"], weights=weights)
+    given["data"] = eq.Data(given["data"], weights=torch.ones(RECORDS) / 2)
     return audit_neighbours(network(), loss, **given)
 
 
-@pytest.mark.parametrize("unit", WEIGHTED_UNITS)
-def test_neighbours_differ_by_no_more_than_the_bound(unit):
-    found = audited(torch.ones(RECORDS) / 2, **WEIGHTED_UNITS[unit])
-    assert found.holds
-    assert max(one.movement for one in found.pairs) <= 0.5 + 1e-3
-
-
-def test_weights_above_one_in_the_sum_are_seen(monkeypatch):
+def test_neighbours_differ_by_no_more_than_the_bound_and_weights_above_one_are_seen(monkeypatch):
+    owners = {"owner": torch.arange(RECORDS) // 2, "records_per_user": 2, "unit": "user"}
+    for options in ({}, owners, {**owners, "rows": "mean"}):
+        found = audited(**options)
+        assert found.holds
+        assert max(one.movement for one in found.pairs) <= 0.5 + 1e-3
     made = clipping.Weighted.__init__
 
     def larger(self, rows, of_records):
@@ -201,4 +178,4 @@ def test_weights_above_one_in_the_sum_are_seen(monkeypatch):
         self._own = self._own * 2.5
 
     monkeypatch.setattr(clipping.Weighted, "__init__", larger)
-    assert not audited(torch.ones(RECORDS) / 2).holds
+    assert not audited().holds

@@ -38,15 +38,15 @@ def spy():
 
 
 def expected(name):
-    if name == "step":
-        return "estimate", {"inner": "next state"}
-    if name in ("init", "rebase"):
-        return {"inner": f"answer of {name}"}
-    if name == "config":
-        return {"name": "plain", "recipe": "library", "inner": "answer of config"}
-    if name == "assumptions":
-        return tuple("answer of assumptions")
-    return f"answer of {name}"
+    of_state = {"inner": f"answer of {name}"}
+    known = {
+        "step": ("estimate", {"inner": "next state"}),
+        "init": of_state,
+        "rebase": of_state,
+        "config": {"name": "plain", "recipe": "library", "inner": "answer of config"},
+        "assumptions": tuple("answer of assumptions"),
+    }
+    return known.get(name, f"answer of {name}")
 
 
 @pytest.mark.parametrize("name", PUBLIC)

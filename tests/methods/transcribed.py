@@ -45,25 +45,6 @@ def dice_algorithm_2(
         yield x, e
 
 
-def dice_algorithm_3(
-    x: Array, gradients: Gradients, samples: Sequence[Array], noise: Sequence[Array],
-    *, c1: float, c2: float, eta: float, batch: float, beta1: float, beta2: float, small: float,
-) -> Iterator[tuple[Array, Array]]:  # fmt: skip
-    """As 2, with Adam. Printed slips that cannot be meant are mended: see the comments."""
-    e, m1, m2 = np.zeros_like(x), np.zeros_like(x), np.zeros_like(x)  # 2
-    for t, (drawn, w) in enumerate(zip(samples, noise, strict=True)):  # 3, 4
-        g = gradients(x, drawn)
-        body = sum((clip(g_i, c1) for g_i in g), np.zeros_like(x)) / batch + clip(e, c2)
-        v = body + w  # 5
-        m1 = beta1 * m1 + (1 - beta1) * v  # 6
-        m2 = beta2 * m2 + (1 - beta2) * v**2  # 7, where the weight is printed as 1 - beta^2
-        # 8: printed with the exponent t, which divides by zero in the first step, and with epsilon inside
-        # the root; torch's Adam has it outside
-        x = x - eta * (m1 / (1 - beta1 ** (t + 1))) / (np.sqrt(m2 / (1 - beta2 ** (t + 1))) + small)
-        e = e + g.sum(axis=0) / batch - body  # 9
-        yield x, e
-
-
 def dice_algorithm_4(
     x: Array, gradients: Gradients, samples: Sequence[Array], noise: Sequence[Array],
     *, eta: float, batch: float,
@@ -247,25 +228,3 @@ def dp_fedavg_algorithm_2(
         steps = range(r * K, (r + 1) * K)
         x = np.mean([dp_local_steps(x, one, steps, **given) for one in clients], axis=0)  # 2 to 11
         yield x
-
-
-def least_sigma(target: float, releases: int, b: int, n: int, alpha: int) -> float:
-    """Equations (1) and (3): the least sigma with releases x S(alpha) <= target, by bisection."""
-
-    def S(sigma: float) -> float:
-        def epsilon(order: int) -> float:
-            return order * (2 / b) ** 2 / (2 * sigma**2)
-
-        gamma = b / n
-        inside = 1 + gamma**2 * math.comb(alpha, 2) * min(
-            4 * (math.exp(epsilon(2)) - 1), 2 * math.exp(epsilon(2))
-        )
-        for j in range(3, alpha + 1):
-            inside += 2 * gamma**j * math.comb(alpha, j) * math.exp((j - 1) * epsilon(j))
-        return math.log(inside) / (alpha - 1)
-
-    low, high = 1e-3, 10.0
-    for _ in range(100):
-        middle = math.sqrt(low * high)
-        low, high = (low, middle) if releases * S(middle) <= target else (middle, high)
-    return high
