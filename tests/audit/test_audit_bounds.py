@@ -1,7 +1,5 @@
 """Certificates: exact limits, known values, and that they are not wrong more often than they say."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -46,14 +44,6 @@ def test_a_threshold_certificate_is_right_as_often_as_it_says():
     assert np.median(found) > 0.5
 
 
-@pytest.mark.parametrize("mu", [0.5, 1.0, 3.0])
-def test_gaussians_of_known_distance(mu):
-    rng = np.random.default_rng(1)
-    found = certify_thresholds(rng.normal(size=40_000), rng.normal(mu, 1, 40_000), 1e-5)
-    truth = gaussian_epsilon(mu, 1e-5)
-    assert 0.3 * truth < found.epsilon < truth
-
-
 def test_the_mirrored_test_is_used_where_it_is_stronger():
     """With the record the statistic is never below 0; without it often."""
     found = certify_thresholds(np.tile([-1.0, 1.0], 500), np.ones(1000), 1e-5)
@@ -71,8 +61,10 @@ def test_rates_against_a_whole_trade_off_certify_nearly_all(mu):
     rng = np.random.default_rng(1)
     samples = rng.normal(size=200_000), rng.normal(mu, 1, 200_000)
     found, plain = certify_plan(*samples, of_gaussian, 1e-5), certify_thresholds(*samples, 1e-5)
-    assert max(0.85 * gaussian_epsilon(mu, 1e-5), plain.epsilon) < found.epsilon < gaussian_epsilon(mu, 1e-5)
-    # with the samples exchanged, the mirrored test is used
+    truth = gaussian_epsilon(mu, 1e-5)
+    assert max(0.85 * truth, plain.epsilon) < found.epsilon < truth
+    assert plain.epsilon > 0.3 * truth or mu < 0.5
+    # With the samples exchanged, the mirrored test is used.
     turned = certify_plan(-samples[1], -samples[0], of_gaussian, 1e-5)
     assert turned.epsilon == pytest.approx(found.epsilon)
 

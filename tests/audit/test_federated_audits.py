@@ -1,7 +1,5 @@
 """Audits of what federated methods release of their own: squares for a radius, sums in a subspace."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -58,14 +56,6 @@ def test_a_small_audit_holds(name):
 @pytest.mark.parametrize("name", DESIGNS)
 def test_bugs_of_a_fifth_are_seen(name):
     found = probe_method(DESIGNS[name], confidence=EACH)
-    print(
-        name,
-        found.clean.claimed,
-        found.clean.certified,
-        found.quiet.certified,
-        found.long.certified,
-        {k: [c.statistic for c in v] for k, v in found.noise.items()},
-    )
     assert found.holds
     assert found.finds
 
@@ -99,6 +89,5 @@ def test_neighbours_move_the_releases_by_their_bounds(name):
         model, loss, problem(), method=made[name], sampling=eq.FullBatch(60, 2), budget=eq.Budget(4.0, 1e-3),
         steps=2, positions=2,
     )  # fmt: skip
-    print(name, {k: found.worst_of(k).movement for k in ("add", "remove", "replace", "silent")})
     assert found.holds
     assert found.worst_of("add").movement > 0.2

@@ -1,6 +1,6 @@
 """Methods of the table under audit: their claims hold, and the audit is not blind."""
 
-from __future__ import annotations
+from functools import partial
 
 import pytest
 import torch
@@ -21,58 +21,22 @@ SEEDS = {name: 20 if name in OFTEN else 3 for name in METHODS}
 ONCE = ("dp-sgd", "dp-c4", "dp-c4-plus", "dice-sgd", "dc-dpsgd")
 """One training of 50,000 canaries an audit: the design's number would take too long 20 times."""
 FAMILY = 0.01
-FORMS = ({"relation": "replace_one"}, {"hardened": True})
 
 
 def test_every_method_has_a_design():
     assert set(AUDITS) == set(METHODS)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "dp-sgd",
-        "dp-c4-plus",
-        # the draws and ratios of DiceSGD have a quick test of their own below
-        pytest.param("dice-sgd", marks=pytest.mark.slow),
-        pytest.param("public-only", marks=pytest.mark.slow),
-    ],
-)
-def test_a_small_audit_finds_nothing_wrong(name):
-    found = audit_method(name, 2.0, canaries=500, trainings=1)
+def test_a_small_audit_finds_nothing_wrong():
+    """The draws and ratios of DiceSGD have a quick test of their own below."""
+    found = audit_method("dp-c4-plus", 2.0, canaries=200, trainings=1)
     assert found.holds
-    assert found.claimed is not None
     assert found.claimed <= 2.0
 
 
 def rehearsed(make_method, sampling, budget, neighbours=None, make_ledger=RecordingLedger, **options):
     training = CanaryTraining(make_method=make_method, sampling=sampling, budget=budget, **options)
     return rehearse(training, neighbours=neighbours, make_ledger=make_ledger)
-
-
-def test_the_log_ratio_is_one():
-    """E[e^L] = 1 without the record, E[e^-L] = 1 with it, where noise and draws are as planned."""
-    sampling = eq.Poisson(2_500, 10_000, 10)
-    found = rehearsed(
-        lambda: eq.DiceSGD(clip_norm=1.0), sampling, eq.Budget(1.0, 1e-5), canaries=10_000, seed=3
-    )
-    for values in (found.log_ratios[~found.present], -found.log_ratios[found.present]):
-        ratios = values.exp()
-        assert abs(ratios.mean() - 1) < 5 * ratios.std() / len(ratios) ** 0.5
-
-
-def test_noise_that_is_too_small_refutes_the_claim():
-    """DP-SGD at full batch with 0.3 of its noise is far beyond what is claimed."""
-
-    class Silent(Quieter):
-        scale = 0.3
-
-    options = {"canaries": 5_000, "seed": 0, "make_ledger": Silent}
-    found = rehearsed(
-        lambda: eq.DPSGD(clip_norm=1.0), eq.FullBatch(5_000, 2), eq.Budget(1.0, 1e-5), **options
-    )
-    split = found.log_ratios[~found.present].numpy(), found.log_ratios[found.present].numpy()
-    assert certify_thresholds(*split, 1e-5).epsilon > 1.0
 
 
 @pytest.mark.parametrize(("scale", "holds"), [(1.0, True), (0.85, False)])
@@ -101,34 +65,31 @@ def test_replaced_records_need_twice_the_noise():
     assert _certified(2.0, "add_or_remove_one", neighbours="replace_one") > 2.0
 
 
-@pytest.mark.parametrize("name", list(METHODS))
-@pytest.mark.parametrize(
-    "options", [{"relation": "replace_one"}, {"hardened": True}], ids=["replaced", "hardened"]
-)
+OTHER_FORMS = [{"relation": "replace_one"}, {"hardened": True}]
+
+
 @pytest.mark.slow
+@pytest.mark.parametrize("name", list(METHODS))
+@pytest.mark.parametrize("options", OTHER_FORMS, ids=["replaced", "hardened"])
 def test_a_small_audit_of_every_method_in_other_forms(name, options):
     """The claim is what was asked for, and every replay ends where the training did."""
+    # Few records make DP-C4's and DC-DPSGD's counts dear.
+    count = min(2000, AUDITS[name].canaries)
+    small = partial(audit_method, name, 2.0, canaries=count, trainings=1, **options)
     if "hardened" in options and name in ("dice-sgd", "dp-mf"):
         with pytest.raises(PlanError, match="has no form on a grid of integers"):
-            audit_method(name, 2.0, canaries=500, trainings=1, **options)
+            small()
         return
-    # few records make DP-C4's and DC-DPSGD's counts dear
-    canaries = min(2000, AUDITS[name].canaries)
-    found = audit_method(name, 2.0, canaries=canaries, trainings=1, **options)
+    found = small()
     assert found.holds
     assert found.relation == options.get("relation", "add_or_remove_one")
 
 
-@pytest.mark.parametrize(
-    "options", [{"relation": "replace_one"}, {"hardened": True}], ids=["replaced", "hardened"]
-)
-def test_the_log_ratio_is_one_in_other_forms(options):
-    """As above, of neighbours by replacement and of noise on the grid."""
-    sampling = eq.Poisson(2_500, 10_000, 5)
-    found = rehearsed(
-        lambda: eq.DPSGD(clip_norm=1.0), sampling, eq.Budget(1.0, 1e-5), canaries=10_000, seed=3, **options
-    )
-    assert found.plan.relation == options.get("relation", "add_or_remove_one")
+@pytest.mark.parametrize(("kind", "options"), [(eq.DiceSGD, {}), *((eq.DPSGD, form) for form in OTHER_FORMS)])
+def test_the_log_ratio_is_one(kind, options):
+    """E[e^L] = 1 without the record, E[e^-L] = 1 with it, where noise and draws are as planned."""
+    plan, budget = eq.Poisson(2_500, 10_000, 5), eq.Budget(1.0, 1e-5)
+    found = rehearsed(lambda: kind(clip_norm=1.0), plan, budget, canaries=10_000, seed=3, **options)
     for values in (found.log_ratios[~found.present], -found.log_ratios[found.present]):
         ratios = values.exp()
         assert ratios.std() > 0.1
@@ -137,31 +98,23 @@ def test_the_log_ratio_is_one_in_other_forms(options):
 
 def test_canaries_along_drawn_columns_are_seen_one_by_one():
     """Each lies in one coordinate of the random subspace, where it is clipped to the bound."""
-    sampling = eq.Poisson(100, 100, 1)
-    along = AUDITS["rpdp"].along
+    source = RandomSubspace(dimension=100)
     found = rehearsed(
-        lambda: eq.methods.RandomProjection(
-            source=RandomSubspace(dimension=100), clip_norm=1.0, noise_multiplier=0.001
-        ),
-        sampling,
+        lambda: eq.methods.RandomProjection(source=source, clip_norm=1.0, noise_multiplier=0.001),
+        eq.Poisson(100, 100, 1),
         None,
         canaries=100,
         seed=0,
-        layout=CanaryLayout(width=2, along=along),
+        layout=CanaryLayout(width=2, along=AUDITS["rpdp"].along),
     )
     assert torch.equal(found.log_ratios > 0, found.present)
     torch.testing.assert_close(found.moved, found.present.double(), atol=0.01, rtol=0, check_dtype=False)
 
 
-def test_a_reference_without_noise_is_seen_through():
+def test_a_reference_without_noise_is_seen_through_and_no_seeds_are_refused():
     found = audit_method("clip-sgd", 2.0, canaries=2000, trainings=1)
     assert found.claimed is None
     assert found.certified > 4
-
-
-def test_unknown_methods_and_no_seeds_are_refused():
-    with pytest.raises(ValueError, match="unknown"):
-        audit_method("dpsgd", 1.0)
     with pytest.raises(ValueError, match="seeds"):
         audit_method("dp-sgd", 1.0, seeds=())
 

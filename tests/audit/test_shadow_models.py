@@ -1,7 +1,5 @@
 """Shadow models: the score on laws that are known, the bound, and a small attack from end to end."""
 
-from __future__ import annotations
-
 import json
 import math
 import stat
@@ -68,7 +66,7 @@ def test_the_bound_is_attained_by_randomised_response():
 
 
 def test_a_small_attack_from_end_to_end(tmp_path):
-    settings = RunSettings(data="digits", subset=60, epochs=1, batch_size=30, epsilon=2.0, delta=1e-5)
+    settings = RunSettings(data="digits", subset=40, epochs=1, batch_size=20, epsilon=2.0, delta=1e-5)
     done = []
     found = audit_shadow(settings, 4, str(tmp_path), lambda *count: done.append(count))
     assert done[-1] == (8, 8)

@@ -19,14 +19,14 @@ def write_train(folder: Path) -> tuple[np.ndarray, list[int]]:
 
 
 @pytest.mark.parametrize("place", ["", "cifar10", "cifar-10-batches-bin", "cifar10/cifar-10-batches-bin"])
-def test_the_binary_layout_in_every_place(tmp_path: Path, place: str) -> None:
+def test_the_binary_layout_in_every_place(tmp_path, place: str):
     images, labels = write_train(tmp_path / place)
     records = load_cifar(tmp_path, "train")
     assert records.fields["label"].tolist() == labels
     assert torch.equal(records.fields["input"], standardise_each(torch.from_numpy(images)))
 
 
-def test_damaged_files(tmp_path: Path) -> None:
+def test_damaged_files(tmp_path):
     write_train(tmp_path)
     path = tmp_path / "data_batch_3.bin"
     path.write_bytes(path.read_bytes()[:-1])

@@ -14,7 +14,7 @@ from equipoise.data.features.whitening import Whitening
 from equipoise.data.records import Records
 
 
-def test_a_dictionary_equals_its_definition() -> None:
+def test_a_dictionary_equals_its_definition():
     """One response from a patch, its mean, its deviation and the whitening, by hand."""
     pictures = draw_pictures(50, (2, 12, 12))
     layer = PatchDictionary.fit(pictures, atoms=8, width=3, cells=12)
@@ -26,7 +26,7 @@ def test_a_dictionary_equals_its_definition() -> None:
     torch.testing.assert_close(found[1, :, 5, 7], response.clamp(min=0).sqrt(), atol=1e-3, rtol=1e-3)
 
 
-def test_whitened_features_have_the_covariance_of_white_noise() -> None:
+def test_whitened_features_have_the_covariance_of_white_noise():
     # a known spread of scales: that of a random matrix is at times too wide for float32
     rows = torch.randn(4000, 6) * torch.logspace(-1, 1, 6) @ torch.linalg.qr(torch.randn(6, 6)).Q + 5
     whitening = Whitening.fit(rows.split(700), ridge=0.0)
@@ -39,21 +39,21 @@ def test_whitened_features_have_the_covariance_of_white_noise() -> None:
         Whitening.fit([rows[:1]])
 
 
-SMALL = {"shape": (1, 8, 8), "dictionaries": ((16, 3, 4), (16, 5, 2)), "pictures": 200}
+SMALL = {"shape": (1, 8, 8), "dictionaries": ((16, 3, 4), (16, 5, 2)), "pictures": 100}
 
 
-def test_the_fit_takes_no_records() -> None:
+def test_the_fit_takes_no_records():
     """Extractors that met other records first give the same features; no fit has a parameter for records."""
     x = torch.randn(5, 1, 8, 8)
     first, second = DrawnFeatures(**SMALL), DrawnFeatures(**SMALL)
     first(torch.randn(3, 1, 8, 8))
-    second(torch.full((900, 1, 8, 8), 50.0))
+    second(torch.full((90, 1, 8, 8), 50.0))
     assert torch.equal(first(x), second(x))
     assert set(inspect.signature(draw_pictures).parameters) == {"count", "shape", "seed", "chunk"}
     assert not torch.equal(first(x), DrawnFeatures(**SMALL, seed=1)(x))
 
 
-def test_features_of_a_record_do_not_depend_on_the_others() -> None:
+def test_features_of_a_record_do_not_depend_on_the_others():
     extractor = DrawnFeatures(**SMALL)
     records = Records({"input": torch.randn(70, 1, 8, 8)})
     together = extract(records, extractor).fields["input"]
@@ -71,7 +71,7 @@ def threads(request):
     torch.set_num_threads(before)
 
 
-def assert_each_by_itself(function, images) -> None:
+def assert_each_by_itself(function, images):
     """Bit for bit, in parts of any length and in any order; a blank image and one of NaN among the others."""
     images[3], images[4] = 0, float("nan")
     whole = function(images)
@@ -85,21 +85,17 @@ def assert_each_by_itself(function, images) -> None:
 
 
 @pytest.mark.parametrize(
-    "size", [(1027, 1, 28, 28), (1027, 3, 8, 12), (5, 3, 120, 120), (9, 1, 1, 9)], ids=lambda size: f"{size}"
+    "size", [(1027, 3, 8, 12), (130, 1, 28, 28), (5, 3, 120, 120), (9, 1, 1, 9)], ids=lambda size: f"{size}"
 )
-def test_an_image_is_set_upright_with_the_same_bits_beside_any_others(size, threads) -> None:
+def test_an_image_is_set_upright_with_the_same_bits_beside_any_others(size, threads):
     images = torch.randn(size)
     assert_each_by_itself(set_upright, images)
     assert not set_upright(images)[3].any()
 
 
 @pytest.mark.few(1)
-@pytest.mark.parametrize(
-    ("upright", "mirrored", "network"),
-    [(False, True, None), (True, False, None), (False, True, "contrastive"), (True, False, "contrastive")],
-)
-def test_features_of_an_image_have_the_same_bits_beside_any_others(
-    upright, mirrored, network, threads
-) -> None:
-    features = DrawnFeatures(**SMALL, upright=upright, with_mirror_image=mirrored, network=network)
+@pytest.mark.parametrize("network", [None, "contrastive"])
+@pytest.mark.parametrize("upright", [False, True])
+def test_features_of_an_image_have_the_same_bits_beside_any_others(upright, network, threads):
+    features = DrawnFeatures(**SMALL, upright=upright, with_mirror_image=not upright, network=network)
     assert_each_by_itself(features, torch.randn(1027, 1, 8, 8))

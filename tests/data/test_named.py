@@ -1,4 +1,5 @@
 import gzip
+import math
 import struct
 import sys
 from pathlib import Path
@@ -9,15 +10,13 @@ from equipoise import data
 from equipoise.data.readers.custom import load_dataset, load_function
 
 
-def test_unknown_name_lists_the_choices() -> None:
-    with pytest.raises(
-        ValueError, match=r"'minst' is not.*digits, mnist, fashion-mnist.*package\.module:function"
-    ):
+def test_unknown_name_lists_the_choices():
+    with pytest.raises(ValueError, match=r"'minst' is not.*digits, mnist, .*package\.module:function"):
         data.load("minst")
 
 
 @pytest.mark.parametrize("name", [name for name, entry in data.NAMED.items() if entry.files])
-def test_missing_folder_and_files_say_what_belongs_where(name: str, tmp_path: Path) -> None:
+def test_missing_folder_and_files_say_what_belongs_where(name: str, tmp_path: Path):
     with pytest.raises(data.MissingDataError) as caught:
         data.load(name)
     assert all(file in str(caught.value) for file in data.NAMED[name].files)
@@ -31,14 +30,12 @@ def test_missing_folder_and_files_say_what_belongs_where(name: str, tmp_path: Pa
         data.load(name, tmp_path / "absent")
 
 
-def test_a_part_of_a_named_set_is_refused(tmp_path: Path) -> None:
+def test_a_part_of_a_named_set_is_refused(tmp_path):
     for part in ("train", "t10k"):
         for kind, shape in (("images-idx3", (2, 28, 28)), ("labels-idx1", (2,))):
-            size = 2 * 784 if len(shape) == 3 else 2
-            content = (
-                struct.pack(">HBB", 0, 8, len(shape)) + struct.pack(f">{len(shape)}I", *shape) + bytes(size)
-            )
-            (tmp_path / f"{part}-{kind}-ubyte.gz").write_bytes(gzip.compress(content))
+            head = struct.pack(">HBB", 0, 8, len(shape)) + struct.pack(f">{len(shape)}I", *shape)
+            content = gzip.compress(head + bytes(math.prod(shape)))
+            (tmp_path / f"{part}-{kind}-ubyte.gz").write_bytes(content)
     with pytest.raises(data.DataFileError, match=r"hold 2 training records.*60000"):
         data.load("mnist", tmp_path)
 
@@ -59,7 +56,7 @@ constant = 3
 
 
 @pytest.fixture
-def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+def module(tmp_path, monkeypatch: pytest.MonkeyPatch) -> str:
     (tmp_path / "my_data_for_test.py").write_text(SOURCE)
     (tmp_path / "my_broken_data_for_test.py").write_text("import a_module_that_is_not_there\n")
     monkeypatch.chdir(tmp_path)
@@ -67,7 +64,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return "my_data_for_test"
 
 
-def test_data_of_the_users_own(module: str) -> None:
+def test_data_of_the_users_own(module: str):
     assert load_dataset(f"{module}:make").population == 3
     assert load_dataset(f"{module}:make", population=10).population == 10
     assert load_dataset(f"{module}:make", folder="there").name == "there"
@@ -81,7 +78,6 @@ def test_data_of_the_users_own(module: str) -> None:
     ("spec", "error", "message"),
     [
         ("{}", ValueError, "form package.module:function"),
-        ("{}:", ValueError, "form package.module:function"),
         ("{}:no such", ValueError, "form package.module:function"),
         ("{}:absent", ValueError, "has no 'absent'"),
         ("{}:constant", TypeError, "not a function"),
@@ -89,6 +85,6 @@ def test_data_of_the_users_own(module: str) -> None:
         ("my_broken_data_for_test:f", ModuleNotFoundError, "a_module_that_is_not_there"),
     ],
 )
-def test_custom_names_are_checked(module: str, spec: str, error: type[Exception], message: str) -> None:
+def test_custom_names_are_checked(module: str, spec: str, error: type[Exception], message: str):
     with pytest.raises(error, match=message):
         load_function(spec.format(module))

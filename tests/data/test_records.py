@@ -13,7 +13,7 @@ def rows(n: int = 6, classes: int = 3) -> Records:
     )
 
 
-def test_indexing_gives_batches() -> None:
+def test_indexing_gives_batches():
     records = rows()
     batch = records[torch.tensor([4, 1])]
     assert batch["input"].shape == (2, 2)
@@ -28,7 +28,7 @@ def test_indexing_gives_batches() -> None:
 
 
 @pytest.mark.parametrize("index", [6, -7, torch.tensor([6]), torch.tensor([-1]), torch.tensor([True])])
-def test_indices_out_of_range(index: object) -> None:
+def test_indices_out_of_range(index: object):
     with pytest.raises(IndexError):
         rows()[index]  # type: ignore[index]
 
@@ -41,10 +41,7 @@ def test_indices_out_of_range(index: object) -> None:
         ({"input": torch.tensor(1.0)}, "not a tensor"),
         ({"input": torch.zeros(3), "label": torch.tensor([0, 1])}, "numbers of records"),
         ({"input": torch.zeros(2), "label": torch.tensor([0, 3])}, "a label lies outside 0 .. 2"),
-        (
-            {"input": torch.zeros(2), "label": torch.tensor([-1, 0])},
-            "a label lies outside 0 .. 2|a label is negative",
-        ),
+        ({"input": torch.zeros(2), "label": torch.tensor([-1, 0])}, "a label lies outside 0 .. 2"),
         ({"input": torch.zeros(2), "label": torch.tensor([0.0, 1.0])}, "whole class number"),
         ({"input": torch.zeros(2), "label": torch.tensor([True, False])}, "whole class number"),
         ({"input": torch.zeros(2), "label": torch.tensor([[0], [1]])}, r"squeeze"),
@@ -52,16 +49,12 @@ def test_indices_out_of_range(index: object) -> None:
         ({"input": torch.tensor([[0.0, float("inf")], [-float("inf"), 1.0]])}, "in 2 records"),
     ],
 )
-def test_bad_fields_are_refused(fields: dict, message: str) -> None:
+def test_bad_fields_are_refused(fields: dict, message: str):
     with pytest.raises(DataFileError, match=message):
         Records(fields, num_classes=3)
 
 
-def test_repr_shows_no_values() -> None:
-    assert repr(rows()) == "Records(input: float32[6, 2], label: int64[6])"
-
-
-def test_split_is_a_partition_fixed_by_its_seed() -> None:
+def test_split_is_a_partition_fixed_by_its_seed():
     records = Records({"input": torch.arange(50)})
     first, second = records.split(0.6, seed=3)
     assert len(first) == 30
@@ -73,7 +66,7 @@ def test_split_is_a_partition_fixed_by_its_seed() -> None:
     assert not torch.equal(first.fields["input"], other.fields["input"])
 
 
-def test_fingerprint_follows_content_names_types_and_shapes() -> None:
+def test_fingerprint_follows_content_names_types_and_shapes():
     x = torch.arange(6.0).reshape(3, 2)
     base = Records({"input": x}).fingerprint()
     assert base == Records({"input": x.clone()}).fingerprint()
@@ -112,7 +105,7 @@ def test_fingerprint_follows_content_names_types_and_shapes() -> None:
         ),
     ],
 )
-def test_data_set_checks_its_parts(changes: dict, message: str) -> None:
+def test_data_set_checks_its_parts(changes: dict, message: str):
     arguments = {"name": "toy", "train": rows(), "test": rows(), "population": 6, "num_classes": 3} | changes
     with pytest.raises(DataFileError, match=message):
         DataSet(**arguments)

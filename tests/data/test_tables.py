@@ -1,7 +1,6 @@
 import csv
 import gzip
 import io
-import math
 import random
 import tomllib
 from pathlib import Path
@@ -9,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from equipoise.data.readers.files import DataFileError, MissingDataError
-from equipoise.data.readers.schema import SchemaError, Table, read_rows, read_schema, table_of
+from equipoise.data.readers.schema import SchemaError, Table, read_rows, table_of
 from equipoise.data.readers.tables import read_cells
 
 
@@ -37,7 +36,7 @@ def write(folder: Path, text: str, name: str = "t.csv") -> Path:
     return path
 
 
-def test_a_missing_number_is_said_by_a_second_number(tmp_path: Path) -> None:
+def test_a_missing_number_is_said_by_a_second_number(tmp_path):
     table = form('age = {type = "number", low = 0, high = 100, missing = [""]}\n' + LABEL, header=True)
     records = read_rows(write(tmp_path, "age,y\n75,a\n,b\n"), table)
     assert records.fields["input"].tolist() == [[0.5, 0.0], [0.0, 1.0]]
@@ -47,19 +46,7 @@ def test_a_missing_number_is_said_by_a_second_number(tmp_path: Path) -> None:
         read_rows(write(tmp_path, "75,a\n,b\n"), plain)
 
 
-def test_a_number_and_several_labels_as_targets(tmp_path: Path) -> None:
-    path = write(tmp_path, "1,50,no,yes\n0,-7,yes,yes\n0,200,no,no\n")
-    x = 'x = {type = "number", low = 0, high = 1}\n'
-    skipped = 'a = {type = "skip"}\nb = {type = "skip"}\n'
-    table = form(x + 'wage = {type = "number", low = 0, high = 100}\n' + skipped, target="wage")
-    assert read_rows(path, table).fields["target"].tolist() == [0.0, -1.0, 1.0]
-    pairs = "".join(f'{name} = {{type = "category", values = ["no", "yes"]}}\n' for name in "ab")
-    table = form(x + 'wage = {type = "skip"}\n' + pairs, target="a, b")
-    assert (table.task, table.class_names) == ("multi-label", ("a", "b"))
-    assert read_rows(path, table).fields["target"].tolist() == [[0, 1], [1, 1], [0, 0]]
-
-
-def test_parquet_has_the_records_of_csv(tmp_path: Path) -> None:
+def test_parquet_has_the_records_of_csv(tmp_path):
     pyarrow = pytest.importorskip("pyarrow")
     from pyarrow import parquet
 
@@ -73,11 +60,7 @@ def test_parquet_has_the_records_of_csv(tmp_path: Path) -> None:
     parquet.write_table(pyarrow.table(columns), tmp_path / "t.parquet")
     expected = read_rows(write(tmp_path, "age,member,y\n30,true,a\n,false,b\n41,,a\n"), table)
     assert read_rows(tmp_path / "t.parquet", table).fingerprint() == expected.fingerprint()
-    as_written = {
-        "y": [b"a", b"b", b"a"],
-        "age": [30.0, None, 41.0],
-        "member": columns["member"],
-    }
+    as_written = {"y": [b"a", b"b", b"a"], "age": [30.0, None, 41.0], "member": columns["member"]}
     parquet.write_table(pyarrow.table(as_written), tmp_path / "t.parquet")
     assert read_rows(tmp_path / "t.parquet", table).fingerprint() == expected.fingerprint()
     parquet.write_table(pyarrow.table(columns | {"more": [[1], [2], [3]]}), tmp_path / "t.parquet")
@@ -126,7 +109,7 @@ def generated(count: int, columns: str) -> str:
         ("class note text", "class", "a929fb421f840f88"),
     ],
 )
-def test_the_bits_of_records_stay(tmp_path: Path, columns: str, target: str, digest: str) -> None:
+def test_the_bits_of_records_stay(tmp_path, columns: str, target: str, digest: str):
     """Models that are published read rows as they did when they were trained."""
     known = {
         "age": 'type = "number", low = 0, high = 100, missing = ["", "?"]',
@@ -167,13 +150,13 @@ def test_the_bits_of_records_stay(tmp_path: Path, columns: str, target: str, dig
         ("40, baker\0secret, 1, 5, low", "zero bytes"),
     ],
 )
-def test_bad_cells_name_their_place(tmp_path: Path, row: str, message: str) -> None:
+def test_bad_cells_name_their_place(tmp_path, row: str, message: str):
     with pytest.raises(DataFileError, match=message) as error:
         read_rows(write(tmp_path, f"1, baker, 1, 1, low\n\n{row}\n2, baker, 1, 1, low\n"), FORM)
     assert not any(word in str(error.value) for word in ("carpenter", "forty", "middle", "secret"))
 
 
-def test_a_first_row_that_is_too_long_is_no_row(tmp_path: Path) -> None:
+def test_a_first_row_that_is_too_long_is_no_row(tmp_path):
     """pandas would take the first column for an index, or leave the last cells out."""
     with pytest.raises(DataFileError, match="line 1: 6 cells where 5"):
         read_rows(write(tmp_path, "1, baker, 1, 1, low, 9\n1, baker, 1, 1, low, 9\n"), FORM)
@@ -181,25 +164,13 @@ def test_a_first_row_that_is_too_long_is_no_row(tmp_path: Path) -> None:
         read_rows(write(tmp_path, "1, baker, 1, 1, low, 9\n1, baker, 1, 1, low\n"), FORM)
 
 
-NUMBER = 'x = {type = "number", low = 0, high = 1}\n'
+NUMBER, NOTE = 'x = {type = "number", low = 0, high = 1}\n', 't = {type = "text"}\n'
 
 
-@pytest.mark.parametrize(
-    "columns",
-    [
-        'x = {type = "category", values = ["a", "a"]}\n' + LABEL,
-        'x = {type = "category", buckets = 1}\n' + LABEL,
-        NUMBER,
-        LABEL,
-        LABEL + 't = {type = "text"}\n' + NUMBER,
-        'y = {type = "text"}\n' + NUMBER,
-    ],
-)
-def test_declarations_are_checked(columns: str) -> None:
+@pytest.mark.parametrize("columns", [NUMBER, LABEL, LABEL + NOTE + NUMBER, "y" + NOTE[1:] + NUMBER])
+def test_declarations_are_checked(columns):
     with pytest.raises(SchemaError):
         form(columns)
-    with pytest.raises(SchemaError, match="two values each"):
-        form(NUMBER + LABEL + 'z = {type = "category", values = ["a", "b", "c"]}', target=["y", "z"])
 
 
 def rows_by_csv(text: str) -> list[tuple[int, list[str]]]:
@@ -213,7 +184,7 @@ def rows_by_csv(text: str) -> list[tuple[int, list[str]]]:
     ]
 
 
-def test_500_mangled_tables_are_read_as_they_stand_or_refused_without_a_cell(tmp_path: Path) -> None:
+def test_500_mangled_tables_are_read_as_they_stand_or_refused_without_a_cell(tmp_path):
     rng = random.Random(3)
     marks = [",", "\n", "\r\n", '"', '""', " ", "\t", "\x0b", "\u2028", "\x00", ",,", "\ufeff", "é"]
     cells = ["secret1", "7531", " 8642 ", '"secret2"', '"secret\n3"', '""', "", '"se""cret4"', "50"]
@@ -242,44 +213,3 @@ def test_500_mangled_tables_are_read_as_they_stand_or_refused_without_a_cell(tmp
         places = [found.place(row) for row in range(len(expected))]
         assert places == [f"{str(path)!r}, line {line}" for line, _ in expected]
     assert min(outcomes.values()) > 50
-
-
-def test_500_mangled_schemas_are_refused_or_mean_what_they_say(tmp_path: Path) -> None:
-    """None is accepted with a key, a type or a value that is not one of the schema's."""
-    rng = random.Random(4)
-    good = (
-        'population = 6\ntarget = "y"\nmissing = ["?"]\n[columns.age]\ntype = "number"\nlow = 0\nhigh = 9\n'
-        '[columns.job]\ntype = "category"\nvalues = ["p", "q"]\n[columns.y]\ntype = "category"\n'
-        'values = ["a", "b"]\n'
-    )
-    words = ["true", "nan", "-1", '"x"', "[]", "{}", "1e400", "low", "type", "\n", '"', "=", "[columns.age]"]
-    accepted, path = 0, tmp_path / "s.toml"
-    for _ in range(500):
-        text = good
-        for _ in range(rng.randint(1, 2)):
-            at = rng.randrange(len(text))
-            text = text[:at] + rng.choice(words) + text[at + rng.randint(0, 6) :]
-        path.write_text(text)
-        try:
-            table = table_of(read_schema(path))
-        except SchemaError:
-            continue
-        accepted += 1
-        values = tomllib.loads(text)
-        assert set(values) <= {
-            "format",
-            "population",
-            "target",
-            "header",
-            "delimiter",
-            "comment",
-            "missing",
-            "columns",
-        }
-        assert 0 < (table.population or 1) == values.get("population", 1)
-        for name, column in table.inputs.items():
-            declared = values["columns"][name]
-            assert column.type == declared["type"]
-            if column.type == "number":
-                assert -math.inf < column.low == declared["low"] < column.high == declared["high"] < math.inf
-    assert accepted < 250

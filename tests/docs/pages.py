@@ -4,8 +4,6 @@ A comment above a block says how the tests treat it: `<!-- slow -->` leaves it t
 `<!-- skip: reason -->` leaves it out. `<!-- needs: package -->` runs it where the optional package is.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from pathlib import Path

@@ -4,8 +4,6 @@ Python blocks of a page share one namespace. A Python block whose first line is 
 name. A block of `sh` that only calls `equipoise` runs in this process; others run in bash.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import shlex
@@ -28,11 +26,8 @@ def folder(tmp_path, monkeypatch):
     """An empty working folder, and the commands of this environment on the path."""
     commands = tmp_path / "bin"
     commands.mkdir()
-    for name, words in {
-        "equipoise": "-m equipoise",
-        "python": "",
-        "torchrun": "-m torch.distributed.run",
-    }.items():
+    modules = {"equipoise": "-m equipoise", "python": "", "torchrun": "-m torch.distributed.run"}
+    for name, words in modules.items():
         script = commands / name
         script.write_text(f'#!/bin/sh\nexec {sys.executable} {words} "$@"\n')
         script.chmod(0o755)

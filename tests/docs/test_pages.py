@@ -1,7 +1,5 @@
 """What pages point at exists: files, methods, commands and their options. mkdocs checks the site's links."""
 
-from __future__ import annotations
-
 import contextlib
 import re
 import shlex

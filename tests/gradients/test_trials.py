@@ -1,38 +1,35 @@
-"""What the start finds out of models that draw random numbers, have rows of zeros, or all rows dense."""
-
-from __future__ import annotations
+"""What the start finds out of models that draw random numbers, have rows of zeros, or route positions."""
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from zoo import Net
 
 from equipoise.gradients import CoverageError, GradientEngine
+from equipoise.gradients.capture.recorder import PlanMismatch
 
 
-class Drawing(nn.Module):
-    """Reads a value, so that it has no trace, and draws random numbers."""
-
-    def __init__(self, by_place):
-        super().__init__()
-        self.linear, self.by_place = nn.Linear(4, 8), by_place
-
-    def forward(self, x):
-        y = F.dropout(self.linear(x), 0.3, True)
-        float(y.detach().sum())
-        return y * self.by_place(len(x))[:, None]
+def squares(model, x):
+    return model(x).square().flatten(1).sum(1)
 
 
 @pytest.mark.parametrize(
     "by_place", [lambda n: torch.arange(1.0, n + 1), lambda n: 1.0 - 2 * (torch.arange(n) % 2)]
 )
 def test_a_model_that_draws_and_follows_a_records_place_is_refused(by_place):
+    """It reads a value, so that it has no trace."""
+
+    def forward(self, x):
+        y = F.dropout(self.linear(x), 0.3, True)
+        float(y.detach().sum())
+        return y * by_place(len(x))[:, None]
+
     with pytest.raises(CoverageError, match="place"):
-        GradientEngine(Drawing(by_place), lambda model, x: model(x).mean(1), torch.randn(8, 4))
+        GradientEngine(Net(forward, linear=nn.Linear(4, 8)), lambda m, x: m(x).mean(1), torch.randn(8, 4))
 
 
-@pytest.mark.parametrize("scale", [1.0, 255.0])
-@pytest.mark.parametrize("is_traced", [True, False])
+@pytest.mark.parametrize(("scale", "is_traced"), [(1.0, True), (255.0, False)])
 def test_records_without_a_gradient_move_no_rows(scale, is_traced):
     labels = torch.tensor([-100, 0, 1, 2, -100, 1, 2, 0])
 
@@ -42,44 +39,74 @@ def test_records_without_a_gradient_move_no_rows(scale, is_traced):
             float(outputs.detach().sum())
         return F.cross_entropy(outputs, x["y"], reduction="none", ignore_index=-100)
 
-    torch.manual_seed(0)
     engine = GradientEngine(nn.Linear(64, 3), loss, {"x": torch.rand(8, 64) * scale, "y": labels})
     assert engine.independence.word == ("proved" if is_traced else "compared")
     assert [one.how for one in engine.coverage()] == ["rule", "rule"]
 
 
 def test_dense_rows_of_a_model_that_draws_are_compared():
-    class Sorting(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.linear = nn.Linear(4, 3)
+    def forward(self, x):
+        tokens = x.reshape(-1, 4)
+        order = tokens[:, 0].argsort()
+        y = self.linear(tokens[order])
+        return F.dropout(torch.empty_like(y).index_copy(0, order, y).view(len(x), -1), 0.3, True)
 
-        def forward(self, x):
-            tokens = x.reshape(-1, 4)
-            order = tokens[:, 0].argsort()
-            y = self.linear(tokens[order])
-            return F.dropout(torch.empty_like(y).index_copy(0, order, y).view(len(x), -1), 0.3, True)
-
-    torch.manual_seed(0)
-    engine = GradientEngine(Sorting(), lambda model, x: model(x).square().sum(1), torch.randn(8, 5, 4))
+    engine = GradientEngine(Net(forward, linear=nn.Linear(4, 3)), squares, torch.randn(8, 5, 4))
     assert engine.independence.word == "compared"
     assert {one.how for one in engine.coverage()} == {"dense"}
 
 
 def test_lengths_by_which_a_loss_divides_are_planned_publicly():
-    class Averaging(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.words, self.linear = nn.Embedding(20, 8), nn.Linear(8, 3)
+    def forward(self, words, count):
+        mask = torch.arange(words.shape[1])[None] < count[:, None]
+        return self.linear((self.words(words) * mask[..., None]).sum(1) / count[:, None])
 
-        def forward(self, words, count):
-            mask = torch.arange(words.shape[1])[None] < count[:, None]
-            return self.linear((self.words(words) * mask[..., None]).sum(1) / count[:, None])
-
-    torch.manual_seed(0)
-    batch = {"words": torch.randint(0, 20, (8, 5)), "count": torch.randint(1, 6, (8,))}
-    engine = GradientEngine(
-        Averaging(), lambda m, b: m(b["words"], b["count"]).square().sum(1), batch, publicly=True
-    )
+    model = Net(forward, words=nn.Embedding(20, 8), linear=nn.Linear(8, 3))
+    batch = torch.randint(0, 20, (8, 5)), torch.randint(1, 6, (8,))
+    engine = GradientEngine(model, lambda m, b: m(*b).square().sum(1), batch, publicly=True)
     assert engine.is_planned_publicly
     assert engine.independence.word == "proved"
+
+
+def test_rows_of_routed_positions_are_those_of_their_records():
+    """Each position goes to one of two experts, which get as many of a record as values say."""
+
+    def forward(self, x):
+        flat = x.flatten(0, 1)
+        share = self.router(flat).softmax(1)
+        chosen, out = share.argmax(1), flat.new_zeros(len(flat), 5)
+        for number, expert in enumerate(self.experts):
+            here = (chosen == number).nonzero()[:, 0]
+            out = out.index_add(0, here, expert(flat[here]) * share[here, number : number + 1])
+        return self.head(out.unflatten(0, x.shape[:2]).mean(1))
+
+    experts = nn.ModuleList([nn.Linear(4, 5), nn.Linear(4, 5)])
+    model = Net(forward, router=nn.Linear(4, 2), head=nn.Linear(5, 3), experts=experts)
+    engine = GradientEngine(model, squares, torch.randn(8, 3, 4))
+    planned = 0
+    for _ in range(8):
+        batch = torch.randn(8, 3, 4)
+        try:
+            rows = engine.by_plan(batch)
+        except PlanMismatch:
+            continue
+        planned += 1
+        for k, weights in enumerate(torch.eye(8)):
+            found, loss = rows.weighted_sums(weights), squares(model, batch[k : k + 1])
+            for name, expected in zip(
+                found, torch.autograd.grad(loss.sum(), [*model.parameters()]), strict=True
+            ):
+                torch.testing.assert_close(found[name], expected, rtol=1e-4, atol=1e-5)
+    assert planned
+
+
+def test_a_layer_whose_gradient_is_zero_at_first_is_no_mixture():
+    """The positions come first, and the head starts at zero."""
+
+    def forward(self, x):
+        hidden = torch.tanh(self.body(x.transpose(0, 1).flatten(0, 1)))
+        return self.head(hidden.unflatten(0, (x.shape[1], len(x))).mean(0))
+
+    model = Net(forward, body=nn.Linear(4, 5), head=nn.Linear(5, 3))
+    nn.init.zeros_(model.head.weight)
+    assert GradientEngine(model, squares, torch.randn(8, 3, 4)).independence.word == "proved"

@@ -1,7 +1,5 @@
 """Results with invented numbers: only their shape matters to the pages."""
 
-from __future__ import annotations
-
 STATEMENT = {
     "guarantee": "proven",
     "epsilon": 0.9991,

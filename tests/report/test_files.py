@@ -1,7 +1,5 @@
 """Files of others are read whole or refused in words; nothing is waited for."""
 
-from __future__ import annotations
-
 import os
 
 import pytest
