@@ -37,13 +37,6 @@ def plan(method, sampling=None, budget=None, relation="add_or_remove_one"):
     ).releases
 
 
-def test_an_infinite_threshold_is_the_small_radius_under_the_noise_of_the_large_one():
-    run, steps = train(eq.DCDPSGD(**RADII, tail_threshold=math.inf, noise_multiplier=0.1))
-    plain, plain_steps = train(eq.DPSGD(clip_norm=0.05, noise_multiplier=1.0))
-    torch.testing.assert_close(weights(run), weights(plain), rtol=1e-6, atol=1e-7)
-    assert steps[0].noise_std == pytest.approx(plain_steps[0].noise_std)
-
-
 def test_two_channels_add_up_to_one_sum():
     """With hardly any noise both forms are the same sum; weight zero leaves the body alone."""
     quiet = {**RADII, "tail_threshold": 0.3, "noise_multiplier": 1e-7}

@@ -39,21 +39,6 @@ def test_the_reference_without_noise_by_hand():
     assert out.xs[2] == pytest.approx(torch.tensor([-0.12, -0.21]))
 
 
-@pytest.mark.parametrize(("clip_norm", "rest"), [(0.5, -0.75), (3.0, -0.25)])
-def test_the_papers_example_of_bias(clip_norm, rest):
-    """C' records at -1 and one at C' = ceil(C) + 1: clipping rests at C / C' - 1, feedback at the mean, 0."""
-    count = math.ceil(clip_norm) + 1
-    z = torch.tensor([-1.0] * count + [float(count)], dtype=torch.float64)[:, None]
-    start = torch.ones(1).double()
-    clipped = run(eq.methods.ClipSGD(clip_norm=clip_norm), lambda x: x - z, start, steps=400, rate=0.1)
-    assert float(clipped.xs[-1]) == pytest.approx(rest, abs=1e-4)
-    fed = run(eq.methods.EFSGD(clip_norm=clip_norm), lambda x: x - z, start, steps=400, rate=0.1)
-    assert float(fed.xs[-1]) == pytest.approx(0, abs=1e-4)
-    # e = -(mean of the clipped gradients at 0) = -(count min(1, C) - C) / (count + 1)
-    expected = -(count * min(1.0, clip_norm) - clip_norm) / (count + 1)
-    assert float(memories(fed)[-1]) == pytest.approx(expected, abs=1e-4)
-
-
 def test_the_statement_has_the_worst_case_the_claim_and_the_hole():
     training = train(PublishedDiceSGD(clip_norm=0.1))
     assert len(list(training)) == 6

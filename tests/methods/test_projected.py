@@ -235,21 +235,6 @@ def projector(V, size):
     return columns.t() @ columns
 
 
-def test_public_gradients_that_span_nothing_or_little_are_told():
-    def step(public, data, **options):
-        train(over(eq.PCDPSGD, public, noise_multiplier=1.0, **options), data, steps=1)
-
-    with pytest.raises(ValueError, match="all zero"):
-        step(torch.zeros(3, 6).double(), rows())
-    with pytest.warns(UserWarning, match="dimension=9"):
-        step(rows(4, seed=1), rows(), dimension=9)
-    with pytest.warns(UserWarning, match="DP-SGD is the better method"):
-        step(rows(100, 400), rows(20, 400, 2), dimension=10)
-    # Records that are a basis capture nothing of each other, and all of private gradients in their span.
-    with pytest.warns(UserWarning, match="which the subspace in use holds too"):
-        step(basis(40, 10), rows(50, 10, 4) @ basis(40, 10))
-
-
 def plan(method, sampling, budget=None):
     return method.plan(Setting(sampling=sampling, budget=budget)).releases
 
@@ -304,14 +289,6 @@ def test_a_released_subspace_follows_full_steps_and_costs_nothing():
     expected = plan(eq.DPSGD(clip_norm=9.0, noise_multiplier=1e-9), Poisson(20, 40, 12))
     assert run.plan.event() == expected.event()
     assert run.statement().guarantee == "proven"
-
-
-@pytest.mark.parametrize("make", [eq.PCDPSGD, eq.methods.PDPSGD, eq.methods.BiasedGEP])
-def test_the_event_is_that_of_dp_sgd_whatever_the_dimension(make):
-    sampling = Poisson(250, 10_000, 3200)
-    for k in (1, 50):
-        found = plan(over(make, rows(60), dimension=k, noise_multiplier=6.0), sampling)
-        assert found.event() == plan(eq.DPSGD(noise_multiplier=6.0), sampling).event()
 
 
 ITERATED = IterationSubspace(refresh_every=40, noise_multiplier=6.0)

@@ -6,8 +6,6 @@ import inspect
 
 import pytest
 
-from baselines.fedprox import Proximal
-from equipoise.audit.canary_scores import WithCanaryScores
 from equipoise.methods import Method
 from equipoise.methods.wrapper import MethodWrapper
 
@@ -57,22 +55,3 @@ def test_every_public_method_is_passed_on(name):
     assert getattr(Plain(inner), name)(*given) == expected(name)
     passed = tuple("inner state" if n == "state" else f"the {n}" for n in wanted)
     assert inner.asked == [(name, passed)]
-
-
-COSTS = ("passes_over", "gradients_per_step", "claimed_epsilon", "plan", "metrics")
-
-
-@pytest.mark.parametrize("name", COSTS)
-@pytest.mark.parametrize(
-    "wrap",
-    [lambda inner: WithCanaryScores(inner, {}), lambda inner: Proximal(inner, 0.1)],
-    ids=["watched", "proximal"],
-)
-def test_wrappers_cost_and_claim_what_the_inner_method_does(wrap, name):
-    inner = spy()
-    inner.recipe = "as_published"
-    outer = wrap(inner)
-    assert outer.recipe == "as_published"
-    count = len(inspect.signature(getattr(Method, name)).parameters) - 1
-    assert getattr(outer, name)(*[OUTER] * count) == f"answer of {name}"
-    assert [asked for asked, _ in inner.asked] == [name]

@@ -169,21 +169,6 @@ def take(ledger, size, parameters):
     return ledger.release(draw, {"a": make_bounded(zero, 1.5, 3.0, draw)})["a"]
 
 
-def test_one_band_is_the_gaussian_bit_for_bit():
-    ledgers = [
-        ep.Ledger(plan_of(mechanism), secrets=ep.Secrets(reproducible_seed=1))
-        for mechanism in (ep.Gaussian(2.0), ep.BandedGaussian((1.0,), 2.0))
-    ]
-    for step in range(3):
-        ours, theirs = (take(ledger, 100, f"p{step}") for ledger in ledgers)
-        assert all(torch.equal(ours[key], theirs[key]) for key in ours)
-    for sampling in (EPOCHS, ep.FullBatch(40, 8), ep.Poisson(256, 60_000, 100)):
-        ours, theirs = (
-            plan_of(m, sampling).event() for m in (ep.Gaussian(2.0), ep.BandedGaussian((1,), 2.0))
-        )
-        assert ours == theirs
-
-
 @pytest.mark.parametrize(
     ("bands", "relation"), [(1, "add_or_remove_one"), (6, "replace_one"), (10, "add_or_remove_one")]
 )

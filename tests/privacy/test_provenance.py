@@ -9,7 +9,7 @@ from privacy_rows import Flat, rows
 from equipoise import privacy as ep
 from equipoise.gradients import DenseGradients
 from equipoise.methods.two_threshold_sums import clip_channels, clip_either, clip_selected, top_share
-from equipoise.privacy import capped, centred_indicator, clip_coordinates, indicator
+from equipoise.privacy import indicator
 from equipoise.privacy.private import join, unwrap
 
 DRAW = ep.Draw("batch", 0)
@@ -93,10 +93,6 @@ def median_mask(g):
 
 
 REFUSED = {
-    "indicator": lambda g: indicator(median_mask(g)),
-    "centred": lambda g: centred_indicator(median_mask(g)),
-    "capped": lambda g: capped(g.row_norms() / g.row_norms().max(), 1.0),
-    "coordinates": lambda g: clip_coordinates(g.matrix() - g.matrix().mean(dim=0), Flat(), 1.0),
     "either": lambda g: clip_either(g, median_mask(g), 1.0, 0.1, Flat()),
     "channels": lambda g: clip_channels(g, median_mask(g), 1.0, 0.1, Flat()),
     "top share": lambda g: top_share(g.row_norms() * g.row_norms().sum(), numbers(3), 0.5),
