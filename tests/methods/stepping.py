@@ -117,16 +117,3 @@ def consistent(records: int, features: int, seed: int = 0) -> tuple[dict[str, Te
     solution = torch.randn(features, generator=rng, dtype=torch.float64)
     solution *= 2 / solution.norm()
     return {"x": x, "y": x @ solution}, solution
-
-
-def highest(work: Callable[[], Any]) -> int:
-    """Bytes that tensors took at most beyond what they took before, by the allocator's own log."""
-    kinds = [torch.profiler.ProfilerActivity.CPU]
-    with torch.profiler.profile(activities=kinds, profile_memory=True) as profile:
-        work()
-    log = [event for event in profile.profiler.kineto_results.events() if event.name() == "[memory]"]
-    held = peak = 0
-    for event in sorted(log, key=lambda event: event.start_ns()):
-        held += event.nbytes()
-        peak = max(peak, held)
-    return peak

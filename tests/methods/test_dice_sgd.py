@@ -1,20 +1,29 @@
-"""DiceSGD in the library's recipe: numbers by hand, limits that are DP-SGD or SGD, conservation, no bias."""
+"""DiceSGD: numbers by hand, conservation, no bias; the joint noise; what is proved of it as published.
+
+The published algorithms themselves: `test_boxes_of_dice_and_dc.py`.
+"""
 
 from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from scripted import run
 from table import loss, network, parameters, records, training
 
 import equipoise as eq
+from equipoise.gradients import DenseGradients
 from equipoise.methods import ErrorFeedback
 from equipoise.methods.base import Setting
-from equipoise.methods.dice_sgd import Automatic, Independent, Joint
+from equipoise.methods.dice_sgd import Automatic, Independent, Joint, joint_params
 from equipoise.methods.named_tensors import norm_of
-from equipoise.privacy import Poisson
+from equipoise.privacy import Draw, Poisson, Private, PrivateRows, clip_jointly, gaussian_epsilon
+from equipoise.privacy.mechanisms.joint_gaussian import radial_grid
+from equipoise.privacy.private import PrivateError, unwrap
+from equipoise.published import DiceSGD as PublishedDiceSGD
+from equipoise.published import dice_sgd as formulas
 
 
 def constant(*rows: list[float]):
@@ -125,3 +134,145 @@ def test_the_memory_is_clipped_whole_or_layer_by_layer():
     shares = ErrorFeedback(per_layer=True).of(memory, 1.0, per_layer={"0": 16.0, "2": 9.0})
     assert float(shares["0.weight"].norm()) == pytest.approx(0.8)
     assert float(shares["2.weight"]) == pytest.approx(0.1)
+
+
+def joint_noise(clip_norm, residual, kappa=1.0):
+    return Joint(noise_inflation=kappa).of(clip_norm, residual)
+
+
+def normalising_noise(clip_norm, residual, kappa=1.0, regulariser=0.0):
+    return Automatic(noise_inflation=kappa, regulariser=regulariser).of(clip_norm, residual)
+
+
+def whitened(noise, norms: torch.Tensor) -> torch.Tensor:
+    lengths = noise.lengths(norms).double()
+    factor = torch.tensor(noise.cholesky, dtype=torch.float64)
+    return torch.linalg.solve_triangular(factor, lengths.T, upper=False).norm(dim=0)
+
+
+@pytest.mark.parametrize(
+    ("radii", "beta", "b", "body"),
+    [
+        ((1.0, 3.0, 1.0), 1 / 3, 0.707107, 1.224745),
+        ((1.0, 10.0, 1.0), 0.1, 0.904534, 1.348400),
+        ((1.0, 10.0, 1.2), 0.047145, 0.956181, 1.1110),
+    ],
+)
+def test_worked_constants(radii, beta, b, body):
+    assert joint_params(*radii) == pytest.approx((beta, b), abs=1e-6)
+    noise = joint_noise(*radii)
+    assert noise.standard_deviations == pytest.approx((body, radii[1] * radii[2]), abs=5e-5)
+
+
+def test_the_supremum_is_one_for_random_radii():
+    rng = np.random.default_rng(0)
+    for _ in range(12):
+        c1 = 10 ** rng.uniform(-3, 3)
+        ce = c1 * 10 ** rng.uniform(0.01, 4)
+        kappa = 1 + rng.exponential(0.5)
+        grid = radial_grid((c1, ce))
+        found = whitened(joint_noise(c1, ce, kappa), grid)
+        assert float(found.max()) == pytest.approx(1, abs=1e-9)
+        # reached at both radii: no noise is wasted
+        assert whitened(joint_noise(c1, ce, kappa), torch.tensor([c1, ce]).double()) == pytest.approx(1)
+        automatic = whitened(normalising_noise(c1, ce, kappa), grid)
+        assert float(automatic.max()) <= 1 + 1e-9
+        assert float(automatic.max()) == pytest.approx(1, abs=1e-3)
+
+
+def test_soft_normalisation_needs_more_noise_and_gets_it():
+    """With the constants of plain normalisation the supremum would lie above one."""
+    plain, soft = normalising_noise(1.0, 10.0), normalising_noise(1.0, 10.0, regulariser=0.5)
+    ratio = soft.cholesky[0][0] / plain.cholesky[0][0]
+    assert 1.0001 < ratio < 1.01
+    fine = torch.linspace(0, 40, 400_001, dtype=torch.float64)
+    assert float(whitened(soft, fine).max()) <= 1
+    assert float(whitened(soft, fine).max()) * ratio > 1
+
+
+def contribution(noise, a, b, groups, shares) -> float:
+    """The whitened length of one record with parts a and b."""
+    rows = PrivateRows(DenseGradients({"a": a[None], "b": b[None]}), Draw("batch", 0))
+    sums = clip_jointly(rows, noise, groups, shares)
+    parts = ([unwrap(sums[name].value[key]) for key in ("a", "b")] for name in noise.names)
+    stacked = torch.stack([torch.cat(part) for part in parts])
+    factor = torch.tensor(noise.cholesky, dtype=stacked.dtype)
+    return float(torch.linalg.solve_triangular(factor, stacked, upper=False).norm())
+
+
+@pytest.mark.parametrize("shares", [None, (0.6, 0.8)])
+@pytest.mark.parametrize(
+    "noise",
+    [joint_noise(1.0, 5.0), Independent().of(1.0, 5.0), normalising_noise(1.0, 5.0)],
+    ids=["joint", "independent", "automatic"],
+)
+def test_groups_keep_the_whole_record_within_one(noise, shares):
+    rng = torch.Generator().manual_seed(0)
+    largest = 0.0
+    for _ in range(100):
+        size = 10 ** (4 * torch.rand(2, 1, generator=rng).double() - 2)
+        a, b = torch.randn(2, 4, generator=rng, dtype=torch.float64) * size
+        largest = max(largest, contribution(noise, a, b, [["a"], ["b"]], shares))
+    assert 0.9 < largest <= 1 + 1e-9
+
+
+CIFAR = {"population": 50_000, "steps": 150}
+GPT2 = {"population": 42_000, "steps": 420}
+
+
+@pytest.mark.parametrize(
+    ("setting", "claim", "delta", "radius", "feedback", "scale", "worst"),
+    [
+        (CIFAR, 2, 1e-5, 1.0, 1.0, 4.07, 1.8e7),
+        (GPT2, 8, 8e-6, 1.0, 1e-3, 2.05, 580),
+        (GPT2, 8, 8e-6, 1000.0, 1.0, 1672, 406),
+    ],
+)
+def test_published_noise_and_its_worst_case(setting, claim, delta, radius, feedback, scale, worst):
+    """B = 1000, C1 = 1; radius C of the formula, feedback radius C2."""
+    std = formulas.published_noise_std(claim, delta, clip_norm=1.0, radius=radius, **setting)
+    assert std * 1000 == pytest.approx(scale, rel=5e-3)
+    claimed = formulas.claimed_epsilon(std, delta, clip_norm=1.0, radius=radius, **setting)
+    assert claimed == pytest.approx(claim)
+    fed = {"feedback_clip_norm": feedback, "expected_batch_size": 1000}
+    z = formulas.worst_case_multiplier(std, clip_norm=1.0, **fed)
+    found = gaussian_epsilon(math.sqrt(setting["steps"]) / z, delta)
+    assert found == pytest.approx(worst, rel=0.03 if worst > 1e6 else 5e-3)
+
+
+def test_the_reference_without_noise_by_hand():
+    out = run(eq.methods.EFSGD(), TWO, torch.zeros(2).double(), steps=3, rate=0.1)
+    memories = [unwrap(state["memory"]["x"]) for state in out.states]
+    for estimate, expected in zip(out.estimates, [(0.3, 0.65), (0.9, 1.45), (0.9, 1.45)], strict=True):
+        assert estimate == pytest.approx(torch.tensor(expected))
+    for memory, expected in zip(memories, [(1.2, 1.6), (1.8, 2.4), (2.4, 3.2)], strict=True):
+        assert memory == pytest.approx(torch.tensor(expected))
+    assert out.xs[2] == pytest.approx(torch.tensor([-0.12, -0.21]))
+
+
+def test_the_statement_has_the_worst_case_the_claim_and_the_hole():
+    run = training(PublishedDiceSGD(clip_norm=0.1))
+    assert len(list(run)) == 6
+    statement = run.statement()
+    assert statement.recipe == "as_published"
+    assert statement.guarantee == "worst_case"
+    assert statement.epsilon_claimed == pytest.approx(8.0)
+    std = formulas.published_noise_std(8.0, 1e-3, clip_norm=0.1, radius=0.1, population=60, steps=6)
+    multiplier = std / (0.1 / 20 + 2 * 0.1)
+    assert statement.epsilon == pytest.approx(gaussian_epsilon(math.sqrt(6) / multiplier, 1e-3), rel=1e-6)
+    assert statement.epsilon > 100
+    assert "memory" in statement.holes[0]["reason"]
+
+
+def test_the_raw_memory_is_private_and_its_size_is_not_told():
+    run = training(PublishedDiceSGD(clip_norm=0.1))
+    run.take_step()
+    memory = run.method_state["memory"]
+    assert all(isinstance(value, Private) for value in memory.values())
+    with pytest.raises(PrivateError):
+        float(next(iter(memory.values())).norm())
+    assert run.method.metrics(run.method_state) == {}
+    ours = training(eq.DiceSGD(clip_norm=0.1))
+    ours.take_step()
+    norm = torch.cat([v.flatten() for v in ours.method_state["memory"].values()]).norm()
+    assert ours.method.metrics(ours.method_state)["memory_norm"] == pytest.approx(float(norm))

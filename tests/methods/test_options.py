@@ -2,34 +2,12 @@
 
 from __future__ import annotations
 
-import re
-
 import pytest
 import torch
 
 import equipoise as eq
-from equipoise.methods import METHODS, find, published
+from equipoise.methods import published
 from equipoise.methods.base import Setting
-from equipoise.methods.configuration import families, field_types
-
-
-def options():
-    """Every option class that a method of the library takes."""
-    for name in METHODS:
-        for recipe in ("library", "as_published"):
-            if recipe == "library" or METHODS[name].get("published"):
-                for hint in field_types(find(name, recipe)).values():
-                    for family in families(hint):
-                        yield from family.kinds().items()
-
-
-@pytest.mark.parametrize(("kind", "option"), sorted(set(options()), key=str))
-def test_an_option_is_within_reach_and_its_kind_agrees_with_its_name(kind, option):
-    if not option.__module__.startswith("equipoise"):
-        return  # another test's
-    assert getattr(eq.methods, option.__name__) is option
-    words = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", option.__name__).lower().split("_")
-    assert set(kind.split("_")) <= set(words) or kind.replace("_", "") == option.__name__.lower()
 
 
 def test_a_schedule_is_one_word():

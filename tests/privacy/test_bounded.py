@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 import torch
-from privacy_rows import DenseRows, Flat, Greedy, rows
+from privacy_rows import Flat, Greedy, rows
 
 from equipoise.gradients import DenseGradients
 from equipoise.methods.adaptive_rms import _squares
@@ -35,7 +35,7 @@ from equipoise.privacy import (
 )
 from equipoise.privacy.bounds.bounded import after_exchange, make_bounded
 from equipoise.privacy.bounds.clipping import cut_to, limited_weights
-from equipoise.privacy.private import noted, unwrap
+from equipoise.privacy.private import unwrap
 
 DRAW = Draw("batch", 0)
 
@@ -49,7 +49,7 @@ def vector(bounded: Bounded) -> torch.Tensor:
 
 
 def two_layers(records: torch.Tensor) -> PrivateRows:
-    return PrivateRows(DenseRows({"a": records[:, :2], "b": records[:, 2:]}), DRAW)
+    return PrivateRows(DenseGradients({"a": records[:, :2], "b": records[:, 2:]}), DRAW)
 
 
 def top(g, fraction, upper, lower):
@@ -163,7 +163,7 @@ def test_bad_records_get_weight_zero(bad):
     assert unwrap(values.value["sum"]).item() == 1.0
     only = clip(private([bad, bad]), Flat(), 1.0)
     assert torch.equal(unwrap(only.value["w"]), torch.zeros(2))
-    grouped = PrivateRows(DenseRows({"a": torch.tensor([[bad], [1.0]]), "b": torch.ones(2, 1)}), DRAW)
+    grouped = PrivateRows(DenseGradients({"a": torch.tensor([[bad], [1.0]]), "b": torch.ones(2, 1)}), DRAW)
     parts = clip(grouped, Flat(), 5.0, groups=[["a"], ["b"]])
     assert unwrap(parts.value["b"]).item() == 1.0
 
@@ -172,7 +172,7 @@ def test_union_of_micro_batches_equals_the_whole():
     g = torch.randn(7, 3, dtype=torch.float64)
     whole = clip(private(*g.tolist(), dtype=torch.float64), Flat(), 0.5)
     pieces = [g[:1], g[1:4], g[4:4], g[4:]]
-    parts = [{"s": clip(PrivateRows(DenseRows({"w": p}), DRAW), Flat(), 0.5)} for p in pieces]
+    parts = [{"s": clip(PrivateRows(DenseGradients({"w": p}), DRAW), Flat(), 0.5)} for p in pieces]
     united = sums_of(parts)["s"]
     assert torch.allclose(unwrap(united.value["w"]), unwrap(whole.value["w"]), rtol=1e-12)
     assert united.add_remove == whole.add_remove == 0.5
@@ -332,22 +332,6 @@ def test_a_rule_is_asked_once_for_each_threshold_and_its_operations_give_the_sam
     assert torch.equal(limited_weights(rule, few, 0.7), expected)
     with pytest.raises(ZeroDivisionError):
         limited_weights(rule, few, 1.3)
-
-
-@pytest.mark.parametrize(
-    ("function", "is_noted"),
-    [
-        (lambda some: 2 / some.clamp(max=1.0), True),
-        (lambda some: some - some.sort().values, False),
-        (lambda some: some * Private(torch.ones(3)), False),
-        (lambda some: some.clone().mul_(2), False),
-    ],
-)
-def test_only_operations_that_keep_entries_apart_are_noted(function, is_noted):
-    answer, again = noted(function, Private(torch.tensor([0.5, 2.0, 4.0])))
-    assert (again is not None) == is_noted
-    if again is not None:
-        assert torch.equal(again(torch.tensor([0.5, 2.0, 4.0])), unwrap(answer))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -4,9 +4,10 @@ import math
 
 import pytest
 import torch
-from privacy_rows import DenseRows, Flat, rows
+from privacy_rows import Flat, rows
 
 from equipoise import privacy as ep
+from equipoise.gradients import DenseGradients
 from equipoise.privacy import clip, clip_jointly, radial_sensitivity
 from equipoise.privacy.private import unwrap
 
@@ -103,7 +104,7 @@ def spiky(place: float):
 def test_a_record_between_the_points_of_the_grid_keeps_to_the_noise(place, groups):
     noise = spiky(place)
     assert noise.sensitivity == pytest.approx(1.0, abs=1e-9)  # the grid does not see it
-    g = ep.PrivateRows(DenseRows({"w": torch.tensor([[place, 0.0]], dtype=torch.float64)}), None)
+    g = ep.PrivateRows(DenseGradients({"w": torch.tensor([[place, 0.0]], dtype=torch.float64)}), None)
     sums = clip_jointly(g, noise, groups)
     alone = torch.stack([unwrap(sums[name].value["w"])[0] for name in noise.names])
     factor = torch.tensor(noise.cholesky, dtype=torch.float64)

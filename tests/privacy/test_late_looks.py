@@ -4,8 +4,9 @@ import math
 
 import pytest
 import torch
-from privacy_rows import DenseRows, Flat
+from privacy_rows import Flat
 
+from equipoise.gradients import DenseGradients
 from equipoise.methods.two_threshold_sums import clip_channels, clip_either, clip_selected, top_share
 from equipoise.privacy import Draw, JointGaussian, Private, PrivateRows, clip, clip_jointly, unbounded_sum
 from equipoise.privacy.bounds.second_moments import moment_action, second_moment
@@ -54,7 +55,7 @@ SUMS = {
 
 def private(records, all_finite=None) -> PrivateRows:
     tensors = {"a": records[:, :2], "b": records[:, 2:]}
-    return PrivateRows(DenseRows(tensors), DRAW, _all_finite=all_finite)
+    return PrivateRows(DenseGradients(tensors), DRAW, _all_finite=all_finite)
 
 
 def vector(bounded) -> torch.Tensor:

@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
-from privacy_rows import DenseRows, Flat, rows
+from privacy_rows import Flat, rows
 from scipy import stats
 
 from equipoise import privacy as ep
+from equipoise.gradients import DenseGradients
 from equipoise.privacy import clip
 from equipoise.privacy.mechanisms.grid_gaussian import GridStream
 from equipoise.privacy.noise import streams
@@ -91,7 +92,7 @@ def test_sums_and_tensors_of_one_release_share_no_number():
     plan = ep.PrivacyPlan([ep.Release(name, 1.0, ep.Gaussian(1.0)) for name in "ab"], ep.FullBatch(10, 1))
     ledger = ep.Ledger(plan, secrets=ep.Secrets())
     draw = ledger.open()
-    zero = ep.PrivateRows(DenseRows({"v": torch.zeros(1, SIZE), "w": torch.zeros(1, SIZE)}), draw)
+    zero = ep.PrivateRows(DenseGradients({"v": torch.zeros(1, SIZE), "w": torch.zeros(1, SIZE)}), draw)
     out = ledger.release(draw, {name: clip(zero, Flat(), 1.0) for name in "ab"})
     found = torch.stack([out[name][tensor] for name in "ab" for tensor in "vw"])
     assert float((torch.corrcoef(found) - torch.eye(4)).abs().max()) < 5 / SIZE**0.5

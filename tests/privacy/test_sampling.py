@@ -2,7 +2,6 @@
 
 import itertools
 from collections import Counter
-from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -375,40 +374,14 @@ def test_slots_are_uniform_and_independent_with_equal_records_among_them(samplin
     assert min(p_values(together)) < 1e-6
 
 
-@dataclass(frozen=True)
-class Careless(ep.FixedEpochs):
-    """Promises a separation, and assigns every epoch anew."""
-
-    def sample(self, secrets, draw, records):
-        return ep.FixedEpochs(self.batch_size, self.population, self.steps).sample(secrets, draw, records)
-
-
-@dataclass(frozen=True)
-class CarelessGroups(ep.CyclicPoisson):
-    """Promises groups, and draws from everybody."""
-
-    def sample(self, secrets, draw, records):
-        return ep.Poisson(self.expected_batch_size, self.population, self.steps).sample(
-            secrets, draw, records
-        )
-
-
-APART = [
-    (ep.CyclicPoisson(10, 80, 48, 4), True),
-    (ep.FixedEpochs(10, 80, 48, same_slots=True), True),
-    (ep.FixedEpochs(10, 80, 48), True),
-    (ep.Poisson(10, 80, 48), True),
-    (Careless(10, 80, 48, same_slots=True), False),
-    (CarelessGroups(10, 80, 48, 4), False),
-]
-
-
-@pytest.mark.parametrize(("sampling", "holds"), APART, ids=repr)
-def test_draws_of_a_record_are_as_far_apart_as_the_scheme_says(sampling, holds):
+@pytest.mark.parametrize(
+    "sampling", [ep.CyclicPoisson(10, 80, 48, 4), ep.FixedEpochs(10, 80, 48, same_slots=True)], ids=repr
+)
+def test_draws_of_a_record_are_as_far_apart_as_the_scheme_says(sampling):
     """Noise over steps rests on it, and the ledger does not look."""
     secrets, last, closest = ep.Secrets(reproducible_seed=1), {}, 48
     for step in range(48):
         for record in sampling.sample(secrets, step, 80).tolist():
             closest = min(closest, step - last.get(record, -48))
             last[record] = step
-    assert (closest >= sampling.min_separation) is holds
+    assert closest >= sampling.min_separation > 1

@@ -6,8 +6,9 @@ import math
 
 import pytest
 import torch
-from privacy_rows import DenseRows, Flat, rows
+from privacy_rows import Flat, rows
 
+from equipoise.gradients import DenseGradients
 from equipoise.methods.two_threshold_sums import clip_channels, clip_either
 from equipoise.privacy import Draw, Private, PrivateError, PrivateRows
 from equipoise.privacy.bounds.bounded import Bounded
@@ -81,7 +82,7 @@ def test_a_record_is_clipped_between_the_thresholds_by_its_label(rule, lower):
     label = torch.linspace(0, 1, 41)
     for norm in (0.0, 1e-20, 0.05, 0.95, 5.0, 1e6):
         # A record an axis: entry i of the sum is what record i contributes.
-        g, tail = PrivateRows(DenseRows({"w": norm * torch.eye(41)}), DRAW), Private(label)
+        g, tail = PrivateRows(DenseGradients({"w": norm * torch.eye(41)}), DRAW), Private(label)
         one, two = clip_either(g, tail, 1.0, lower, rule), clip_channels(g, tail, 1.0, lower, rule)
         assert (two.add_remove, two.replace) == (one.add_remove, one.replace) == (1.0, 2.0)
         lengths = unwrap(one.value["w"])
